@@ -39,6 +39,7 @@ from echo2d.core.protocol.trajectory import (
     pack_batch,
 )
 from echo2d.core.rollouts.events import BatchFrozen, DrawPrompt, GroupDropped, ScoreSample
+from echo2d.core.status.json_form import status_json
 from echo2d.errors import IntegrityFault, OperatorFault, StoreFault
 from echo2d.runtime.coordinator.loop import LEDGER_FILE
 from echo2d.runtime.coordinator.main import make_rules
@@ -326,7 +327,7 @@ def revive(evidence: Evidence, rules: Rules, *, at_step: int | None = None) -> R
         if isinstance(action, Reply) and isinstance(action.body, dict) and "error" in action.body:
             raise OperatorFault(f"no session can begin at step {at_step}: {action.body['detail']}")
     return Revival(
-        state.status(),
+        status_json(state.status()),
         dict(_drops(actions)),
         sum(isinstance(action, ScoreSample) for action in actions),
         sum(isinstance(action, DrawPrompt) for action in actions),

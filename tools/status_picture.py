@@ -13,6 +13,7 @@ from typing import Any
 
 from rich.console import Console
 
+from echo2d.core.status.json_form import read_status
 from echo2d.views.status import status_picture
 
 COLUMNS = 112  # of the terminal
@@ -23,7 +24,7 @@ def svg(facts: dict[str, Any]) -> str:
     console = Console(
         record=True, width=COLUMNS, highlight=False, force_terminal=True, file=io.StringIO()
     )
-    console.print(status_picture(facts))
+    console.print(status_picture(read_status(facts)))
     drawn = console.export_svg(title="echo2d status --watch", unique_id="status")
     return re.sub(r"[ \t]+$", "", drawn, flags=re.MULTILINE)
 

@@ -103,12 +103,12 @@ def _fleet(scenario: Path | None, live: str | None, token_file: Path | None) -> 
     import asyncio
 
     from echo2d.sim.fleet.from_status import fleet_of
-    from echo2d.views.watch import status_once
+    from echo2d.views.watch import typed_status_once
 
     assert live is not None
     is_url = live.startswith(("http://", "https://"))
     find = coordinator_at(None if is_url else Path(live), live if is_url else None, token_file)
-    return fleet_of(asyncio.run(status_once(find)))
+    return fleet_of(asyncio.run(typed_status_once(find)))
 
 
 @click.command()

@@ -9,6 +9,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from echo2d.core.status.json_form import read_status
 from echo2d.demo.results import DemoResult, Kill, Quantiles, bubble_ratio, staleness_histogram
 from echo2d.views.status import SPARK_CELLS, TokenRate, bar, spark, staleness_bars, workers_table
 
@@ -69,7 +70,7 @@ def run_picture(
         _step_line(rows, steps, tokens_per_s),
         _reward_line(rows),
         _staleness_line(rows),
-        workers_table(facts),
+        workers_table(read_status(facts)),
     )
 
 

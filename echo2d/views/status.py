@@ -13,6 +13,15 @@ from rich.table import Table
 from rich.text import Text
 
 from echo2d.core.capacity.estimators import quantile
+from echo2d.core.status.json_form import read_status
+from echo2d.core.status.schema import (
+    BroadcastStatus,
+    FaultStatus,
+    ProgressStatus,
+    RentingStatus,
+    Status,
+    WorkerStatus,
+)
 
 BAR_CELLS = 24
 SPARK = "▁▂▃▄▅▆▇█"
@@ -28,9 +37,9 @@ COLOURS = {"joined": "green", "suspected": "yellow", "gone": "red"}
 
 
 def print_status(facts: Mapping[str, Any]) -> None:
-    """`echo2d status`: a run in a few lines."""
-    console = plain_console()
-    console.print(status_picture(facts, lines=console.height if console.is_terminal else None))
+    """Print the answer of `GET /v1/status` in a few lines. PeerFault: it is not one."""
+    console, status = plain_console(), read_status(facts)
+    console.print(status_picture(status, lines=console.height if console.is_terminal else None))
 
 
 def plain_console() -> Console:
@@ -40,27 +49,27 @@ def plain_console() -> Console:
 
 
 def status_picture(
-    facts: Mapping[str, Any], *, tokens_per_s: float | None = None, lines: int | None = None
+    status: Status, *, tokens_per_s: float | None = None, lines: int | None = None
 ) -> RenderableType:
     """All of it. lines: of the terminal; workers that have no room are counted."""
-    sentences, faults = facts["attention"], facts["faults"][-FAULTS_SHOWN:]
+    sentences, faults = status.attention, status.faults[-FAULTS_SHOWN:]
     room = None
     if lines is not None:
         sentences = sentences[:SENTENCES_SHOWN]
         room = max(WORKERS_SHOWN_MIN, lines - OTHER_LINES - len(sentences) - len(faults))
     parts: list[RenderableType] = [
         Panel(
-            _tiles(facts, tokens_per_s),
-            title=_title(facts),
+            _tiles(status, tokens_per_s),
+            title=_title(status),
             title_align="left",
             border_style="cyan",
         ),
-        *_provision(facts),
-        *_rented(facts),
-        *_reward_and_staleness(facts),
-        *_spreading(facts),
+        *_provision(status),
+        *_rented(status),
+        *_reward_and_staleness(status),
+        *_spreading(status),
         Text(),
-        workers_table(facts, rows=room),
+        workers_table(status, rows=room),
     ]
     if sentences or faults:
         parts.append(Text())
@@ -68,38 +77,37 @@ def status_picture(
     return Group(*parts, *map(_fault, faults))
 
 
-def _title(facts: Mapping[str, Any]) -> Text:
-    seed = ("●", "green") if facts["seed_alive"] else ("○", "red")
-    return Text.assemble(
-        ("echo2d ", "bold"), f"run {facts.get('run_id', '-')}  epoch {facts['epoch']}  seed ", seed
-    )
+def _title(status: Status) -> Text:
+    run = "-" if status.process is None else status.process.run_id
+    seed = ("●", "green") if status.seed_alive else ("○", "red")
+    return Text.assemble(("echo2d ", "bold"), f"run {run}  epoch {status.epoch}  seed ", seed)
 
 
-def _tiles(facts: Mapping[str, Any], tokens_per_s: float | None) -> Table:
+def _tiles(status: Status, tokens_per_s: float | None) -> Table:
     """The numbers of a run."""
     grid = Table.grid(expand=True, padding=(0, 1))
     for _ in range(TILES_PER_ROW):
         grid.add_column(justify="right", style="dim", no_wrap=True)
         grid.add_column(ratio=1, no_wrap=True)
-    newest, groups, counts = facts["newest_version"], facts["groups"], facts["trajectories"]
-    bubble, t_bcast_s = facts.get("bubble_ratio"), facts["t_bcast_s"]
+    newest, groups, counts = status.newest_version, status.groups, status.trajectories
+    bubble, t_bcast_s = status.bubble_ratio, status.t_bcast_s
     tiles = {
-        "step": f"{facts['committed_step']} committed",
-        "version": "-" if newest is None else str(newest["version"]),
-        "S, kappa": f"{facts['staleness_max']}, {facts['publish_every']}",
+        "step": f"{status.committed_step} committed",
+        "version": "-" if newest is None else str(newest.version),
+        "S, kappa": f"{status.staleness_max}, {status.publish_every}",
         "bubble": "-" if bubble is None else f"{bubble:.1%}",
-        "train step": seconds(quantile(facts["t_train_s"], 0.5)),
+        "train step": seconds(quantile(status.t_train_s, 0.5)),
         "T_bcast": seconds(quantile(t_bcast_s, 0.5)),
         "its p95": seconds(quantile(t_bcast_s, 0.95)),
-        "refit": seconds(quantile(facts["refit_pause_s"], 0.5)),
-        "leases": str(groups["leases"]),
-        "groups in flight": str(groups["in_flight"]),
-        "buffered": str(groups["buffered"]),
+        "refit": seconds(quantile(status.refit_pause_s, 0.5)),
+        "leases": str(groups.leases),
+        "groups in flight": str(groups.in_flight),
+        "buffered": str(groups.buffered),
         "tokens/s": "-" if tokens_per_s is None else f"{tokens_per_s:,.0f}",
-        "trained": f"{counts['trained']:,}",
-        "dropped": f"{counts['dropped']:,}",
-        "refused": f"{sum(facts['results_refused'].values()):,}",
-        "published": f"{facts['versions_published']:,}",
+        "trained": f"{counts.trained:,}",
+        "dropped": f"{counts.dropped:,}",
+        "refused": f"{sum(status.results_refused.values()):,}",
+        "published": f"{status.versions_published:,}",
     }
     cells = [cell for tile in tiles.items() for cell in tile]
     for at in range(0, len(cells), 2 * TILES_PER_ROW):
@@ -107,17 +115,17 @@ def _tiles(facts: Mapping[str, Any], tokens_per_s: float | None) -> Table:
     return grid
 
 
-def _provision(facts: Mapping[str, Any]) -> Iterable[RenderableType]:
+def _provision(status: Status) -> Iterable[RenderableType]:
     """What the run waits for, and who is to work."""
-    provision = facts["provision"]
-    yield _labelled("bottleneck", provision["bottleneck"]["text"])
-    if provision["activation"] == "auto":
-        here = [worker for worker in facts["workers"] if worker["state"] == "joined"]
-        working = sum(worker["active"] for worker in here)
-        aim = provision["mu_target"]
+    provision = status.provision
+    yield _labelled("bottleneck", provision.bottleneck.text)
+    if provision.activation == "auto":
+        here = [worker for worker in status.workers if worker.state == "joined"]
+        working = sum(worker.active for worker in here)
+        aim = provision.mu_target
         aimed = "" if aim is None else f" of {per_h(aim)} that are aimed at"
-        words = f"{working} of {len(here)} workers work, {per_h(provision['mu_pool'])} trajectories/h{aimed}"
-        yield _labelled("activation", f"{words}; {provision['why']}" if provision["why"] else words)
+        words = f"{working} of {len(here)} workers work, {per_h(provision.mu_pool)} trajectories/h{aimed}"
+        yield _labelled("activation", f"{words}; {provision.why}" if provision.why else words)
 
 
 def _labelled(label: str, words: str) -> Table:
@@ -129,29 +137,29 @@ def _labelled(label: str, words: str) -> Table:
     return grid
 
 
-def _rented(facts: Mapping[str, Any]) -> Iterable[Text]:
-    if "renting" in facts:
-        yield Text.assemble(_label("rented"), rented_words(facts["renting"]))
+def _rented(status: Status) -> Iterable[Text]:
+    if status.process is not None and status.process.renting is not None:
+        yield Text.assemble(_label("rented"), rented_words(status.process.renting))
 
 
-def rented_words(renting: Mapping[str, Any]) -> str:
+def rented_words(renting: RentingStatus) -> str:
     """What is there, what it costs, and what is left."""
-    states = ", ".join(f"{count} {state}" for state, count in renting["states"].items() if count)
+    states = ", ".join(f"{count} {state}" for state, count in renting.states.items() if count)
     return (
-        f"{len(renting['boxes'])} boxes{f' ({states})' if states else ''}, "
-        f"{renting['usd_per_h']:.2f} of {renting['usd_per_h_max']:g} usd/h; spent {renting['spent_usd']:.2f} "
-        f"of {renting['usd_total_max']:g} usd, {renting['set_aside_usd']:.2f} set aside, {renting['left_usd']:.2f} left"
+        f"{len(renting.boxes)} boxes{f' ({states})' if states else ''}, "
+        f"{renting.usd_per_h:.2f} of {renting.usd_per_h_max:g} usd/h; spent {renting.spent_usd:.2f} "
+        f"of {renting.usd_total_max:g} usd, {renting.set_aside_usd:.2f} set aside, {renting.left_usd:.2f} left"
     )
 
 
-def _reward_and_staleness(facts: Mapping[str, Any]) -> Iterable[Text]:
-    rewards = [reward for _, reward in facts["rewards"]]
+def _reward_and_staleness(status: Status) -> Iterable[Text]:
+    rewards = [reward for _, reward in status.rewards]
     if rewards:
         yield Text.assemble(
             _label("reward"), (spark(rewards[-SPARK_CELLS:]), "green"), f"  {rewards[-1]:.3f}"
         )
-    if facts["staleness"]:
-        yield Text.assemble(_label("staleness"), staleness_bars(facts["staleness"]))
+    if status.staleness:
+        yield Text.assemble(_label("staleness"), staleness_bars(status.staleness))
 
 
 def staleness_bars(histogram: Mapping[Any, int]) -> str:
@@ -162,21 +170,21 @@ def staleness_bars(histogram: Mapping[Any, int]) -> str:
     )
 
 
-def _spreading(facts: Mapping[str, Any]) -> Iterable[Text]:
-    broadcast = facts["broadcast"]
-    if not broadcast or not broadcast["peers"]:
+def _spreading(status: Status) -> Iterable[Text]:
+    broadcast = status.broadcast
+    if not broadcast or not broadcast.peers:
         return
-    verified = sum(peer["verified"] for peer in broadcast["peers"])
+    verified = sum(peer.verified for peer in broadcast.peers)
     count, predicted_s, waiting = (
-        len(broadcast["peers"]),
-        broadcast["predicted_s"],
-        broadcast["waiting_version"],
+        len(broadcast.peers),
+        broadcast.predicted_s,
+        broadcast.waiting_version,
     )
     words: list[str | tuple[str, str]] = [
-        _label(f"version {broadcast['version']}"),
+        _label(f"version {broadcast.version}"),
         (bar(verified, count), "green" if verified == count else "cyan"),
         f"  verified by {verified} of {count}",
-        f", {size(broadcast['wire_bytes'] or broadcast['full_bytes'])} in a {broadcast['shape'] or 'plan to come'}",
+        f", {size(broadcast.wire_bytes or broadcast.full_bytes)} in a {broadcast.shape or 'plan to come'}",
         "" if predicted_s is None else f", predicted {seconds(predicted_s)}",
         "" if waiting is None else f"; version {waiting} waits",
     ]
@@ -187,34 +195,34 @@ def _label(text: str) -> tuple[str, str]:
     return f"  {text:<14}", "dim"
 
 
-def workers_table(facts: Mapping[str, Any], *, rows: int | None = None) -> Table:
+def workers_table(status: Status, *, rows: int | None = None) -> Table:
     """Who serves what, and how far the version that spreads has come; those in trouble first where not all fit."""
-    broadcast = facts["broadcast"]
-    progress = {peer["id"]: peer for peer in broadcast["peers"]} if broadcast else {}
+    broadcast = status.broadcast
+    progress = {peer.id: peer for peer in broadcast.peers} if broadcast else {}
     table = Table(box=SIMPLE_HEAD, show_edge=False, header_style="dim", padding=(0, 1, 0, 0))
-    columns = _columns(facts)
+    columns = _columns(status)
     for name in columns:
         table.add_column(name, justify="left" if name in WORDS else "right", no_wrap=True)
-    table.add_column(f"gets v{broadcast['version']}" if broadcast else "broadcast", no_wrap=True)
+    table.add_column(f"gets v{broadcast.version}" if broadcast else "broadcast", no_wrap=True)
     workers = [
         worker
-        for worker in facts["workers"]
-        if worker["state"] != "gone" or worker["silent_s"] < GONE_SHOWN_S
+        for worker in status.workers
+        if worker.state != "gone" or worker.silent_s < GONE_SHOWN_S
     ]
     if rows is not None:
         workers.sort(key=_trouble)
     for worker in workers[:rows]:
         cells = _worker_cells(worker)
         table.add_row(
-            *(cells[name] for name in columns), _arrival(progress.get(worker["id"]), broadcast)
+            *(cells[name] for name in columns), _arrival(progress.get(worker.id), broadcast)
         )
     if rows is not None and len(workers) > rows:
         rest = workers[rows:]
-        joined = sum(worker["state"] == "joined" for worker in rest)
+        joined = sum(worker.state == "joined" for worker in rest)
         table.add_row(
             Text(f"  and {len(rest)} more", style="dim"), Text(f"{joined} joined", style="dim")
         )
-    if gone := len(facts["workers"]) - len(workers):
+    if gone := len(status.workers) - len(workers):
         table.add_row(Text(f"  and {gone} gone", style="dim"))
     return table
 
@@ -235,68 +243,68 @@ COLUMNS = (
 WORDS = {"worker", "state"}
 
 
-def _columns(facts: Mapping[str, Any]) -> list[str]:
+def _columns(status: Status) -> list[str]:
     """Without any price there is none to show."""
-    priced = any(worker["usd_per_h"] for worker in facts["workers"])
+    priced = any(worker.usd_per_h for worker in status.workers)
     return [name for name in COLUMNS if priced or name != "usd/h"]
 
 
-def _trouble(worker: Mapping[str, Any]) -> tuple[bool, bool, int, str]:
-    lag = worker["lag"]
+def _trouble(worker: WorkerStatus) -> tuple[bool, bool, int, str]:
+    lag = worker.lag
     return (
-        worker["state"] == "gone",
-        worker["alive"],
+        worker.state == "gone",
+        worker.alive,
         -(1 << 30 if lag is None else lag),
-        worker["name"],
+        worker.name,
     )
 
 
-def _worker_cells(worker: Mapping[str, Any]) -> dict[str, Text]:
-    serving, lag, state = worker["serving"], worker["lag"], worker["state"]
-    dialled = ", not dialable" if worker["reachable"] is False else ""
-    colour = COLOURS[state] if worker["alive"] or state == "gone" else COLOURS["suspected"]
+def _worker_cells(worker: WorkerStatus) -> dict[str, Text]:
+    serving, lag, state = worker.serving, worker.lag, worker.state
+    dialled = ", not dialable" if worker.reachable is False else ""
+    colour = COLOURS[state] if worker.alive or state == "gone" else COLOURS["suspected"]
     return {
-        "worker": Text.assemble(("● ", colour), worker["name"]),
+        "worker": Text.assemble(("● ", colour), worker.name),
         "state": Text(_state(worker) + dialled, style=colour),
-        "serves": Text("-" if serving is None else f"v{serving['version']}"),
+        "serves": Text("-" if serving is None else f"v{serving.version}"),
         "lag": Text("-" if lag is None else str(lag)),
-        "running": Text(f"{worker['running']}/{worker['slots']}"),
-        "leases": Text(str(worker["leases"])),
-        "accepted": Text(f"{worker['accepted']:,}"),
+        "running": Text(f"{worker.running}/{worker.slots}"),
+        "leases": Text(str(worker.leases)),
+        "accepted": Text(f"{worker.accepted:,}"),
         "per h": _makes(worker),
-        "usd/h": Text(f"{worker['usd_per_h']:.2f}"),
-        "refit": Text(seconds(worker["refit_pause_s"])),
-        "heard": Text(age(worker["silent_s"]), style="dim"),
+        "usd/h": Text(f"{worker.usd_per_h:.2f}"),
+        "refit": Text(seconds(worker.refit_pause_s)),
+        "heard": Text(age(worker.silent_s), style="dim"),
     }
 
 
-def _makes(worker: Mapping[str, Any]) -> Text:
+def _makes(worker: WorkerStatus) -> Text:
     """Trajectories; ~ stands before what is only expected of it."""
-    mu = worker["mu"]
-    if mu is None or worker["state"] == "gone":
+    mu = worker.mu
+    if mu is None or worker.state == "gone":
         return Text("-")
-    return Text(per_h(mu)) if worker["mu_sd"] is not None else Text(f"~{per_h(mu)}", style="dim")
+    return Text(per_h(mu)) if worker.mu_sd is not None else Text(f"~{per_h(mu)}", style="dim")
 
 
-def _state(worker: Mapping[str, Any]) -> str:
-    if worker["state"] != "joined" or not worker["alive"]:
-        return "away" if worker["state"] == "joined" else str(worker["state"])
-    return "leaving" if worker["leaving"] else "joined" if worker["active"] else "standby"
+def _state(worker: WorkerStatus) -> str:
+    if worker.state != "joined" or not worker.alive:
+        return "away" if worker.state == "joined" else str(worker.state)
+    return "leaving" if worker.leaving else "joined" if worker.active else "standby"
 
 
-def _arrival(peer: Mapping[str, Any] | None, broadcast: Mapping[str, Any] | None) -> Text:
+def _arrival(peer: ProgressStatus | None, broadcast: BroadcastStatus | None) -> Text:
     if peer is None or broadcast is None:
         return Text()
-    total = broadcast["wire_bytes"] or broadcast["full_bytes"]
-    share = 1.0 if peer["verified"] else min(1.0, peer["payload_bytes"] / total)
-    colour = "green" if peer["verified"] else "red" if peer["failed"] else "cyan"
+    total = broadcast.wire_bytes or broadcast.full_bytes
+    share = 1.0 if peer.verified else min(1.0, peer.payload_bytes / total)
+    colour = "green" if peer.verified else "red" if peer.failed else "cyan"
     return Text.assemble((bar(share, 1.0, 10), colour), f" {share:4.0%}")
 
 
-def _fault(fault: Mapping[str, Any]) -> Text:
-    times = f"  x {fault['times']}" if fault["times"] > 1 else ""
-    ago = (f"{age(fault['age_s']):>10} ago  ", "dim")
-    return Text.assemble(ago, (f"{fault['kind']:<8}", "red"), f"{fault['text']}{times}")
+def _fault(fault: FaultStatus) -> Text:
+    times = f"  x {fault.times}" if fault.times > 1 else ""
+    ago = (f"{age(fault.age_s):>10} ago  ", "dim")
+    return Text.assemble(ago, (f"{fault.kind:<8}", "red"), f"{fault.text}{times}")
 
 
 def bar(part: float, whole: float, cells: int = BAR_CELLS) -> str:

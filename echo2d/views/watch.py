@@ -16,6 +16,8 @@ from rich.live import Live
 from rich.text import Text
 
 from echo2d.client import AsyncCoordinator, OperatorFault, PeerFault, Unreachable
+from echo2d.core.status.json_form import read_status
+from echo2d.core.status.schema import Status
 from echo2d.views.status import TokenRate, age, plain_console, status_picture
 
 ANSWER_S = 5.0  # somebody waits at the terminal
@@ -90,7 +92,7 @@ class Screen:
         self._as_json = as_json
         self._console = console or plain_console()
         self._rate = TokenRate()
-        self._last: Mapping[str, Any] | None = None
+        self._last: Status | None = None
         self._answered_at = 0.0
         self._live = Live(console=self._console, auto_refresh=False)
 
@@ -103,17 +105,19 @@ class Screen:
         self._live.stop()
 
     def show(self, facts: Mapping[str, Any], *, now: float) -> None:
-        """A status that was just answered; `now` is monotonic seconds."""
-        self._last, self._answered_at = facts, now
-        rate = self._rate.update(facts["tokens_accepted"], now)
+        """Show a status that was just answered; `now` is monotonic seconds. PeerFault: it is none."""
+        self._answered_at = now
         if self._as_json:
             print(json.dumps(facts), flush=True)
-        elif self._live.is_started:
-            picture = status_picture(facts, tokens_per_s=rate, lines=self._console.height)
+            return
+        self._last = status = read_status(facts)
+        rate = self._rate.update(status.tokens_accepted, now)
+        if self._live.is_started:
+            picture = status_picture(status, tokens_per_s=rate, lines=self._console.height)
             self._live.update(picture, refresh=True)
         else:
             self._console.print(
-                Text(time.strftime("--- %H:%M:%S")), status_picture(facts, tokens_per_s=rate)
+                Text(time.strftime("--- %H:%M:%S")), status_picture(status, tokens_per_s=rate)
             )
 
     def away(self, reason: str, *, now: float) -> None:
@@ -132,9 +136,14 @@ class Screen:
 
 
 async def status_once(find: Find) -> dict[str, Any]:
-    """One answer. OperatorFault: there is none."""
+    """One answer, as JSON. OperatorFault: there is none."""
     async with Asker(find, patience_s=PATIENCE_S) as asker:
         return await asker.status()
+
+
+async def typed_status_once(find: Find) -> Status:
+    """The same as a `Status`. PeerFault: a key is missing."""
+    return read_status(await status_once(find))
 
 
 async def watch(find: Find, screen: Screen, *, interval_s: float) -> None:

@@ -68,12 +68,13 @@ CORE_MAY_IMPORT: dict[str, set[str]] = {
     "protocol": {"weights"},
     "topology": {"protocol"},
     "relay": {"protocol"},
-    "renting": {"capacity"},
+    "status": {"capacity"},
+    "renting": {"capacity", "status"},
     "worker": {"weights", "protocol", "relay", "topology"},
     "cluster": {"protocol", "topology", "capacity"},
     "rollouts": {"protocol", "cluster"},
     "broadcast": {"weights", "protocol", "topology", "cluster"},
-    "gateway": {"protocol", "cluster", "rollouts"},
+    "gateway": {"protocol", "cluster", "rollouts", "status"},
     "coordinator": {
         "weights",
         "capacity",
@@ -83,6 +84,7 @@ CORE_MAY_IMPORT: dict[str, set[str]] = {
         "rollouts",
         "broadcast",
         "gateway",
+        "status",
     },
 }
 # Modules that only declare values; what uses them is tested.
@@ -91,6 +93,7 @@ DECLARATIONS = {
     for module in (
         "protocol/control_messages",
         "cluster/rules",
+        "status/schema",
         *(f"{package}/events" for package in CORE_MAY_IMPORT),
     )
 }

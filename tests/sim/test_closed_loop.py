@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from echo2d.core.base.ids import RunId
 from echo2d.core.capacity.prices import NamedPrice, Price
 from echo2d.core.cluster.rules import RunRules
+from echo2d.core.status.schema import Status
 from echo2d.sim.fleet.forecast import provision
 from echo2d.sim.fleet.from_status import fleet_of
 from echo2d.sim.run.engine import STOP, VOCAB
@@ -41,16 +43,13 @@ def closed(rng_seed: int, periods: int, **changes: Any) -> SimulatedRun:
     )
 
 
-def status(loop: SimulatedRun) -> dict[str, Any]:
-    found: dict[str, Any] = loop.coordinator.state.status()
-    return found
+def status(loop: SimulatedRun) -> Status:
+    return loop.coordinator.state.status()
 
 
 def active(loop: SimulatedRun) -> list[str]:
     return sorted(
-        each["name"]
-        for each in status(loop)["workers"]
-        if each["active"] and each["state"] == "joined"
+        each.name for each in status(loop).workers if each.active and each.state == "joined"
     )
 
 
@@ -63,26 +62,22 @@ def test_the_cheapest_that_are_enough_work_and_a_plan_comes_of_it() -> None:
     loop.run()
     seen = status(loop)
     assert active(loop) == ["w1", "w2", "w3"]
-    provision_, standby = (
-        seen["provision"],
-        [each for each in seen["workers"] if not each["active"]],
-    )
-    assert provision_["mu_min"] == pytest.approx(PER_STEP / PERIOD_S, rel=0.15)
-    assert provision_["mu_pool"] == pytest.approx(3 * 0.8, rel=0.25)
-    assert provision_["shortfall"] < 0
-    assert all(
-        each["serving"]["version"] >= seen["newest_version"]["version"] - 1 for each in standby
-    )
-    assert all(each["leases"] == 0 for each in standby)
-    assert provision_["bottleneck"]["kind"] == "learner"
+    provision_, standby = seen.provision, [each for each in seen.workers if not each.active]
+    assert provision_.mu_min == pytest.approx(PER_STEP / PERIOD_S, rel=0.15)
+    assert provision_.mu_pool == pytest.approx(3 * 0.8, rel=0.25)
+    assert (provision_.shortfall or 0.0) < 0
+    assert all(each.lag is not None and each.lag <= 1 for each in standby)
+    assert all(each.leases == 0 for each in standby)
+    assert provision_.bottleneck.kind == "learner"
     planned = provision(fleet_of(seen)).facts()
     assert planned["feasible"]
     assert len(planned["workers"]) == 3
-    assert planned["t_bcast_s"] == provision_["estimates"]["t_bcast_s"]["value"]
+    assert provision_.estimates.t_bcast_s is not None
+    assert planned["t_bcast_s"] == provision_.estimates.t_bcast_s.value
     for fact, value in (("leaving", True), ("serving", None), ("state", "suspected")):
-        fewer = fleet_of(
-            {**seen, "workers": [{**seen["workers"][0], fact: value}, *seen["workers"][1:]]}
-        )
+        changed: Any = {fact: value}
+        first, *others = seen.workers
+        fewer = fleet_of(replace(seen, workers=(replace(first, **changed), *others)))
         assert len(fewer.workers) == WORKERS - 1, "one that does not count is no part of a plan"
 
 
@@ -90,13 +85,14 @@ def test_workers_that_stop_for_a_version_are_not_slow_and_lose_what_they_stood_s
     loop = closed(0, 8, mode="exclusive")
     loop.run()
     seen = status(loop)
-    provision_, measured = seen["provision"], seen["provision"]["estimates"]
-    still_s, t_bcast_s = measured["still_s"]["value"], measured["t_bcast_s"]["value"]
+    provision_, measured = seen.provision, seen.provision.estimates
+    assert measured.still_s is not None
+    assert measured.t_bcast_s is not None
+    assert measured.t_train_s is not None
+    still_s, t_bcast_s = measured.still_s.value, measured.t_bcast_s.value
     assert 0.05 < still_s < t_bcast_s, "they stop once the version has a root"
-    assert provision_["mu_min"] == pytest.approx(
-        PER_STEP / (measured["t_train_s"]["value"] - still_s)
-    )
-    assert provision_["mu_available"] == pytest.approx(WORKERS * 0.8, rel=0.25)
+    assert provision_.mu_min == pytest.approx(PER_STEP / (measured.t_train_s.value - still_s))
+    assert provision_.mu_available == pytest.approx(WORKERS * 0.8, rel=0.25)
     assert fleet_of(seen).policy.still_share == pytest.approx(still_s / t_bcast_s)
 
 
@@ -132,7 +128,7 @@ def test_noise_in_what_workers_make_moves_hardly_anybody(rng_seed: int) -> None:
     for period in range(1, periods):
         at_period(loop, period, shake)
     for period in (SETTLED, periods - 1):
-        at_period(loop, period, lambda: changes.append(status(loop)["provision"]["changes"]))
+        at_period(loop, period, lambda: changes.append(status(loop).provision.changes))
     loop.run()
     assert changes[1] - changes[0] <= (periods - SETTLED) / 10
 
@@ -158,15 +154,13 @@ def test_answers_that_grow_longer_make_nobody_look_cheap_who_stands_by() -> None
 
     for period in range(15):
         at_period(loop, SETTLED + 2 * period, slower)
-    changes, mus = list[int](), list[dict[str, float]]()
-    at_period(loop, SETTLED, lambda: changes.append(status(loop)["provision"]["changes"]))
-    at_period(
-        loop, 54, lambda: mus.append({each["name"]: each["mu"] for each in status(loop)["workers"]})
-    )
+    changes, mus = list[int](), list[dict[str, float | None]]()
+    at_period(loop, SETTLED, lambda: changes.append(status(loop).provision.changes))
+    at_period(loop, 54, lambda: mus.append({each.name: each.mu for each in status(loop).workers}))
     loop.run()
-    assert status(loop)["provision"]["changes"] - changes[0] <= 2
+    assert status(loop).provision.changes - changes[0] <= 2
     assert len(active(loop)) == 4
     [seen] = mus
-    working = [seen[name] for name in active(loop)]
-    idle = [mu for name, mu in seen.items() if name not in active(loop)]
+    working = [seen[name] or 0.0 for name in active(loop)]
+    idle = [mu or 0.0 for name, mu in seen.items() if name not in active(loop)]
     assert max(idle) < 1.35 * min(working), seen

@@ -31,9 +31,9 @@ def full(train_s: float) -> tuple[int, Counter[int], float]:
     loop.run()
     status = loop.coordinator.state.status()
     return (
-        status["committed_step"],
-        Counter({int(each): count for each, count in status["staleness"].items()}),
-        (quantile(status["t_bcast_s"], 0.25) or 0.0),
+        status.committed_step,
+        Counter({int(each): count for each, count in status.staleness.items()}),
+        (quantile(status.t_bcast_s, 0.25) or 0.0),
     )
 
 

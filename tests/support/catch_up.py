@@ -42,6 +42,12 @@ def newcomer(world: World, name: str, stands: int | None = None) -> Peer:
     return world.connect(name)
 
 
+def served(world: World) -> set[int | None]:
+    """The versions that its workers serve."""
+    serving = [worker.serving for worker in world.state.status().workers]
+    return {None if version is None else version.version for version in serving}
+
+
 def taken_order(world: World) -> EncodeVersion:
     """The newest catch-up."""
     return [order for order in orders(world) if order.aside][-1]

@@ -358,6 +358,11 @@ class World:
     def ask_batch(self, step: int) -> RequestId:
         return self.ask(lambda number: BatchAsked(number, self.ledger.epoch, step))
 
+    @property
+    def newest_version(self) -> int | None:
+        newest = self.state.status().newest_version
+        return None if newest is None else newest.version
+
     def commit(self, step: int, digest: Digest, *, t_train_s: float = 1.0) -> Reply:
         return self.call(
             lambda number: CommitAsked(number, self.ledger.epoch, step, digest, t_train_s)

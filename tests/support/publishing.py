@@ -1,13 +1,12 @@
 """A version that is being published, for tests of what is said of it; through the whole machine."""
 
-from typing import Any
-
 from echo2d.core.base.ids import FormId
 from echo2d.core.cluster.events import PeerSaid
 from echo2d.core.protocol.control_messages import (
     FormEncoded,
     SegmentEncoded,
 )
+from echo2d.core.status.schema import BroadcastStatus
 from tests.support.coordinator_world import World, form_of, rules
 
 
@@ -24,8 +23,9 @@ def published(*workers: str, kind: str = "chain") -> World:
     return world
 
 
-def broadcast(world: World) -> dict[str, Any]:
-    found: dict[str, Any] = world.state.status()["broadcast"]
+def broadcast(world: World) -> BroadcastStatus:
+    found = world.state.status().broadcast
+    assert found is not None
     return found
 
 

@@ -22,11 +22,13 @@ from echo2d.core.coordinator.events import (
     Reply,
 )
 from echo2d.core.protocol.control_messages import PROTOCOL_VERSION, Hello
+from echo2d.core.status.schema import Status
 from echo2d.net.control.client import Identity, enrol
 from echo2d.net.security.auth import TokenFile, load_or_make_key, read_token_file
 from echo2d.runtime.coordinator.main import MakeMachine, Opened, open_coordinator
 from echo2d.runtime.run_dir.credentials import create_token
 from echo2d.tasks.sort_digits import write_tokenizer
+from tests.support.coordinator_world import World
 from tests.support.polling import HANG_S
 
 
@@ -53,8 +55,9 @@ class Script:
     def wake_at(self) -> float | None:
         return self.wake
 
-    def status(self, *, now: float) -> dict[str, Any]:
-        return {"scripted": True}
+    def status(self, *, now: float) -> Status:
+        """The status of a run in which nothing has happened."""
+        return World().state.status(now=now)
 
     async def hears(self, kind: type) -> Any:
         """The next event of this kind; others are passed over."""

@@ -9,6 +9,7 @@ from rich.console import Console
 
 import echo2d
 from echo2d.core.protocol.control_messages import Heartbeat
+from echo2d.core.status.json_form import read_status, status_json
 from echo2d.views.status import TokenRate, age, seconds, size, status_picture
 from echo2d.views.watch import Screen
 from tests.support.coordinator_world import World, train
@@ -17,9 +18,14 @@ from tools.status_picture import svg
 
 def seen(facts: dict[str, Any], **options: Any) -> str:
     console = Console(file=io.StringIO(), width=110, highlight=False)
-    console.print(status_picture(facts, **options))
+    console.print(status_picture(read_status(facts), **options))
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
+
+
+def facts_of(world: World) -> dict[str, Any]:
+    """What `GET /v1/status` answers."""
+    return status_json(world.state.status(now=world.now))
 
 
 def trained() -> World:
@@ -42,7 +48,7 @@ def trained() -> World:
 
 def test_a_run_with_a_silent_worker() -> None:
     world = trained()
-    lines = [line.strip() for line in seen(world.state.status(now=world.now)).splitlines()]
+    lines = [line.strip() for line in seen(facts_of(world)).splitlines()]
     text = "\n".join(lines)
     assert "step 3" in " ".join(text.split())
     assert "0: ███░░░░░  33%" in text
@@ -57,7 +63,7 @@ def test_a_run_with_a_silent_worker() -> None:
 
 def test_a_run_that_activates_by_itself() -> None:
     world = trained()
-    facts = world.state.status(now=world.now)
+    facts = facts_of(world)
     first, second = facts["workers"]
     text = (
         "it waits 1.0% of its time; 1 worker makes 3,600 trajectories/h, it needs 3,000, "
@@ -88,11 +94,11 @@ def test_a_run_that_activates_by_itself() -> None:
     assert " standby " in rows["b[/x]"]
     assert " ~7,200 " in rows["b[/x]"], "only a guess"
     assert (" leaving " in rows["c"], " gone " in rows["d"]) == (True, True)
-    assert "usd/h" not in seen(trained().state.status())
+    assert "usd/h" not in seen(facts_of(trained()))
 
 
 def test_those_that_are_long_gone_are_counted() -> None:
-    facts = trained().state.status()
+    facts = facts_of(trained())
     first, second = facts["workers"]
     gone = {**first, "state": "gone", "alive": False}
     facts["workers"] = [
@@ -107,7 +113,7 @@ def test_those_that_are_long_gone_are_counted() -> None:
 
 
 def test_its_picture_for_the_docs() -> None:
-    facts = trained().state.status()
+    facts = facts_of(trained())
     assert svg(facts) == svg(facts)
     assert "bottleneck" in svg(facts)
 
@@ -115,7 +121,7 @@ def test_its_picture_for_the_docs() -> None:
 def test_the_page_shows_what_the_terminal_shows() -> None:
     """Nobody runs its script here: that what it reads is there, and that states have the same names."""
     page = (Path(echo2d.__file__).parent / "web" / "index.html").read_text()
-    facts = trained().state.status()
+    facts = facts_of(trained())
     for name in ("activation", "bottleneck", "mu_pool", "mu_target", "why"):
         assert name in page
         assert name in facts["provision"]
@@ -124,23 +130,27 @@ def test_the_page_shows_what_the_terminal_shows() -> None:
 
 
 def test_rented_boxes_and_what_they_cost() -> None:
-    renting = {"boxes": [{}, {}], "states": {"starting": 0, "serving": 2}, "usd_per_h": 1.5, "usd_per_h_max": 4.0,
-               "spent_usd": 12.34, "usd_total_max": 200.0, "set_aside_usd": 9.0, "left_usd": 178.66}  # fmt: skip
-    text = " ".join(seen({**World().state.status(), "renting": renting}).split())
+    box = {"label": "x-1", "provider": "x", "offer": "y", "ids": [], "state": "serving", "why": "", "usd_per_h": 0.75,
+           "age_s": 1.0, "life_left_s": 9.0, "cost_usd": 0.1}  # fmt: skip
+    renting = {"boxes": [box, box], "states": {"starting": 0, "serving": 2}, "usd_per_h": 1.5, "usd_per_h_max": 4.0,
+               "spent_usd": 12.34, "usd_total_max": 200.0, "set_aside_usd": 9.0, "left_usd": 178.66,
+               "committed_usd": 21.34, "why": "", "blind": [], "attention": []}  # fmt: skip
+    process = {"run_id": "run-1", "peer_faults": 0, "learner_silent_s": None, "renting": renting}
+    text = " ".join(seen({**facts_of(World()), **process}).split())
     assert (
         "2 boxes (2 serving), 1.50 of 4 usd/h; spent 12.34 of 200 usd, 9.00 set aside, 178.66 left"
         in text
     )
-    assert "rented" not in seen(World().state.status())
+    assert "rented" not in seen(facts_of(World()))
 
 
 def test_an_empty_run_is_shown_too() -> None:
-    assert "no learner has opened a session" in seen(World().state.status())
+    assert "no learner has opened a session" in seen(facts_of(World()))
 
 
 def test_a_thousand_workers_fit_a_small_terminal() -> None:
     world = trained()
-    facts = world.state.status(now=world.now)
+    facts = facts_of(world)
     worker = facts["workers"][0]
     facts["workers"] = [{**worker, "name": f"w{n}", "alive": n != 700} for n in range(1000)]
     facts["attention"] = [f"w{n} serves no version yet" for n in range(24)]
@@ -176,7 +186,7 @@ def test_a_pause_keeps_the_last_picture_on_a_terminal() -> None:
         file=io.StringIO(), force_terminal=True, width=110, height=50, color_system=None
     )
     with Screen(as_json=False, console=console) as screen:
-        screen.show(world.state.status(now=world.now), now=100.0)
+        screen.show(facts_of(world), now=100.0)
         assert isinstance(console.file, io.StringIO)
         console.file.truncate(0)
         screen.away("connection refused", now=112.0)

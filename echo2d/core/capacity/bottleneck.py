@@ -40,10 +40,17 @@ class Situation:
     missing: int
 
 
-def bottleneck(now: Situation) -> dict[str, str]:
-    """`kind` and `text`."""
+@dataclass(frozen=True, slots=True)
+class Bottleneck:
+    """text: one sentence with the numbers behind it."""
+
+    kind: BottleneckKind
+    text: str
+
+
+def bottleneck(now: Situation) -> Bottleneck:
     kind = _kind(now)
-    return {"kind": kind, "text": _TEXT[kind](now)}
+    return Bottleneck(kind, _TEXT[kind](now))
 
 
 def _kind(now: Situation) -> BottleneckKind:

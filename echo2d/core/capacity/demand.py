@@ -10,9 +10,8 @@ T_train and T_bcast have been measured, or are `said`, nothing is known to be to
 workers are told, and what they cost by name (`prices`).
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from blake3 import blake3
 
@@ -73,6 +72,25 @@ class Candidate:
     copies_sent: float = 0.0
     leaving: bool = False
     guessed: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CapacityBalance:
+    """What is needed and what there is, in trajectories/s.
+
+    mu_pool: of the active workers. mu_available: of all that are here. mu_target: mu_min with its
+    margin. feasible: whether all workers together reach it, and if not, why_not. why: the reason of
+    the last decision, while it still holds.
+    """
+
+    mu_pool: float
+    mu_min: float | None
+    mu_target: float | None
+    mu_available: float
+    bubble_predicted: float | None
+    feasible: bool | None
+    why_not: str
+    why: str
 
 
 @dataclass(slots=True)
@@ -150,28 +168,24 @@ class CapacityPlanner:
         most = NEED_MAX * self.rules.trajectories_per_step / demand.t_train_s
         return min(self.rules.gamma * needed - here, most - sum(one.mu for one in staying))
 
-    def facts(
+    def balance(
         self, offers: Sequence[WorkerOffer], active: Collection[str], kappa: int
-    ) -> dict[str, Any]:
-        """For `status`. mu: trajectories/s, of who is here in full, as decisions count it; times in seconds."""
+    ) -> CapacityBalance:
+        """Of the workers that are here, each with all of its mu, as decisions count it."""
         demand = self.demand(kappa)
         mu_pool = sum(offer.mu for offer in offers if offer.name in active)
         available = sum(offer.mu for offer in offers)
         verdict = Verdict(None, None, (), ()) if demand is None else judge(demand, available)
-        return {
-            "mu_pool": mu_pool,
-            "mu_min": verdict.mu_min,
-            "mu_target": verdict.target,
-            "mu_available": available,
-            "bubble_predicted": None if demand is None else bubble(demand, mu_pool),
-            "feasible": None if demand is None else verdict.feasible,
-            "why_not": verdict.why_not,
-            "changes": self.activation.changes,
-            "why": self._why(demand, verdict),
-            "gamma": self.rules.gamma,
-            "mode": self.rules.mode,
-            "estimates": self._estimates(),
-        }
+        return CapacityBalance(
+            mu_pool=mu_pool,
+            mu_min=verdict.mu_min,
+            mu_target=verdict.target,
+            mu_available=available,
+            bubble_predicted=None if demand is None else bubble(demand, mu_pool),
+            feasible=None if demand is None else verdict.feasible,
+            why_not=verdict.why_not,
+            why=self._why(demand, verdict),
+        )
 
     # --- inside
 
@@ -191,19 +205,6 @@ class CapacityPlanner:
         """The same for a worker whoever else is here."""
         return blake3(f"{self.rules.rng_seed} {offer.name}".encode()).digest(8)
 
-    def _estimates(self) -> Mapping[str, Mapping[str, float | None] | None]:
-        measurements = self.measurements
-        found = {
-            "t_train_s": measurements.t_train.estimate,
-            "t_bcast_s": measurements.t_bcast.estimate,
-            "t_gen_s": measurements.t_gen.estimate,
-            "refit_pause_s": measurements.pause.estimate,
-            "still_s": measurements.still.estimate,
-            "wire_bytes": measurements.wire_bytes.estimate,
-            "discarded": measurements.discards.estimate,
-        }
-        return {name: _told(estimate) for name, estimate in found.items()}
-
 
 def _offer(each: Candidate, publishes_per_h: float, wire_bytes: float, kept: float) -> WorkerOffer:
     """kept: share of what it makes that is not thrown away."""
@@ -222,11 +223,3 @@ def _offer(each: Candidate, publishes_per_h: float, wire_bytes: float, kept: flo
 
 def _value(measured: Estimate | None, said: float | None) -> float | None:
     return said if measured is None else measured.value
-
-
-def _told(estimate: Estimate | None) -> Mapping[str, float | None] | None:
-    """Infinite uncertainty is no number in JSON."""
-    if estimate is None:
-        return None
-    sd = estimate.sd if estimate.sd < float("inf") else None
-    return {"value": estimate.value, "sd": sd, "samples": estimate.samples}

@@ -1,27 +1,31 @@
-"""Who of the workers that are here is to work: the closed loop of a running coordinator.
+"""Decides which connected workers are active: the control loop of a running coordinator.
 
-    work, refits, broadcasts --> measures --+
-                                            +--> a look, once a publish period, and at once when somebody comes,
-    members: joined, serving, prices -------+    begins to serve, is lost or says that it will be --> active, standby
+    work, refits, broadcasts --> measurements --+
+                                                +--> review --> active, standby
+    members: joined, serving, prices -----------+
 
-Of a storm of changes (500 workers that join) only the first is looked at at once, and the rest SOON_S later.
+A review takes place once a publish period, and at once when a worker joins, begins to serve, is
+lost or announces that it leaves; of a storm of changes, the first is reviewed at once and the rest
+together SOON_S later. With activation "all" every worker is active, and the reviews only measure.
+With "auto" the planner (`capacity/demand.py`) chooses. A standby worker gets no leases, finishes
+what it holds, and still receives versions and passes them on.
 
-"all": everybody works; what is needed and what is short is known all the same. "auto": those whom `provisioning` takes;
-the others stand by: they get no leases, finish what they hold, receive versions and pass them on. Who serves nothing
-yet is no candidate, and waited for as one who will work. A control link that breaks is no loss until its silence is;
-but who cannot be spoken to takes nobody's place.
-Kept true: a worker that serves a version is active exactly if it was taken. Not here: leases, and renting more.
+A worker that serves no version yet is not a candidate, and counts as active until it serves one. A
+worker whose control link broke is lost only when it is suspected; but a disconnected worker is
+never chosen as a replacement. Invariant: under "auto", a worker that serves a version is active
+exactly if the planner took it. Not here: leases, and renting more workers.
 """
 
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 from echo2d.core.base.ids import PeerId
 from echo2d.core.broadcast.publishing import Publishing
 from echo2d.core.capacity.bottleneck import BUBBLE_STEPS, Situation, bottleneck
 from echo2d.core.capacity.demand import Candidate, CapacityPlanner, CapacityRules
+from echo2d.core.capacity.estimators import Estimate
+from echo2d.core.capacity.measurements import Measurements
 from echo2d.core.capacity.prices import Price, price_of
 from echo2d.core.cluster.events import Note
 from echo2d.core.cluster.membership import Membership, Peer
@@ -32,14 +36,29 @@ from echo2d.core.coordinator.learner_api import LearnerCalls
 from echo2d.core.protocol.control_messages import RefitDone
 from echo2d.core.rollouts.groups import Groups
 from echo2d.core.rollouts.staleness import Staleness
+from echo2d.core.status.schema import EstimatesStatus, EstimateStatus, ProvisionStatus
 
-LOOK_S_MIN = 1.0  # between two looks of which nothing but time is the reason: shorter periods are none of a real run
-SOON_S = 0.1  # between two looks because something changed: each of them looks at all workers
-LATE_S = 1.0  # a look that comes so late was missed by a process that stood still
-NAMES_MAX = 8  # in a note; how many more there are is said
-PAUSES_MAX = (
-    3.0  # times the usual pause: what a worker says beyond that is no reason to think it fast
-)
+# Between two periodic reviews; no real run has a shorter publish period.
+REVIEW_S_MIN = 1.0
+# Between two reviews that changes cause; each of them reads all workers.
+SOON_S = 0.1
+# A review that comes so late was delayed because the whole process stood still.
+LATE_S = 1.0
+# In one log line; the rest is counted.
+NAMES_MAX = 8
+# Times the usual refit pause that is believed: the time a worker claims to have stood still makes
+# its measured rate higher.
+PAUSES_MAX = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerValue:
+    """What a worker makes, and for what price; see `WorkerStatus`."""
+
+    price: Price
+    mu: float | None
+    mu_sd: float | None
+    rho: float | None
 
 
 @dataclass(slots=True)
@@ -54,30 +73,39 @@ class ActivationLoop:
     calls: LearnerCalls
     statistics: Statistics
     _capacity_planner: CapacityPlanner = field(init=False)
-    _useless: set[PeerId] = field(default_factory=set)  # who could not be used at the last look
-    _looked_at: float = math.inf
-    _look_at: float = -math.inf
-    _changed: bool = True  # somebody came, or was lost
-    _changes_at: float = -math.inf  # when that may be looked at
+    # The workers that could not be used at the last periodic review.
+    _useless: set[PeerId] = field(default_factory=set)
+    _reviewed_at: float = math.inf
+    _review_at: float = -math.inf
+    # A worker came or was lost, which may be reviewed from _changes_at on.
+    _changed: bool = True
+    _changes_at: float = -math.inf
 
     def __post_init__(self) -> None:
         rules = self.rules
         self._capacity_planner = CapacityPlanner(
             CapacityRules(
-                rules.trajectories_per_step, rules.staleness_max, rules.group_size, rules.mode, rules.gamma,
+                rules.trajectories_per_step,
+                rules.staleness_max,
+                rules.group_size,
+                rules.mode,
+                rules.gamma,
                 rules.by_cost,
             ),
             self.statistics.measurements,
-        )  # fmt: skip
+        )
 
-    # --- what happens
+    # --- events
 
     def changed(self) -> None:
-        """Somebody came, or began to serve, or was lost, or said that it will be."""
+        """A worker came, began to serve, was lost, or announced that it leaves."""
         self._changed = True
 
     def refitted(self, peer: Peer, done: RefitDone, *, now: float) -> None:
-        """Its engines stood still for this version, and no longer than since it served the one before."""
+        """The worker's engines stood still to load a version.
+
+        They cannot have done so for longer than since they loaded the version before.
+        """
         most_s = math.inf if peer.refitted_at is None else now - peer.refitted_at
         pause_s = min(done.pause_s, most_s)
         self.statistics.paused(pause_s)
@@ -90,65 +118,77 @@ class ActivationLoop:
         self.statistics.measurements.stood_still(peer.peer, still_s, now=now)
 
     def advance(self, *, now: float) -> list[CoordinatorAction]:
-        """Look, if it is time to; call it after every event, before leases are granted."""
-        if not (now >= self._look_at or (self._changed and now >= self._changes_at)):
+        """Review if one is due. Call it after every event, before leases are granted."""
+        if not (now >= self._review_at or (self._changed and now >= self._changes_at)):
             return []
         demand = self._capacity_planner.demand(self.calls.publish_every)
-        if now >= self._look_at:
+        if now >= self._review_at:
             self._settle(0.0 if demand is None else demand.period_s, now)
-            self._look_at = now + max(LOOK_S_MIN, 0.0 if demand is None else demand.period_s)
+            self._review_at = now + max(REVIEW_S_MIN, 0.0 if demand is None else demand.period_s)
         self._changed, self._changes_at = False, now + SOON_S
         return (
             self._decide(list(self._candidates()), now) if self.rules.activation == "auto" else []
         )
 
     def wake_at(self) -> float | None:
-        """When the next look is due; without workers none is."""
+        """When the next review is due; None without workers."""
         if self._changed and self._changes_at > -math.inf:
-            return min(self._look_at, self._changes_at)
-        return self._look_at if any(self._here()) and self._look_at > -math.inf else None
+            return min(self._review_at, self._changes_at)
+        return self._review_at if any(self._here()) and self._review_at > -math.inf else None
 
-    # --- what there is to say
+    # --- for the status
 
-    def facts(self) -> dict[str, Any]:
-        """For `status`, as of now but for rates, which are those of the last look."""
+    def provision(self) -> ProvisionStatus:
+        """What is needed and what there is now; workers' rates are those of the last review."""
         kappa, capacity_planner = self.calls.publish_every, self._capacity_planner
         demand = capacity_planner.demand(kappa)
         candidates = [each for each in self._candidates() if not each.leaving]
         offers = capacity_planner.offers(candidates, None if demand is None else demand.period_s)
         active = {each.peer for each in self._here() if each.active}
-        facts = capacity_planner.facts(offers, active, kappa)
+        balance = capacity_planner.balance(offers, active, kappa)
         standby = sum(offer.name not in active for offer in offers)
         bubble = self.statistics.bubble(BUBBLE_STEPS)
         situation = Situation(
-            bubble, demand, facts["mu_pool"], len(offers) - standby, standby,
-            self.statistics.unscored_share(BUBBLE_STEPS), self.groups.unscored, self.calls.missing,
-        )  # fmt: skip
-        return {
-            "activation": self.rules.activation,
-            "learner_usd_per_h": self.rules.learner_usd_per_h,
-            **facts,
-            "shortfall": capacity_planner.shortfall(candidates, kappa),
-            "bubble": bubble,
-            "bottleneck": bottleneck(situation),
-        }
+            bubble,
+            demand,
+            balance.mu_pool,
+            len(offers) - standby,
+            standby,
+            self.statistics.unscored_share(BUBBLE_STEPS),
+            self.groups.unscored,
+            self.calls.missing,
+        )
+        return ProvisionStatus(
+            activation=self.rules.activation,
+            learner_usd_per_h=self.rules.learner_usd_per_h,
+            mu_pool=balance.mu_pool,
+            mu_min=balance.mu_min,
+            mu_target=balance.mu_target,
+            mu_available=balance.mu_available,
+            bubble_predicted=balance.bubble_predicted,
+            feasible=balance.feasible,
+            why_not=balance.why_not,
+            changes=capacity_planner.activation.changes,
+            why=balance.why,
+            gamma=self.rules.gamma,
+            mode=self.rules.mode,
+            estimates=_estimates(self.statistics.measurements),
+            shortfall=capacity_planner.shortfall(candidates, kappa),
+            bubble=bubble,
+            bottleneck=bottleneck(situation),
+        )
 
-    def of(self, peer: Peer) -> dict[str, Any]:
-        """One worker's row."""
+    def of(self, peer: Peer) -> WorkerValue:
         measurements, price = self.statistics.measurements, self._price(peer)
-        known, kept = measurements.rate(peer.peer), 1.0 - measurements.discards.estimate.value
-        mu = measurements.mu(peer.peer, peer.slots, self._expected(peer)) * kept or None
-        return {
-            "active": peer.active and peer.state == "joined" and not peer.leaving,
-            "leaving": peer.leaving,
-            "mu": mu,
-            "mu_sd": None if known is None or measurements.guessed(peer.peer) else known.sd * kept,
-            "usd_per_h": price.usd_per_h,
-            "usd_per_gb_down": price.usd_per_gb_down,
-            "usd_per_gb_up": price.usd_per_gb_up,
-            "availability": price.availability,
-            "rho": None if not mu else price.usd_per_h / (3600.0 * mu * price.availability),
-        }
+        known, used = measurements.rate(peer.peer), 1.0 - measurements.discards.estimate.value
+        mu = measurements.mu(peer.peer, peer.slots, self._expected(peer)) * used or None
+        guessed = known is None or measurements.guessed(peer.peer)
+        return WorkerValue(
+            price,
+            mu,
+            mu_sd=None if known is None or guessed else known.sd * used,
+            rho=None if not mu else price.usd_per_h / (3600.0 * mu * price.availability),
+        )
 
     def check(self) -> None:
         self._capacity_planner.activation.check()
@@ -176,7 +216,10 @@ class ActivationLoop:
                 )
 
     def _copies(self) -> dict[PeerId, float]:
-        """What each peer sends of the version that spreads, as planned; of no interest where nothing is metered."""
+        """How often each peer sends the version that spreads, by the plan.
+
+        Empty where no worker pays for what it sends.
+        """
         transmission = self.publishing.spreading
         metered = any(each.price.usd_per_gb_up for each in self.rules.prices)
         return (
@@ -193,14 +236,18 @@ class ActivationLoop:
         return None if per_h is None else per_h / 3600.0
 
     def _settle(self, period_s: float, now: float) -> None:
-        """All rates as of now. Who could be used neither now nor at the last look might as well have held leases."""
+        """Bring all rates up to date.
+
+        A worker that could be used neither now nor at the last review is measured as if it had
+        held leases and made nothing: its idle slots are its own fault.
+        """
         self._forgive(now)
         useless = {
             peer.peer for peer in self._here() if peer.active and self._is_useless(peer, now)
         }
         for peer in useless & self._useless:
-            self.statistics.measurements.useless(peer, max(0.0, now - self._looked_at))
-        self._useless, self._looked_at = useless, now
+            self.statistics.measurements.useless(peer, max(0.0, now - self._reviewed_at))
+        self._useless, self._reviewed_at = useless, now
         said = {
             peer.peer: expected
             for peer in self._here()
@@ -209,14 +256,17 @@ class ActivationLoop:
         self.statistics.measurements.settle(period_s, said, now=now)
 
     def _forgive(self, now: float) -> None:
-        """While this process stood still nobody got leases: no longer than a trajectory takes was anybody at work."""
+        """Take the time in which this process stood still off the workers' leased time.
+
+        Nobody got leases then, so each worker had work for one more trajectory at most.
+        """
         t_gen = self.statistics.measurements.t_gen.estimate
-        late_s = now - self._look_at - (0.0 if t_gen is None else t_gen.value)
+        late_s = now - self._review_at - (0.0 if t_gen is None else t_gen.value)
         for peer in self._here() if LATE_S < late_s < math.inf else ():
             self.statistics.measurements.forgive(peer.peer, late_s, now=now)
 
     def _is_useless(self, peer: Peer, now: float) -> bool:
-        """It fails what it is given, or serves what is too old for any batch."""
+        """The worker fails its leases, or serves a version that is too old for any batch."""
         too_old = peer.serving is not None and peer.serving.version < self.staleness.oldest
         return too_old or peer.rest_until > now
 
@@ -231,7 +281,11 @@ class ActivationLoop:
                 self.members.changed.add(peer.peer)
         words = [
             f"{word} {self._names(names)}"
-            for word, names in _told(decision.activate, decision.deactivate)
+            for word, names in (
+                ("activated", decision.activate),
+                ("deactivated", decision.deactivate),
+            )
+            if names
         ]
         return (
             [Note("activation", f"{', '.join(words)}: {decision.why}")]
@@ -245,11 +299,20 @@ class ActivationLoop:
         return " ".join(peer.name for peer in known if peer is not None) + more
 
 
-def _told(
-    activate: tuple[str, ...], deactivate: tuple[str, ...]
-) -> list[tuple[str, tuple[str, ...]]]:
-    return [
-        (word, names)
-        for word, names in (("activated", activate), ("deactivated", deactivate))
-        if names
-    ]
+def _estimates(measurements: Measurements) -> EstimatesStatus:
+    return EstimatesStatus(
+        t_train_s=_estimate(measurements.t_train.estimate),
+        t_bcast_s=_estimate(measurements.t_bcast.estimate),
+        t_gen_s=_estimate(measurements.t_gen.estimate),
+        refit_pause_s=_estimate(measurements.pause.estimate),
+        still_s=_estimate(measurements.still.estimate),
+        wire_bytes=_estimate(measurements.wire_bytes.estimate),
+        discarded=_estimate(measurements.discards.estimate),
+    )
+
+
+def _estimate(found: Estimate | None) -> EstimateStatus | None:
+    # JSON has no infinity, which is the uncertainty of a guess.
+    if found is None:
+        return None
+    return EstimateStatus(found.value, found.sd if found.sd < math.inf else None, found.samples)

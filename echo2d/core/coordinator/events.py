@@ -1,8 +1,10 @@
-"""What goes into `CoordinatorState` and what comes out: events (it happened), actions (do it), records (keep it).
+"""What goes into `CoordinatorState` and what comes out of it.
 
-Each package of the core owns its own; here they come together, with the learner's requests. The runtime handles all
-events that wait in its mailbox (at most 256), writes the `Persist` records of all of them in one transaction, then
-performs the other actions in order; so nothing is acknowledged before it is durable (I4).
+An event says what happened, an action says what to do, and a record says what to keep. Each package
+of the core owns its own; this module joins them and adds the learner's requests. The runtime
+handles the events that wait in its mailbox (at most 256), writes all their `Persist` records in one
+transaction, and then performs the other actions in order, so nothing is acknowledged before it is
+durable (I4).
 """
 
 from dataclasses import dataclass
@@ -33,7 +35,7 @@ from echo2d.core.rollouts.events import (
 )
 from echo2d.core.topology.uplink_rates import PeerRate
 
-# --- events: the learner asks. Each is answered by exactly one Reply, at once or later.
+# --- events: requests of the learner. Exactly one Reply answers each, at once or later.
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,7 @@ class SessionAsked:
 
 @dataclass(frozen=True, slots=True)
 class EpochAsked:
-    """Bytes of a version are about to be taken: is its epoch in force?"""
+    """An upload of a version is about to begin: is its epoch in force?"""
 
     request: RequestId
     epoch: Epoch
@@ -54,7 +56,10 @@ class EpochAsked:
 
 @dataclass(frozen=True, slots=True)
 class BatchAsked:
-    """GET /v1/batches/{step}: answered when the batch is frozen; the runtime gives up after its long-poll time."""
+    """GET /v1/batches/{step}: answered when the batch is frozen.
+
+    The runtime gives up after its long-poll time (`RequestGone`).
+    """
 
     request: RequestId
     epoch: Epoch
@@ -74,7 +79,7 @@ class CommitAsked:
 
 @dataclass(frozen=True, slots=True)
 class RefuseAsked:
-    """POST /v1/batches/{step}/refuse: these groups, each with a reason."""
+    """POST /v1/batches/{step}/refuse: the refused groups, each with a reason."""
 
     request: RequestId
     epoch: Epoch
@@ -93,7 +98,7 @@ class CheckpointAsked:
 
 @dataclass(frozen=True, slots=True)
 class RequestGone:
-    """The caller of a waiting request hung up or its long poll ran out; it must not be answered any more."""
+    """The caller of a waiting request hung up, or its long poll timed out: send no reply."""
 
     request: RequestId
 
@@ -103,17 +108,32 @@ class RequestGone:
 
 @dataclass(frozen=True, slots=True)
 class DeadlinePassed:
-    """`wake_at()` has come."""
+    """The time that `wake_at()` returned has come."""
 
 
 CoordinatorEvent = (
-    PeerConnected | PeerSaid | PeerDisconnected | PeerRevoked | RemovalPlanned | DialBackEnded
-    | SessionAsked | EpochAsked | PublishAsked | BatchAsked | CommitAsked | RefuseAsked | CheckpointAsked
-    | RequestGone | PromptDrawn | SampleScored | DeadlinePassed | CallEvent
-)  # fmt: skip
+    PeerConnected
+    | PeerSaid
+    | PeerDisconnected
+    | PeerRevoked
+    | RemovalPlanned
+    | DialBackEnded
+    | SessionAsked
+    | EpochAsked
+    | PublishAsked
+    | BatchAsked
+    | CommitAsked
+    | RefuseAsked
+    | CheckpointAsked
+    | RequestGone
+    | PromptDrawn
+    | SampleScored
+    | DeadlinePassed
+    | CallEvent
+)
 
 
-# --- records: what is durable
+# --- records: what to keep
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +144,7 @@ class EpochOpened:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointKept:
-    """Steps <= step are durable at the learner: their batches and groups may be deleted."""
+    """Steps up to `step` are durable at the learner: their batches and groups may be deleted."""
 
     step: int
     epoch: Epoch
@@ -142,20 +162,33 @@ CoordinatorRecord = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovered(RecoveredRollouts):
-    """Everything durable of a run, read from the ledger at start; the empty run is `Recovered.nothing()`."""
+    """Everything durable of a run, as the ledger had it at the start.
+
+    published: by publish_seq, without revoked versions. rates: the one measured longest ago comes
+    first. form: the one chosen last. lost: paths of published versions whose copies are gone.
+    """
 
     publish_seq: PublishSeq
-    published: tuple[VersionPublished, ...]  # by publish_seq, revoked ones left out
-    rates: tuple[PeerRate, ...] = ()  # the one measured longest ago first
-    form: FormChosen | None = None  # the one chosen last
-    lost: frozenset[str] = frozenset()  # paths of published versions of which no copy is left
+    published: tuple[VersionPublished, ...]
+    rates: tuple[PeerRate, ...] = ()
+    form: FormChosen | None = None
+    lost: frozenset[str] = frozenset()
 
     @staticmethod
     def nothing() -> "Recovered":
+        """A run that has not begun."""
         return Recovered(
-            epoch=Epoch(0), resume_step=0, next_cursor=0, next_group=GroupId(0), groups=(), frozen=(), committed=(),
-            checkpoint=0, publish_seq=PublishSeq(0), published=(),
-        )  # fmt: skip
+            epoch=Epoch(0),
+            resume_step=0,
+            next_cursor=0,
+            next_group=GroupId(0),
+            groups=(),
+            frozen=(),
+            committed=(),
+            checkpoint=0,
+            publish_seq=PublishSeq(0),
+            published=(),
+        )
 
 
 # --- actions
@@ -163,7 +196,10 @@ class Recovered(RecoveredRollouts):
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Answer a waiting request. status: an HTTP status. body: JSON-able, or the batch bytes (digest in `digest`)."""
+    """Answer a waiting request.
+
+    status: an HTTP status. body: a JSON object, or the bytes of a batch, whose digest is `digest`.
+    """
 
     request: RequestId
     status: int

@@ -1,10 +1,13 @@
-"""The learner's calls: sessions, publishes, batches, commits, refusals, checkpoints. One Reply each.
+"""Answers the learner's calls: sessions, publishes, batches, commits, refusals, checkpoints.
 
-    session --> publish resume_step --> | batch n (waits until it is full) --> commit n --> publish every kappa | ...
-                                        +------------- refuse n, at most a few times ----------------------------+
+    session --> publish resume_step --> batch n --> commit n --> publish every kappa --> batch n + 1
+                                          |  ^
+                                          +--+ refuse n, a few times at most
 
-Every call but `session` carries its epoch; of an older one nothing is believed (`fenced`). An error body is
-{"error": a word, "detail": a sentence}. Not here: the gates (`staleness`), and how versions travel (`publishing`).
+A call for a batch waits until the batch is full; every call gets exactly one Reply. Every call but
+`session` carries its epoch, and calls of an older epoch are refused (`fenced`). The body of an
+error is {"error": a word, "detail": a sentence}. Not here: the staleness gates
+(`rollouts/staleness.py`), and how versions travel (`broadcast/publishing.py`).
 """
 
 from collections.abc import Collection
@@ -36,11 +39,12 @@ from echo2d.core.rollouts.events import BatchCommitted
 from echo2d.core.rollouts.groups import Groups
 from echo2d.core.rollouts.staleness import PREFETCH_STEPS, REFUSALS_MAX, Staleness, StepBatch
 
-WAITING_MAX = 64  # calls that wait for a batch; a learner has one or two
+# Calls that wait for a batch; a learner has one or two.
+WAITING_MAX = 64
 
 
 class LearnerCalls:
-    """See the module docstring. `advance` freezes what was asked for; call it after every event."""
+    """See the module docstring. Call `advance` after every event: it freezes requested batches."""
 
     def __init__(
         self,
@@ -63,12 +67,13 @@ class LearnerCalls:
         self._statistics = statistics
         self.epoch = recovered.epoch
         self._resume_step = recovered.resume_step
-        self._asked_step = 0  # batches up to this one have been asked for in this epoch
+        # The highest step whose batch was requested in this epoch.
+        self._asked_step = 0
         self._waiting: dict[RequestId, int] = {}
 
     @property
     def publish_every(self) -> int:
-        """kappa in force."""
+        """kappa: the configured one, or the one that follows from the measurements."""
         if self._rules.publish_every is not None:
             return self._rules.publish_every
         return self._statistics.publish_every(self._rules.staleness_max)
@@ -80,7 +85,7 @@ class LearnerCalls:
 
     @property
     def missing(self) -> int:
-        """Groups that the lowest batch that is not full lacks."""
+        """How many groups the next batch still lacks."""
         return max(
             0,
             self._rules.trajectories_per_step // self._rules.group_size - self._staleness.buffered,
@@ -89,13 +94,20 @@ class LearnerCalls:
     # --- calls
 
     def session_asked(self, event: SessionAsked, *, now: float) -> list[CoordinatorAction]:
-        """A new epoch: fences the older ones, revokes what they published beyond `resume_step`."""
+        """Open a new epoch, which fences the older ones, and revoke what they published beyond
+        `resume_step`."""
         lowest, highest = self._staleness.checkpoint, self._staleness.newest_step
         if event.resume_step < lowest:
-            detail = f"batches up to step {lowest} are deleted; resume at {lowest} or later, not at {event.resume_step}"
+            detail = (
+                f"batches up to step {lowest} are deleted; "
+                f"resume at {lowest} or later, not at {event.resume_step}"
+            )
             return [_error(event.request, "resume", detail, lowest=lowest)]
         if event.resume_step > highest:
-            detail = f"this run has come to step {highest}; step {event.resume_step} must be another run's"
+            detail = (
+                f"this run has come to step {highest}; "
+                f"step {event.resume_step} must be another run's"
+            )
             return [_error(event.request, "resume", detail, highest=highest)]
         self.epoch, self._resume_step, self._asked_step = (
             Epoch(self.epoch + 1),
@@ -118,7 +130,7 @@ class LearnerCalls:
         return [*actions, note, Reply(event.request, 200, self._session_body())]
 
     def epoch_asked(self, event: EpochAsked) -> list[CoordinatorAction]:
-        """Whether bytes for this epoch are worth taking."""
+        """Whether this epoch may upload a version."""
         return [
             self._fenced(event.request)
             if self._is_old(event.epoch)
@@ -126,7 +138,7 @@ class LearnerCalls:
         ]
 
     def publish_asked(self, event: PublishAsked, *, now: float) -> list[CoordinatorAction]:
-        """A snapshot copy was made; it becomes a published version unless the epoch's order forbids it."""
+        """Publish a snapshot that has been copied, unless its epoch may not publish it now."""
         if self._is_old(event.epoch):
             return [self._fenced(event.request)]
         verdict = self._versions.judge(
@@ -144,7 +156,7 @@ class LearnerCalls:
         return [*actions, Reply(event.request, 200, facts_of(verdict))]
 
     def batch_asked(self, event: BatchAsked) -> list[CoordinatorAction]:
-        """Answered at once if the batch is full, else by `advance`."""
+        """Answer at once if the batch is full; otherwise `advance` answers later."""
         if self._is_old(event.epoch):
             return [self._fenced(event.request)]
         last = self._staleness.committed + PREFETCH_STEPS
@@ -182,15 +194,19 @@ class LearnerCalls:
         return []
 
     def commit_asked(self, event: CommitAsked) -> list[CoordinatorAction]:
-        """The optimizer step was applied; repeated calls are answered alike."""
+        """The optimizer step was applied. A repeated call gets the same answer."""
         if self._is_old(event.epoch):
             return [self._fenced(event.request)]
         if event.step > self._staleness.committed + 1:
-            detail = f"step {self._staleness.committed} is the last one committed; {event.step} cannot follow"
+            detail = (
+                f"step {self._staleness.committed} is the last one committed; "
+                f"{event.step} cannot follow"
+            )
             return [_error(event.request, "order", detail)]
         reply = Reply(event.request, 200, {"publish_every": self.publish_every})
         if event.step <= self._staleness.checkpoint:
-            return [reply]  # its batch is deleted
+            # The batch has been deleted, so its digest cannot be compared any more.
+            return [reply]
         batch = self._staleness.batch(event.step)
         if batch is None or batch.digest != event.batch_digest:
             return [_error(event.request, "digest", f"this is not the batch of step {event.step}")]
@@ -202,7 +218,7 @@ class LearnerCalls:
         return [committed, Reply(event.request, 200, {"publish_every": self.publish_every})]
 
     def refuse_asked(self, event: RefuseAsked) -> list[CoordinatorAction]:
-        """Some groups of a batch are not to be trained on: others take their places."""
+        """Replace the groups of a batch that the learner does not want to train on."""
         if self._is_old(event.epoch):
             return [self._fenced(event.request)]
         batch = self._staleness.batch(event.step)
@@ -210,10 +226,11 @@ class LearnerCalls:
             return [_error(event.request, "order", f"step {event.step} is committed")]
         members = set() if batch is None else {stored.record.group for stored in batch.groups}
         refused = {group: reason for group, reason in event.groups if group in members}
-        if batch is None or not refused:  # a repeated call, or one about an earlier composition
+        # A repeated call, or one about the batch as it was before an earlier refusal.
+        if batch is None or not refused:
             return [Reply(event.request, 200, {"replaced": 0})]
         actions: list[CoordinatorAction] = []
-        for stored in self._staleness.refuse(event.step, refused, self._void):
+        for stored in self._staleness.refuse(event.step, refused, self._uses_unpublished):
             actions += self._groups.discard(
                 stored, "refused", refused.get(stored.record.group, "revoked")
             )
@@ -226,7 +243,7 @@ class LearnerCalls:
         return [*actions, Reply(event.request, 200, {"replaced": len(refused)})]
 
     def checkpoint_asked(self, event: CheckpointAsked) -> list[CoordinatorAction]:
-        """Steps up to this one are durable at the learner; their batches are deleted."""
+        """Steps up to this one are durable at the learner, so their batches are deleted."""
         if self._is_old(event.epoch):
             return [self._fenced(event.request)]
         if event.step > self._staleness.committed:
@@ -243,11 +260,11 @@ class LearnerCalls:
         return [Persist(CheckpointKept(event.step, self.epoch)), reply]
 
     def request_gone(self, request: RequestId) -> None:
-        """Nobody waits for this answer any more."""
+        """The caller has gone: forget its request."""
         self._waiting.pop(request, None)
 
     def advance(self) -> list[CoordinatorAction]:
-        """Freeze the batches that were asked for and can be full; answer who waits for them."""
+        """Freeze the requested batches that can be filled, and answer the calls for them."""
         actions: list[CoordinatorAction] = []
         while (batch := self._staleness.freeze(self._asked_step)) is not None:
             actions.append(Persist(batch.frozen()))
@@ -278,7 +295,8 @@ class LearnerCalls:
         }
 
     def _revoke(self, keys: Collection[VersionKey], now: float) -> list[CoordinatorAction]:
-        """Drop what these versions wrote and is not in a full batch; workers stop serving them (I1)."""
+        """Withdraw published versions: workers stop serving them (I1), and the groups that they
+        wrote are dropped, except those in full batches."""
         if not keys:
             return []
         actions: list[CoordinatorAction] = [
@@ -289,12 +307,15 @@ class LearnerCalls:
         actions += self._groups.revoke(keys, now=now)
         for stored in self._staleness.revoke(keys):
             actions += self._groups.discard(stored, "revoked", again=True)
-        told = VersionsRevoked(self.epoch, tuple(keys))
+        message = VersionsRevoked(self.epoch, tuple(keys))
         peers = [peer for peer in self._members if peer.session is not None and peer.kind != "seed"]
-        return [*actions, *(Send(peer.session, told) for peer in peers if peer.session is not None)]
+        return [
+            *actions,
+            *(Send(peer.session, message) for peer in peers if peer.session is not None),
+        ]
 
-    def _void(self, group: GroupRecord) -> bool:
-        """Whether a version that is not published any more wrote for it."""
+    def _uses_unpublished(self, group: GroupRecord) -> bool:
+        """Whether a version that has been revoked wrote tokens of the group."""
         spans = (span for trajectory in group.trajectories for span in trajectory.spans)
         return any(self._versions.live(span.key) is None for span in spans)
 
@@ -304,7 +325,7 @@ class LearnerCalls:
         return list(fenced)
 
     def _is_old(self, epoch: Epoch) -> bool:
-        """Epoch 0 is before the first session: there is nothing to call about."""
+        """Epoch 0 comes before the first session, so no call can belong to it."""
         return epoch != self.epoch or not epoch
 
     def _fenced(self, request: RequestId) -> Reply:

@@ -1,18 +1,20 @@
-"""The coordinator as one machine: events in, actions out. It only routes; the parts decide.
+"""The coordinator as one machine: it takes events, hands each to the part that decides, and
+returns that part's actions.
 
     peers ----> membership --+--> groups, leases ----> staleness (gates, buffer, batches)
-                             +--> publishing, spread      ^
-    learner --> learner_calls ----------------------------+--> versions
+                             +--> publishing               ^
+    learner --> learner_api -------------------------------+--> versions
 
-Every event ends with one `_advance`: batches that were asked for freeze, versions start to spread, leases are granted;
-but not a sign of life that calls for nothing, of which there are ten for each other event.
-What a restart has to do first (groups to score or lease again) comes out of the first event; `wake_at` is now until
-then. A peer that breaks the protocol is closed (`PeerFault`). Not here: sockets, disk, time, and every decision.
+Every event ends with one `_advance`: requested batches freeze, versions start to spread, and leases
+are granted. Heartbeats and lease progress skip it when nothing waits for them; they are nine of ten
+events. The first event also returns what a restart has to do (groups to score or lease again), so
+`wake_at` is due at once until then. A peer that breaks the protocol raises `PeerFault`, and its
+session is closed. Not here: sockets, disk, time, and every decision.
 """
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any, assert_never
+from typing import assert_never
 
 from blake3 import blake3
 
@@ -85,16 +87,22 @@ from echo2d.core.rollouts.events import PromptDrawn, SampleScored
 from echo2d.core.rollouts.groups import Groups
 from echo2d.core.rollouts.leases import LeaseTable
 from echo2d.core.rollouts.staleness import Staleness
+from echo2d.core.status.schema import Status
 from echo2d.errors import PeerFault
 
 PLAN_SECRET_BYTES = 32
-HOLDING_MAX = 8  # versions of one hello that are looked at; a worker has two slots
-TAG_BITS = 31  # of this process, in front of lease and plan ids, which are 63 bits long
-SIGNS_OF_LIFE = Heartbeat | LeaseProgress  # nine of ten events
+# Versions of one hello that are checked; a worker has only two snapshot slots.
+HOLDING_MAX = 8
+# Lease and plan ids have 63 bits; the first TAG_BITS of them name this process.
+TAG_BITS = 31
+SIGNS_OF_LIFE = Heartbeat | LeaseProgress
 
 
 class CoordinatorState:
-    """See the module docstring. plan_secret: PLAN_SECRET_BYTES random bytes of this process. now: monotonic seconds."""
+    """See the module docstring.
+
+    plan_secret: PLAN_SECRET_BYTES random bytes, new in each process. now: monotonic seconds.
+    """
 
     def __init__(
         self, rules: RunRules, recovered: Recovered, *, plan_secret: bytes, now: float
@@ -109,23 +117,47 @@ class CoordinatorState:
             recovered.published, recovered.publish_seq, lost=recovered.lost
         )
         self._staleness = Staleness(rules, recovered)
-        lent = LeaseTable(tag ^ 1, rules.lease_silence_s)
+        # Gateway calls have a lease table of their own, whose ids carry another tag.
+        gateway_leases = LeaseTable(tag ^ 1, rules.lease_silence_s)
         self._groups = Groups(
-            rules, recovered, members=self._members, versions=self._versions, staleness=self._staleness,
-            statistics=self._statistics, lent=lent, tag=tag,
-        )  # fmt: skip
+            rules,
+            recovered,
+            members=self._members,
+            versions=self._versions,
+            staleness=self._staleness,
+            statistics=self._statistics,
+            lent=gateway_leases,
+            tag=tag,
+        )
         self._gateway = GatewayCalls(
-            rules, leases=lent, members=self._members, versions=self._versions, statistics=self._statistics,
+            rules,
+            leases=gateway_leases,
+            members=self._members,
+            versions=self._versions,
+            statistics=self._statistics,
             slots=self._groups.scheduler,
-        )  # fmt: skip
+        )
         self._publishing = Publishing(
-            rules, members=self._members, versions=self._versions, statistics=self._statistics, plan_secret=plan_secret,
-            tag=tag, rates=recovered.rates, form=recovered.form, now=now,
-        )  # fmt: skip
+            rules,
+            members=self._members,
+            versions=self._versions,
+            statistics=self._statistics,
+            plan_secret=plan_secret,
+            tag=tag,
+            rates=recovered.rates,
+            form=recovered.form,
+            now=now,
+        )
         self._calls = LearnerCalls(
-            rules, recovered, members=self._members, versions=self._versions, staleness=self._staleness,
-            groups=self._groups, publishing=self._publishing, statistics=self._statistics,
-        )  # fmt: skip
+            rules,
+            recovered,
+            members=self._members,
+            versions=self._versions,
+            staleness=self._staleness,
+            groups=self._groups,
+            publishing=self._publishing,
+            statistics=self._statistics,
+        )
         self._activation_loop = ActivationLoop(
             rules,
             self._members,
@@ -141,40 +173,54 @@ class CoordinatorState:
         )
 
     def handle(self, event: CoordinatorEvent, *, now: float) -> list[CoordinatorAction]:
-        """What to do about one event."""
+        """The actions that one event calls for, in the order in which to perform them."""
         self._statistics.now = now
         actions: list[CoordinatorAction] = []
         if self._start is not None:
             actions += self._start[1]
             self._start = None
         actions += self._route(event, now)
-        if self._only_lives(event, actions):
+        if self._is_mere_sign_of_life(event, actions):
             return actions
         return [*actions, *self._advance(now)]
 
     def wake_at(self) -> float | None:
-        """When a DeadlinePassed is due; None: not before another event."""
+        """When `DeadlinePassed` is due; None: not before another event."""
         if self._start is not None:
             return self._start[0]
         parts = (
-            self._members, self._reachability, self._groups, self._gateway, self._publishing, self._activation_loop,
-        )  # fmt: skip
+            self._members,
+            self._reachability,
+            self._groups,
+            self._gateway,
+            self._publishing,
+            self._activation_loop,
+        )
         return min(
             (at for at in (part.wake_at() for part in parts) if at is not None), default=None
         )
 
-    def status(self, *, now: float | None = None) -> dict[str, Any]:
-        """Of `now`, or of the last event."""
+    def status(self, *, now: float | None = None) -> Status:
+        """As of `now`, or of the last event."""
         return make_status(
-            self._rules, now=self._statistics.now if now is None else now, members=self._members,
-            versions=self._versions, staleness=self._staleness,
-            groups=self._groups, gateway=self._gateway, publishing=self._publishing, calls=self._calls,
-            statistics=self._statistics, activation_loop=self._activation_loop,
-        )  # fmt: skip
+            self._rules,
+            now=self._statistics.now if now is None else now,
+            members=self._members,
+            versions=self._versions,
+            staleness=self._staleness,
+            groups=self._groups,
+            gateway=self._gateway,
+            publishing=self._publishing,
+            calls=self._calls,
+            statistics=self._statistics,
+            activation_loop=self._activation_loop,
+        )
 
     # --- routes
 
-    def _route(self, event: CoordinatorEvent, now: float) -> Sequence[CoordinatorAction]:  # noqa: C901 - one line per event
+    def _route(  # noqa: C901 - one line per event
+        self, event: CoordinatorEvent, now: float
+    ) -> Sequence[CoordinatorAction]:
         match event:
             case PeerConnected():
                 return self._connected(event, now)
@@ -235,36 +281,35 @@ class CoordinatorState:
             return actions
         peer, hello = joined.peer, event.hello
         self._activation_loop.changed()
-        mine = [key for key in hello.leases if self._gateway.owns(key)]
-        kept, called_off = self._gateway.rejoined(peer, mine, now=now)
-        calls = frozenset(kept)
-        keep, cancel, ended = self._groups.rejoined(
-            peer, [key for key in hello.leases if key not in calls], now=now
-        )
-        seq = self._versions.publish_seq
-        rules, epoch = self._rules, self._calls.epoch
-        exclusive = rules.mode == "exclusive"
+        gateway_keys = [key for key in hello.leases if self._gateway.owns(key)]
+        keep_for_gateway, gateway_actions = self._gateway.rejoined(peer, gateway_keys, now=now)
+        # Gateway leases that have ended are cancelled by the groups, with all unknown ones.
+        kept_keys = frozenset(keep_for_gateway)
+        other_keys = [key for key in hello.leases if key not in kept_keys]
+        keep_for_groups, cancel, group_actions = self._groups.rejoined(peer, other_keys, now=now)
         welcome = Welcome(
             peer.peer,
-            rules.run_id,
-            epoch,
-            seq,
-            rules.heartbeat_s,
-            (*kept, *keep),
+            self._rules.run_id,
+            self._calls.epoch,
+            self._versions.publish_seq,
+            self._rules.heartbeat_s,
+            (*keep_for_gateway, *keep_for_groups),
             cancel,
-            exclusive,
+            self._rules.mode == "exclusive",
         )
-        void = self._tell_void(peer, [hello.serving, *hello.holding[:HOLDING_MAX]], now)
-        placed = self._publishing.joined(peer, renewed=joined.renewed, now=now)
-        dialled = self._reachability.joined(peer, now=now)
+        claimed = [hello.serving, *hello.holding[:HOLDING_MAX]]
+        revocations = self._revoke_unpublished(peer, claimed, now)
+        publishing_actions = self._publishing.joined(peer, renewed=joined.renewed, now=now)
+        dial_back = self._reachability.joined(peer, now=now)
+        # The welcome is the first message of a session.
         return [
             *actions,
             Send(event.session, welcome),
-            *called_off,
-            *ended,
-            *void,
-            *placed,
-            *dialled,
+            *gateway_actions,
+            *group_actions,
+            *revocations,
+            *publishing_actions,
+            *dial_back,
         ]
 
     def _said(
@@ -272,17 +317,19 @@ class CoordinatorState:
     ) -> Sequence[CoordinatorAction]:
         peer, returned = self._members.heard(session, now=now)
         if peer is None:
+            # The session has been closed; its last messages may still arrive.
             return []
         if not isinstance(message, SIGNS_OF_LIFE):
             self._members.changed.add(peer.peer)
-        back = self._publishing.joined(peer, renewed=False, now=now) if returned else []
+        # A suspected peer lost its place in the plan; it gets a new one when it is heard again.
+        rejoining = self._publishing.joined(peer, renewed=False, now=now) if returned else []
         try:
-            return [*back, *self._message(peer, message, now)]
+            return [*rejoining, *self._message(peer, message, now)]
         except PeerFault as fault:
             self._members.disconnected(session)
             note = self._statistics.fault("peer", f"{peer.name}: {fault}")
             return [
-                *back,
+                *rejoining,
                 note,
                 Send(session, Refused("protocol", str(fault), permanent=False)),
                 CloseSession(session),
@@ -339,13 +386,15 @@ class CoordinatorState:
                 assert_never(message)
 
     def _leaving(self, peer: Peer, reason: str) -> Sequence[CoordinatorAction]:
-        """It will be taken away: no more leases, and others are activated in its stead."""
+        """The peer will be taken away: it gets no more leases, and others are activated for it."""
         if peer.leaving:
             return []
         peer.leaving = True
         self._members.changed.add(peer.peer)
         self._activation_loop.changed()
         return [Note("leaving", f"{peer.name}: {printable(reason, FAULT_CHARS_MAX)}")]
+
+    # --- what several parts must hear of
 
     def _granted_by(
         self, message: LeaseProgress | SampleFinished | LeaseFailed
@@ -360,15 +409,16 @@ class CoordinatorState:
         if not all(
             math.isfinite(seconds) and seconds >= 0 for seconds in (message.pause_s, message.held_s)
         ):
-            raise PeerFault("a pause that is no duration")
+            raise PeerFault("pause_s and held_s must be finite and >= 0")
         before = peer.serving
         peer.refitted(message)
-        if void := self._tell_void(peer, [peer.serving], now):
+        if revocations := self._revoke_unpublished(peer, [peer.serving], now):
             note = self._statistics.fault(
                 "refit", f"{peer.name}: version {message.version} is not published"
             )
-            return [note, *void]
-        if before is None:  # then nothing was generating that could pause
+            return [note, *revocations]
+        # Loading the first version pauses nothing, so its time is no refit pause.
+        if before is None:
             self._activation_loop.changed()
         elif before != peer.serving:
             self._activation_loop.refitted(peer, message, now=now)
@@ -376,43 +426,45 @@ class CoordinatorState:
         self._publishing.served(peer, now=now)
         return []
 
-    def _tell_void(
-        self, peer: Peer, keys: Iterable[VersionKey | None], now: float
+    def _revoke_unpublished(
+        self, peer: Peer, claimed: Iterable[VersionKey | None], now: float
     ) -> Sequence[CoordinatorAction]:
-        """Of these versions that are not published: the peer may have been away when they were revoked (I1)."""
-        void = tuple(
+        """Tell the peer which of the versions it claims to have are not published (I1).
+
+        They may have been revoked while it was away.
+        """
+        unpublished = tuple(
             key
-            for key in dict.fromkeys(keys)
+            for key in dict.fromkeys(claimed)
             if key is not None and self._versions.live(key) is None
         )
-        if not void or peer.session is None:
+        if not unpublished or peer.session is None:
             return []
         return [
-            *self._groups.revoke(void, now=now),
-            Send(peer.session, VersionsRevoked(self._calls.epoch, void)),
+            *self._groups.revoke(unpublished, now=now),
+            Send(peer.session, VersionsRevoked(self._calls.epoch, unpublished)),
         ]
 
     def _gone(
         self, peer: Peer, now: float, *, revoked: bool = False
     ) -> Sequence[CoordinatorAction]:
-        """It will not come back soon: its work goes to others."""
+        """The peer will not come back soon: its work goes to others."""
         self._activation_loop.changed()
-        calls = self._gateway.worker_left(peer, now=now)
         return [
-            *calls,
+            *self._gateway.worker_left(peer, now=now),
             *self._groups.worker_left(peer, revoked=revoked, now=now),
             *self._publishing.lost(peer),
         ]
 
     def _deadlines(self, now: float) -> Sequence[CoordinatorAction]:
-        suspected, closed = self._members.deadlines(now=now)
-        lost: list[CoordinatorAction] = []
+        suspected, session_actions = self._members.deadlines(now=now)
+        repairs: list[CoordinatorAction] = []
         for peer in suspected:
             self._activation_loop.changed()
-            lost += self._publishing.lost(peer)
+            repairs += self._publishing.lost(peer)
         return [
-            *closed,
-            *lost,
+            *session_actions,
+            *repairs,
             *self._reachability.deadlines(now=now),
             *self._publishing.tell_on(now=now),
             *self._groups.deadlines(now=now),
@@ -425,21 +477,24 @@ class CoordinatorState:
             *self._activation_loop.advance(now=now),
             *self._publishing.advance(now=now),
         ]
+        # Calls that have waited too long are served before groups get leases, others after.
         if self._gateway.impatient(now=now):
             actions += self._gateway.advance(now=now)
         return [*actions, *self._groups.advance(now=now), *self._gateway.advance(now=now)]
 
-    def _only_lives(self, event: CoordinatorEvent, actions: Sequence[CoordinatorAction]) -> bool:
-        """It has changed nothing that batches, versions or leases wait for."""
-        lives = isinstance(event, PeerSaid) and isinstance(event.message, SIGNS_OF_LIFE)
+    def _is_mere_sign_of_life(
+        self, event: CoordinatorEvent, actions: Sequence[CoordinatorAction]
+    ) -> bool:
+        """The event changed nothing that batches, versions or leases wait for."""
         return (
-            lives
+            isinstance(event, PeerSaid)
+            and isinstance(event.message, SIGNS_OF_LIFE)
             and not self._members.changed
             and all(isinstance(action, ChoiceGrew) for action in actions)
         )
 
     def check(self) -> None:
-        """All invariants of all parts."""
+        """Check the invariants of every part."""
         for part in (
             self._statistics,
             self._members,

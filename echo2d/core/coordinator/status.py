@@ -1,15 +1,10 @@
-"""`GET /v1/status`: everything there is to know about a run, as plain values (JSON). Reads, decides nothing.
+"""Makes the `Status` of a run (`core/status/schema.py`) from the parts of the coordinator.
 
-Digests are hex, durations seconds, uplinks bytes/s, `lag` in versions; `leased` counts samples. `leases_end_s`: when
-the first of a worker's leases goes to somebody else, if it stays silent. `reachable`: whether others can dial the peer,
-null: not known yet. `duplicates`: frames that came though held. `catch_ups`: forms for peers that cannot use what
-spreads. `version_bytes`: of what spread. `active`: whether it gets leases; `mu`: trajectories/s that it makes with
-them, the share that is thrown away taken off. `provision`: what is needed and what there is, in trajectories/s, and
-`bottleneck`. `bubble_ratio`: of the last RECENT_MAX steps. `attention`: sentences for people.
+It reads every part and decides nothing. The process around the machine adds what only it knows.
 """
 
 from collections.abc import Iterable
-from typing import Any
+from dataclasses import replace
 
 from echo2d.core.base.ids import PeerId
 from echo2d.core.broadcast.publishing import Publishing
@@ -18,7 +13,7 @@ from echo2d.core.cluster.events import VersionPublished
 from echo2d.core.cluster.membership import Membership, Peer
 from echo2d.core.cluster.rules import RunRules
 from echo2d.core.cluster.statistics import Statistics
-from echo2d.core.cluster.versions import PublishedVersions, facts_of
+from echo2d.core.cluster.versions import PublishedVersions
 from echo2d.core.coordinator.activation_loop import ActivationLoop
 from echo2d.core.coordinator.alerts import alerts
 from echo2d.core.coordinator.learner_api import LearnerCalls
@@ -26,6 +21,20 @@ from echo2d.core.gateway.calls import GatewayCalls
 from echo2d.core.rollouts.groups import Groups
 from echo2d.core.rollouts.leases import Lease
 from echo2d.core.rollouts.staleness import Staleness
+from echo2d.core.status.schema import (
+    BroadcastStatus,
+    FaultStatus,
+    FormStatus,
+    GroupsStatus,
+    HandedOverCounts,
+    PeerStatus,
+    ProgressStatus,
+    Status,
+    TrajectoryCounts,
+    VersionBytes,
+    VersionStatus,
+    WorkerStatus,
+)
 
 
 def make_status(
@@ -41,92 +50,143 @@ def make_status(
     calls: LearnerCalls,
     statistics: Statistics,
     activation_loop: ActivationLoop,
-) -> dict[str, Any]:
-    """Of one moment; `now` is monotonic seconds."""
-    newest, leases = versions.newest, _by_worker(groups.leases)
-    facts = {
-        "epoch": calls.epoch,
-        "open_step": staleness.open_step,
-        "committed_step": staleness.committed,
-        "checkpoint_step": staleness.checkpoint,
-        "staleness_max": rules.staleness_max,
-        "publish_every": calls.publish_every,
-        "trajectories_per_step": rules.trajectories_per_step,
-        "group_size": rules.group_size,
-        "heartbeat_s": rules.heartbeat_s,
-        "dissemination_bound": statistics.dissemination_bound(rules.staleness_max),
-        "newest_version": _version(newest),
-        "groups": {
-            "buffered": staleness.buffered,
-            "in_flight": groups.in_flight,
-            "queued": staleness.queued(groups.in_flight),
-            "leases": len(groups.leases),
-            "tokens_under_way": groups.leases.tokens_under_way,
-        },
-        "broadcast": _broadcast(publishing.spreading, publishing.waiting, members),
-        "catch_ups": [_form(transmission) for transmission in publishing.catch_ups],
-        "workers": [
-            {
-                **_worker(peer, versions, groups, leases.get(peer.peer, []), now),
-                **activation_loop.of(peer),
-            }
-            for peer in members
-            if peer.kind == "worker"
-        ],
-        "provision": activation_loop.facts(),
-        "relays": [_peer(peer, now) for peer in members if peer.kind == "relay"],
-        "seed_alive": members.seed is not None,
-        "seed_uplink": None if members.seed is None else members.seed.uplink,
-        "gateway": gateway.facts(),
-        **_statistics(statistics, now),
-    }
-    return {**facts, "attention": alerts(facts)}
-
-
-def _statistics(statistics: Statistics, now: float) -> dict[str, Any]:
-    return {
-        "bubble_ratio": statistics.bubble_ratio,
-        "learner_train_s": statistics.learner_train_s,
-        "learner_wait_s": statistics.learner_wait_s,
-        "versions_published": statistics.versions_published,
-        "staleness": {
-            str(staleness): count for staleness, count in sorted(statistics.staleness.items())
-        },
-        "trajectories": {
-            "trained": statistics.trajectories_trained,
-            "dropped": statistics.trajectories_dropped,
-        },
-        "tokens_accepted": statistics.tokens_accepted,
-        "handed_over": {
-            "partials": statistics.partials_handed_over,
-            "tokens": statistics.tokens_handed_over,
-        },
-        "groups_dropped": dict(statistics.dropped_groups),
-        "answer_tokens": statistics.lengths,
-        "results_refused": dict(statistics.refused_results),
-        "rewards": [[step, reward] for step, reward in statistics.batch_rewards],
-        "t_train_s": list(statistics.t_train_s),
-        "t_verify_s": list(statistics.t_verify_s),
-        "t_bcast_s": list(statistics.t_bcast_s),
-        "refit_pause_s": list(statistics.refit_pause_s),
-        "still_s": list(statistics.still_s),
-        "seed_copies": {str(version): copies for version, copies in statistics.seed_copies.items()},
-        "wire_bytes": statistics.wire_bytes,
-        "full_bytes": statistics.full_bytes,
-        "version_bytes": {
-            str(version): {"wire_bytes": wire, "full_bytes": full}
+) -> Status:
+    """The run at one moment; `now` is monotonic seconds."""
+    workers = _Workers(versions, groups, activation_loop, now)
+    status = Status(
+        epoch=calls.epoch,
+        open_step=staleness.open_step,
+        committed_step=staleness.committed,
+        checkpoint_step=staleness.checkpoint,
+        staleness_max=rules.staleness_max,
+        publish_every=calls.publish_every,
+        trajectories_per_step=rules.trajectories_per_step,
+        group_size=rules.group_size,
+        heartbeat_s=rules.heartbeat_s,
+        dissemination_bound=statistics.dissemination_bound(rules.staleness_max),
+        newest_version=_version(versions.newest),
+        groups=GroupsStatus(
+            buffered=staleness.buffered,
+            in_flight=groups.in_flight,
+            queued=staleness.queued(groups.in_flight),
+            leases=len(groups.leases),
+            tokens_under_way=groups.leases.tokens_under_way,
+        ),
+        broadcast=_broadcast(publishing.spreading, publishing.waiting, members),
+        catch_ups=tuple(map(_form, publishing.catch_ups)),
+        workers=tuple(workers.status(peer) for peer in members if peer.kind == "worker"),
+        provision=activation_loop.provision(),
+        relays=tuple(_relay(peer, now) for peer in members if peer.kind == "relay"),
+        seed_alive=members.seed is not None,
+        seed_uplink=None if members.seed is None else members.seed.uplink,
+        gateway=gateway.status(),
+        bubble_ratio=statistics.bubble_ratio,
+        learner_train_s=statistics.learner_train_s,
+        learner_wait_s=statistics.learner_wait_s,
+        versions_published=statistics.versions_published,
+        staleness=dict(sorted(statistics.staleness.items())),
+        trajectories=TrajectoryCounts(
+            statistics.trajectories_trained, statistics.trajectories_dropped
+        ),
+        tokens_accepted=statistics.tokens_accepted,
+        handed_over=HandedOverCounts(
+            statistics.partials_handed_over, statistics.tokens_handed_over
+        ),
+        groups_dropped=dict(statistics.dropped_groups),
+        answer_tokens=statistics.lengths,
+        results_refused=dict(statistics.refused_results),
+        rewards=tuple(statistics.batch_rewards),
+        t_train_s=tuple(statistics.t_train_s),
+        t_verify_s=tuple(statistics.t_verify_s),
+        t_bcast_s=tuple(statistics.t_bcast_s),
+        refit_pause_s=tuple(statistics.refit_pause_s),
+        still_s=tuple(statistics.still_s),
+        seed_copies=dict(statistics.seed_copies),
+        wire_bytes=statistics.wire_bytes,
+        full_bytes=statistics.full_bytes,
+        version_bytes={
+            version: VersionBytes(wire, full)
             for version, (wire, full) in statistics.version_bytes.items()
         },
-        "fault_counts": dict(statistics.fault_counts),
-        "faults": [
-            {"kind": kind, "text": text, "times": fault.times, "age_s": now - fault.at}
+        fault_counts=dict(statistics.fault_counts),
+        faults=tuple(
+            FaultStatus(kind, text, fault.times, now - fault.at)
             for (kind, text), fault in statistics.faults.items()
-        ],
-    }
+        ),
+    )
+    return replace(status, attention=tuple(alerts(status)))
 
 
-def _version(record: VersionPublished | None) -> dict[str, Any] | None:
-    return None if record is None else facts_of(record)
+def _version(record: VersionPublished | None) -> VersionStatus | None:
+    if record is None:
+        return None
+    return VersionStatus(record.version, record.digest.hex(), record.publish_seq)
+
+
+def _relay(peer: Peer, now: float) -> PeerStatus:
+    return PeerStatus(
+        id=peer.peer,
+        name=peer.name,
+        kind=peer.kind,
+        state=peer.state,
+        alive=peer.alive,
+        silent_s=now - peer.heard_at,
+        uplink=peer.uplink,
+        quarantined=peer.quarantined,
+        reachable=peer.reachable,
+    )
+
+
+class _Workers:
+    """Makes the status of each worker, with the leases sorted by worker once."""
+
+    def __init__(
+        self,
+        versions: PublishedVersions,
+        groups: Groups,
+        activation_loop: ActivationLoop,
+        now: float,
+    ) -> None:
+        self._versions = versions
+        self._groups = groups
+        self._activation_loop = activation_loop
+        self._now = now
+        self._leases = _by_worker(groups.leases)
+
+    def status(self, peer: Peer) -> WorkerStatus:
+        now, leases = self._now, self._leases.get(peer.peer, [])
+        serving, newest = self._versions.live(peer.serving), self._versions.newest
+        value = self._activation_loop.of(peer)
+        return WorkerStatus(
+            id=peer.peer,
+            name=peer.name,
+            kind=peer.kind,
+            state=peer.state,
+            alive=peer.alive,
+            silent_s=now - peer.heard_at,
+            uplink=peer.uplink,
+            quarantined=peer.quarantined,
+            reachable=peer.reachable,
+            slots=peer.slots,
+            running=peer.running,
+            leases=len(leases),
+            leases_end_s=min((lease.silent_at - now for lease in leases), default=None),
+            leased=self._groups.leases.load(peer.peer),
+            serving=_version(serving),
+            lag=None if serving is None or newest is None else newest.version - serving.version,
+            accepted=peer.accepted,
+            refit_pause_s=peer.refit_pause_s,
+            memory_ok=peer.memory_ok,
+            active=peer.active and peer.state == "joined" and not peer.leaving,
+            leaving=peer.leaving,
+            mu=value.mu,
+            mu_sd=value.mu_sd,
+            usd_per_h=value.price.usd_per_h,
+            usd_per_gb_down=value.price.usd_per_gb_down,
+            usd_per_gb_up=value.price.usd_per_gb_up,
+            availability=value.price.availability,
+            rho=value.rho,
+        )
 
 
 def _by_worker(leases: Iterable[Lease]) -> dict[PeerId, list[Lease]]:
@@ -136,72 +196,47 @@ def _by_worker(leases: Iterable[Lease]) -> dict[PeerId, list[Lease]]:
     return found
 
 
-def _peer(peer: Peer, now: float) -> dict[str, Any]:
-    return {
-        "id": peer.peer,
-        "name": peer.name,
-        "kind": peer.kind,
-        "state": peer.state,
-        "alive": peer.alive,
-        "silent_s": now - peer.heard_at,
-        "uplink": peer.uplink,
-        "quarantined": peer.quarantined,
-        "reachable": peer.reachable,
-    }
-
-
-def _worker(
-    peer: Peer, versions: PublishedVersions, groups: Groups, leases: list[Lease], now: float
-) -> dict[str, Any]:
-    serving, newest = versions.live(peer.serving), versions.newest
-    return {
-        **_peer(peer, now),
-        "slots": peer.slots,
-        "running": peer.running,
-        "leases": len(leases),
-        "leases_end_s": min((lease.silent_at - now for lease in leases), default=None),
-        "leased": groups.leases.load(peer.peer),
-        "serving": _version(serving),
-        "lag": None if serving is None or newest is None else newest.version - serving.version,
-        "accepted": peer.accepted,
-        "refit_pause_s": peer.refit_pause_s,
-        "memory_ok": peer.memory_ok,
-    }
-
-
 def _broadcast(
     transmission: Transmission | None, waiting: VersionPublished | None, members: Membership
-) -> dict[str, Any] | None:
+) -> BroadcastStatus | None:
     if transmission is None:
         return None
-    return {
-        **_form(transmission),
-        "waiting_version": None if waiting is None else waiting.version,
-        "peers": [_progress(peer, transmission) for peer in members.receivers()],
-    }
+    form = _form(transmission)
+    return BroadcastStatus(
+        version=form.version,
+        form=form.form,
+        base_version=form.base_version,
+        whole=form.whole,
+        wire_bytes=form.wire_bytes,
+        full_bytes=form.full_bytes,
+        shape=form.shape,
+        predicted_s=form.predicted_s,
+        waiting_version=None if waiting is None else waiting.version,
+        peers=tuple(_progress(peer, transmission) for peer in members.receivers()),
+    )
 
 
-def _form(transmission: Transmission) -> dict[str, Any]:
-    plan = transmission.plan
-    return {
-        "version": transmission.record.version,
-        "form": transmission.form,
-        "base_version": None if transmission.base is None else transmission.base.version,
-        "whole": transmission.totals is not None,
-        "wire_bytes": None if transmission.totals is None else transmission.totals.wire_bytes,
-        "full_bytes": transmission.record.full_bytes,
-        "shape": None if plan is None else plan.shape,
-        "predicted_s": None if plan is None else plan.predicted_s,
-    }
+def _form(transmission: Transmission) -> FormStatus:
+    plan, totals = transmission.plan, transmission.totals
+    return FormStatus(
+        version=transmission.record.version,
+        form=transmission.form,
+        base_version=None if transmission.base is None else transmission.base.version,
+        whole=totals is not None,
+        wire_bytes=None if totals is None else totals.wire_bytes,
+        full_bytes=transmission.record.full_bytes,
+        shape=None if plan is None else plan.shape,
+        predicted_s=None if plan is None else plan.predicted_s,
+    )
 
 
-def _progress(peer: Peer, transmission: Transmission) -> dict[str, Any]:
+def _progress(peer: Peer, transmission: Transmission) -> ProgressStatus:
     payload_bytes, duplicates = transmission.received.get(peer.peer, (0, 0))
-    return {
-        "id": peer.peer,
-        "name": peer.name,
-        "payload_bytes": payload_bytes,
-        "duplicates": duplicates,
-        "verified": peer.peer in transmission.verified,
-        "failed": peer.peer in transmission.failed,
-    }
+    return ProgressStatus(
+        peer.peer,
+        peer.name,
+        payload_bytes,
+        duplicates,
+        verified=peer.peer in transmission.verified,
+        failed=peer.peer in transmission.failed,
+    )

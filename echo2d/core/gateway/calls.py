@@ -44,6 +44,7 @@ from echo2d.core.protocol.control_messages import (
 from echo2d.core.protocol.trajectory import NOTHING, Partial
 from echo2d.core.rollouts.leases import Lease, LeaseTable
 from echo2d.core.rollouts.scheduler import LeaseScheduler
+from echo2d.core.status.schema import GatewayStatus
 
 FAILURES_MAX = (
     3  # leases of one choice that ended without it; then something is wrong with what it asks for
@@ -82,16 +83,15 @@ class GatewayCalls:
         self._open = OpenCalls()
         self._tokens = 0
 
-    def facts(self) -> dict[str, object]:
-        """For the status. ended: calls, by how."""
-        return {
-            "calls": len(self._open),
-            "waiting": len(self._queue),
-            "running": self._scheduler.running,
-            "ended": dict(self._open.ended),
-            "tokens": self._tokens,
-            "handed_over": self._scheduler.handed_over,
-        }
+    def status(self) -> GatewayStatus:
+        return GatewayStatus(
+            calls=len(self._open),
+            waiting=len(self._queue),
+            running=self._scheduler.running,
+            ended=dict(self._open.ended),
+            tokens=self._tokens,
+            handed_over=self._scheduler.handed_over,
+        )
 
     def owns(self, key: HeldLease) -> bool:
         """Whether the lease is, or was, one of these."""

@@ -16,7 +16,7 @@ sets aside what its box costs until it ends by itself, whatever happens to this 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, assert_never
+from typing import assert_never
 
 from echo2d.core.renting.boxes import RentedBox, RentedBoxes
 from echo2d.core.renting.budget import HOUR_S, SLACK, Label, Rental, RentOffer, Terms, life_s
@@ -30,8 +30,9 @@ from echo2d.core.renting.events import (
     StartEnded,
     StopEnded,
 )
-from echo2d.core.renting.report import rent_facts
+from echo2d.core.renting.report import renting_status
 from echo2d.core.renting.selection import choose_boxes
+from echo2d.core.status.schema import RentingStatus
 
 ALONE_S = 60.0  # a kind that failed is left alone for so long, doubling ...
 ALONE_S_MAX = 3600.0  # ... up to this
@@ -89,9 +90,8 @@ class Autoscaler:
         """When the time of all that may be there is over."""
         return self._rented.horizon
 
-    def facts(self, *, now: float) -> Mapping[str, Any]:
-        """For `status`."""
-        return rent_facts(self._rented, self._rules.budget, why=self._why, now=now)
+    def status(self, *, now: float) -> RentingStatus:
+        return renting_status(self._rented, self._rules.budget, why=self._why, now=now)
 
     # --- events
 

@@ -11,7 +11,8 @@ all others to come back. Not here: any decision about the run.
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from dataclasses import replace
 from typing import Any, Protocol, assert_never
 
 from echo2d.core.base.ids import Epoch, PeerId, RequestId, Version
@@ -41,6 +42,8 @@ from echo2d.core.gateway.events import CallRefused, ChoiceGrew
 from echo2d.core.protocol.addresses import IpNetwork
 from echo2d.core.protocol.control_messages import SignedRoot
 from echo2d.core.rollouts.events import DrawPrompt, ScoreSample
+from echo2d.core.status.json_form import status_json
+from echo2d.core.status.schema import ProcessStatus, RentingStatus, Status
 from echo2d.errors import Fault, StoreFault, first_fault
 from echo2d.net.control.server import Sessions
 from echo2d.net.peer.dial_back import dial_back
@@ -83,7 +86,7 @@ class Machine(Protocol):
 
     def wake_at(self) -> float | None: ...
 
-    def status(self, *, now: float) -> dict[str, Any]: ...
+    def status(self, *, now: float) -> Status: ...
 
 
 class CoordinatorProcess:
@@ -131,9 +134,7 @@ class CoordinatorProcess:
         self._publishing = asyncio.Lock()
         self._learner_heard_at: float | None = None
         self._learner_calls = 0  # under way: it waits for a batch, and is there
-        self.renting: Callable[[], Mapping[str, Any]] | None = (
-            None  # its facts, where boxes are rented
-        )
+        self.renting: Callable[[], RentingStatus] | None = None  # its facts, where boxes are rented
         self._published_paths: set[str] = set()
 
     # --- the loop ------------------------------------------------------------
@@ -201,11 +202,13 @@ class CoordinatorProcess:
             self._perform(action)
 
     def _words(self) -> str:
-        facts = self._machine.status(now=time.monotonic())
-        newest, leases = facts["newest_version"], facts["groups"]["leases"]
-        version = "no version" if newest is None else f"version {newest['version']}"
-        step, workers = facts["committed_step"], len(facts["workers"])
-        return f"{version} published, step {step} committed, {workers} workers, {leases} leases"
+        status = self._machine.status(now=time.monotonic())
+        newest = status.newest_version
+        version = "no version" if newest is None else f"version {newest.version}"
+        return (
+            f"{version} published, step {status.committed_step} committed, "
+            f"{len(status.workers)} workers, {status.groups.leases} leases"
+        )
 
     def _handle(self, event: CoordinatorEvent) -> list[CoordinatorAction]:
         self._metrics.count(event)
@@ -343,18 +346,24 @@ class CoordinatorProcess:
         """Whoever rents will take this peer's box away."""
         await self._mailbox.put(RemovalPlanned(peer, reason))
 
-    def status(self) -> dict[str, Any]:
-        faults = sum(self.sessions.faults.values())
+    def look(self) -> Status:
+        """The status of the machine, with what only this process knows."""
         now = time.monotonic()
         heard_at = now if self._learner_calls else self._learner_heard_at
-        shell = {"run_id": self.run_id, "peer_faults": faults}
-        shell["learner_silent_s"] = None if heard_at is None else now - heard_at
-        facts = {**self._machine.status(now=now), **shell}
-        if self.renting is not None:
-            facts["renting"] = self.renting()
-            facts["attention"] = [*facts["attention"], *facts["renting"]["attention"]]
-        return facts
+        renting = None if self.renting is None else self.renting()
+        process = ProcessStatus(
+            run_id=self.run_id,
+            peer_faults=sum(self.sessions.faults.values()),
+            learner_silent_s=None if heard_at is None else now - heard_at,
+            renting=renting,
+        )
+        status = self._machine.status(now=now)
+        more = () if renting is None else renting.attention
+        return replace(status, process=process, attention=(*status.attention, *more))
+
+    def status(self) -> dict[str, Any]:
+        return status_json(self.look())
 
     def metrics(self) -> bytes:
         self._metrics.events_waiting.set(len(self._mailbox))
-        return self._metrics.render(self.status())
+        return self._metrics.render(self.look())

@@ -100,8 +100,8 @@ async def _renting(
 ) -> AsyncIterator[Coroutine[Any, Any, None]]:
     """What rents boxes beside this coordinator, to be run."""
     async with open_renter(config, opened.run, opened.access, url=opened.url) as renter:
-        opened.coordinator.renting = renter.facts
-        yield renter.rent(opened.coordinator.status, opened.coordinator.plan_removal)
+        opened.coordinator.renting = renter.status
+        yield renter.rent(opened.coordinator.look, opened.coordinator.plan_removal)
 
 
 @asynccontextmanager

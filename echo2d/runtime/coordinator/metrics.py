@@ -1,9 +1,8 @@
 """The coordinator's numbers for Prometheus: `GET /metrics`, with any credential that may read the status."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from prometheus_client import Gauge, Histogram
 from prometheus_client.core import HistogramMetricFamily
@@ -12,118 +11,132 @@ from prometheus_client.metrics_core import Metric
 from echo2d.core.capacity.bottleneck import KINDS
 from echo2d.core.capacity.estimators import quantile
 from echo2d.core.cluster.statistics import RECENT_MAX
+from echo2d.core.status.schema import RentingStatus, Status, WorkerStatus
 from echo2d.runtime.process.prometheus import (
     PERSIST_BUCKETS_S,
     Family,
     LoopMetrics,
     Samples,
     by_key,
-    number,
+    value,
 )
 
 QUANTILES = (0.5, 0.95, 0.99)
 
 
-def _newest_version(status: Mapping[str, Any]) -> Samples:
-    newest = status["newest_version"]
-    return [((), None if newest is None else newest["version"])]
+Number = float | None
 
 
-def _peers(status: Mapping[str, Any]) -> Samples:
-    count = Counter(
-        (peer["kind"], peer["state"]) for peer in (*status["workers"], *status["relays"])
-    )
+def _newest_version(status: Status) -> Samples:
+    newest = status.newest_version
+    return [((), None if newest is None else newest.version)]
+
+
+def _peers(status: Status) -> Samples:
+    count = Counter((peer.kind, peer.state) for peer in (*status.workers, *status.relays))
     return list(count.items())
 
 
-def _groups(status: Mapping[str, Any]) -> Samples:
-    return [((state,), status["groups"][state]) for state in ("in_flight", "buffered")]
+def _groups(status: Status) -> Samples:
+    groups = status.groups
+    return [(("in_flight",), groups.in_flight), (("buffered",), groups.buffered)]
 
 
-def _gateway_choices(status: Mapping[str, Any]) -> Samples:
-    return [((state,), status["gateway"][state]) for state in ("waiting", "running")]
+def _gateway_choices(status: Status) -> Samples:
+    gateway = status.gateway
+    return [(("waiting",), gateway.waiting), (("running",), gateway.running)]
 
 
-def _recent(name: str) -> Family:
-    about = {
-        "t_train_s": ("train_step", "Train steps, net of waiting"),
-        "t_verify_s": (
-            "t_verify",
-            "Publish accepted until the last worker has verified the version",
-        ),
-        "t_bcast_s": ("t_bcast", "Publish accepted until the last worker serves the version"),
-        "refit_pause_s": ("refit_pause", "Time in which an engine generated nothing for a refit"),
-        "still_s": ("still", "Time in which workers generated nothing for a version, on average"),
-    }[name]
+def _recent(
+    name: str, about: str, durations: Callable[[Status], Sequence[float]]
+) -> Family[Status]:
+    """Quantiles of the newest durations."""
 
-    def samples(status: Mapping[str, Any]) -> Samples:
-        return [((str(share),), quantile(status[name], share)) for share in QUANTILES]
+    def samples(status: Status) -> Samples:
+        return [((str(share),), quantile(durations(status), share)) for share in QUANTILES]
 
     return Family(
-        f"echo2d_recent_{about[0]}_seconds",
-        f"{about[1]}; of the last {RECENT_MAX}",
+        f"echo2d_recent_{name}_seconds",
+        f"{about}; of the last {RECENT_MAX}",
         samples,
         ("quantile",),
     )
 
 
-def _broadcast_peers(status: Mapping[str, Any]) -> Samples:
-    peers = status["broadcast"]["peers"] if status["broadcast"] else ()
+def _broadcast_peers(status: Status) -> Samples:
     states = Counter(
-        "verified" if peer["verified"] else "failed" if peer["failed"] else "receiving"
-        for peer in peers
+        "verified" if peer.verified else "failed" if peer.failed else "receiving"
+        for peer in (() if status.broadcast is None else status.broadcast.peers)
     )
     return [((state,), states[state]) for state in ("receiving", "verified", "failed")]
 
 
-def _rented(name: str, about: str, key: str) -> Family:
-    """No sample where nothing is rented."""
+def _seed_copies(status: Status) -> Samples:
+    return [((), copies) for copies in list(status.seed_copies.values())[-1:]]
 
-    def samples(status: Mapping[str, Any]) -> Samples:
-        return [((), status["renting"][key])] if "renting" in status else []
+
+def _renting(status: Status) -> RentingStatus | None:
+    return None if status.process is None else status.process.renting
+
+
+def _rented(name: str, about: str, read: Callable[[RentingStatus], float]) -> Family[Status]:
+    """A number of renting; there is no sample where nothing is rented."""
+
+    def samples(status: Status) -> Samples:
+        renting = _renting(status)
+        return [] if renting is None else [((), read(renting))]
 
     return Family(f"echo2d_rented_{name}", about, samples)
 
 
-def _rented_boxes(status: Mapping[str, Any]) -> Samples:
-    return (
-        [((state,), count) for state, count in status["renting"]["states"].items()]
-        if "renting" in status
-        else []
-    )
+def _rented_boxes(status: Status) -> Samples:
+    renting = _renting(status)
+    return [] if renting is None else [((state,), n) for state, n in renting.states.items()]
 
 
-def _active(status: Mapping[str, Any]) -> Samples:
-    return [((), sum(worker["active"] for worker in status["workers"]))]
+def _peer_faults(status: Status) -> Samples:
+    return [] if status.process is None else [((), status.process.peer_faults)]
 
 
-def _bottleneck(status: Mapping[str, Any]) -> Samples:
-    return [((kind,), kind == status["provision"]["bottleneck"]["kind"]) for kind in KINDS]
+def _active(status: Status) -> Samples:
+    return [((), sum(worker.active for worker in status.workers))]
 
 
-def _of_worker(name: str, help_text: str, key: str, *, counter: bool = False) -> Family:
-    def samples(status: Mapping[str, Any]) -> Samples:
+def _bottleneck(status: Status) -> Samples:
+    return [((kind,), kind == status.provision.bottleneck.kind) for kind in KINDS]
+
+
+def _of_worker(
+    name: str, help_text: str, read: Callable[[WorkerStatus], Number], *, counter: bool = False
+) -> Family[Status]:
+    def samples(status: Status) -> Samples:
         return [
-            ((worker["id"], worker["name"]), worker[key])
-            for worker in status["workers"]
-            if worker["state"] != "gone"
+            ((worker.id, worker.name), read(worker))
+            for worker in status.workers
+            if worker.state != "gone"
         ]
 
     return Family(f"echo2d_worker_{name}", help_text, samples, ("worker", "name"), counter)
 
 
-FAMILIES = (
-    Family("echo2d_epoch", "Learner session in force; 0: none yet", number("epoch")),
-    Family("echo2d_open_step", "Lowest train step whose batch is not full", number("open_step")),
+FAMILIES: tuple[Family[Status], ...] = (
+    Family(
+        "echo2d_epoch", "Learner session in force; 0: none yet", value(lambda status: status.epoch)
+    ),
+    Family(
+        "echo2d_open_step",
+        "Lowest train step whose batch is not full",
+        value(lambda status: status.open_step),
+    ),
     Family(
         "echo2d_committed_step",
         "Last train step that the learner committed",
-        number("committed_step"),
+        value(lambda status: status.committed_step),
     ),
     Family(
         "echo2d_checkpoint_step",
         "Last train step that is durable at the learner",
-        number("checkpoint_step"),
+        value(lambda status: status.checkpoint_step),
     ),
     Family(
         "echo2d_newest_version",
@@ -133,15 +146,23 @@ FAMILIES = (
     Family(
         "echo2d_versions_published",
         "Publishes accepted",
-        number("versions_published"),
+        value(lambda status: status.versions_published),
         counter=True,
     ),
-    Family("echo2d_staleness_max", "S, in train steps", number("staleness_max")),
-    Family("echo2d_publish_every", "kappa in force, in train steps", number("publish_every")),
-    Family("echo2d_seed_alive", "1 while the seed can be spoken to", number("seed_alive")),
+    Family("echo2d_staleness_max", "S, in train steps", value(lambda status: status.staleness_max)),
+    Family(
+        "echo2d_publish_every",
+        "kappa in force, in train steps",
+        value(lambda status: status.publish_every),
+    ),
+    Family(
+        "echo2d_seed_alive",
+        "1 while the seed can be spoken to",
+        value(lambda status: status.seed_alive),
+    ),
     Family("echo2d_peers", "Workers and relay peers, by state", _peers, ("kind", "state")),
     Family("echo2d_groups", "Groups that are in no batch yet", _groups, ("state",)),
-    Family("echo2d_leases", "Leases that run", number("groups.leases")),
+    Family("echo2d_leases", "Leases that run", value(lambda status: status.groups.leases)),
     Family(
         "echo2d_gateway_choices",
         "Samples that calls of the gateway wait for",
@@ -151,157 +172,199 @@ FAMILIES = (
     Family(
         "echo2d_gateway_calls",
         "Calls that ended, by how",
-        by_key("gateway.ended"),
+        by_key(lambda status: status.gateway.ended),
         ("outcome",),
         counter=True,
     ),
     Family(
-        "echo2d_gateway_tokens", "Tokens told to callers", number("gateway.tokens"), counter=True
+        "echo2d_gateway_tokens",
+        "Tokens told to callers",
+        value(lambda status: status.gateway.tokens),
+        counter=True,
     ),
     Family(
         "echo2d_gateway_handed_over",
         "Samples of calls that went on at another worker",
-        number("gateway.handed_over"),
+        value(lambda status: status.gateway.handed_over),
         counter=True,
     ),
     Family(
         "echo2d_groups_dropped",
         "Groups given up, by reason",
-        by_key("groups_dropped"),
+        by_key(lambda status: status.groups_dropped),
         ("reason",),
         counter=True,
     ),
     Family(
         "echo2d_results_refused",
         "Results refused, by reason",
-        by_key("results_refused"),
+        by_key(lambda status: status.results_refused),
         ("reason",),
         counter=True,
     ),
     Family(
         "echo2d_trajectories_trained",
         "In committed steps",
-        number("trajectories.trained"),
+        value(lambda status: status.trajectories.trained),
         counter=True,
     ),
     Family(
         "echo2d_trajectories_dropped",
         "Given up with their groups",
-        number("trajectories.dropped"),
+        value(lambda status: status.trajectories.dropped),
         counter=True,
     ),
     Family(
         "echo2d_answer_tokens",
         "Mean tokens of answers that were trained, and of those dropped with their groups, by reason",
-        by_key("answer_tokens"),
+        by_key(lambda status: status.answer_tokens),
         ("fate",),
     ),
     Family(
         "echo2d_learner_train_seconds",
         "Time the learner trained",
-        number("learner_train_s"),
+        value(lambda status: status.learner_train_s),
         counter=True,
     ),
     Family(
         "echo2d_learner_wait_seconds",
         "Time between its commits in which the learner did not train; its share is the bubble",
-        number("learner_wait_s"),
+        value(lambda status: status.learner_wait_s),
         counter=True,
     ),
     Family(
         "echo2d_mu_pool",
         "Trajectories per second of the active workers, as measured",
-        number("provision.mu_pool"),
+        value(lambda status: status.provision.mu_pool),
     ),
     Family(
         "echo2d_mu_min",
         "Trajectories per second with which the learner never waits",
-        number("provision.mu_min"),
+        value(lambda status: status.provision.mu_min),
     ),
     Family("echo2d_active_workers", "Workers that get leases", _active),
     Family(
         "echo2d_activation_changes",
         "Changes of who is active that nothing forced",
-        number("provision.changes"),
+        value(lambda status: status.provision.changes),
         counter=True,
     ),
     Family("echo2d_bottleneck", "1 for what the run waits for at present", _bottleneck, ("kind",)),
     Family(
         "echo2d_rented_boxes", "Rented boxes that may be there, by state", _rented_boxes, ("state",)
     ),
-    _rented("usd_per_hour", "Price of all rented boxes that may be there", "usd_per_h"),
-    _rented("spent_usd", "Spent on rented boxes in the whole run, by its book", "spent_usd"),
     _rented(
-        "set_aside_usd", "What boxes may still cost until they end by themselves", "set_aside_usd"
+        "usd_per_hour",
+        "Price of all rented boxes that may be there",
+        lambda renting: renting.usd_per_h,
     ),
-    _rented("left_usd", "Of the budget, neither spent nor set aside", "left_usd"),
+    _rented(
+        "spent_usd",
+        "Spent on rented boxes in the whole run, by its book",
+        lambda renting: renting.spent_usd,
+    ),
+    _rented(
+        "set_aside_usd",
+        "What boxes may still cost until they end by themselves",
+        lambda renting: renting.set_aside_usd,
+    ),
+    _rented(
+        "left_usd", "Of the budget, neither spent nor set aside", lambda renting: renting.left_usd
+    ),
     Family(
         "echo2d_tokens_accepted",
         "Tokens of accepted results",
-        number("tokens_accepted"),
+        value(lambda status: status.tokens_accepted),
         counter=True,
     ),
     Family(
         "echo2d_wire_bytes",
         "Of all encoded versions, once each",
-        number("wire_bytes"),
+        value(lambda status: status.wire_bytes),
         counter=True,
     ),
     Family(
         "echo2d_full_bytes",
         "Of the snapshots these were made from",
-        number("full_bytes"),
+        value(lambda status: status.full_bytes),
         counter=True,
     ),
     Family(
         "echo2d_seed_copies",
         "Bytes the seed sent per byte of the newest version measured; about 1 in a chain",
-        lambda status: [((), value) for value in list(status["seed_copies"].values())[-1:]],
+        _seed_copies,
     ),
     Family(
         "echo2d_broadcast_peers", "Peers of the version that spreads", _broadcast_peers, ("state",)
     ),
     Family(
-        "echo2d_faults", "Faults noted, by kind", by_key("fault_counts"), ("kind",), counter=True
+        "echo2d_faults",
+        "Faults noted, by kind",
+        by_key(lambda status: status.fault_counts),
+        ("kind",),
+        counter=True,
     ),
     Family(
         "echo2d_peer_faults",
         "Sessions closed for what their peer sent",
-        number("peer_faults"),
+        _peer_faults,
         counter=True,
     ),
     Family(
         "echo2d_attention",
         "Sentences that `echo2d status` has for a person; 0: all is well",
-        lambda status: [((), len(status["attention"]))],
+        value(lambda status: len(status.attention)),
     ),
-    *(
-        _recent(name)
-        for name in ("t_train_s", "t_verify_s", "t_bcast_s", "refit_pause_s", "still_s")
+    _recent("train_step", "Train steps, net of waiting", lambda status: status.t_train_s),
+    _recent(
+        "t_verify",
+        "Publish accepted until the last worker has verified the version",
+        lambda status: status.t_verify_s,
     ),
-    _of_worker("lag_versions", "Newest published version minus the one served", "lag"),
-    _of_worker("slots", "Samples its engines run at once", "slots"),
+    _recent(
+        "t_bcast",
+        "Publish accepted until the last worker serves the version",
+        lambda status: status.t_bcast_s,
+    ),
+    _recent(
+        "refit_pause",
+        "Time in which an engine generated nothing for a refit",
+        lambda status: status.refit_pause_s,
+    ),
+    _recent(
+        "still",
+        "Time in which workers generated nothing for a version, on average",
+        lambda status: status.still_s,
+    ),
     _of_worker(
-        "running_samples", "Samples now in its engines, as its last heartbeat said", "running"
+        "lag_versions", "Newest published version minus the one served", lambda worker: worker.lag
     ),
-    _of_worker("leased_samples", "Samples it holds", "leased"),
-    _of_worker("silent_seconds", "Since it was last heard", "silent_s"),
+    _of_worker("slots", "Samples its engines run at once", lambda worker: worker.slots),
     _of_worker(
-        "active", "1 while it gets leases; 0: it stands by, leaves, or is not here", "active"
+        "running_samples",
+        "Samples now in its engines, as its last heartbeat said",
+        lambda worker: worker.running,
+    ),
+    _of_worker("leased_samples", "Samples it holds", lambda worker: worker.leased),
+    _of_worker("silent_seconds", "Since it was last heard", lambda worker: worker.silent_s),
+    _of_worker(
+        "active",
+        "1 while it gets leases; 0: it stands by, leaves, or is not here",
+        lambda worker: worker.active,
     ),
     _of_worker(
         "trajectories_per_second",
         "What it makes while its slots are leased; before it has worked, what is expected",
-        "mu",
+        lambda worker: worker.mu,
     ),
-    _of_worker("accepted", "Its accepted results", "accepted", counter=True),
+    _of_worker("accepted", "Its accepted results", lambda worker: worker.accepted, counter=True),
 )
 
 
-def _staleness(status: Mapping[str, Any]) -> Iterator[Metric]:
-    counts = {int(staleness): count for staleness, count in status["staleness"].items()}
+def _staleness(status: Status) -> Iterator[Metric]:
+    counts = status.staleness
     buckets, seen = [], 0
-    for staleness in range(max([status["staleness_max"], *counts]) + 1):
+    for staleness in range(max([status.staleness_max, *counts]) + 1):
         seen += counts.get(staleness, 0)
         buckets.append((f"{staleness}.0", float(seen)))
     yield HistogramMetricFamily(
@@ -312,7 +375,7 @@ def _staleness(status: Mapping[str, Any]) -> Iterator[Metric]:
     )
 
 
-class CoordinatorMetrics(LoopMetrics):
+class CoordinatorMetrics(LoopMetrics[Status]):
     """See the module docstring. events_waiting: in the mailbox; ledger: its file."""
 
     def __init__(self, *, ledger: Path) -> None:

@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from prometheus_client import (
     CollectorRegistry,
@@ -31,22 +31,23 @@ PERSIST_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1.0, 5.0
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # a second line for every counter that nobody reads
 
+StatusT = TypeVar("StatusT")
 Samples = Iterable[
     tuple[tuple[str, ...], float | None]
 ]  # label values, and the value; None: there is none now
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class Family(Generic[StatusT]):
     """One metric read off a status."""
 
     name: str
     help: str
-    samples: Callable[[Mapping[str, Any]], Samples]
+    samples: Callable[[StatusT], Samples]
     labels: tuple[str, ...] = ()
     counter: bool = False
 
-    def collect(self, status: Mapping[str, Any]) -> Metric:
+    def collect(self, status: StatusT) -> Metric:
         make = CounterMetricFamily if self.counter else GaugeMetricFamily
         family = make(self.name, self.help, labels=self.labels)
         for values, number in self.samples(status):
@@ -55,30 +56,31 @@ class Family:
         return family
 
 
-def _at(status: Mapping[str, Any], path: str) -> Any:
-    found: Any = status
-    for name in path.split("."):
-        found = found[name]
-    return found
+def value(read: Callable[[StatusT], float | None]) -> Callable[[StatusT], Samples]:
+    """One number of a status, without a label."""
+    return lambda status: [((), read(status))]
 
 
-def number(path: str) -> Callable[[Mapping[str, Any]], Samples]:
-    """The number at `a.b` of a status."""
-    return lambda status: [((), _at(status, path))]
+def number(name: str) -> Callable[[Mapping[str, Any]], Samples]:
+    """The number under this key of a status that is a mapping."""
+    return lambda status: [((), status[name])]
 
 
-def by_key(path: str) -> Callable[[Mapping[str, Any]], Samples]:
-    """Every number of the mapping at `a.b`, its own key as the label."""
-    return lambda status: [((str(key),), value) for key, value in _at(status, path).items()]
+def by_key(read: Callable[[StatusT], Mapping[str, float]]) -> Callable[[StatusT], Samples]:
+    """Every number of a mapping in a status, with its key as the label."""
+    return lambda status: [((key,), value) for key, value in read(status).items()]
 
 
-class LoopMetrics:
-    """What every daemon has. extra: collects from a status what is no Family."""
+class LoopMetrics(Generic[StatusT]):
+    """The metrics that every daemon has.
+
+    families: read off a status. extra: collects from a status what a Family cannot express.
+    """
 
     def __init__(
         self,
-        families: Sequence[Family],
-        extra: Callable[[Mapping[str, Any]], Iterator[Metric]] = lambda _: iter(()),
+        families: Sequence[Family[StatusT]],
+        extra: Callable[[StatusT], Iterator[Metric]] = lambda _: iter(()),
     ) -> None:
         self.registry = CollectorRegistry()
         self._families, self._extra = families, extra
@@ -106,8 +108,8 @@ class LoopMetrics:
             kind = self._kinds[type(event)] = self.events.labels(type(event).__name__)
         kind.inc()
 
-    def render(self, status: Mapping[str, Any]) -> bytes:
-        """All of it in Prometheus' text format."""
+    def render(self, status: StatusT) -> bytes:
+        """All metrics in Prometheus' text format."""
         read = [each.collect(status) for each in self._families]
         text: bytes = generate_latest(self.registry)
         return text + generate_latest(_Once([*read, *self._extra(status), *self._process]))

@@ -1,43 +1,40 @@
-"""What the status of a run says about renting: what is short, who works, who still holds something. Decides nothing."""
+"""What a run's status says about its need for boxes: what is short, and which workers are in use.
 
-from collections.abc import Mapping
+It reads a `Status` and decides nothing.
+"""
+
 from statistics import median
-from typing import Any
 
 from echo2d.core.renting.budget import HOUR_S
+from echo2d.core.status.schema import ProvisionStatus, Status, WorkerStatus
 
 
-def works(worker: Mapping[str, Any]) -> bool:
-    """Or would, if it were asked."""
-    return worker["alive"] and worker["serving"] is not None and not worker["leaving"]
+def works(worker: WorkerStatus) -> bool:
+    """The worker generates, or would if it got leases."""
+    return worker.alive and worker.serving is not None and not worker.leaving
 
 
-def holds(worker: Mapping[str, Any]) -> bool:
-    """Leases, or it would get some. What it says it runs are calls of the gateway, too."""
-    return works(worker) or bool(worker["leased"]) or (worker["alive"] and worker["running"] > 0)
+def holds(worker: WorkerStatus) -> bool:
+    """The worker has something to finish, or would get it. `running` also counts gateway calls."""
+    return works(worker) or bool(worker.leased) or (worker.alive and worker.running > 0)
 
 
-def shortfall_of(facts: Mapping[str, Any]) -> float | None:
-    """Trajectories/s that all workers here lack of the target, as the activation loop has it; None: not known."""
-    found: float | None = facts["provision"]["shortfall"]
-    return found
+def margin_of(provision: ProvisionStatus) -> float:
+    """The part of the target in trajectories/s that gamma adds for noise.
+
+    The target is what all workers make and what they lack of it, so where the shortfall is cut off
+    (`CapacityPlanner.shortfall`) the margin is smaller, too.
+    """
+    if provision.shortfall is None:
+        return 0.0
+    return (provision.shortfall + provision.mu_available) * (1 - 1 / provision.gamma)
 
 
-def margin_of(facts: Mapping[str, Any]) -> float:
-    """Trajectories/s that are there for noise: gamma's share of the target, as far as that can be short."""
-    provision, short = facts["provision"], shortfall_of(facts)
-    return (
-        0.0 if short is None else (short + provision["mu_available"]) * (1 - 1 / provision["gamma"])
-    )
-
-
-def gb_per_h(facts: Mapping[str, Any]) -> float:
-    """Of versions, to each worker; 0 until a few are known."""
-    sizes, steps = (
-        [each["wire_bytes"] for each in facts["version_bytes"].values()],
-        facts["t_train_s"],
-    )
+def gb_per_h(status: Status) -> float:
+    """What each worker receives of versions, in GB/h; 0 before a few steps and versions are known."""
+    sizes = [each.wire_bytes for each in status.version_bytes.values()]
+    steps = status.t_train_s
     if not sizes or not steps or median(steps) <= 0:
         return 0.0
-    period_s: float = facts["publish_every"] * median(steps)
-    return float(median(sizes)) / 1e9 * HOUR_S / period_s
+    period_s = status.publish_every * median(steps)
+    return median(sizes) / 1e9 * HOUR_S / period_s

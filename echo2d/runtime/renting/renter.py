@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, assert_never
+from typing import Any, assert_never, cast
 
 from echo2d.config import CoordinatorConfig
 from echo2d.core.base.ids import PeerId
@@ -38,12 +38,14 @@ from echo2d.core.renting.events import (
     Stop,
     StopEnded,
 )
+from echo2d.core.status.json_form import plain
+from echo2d.core.status.schema import RentingStatus, Status, WorkerStatus
 from echo2d.errors import OperatorFault, ProviderFault, StoreFault
 from echo2d.net.security.auth import write_token_file
 from echo2d.net.security.urls import coordinator_url
 from echo2d.providers.base import BoxOrder, Provider
 from echo2d.runtime.renting.clock import RentClock, moment
-from echo2d.runtime.renting.demand import gb_per_h, holds, margin_of, shortfall_of, works
+from echo2d.runtime.renting.demand import gb_per_h, holds, margin_of, works
 from echo2d.runtime.renting.setup import (
     make_provider,
     offers_of,
@@ -93,16 +95,14 @@ class Renter:
         self._url = url
         self._ended: asyncio.Queue[RentEvent] = asyncio.Queue()  # bounded by the commands under way
         self._asked_at: dict[Label, float] = {}
-        self._workers: Mapping[Label, Mapping[str, Any]] = {}  # of boxes, as of the last look
+        self._workers: Mapping[Label, WorkerStatus] = {}  # of boxes, as of the last look
         self._kept_at = clock.now()
 
-    def facts(self) -> Mapping[str, Any]:
-        return self._renting.facts(now=self._clock.now())
+    def status(self) -> RentingStatus:
+        return self._renting.status(now=self._clock.now())
 
-    async def rent(
-        self, status: Callable[[], Mapping[str, Any]], plan_removal: PlanRemoval
-    ) -> None:
-        """Until cancelled."""
+    async def rent(self, status: Callable[[], Status], plan_removal: PlanRemoval) -> None:
+        """Rent until cancelled."""
         await self._run(lambda: self._need(status()), plan_removal, until=lambda: False)
 
     async def give_all_back(self, within_s: float) -> bool:
@@ -145,10 +145,10 @@ class Renter:
     def _perform(self, action: RentAction, tasks: asyncio.TaskGroup) -> None:
         match action:
             case Start(rental, why):
-                spent = self._renting.facts(now=rental.sent_at)
+                budget = self._renting.status(now=rental.sent_at)
                 log.info(
                     "start label=%s usd_per_h=%g life_s=%.0f spent_usd=%.2f set_aside_usd=%.2f why=%s",
-                    rental.label, rental.usd_per_h, rental.life_s, spent["spent_usd"], spent["set_aside_usd"], why,
+                    rental.label, rental.usd_per_h, rental.life_s, budget.spent_usd, budget.set_aside_usd, why,
                 )  # fmt: skip
                 tasks.create_task(self._start(rental))
             case Stop(rental, ids, why):
@@ -228,30 +228,27 @@ class Renter:
 
     # --- the need
 
-    def _need(self, facts: Mapping[str, Any]) -> NeedMeasured:
-        now, silent_s = self._clock.now(), facts["learner_silent_s"]
-        self._workers = self._rented_workers(facts["workers"])
+    def _need(self, status: Status) -> NeedMeasured:
+        assert status.process is not None
+        now, silent_s = self._clock.now(), status.process.learner_silent_s
+        self._workers = self._rented_workers(status.workers)
         return NeedMeasured(
-            shortfall_of(facts),
+            status.provision.shortfall,
             wanted=silent_s is not None and silent_s < self._rules.idle_s,
-            workers=sum(map(works, facts["workers"])),
+            workers=sum(map(works, status.workers)),
             serving=self._serving(now),
             holding=frozenset(label for label, worker in self._workers.items() if holds(worker)),
             mu={
-                label: worker["mu"]
-                for label, worker in self._workers.items()
-                if worker["mu"] is not None
+                label: worker.mu for label, worker in self._workers.items() if worker.mu is not None
             },
-            margin_mu=margin_of(facts),
-            gb_per_h=gb_per_h(facts),
+            margin_mu=margin_of(status.provision),
+            gb_per_h=gb_per_h(status),
         )
 
-    def _rented_workers(
-        self, workers: Iterable[Mapping[str, Any]]
-    ) -> dict[Label, Mapping[str, Any]]:
-        """Whoever came with a box's credential, whatever it calls itself."""
+    def _rented_workers(self, workers: Iterable[WorkerStatus]) -> dict[Label, WorkerStatus]:
+        """The workers that joined with a box's credential, whatever name they gave."""
         named = {
-            Label(self._access.token_of(PeerId(worker["id"])) or ""): worker for worker in workers
+            Label(self._access.token_of(PeerId(worker.id)) or ""): worker for worker in workers
         }
         return {label: named[label] for label in self._renting.live if label in named}
 
@@ -259,17 +256,17 @@ class Renter:
         """Workers of boxes that go, as far as the coordinator does not know it yet, and why."""
         leaving = self._renting.leaving
         return [
-            (PeerId(worker["id"]), leaving[label])
+            (PeerId(worker.id), leaving[label])
             for label, worker in self._workers.items()
-            if label in leaving and worker["state"] != "gone" and not worker["leaving"]
+            if label in leaving and worker.state != "gone" and not worker.leaving
         ]
 
     def _serving(self, now: float) -> dict[Label, float]:
         """For how long nothing was asked of the rented ones."""
         serving = dict[Label, float]()
         for label, worker in self._workers.items():
-            if worker["alive"] and worker["serving"] is not None:
-                if worker["leased"] or label not in self._asked_at:
+            if worker.alive and worker.serving is not None:
+                if worker.leased or label not in self._asked_at:
                     self._asked_at[label] = now
                 serving[label] = now - self._asked_at[label]
         return serving
@@ -350,7 +347,7 @@ async def give_back(config: CoordinatorConfig, within_s: float) -> Mapping[str, 
         access = await asyncio.to_thread(AccessTable, run)
         async with open_renter(config, run, access, closing=True) as renter:
             await renter.give_all_back(within_s)
-            return renter.facts()
+            return cast("Mapping[str, Any]", plain(renter.status()))
     finally:
         await ledger.close()
 

@@ -37,7 +37,7 @@ FAMILIES = (
 )
 
 
-class WorkerMetrics(LoopMetrics):
+class WorkerMetrics(LoopMetrics[Mapping[str, Any]]):
     """See the module docstring."""
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ class WorkerMetrics(LoopMetrics):
 
 
 async def serve_metrics(
-    port: int, metrics: LoopMetrics, status: Callable[[], Mapping[str, Any]]
+    port: int, metrics: LoopMetrics[Mapping[str, Any]], status: Callable[[], Mapping[str, Any]]
 ) -> None:
     """GET /metrics, until cancelled. OperatorFault: the port cannot be had."""
 

@@ -99,11 +99,11 @@ class InvariantChecker:
 
     def compare(self, state: CoordinatorState) -> None:
         """The machine holds exactly what is durable; called where nothing waits to be written."""
-        groups, ledger = state.status()["groups"], self.ledger
+        groups, ledger = state.status().groups, self.ledger
         in_batches = {
             group for frozen in ledger.frozen.values() for group in frozen.groups
         } & ledger.groups.keys()
-        assert groups["buffered"] + groups["in_flight"] == len(ledger.groups) - len(in_batches), (
+        assert groups.buffered + groups.in_flight == len(ledger.groups) - len(in_batches), (
             "a group got lost"
         )
 

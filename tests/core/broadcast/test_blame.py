@@ -113,7 +113,7 @@ def test_a_relay_that_two_peers_accuse_is_quarantined_and_passes_nothing_on() ->
         publish_again(world)
         world.drain()
     assert messages(culprit, PlanEdges)[-1].stripes[0].children == ()
-    assert "a is quarantined" in world.state.status()["attention"][0]
+    assert "a is quarantined" in world.state.status().attention[0]
     world.now += QUARANTINE_S
     for peer in world.peers.values():
         world.say(peer, Heartbeat(0))
@@ -144,11 +144,11 @@ def test_nobody_waits_for_a_quarantined_worker() -> None:
     world.say(world.peers["seed"], FrameAccused(form_of(world), FrameId(1), first))
     world.say(world.peers[other], VersionVerified(form_of(world), Version(0), version_digest(0)))
     assert not world.state._publishing._awaits_anyone(transmission)
-    assert len(world.state.status()["t_verify_s"]) == 1
+    assert len(world.state.status().t_verify_s) == 1
 
 
 def quarantined(world: World) -> list[str]:
-    return [worker["id"] for worker in world.state.status()["workers"] if worker["quarantined"]]
+    return [worker.id for worker in world.state.status().workers if worker.quarantined]
 
 
 def place_below(world: World, parent: Peer, child: Peer) -> None:

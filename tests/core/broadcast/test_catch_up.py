@@ -16,7 +16,7 @@ from echo2d.core.protocol.control_messages import (
     VersionVerified,
 )
 from echo2d.core.weights.delta_chain import KeptDelta
-from tests.support.catch_up import bases, newcomer, orders, running, taken_order
+from tests.support.catch_up import bases, newcomer, orders, running, served, taken_order
 from tests.support.coordinator_world import (
     form_of,
     messages,
@@ -35,7 +35,7 @@ def test_a_catch_up_goes_on_while_newer_versions_spread() -> None:
     for step in (3, 4, 5, 6, 7):
         publish_step(world, step)
         world.work()
-    assert world.state.status()["newest_version"]["version"] == 7
+    assert world.newest_version == 7
     assert not any(
         message.form == full.form for message in messages(world.peers["seed"], ForgetForm)
     )
@@ -74,7 +74,7 @@ def test_a_delta_that_cannot_be_made_is_followed_by_the_full_form() -> None:
     assert messages(seed, ForgetForm)[-1].form == delta.form
     assert (orders(world)[-1].version, orders(world)[-1].kind) == (2, "full")
     world.work()
-    assert {worker["serving"]["version"] for worker in world.state.status()["workers"]} == {2}
+    assert served(world) == {2}
 
 
 def test_a_damaged_base_is_not_tried_again_and_not_kept() -> None:
@@ -168,7 +168,7 @@ def test_catch_ups_end_when_the_disk_has_no_room_for_their_copies() -> None:
     assert DeleteVersion(full.path) in world.done
     assert (taken_order(world).version, taken_order(world).kind) == (4, "full")
     assert messages(late, ForgetForm)[-1].form == full.form
-    texts = [fault["text"] for fault in world.state.status()["faults"]]
+    texts = [fault.text for fault in world.state.status().faults]
     assert "version 2 is not sent on: run.disk_bytes_max has no room for its copies" in texts
 
 
@@ -191,7 +191,7 @@ def test_workers_that_never_end_do_not_keep_newcomers_waiting_for_ever() -> None
     publish_step(world, 3 + FULL_LAG_MAX)
     world.work()
     assert late.serving == version_key(3 + FULL_LAG_MAX)
-    texts = [fault["text"] for fault in world.state.status()["faults"]]
+    texts = [fault.text for fault in world.state.status().faults]
     assert "version 2 is not sent on: it is 8 publishes old, and others wait" in texts
 
 
@@ -205,7 +205,7 @@ def test_the_full_form_of_a_newcomer_is_for_all_when_the_delta_fails() -> None:
     world.say(seed, EncodeFailed(delta.form, "the base is gone", lacks_base=True))
     assert orders(world)[-1] == full, "it is being made"
     world.work()
-    assert {worker["serving"]["version"] for worker in world.state.status()["workers"]} == {2}
+    assert served(world) == {2}
 
 
 def test_catch_ups_that_cannot_be_made_end() -> None:

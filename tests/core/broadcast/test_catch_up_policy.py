@@ -12,9 +12,10 @@ from echo2d.core.protocol.control_messages import (
     PlanEdges,
     RefitDone,
 )
+from echo2d.core.status.schema import VersionBytes
 from echo2d.core.weights.delta_chain import KeptDelta
 from echo2d.core.weights.encoding import FormFacts
-from tests.support.catch_up import bases, newcomer, orders, running, taken_order
+from tests.support.catch_up import bases, newcomer, orders, running, served, taken_order
 from tests.support.coordinator_world import (
     form_of,
     messages,
@@ -22,14 +23,15 @@ from tests.support.coordinator_world import (
     version_digest,
     version_key,
 )
+from tests.support.publishing import broadcast
 
 
 def test_a_version_is_a_delta_from_what_the_workers_have() -> None:
     world = running("a", "b", steps=2)
     assert bases(world) == [None, "versions/1-0", "versions/1-1"]
     assert FormFacts.decode(orders(world)[-1].facts).base_digest == version_key(1).digest
-    assert world.state.status()["broadcast"]["base_version"] == 1
-    assert world.state.status()["version_bytes"]["2"] == {"wire_bytes": 900, "full_bytes": 1000}
+    assert broadcast(world).base_version == 1
+    assert world.state.status().version_bytes[2] == VersionBytes(900, 1000)
     assert bases(running("a", steps=2, delta=False)) == [None, None, None]
 
 
@@ -82,7 +84,7 @@ def test_a_newcomer_takes_the_full_form_and_then_deltas() -> None:
     publish_step(world, 3)
     world.work()
     assert bases(world)[-1] == "versions/1-2"
-    assert {worker["serving"]["version"] for worker in world.state.status()["workers"]} == {3}
+    assert served(world) == {3}
 
 
 @pytest.mark.parametrize(("stands", "base"), [(2, "versions/1-2"), (1, "versions/1-1"), (0, None)])
@@ -192,4 +194,4 @@ def test_others_that_are_behind_share_the_forms_under_way() -> None:
         None,
     ]
     world.work()
-    assert {worker["serving"]["version"] for worker in world.state.status()["workers"]} == {4}
+    assert served(world) == {4}

@@ -10,6 +10,7 @@ from echo2d.core.protocol.control_messages import (
     Heartbeat,
     SegmentEncoded,
 )
+from tests.support.catch_up import served
 from tests.support.coordinator_world import (
     World,
     form_of,
@@ -70,8 +71,8 @@ def test_a_version_whose_frames_are_gone_is_given_up_and_the_next_one_spreads() 
     world = serving("a", "b")
     form = fail_for_good(world)
     assert world.stopped is None
-    assert world.state.status()["broadcast"] is None
-    assert world.state.status()["faults"][-1]["text"] == (
+    assert world.state.status().broadcast is None
+    assert world.state.status().faults[-1].text == (
         "version 2 is given up, older ones are served until the next is published: frame 3 is lost"
     )
     assert all(messages(peer, ForgetForm)[-1].form == form for peer in world.peers.values())
@@ -80,7 +81,7 @@ def test_a_version_whose_frames_are_gone_is_given_up_and_the_next_one_spreads() 
     assert len(messages(world.peers["seed"], EncodeVersion)) == orders
     publish_step(world, 3)
     world.work()
-    assert {worker["serving"]["version"] for worker in world.state.status()["workers"]} == {3}
+    assert served(world) == {3}
 
 
 def test_without_a_version_that_the_learner_needs_the_run_stops() -> None:
@@ -96,7 +97,7 @@ def test_a_version_that_waits_takes_the_place_of_one_that_is_gone() -> None:
     publish_again(world)
     form = fail_for_good(world)
     assert world.stopped is None
-    assert broadcast(world)["form"] != form
+    assert broadcast(world).form != form
 
 
 def test_a_form_that_comes_out_otherwise_than_it_was_signed_fails() -> None:
@@ -105,7 +106,7 @@ def test_a_form_that_comes_out_otherwise_than_it_was_signed_fails() -> None:
     other = SegmentEncoded(form_of(world), SegmentId(0), Digest(bytes([1]) * 32))
     world.say(world.peers["seed"], other)
     assert not world.peers["seed"].closed
-    assert "segment 0 is not the one that was signed" in world.state.status()["faults"][-1]["text"]
+    assert "segment 0 is not the one that was signed" in world.state.status().faults[-1].text
     world.pass_time(ENCODE_RETRY_S)
     assert len(messages(world.peers["seed"], EncodeVersion)) == 2
 
@@ -119,4 +120,4 @@ def test_only_the_seed_encodes_and_only_what_was_published() -> None:
     world.say(world.peers["seed"], SegmentEncoded(form, SegmentId(0), Digest(bytes(32))))
     world.say(world.peers["seed"], FormEncoded(form, version_digest(9), 1, 1, 1, 0.1))
     assert world.peers["seed"].closed
-    assert broadcast(world)["whole"] is False
+    assert broadcast(world).whole is False

@@ -49,7 +49,7 @@ def test_an_uplink_is_what_the_children_of_a_plan_measured(
     assert [peer.uplink for peer in world.state._members if peer.kind == "seed"] == [
         None if bytes_min else 4 * MB
     ]
-    assert {worker["uplink"] for worker in world.state.status()["workers"]} == {None}
+    assert {worker.uplink for worker in world.state.status().workers} == {None}
 
 
 def report_chain(world: World, rates: dict[str, float]) -> None:

@@ -30,10 +30,10 @@ def test_one_spreads_and_the_newest_waits() -> None:
         assert reply.digest is not None
         world.commit(step, reply.digest)
         assert world.publish(step).status == 200
-    assert (broadcast(world)["version"], broadcast(world)["waiting_version"]) == (3, 5)
+    assert (broadcast(world).version, broadcast(world).waiting_version) == (3, 5)
     old = form_of(world)
     world.drain()
-    assert broadcast(world)["version"] == 5
+    assert broadcast(world).version == 5
     versions = [order.version for order in messages(world.peers["seed"], EncodeVersion)]
     assert versions[-4:] == [1, 2, 3, 5]
     assert messages(world.peers["seed"], ForgetForm)[-1].form == old
@@ -46,9 +46,9 @@ def test_slow_workers_do_not_hold_up_the_next_version() -> None:
     assert key is not None
     old = publish_again(world)
     world.pass_time(FIXED_S + 1.0)
-    assert broadcast(world)["form"] == old  # nobody has it
+    assert broadcast(world).form == old  # nobody has it
     world.say(world.peers["a"], VersionVerified(old, key.version, key.digest))
-    assert broadcast(world)["form"] != old
+    assert broadcast(world).form != old
 
 
 def test_a_worker_that_cannot_apply_is_not_waited_for() -> None:
@@ -59,8 +59,8 @@ def test_a_worker_that_cannot_apply_is_not_waited_for() -> None:
     old = publish_again(world)
     world.say(world.peers["a"], VersionVerified(old, key.version, key.digest))
     world.say(world.peers["b"], ApplyFailed(old, "disk full"))
-    assert broadcast(world)["form"] != old
-    assert "disk full" in world.state.status()["faults"][-1]["text"]
+    assert broadcast(world).form != old
+    assert "disk full" in world.state.status().faults[-1].text
 
 
 def test_a_worker_that_cannot_apply_gets_another_chance_and_another_one_later() -> None:
@@ -98,10 +98,10 @@ def test_progress_and_copies_are_counted() -> None:
     world.say(world.peers["a"], TransferReport(form, 450, (), 0, duplicates=3))
     world.say(world.peers["seed"], TransferReport(form, 900, (), 1350))
     world.say(world.peers["seed"], TransferReport(FormId("0" * 32), 1, (), 10**9))
-    (progress,) = broadcast(world)["peers"]
-    assert (progress["payload_bytes"], progress["duplicates"]) == (450, 3)
-    assert world.state.status()["seed_copies"] == {"0": 1.5}
-    assert (world.state.status()["wire_bytes"], world.state.status()["full_bytes"]) == (900, 1000)
+    (progress,) = broadcast(world).peers
+    assert (progress.payload_bytes, progress.duplicates) == (450, 3)
+    assert world.state.status().seed_copies == {0: 1.5}
+    assert (world.state.status().wire_bytes, world.state.status().full_bytes) == (900, 1000)
 
 
 def test_revoked_versions_stop_spreading() -> None:
@@ -109,7 +109,7 @@ def test_revoked_versions_stop_spreading() -> None:
     world.drain()
     world.open_session()
     world.publish(0, salt=1)  # other bytes under the same number
-    assert broadcast(world)["whole"] is False
+    assert broadcast(world).whole is False
     world = World()
     world.connect("seed", kind="seed", slots=0)
     world.connect("a")
@@ -120,19 +120,19 @@ def test_revoked_versions_stop_spreading() -> None:
     assert digest is not None
     world.commit(3, digest)
     world.publish(3, salt=1)
-    assert (broadcast(world)["version"], broadcast(world)["waiting_version"]) == (2, 3)
+    assert (broadcast(world).version, broadcast(world).waiting_version) == (2, 3)
     world.open_session(2)
-    assert (broadcast(world)["version"], broadcast(world)["waiting_version"]) == (2, None)
+    assert (broadcast(world).version, broadcast(world).waiting_version) == (2, None)
     world.open_session(1)
-    assert world.state.status()["broadcast"] is None
+    assert world.state.status().broadcast is None
     world.publish(1)
-    assert broadcast(world)["version"] == 1
+    assert broadcast(world).version == 1
 
 
 def test_verifying_what_was_never_published_is_a_fault() -> None:
     world = published("a")
     world.say(world.peers["a"], VersionVerified(form_of(world), Version(7), version_digest(7)))
-    assert "not published" in world.state.status()["faults"][-1]["text"]
+    assert "not published" in world.state.status().faults[-1].text
 
 
 @pytest.mark.parametrize("workers", [(), ("a",)])
@@ -154,7 +154,7 @@ def test_after_a_revocation_and_a_restart_nothing_spreads_before_the_next_publis
     world.crash()
     world.drain()
     assert len(messages(world.peers["seed"], EncodeVersion)) == orders
-    assert world.state.status()["broadcast"] is None
+    assert world.state.status().broadcast is None
     world.publish(0)
     world.drain()
     assert messages(world.peers["seed"], EncodeVersion)[-1].version == 0

@@ -68,5 +68,5 @@ BUSY = Situation(0.01, DEMAND, 3.5, active=7, standby=2, rewards=0.0, unscored=0
 )
 def test_sentences(change: dict[str, object], kind: str, words: str) -> None:
     said = bottleneck(replace(BUSY, **change))  # type: ignore[arg-type]
-    assert said["kind"] == kind
-    assert re.search(words, said["text"]), said["text"]
+    assert said.kind == kind
+    assert re.search(words, said.text), said.text

@@ -3,6 +3,7 @@
 import pytest
 
 from echo2d.core.capacity.demand import Assumptions, Candidate, CapacityPlanner, CapacityRules
+from echo2d.core.capacity.estimators import Estimate
 from echo2d.core.capacity.measurements import Measurements
 from echo2d.core.capacity.model import mu_min
 from echo2d.core.capacity.prices import Price
@@ -31,12 +32,9 @@ def test_nothing_is_too_much_before_it_is_known() -> None:
     assert unknown.demand(1) is None
     assert len(unknown.review(fleet(9), 1, now=0.0).activate) == 9
     assert unknown.shortfall(fleet(9), 1) is None
-    facts = unknown.facts(unknown.offers(fleet(9), None), {"w1"}, 1)
-    assert (facts["mu_min"], facts["feasible"], facts["mu_pool"]) == (
-        None,
-        None,
-        pytest.approx(1.98),
-    )
+    balance = unknown.balance(unknown.offers(fleet(9), None), {"w1"}, 1)
+    assert (balance.mu_min, balance.feasible) == (None, None)
+    assert balance.mu_pool == pytest.approx(1.98)
 
 
 def test_the_cheapest_that_are_enough_and_what_is_short() -> None:
@@ -57,7 +55,7 @@ def test_the_reason_that_is_shown_is_that_of_now() -> None:
 
     def shown() -> object:
         provision.review(workers, 1, now=0.0)
-        return provision.facts(provision.offers(workers, None), everybody, 1)["why"]
+        return provision.balance(provision.offers(workers, None), everybody, 1).why
 
     assert shown() == "what the learner needs is not measured yet: all work"
     provision.said = Assumptions(10.0, 100.0)
@@ -71,8 +69,8 @@ def test_what_is_shown_and_short_is_counted_as_decisions_count_it() -> None:
     known = capacity_planner()
     spot = [Candidate(f"w{number}", 2.0, Price(0.1, availability=0.5)) for number in range(6)]
     assert len(known.review(spot, 1, now=0.0).activate) == 6
-    facts = known.facts(known.offers(spot, None), {each.name for each in spot}, 1)
-    assert facts["mu_pool"] == facts["mu_available"] == pytest.approx(6 * 1.98)
+    balance = known.balance(known.offers(spot, None), {each.name for each in spot}, 1)
+    assert balance.mu_pool == balance.mu_available == pytest.approx(6 * 1.98)
     assert known.shortfall(spot, 1) == pytest.approx(11.0 - 6 * 1.98)
 
 
@@ -124,11 +122,7 @@ def test_workers_that_stop_for_a_version_lose_what_was_measured_and_before_that_
     assert before is not None
     assert after is not None
     assert (before.lost_s, after.lost_s, after.t_bcast_s) == (4.0, 1.0, 4.0)
-    assert stopping.facts([], (), 1)["estimates"]["still_s"] == {
-        "value": 1.0,
-        "sd": 0.0,
-        "samples": 4,
-    }
+    assert measurements.still.estimate == Estimate(1.0, 0.0, 4)
 
 
 def test_without_cost_the_order_has_nothing_to_do_with_prices_and_does_not_hang_on_who_else_is_here() -> (

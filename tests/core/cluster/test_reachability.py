@@ -198,7 +198,7 @@ def test_two_that_cannot_be_dialled_never_share_an_edge(shape: str) -> None:
     world.open_session()
     world.publish(0)
     world.drain()
-    reachable = {worker["name"]: worker["reachable"] for worker in world.state.status()["workers"]}
+    reachable = {worker.name: worker.reachable for worker in world.state.status().workers}
     assert reachable == {name: name not in world.closed for name in "abcdef"}
     plans = {
         name: message
@@ -224,7 +224,7 @@ def test_a_plan_does_not_wait_for_the_answer() -> None:
     assert [(edge.peer, edge.dial) for edge in plan.peers] == [("seed", True)]
     for event in late:
         world.handle(event)
-    assert all(worker["reachable"] for worker in world.state.status()["workers"])
+    assert all(worker.reachable for worker in world.state.status().workers)
 
 
 def test_who_receives_only_has_no_children() -> None:

@@ -57,10 +57,8 @@ def settled(names: str = "abc", mode: Literal["all", "auto"] = "auto") -> World:
 
 
 def active(world: World) -> list[str]:
-    workers = world.state.status(now=world.now)["workers"]
-    return [
-        worker["name"] for worker in workers if worker["active"] and worker["state"] == "joined"
-    ]
+    workers = world.state.status(now=world.now).workers
+    return [worker.name for worker in workers if worker.active and worker.state == "joined"]
 
 
 def test_workers_say_how_long_they_stopped_for_a_version_but_no_longer_than_it_was_on_its_way() -> (
@@ -118,13 +116,13 @@ def test_without_a_wish_everybody_works() -> None:
         world.connect(name)
     world.open_session()
     assert active(world) == ["a", "b"]
-    assert world.state.status()["provision"]["activation"] == "all"
+    assert world.state.status().provision.activation == "all"
 
 
 def test_the_cheapest_stays_and_who_stands_by_gets_no_leases() -> None:
     world = settled()
     assert active(world) == ["a"]
-    assert world.state.status()["provision"]["shortfall"] < 0
+    assert (world.state.status().provision.shortfall or 0.0) < 0
     for name in "abc":
         world.peers[name].inbox.clear()
     world.pass_time(20.0)  # all that they held falls silent, and goes to somebody else
@@ -195,10 +193,8 @@ def test_a_lease_that_crosses_a_notice_is_nobodys_fault() -> None:
         leaver.forget(key)
         world.say(leaver, LeaseFailed(key.lease, key.attempt, "draining"))
     status = world.state.status(now=world.now)
-    assert not status["faults"]
-    assert [worker["leases"] for worker in status["workers"] if worker["name"] == leaver.name] == [
-        0
-    ]
+    assert not status.faults
+    assert [worker.leases for worker in status.workers if worker.name == leaver.name] == [0]
     world.work()
     world.state.check()
 
@@ -272,7 +268,7 @@ def test_after_a_restart_all_work_until_it_is_known_again() -> None:
     world.crash()
     world.pass_time(SOON_S)
     assert active(world) == ["a", "b", "c"]
-    assert world.state.status()["provision"]["shortfall"] is None
+    assert world.state.status().provision.shortfall is None
     world.state.check()
 
 
@@ -288,10 +284,8 @@ def test_whose_box_is_given_back_finishes_and_gets_nothing_new() -> None:
     assert active(world) != ["a"]
     peer.inbox.clear()
     world.work()
-    (row,) = (
-        worker for worker in world.state.status(now=world.now)["workers"] if worker["name"] == "a"
-    )
-    assert (row["leaving"], row["leased"], row["accepted"] > 0) == (True, 0, True)
+    (row,) = (worker for worker in world.state.status(now=world.now).workers if worker.name == "a")
+    assert (row.leaving, row.leased, row.accepted > 0) == (True, 0, True)
     assert not any(isinstance(each, LeaseGranted) for each in peer.inbox)
     world.state.check()
     world.handle(RemovalPlanned(PeerId("nobody"), "x"))
@@ -300,14 +294,15 @@ def test_whose_box_is_given_back_finishes_and_gets_nothing_new() -> None:
 @pytest.mark.parametrize("mode", ["all", "auto"])
 def test_who_leaves_makes_nothing_that_could_be_had(mode: Literal["all", "auto"]) -> None:
     world = settled(mode=mode)
-    before = world.state.status(now=world.now)["provision"]
+    before = world.state.status(now=world.now).provision
     world.say(world.peers["c"], Leaving("spot notice"))
-    after = world.state.status(now=world.now)["provision"]
-    assert after["mu_available"] == pytest.approx(before["mu_available"] * 2 / 3, rel=0.01)
-    assert after["mu_pool"] == pytest.approx(
-        before["mu_pool"] * (1 if mode == "auto" else 2 / 3), rel=0.01
+    after = world.state.status(now=world.now).provision
+    assert after.mu_available == pytest.approx(before.mu_available * 2 / 3, rel=0.01)
+    assert after.mu_pool == pytest.approx(
+        before.mu_pool * (1 if mode == "auto" else 2 / 3), rel=0.01
     )
-    assert after["shortfall"] == pytest.approx(after["mu_target"] - after["mu_available"])
+    assert after.mu_target is not None
+    assert after.shortfall == pytest.approx(after.mu_target - after.mu_available)
 
 
 def test_silence_is_a_loss() -> None:

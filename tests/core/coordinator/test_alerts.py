@@ -1,5 +1,7 @@
 """What is wrong with a run, said to a person."""
 
+from dataclasses import replace
+
 from echo2d.core.base.ids import Version
 from echo2d.core.cluster.membership import GONE_S
 from echo2d.core.coordinator.alerts import BROADCASTS_MIN, SENTENCES_MAX, alerts
@@ -23,8 +25,7 @@ def running(world: World | None = None, names: str = "ab") -> World:
 
 
 def said(world: World) -> list[str]:
-    found: list[str] = world.state.status(now=world.now)["attention"]
-    return found
+    return list(world.state.status(now=world.now).attention)
 
 
 def beat(world: World, *names: str) -> None:
@@ -87,28 +88,19 @@ def test_versions_that_workers_do_not_serve() -> None:
 
 def test_a_dissemination_bound_run_is_told_when_it_is_known() -> None:
     status = running().state.status()
-    bound = {**status, "dissemination_bound": True, "t_bcast_s": [1.0] * BROADCASTS_MIN}
+    bound = replace(status, dissemination_bound=True, t_bcast_s=(1.0,) * BROADCASTS_MIN)
     assert alerts(bound) == []
-    bound["t_bcast_s"].append(1.0)
-    assert alerts(bound) == [
+    assert alerts(replace(bound, t_bcast_s=(*bound.t_bcast_s, 1.0))) == [
         "a broadcast takes longer than S + 1 = 3 train steps: the learner waits for data"
     ]
 
 
 def test_a_hundred_workers_do_not_fill_a_book() -> None:
-    status = World().state.status()
-    worker = {
-        "name": "x",
-        "state": "joined",
-        "alive": False,
-        "silent_s": 7.0,
-        "leases": 1,
-        "leases_end_s": 8.0,
-    }
-    more = {"serving": None, "lag": None, "memory_ok": None, "quarantined": False, "leaving": False}
-    sentences = alerts(
-        {**status, "epoch": 1, "seed_alive": True, "workers": [{**worker, **more}] * 100}
+    status = running().state.status()
+    silent = replace(
+        status.workers[0], name="x", alive=False, silent_s=7.0, leases=1, leases_end_s=8.0
     )
+    sentences = alerts(replace(status, seed_alive=True, workers=(silent,) * 100))
     assert len(sentences) == SENTENCES_MAX + 1
     assert sentences[1] == "x silent for 7 s: its lease goes to others in 8 s"
     assert sentences[-1] == "and 77 more like these"

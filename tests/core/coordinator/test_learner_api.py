@@ -105,7 +105,7 @@ def test_publishes_keep_the_order_of_their_epoch() -> None:
 def test_a_new_epoch_revokes_what_lies_beyond_its_start() -> None:
     world = trained(4, staleness_max=0)
     world.work()
-    assert world.state.status()["groups"]["buffered"] > 0
+    assert world.state.status().groups.buffered > 0
     world.open_session(2)
     revoked = [
         a.record
@@ -115,7 +115,7 @@ def test_a_new_epoch_revokes_what_lies_beyond_its_start() -> None:
     assert sorted(record.version for record in revoked) == [3, 4]
     told = [m for m in world.peers["a"].inbox if isinstance(m, VersionsRevoked)]
     assert set(told[-1].versions) == {version_key(3), version_key(4)}
-    assert world.state.status()["workers"][0]["serving"] is None
+    assert world.state.status().workers[0].serving is None
     kept = [
         span.version
         for g in world.ledger.groups.values()
@@ -142,7 +142,7 @@ def test_a_restarted_learner_gets_the_same_batches() -> None:
         reply = batch_of(world, step)
         assert reply.digest == before[step]
         assert world.commit(step, before[step]).status == 200
-    assert world.state.status()["trajectories"]["trained"] == 16  # nothing counts twice
+    assert world.state.status().trajectories.trained == 16  # nothing counts twice
 
 
 def test_resuming_at_a_later_step_commits_what_was_frozen() -> None:
@@ -155,7 +155,7 @@ def test_resuming_at_a_later_step_commits_what_was_frozen() -> None:
         if isinstance(a, Persist) and isinstance(a.record, BatchCommitted)
     ]
     assert [(commit.step, commit.epoch) for commit in commits] == [(1, 2), (2, 2), (3, 2)]
-    assert world.state.status()["committed_step"] == 3
+    assert world.state.status().committed_step == 3
 
 
 def test_resuming_below_the_checkpoint_is_refused_with_the_lowest_step() -> None:
@@ -203,7 +203,7 @@ def test_leases_of_a_revoked_version_are_called_off_through_nobodys_fault() -> N
     world.open_session(2)
     told = [message for message in worker.inbox if isinstance(message, LeaseCancelled)]
     assert {HeldLease(each.lease, each.attempt) for each in told} >= set(held)
-    assert (worker.leases, world.state.status()["groups"]["leases"]) == ({}, 0)
+    assert (worker.leases, world.state.status().groups.leases) == ({}, 0)
     assert {group.failures.total() for group in world.state._groups._groups} == {0}
     assert {peer.failures for peer in world.state._members} == {0}
 
@@ -245,7 +245,9 @@ def test_a_version_published_again_is_the_newest_and_workers_refit_to_it() -> No
     assert world.publish(2).body == reply.body
     world.work()
     assert serving(world) == version_key(2)
-    assert world.state.status()["newest_version"]["publish_seq"] == 6
+    newest = world.state.status().newest_version
+    assert newest is not None
+    assert newest.publish_seq == 6
 
 
 @pytest.mark.parametrize("crash", [False, True])
@@ -309,7 +311,7 @@ def test_commits_are_idempotent_checked_and_in_order() -> None:
     assert error(world.commit(3, NO_DIGEST)) == (409, "digest")
     for _ in range(2):
         assert world.commit(3, reply.digest).body == {"publish_every": 1}
-    assert world.state.status()["trajectories"]["trained"] == 12
+    assert world.state.status().trajectories.trained == 12
     assert error(world.commit(2, NO_DIGEST)) == (409, "digest")
     assert error(world.checkpoint(4)) == (409, "order")
     world.checkpoint(2)
@@ -367,7 +369,7 @@ def test_a_crash_after_a_refusal_leaves_the_batch_open() -> None:
     batch_of(world, 2)
     world.refuse(2, world.ledger.frozen[2].groups[0])
     world.crash()
-    assert world.state.status()["open_step"] == 2
+    assert world.state.status().open_step == 2
     batch_of(world, 2)
     assert world.ledger.frozen[2].refusals >= 1
 
@@ -379,8 +381,8 @@ def test_epochs_survive_a_crash(step: int) -> None:
     world.publish(step)
     world.crash()
     status = world.state.status()
-    assert (status["epoch"], status["committed_step"], status["open_step"]) == (2, step, 5)
-    assert status["newest_version"]["version"] == step
+    assert (status.epoch, status.committed_step, status.open_step) == (2, step, 5)
+    assert world.newest_version == step
     assert world.publish(step).status == 200
     assert world.call(lambda n: BatchAsked(n, Epoch(1), 1)).status == 409
     assert Version(step) in {record.version for record in world.ledger.published.values()}

@@ -12,6 +12,7 @@ from echo2d.core.protocol.control_messages import (
     Refused,
     Welcome,
 )
+from echo2d.core.status.json_form import status_json
 from tests.support.coordinator_world import World, rules, train, version_digest, version_key
 
 
@@ -51,7 +52,10 @@ def test_a_peer_that_breaks_the_protocol_is_closed() -> None:
     actions = world.say(peer, RefitDone(key.version, key.digest, math.nan, memory_ok=None))
     assert CloseSession(peer.session) in actions
     assert (
-        Send(peer.session, Refused("protocol", "a pause that is no duration", permanent=False))
+        Send(
+            peer.session,
+            Refused("protocol", "pause_s and held_s must be finite and >= 0", permanent=False),
+        )
         in actions
     )
     again = world.connect("a")
@@ -68,25 +72,26 @@ def test_a_revoked_peer_is_told_and_loses_its_work() -> None:
     world.handle(PeerRevoked(peer.peer))
     refusal = next(m for m in peer.inbox[::-1] if isinstance(m, Refused))
     assert (refusal.reason, refusal.permanent) == ("revoked", True)
-    assert world.state.status()["groups"]["leases"] == 0
+    assert world.state.status().groups.leases == 0
 
 
 def test_what_a_worker_serves_follows_its_refits() -> None:
     world = running()
     peer, key = world.peers["a"], version_key(1)
-    status = world.state.status()["workers"][0]
-    assert (status["serving"]["version"], status["lag"], status["memory_ok"]) == (2, 0, True)
+    (status,) = world.state.status().workers
+    assert status.serving is not None
+    assert (status.serving.version, status.lag, status.memory_ok) == (2, 0, True)
     world.say(peer, RefitFailed(key.version, key.digest, key, "out of memory"))
-    assert world.state.status()["workers"][0]["lag"] == 1
+    assert world.state.status().workers[0].lag == 1
     world.say(peer, RefitFailed(key.version, key.digest, version_key(9), "out of memory"))
-    assert world.state.status()["workers"][0]["serving"] is None
+    assert world.state.status().workers[0].serving is None
     world.say(peer, RefitDone(key.version, version_digest(1, 7), 0.1, memory_ok=None))
-    assert world.state.status()["workers"][0]["serving"] is None
-    assert "not published" in world.state.status()["faults"][-1]["text"]
+    assert world.state.status().workers[0].serving is None
+    assert "not published" in world.state.status().faults[-1].text
 
 
 def test_loading_the_first_version_is_no_pause() -> None:
-    assert running().state.status()["refit_pause_s"] == [0.1, 0.1], "versions 1 and 2, not 0"
+    assert running().state.status().refit_pause_s == (0.1, 0.1), "versions 1 and 2, not 0"
 
 
 def test_equal_events_make_equal_actions() -> None:
@@ -104,7 +109,7 @@ def test_equal_events_make_equal_actions() -> None:
 def test_the_status_is_plain_json() -> None:
     world = running()
     world.connect("r", kind="relay", slots=0)
-    status = json.loads(json.dumps(world.state.status(), allow_nan=False))
+    status = json.loads(json.dumps(status_json(world.state.status()), allow_nan=False))
     assert (
         status["groups"]["queued"] == status["groups"]["buffered"] + status["groups"]["in_flight"]
     )

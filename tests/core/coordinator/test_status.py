@@ -1,35 +1,39 @@
-"""Every key of the status is there from the first moment on, with a value that JSON can hold."""
+"""The status that the machine makes of itself: every key is there from the first moment on."""
 
 import json
 
+from echo2d.core.status.json_form import status_json
 from tests.support.coordinator_world import World
-
-KEYS = {
-    "epoch", "open_step", "committed_step", "checkpoint_step", "staleness_max", "publish_every",
-    "trajectories_per_step", "group_size", "dissemination_bound", "newest_version", "groups", "broadcast", "workers",
-    "relays", "seed_alive", "versions_published", "staleness", "trajectories", "tokens_accepted", "handed_over",
-    "groups_dropped", "version_bytes", "catch_ups", "gateway", "answer_tokens",
-    "results_refused", "rewards", "t_train_s", "t_verify_s", "t_bcast_s", "refit_pause_s", "still_s", "seed_copies",
-    "wire_bytes", "full_bytes", "faults", "fault_counts", "attention", "heartbeat_s",
-    "provision", "bubble_ratio", "learner_train_s", "learner_wait_s", "seed_uplink",
-}  # fmt: skip
-WORKER_KEYS = {
-    "id", "name", "kind", "state", "alive", "silent_s", "uplink", "leases", "leases_end_s", "slots", "running",
-    "leased", "serving", "lag", "accepted",
-    "refit_pause_s", "memory_ok", "quarantined", "reachable",
-    "active", "leaving", "mu", "mu_sd", "usd_per_h", "usd_per_gb_down", "usd_per_gb_up", "availability", "rho",
-}  # fmt: skip
+from tests.support.status import RICH, key_paths, pinned_keys
 
 
-def test_keys() -> None:
+def test_a_machine_in_which_nothing_has_happened_says_all_there_is_to_say_of_a_run() -> None:
+    facts = status_json(World().state.status())
+    assert facts.keys() == {path.split(".")[0].removesuffix("[]") for path in pinned_keys()} - {
+        "run_id", "peer_faults", "learner_silent_s", "renting",
+    }  # fmt: skip
+    assert facts["broadcast"] is None
+    assert facts["newest_version"] is None
+
+
+def test_a_version_that_is_being_encoded_spreads_but_is_not_whole() -> None:
     world = World()
-    status = world.state.status()
-    assert status.keys() == KEYS
-    assert status["broadcast"] is None
     world.connect("a")
     world.open_session()
     world.publish(0)
-    status = json.loads(json.dumps(world.state.status(), allow_nan=False))
-    assert status.keys() == KEYS
-    assert status["workers"][0].keys() == WORKER_KEYS
-    assert status["broadcast"]["whole"] is False
+    broadcast = world.state.status().broadcast
+    assert broadcast is not None
+    assert broadcast.whole is False
+    assert broadcast.wire_bytes is None
+
+
+def test_every_key_of_rich_runs_is_pinned_and_json_can_hold_its_value() -> None:
+    found = set[str]()
+    for make in RICH:
+        world = make()
+        facts = json.loads(
+            json.dumps(status_json(world.state.status(now=world.now)), allow_nan=False)
+        )
+        found |= key_paths(facts)
+    renting = {path for path in pinned_keys() if path.startswith("renting")}
+    assert found == pinned_keys() - renting - {"run_id", "peer_faults", "learner_silent_s"}

@@ -25,6 +25,7 @@ from echo2d.core.protocol.control_messages import (
     SampleAnswered,
 )
 from echo2d.core.protocol.trajectory import pack_tokens, unpack_tokens
+from echo2d.core.status.schema import GatewayStatus
 from tests.support.coordinator_world import World, rules
 from tests.support.gateway import WAIT_S, call, gateway_world, key_of, of_calls
 from tests.support.rollouts import answers
@@ -45,7 +46,7 @@ def refused(world: World) -> list[tuple[str, int | None]]:
 
 def test_a_call_is_a_lease_outside_of_the_run() -> None:
     world, (worker,) = gateway_world(4)
-    queued = world.state.status()["groups"]
+    queued = world.state.status().groups
     world.handle(call(1))
     [lease] = of_calls(worker)
     assert (lease.prompt, lease.samples, lease.max_new_tokens, lease.oldest) == (
@@ -72,8 +73,8 @@ def test_a_call_is_a_lease_outside_of_the_run() -> None:
     assert answers(worker)[-1] == (True, "")
     assert not any(isinstance(action, Persist) for action in world.actions)
     status = world.state.status()
-    assert status["groups"] == queued
-    assert status["tokens_accepted"] == status["workers"][0]["accepted"] == 0
+    assert status.groups == queued
+    assert status.tokens_accepted == status.workers[0].accepted == 0
 
 
 def test_the_run_goes_first_and_calls_keep_to_their_share() -> None:
@@ -81,7 +82,7 @@ def test_the_run_goes_first_and_calls_keep_to_their_share() -> None:
     for number in range(4):
         world.handle(call(number))
     assert len(of_calls(worker)) == 2
-    assert world.state.status()["gateway"]["waiting"] == 2
+    assert world.state.status().gateway.waiting == 2
     world.handle(CallGone(CallId(0)))
     assert len(of_calls(worker)) == 3
     assert [m.lease for m in worker.inbox if isinstance(m, LeaseCancelled)] == [
@@ -148,7 +149,7 @@ def test_a_dying_workers_call_goes_on_with_the_tokens_it_has() -> None:
     [grew] = [action for action in world.actions if isinstance(action, ChoiceGrew)]
     assert (unpack_tokens(grew.tokens).tolist(), grew.finish) == ([9, 1], "stop")
     assert [(span.start, span.end) for span in grew.spans] == [(0, 4)]
-    assert world.state.status()["gateway"]["handed_over"] == 1
+    assert world.state.status().gateway.handed_over == 1
 
 
 def test_a_worker_that_leaves_does_not_get_back_what_it_gives_back() -> None:
@@ -184,7 +185,7 @@ def test_a_worker_that_comes_back_tells_its_tokens_again() -> None:
     assert told(world) == [([9], None)]
     world.say(worker, worker.wrote(lease, 0, 4, 4, 4, 4))
     assert told(world) == []
-    assert [fault["kind"] for fault in world.state.status()["faults"]] == ["gateway"]
+    assert [fault.kind for fault in world.state.status().faults] == ["gateway"]
 
 
 def test_what_a_worker_forgot_goes_to_somebody_else() -> None:
@@ -207,7 +208,7 @@ def test_bad_output_is_nobodys(tokens: tuple[int, ...]) -> None:
         ended = refused(world)
         world.pass_time(AVOID_S)
     assert ended == [("failed", 0)]
-    assert world.state.status()["gateway"]["ended"] == {"failed": 1}
+    assert world.state.status().gateway.ended == {"failed": 1}
 
 
 def test_a_version_that_nobody_has_is_refused_one_that_comes_is_waited_for() -> None:
@@ -225,7 +226,7 @@ def test_a_version_that_nobody_has_is_refused_one_that_comes_is_waited_for() -> 
     world.handle(call(2, min_version=Version(1)))
     assert (refused(world), of_calls(worker)) == ([], [])
     world.pass_time(WAIT_S + 1.0)
-    assert world.state.status()["gateway"]["ended"] == {"version": 2}
+    assert world.state.status().gateway.ended == {"version": 2}
     world.handle(call(3, min_version=Version(1)))
     world.drain()
     world.connect(worker.name, slots=2)
@@ -240,7 +241,7 @@ def test_a_call_whose_version_is_revoked_is_told_so() -> None:
     world.say(worker, worker.wrote(key_of(of_calls(worker)[0]), 0, 7))
     world.open_session(0)
     world.publish(0, salt=1)
-    assert refused(world) == [("revoked", None)] or world.state.status()["gateway"]["ended"] == {
+    assert refused(world) == [("revoked", None)] or world.state.status().gateway.ended == {
         "revoked": 1
     }
 
@@ -283,9 +284,9 @@ def test_a_stopped_choice_goes_and_the_others_go_on() -> None:
     assert LeaseCancelled(lease.lease, lease.attempt) in [
         a.message for a in world.actions if isinstance(a, Send)
     ]
-    assert world.state.status()["gateway"] == {
-        "calls": 0, "waiting": 0, "running": 0, "ended": {"done": 1}, "tokens": 2, "handed_over": 0,
-    }  # fmt: skip
+    assert world.state.status().gateway == GatewayStatus(
+        calls=0, waiting=0, running=0, ended={"done": 1}, tokens=2, handed_over=0
+    )
 
 
 def test_a_slot_is_free_when_its_sample_is_written_wanted_or_not() -> None:

@@ -129,7 +129,7 @@ def costs(waiting: int, *, unserved: bool) -> dict[str, int]:
         world.handle(
             call(number, choices=8, caller=f"caller {number % 4}", min_version=Version(unserved))
         )
-    assert world.state.status()["gateway"]["waiting"] == waiting // 8 * 8
+    assert world.state.status().gateway.waiting == waiting // 8 * 8
     one, last = of_calls(worker)[0], of_calls(worker)[-1]
     events: dict[str, CoordinatorEvent] = {
         "a choice grew": PeerSaid(worker.session, worker.wrote(key_of(one), 0, 7)),

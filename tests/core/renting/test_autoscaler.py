@@ -102,8 +102,8 @@ def test_no_more_than_the_hour_allows() -> None:
     assert sorted(starts(renting.handle(need(9.0), now=1.0))) == [
         "large"
     ]  # beside the small one: 1.7 of 2 usd/h
-    facts = renting.facts(now=1.0)
-    assert (facts["usd_per_h"], facts["why"]) == (
+    status = renting.status(now=1.0)
+    assert (status.usd_per_h, status.why) == (
         1.7,
         "the usd/h left, and what can be had, are not enough",
     )
@@ -231,7 +231,7 @@ def test_a_box_that_goes_finishes_what_it_holds_and_gets_nothing_new() -> None:
     )
     assert stops(renting.handle(busy, now=10.0)) == []
     assert renting.leaving == {label: "nothing was asked of it for 300 s"}
-    assert renting.facts(now=10.0)["states"]["leaving"] == 1
+    assert renting.status(now=10.0).states["leaving"] == 1
     assert stops(renting.handle(busy, now=69.0)) == []
     assert stops(renting.handle(need(-0.1, x_cloud_small_1=301.0), now=69.5)) == [label]
 
@@ -266,6 +266,6 @@ def test_nothing_is_started_where_lists_do_not_show_what_was() -> None:
     for at in (10.0, 20.0):
         renting.handle(Listed("cloud", at, ()), now=at)
     assert starts(renting.handle(need(0.4), now=30.0)) == []
-    assert any("does not list" in sentence for sentence in renting.facts(now=30.0)["attention"])
+    assert any("does not list" in sentence for sentence in renting.status(now=30.0).attention)
     shown = (Instance(Label("x-cloud-small-1"), "i-1"),)
     assert starts(renting.handle(Listed("cloud", 40.0, shown), now=40.0)) == ["large"]

@@ -3,7 +3,7 @@ import pytest
 from echo2d.core.renting.boxes import RentedBoxes
 from echo2d.core.renting.budget import Budget, Label, RentOffer, Terms
 from echo2d.core.renting.events import Instance, RentRules
-from echo2d.core.renting.report import STATES, rent_facts
+from echo2d.core.renting.report import STATES, renting_status
 
 OFFER = RentOffer("cloud", "box", 0.5, 360.0, 8)
 TERMS = Terms(
@@ -23,11 +23,11 @@ def started() -> RentedBoxes:
 
 
 def test_what_is_spent_set_aside_and_left_is_the_budget() -> None:
-    facts = rent_facts(started(), BUDGET, why="", now=600.0)
-    assert facts["spent_usd"] == pytest.approx(0.5 / 6)
-    assert facts["set_aside_usd"] == pytest.approx(0.5 * 3000 / 3600)
-    assert facts["spent_usd"] + facts["set_aside_usd"] + facts["left_usd"] == pytest.approx(10.0)
-    assert facts["attention"] == []
+    status = renting_status(started(), BUDGET, why="", now=600.0)
+    assert status.spent_usd == pytest.approx(0.5 / 6)
+    assert status.set_aside_usd == pytest.approx(0.5 * 3000 / 3600)
+    assert status.spent_usd + status.set_aside_usd + status.left_usd == pytest.approx(10.0)
+    assert status.attention == ()
 
 
 def test_every_state_of_a_box() -> None:
@@ -42,20 +42,20 @@ def test_every_state_of_a_box() -> None:
     ):
         for name, value in change.items():
             setattr(box, name, value)
-        (row,) = rent_facts(rented, BUDGET, why="", now=5.0)["boxes"]
-        states.append(row["state"])
+        (row,) = renting_status(rented, BUDGET, why="", now=5.0).boxes
+        states.append(row.state)
     assert tuple(states) == STATES
 
 
 def test_what_a_person_should_know() -> None:
     rented = started()
-    assert rent_facts(rented, BUDGET, why="no money", now=2.0)["attention"] == [
-        "renting: more is needed, but no money"
-    ]
+    assert renting_status(rented, BUDGET, why="no money", now=2.0).attention == (
+        "renting: more is needed, but no money",
+    )
     rented.listed("cloud", 2.0, None, 2.0)
-    (words,) = rent_facts(rented, BUDGET, why="", now=2.0)["attention"]
+    (words,) = renting_status(rented, BUDGET, why="", now=2.0).attention
     assert "cannot be listed" in words
     rented.listed("cloud", 3.0, [Instance(ONE, "i-1")], 3.0)
     del rented.sides["cloud"]
-    (words,) = rent_facts(rented, BUDGET, why="", now=3.0)["attention"]
+    (words,) = renting_status(rented, BUDGET, why="", now=3.0).attention
     assert "nothing stops them" in words

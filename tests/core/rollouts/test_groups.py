@@ -39,7 +39,7 @@ def test_a_result_is_kept_answered_and_scored() -> None:
     assert (kept.lease, kept.trajectory.worker) == (key.lease, worker.peer)
     assert answers(worker) == [(True, "")]
     assert any(isinstance(action, ScoreSample) for action in actions)
-    assert world.state.status()["tokens_accepted"] == 3
+    assert world.state.status().tokens_accepted == 3
 
 
 def test_the_first_accepted_result_wins() -> None:
@@ -53,7 +53,7 @@ def test_the_first_accepted_result_wins() -> None:
         (True, ""),
         (False, "a different result was accepted before"),
     ]
-    assert sum(world.state.status()["results_refused"].values()) == 1
+    assert sum(world.state.status().results_refused.values()) == 1
 
 
 def test_results_for_leases_that_are_not_ones_own() -> None:
@@ -65,7 +65,7 @@ def test_results_for_leases_that_are_not_ones_own() -> None:
     world.say(two, replace(result, lease=LeaseId(7)))
     reasons = ["a different result was accepted before", "the lease is over", "no such lease"]
     assert answers(two) == [(False, reason) for reason in reasons]
-    assert "no such lease" in world.state.status()["faults"][-1]["text"]
+    assert "no such lease" in world.state.status().faults[-1].text
 
 
 def test_a_bad_result_is_refused_and_its_sample_leased_again() -> None:
@@ -136,7 +136,7 @@ def test_a_late_result_of_an_earlier_attempt_still_counts() -> None:
     assert two.leases == {}  # cancelled: nothing is left to do
     world.say(two, LeaseProgress(key.lease, 1, ()))
     world.drain()
-    assert world.state.status()["groups"]["buffered"] == 1
+    assert world.state.status().groups.buffered == 1
 
 
 def test_failed_leases_end_the_group_and_a_failing_worker_rests() -> None:
@@ -199,14 +199,14 @@ def test_groups_without_variance_are_filtered_so_often() -> None:
     world.work()
     assert request in world.replies
     status = world.state.status()
-    assert status["groups_dropped"] == {"filtered": 8}  # 4 R = 16 trajectories
-    assert status["trajectories"]["dropped"] == 16
+    assert status.groups_dropped == {"filtered": 8}  # 4 R = 16 trajectories
+    assert status.trajectories.dropped == 16
     kept = {
         each.length
         for stored in world.ledger.groups.values()
         for each in stored.record.trajectories
     }
-    assert [status["answer_tokens"]] == [
+    assert [status.answer_tokens] == [
         {"filtered": length} for length in kept
     ]  # all are as long as each other
 
@@ -244,4 +244,4 @@ def test_a_changed_group_size_drops_what_does_not_fit() -> None:
     world.say(worker, worker.finish(worker.open[0][0], 1))
     world.rules = rules(group_size=1)
     world.crash()
-    assert world.state.status()["groups_dropped"] == {"rules": 1}
+    assert world.state.status().groups_dropped == {"rules": 1}

@@ -31,6 +31,7 @@ from echo2d.core.rollouts.leases import LeaseTable
 from echo2d.core.rollouts.partials import FRUITLESS_MAX, PARTIAL_WAIT_S, Partials
 from echo2d.core.rollouts.prompts import DrawnPrompt
 from echo2d.core.rollouts.staleness import Staleness
+from echo2d.core.status.schema import HandedOverCounts
 from tests.support.coordinator_world import Peer, World, rules, version_digest
 from tests.support.rollouts import dropped, grants, world_of
 
@@ -60,9 +61,7 @@ def tokens_of(data: bytes) -> list[int]:
 
 
 def faults(world: World) -> list[str]:
-    return [
-        fault["text"] for fault in world.state.status()["faults"] if fault["kind"] == "progress"
-    ]
+    return [fault.text for fault in world.state.status().faults if fault.kind == "progress"]
 
 
 def test_a_dying_workers_tokens_go_on_elsewhere() -> None:
@@ -89,7 +88,10 @@ def test_a_dying_workers_tokens_go_on_elsewhere() -> None:
         record.tokens
     ]
     status = world.state.status()
-    assert (status["tokens_accepted"], status["handed_over"]) == (6, {"partials": 1, "tokens": 3})
+    assert (status.tokens_accepted, status.handed_over) == (
+        6,
+        HandedOverCounts(partials=1, tokens=3),
+    )
 
 
 def _parts(version: int) -> tuple[Version, Digest]:
@@ -311,7 +313,7 @@ def test_a_lease_that_goes_on_from_a_revoked_version_is_called_off() -> None:
     key, _ = handed_to(world, old, new)
     world.open_session(0)
     assert key not in old.leases
-    assert world.state.status()["groups"]["leases"] == 0
+    assert world.state.status().groups.leases == 0
 
 
 def test_what_nobody_gets_on_with_starts_anew() -> None:
@@ -441,4 +443,4 @@ def test_what_is_dropped_counts_by_all_that_was_written_for_it() -> None:
     assert group is not None
     assert group.lengths() == [2]
     world.state._groups._drop(group, "stale", "")
-    assert world.state.status()["answer_tokens"]["stale"] == 2.0
+    assert world.state.status().answer_tokens["stale"] == 2.0

@@ -96,14 +96,14 @@ def test_a_lease_that_ended_in_silence_runs_on_if_nobody_took_over() -> None:
     world.say(worker, worker.wrote(key, 0, 7))
     cut(world, worker)
     world.pass_time(SILENCE_S + 1)
-    assert world.state.status()["groups"]["leases"] == 0
+    assert world.state.status().groups.leases == 0
     world.connect(worker.name, slots=2)
     assert (welcome_of(worker).keep, len(grants(worker))) == ((key,), 1)
     world.say(worker, worker.finish(key, 0))
     world.say(worker, worker.finish(key, 1))
     assert answers(worker) == [(True, ""), (True, "")]
     world.drain()
-    assert world.state.status()["groups"]["buffered"] == 1
+    assert world.state.status().groups.buffered == 1
 
 
 def test_a_lease_is_revived_without_what_somebody_else_has() -> None:
@@ -118,7 +118,7 @@ def test_a_lease_is_revived_without_what_somebody_else_has() -> None:
     world.say(one, one.finish(key, 1))
     world.say(two, two.finish(*two.open[0]))
     assert (answers(one), answers(two)) == ([(True, "")], [(True, "")])
-    assert world.state.status()["groups"]["leases"] == 0
+    assert world.state.status().groups.leases == 0
 
 
 def test_what_is_generated_for_a_lease_that_somebody_else_has_is_called_off() -> None:
@@ -194,7 +194,7 @@ def test_an_identical_repeat_is_acknowledged_and_a_different_one_refused_and_cou
     assert answers(worker)[-1] == (True, "")
     world.say(worker, replace(result, finish="length"))
     assert answers(worker)[-1] == (False, "a different result was accepted before")
-    assert world.state.status()["results_refused"] == {"a different result was accepted before": 1}
+    assert world.state.status().results_refused == {"a different result was accepted before": 1}
 
 
 def test_a_repeat_is_acknowledged_after_a_restart_even_of_a_finished_group() -> None:
@@ -246,7 +246,7 @@ def test_a_silent_worker_is_suspected_and_keeps_its_leases_for_a_while() -> None
     world, (one, two) = world_of(2, 2, **ONE_STEP)
     key = next(iter(one.leases))
     pass_time(world, SILENCE_S - 1, two)
-    states = {worker["name"]: worker["state"] for worker in world.state.status()["workers"]}
+    states = {worker.name: worker.state for worker in world.state.status().workers}
     assert states == {"w0": "suspected", "w1": "joined"}
     assert not two.leases
     pass_time(world, 1, two)
@@ -259,7 +259,7 @@ def test_a_lease_is_renewed_by_progress() -> None:
     for second in range(int(3 * SILENCE_S)):
         world.pass_time(1.0)
         world.say(worker, worker.wrote(key, 0, 5, start=min(second, 7)))
-    assert world.state.status()["groups"]["leases"] == 1
+    assert world.state.status().groups.leases == 1
     assert len(grants(worker)) == 1
 
 
@@ -316,7 +316,7 @@ def test_an_attempt_that_ended_before_the_restart_runs_no_more() -> None:
     world.crash()
     assert list(two.leases) == [HeldLease(key.lease, 1)]
     assert not one.leases
-    assert world.state.status()["groups"]["leases"] == 1
+    assert world.state.status().groups.leases == 1
 
 
 def test_late_results_of_ended_attempts_count_after_a_restart_too() -> None:

@@ -23,7 +23,7 @@ def test_slots_are_filled_with_whole_groups() -> None:
 def test_admission_stops_at_the_gate() -> None:
     world, (worker,) = world_of(100, staleness_max=1)
     assert len(grants(worker)) == 4  # two steps of two groups: the third needs version 1
-    assert world.state.status()["groups"]["in_flight"] == 4
+    assert world.state.status().groups.in_flight == 4
 
 
 def test_a_group_is_split_only_if_nobody_has_room() -> None:

@@ -304,8 +304,8 @@ class World(RuleBasedStateMachine):
         billed = sum(machine.bill(self.true) for machine in self.machines)
         if_nobody_came_back = sum(machine.bill(math.inf) for machine in self.machines)
         assert billed <= if_nobody_came_back <= self.rent_rules.budget.usd_total * (1 + 1e-6)
-        facts = self.renting.facts(now=self.now)
-        assert billed <= facts["spent_usd"] * (1 + 1e-6) + 1e-6
+        status = self.renting.status(now=self.now)
+        assert billed <= status.spent_usd * (1 + 1e-6) + 1e-6
 
     def teardown(self) -> None:
         """The clouds get well: with nothing wanted any more, nothing stays."""
@@ -320,7 +320,7 @@ class World(RuleBasedStateMachine):
             ):
                 break
         else:
-            raise AssertionError(self.renting.facts(now=self.now))
+            raise AssertionError(self.renting.status(now=self.now))
 
 
 TestRenting = World.TestCase
@@ -335,5 +335,5 @@ def test_the_worlds_budgets_are_used() -> None:
         world.time_passes(2000.0, seed)
     budget = world.rent_rules.budget
     assert len(world.machines) > 10
-    assert world.renting.facts(now=world.now)["committed_usd"] > 0.9 * budget.usd_total
+    assert world.renting.status(now=world.now).committed_usd > 0.9 * budget.usd_total
     assert sum(machine.bill(world.true) for machine in world.machines) > 0.4 * budget.usd_total

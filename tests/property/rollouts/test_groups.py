@@ -108,8 +108,8 @@ class Machine(RuleBasedStateMachine):
             return
         status = self.world.state.status()
         size = self.world.rules.group_size
-        for worker in status["workers"]:
-            assert worker["leased"] <= max(worker["slots"], size)
+        for worker in status.workers:
+            assert worker.leased <= max(worker.slots, size)
 
     @invariant()
     def grants_are_unique(self) -> None:

@@ -23,7 +23,7 @@ PRICES = {"one": 0.1, "two": 0.2, "three": 0.3}
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Periods of a quarter of a second are none of a real run."""
-    monkeypatch.setattr(activation_loop, "LOOK_S_MIN", 0.1)
+    monkeypatch.setattr(activation_loop, "REVIEW_S_MIN", 0.1)
 
 
 @pytest.mark.usefixtures("often")

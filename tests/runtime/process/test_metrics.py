@@ -4,6 +4,7 @@ import asyncio
 import os
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from echo2d.core.base.ids import Digest, LeaseId, PeerId, Version
 from echo2d.core.gateway.events import CallAsked, CallId
+from echo2d.core.status.schema import ProcessStatus, RentingStatus, Status
 from echo2d.core.worker.events import (
     EngineRefitFailed,
     EngineRefitted,
@@ -28,14 +30,21 @@ from tests.support.polling import HANG_S
 
 DOCUMENT = (REPO / "docs" / "metrics.md").read_text()
 ROWS = re.findall(r"^\| `(\w+)`(?: \((.*?)\))? \| (\w+) \| (.*) \|$", DOCUMENT, re.MULTILINE)
-RENTING = {
-    "usd_per_h": 1.5,
-    "spent_usd": 3.0,
-    "set_aside_usd": 2.0,
-    "left_usd": 15.0,
-    "states": {"serving": 3},
-}
-SHELL = {"peer_faults": 2, "renting": RENTING}
+RENTING = RentingStatus(
+    usd_per_h=1.5,
+    usd_per_h_max=2.0,
+    spent_usd=3.0,
+    set_aside_usd=2.0,
+    committed_usd=5.0,
+    left_usd=15.0,
+    usd_total_max=20.0,
+    why="",
+    blind=(),
+    states={"serving": 3},
+    boxes=(),
+    attention=(),
+)
+PROCESS = ProcessStatus(run_id="run-1", peer_faults=2, learner_silent_s=None, renting=RENTING)
 WORKER = {
     "connected": True,
     "running": 3,
@@ -47,7 +56,7 @@ WORKER = {
 DIGEST = Digest(bytes(32))
 
 
-def trained() -> dict[str, Any]:
+def trained() -> Status:
     """The status of a run with everything in it."""
     world = World()
     world.connect("seed", kind="seed")
@@ -64,7 +73,7 @@ def trained() -> dict[str, Any]:
     statistics.refused_results["bad"] += 1
     statistics.seed_sent(3, 1.25)
     statistics.still_s.append(0.5)
-    return {**world.state.status(now=world.now), **SHELL}
+    return replace(world.state.status(now=world.now), process=PROCESS)
 
 
 def coordinator(tmp_path: Path) -> CoordinatorMetrics:
@@ -146,7 +155,7 @@ def test_what_a_run_looks_like(tmp_path: Path) -> None:
 
 
 def test_what_is_not_known_has_no_sample(tmp_path: Path) -> None:
-    seen = values(coordinator(tmp_path).render({**World().state.status(), **SHELL}))
+    seen = values(coordinator(tmp_path).render(replace(World().state.status(), process=PROCESS)))
     assert "echo2d_newest_version" not in seen
     assert not any(name.startswith("echo2d_recent_") for name in seen)
     assert "echo2d_serving_version" not in values(
@@ -179,7 +188,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def watched(
-    made: LoopMetrics, path: Path, holds: Callable[[dict[str, float]], bool]
+    made: LoopMetrics[Status], path: Path, holds: Callable[[dict[str, float]], bool]
 ) -> dict[str, float]:
     async with asyncio.timeout(HANG_S), asyncio.TaskGroup() as tasks:
         watching = tasks.create_task(made.watch(path))

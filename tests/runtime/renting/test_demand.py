@@ -1,6 +1,6 @@
 """What a status says of the need for boxes."""
 
-from typing import Any
+from dataclasses import replace
 
 import pytest
 
@@ -13,32 +13,47 @@ from echo2d.core.capacity.demand import (
 )
 from echo2d.core.capacity.measurements import Measurements
 from echo2d.core.capacity.prices import Price
-from echo2d.runtime.renting.demand import margin_of, shortfall_of
+from echo2d.core.status.schema import ProvisionStatus, VersionBytes
+from echo2d.runtime.renting.demand import gb_per_h, margin_of
+from tests.support.coordinator_world import World
+
+NOTHING_KNOWN = World().state.status()
 
 
-def facts(t_bcast_s: float) -> dict[str, Any]:
+def provision(t_bcast_s: float) -> ProvisionStatus:
     """Of a run that takes 10 trajectories/s and has workers for 2."""
     known = CapacityPlanner(CapacityRules(100, 4, 1), Measurements(1), Assumptions(10.0, t_bcast_s))
     here = [Candidate("w", 2.0, Price())]
-    shortfall = known.shortfall(here, 1)
-    return {
-        "provision": {**known.facts(known.offers(here, None), ["w"], 1), "shortfall": shortfall}
-    }
+    balance = known.balance(known.offers(here, None), ["w"], 1)
+    return replace(
+        NOTHING_KNOWN.provision,
+        mu_min=balance.mu_min,
+        mu_available=balance.mu_available,
+        shortfall=known.shortfall(here, 1),
+    )
 
 
 def test_what_is_there_for_noise_is_what_gamma_adds() -> None:
-    enough = facts(0.0)
+    enough = provision(0.0)
     assert margin_of(enough) == pytest.approx(1.0)
-    assert shortfall_of(enough) == pytest.approx(11.0 - 1.98)
+    assert enough.shortfall == pytest.approx(11.0 - 1.98)
 
 
 def test_a_need_that_is_cut_off_is_no_smaller_than_what_is_there_for_noise() -> None:
     """Where almost nothing would be enough, something is rented all the same."""
-    hopeless = facts(19.99)
-    assert hopeless["provision"]["mu_min"] > 50 * 10.0
-    assert shortfall_of(hopeless) == pytest.approx(NEED_MAX * 10.0 - 2.0)
+    hopeless = provision(19.99)
+    assert (hopeless.mu_min or 0.0) > 50 * 10.0
+    assert hopeless.shortfall == pytest.approx(NEED_MAX * 10.0 - 2.0)
     assert 0 < margin_of(hopeless) < 10.0
 
 
 def test_nothing_is_there_for_noise_before_anything_is_known() -> None:
-    assert margin_of({"provision": {"shortfall": None}}) == 0.0
+    assert margin_of(NOTHING_KNOWN.provision) == 0.0
+
+
+def test_versions_cost_their_median_size_once_a_publish_period() -> None:
+    assert gb_per_h(NOTHING_KNOWN) == 0.0
+    sizes = {0: VersionBytes(9 * 10**9, 9 * 10**9), 1: VersionBytes(10**9, 9 * 10**9)}
+    sizes[2] = sizes[1]
+    known = replace(NOTHING_KNOWN, version_bytes=sizes, t_train_s=(30.0,) * 3, publish_every=2)
+    assert gb_per_h(known) == pytest.approx(60.0)

@@ -14,6 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from echo2d.config import CoordinatorConfig
 from echo2d.core.base.ids import PeerId
+from echo2d.core.status.schema import ProcessStatus, VersionStatus
 from echo2d.errors import StoreFault
 from echo2d.net.security.auth import enrol_proof, public_bytes, read_token_file
 from echo2d.runtime.renting import renter
@@ -25,6 +26,7 @@ from echo2d.runtime.renting.renter import (
     rented_lines,
 )
 from echo2d.runtime.run_dir.credentials import AccessTable, RunDirectory
+from tests.support.coordinator_world import World
 from tests.support.polling import HANG_S
 
 CLOUD = """
@@ -79,11 +81,11 @@ class Site:
         self.run = RunDirectory(self.config.run.run_dir)
         self.access = AccessTable(self.run)
         self.told: list[PeerId] = []
-        self.status: dict[str, Any] = {
-            "learner_silent_s": 0.0, "workers": [], "version_bytes": {},
-            "provision": {"shortfall": None, "mu_available": 0.0, "gamma": 1.1},
-            "t_train_s": [], "publish_every": 1,
-        }  # fmt: skip
+        # A learner has just called; nothing is measured, and no worker is here.
+        self.status = replace(
+            World().state.status(),
+            process=ProcessStatus(run_id=self.run.run_id, peer_faults=0, learner_silent_s=0.0),
+        )
 
     def cloud(self, start: str = "") -> None:
         (self.root / "cloud.sh").write_text(CLOUD.format(start=start))
@@ -104,8 +106,7 @@ class Site:
     async def plan_removal(self, peer: PeerId, why: str) -> None:
         assert why
         self.told.append(peer)
-        for worker in self.status["workers"]:
-            worker["leaving"] = True
+        self.worker(leaving=True)
 
     def there(self) -> list[Path]:
         return list(self.boxes.iterdir())
@@ -114,18 +115,22 @@ class Site:
         found: list[dict[str, Any]] = (await asyncio.to_thread(rented, self.config))["boxes"]
         return found
 
-    def join(self, label: str) -> dict[str, Any]:
+    def worker(self, **changes: Any) -> None:
+        """Its one worker is like this from now on."""
+        (worker,) = self.status.workers
+        self.status = replace(self.status, workers=(replace(worker, **changes),))
+
+    def join(self, label: str) -> PeerId:
         """Its worker, with the credential that its box was given."""
         token = read_token_file(self.run.token_path(label))
         key = Ed25519PrivateKey.generate()
         proof = enrol_proof(key, token.secret)
         peer = self.access.enrol(token.secret, public_bytes(key), proof, now_s=time.time())
-        worker = {
-            "id": peer, "name": "box", "alive": True, "state": "joined", "serving": {"version": 0}, "leaving": False,
-            "leased": 2, "running": 0, "mu": None,
-        }  # fmt: skip
-        self.status["workers"] = [worker]
-        return worker
+        world = World()
+        world.connect("box")
+        self.status = replace(self.status, workers=world.state.status().workers)
+        self.worker(id=peer, serving=VersionStatus(0, "", 1), leased=2)
+        return peer
 
 
 @pytest.fixture
@@ -143,20 +148,21 @@ async def until(condition: Callable[[], bool]) -> None:
 
 async def test_whose_box_goes_is_told_and_its_box_stopped_when_it_holds_nothing(site: Site) -> None:
     async with site.renting() as renter:
-        await until(lambda: renter.facts()["states"]["seen"] == 1)
+        await until(lambda: renter.status().states["seen"] == 1)
         (box,) = site.there()
-        worker = await asyncio.to_thread(site.join, box.name)
-        await until(lambda: renter.facts()["states"]["serving"] == 1)
-        worker.update(leased=0, running=2)  # a call of the gateway is no work of the run
-        site.status["provision"].update(shortfall=-1.0, mu_available=2.0)
+        peer = await asyncio.to_thread(site.join, box.name)
+        await until(lambda: renter.status().states["serving"] == 1)
+        site.worker(leased=0, running=2)  # a call of the gateway is no work of the run
+        provision = replace(site.status.provision, shortfall=-1.0, mu_available=2.0)
+        site.status = replace(site.status, provision=provision)
         await until(lambda: bool(site.told))
-        assert site.told == [worker["id"]]
-        assert renter.facts()["states"]["leaving"] == 1
+        assert site.told == [peer]
+        assert renter.status().states["leaving"] == 1
         assert box.exists()
-        worker["running"] = 0
+        site.worker(running=0)
         await until(lambda: not box.exists())
-        worker.update(alive=False, state="gone", serving=None)
-        await until(lambda: not renter.facts()["boxes"])
+        site.worker(alive=False, state="gone", serving=None)
+        await until(lambda: not renter.status().boxes)
         await until(lambda: not site.run.token_path(box.name).exists())
 
 
@@ -176,7 +182,7 @@ async def test_a_credential_that_a_command_complains_of_is_not_logged(
     )
     with caplog.at_level(logging.INFO):
         async with site.renting() as renter:
-            await until(lambda: "failed" in caplog.text and not renter.facts()["boxes"])
+            await until(lambda: "failed" in caplog.text and not renter.status().boxes)
     assert "(secret)" in caplog.text
     assert [
         record for record in caplog.records if " why=nothing can be measured" in record.getMessage()
@@ -187,12 +193,12 @@ async def test_a_box_that_was_started_as_the_coordinator_died_is_found_again(sit
     """After the row, before or after the command: the next one cannot know which."""
     site.cloud(start=f"until [ -e {site.root}/over ]; do sleep 0.02; done;")
     async with site.renting() as renter:
-        await until(lambda: renter.facts()["states"]["starting"] == 1)
+        await until(lambda: renter.status().states["starting"] == 1)
     (left,) = await site.book()
     (site.boxes / left["label"]).write_text("made all the same")
     async with site.renting() as renter:
-        await until(lambda: renter.facts()["states"]["seen"] == 1)
-        assert [box["label"] for box in renter.facts()["boxes"]] == [left["label"]]
+        await until(lambda: renter.status().states["seen"] == 1)
+        assert [box.label for box in renter.status().boxes] == [left["label"]]
 
 
 async def test_where_lists_show_nothing_one_box_is_started_and_no_more(site: Site) -> None:
@@ -200,7 +206,7 @@ async def test_where_lists_show_nothing_one_box_is_started_and_no_more(site: Sit
         (site.root / "cloud.sh").read_text().replace("printf", "true")
     )
     async with site.renting() as renter:
-        await until(lambda: any("does not list" in words for words in renter.facts()["attention"]))
+        await until(lambda: any("does not list" in words for words in renter.status().attention))
         assert len(site.there()) == 1
 
 
@@ -208,7 +214,7 @@ async def test_who_only_looks_makes_nothing_and_a_coordinator_without_rent_warns
     site: Site,
 ) -> None:
     async with site.renting() as renter:
-        await until(lambda: renter.facts()["states"]["seen"] == 1)
+        await until(lambda: renter.status().states["seen"] == 1)
     assert await asyncio.to_thread(boxes_left_alone, site.config) == "1 boxes, 0.5 usd/h"
     lines = rented_lines(await asyncio.to_thread(rented, site.config))
     assert lines[0] == "spent 0.01 of 10 usd; 1 boxes may be there, 0.5 usd/h"

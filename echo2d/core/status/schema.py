@@ -1,0 +1,339 @@
+"""The status of a run, as types: everything that `GET /v1/status` says, built once by the core.
+
+The coordinator's machine builds a `Status` (`core/coordinator/status.py`), renting builds its
+`RentingStatus` (`core/renting/report.py`), and the process around them adds a `ProcessStatus`.
+Alerts, metrics, renting, the plan and the terminal views read these types; JSON is derived from
+them in `json_form.py`.
+
+Units: durations in seconds, uplinks in bytes/s, `mu` in trajectories/s, digests in hex.
+None means "not known yet" or "there is none".
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from echo2d.core.capacity.bottleneck import Bottleneck
+from echo2d.core.capacity.model import DisseminationMode
+
+
+@dataclass(frozen=True, slots=True)
+class VersionStatus:
+    """One published version. publish_seq: its place in the order of all publishes of the run."""
+
+    version: int
+    digest: str
+    publish_seq: int
+
+
+# --- peers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerStatus:
+    """A worker or a relay peer.
+
+    silent_s: since the coordinator last heard from it. reachable: whether other peers can dial it;
+    None: not tested yet. quarantined: it passed on bad frames, so it only receives.
+    """
+
+    id: str
+    name: str
+    kind: str
+    state: str
+    alive: bool
+    silent_s: float
+    uplink: float | None
+    quarantined: bool
+    reachable: bool | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerStatus(PeerStatus):
+    """A worker: what it runs, what it serves, what it makes and what it costs.
+
+    leases: it holds. leased: samples in them. leases_end_s: until the first of them goes to another
+    worker, if this one stays silent. lag: in versions. active: it gets leases. mu: trajectories/s
+    that it makes while its slots are leased, without those that are thrown away; an expectation
+    while mu_sd is None. rho: usd per trajectory.
+    """
+
+    slots: int
+    running: int
+    leases: int
+    leases_end_s: float | None
+    leased: int
+    serving: VersionStatus | None
+    lag: int | None
+    accepted: int
+    refit_pause_s: float | None
+    memory_ok: bool | None
+    active: bool
+    leaving: bool
+    mu: float | None
+    mu_sd: float | None
+    usd_per_h: float
+    usd_per_gb_down: float
+    usd_per_gb_up: float
+    availability: float
+    rho: float | None
+
+
+# --- how versions spread
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FormStatus:
+    """One encoded form of a version. whole: it is completely encoded; wire_bytes is None before."""
+
+    version: int
+    form: str
+    base_version: int | None
+    whole: bool
+    wire_bytes: int | None
+    full_bytes: int
+    shape: str | None
+    predicted_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class ProgressStatus:
+    """How far one peer has come with a form. duplicates: frames that it received twice."""
+
+    id: str
+    name: str
+    payload_bytes: int
+    duplicates: int
+    verified: bool
+    failed: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BroadcastStatus(FormStatus):
+    """The form that spreads now. waiting_version: the newer version that spreads after it."""
+
+    waiting_version: int | None
+    peers: tuple[ProgressStatus, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class VersionBytes:
+    """The size of a version: as encoded, and as the snapshot that it was made from."""
+
+    wire_bytes: int
+    full_bytes: int
+
+
+# --- what is needed and what is there
+
+
+@dataclass(frozen=True, slots=True)
+class EstimateStatus:
+    """A measured number. sd: its standard error; None: too few samples. samples: it is made of."""
+
+    value: float
+    sd: float | None
+    samples: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EstimatesStatus:
+    """What the run has measured of itself. discarded: the share of trajectories thrown away."""
+
+    t_train_s: EstimateStatus | None
+    t_bcast_s: EstimateStatus | None
+    t_gen_s: EstimateStatus | None
+    refit_pause_s: EstimateStatus | None
+    still_s: EstimateStatus | None
+    wire_bytes: EstimateStatus | None
+    discarded: EstimateStatus | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProvisionStatus:
+    """The throughput that the learner needs, and the throughput that the workers have.
+
+    mu_pool: of the active workers. mu_available: of all that are here. mu_min: with which the
+    learner never waits. mu_target: the same with a margin. shortfall: what all workers here lack of
+    the target; negative: what they have beyond it. bubble: the learner's share of waiting.
+    """
+
+    activation: str
+    learner_usd_per_h: float
+    mu_pool: float
+    mu_min: float | None
+    mu_target: float | None
+    mu_available: float
+    bubble_predicted: float | None
+    feasible: bool | None
+    why_not: str
+    changes: int
+    why: str
+    gamma: float
+    mode: DisseminationMode
+    estimates: EstimatesStatus
+    shortfall: float | None
+    bubble: float | None
+    bottleneck: Bottleneck
+
+
+# --- counts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupsStatus:
+    """Groups that are in no batch yet. leases: that run; tokens_under_way: in them so far."""
+
+    buffered: int
+    in_flight: int
+    queued: int
+    leases: int
+    tokens_under_way: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayStatus:
+    """Calls of the OpenAI-compatible endpoint. waiting, running: samples. ended: calls, by how."""
+
+    calls: int
+    waiting: int
+    running: int
+    ended: Mapping[str, int]
+    tokens: int
+    handed_over: int
+
+
+@dataclass(frozen=True, slots=True)
+class TrajectoryCounts:
+    """dropped: given up with their groups."""
+
+    trained: int
+    dropped: int
+
+
+@dataclass(frozen=True, slots=True)
+class HandedOverCounts:
+    """Partial samples that went on at another worker, and their tokens."""
+
+    partials: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class FaultStatus:
+    """A fault, however often it was noted. age_s: since the last time."""
+
+    kind: str
+    text: str
+    times: int
+    age_s: float
+
+
+# --- renting
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoxStatus:
+    """A rented box that may be there. usd_per_h: what it is charged at. why: it is given back."""
+
+    label: str
+    provider: str
+    offer: str
+    ids: tuple[str, ...]
+    state: str
+    why: str
+    usd_per_h: float
+    age_s: float
+    life_left_s: float
+    cost_usd: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RentingStatus:
+    """The rented boxes and the budget.
+
+    why: more boxes are needed, and this is why none is started. blind: providers whose list could
+    not be read. left_usd: of the total, neither spent nor set aside. states: boxes by state.
+    """
+
+    usd_per_h: float
+    usd_per_h_max: float
+    spent_usd: float
+    set_aside_usd: float
+    committed_usd: float
+    left_usd: float
+    usd_total_max: float
+    why: str
+    blind: tuple[str, ...]
+    states: Mapping[str, int]
+    boxes: tuple[BoxStatus, ...]
+    attention: tuple[str, ...]
+
+
+# --- all of it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessStatus:
+    """What the process around the core knows. learner_silent_s: None before its first call."""
+
+    run_id: str
+    peer_faults: int
+    learner_silent_s: float | None
+    renting: RentingStatus | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    """A run at one moment.
+
+    bubble_ratio and the lists of durations are of the newest steps and versions, at most RECENT_MAX
+    (`cluster/statistics.py`). staleness: trained trajectories by staleness. rewards: pairs of step
+    and mean reward. seed_copies, version_bytes: by version. attention: sentences for a person.
+    process: None for a machine without a process around it, as in simulations.
+    """
+
+    epoch: int
+    open_step: int
+    committed_step: int
+    checkpoint_step: int
+    staleness_max: int
+    publish_every: int
+    trajectories_per_step: int
+    group_size: int
+    heartbeat_s: float
+    dissemination_bound: bool
+    newest_version: VersionStatus | None
+    groups: GroupsStatus
+    broadcast: BroadcastStatus | None
+    catch_ups: tuple[FormStatus, ...]
+    workers: tuple[WorkerStatus, ...]
+    provision: ProvisionStatus
+    relays: tuple[PeerStatus, ...]
+    seed_alive: bool
+    seed_uplink: float | None
+    gateway: GatewayStatus
+    bubble_ratio: float | None
+    learner_train_s: float
+    learner_wait_s: float
+    versions_published: int
+    staleness: Mapping[int, int]
+    trajectories: TrajectoryCounts
+    tokens_accepted: int
+    handed_over: HandedOverCounts
+    groups_dropped: Mapping[str, int]
+    answer_tokens: Mapping[str, float]
+    results_refused: Mapping[str, int]
+    rewards: tuple[tuple[int, float], ...]
+    t_train_s: tuple[float, ...]
+    t_verify_s: tuple[float, ...]
+    t_bcast_s: tuple[float, ...]
+    refit_pause_s: tuple[float, ...]
+    still_s: tuple[float, ...]
+    seed_copies: Mapping[int, float]
+    wire_bytes: int
+    full_bytes: int
+    version_bytes: Mapping[int, VersionBytes]
+    fault_counts: Mapping[str, int]
+    faults: tuple[FaultStatus, ...]
+    attention: tuple[str, ...] = ()
+    process: ProcessStatus | None = None

@@ -1,0 +1,70 @@
+"""Runs that have something of everything in their status, and the keys that its JSON must have."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from echo2d.core.base.ids import Version
+from echo2d.core.gateway.events import CallAsked, CallId
+from tests.support.catch_up import newcomer, running
+from tests.support.coordinator_world import RULES, World, train
+
+KEYS = Path(__file__).parents[1] / "core" / "status" / "keys.txt"
+# Mappings whose keys are data: versions, reasons, kinds, states.
+DATA_KEYS = {
+    "staleness", "groups_dropped", "answer_tokens", "results_refused", "seed_copies", "version_bytes",
+    "fault_counts", "gateway.ended", "renting.states",
+}  # fmt: skip
+
+
+def pinned_keys() -> set[str]:
+    """Every key of `GET /v1/status` as a path: `workers[].serving.version`."""
+    return set(KEYS.read_text().split())
+
+
+def key_paths(value: Any, path: str = "") -> set[str]:
+    """The same of one answer. A key that is data is written as `*`."""
+    if isinstance(value, dict):
+        found = set[str]()
+        for key, item in value.items():
+            here = f"{path}.*" if path in DATA_KEYS else f"{path}.{key}".removeprefix(".")
+            found |= {here} | key_paths(item, here)
+        return found
+    if isinstance(value, list):
+        return {each for item in value for each in key_paths(item, f"{path}[]")}
+    return set()
+
+
+def trained() -> World:
+    """Three steps are trained, something was dropped, refused and called, and a relay is here."""
+    world = World(replace(RULES, activation="auto"))
+    world.connect("seed", kind="seed")
+    for name in "ab":
+        world.connect(name)
+    world.connect("r", kind="relay", slots=0)
+    train(world, 3)
+    world.drain()
+    world.refit(world.peers["a"])
+    world.handle(
+        CallAsked(CallId(0), "app", b"\1\0\0\0", 1, 8, 1.0, 1.0, (), None, Version(99), "")
+    )
+    statistics = world.state._statistics
+    statistics.fault("refit", "out of memory")
+    statistics.dropped("stale", 2, [40, 60])
+    statistics.refused_results["bad"] += 1
+    statistics.seed_sent(3, 1.25)
+    for _ in range(2):
+        statistics.measurements.still.add(0.5)
+        statistics.measurements.t_bcast.add(1.0)
+    return world
+
+
+def catching_up() -> World:
+    """A newcomer needs another form than the one that spreads."""
+    world = running("a", "b", steps=3)
+    newcomer(world, "late", 1)
+    return world
+
+
+RICH: tuple[Callable[[], World], ...] = (trained, catching_up)
