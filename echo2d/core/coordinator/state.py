@@ -83,7 +83,7 @@ from echo2d.core.protocol.control_messages import (
 )
 from echo2d.core.rollouts.events import PromptDrawn, SampleScored
 from echo2d.core.rollouts.groups import Groups
-from echo2d.core.rollouts.leases import LeaseTable
+from echo2d.core.rollouts.scheduler import LeaseScheduler
 from echo2d.core.rollouts.staleness import Staleness
 from echo2d.errors import PeerFault
 
@@ -109,14 +109,16 @@ class CoordinatorState:
             recovered.published, recovered.publish_seq, lost=recovered.lost
         )
         self._staleness = Staleness(rules, recovered)
-        lent = LeaseTable(tag ^ 1, rules.lease_silence_s)
+        self._scheduler = LeaseScheduler(
+            members=self._members, versions=self._versions, statistics=self._statistics
+        )
         self._groups = Groups(
             rules, recovered, members=self._members, versions=self._versions, staleness=self._staleness,
-            statistics=self._statistics, lent=lent, tag=tag,
+            statistics=self._statistics, scheduler=self._scheduler, tag=tag,
         )  # fmt: skip
         self._gateway = GatewayCalls(
-            rules, leases=lent, members=self._members, versions=self._versions, statistics=self._statistics,
-            slots=self._groups.scheduler,
+            rules, members=self._members, versions=self._versions, statistics=self._statistics,
+            scheduler=self._scheduler, tag=tag ^ 1,
         )  # fmt: skip
         self._publishing = Publishing(
             rules, members=self._members, versions=self._versions, statistics=self._statistics, plan_secret=plan_secret,
@@ -157,7 +159,8 @@ class CoordinatorState:
         if self._start is not None:
             return self._start[0]
         parts = (
-            self._members, self._reachability, self._groups, self._gateway, self._publishing, self._activation_loop,
+            self._members, self._reachability, self._groups, self._gateway, self._scheduler, self._publishing,
+            self._activation_loop,
         )  # fmt: skip
         return min(
             (at for at in (part.wake_at() for part in parts) if at is not None), default=None
@@ -425,9 +428,9 @@ class CoordinatorState:
             *self._activation_loop.advance(now=now),
             *self._publishing.advance(now=now),
         ]
-        if self._gateway.impatient(now=now):
-            actions += self._gateway.advance(now=now)
-        return [*actions, *self._groups.advance(now=now), *self._gateway.advance(now=now)]
+        actions += self._groups.age(now=now)
+        actions += self._scheduler.fill(now=now)
+        return [*actions, *self._groups.draw_ahead(self._scheduler.slots)]
 
     def _only_lives(self, event: CoordinatorEvent, actions: Sequence[CoordinatorAction]) -> bool:
         """It has changed nothing that batches, versions or leases wait for."""
@@ -446,6 +449,7 @@ class CoordinatorState:
             self._versions,
             self._staleness,
             self._groups,
+            self._scheduler,
             self._publishing,
         ):
             part.check()

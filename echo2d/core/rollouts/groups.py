@@ -20,7 +20,7 @@ from blake3 import blake3
 from echo2d.core.base.bounded_dict import keep_newest
 from echo2d.core.base.codec import pack
 from echo2d.core.base.ids import GroupId, Version
-from echo2d.core.cluster.events import Note, Persist, Send, StopRun
+from echo2d.core.cluster.events import Note, Persist, StopRun
 from echo2d.core.cluster.membership import Membership, Peer
 from echo2d.core.cluster.rules import RunRules
 from echo2d.core.cluster.statistics import Statistics
@@ -30,13 +30,13 @@ from echo2d.core.protocol.control_messages import (
     LeaseCancelled,
     LeaseFailed,
     LeaseProgress,
-    SampleAnswered,
     SampleFinished,
     VersionKey,
 )
 from echo2d.core.protocol.result_check import result_fault
 from echo2d.core.protocol.trajectory import GroupRecord, Partial, StoredGroup, TrajectoryRecord
 from echo2d.core.rollouts.events import (
+    DrawPrompt,
     GroupDropped,
     LeaseGiven,
     PromptDrawn,
@@ -48,7 +48,8 @@ from echo2d.core.rollouts.events import (
     ScoreSample,
 )
 from echo2d.core.rollouts.group_table import GroupTable, OpenGroup
-from echo2d.core.rollouts.leases import Lease, LeaseTable
+from echo2d.core.rollouts.group_work import GroupWork
+from echo2d.core.rollouts.leases import Lease, LeaseTable, answer, send_to
 from echo2d.core.rollouts.partials import Partials
 from echo2d.core.rollouts.prompts import DrawnPrompt, Prompts, prompt_fault
 from echo2d.core.rollouts.scheduler import LeaseScheduler
@@ -65,9 +66,9 @@ ANSWERED_MAX = (
 
 
 class Groups:
-    """See the module docstring. `advance` grants what may be granted; call it after every event.
+    """See the module docstring. `now` is monotonic seconds.
 
-    lent: the gateway's leases.
+    After every event call `age`, then the scheduler's `fill`, then `draw_ahead`.
     """
 
     def __init__(
@@ -79,7 +80,7 @@ class Groups:
         versions: PublishedVersions,
         staleness: Staleness,
         statistics: Statistics,
-        lent: LeaseTable,
+        scheduler: LeaseScheduler,
         tag: int,
     ) -> None:
         self._rules = rules
@@ -93,24 +94,25 @@ class Groups:
         self._partials = Partials(
             rules, leases=self.leases, versions=versions, staleness=staleness, statistics=statistics
         )
-        self.scheduler = LeaseScheduler(
-            rules,
-            recovered.next_group,
-            prompts=self._prompts,
-            groups=self._groups,
-            leases=self.leases,
-            lent=lent,
-            partials=self._partials,
-            members=members,
-            versions=versions,
-            staleness=staleness,
-            statistics=statistics,
+        self._scheduler = scheduler
+        scheduler.add(
+            GroupWork(
+                rules,
+                recovered.next_group,
+                prompts=self._prompts,
+                groups=self._groups,
+                leases=self.leases,
+                staleness=staleness,
+                statistics=statistics,
+                scheduler=scheduler,
+            )
         )
         self._answered = {(each.key, each.sample): each.fingerprint for each in recovered.answered}
         keep_newest(self._answered, ANSWERED_MAX)
         self._extra = 0  # trajectories filtered while `_extra_step` was the open step
         self._extra_step = 0
         self._aged_to: Version | None = None  # older groups have been dropped
+        self._patient_until: float | None = None  # when the next partial has waited for long
 
     @property
     def in_flight(self) -> int:
@@ -169,9 +171,9 @@ class Groups:
 
     def progressed(self, peer: Peer, message: LeaseProgress, *, now: float) -> list[RolloutAction]:
         """A sign of life; work on anything but the worker's own running leases is called off."""
-        lease = self.leases.get(HeldLease(message.lease, message.attempt))
-        if lease is None or lease.worker != peer.peer:
-            return _send(peer, LeaseCancelled(message.lease, message.attempt))
+        lease = self.leases.held(peer, message)
+        if lease is None:
+            return [*send_to(peer, LeaseCancelled(message.lease, message.attempt))]
         tokens = any(sample.tokens for sample in message.samples) or self._stands_still(peer)
         self.leases.renew(lease, tokens=tokens, now=now)
         return [*self._partials.gather(peer, lease, message.samples)]
@@ -209,8 +211,8 @@ class Groups:
 
     def failed(self, peer: Peer, message: LeaseFailed, *, now: float) -> list[RolloutAction]:
         """The worker gives a lease back; it rests a little."""
-        lease = self.leases.get(HeldLease(message.lease, message.attempt))
-        if lease is None or lease.worker != peer.peer:
+        lease = self.leases.held(peer, message)
+        if lease is None:
             return []
         if peer.leaving:  # what crossed its notice, or what it could not finish: nobody's fault
             return self._end(lease, now, failures=0)
@@ -253,7 +255,7 @@ class Groups:
             serving = None if worker is None else worker.serving
             base = (span.key for span in lease.given.base.spans)
             if any(key in keys for key in (serving, lease.given.served, *base)):
-                actions += [*self._cancel(lease), *self._end(lease, now, failures=0)]
+                actions += [*self._scheduler.cancel(lease), *self._end(lease, now, failures=0)]
         for group in self._groups:
             if group.stored().record.uses(keys):
                 actions += self._drop(group, "revoked", "", again=True)
@@ -266,22 +268,27 @@ class Groups:
             worker = self._members.get(lease.worker)
             name = lease.worker if worker is None else worker.name
             note = self._statistics.fault("lease", f"{name}: silent or stuck", lease.given.group)
-            actions += [note, *self._cancel(lease)]
+            actions += [note, *self._scheduler.cancel(lease)]
             actions += self._lease_failed(lease, worker, now)
         return actions
 
     def wake_at(self) -> float | None:
-        """When a lease expires, a worker has rested, or a partial has waited for long enough."""
-        times = (self.leases.wake_at(), self.scheduler.wake_at())
+        """When a lease expires, or a partial has waited for long enough."""
+        times = (self.leases.wake_at(), self._patient_until)
         return min((at for at in times if at is not None), default=None)
 
-    def advance(self, *, now: float) -> list[RolloutAction]:
-        """Drop what has become too old, then keep the engines full: waiting samples first, then new groups."""
+    def age(self, *, now: float) -> list[RolloutAction]:
+        """Drop the groups and partials that have become useless."""
         if self._staleness.open_step != self._extra_step:
             self._extra, self._extra_step = 0, self._staleness.open_step
         actions = self._age() if self._staleness.oldest != self._aged_to else []
-        actions += self.scheduler.fill(now=now)
-        return [*actions, *self._prompts.ask(1 + self.scheduler.slots // self._rules.group_size)]
+        with_partials = [group for group in self._groups.waiting() if group.partials]
+        self._patient_until = self._partials.forget(with_partials, now=now)
+        return actions
+
+    def draw_ahead(self, slots: int) -> list[DrawPrompt]:
+        """Ask for the prompts that these slots can take next."""
+        return self._prompts.ask(1 + slots // self._rules.group_size)
 
     def discard(
         self, stored: StoredGroup, reason: str, detail: str = "", *, again: bool = False
@@ -324,8 +331,8 @@ class Groups:
         keep_newest(self._answered, ANSWERED_MAX)
         actions: list[RolloutAction] = [
             Persist(SampleKept(group.group, message.lease, message.attempt, record, fingerprint)),
-            *_answer(peer, message),
-            *(self._cancel(ended) if ended is not None and ended.key != key else []),
+            *answer(peer, message),
+            *(self._scheduler.cancel(ended) if ended is not None and ended.key != key else []),
         ]
         if self._is_whole(group) and self._outdated(group):  # with "mask" that is known only now
             return [*actions, *self._drop(group, "stale", "", again=True)]
@@ -351,13 +358,13 @@ class Groups:
     ) -> list[RolloutAction]:
         self._statistics.refused_results["bad" if fault else reason] += 1
         notes = [self._statistics.fault("result", f"{peer.name}: {reason}")] if fault else []
-        return [*notes, *_answer(peer, message, reason)]
+        return [*notes, *answer(peer, message, reason)]
 
     def _answer_repeat(
         self, peer: Peer, message: SampleFinished, *, identical: bool
     ) -> list[RolloutAction]:
         if identical:
-            return _answer(peer, message)
+            return [*answer(peer, message)]
         return self._refuse(peer, message, "a different result was accepted before")
 
     # --- inside: ends
@@ -417,17 +424,11 @@ class Groups:
             return self._drop(group, "lease", "its leases failed")
         return [*self._partials.left(group, lease, now=now)]
 
-    def _cancel(self, lease: Lease) -> list[RolloutAction]:
-        peer = self._members.get(lease.worker)
-        return (
-            [] if peer is None else _send(peer, LeaseCancelled(lease.key.lease, lease.key.attempt))
-        )
-
     def _drop(
         self, group: OpenGroup, reason: str, detail: str, *, again: bool = False
     ) -> list[RolloutAction]:
         lengths = group.lengths()
-        cancelled = [self._cancel(lease) for lease in self._groups.remove(group)]
+        cancelled = [self._scheduler.cancel(lease) for lease in self._groups.remove(group)]
         actions = [action for actions in cancelled for action in actions]
         return [*actions, *self._discard(group.stored(), reason, detail, lengths, again=again)]
 
@@ -492,7 +493,6 @@ class Groups:
 
     def check(self) -> None:
         self.leases.check()
-        self.scheduler.check()
         self._prompts.check()
         assert len(self._answered) <= ANSWERED_MAX
         self._groups.check()
@@ -514,13 +514,3 @@ def _no_variance(record: GroupRecord) -> bool:
 
 def _fingerprint(peer: Peer, message: SampleFinished) -> bytes:
     return blake3(peer.peer.encode() + pack(message)).digest(16)
-
-
-def _answer(peer: Peer, message: SampleFinished, refusal: str = "") -> list[RolloutAction]:
-    return _send(
-        peer, SampleAnswered(message.lease, message.attempt, message.sample, not refusal, refusal)
-    )
-
-
-def _send(peer: Peer, message: LeaseCancelled | SampleAnswered) -> list[RolloutAction]:
-    return [] if peer.session is None else [Send(peer.session, message)]

@@ -13,7 +13,17 @@ from dataclasses import dataclass, field
 
 from echo2d.core.base.deadline_queue import DeadlineQueue
 from echo2d.core.base.ids import TAG_SHIFT, GroupId, LeaseId, PeerId
-from echo2d.core.protocol.control_messages import HeldLease, VersionKey
+from echo2d.core.cluster.events import Send
+from echo2d.core.cluster.membership import Peer
+from echo2d.core.protocol.control_messages import (
+    HeldLease,
+    LeaseCancelled,
+    LeaseFailed,
+    LeaseProgress,
+    SampleAnswered,
+    SampleFinished,
+    VersionKey,
+)
 from echo2d.core.protocol.trajectory import NOTHING, Partial
 from echo2d.core.rollouts.events import LeaseGiven
 
@@ -77,6 +87,13 @@ class LeaseTable:
 
     def get(self, key: HeldLease) -> Lease | None:
         return self._running.get(key)
+
+    def held(
+        self, peer: Peer, message: LeaseProgress | SampleFinished | LeaseFailed
+    ) -> Lease | None:
+        """The running lease that a worker's message is about; None if it is over, or another worker's."""
+        lease = self._running.get(HeldLease(message.lease, message.attempt))
+        return lease if lease is not None and lease.worker == peer.peer else None
 
     def given(self, lease: LeaseId) -> bool:
         """Whether this process ever gave a lease of this id, or found it running."""
@@ -214,6 +231,19 @@ class LeaseTable:
         self._ends.check(self._running)
         ids = [key.lease for key in self._running]
         assert len(ids) == len(set(ids)), "two attempts of one lease run"
+
+
+def send_to(peer: Peer | None, message: LeaseCancelled | SampleAnswered) -> list[Send]:
+    """Nothing is sent to a peer that is not connected."""
+    return [] if peer is None or peer.session is None else [Send(peer.session, message)]
+
+
+def answer(peer: Peer, message: SampleFinished, refusal: str = "") -> list[Send]:
+    """Tell the worker whether its result was accepted; refusal: why not."""
+    accepted = not refusal
+    return send_to(
+        peer, SampleAnswered(message.lease, message.attempt, message.sample, accepted, refusal)
+    )
 
 
 def _size(output: Partial | None) -> int:

@@ -68,14 +68,23 @@ class Prompts:
         """Its group left without a fault of the prompt."""
         self._again.append(prompt)
 
-    def take(self) -> DrawnPrompt | None:
-        """The next prompt: those given back first, then by cursor."""
+    def next(self) -> DrawnPrompt | None:
+        """The prompt that `take` would return."""
         if self._again:
-            return self._again.popleft()
+            return self._again[0]
         if not self._ready:
             return None
         cursor = min(self._ready)
-        return DrawnPrompt(cursor, self._ready.pop(cursor))
+        return DrawnPrompt(cursor, self._ready[cursor])
+
+    def take(self) -> DrawnPrompt | None:
+        """Remove and return the next prompt: those given back first, then by cursor."""
+        prompt = self.next()
+        if self._again:
+            self._again.popleft()
+        elif prompt is not None:
+            del self._ready[prompt.cursor]
+        return prompt
 
     def check(self) -> None:
         assert not self._asked & self._ready.keys()
