@@ -1,12 +1,14 @@
-"""The run's groups as work for the scheduler: which of their samples wait, and when a new group begins.
+"""The run's groups as work for the scheduler: which of their samples wait, and when a new group
+begins.
 
     waiting samples --place--> leased
     no sample waits --prompt--> a new group, all of it leased at once
 
-A sample that has tokens goes on alone, at a worker of the version that wrote its last one or a newer one; after a
-while at any worker, from its beginning. The other samples of a group are placed together, or not at all.
-Not here: which worker gets them (`scheduler`), what comes back (`groups`), where the samples of a group are
-(`group_table`), what an unfinished sample has (`partials`).
+A sample that has tokens goes on alone, at a worker of the version that wrote its last one or a
+newer one; after a while at any worker, from its beginning. The other samples of a group are placed
+together, or not at all.
+Not here: which worker gets them (`scheduler`), what comes back (`groups`), where the samples of a
+group are (`group_table`), what an unfinished sample has (`partials`).
 """
 
 from collections.abc import Iterator, Sequence
@@ -92,7 +94,7 @@ class GroupWork:
     # --- inside
 
     def _with_tokens(self, group: OpenGroup, now: float) -> Iterator[PendingOfGroup]:
-        """Each waiting sample that has tokens, which a worker of their version or a newer one may go on from."""
+        """Each waiting sample that has tokens. Only workers of their version or newer may go on."""
         for sample, waiting in sorted(group.partials.items()):
             oldest = self._staleness.oldest
             versions_grow = max(oldest, waiting.partial.version_last)

@@ -4,11 +4,13 @@
                           ^                         +-- none -------> skipped
                           +---------- ask again until no slot is free -------+
 
-A kind of work decides which of its samples wait and in which order (admission), when it goes before other kinds
-(priority), and from which version on a worker may write a sample. The scheduler finds the worker: the newest version
-first, then most free slots. A kind never holds up another one, except by its priority.
-The first kind is the run's groups. Slots that other kinds hold are not there for it.
-Not here: what the kinds are (`group_work`, and the gateway's calls), the index of free slots (`worker_ranking`).
+A kind of work decides which of its samples wait and in which order (admission), when it goes before
+other kinds (priority), and from which version on a worker may write a sample. The scheduler finds
+the worker: the newest version first, then most free slots. A kind never holds up another one,
+except by its priority. The first kind is the run's groups. Slots that other kinds hold are not
+there for it.
+Not here: what the kinds are (`group_work`, and the gateway's calls), the index of free slots
+(`worker_ranking`).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -46,7 +48,10 @@ Pending = TypeVar("Pending", bound=PendingSamples)
 
 
 class KindOfWork(Protocol[Pending]):
-    """What the scheduler needs to know of one kind of work. leases: those of its samples that run."""
+    """What the scheduler needs to know of one kind of work.
+
+    leases: those of its samples that run.
+    """
 
     @property
     def leases(self) -> LeaseTable: ...
@@ -63,7 +68,7 @@ class KindOfWork(Protocol[Pending]):
     def grant(
         self, pending: Pending, worker: Peer, samples: Sequence[int], *, now: float
     ) -> Sequence[RolloutAction]:
-        """Lease these of the pending samples to the worker, which has a session and serves a version."""
+        """Lease these samples to the worker, which has a session and serves a version."""
 
 
 class LeaseScheduler:
@@ -84,7 +89,7 @@ class LeaseScheduler:
 
     @property
     def slots(self) -> int:
-        """The slots of all alive, active workers, less those that other kinds than the run's hold."""
+        """The slots of all alive, active workers, less those held by kinds other than the run's."""
         return self._ranking.slots
 
     @property
@@ -102,7 +107,7 @@ class LeaseScheduler:
         return self._ranking.free_of(worker)
 
     def free_from(self, oldest: Version) -> int:
-        """The free slots of workers that serve this version or a newer one, as of the last `refresh`."""
+        """The free slots at workers of this version or a newer one, as of the last `refresh`."""
         return self._ranking.choose(oldest, self._versions.live).free
 
     def wake_at(self) -> float | None:
@@ -140,7 +145,7 @@ class LeaseScheduler:
     def _fill(self, kind: KindOfWork[Any], now: float) -> list[RolloutAction]:
         actions: list[RolloutAction] = []
         waiting = kind.pending(now=now)
-        # Many samples may wait for the same version: remember from which version on no slot is free.
+        # Many samples may wait for one version: remember from which version on no slot is free.
         no_slot_from: Version | None = None
         while self._ranking.free and (pending := next(waiting, None)) is not None:
             if no_slot_from is not None and pending.oldest >= no_slot_from:

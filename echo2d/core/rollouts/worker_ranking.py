@@ -1,10 +1,10 @@
 """An index of the workers' free slots: who serves which version, and who has the most free slots.
 
-    alive worker --serves a version, does not rest--> ranked within its version: most free slots first
-                 +-- serves nothing, or rests ------> counted in `slots` only
+    alive worker --serves a version, no rest--> ranked within its version: most free slots first
+                 +-- serves nothing, or rests --> counted in `slots` only
 
-The index is updated worker by worker, so that placing one sample does not look at all workers. The caller reports
-every worker that may have changed (`refresh`).
+The index is updated worker by worker, so that placing one sample does not look at all workers. The
+caller reports every worker that may have changed (`refresh`).
 Not here: which version a sample needs, and which sample comes next (`scheduler`).
 """
 
@@ -98,7 +98,8 @@ class WorkerChoice:
     def place(self, samples: Sequence[int]) -> list[tuple[PeerId, tuple[int, ...]]]:
         """Deal out all samples of a group, or none: (worker, its samples), best worker first.
 
-        One worker gets them all if one has enough free slots; otherwise the best workers share them.
+        One worker gets them all if one has enough free slots; otherwise the best workers share
+        them.
         """
         if (workers := self.with_free(len(samples))) is not None:
             return [(workers.worker, tuple(samples))]
@@ -175,7 +176,10 @@ class WorkerRanking:
         return self._rests.earliest()
 
     def choose(self, oldest: Version, live: Live) -> WorkerChoice:
-        """The workers that serve version `oldest` or a newer one. live: looks up a version's record."""
+        """The workers that serve version `oldest` or a newer one.
+
+        live: looks up a version's record.
+        """
         records = [(live(key), workers) for key, workers in self._versions.items()]
         usable = [
             (record.publish_seq, workers)
