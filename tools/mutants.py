@@ -114,9 +114,9 @@ MUTANTS = (
     Mutant(
         "I1, handed over",
         "a worker on an older version goes on",
-        "echo2d/core/rollouts/scheduler.py",
-        "self._place_one(sample, max(oldest, waiting.partial.version_last), now)",
-        "self._place_one(sample, oldest, now)",
+        "echo2d/core/rollouts/group_work.py",
+        "versions_grow = max(oldest, waiting.partial.version_last)",
+        "versions_grow = oldest",
         ("tests/core/rollouts/test_partials.py",),
     ),
     Mutant(

@@ -5,8 +5,8 @@ from typing import Any
 
 from echo2d.core.base.ids import Version
 from echo2d.core.cluster.rules import GatewayRules
+from echo2d.core.gateway.call_work import GROUP_FIRST
 from echo2d.core.gateway.events import CallAsked, CallId
-from echo2d.core.gateway.scheduler import GROUP_FIRST
 from echo2d.core.protocol.control_messages import HeldLease, LeaseGranted
 from echo2d.core.protocol.trajectory import pack_tokens
 from tests.support.coordinator_world import Peer, World

@@ -1,4 +1,7 @@
-"""What the seed and those who receive are told of one version: orders, roots, places in its plan. Decides nothing."""
+"""Makes the messages about one version: orders for the seed, roots and edges for all peers.
+
+Not here: any decision (`publishing`, `catch_up`).
+"""
 
 from collections.abc import Collection, Iterable, Mapping
 
@@ -13,17 +16,17 @@ from echo2d.core.weights.signed_index import Root
 
 
 class Announcer:
-    """To peers without a session nothing is said: their hello brings it about."""
+    """Peers without a session are left out: they are told everything when they say hello."""
 
     def __init__(self, members: Membership, plan_secret: bytes) -> None:
         self._members, self._plan_secret = members, plan_secret
 
     def secret(self, one: PeerId, other: PeerId) -> bytes:
-        """Of the edge between them."""
+        """The secret that authenticates the edge between two peers."""
         return edge_secret(self._plan_secret, one, other)
 
     def order(self, transmission: Transmission, *, aside: bool) -> list[BroadcastAction]:
-        """Tell the seed to encode."""
+        """Order the seed to encode this form. aside: it is a catch-up, and comes second."""
         transmission.encode_at = None
         seed = self._members.seed
         if seed is None or seed.session is None:
@@ -37,7 +40,7 @@ class Announcer:
     def place(
         self, transmission: Transmission, peer: Peer, *, renewed: bool
     ) -> list[BroadcastAction]:
-        """What the form is, and whom to take it from and pass it to."""
+        """Send a peer the newest root, and its edges; nothing before there is a root."""
         if transmission.newest_root is None:
             return []
         return [

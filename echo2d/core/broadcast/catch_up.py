@@ -1,13 +1,16 @@
-"""Catch-ups as they go: whoever needs one is given it and told so; those that nobody gets on with end.
+"""Runs the catch-ups: forms for peers that cannot use the spreading one.
 
-    begins with its first taker --> ordered of the seed, aside --> goes on while newer versions spread
-        ends when nobody takes it: they have verified it, are lost, or take something else, because
-            - it is of an older version, and they failed to apply it or are quarantined
-            - it is of an older version, and the disk has no room for the copies that it needs
-            - the seed cannot make it
+    begins with its first taker --> the seed encodes it, aside --> continues while newer versions
+                                                                   spread --> ends without takers
 
-Not here: which form suits whom (`catch_up_policy`), and the version that spreads (`publishing`: the `main` of all
-calls).
+A peer stops taking a catch-up when it has verified the version or is lost, and takes another form
+when
+  - the catch-up is of an older version, and the peer failed to apply it or is quarantined;
+  - the catch-up is of an older version, and the disk has no room for its snapshot copies;
+  - the seed cannot encode it.
+
+`main` is the transmission that spreads (`publishing`).
+Not here: which form suits a peer (`catch_up_policy`).
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -46,22 +49,22 @@ class CatchUps:
         )
         self._announcer = announcer
         self._policy = CatchUpPolicy(versions, self._begin)
-        self._begun: list[
-            tuple[Transmission, DeltaRoute]
-        ] = []  # that the seed is still to be told of
+        # Catch-ups that the seed has not been ordered to encode yet.
+        self._begun: list[tuple[Transmission, DeltaRoute]] = []
 
     def __iter__(self) -> Iterator[Transmission]:
         return iter(self._policy)
 
     def apart(self, peer: PeerId) -> bool:
-        """Whether `main` is not for this peer."""
+        """Whether the peer takes a catch-up instead of `main`, or waits for one."""
         return self._policy.apart(peer)
 
     def takes(self, peer: PeerId) -> Transmission | None:
+        """The catch-up that this peer takes."""
         return self._policy.takes(peer)
 
     def takers(self, transmission: Transmission) -> list[Peer]:
-        """Those who take this catch-up, or help with it."""
+        """The alive peers that take this catch-up, or help with it."""
         return [
             peer
             for peer in self._members.receivers()
@@ -73,14 +76,19 @@ class CatchUps:
     def settle(
         self, peer: Peer, main: Transmission | None, *, renewed: bool = False
     ) -> list[BroadcastAction]:
-        """The form that suits the peer, as far as it is known, and a place in its plan; what it leaves is told so."""
+        """Give the peer the form that suits it, its newest root, and a place in its plan.
+
+        If it took another form before, it leaves that one's plan.
+        """
         before = self._policy.takes(peer.peer) or main
         assigned = self._policy.assign(peer, main)
         taken = assigned if self._policy.apart(peer.peer) else main
         actions = [] if before is None or before is taken else self._leave(before, peer)
-        for transmission, way in self._begun:
+        for transmission, route in self._begun:
             actions.append(
-                Note("catch_up", f"version {transmission.record.version} goes to {peer.name} {way}")
+                Note(
+                    "catch_up", f"version {transmission.record.version} goes to {peer.name} {route}"
+                )
             )
             actions += self._announcer.order(transmission, aside=True)
         self._begun.clear()
@@ -91,19 +99,19 @@ class CatchUps:
         )
 
     def settle_all(self, main: Transmission | None) -> list[BroadcastAction]:
-        """Another version or form spreads."""
+        """Another version or form spreads: settle every peer again."""
         return [action for peer in self._members.receivers() for action in self.settle(peer, main)]
 
     def verified(self, peer: Peer, main: Transmission | None) -> list[BroadcastAction]:
-        """The peer has verified something."""
+        """The peer has verified a version, and may be able to use another form now."""
         return [] if self._policy.is_settled(peer, main) else self.settle(peer, main)
 
     def deltas_kept(self, deltas: Sequence[KeptDelta]) -> None:
-        """The seed can compose deltas of these."""
+        """The seed has kept these deltas, and can compose others of them."""
         self._policy.deltas = tuple(deltas[:DELTAS_KEPT_MAX]) if self._rules.delta else ()
 
     def form_encoded(self, transmission: Transmission) -> None:
-        """It is whole at the seed."""
+        """A form is whole at the seed: learn how large a full form is."""
         if transmission.base is None and transmission.totals is not None:
             self._policy.full_took(transmission.totals.wire_bytes, transmission.totals.full_bytes)
 
@@ -115,36 +123,36 @@ class CatchUps:
             self._policy.give_up(transmission)
 
     def has_first_root(self, transmission: Transmission) -> None:
-        """Those who have its version help with it."""
+        """A catch-up has got its first root: peers that have its version help to send it."""
         self._policy.help(transmission, self._members.receivers())
 
     def cannot_be_made(self, transmission: Transmission) -> None:
-        """The seed cannot encode it: those who wait for it take something else."""
+        """The seed cannot encode this catch-up: its takers wait for another one."""
         self._policy.give_up(transmission)
 
     def cannot_be_delta(self, record: VersionPublished) -> None:
-        """A delta form of this version could not be encoded: none of it is begun again."""
+        """A delta of this version could not be encoded: no other one of it is begun."""
         self._policy.cannot_be_delta(record)
 
     def promote(self, record: VersionPublished) -> Transmission | None:
-        """The full form of this version, if it is a catch-up: from now on it is for everybody."""
+        """The full form of this version, if it is a catch-up: it becomes the spreading form."""
         return self._policy.promote(record)
 
-    # --- those that end
+    # --- ends
 
     def free(self, main: Transmission | None, needed: Collection[str]) -> list[BroadcastAction]:
-        """Of older versions: who does not get on is given the newest, and copies that do not fit are not waited for.
+        """Give up catch-ups of older versions that are stuck, too old, or too large for the disk.
 
-        needed: the snapshot copies that others need.
+        needed: the paths of the snapshot copies that others need.
         """
         return [*self._free_stuck(main), *self._free_outdated(main), *self._free_disk(needed)]
 
     def paths(self) -> list[str]:
-        """The snapshot copies that are still needed."""
+        """The paths of the snapshot copies that catch-ups still need."""
         return self._policy.paths()
 
     def end_idle(self, main: Transmission | None) -> list[BroadcastAction]:
-        """Those that nobody takes any more make room for whoever waits."""
+        """End the catch-ups without takers, and start others for the peers that wait."""
         actions: list[BroadcastAction] = []
         idle = self._policy.idle()
         for transmission in idle:
@@ -165,16 +173,19 @@ class CatchUps:
 
     # --- inside
 
-    def _begin(self, record: VersionPublished, way: DeltaRoute) -> Transmission:
-        """Nobody waits for it, so it has no time."""
+    def _begin(self, record: VersionPublished, route: DeltaRoute) -> Transmission:
+        """Begin a catch-up. It is never waited for, so it does not matter when it began."""
         transmission = Transmission.start(
-            record, self._rules, self._announcer.secret, now=0.0, base=way.base, via=way.via
+            record, self._rules, self._announcer.secret, now=0.0, base=route.base, via=route.via
         )
-        self._begun.append((transmission, way))
+        self._begun.append((transmission, route))
         return transmission
 
     def _leave(self, transmission: Transmission, peer: Peer) -> list[BroadcastAction]:
-        """It misses what comes, and with it all below it; but for who has the whole form, and passes that on."""
+        """The peer no longer takes this form: the plan closes the gap, and it forgets the form.
+
+        If it has verified the version it stays, because it has the whole form and passes it on.
+        """
         if not transmission.has_place(peer.peer) or peer.peer in transmission.verified:
             return []
         return [
@@ -202,7 +213,10 @@ class CatchUps:
         return [self._statistics.fault("catch_up", text)]
 
     def _free_disk(self, needed: Collection[str]) -> list[BroadcastAction]:
-        """The oldest go first; one of which all copies are needed anyway would free nothing."""
+        """Give up the oldest catch-ups until the copies fit on the disk.
+
+        A catch-up whose copies are all needed by others stays: giving it up would free nothing.
+        """
         notes: list[BroadcastAction] = []
         for transmission in sorted(self, key=lambda each: each.record.publish_seq):
             if self._versions.fit([*needed, *self.paths()], self._rules.disk_bytes_max):

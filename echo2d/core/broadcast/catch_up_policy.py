@@ -1,17 +1,20 @@
-"""Which form of a version each peer takes, while the spreading one is a delta: who lacks its base takes another one.
+"""Decides which form of a version each peer takes while the spreading one is a delta.
 
-    passes on only, stands on the base, or has the version --> the spreading form
-    stands on a version whose copy is kept -----------------> a delta from that one   }
-    stands on one from which deltas that are kept lead on --> those, composed         } catch-ups
-    anything else: nothing, another base, a damaged one ----> the full form           }
+    the peer passes on only, has the delta's base, or has the version --> the spreading form
+    it has a version whose copy is kept --------------> a delta from that version        }
+    it has a version from which kept deltas lead on --> these deltas, composed into one  } catch-ups
+    it has anything else, or nothing -----------------> the full form                    }
 
-A catch-up is a form like any other: signed segment by segment, verified frame by frame, passed on by those who take it.
-It goes on while newer versions spread, so that a slow newcomer ends somewhere, and from there takes a delta. At most
-FULLS_MAX and DELTAS_MAX of them at a time; whom none suits waits for one that ends. Peers that have the version help
-with the full form: they encode it again from what stands in their slots, and spare the seed.
+A catch-up is a form like any other: it is signed segment by segment, verified frame by frame, and
+passed on by the peers that take it. It continues while newer versions spread, so that a slow
+newcomer gets a whole version in the end, and takes deltas from there. There are at most FULLS_MAX
+and DELTAS_MAX catch-ups at a time; a peer that none of them suits waits until one ends. Peers that
+have the version help with its full form: they encode it again from their own snapshot, which spares
+the seed.
 
-Also here: the base of the next delta, and what takes the fewest bytes (`choose_route`).
-Not here: who is told (`catch_up`), and what a form is (`transmission`).
+Also here: the base of the next delta (`choose_base`), and the form that takes the fewest bytes
+(`choose_route`).
+Not here: what peers are told (`catch_up`), and what a form is (`transmission`).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,20 +27,22 @@ from echo2d.core.cluster.membership import PEERS_MAX, Peer
 from echo2d.core.cluster.versions import PublishedVersions, key_of
 from echo2d.core.weights.delta_chain import KeptDelta, chain_bytes, shortest_chain
 
-FULLS_MAX = 2  # each costs the seed an encoding, and its uplink a copy at most; newcomers of one version share one
-FULL_LAG_MAX = (
-    8  # publishes that a full form is behind the newest: then it gives way to who waits (I6)
-)
-DELTAS_MAX = 2  # each costs an encoding, and hardly any bytes
-HELPERS_MAX = (
-    2  # who have the version and encode it again: half a core for as long as the wire takes
-)
+# Each full form costs the seed an encoding and at most one copy of its uplink. Newcomers of one
+# version share it.
+FULLS_MAX = 2
+# A full form that is so many publishes old is given up when other peers wait (I6).
+FULL_LAG_MAX = 8
+# Each delta costs an encoding, and hardly any bytes.
+DELTAS_MAX = 2
+# Each helper spends half a core on encoding for as long as the transfer takes.
+HELPERS_MAX = 2
 
 
 @dataclass(frozen=True, slots=True)
 class DeltaRoute:
-    """How a version is sent to who has `base`, or anything: as a delta, composed of kept ones via these; or in full.
+    """How a version is sent: as a delta from `base`, or in full.
 
+    via: if the delta is composed of kept ones, the digests of the snapshots between.
     bytes_max: what it takes on the wire at most, as far as that is known.
     """
 
@@ -51,7 +56,7 @@ class DeltaRoute:
         return f"{how}{made}, at most {self.bytes_max / 1e6:.1f} MB"
 
 
-MakeTransmission = Callable[[VersionPublished, DeltaRoute], Transmission]  # of a version
+MakeTransmission = Callable[[VersionPublished, DeltaRoute], Transmission]
 
 
 def choose_route(
@@ -62,10 +67,11 @@ def choose_route(
     deltas: Sequence[KeptDelta],
     full_bytes: int,
 ) -> DeltaRoute:
-    """What takes the fewest bytes to who stands on `stands`; full_bytes: what the full form takes.
+    """The route with the fewest bytes for a peer that has the version `stands`.
 
-    A delta from a copy takes no more than either of the others: changes that were undone meanwhile are not in it, and
-    no chunk takes more than it would by itself.
+    full_bytes: the size of the full form. A delta from a kept copy is never larger than the two
+    other routes: it does not contain changes that were undone meanwhile, and no chunk takes more
+    than it would by itself.
     """
     full = DeltaRoute(full_bytes)
     if stands is None or stands.digest == record.digest:
@@ -78,15 +84,15 @@ def choose_route(
     )
     if stands in copies:
         return DeltaRoute(min(composed.bytes_max, full_bytes), stands)
-    return min(full, composed, key=lambda way: way.bytes_max)
+    return min(full, composed, key=lambda route: route.bytes_max)
 
 
 def choose_base(
     copies: Iterable[VersionPublished], workers: Sequence[Peer]
 ) -> VersionPublished | None:
-    """The newest of the versions that are kept on which at least half of the workers stand, verified; None: in full.
+    """The newest kept version that at least half of the workers have verified; None: send in full.
 
-    Without workers it is the newest: most of those who come back have it.
+    Without workers it is the newest copy, because most workers that come back have it.
     """
     for record in copies:
         if 2 * sum(peer.stands == key_of(record) for peer in workers) >= len(workers):
@@ -95,7 +101,7 @@ def choose_base(
 
 
 class CatchUpPolicy:
-    """See the module docstring. make: begins a form."""
+    """See the module docstring. make: begins a catch-up."""
 
     def __init__(self, versions: PublishedVersions, make: MakeTransmission) -> None:
         self._versions, self._make = versions, make
@@ -103,9 +109,12 @@ class CatchUpPolicy:
         self._takes: dict[PeerId, FormId] = {}
         self._helps: dict[PeerId, FormId] = {}
         self._waiting: dict[PeerId, None] = {}
-        self._full_share = 1.0  # what the last full form took of its snapshot
-        self.deltas: tuple[KeptDelta, ...] = ()  # that the seed can compose others of
-        self._in_full_only = PublishSeq(-1)  # the newest publish of which a delta could not be made
+        # The size of the last full form, as a share of its snapshot.
+        self._full_share = 1.0
+        # The deltas that the seed has kept and can compose others of.
+        self.deltas: tuple[KeptDelta, ...] = ()
+        # The newest publish of which a delta could not be made.
+        self._in_full_only = PublishSeq(-1)
 
     def __iter__(self) -> Iterator[Transmission]:
         return iter(self._transmissions.values())
@@ -114,11 +123,11 @@ class CatchUpPolicy:
         return self._transmissions.get(form)
 
     def apart(self, peer: PeerId) -> bool:
-        """Whether the spreading form is not for this peer."""
+        """Whether the peer takes a catch-up, or waits for one."""
         return peer in self._takes or peer in self._waiting
 
     def is_settled(self, peer: Peer, main: Transmission | None) -> bool:
-        """Whether it takes the spreading form, and can use that."""
+        """Whether the peer takes the spreading form, and can use it."""
         return not self.apart(peer.peer) and (main is None or _suits(main, peer))
 
     def takes(self, peer: PeerId) -> Transmission | None:
@@ -132,7 +141,10 @@ class CatchUpPolicy:
         return list(self._waiting)
 
     def assign(self, peer: Peer, main: Transmission | None) -> Transmission | None:
-        """What the peer takes from now on, perhaps a form that begins with it; None: `main`, or it waits."""
+        """The catch-up that the peer takes from now on; None: it takes `main`, or waits.
+
+        A catch-up may begin with this peer.
+        """
         present = self.takes(peer.peer)
         if main is None or _suits(main, peer):
             self.release(peer.peer)
@@ -148,7 +160,7 @@ class CatchUpPolicy:
         return present
 
     def help(self, transmission: Transmission, peers: Iterable[Peer]) -> None:
-        """Those of the peers that have its version help with it from now on."""
+        """Choose up to HELPERS_MAX peers that have a full form's version to help with it."""
         if transmission.base is None:
             having = [
                 peer
@@ -164,7 +176,7 @@ class CatchUpPolicy:
             self._helps.update((peer.peer, transmission.form) for peer in helpers)
 
     def release(self, peer: PeerId) -> None:
-        """It takes no catch-up, and does not wait for one."""
+        """The peer takes no catch-up, and does not wait for one."""
         self._takes.pop(peer, None)
         self._waiting.pop(peer, None)
 
@@ -183,7 +195,7 @@ class CatchUpPolicy:
         }
 
     def promote(self, record: VersionPublished) -> Transmission | None:
-        """The full form of this version, if it is a catch-up: from now on it is for everybody."""
+        """The full form of this version, if it is a catch-up: it becomes the spreading form."""
         full = next(
             (
                 transmission
@@ -197,21 +209,24 @@ class CatchUpPolicy:
         return full
 
     def give_up(self, transmission: Transmission) -> None:
-        """Who takes it waits for another one."""
+        """The peers that take this catch-up wait for another one."""
         for peer in self.takers(transmission):
             self.release(peer)
             self._waiting[peer] = None
 
     def cannot_be_delta(self, record: VersionPublished) -> None:
-        """A delta form of this version could not be encoded: none of it is begun again. Of older ones none is begun."""
+        """A delta of this version could not be encoded: none of it or of an older one is begun."""
         self._in_full_only = max(self._in_full_only, record.publish_seq)
 
     def full_took(self, wire_bytes: int, full_bytes: int) -> None:
-        """A full form was encoded."""
+        """A full form was encoded: remember its share of the snapshot."""
         self._full_share = wire_bytes / max(1, full_bytes)
 
     def outdated(self, main: Transmission) -> Transmission | None:
-        """The full form that gives way: else FULLS_MAX workers that never end would keep every newcomer waiting."""
+        """The full form that is given up for peers that wait.
+
+        Otherwise FULLS_MAX workers that never finish would keep all newcomers waiting.
+        """
         fulls = sorted(
             (transmission for transmission in self if transmission.base is None),
             key=lambda each: each.record.publish_seq,
@@ -225,12 +240,12 @@ class CatchUpPolicy:
         )
 
     def idle(self) -> list[Transmission]:
-        """Those that nobody takes any more."""
+        """The catch-ups without takers."""
         taken = set(self._takes.values())
         return [transmission for transmission in self if transmission.form not in taken]
 
     def paths(self) -> list[str]:
-        """The snapshot copies that are needed by those that somebody takes."""
+        """The paths of the snapshot copies that catch-ups with takers need."""
         idle = [transmission.form for transmission in self.idle()]
         return [
             path
@@ -243,7 +258,11 @@ class CatchUpPolicy:
         return [peer for peer, form in self._takes.items() if form == transmission.form]
 
     def _choose(self, peer: Peer, main: Transmission) -> Transmission | None:
-        """What takes the fewest bytes; what is under way already costs nothing more."""
+        """The catch-up for this peer; None: it waits.
+
+        One that runs already costs nothing more, otherwise the route with the fewest bytes is
+        taken.
+        """
         deltas = [transmission for transmission in self if transmission.base is not None]
         fulls = [transmission for transmission in self if transmission.base is None]
         under_way = [
@@ -254,21 +273,22 @@ class CatchUpPolicy:
         if under_way:
             return under_way[0]
         may = main.record.publish_seq > self._in_full_only and len(deltas) < DELTAS_MAX
-        way = choose_route(
+        route = choose_route(
             main.record,
             self._versions.live(peer.stands) if may else None,
             copies=self._versions.copies(),
             deltas=self.deltas,
             full_bytes=int(main.record.full_bytes * self._full_share),
         )
-        if way.base is not None:
-            return self._make(main.record, way)
+        if route.base is not None:
+            return self._make(main.record, route)
         present = next(
             (transmission for transmission in fulls if transmission.record == main.record), None
         )
         if present is None and len(fulls) < FULLS_MAX:
-            return self._make(main.record, way)
-        return present  # an older one would be refused by who has heard of this one
+            return self._make(main.record, route)
+        # A full form of an older version is no help: a peer that knows of this version refuses it.
+        return present
 
     def check(self) -> None:
         assert sum(transmission.base is None for transmission in self) <= FULLS_MAX
@@ -282,7 +302,7 @@ class CatchUpPolicy:
 
 
 def _suits(transmission: Transmission, peer: Peer) -> bool:
-    """Whether the peer can make the version of it, or has it, or only passes it on."""
+    """Whether the peer can apply this form, has its version already, or only passes it on."""
     has = (
         key_of(transmission.record),
         None if transmission.base is None else key_of(transmission.base),
@@ -291,7 +311,7 @@ def _suits(transmission: Transmission, peer: Peer) -> bool:
 
 
 def is_stuck(peer: Peer, transmission: Transmission) -> bool:
-    """Whether the peer does not get on with this catch-up; while there is none that is newer, it tries again."""
+    """Whether the peer makes no progress with this catch-up."""
     return peer.quarantined or peer.peer in transmission.failed
 
 

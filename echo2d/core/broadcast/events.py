@@ -1,4 +1,4 @@
-"""What spreading a version adds to the coordinator's actions and records."""
+"""The actions and records of spreading a version."""
 
 from dataclasses import dataclass
 
@@ -11,9 +11,10 @@ from echo2d.core.topology.uplink_rates import PeerRate
 
 @dataclass(frozen=True, slots=True)
 class FormChosen:
-    """The version of this publish spreads in frames of this size, as a delta from the snapshot `base`, or in full.
+    """The version of this publish spreads in frames of this size, as a delta from `base` or in
+    full.
 
-    A later one of the same publish replaces it.
+    A later record of the same publish replaces this one.
     """
 
     publish_seq: PublishSeq
@@ -23,7 +24,7 @@ class FormChosen:
 
 @dataclass(frozen=True, slots=True)
 class RatesMeasured:
-    """What a version has shown of these peers; it replaces what was known of them."""
+    """The rates of these peers, measured while a version spread; they replace older ones."""
 
     rates: tuple[PeerRate, ...]
 

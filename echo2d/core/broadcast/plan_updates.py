@@ -1,9 +1,11 @@
-"""The plans of the version that spreads, by the rates that the ones before have shown; those of catch-ups beside it.
+"""Decides when a plan is made or replaced, and measures the rates that plans are made from.
 
-    reports of who receives --> rates --(a version's first root)--> plan --(LEARN_S of a guess)--> another, if better
+    transfer reports --> rates --a version's first root--> plan --LEARN_S, if it was a guess-->
+        another plan, if that is much better
 
-Not here: what a plan is (`topology/plan`, `topology/planner`), how one is mended (`transmission`), and who takes
-which form.
+Plans of catch-ups use these rates, too, and measure nothing.
+Not here: what a plan is (`topology.plan`, `topology.planner`), how one is repaired
+(`transmission`), and which form a peer takes (`catch_up_policy`).
 """
 
 import math
@@ -20,13 +22,12 @@ from echo2d.core.protocol.control_messages import TransferReport
 from echo2d.core.topology.plan import Plan
 from echo2d.core.topology.uplink_rates import PeerRate, Rates
 
-MEASURED_BYTES_MIN = (
-    16 << 20
-)  # a smaller version fits into the kernel's buffers, and measures those
+# A smaller version fits into the kernel's buffers, so its transfer measures those.
+MEASURED_BYTES_MIN = 16 << 20
 
 
 class PlanUpdates:
-    """See the module docstring. `now` is monotonic seconds; tag: in front of the plans' ids."""
+    """See the module docstring. `now` is monotonic seconds. tag: the first bits of plan ids."""
 
     def __init__(
         self,
@@ -40,16 +41,17 @@ class PlanUpdates:
         self._rules, self._members, self._announcer = rules, members, announcer
         self._rates = Rates(rates)
         self._next_plan = tag << TAG_SHIFT
-        self._last_plan: Plan | None = None  # of the version before
+        # The plan of the version before.
+        self._last_plan: Plan | None = None
 
     def joined(self, peer: Peer) -> None:
-        """What is known of it."""
+        """A peer joined: set its rates to what is known of it."""
         peer.uplink, peer.pace = self._rates.uplink(peer.peer), self._rates.pace(peer.peer)
 
     def measured(
         self, transmission: Transmission, peer: PeerId, message: TransferReport, now: float
     ) -> None:
-        """What the peer got from others, and for how long they took less of it than there was."""
+        """A peer reported what it received on each link, and how long its children were behind."""
         transmission.moved(now)
         if transmission.expected_bytes < MEASURED_BYTES_MIN:
             return
@@ -65,7 +67,7 @@ class PlanUpdates:
     def plan(
         self, transmission: Transmission, seed: Peer, takers: Sequence[Peer]
     ) -> list[BroadcastAction]:
-        """Everybody gets a plan by the rates that the last one has shown."""
+        """Make a plan for the spreading version, by the rates measured so far."""
         actions = self._judge(seed)
         edges = transmission.make_plan(
             self._new_id(), self._rules, seed, takers, transmission.plan or self._last_plan
@@ -76,13 +78,17 @@ class PlanUpdates:
     def plan_aside(
         self, transmission: Transmission, seed: Peer, takers: Sequence[Peer]
     ) -> list[BroadcastAction]:
-        """For a few peers, by what is known anyway; nothing is measured."""
+        """Make a plan for a catch-up, by the same rates; nothing is measured."""
         return self._announcer.edges(
             transmission.make_plan(self._new_id(), self._rules, seed, takers)
         )
 
     def learn(self, transmission: Transmission, takers: Sequence[Peer]) -> list[BroadcastAction]:
-        """The first bytes have shown what was guessed. After another plan only gaps are filled, which shows nothing."""
+        """Replace a plan that was a guess, if another one is much better by the rates measured so
+        far.
+
+        After a change of plan, links carry only what is still missing, so nothing is measured then.
+        """
         seed = self._members.seed
         if seed is None:
             transmission.learn_at = math.inf
@@ -94,11 +100,11 @@ class PlanUpdates:
         return [*actions, *self._announcer.edges(edges)]
 
     def ended(self, transmission: Transmission) -> None:
-        """Another version spreads: this one's trees may suit it."""
+        """Another version spreads next, and may keep this one's trees."""
         self._last_plan = transmission.plan or self._last_plan
 
     def _judge(self, seed: Peer) -> list[BroadcastAction]:
-        """The rates by all that was reported so far."""
+        """Update the peers' rates by all reports so far."""
         changed = self._rates.judge()
         receivers = self._members.receivers()
         rates = self._rates.to_plan_with(seed.peer, [peer.peer for peer in receivers])

@@ -1,13 +1,17 @@
-"""Which version spreads: one does, the newest other one waits; the talk with the seed and with those who receive.
+"""Decides which version spreads, and answers what the seed and the receiving peers report about it.
 
-    accepted --> waits (an older waiting one is dropped) --> spreads --> stays for newcomers until the next one is whole
-                                                               +--(its forms fail)--> given up, older ones are served
+    accepted --> waits (replaces an older waiting one) --> spreads --> stays for newcomers until
+                                                              |        the next one is whole
+                                                              +--(its forms fail)--> given up
 
-The spreading one ends when all active workers that take it and are not quarantined have verified it or could not
-apply it; or, if another one waits and at least one worker has verified, twice the predicted time and FIXED_S after it
-was whole at the seed. Who is left over goes straight to the next. A peer that cannot use the spreading form, a delta,
-takes another (`catch_up`). Not here: what makes a publish acceptable (`versions`), the form and who it goes to
-(`transmission`), plans (`plan_updates`).
+One version spreads at a time, and the newest other one waits. A version has spread when every
+active worker that takes it and is not quarantined has verified it or failed to apply it. If another
+version waits and at least one worker has verified, the spreading one also ends PATIENCE times the
+predicted time and FIXED_S after it was whole at the seed. Workers that are not done by then skip it
+and receive the next version. A peer that cannot use the spreading delta takes another form
+(`catch_up`). When a version is given up, workers serve older ones.
+Not here: which publish is accepted (`versions`), one version's form and plan (`transmission`), when
+plans change (`plan_updates`).
 """
 
 import math
@@ -44,17 +48,20 @@ from echo2d.core.topology.uplink_rates import PeerRate
 from echo2d.core.weights.signed_index import Root
 from echo2d.errors import PeerFault
 
-ENCODE_FAILURES_MAX = (
-    3  # of one form, encoding it or keeping its frames; workers would wait for ever
-)
-DELTA_FAILURES_MAX = 2  # of a delta: in full, the version arrives sooner than after a third try
-ENCODE_RETRY_S = 5.0  # a full disk may be emptied meanwhile
-APPLY_RETRY_S = 10.0  # a worker that could not apply tries again after this long, its disk may have been full; ...
-APPLY_RETRY_S_MAX = (
-    160.0  # ... doubling up to this: without a next version nobody else would tell it to
-)
-PATIENCE = 2.0  # times the predicted time that slow workers get while another version waits ...
-FIXED_S = 1.0  # ... besides this for encoding and applying, which the prediction leaves out
+# Failures of one full form, in encoding it or in keeping its frames: workers would wait for ever.
+ENCODE_FAILURES_MAX = 3
+# Failures of one delta: the full form arrives sooner than a third attempt.
+DELTA_FAILURES_MAX = 2
+# By then someone may have freed space on a full disk.
+ENCODE_RETRY_S = 5.0
+# A worker that failed to apply a version, on a full disk perhaps, tries again after APPLY_RETRY_S.
+# The delay doubles up to APPLY_RETRY_S_MAX. Until the next version nothing else makes it retry.
+APPLY_RETRY_S = 10.0
+APPLY_RETRY_S_MAX = 160.0
+# While another version waits, slow workers get PATIENCE times the predicted time, and FIXED_S for
+# encoding and applying, which the prediction leaves out.
+PATIENCE = 2.0
+FIXED_S = 1.0
 
 
 class Publishing:
@@ -84,12 +91,13 @@ class Publishing:
         self._timings = BroadcastTimings(statistics)
         self._tell_at = now
         self._waiting: VersionPublished | None = None
-        self._awaited: Peer | None = None  # one of those for whom a waiting version waited last
-        self._old_forms: dict[
-            FormId, None
-        ] = {}  # at the seed, to be forgotten when the new one is whole
+        # A worker that the spreading version was waiting for when last asked: it is asked first.
+        self._awaited: Peer | None = None
+        # The seed keeps these older forms until the new form is whole.
+        self._old_forms: dict[FormId, None] = {}
         self._apply_at: float | None = None
-        self._delta_bytes: int | None = None  # what the last delta took
+        # The size of the last delta: the next one is expected to be alike.
+        self._delta_bytes: int | None = None
         self._catch_ups = CatchUps(
             rules,
             members=members,
@@ -109,6 +117,7 @@ class Publishing:
 
     @property
     def waiting(self) -> VersionPublished | None:
+        """The version that spreads next."""
         return self._waiting
 
     @property
@@ -118,7 +127,7 @@ class Publishing:
     # --- versions
 
     def published(self, record: VersionPublished, *, now: float) -> None:
-        """A publish was accepted."""
+        """A publish was accepted: it replaces the version that was waiting."""
         workers = [peer for peer in self._members.workers() if peer.active and not peer.quarantined]
         warm = [peer for peer in workers if peer.serving is not None]
         self._timings.started(
@@ -127,7 +136,7 @@ class Publishing:
         self._waiting = record
 
     def revoked(self, keys: Collection[VersionKey]) -> None:
-        """Stop spreading these; the seed forgets the form when the next one is whole."""
+        """Stop spreading these versions. The seed forgets their form when the next one is whole."""
         if self._waiting is not None and key_of(self._waiting) in keys:
             self._waiting = None
         if self.spreading is not None and key_of(self.spreading.record) in keys:
@@ -135,20 +144,20 @@ class Publishing:
         self._catch_ups.revoked(keys)
 
     def served(self, peer: Peer, *, now: float) -> None:
-        """The peer's engines serve `peer.serving`."""
+        """The peer's engines have begun to serve `peer.serving`."""
         record = self._versions.live(peer.serving)
         if record is not None:
             self._timings.served(peer.peer, record.publish_seq, now=now)
 
     def came_s(self, peer: Peer, *, now: float) -> float | None:
-        """How long what the peer serves was on its way; None: that is not what spreads."""
+        """Seconds since the version that the peer serves began to spread; None: it has ended."""
         for transmission in (self.spreading, self._catch_ups.takes(peer.peer)):
             if transmission is not None and key_of(transmission.record) == peer.serving:
                 return now - transmission.began_at
         return None
 
     def advance(self, *, now: float) -> list[BroadcastAction]:
-        """Let the waiting version spread once the present one has ended; encode again what failed."""
+        """Start the waiting version once the spreading one has ended, and make all due retries."""
         actions: list[BroadcastAction] = []
         if self._waiting is not None and self._ended(now):
             self._supersede()
@@ -162,16 +171,17 @@ class Publishing:
         if now >= self._learn_at():
             assert self.spreading is not None
             actions += self._plan_updates.learn(self.spreading, self._takers(self.spreading))
-        return [*actions, *self._make_room(), *self._catch_ups.end_idle(self.spreading)]
+        return [*actions, *self._free_disk(), *self._catch_ups.end_idle(self.spreading)]
 
     def tell_on(self, *, now: float) -> list[BroadcastAction]:
-        """Tell more peers the new plan."""
+        """Send the new plan to the next few peers."""
         if self.spreading is None or now < self._tell_at:
             return []
         self._tell_at = now + TELL_S
         return self._announcer.edges(self.spreading.tell())
 
     def wake_at(self) -> float | None:
+        """When `advance` or `tell_on` has something to do next."""
         encode = (transmission.encode_at for transmission in self._transmissions())
         times = [at for at in (*encode, self._apply_at) if at is not None]
         if self._waiting is not None and self.spreading is not None and self.spreading.verified:
@@ -193,7 +203,10 @@ class Publishing:
     # --- peers that come and go
 
     def joined(self, peer: Peer, *, renewed: bool, now: float) -> list[BroadcastAction]:
-        """A peer said hello: the seed gets its orders, the others the newest root and a place in the plan."""
+        """A peer said hello: the seed gets its orders, other peers the newest root and their edges.
+
+        renewed: its daemon has started anew, or its address has changed.
+        """
         self.served(peer, now=now)
         self._plan_updates.joined(peer)
         if peer.kind == "seed":
@@ -205,7 +218,7 @@ class Publishing:
         return self._catch_ups.settle(peer, self.spreading, renewed=renewed)
 
     def lost(self, peer: Peer) -> list[BroadcastAction]:
-        """A peer is suspected or has left."""
+        """A peer is suspected or has left: the plans close the gap."""
         self._timings.lost(peer.peer)
         self._catch_ups.lost(peer.peer)
         return [
@@ -265,7 +278,7 @@ class Publishing:
             ]
         return self._failed(transmission, message.reason, now)
 
-    # --- those who receive
+    # --- peers that receive
 
     def segments_wanted(self, peer: Peer, message: SegmentsWanted) -> list[BroadcastAction]:
         transmission = self._current(message.form)
@@ -294,7 +307,10 @@ class Publishing:
     def apply_failed(
         self, peer: Peer, message: ApplyFailed, *, now: float
     ) -> list[BroadcastAction]:
-        """Nobody waits for this worker: it becomes a leaf, for it may not pass on either, and tries again later."""
+        """The worker becomes a leaf and tries again later; no version waits for it.
+
+        A worker that cannot apply a version may be unable to pass it on, too.
+        """
         note = self._statistics.fault("apply", f"{peer.name}: {message.reason}")
         transmission = self._current(message.form)
         if transmission is None:
@@ -330,7 +346,7 @@ class Publishing:
         return []
 
     def edge_broken(self, peer: Peer, message: EdgeBroken) -> list[BroadcastAction]:
-        """Whoever is at the other end becomes a leaf; if that is the seed, the reporter does."""
+        """The peer at the other end becomes a leaf; if that is the seed, the reporter does."""
         plans = [
             (transmission, transmission.plan)
             for transmission in self._transmissions()
@@ -344,17 +360,17 @@ class Publishing:
         note = self._statistics.fault(
             "edge", f"{peer.name} and {self._name(message.peer)}: {message.reason}"
         )
-        if plan.generation != message.generation or message.peer not in transmission.neighbours(
-            peer.peer
-        ):
-            return [note]  # the plan has been mended since, or it is not this peer's edge
+        # The plan may have been repaired meanwhile, or this is not one of the peer's edges.
+        repaired = plan.generation != message.generation
+        if repaired or message.peer not in transmission.neighbours(peer.peer):
+            return [note]
         at_fault = peer.peer if message.peer == plan.root else message.peer
         return [note, *self._announcer.edges(transmission.make_leaf(at_fault))]
 
     def frame_accused(
         self, peer: Peer, message: FrameAccused, *, now: float
     ) -> list[BroadcastAction]:
-        """One of the two is at fault, and becomes a leaf; never the seed."""
+        """One of the two peers is at fault and becomes a leaf; never the seed."""
         note = self._statistics.fault(
             "frame", f"{peer.name} accuses {self._name(message.accused)}: {message.frame}"
         )
@@ -375,11 +391,14 @@ class Publishing:
     # --- inside
 
     def _transmissions(self) -> list[Transmission]:
-        """All that are under way."""
+        """Everything that is being sent: the spreading version and the catch-ups."""
         return [*self._catch_ups] if self.spreading is None else [self.spreading, *self._catch_ups]
 
     def _start(self, record: VersionPublished, now: float) -> list[BroadcastAction]:
-        """It spreads from now on, as a delta if there is a base; who cannot use that takes something else."""
+        """Begin to spread a version, as a delta if there is a base that enough workers have.
+
+        Peers that cannot use the delta get a catch-up.
+        """
         workers = [peer for peer in self._members.workers() if not peer.quarantined]
         older = [each for each in self._versions.copies() if each.version != record.version]
         base = choose_base(older, workers) if self._rules.delta else None
@@ -399,7 +418,10 @@ class Publishing:
         return [*chosen, *self._catch_ups.settle_all(self.spreading), *self._order(self.spreading)]
 
     def _start_again(self, record: VersionPublished, form: FormChosen, now: float) -> Transmission:
-        """As an earlier process chose to spread it, and may have signed: a form has one content."""
+        """Spread a version in the form that an earlier process chose.
+
+        That process may have signed segments of the form, and a form may have one content only.
+        """
         older = self._versions.copies() if self._rules.delta else []
         base = next((each for each in older if each.digest == form.base), None)
         size = form.frame_bytes if (form.base is None) == (base is None) else None
@@ -412,9 +434,10 @@ class Publishing:
         return Persist(FormChosen(facts.publish_seq, facts.base_digest, facts.frame_bytes))
 
     def _failed(self, transmission: Transmission, reason: str, now: float) -> list[BroadcastAction]:
-        """The seed cannot make this form, or lost what it had made of it: it tries again, in the end not as a delta.
+        """The seed could not encode this form, or lost its frames.
 
-        In the end the version is given up; without it, nobody may be able to go on.
+        It tries again, then a delta is replaced by the full form, then the version is given up. If
+        the run cannot go on without the version, the run stops.
         """
         transmission.encode_failures += 1
         version = transmission.record.version
@@ -434,11 +457,18 @@ class Publishing:
             ]
         if not self._goes_on_without(transmission.record):
             return [StopRun(f"version {version} cannot be encoded: {reason}")]
-        text = f"version {version} is given up, older ones are served until the next is published: {reason}"
+        text = (
+            f"version {version} is given up, older ones are served until the next is published: "
+            f"{reason}"
+        )
         return [self._statistics.fault("encode", text), *self._end_form(transmission)]
 
     def _goes_on_without(self, record: VersionPublished) -> bool:
-        """Whether another publish comes: one waits, or what is served is fresh enough for the steps up to the next."""
+        """Whether there will be another publish.
+
+        Either one waits already, or what workers serve is fresh enough for all steps up to the next
+        publish.
+        """
         bound = self._rules.staleness_max
         every = self._rules.publish_every or self._statistics.publish_every(bound)
         served = [self._versions.live(peer.serving) for peer in self._members]
@@ -448,7 +478,7 @@ class Publishing:
     def _to_full(
         self, transmission: Transmission, reason: str, now: float
     ) -> list[BroadcastAction]:
-        """Instead of this delta, which cannot be made."""
+        """Replace this delta, which cannot be encoded, by the version's full form."""
         note = self._statistics.fault(
             "encode", f"version {transmission.record.version}, to be sent in full: {reason}"
         )
@@ -472,24 +502,25 @@ class Publishing:
         ]
 
     def _end_form(self, transmission: Transmission) -> list[BroadcastAction]:
-        """Nobody has use for it any more."""
+        """Stop spreading this form, and tell all peers to forget it."""
         self._supersede()
         return self._announcer.forget(transmission, self._members)
 
     def _current(self, form: FormId) -> Transmission | None:
-        """What is under way, if this is its form; messages about others are late."""
+        """The transmission with this form; None: it has ended, so the message came late."""
         return next(
             (transmission for transmission in self._transmissions() if transmission.form == form),
             None,
         )
 
     def _takers(self, transmission: Transmission) -> list[Peer]:
+        """The alive peers that receive this transmission."""
         if transmission is not self.spreading:
             return self._catch_ups.takers(transmission)
         return [peer for peer in self._members.receivers() if not self._catch_ups.apart(peer.peer)]
 
-    def _make_room(self) -> list[BroadcastAction]:
-        """Snapshot copies that nobody needs any more go."""
+    def _free_disk(self) -> list[BroadcastAction]:
+        """Delete the snapshot copies that are no longer needed."""
         main = self.spreading
         records = (self._waiting, *(() if main is None else (main.record, main.base)))
         needed = [each.path for each in records if each is not None]
@@ -506,6 +537,7 @@ class Publishing:
         return str(peer) if known is None else known.name
 
     def _ended(self, now: float) -> bool:
+        """Whether the waiting version may start."""
         transmission = self.spreading
         if transmission is None:
             return True
@@ -514,7 +546,10 @@ class Publishing:
         return bool(transmission.verified) and now >= self._impatient_at(transmission)
 
     def _awaits_anyone(self, transmission: Transmission) -> bool:
-        """Whether an alive worker has neither verified it nor failed to; whoever it was last is looked at first."""
+        """Whether some worker is still to verify this version or to fail at it.
+
+        Every event asks, so the worker that was found last is looked at first.
+        """
         if self._awaited is None or not self._awaits(transmission, self._awaited):
             self._awaited = next(
                 (peer for peer in self._members if self._awaits(transmission, peer)), None
@@ -539,7 +574,7 @@ class Publishing:
             self.spreading, self._apply_at = None, None
 
     def _apply_again(self) -> list[BroadcastAction]:
-        """The root and the place in the plan, told once more, are another chance."""
+        """Send the root and the edges again to the workers that failed to apply: they try again."""
         self._apply_at = None
         told: list[BroadcastAction] = []
         for transmission in self._transmissions():
@@ -556,19 +591,13 @@ class Publishing:
 
     def _seed_joined(self, seed: Peer, *, renewed: bool) -> list[BroadcastAction]:
         transmissions = self._transmissions()
-        forms = [
-            form
-            for form in seed.forms
-            if form not in [transmission.form for transmission in transmissions]
-        ]
-        self._old_forms.update(dict.fromkeys(forms))
+        current = {transmission.form for transmission in transmissions}
+        self._old_forms.update(dict.fromkeys(form for form in seed.forms if form not in current))
         actions: list[BroadcastAction] = []
-        for transmission in reversed(
-            transmissions
-        ):  # of what it is told last it makes frames first
-            whole = (
-                transmission.totals is not None and transmission.form in seed.forms
-            )  # an earlier order may not have reached it
+        # The seed makes frames first for the order that it hears last: the spreading version.
+        for transmission in reversed(transmissions):
+            # An order may not have reached the seed; give it again unless the form is whole there.
+            whole = transmission.totals is not None and transmission.form in seed.forms
             actions += [] if whole else self._order(transmission)
             if whole and transmission is self.spreading:
                 actions += self._forget_old(seed)
@@ -588,7 +617,7 @@ class Publishing:
     def _announce(
         self, transmission: Transmission, seed: Peer, roots: list[Root]
     ) -> list[BroadcastAction]:
-        """Roots to every peer that takes it; with the first one, the plan."""
+        """Send new roots to every peer that takes this form; the first one comes with a plan."""
         actions: list[BroadcastAction] = []
         if roots and transmission.plan is None and transmission is not self.spreading:
             self._catch_ups.has_first_root(transmission)

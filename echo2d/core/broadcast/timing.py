@@ -1,10 +1,12 @@
-"""How long versions take to arrive: T_verify and T_bcast, measured over the workers that were there at the publish.
+"""Measures how long versions take to arrive: T_verify and T_bcast.
 
-Each counts until the last of them has verified, or serves, the version or a newer one; a worker lost since does not
-count, nor does one that is quarantined, nor, where others serve anything, one that serves nothing yet. Who has not come
-when PENDING_MAX newer versions have been published is waited for no more: what is measured is when the others had it.
-Beside the last one's arrival, that of MOST of them: of many workers a few late ones make no learner wait.
-Not here: what is sent to whom.
+Both count the workers that were active at the publish, until the last of them has verified
+(T_verify) or serves (T_bcast) the version or a newer one. A worker that is lost or quarantined
+meanwhile does not count. A worker that serves nothing at the publish does not count either, unless
+no worker serves anything. After PENDING_MAX newer publishes missing workers are no longer waited
+for, and the measurement ends with the others. T_bcast is also measured for MOST of the workers,
+because a few late ones of many do not make the learner wait.
+Not here: what is sent to which peer.
 """
 
 import math
@@ -13,15 +15,18 @@ from dataclasses import dataclass, field
 from echo2d.core.base.ids import PeerId, PublishSeq
 from echo2d.core.cluster.statistics import Statistics
 
-PENDING_MAX = (
-    8  # publishes that wait for their last worker: one who lacks so many is stuck, or of no use
-)
-MOST = 0.9  # of the workers: up to nine of them, that is all
+# Publishes that wait for their last worker; a worker that is further behind is stuck or useless.
+PENDING_MAX = 8
+# The share of the workers. Of up to nine workers it is all of them.
+MOST = 0.9
 
 
 @dataclass(slots=True)
 class _Pending:
-    """One clock: who is still awaited, and when the others arrived. cold: they served nothing when it began."""
+    """The clock of one publish: the workers that are awaited, and when the others arrived.
+
+    cold: no worker served anything when it began.
+    """
 
     awaited: set[PeerId]
     cold: bool
@@ -30,7 +35,7 @@ class _Pending:
 
 @dataclass(frozen=True, slots=True)
 class _Ended:
-    """Seconds until the last of these workers, and MOST of them, had it."""
+    """Seconds until the last of these workers, and until MOST of them, had the version."""
 
     workers: tuple[PeerId, ...]
     last_s: float
@@ -49,7 +54,10 @@ class BroadcastTimings:
     def started(
         self, seq: PublishSeq, workers: set[PeerId], *, cold: bool = False, now: float
     ) -> None:
-        """The publish was accepted while these workers were active. cold: they serve nothing yet."""
+        """A publish was accepted, and these workers are to get it.
+
+        cold: none serves anything yet.
+        """
         if workers:
             self._verify[seq] = (now, _Pending(set(workers), cold))
             self._bcast[seq] = (now, _Pending(set(workers), cold))
@@ -66,7 +74,7 @@ class BroadcastTimings:
         self._have_served(_arrived(self._bcast, peer, seq, now))
 
     def lost(self, peer: PeerId) -> None:
-        """A worker that is gone is not waited for."""
+        """A worker is gone or quarantined: it is no longer waited for."""
         for clocks in (self._verify, self._bcast):
             for _, pending in clocks.values():
                 pending.awaited.discard(peer)
@@ -99,7 +107,7 @@ def _arrived(
 
 
 def _take_done(clocks: dict[PublishSeq, tuple[float, _Pending]]) -> list[_Ended]:
-    """The clocks for which nobody is awaited any more. Those that nobody reached are forgotten."""
+    """Remove and return the clocks that wait for no worker; those without arrivals are dropped."""
     done = [seq for seq, (_, pending) in clocks.items() if not pending.awaited]
     ended = [clocks.pop(seq) for seq in done]
     return [_ended(started, each) for started, each in ended if each.arrived_at]

@@ -1,9 +1,10 @@
-"""One version on its way: its form as the seed encodes it, the roots that name its segments, and the plan.
+"""One version that is being sent: its form, the roots that name its segments, and the plan.
 
-    waits for the seed --EncodeVersion--> encoding --first segment--> planned --last root--> complete
+    waits for the seed --EncodeVersion--> encoding --first segment--> planned --last root--> whole
 
-The plan is made with the first root, for a peer knows what to do with a plan only when it knows the form. Sequence
-numbers belong to one start of the seed, so a new one gets a new plan. Not here: which version spreads.
+The plan is made with the first root, because a peer cannot use a plan before it knows the form.
+Sequence numbers of frames belong to one start of the seed, so a restarted seed gets a new plan.
+Not here: which version spreads (`publishing`).
 """
 
 import math
@@ -32,18 +33,21 @@ from echo2d.core.weights.encoding import FormFacts, frame_bytes_for
 from echo2d.core.weights.signed_index import PAGE_SEGMENTS_MAX, FormTotals, Root
 from echo2d.errors import PeerFault
 
-REPAIRS_MAX = (
-    256  # of one plan because of broken edges; then it stays as it is until the next version
-)
-LEARN_S = 3.0  # of transfer show what a peer can do of whom nothing was known
-TOLD_MAX = 16  # peers that are told a new plan at a time: who waits for a lease meanwhile waits milliseconds ...
-TELL_S = 0.01  # ... and so long until the next are: telling 1,000 peers takes 0.6 s at least
-DELTA_SHARE = 0.05  # of the snapshot: what a delta is expected to take before one has been made
+# Repairs of one plan because of peers at fault; after that it stays until the next version.
+REPAIRS_MAX = 256
+# After so many seconds of transfer, the rates of peers that nothing was known of are known.
+LEARN_S = 3.0
+# A new plan is sent to TOLD_MAX peers every TELL_S, so that leases wait for milliseconds only.
+# Sending it to 1,000 peers takes 0.6 s.
+TOLD_MAX = 16
+TELL_S = 0.01
+# The expected size of a delta, as a share of the snapshot, before one has been made.
+DELTA_SHARE = 0.05
 Secret = Callable[[PeerId, PeerId], bytes]
 
 
 def peer_facts(peer: Peer) -> PeerFacts:
-    """What the planner may count on; downlinks are not measured."""
+    """What the planner may assume of a peer; downlinks are not measured."""
     paces = [rate for rate in (peer.pace, peer.uplink_limit) if rate is not None]
     return PeerFacts(
         peer.peer,
@@ -58,8 +62,21 @@ def peer_facts(peer: Peer) -> PeerFacts:
 
 @dataclass(slots=True)
 class Transmission:
-    """See the module docstring. base: what a delta is made from; via: the snapshots between, if it is composed of those
-    that lead there. expected_bytes: on the wire, until it is known."""
+    """See the module docstring.
+
+    base: the version that a delta is made from. via: if the delta is composed of kept ones, the
+    snapshots between.
+    expected_bytes: the size on the wire; an estimate until the form is whole.
+    whole_at: when the form was whole at the seed; before that, when the transmission began.
+    learn_at: when the plan is reconsidered; None: no frame has arrived yet, inf: never again.
+    untold: the peers that the plan has still to be sent to, parents first. verified: a set in the
+    order of arrival.
+    failed: by peer, how often the form arrived and could not be applied.
+    received: by peer, payload bytes, and frames that came twice. encode_at: when the seed is
+    ordered again.
+    neighbours_then: the neighbours of each peer at the time when it was found at fault for bad
+    frames.
+    """
 
     record: VersionPublished
     base: VersionPublished | None
@@ -68,31 +85,21 @@ class Transmission:
     writer: RootWriter
     secret: Secret
     began_at: float
-    whole_at: float  # at the seed; before that, when it began
+    whole_at: float
     plan: Plan | None = None
-    learn_at: float | None = (
-        None  # when the plan is looked at again; None: nothing has come yet, inf: it stays
-    )
-    untold: dict[PeerId, None] = field(
-        default_factory=dict
-    )  # those who are still to be told the plan, parents first
+    learn_at: float | None = None
+    untold: dict[PeerId, None] = field(default_factory=dict)
     newest_root: Root | None = None
     totals: FormTotals | None = None
-    verified: dict[PeerId, None] = field(default_factory=dict)  # a set in the order of arrival
-    failed: dict[PeerId, int] = field(
-        default_factory=dict
-    )  # how often it arrived but did not become a snapshot
-    received: dict[PeerId, tuple[int, int]] = field(
-        default_factory=dict
-    )  # payload bytes, frames that came twice
+    verified: dict[PeerId, None] = field(default_factory=dict)
+    failed: dict[PeerId, int] = field(default_factory=dict)
+    received: dict[PeerId, tuple[int, int]] = field(default_factory=dict)
     seed_sent_bytes: int = 0
     encode_failures: int = 0
-    encode_at: float | None = None  # when the seed is told again
+    encode_at: float | None = None
     repairs: int = 0
     via: tuple[Digest, ...] | None = None
-    neighbours_then: dict[PeerId, set[PeerId]] = field(
-        default_factory=dict
-    )  # of those at fault for bad frames
+    neighbours_then: dict[PeerId, set[PeerId]] = field(default_factory=dict)
 
     @staticmethod
     def start(
@@ -106,7 +113,10 @@ class Transmission:
         frame_bytes: int | None = None,
         via: tuple[Digest, ...] | None = None,
     ) -> "Transmission":
-        """delta_bytes: what a delta is expected to take. frame_bytes: as chosen before, if it was."""
+        """delta_bytes: the expected size of a delta.
+
+        frame_bytes: None: chosen by the expected size.
+        """
         expected = record.full_bytes
         if base is not None:
             expected = int(expected * DELTA_SHARE) if delta_bytes is None else delta_bytes
@@ -128,12 +138,12 @@ class Transmission:
         return self.facts.form
 
     def copies(self) -> set[str]:
-        """Paths of the snapshot copies that it is made from."""
+        """The paths of the snapshot copies that this form is made from."""
         base = None if self.base is None or self.via is not None else self.base.path
         return {path for path in (self.record.path, base) if path is not None}
 
     def order(self, *, aside: bool = False) -> EncodeVersion:
-        """What the seed is to do; it reports the segments it has already once more."""
+        """The order for the seed. If it has segments of the form already, it reports them again."""
         record, facts = self.record, self.facts
         base_path = None if self.base is None or self.via is not None else self.base.path
         return EncodeVersion(
@@ -144,14 +154,17 @@ class Transmission:
     # --- the form
 
     def has_changed(self, message: SegmentEncoded) -> bool:
-        """Whether it contradicts what was reported before, and signed."""
+        """Whether a segment differs from the one that was reported before, and signed."""
         return self.writer.segments[message.segment : message.segment + 1] not in (
             [],
             [message.digest],
         )
 
     def segment_encoded(self, message: SegmentEncoded) -> list[Root]:
-        """A finished segment, in order or repeated. PeerFault if it is neither."""
+        """The seed has finished a segment; returns new roots.
+
+        PeerFault: the segment is neither the next one nor a repeated one.
+        """
         known = self.writer.segments
         if message.segment < len(known):
             return []
@@ -165,7 +178,10 @@ class Transmission:
         return self._rooted(self.writer.take())
 
     def form_encoded(self, message: FormEncoded) -> list[Root]:
-        """The form is whole; believed only with the snapshot that was published. PeerFault otherwise."""
+        """The form is whole at the seed; returns the last root.
+
+        PeerFault: it is of another snapshot than the published one, or lacks segments.
+        """
         if self.totals is not None:
             return []
         if message.snapshot != self.record.digest:
@@ -177,6 +193,7 @@ class Transmission:
         return self._rooted(self.writer.take(self.totals))
 
     def page(self, start: SegmentId) -> SegmentPage:
+        """The digests of the segments from `start` on, at most PAGE_SEGMENTS_MAX."""
         return SegmentPage(
             self.form, start, tuple(self.writer.segments[start : start + PAGE_SEGMENTS_MAX])
         )
@@ -187,12 +204,12 @@ class Transmission:
         return roots
 
     def has_verified(self, peer: PeerId) -> None:
-        """The oldest of PEERS_MAX makes room: whoever it was, others have come since."""
+        """The peer has verified this version. Beyond PEERS_MAX the oldest entry is forgotten."""
         self.verified.pop(peer, None)
         self.verified[peer] = None
         keep_newest(self.verified, PEERS_MAX)
 
-    # --- the plan; each returns the edges to be sent
+    # --- the plan; each method returns the edges to be sent, by peer
 
     def make_plan(
         self,
@@ -202,13 +219,16 @@ class Transmission:
         peers: Sequence[Peer],
         last: Plan | None = None,
     ) -> dict[PeerId, PlanEdges]:
-        """A new plan for everyone, over the peers of now; the trees of the last one if they still suit."""
+        """Make a new plan for these peers.
+
+        It keeps the trees of the last plan if they still suit.
+        """
         return self._follow(self._new_plan(plan_id, rules, seed, peers, last))
 
     def learn(
         self, plan_id: PlanId, rules: RunRules, seed: Peer, peers: Sequence[Peer]
     ) -> dict[PeerId, PlanEdges]:
-        """The plan was made by guess: now that more is known another one may be much better."""
+        """The plan was a guess. Replace it if another one is much better by what is known now."""
         self.learn_at = math.inf
         plan = self._new_plan(plan_id, rules, seed, peers, None)
         return (
@@ -216,7 +236,7 @@ class Transmission:
         )
 
     def moved(self, now: float) -> None:
-        """Frames arrive."""
+        """A peer has reported frames: the plan is reconsidered LEARN_S later if it was a guess."""
         if self.learn_at is None and self.plan is not None:
             self.learn_at = now + LEARN_S if self.plan.is_guess else math.inf
 
@@ -238,13 +258,14 @@ class Transmission:
         return self.tell()
 
     def tell(self) -> dict[PeerId, PlanEdges]:
-        """The next TOLD_MAX of those who have not been told the plan."""
+        """The edges of the next TOLD_MAX peers that have not been sent the plan."""
         return self._edges(list(self.untold)[:TOLD_MAX])
 
     def admit(self, peer: Peer, *, renewed: bool) -> dict[PeerId, PlanEdges]:
-        """A newcomer becomes a leaf, and fetches from those who have verified it.
+        """A newcomer becomes a leaf, and fetches from peers that have verified the version.
 
-        Who is in the plan already gets its edges again, or a new place if renewed.
+        A peer that is in the plan gets its edges again, or a new place if its daemon has started
+        anew (renewed).
         """
         if self.plan is None or peer.peer == self.plan.root:
             return {} if self.plan is None else self._edges([peer.peer])
@@ -259,7 +280,7 @@ class Transmission:
         )
 
     def remove(self, peer: PeerId) -> dict[PeerId, PlanEdges]:
-        """The peer is lost."""
+        """The peer is lost: other peers take over its children."""
         self.failed.pop(peer, None)
         self.received.pop(peer, None)
         self.untold.pop(peer, None)
@@ -269,7 +290,10 @@ class Transmission:
         return self._edges(changed_peers(before, self.plan))
 
     def make_leaf(self, peer: PeerId, *, for_good: bool = False) -> dict[PeerId, PlanEdges]:
-        """It does not pass on well: it gets a new place, with nobody below; for good, if its frames were bad."""
+        """A peer that does not pass frames on well gets a new place, without children.
+
+        for_good: it may have no children later either, because its frames were bad.
+        """
         if self.plan is None or self.repairs >= REPAIRS_MAX or peer == self.plan.root:
             return {}
         facts = self.plan.facts().get(peer)
@@ -283,17 +307,20 @@ class Transmission:
         return self._edges(changed_peers(before, self.plan))
 
     def has_place(self, peer: PeerId) -> bool:
-        """Whether the plan names it."""
+        """Whether the peer is in the plan."""
         return self.plan is not None and peer in self.plan.facts()
 
     def may_accuse(self, accuser: PeerId, accused: PeerId) -> bool:
-        """Whether they share an edge, or did until the accused was found at fault."""
+        """Whether the two peers share an edge, or did until the accused was found at fault."""
         return accused in self.neighbours(accuser) or accuser in self.neighbours_then.get(
             accused, ()
         )
 
     def neighbours(self, peer: PeerId) -> set[PeerId]:
-        """Those it shares an edge with; it cannot know of others whether they are at fault."""
+        """The peers that share an edge with this one.
+
+        It cannot know whether others are at fault.
+        """
         return (
             set()
             if self.plan is None
@@ -322,7 +349,7 @@ class Transmission:
 
 
 def _parents_first(plan: Plan) -> list[PeerId]:
-    """Its peers by how near to the root they come."""
+    """The peers of a plan, in the order of their smallest depth in any of its trees."""
     depth = {plan.root: 0}
     for stripe in plan.stripes:
         for peer, hops in stripe.tree.depths().items():

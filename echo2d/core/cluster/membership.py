@@ -1,13 +1,18 @@
-"""The peers of a run: who is here, through which session, and what each of them can do.
+"""The peers of a run: which are connected, through which session, and what each can do.
 
-                    hello                       3 heartbeats of silence, or the session ended
-    (unknown, gone) -----> joined  <------------------------------------------------> suspected
-                              |         any word, or a new session                        |
-                              +--- goodbye, revoked ---> gone <--- GONE_S of silence -----+
+                    hello             3 heartbeats of silence
+    (unknown, gone) -----> joined  ---------------------------> suspected
+                             |  <--------------------------------- |
+                             |       any message, or a hello       |
+                             +--> gone <----- GONE_S of silence ---+
+                         goodbye, revoked
 
-Besides, a peer that passed bad frames on is quarantined for a while (`quarantine`): it only receives.
-Of two live sessions of one peer id the newer wins; the FLIPS_MAX-th change within FLIP_WINDOW_S refuses both, for two
-daemons share one key. Kept true: every live session belongs to exactly one peer. Not here: leases, plans, versions.
+A peer without a session is not alive; it becomes suspected only when its silence has lasted. A peer
+that passed on bad frames is quarantined for a while (`quarantine`): it receives, and passes nothing
+on. Of two live sessions of one peer id the newer one wins. The FLIPS_MAX-th change within
+FLIP_WINDOW_S refuses both, because two daemons are using one key.
+Kept true: every live session belongs to exactly one peer.
+Not here: leases, plans, versions.
 """
 
 from collections import deque
@@ -33,33 +38,47 @@ from echo2d.core.protocol.control_messages import (
 )
 from echo2d.core.protocol.peer_handshake import SECRET_BYTES
 
-HEARTBEATS_MISSED_MAX = (
-    3  # then a peer is suspected: one lost heartbeat is an accident, three are a fact
-)
-GONE_S = 60.0  # a suspected peer is given up; its leases went elsewhere long before
-PEERS_MAX = 1024  # twice the largest fleet; gone ones are forgotten first
-FLIPS_MAX = 3  # changes of session of one peer id ...
-FLIP_WINDOW_S = 60.0  # ... within a minute
-NAME_CHARS_MAX = 64  # as long as a host's name may be
-SLOTS_MAX = 4096  # per worker; more is a mistake in its configuration
-ACKNOWLEDGED_MAX = (
-    64  # versions whose tokens may still be on their way from one worker; really two or three
-)
-USD_MAX = 1e6  # an hour: more is a mistake
-REST_S = 1.0  # a worker that failed a lease gets no other one for so long, doubling with each failure in a row ...
-REST_S_MAX = 30.0  # ... up to this
-
-FORMS_MAX = 64  # of one hello; a peer keeps the frames of four
+# After so many missed heartbeats a peer is suspected: one may be lost by accident, three are not.
+HEARTBEATS_MISSED_MAX = 3
+# A peer that is silent for so long is gone. Its leases have gone elsewhere long before.
+GONE_S = 60.0
+# Twice the largest fleet. When there are more, peers that are gone are forgotten.
+PEERS_MAX = 1024
+# So many changes of session of one peer id within FLIP_WINDOW_S are two daemons with one key.
+FLIPS_MAX = 3
+FLIP_WINDOW_S = 60.0
+# As long as a host's name may be.
+NAME_CHARS_MAX = 64
+# Slots of one worker; more is a mistake in its configuration.
+SLOTS_MAX = 4096
+# Versions of which a worker may still be sending tokens; in practice two or three.
+ACKNOWLEDGED_MAX = 64
+# USD per hour of one worker; more is a mistake.
+USD_MAX = 1e6
+# A worker that failed a lease gets no other one for REST_S, doubling with each failure in a row.
+REST_S = 1.0
+REST_S_MAX = 30.0
+# Forms that one hello may name; a peer keeps the frames of four.
+FORMS_MAX = 64
 
 PeerState = Literal["joined", "suspected", "gone"]
 
 
 @dataclass(slots=True)
 class Peer:
-    """One peer. serving: what its engines serve; acknowledged: what they served in this process's lifetime.
+    """One peer.
 
-    active: whether leases are to go to it (see `activation`); on standby it only receives and passes on.
-    listen: where it says it can be dialled; reachable: whether it can, None: not known yet (see `reachability`).
+    serving: the version that its engines serve. acknowledged: the versions that they have served
+    since the daemon started, in the order of arrival (a set). stands: the verified version in its
+    current slot, which deltas can build on. active: whether leases go to it (see `activation`); a
+    worker on standby only receives and passes on.
+    listen: where it says it can be dialled. reachable: whether it can; None: not known yet (see
+    `reachability`).
+    uplink: bytes/s to plan with, as its receivers measured it. pace: bytes/s that the plan lets it
+    send; None: as fast as it can. uplink_limit: bytes/s that it sends at most, as it says. leaving:
+    it announced that it will be taken away. usd_per_h: as its owner says. dial_back_at: when it is
+    dialled next; None: it is being dialled, or there is nothing to dial. dialled_back_at: when it
+    was dialled last. failures: leases failed since the last accepted result.
     """
 
     peer: PeerId
@@ -72,45 +91,42 @@ class Peer:
     heard_at: float
     state: PeerState = "joined"
     serving: VersionKey | None = None
-    acknowledged: dict[VersionKey, None] = field(
-        default_factory=dict
-    )  # a set in the order of arrival
-    stands: VersionKey | None = None  # what its current slot holds, verified: the base that it has
+    acknowledged: dict[VersionKey, None] = field(default_factory=dict)
+    stands: VersionKey | None = None
     forms: frozenset[FormId] = frozenset()
     running: int = 0
     accepted: int = 0
     refit_pause_s: float | None = None
     refitted_at: float | None = None
-    uplink: float | None = None  # bytes/s to plan with, as its receivers measured it
-    pace: float | None = None  # bytes/s that it sends at most; None: as fast as it can
-    uplink_limit: int | None = None  # bytes/s that it sends at most, as it says
+    uplink: float | None = None
+    pace: float | None = None
+    uplink_limit: int | None = None
     receive_only: bool = False
     active: bool = True
-    leaving: bool = False  # it said that it will be taken away
-    usd_per_h: float | None = None  # as its owner says
+    leaving: bool = False
+    usd_per_h: float | None = None
     reachable: bool | None = None
     dial_back_secret: bytes = b""
-    dial_back_at: float | None = (
-        None  # when it is dialled next; None: it is being dialled, or there is nothing to dial
-    )
-    dialled_back_at: float | None = None  # when that began last
+    dial_back_at: float | None = None
+    dialled_back_at: float | None = None
     memory_ok: bool | None = None
     quarantined: bool = False
-    failures: int = 0  # leases failed since the last accepted result
+    failures: int = 0
     rest_until: float = 0.0
     flips: deque[float] = field(default_factory=lambda: deque(maxlen=FLIPS_MAX))
 
     @property
     def alive(self) -> bool:
-        """It can be spoken to and has spoken lately."""
+        """It has a session, and was heard lately."""
         return self.state == "joined" and self.session is not None
 
     @property
     def address(self) -> Address | None:
-        """Where others are told to dial it. The seed is our own, and listens where the operator says."""
+        """Where other peers are told to dial it. The seed is trusted to listen where it says."""
         return self.listen if self.reachable or self.kind == "seed" else None
 
     def serves(self, key: VersionKey | None) -> None:
+        """Its engines serve this version now; None: nothing."""
         self.serving = key
         if key is not None:
             self.acknowledged[key] = None
@@ -121,19 +137,23 @@ class Peer:
         self.refit_pause_s, self.memory_ok = done.pause_s, done.memory_ok
 
     def rest(self, now: float, *, at_least_s: float = 0.0) -> None:
-        """No leases for a while: it failed one. All that it fails while it rests were one accident."""
+        """It failed a lease and gets no others for a while.
+
+        Leases that fail while it rests are not counted again: they have the same cause.
+        """
         self.failures += now >= self.rest_until
         rest_s = min(REST_S_MAX, REST_S * 2.0 ** min(max(0, self.failures - 1), 10))
         self.rest_until = max(self.rest_until, now + max(at_least_s, rest_s))
 
     def succeeded(self) -> None:
+        """One of its results was accepted."""
         self.accepted += 1
         self.failures = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """The session is the peer's. renewed: it is another start of the daemon, or it can be dialled elsewhere now."""
+    """A peer joined. renewed: its daemon has started anew, or its address has changed."""
 
     peer: Peer
     renewed: bool
@@ -143,7 +163,7 @@ class Membership:
     """See the module docstring. `now` is monotonic seconds."""
 
     def __init__(self, run_id: str, heartbeat_s: float, *, p2p: bool = True) -> None:
-        """p2p: peers pass versions on; False: nobody but the seed does."""
+        """p2p: whether peers pass versions on; if not, only the seed sends."""
         self._p2p = p2p
         self._run_id = run_id
         self._silence_s = HEARTBEATS_MISSED_MAX * heartbeat_s
@@ -151,11 +171,10 @@ class Membership:
         self._sessions: dict[SessionId, PeerId] = {}
         self._silences = DeadlineQueue[PeerId](self._silent_at)
         self._quarantine = Quarantine()
-        self.changed: set[PeerId] = (
-            set()
-        )  # those whom something happened to since this was last emptied
+        # The peers that have changed since the scheduler last cleared this set.
+        self.changed: set[PeerId] = set()
 
-    # --- who is here
+    # --- which peers there are
 
     def __iter__(self) -> Iterator[Peer]:
         return iter(self._peers.values())
@@ -169,6 +188,7 @@ class Membership:
 
     @property
     def seed(self) -> Peer | None:
+        """The seed, if it is alive."""
         return next((peer for peer in self if peer.kind == "seed" and peer.alive), None)
 
     def workers(self) -> list[Peer]:
@@ -176,7 +196,7 @@ class Membership:
         return [peer for peer in self if peer.kind == "worker" and peer.alive]
 
     def receivers(self) -> list[Peer]:
-        """The alive peers to whom versions are sent: all but the seed."""
+        """The alive peers that versions are sent to: all but the seed."""
         return [peer for peer in self if peer.kind != "seed" and peer.alive]
 
     # --- what happens
@@ -184,7 +204,10 @@ class Membership:
     def connected(
         self, event: PeerConnected, *, now: float
     ) -> tuple[Joined | None, list[ClusterAction]]:
-        """A hello: the session joins, or the actions refuse it. The caller sends the Welcome."""
+        """A hello came: the session joins, or the actions refuse it.
+
+        The caller sends the Welcome.
+        """
         hello, session = event.hello, event.session
         if hello.protocol != PROTOCOL_VERSION:
             text = f"this run speaks protocol {PROTOCOL_VERSION}, the peer speaks {hello.protocol}"
@@ -204,7 +227,10 @@ class Membership:
         return self._join(event, now)
 
     def heard(self, session: SessionId, *, now: float) -> tuple[Peer | None, bool]:
-        """A message came. The peer (None: the session is not live any more) and whether it was suspected."""
+        """A message came.
+
+        Returns its peer and whether that was suspected; None: no live session.
+        """
         peer = self.of_session(session)
         if peer is None:
             return None, False
@@ -216,20 +242,23 @@ class Membership:
         return peer, returned
 
     def disconnected(self, session: SessionId) -> None:
-        """The peer may come back: it is suspected when its silence has lasted."""
+        """The session ended.
+
+        The peer may come back, and is suspected when its silence has lasted.
+        """
         peer = self._sessions.pop(session, None)
         if peer is not None:
             self._peers[peer].session = None
             self.changed.add(peer)
 
     def left(self, peer: Peer) -> list[ClusterAction]:
-        """It went on purpose, or is given up."""
+        """The peer said goodbye, or is given up."""
         peer.state, peer.serving, peer.running = "gone", None, 0
         self.changed.add(peer.peer)
         return self._close(peer)
 
     def revoked(self, peer: Peer) -> list[ClusterAction]:
-        """Its credential is void."""
+        """The peer's credential was revoked: its session is refused and closed."""
         refused = (
             []
             if peer.session is None
@@ -239,7 +268,7 @@ class Membership:
         return refused
 
     def accuse(self, accuser: Peer, accused: Peer, *, now: float) -> PeerId:
-        """A bad frame came over their edge: who of the two is at fault."""
+        """A bad frame came over the edge of these two peers; returns which one is at fault."""
         at_fault = self._quarantine.accuse(
             accuser.peer, accused.peer, is_seed=accuser.kind == "seed", now=now
         )
@@ -247,7 +276,7 @@ class Membership:
         return at_fault
 
     def deadlines(self, *, now: float) -> tuple[list[Peer], list[ClusterAction]]:
-        """The newly suspected peers; those silent for much longer are given up and their sessions closed."""
+        """Returns the newly suspected peers, and actions that close sessions of peers now gone."""
         self._quarantine.release(now=now)
         suspected: list[Peer] = []
         actions: list[ClusterAction] = []
@@ -268,7 +297,7 @@ class Membership:
     # --- inside
 
     def _silent_at(self, key: PeerId) -> float | None:
-        """When its silence has lasted too long."""
+        """When the peer's silence changes its state."""
         peer = self._peers.get(key)
         if peer is None or peer.state == "gone":
             return None
@@ -318,7 +347,7 @@ class Membership:
         return [CloseSession(session)]
 
     def _make_room(self) -> bool:
-        """Forget the peer that is gone for longest; False when there is no room and none is gone."""
+        """Forget the peer that is gone for longest. False: no room is left, and no peer is gone."""
         if len(self._peers) < PEERS_MAX:
             return True
         gone = [peer for peer in self if peer.state == "gone"]

@@ -85,7 +85,7 @@ from echo2d.core.protocol.control_messages import (
 )
 from echo2d.core.rollouts.events import PromptDrawn, SampleScored
 from echo2d.core.rollouts.groups import Groups
-from echo2d.core.rollouts.leases import LeaseTable
+from echo2d.core.rollouts.scheduler import LeaseScheduler
 from echo2d.core.rollouts.staleness import Staleness
 from echo2d.core.status.schema import Status
 from echo2d.errors import PeerFault
@@ -117,8 +117,9 @@ class CoordinatorState:
             recovered.published, recovered.publish_seq, lost=recovered.lost
         )
         self._staleness = Staleness(rules, recovered)
-        # Gateway calls have a lease table of their own, whose ids carry another tag.
-        gateway_leases = LeaseTable(tag ^ 1, rules.lease_silence_s)
+        self._scheduler = LeaseScheduler(
+            members=self._members, versions=self._versions, statistics=self._statistics
+        )
         self._groups = Groups(
             rules,
             recovered,
@@ -126,16 +127,16 @@ class CoordinatorState:
             versions=self._versions,
             staleness=self._staleness,
             statistics=self._statistics,
-            lent=gateway_leases,
+            scheduler=self._scheduler,
             tag=tag,
         )
         self._gateway = GatewayCalls(
             rules,
-            leases=gateway_leases,
             members=self._members,
             versions=self._versions,
             statistics=self._statistics,
-            slots=self._groups.scheduler,
+            scheduler=self._scheduler,
+            tag=tag ^ 1,
         )
         self._publishing = Publishing(
             rules,
@@ -193,6 +194,7 @@ class CoordinatorState:
             self._reachability,
             self._groups,
             self._gateway,
+            self._scheduler,
             self._publishing,
             self._activation_loop,
         )
@@ -477,10 +479,9 @@ class CoordinatorState:
             *self._activation_loop.advance(now=now),
             *self._publishing.advance(now=now),
         ]
-        # Calls that have waited too long are served before groups get leases, others after.
-        if self._gateway.impatient(now=now):
-            actions += self._gateway.advance(now=now)
-        return [*actions, *self._groups.advance(now=now), *self._gateway.advance(now=now)]
+        actions += self._groups.age(now=now)
+        actions += self._scheduler.fill(now=now)
+        return [*actions, *self._groups.draw_ahead(self._scheduler.slots)]
 
     def _is_mere_sign_of_life(
         self, event: CoordinatorEvent, actions: Sequence[CoordinatorAction]
@@ -501,6 +502,7 @@ class CoordinatorState:
             self._versions,
             self._staleness,
             self._groups,
+            self._scheduler,
             self._publishing,
         ):
             part.check()

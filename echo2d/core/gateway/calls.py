@@ -12,12 +12,12 @@ Nothing is durable: calls end with the process. Not here: whose turn it is (`fai
 from collections.abc import Collection
 
 from echo2d.core.base.ids import Version
-from echo2d.core.cluster.events import Send
 from echo2d.core.cluster.membership import Membership, Peer
 from echo2d.core.cluster.rules import GatewayRules, RunRules
 from echo2d.core.cluster.statistics import Statistics
 from echo2d.core.cluster.versions import PublishedVersions
 from echo2d.core.gateway.call_choice import CallChoice
+from echo2d.core.gateway.call_work import CallWork
 from echo2d.core.gateway.events import (
     CallAsked,
     CallGone,
@@ -30,19 +30,17 @@ from echo2d.core.gateway.events import (
 )
 from echo2d.core.gateway.fair_queue import CallQueue
 from echo2d.core.gateway.open_calls import OpenCalls
-from echo2d.core.gateway.scheduler import CallScheduler
 from echo2d.core.protocol.control_messages import (
     Finish,
     HeldLease,
     LeaseCancelled,
     LeaseFailed,
     LeaseProgress,
-    SampleAnswered,
     SampleDelta,
     SampleFinished,
 )
 from echo2d.core.protocol.trajectory import NOTHING, Partial
-from echo2d.core.rollouts.leases import Lease, LeaseTable
+from echo2d.core.rollouts.leases import Lease, LeaseTable, answer, send_to
 from echo2d.core.rollouts.scheduler import LeaseScheduler
 from echo2d.core.status.schema import GatewayStatus
 
@@ -52,34 +50,35 @@ FAILURES_MAX = (
 
 
 class GatewayCalls:
-    """See the module docstring. `now` is monotonic seconds. slots: who has free ones."""
+    """See the module docstring. `now` is monotonic seconds."""
 
     def __init__(
         self,
         rules: RunRules,
         *,
-        leases: LeaseTable,
         members: Membership,
         versions: PublishedVersions,
         statistics: Statistics,
-        slots: LeaseScheduler,
+        scheduler: LeaseScheduler,
+        tag: int,
     ) -> None:
         mine = rules.gateway or GatewayRules(0.0, 0.0)
         self._vocab_size, self._wait_s = rules.vocab_size, mine.wait_s
-        self._leases = leases
+        self._leases = LeaseTable(tag, rules.lease_silence_s)
         self._members = members
         self._versions = versions
         self._statistics = statistics
         self._queue = CallQueue()
-        self._scheduler = CallScheduler(
+        self._work = CallWork(
             rules,
             mine.share,
             queue=self._queue,
-            leases=leases,
-            members=members,
+            leases=self._leases,
             versions=versions,
-            slots=slots,
+            scheduler=scheduler,
         )
+        self._scheduler = scheduler
+        scheduler.add(self._work)
         self._open = OpenCalls()
         self._tokens = 0
 
@@ -87,10 +86,10 @@ class GatewayCalls:
         return GatewayStatus(
             calls=len(self._open),
             waiting=len(self._queue),
-            running=self._scheduler.running,
+            running=self._work.running,
             ended=dict(self._open.ended),
             tokens=self._tokens,
-            handed_over=self._scheduler.handed_over,
+            handed_over=self._work.handed_over,
         )
 
     def owns(self, key: HeldLease) -> bool:
@@ -126,13 +125,13 @@ class GatewayCalls:
 
     def progressed(self, peer: Peer, message: LeaseProgress, *, now: float) -> list[GatewayAction]:
         """New tokens; what is nobody's any more is called off."""
-        lease = self._lease_of(peer, message)
+        lease = self._leases.held(peer, message)
         if lease is None:
-            return _send(peer, LeaseCancelled(message.lease, message.attempt))
+            return [*send_to(peer, LeaseCancelled(message.lease, message.attempt))]
         self._leases.renew(lease, tokens=any(delta.tokens for delta in message.samples), now=now)
         actions: list[GatewayAction] = []
         for delta in message.samples:
-            choice = self._scheduler.wanted(lease.key).get(delta.sample)
+            choice = self._work.wanted(lease.key).get(delta.sample)
             if choice is not None and delta.tokens:
                 grown = self._grown(peer, choice, delta)
                 actions += (
@@ -144,29 +143,27 @@ class GatewayCalls:
 
     def finished(self, peer: Peer, message: SampleFinished, *, now: float) -> list[GatewayAction]:
         """The rest of a choice. It is answered in any case: nothing of it is kept here."""
-        lease = self._lease_of(peer, message)
-        choice = None if lease is None else self._scheduler.wanted(lease.key).get(message.sample)
+        lease = self._leases.held(peer, message)
+        choice = None if lease is None else self._work.wanted(lease.key).get(message.sample)
         if lease is None or choice is None:
-            free = (
-                [] if lease is None else self._scheduler.written(lease.key, message.sample, now=now)
-            )
-            return [*_answer(peer, message, "nobody waits for it"), *free]
+            free = [] if lease is None else self._work.written(lease.key, message.sample, now=now)
+            return [*answer(peer, message, "nobody waits for it"), *free]
         grown = self._grown(peer, choice, message)
         if not isinstance(grown, str) and grown.length < choice.told.length:
             grown = "it is shorter than what was reported of it"
         if isinstance(grown, str):
-            return [*_answer(peer, message, grown), *self._fail(peer, choice, grown, now)]
+            return [*answer(peer, message, grown), *self._fail(peer, choice, grown, now)]
         told = self._tell(choice, grown, message.finish)
         return [
-            *_answer(peer, message),
+            *answer(peer, message),
             *told,
-            *self._scheduler.written(lease.key, message.sample, now=now),
+            *self._work.written(lease.key, message.sample, now=now),
             *self._done(choice, now),
         ]
 
     def failed(self, peer: Peer, message: LeaseFailed, *, now: float) -> list[GatewayAction]:
         """The worker gives a lease back."""
-        lease = self._lease_of(peer, message)
+        lease = self._leases.held(peer, message)
         return [] if lease is None else self._go_on(lease, message.reason, now, failures=1)
 
     def rejoined(
@@ -204,8 +201,8 @@ class GatewayCalls:
         """Leases whose worker was silent, and calls that have waited for too long."""
         actions: list[GatewayAction] = []
         for lease in self._leases.expired(now=now):
-            if self._scheduler.wanted(lease.key):  # else its call has just been given up
-                actions += self._scheduler.call_off(lease)
+            if self._work.wanted(lease.key):  # else its call has just been given up
+                actions += self._scheduler.cancel(lease)
                 actions += self._go_on(lease, "its worker was silent or stuck", now, failures=1)
         for choice in self._queue.late(self._wait_s, now=now):
             actions += self._too_late(choice, now) if choice.call.call in self._open else []
@@ -215,21 +212,7 @@ class GatewayCalls:
         ends = (self._leases.wake_at(), self._queue.wake_at(self._wait_s))
         return min((at for at in ends if at is not None), default=None)
 
-    def impatient(self, *, now: float) -> bool:
-        """Somebody has waited for long enough to go before the run."""
-        return self._scheduler.impatient(now=now)
-
-    def advance(self, *, now: float) -> list[GatewayAction]:
-        """Lease what may be leased."""
-        return self._scheduler.advance(now=now)
-
     # --- inside: tokens
-
-    def _lease_of(
-        self, peer: Peer, message: LeaseProgress | SampleFinished | LeaseFailed
-    ) -> Lease | None:
-        lease = self._leases.get(HeldLease(message.lease, message.attempt))
-        return lease if lease is not None and lease.worker == peer.peer else None
 
     def _grown(
         self, peer: Peer, choice: CallChoice, said: SampleDelta | SampleFinished
@@ -263,7 +246,7 @@ class GatewayCalls:
         note = self._statistics.fault("gateway", f"{peer.name}: {fault}")
         return [
             note,
-            *self._scheduler.call_off(choice.lease),
+            *self._scheduler.cancel(choice.lease),
             *self._go_on(choice.lease, fault, now),
         ]
 
@@ -271,7 +254,7 @@ class GatewayCalls:
         self, lease: Lease, reason: str, now: float, *, failures: int = 0
     ) -> list[GatewayAction]:
         """The lease is over; its choices wait for another worker, unless they are whole or have failed too often."""
-        choices = self._scheduler.end(lease.key, now=now)
+        choices = self._work.end(lease.key, now=now)
         for choice in choices:
             choice.avoid = lease.worker
             choice.failures += failures
@@ -313,7 +296,7 @@ class GatewayCalls:
     def _release(self, choice: CallChoice, now: float) -> list[GatewayAction]:
         """It neither runs nor waits any more."""
         self._queue.discard(choice)
-        return self._scheduler.unwanted(choice, now=now)
+        return [*self._work.unwanted(choice, now=now)]
 
     def _give_up(
         self, call: CallId, code: RefusedCode, detail: str, now: float
@@ -333,21 +316,11 @@ class GatewayCalls:
     def check(self) -> None:
         self._leases.check()
         self._queue.check()
-        self._scheduler.check()
+        self._work.check()
         self._open.check()
-        assert len(self._queue) + self._scheduler.running == len(list(self._open))
+        assert len(self._queue) + self._work.running == len(list(self._open))
         for choice in self._open:
             assert choice.failures < FAILURES_MAX
             base = NOTHING if choice.lease is None else choice.lease.given.base
             assert choice.told.first(base.length) == base
             assert choice.room > 0 or (choice.lease is not None and choice.room == 0)
-
-
-def _answer(peer: Peer, message: SampleFinished, refusal: str = "") -> list[GatewayAction]:
-    return _send(
-        peer, SampleAnswered(message.lease, message.attempt, message.sample, not refusal, refusal)
-    )
-
-
-def _send(peer: Peer, message: LeaseCancelled | SampleAnswered) -> list[GatewayAction]:
-    return [] if peer.session is None else [Send(peer.session, message)]

@@ -1,4 +1,4 @@
-"""What happens to groups and batches: events (it happened), actions (do it), records (keep it)."""
+"""The events, actions and records of groups and batches."""
 
 from dataclasses import dataclass
 
@@ -20,7 +20,7 @@ class PromptDrawn:
 
 @dataclass(frozen=True, slots=True)
 class SampleScored:
-    """The reward of one trajectory (answers ScoreSample); None: the reward failed, `reason` says how."""
+    """The reward of one trajectory (answers ScoreSample); None: it failed for `reason`."""
 
     group: GroupId
     sample: int
@@ -33,7 +33,7 @@ class SampleScored:
 
 @dataclass(frozen=True, slots=True)
 class PromptTaken:
-    """The cursor's prompt became this group; the next prompt is cursor + 1."""
+    """The prompt at this cursor became this group; the next prompt is that of cursor + 1."""
 
     group: GroupId
     cursor: int
@@ -42,7 +42,11 @@ class PromptTaken:
 
 @dataclass(frozen=True, slots=True)
 class LeaseGiven:
-    """An attempt that was granted; `served` by its worker then. base: what its sample had before, mostly NOTHING."""
+    """An attempt that was granted.
+
+    served: the version that its worker served then. base: the tokens that its only sample had
+    before, mostly NOTHING.
+    """
 
     group: GroupId
     lease: LeaseId
@@ -58,16 +62,17 @@ class LeaseGiven:
 
     @property
     def oldest(self) -> Version:
-        """No token of its trajectory is of an older version."""
+        """No token of its trajectories is of an older version than this."""
         begun = self.base.version_min
         return self.served.version if begun is None else min(begun, self.served.version)
 
 
 @dataclass(frozen=True, slots=True)
 class SampleKept:
-    """An accepted result, not yet scored (reward is NaN until SampleRewarded).
+    """An accepted result, not yet scored (its reward is NaN until SampleRewarded).
 
-    trajectory: with what the attempt went on from; fingerprint: of the worker's message, so that a repeat is known.
+    trajectory: whole, with the tokens that the attempt continued. fingerprint: of the worker's
+    message, by which repeats are recognised.
     """
 
     group: GroupId
@@ -86,7 +91,7 @@ class SampleRewarded:
 
 @dataclass(frozen=True, slots=True)
 class GroupDropped:
-    """The group left for good, with everything it had: aged out, filtered, failed, refused."""
+    """The group was dropped for good with everything it had: too old, filtered, failed, refused."""
 
     group: GroupId
     reason: str
@@ -94,7 +99,10 @@ class GroupDropped:
 
 @dataclass(frozen=True, slots=True)
 class BatchFrozen:
-    """Batch `step` is these groups in this order; replaces an earlier composition (after a refusal)."""
+    """Batch `step` is these groups in this order.
+
+    After a refusal, it replaces an earlier record.
+    """
 
     step: int
     digest: Digest
@@ -104,6 +112,8 @@ class BatchFrozen:
 
 @dataclass(frozen=True, slots=True)
 class BatchCommitted:
+    """The learner has trained on batch `step`, which took `t_train_s` seconds."""
+
     step: int
     epoch: Epoch
     digest: Digest
@@ -123,7 +133,7 @@ RolloutRecord = (
 
 @dataclass(frozen=True, slots=True)
 class AcceptedResult:
-    """A result that was accepted: repeats of it are told by the fingerprint of the worker's message."""
+    """A result that was accepted. Its repeats have the same fingerprint."""
 
     key: HeldLease
     sample: int
@@ -132,7 +142,10 @@ class AcceptedResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveredRollouts:
-    """What the ledger gives back of groups and batches."""
+    """The groups and batches that the ledger gives back after a restart.
+
+    given, answered: those of stored groups, in the order in which they were granted and accepted.
+    """
 
     epoch: Epoch
     resume_step: int
@@ -142,10 +155,8 @@ class RecoveredRollouts:
     frozen: tuple[BatchFrozen, ...]  # by step; only steps > checkpoint
     committed: tuple[BatchCommitted, ...]  # by step; only steps > checkpoint, newest epoch wins
     checkpoint: int
-    given: tuple[LeaseGiven, ...] = ()  # of stored groups, in the order in which they were granted
-    answered: tuple[
-        AcceptedResult, ...
-    ] = ()  # of stored groups, in the order in which they were accepted
+    given: tuple[LeaseGiven, ...] = ()
+    answered: tuple[AcceptedResult, ...] = ()
 
 
 # --- actions
@@ -153,6 +164,8 @@ class RecoveredRollouts:
 
 @dataclass(frozen=True, slots=True)
 class DrawPrompt:
+    """Draw prompt number `cursor` of the task."""
+
     cursor: int
 
 

@@ -1,12 +1,15 @@
-"""The unfinished groups and where each of their samples is: waiting, in one running lease, or kept.
+"""The unfinished groups, and where each of their samples is: waiting, in one running lease, or
+kept.
 
     waiting --granted--> leased --answered--> kept
        ^                    |
-       +--- lease ended ----+         a late answer of an ended attempt takes a sample out of whatever holds it
+       +--- lease ended ----+
 
-Bookkeeping only. Kept true: no sample is lost or in two places; every attempt ever given for an unfinished group is
-known, also after a restart, so that a late result finds its group. A waiting sample may have tokens already.
-Not here: whom to lease to, which results count, what a group is worth.
+A late answer under an ended attempt moves a sample to `kept` from wherever it is. A waiting sample
+may have tokens already. This module keeps the books and decides nothing.
+Kept true: no sample is lost or in two places; every attempt ever granted for an unfinished group is
+known, also after a restart, so that a late result finds its group.
+Not here: which worker gets a lease, which results count, when a group is dropped.
 """
 
 import math
@@ -30,7 +33,7 @@ from echo2d.core.rollouts.prompts import DrawnPrompt
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """What a waiting sample has already; from `until` on it is rather begun anew than left waiting."""
+    """What a waiting sample has already. From `until` on, it may be begun anew."""
 
     partial: Partial
     until: float
@@ -38,10 +41,14 @@ class Waiting:
 
 @dataclass(slots=True)
 class OpenGroup:
-    """One admitted group. given: every attempt; ended: those that may be attempted again.
+    """One admitted group.
 
-    kept: the accepted results; a reward that is NaN has not been scored. partials: of waiting samples. By sample:
-    failures: leases that failed; fruitless: those in a row that went on from a partial and added nothing.
+    given: every attempt. ended: the attempts whose leases may be attempted again. running: the
+    leases that run.
+    kept: by sample, the accepted results; a reward that is NaN has not been scored. partials: of
+    waiting samples.
+    failures: by sample, leases that failed. fruitless: by sample, leases in a row that continued a
+    partial and added nothing.
     """
 
     group: GroupId
@@ -57,14 +64,14 @@ class OpenGroup:
     bad_results: int = 0
 
     def stored(self) -> StoredGroup:
-        """With the results it has so far, by sample."""
+        """The group with the results that it has so far, in the order of samples."""
         trajectories = tuple(self.kept[sample] for sample in sorted(self.kept))
         return StoredGroup(
             GroupRecord(self.group, self.prompt.tokens, trajectories), self.prompt.cursor
         )
 
     def lengths(self) -> list[int]:
-        """Tokens of each sample that has any; of an unfinished one those that were reported."""
+        """The tokens of each sample that has any; of unfinished ones, the reported tokens."""
         unfinished = [waiting.partial.length for waiting in self.partials.values()]
         for lease in self.running.values():
             added = {
@@ -82,6 +89,7 @@ class OpenGroup:
         ]
 
     def unscored(self) -> list[TrajectoryRecord]:
+        """The accepted results without a reward."""
         return [kept for kept in self.kept.values() if math.isnan(kept.reward)]
 
 
@@ -93,24 +101,28 @@ class GroupTable:
         self._leases = leases
         self._groups: dict[GroupId, OpenGroup] = {}
         self._owners: dict[HeldLease, OpenGroup] = {}
-        self._waiting: set[GroupId] = set()  # those with waiting samples
+        # The groups with waiting samples.
+        self._waiting: set[GroupId] = set()
 
     def __iter__(self) -> Iterator[OpenGroup]:
-        """By admission; the table may change meanwhile."""
+        """In the order of admission. The table may change during the iteration."""
         return iter(list(self._groups.values()))
 
     def __len__(self) -> int:
         return len(self._groups)
 
     def waiting(self) -> list[OpenGroup]:
-        """Those with waiting samples, by admission: group ids grow."""
+        """The groups with waiting samples, in the order of admission: group ids grow."""
         return [self._groups[group] for group in sorted(self._waiting)]
 
     def get(self, group: GroupId) -> OpenGroup | None:
         return self._groups.get(group)
 
     def owner(self, peer: PeerId, key: HeldLease, sample: int) -> OpenGroup | None:
-        """The group for which this worker was given this sample under this attempt, running or ended."""
+        """The group of this attempt, if the attempt gave this sample to this worker.
+
+        The attempt may have ended.
+        """
         group = self._owners.get(key)
         if group is None:
             return None
@@ -118,7 +130,7 @@ class GroupTable:
         return group if given.worker == peer and sample in given.samples else None
 
     def wanted(self, peer: PeerId, key: HeldLease) -> LeaseGiven | None:
-        """This attempt, if it was this worker's and a result under it could still be the first of its sample."""
+        """This attempt, if it is this worker's and some of its samples have no result yet."""
         group = self._owners.get(key)
         given = None if group is None else group.given[key]
         if (
@@ -135,7 +147,7 @@ class GroupTable:
         self._note(group)
 
     def remove(self, group: OpenGroup) -> list[Lease]:
-        """The group is finished or dropped; the leases that ran for it end."""
+        """Remove a finished or dropped group; its running leases end, and are returned."""
         del self._groups[group.group]
         self._waiting.discard(group.group)
         for key in group.given:
@@ -153,9 +165,9 @@ class GroupTable:
         *,
         now: float,
     ) -> Lease:
-        """Lease waiting samples, under the name of an attempt that ended if there is one.
+        """Lease waiting samples, as the next attempt of an ended lease if there is one.
 
-        One that has tokens already is leased alone, and goes on from them.
+        A sample that has tokens is leased alone, and goes on from them.
         """
         assert group.waiting.issuperset(samples)
         assert len(samples) == 1 or group.partials.keys().isdisjoint(samples)
@@ -181,7 +193,11 @@ class GroupTable:
         *,
         now: float,
     ) -> None:
-        """The attempts from before a restart are known again, and run as far as nobody took over from them."""
+        """Take in the attempts from before a restart, in the order in which they were granted.
+
+        The newest attempt of each lease runs again with the samples that no later lease took over,
+        if `runs` agrees.
+        """
         holder: dict[int, LeaseGiven] = {}
         newest: dict[LeaseId, LeaseGiven] = {}
         for attempt in given:
@@ -198,7 +214,7 @@ class GroupTable:
                 self._take_up(group, self._leases.resume(attempt, samples, now=now))
 
     def revive(self, given: LeaseGiven, *, now: float) -> None:
-        """Its worker is at it again: it runs on with what nobody else has taken over."""
+        """A worker came back with an ended attempt: it runs again with its waiting samples."""
         group = self._owners[given.key]
         samples = group.waiting.intersection(given.samples)
         if samples and given.key in group.ended:
@@ -208,12 +224,15 @@ class GroupTable:
             self._take_up(group, self._leases.resume(given, samples, now=now))
 
     def keep(self, group: OpenGroup, record: TrajectoryRecord) -> Lease | None:
-        """The sample has its result; returns the lease that ended because it was its last open one."""
+        """Keep the result of a sample; returns the lease if this was its last open one."""
         group.kept[record.sample] = record
         return self._take(group, record.sample)
 
     def put_back(self, group: OpenGroup, key: HeldLease, sample: int) -> None:
-        """The result under this attempt was useless: the sample waits, unless another lease has it or it is kept."""
+        """A result under this attempt was useless: its sample waits again.
+
+        Nothing changes if another lease has the sample, or if it is kept.
+        """
         lease = group.running.get(key)
         if lease is not None and sample in lease.samples:
             if self._take(group, sample) is not None:
@@ -222,7 +241,7 @@ class GroupTable:
             self._note(group)
 
     def end(self, lease: Lease) -> OpenGroup | None:
-        """The attempt is over and its open samples wait; None if it ended before."""
+        """End an attempt: its open samples wait. Returns its group; None: it had ended before."""
         group = self._groups.get(lease.given.group)
         if group is None or group.running.pop(lease.key, None) is None:
             return None
@@ -252,7 +271,7 @@ class GroupTable:
         return None
 
     def _note(self, group: OpenGroup) -> None:
-        """Its waiting samples have changed."""
+        """The waiting samples of this group have changed."""
         (self._waiting.add if group.waiting else self._waiting.discard)(group.group)
 
     def check(self) -> None:

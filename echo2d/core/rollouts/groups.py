@@ -1,14 +1,16 @@
-"""Groups: a prompt goes out as leases, results come in and are scored, a whole group goes to the buffer.
+"""The run's groups: judges what workers report about leases, and moves whole groups to the buffer.
 
-    prompt taken --> samples waiting --> leased --> kept (durable) --> scored --> all of them: buffered
+    prompt taken --> samples waiting --> leased --> kept (durable) --> scored --> all: buffered
                         ^                  |                |            |
-                        +-- lease ended ---+                +------------+--> dropped, with everything it had
+                        +-- lease ended ---+                +------------+--> group dropped
 
-A group is dropped whole (I5): when it is too old, a reward failed, its leases or results failed too often, a version
-that wrote for it is revoked, or all its rewards are the same. The first accepted result of a sample stands. A sample
-whose lease ended with tokens goes on from them, alone (`partials`). Leases are durable: after a restart they run on.
+A group is dropped whole (I5), with everything that it has: when it is too old, a reward failed, its
+leases or results failed too often, a version that wrote for it is revoked, or all its rewards are
+the same. The first accepted result of a sample counts. A sample whose lease ended with tokens goes
+on from them, alone (`partials`). Leases are durable: they continue after a restart.
 Kept true: every sample is waiting, in one running lease, or kept.
-Not here: who gets a lease and when (`scheduler`), the gates (`staleness`), batches.
+Not here: which worker gets a lease and when (`group_work`, `scheduler`), the gates and the batches
+(`staleness`).
 """
 
 import math
@@ -20,7 +22,7 @@ from blake3 import blake3
 from echo2d.core.base.bounded_dict import keep_newest
 from echo2d.core.base.codec import pack
 from echo2d.core.base.ids import GroupId, Version
-from echo2d.core.cluster.events import Note, Persist, Send, StopRun
+from echo2d.core.cluster.events import Note, Persist, StopRun
 from echo2d.core.cluster.membership import Membership, Peer
 from echo2d.core.cluster.rules import RunRules
 from echo2d.core.cluster.statistics import Statistics
@@ -30,13 +32,13 @@ from echo2d.core.protocol.control_messages import (
     LeaseCancelled,
     LeaseFailed,
     LeaseProgress,
-    SampleAnswered,
     SampleFinished,
     VersionKey,
 )
 from echo2d.core.protocol.result_check import result_fault
 from echo2d.core.protocol.trajectory import GroupRecord, Partial, StoredGroup, TrajectoryRecord
 from echo2d.core.rollouts.events import (
+    DrawPrompt,
     GroupDropped,
     LeaseGiven,
     PromptDrawn,
@@ -48,26 +50,27 @@ from echo2d.core.rollouts.events import (
     ScoreSample,
 )
 from echo2d.core.rollouts.group_table import GroupTable, OpenGroup
-from echo2d.core.rollouts.leases import Lease, LeaseTable
+from echo2d.core.rollouts.group_work import GroupWork
+from echo2d.core.rollouts.leases import Lease, LeaseTable, answer, send_to
 from echo2d.core.rollouts.partials import Partials
 from echo2d.core.rollouts.prompts import DrawnPrompt, Prompts, prompt_fault
 from echo2d.core.rollouts.scheduler import LeaseScheduler
 from echo2d.core.rollouts.staleness import Staleness
 
-LEASE_FAILURES_MAX = (
-    8  # leases of one sample that failed or fell silent; then its group's prompt is given up
-)
-BAD_RESULTS_MAX = 3  # refused results of one group; then its prompt is given up
-EXTRA_STEPS_MAX = 4  # a step draws at most 4 R trajectories more because groups had no variance
-ANSWERED_MAX = (
-    1 << 16
-)  # accepted results whose repeats are recognised; workers repeat at most their newest 1024
+# Leases of one sample that failed or fell silent, before its group is dropped for good.
+LEASE_FAILURES_MAX = 8
+# Malformed results of one group, before it is dropped for good.
+BAD_RESULTS_MAX = 3
+# A step draws at most 4 R trajectories more because groups had no variance.
+EXTRA_STEPS_MAX = 4
+# Accepted results whose repeats are recognised; a worker repeats at most its newest 1024.
+ANSWERED_MAX = 1 << 16
 
 
 class Groups:
-    """See the module docstring. `advance` grants what may be granted; call it after every event.
+    """See the module docstring. `now` is monotonic seconds.
 
-    lent: the gateway's leases.
+    After every event call `age`, then the scheduler's `fill`, then `draw_ahead`.
     """
 
     def __init__(
@@ -79,7 +82,7 @@ class Groups:
         versions: PublishedVersions,
         staleness: Staleness,
         statistics: Statistics,
-        lent: LeaseTable,
+        scheduler: LeaseScheduler,
         tag: int,
     ) -> None:
         self._rules = rules
@@ -93,40 +96,45 @@ class Groups:
         self._partials = Partials(
             rules, leases=self.leases, versions=versions, staleness=staleness, statistics=statistics
         )
-        self.scheduler = LeaseScheduler(
-            rules,
-            recovered.next_group,
-            prompts=self._prompts,
-            groups=self._groups,
-            leases=self.leases,
-            lent=lent,
-            partials=self._partials,
-            members=members,
-            versions=versions,
-            staleness=staleness,
-            statistics=statistics,
+        self._scheduler = scheduler
+        scheduler.add(
+            GroupWork(
+                rules,
+                recovered.next_group,
+                prompts=self._prompts,
+                groups=self._groups,
+                leases=self.leases,
+                staleness=staleness,
+                statistics=statistics,
+                scheduler=scheduler,
+            )
         )
         self._answered = {(each.key, each.sample): each.fingerprint for each in recovered.answered}
         keep_newest(self._answered, ANSWERED_MAX)
-        self._extra = 0  # trajectories filtered while `_extra_step` was the open step
+        # Trajectories that were filtered out while `_extra_step` was the open step.
+        self._extra = 0
         self._extra_step = 0
-        self._aged_to: Version | None = None  # older groups have been dropped
+        # Groups with older versions than this have been dropped.
+        self._aged_to: Version | None = None
+        # When the next partial has waited for long enough.
+        self._patient_until: float | None = None
 
     @property
     def in_flight(self) -> int:
+        """The number of admitted groups that are not complete yet."""
         return len(self._groups)
 
     @property
     def unscored(self) -> int:
-        """Groups that are whole but for rewards that have been asked for."""
+        """The number of groups whose results are all there, and that wait for rewards only."""
         return sum(map(self._is_whole, self._groups))
 
     def lack_only_rewards(self, groups: int) -> bool:
-        """Whether so many of them do, and at least one."""
+        """Whether at least this many groups, and at least one, wait for rewards only."""
         return len(self._groups) >= max(1, groups) and self.unscored >= max(1, groups)
 
     def recover(self, recovered: RecoveredRollouts, *, now: float) -> list[RolloutAction]:
-        """Take the stored groups that are in no batch: complete ones are buffered, the others go on."""
+        """After a restart: buffer complete groups that are in no batch, and continue the others."""
         actions: list[RolloutAction] = []
         given: dict[GroupId, list[LeaseGiven]] = defaultdict(list)
         for attempt in recovered.given:
@@ -137,10 +145,10 @@ class Groups:
                 actions += self._recover_group(stored, given[stored.record.group], now)
         return actions
 
-    # --- the data plane
+    # --- tasks
 
     def prompt_drawn(self, event: PromptDrawn) -> list[RolloutAction]:
-        """A prompt that no engine can take is the task's fault: the run cannot go on."""
+        """A prompt has come. One that no engine can take is the task's fault, and stops the run."""
         fault = prompt_fault(event.tokens, self._rules.vocab_size)
         if fault:
             return [StopRun(f"prompt {event.cursor} of the task {fault}")]
@@ -148,11 +156,15 @@ class Groups:
         return []
 
     def scored(self, event: SampleScored) -> list[RolloutAction]:
-        """The last score of a group completes it; a failed reward ends it, for no reward is better than a wrong one."""
+        """A reward has come, or failed. The last one completes its group.
+
+        A failed reward drops the group: no reward is better than a wrong one.
+        """
         group = self._groups.get(event.group)
         kept = None if group is None else group.kept.get(event.sample)
+        # The group may have been dropped while the reward was computed.
         if group is None or kept is None or not math.isnan(kept.reward):
-            return []  # the group left meanwhile
+            return []
         if event.reward is None or not math.isfinite(event.reward):
             note = self._statistics.fault(
                 "reward",
@@ -168,11 +180,12 @@ class Groups:
     # --- workers
 
     def progressed(self, peer: Peer, message: LeaseProgress, *, now: float) -> list[RolloutAction]:
-        """A sign of life; work on anything but the worker's own running leases is called off."""
-        lease = self.leases.get(HeldLease(message.lease, message.attempt))
-        if lease is None or lease.worker != peer.peer:
-            return _send(peer, LeaseCancelled(message.lease, message.attempt))
-        tokens = any(sample.tokens for sample in message.samples) or self._stands_still(peer)
+        """A sign of life of a lease. If the lease does not run at this worker, it is cancelled."""
+        lease = self.leases.held(peer, message)
+        if lease is None:
+            return [*send_to(peer, LeaseCancelled(message.lease, message.attempt))]
+        # A worker that must refit first cannot make tokens; its lease is not stuck.
+        tokens = any(sample.tokens for sample in message.samples) or self._must_refit(peer)
         self.leases.renew(lease, tokens=tokens, now=now)
         return [*self._partials.gather(peer, lease, message.samples)]
 
@@ -203,16 +216,18 @@ class Groups:
         if fault:
             return self._bad_result(peer, group, message, fault, now)
         whole = base.plus(message.tokens, message.logprobs, message.spans, shift=base.length)
+        # It is well-formed, but a version that wrote it has been revoked or is too old by now.
         if not self._partials.good(whole):
-            return self._refuse(peer, message, "the lease is over")  # it came too late
+            return self._refuse(peer, message, "the lease is over")
         return self._accept(peer, group, message, whole, now)
 
     def failed(self, peer: Peer, message: LeaseFailed, *, now: float) -> list[RolloutAction]:
-        """The worker gives a lease back; it rests a little."""
-        lease = self.leases.get(HeldLease(message.lease, message.attempt))
-        if lease is None or lease.worker != peer.peer:
+        """The worker gives a lease back, and rests for a while."""
+        lease = self.leases.held(peer, message)
+        if lease is None:
             return []
-        if peer.leaving:  # what crossed its notice, or what it could not finish: nobody's fault
+        # A leaving worker gives back what it was granted too late, or cannot finish in time.
+        if peer.leaving:
             return self._end(lease, now, failures=0)
         note = self._statistics.fault("lease", f"{peer.name}: {message.reason}", lease.given.group)
         return [note, *self._lease_failed(lease, peer, now)]
@@ -220,12 +235,15 @@ class Groups:
     def rejoined(
         self, peer: Peer, held: Collection[HeldLease], *, now: float
     ) -> tuple[tuple[HeldLease, ...], tuple[HeldLease, ...], list[RolloutAction]]:
-        """What a hello's leases become: kept, cancelled; running ones that the worker does not know end.
+        """A worker has come back with these leases: (kept ones, cancelled ones, actions).
 
-        One that ended runs on if nobody took over from it; else it is kept for results that may still be the first.
+        Running leases that the worker does not know end. An ended lease runs again with the samples
+        that no other lease has taken over; if there are none, it is still kept for results that may
+        be the first of their samples.
         """
         actions: list[RolloutAction] = []
-        known = frozenset(held)  # a hello may name a million
+        # A hello may name a million leases.
+        known = frozenset(held)
         for lease in self.leases.of_worker(peer.peer):
             if lease.key in known:
                 self.leases.renew(lease, tokens=False, now=now)
@@ -235,7 +253,10 @@ class Groups:
         return tuple(kept), tuple(key for key in held if key not in kept), actions
 
     def worker_left(self, peer: Peer, *, revoked: bool = False, now: float) -> list[RolloutAction]:
-        """It will not finish anything; of a revoked one no more is taken."""
+        """The worker will not finish anything.
+
+        Of a revoked one, even unfinished output is dropped.
+        """
         actions: list[RolloutAction] = []
         for lease in self.leases.of_worker(peer.peer):
             for sample in lease.samples if revoked else ():
@@ -246,54 +267,59 @@ class Groups:
     # --- versions, time
 
     def revoke(self, keys: Collection[VersionKey], *, now: float) -> list[RolloutAction]:
-        """Cancel the leases and drop the groups that these versions wrote for."""
+        """Cancel the leases and drop the groups that these versions have written tokens for."""
         actions: list[RolloutAction] = []
         for lease in list(self.leases):
             worker = self._members.get(lease.worker)
             serving = None if worker is None else worker.serving
             base = (span.key for span in lease.given.base.spans)
             if any(key in keys for key in (serving, lease.given.served, *base)):
-                actions += [*self._cancel(lease), *self._end(lease, now, failures=0)]
+                actions += [*self._scheduler.cancel(lease), *self._end(lease, now, failures=0)]
         for group in self._groups:
             if group.stored().record.uses(keys):
                 actions += self._drop(group, "revoked", "", again=True)
         return actions
 
     def deadlines(self, *, now: float) -> list[RolloutAction]:
-        """Leases whose worker was silent, or made no token, for too long go to somebody else."""
+        """End the leases whose worker was silent, or made no token, for too long."""
         actions: list[RolloutAction] = []
         for lease in self.leases.expired(now=now):
             worker = self._members.get(lease.worker)
             name = lease.worker if worker is None else worker.name
             note = self._statistics.fault("lease", f"{name}: silent or stuck", lease.given.group)
-            actions += [note, *self._cancel(lease)]
+            actions += [note, *self._scheduler.cancel(lease)]
             actions += self._lease_failed(lease, worker, now)
         return actions
 
     def wake_at(self) -> float | None:
-        """When a lease expires, a worker has rested, or a partial has waited for long enough."""
-        times = (self.leases.wake_at(), self.scheduler.wake_at())
+        """When a lease expires, or a partial has waited for long enough."""
+        times = (self.leases.wake_at(), self._patient_until)
         return min((at for at in times if at is not None), default=None)
 
-    def advance(self, *, now: float) -> list[RolloutAction]:
-        """Drop what has become too old, then keep the engines full: waiting samples first, then new groups."""
+    def age(self, *, now: float) -> list[RolloutAction]:
+        """Drop the groups and partials that have become useless."""
         if self._staleness.open_step != self._extra_step:
             self._extra, self._extra_step = 0, self._staleness.open_step
         actions = self._age() if self._staleness.oldest != self._aged_to else []
-        actions += self.scheduler.fill(now=now)
-        return [*actions, *self._prompts.ask(1 + self.scheduler.slots // self._rules.group_size)]
+        with_partials = [group for group in self._groups.waiting() if group.partials]
+        self._patient_until = self._partials.forget(with_partials, now=now)
+        return actions
+
+    def draw_ahead(self, slots: int) -> list[DrawPrompt]:
+        """Ask for the prompts that these slots can take next."""
+        return self._prompts.ask(1 + slots // self._rules.group_size)
 
     def discard(
         self, stored: StoredGroup, reason: str, detail: str = "", *, again: bool = False
     ) -> list[RolloutAction]:
-        """A complete group is of no use. again: for no fault of its prompt, which is used once more."""
+        """Drop a complete group. again: its prompt is not to blame, and is used once more."""
         lengths = [trajectory.length for trajectory in stored.record.trajectories]
         return self._discard(stored, reason, detail, lengths, again=again)
 
     def _discard(
         self, stored: StoredGroup, reason: str, detail: str, lengths: Sequence[int], *, again: bool
     ) -> list[RolloutAction]:
-        """lengths: of all its samples, those that are not in `stored` among them."""
+        """lengths: in tokens, of all samples of the group, also of those not in `stored`."""
         if again:
             self._prompts.give_back(DrawnPrompt(stored.cursor, stored.record.prompt))
         self._statistics.dropped(reason, len(stored.record.trajectories), lengths)
@@ -306,7 +332,7 @@ class Groups:
     def _accept(
         self, peer: Peer, group: OpenGroup, message: SampleFinished, whole: Partial, now: float
     ) -> list[RolloutAction]:
-        """whole: the result behind what its attempt went on from."""
+        """Keep a good result. whole: what its attempt went on from, followed by the result."""
         record = TrajectoryRecord(
             message.sample, whole.tokens, whole.logprobs, whole.spans, math.nan, peer.peer
         )
@@ -324,10 +350,11 @@ class Groups:
         keep_newest(self._answered, ANSWERED_MAX)
         actions: list[RolloutAction] = [
             Persist(SampleKept(group.group, message.lease, message.attempt, record, fingerprint)),
-            *_answer(peer, message),
-            *(self._cancel(ended) if ended is not None and ended.key != key else []),
+            *answer(peer, message),
+            *(self._scheduler.cancel(ended) if ended is not None and ended.key != key else []),
         ]
-        if self._is_whole(group) and self._outdated(group):  # with "mask" that is known only now
+        # With over_stale "mask" the newest version counts, and only the last result tells it.
+        if self._is_whole(group) and self._outdated(group):
             return [*actions, *self._drop(group, "stale", "", again=True)]
         return [
             *actions,
@@ -337,7 +364,10 @@ class Groups:
     def _bad_result(
         self, peer: Peer, group: OpenGroup, message: SampleFinished, fault: str, now: float
     ) -> list[RolloutAction]:
-        """Refuse it; the sample waits for another lease unless one has it, and the group ends if this goes on."""
+        """Refuse a malformed result: its sample waits for another lease unless one has it already.
+
+        After BAD_RESULTS_MAX of them the group is dropped.
+        """
         group.bad_results += 1
         peer.rest(now)
         actions = self._refuse(peer, message, fault, fault=True)
@@ -351,19 +381,19 @@ class Groups:
     ) -> list[RolloutAction]:
         self._statistics.refused_results["bad" if fault else reason] += 1
         notes = [self._statistics.fault("result", f"{peer.name}: {reason}")] if fault else []
-        return [*notes, *_answer(peer, message, reason)]
+        return [*notes, *answer(peer, message, reason)]
 
     def _answer_repeat(
         self, peer: Peer, message: SampleFinished, *, identical: bool
     ) -> list[RolloutAction]:
         if identical:
-            return _answer(peer, message)
+            return [*answer(peer, message)]
         return self._refuse(peer, message, "a different result was accepted before")
 
     # --- inside: ends
 
     def _complete(self, group: OpenGroup) -> list[RolloutAction]:
-        """All samples are scored: into the buffer, unless the rewards say nothing or it is too old."""
+        """All samples are scored: buffer the group, unless its rewards are equal or it is old."""
         stored = group.stored()
         actions: list[RolloutAction] = []
         if self._rules.filter_zero_variance and _no_variance(stored.record):
@@ -371,15 +401,19 @@ class Groups:
             if self._extra + size <= EXTRA_STEPS_MAX * self._rules.trajectories_per_step:
                 self._extra += size
                 return self._drop(group, "filtered", "all rewards are the same")
-            text = f"step {self._staleness.open_step}: too many groups without variance; this one is taken"
-            actions = [Note("variance", text, group.group)]
+            text = "too many groups without variance; this one is taken"
+            step = self._staleness.open_step
+            actions = [Note("variance", f"step {step}: {text}", group.group)]
         if not self._staleness.admit(stored):
             return self._drop(group, "stale", "", again=True)
         self._groups.remove(group)
         return [*actions, Note("buffered", f"version_min={stored.record.version_min}", group.group)]
 
     def _age(self) -> list[RolloutAction]:
-        """Batch n has advanced: drop what it cannot take any more. What comes later is judged when it comes."""
+        """The open batch has advanced: drop the groups that it cannot take any more.
+
+        Groups that complete later are judged then.
+        """
         self._aged_to = self._staleness.oldest
         actions: list[RolloutAction] = []
         for stored in self._staleness.age():
@@ -390,7 +424,7 @@ class Groups:
         return actions
 
     def _outdated(self, group: OpenGroup) -> bool:
-        """By the versions that are known to have written or to be writing for it."""
+        """Whether a group is too old, by the versions that have written or are writing for it."""
         kept = group.kept.values()
         oldest = [
             *[each.version_min for each in kept],
@@ -408,26 +442,24 @@ class Groups:
         return self._end(lease, now)
 
     def _end(self, lease: Lease, now: float, *, failures: int = 1) -> list[RolloutAction]:
-        """The attempt is over; its open samples wait for the next one, unless one has failed too often."""
+        """The attempt is over: its open samples wait for the next one.
+
+        If one of them has failed too often, the group is dropped.
+        """
         group = self._groups.end(lease)
+        # The caller may be ending several leases, and an earlier one may have dropped the group.
         if group is None:
-            return []  # it ended with its group just now
+            return []
         group.failures.update(dict.fromkeys(lease.samples, failures))
         if max(group.failures.values()) > LEASE_FAILURES_MAX:
             return self._drop(group, "lease", "its leases failed")
         return [*self._partials.left(group, lease, now=now)]
 
-    def _cancel(self, lease: Lease) -> list[RolloutAction]:
-        peer = self._members.get(lease.worker)
-        return (
-            [] if peer is None else _send(peer, LeaseCancelled(lease.key.lease, lease.key.attempt))
-        )
-
     def _drop(
         self, group: OpenGroup, reason: str, detail: str, *, again: bool = False
     ) -> list[RolloutAction]:
         lengths = group.lengths()
-        cancelled = [self._cancel(lease) for lease in self._groups.remove(group)]
+        cancelled = [self._scheduler.cancel(lease) for lease in self._groups.remove(group)]
         actions = [action for actions in cancelled for action in actions]
         return [*actions, *self._discard(group.stored(), reason, detail, lengths, again=again)]
 
@@ -455,14 +487,14 @@ class Groups:
         return [] if self._staleness.admit(stored) else self.discard(stored, "stale", again=True)
 
     def _fits_rules(self, given: LeaseGiven) -> bool:
-        """It may be from before a restart with others."""
+        """Whether an attempt fits the rules: it may be from before a restart with other rules."""
         return (
             max(given.samples) < self._rules.group_size
             and given.base.length < self._rules.max_new_tokens
         )
 
-    def _stands_still(self, peer: Peer) -> bool:
-        """Whether it may make no token for a newer version's sake."""
+    def _must_refit(self, peer: Peer) -> bool:
+        """In exclusive mode a worker makes no tokens while it receives a newer version."""
         newest = self._versions.newest
         return (
             self._rules.mode == "exclusive"
@@ -471,7 +503,7 @@ class Groups:
         )
 
     def _may_count(self, given: LeaseGiven) -> bool:
-        """Whether what this attempt makes may still become part of a batch."""
+        """Whether tokens of this attempt may still become part of a batch."""
         fits = self._fits_rules(given) and self._versions.live(given.served) is not None
         return (
             fits
@@ -480,7 +512,7 @@ class Groups:
         )
 
     def _goes_on(self, peer: Peer, key: HeldLease, now: float) -> bool:
-        """Whether a worker that comes back with this attempt is to keep it."""
+        """Whether a worker that comes back with this attempt may keep it."""
         lease = self.leases.get(key)
         if lease is not None:
             return lease.worker == peer.peer
@@ -492,7 +524,6 @@ class Groups:
 
     def check(self) -> None:
         self.leases.check()
-        self.scheduler.check()
         self._prompts.check()
         assert len(self._answered) <= ANSWERED_MAX
         self._groups.check()
@@ -505,7 +536,7 @@ class Groups:
 
 
 def _no_variance(record: GroupRecord) -> bool:
-    """Of one trajectory alone nothing can be said."""
+    """Whether all rewards are the same. A group of one trajectory always has variance."""
     return (
         len(record.trajectories) > 1
         and len({trajectory.reward for trajectory in record.trajectories}) == 1
@@ -514,13 +545,3 @@ def _no_variance(record: GroupRecord) -> bool:
 
 def _fingerprint(peer: Peer, message: SampleFinished) -> bytes:
     return blake3(peer.peer.encode() + pack(message)).digest(16)
-
-
-def _answer(peer: Peer, message: SampleFinished, refusal: str = "") -> list[RolloutAction]:
-    return _send(
-        peer, SampleAnswered(message.lease, message.attempt, message.sample, not refusal, refusal)
-    )
-
-
-def _send(peer: Peer, message: LeaseCancelled | SampleAnswered) -> list[RolloutAction]:
-    return [] if peer.session is None else [Send(peer.session, message)]

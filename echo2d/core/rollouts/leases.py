@@ -1,10 +1,13 @@
-"""The leases that run now: who works on which samples of which group, until when silence is allowed.
+"""The leases that run now: which worker holds which samples, and when each lease expires.
 
-    granted --(progress, results)--> granted ... --> ended: every sample answered, given back, silent, stuck, cancelled
+    granted --progress, results--> granted ... --> ended: every sample answered, given back,
+                                                          silent, stuck, or cancelled
 
-A lease that ended with samples open may run again as the next attempt. Ids begin with a tag of this process: those of
-two processes never meet, so that leases from before a restart can go on. What a worker reports of unfinished samples is
-gathered with its lease, not durably. Not here: groups, who gets a lease, and what output is worth (`partials`).
+A lease that ended with open samples may run again as the next attempt. Lease ids begin with a tag
+of this process, so that leases from before a restart can continue. What a worker reports of
+unfinished samples is gathered with its lease, in memory only.
+Not here: groups, which worker gets a lease (`scheduler`), and which output is believed
+(`partials`).
 """
 
 from collections import Counter
@@ -13,20 +16,31 @@ from dataclasses import dataclass, field
 
 from echo2d.core.base.deadline_queue import DeadlineQueue
 from echo2d.core.base.ids import TAG_SHIFT, GroupId, LeaseId, PeerId
-from echo2d.core.protocol.control_messages import HeldLease, VersionKey
+from echo2d.core.cluster.events import Send
+from echo2d.core.cluster.membership import Peer
+from echo2d.core.protocol.control_messages import (
+    HeldLease,
+    LeaseCancelled,
+    LeaseFailed,
+    LeaseProgress,
+    SampleAnswered,
+    SampleFinished,
+    VersionKey,
+)
 from echo2d.core.protocol.trajectory import NOTHING, Partial
 from echo2d.core.rollouts.events import LeaseGiven
 
-STUCK_S = 180.0  # progress without a single token for so long is no progress (I6); workers give up after 120 s
-GATHERED_BYTES_MAX = (
-    256 << 20
-)  # tokens and logprobs of unfinished samples: 32 million tokens, 1,000 workers' worth
+# A lease that makes no token for so long is stuck (I6). Workers give up after 120 s by themselves.
+STUCK_S = 180.0
+# Tokens and logprobs of unfinished samples: 32 million tokens, as 1,000 workers may have.
+GATHERED_BYTES_MAX = 256 << 20
 
 
 @dataclass(slots=True)
 class Lease:
-    """One running attempt, as it was `given`. samples: those still open.
+    """One running attempt, as it was `given`.
 
+    samples: those still open. since: when the attempt began or was resumed.
     outputs: what open samples have so far beyond the base; None: not known any more.
     """
 
@@ -44,11 +58,11 @@ class Lease:
 
     @property
     def ends_at(self) -> float:
-        """When it expires, if nothing comes until then."""
+        """When it expires unless it is renewed."""
         return min(self.silent_at, self.stuck_at)
 
     def idle_s(self, now: float) -> float:
-        """How long its worker has reported it without a token; 0 if the worker is silent."""
+        """Seconds since its last token while its worker is heard; 0 if the worker is silent."""
         return now - (self.stuck_at - STUCK_S) if now < self.silent_at else 0.0
 
 
@@ -65,9 +79,8 @@ class LeaseTable:
         self._gathered_bytes = 0
         self._by_worker: dict[PeerId, dict[HeldLease, Lease]] = {}
         self._ends = DeadlineQueue[HeldLease](self._ends_at)
-        self.changed: set[PeerId] = (
-            set()
-        )  # workers whose load is another one than when this was last emptied
+        # The workers whose load has changed since the scheduler last cleared this set.
+        self.changed: set[PeerId] = set()
 
     def __iter__(self) -> Iterator[Lease]:
         return iter(self._running.values())
@@ -78,8 +91,15 @@ class LeaseTable:
     def get(self, key: HeldLease) -> Lease | None:
         return self._running.get(key)
 
+    def held(
+        self, peer: Peer, message: LeaseProgress | SampleFinished | LeaseFailed
+    ) -> Lease | None:
+        """The running lease that a worker's message is about; None: it ended, or is not its own."""
+        lease = self._running.get(HeldLease(message.lease, message.attempt))
+        return lease if lease is not None and lease.worker == peer.peer else None
+
     def given(self, lease: LeaseId) -> bool:
-        """Whether this process ever gave a lease of this id, or found it running."""
+        """Whether this process ever granted or resumed a lease with this id."""
         return self._first <= lease < self._next or lease in self._resumed
 
     @property
@@ -88,11 +108,11 @@ class LeaseTable:
         return self._gathered_bytes // 8
 
     def load(self, worker: PeerId) -> int:
-        """Samples that this worker holds."""
+        """The number of samples that this worker holds."""
         return self._load.get(worker, 0)
 
     def of_worker(self, worker: PeerId) -> list[Lease]:
-        """By the start of the attempt."""
+        """The leases of this worker, in the order of their start."""
         return list(self._by_worker.get(worker, {}).values())
 
     def start(
@@ -106,7 +126,10 @@ class LeaseTable:
         *,
         now: float,
     ) -> Lease:
-        """A new lease, or the next attempt of an ended one. base: what its only sample has already."""
+        """Start a new lease, or the next attempt of an ended one.
+
+        base: what its only sample has already.
+        """
         if ended is None:
             lease, attempt = LeaseId(self._next), 0
             self._next += 1
@@ -116,7 +139,7 @@ class LeaseTable:
         return self._run(given, given.samples, now)
 
     def resume(self, given: LeaseGiven, samples: Iterable[int], *, now: float) -> Lease:
-        """An attempt that ended, or is from before a restart, with those of its samples that are open still."""
+        """Continue an attempt that ended, or is from before a restart, with its open samples."""
         if not self.given(given.lease):
             self._resumed.add(given.lease)
         return self._run(given, samples, now)
@@ -130,13 +153,17 @@ class LeaseTable:
         return lease
 
     def renew(self, lease: Lease, *, tokens: bool, now: float) -> None:
-        """A sign of life. tokens: with output in it."""
+        """The worker gave a sign of life. tokens: the lease has made some."""
         lease.silent_at = now + self._silence_s
         if tokens:
             lease.stuck_at = now + STUCK_S
 
     def gather(self, lease: Lease, sample: int, output: Partial | None) -> None:
-        """What the sample has now; None, and what there is no room for, is not known until it is told anew."""
+        """Remember what a sample has now; None: it is not known.
+
+        If there is no room for it, it counts as not known until the worker reports it from its
+        first token.
+        """
         self._forget(lease, sample)
         if output is not None and self._gathered_bytes + _size(output) > GATHERED_BYTES_MAX:
             output = None
@@ -144,7 +171,7 @@ class LeaseTable:
         self._gathered_bytes += _size(output)
 
     def answer(self, lease: Lease, sample: int) -> bool:
-        """The sample is no longer this lease's; returns whether the lease ended with it."""
+        """Take a sample out of this lease; returns whether the lease ended with it."""
         if sample in lease.samples:
             if lease.outputs:
                 self._forget(lease, sample)
@@ -155,7 +182,7 @@ class LeaseTable:
         return not lease.samples
 
     def end(self, lease: Lease) -> None:
-        """Its outputs are the caller's, and no longer counted."""
+        """End a lease. Its outputs stay in the object for the caller, and are no longer counted."""
         worker = lease.worker
         del self._running[lease.key]
         if lease.outputs:
@@ -183,7 +210,7 @@ class LeaseTable:
         return None if lease is None else lease.ends_at
 
     def _carry(self, worker: PeerId, samples: int) -> None:
-        """So many more, or fewer."""
+        """The worker holds this many more samples, or fewer."""
         self._load[worker] = load = self._load.get(worker, 0) + samples
         if not load:
             del self._load[worker]
@@ -214,6 +241,19 @@ class LeaseTable:
         self._ends.check(self._running)
         ids = [key.lease for key in self._running]
         assert len(ids) == len(set(ids)), "two attempts of one lease run"
+
+
+def send_to(peer: Peer | None, message: LeaseCancelled | SampleAnswered) -> list[Send]:
+    """Nothing is sent to a peer that is not connected."""
+    return [] if peer is None or peer.session is None else [Send(peer.session, message)]
+
+
+def answer(peer: Peer, message: SampleFinished, refusal: str = "") -> list[Send]:
+    """Tell the worker whether its result was accepted; refusal: why not."""
+    accepted = not refusal
+    return send_to(
+        peer, SampleAnswered(message.lease, message.attempt, message.sample, accepted, refusal)
+    )
 
 
 def _size(output: Partial | None) -> int:

@@ -1,13 +1,17 @@
-"""Partials: what samples have that their worker did not finish, and who may go on from there (SYSTEM.md 9).
+"""Partials: the tokens of samples that their worker did not finish, from which another one
+continues.
 
-    LeaseProgress --judged--> gathered with the running lease --lease ended--> waiting --> base of the next attempt
+    LeaseProgress --checked--> gathered with the running lease --lease ended--> waiting
                                                                                   |
-                                  revoked, outdated, fruitless, nobody for it <---+ --> the sample starts anew
+        the sample starts anew <-- revoked, too old, fruitless, or no worker -----+
+        for long enough                                                           |
+                                                  base of the next attempt <------+
 
-A partial is as good as a result: every token within the vocabulary, every version published, unrevoked and acknowledged
-by who wrote it. It goes on at a worker that serves the version of its last span or a newer one, so that versions never
-decrease along a trajectory. Nothing of it is durable before somebody goes on from it.
-Not here: where samples wait and who has room (`groups`).
+A partial must be as good as a result: every token is within the vocabulary, every version is
+published, not revoked, and acknowledged by the worker that wrote it. It continues at a worker that
+serves the version of its last span or a newer one, so that versions never decrease along a
+trajectory. It becomes durable with the lease that continues it.
+Not here: where samples wait (`group_table`), and which worker gets them (`scheduler`).
 """
 
 from collections.abc import Iterable, Sequence
@@ -24,10 +28,10 @@ from echo2d.core.rollouts.group_table import OpenGroup, Waiting
 from echo2d.core.rollouts.leases import Lease, LeaseTable
 from echo2d.core.rollouts.staleness import Staleness
 
-PARTIAL_WAIT_S = (
-    30.0  # longer than a refit; then whoever has room begins the sample anew, for its group waits
-)
-FRUITLESS_MAX = 2  # leases in a row that went on from a partial and added nothing: the partial may be what is wrong
+# Longer than a refit. After that any free worker begins the sample anew, because its group waits.
+PARTIAL_WAIT_S = 30.0
+# Leases in a row that continued a partial and added nothing: the partial itself may be at fault.
+FRUITLESS_MAX = 2
 
 
 class Partials:
@@ -49,11 +53,14 @@ class Partials:
         self._statistics = statistics
 
     def believed(self, peer: Peer) -> Believed:
-        """Which versions may have written what this peer reports."""
+        """A test for versions: whether one may have written what this peer reports."""
         return lambda version: version in peer.acknowledged and self._live(version)
 
     def gather(self, peer: Peer, lease: Lease, deltas: Sequence[SampleDelta]) -> list[Note]:
-        """Its worker reports new output; what begins at the first token replaces what was reported before."""
+        """A lease's worker reports new output.
+
+        Output that begins at the first token replaces what was reported before.
+        """
         notes: list[Note] = []
         for delta in deltas:
             before = _before(lease, delta)
@@ -71,7 +78,7 @@ class Partials:
         return notes
 
     def left(self, group: OpenGroup, lease: Lease, *, now: float) -> list[Note]:
-        """The lease ended; its open samples wait, each with what it has by now."""
+        """The lease ended: each of its open samples waits with the tokens that it has by now."""
         notes: list[Note] = []
         base = lease.given.base
         for sample in sorted(lease.samples):
@@ -90,7 +97,10 @@ class Partials:
         return notes
 
     def forget(self, groups: Iterable[OpenGroup], *, now: float) -> float | None:
-        """What is of no use any more is forgotten; returns when the next one of the others has waited for long."""
+        """Forget the partials that have become useless.
+
+        Returns when the next one of the others will have waited for PARTIAL_WAIT_S.
+        """
         waits: list[float] = []
         for group in groups:
             group.partials = {
@@ -119,12 +129,12 @@ class Partials:
         )
 
     def _usable(self, partial: Partial) -> Partial:
-        """As far as its versions are not revoked, and with a token left to add."""
+        """The part before the first revoked version, short enough that a token can be added."""
         revoked = (span.start for span in partial.spans if not self._live(span.key))
         return partial.first(min(self._rules.max_new_tokens - 1, next(revoked, partial.length)))
 
 
 def _before(lease: Lease, delta: SampleDelta) -> Partial | None:
-    """What the new output comes after; None: something in between is not known."""
+    """The output that new output is appended to; None: something in between is not known."""
     begins = bool(delta.spans) and delta.spans[0].start == 0
     return NOTHING if begins else lease.outputs.get(delta.sample, NOTHING)

@@ -1,7 +1,8 @@
-"""The prompts of a run in the order of the task's cursor: drawn a little ahead, taken one by one, given back.
+"""The queue of prompts: drawn from the task a little ahead, and taken in the order of its cursor.
 
-    DrawPrompt -> asked -> (PromptDrawn) -> ready -> taken by a group
-                                              ^---- given back: the group aged out, its prompt is used again
+    DrawPrompt --> asked --PromptDrawn--> ready --> taken by a group
+                                            ^------ given back: the group was dropped for no
+                                                    fault of its prompt
 
 Not here: groups, and what a prompt means.
 """
@@ -13,8 +14,10 @@ from echo2d.core.protocol.trajectory import unpack_tokens
 from echo2d.core.rollouts.events import DrawPrompt
 from echo2d.errors import PeerFault
 
-AHEAD_MAX = 64  # prompts asked for or ready; drawing one takes a task process milliseconds
-AGAIN_MAX = 4096  # prompts given back; more than S + 2 steps ever hold
+# Prompts that are asked for or ready; drawing one takes a task process milliseconds.
+AHEAD_MAX = 64
+# Prompts given back; more than S + 2 steps ever hold.
+AGAIN_MAX = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +29,7 @@ class DrawnPrompt:
 
 
 def prompt_fault(tokens: bytes, vocab_size: int) -> str:
-    """Why no engine can take this prompt; empty when one can."""
+    """Why no engine can take this prompt; empty if engines can."""
     try:
         ids = unpack_tokens(tokens)
     except PeerFault as fault:
@@ -50,7 +53,7 @@ class Prompts:
         self._again: deque[DrawnPrompt] = deque(maxlen=AGAIN_MAX)
 
     def ask(self, count: int) -> list[DrawPrompt]:
-        """Draw so many ahead, counting those that are on their way or ready."""
+        """Ask for prompts until `count` of them are asked for, ready or given back."""
         actions = []
         while len(self._asked) + len(self._ready) + len(self._again) < min(count, AHEAD_MAX):
             self._asked.add(self._next_cursor)
@@ -59,23 +62,35 @@ class Prompts:
         return actions
 
     def drawn(self, cursor: int, tokens: bytes) -> None:
-        """A prompt came; one that was not asked for is ignored."""
+        """A prompt has come. One that was not asked for is ignored."""
         if cursor in self._asked:
             self._asked.remove(cursor)
             self._ready[cursor] = tokens
 
     def give_back(self, prompt: DrawnPrompt) -> None:
-        """Its group left without a fault of the prompt."""
+        """A prompt whose group was dropped is used again.
+
+        Beyond AGAIN_MAX the oldest is forgotten.
+        """
         self._again.append(prompt)
 
-    def take(self) -> DrawnPrompt | None:
-        """The next prompt: those given back first, then by cursor."""
+    def next(self) -> DrawnPrompt | None:
+        """The prompt that `take` would return."""
         if self._again:
-            return self._again.popleft()
+            return self._again[0]
         if not self._ready:
             return None
         cursor = min(self._ready)
-        return DrawnPrompt(cursor, self._ready.pop(cursor))
+        return DrawnPrompt(cursor, self._ready[cursor])
+
+    def take(self) -> DrawnPrompt | None:
+        """Remove and return the next prompt: those given back first, then by cursor."""
+        prompt = self.next()
+        if self._again:
+            self._again.popleft()
+        elif prompt is not None:
+            del self._ready[prompt.cursor]
+        return prompt
 
     def check(self) -> None:
         assert not self._asked & self._ready.keys()

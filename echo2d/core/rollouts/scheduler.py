@@ -1,200 +1,187 @@
-"""Granting: which samples go to which worker, and when: the engines are kept full.
+"""The scheduler: places samples of every kind of work on the workers' free slots.
 
-    waiting samples --place--> leased to workers with room: newest version first, then most room
-    no sample waits --prompt--> a new group, all of it leased at once
+    kinds, by priority --pending--> the next samples --a free slot--> grant: a lease at that worker
+                          ^                         +-- none -------> skipped
+                          +---------- ask again until no slot is free -------+
 
-A sample that has tokens goes on alone, at a worker of the version that wrote its last one or a newer one; after a while
-at any, from its beginning. The others of a group are placed together, or not at all.
-Not here: what comes back (`groups`), where the samples of a group are (`group_table`), what one has (`partials`).
+A kind of work decides which of its samples wait and in which order (admission), when it goes before
+other kinds (priority), and from which version on a worker may write a sample. The scheduler finds
+the worker: the newest version first, then most free slots. A kind never holds up another one,
+except by its priority. The first kind is the run's groups. Slots that other kinds hold are not
+there for it.
+Not here: what the kinds are (`group_work`, and the gateway's calls), the index of free slots
+(`worker_ranking`).
 """
 
-from echo2d.core.base.ids import GroupId, PeerId, Version
-from echo2d.core.cluster.events import Persist, Send
-from echo2d.core.cluster.membership import Membership
-from echo2d.core.cluster.rules import RunRules
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, Protocol, TypeVar
+
+from echo2d.core.base.ids import PeerId, Version
+from echo2d.core.cluster.events import Send
+from echo2d.core.cluster.membership import Membership, Peer
 from echo2d.core.cluster.statistics import Statistics
 from echo2d.core.cluster.versions import PublishedVersions
-from echo2d.core.protocol.control_messages import LeaseGranted
-from echo2d.core.rollouts.events import LeaseGiven, PromptTaken, RolloutAction
-from echo2d.core.rollouts.group_table import GroupTable, OpenGroup
-from echo2d.core.rollouts.leases import LeaseTable
-from echo2d.core.rollouts.partials import Partials
-from echo2d.core.rollouts.placement import place
-from echo2d.core.rollouts.prompts import Prompts
-from echo2d.core.rollouts.staleness import Staleness
+from echo2d.core.protocol.control_messages import LeaseCancelled
+from echo2d.core.rollouts.events import RolloutAction
+from echo2d.core.rollouts.leases import Lease, LeaseTable, send_to
 from echo2d.core.rollouts.worker_ranking import WorkerChoice, WorkerRanking
 
 
+@dataclass(frozen=True, slots=True)
+class PendingSamples:
+    """Samples of one prompt that wait for slots. All of them are placed at once, or none.
+
+    oldest: workers that serve this version or a newer one may write them.
+    preferred: a single sample goes to this worker if it has a free slot.
+    suits: whether a worker may get a single sample; None: every worker may.
+    """
+
+    samples: Sequence[int]
+    oldest: Version
+    preferred: PeerId | None = None
+    suits: Callable[[PeerId], bool] | None = None
+
+
+Pending = TypeVar("Pending", bound=PendingSamples)
+
+
+class KindOfWork(Protocol[Pending]):
+    """What the scheduler needs to know of one kind of work.
+
+    leases: those of its samples that run.
+    """
+
+    @property
+    def leases(self) -> LeaseTable: ...
+
+    def priority(self, *, now: float) -> int:
+        """The kind with the smallest number is served first."""
+
+    def pending(self, *, now: float) -> Iterator[Pending]:
+        """What waits, in the order in which it is to be placed.
+
+        When the iterator goes on, the samples before have been granted, or cannot be placed now.
+        """
+
+    def grant(
+        self, pending: Pending, worker: Peer, samples: Sequence[int], *, now: float
+    ) -> Sequence[RolloutAction]:
+        """Lease these samples to the worker, which has a session and serves a version."""
+
+
 class LeaseScheduler:
-    """See the module docstring. `now` is monotonic seconds. lent: the gateway's leases, whose slots are not there."""
+    """See the module docstring. `now` is monotonic seconds."""
 
     def __init__(
-        self,
-        rules: RunRules,
-        next_group: GroupId,
-        *,
-        prompts: Prompts,
-        groups: GroupTable,
-        leases: LeaseTable,
-        lent: LeaseTable,
-        partials: Partials,
-        members: Membership,
-        versions: PublishedVersions,
-        staleness: Staleness,
-        statistics: Statistics,
+        self, *, members: Membership, versions: PublishedVersions, statistics: Statistics
     ) -> None:
-        self._rules = rules
-        self._next_group = next_group
-        self._prompts = prompts
-        self._groups = groups
-        self._leases = leases
-        self._lent = lent
-        self._partials = partials
         self._members = members
         self._versions = versions
-        self._staleness = staleness
         self._statistics = statistics
         self._ranking = WorkerRanking()
-        self._patient_until: float | None = None  # a partial has waited for long enough
-        self._no_room_from: Version | None = None  # now, for what needs this version or a newer one
+        self._kinds: list[KindOfWork[Any]] = []
+
+    def add(self, kind: KindOfWork[Any]) -> None:
+        """Serve this kind of work, too. The first one added is the run's."""
+        self._kinds.append(kind)
 
     @property
     def slots(self) -> int:
-        """Of all alive workers."""
+        """The slots of all alive, active workers, less those held by kinds other than the run's."""
         return self._ranking.slots
 
     @property
     def free_slots(self) -> int:
-        """Of those that have rested and serve a version."""
+        """The free slots of workers that serve a version and do not rest."""
         return self._ranking.free
 
     @property
     def changes(self) -> int:
-        """One more whenever a worker is another than before."""
+        """Grows whenever anything about a worker changes."""
         return self._ranking.changes
 
-    def wake_at(self) -> float | None:
-        """When a worker has rested, or a partial has waited for long enough."""
-        return min(
-            (at for at in (self._ranking.wake_at(), self._patient_until) if at is not None),
-            default=None,
-        )
-
-    def fill(self, *, now: float) -> list[RolloutAction]:
-        """Grant what may be granted: waiting samples first, then new groups."""
-        actions: list[RolloutAction] = []
-        waiting = self._groups.waiting()
-        self._patient_until = self._partials.forget(
-            [group for group in waiting if group.partials], now=now
-        )
-        self._no_room_from = None
-        for group in waiting:
-            if group.partials:
-                actions += self._go_on(group, now)
-            if group.waiting.difference(group.partials):
-                actions += self._grant(group, self.rooms(self._staleness.oldest, now), now)
-            if not self._ranking.free:
-                break  # for they may be many
-        return [*actions, *self._admit(now)]
-
-    def rooms(self, oldest: Version, now: float) -> WorkerChoice:
-        """The workers that may write for a group, best first: newest version, then most room."""
-        self.refresh(now=now)
-        return self._ranking.choose(oldest, self._versions.live)
-
-    def refresh(self, *, now: float) -> None:
-        """Take note of what has changed of the workers and of what they hold."""
-        self._ranking.rested(now=now)
-        measurements = self._statistics.measurements
-        for worker in self._members.changed | self._leases.changed | self._lent.changed:
-            peer = self._members.get(worker)
-            load = self._leases.load(worker)
-            self._ranking.refresh(worker, peer, load, self._lent.load(worker))
-            if peer is not None and peer.kind == "worker":
-                measurements.holds(worker, peer.slots, load, now=self._statistics.now)
-        for changed in (self._members.changed, self._leases.changed, self._lent.changed):
-            changed.clear()
-
-    def free(self, worker: PeerId) -> int:
-        """Its free slots, as far as changes have been taken note of."""
+    def free_at(self, worker: PeerId) -> int:
+        """The free slots of a worker, as of the last `refresh`."""
         return self._ranking.free_of(worker)
 
-    def check(self) -> None:
-        self._ranking.check(self._members, self._leases.load, self._lent.load)
+    def free_from(self, oldest: Version) -> int:
+        """The free slots at workers of this version or a newer one, as of the last `refresh`."""
+        return self._ranking.choose(oldest, self._versions.live).free
+
+    def wake_at(self) -> float | None:
+        """When the next worker has rested."""
+        return self._ranking.wake_at()
+
+    def fill(self, *, now: float) -> list[RolloutAction]:
+        """Grant what can be granted, kind by kind."""
+        self.refresh(now=now)
+        actions: list[RolloutAction] = []
+        for kind in sorted(self._kinds, key=lambda kind: kind.priority(now=now)):
+            actions += self._fill(kind, now)
+        return actions
+
+    def cancel(self, lease: Lease) -> list[Send]:
+        """Tell the worker of a lease to stop; the caller ends the lease."""
+        key = lease.key
+        return send_to(self._members.get(lease.worker), LeaseCancelled(key.lease, key.attempt))
+
+    def refresh(self, *, now: float) -> None:
+        """Take note of the workers and loads that have changed."""
+        self._ranking.rested(now=now)
+        run, *_ = tables = [kind.leases for kind in self._kinds]
+        for worker in self._members.changed.union(*(table.changed for table in tables)):
+            peer, load = self._members.get(worker), run.load(worker)
+            self._ranking.refresh(worker, peer, load, self._reserved(worker))
+            if peer is not None and peer.kind == "worker":
+                measurements = self._statistics.measurements
+                measurements.holds(worker, peer.slots, load, now=self._statistics.now)
+        for changed in (self._members.changed, *(table.changed for table in tables)):
+            changed.clear()
 
     # --- inside
 
-    def _admit(self, now: float) -> list[RolloutAction]:
+    def _fill(self, kind: KindOfWork[Any], now: float) -> list[RolloutAction]:
         actions: list[RolloutAction] = []
-        samples = range(self._rules.group_size)
-        while True:
-            rooms = self.rooms(self._staleness.oldest_start(len(self._groups)), now)
-            if not place(samples, rooms):
-                return actions
-            prompt = self._prompts.take()
-            if prompt is None:
-                return actions
-            group = OpenGroup(self._next_group, prompt, set(samples))
-            self._next_group = GroupId(self._next_group + 1)
-            self._groups.add(group)
-            actions.append(Persist(PromptTaken(group.group, prompt.cursor, prompt.tokens)))
-            actions += self._grant(group, rooms, now)
-
-    def _go_on(self, group: OpenGroup, now: float) -> list[RolloutAction]:
-        """Lease each waiting sample that has tokens to a worker that may go on from them, where there is one."""
-        actions: list[RolloutAction] = []
-        for sample, waiting in sorted(group.partials.items()):
-            oldest = self._staleness.oldest
-            placed = self._place_one(sample, max(oldest, waiting.partial.version_last), now)
-            if not placed and now >= waiting.until and self._place_one(sample, oldest, now):
-                del group.partials[
-                    sample
-                ]  # it has waited for long, and there is somebody who can begin it anew
-            actions += self._lease(group, placed, now)
+        waiting = kind.pending(now=now)
+        # Many samples may wait for one version: remember from which version on no slot is free.
+        no_slot_from: Version | None = None
+        while self._ranking.free and (pending := next(waiting, None)) is not None:
+            if no_slot_from is not None and pending.oldest >= no_slot_from:
+                continue
+            workers = self._ranking.choose(pending.oldest, self._versions.live)
+            if not workers.free:
+                no_slot_from = pending.oldest
+                continue
+            for worker, samples in self._place(pending, workers):
+                peer = self._members.get(worker)
+                assert peer is not None
+                actions += kind.grant(pending, peer, samples, now=now)
+            self.refresh(now=now)
         return actions
 
-    def _place_one(
-        self, sample: int, oldest: Version, now: float
+    def _place(
+        self, pending: PendingSamples, workers: WorkerChoice
     ) -> list[tuple[PeerId, tuple[int, ...]]]:
-        if self._no_room_from is not None and oldest >= self._no_room_from:
-            return []
-        placed = place([sample], self.rooms(oldest, now))
-        if not placed:
-            self._no_room_from = oldest
-        return placed
+        """Which workers get which of the samples; empty: they cannot be placed now."""
+        if len(pending.samples) > 1:
+            return workers.place(pending.samples)
+        usual = pending.preferred
+        preferred = [] if usual is None or not self._may_write(usual, pending.oldest) else [usual]
+        for worker in chain(preferred, (each.worker for each in workers)):
+            if pending.suits is None or pending.suits(worker):
+                return [(worker, tuple(pending.samples))]
+        return []
 
-    def _grant(self, group: OpenGroup, rooms: WorkerChoice, now: float) -> list[RolloutAction]:
-        """Lease all samples that wait with nothing, if there is room for all of them."""
-        return self._lease(
-            group, place(sorted(group.waiting.difference(group.partials)), rooms), now
-        )
+    def _may_write(self, worker: PeerId, oldest: Version) -> bool:
+        peer = self._members.get(worker)
+        record = None if peer is None else self._versions.live(peer.serving)
+        return record is not None and record.version >= oldest and self.free_at(worker) > 0
 
-    def _lease(
-        self, group: OpenGroup, placed: list[tuple[PeerId, tuple[int, ...]]], now: float
-    ) -> list[RolloutAction]:
-        actions: list[RolloutAction] = []
-        for worker, samples in placed:
-            peer = self._members.get(worker)
-            assert peer is not None
-            assert peer.session is not None
-            assert peer.serving is not None
-            given = self._groups.grant(group, worker, peer.serving, samples, now=now).given
-            self._statistics.handed_over(given.base.length)
-            actions += [Persist(given), Send(peer.session, self._grant_message(group, given))]
-        return actions
+    def _reserved(self, worker: PeerId) -> int:
+        return sum(kind.leases.load(worker) for kind in self._kinds[1:])
 
-    def _grant_message(self, group: OpenGroup, given: LeaseGiven) -> LeaseGranted:
-        rules, base = self._rules, given.base
-        return LeaseGranted(
-            given.lease,
-            given.attempt,
-            group.group,
-            group.prompt.tokens + base.tokens,
-            given.samples,
-            rules.max_new_tokens - base.length,
-            rules.temperature,
-            rules.top_p,
-            rules.stop_token_ids,
-            max(self._staleness.oldest, base.version_last),
-            rules.lease_silence_s,
-        )
+    def check(self) -> None:
+        run = self._kinds[0].leases
+        self._ranking.check(self._members, run.load, self._reserved)

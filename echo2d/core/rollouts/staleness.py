@@ -1,20 +1,24 @@
-"""The gates of bounded staleness: which group may start, which may enter a batch, which is too old; and the batches.
+"""The gates of bounded staleness (I1): which group may start, and which batch it may enter.
 
-    groups --(complete)--> buffer --(batch n asked for, G fit, n-1 full)--> batch: full --> committed --> deleted
-                             |                                               |   ^            (checkpoint)
-                             +--> too old for batch n: leaves        refused +---+ refilled
+    groups --complete--> buffer --G fit batch n--> batch n is full --> committed --> deleted
+                           |                          refused |  ^          (after a checkpoint)
+                           +--> too old for batch n           +--+ refilled
 
-Symbols as in SYSTEM.md 3: S staleness_max, G groups per step, n the lowest step whose batch is not full (`open_step`),
-q groups buffered, in flight, or held by batches >= n, c the last step committed in this epoch.
+S: staleness_max. G: groups per step. n: the lowest step whose batch is not full (`open_step`).
+q: groups that are buffered, in flight, or held by batches >= n. c: the last step committed in this
+epoch.
 
-A group that is meant for step m may be started by a worker serving version w if (m - 1) - w <= S. The next group is
-meant for the first place that is still free when all q groups have theirs: m = n + q // G, unless a refusal has opened
-batch n below full ones, whose places are not counted (else replaying a long run could wait for ever).
-A group may enter batch n if 0 <= (n - 1) - v <= S for the version v that counts: the oldest of its tokens, with "mask"
-the newest (the learner masks older ones); no token may be newer than n - 1 either way.
+Gate 1. A worker that serves version w may start a group meant for step m if (m - 1) - w <= S. The
+next group is meant for the first free place after all q groups have theirs: m = n + q // G. Full
+batches above n have no free places: a refusal opens a batch below them, and counting their places
+could make the replay of a long run wait for ever.
+Gates 2 and 3. A group may enter batch n if 0 <= (n - 1) - v <= S. v is the oldest version of its
+tokens; with over_stale "mask", where the learner masks the older ones, it is the newest. No token
+may be newer than n - 1.
 
-Kept true: no group is in two places; a full batch keeps its bytes until a group of it is refused (I4, I5); n and the
-buffer fit together: nothing buffered is too old for batch n. Not here: leases, replies, and what is persisted when.
+Kept true: no group is in two places; a full batch keeps its bytes until one of its groups is
+refused (I4, I5); nothing that is buffered is too old for batch n.
+Not here: leases, replies, and what is persisted when.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -35,18 +39,22 @@ from echo2d.core.protocol.trajectory import (
 from echo2d.core.rollouts.events import BatchFrozen, RecoveredRollouts
 from echo2d.errors import IntegrityFault
 
-PREFETCH_STEPS = 2  # batch c + 1 is being trained on, batch c + 2 may be fetched meanwhile
-REFUSALS_MAX = (
-    5  # of one step in one session; then something is wrong that other groups do not mend
-)
-FROZEN_MAX = (
-    1024  # batches kept for a learner that restarts; more without a checkpoint are not given out
-)
+# While the learner trains on batch c + 1, it may fetch batch c + 2.
+PREFETCH_STEPS = 2
+# Refusals of one step in one session. After that something is wrong that other groups cannot mend.
+REFUSALS_MAX = 5
+# Batches kept for a learner that restarts. Beyond, no batch is given out before a checkpoint.
+FROZEN_MAX = 1024
 
 
 @dataclass(slots=True)
 class StepBatch:
-    """The batch of one step. digest: of its bytes while it is full, else None; reasons: of refusals in this session."""
+    """The batch of one step.
+
+    digest: of its bytes while it is full, else None. reasons: one text for each refusal of this
+    session.
+    packed: its bytes, kept only for the batch that was filled last.
+    """
 
     step: int
     size: int
@@ -54,22 +62,22 @@ class StepBatch:
     digest: Digest | None = None
     refusals: int = 0
     reasons: list[str] = field(default_factory=list)
-    packed: bytes | None = (
-        None  # what `body` returns, while the batch is the one that was filled last
-    )
+    packed: bytes | None = None
 
     @property
     def missing(self) -> int:
+        """How many groups the batch still lacks."""
         return self.size - len(self.groups)
 
     def body(self) -> bytes:
-        """The bytes of a full batch; always the same ones."""
+        """The bytes of a full batch, the same ones at every call."""
         assert self.missing == 0
         if self.packed is not None:
             return self.packed
         return pack_batch(BatchBody(self.step, tuple(group.record for group in self.groups)))
 
     def frozen(self) -> BatchFrozen:
+        """The record of a full batch's composition."""
         assert self.digest is not None
         return BatchFrozen(
             self.step,
@@ -80,7 +88,10 @@ class StepBatch:
 
 
 class Staleness:
-    """See the module docstring. `in_flight`: admitted groups that are not complete yet; the caller counts them."""
+    """See the module docstring.
+
+    `in_flight`: admitted groups that are not complete yet; the caller counts them.
+    """
 
     def __init__(self, rules: RunRules, recovered: RecoveredRollouts) -> None:
         self._bound = rules.staleness_max
@@ -88,14 +99,13 @@ class Staleness:
         self._mask = rules.over_stale == "mask"
         self._resume_step = recovered.resume_step
         self._buffer: dict[GroupId, StoredGroup] = {}
-        self._packed: dict[
-            GroupId, bytes
-        ] = {}  # the groups of the buffer, so that a batch freezes fast
-        self._ages: dict[
-            GroupId, tuple[Version, Version]
-        ] = {}  # likewise: the version that counts, the newest one
+        # Buffered groups are packed and dated when they come, so that a batch is filled fast.
+        # By group: the version that counts for the gates, and the newest version.
+        self._packed: dict[GroupId, bytes] = {}
+        self._ages: dict[GroupId, tuple[Version, Version]] = {}
         self._batches: dict[int, StepBatch] = {}
-        self._last_full = StepBatch(0, 0)  # it keeps its bytes, for whoever asked for it
+        # The batch that was filled last keeps its bytes, because the learner is about to fetch it.
+        self._last_full = StepBatch(0, 0)
         self.checkpoint = recovered.checkpoint
         mine = [commit.step for commit in recovered.committed if commit.epoch == recovered.epoch]
         self.committed = max([recovered.resume_step, recovered.checkpoint, *mine])
@@ -105,7 +115,8 @@ class Staleness:
         stored = {group.record.group: group for group in recovered.groups}
         for frozen in recovered.frozen:
             self._batches[frozen.step] = _recovered_batch(frozen, stored)
-        self.open_step = self._lowest_open()  # n
+        # n
+        self.open_step = self._lowest_open()
 
     # --- the numbers
 
@@ -115,12 +126,12 @@ class Staleness:
 
     @property
     def crowded(self) -> bool:
-        """No batch freezes until the learner reports a checkpoint."""
+        """Whether no batch is filled until the learner reports a checkpoint."""
         return len(self._batches) >= FROZEN_MAX
 
     @property
     def newest_step(self) -> int:
-        """The last step that any learner can have behind it: all batches up to it were given out, or committed."""
+        """The last step that any learner can have done: its batch was given out or committed."""
         return max(self.ever_committed, self.open_step - 1)
 
     @property
@@ -129,14 +140,14 @@ class Staleness:
         return Version(max(0, self.open_step - 1 - self._bound))
 
     def queued(self, in_flight: int) -> int:
-        """q."""
+        """q: the groups buffered, in flight, or held by batches from n on."""
         held = sum(
             len(batch.groups) for step, batch in self._batches.items() if step >= self.open_step
         )
         return len(self._buffer) + in_flight + held
 
     def next_step(self, in_flight: int) -> int:
-        """m: the step the next group is meant for."""
+        """m: the step that the next group is meant for."""
         step, ahead = self.open_step, len(self._buffer) + in_flight
         while ahead >= (places := self._places(step)):
             ahead -= places
@@ -148,7 +159,10 @@ class Staleness:
         return Version(max(0, self.next_step(in_flight) - 1 - self._bound))
 
     def outdated(self, oldest: Version, newest: Version | None) -> bool:
-        """Gate 2: no batch from n on can take a group with these token versions (newest None: it may still grow)."""
+        """Gate 2: whether no batch from n on can take a group with these token versions.
+
+        newest None: the group's newest version is not known yet.
+        """
         counts = newest if self._mask else oldest
         return counts is not None and counts < self.oldest
 
@@ -165,7 +179,7 @@ class Staleness:
     # --- what happens
 
     def admit(self, group: StoredGroup) -> bool:
-        """Buffer a complete group; False: it is too old already."""
+        """Buffer a complete group; False: it is not buffered, because it is too old already."""
         age = self._age_of(group.record)
         if age[0] < self.oldest:
             return False
@@ -175,7 +189,7 @@ class Staleness:
         return True
 
     def freeze(self, asked_step: int) -> StepBatch | None:
-        """Gate 3: fill batch n if it has been asked for and enough groups fit, those first that age first."""
+        """Gate 3: fill batch n if it has been asked for and enough groups fit, oldest first."""
         step = self.open_step
         if step > asked_step or (self.crowded and step not in self._batches):
             return None
@@ -204,14 +218,18 @@ class Staleness:
         return batch
 
     def age(self) -> list[StoredGroup]:
-        """Take out of the buffer what batch n cannot take any more."""
+        """Remove and return the buffered groups that batch n cannot take any more."""
         oldest = self.oldest
         return self._take_out(group for group, (counts, _) in self._ages.items() if counts < oldest)
 
     def refuse(
         self, step: int, refused: Mapping[GroupId, str], void: Callable[[GroupRecord], bool]
     ) -> list[StoredGroup]:
-        """Open a full, uncommitted batch again without these groups of it, and without those that are void."""
+        """Reopen a full, uncommitted batch; return the groups that leave it.
+
+        They are the refused ones (group: reason), which must be in the batch, and those that are
+        void.
+        """
         batch = self._batches[step]
         assert batch.digest is not None
         assert step > self.committed
@@ -227,7 +245,10 @@ class Staleness:
         return out
 
     def revoke(self, keys: Collection[VersionKey]) -> list[StoredGroup]:
-        """Take out of the buffer and of open batches what one of these versions wrote; full batches stay."""
+        """Remove and return what these versions wrote, from the buffer and from open batches.
+
+        Full batches stay as they are.
+        """
         out = self._take_out(g.record.group for g in self._buffer.values() if g.record.uses(keys))
         for batch in self._batches.values():
             if batch.digest is None:
@@ -236,7 +257,10 @@ class Staleness:
         return out
 
     def resume(self, step: int) -> tuple[list[StepBatch], list[StoredGroup]]:
-        """A new epoch begins after `step`: the full batches it commits thereby, what open ones held."""
+        """A new epoch begins after `step`: all steps up to it count as committed.
+
+        Returns the full batches up to `step`, and the groups of the open ones, which leave them.
+        """
         assert self.checkpoint <= step <= self.newest_step
         passed = [self._batches[each] for each in sorted(self._batches) if each <= step]
         opened = [batch for batch in passed if batch.digest is None]
@@ -252,7 +276,7 @@ class Staleness:
         ]
 
     def commit(self, step: int) -> bool:
-        """The optimizer step on full batch c + 1 was applied. Whether it is the first time in any epoch."""
+        """The learner has trained on full batch c + 1; returns whether it is the first to do so."""
         assert step == self.committed + 1
         assert self._full(step)
         first = step > self.ever_committed
@@ -261,7 +285,7 @@ class Staleness:
         return first
 
     def keep_checkpoint(self, step: int) -> None:
-        """Steps <= step <= c are durable at the learner."""
+        """The learner's checkpoint has all steps up to this one: their batches are deleted."""
         assert self.checkpoint <= step <= self.committed
         self.checkpoint = step
         self._batches = {each: batch for each, batch in self._batches.items() if each > step}
@@ -289,7 +313,7 @@ class Staleness:
         return newest if self._mask else group.version_min, newest
 
     def _take_packed(self, group: StoredGroup) -> bytes:
-        """Of a group that was in the buffer, or of one that stayed when others were refused."""
+        """The group's bytes. A group that stayed in a refused batch has to be packed again."""
         packed = self._packed.pop(group.record.group, None)
         return pack_group(group.record) if packed is None else packed
 
@@ -326,7 +350,10 @@ class Staleness:
 
 
 def _recovered_batch(frozen: BatchFrozen, stored: dict[GroupId, StoredGroup]) -> StepBatch:
-    """A batch as the ledger has it; one that lacks groups had them refused after it was frozen, and is open."""
+    """A batch as the ledger has it.
+
+    If groups are missing, they were refused after the batch was frozen: it is open again.
+    """
     groups = [stored[group] for group in frozen.groups if group in stored]
     batch = StepBatch(frozen.step, len(frozen.groups), groups, None, frozen.refusals)
     if batch.missing:

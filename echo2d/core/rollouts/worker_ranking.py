@@ -1,13 +1,15 @@
-"""Which workers have room for samples: kept up to date worker by worker, so that a grant need not look at all of them.
+"""An index of the workers' free slots: who serves which version, and who has the most free slots.
 
-    alive workers --rested, serve a version--> rooms of that version --a slot free--> ranked: most free first
-                  +-- rest, serve nothing --> counted only
+    alive worker --serves a version, no rest--> ranked within its version: most free slots first
+                 +-- serves nothing, or rests --> counted in `slots` only
 
-The caller says of whom something may have changed (`refresh`). Not here: which version may be used, and who gets what.
+The index is updated worker by worker, so that placing one sample does not look at all workers. The
+caller reports every worker that may have changed (`refresh`).
+Not here: which version a sample needs, and which sample comes next (`scheduler`).
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -16,9 +18,16 @@ from echo2d.core.base.ids import PeerId, Version
 from echo2d.core.cluster.events import VersionPublished
 from echo2d.core.cluster.membership import Peer
 from echo2d.core.protocol.control_messages import VersionKey
-from echo2d.core.rollouts.placement import FreeSlots
 
 Live = Callable[[VersionKey], VersionPublished | None]
+
+
+class FreeSlots(NamedTuple):
+    """A worker with this many slots, of which `free` are not taken by leases."""
+
+    worker: PeerId
+    slots: int
+    free: int
 
 
 class _Row(NamedTuple):
@@ -32,7 +41,10 @@ class _Row(NamedTuple):
 
 @dataclass(slots=True)
 class WorkersByVersion:
-    """The rested workers that serve one version. ranked: (-free, worker, slots) of those with a free slot, sorted."""
+    """The workers that serve one version and do not rest.
+
+    ranked: (-free, worker, slots) of each worker with a free slot, sorted.
+    """
 
     ranked: list[tuple[int, PeerId, int]] = field(default_factory=list)
     workers: int = 0
@@ -50,7 +62,7 @@ class WorkersByVersion:
         self.move(worker, row.free, 0, row.slots)
 
     def move(self, worker: PeerId, before: int, after: int, slots: int) -> None:
-        """It has other free slots than before."""
+        """The number of the worker's free slots changes from `before` to `after`."""
         self.free += after - before
         if before:
             del self.ranked[bisect_left(self.ranked, (-before, worker, slots))]
@@ -59,26 +71,59 @@ class WorkersByVersion:
 
 
 class WorkerChoice:
-    """The rooms that may be used for a group, best first: the newest version, then most free slots."""
+    """The workers that may write a sample, best first: the newest version, then most free slots.
+
+    slots, free: the sums over all of these workers, when the choice was made.
+    """
 
     def __init__(self, versions: list[WorkersByVersion]) -> None:
         self._versions = versions
-        self.slots = sum(rooms.slots for rooms in versions)
-        self.free = sum(rooms.free for rooms in versions)
+        self.slots = sum(workers.slots for workers in versions)
+        self.free = sum(workers.free for workers in versions)
 
     def __iter__(self) -> Iterator[FreeSlots]:
-        """Those with a free slot."""
-        for rooms in self._versions:
-            for free, worker, slots in rooms.ranked:
+        """The workers with a free slot."""
+        for workers in self._versions:
+            for free, worker, slots in workers.ranked:
                 yield FreeSlots(worker, slots, -free)
 
     def with_free(self, samples: int) -> FreeSlots | None:
-        """The best one that has room for so many."""
-        for rooms in self._versions:
-            if rooms.ranked and -rooms.ranked[0][0] >= samples:
-                free, worker, slots = rooms.ranked[0]
+        """The best worker with this many free slots."""
+        for workers in self._versions:
+            if workers.ranked and -workers.ranked[0][0] >= samples:
+                free, worker, slots = workers.ranked[0]
                 return FreeSlots(worker, slots, -free)
         return None
+
+    def place(self, samples: Sequence[int]) -> list[tuple[PeerId, tuple[int, ...]]]:
+        """Deal out all samples of a group, or none: (worker, its samples), best worker first.
+
+        One worker gets them all if one has enough free slots; otherwise the best workers share
+        them.
+        """
+        if (workers := self.with_free(len(samples))) is not None:
+            return [(workers.worker, tuple(samples))]
+        if self.free >= len(samples):
+            return _deal(samples, self)
+        # A group that is larger than all workers together would never fit. It is placed on empty
+        # workers in several rounds, and each worker queues what exceeds its slots.
+        if self.slots < len(samples) and self.free == self.slots:
+            rounds = -(-len(samples) // max(1, self.slots))
+            return _deal(samples, [each for _ in range(rounds) for each in self])
+        return []
+
+
+def _deal(
+    samples: Sequence[int], workers: Iterable[FreeSlots]
+) -> list[tuple[PeerId, tuple[int, ...]]]:
+    """Fill the workers in their order."""
+    placed, start = [], 0
+    for each in workers:
+        if start >= len(samples):
+            break
+        placed.append((each.worker, tuple(samples[start : start + each.free])))
+        start += each.free
+    return placed
 
 
 class WorkerRanking:
@@ -90,17 +135,22 @@ class WorkerRanking:
         self._resting: dict[PeerId, float] = {}
         self._rests = DeadlineQueue[PeerId](self._resting.get)
         self._now = 0.0
-        self.slots = 0  # of all alive, active workers
-        self.free = 0  # of those that are ranked
-        self.changes = 0  # one more whenever a worker is another than before
+        # The slots of all alive, active workers, and the free slots of the ranked ones.
+        self.slots = 0
+        self.free = 0
+        # Grows whenever anything about a worker changes.
+        self.changes = 0
 
-    def refresh(self, worker: PeerId, peer: Peer | None, load: int, lent: int = 0) -> None:
-        """The worker as it is now; None: it is forgotten. lent: slots that are as good as not there."""
-        before, after = self._rows.get(worker), _row(peer, load, lent)
+    def refresh(self, worker: PeerId, peer: Peer | None, load: int, reserved: int = 0) -> None:
+        """Take note of a worker as it is now; None: it is forgotten.
+
+        load: samples that it holds. reserved: slots that count as absent.
+        """
+        before, after = self._rows.get(worker), _row(peer, load, reserved)
         if before == after:
             return
         self.changes += 1
-        if before is not None and after is not None and self._ranks_on(worker, before, after):
+        if before is not None and after is not None and self._moved(worker, before, after):
             return
         if before is not None:
             self._leave(worker, before)
@@ -108,7 +158,7 @@ class WorkerRanking:
             self._enter(worker, after)
 
     def rested(self, *, now: float) -> None:
-        """Those whose rest is over are ranked again."""
+        """Rank the workers whose rest is over again."""
         self._now = now
         while (first := self._rests.first()) is not None and first[0] <= now:
             worker = first[1]
@@ -117,7 +167,7 @@ class WorkerRanking:
             self._rank(worker, self._rows[worker])
 
     def free_of(self, worker: PeerId) -> int:
-        """The free slots of a worker that is ranked."""
+        """The free slots of a worker; 0 while it rests."""
         row = self._rows.get(worker)
         return 0 if row is None or worker in self._resting else row.free
 
@@ -126,19 +176,22 @@ class WorkerRanking:
         return self._rests.earliest()
 
     def choose(self, oldest: Version, live: Live) -> WorkerChoice:
-        """The rooms of workers that serve this version or a newer one."""
-        records = [(live(key), rooms) for key, rooms in self._versions.items()]
+        """The workers that serve version `oldest` or a newer one.
+
+        live: looks up a version's record.
+        """
+        records = [(live(key), workers) for key, workers in self._versions.items()]
         usable = [
-            (record.publish_seq, rooms)
-            for record, rooms in records
+            (record.publish_seq, workers)
+            for record, workers in records
             if record and record.version >= oldest
         ]
-        return WorkerChoice([rooms for _, rooms in sorted(usable, key=lambda pair: -pair[0])])
+        return WorkerChoice([workers for _, workers in sorted(usable, key=lambda pair: -pair[0])])
 
     # --- inside
 
-    def _ranks_on(self, worker: PeerId, before: _Row, after: _Row) -> bool:
-        """The usual change, made in place: it has more or fewer free slots than before."""
+    def _moved(self, worker: PeerId, before: _Row, after: _Row) -> bool:
+        """Make the usual change in place: only the number of free slots differs."""
         if before[:-1] != after[:-1] or after.serving is None or worker in self._resting:
             return False
         self._rows[worker] = after
@@ -159,10 +212,10 @@ class WorkerRanking:
         del self._rows[worker]
         self.slots -= row.slots
         if self._resting.pop(worker, None) is None and row.serving is not None:
-            rooms = self._versions[row.serving]
-            rooms.take(worker, row)
+            workers = self._versions[row.serving]
+            workers.take(worker, row)
             self.free -= row.free
-            if not rooms.workers:
+            if not workers.workers:
                 del self._versions[row.serving]
 
     def _rank(self, worker: PeerId, row: _Row) -> None:
@@ -174,20 +227,20 @@ class WorkerRanking:
         self,
         peers: Iterable[Peer],
         load: Callable[[PeerId], int],
-        lent: Callable[[PeerId], int] = lambda _: 0,
+        reserved: Callable[[PeerId], int] = lambda _: 0,
     ) -> None:
-        """Nothing has changed of which nobody said so, and all adds up."""
+        """The index equals one that is built anew: every change was reported."""
         fresh = WorkerRanking()
         fresh.rested(now=self._now)
         for peer in peers:
-            fresh.refresh(peer.peer, peer, load(peer.peer), lent(peer.peer))
+            fresh.refresh(peer.peer, peer, load(peer.peer), reserved(peer.peer))
         assert (fresh._rows, fresh._versions) == (self._rows, self._versions)
         assert (fresh._resting, fresh.slots, fresh.free) == (self._resting, self.slots, self.free)
         self._rests.check(self._resting)
 
 
-def _row(peer: Peer | None, load: int, lent: int) -> _Row | None:
+def _row(peer: Peer | None, load: int, reserved: int) -> _Row | None:
     if peer is None or peer.kind != "worker" or not peer.alive or not peer.active or peer.leaving:
         return None
-    slots = max(0, peer.slots - lent)
+    slots = max(0, peer.slots - reserved)
     return _Row(peer.serving, slots, peer.rest_until, slots - load if slots > load else 0)

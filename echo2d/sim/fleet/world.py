@@ -35,7 +35,7 @@ from echo2d.core.protocol.control_messages import (
 from echo2d.core.protocol.trajectory import pack_tokens
 from echo2d.core.rollouts.events import DrawPrompt, PromptDrawn, SampleScored, ScoreSample
 from echo2d.core.rollouts.groups import Groups
-from echo2d.core.rollouts.leases import LeaseTable
+from echo2d.core.rollouts.scheduler import LeaseScheduler
 from echo2d.core.rollouts.staleness import PREFETCH_STEPS, Staleness
 from echo2d.errors import OperatorFault
 from echo2d.sim.fleet.forecast import Ablation
@@ -77,9 +77,12 @@ class FleetWorld:
         self.members = Membership(self._rules.run_id, FOREVER_S)
         self.versions = PublishedVersions((), PublishSeq(0))
         self.staleness = Staleness(self._rules, nothing)
+        self._scheduler = LeaseScheduler(
+            members=self.members, versions=self.versions, statistics=self.statistics
+        )
         self.groups = Groups(
             self._rules, nothing, members=self.members, versions=self.versions, staleness=self.staleness,
-            statistics=self.statistics, lent=LeaseTable(0, FOREVER_S), tag=1,
+            statistics=self.statistics, scheduler=self._scheduler, tag=1,
         )  # fmt: skip
         policy = fleet.policy
         self.capacity_planner = CapacityPlanner(
@@ -276,11 +279,17 @@ class FleetWorld:
         asked = self.staleness.committed + PREFETCH_STEPS
         while self.staleness.freeze(asked) is not None:
             pass
-        if self._perform(self.groups.advance(now=self._clock.now)):  # prompts have come at once
-            self._perform(self.groups.advance(now=self._clock.now))
+        if self._grant():  # prompts have come at once
+            self._grant()
         self._train()
         if self._advances % CHECK_EVERY == 0:
             self._check()
+
+    def _grant(self) -> bool:
+        """Whether prompts were drawn."""
+        self._perform(self.groups.age(now=self._clock.now))
+        self._perform(self._scheduler.fill(now=self._clock.now))
+        return self._perform(self.groups.draw_ahead(self._scheduler.slots))
 
     def _perform(self, actions: Iterable[CoordinatorAction]) -> bool:
         """Whether prompts were drawn."""
@@ -439,6 +448,7 @@ class FleetWorld:
             self.versions,
             self.staleness,
             self.groups,
+            self._scheduler,
         )
         for part in (*parts, self.capacity_planner.activation):
             part.check()

@@ -28,7 +28,7 @@ def leased() -> CallChoice:
     world, (worker,) = gateway_world(4)
     world.handle(call(1))
     (granted,) = of_calls(worker)
-    (choice,) = world.state._gateway._scheduler.wanted(key_of(granted)).values()
+    (choice,) = world.state._gateway._work.wanted(key_of(granted)).values()
     return replace(choice)
 
 

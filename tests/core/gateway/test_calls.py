@@ -6,8 +6,9 @@ from echo2d.core.base.ids import Version
 from echo2d.core.cluster.events import Persist, Send
 from echo2d.core.cluster.rules import GatewayRules
 from echo2d.core.coordinator.events import CommitAsked
-from echo2d.core.gateway import scheduler
+from echo2d.core.gateway import call_work
 from echo2d.core.gateway.call_choice import AVOID_S
+from echo2d.core.gateway.call_work import GROUP_FIRST, PATIENCE_S, REPORT_S
 from echo2d.core.gateway.calls import FAILURES_MAX
 from echo2d.core.gateway.events import (
     CallGone,
@@ -17,7 +18,6 @@ from echo2d.core.gateway.events import (
     ChoiceStopped,
 )
 from echo2d.core.gateway.open_calls import CHOICES_OF_CALLER_MAX, CHOICES_OPEN_MAX
-from echo2d.core.gateway.scheduler import GROUP_FIRST, PATIENCE_S, REPORT_S
 from echo2d.core.protocol.control_messages import (
     Goodbye,
     LeaseCancelled,
@@ -333,7 +333,7 @@ def test_so_many_choices_and_no_more() -> None:
 
 def test_prompts_of_calls_never_fill_a_workers_link(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its outbox has a limit, past which the whole link is given up."""
-    monkeypatch.setattr(scheduler, "PROMPT_BYTES_MAX", 100)
+    monkeypatch.setattr(call_work, "PROMPT_BYTES_MAX", 100)
     world, peers = gateway_world(8, 8)
     for number in range(5):
         world.handle(call(number, prompt=pack_tokens([5] * 12)))  # 48 bytes

@@ -2,12 +2,18 @@
 
 import random
 
+import pytest
+
 from echo2d.core.base.ids import Epoch, PeerId, PublishSeq, SessionId, Version
 from echo2d.core.cluster.events import VersionPublished
 from echo2d.core.cluster.membership import Peer
 from echo2d.core.protocol.control_messages import VersionKey
-from echo2d.core.rollouts.placement import FreeSlots, place
-from echo2d.core.rollouts.worker_ranking import WorkerChoice, WorkerRanking
+from echo2d.core.rollouts.worker_ranking import (
+    FreeSlots,
+    WorkerChoice,
+    WorkerRanking,
+    WorkersByVersion,
+)
 from tests.support.coordinator_world import version_key
 
 VERSIONS = {
@@ -102,5 +108,37 @@ def test_it_agrees_with_sorting_all_workers() -> None:
         assert choice.with_free(len(samples)) == next(
             (r for r in rooms if r.free >= len(samples)), None
         )
-        placed = [sample for _, part in place(samples, choice) for sample in part]
+        placed = [sample for _, part in choice.place(samples) for sample in part]
         assert placed in ([], list(samples))
+
+
+def choice_of(sizes: list[tuple[int, int]]) -> WorkerChoice:
+    """Workers with these slots and free slots; the first one serves the newest version, and so on."""
+    versions = [
+        WorkersByVersion([(-free, PeerId(f"w{index}"), slots)] if free else [], 1, slots, free)
+        for index, (slots, free) in enumerate(sizes)
+    ]
+    return WorkerChoice(versions)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "parts"),
+    [
+        ([(8, 8), (8, 8)], {"w0": 4}),  # the best has room
+        ([(8, 2), (8, 5)], {"w1": 4}),  # another one has room for all
+        ([(8, 3), (8, 2)], {"w0": 3, "w1": 1}),  # only together
+        ([(8, 3), (8, 1), (8, 2)], {"w0": 3, "w1": 1}),  # nobody beyond those that are needed
+        ([(8, 3)], {}),  # not now
+        ([(2, 2)], {"w0": 4}),  # never at once: in two leases, one after the other
+        ([(2, 2), (1, 1)], {"w0": 3, "w1": 1}),
+        ([(2, 1), (1, 1)], {}),  # too small and busy
+        ([], {}),
+    ],
+)
+def test_place(sizes: list[tuple[int, int]], parts: dict[str, int]) -> None:
+    placed = choice_of(sizes).place(range(4))
+    assert sorted(sample for _, samples in placed for sample in samples) == (
+        list(range(4)) if parts else []
+    )
+    assert {worker: sum(len(s) for w, s in placed if w == worker) for worker, _ in placed} == parts
+    assert all(len(samples) <= sizes[int(worker[1:])][0] for worker, samples in placed)

@@ -12,7 +12,7 @@ from echo2d.core.base.ids import Version
 from echo2d.core.cluster.events import PeerSaid
 from echo2d.core.coordinator.events import CoordinatorEvent, DeadlinePassed
 from echo2d.core.coordinator.state import CoordinatorState
-from echo2d.core.gateway.scheduler import PATIENCE_S
+from echo2d.core.gateway.call_work import PATIENCE_S
 from echo2d.core.protocol.control_messages import Heartbeat
 from tests.support.coordinator_world import Peer, World
 from tests.support.gateway import call, gateway_world, key_of, of_calls

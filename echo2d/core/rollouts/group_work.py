@@ -1,0 +1,128 @@
+"""The run's groups as work for the scheduler: which of their samples wait, and when a new group
+begins.
+
+    waiting samples --place--> leased
+    no sample waits --prompt--> a new group, all of it leased at once
+
+A sample that has tokens goes on alone, at a worker of the version that wrote its last one or a
+newer one; after a while at any worker, from its beginning. The other samples of a group are placed
+together, or not at all.
+Not here: which worker gets them (`scheduler`), what comes back (`groups`), where the samples of a
+group are (`group_table`), what an unfinished sample has (`partials`).
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from echo2d.core.base.ids import GroupId
+from echo2d.core.cluster.events import Persist, Send
+from echo2d.core.cluster.membership import Peer
+from echo2d.core.cluster.rules import RunRules
+from echo2d.core.cluster.statistics import Statistics
+from echo2d.core.protocol.control_messages import LeaseGranted
+from echo2d.core.rollouts.events import LeaseGiven, PromptTaken, RolloutAction
+from echo2d.core.rollouts.group_table import GroupTable, OpenGroup
+from echo2d.core.rollouts.leases import LeaseTable
+from echo2d.core.rollouts.prompts import Prompts
+from echo2d.core.rollouts.scheduler import LeaseScheduler, PendingSamples
+from echo2d.core.rollouts.staleness import Staleness
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PendingOfGroup(PendingSamples):
+    """Waiting samples of this group, which is not admitted yet if it is new."""
+
+    group: OpenGroup
+
+
+class GroupWork:
+    """See the module docstring. `now` is monotonic seconds. leases: those of the run's groups."""
+
+    def __init__(
+        self,
+        rules: RunRules,
+        next_group: GroupId,
+        *,
+        prompts: Prompts,
+        groups: GroupTable,
+        leases: LeaseTable,
+        staleness: Staleness,
+        statistics: Statistics,
+        scheduler: LeaseScheduler,
+    ) -> None:
+        self._rules = rules
+        self._next_group = next_group
+        self._prompts = prompts
+        self._groups = groups
+        self.leases = leases
+        self._staleness = staleness
+        self._statistics = statistics
+        self._scheduler = scheduler
+
+    def priority(self, *, now: float) -> int:  # noqa: ARG002 - the run's never changes
+        return 0
+
+    def pending(self, *, now: float) -> Iterator[PendingOfGroup]:
+        """Waiting samples first, the oldest group first; then new groups."""
+        for group in self._groups.waiting():
+            yield from self._with_tokens(group, now)
+            if fresh := sorted(group.waiting.difference(group.partials)):
+                yield PendingOfGroup(fresh, self._staleness.oldest, group=group)
+        samples = range(self._rules.group_size)
+        while (prompt := self._prompts.next()) is not None:
+            group = OpenGroup(self._next_group, prompt, set(samples))
+            oldest = self._staleness.oldest_start(len(self._groups))
+            yield PendingOfGroup(samples, oldest, group=group)
+            if self._groups.get(group.group) is None:
+                return
+
+    def grant(
+        self, pending: PendingOfGroup, worker: Peer, samples: Sequence[int], *, now: float
+    ) -> list[RolloutAction]:
+        group = pending.group
+        actions = self._admit(group) if self._groups.get(group.group) is None else []
+        assert worker.session is not None
+        assert worker.serving is not None
+        given = self._groups.grant(group, worker.peer, worker.serving, samples, now=now).given
+        self._statistics.handed_over(given.base.length)
+        return [
+            *actions,
+            Persist(given),
+            Send(worker.session, self._grant_message(group, given)),
+        ]
+
+    # --- inside
+
+    def _with_tokens(self, group: OpenGroup, now: float) -> Iterator[PendingOfGroup]:
+        """Each waiting sample that has tokens. Only workers of their version or newer may go on."""
+        for sample, waiting in sorted(group.partials.items()):
+            oldest = self._staleness.oldest
+            versions_grow = max(oldest, waiting.partial.version_last)
+            yield PendingOfGroup((sample,), versions_grow, group=group)
+            # It has waited for long, and some worker could begin it anew: drop its tokens.
+            late = sample in group.partials and now >= waiting.until
+            if late and self._scheduler.free_from(oldest):
+                del group.partials[sample]
+
+    def _admit(self, group: OpenGroup) -> list[RolloutAction]:
+        taken = self._prompts.take()
+        assert taken == group.prompt
+        self._next_group = GroupId(self._next_group + 1)
+        self._groups.add(group)
+        return [Persist(PromptTaken(group.group, group.prompt.cursor, group.prompt.tokens))]
+
+    def _grant_message(self, group: OpenGroup, given: LeaseGiven) -> LeaseGranted:
+        rules, base = self._rules, given.base
+        return LeaseGranted(
+            given.lease,
+            given.attempt,
+            group.group,
+            group.prompt.tokens + base.tokens,
+            given.samples,
+            rules.max_new_tokens - base.length,
+            rules.temperature,
+            rules.top_p,
+            rules.stop_token_ids,
+            max(self._staleness.oldest, base.version_last),
+            rules.lease_silence_s,
+        )
