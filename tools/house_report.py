@@ -1,17 +1,20 @@
-"""Print one table of figures about the source tree: sizes, folders, imports, names, comments, functions, tests.
+"""Print one table of figures about the source tree: sizes, folders, imports, names, comments,
+functions, tests.
 
     python tools/house_report.py [CHECKOUT] [--json]
 
-Only the standard library is used and nothing of the checkout is imported, so that it also reads old commits (a clone or
-a `git worktree` of one) and two commits can be compared by the same rules:
+Only the standard library is used and nothing of the checkout is imported, so that it also reads old
+commits (a clone or a `git worktree` of one) and two commits can be compared by the same rules:
 
 - A module is a `.py` file with at least one line of code. Its lines are all of its lines.
-- An import counts wherever it is written: inside functions and under `TYPE_CHECKING` too. The longest chain is counted
-  in modules, after the modules of an import cycle have been merged into one.
+- An import counts wherever it is written: inside functions and under `TYPE_CHECKING` too. The
+  longest chain is counted in modules, after the modules of an import cycle have been merged into
+  one.
 - A code line has a token that is neither a comment nor part of a docstring.
 - The length of a function is its lines from `def` to the end, without decorators.
 
-Names, comments, lines over 100 columns and functions are counted in echo2d and learner, without tests and tools.
+Names, comments, lines over 100 columns and functions are counted in echo2d and learner, without
+tests and tools.
 """
 
 import argparse

@@ -1,7 +1,8 @@
-"""Print the Python files that have not yet been rewritten in plain English, with their lines, longest first.
+"""Print the Python files that have not yet been rewritten in plain English, with their lines,
+longest first.
 
-The files that have are listed in `tools/read_files.txt`. A listed file that does not exist is an error: it was renamed
-or deleted, and the list should follow.
+The files that have are listed in `tools/read_files.txt`. A listed file that does not exist is an
+error: it was renamed or deleted, and the list should follow.
 """
 
 import sys
