@@ -1,9 +1,15 @@
 """`python -m learner --config run.toml [--resume]`: train until the last step.
 
-On N GPUs, or with N processes on a CPU: `python -m learner.torchrun --nproc-per-node N -m learner ...`.
-Exit code 0: done, or stopped by SIGINT or SIGTERM after the step at hand, checkpointed; 1: failed while running, and
-`--resume` goes on; 2: the operator's mistake, or what would come again: a second learner (the older one ends, and to
-start it again would end the newer one), a gradient that is no number. A second signal ends it at once.
+On N GPUs, or with N processes on a CPU: `python -m learner.torchrun --nproc-per-node N -m learner
+...`. The first SIGINT or SIGTERM stops the learner after the present step, a second one ends it at
+once.
+
+Exit codes:
+0   The last step is done, or a signal stopped the learner; a checkpoint has been saved.
+1   The learner failed while running; start it again with `--resume`.
+2   Starting it again would fail again: a mistake in the configuration, a gradient that is not
+finite, or a newer
+    learner has taken over the run (a restart would end that one).
 """
 
 import argparse
@@ -34,7 +40,8 @@ from learner.config import LearnerConfig, Place, notifier, place
 if TYPE_CHECKING:
     from learner.ranks import Rendezvous
 
-ASK_S_MAX = 5.0  # for torchrun's store to say who failed first: it answers within milliseconds, or its host is gone
+# torchrun's store says within milliseconds which rank failed first, unless its host is gone.
+FIRST_FAILURE_S_MAX = 5.0
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -47,66 +54,78 @@ def main(arguments: list[str] | None = None) -> int:
     logging.basicConfig(
         level=logging.INFO, format=f"%(asctime)s %(levelname)s %(name)s {which}%(message)s"
     )
-    ranks = _OneLine(here)
+    failures = _FailureReport(here)
     try:
-        _run(options, here, ranks)
+        _run(options, here, failures)
     except Fenced as fault:
-        return ranks.last_word(f"a newer learner has the run ({fault}); this one is over", 2)
+        return failures.report(f"a newer learner has the run ({fault}); this one is over", 2)
     except (OperatorFault, FloatingPointError) as fault:
-        return ranks.last_word(str(fault), 2)
+        return failures.report(str(fault), 2)
     except (PeerFault, IntegrityFault, StoreFault, OSError) as fault:
-        return ranks.last_word(str(fault), 1)
-    except Exception as error:  # noqa: BLE001 - the only one: nobody waits for a rank that has failed at anything
-        if ranks.is_loss(error):
-            return ranks.last_word(f"lost another rank: {error}", 1)
+        return failures.report(str(fault), 1)
+    except Exception as error:  # noqa: BLE001 - the other ranks must hear of any failure
+        if failures.is_lost_rank(error):
+            return failures.report(f"lost another rank: {error}", 1)
         traceback.print_exc()
-        return ranks.last_word(f"{type(error).__name__}: {error}", 1)
+        return failures.report(f"{type(error).__name__}: {error}", 1)
     return 0
 
 
-class _OneLine:
-    """The last word is of the rank that failed first; before they have met, of the first on each host."""
+class _FailureReport:
+    """Prints one line for a failure of the whole job: that of the rank which failed first.
+
+    The other ranks fail because of it, and end in silence. Before the ranks have met, the first
+    rank of each host prints.
+    """
 
     def __init__(self, here: Place) -> None:
         self._here = here
-        self._code = 0  # of its own last word
-        self.met: Rendezvous | None = None
+        self._code = 0  # exit code of this rank's own first failure
+        self.rendezvous: Rendezvous | None = None
 
-    def last_word(self, line: str, code: int) -> int:
+    def report(self, line: str, code: int) -> int:
+        """Print the line if this rank is the first to fail. Returns `code`."""
         self._code = self._code or code
-        is_first = self._here.local_rank == 0 if self.met is None else self.met.first_to_say(line)
-        if is_first:
-            self._say(line)
+        if self._is_first(line):
+            self._print(line)
         return code
 
-    def lose(self, reason: str) -> None:
-        """End at once: what waits for a lost rank may wait for ever, as may who asks a lost host.
+    def _is_first(self, line: str) -> bool:
+        if self.rendezvous is None:
+            return self._here.local_rank == 0
+        return self.rendezvous.is_first_failure(line)
 
-        With the code of its own last word, if that has been said: what was lost since is not why it ends.
+    def lose(self, reason: str) -> None:
+        """End the process at once, because another rank is lost.
+
+        Nothing is waited for: a collective with a lost rank, or a call to a lost host, may block
+        for ever. If this rank had failed before, it ends with the code of that failure, because the
+        loss is not why it ends.
         """
         line = f"lost another rank: {reason}"
-        asks = threading.Thread(target=self.last_word, args=(line, 1), daemon=True)
-        asks.start()
-        asks.join(ASK_S_MAX)
-        if asks.is_alive():
-            self._say(line)
+        report = threading.Thread(target=self.report, args=(line, 1), daemon=True)
+        report.start()
+        report.join(FIRST_FAILURE_S_MAX)
+        if report.is_alive():
+            # The store does not answer. Two ranks may print then, which is better than none.
+            self._print(line)
         os._exit(self._code or 1)
 
-    def _say(self, line: str) -> None:
+    def is_lost_rank(self, error: Exception) -> bool:
+        return self.rendezvous is not None and self.rendezvous.is_lost_rank(error)
+
+    def _print(self, line: str) -> None:
         who = f"rank {self._here.rank}: " if self._here.rank else ""
         print(f"learner: {who}{' '.join(line.split())}", file=sys.stderr)  # noqa: T201
 
-    def is_loss(self, error: Exception) -> bool:
-        return self.met is not None and self.met.is_loss(error)
 
-
-def _run(options: argparse.Namespace, here: Place, ranks: _OneLine) -> None:
+def _run(options: argparse.Namespace, here: Place, failures: _FailureReport) -> None:
     config, prefetch = LearnerConfig.load(options.config), BatchPrefetch()
     service = notifier(here)
     if here.size > 1:
         from learner.ranks import Rendezvous
 
-        ranks.met = Rendezvous(here)
+        failures.rendezvous = Rendezvous(here)
     with contextlib.ExitStack() as stack:
         coordinator = None
         if here.rank == 0:
@@ -116,18 +135,18 @@ def _run(options: argparse.Namespace, here: Place, ranks: _OneLine) -> None:
             coordinator = stack.enter_context(opened)
 
         def stop(reason: str) -> None:
-            service.stopping(f"stopping ({reason}) after the step at hand")
+            service.stopping(f"stopping ({reason}) after the present step")
             if coordinator is not None:
                 coordinator.hurry()
             prefetch.stop()
 
         stop_on_signals(stop)
         service.starting("loading the model")
-        from learner.train import (
-            Learner,
-        )  # torch takes seconds; a wrong configuration is told before
+        # torch takes seconds to import; a mistake in the configuration is reported before that.
+        from learner.train import Learner
 
-        joined = None if ranks.met is None else ranks.met.join(config, lost=ranks.lose)
+        rendezvous = failures.rendezvous
+        joined = None if rendezvous is None else rendezvous.join(config, lost=failures.lose)
         learner = Learner(
             config,
             cast("Coordinator", coordinator),
@@ -137,14 +156,16 @@ def _run(options: argparse.Namespace, here: Place, ranks: _OneLine) -> None:
             ranks=joined,
         )
         learner.run()
-        if ranks.met is not None:
-            ranks.met.leave()
+        if rendezvous is not None:
+            rendezvous.leave()
         if options.profile and here.rank == 0:
             print(f"profile: {learner.watch}")  # noqa: T201 - it was asked for
 
 
 def stop_on_signals(stop: Callable[[str], None]) -> None:
-    """The first SIGINT or SIGTERM calls `stop` with its name; the next one of either kind ends the process."""
+    """Call `stop` with the signal's name on the first SIGINT or SIGTERM; the next one ends the
+    process.
+    """
 
     def first(number: int, _: object) -> None:
         for each in (signal.SIGINT, signal.SIGTERM):
@@ -162,26 +183,27 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--config", type=Path, help="TOML file with a [learner] table")
     what.add_argument(
-        "--print-config", action="store_true", help="print every key of that table, and end"
+        "--print-config", action="store_true", help="print every key of that table and exit"
     )
     parser.add_argument(
-        "--resume", action="store_true", help="go on from the newest checkpoint, if there is one"
+        "--resume", action="store_true", help="continue from the newest checkpoint, if any"
     )
     parser.add_argument(
-        "--profile",
-        action="store_true",
-        help="at the end, print where the time of train steps went",
+        "--profile", action="store_true", help="print at the end how train steps spent their time"
     )
     return parser.parse_args(arguments)
 
 
 def end_with(code: int) -> NoReturn:
-    """When all threads are done, and without what libraries do at the end: a board's waits for its network."""
-    atexit.register(_end, code)  # whoever came last is called first
+    """Exit once all threads have ended, without the exit handlers of libraries: a tracker's waits
+    for its network.
+    """
+    # Handlers run in reverse order of registration, so this one runs first and ends the process.
+    atexit.register(_exit_now, code)
     sys.exit(code)
 
 
-def _end(code: int) -> None:
+def _exit_now(code: int) -> None:
     logging.shutdown()
     sys.stdout.flush()
     os._exit(code)

@@ -1,8 +1,9 @@
-"""What may be trained: the check of a batch of the coordinator.
+"""Check a batch of the coordinator before it is trained.
 
-The learner believes nothing: `faults` checks every span of every trajectory (I1, I5), and a group with a fault is
-refused, never trained. With `masks`, I1 holds per token: a group may come if its newest token is fresh enough, and its
-tokens that are not are read by the model and left out of the loss. Not here: how it is laid out (`packing`).
+The learner trusts nothing: `faults` checks every span of every trajectory (I1, I5), and a group
+with a fault is refused, never trained. With `masks`, I1 holds per token: a group is accepted if any
+of its tokens is fresh enough, and its stale tokens are context for the model but not part of the
+loss. Not here: how a batch is laid out (`packing`).
 """
 
 from collections import Counter
@@ -14,14 +15,14 @@ from numpy.typing import NDArray
 
 from echo2d.client import Batch, Group, PeerFault, Span, Trajectory
 
-LOGPROB_MAX = 1e-4  # log of a probability, and a little rounding
-REWARD_MAX = 1e15  # of a reward's size: float32 still has its square
-TRAINED_MAX = 1 << 14  # groups: hundreds of steps
+LOGPROB_MAX = 1e-4  # 0 is the largest logarithm of a probability; the rest allows for rounding
+REWARD_MAX = 1e15  # absolute value; its square is still finite in float32
+TRAINED_MAX = 1 << 14  # groups remembered: those of hundreds of steps
 
 
 @dataclass(frozen=True, slots=True)
 class BatchRules:
-    """What the session promises of every batch. masks: over_stale is "mask"."""
+    """What the session promises about every batch. masks: whether over_stale is "mask"."""
 
     staleness_max: int
     groups: int
@@ -35,9 +36,10 @@ class BatchRules:
 
 
 class Trained:
-    """The groups that this learner has trained, and in which step: none comes again (I4). The newest are known.
+    """The newest TRAINED_MAX groups that this learner has trained on, so that none is trained twice
+    (I4).
 
-    steps: by group; those of a checkpoint that it goes on from.
+    steps: train step by group id, from the checkpoint that the learner resumes from.
     """
 
     def __init__(self, steps: Mapping[int, int] | None = None) -> None:
@@ -58,9 +60,10 @@ class Trained:
 
 
 def faults(batch: Batch, step: int, rules: BatchRules, trained: Trained) -> dict[int, str]:
-    """Why groups may not be trained in this step, by group id; empty where all may.
+    """Return why groups may not be trained in this step, by group id; empty if all may.
 
-    PeerFault: another step or another number of groups. No refusal mends that.
+    PeerFault: the batch is of another step or has another number of groups, which refusing groups
+    cannot repair.
     """
     if batch.step != step or len(batch.groups) != rules.groups:
         asked, came = (
@@ -81,13 +84,13 @@ def faults(batch: Batch, step: int, rules: BatchRules, trained: Trained) -> dict
 
 
 def staleness(trajectory: Trajectory, step: int) -> int:
-    """Train steps between its oldest token's version and the weights that `step` trains."""
+    """Train steps between the version of its oldest token and the weights that `step` starts from."""
     version_min: int = min(span.version for span in trajectory.spans)
     return (step - 1) - version_min
 
 
 def staleness_histogram(batch: Batch) -> dict[int, int]:
-    """How many trajectories have which staleness."""
+    """The number of trajectories by staleness."""
     counts = Counter(
         staleness(trajectory, batch.step)
         for group in batch.groups
@@ -98,32 +101,34 @@ def staleness_histogram(batch: Batch) -> dict[int, int]:
 
 def _group_fault(group: Group, step: int, rules: BatchRules) -> str:
     if len(group.trajectories) != rules.group_size:
-        return f"{len(group.trajectories)} trajectories of {rules.group_size}"
+        return f"expected {rules.group_size} trajectories; found {len(group.trajectories)}"
     if len(group.prompt) == 0 or not _in_vocabulary(group.prompt, rules.vocab_size):
-        return "a prompt that is empty or leaves the vocabulary"
+        return "its prompt is empty or has tokens outside the vocabulary"
     for index, trajectory in enumerate(group.trajectories):
         if fault := _trajectory_fault(trajectory, step, rules):
             return f"trajectory {index}: {fault}"
     if not any(
         rules.fresh(span, step) for trajectory in group.trajectories for span in trajectory.spans
     ):
-        return f"no token with staleness up to {rules.staleness_max}"
+        return f"it has no token with staleness up to {rules.staleness_max}"
     return ""
 
 
 def _trajectory_fault(trajectory: Trajectory, step: int, rules: BatchRules) -> str:
     length = len(trajectory.tokens)
     if length == 0 or not _in_vocabulary(trajectory.tokens, rules.vocab_size):
-        return "tokens that are missing or leave the vocabulary"
+        return "it has no tokens, or tokens outside the vocabulary"
     if len(trajectory.logprobs) != length:
-        return f"{len(trajectory.logprobs)} logprobs of {length} tokens"
+        return f"it has {len(trajectory.logprobs)} logprobs for {length} tokens"
     if not (np.isfinite(trajectory.logprobs) & (trajectory.logprobs <= LOGPROB_MAX)).all():
-        return "a logprob that is none"
+        return "a logprob is not finite or above 0"
+    # Written so that NaN fails too.
     if not abs(trajectory.reward) <= REWARD_MAX:
-        return f"reward {trajectory.reward}"
+        return f"its reward is {trajectory.reward}"
+    # Spans cover the tokens if each begins where the one before ends: pairs of equal edges.
     edges = [0, *(edge for span in trajectory.spans for edge in (span.start, span.end)), length]
     if edges[::2] != edges[1::2] or any(span.start >= span.end for span in trajectory.spans):
-        return f"spans that do not cover its {length} tokens"
+        return f"its spans do not cover its {length} tokens"
     for span in trajectory.spans:
         if span.version > step - 1 or not (rules.masks or rules.fresh(span, step)):
             return (

@@ -1,16 +1,22 @@
-"""Checkpoints: what a learner needs to go on after any crash, one directory per step.
+"""Save and load checkpoints: all that a learner needs to resume after a crash, one directory per
+step.
 
-    <directory>/step-00000010-epoch-3/    .metadata  __0_0.distcp        model and optimizer, by torch's DCP
-                                          progress-0.pt                  the step, whose it is, what is a rank's own
-                                          digests.blake3                 of all these
+    <directory>/step-00000010-epoch-3/
+        .metadata  __0_0.distcp ...   model and optimizer, a file per rank, by torch's DCP
+        progress-0.pt ...             a file per rank: step, run, groups trained, generator states
+        digests.blake3                digests of all the files above
 
-Each rank writes its shards (__1_0.distcp ...) and has a progress of its own (progress-1.pt ...), so several hosts need
-a directory that all of them see. Another number of ranks can go on from it, without what each had of its own.
-Model and optimizer are copied when `save` is called and written while training goes on. A damaged newest checkpoint is
-said, and the one before it is used. So a step is reported to the coordinator as durable, which deletes its batches,
-only when it is the oldest of all that are kept: whichever is used, its next batches are there.
-Kept true: at most `keep` stay once a save is over, and a kill at any moment leaves each of them whole, or not there.
-They are pickled, in part: read only those that a learner of yours has made.
+It keeps true: a kill at any moment leaves every checkpoint whole or absent, and at most `keep` stay
+after a save.
+
+Model and optimizer are copied when `save` is called and written while training goes on. If the
+newest checkpoint is damaged, a warning is logged and the one before is loaded. Therefore a step is
+reported to the coordinator as durable, which lets it delete batches, only when it is the oldest of
+`keep` checkpoints: the batches after any of them still exist.
+
+Ranks on several hosts need one directory that all hosts see. Another number of ranks can load a
+checkpoint, but without the states of the random number generators. Load only checkpoints that you
+trust: parts of them are pickled.
 """
 
 import contextlib
@@ -36,10 +42,10 @@ from echo2d.client import OperatorFault
 from learner.files import ASIDE, remove_directory, store_faults, whole_directory
 from learner.ranks import Channel, Ranks
 
-PROGRESS = "progress-{}.pt"  # of a rank
-OWN = "own"  # in it: what the same rank alone has use for
+PROGRESS = "progress-{}.pt"  # with the rank
+OWN = "own"  # key in the progress file: what only the same rank can use
 DIGESTS = "digests.blake3"
-LINE_MAX = 200  # characters of what torch says, which may be a list of all tensors
+LINE_MAX = 200  # characters quoted of a torch error, which may list all tensors
 _NAME = re.compile(r"step-(\d+)-epoch-(\d+)")
 _UNREADABLE = (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError)
 
@@ -47,7 +53,9 @@ log = logging.getLogger("echo2d.learner")
 
 
 class Checkpoints:
-    """The checkpoints in one directory; the newest `keep` stay. An epoch saves a step once."""
+    """The checkpoints in one directory, of which the newest `keep` stay. An epoch saves each step
+    at most once.
+    """
 
     def __init__(self, directory: Path, keep: int, ranks: Ranks | None = None) -> None:
         self._directory = directory
@@ -61,8 +69,10 @@ class Checkpoints:
 
     @property
     def durable(self) -> int:
-        """The lowest step that a learner may have to resume at; 0, the base model, until there are `keep`."""
-        steps = [_place(path)[0] for path in self._all()]
+        """The lowest step at which a learner may have to resume: 0, the base model, while there are
+        fewer than `keep`.
+        """
+        steps = [_step_and_epoch(path)[0] for path in self._all()]
         return steps[0] if len(steps) >= self._keep else 0
 
     def save(
@@ -73,23 +83,28 @@ class Checkpoints:
         progress: dict[str, Any],
         own: dict[str, Any],
     ) -> None:
-        """Begin to save, after the save before is over. state may change as soon as this returns.
+        """Wait for the previous save and begin this one. `state` may change as soon as this
+        returns.
 
-        state: tensors and what else of model and optimizer; progress: small and plain; own: the same, of this rank.
-        What learners of lower epochs saved of this step or later ones is of no use any more.
+        state: model and optimizer, as `Policy.state` gives them. progress: small plain values, the
+        same on all ranks. own: small plain values of this rank. Checkpoints of lower epochs at this
+        step or later are deleted: those learners have been replaced.
         """
         self.settle()
+        # The staging options are all off: a plain copy to host memory, made before this returns.
         copy = DefaultStager(StagingOptions(*[False] * 4)).stage(state)
         pool = ThreadPoolExecutor(1, "checkpoint")
         self._saving = pool.submit(
             self._save, step, epoch, copy, {**progress, "step": step, OWN: own}
         )
-        pool.shutdown(wait=False)  # the process does not end before the save does
+        # Does not wait here, but the interpreter waits for the pool's thread before it exits.
+        pool.shutdown(wait=False)
 
     def settle(self, *, wait: bool = True) -> bool:
-        """Whether a save is over now and was not before: durable. StoreFault: the disk refused it.
+        """Whether the save under way has finished, so that its checkpoint is durable; False if none
+        was under way.
 
-        All that was there before then still is.
+        StoreFault: the save failed; the checkpoints before it are still there.
         """
         if self._saving is None or not (wait or self._saving.done()):
             return False
@@ -98,9 +113,11 @@ class Checkpoints:
         return True
 
     def load_newest(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Fill `state` from the newest whole one; its progress, with what this rank had of its own if there is any.
+        """Fill `state` from the newest readable checkpoint and return its progress, with this
+        rank's own under OWN.
 
-        OperatorFault: there is none, or it is another model's.
+        OWN is empty if another number of ranks made it. OperatorFault: none can be read, or it is
+        of another model.
         """
         path, progress = self._ranks.share(self._newest)
         _load(path, state, self._channel)
@@ -111,7 +128,7 @@ class Checkpoints:
         )
 
     def _newest(self) -> tuple[Path, list[dict[str, Any]]]:
-        """The newest whole one, with the progress of each rank that made it."""
+        """The newest checkpoint that can be read, with the progress of each rank that made it."""
         for path in reversed(self._all()):
             try:
                 return path, _progress(path)
@@ -120,7 +137,9 @@ class Checkpoints:
         raise OperatorFault(f"cannot read any checkpoint in {self._directory}")
 
     def _save(self, step: int, epoch: int, state: Any, progress: dict[str, Any]) -> None:
-        """In step on all ranks; all that is not shards is rank 0's."""
+        """Runs on all ranks at once, in the save's thread. Each writes its shards, rank 0 the other
+        files.
+        """
         target = self._directory / f"step-{step:08d}-epoch-{epoch}"
         each = self._channel.gather(progress)
         with (
@@ -146,37 +165,38 @@ class Checkpoints:
 
     def _finish(self, aside: Path, stack: contextlib.ExitStack) -> None:
         if missing := _named_in(aside) - {path.name for path in aside.iterdir()}:
-            where = f"{self._directory} has no {min(missing)}, which another host wrote"
+            found = f"{self._directory} lacks {min(missing)}, which another host wrote"
             raise OperatorFault(
-                f"learner.out_dir: {where}; it must be one directory that all hosts see"
+                f"learner.out_dir: expected a directory that all hosts share; {found}"
             )
         (aside / DIGESTS).write_text(_digests(aside))
         stack.close()
 
     def _prune(self, step: int, target: Path) -> None:
-        """Not what a newer learner has saved: this one may be fenced, and not know it yet."""
-        (_, epoch), found = _place(target), self._all()
-        earlier = [path for path in found if _place(path)[0] < step]
+        """Delete old checkpoints, but none of a newer epoch: this learner may have been replaced
+        without knowing yet.
+        """
+        (_, epoch), found = _step_and_epoch(target), self._all()
+        earlier = [path for path in found if _step_and_epoch(path)[0] < step]
         kept = {target, *earlier[max(0, len(earlier) + 1 - self._keep) :]}
         for path in found:
-            if path not in kept and _place(path)[1] <= epoch:
+            if path not in kept and _step_and_epoch(path)[1] <= epoch:
                 remove_directory(path)
 
     def _all(self) -> list[Path]:
         """Oldest first."""
         return sorted(
             (path for path in self._directory.glob("step-*") if _NAME.fullmatch(path.name)),
-            key=_place,
+            key=_step_and_epoch,
         )
 
     def _sweep(self) -> None:
-        """What learners left that were killed while they saved."""
+        """Delete what learners left behind that were killed during a save."""
         for path in self._directory.glob(f"{ASIDE}*"):
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _place(path: Path) -> tuple[int, int]:
-    """Step and epoch."""
+def _step_and_epoch(path: Path) -> tuple[int, int]:
     named = _NAME.fullmatch(path.name)
     assert named is not None
     return int(named[1]), int(named[2])
@@ -184,7 +204,7 @@ def _place(path: Path) -> tuple[int, int]:
 
 @contextlib.contextmanager
 def _plain_errors() -> Iterator[None]:
-    """What torch says about a disk that refused, as the OSError that it was."""
+    """Raise torch's error about a failed write as the OSError that caused it."""
     try:
         yield
     except CheckpointException as error:
@@ -194,27 +214,33 @@ def _plain_errors() -> Iterator[None]:
         raise _os_error(error) from None
 
 
-def _one_process_is_meant() -> None:
-    """torch warns where no process group is. For all threads: filters are the process's."""
+def _silence_single_process_warning() -> None:
+    """torch warns when there is no process group. Warning filters are global, so this silences all
+    threads.
+    """
     warnings.filterwarnings(
         "ignore", "torch.distributed is disabled, unavailable or uninitialized", UserWarning
     )
 
 
 def _os_error(error: BaseException) -> BaseException:
-    """torch closes a file after a write that failed, fails again, and tells only that."""
+    """The first of two errors: after a failed write torch closes the file, fails again and reports
+    only that.
+    """
     return error.__context__ if isinstance(error.__context__, OSError) else error
 
 
 def _save_shards(directory: Path, state: Any, channel: Channel) -> None:
-    """Each rank syncs its own files: another one's host may not have them."""
-    _one_process_is_meant()
+    """Each rank syncs its own files to disk, because no other host can do that for it."""
+    _silence_single_process_warning()
     writer = FileSystemWriter(directory, sync_files=channel.group is not None)
     save(state, storage_writer=writer, process_group=channel.group, no_dist=channel.group is None)
 
 
 def _progress(path: Path) -> list[dict[str, Any]]:
-    """Of each rank of a checkpoint whose bytes are those that were saved."""
+    """The progress of each rank, after a check of all bytes. ValueError: they have changed since
+    they were saved.
+    """
     if _digests(path) != (path / DIGESTS).read_text():
         raise ValueError("its bytes are not those that were saved")
     files = [
@@ -227,7 +253,7 @@ def _progress(path: Path) -> list[dict[str, Any]]:
 
 
 def _load(path: Path, state: dict[str, Any], channel: Channel) -> None:
-    _one_process_is_meant()
+    _silence_single_process_warning()
     reader = FileSystemReader(path)
     try:
         _same_weights(reader, state)
@@ -245,16 +271,16 @@ def _load(path: Path, state: dict[str, Any], channel: Channel) -> None:
 
 
 def _same_weights(reader: FileSystemReader, state: dict[str, Any]) -> None:
-    """ValueError: others were saved. Fewer would be filled in without a word."""
+    """ValueError: the checkpoint has other weights. torch would silently load those that match."""
     saved = {
         name for name in reader.read_metadata().state_dict_metadata if name.startswith("model.")
     }
     if saved != {f"model.{name}" for name in state.get("model", {})}:
-        raise ValueError("other weights were trained")
+        raise ValueError("it has other trained weights")
 
 
 def _named_in(directory: Path) -> set[str]:
-    """The files that the shards of all ranks are in."""
+    """The names of the files with the shards of all ranks."""
     return {
         place.relative_path
         for place in FileSystemReader(directory).read_metadata().storage_data.values()
@@ -262,6 +288,6 @@ def _named_in(directory: Path) -> set[str]:
 
 
 def _digests(directory: Path) -> str:
-    """A line per file, but for the one they are written to."""
+    """A line per file, except the digest file itself."""
     files = sorted(path for path in directory.iterdir() if path.name != DIGESTS)
     return "".join(f"{blake3().update_mmap(path).hexdigest()}  {path.name}\n" for path in files)

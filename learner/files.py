@@ -1,6 +1,7 @@
-"""Directories that are there whole or not at all, even when the machine dies: written aside, synced, renamed.
+"""Write directories atomically: under a temporary name, synced, then renamed.
 
-A name is never used twice: what stands under it is not overwritten, so a crash at any point leaves the old and the new.
+After a crash at any point a directory is whole or absent. A name is used once and never
+overwritten.
 """
 
 import contextlib
@@ -16,7 +17,9 @@ ASIDE = ".tmp-"
 
 @contextlib.contextmanager
 def whole_directory(directory: Path) -> Iterator[Path]:
-    """A directory to fill. It becomes `directory` when the block ends well, and vanishes otherwise."""
+    """Yield a directory to fill. It becomes `directory` at the end of the block, or is deleted on
+    an exception.
+    """
     aside = directory.with_name(ASIDE + directory.name)
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
@@ -25,23 +28,28 @@ def whole_directory(directory: Path) -> Iterator[Path]:
         for path in (*aside.iterdir(), aside):
             _sync(path)
         aside.rename(directory)
-        for parent in (directory.parent, directory.parent.parent):  # which may be as new
+        # The rename is durable once the parent is synced; the parent may be new itself.
+        for parent in (directory.parent, directory.parent.parent):
             _sync(parent)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
 
 
 def remove_directory(directory: Path) -> None:
-    """At once, as far as anybody sees who looks for it by its name."""
+    """Remove a directory, if it exists. It disappears under its name at once, before its files are
+    deleted.
+    """
     aside = directory.with_name(ASIDE + directory.name)
-    with contextlib.suppress(OSError):  # it is there, or it is not
+    with contextlib.suppress(OSError):
         directory.rename(aside)
     shutil.rmtree(aside, ignore_errors=True)
 
 
 @contextlib.contextmanager
 def store_faults(doing: str, path: Path) -> Iterator[None]:
-    """A disk that refuses is a StoreFault that says what for."""
+    """Turn an OSError into a StoreFault that says what was being done, e.g. "cannot write PATH: No
+    space left".
+    """
     try:
         yield
     except OSError as error:

@@ -1,10 +1,12 @@
-"""LoRA: a small adapter trained beside the frozen weights of the base model, and published as PEFT writes it.
+"""Train a LoRA adapter beside the frozen base model, and publish it in PEFT's format.
 
-    y = W x + (alpha / rank) * B (A x)      A [rank, in] drawn, B [out, rank] zero: version 0 is the base model
+    y = W x + (alpha / rank) * B (A x)
 
-What trains, is checkpointed and is published are A and B of every layer that learner.lora_targets names.
+A [rank, in] starts random and B [out, rank] zero, so version 0 is the base model. Only A and B of
+the layers that learner.lora_targets names are trained, checkpointed and published:
 
-    <snapshot_root>/<run>-epoch-3-version-40/     adapter_config.json  adapter_model.safetensors  base.json
+    <snapshot_root>/<run>-epoch-3-version-40/
+        adapter_config.json  adapter_model.safetensors  base.json
 """
 
 import json
@@ -22,7 +24,9 @@ _PEFT_PREFIX = "base_model.model."
 
 
 def attach(model: nn.Module, config: LearnerConfig) -> None:
-    """Freeze the model and give the target layers an adapter. OperatorFault: a target is no linear layer of it."""
+    """Freeze the model and add an adapter to the target layers. OperatorFault: a target names no
+    linear layer.
+    """
     model.requires_grad_(requires_grad=False)
     for target in dict.fromkeys(config.lora_targets):
         layers = [
@@ -37,14 +41,16 @@ def attach(model: nn.Module, config: LearnerConfig) -> None:
 
 
 def trained(model: nn.Module) -> dict[str, Tensor]:
-    """The weights that train, by their names in the model; all of them where there is no adapter."""
+    """The weights that are trained, by name: those of the adapter, or all weights if there is no
+    adapter.
+    """
     names = {name for name, weight in model.named_parameters() if weight.requires_grad}
     state = model.state_dict()
     return {name: state[name] for name in names} if any(map(_is_ours, names)) else state
 
 
 class AdapterWriter(SnapshotWriter):
-    """Writes versions that are adapters. base_digest: of their base model."""
+    """Write versions that are adapters. base_digest: digest of the base model they belong to."""
 
     def __init__(
         self, config: LearnerConfig, run_id: str, weights: Mapping[str, Tensor], base_digest: str
@@ -54,7 +60,7 @@ class AdapterWriter(SnapshotWriter):
         self.base_digest = base_digest
 
     def _files(self, weights: Mapping[str, Tensor]) -> FileLayout:
-        """The names are our own."""
+        """One file; unlike the base class this needs no files of the base model."""
         return {"adapter_model.safetensors": {_PEFT_PREFIX + name: name for name in weights}}
 
     def _accompany(self, directory: Path) -> None:
@@ -64,9 +70,8 @@ class AdapterWriter(SnapshotWriter):
 
 def _attach(layer: Any, rank: int, scale: float) -> None:
     device = layer.weight.device
-    layer.lora_A = nn.Linear(
-        layer.in_features, rank, bias=False, device=device
-    )  # drawn as PEFT draws it
+    # nn.Linear initialises A as PEFT does.
+    layer.lora_A = nn.Linear(layer.in_features, rank, bias=False, device=device)
     layer.lora_B = nn.Linear(rank, layer.out_features, bias=False, device=device)
     nn.init.zeros_(layer.lora_B.weight)
 

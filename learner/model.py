@@ -1,6 +1,8 @@
-"""The policy under training: float32 master weights, AdamW, and the optimizer steps of a train step.
+"""The policy under training: float32 master weights, AdamW, and the optimizer steps of a train
+step.
 
-Suffixes of names: b = rows, t = positions, v = vocabulary, n = answer tokens of a micro-batch, in row-major order.
+Suffixes of names: b = rows, t = positions, v = vocabulary, n = answer tokens of a micro-batch, in
+row-major order.
 """
 
 import logging
@@ -28,22 +30,24 @@ from learner.staleness_metrics import (
     Tally,
     add_up,
     by_staleness,
-    nothing,
+    empty_tally,
     over_ranks,
     overall,
     tally,
 )
-from learner.token_weights import Seen, weigh
+from learner.token_weights import WeightInputs, weigh
 
-CONFIGURED = ("lr", "betas", "weight_decay")  # of the optimizer
-RANKS_APART = 1_000_003  # of the seeds of two ranks: far more than those of two runs
+CONFIGURED = ("lr", "betas", "weight_decay")  # optimizer settings that the config decides
+RANK_SEED_STEP = 1_000_003  # between the seeds of two ranks; runs use seeds closer together
 
 log = logging.getLogger("echo2d.learner")
 
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """What a train step saw: loss, largest norm of its optimizer steps' gradients, and the facts of `gauges`."""
+    """Loss, largest gradient norm of the optimizer steps, and means over all tokens and by
+    staleness.
+    """
 
     loss: float
     grad_norm: float
@@ -53,14 +57,18 @@ class StepReport:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What an optimizer step trains: its totals over all ranks, and the micro-batches of this rank."""
+    """The data of one optimizer step: its totals over all ranks, and the micro-batches of this
+    rank.
+    """
 
     totals: LossTotals
     micro: Sequence[MicroBatch]
 
 
 class Policy:
-    """Model and optimizer. Everything that a checkpoint must bring back is in `state` and `restore`."""
+    """Model and optimizer. `state` and `progress` are what a checkpoint saves, `restore` takes
+    both.
+    """
 
     def __init__(self, config: LearnerConfig, ranks: Ranks) -> None:
         rng_state.seed(config.rng_seed)
@@ -76,7 +84,7 @@ class Policy:
         self.model = ranks.place(model).train()
         self._packed = config.packing and keeps_answers_apart(self.model)
         if config.packing and not self._packed:
-            log.warning("answers do not share rows: the model mixes those that do")
+            log.warning("packing is off: this model lets answers in the same row see each other")
         self._base = ranks.place(_base_model(config)) if config.kl_coef else None
         self._kept = StateDictOptions(
             ignore_frozen_params=bool(config.lora_rank), strict=not config.lora_rank
@@ -85,14 +93,15 @@ class Policy:
         self._optimizer = torch.optim.AdamW(
             trained, lr=config.lr, betas=config.betas, weight_decay=config.weight_decay
         )
-        rng_state.seed(config.rng_seed + ranks.rank * RANKS_APART)
+        # All ranks have built the same model. From here on each has its own dropout.
+        rng_state.seed(config.rng_seed + ranks.rank * RANK_SEED_STEP)
 
     @property
     def vocab_size(self) -> int:
         return int(self.model.config.vocab_size)
 
     def lay_out(self, parts: Sequence[Sequence[Answer]]) -> list[Part]:
-        """One for each optimizer step."""
+        """Pack the answers of each optimizer step into micro-batches."""
         return [Part(_totals(part), self._micro_batches(part)) for part in parts]
 
     def _micro_batches(self, answers: Sequence[Answer]) -> list[MicroBatch]:
@@ -102,9 +111,9 @@ class Policy:
         )
 
     def train_step(self, step: int, parts: Sequence[Part], staleness_max: int) -> StepReport:
-        """Train step `step`: an optimizer step on each of what `lay_out` gave.
+        """Run train step `step`: one optimizer step on each of the parts that `lay_out` returned.
 
-        FloatingPointError: a gradient is not finite. The weights are those of the last optimizer step before.
+        FloatingPointError: a gradient is not finite. The optimizer steps before it stay applied.
         """
         config = self._config
         for group in self._optimizer.param_groups:
@@ -120,23 +129,25 @@ class Policy:
         return _report(over_ranks(add_up(tallies), self._ranks), max(norms), len(parts))
 
     def _optimize(self, step: int) -> float:
-        """One optimizer step; the norm of its gradient."""
+        """Apply one optimizer step and return the norm of its gradient before clipping."""
         norm = float(
             _whole(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._config.grad_clip))
         )
+        # Written so that NaN fails too.
         if not norm < float("inf"):
             self._optimizer.zero_grad()
             raise FloatingPointError(
-                f"the gradient of train step {step} has norm {norm}; its batch stays the same"
+                f"the gradient of train step {step} has norm {norm}; a restart gets the same batch"
             )
         self._optimizer.step()
         self._optimizer.zero_grad()
         return norm
 
     def _proximal(self, parts: Sequence[Part]) -> dict[int, Tensor]:
-        """The logprobs with the weights that this train step starts from, by id of the micro-batch.
+        """The logprobs under the weights at the start of this train step, by `id` of the
+        micro-batch.
 
-        The first optimizer step has them anyway.
+        The first optimizer step starts from these weights, so its own logprobs serve.
         """
         if self._config.proximal != "recomputed":
             return {}
@@ -148,23 +159,26 @@ class Policy:
             }
 
     def weights(self) -> dict[str, Tensor]:
-        """What trains, and is published."""
+        """The weights that are trained and published, by name."""
         return lora.trained(self.model)
 
     def state(self) -> dict[str, Any]:
-        """What trains, and its optimizer: tensors as they are. What fills it in place goes back by `restore`."""
+        """The trained weights and the optimizer's state, not copied. `restore` takes it after it
+        has been filled.
+        """
         model, optimizer = get_state_dict(self.model, self._optimizer, options=self._kept)
-        trained = (
-            self.weights()
-        )  # tied weights have two names, and only one of them counts as frozen
+        # Tied weights have two names, of which torch treats only one as frozen.
+        trained = self.weights()
         return {"model": {name: model[name] for name in trained}, "optimizer": optimizer}
 
     def progress(self) -> dict[str, Any]:
-        """What else must come back after a crash, to the same rank if there are as many then."""
+        """The states of this rank's random number generators."""
         return {"rng": rng_state.state()}
 
     def restore(self, state: dict[str, Any], progress: dict[str, Any]) -> None:
-        """The optimizer's settings stay those of the config; a checkpoint has those that it was made with."""
+        """Bring back a checkpoint. The optimizer's settings are those of the config, not of the
+        checkpoint.
+        """
         settings = [
             {name: group[name] for name in CONFIGURED} for group in self._optimizer.param_groups
         ]
@@ -183,14 +197,17 @@ class Policy:
     def _accumulate(
         self, micro: MicroBatch, totals: LossTotals, staleness_max: int, proximal_n: Tensor | None
     ) -> Tally:
-        """Add the micro-batch's gradient to that of its optimizer step."""
+        """Run one micro-batch forward and backward; its gradient is added to that of the optimizer
+        step.
+        """
         config = self._config
         logprobs_n = self._logprobs(self.model, micro)
         base_n = self._base_logprobs(micro)
-        if not micro.tokens:  # other ranks have answers, and all run together
+        if not micro.tokens:
+            # Other ranks have answers here, and FSDP2 needs every rank to run forward and backward.
             torch.autograd.backward(logprobs_n.sum())
-            return nothing(staleness_max + 1, self._ranks.device)
-        seen = Seen(
+            return empty_tally(staleness_max + 1, self._ranks.device)
+        inputs = WeightInputs(
             logprobs_n,
             self._here(micro.rollout_logprobs_n),
             self._here(micro.advantages_n),
@@ -198,20 +215,19 @@ class Policy:
             self._here(micro.answers_n),
             proximal_n,
         )
-        found = weigh(config, seen)
-        shares_n = token_shares(config.mean, totals, seen.answers_n, constant=config.loss_tokens)
-        loss = policy_loss(logprobs_n, found.weights_n, seen.advantages_n, shares_n)
+        found = weigh(config, inputs)
+        shares_n = token_shares(config.mean, totals, inputs.answers_n, constant=config.loss_tokens)
+        loss = policy_loss(logprobs_n, found.weights_n, inputs.advantages_n, shares_n)
         if base_n is not None:
             loss = loss + config.kl_coef * (shares_n * distance_to_base(logprobs_n, base_n)).sum()
-        torch.autograd.backward(
-            loss * self._ranks.size
-        )  # the mean of the ranks' gradients, FSDP's, becomes their sum
+        # FSDP2 averages gradients over the ranks; the factor turns the mean into the sum.
+        torch.autograd.backward(loss * self._ranks.size)
         return tally(
             loss,
             found.log_ratio_n,
             found.keeps_n,
             found.corrected_n,
-            seen.staleness_n,
+            inputs.staleness_n,
             staleness_max + 1,
         )
 
@@ -231,7 +247,7 @@ class Policy:
 
 
 def _report(tallied: Tally, norm: float, optimizer_steps: int) -> StepReport:
-    """Of a train step; its loss is the mean of its optimizer steps'."""
+    """The report of a train step, whose loss is the mean over its optimizer steps."""
     return StepReport(
         float(tallied.loss) / optimizer_steps, norm, overall(tallied), by_staleness(tallied)
     )
@@ -252,16 +268,17 @@ def answer_logprobs(
     temperature: float,
     positions_bt: NDArray[np.int64] | None = None,
 ) -> Tensor:
-    """log p [n] of each answer token under the model at `temperature`, full vocabulary, float32, with gradient.
+    """log p [n] of each answer token at `temperature` over the full vocabulary: float32, with
+    gradient.
 
-    No attention mask: rows are padded on the right, attention is causal, and where positions_bt begins at 0 again the
-    model lets nobody look further back (`keeps_answers_apart`).
+    No attention mask is passed: rows are padded on the right, attention is causal, and where
+    positions_bt restarts at 0 the model does not look further back (checked by
+    `keeps_answers_apart`).
     """
     device = next(model.parameters()).device
     tokens = torch.from_numpy(tokens_bt).to(device)
-    marked = torch.from_numpy(answer_bt).to(device)[
-        :, 1:
-    ]  # the logits at t are about the token at t + 1
+    # The logits at t predict the token at t + 1.
+    marked = torch.from_numpy(answer_bt).to(device)[:, 1:]
     positions = (
         {} if positions_bt is None else {"position_ids": torch.from_numpy(positions_bt).to(device)}
     )
@@ -271,7 +288,9 @@ def answer_logprobs(
 
 
 def keeps_answers_apart(model: Any) -> bool:
-    """Whether what stands before in the same row leaves an answer's logits as they are."""
+    """Whether an answer's logits are the same with another answer before it in the row, told apart
+    by positions.
+    """
     first, second = np.array([[1, 2, 3]]), np.array([[3, 1, 2]])
     together = np.concatenate([first, second], axis=1)
     positions = torch.from_numpy(np.array([[0, 1, 2, 0, 1, 2]])).to(next(model.parameters()).device)
@@ -289,7 +308,9 @@ def keeps_answers_apart(model: Any) -> bool:
 
 
 def load_model(directory: Path) -> Any:
-    """The causal language model in a directory, in float32. OperatorFault: there is none, or no tokenizer."""
+    """Load a causal language model in float32. OperatorFault: the directory lacks a file or a
+    weight.
+    """
     from transformers import AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar
 
@@ -307,24 +328,25 @@ def load_model(directory: Path) -> Any:
         ) from error
     if missing := sorted(info["missing_keys"]):
         raise OperatorFault(
-            f"learner.model: {directory} lacks {', '.join(missing[:3])}; nothing is made up"
+            f"learner.model: {directory} lacks the weights {', '.join(missing[:3])}"
         )
     return model
 
 
 def _base_model(config: LearnerConfig) -> Any:
-    """For the distance to the base."""
+    """A frozen second model, for the KL distance to the base."""
     return load_model(config.model).requires_grad_(requires_grad=False).eval()
 
 
 def _checkpoint_layers(model: Any, directory: Path) -> None:
+    # The second name is that of older versions of transformers.
     enable = (
         getattr(model, "activation_checkpointing_enable", None)
         or model.gradient_checkpointing_enable
-    )  # the older
+    )
     try:
         enable({"use_reentrant": False})
     except ValueError as error:
         raise OperatorFault(
-            f"learner.gradient_checkpointing: {directory} is a model that cannot: {error}"
+            f"learner.gradient_checkpointing: the model in {directory} does not support it: {error}"
         ) from error

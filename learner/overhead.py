@@ -1,12 +1,13 @@
-"""What a learner's step costs beyond forward, backward and optimizer: `python -m learner.overhead OUT [--steps 24]`.
+"""Measure what a train step costs beyond training: `python -m learner.overhead OUT [--steps 24]`.
 
-The real learner trains a model of 50 M parameters on recorded batches, whose source stands in for the coordinator: it
-links and hashes a version, as that does on one host, and answers a publish period that makes every other step publish.
-So each step that runs while a version is written has a neighbour that runs alone, and a busy machine is fair to both.
-Not in it: what the coordinator does later with a version, in its own process.
+The real learner trains a model of 50 M parameters on generated batches. A stub coordinator links
+and hashes versions, as the real one does on one host, and makes the learner publish every second
+step. So each step that runs while a version is being written has a neighbour that runs alone, and a
+busy machine affects both alike. Not measured: what the coordinator does with a version later in its
+own process.
 
-    overhead   share of a step that is not `train`, where a version is begun in each step
-    ratio      t_train_s of a step with a version on its way to that of the step before, without
+    overhead   share of a step that is not `train`, for steps that begin a version
+    ratio      t_train_s of a step with a version under way / t_train_s of the step before
 """
 
 import argparse
@@ -30,14 +31,13 @@ from learner.train import Learner
 VOCABULARY, HIDDEN, LAYERS = 8192, 512, 15  # 51 M parameters
 GROUPS = GROUP_SIZE = 4
 PROMPT_TOKENS = 16
-WARM_UP = 2  # steps that are not counted
-NEVER = 1 << 30  # steps between two versions
+WARM_UP = 2  # first steps, which are not counted
+NEVER = 1 << 30  # a publish period in steps
 
 
-class Source:
-    """The learner's side of a coordinator. All batches are the same but for their numbers.
-
-    tokens: of the longest answer.
+class StubCoordinator:
+    """Stands in for `echo2d.client.Coordinator`. Batches differ only in their numbers. tokens: of
+    the longest answer.
     """
 
     run_id = "run"
@@ -72,7 +72,7 @@ class Source:
         return 1 if publishes(batch.step) else NEVER
 
     def checkpoint(self, step: int) -> None:
-        """Nothing is kept."""
+        """Ignored: this coordinator stores nothing."""
 
     def _group(self, group_id: int, step: int, rng: np.random.Generator) -> Group:
         prompt = rng.integers(0, VOCABULARY, PROMPT_TOKENS, dtype=np.int32)
@@ -93,12 +93,12 @@ class Source:
 
 
 def publishes(step: int) -> bool:
-    """Whether a version is begun after this step, and so is on its way in the next one."""
+    """Whether a version begins after this step and is under way during the next one."""
     return step % 2 == 1
 
 
 def make_model(directory: Path) -> None:
-    """Qwen3 with weights as they are drawn: the time of a step does not depend on them."""
+    """Save a Qwen3 with random weights, on which the time of a step does not depend."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -115,7 +115,7 @@ def make_model(directory: Path) -> None:
     model = Qwen3ForCausalLM(shape).to(torch.bfloat16)
     print(f"parameters={model.num_parameters() / 1e6:.1f}M")  # noqa: T201 - a command's output
     model.save_pretrained(directory)
-    (directory / "tokenizer.json").write_text("{}")  # is copied, not read
+    (directory / "tokenizer.json").write_text("{}")  # copied, never read
 
 
 def measure(out: Path, steps: int, tokens: int, threads: int) -> None:
@@ -132,17 +132,18 @@ def measure(out: Path, steps: int, tokens: int, threads: int) -> None:
         micro_batch_tokens=1024,
         checkpoint_every=250,
     )
-    source = Source(out, tokens)
+    source = StubCoordinator(out, tokens)
     learner = Learner(config, cast("Coordinator", source), BatchPrefetch(), resume=False)
     learner.run()
     print(f"profile: {learner.watch}")  # noqa: T201
     rows = [
         json.loads(line) for line in (config.out_dir / "metrics.jsonl").read_text().splitlines()
     ]
-    report(rows[WARM_UP : steps - 1], source)  # the last one publishes whatever its number
+    # The last step always publishes, so it is left out.
+    report(rows[WARM_UP : steps - 1], source)
 
 
-def report(rows: Sequence[dict[str, Any]], source: Source) -> None:
+def report(rows: Sequence[dict[str, Any]], source: StubCoordinator) -> None:
     t = source.t_train_s
     pairs = [
         t[row["step"]] / t[row["step"] - 1]
@@ -175,7 +176,8 @@ def overhead(row: dict[str, Any]) -> float:
 
 def say(what: str, values: Sequence[float]) -> None:
     low, middle, high = statistics.quantiles(values, n=4)
-    print(f"{what}: median={middle:.4g} quartiles={low:.4g}..{high:.4g} n={len(values)}")  # noqa: T201
+    line = f"{what}: median={middle:.4g} quartiles={low:.4g}..{high:.4g} n={len(values)}"
+    print(line)  # noqa: T201
 
 
 def main() -> None:

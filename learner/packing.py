@@ -1,15 +1,18 @@
-"""How a batch is laid out for the model: answers in rows, rows in micro-batches, micro-batches in optimizer steps.
+"""Lay a batch out for the model: answers in rows, rows in micro-batches, micro-batches in optimizer
+steps.
 
-    parts        whole groups, dealt at random by (rng_seed, step): one optimizer step each
-    rows         longest answers first, each into the row where it leaves least room (best fit); a row is never longer
-                 than the longest answer, so that no attention gets longer by sharing a row
-    ranks        rows are dealt to them, longest first: each gets as much, but for a row
-    micro-batch  rows of similar length, at most `tokens_max` tokens with padding, or one row. All ranks have as many,
-                 if need be with some without answers at the end: they run each of them together
+    parts        whole groups, dealt at random by (rng_seed, step): one part per optimizer step
+    rows         best fit, longest answers first; a row is never longer than the longest answer,
+                 so that packing does not make attention longer
+    ranks        rows are dealt to the ranks in turn, longest first, so that loads differ by a row
+    micro-batch  rows of similar length: at most `tokens_max` tokens with padding, or one row;
+                 all ranks get the same number, some of them perhaps empty, because all ranks run
+                 forward and backward together
 
-The same batch gives the same layout. Only answers with tokens that count are laid out.
+The same batch always gives the same layout. Answers without a token in the loss are left out.
 
-Suffixes of names: b = rows of a micro-batch, t = positions, n = its answer tokens that count, in row-major order.
+Suffixes of names: b = rows of a micro-batch, t = positions, n = answer tokens in the loss, in
+row-major order.
 """
 
 import bisect
@@ -23,12 +26,14 @@ from echo2d.client import Batch, Group
 from learner.batches import BatchRules
 from learner.objectives import group_advantages
 
-PAD = 0  # any id will do: attention is causal, so what stands right of a row is never seen by it
+PAD = 0  # any token id: attention is causal, so padding on the right is never seen
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One trajectory behind its prompt [t]. counts [t]: which tokens are in the loss, the n of all that follows."""
+    """A prompt and one trajectory [t]. counts [t]: which tokens are in the loss; the others have no
+    entry in n.
+    """
 
     tokens: NDArray[np.int32]
     counts: NDArray[np.bool_]
@@ -39,10 +44,11 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """Rows of one forward pass, padded on the right.
+    """The rows of one forward pass, padded on the right.
 
-    answer_bt marks the tokens that count in the loss, the n. positions_bt: from 0 in each answer; None where no two
-    answers share a row. answers_n: whose token it is, numbered as the answers follow. answers: how many.
+    answer_bt marks the tokens in the loss. positions_bt restarts at 0 in each answer, and is None
+    if no two answers share a row. answers_n is the index of each token's answer. answers is the
+    number of answers.
     """
 
     tokens_bt: NDArray[np.int64]
@@ -56,7 +62,7 @@ class MicroBatch:
 
     @property
     def tokens(self) -> int:
-        """How many count."""
+        """The number of tokens in the loss."""
         return len(self.advantages_n)
 
 
@@ -73,14 +79,16 @@ _NOTHING = MicroBatch(
 
 
 def answers_of(batch: Batch, rules: BatchRules, *, scaled: bool) -> list[list[Answer]]:
-    """The answers with tokens that count, by group. scaled: `objectives.group_advantages`."""
+    """The answers with tokens in the loss, by group. scaled: as in `objectives.group_advantages`."""
     return [list(_answers(group, batch.step, rules, scaled=scaled)) for group in batch.groups]
 
 
 def parts(
     groups: Sequence[list[Answer]], count: int, *, step: int, rng_seed: int
 ) -> list[list[Answer]]:
-    """The answers of each optimizer step, without empty ones. One part: all, in order."""
+    """The answers of each optimizer step, without empty parts. With one part the order stays as it
+    is.
+    """
     order = (
         np.random.default_rng((rng_seed, step)).permutation(len(groups))
         if count > 1
@@ -95,7 +103,7 @@ def parts(
 def micro_batches(
     answers: Sequence[Answer], tokens_max: int, *, packed: bool, rank: int = 0, ranks: int = 1
 ) -> list[MicroBatch]:
-    """Those of one rank. packed: answers may share rows."""
+    """The micro-batches of one rank. packed: whether answers may share rows."""
     by_length = sorted(answers, key=lambda answer: len(answer.tokens), reverse=True)
     rows = _best_fit(by_length) if packed else [[answer] for answer in by_length]
     rows.sort(key=_width, reverse=True)
@@ -105,7 +113,7 @@ def micro_batches(
 
 
 def _cut(rows: Sequence[list[Answer]], tokens_max: int) -> list[Sequence[list[Answer]]]:
-    """The rows of each micro-batch. rows: the longest first."""
+    """Cut rows, longest first, into micro-batches."""
     micro = []
     while rows:
         count = max(1, tokens_max // _width(rows[0]))
@@ -130,19 +138,20 @@ def _answers(group: Group, step: int, rules: BatchRules, *, scaled: bool) -> Ite
 
 
 def _best_fit(answers: Sequence[Answer]) -> list[list[Answer]]:
-    """Rows as long as the first, which is the longest answer, at most."""
+    """Pack answers, longest first, into rows that are at most as long as the first answer."""
     rows: list[list[Answer]] = []
-    rooms: list[tuple[int, int]] = []  # (room left, row), ascending
+    free: list[tuple[int, int]] = []  # (free tokens, row), ascending
     for answer in answers:
         length = len(answer.tokens)
-        at = bisect.bisect_left(rooms, (length, 0))
-        if at == len(rooms):
+        # The first row with enough room is the one with the least room that fits.
+        at = bisect.bisect_left(free, (length, 0))
+        if at == len(free):
             room, row = len(answers[0].tokens), len(rows)
             rows.append([])
         else:
-            room, row = rooms.pop(at)
+            room, row = free.pop(at)
         rows[row].append(answer)
-        bisect.insort(rooms, (room - length, row))
+        bisect.insort(free, (room - length, row))
     return rows
 
 
@@ -161,9 +170,9 @@ def _collate(rows: Sequence[Sequence[Answer]]) -> MicroBatch:
             end = start + len(answer.tokens)
             tokens_bt[index, start:end] = answer.tokens
             answer_bt[index, start:end] = answer.counts
-            positions_bt[index, start:] -= positions_bt[
-                index, start
-            ]  # what follows goes on counting: padding
+            # Restart at 0 here. The rest of the row is overwritten by the next answer, or is
+            # padding.
+            positions_bt[index, start:] -= positions_bt[index, start]
             start = end
     answers = [answer for row in rows for answer in row]
     lengths = [len(answer.logprobs_n) for answer in answers]

@@ -1,10 +1,10 @@
-"""Versions on disk: the policy's weights in bfloat16, in the files, names and companions of the base model.
-
-A published directory lives until the coordinator has taken it (it hard-links or copies before it answers).
+"""Write versions to disk and publish them: the policy's weights in bfloat16, with the base model's
+file names, tensor names and companion files.
 
     <snapshot_root>/<run>-epoch-3-version-40/     config.json  tokenizer.json ...  model.safetensors
 
-The run is in the name, so that two runs may have one root, and neither publishes or removes the other's.
+A directory is deleted once the coordinator has taken it (it hard-links or copies the files before
+it answers). The run id is part of the name, so that two runs can share a root.
 """
 
 import json
@@ -27,17 +27,20 @@ from learner.ranks import Ranks
 from learner.shards import Shards, published_dtype
 
 COMPANIONS = {".json", ".txt", ".model", ".jinja"}
-DTYPE_KEYS = ("dtype", "torch_dtype")  # of config.json; the second is the older name
+DTYPE_KEYS = (
+    "dtype",
+    "torch_dtype",
+)  # in config.json; older versions of transformers write the second
 HEADER_ALIGNMENT = 8
-_NAMED = {torch.bfloat16: "BF16", torch.bool: "BOOL"}  # the others that are published are integers
+_NAMED = {torch.bfloat16: "BF16", torch.bool: "BOOL"}  # all other published dtypes are integers
 
 FileLayout = dict[str, dict[str, str]]  # file -> name in it -> name of the weight
 
 
 class SnapshotWriter:
-    """Writes versions of the model whose base lies in `base` into `root`, for the run with this id."""
+    """Write versions of the model whose base is in `base` into `root`."""
 
-    base_digest = ""  # of what an adapter belongs to
+    base_digest = ""  # digest of the base model, for adapters only
 
     def __init__(self, base: Path, root: Path, run_id: str, weights: Mapping[str, Tensor]) -> None:
         self._base, self._root, self._run_id = base, root, run_id
@@ -50,14 +53,15 @@ class SnapshotWriter:
         self.names = [weight for names in self._layout.values() for weight in names.values()]
 
     def write(self, epoch: int, version: int, shards: Shards, stream: Iterator[Tensor]) -> Path:
-        """A new directory; durable when this returns. StoreFault: the disk refused, and nothing is left.
+        """Write a version into a new directory, durable when this returns. StoreFault: it failed
+        and left nothing.
 
-        stream: the parts of `names`, the weights in the order in which they are written.
+        stream: the bytes of `self.names` in that order, `shards.ranks` parts of each.
         """
         directory = self._root / f"{self._run_id}-epoch-{epoch}-version-{version}"
-        remove_directory(
-            directory
-        )  # of a learner that was killed, before the run's ledger was set back
+        # A directory of this name is left if a learner was killed and the run's ledger was then
+        # reset.
+        remove_directory(directory)
         with (
             store_faults("cannot write the snapshot", directory),
             whole_directory(directory) as aside,
@@ -68,7 +72,7 @@ class SnapshotWriter:
         return directory
 
     def clean(self, epoch: int) -> None:
-        """Remove what learners of lower epochs left; they are fenced."""
+        """Remove the directories of lower epochs. Their learners are fenced and publish no more."""
         left = re.compile(
             rf"(?:{re.escape(ASIDE)})?{re.escape(self._run_id)}-epoch-(\d+)-version-\d+"
         )
@@ -77,23 +81,28 @@ class SnapshotWriter:
                 shutil.rmtree(path, ignore_errors=True)
 
     def _files(self, weights: Mapping[str, Tensor]) -> FileLayout:
-        """OperatorFault: the model's weights do not have the names that the base's files have."""
+        """The file layout of the base. OperatorFault: the base has tensors that are not weights of
+        the model.
+        """
         files = _tensor_names(self._base)
         missing = sorted({name for names in files.values() for name in names} - weights.keys())
         if missing:
             raise OperatorFault(
-                f"learner.model: {len(missing)} tensors are no weights of the model, e.g. {missing[0]}"
+                f"learner.model: {len(missing)} tensors are not weights of the model, "
+                f"e.g. {missing[0]}"
             )
         return {file: dict(zip(names, names, strict=True)) for file, names in files.items()}
 
     def _accompany(self, directory: Path) -> None:
-        """The files without tensors."""
+        """Write the files that have no tensors."""
         for path in self._companions:
             (directory / path.name).write_bytes(_companion(path))
 
 
 class Publisher:
-    """Versions go out in a thread of their own, one after the other, while training goes on. It ends with the block."""
+    """Publish versions in a thread, one after the other, while training goes on. Leaving the block
+    waits for it.
+    """
 
     def __init__(self, writer: SnapshotWriter, coordinator: Coordinator, ranks: Ranks) -> None:
         self._writer = writer
@@ -103,16 +112,21 @@ class Publisher:
         self._going: Future[None] | None = None
 
     def begin(self, epoch: int, version: int, weights: Mapping[str, Tensor]) -> None:
-        """On every rank. The weights may change when this returns; the version before is out by then."""
+        """Begin to publish, on every rank, once the version before is out. The weights may change
+        when this returns.
+        """
         self._ranks.share(self.settle)
         self.settle()
         shards = Shards({name: weights[name] for name in self._writer.names}, self._ranks)
         pool = ThreadPoolExecutor(1, "publish")
         self._going = pool.submit(self._publish, epoch, version, shards)
-        pool.shutdown(wait=False)  # the process does not end before the version is out
+        # Does not wait here, but the interpreter waits for the pool's thread before it exits.
+        pool.shutdown(wait=False)
 
     def settle(self, *, patient: bool = True) -> None:
-        """Raises what publishing raised, as soon as it is over."""
+        """Wait for the version under way and raise what publishing raised. Not patient: only if it
+        is over.
+        """
         if self._going is not None and (patient or self._going.done()):
             going, self._going = self._going, None
             going.result()
@@ -130,13 +144,16 @@ class Publisher:
             if self._ranks.leads:
                 directory = self._writer.write(epoch, version, shards, stream)
                 self._coordinator.publish(version, directory)
-                shutil.rmtree(directory, ignore_errors=True)  # the next session removes what stays
+                # What cannot be deleted is left for `clean` in the next session.
+                shutil.rmtree(directory, ignore_errors=True)
         finally:
-            deque(stream, maxlen=0)  # the other ranks wait to be rid of theirs
+            # Drain the stream even after an error: the other ranks block until their parts are
+            # received.
+            deque(stream, maxlen=0)
 
 
 def in_order(names: Mapping[str, str], weights: Mapping[str, Tensor]) -> dict[str, str]:
-    """As safetensors has tensors in a file: wide types first, so that each is aligned, then by name."""
+    """Order tensors as safetensors does: wide types first, so that each is aligned, then by name."""
     sizes = {name: published_dtype(weights[weight]).itemsize for name, weight in names.items()}
     return {name: names[name] for name in sorted(names, key=lambda name: (-sizes[name], name))}
 
@@ -144,7 +161,9 @@ def in_order(names: Mapping[str, str], weights: Mapping[str, Tensor]) -> dict[st
 def write_safetensors(
     path: Path, names: Mapping[str, str], shards: Shards, stream: Iterator[Tensor]
 ) -> None:
-    """The file that the library would write, of which no more than a part is in memory. names: in order."""
+    """Write the same file as the safetensors library, with only one part in memory. names: from
+    `in_order`.
+    """
     with path.open("wb") as file:
         file.write(_header(names, shards))
         for part in islice(stream, len(names) * shards.ranks):
@@ -165,14 +184,14 @@ def _header(names: Mapping[str, str], shards: Shards) -> bytes:
 
 
 def _dtype_name(dtype: torch.dtype) -> str:
-    """Safetensors' name."""
+    """The name of a dtype in safetensors."""
     if dtype in _NAMED:
         return _NAMED[dtype]
     return f"{'I' if dtype.is_signed else 'U'}{8 * dtype.itemsize}"
 
 
 def _companion(path: Path) -> bytes:
-    """The file as it is; only config.json says which dtype the weights now have."""
+    """The bytes of a file; in config.json the dtype becomes that of the published weights."""
     data = path.read_bytes()
     if path.name != "config.json":
         return data
@@ -184,7 +203,7 @@ def _companion(path: Path) -> bytes:
 
 
 def _tensor_names(base: Path) -> dict[str, list[str]]:
-    """The tensors in each safetensors file."""
+    """The names of the tensors in each safetensors file of the base model."""
     layout = {}
     for path in sorted(base.glob("*.safetensors")):
         try:

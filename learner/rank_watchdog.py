@@ -1,14 +1,19 @@
-"""Whether the other ranks are there: one that is gone without a word is noticed in bounded time.
+"""Notice within a bounded time that another rank has disappeared without a message.
 
-    every rank, LOOKS times in silence_s     counts up in torchrun's store, and reads the count of the next rank
-    LOOKS times nothing new of that one      lost: whoever notices ends, and so do the others, one after the other
+    heartbeat   every silence_s / CHECKS seconds each rank increments its counter in torchrun's
+                store and reads the counter of the next rank
+    loss        after CHECKS checks without a new count the watchdog calls `lost`; that rank ends,
+                so the rank before it misses it next, until all have ended
 
-torch notices at once when a connection is reset. This is for what resets nothing: a host without power, a network that
-drops everything, a process that stands still; and for a store that does not answer. What ranks do meanwhile, and how
-long it takes, does not matter: a count is a sign of life, not of progress. Time is counted in looks, so a pause of all
-of them is no loss. A rank that has not come yet, or has left in order, is not missed. After a rank's last word nothing
-is news: who is still at work by then ends, for it may wait for one that is not. Who has had its own last word is left
-to end by itself: it may be saving for minutes, in step with others that have had theirs.
+torch notices a connection that is reset. The watchdog covers what resets nothing: a host without
+power, a network that drops packets, a stopped process, a store that does not answer. It keeps true:
+
+- A counter shows life, not progress: a rank may work on one thing for as long as it likes.
+- Time is counted in checks, so that a pause of the whole machine is not a loss.
+- A rank that has not started yet, or has left in order, is not missed.
+- After the first failure of any rank heartbeats no longer count, so that ranks which wait for the
+  failed one end. A rank that has failed itself still counts them: it may be saving a checkpoint
+  with other failed ranks.
 """
 
 import contextlib
@@ -17,12 +22,16 @@ from collections.abc import Callable
 
 from torch.distributed.distributed_c10d import Store
 
-LOOKS = 8  # in `silence_s`: a thread may come late for some of them
-LAST_WORD = "last word"  # in the store: of the rank that failed first
+CHECKS = 8  # per `silence_s`; several, because a thread may be scheduled too late for some of them
+FIRST_FAILURE = "first failure"  # key in the store: rank and message of the rank that failed first
 
 
 class RankWatchdog:
-    """store: this one's own connection, which may block for ever. lost: called once, in a thread, with the reason."""
+    """Sends this rank's heartbeats and checks those of the next rank, in two threads.
+
+    store: a connection of its own, because a call on it may block for ever.
+    lost: called at most once, in a thread, with the reason.
+    """
 
     def __init__(
         self, store: Store, rank: int, size: int, *, silence_s: float, lost: Callable[[str], object]
@@ -31,40 +40,49 @@ class RankWatchdog:
         self._rank, self._next = rank, (rank + 1) % size
         self._silence_s = silence_s
         self._lost = lost
-        self._news = False
-        self._ending = False
-        self._over = threading.Event()
-        self._talk = threading.Thread(target=self._talks, name="vigil-talk", daemon=True)
-        self._talk.start()
-        threading.Thread(target=self._watches, name="vigil", daemon=True).start()
+        self._heard = False
+        self._failed = False
+        self._left = threading.Event()
+        self._heartbeats = threading.Thread(
+            target=self._exchange_heartbeats, name="rank-heartbeats", daemon=True
+        )
+        self._heartbeats.start()
+        # The timer has a thread of its own: the other one hangs when the store does not answer.
+        threading.Thread(target=self._watch, name="rank-watchdog", daemon=True).start()
 
-    def end(self) -> None:
-        """This rank has had its own last word."""
-        self._ending = True
+    def fail(self) -> None:
+        """This rank has failed and is shutting down: another rank's failure no longer ends it."""
+        self._failed = True
 
     def leave(self) -> None:
-        self._over.set()
-        self._talk.join(self._silence_s)
+        """End in order, so that the rank before this one does not miss it."""
+        self._left.set()
+        self._heartbeats.join(self._silence_s)
 
-    def _talks(self) -> None:
-        heard = -1
-        while not self._over.wait(self._silence_s / LOOKS):
+    def _exchange_heartbeats(self) -> None:
+        last_count = -1
+        while not self._left.wait(self._silence_s / CHECKS):
             try:
                 self._store.add(f"alive-{self._rank}", 1)
                 count = self._store.add(f"alive-{self._next}", 0)
-                there = count != heard or not count or self._store.check([f"left-{self._next}"])
-                self._news |= there and (self._ending or not self._store.check([LAST_WORD]))
-                heard = count
+                # A count of 0 is a rank that has not started.
+                alive = count != last_count or not count or self._has_left(self._next)
+                self._heard |= alive and (self._failed or not self._store.check([FIRST_FAILURE]))
+                last_count = count
             except RuntimeError:
-                return  # torchrun is gone: what follows is silence
+                # torchrun, which keeps the store, is gone: the watchdog will see silence.
+                return
         with contextlib.suppress(RuntimeError):
             self._store.set(f"left-{self._rank}", "")
 
-    def _watches(self) -> None:
-        silent = 0
-        while not self._over.wait(self._silence_s / LOOKS):
-            silent = 0 if self._news else silent + 1
-            self._news = False
-            if silent > LOOKS:
+    def _has_left(self, rank: int) -> bool:
+        return self._store.check([f"left-{rank}"])
+
+    def _watch(self) -> None:
+        silent_checks = 0
+        while not self._left.wait(self._silence_s / CHECKS):
+            silent_checks = 0 if self._heard else silent_checks + 1
+            self._heard = False
+            if silent_checks > CHECKS:
                 self._lost(f"nothing was heard of rank {self._next} for {self._silence_s:g} s")
                 return

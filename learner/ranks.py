@@ -1,12 +1,18 @@
-"""The processes of one learner: started by torchrun, each with a part of the weights and of every batch; or one alone.
+"""The ranks of one learner: processes started by torchrun, each with a shard of the weights and of
+every batch.
 
-    rank 0 leads    it alone speaks to the coordinator and writes rows and versions
-    all             run the same loop in step; what rank 0 learns, or fails at, the others learn by `Channel.share`
+    rank 0      alone talks to the coordinator and writes metrics and versions
+    all ranks   run the same loop in step; `Channel.share` broadcasts rank 0's results and errors
 
-A fault ends all of them: whoever fails first says so in one line (`first_to_say`), the others lose their peers and
-end in silence. One that is gone without a word is missed by `rank_watchdog`, so words between ranks that are there
-may take long. Collectives of torch have no order across threads, so each thread has a channel of its own. Who can
-reach the ports of torch.distributed can do anything to these processes: hosts need a network of their own.
+A learner without torchrun is one rank, and the same code runs without communication.
+
+The failure of one rank ends all of them. The rank that fails first prints one line
+(`is_first_failure`); the others lose their connections and end in silence. `rank_watchdog` finds a
+rank that disappears without a message, which is why the timeouts between living ranks may be long.
+torch orders collectives per group, not across threads, so each thread has a channel of its own.
+
+Security: anyone who reaches the ports of torch.distributed controls these processes. Give hosts a
+private network.
 """
 
 from collections.abc import Callable
@@ -23,45 +29,49 @@ from torch.distributed.rendezvous import rendezvous
 
 from echo2d.client import OperatorFault
 from learner.config import LearnerConfig, Place
-from learner.rank_watchdog import LAST_WORD, RankWatchdog
+from learner.rank_watchdog import FIRST_FAILURE, RankWatchdog
 
-WAIT_S_MAX = (
-    7200.0  # for the next word: rank 0 may upload a version for an hour, see `echo2d.client`
-)
-COLLECTIVE_S_MAX = (
-    1800.0  # from the first rank to the last, in a step: before the first one each has read a model
-)
+# Between two messages: rank 0 may upload a version for an hour, see `echo2d.client`.
+WAIT_S_MAX = 7200.0
+# Between the first and the last rank to reach a collective. Before the first one each rank has
+# loaded the model.
+COLLECTIVE_S_MAX = 1800.0
 
 _T = TypeVar("_T")
 
 
 class Channel:
-    """Words between all ranks, on the CPU; for one thread. Every rank makes the same calls in the same order."""
+    """Messages between all ranks on the CPU, for one thread. Every rank makes the same calls in the
+    same order.
+    """
 
     def __init__(self, rank: int, group: dist.ProcessGroup | None) -> None:
         self._rank = rank
-        self._group = group  # None: there is one rank
+        self._group = group  # None for a single rank
 
     def share(self, call: Callable[[], _T], *, beat: Callable[[], object] = lambda: None) -> _T:
-        """What `call` gives on rank 0, or raises. The others call `beat` each time that rank 0 does `say_wait`."""
+        """Call `call` on rank 0, and return its value, or raise its exception, on every rank.
+
+        The other ranks call `beat` each time that rank 0 calls `keep_waiting`.
+        """
         if self._group is None:
             return call()
         if self._rank:
-            return cast("_T", self._heed(beat))
+            return cast("_T", self._follow(beat))
         try:
             value = call()
         except Exception as error:
-            self._say(error, value=None)
+            self._broadcast(error, value=None)
             raise
-        self._say(None, value=value)
+        self._broadcast(None, value=value)
         return value
 
-    def say_wait(self) -> None:
-        """From inside a `share`: it takes longer."""
-        self._say(None, value=None, waits=True)
+    def keep_waiting(self) -> None:
+        """Tell the other ranks that the present `share` goes on; to be called by its `call`."""
+        self._broadcast(None, value=None, waits=True)
 
     def gather(self, value: _T) -> list[_T]:
-        """Of all ranks, on rank 0; nothing elsewhere."""
+        """Return the values of all ranks on rank 0, an empty list elsewhere."""
         if self._group is None:
             return [value]
         values: list[Any] | None = None if self._rank else [None] * self._group.size()
@@ -69,7 +79,7 @@ class Channel:
         return values or []
 
     def any(self, *, flag: bool) -> bool:
-        """Whether any rank says so."""
+        """Whether the flag is set on any rank."""
         if self._group is None:
             return flag
         flags = torch.tensor([flag], dtype=torch.int32)
@@ -77,7 +87,7 @@ class Channel:
         return bool(flags)
 
     def send(self, part: Tensor) -> None:
-        """To rank 0."""
+        """Send a tensor to rank 0, which calls `receive`."""
         dist.send(part, dst=0, group=self._group)
 
     def receive(self, part: Tensor, rank: int) -> None:
@@ -87,14 +97,15 @@ class Channel:
     def group(self) -> dist.ProcessGroup | None:
         return self._group
 
-    def _say(self, error: Exception | None, *, value: object, waits: bool = False) -> None:
+    def _broadcast(self, error: Exception | None, *, value: object, waits: bool = False) -> None:
         dist.broadcast_object_list([(waits, error, value)], src=0, group=self._group)
 
-    def _heed(self, beat: Callable[[], object]) -> Any:
-        heard: list[Any] = [(True, None, None)]
+    def _follow(self, beat: Callable[[], object]) -> Any:
+        # torch fills the list in place with the object of rank 0.
+        received: list[Any] = [(True, None, None)]
         while True:
-            dist.broadcast_object_list(heard, src=0, group=self._group)
-            waits, error, value = heard[0]
+            dist.broadcast_object_list(received, src=0, group=self._group)
+            waits, error, value = received[0]
             if error is not None:
                 raise error
             if not waits:
@@ -103,7 +114,9 @@ class Channel:
 
 
 class Ranks:
-    """This process among `size`; alone unless it comes from `join`."""
+    """This process as one of `size` ranks. `Rendezvous.join` makes it; the default is a single
+    rank.
+    """
 
     def __init__(
         self, rank: int = 0, size: int = 1, *, device: str = "cpu", wait_s: float = WAIT_S_MAX
@@ -112,7 +125,7 @@ class Ranks:
         self.size = size
         self.device = torch.device(device)
         self._wait = timedelta(seconds=wait_s)
-        self._talk = self.channel()
+        self._main_channel = self.channel()
 
     @property
     def leads(self) -> bool:
@@ -123,14 +136,19 @@ class Ranks:
         return Channel(self.rank, group)
 
     def share(self, call: Callable[[], _T], *, stopped: Callable[[], bool] = lambda: False) -> _T:
-        """What `call` gives on rank 0, or raises. For the main thread. stopped: what `beat` asks."""
-        return self._talk.share(call, beat=lambda: self._talk.any(flag=stopped()))
+        """`Channel.share` for the main thread. stopped: whether this rank has been told to stop,
+        for `beat`.
+        """
+        channel = self._main_channel
+        return channel.share(call, beat=lambda: channel.any(flag=stopped()))
 
     def beat(self, *, stopped: bool) -> bool:
-        """From inside a `share`, now and then: whether any rank is stopped."""
+        """Whether any rank has been told to stop. Rank 0 calls it now and then inside a long
+        `share`.
+        """
         if self.size > 1:
-            self._talk.say_wait()
-        return self._talk.any(flag=stopped)
+            self._main_channel.keep_waiting()
+        return self._main_channel.any(flag=stopped)
 
     def add_up(self, sums: Tensor) -> Tensor:
         return self._reduce(sums, dist.ReduceOp.SUM)
@@ -144,9 +162,9 @@ class Ranks:
         return values
 
     def place(self, model: Any) -> Any:
-        """On the device: all of it, or this rank's shards of each block and of what is around them (FSDP2).
+        """Move the model to the device; with several ranks, only this rank's shards of it (FSDP2).
 
-        A block is whole only while it is being run, forward or backward.
+        A transformer block is gathered only while it runs, forward or backward.
         """
         if self.size == 1:
             return model.to(self.device)
@@ -160,7 +178,7 @@ class Ranks:
 
 
 class Rendezvous:
-    """Where the ranks of a torchrun meet: its store, which outlives each of them."""
+    """Where the ranks meet: torchrun's store, which outlives each of them."""
 
     def __init__(self, place: Place) -> None:
         self._place = place
@@ -168,11 +186,13 @@ class Rendezvous:
         self._watchdog: RankWatchdog | None = None
 
     def join(self, config: LearnerConfig, *, lost: Callable[[str], object]) -> Ranks:
-        """Wait for the others, unless one of them has had its last word. lost: `RankWatchdog`'s.
+        """Wait for the other ranks and form the process group. Each rank of a host gets a GPU of
+        its own.
 
-        Each rank of a host gets a GPU of its own.
+        lost: called by the watchdog, also while waiting, when a rank has failed or disappeared.
         """
         place = self._place
+        # The watchdog needs its own connection: a blocked call holds the connection.
         store, *_ = next(rendezvous("env://"))
         self._watchdog = RankWatchdog(
             store, place.rank, place.size, silence_s=config.rank_silence_s, lost=lost
@@ -191,36 +211,41 @@ class Rendezvous:
         return Ranks(place.rank, place.size, device=device, wait_s=WAIT_S_MAX + config.patience_s)
 
     def leave(self) -> None:
-        """After the last word to the others: threads of groups that still stand abort a process that ends."""
+        """End in order. The groups are destroyed, for their threads would abort a process that
+        exits.
+        """
         if self._watchdog is not None:
             self._watchdog.leave()
         dist.destroy_process_group()
 
-    def first_to_say(self, line: str) -> bool:
-        """Whether no other rank has had its last word before. This one ends from now on."""
+    def is_first_failure(self, line: str) -> bool:
+        """Record this rank's failure; whether no other rank has recorded one before."""
         if self._watchdog is not None:
-            self._watchdog.end()
+            self._watchdog.fail()
         mine = f"{self._place.rank}: {line}"
         try:
-            return bool(self._store.compare_set(LAST_WORD, "", mine) == mine.encode())
-        except RuntimeError:  # torchrun is gone
+            return bool(self._store.compare_set(FIRST_FAILURE, "", mine) == mine.encode())
+        except RuntimeError:
+            # torchrun is gone, and with it the store.
             return True
 
-    def is_loss(self, error: Exception) -> bool:
-        """Whether torch says that it lost another rank."""
+    def is_lost_rank(self, error: Exception) -> bool:
+        """Whether the error is torch's report of a lost connection to another rank."""
         return isinstance(error, dist.DistError) or (
             isinstance(error, RuntimeError) and "gloo" in str(error)
         )
 
 
 def device_of(name: str, place: Place) -> str:
-    """Where this rank computes. name: learner.device. OperatorFault: there is no such device here."""
+    """The torch device of this rank. name: learner.device. OperatorFault: this host has no such
+    device.
+    """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name.startswith("cuda") and place.size > 1:
         if name != "cuda":
             raise OperatorFault(
-                f"learner.device: expected cuda, of which each rank has its own; found {name}"
+                f"learner.device: expected cuda (each rank gets its own GPU); found {name}"
             )
         name = f"cuda:{place.local_rank}"
     try:

@@ -1,4 +1,4 @@
-"""The random number generators of a learner process: seeded once, kept in checkpoints, brought back by them."""
+"""Seed the random number generators of a learner process, and save and restore their states."""
 
 import random
 from typing import Any
@@ -8,14 +8,16 @@ import torch
 
 
 def seed(rng_seed: int) -> None:
+    """Seed Python, numpy and torch, CUDA included."""
     random.seed(rng_seed)
     np.random.seed(rng_seed % (1 << 32))
-    torch.manual_seed(rng_seed)  # CUDA's too
+    torch.manual_seed(rng_seed)
 
 
 def state() -> dict[str, Any]:
-    """Of plain values and tensors: a checkpoint is read without unpickling anything else."""
+    """Return the states as plain values and tensors, which `torch.load(weights_only=True)` accepts."""
     facts = np.random.get_state(legacy=False)
+    # torch has no uint32 arithmetic, and a checkpoint holds no numpy arrays.
     key = torch.from_numpy(facts["state"]["key"].astype(np.int64))
     return {
         "python": random.getstate(),
@@ -26,7 +28,9 @@ def state() -> dict[str, Any]:
 
 
 def restore(kept: dict[str, Any]) -> None:
-    """What `state` gave. On other devices than then, CUDA's are left as they are."""
+    """Restore what `state` returned. With another number of GPUs, their generators stay as they
+    are.
+    """
     random.setstate(kept["python"])
     facts = kept["numpy"]
     key = facts["state"]["key"].numpy().astype(np.uint32)

@@ -1,9 +1,12 @@
-"""The weights of one moment, in host memory as they are published: each rank holds its own shards, none holds them all.
+"""Copy the weights to host memory and stream them to rank 0, which never holds more than one shard
+of another rank.
 
-    copy      between two train steps, on every rank at once: in bfloat16, 2 bytes per parameter over all ranks
-    stream    later, in a thread, while training goes on: shard after shard comes to rank 0, which has one at a time
+    copy      between two train steps, each rank copies its own shards in bfloat16:
+              2 bytes per parameter over all ranks
+    stream    later, in a thread, while training goes on, the shards go to rank 0 one by one
 
-FSDP2 cuts a tensor along its first dimension, so its bytes are those of its shards, one rank's after the other's.
+FSDP2 cuts a tensor along its first dimension, so its bytes are those of its shards in the order of
+the ranks.
 """
 
 import math
@@ -17,7 +20,7 @@ from learner.ranks import Channel, Ranks
 
 
 class Shards:
-    """This rank's part of a copy of `weights`, which may change as soon as this is made."""
+    """A copy of this rank's shards of `weights`, which may change once this object exists."""
 
     def __init__(self, weights: Mapping[str, Tensor], ranks: Ranks) -> None:
         self.ranks = ranks.size
@@ -28,9 +31,11 @@ class Shards:
         self._parts = {name: self._copy(name, weight) for name, weight in weights.items()}
 
     def stream(self, names: Sequence[str], channel: Channel) -> Iterator[Tensor]:
-        """The bytes of these weights: on rank 0 as many parts of each as there are ranks, elsewhere nothing.
+        """Yield the bytes of these weights: on rank 0 one part per weight and rank, on other ranks
+        nothing.
 
-        Every rank names the same and goes to the end: another one waits for it.
+        Every rank must pass the same names and exhaust the iterator, because another rank waits for
+        it.
         """
         for name in names:
             own = self._parts.pop(name)
@@ -62,12 +67,15 @@ class Shards:
         return part
 
     def _bytes(self, name: str, rank: int) -> int:
-        """Of a rank's part. Who is not sharded is the same everywhere: rank 0 has it."""
+        """The size of a rank's part. Weights that are not sharded are the same on all ranks; rank 0
+        sends them.
+        """
         size = self.size(name)
         if name not in self._sharded:
             return size if rank == 0 else 0
         rows = self.shapes[name][0]
-        each = -(-rows // self.ranks)  # as torch.chunk cuts
+        # torch.chunk gives every rank the quotient rounded up, and the last ones what is left.
+        each = -(-rows // self.ranks)
         return size // max(1, rows) * max(0, min(each, rows - rank * each))
 
 

@@ -1,7 +1,8 @@
-"""What a train step says about its data, by staleness.
+"""Measure importance ratios, clipping and rewards of a train step by staleness.
 
-Tokens are counted by their own staleness, answers (reward, length) by that of their oldest token. Tallies are sums and
-maxima, so those of micro-batches and of processes add up, and stay on the device until the step is over.
+Tokens are grouped by their own staleness, answers (reward, length) by that of their oldest token. A
+tally has only sums and maxima, so that tallies of micro-batches and ranks can be combined, and
+stays on the device until the step is over.
 
 Suffixes of names: n = answer tokens of a micro-batch, s = staleness 0, 1, ...
 """
@@ -37,10 +38,11 @@ def tally(
     staleness_n: Tensor,
     count: int,
 ) -> Tally:
-    """Of one micro-batch, staleness 0 to count - 1.
+    """Tally one micro-batch for staleness 0 to count - 1.
 
-    kl is k3 = rho - 1 - log rho of Schulman ("Approximating KL divergence", 2020): under samples of the rollout its
-    mean estimates KL(rollout || learner), is never negative, and has little variance.
+    kl is k3 = rho - 1 - log rho of Schulman ("Approximating KL divergence", 2020): under samples of
+    the rollout its mean estimates KL(rollout || learner), is never negative, and has little
+    variance.
     """
     ratio_n = log_ratio_n.exp()
     facts = (torch.ones_like(ratio_n), ratio_n, ~keeps_n, corrected_n, ratio_n - 1.0 - log_ratio_n)
@@ -57,14 +59,14 @@ def add_up(tallies: Sequence[Tally]) -> Tally:
     )
 
 
-def nothing(count: int, device: torch.device) -> Tally:
-    """Of a micro-batch without answers."""
+def empty_tally(count: int, device: torch.device) -> Tally:
+    """The tally of a micro-batch without answers."""
     zeros_s = torch.zeros(count, device=device)
     return Tally(zeros_s.expand(len(SUMS), count), zeros_s, zeros_s.sum())
 
 
 def over_ranks(tallied: Tally, ranks: Ranks) -> Tally:
-    """The tally of all ranks, on each of them."""
+    """Combine the tallies of all ranks, on every rank."""
     sums = ranks.add_up(torch.cat([tallied.sums_s.flatten(), tallied.loss[None]]))
     return Tally(
         sums[:-1].view_as(tallied.sums_s), ranks.maxima(tallied.ratio_max_s.clone()), sums[-1]
@@ -73,7 +75,9 @@ def over_ranks(tallied: Tally, ranks: Ranks) -> Tally:
 
 @dataclass(frozen=True, slots=True)
 class Means:
-    """Of the tokens of a tally. clip_share: dropped by the clip; corrected_share: changed by the correction."""
+    """Means over tokens. clip_share: share dropped by the clip; corrected_share: changed by the
+    correction.
+    """
 
     tokens: int
     ratio_mean: float
@@ -88,7 +92,7 @@ def overall(tallied: Tally) -> Means:
 
 
 def by_staleness(tallied: Tally) -> dict[int, Means]:
-    """Without those that no token has."""
+    """Means for each staleness that any token has."""
     columns = zip(tallied.sums_s.T.tolist(), tallied.ratio_max_s.tolist(), strict=True)
     return {
         place: _means(sums, largest) for place, (sums, largest) in enumerate(columns) if sums[0]
@@ -103,7 +107,9 @@ def _means(sums: Sequence[float], ratio_max: float) -> Means:
 
 
 def answers_by_staleness(batch: Batch) -> dict[int, dict[str, float]]:
-    """How many trajectories have which staleness, and their mean reward and length in tokens."""
+    """The number of trajectories of each staleness, with their mean reward and mean length in
+    tokens.
+    """
     found: dict[int, list[tuple[float, int]]] = defaultdict(list)
     for group in batch.groups:
         for each in group.trajectories:

@@ -1,4 +1,6 @@
-"""The row of a train step in metrics.jsonl, and its line in the log. Where rows go: `tracking`."""
+"""Make the metrics row and the log line of a train step. Not here: where rows are written
+(`tracking`).
+"""
 
 import dataclasses
 from typing import Any
@@ -18,7 +20,11 @@ def row_of(
     wait_s: float,
     seconds: dict[str, float],
 ) -> dict[str, Any]:
-    """published: the newest version that was begun; seconds: since the row before, by what was done."""
+    """The row for metrics.jsonl.
+
+    published: the newest version whose publish has begun. seconds: time since the row before, by
+    activity.
+    """
     rewards = [trajectory.reward for group in batch.groups for trajectory in group.trajectories]
     return {
         "step": batch.step,
@@ -39,7 +45,7 @@ def row_of(
 
 
 def line_of(row: dict[str, Any], batch: Batch) -> str:
-    """Groups have the id there that they have in every other log."""
+    """The log line. It names groups by the ids that other logs use too."""
     groups = " ".join(f"group={group.group_id}" for group in batch.groups)
     facts = (
         f"reward={row['reward_mean']:.3f} loss={row['loss']:.4f} t_train_s={row['t_train_s']:.3f}"
@@ -48,7 +54,9 @@ def line_of(row: dict[str, Any], batch: Batch) -> str:
 
 
 def _by_staleness(batch: Batch, report: StepReport) -> dict[int, dict[str, float]]:
-    """Tokens by their own staleness, answers by that of their oldest token."""
+    """Merge token and answer metrics: tokens by their own staleness, answers by that of their
+    oldest token.
+    """
     tokens = {key: dataclasses.asdict(means) for key, means in report.staleness.items()}
     answers = answers_by_staleness(batch)
     return {

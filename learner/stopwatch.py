@@ -1,4 +1,6 @@
-"""Where a learner's time goes: seconds by what it was doing, of the last train step and of the whole session."""
+"""Measure where a learner's time goes: seconds by activity, for the last train step and the whole
+session.
+"""
 
 import contextlib
 import time
@@ -9,7 +11,7 @@ WAIT, TRAIN = "wait", "train"  # for batches; forward, backward and optimizer
 
 
 class Stopwatch:
-    """`with watch("publish"): ...`; blocks do not nest."""
+    """Use it as `with watch("publish"): ...`. Blocks must not nest, or time counts twice."""
 
     def __init__(self) -> None:
         self._step: defaultdict[str, float] = defaultdict(float)
@@ -24,14 +26,16 @@ class Stopwatch:
             self._step[doing] += time.monotonic() - start
 
     def lap(self) -> dict[str, float]:
-        """Seconds since the last lap, by what was done."""
+        """Return the seconds since the last lap, by activity, and start a new lap."""
         lap, self._step = dict(self._step), defaultdict(float)
         for doing, seconds in lap.items():
             self._whole[doing] += seconds
         return lap
 
     def shares(self) -> dict[str, float]:
-        """Of the time of all laps but waiting: T_train. What is not "train" is overhead. The largest first."""
+        """Shares of T_train, which is the time of all laps except waiting; largest first. All but
+        "train" is overhead.
+        """
         worked = {doing: seconds for doing, seconds in self._whole.items() if doing != WAIT}
         total = sum(worked.values())
         return {

@@ -1,13 +1,15 @@
-"""A weight for each token: the corrections that a run's recipe names, put together.
+"""Combine the corrections that a recipe names into one weight per token. Symbols as in
+`corrections`.
 
-    proximal     importance x    clip on k       weight
-    rollout      rho             rho             correct(x) * keeps(k)
-    recomputed   m / q           p / m           correct(x) * k * keeps(k)     m: before the first optimizer step
-    loglinear    m / q           p / m           the same                      m: from the versions of the spans
+    proximal     importance x   clip on k   weight                      m is the policy
+    rollout      rho            rho         correct(x) * keeps(k)       (not used)
+    recomputed   m / q          p / m       correct(x) * k * keeps(k)   before the step
+    loglinear    m / q          p / m       correct(x) * k * keeps(k)   interpolated by version
 
-Under gspo each log ratio is its answer's mean. With one optimizer step per train step, `recomputed` has p = m: no clip,
-importance rho. `correct` is a correction; "none" leaves PPO's own ratio under `rollout`, and takes x for 1 under the
-others: the policy gradient as if the data were fresh.
+Under gspo each log ratio is the mean over its answer. With one optimizer step per train step
+`recomputed` has p = m, so nothing is clipped and the importance is rho. `correct` is the recipe's
+correction. With "none" the weight is PPO's own ratio under `rollout`; under the others x counts as
+1, which treats the data as fresh.
 
 Suffixes of names: n = answer tokens of a micro-batch.
 """
@@ -31,9 +33,10 @@ from learner.objectives import answer_means
 
 @dataclass(frozen=True, slots=True)
 class TokenWeights:
-    """What `weigh` found, of each token [n], without gradient.
+    """The result of `weigh` for each token [n], without gradient.
 
-    log_ratio_n: of p to q, the token's own. keeps_n: the clip lets it through. corrected_n: the correction changed it.
+    log_ratio_n: log(p / q) of the token itself. keeps_n: whether the clip keeps it. corrected_n:
+    whether the correction changed its ratio.
     """
 
     weights_n: Tensor
@@ -43,8 +46,10 @@ class TokenWeights:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """What the weights depend on. proximal_n: log m, where it was computed. answers_n: whose token it is."""
+class WeightInputs:
+    """What the weights depend on. proximal_n: log m, if it was computed. answers_n: index of each
+    token's answer.
+    """
 
     logprobs_n: Tensor
     rollout_logprobs_n: Tensor
@@ -54,34 +59,38 @@ class Seen:
     proximal_n: Tensor | None = None
 
 
-def weigh(recipe: Recipe, seen: Seen) -> TokenWeights:
-    own_n = log_ratio(seen.logprobs_n, seen.rollout_logprobs_n)
-    importance_n, trust_n = _split(recipe, seen, own_n)
+def weigh(recipe: Recipe, inputs: WeightInputs) -> TokenWeights:
+    own_n = log_ratio(inputs.logprobs_n, inputs.rollout_logprobs_n)
+    importance_n, trust_n = _split(recipe, inputs, own_n)
     if recipe.objective == "gspo":
         importance_n, trust_n = (
-            answer_means(each, seen.answers_n) for each in (importance_n, trust_n)
+            answer_means(each, inputs.answers_n) for each in (importance_n, trust_n)
         )
     ratio_n, moved_n = importance_n.exp(), trust_n.exp()
     keeps_n = clip_keeps(
-        moved_n, seen.advantages_n, recipe.clip_eps_low, recipe.clip_eps_high, recipe.clip_ratio_max
+        moved_n,
+        inputs.advantages_n,
+        recipe.clip_eps_low,
+        recipe.clip_eps_high,
+        recipe.clip_ratio_max,
     )
     if recipe.correction == "none":
         return TokenWeights(moved_n * keeps_n, own_n, keeps_n, torch.zeros_like(keeps_n))
-    corrected_n = _correct(recipe, importance_n, ratio_n, seen.answers_n)
+    corrected_n = _correct(recipe, importance_n, ratio_n, inputs.answers_n)
     factor_n = 1.0 if recipe.proximal == "rollout" else moved_n
     return TokenWeights(corrected_n * factor_n * keeps_n, own_n, keeps_n, corrected_n != ratio_n)
 
 
-def _split(recipe: Recipe, seen: Seen, own_n: Tensor) -> tuple[Tensor, Tensor]:
-    """log importance and what the clip is about, each [n]."""
+def _split(recipe: Recipe, inputs: WeightInputs, own_n: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the log importance and the log ratio that is clipped, each [n]."""
     if recipe.proximal == "rollout":
         return own_n, own_n
     if recipe.proximal == "loglinear":
-        importance_n = loglinear_share(seen.staleness_n) * own_n
-    elif seen.proximal_n is None:
+        importance_n = loglinear_share(inputs.staleness_n) * own_n
+    elif inputs.proximal_n is None:
         importance_n = own_n
     else:
-        importance_n = log_ratio(seen.proximal_n, seen.rollout_logprobs_n)
+        importance_n = log_ratio(inputs.proximal_n, inputs.rollout_logprobs_n)
     return importance_n, own_n - importance_n
 
 

@@ -1,10 +1,13 @@
-"""torchrun, but for how it ends: `python -m learner.torchrun --nproc-per-node 8 -m learner --config run.toml`.
+"""Run torchrun with useful exit codes: `python -m learner.torchrun --nproc-per-node 8 -m learner
+--config run.toml`.
 
-torchrun exits with 1 whatever happened, and a service manager would start again what the operator has to mend. This
-takes torchrun's arguments, and ends as the learner does: 0 done, 2 where a process on this host had the operator's
-mistake, else 1; told to stop, by that signal. What processes on other hosts say is theirs. Where the network to the
-host that keeps torchrun's store drops everything, torchrun asks it for ever: once its processes have ended it is ended
-too (Linux).
+torchrun exits with 1 on every failure, so that a service manager would restart what only the
+operator can repair. This program takes torchrun's arguments and exits as the learner does: 0 when
+done, 2 if a process of this host exited with 2, else 1; after a signal, by that signal. The exit
+codes of other hosts do not count.
+
+torchrun asks its store for ever if the network to the store's host drops all packets. Once the
+learner processes of this host have ended, this program ends torchrun (on Linux).
 """
 
 import os
@@ -19,9 +22,10 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.run import main as torchrun
 
-OPERATORS_MISTAKE = 2
-LOOK_S = 1.0
-LOOKS_MAX = 60  # torchrun looks at its processes ten times a second, and waits a minute for one answer of its store
+OPERATOR_FAULT = 2  # exit code
+CHECK_S = 1.0
+# torchrun polls its processes ten times a second, and waits a minute for an answer of its store.
+CHECKS_MAX = 60
 TASKS = Path("/proc/self/task")
 
 
@@ -32,36 +36,40 @@ def main(arguments: list[str] | None = None) -> int:
         torchrun(arguments)
     except ChildFailedError as failed:
         return _code_of([each.exitcode for each in failed.failures.values()]) or 1
-    except SignalException as told:  # the processes have ended
-        signal.signal(told.sigval, signal.SIG_DFL)
-        os.kill(os.getpid(), told.sigval)
+    except SignalException as stopped:
+        # The processes have ended. End by the same signal, as the caller of `wait` expects.
+        signal.signal(stopped.sigval, signal.SIG_DFL)
+        os.kill(os.getpid(), stopped.sigval)
     return 0
 
 
 def _end_if_stuck() -> None:
-    """End this process if torchrun has not looked for so long at those of its own that have all ended.
+    """End this process if all learner processes have ended and torchrun has not noticed for
+    CHECKS_MAX checks.
 
-    Time is counted in looks, as by `rank_watchdog`: a pause of this process is not torchrun's.
+    Time is counted in checks, as in `rank_watchdog`, so that a pause of this process does not
+    count.
     """
-    looks, codes = 0, list[int | None]()
-    while looks < LOOKS_MAX:
-        time.sleep(LOOK_S)
+    checks, codes = 0, list[int | None]()
+    while checks < CHECKS_MAX:
+        time.sleep(CHECK_S)
         try:
-            codes = list(_not_waited_for())
-        except OSError:  # one has been waited for meanwhile
+            codes = list(_unreaped_children())
+        except OSError:
+            # torchrun has waited for one of them meanwhile, so it is not stuck.
             codes = []
-        looks = looks + 1 if codes and None not in codes else 0
-    print("learner: torchrun is stuck: its store does not answer", file=sys.stderr)  # noqa: T201 - it is a program
+        checks = checks + 1 if codes and None not in codes else 0
+    print("learner: torchrun is stuck: its store does not answer", file=sys.stderr)  # noqa: T201
     os._exit(_code_of(codes))
 
 
 def _code_of(codes: Sequence[int | None]) -> int:
-    """Of the processes of this host together."""
-    return OPERATORS_MISTAKE if OPERATORS_MISTAKE in codes else int(any(codes))
+    """One exit code for all processes of this host."""
+    return OPERATOR_FAULT if OPERATOR_FAULT in codes else int(any(codes))
 
 
-def _not_waited_for() -> Iterator[int | None]:
-    """Exit codes of the children, which are left to be waited for. None: it runs. Negative: it ended by that signal."""
+def _unreaped_children() -> Iterator[int | None]:
+    """Yield each child's exit code without reaping it: None if it runs, -N if signal N ended it."""
     for pid in [pid for task in TASKS.iterdir() for pid in (task / "children").read_text().split()]:
         found = os.waitid(os.P_PID, int(pid), os.WEXITED | os.WNOHANG | os.WNOWAIT)
         yield (

@@ -1,11 +1,13 @@
-r"""Where the facts of train steps go: a file of JSON lines always, TensorBoard and Weights & Biases if asked for.
+r"""Record the metrics of train steps: in metrics.jsonl always, in TensorBoard and Weights & Biases
+if configured.
 
-    row of a train step --> metrics.jsonl, as it is
-                       \--> each board's queue --> its thread: the row's numbers, by name ("by_staleness/2/reward")
+    row of a train step --> metrics.jsonl
+                       \--> a queue per board --> its thread: numbers like "by_staleness/2/kl"
 
-To keep books is never worth a train step: what fails (a full disk, no network, a broken package) is said in the log and
-left out, and nobody waits for a board, but CLOSE_S at the end. That a package is missing is told at the start, by
-OperatorFault. A step that is trained again after a crash has two rows; the last one counts.
+Tracking never stops or delays training. A failure (full disk, no network, broken package) is logged
+and that row is left out there. The learner waits for boards only when it closes, for CLOSE_S. A
+missing package is an OperatorFault at the start. A step that is trained again after a crash has two
+rows, of which the last counts.
 """
 
 import errno
@@ -23,11 +25,10 @@ from typing import Any, Protocol
 
 from echo2d.client import OperatorFault
 
-FAILURES_MAX = (
-    5  # of a board, in a row: a disk may have room again, a package that is broken stays so
-)
-QUEUE_MAX = 1024  # rows that wait for a board: of minutes of a fast run, of days of a large one
-CLOSE_S = 20.0  # for what still waits when the run is over
+# Failures in a row before a board is given up: a full disk may recover, a broken package will not.
+FAILURES_MAX = 5
+QUEUE_MAX = 1024  # rows waiting for a board: minutes of a fast run, days of a slow one
+CLOSE_S = 20.0  # at the end of a run, for the rows still waiting
 
 Row = tuple[int, Mapping[str, float]]
 
@@ -35,7 +36,7 @@ log = logging.getLogger("echo2d.learner")
 
 
 class Board(Protocol):
-    """Shows numbers by step. May block, and raise anything."""
+    """Shows numbers by step. Its methods may block and may raise any exception."""
 
     def show(self, step: int, numbers: Mapping[str, float]) -> None: ...
 
@@ -43,30 +44,34 @@ class Board(Protocol):
 
 
 class Tracking:
-    """All of them. makers: of boards, by name; each is called on its board's thread, when there is a first row."""
+    """Writes rows to the file and to all boards. makers: by name; each is called on its board's
+    thread, at the first row.
+    """
 
     def __init__(self, out_dir: Path, makers: Mapping[str, Callable[[], Board]]) -> None:
         self._path = out_dir / "metrics.jsonl"
-        self._desks = [_Desk(name, make) for name, make in makers.items()]
+        self._boards = [_BoardThread(name, make) for name, make in makers.items()]
 
-    def note(self, row: Mapping[str, Any]) -> None:
-        """The facts of one train step, its number under "step". Raises nothing that a disk or a board does."""
+    def record(self, row: Mapping[str, Any]) -> None:
+        """Record one train step; row["step"] is its number. Errors of the disk and of boards are
+        logged, not raised.
+        """
         try:
             _append(self._path, json.dumps(row) + "\n")
         except OSError as error:
             log.warning(
                 "cannot track step=%s in=%s reason=%s", row["step"], self._path, error.strerror
             )
-        for desk in self._desks:
-            desk.put((row["step"], dict(numbers_in(row))))
+        for board in self._boards:
+            board.put((row["step"], dict(numbers_in(row))))
 
     def close(self) -> None:
-        for desk in self._desks:
-            desk.close()
+        for board in self._boards:
+            board.close()
 
 
-class _Desk:
-    """A board, and the thread on which it is made and works."""
+class _BoardThread:
+    """A board with its queue and the thread that makes and feeds it."""
 
     def __init__(self, name: str, make: Callable[[], Board]) -> None:
         self._name, self._make = name, make
@@ -75,7 +80,7 @@ class _Desk:
         self._thread.start()
 
     def put(self, row: Row | None) -> None:
-        """None: the end."""
+        """Queue a row; None ends the thread after the rows before it. A full queue drops the row."""
         if not self._thread.is_alive():
             return
         try:
@@ -100,7 +105,7 @@ class _Desk:
                 board = board or self._make()
                 board.show(*row)
                 failures = 0
-            except Exception as error:  # noqa: BLE001 - somebody else's program, without which training goes on
+            except Exception as error:  # noqa: BLE001 - packages may raise anything
                 failures += 1
                 reason = " ".join(f"{type(error).__name__} {error}".split())
                 log.warning("cannot track tracker=%s reason=%s", self._name, reason)
@@ -110,7 +115,7 @@ class _Desk:
 
 
 def makers(names: Sequence[str], out_dir: Path) -> dict[str, Callable[[], Board]]:
-    """Of the boards in `learner.track`. OperatorFault: a package is missing."""
+    """Constructors of the boards in `learner.track`. OperatorFault: a package is missing."""
     known: dict[str, Callable[[Path], Board]] = {
         "tensorboard": TensorBoard,
         "wandb": WeightsAndBiases,
@@ -118,13 +123,15 @@ def makers(names: Sequence[str], out_dir: Path) -> dict[str, Callable[[], Board]
     for name in names:
         if importlib.util.find_spec(name) is None:
             raise OperatorFault(
-                f"learner.track: {name} is not installed; pip install 'echo2d[{name}]' brings it"
+                f"learner.track: {name} is not installed; run pip install 'echo2d[{name}]'"
             )
     return {name: partial(known[name], out_dir) for name in names}
 
 
 def numbers_in(row: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
-    """Every number of the row and of the tables in it."""
+    """Yield every number of the row and of the mappings in it, with a path such as
+    "by_staleness/2/kl".
+    """
     for name, value in row.items():
         if isinstance(value, Mapping):
             yield from numbers_in(value, f"{prefix}{name}/")
@@ -149,16 +156,17 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """A run of Weights & Biases in <out_dir>/wandb. Its own settings count: WANDB_MODE, WANDB_PROJECT ...
+    """A run of Weights & Biases in <out_dir>/wandb, configured by its own variables (WANDB_MODE,
+    WANDB_PROJECT ...).
 
-    Nobody is asked for a login: without one the run is offline, and `wandb sync` sends it when there is one.
+    There is no login prompt: without a login the run is offline, and `wandb sync` uploads it later.
     """
 
     def __init__(self, out_dir: Path) -> None:
         wandb: Any = importlib.import_module("wandb")
         mode = wandb.setup().settings.mode
         if mode == "online" and not wandb.login(prompt=False, verify=False):
-            log.warning("not logged in tracker=wandb: it is offline; `wandb sync` sends it later")
+            log.warning("not logged in tracker=wandb: run is offline; upload it by `wandb sync`")
             mode = "offline"
         self._run = wandb.init(dir=str(out_dir), mode=mode)
 
@@ -170,7 +178,7 @@ class WeightsAndBiases:
 
 
 def _append(path: Path, line: str) -> None:
-    """All of the line, or nothing of it."""
+    """Append the whole line or nothing: a part of a line would make the file unreadable."""
     data = line.encode()
     with path.open("ab", buffering=0) as file:
         end = file.tell()

@@ -1,17 +1,20 @@
-"""The learner's loop: take a batch, check it, train, commit, publish, checkpoint.
+"""Run the learner's loop: take a batch, check it, train, commit, publish, checkpoint.
 
-    session --> publish resume_step --> | take n: faults? refuse, take again
-                                        | train n; commit n (it answers kappa)
-                                        | n - last published >= kappa, or the last step: publish n
-                                        | every checkpoint_every steps, and at the end: begin to save checkpoint n
-                                        | when one is whole: say what is durable, the oldest one kept (`checkpoint`)
-                                        +-- n + 1
+    open a session, publish the version to resume from, then for each step n:
+        take batch n             faults: refuse the groups and take the batch again
+        train step n
+        commit step n            the answer has kappa, the publish period
+        publish version n        if kappa steps have passed since the last publish, or n is the last
+        save checkpoint n        every checkpoint_every steps, and when the loop ends
+        report a durable step    when a checkpoint is complete: the oldest of those kept
 
-Told to stop, it ends after the step at hand, with a checkpoint; a coordinator that is away then is not waited for.
-While step n trains, batch n + 1 is being taken, and version n - 1 written and published; it is out before version n is
-begun. All ranks run this loop in step (`ranks`); rank 0 alone speaks and writes. The order keeps I4: what is committed
-was trained, what the coordinator believes durable is on disk, and after any crash the newest checkpoint says where to
-go on.
+While step n trains, batch n + 1 is fetched, and the version before is written and published in the
+background; it is out before the next one begins. All ranks run this loop in step (`ranks`), and
+only rank 0 talks and writes.
+
+The order keeps I4: a committed step has been trained, a step reported durable is on disk, and after
+a crash the newest checkpoint says where to resume. When told to stop, the learner finishes the
+present step and saves a checkpoint; it does not wait then for a coordinator that is away.
 """
 
 import contextlib
@@ -44,18 +47,17 @@ from learner.step_metrics import line_of, row_of
 from learner.stopwatch import TRAIN, WAIT, Stopwatch
 from learner.tracking import Tracking, makers
 
-BEAT_S = 1.0  # how soon a waiting learner hears of a version that could not be published, or of a rank that is to stop
-DAMAGED_MAX = (
-    3  # times that a batch may come damaged: on its way that happens once, at its source always
-)
+# How often a waiting learner checks for a publish that failed, or a rank that was told to stop.
+BEAT_S = 1.0
+# A batch damaged in transit arrives whole the next time; one damaged at its source never does.
+DAMAGED_MAX = 3
 
 log = logging.getLogger("echo2d.learner")
 
 
 class Learner:
-    """One learner session, from `run` to the last step or a stopped intake.
-
-    metrics.jsonl gets a row per train step; where a step was trained again after a crash, its last row counts.
+    """One learner session. metrics.jsonl gets a row per train step; a step trained again after a
+    crash has two.
     """
 
     def __init__(
@@ -76,7 +78,7 @@ class Learner:
         directory = config.out_dir / "checkpoints"
         self._checkpoints = Checkpoints(directory, config.checkpoints_kept, self._ranks)
         self._service = service or Notifier()
-        self._ranks.share(self._open_books)
+        self._ranks.share(self._open_tracking)
         if not resume and self._has_checkpoints():
             raise OperatorFault(
                 f"{directory} is not empty; use --resume or another learner.out_dir"
@@ -89,7 +91,9 @@ class Learner:
         self._step = self._saved = self._published = self._restore() if resume else 0
 
     def run(self) -> None:
-        """Train until the last step, or finish the current one after `intake.stop`. Checkpointed when it returns."""
+        """Train until the last step, or until `prefetch.stop`, then save a checkpoint and wait for
+        it.
+        """
         try:
             with self._publisher:
                 self._run()
@@ -102,11 +106,13 @@ class Learner:
             self._train()
         if self._step > self._saved:
             self._checkpoint()
-        with contextlib.suppress(Unanswered):  # the next session's resume_step says the same
+        # An unanswered publish or report is made up for when the next session opens.
+        with contextlib.suppress(Unanswered):
             self._ranks.share(self._publisher.settle)
         with contextlib.suppress(Unanswered):
-            self._tell_durable(wait=True)
-        self._checkpoints.settle()  # this rank's part of it
+            self._report_durable(wait=True)
+        # Only rank 0 settles inside `share`; every rank must finish its own shards.
+        self._checkpoints.settle()
 
     def _train(self) -> None:
         self._service.starting(f"opening a session at {self._config.url}")
@@ -114,10 +120,13 @@ class Learner:
         self._published = self._step
         self._epoch, self._publish_every = session.epoch, session.publish_every
         self._rules = _rules(session, self._policy.vocab_size)
-        self._ranks.share(self._make_room)
+        # Before the first publish, for its room on the disk. The epoch before may not know yet that
+        # it is fenced and may still be publishing: its version stays until this session has
+        # published.
+        self._ranks.share(lambda: self._writer.clean(self._epoch - 1))
         self._publish(self._step)
-        self._ranks.share(self._begin)
-        self._mark = time.monotonic()  # when the last commit was ready, or the session
+        self._ranks.share(self._start_batches)
+        self._step_began_at = time.monotonic()
         while self._step < self._config.steps:
             waiting = time.monotonic()
             batch = self._ranks.share(
@@ -127,8 +136,8 @@ class Learner:
                 break
             self._advance(batch, wait_s=time.monotonic() - waiting)
 
-    def _open_books(self) -> None:
-        """On rank 0, which alone notes anything."""
+    def _open_tracking(self) -> None:
+        """Runs on rank 0 only, which writes all metrics."""
         config = self._config
         _make("out_dir", config.out_dir)
         _make("snapshot_root", config.snapshot_root)
@@ -141,35 +150,39 @@ class Learner:
             return AdapterWriter(config, self._run_id, weights, digest)
         return SnapshotWriter(config.model, config.snapshot_root, self._run_id, weights)
 
-    def _make_room(self) -> None:
-        """For the first version. The learner before this one may not have heard yet that it is over: its own stays."""
-        self._writer.clean(self._epoch - 1)
-
-    def _begin(self) -> None:
-        """What rank 0 does when it has its session, and the version to begin with is on its way."""
+    def _start_batches(self) -> None:
+        """Wait until the first version is published, then request the first batch. Runs on rank 0."""
         log.info(
             "session epoch=%d resume_step=%d steps=%d", self._epoch, self._step, self._config.steps
         )
         self._publisher.settle()
-        self._service.turned(self._words)
+        self._service.turned(self._status_line)
         self._writer.clean(self._epoch)
         self._prefetch.start(self._fetch)
-        self._ask(self._step + 1)
+        self._request(self._step + 1)
 
-    def _alive(self) -> float:
-        """While rank 0 waits for a batch. For how many seconds it may go on."""
-        self._publisher.settle(patient=False)  # a batch may wait for that version
+    def _while_waiting(self) -> float:
+        """Called on rank 0 while it waits for a batch. Returns the seconds until the next call."""
+        # Raises if publishing failed. The batch may need that version and would never come.
+        self._publisher.settle(patient=False)
         if self._ranks.beat(stopped=self._prefetch.stopped):
             self._prefetch.stop()
-        self._service.turned(self._words)
+        self._service.turned(self._status_line)
         return self._service.wait_s(BEAT_S) or 0.0
 
-    def _words(self) -> str:
+    def _status_line(self) -> str:
         done, published, saved = self._step, self._published, self._saved
-        return f"step {done} of {self._config.steps} done, version {published} published, checkpoint {saved}"
+        return (
+            f"step {done} of {self._config.steps} done, "
+            f"version {published} published, checkpoint {saved}"
+        )
 
     def _open_session(self) -> Session:
-        """At the newest checkpoint: an older learner may go on making them until this one has its session."""
+        """Open a session at the newest checkpoint.
+
+        An older learner may go on saving checkpoints until this session replaces it; then the
+        newest one is loaded again.
+        """
         while True:
             try:
                 return self._ranks.share(lambda: self._coordinator.open_session(self._step))
@@ -179,12 +192,14 @@ class Learner:
                 if self._step <= tried:
                     raise
 
-    def _ask(self, step: int) -> None:
+    def _request(self, step: int) -> None:
         if step <= self._config.steps:
             self._prefetch.request(step)
 
     def _fetch(self, step: int) -> Batch:
-        """IntegrityFault: again and again its bytes are not what its digest says."""
+        """Take a batch, again if it arrives damaged. IntegrityFault: DAMAGED_MAX times its digest
+        did not match.
+        """
         for _ in range(DAMAGED_MAX - 1):
             try:
                 return self._coordinator.take_batch(step)
@@ -192,36 +207,40 @@ class Learner:
                 log.warning("refused step=%d reason=%s", step, fault)
         return self._coordinator.take_batch(step)
 
-    def _arrived(self) -> Batch | None:
+    def _wait_for_batch(self) -> Batch | None:
         with self.watch(WAIT):
-            return self._prefetch.wait(self._alive)
+            return self._prefetch.wait(self._while_waiting)
 
     def _take(self, step: int) -> Batch | None:
-        """The batch of `step`, already asked for, without faults; None when the learner is to stop."""
-        while (batch := self._arrived()) is not None:
+        """Return the requested batch of `step` once it has no faults; None when the learner is to
+        stop.
+        """
+        while (batch := self._wait_for_batch()) is not None:
             with self.watch("check"):
                 reasons = faults(batch, step, self._rules, self._trained)
             if not reasons:
                 return batch
             log.warning("refused step=%d reasons=%s", step, reasons)
             self._coordinator.refuse(batch, reasons)
-            self._ask(step)
+            self._request(step)
         return None
 
     def _advance(self, batch: Batch, *, wait_s: float) -> None:
-        """Train on the batch, commit it, and publish and checkpoint if it is time."""
+        """Train on the batch, commit it, and publish and save a checkpoint if they are due."""
         step = batch.step
-        self._ask(step + 1)
+        self._request(step + 1)
         with self.watch("layout"):
             laid_out = self._policy.lay_out(self._parts(batch))
         with self.watch(TRAIN):
             report = self._policy.train_step(step, laid_out, self._rules.staleness_max)
         self._trained.add(batch)
-        self._step = step  # also if no answer to the commit comes: who resumes here commits it
+        # Set before the commit, which may remain unanswered: a session that resumes at this step
+        # commits it.
+        self._step = step
         with self.watch("pace"):
             self._pace(wait_s)
         now = time.monotonic()
-        t_train_s, self._mark = now - self._mark - wait_s, now
+        t_train_s, self._step_began_at = now - self._step_began_at - wait_s, now
         with self.watch("commit"):
             self._publish_every = self._ranks.share(
                 lambda: self._coordinator.commit(batch, t_train_s=t_train_s)
@@ -229,13 +248,14 @@ class Learner:
         if step - self._published >= self._publish_every or step == self._config.steps:
             with self.watch("publish"):
                 self._publish(step)
-        # first: what is durable is not trained again
+        # Before the checkpoint: a step that is durable is not trained again, so its row would be
+        # lost.
         self._ranks.share(lambda: self._record(batch, report, t_train_s=t_train_s, wait_s=wait_s))
         if step - self._saved >= self._config.checkpoint_every:
             with self.watch("checkpoint"):
-                self._tell_durable(wait=True)
+                self._report_durable(wait=True)
                 self._checkpoint()
-        self._tell_durable(wait=False)
+        self._report_durable(wait=False)
 
     def _parts(self, batch: Batch) -> list[list[Answer]]:
         """The answers of each optimizer step."""
@@ -244,7 +264,11 @@ class Learner:
         return parts(groups, config.optimizer_steps, step=batch.step, rng_seed=config.rng_seed)
 
     def _pace(self, wait_s: float) -> None:
-        time.sleep(max(0.0, self._mark + wait_s + self._config.step_floor_s - time.monotonic()))
+        """Wait until the step has taken learner.step_floor_s, without the time it waited for its
+        batch.
+        """
+        ends_at = self._step_began_at + wait_s + self._config.step_floor_s
+        time.sleep(max(0.0, ends_at - time.monotonic()))
 
     def _publish(self, version: int) -> None:
         self._publisher.begin(self._epoch, version, self._policy.weights())
@@ -261,14 +285,14 @@ class Learner:
         )
         self._saved = self._step
 
-    def _tell_durable(self, *, wait: bool) -> None:
-        """If a checkpoint is whole by now."""
+    def _report_durable(self, *, wait: bool) -> None:
+        """Tell the coordinator which step is durable, if a save has finished since the last call."""
 
-        def tell() -> None:
+        def report() -> None:
             if self._checkpoints.settle(wait=wait):
                 self._coordinator.checkpoint(self._checkpoints.durable)
 
-        self._ranks.share(tell)
+        self._ranks.share(report)
 
     def _has_checkpoints(self) -> bool:
         return self._ranks.share(lambda: bool(self._checkpoints))
@@ -284,7 +308,7 @@ class Learner:
         return int(progress["step"])
 
     def _check_owner(self, progress: dict[str, Any]) -> None:
-        """OperatorFault: to go on from it would be to train something else."""
+        """OperatorFault: the checkpoint is of another run or another base model."""
         place, run = self._config.out_dir, progress.get("run")
         if run != self._run_id:
             raise OperatorFault(
@@ -300,7 +324,7 @@ class Learner:
         row = row_of(
             batch, report, published=published, t_train_s=t_train_s, wait_s=wait_s, seconds=lap
         )
-        self._tracking.note(row)
+        self._tracking.record(row)
         log.info("trained %s", line_of(row, batch))
 
 

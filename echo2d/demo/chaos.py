@@ -1,7 +1,9 @@
-"""Chaos for a demo: `kill -9` at points drawn from its seed, and how long until things moved again.
+"""Kill processes of a demo with `kill -9` at points drawn from its seed, and measure how long each
+recovery takes.
 
-Programs of the demo are started again soon, as a supervisor would; seed and task processes belong to the coordinator,
-which starts them again by itself. Not here: what the run promises in spite of it (`demo/results.py`).
+Programs of the demo are restarted here, as a supervisor would do. Seed and task processes belong to
+the coordinator, which restarts them itself. Not here: what the run must still achieve
+(`demo/results.py`).
 """
 
 import contextlib
@@ -21,11 +23,8 @@ from echo2d.runtime.seed.supervisor import SEED_MODULE
 
 VictimKind = Literal["learner", "coordinator", "worker", "seed", "task process"]
 KINDS: tuple[VictimKind, ...] = get_args(VictimKind)
-PROGRAM_KINDS = (
-    "learner",
-    "coordinator",
-    "worker",
-)  # of the demo; the coordinator starts the others
+# Started by the demo. The coordinator starts the others.
+PROGRAM_KINDS = ("learner", "coordinator", "worker")
 RECOVERED: Mapping[str, str] = {
     "learner": "has trained a step again",
     "coordinator": "has committed a step again",
@@ -43,7 +42,9 @@ TASK_MODULE = "echo2d.tasks.pool_child"
 
 @dataclass(frozen=True, slots=True)
 class PlannedKill:
-    """Once this step is trained. name: of the program, or of what the coordinator has started."""
+    """A kill that is due once this step is trained. name: of the program or of the coordinator's
+    child process.
+    """
 
     step: int
     kind: VictimKind
@@ -52,7 +53,9 @@ class PlannedKill:
 
 
 def plan_kills(steps: int, workers: int, rng_seed: int) -> list[PlannedKill]:
-    """Spread over the run, in drawn order: random workers again and again, each other kind at least once."""
+    """Plan kills over the run in random order: workers again and again, every other kind at least
+    once.
+    """
     rng = random.Random(rng_seed)
     kinds = list(KINDS)
     kinds += ["worker"] * (steps // STEPS_PER_WORKER_KILL - 1)
@@ -71,7 +74,7 @@ def plan_kills(steps: int, workers: int, rng_seed: int) -> list[PlannedKill]:
 
 
 def find_process(kind: VictimKind, name: str, programs: Programs) -> int | None:
-    """The process that such a kill means; None while it does not run."""
+    """The process id that a kill refers to; None if that process is not running."""
     if kind in PROGRAM_KINDS:
         return programs[name].pid if programs[name].returncode is None else None
     module = SEED_MODULE if kind == "seed" else TASK_MODULE
@@ -85,7 +88,7 @@ def find_process(kind: VictimKind, name: str, programs: Programs) -> int | None:
 
 
 def kill_process(kind: VictimKind, name: str, programs: Programs) -> int | None:
-    """`kill -9`, now: which process; None where it does not run."""
+    """Kill the process now and return its id; None if it is not running."""
     pid = find_process(kind, name, programs)
     if pid is not None and kind in PROGRAM_KINDS:
         programs[name].kill()
@@ -96,14 +99,16 @@ def kill_process(kind: VictimKind, name: str, programs: Programs) -> int | None:
 
 
 def start_again(kind: VictimKind, name: str, programs: Programs) -> None:
-    """As a supervisor does; the coordinator is that of its seed and task processes."""
+    """Restart a program of the demo, as a supervisor does. The coordinator restarts its seed and
+    task processes.
+    """
     if kind in PROGRAM_KINDS:
         programs[name].start(*(["--resume"] if kind == "learner" else []))
 
 
 @dataclass(slots=True)
 class _Open:
-    """A kill, and whether things have moved again. mark: (epoch, step) of the newest train step at that time."""
+    """A kill that has been carried out. mark: (epoch, step) of the newest train step at that time."""
 
     planned: PlannedKill
     pid: int
@@ -115,7 +120,7 @@ class _Open:
 
 
 class Chaos:
-    """Carries out planned kills while somebody looks at the run. `metrics`: the learner's rows."""
+    """Carries out planned kills, driven by calls of `look`. metrics: path of the learner's rows."""
 
     def __init__(
         self,
@@ -130,17 +135,16 @@ class Chaos:
         self._say = say
         self._began = time.monotonic()
         self._kills: list[_Open] = []
-        self.lives: list[
-            Mapping[str, Any]
-        ] = []  # the last status of each coordinator that was killed
+        # The last status of each coordinator that was killed.
+        self.lives: list[Mapping[str, Any]] = []
 
     @property
     def quiet(self) -> bool:
-        """Everything moves again."""
+        """Whether everything that was killed has recovered."""
         return all(kill.recovery_s is not None for kill in self._kills)
 
     def kills(self) -> tuple[Kill, ...]:
-        """All that were planned, in order; what could not be killed any more has not come back either."""
+        """All planned kills in order. One that was never carried out counts as not recovered."""
         now_s = time.monotonic() - self._began
         done = (
             Kill(
@@ -158,7 +162,7 @@ class Chaos:
         )
 
     def look(self, facts: Mapping[str, Any]) -> None:
-        """Say what moves again, and kill what is due. facts: the run's status since the last look."""
+        """Note what has recovered and kill what is due. facts: the run's present status."""
         for kill in self._kills:
             if kill.recovery_s is None and self._moves_again(kill, facts):
                 kill.recovery_s = time.monotonic() - kill.killed_at
@@ -179,7 +183,8 @@ class Chaos:
             return False
         if planned.kind == "coordinator":
             self.lives.append(facts)
-        step, mark = self._reached()  # after the kill: a dead learner writes no more
+        # Read after the kill, because a dead learner writes no more rows.
+        step, mark = self._reached()
         self._kills.append(_Open(planned, pid, killed_at, step, mark))
         self._tell(f"{planned.name} is killed at step {step}")
         time.sleep(planned.pause_s)
@@ -190,7 +195,9 @@ class Chaos:
         self._say(f"{time.monotonic() - self._began:5.1f} s  {text}")
 
     def _reached(self) -> tuple[int, tuple[int, int]]:
-        """The furthest train step, and (epoch, step) of the newest one, which may repeat an earlier one."""
+        """The highest train step, and (epoch, step) of the newest row, which may repeat an earlier
+        step.
+        """
         rows = read_rows(self._metrics)
         return (
             (max(row["step"] for row in rows), (rows[-1]["epoch"], rows[-1]["step"]))

@@ -1,7 +1,6 @@
-"""What a demo looks like to a person: a live view of its status and metrics, and tables at the end."""
+"""Show a demo to a person: a live view of its status and metrics, and tables at the end."""
 
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Any, Self
 
 from rich.console import Console, Group, RenderableType
@@ -13,12 +12,14 @@ from echo2d.core.status.json_form import read_status
 from echo2d.demo.results import DemoResult, Kill, Quantiles, bubble_ratio, staleness_histogram
 from echo2d.views.status import SPARK_CELLS, TokenRate, bar, spark, staleness_bars, workers_table
 
-PLAIN_EVERY_S = 5.0  # where there is no terminal: one line so often
+PLAIN_EVERY_S = 5.0  # between two lines if stderr is not a terminal
 Rows = Sequence[Mapping[str, Any]]
 
 
 class LiveView:
-    """The picture while a run goes on: redrawn on a terminal, otherwise a line now and then; all of it on stderr."""
+    """The live view on stderr: redrawn in place on a terminal, otherwise a line every
+    PLAIN_EVERY_S.
+    """
 
     def __init__(self, steps: int) -> None:
         self._steps = steps
@@ -32,20 +33,15 @@ class LiveView:
             self._live.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._live.stop()
 
     def say(self, text: str) -> None:
-        """One line that stays."""
+        """Print a line that stays."""
         self._console.print(text, highlight=False, soft_wrap=True)
 
     def show(self, facts: Mapping[str, Any], rows: Rows, *, now: float) -> None:
-        """The run as it is now. rows: the learner's metrics so far."""
+        """Draw the run as it is now. rows: the learner's metrics so far."""
         rate = self._rate.update(facts["tokens_accepted"], now)
         if self._console.is_terminal:
             self._live.update(run_picture(facts, rows, steps=self._steps, tokens_per_s=rate))
@@ -65,7 +61,7 @@ def progress_line(rows: Rows, *, steps: int, tokens_per_s: float) -> str:
 def run_picture(
     facts: Mapping[str, Any], rows: Rows, *, steps: int, tokens_per_s: float
 ) -> RenderableType:
-    """Step, reward, staleness and workers of a run as one block."""
+    """Draw step, reward, staleness and workers of a run as one block."""
     return Group(
         _step_line(rows, steps, tokens_per_s),
         _reward_line(rows),
@@ -145,7 +141,7 @@ def _measured(result: DemoResult) -> list[tuple[str, str]]:
 
 
 def kills_table(kills: Sequence[Kill]) -> Table:
-    """What was killed how often, and the seconds until things moved again."""
+    """The table of kills by kind, with the seconds that each recovery took."""
     table = Table("kill -9 of", "times", "seconds until it moved again", box=None)
     for kind in sorted({kill.kind for kill in kills}):
         waits = [kill.recovery_s for kill in kills if kill.kind == kind]

@@ -1,4 +1,4 @@
-"""What a demo run measured, and whether it kept its promises."""
+"""Collect what a demo run measured, and judge whether it kept its promises."""
 
 import json
 from collections import Counter
@@ -10,14 +10,14 @@ from typing import Any
 from echo2d.core.capacity.estimators import quantile
 
 GAIN_MIN = 0.15  # held-out greedy accuracy, last version minus version 0
-STALE_SHARE_MIN = 0.10  # trained trajectories with staleness >= 1: the overlap is real
-GAIN_MIN_CHAOS = 0.10  # the same where processes were killed
+STALE_SHARE_MIN = 0.10  # of trained trajectories with staleness >= 1, which proves the overlap
+GAIN_MIN_CHAOS = 0.10  # GAIN_MIN for runs in which processes were killed
 SEED_COPIES_MAX = 1.5  # a chain sends each byte from the seed about once
 
 
 @dataclass(frozen=True, slots=True)
 class Quantiles:
-    """Seconds."""
+    """Quantiles of durations in seconds."""
 
     p50: float | None
     p95: float | None
@@ -30,7 +30,9 @@ class Quantiles:
 
 @dataclass(frozen=True, slots=True)
 class WorkerEnd:
-    """How one worker ended. digest_ok: weights read back out of its engine's memory are those of its version."""
+    """The final state of one worker. digest_ok: whether its engine's weights in memory are those of
+    its version.
+    """
 
     id: str
     version: int | None
@@ -45,7 +47,9 @@ class Trajectories:
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """One `kill -9`. at_s: since the demo began; recovery_s: until things moved again, None if they never did."""
+    """One `kill -9`. at_s: since the demo began. recovery_s: until the process had recovered; None
+    if it never did.
+    """
 
     kind: str
     name: str
@@ -58,10 +62,11 @@ class Kill:
 class DemoResult:
     """The object that `echo2d demo --json` ends with. Seconds, bytes, shares in 0..1.
 
-    accuracy: greedy, 200 fixed held-out prompts, version 0 and the last. reward: mean of the first and last tenth of
-    the steps. bubble_ratio: share of the learner's time spent waiting for data, without the first step (start-up).
-    seed_copies: bytes the seed sent per byte of a version, mean over versions. steps_again: trained more than once,
-    because the learner was killed; batches_changed: those of them that were not trained on the same batch.
+    accuracy: greedy, 200 fixed held-out prompts, version 0 and the last. reward: mean of the first
+    and last tenth of the steps. bubble_ratio: share of the learner's time spent waiting for data,
+    without the first step (start-up). seed_copies: bytes the seed sent per byte of a version, mean
+    over versions. steps_again: trained more than once, because the learner was killed;
+    batches_changed: those of them that were not trained on the same batch.
     """
 
     steps: int
@@ -92,7 +97,9 @@ class DemoResult:
         return asdict(self)
 
     def broken_promises(self, *, judge_accuracy: bool) -> list[str]:
-        """In words; empty when the run did what the demo promises. A run of fewer steps is not judged by accuracy."""
+        """The broken promises in words; empty if there are none. Accuracy counts only in runs of
+        full length.
+        """
         gain = self.accuracy_last - self.accuracy_first
         stale = sum(
             count for staleness, count in self.staleness_histogram.items() if staleness >= 1
@@ -127,19 +134,19 @@ class DemoResult:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The learner's rows as they were written; a half-written row is skipped."""
+    """Read the learner's rows in the order written; a half-written row is skipped."""
     lines = path.read_text().splitlines(keepends=True) if path.exists() else []
     return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The learner's rows so far, by step; the last row of a step counts."""
+    """Read the learner's rows by step; the last row of a step counts."""
     rows = {row["step"]: row for row in read_rows(path)}
     return [rows[step] for step in sorted(rows)]
 
 
 def trained_again(rows: Sequence[Mapping[str, Any]]) -> tuple[int, int]:
-    """Of rows as they were written: steps that were trained more than once, and those of them on another batch."""
+    """Count the steps that were trained more than once, and those of them that got another batch."""
     batches: dict[int, list[str]] = {}
     for row in rows:
         batches.setdefault(row["step"], []).append(row["batch"])
@@ -149,7 +156,9 @@ def trained_again(rows: Sequence[Mapping[str, Any]]) -> tuple[int, int]:
 
 
 def add_up(lives: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The last status of each life of a coordinator, which counts from 0 at every start, as one of the whole run."""
+    """Merge the last status of each coordinator process into one of the run; each process counts
+    from 0.
+    """
     total = dict(lives[-1])
     for name in ("versions_published", "wire_bytes", "full_bytes"):
         total[name] = sum(life[name] for life in lives)
@@ -173,7 +182,9 @@ def staleness_histogram(rows: Sequence[Mapping[str, Any]]) -> dict[int, int]:
 
 
 def bubble_ratio(rows: Sequence[Mapping[str, Any]]) -> float:
-    """Share of the time that the learner waited, without the first step (workers were starting)."""
+    """The share of time that the learner waited for data, without the first step, when workers were
+    starting.
+    """
     waited = sum(float(row["wait_s"]) for row in rows[1:])
     trained = sum(float(row["t_train_s"]) for row in rows[1:])
     return waited / (waited + trained) if waited + trained else 0.0

@@ -1,7 +1,8 @@
-"""The main job on one machine: coordinator, workers and learner as real processes; a small model gets better by GRPO.
+"""Run the demo: coordinator, workers and learner as real processes on one machine, improving a
+small model by GRPO.
 
-Nothing on the path is faked: HTTP and WebSocket, peer links, signed roots, safetensors, a reward. What the demo says at
-its end comes from the coordinator's status, the learner's metrics, and the weights themselves.
+Nothing is faked: HTTP and WebSocket, peer links, signed roots, safetensors, rewards. The results
+come from the coordinator's status, the learner's metrics and the weights themselves.
 """
 
 import json
@@ -36,12 +37,12 @@ from echo2d.errors import OperatorFault
 from echo2d.runtime.run_dir.credentials import create_token
 
 STEPS = 80
-SLOTS = 96  # samples one worker's engine runs at once: three workers hold a batch and a bit
-START_S = 60.0  # importing torch on a busy machine
-SETTLE_S = 60.0  # the last version reaches every worker
+SLOTS = 96  # samples that one engine generates at once: three workers hold a little over a batch
+START_S = 60.0  # to start a program: importing torch on a busy machine
+SETTLE_S = 60.0  # for the last version to reach every worker
 POLL_S = 0.25
 CACHE = Path.home() / ".cache" / "echo2d"
-STOPPED = 130  # exit code after Ctrl-C, as a shell has it
+STOPPED = 130  # exit code after Ctrl-C, as in a shell
 
 CONFIG = """\
 [run]
@@ -88,7 +89,9 @@ rng_seed = {seed}
 
 @dataclass(frozen=True, slots=True)
 class Demo:
-    """What `echo2d demo` was asked for. staleness: S; kappa: train steps per publish; seed: of everything random."""
+    """The options of `echo2d demo`. staleness: S. kappa: train steps per publish. seed: of
+    everything random.
+    """
 
     steps: int = STEPS
     workers: int = 3
@@ -114,7 +117,9 @@ class Demo:
 
 
 def run_demo(demo: Demo) -> int:
-    """Run it, show it, judge it. The exit code: 0 when the run kept its promises, 1 when not, 130 after Ctrl-C."""
+    """Run, show and judge a demo. Returns the exit code: 0 if it kept its promises, 1 if not, 130
+    after Ctrl-C.
+    """
     run = (demo.run_dir or _fresh_directory(Path("runs"))).absolute()
     if (run / "coordinator").exists():
         raise OperatorFault(f"{run} holds a run already; choose another --run-dir")
@@ -182,7 +187,7 @@ def _metrics(run: Path) -> Path:
 
 
 def _start_coordinator(demo: Demo, run: Path, model: Path, programs: Programs) -> str:
-    """Its URL, once it listens."""
+    """Start the coordinator and return its URL once it listens."""
     (run / "snapshots").mkdir()
     facts = {
         "run": run,
@@ -205,7 +210,7 @@ def _start_coordinator(demo: Demo, run: Path, model: Path, programs: Programs) -
 
 
 def _start_others(demo: Demo, run: Path, url: str, programs: Programs) -> Program:
-    """The workers, each with a credential of its own, and the learner, which is returned."""
+    """Start the workers, each with its own credential, and the learner, which is returned."""
     for number in range(1, demo.workers + 1):
         name = f"worker-{number}"
         token = run / f"{name}.token"
@@ -238,7 +243,7 @@ def _watch(
     run: Path,
     view: LiveView,
 ) -> dict[str, Any]:
-    """Show the run until the learner is done; the last status."""
+    """Show the run until the learner is done, and return the last status."""
     with view:
         while True:
             done = learner.returncode is not None
@@ -254,7 +259,9 @@ def _watch(
 def _settled(
     coordinator: Coordinator, programs: Programs, chaos: Chaos, facts: dict[str, Any], demo: Demo
 ) -> dict[str, Any]:
-    """The status once every worker serves the last version and what was killed is back, or after SETTLE_S."""
+    """Wait until every worker serves the last version and all kills have recovered, at most
+    SETTLE_S; the status.
+    """
     deadline = time.monotonic() + SETTLE_S
     while not (_all_serve(facts, demo) and chaos.quiet) and time.monotonic() < deadline:
         programs.check()

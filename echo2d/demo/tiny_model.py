@@ -1,11 +1,12 @@
-"""A tiny real model for the demo: Qwen3, 223 k parameters, pre-trained on `sort_digits` until it is sometimes right.
+"""Make a tiny real model for the demo: Qwen3, 223 k parameters, pre-trained on `sort_digits`.
 
-Supervised steps on fresh training prompts, until an exact answer has probability >= `accuracy_stop` at temperature 1;
-then GRPO has something to improve. A few seconds on one core. The same recipe gives the same bytes on one machine.
+Supervised steps on fresh prompts end when an exact answer has probability >= `accuracy_stop` at
+temperature 1, so that GRPO has something to improve. This takes a few seconds on one core. The same
+recipe gives the same bytes on one machine.
 
-Accuracies need no sampling, because there is one right answer per prompt: its probability is the product of its
-tokens' probabilities, and greedy decoding gives it exactly when each of its tokens is the most likely one after
-the tokens before it. So one teacher-forced pass measures both.
+Accuracies are measured without sampling, because each prompt has one right answer: its probability
+is the product of its tokens' probabilities, and greedy decoding gives it exactly if each of its
+tokens is the most likely one. One teacher-forced pass measures both.
 """
 
 import dataclasses
@@ -43,7 +44,7 @@ BATCH_MAX = 512  # rows of one forward pass while measuring
 
 @dataclass(frozen=True, slots=True)
 class TinyRecipe:
-    """Everything that decides the weights; rng_seed decides the start and the prompts."""
+    """Everything that determines the weights. rng_seed: for the initial weights and the prompts."""
 
     rng_seed: int = 0
     digits_min: int = 8
@@ -58,7 +59,8 @@ class TinyRecipe:
 
 
 def make_tiny_model(cache: Path, recipe: TinyRecipe | None = None) -> Path:
-    """A Hugging Face model directory under `cache` made by `recipe`, made now unless it is there already.
+    """A Hugging Face model directory under `cache` made by `recipe`, made now unless it is there
+    already.
 
     RuntimeError: `steps_max` steps did not reach `accuracy_stop`.
     """
@@ -73,7 +75,8 @@ def make_tiny_model(cache: Path, recipe: TinyRecipe | None = None) -> Path:
         spare.chmod(0o755)
         spare.rename(directory)
     except OSError:
-        if not directory.is_dir():  # else another process was faster
+        # Another process may have been faster.
+        if not directory.is_dir():
             raise
     finally:
         shutil.rmtree(spare, ignore_errors=True)
@@ -88,12 +91,16 @@ def held_out_prompts(recipe: TinyRecipe | None = None) -> list[Prompt]:
 
 
 def greedy_accuracy(directory: Path, prompts: Sequence[Prompt]) -> float:
-    """The share of prompts that the model in `directory`, computing in float32, answers exactly right when greedy."""
+    """The share of prompts that the model in `directory` answers exactly right by greedy decoding
+    in float32.
+    """
     return accuracies(_load(directory), prompts)[0]
 
 
 def sampled_accuracy(directory: Path, prompts: Sequence[Prompt]) -> float:
-    """The probability that the model in `directory` answers exactly right at temperature 1, mean over the prompts."""
+    """The mean probability over the prompts that the model in `directory` answers exactly right at
+    temperature 1.
+    """
     return accuracies(_load(directory), prompts)[1]
 
 
@@ -173,7 +180,9 @@ def _pretrain(recipe: TinyRecipe) -> Any:
 
 
 def accuracies(model: Any, prompts: Sequence[Prompt]) -> tuple[float, float]:
-    """The share of prompts answered right when greedy, and the mean probability of a right answer at temperature 1."""
+    """The share of prompts answered right by greedy decoding, and the mean probability of a right
+    answer.
+    """
     import torch
 
     greedy = sampled = 0.0
@@ -188,7 +197,9 @@ def accuracies(model: Any, prompts: Sequence[Prompt]) -> tuple[float, float]:
 def _answer_logprobs(
     model: Any, prompts: Sequence[Prompt]
 ) -> tuple["torch.Tensor", "torch.Tensor"]:
-    """Teacher-forced on the right answers: (log p [b, t], 0 outside the answer; is it the most likely token [b, t])."""
+    """Teacher-force the right answers: (log p [b, t], 0 outside the answer; whether it is the most
+    likely token [b, t]).
+    """
     import torch
 
     rows = [(*prompt.tokens, *answer(prompt.tokens)) for prompt in prompts]

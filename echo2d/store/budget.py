@@ -1,4 +1,6 @@
-"""How many bytes the stores of one process may take together: each says what it takes before it takes it."""
+"""Limit the disk bytes of all stores of one process together: each store claims bytes before it
+uses them.
+"""
 
 import threading
 
@@ -6,7 +8,9 @@ from echo2d.errors import StoreFault
 
 
 class DiskBudget:
-    """At most `bytes_max` bytes for all owners together. Safe to use from several threads."""
+    """A budget of `bytes_max` bytes, shared by owners known by name. Safe to use from several
+    threads.
+    """
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
@@ -19,11 +23,13 @@ class DiskBudget:
 
     @property
     def exceeded(self) -> bool:
-        """Possible after a start with a smaller limit than before."""
+        """Whether more is used than allowed, as after a restart with a smaller limit."""
         return sum(self._taken.values()) > self._bytes_max
 
     def claim(self, owner: str, size: int) -> None:
-        """The owner takes `size` bytes in all from now on. StoreFault, if that is more and too much: then as before."""
+        """Set the owner's total to `size` bytes. StoreFault: this is more than before and over the
+        limit; nothing changes.
+        """
         with self._lock:
             taken = self._taken | {owner: size}
             if size > self._taken.get(owner, 0) and sum(taken.values()) > self._bytes_max:
@@ -35,7 +41,7 @@ class DiskBudget:
             self._taken = taken
 
     def note(self, owner: str, size: int) -> None:
-        """The owner has taken `size` bytes, whatever the limit says."""
+        """Record that the owner uses `size` bytes, even beyond the limit."""
         with self._lock:
             self._taken = {
                 each: taken for each, taken in (self._taken | {owner: size}).items() if taken

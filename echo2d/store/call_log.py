@@ -1,8 +1,9 @@
-"""Records of the gateway's calls: JSON lines in a few files of bounded size, the newest in `gateway.jsonl`.
+"""Write the gateway's calls as JSON lines into rotating files of bounded size.
 
-    gateway.jsonl -> gateway.1.jsonl -> ... -> gateway.<FILES - 1>.jsonl -> deleted
+    gateway.jsonl (newest) -> gateway.1.jsonl -> ... -> gateway.<FILES - 1>.jsonl -> deleted
 
-Private (mode 0600), written line by line, not synced: a crash may cost the last. Blocking. Not here: what they say.
+Files are private (mode 0600) and not synced: a crash may lose the last lines. Blocking functions.
+Not here: the contents of the records.
 """
 
 import json
@@ -14,24 +15,28 @@ from typing import Any, Protocol
 from echo2d.store.disk import opened, store_faults
 
 NAME = "gateway.jsonl"
-FILES = 4  # a full disk budget loses its oldest quarter
+FILES = 4  # so a rotation deletes the oldest quarter
 
 
 class Numbers(Protocol):
-    """Of an array or numpy: a fifth of a list's memory while it waits."""
+    """An array of the standard library or numpy, which takes a fifth of a list's memory while it
+    waits.
+    """
 
     def tolist(self) -> list[Any]: ...
 
 
 class CallLog:
-    """At most bytes_max bytes in `directory`; a record that is longer than a file is left out."""
+    """The log in `directory`: at most bytes_max bytes. A record longer than a whole file is left
+    out.
+    """
 
     def __init__(self, directory: Path, bytes_max: int) -> None:
         self._directory = directory
         self._file_bytes_max = bytes_max // FILES
 
     def append(self, records: Iterable[Mapping[str, Any]]) -> None:
-        """StoreFault: the disk would not take them; some may be there."""
+        """Append records. StoreFault: the disk refused; some of them may have been written."""
         path = self._directory / NAME
         with store_faults("writing", path):
             size = path.stat().st_size if path.exists() else 0

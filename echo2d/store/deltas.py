@@ -1,10 +1,13 @@
-"""The newest deltas that were encoded, kept to compose others of: of a version they take half a percent of its bytes.
+"""Keep the newest encoded deltas on disk, to compose deltas for workers that are several versions
+behind.
 
-    root / frames/<form id>/...   as in any frame store
-         / <form id>              digests of its segment tables; written last: what has none was not finished
+    root / frames/<form id>/...   a frame store
+         / <form id>              digests of the form's segment tables; written last, so a form
+                                  without this file is unfinished and is deleted
 
-Tables are believed because of these digests, frames because of their tables. At most DELTAS_KEPT_MAX deltas and
-`bytes_max` bytes: the oldest make room. Blocking functions, safe to call from several threads.
+These digests verify the tables, and the tables verify the frames. At most DELTAS_KEPT_MAX deltas
+and `bytes_max` bytes are kept; the oldest are evicted. A delta takes about half a percent of its
+version. Blocking functions, safe to call from several threads.
 """
 
 import logging
@@ -33,7 +36,7 @@ log = logging.getLogger("echo2d.store")
 
 
 class StoredDelta:
-    """One delta that is kept. IntegrityFault: its tables are not what they were."""
+    """One kept delta, opened for reading. IntegrityFault: its tables are damaged."""
 
     def __init__(self, store: FrameStore, facts: FormFacts, tables: Sequence[SegmentTable]) -> None:
         self._store, self._form = store, facts.form
@@ -48,7 +51,10 @@ class StoredDelta:
                 )
 
     def read(self, place: Chunk) -> tuple[ChunkRecord, bytes] | None:
-        """The chunk's record and payload; None: it has no such chunk. IntegrityFault, StoreFault: it is damaged."""
+        """Return the chunk's record and payload, or None if the delta has no such chunk.
+
+        IntegrityFault, StoreFault: it is damaged.
+        """
         record, spans = self._chunks.get(place, (None, []))
         return None if record is None else (record, self._store.verify(self._form, spans))
 
@@ -70,9 +76,10 @@ class DeltaStore:
         return tuple(self._kept.values())
 
     def put(self, facts: FormFacts, segment: Segment) -> None:
-        """A segment of a delta that is being encoded, one at a time: what was not finished of another one goes.
+        """Store a segment of the delta that is being encoded. Unfinished segments of any other
+        delta are deleted.
 
-        StoreFault: there is no room, and the delta is not kept.
+        StoreFault: there is no room even without the older deltas, and this one is not kept.
         """
         with self._lock:
             for other in self._store.forms():
@@ -84,26 +91,32 @@ class DeltaStore:
     def finish(
         self, facts: FormFacts, digests: Sequence[Digest], manifest: Manifest, wire_bytes: int
     ) -> None:
-        """All segments have been put: it is kept. digests: of their tables. StoreFault: it is not."""
+        """Keep the delta, all of whose segments have been put. digests: of their tables.
+        StoreFault: it is not kept.
+        """
         with self._lock, store_faults("keeping a delta in", self._root):
             if facts.base_digest is not None and facts.base_digest != manifest.digest:
                 replace_file(self._root / facts.form, b"".join(digests), durable=False)
                 self._keep(facts, manifest.digest, wire_bytes)
 
     def open(self, base: Digest, made: Digest) -> StoredDelta:
-        """That from one snapshot to the other. IntegrityFault, StoreFault: there is none, or it is damaged."""
+        """Open the delta between two snapshots. IntegrityFault, StoreFault: it is not kept any
+        more, or is damaged.
+        """
         with self._lock:
             found = [
                 form for form, kept in self._kept.items() if (kept.base, kept.made) == (base, made)
             ]
-            require(bool(found), "a delta to be composed of is not kept any more")
+            require(bool(found), "a delta needed for composing is not kept any more")
             facts = next(facts for facts in self._store.forms() if facts.form == found[0])
             return StoredDelta(self._store, facts, self._tables(facts))
 
     # --- inside
 
     def _put(self, facts: FormFacts, segment: Segment) -> bool:
-        """False: there may be room without the oldest."""
+        """Whether the segment was stored. False: the disk is full, but evicting the oldest delta
+        may help.
+        """
         try:
             self._store.begin(facts)
             self._store.put_table(facts.form, segment.table.segment, segment.table.encode())
@@ -133,7 +146,7 @@ class DeltaStore:
             log.warning("%s", fault)
 
     def _find(self, facts: FormFacts) -> None:
-        """What an earlier process left; what it did not finish goes."""
+        """Recover a delta of an earlier process, or delete it if that process did not finish it."""
         try:
             self._store.recover(facts.form)
             tables = self._tables(facts)
@@ -154,12 +167,14 @@ class DeltaStore:
         path = self._root / facts.form
         with store_faults("reading", path):
             digests = split_digests(read_file(path))
-        require(bool(digests), "it has no segments")
+        require(bool(digests), "the delta has no segments")
         tables = [
             SegmentTable.decode(self._store.get_table(facts.form, SegmentId(each)))
             for each in range(len(digests))
         ]
-        require([table.digest for table in tables] == list(digests), "its tables are damaged")
+        require(
+            [table.digest for table in tables] == list(digests), "the delta's tables are damaged"
+        )
         return tables
 
     def check(self) -> None:

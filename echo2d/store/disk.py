@@ -1,4 +1,6 @@
-"""The few file operations that the stores are made of. Blocking; `StoreFault` says what the disk would not do."""
+"""Provide the file operations that the stores are built from. Blocking; a `StoreFault` says what
+failed and where.
+"""
 
 import contextlib
 import errno
@@ -15,7 +17,9 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 @contextlib.contextmanager
 def store_faults(doing: str, path: Path) -> Iterator[None]:
-    """Operating-system errors inside become a StoreFault that names what was being done and where."""
+    """Turn an OSError into a StoreFault that says what was being done and where, and whether the
+    disk is full.
+    """
     try:
         yield
     except OSError as error:
@@ -25,7 +29,7 @@ def store_faults(doing: str, path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def opened(path: Path, flags: int) -> Iterator[int]:
-    """A file descriptor; never through a symbolic link in the last part."""
+    """Open a file descriptor. A symbolic link in the last part of the path is refused."""
     fd = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, _FILE_MODE)
     try:
         yield fd
@@ -40,7 +44,7 @@ def write_at(path: Path, data: Buffer, offset: int) -> None:
 
 
 def write_all(fd: int, data: Buffer, offset: int) -> None:
-    """Write all of `data` at this place. OSError is the caller's."""
+    """Write all of `data` at this offset. Raises OSError, for the caller to translate."""
     view = memoryview(data)
     while len(view):
         written = os.pwrite(fd, view, offset)
@@ -48,7 +52,7 @@ def write_all(fd: int, data: Buffer, offset: int) -> None:
 
 
 def read_at(path: Path, length: int, offset: int) -> bytes:
-    """Up to `length` bytes; fewer only where the file ends."""
+    """Read up to `length` bytes; fewer only at the end of the file."""
     parts = []
     with opened(path, os.O_RDONLY) as fd:
         while length > 0:
@@ -61,7 +65,7 @@ def read_at(path: Path, length: int, offset: int) -> bytes:
 
 
 def read_into(path: Path, buffer: memoryview, offset: int) -> int:
-    """Fill `buffer` as far as the file goes: so many bytes."""
+    """Fill `buffer` as far as the file goes. Returns the number of bytes read."""
     done = 0
     with opened(path, os.O_RDONLY) as fd:
         while done < len(buffer):
@@ -73,12 +77,14 @@ def read_into(path: Path, buffer: memoryview, offset: int) -> int:
 
 
 def read_file(path: Path) -> bytes:
-    """All of a file."""
+    """Read a whole file."""
     return read_at(path, path.stat().st_size, 0)
 
 
 def allocate(path: Path, size: int, *, sparse: bool = False) -> None:
-    """Make the file exist with this size, keeping what it holds; its space is reserved unless `sparse`."""
+    """Give a file this size, keeping its content and creating it if needed. Reserves its space
+    unless `sparse`.
+    """
     with opened(path, os.O_WRONLY | os.O_CREAT) as fd:
         os.ftruncate(fd, size)
         if size and not sparse:
@@ -92,7 +98,7 @@ def sync(path: Path) -> None:
 
 
 def staged(path: Path, data: bytes, *, durable: bool) -> Path:
-    """A file beside `path` with this content, ready to replace it."""
+    """Write a file next to `path`, ready to replace it."""
     scratch = path.with_name(path.name + ".new")
     allocate(scratch, len(data))
     write_at(scratch, data, 0)
@@ -102,7 +108,7 @@ def staged(path: Path, data: bytes, *, durable: bool) -> Path:
 
 
 def replace_file(path: Path, data: bytes, *, durable: bool) -> None:
-    """Put `data` at `path` in one step: afterwards, and after a crash, the file is the old one or the new one."""
+    """Replace the file at `path` atomically: after a crash it is the old one or the new one."""
     staged(path, data, durable=durable).replace(path)
     if durable:
         sync(path.parent)

@@ -1,15 +1,20 @@
-"""Frames on disk: every verified frame of the last few forms, for relaying, for decoding and for after a restart.
+"""Store the verified frames of the last few forms on disk, for relaying, for decoding and for
+restarts.
 
     root / <form id> / facts          the form's FormFacts
-                     / 0000.table     the segment's table as it came
-                     / 0000.frames    its frames at their offset_in_segment; until they come, sparse or stale
-         / spare / 0          files of forgotten forms, for the next segments: overwriting costs less than fresh blocks
+                     / 0000.table     the segment's table as it arrived
+                     / 0000.frames    frames at their offset_in_segment; gaps are sparse or stale
+         / spare / 0                  files of forgotten forms, reused for the next segments because
+                                      overwriting is cheaper than allocating blocks
 
-Content is the proof: there is no journal of what is held. A frame is hashed when it is written, when it is read to be
-passed on (what an applier makes of it is hashed instead), and by `recover` after a restart: what a file held for an
-earlier form is never believed. Tables are *not* judged here: after a restart the caller checks them against the signed
-digests (`FormIndex.accept_table`). Blocking functions, safe to call from several threads; no two may write the same
-frame, and nobody uses a form that is being forgotten.
+There is no journal of the frames held; digests decide. A frame is hashed when it is written, when
+it is read for relaying, and by `recover` after a restart, so stale bytes of an earlier form are
+never used. For decoding it is not hashed again, because the decoded chunk is. Tables are *not*
+verified here: after a restart the caller checks them against the signed digests
+(`FormIndex.accept_table`).
+
+Blocking functions, safe to call from several threads, except that no two threads may write the same
+frame, and a form must not be used while it is being forgotten.
 """
 
 import contextlib
@@ -45,16 +50,14 @@ from echo2d.store.disk import (
     write_all,
 )
 
-SPARES_MAX = (
-    64  # files of at most a segment, 4 GiB together: a version of a model that travels in seconds
-)
+SPARES_MAX = 64  # files of at most a segment each, so 4 GiB together
 
-_OWNER = "frames"  # in the budget
+_OWNER = "frames"  # name in the disk budget
 _FORM_ID = re.compile(rf"[0-9a-f]{{{FORM_ID_CHARS}}}")
 
 
 class FramesDamaged(IntegrityFault):
-    """Frames that were verified when they were stored are not what they were; they are no longer held."""
+    """Frames have changed on disk since they were stored; the store no longer holds them."""
 
     def __init__(self, form: FormId, frames: Sequence[FrameId]) -> None:
         super().__init__(f"frame {frames[0]} of form {form} is damaged on disk")
@@ -63,7 +66,7 @@ class FramesDamaged(IntegrityFault):
 
 @dataclass(slots=True)
 class _StoredForm:
-    """One form's folder. reserved: bytes of each segment, table and frames."""
+    """One form's folder. reserved: bytes of each segment, its table included."""
 
     facts: FormFacts
     directory: Path
@@ -78,22 +81,24 @@ class _StoredForm:
 
 
 class FrameStore:
-    """The frames of several forms in `root`; a segment's bytes are claimed of the budget with its table.
+    """The frames of several forms in `root`. A segment's bytes are claimed from the budget when its
+    table is stored.
 
-    Spare files count as used. When the disk or the budget is full, the caller frees them first (`free_spares`).
+    Spare files count as used. When the disk or the budget is full, the caller should call
+    `free_spares` and try again.
     """
 
     def __init__(self, root: Path, budget: DiskBudget) -> None:
         self._root = root
         self._budget = budget
-        self._lock = threading.Lock()  # guards the books, not the files
+        self._lock = threading.Lock()  # guards the bookkeeping, not the files
         self._forms: dict[FormId, _StoredForm] = {}
         self._spare = root / "spare"
-        self._spares: dict[Path, int] = {}  # and their sizes
+        self._spares: dict[Path, int] = {}  # sizes in bytes
         self._spare_names = count()
-        self.freed = (
-            0  # how often spare files gave space back: what found the disk full may try again
-        )
+        # How often spare files gave space back. Whoever found the disk full tries again when it
+        # changes.
+        self.freed = 0
         shutil.rmtree(self._spare, ignore_errors=True)
         with store_faults("opening the frame store", root):
             root.mkdir(parents=True, exist_ok=True)
@@ -105,7 +110,7 @@ class FrameStore:
     # --- forms
 
     def forms(self) -> tuple[FormFacts, ...]:
-        """All forms with a folder, oldest publish first."""
+        """The facts of all forms in the store, oldest publish first."""
         return tuple(
             sorted(
                 (form.facts for form in self._forms.values()), key=lambda facts: facts.publish_seq
@@ -113,7 +118,7 @@ class FrameStore:
         )
 
     def begin(self, facts: FormFacts) -> None:
-        """Make room on the books for a form; one that is here already goes on."""
+        """Add a form, unless it is there already."""
         directory = self._root / facts.form
         with store_faults("beginning a form in", directory):
             if facts.form in self._forms and directory.exists():
@@ -123,13 +128,14 @@ class FrameStore:
         self._forms[facts.form] = _StoredForm(facts, directory)
 
     def forget(self, form: FormId) -> None:
-        """Delete a form and all its frames, but for files that are kept as spares; unknown forms are ignored."""
+        """Delete a form; some of its files become spare files. Unknown forms are ignored."""
         stored = self._forms.get(form)
         if stored is None:
             return
         try:
             with store_faults("deleting", stored.directory):
-                with contextlib.suppress(OSError):  # what cannot be kept is deleted
+                # A file that cannot become a spare is deleted with the folder.
+                with contextlib.suppress(OSError):
                     self._keep_spares(stored)
                 shutil.rmtree(stored.directory)
         finally:
@@ -147,19 +153,22 @@ class FrameStore:
 
     @property
     def used_bytes(self) -> int:
-        """What all forms' segments take when they are whole, and the spare files."""
+        """The bytes of all segments, counted as if complete, and of the spare files."""
         segments = (size for form in list(self._forms.values()) for size in form.reserved.values())
         return sum(segments) + sum(self._spares.values())
 
     # --- tables and frames
 
     def put_table(self, form: FormId, segment: SegmentId, data: bytes) -> None:
-        """Store a table that the caller has verified, and make place for its frames.
+        """Store a table that the caller has verified, and reserve space for its frames.
 
-        A table that differs from the stored one replaces it, and the segment's frames are no longer held.
+        If it differs from the stored table, it replaces that one, and the segment's frames are no
+        longer held.
         """
         stored = self._stored(form)
-        with contextlib.suppress(StoreFault):  # not held, or it cannot be read any more
+        # The fault says that the table is not held, or cannot be read any more; then it is stored
+        # again.
+        with contextlib.suppress(StoreFault):
             if self.get_table(form, segment) == data:
                 return
         table, frames = SegmentTable.decode(data), stored.frames(segment)
@@ -177,26 +186,29 @@ class FrameStore:
                     self.freed += 1
             replace_file(stored.table(segment), data, durable=False)
             if spare:
-                with contextlib.suppress(FileNotFoundError):  # freed meanwhile
+                # `free_spares` may have deleted it meanwhile.
+                with contextlib.suppress(FileNotFoundError):
                     spare.replace(frames)
             allocate(frames, table.wire_bytes, sparse=True)
         stored.held.add(frame_id(segment, 0))
 
     def get_table(self, form: FormId, segment: SegmentId) -> bytes:
-        """The table's bytes as they were put (the caller knows their digest)."""
+        """Read a table's bytes as they are on disk; the caller knows their digest."""
         stored = self._stored(form)
         self._require_held(stored, frame_id(segment, 0))
         with store_faults("reading", stored.table(segment)):
             return read_file(stored.table(segment))
 
     def put_frame(self, form: FormId, span: FrameSpan, payload: Buffer) -> None:
-        """Store a frame of a segment whose table is here; IntegrityFault if it is not the frame that `span` names."""
+        """Store a frame of a segment whose table is stored. IntegrityFault: it is not the frame
+        that `span` names.
+        """
         if not span.is_made_of(payload):
             raise IntegrityFault(f"frame {span.frame} of form {form} has the wrong digest")
         self.put_verified(form, [(span, payload)])
 
     def put_verified(self, form: FormId, frames: Iterable[tuple[FrameSpan, Buffer]]) -> None:
-        """Store frames that the caller has verified, of segments whose tables are here."""
+        """Store frames that the caller has verified, of segments whose tables are stored."""
         stored = self._stored(form)
         for segment, together in groupby(frames, key=lambda each: segment_of(each[0].frame)):
             self._require_held(stored, frame_id(segment, 0))
@@ -210,13 +222,15 @@ class FrameStore:
                     stored.held.add(span.frame)
 
     def get_frame(self, form: FormId, span: FrameSpan) -> bytes:
-        """A held frame, verified again. FramesDamaged: it is no longer held."""
+        """Read and verify a held frame. FramesDamaged: it has changed, and is no longer held."""
         return self.verify(form, (span,))
 
     def read_encoded_chunk(self, form: FormId, spans: Sequence[FrameSpan]) -> bytes:
-        """The payload of one encoded chunk (or any run of adjacent frames of a segment), as the disk gives it.
+        """Read the payload of one encoded chunk, or any adjacent frames of a segment, without
+        verifying it.
 
-        Not verified: for those who hash what they make of it, and `verify` the frames if it is not what it should be.
+        For callers that hash the decoded chunk, and call `verify` to find the damaged frames if
+        that is wrong.
         """
         if not spans:
             return b""
@@ -230,7 +244,9 @@ class FrameStore:
             return read_at(path, length, first.offset_in_segment) if path.exists() else b""
 
     def verify(self, form: FormId, spans: Sequence[FrameSpan]) -> bytes:
-        """Read them, and hash each. FramesDamaged names those that are not what they were; they are no longer held."""
+        """Read adjacent frames and hash each. FramesDamaged names those that have changed; they are
+        no longer held.
+        """
         stored, data = self._stored(form), self.read_encoded_chunk(form, spans)
         damaged = [
             span.frame for span in spans if not _intact(data, span, spans[0].offset_in_segment)
@@ -241,22 +257,23 @@ class FrameStore:
         return data
 
     def held(self, form: FormId) -> frozenset[FrameId]:
-        """Tables (index 0) and frames that are on disk; after a restart only once `recover` has looked."""
+        """The tables (index 0) and frames on disk; after a restart empty until `recover` has run."""
         return frozenset(self._stored(form).held)
 
     def recover(self, form: FormId) -> frozenset[FrameId]:
-        """Find out by hashing which tables and frames of a form are on disk. Reads the whole form."""
+        """Find out which tables and frames of a form are on disk, by reading and hashing the whole
+        form.
+        """
         stored = self._stored(form)
         for segment in list(stored.reserved):
             _drop_segment(stored, segment)
-            with contextlib.suppress(
-                IntegrityFault
-            ):  # a damaged table: the segment is fetched anew
+            # If the table is damaged, the segment is fetched again.
+            with contextlib.suppress(IntegrityFault):
                 self._recover_segment(stored, segment)
         return self.held(form)
 
     def check(self) -> None:
-        """All invariants of the books."""
+        """Assert all invariants of the bookkeeping."""
         for stored in self._forms.values():
             tables = {segment_of(frame) for frame in stored.held if is_table(frame)}
             assert tables <= stored.reserved.keys()
@@ -267,7 +284,7 @@ class FrameStore:
     # --- inside
 
     def _load(self, directory: Path) -> None:
-        """Enter a folder found at start into the books; one that makes no sense is deleted."""
+        """Register a form's folder found at start. A folder without valid facts is deleted."""
         facts = _read_facts(directory)
         if facts is None or facts.form != directory.name:
             shutil.rmtree(directory)
@@ -282,7 +299,7 @@ class FrameStore:
         self._forms[facts.form] = stored
 
     def _keep_spares(self, stored: _StoredForm) -> None:
-        """Move the form's files to the spare ones, as far as there is room."""
+        """Make spare files of the form's files, as far as SPARES_MAX and the budget allow."""
         self._spare.mkdir(exist_ok=True)
         for segment in stored.reserved:
             if len(self._spares) >= SPARES_MAX or self._budget.exceeded:
@@ -295,7 +312,9 @@ class FrameStore:
                 self._spares[spare] = size
 
     def _spare_for(self, wire_bytes: int) -> Path | None:
-        """The spare file of which least is wasted, or missing if none is large enough."""
+        """The spare file closest in size to `wire_bytes`; one that is large enough is preferred.
+        None: there is none.
+        """
         sizes = self._spares
         return min(
             sizes,
@@ -328,7 +347,7 @@ class FrameStore:
 
 
 def _read_facts(directory: Path) -> FormFacts | None:
-    """The facts in a form's folder; None if it was left half made or is damaged."""
+    """The facts in a form's folder; None if they are missing or damaged."""
     try:
         return FormFacts.decode(read_file(directory / "facts"))
     except (FileNotFoundError, IntegrityFault):

@@ -1,15 +1,20 @@
-"""The ledger: what must survive `kill -9` of the coordinator, in one SQLite file (WAL, synchronous=FULL).
+"""Store what must survive `kill -9` of the coordinator: the ledger, one SQLite file (WAL,
+synchronous=FULL).
 
-`append` writes the records of one turn as one transaction; `recover` reads everything back. Blocking: one thread owns
-a Ledger from `open` to `close`. Only one process has a ledger open at a time (a lock on `<name>.lock`). What is
-committed lies in the write-ahead log until `backfill` moves it, from any thread, so that no commit waits for that.
+    append     writes the records of one turn of the coordinator in one transaction
+    recover    reads everything back after a restart; every row is checked, and a damaged one is an
+               OperatorFault, because resuming from it would break a promise
+    trim       deletes a few of the groups that a checkpoint made superfluous, because deleting
+               them all at once would delay commits; `recover` deletes the rest
+    backfill   moves committed pages from the write-ahead log into the database, from any thread,
+               so that no commit has to do it
 
-What goes away: a dropped group with its samples and leases; batches, commits and frozen groups of steps that the
-learner made durable (`CheckpointKept`), a few at a time (`trim`), for they are many, and the rest when it recovers.
-Counters never go back. A version that is published again after it was revoked is published. NaN is stored as NULL: a
-sample without a reward has not been scored.
+Deleted are: a dropped group with its samples and leases; the batches, commits and frozen groups of
+steps that the learner made durable (`CheckpointKept`). Counters never go back. Publishing a revoked
+version again makes it live again. A reward of NaN is stored as NULL, which means not scored yet.
 
-Every row is checked as it is read: of a damaged one the run would go on with something else than it promised.
+Blocking functions: one thread owns a Ledger from `open` to `close`. A lock on `<name>.lock` keeps
+other processes out.
 """
 
 import fcntl
@@ -54,29 +59,37 @@ from echo2d.errors import OperatorFault, PeerFault, StoreFault
 SCHEMA_VERSION = 4
 TRIM = """
 DELETE FROM groups WHERE group_id IN (
-    SELECT group_id FROM batches, json_each(groups) JOIN groups ON group_id = json_each.value WHERE step <= ? LIMIT ?)
+    SELECT group_id FROM batches, json_each(groups) JOIN groups ON group_id = json_each.value
+    WHERE step <= ? LIMIT ?)
 """
+# Columns that identify a row in an error message.
 KEYS = frozenset(
     {"name", "epoch", "publish_seq", "group_id", "lease", "attempt", "sample", "step", "peer"}
-)  # tell a row
-TRIM_GROUPS_MAX = 16  # of one `trim`: a few milliseconds, for which commits wait
+)
+TRIM_GROUPS_MAX = 16  # per call of `trim`, which commits wait for: a few milliseconds
 SCHEMA = """
 CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE epochs (epoch INTEGER PRIMARY KEY, resume_step INTEGER NOT NULL);
 CREATE TABLE versions (
-    publish_seq INTEGER PRIMARY KEY, epoch INTEGER NOT NULL, version INTEGER NOT NULL, digest BLOB NOT NULL,
+    publish_seq INTEGER PRIMARY KEY, epoch INTEGER NOT NULL, version INTEGER NOT NULL,
+    digest BLOB NOT NULL,
     path TEXT NOT NULL, full_bytes INTEGER NOT NULL, revoked INTEGER NOT NULL DEFAULT 0);
 CREATE TABLE forms (publish_seq INTEGER PRIMARY KEY, base BLOB, frame_bytes INTEGER NOT NULL);
 CREATE TABLE groups (group_id INTEGER PRIMARY KEY, cursor INTEGER NOT NULL, prompt BLOB NOT NULL);
 CREATE TABLE leases (
-    group_id INTEGER NOT NULL REFERENCES groups ON DELETE CASCADE, lease INTEGER NOT NULL, attempt INTEGER NOT NULL,
-    worker TEXT NOT NULL, samples TEXT NOT NULL, version INTEGER NOT NULL, digest BLOB NOT NULL, base BLOB,
+    group_id INTEGER NOT NULL REFERENCES groups ON DELETE CASCADE, lease INTEGER NOT NULL,
+    attempt INTEGER NOT NULL,
+    worker TEXT NOT NULL, samples TEXT NOT NULL, version INTEGER NOT NULL, digest BLOB NOT NULL,
+    base BLOB,
     PRIMARY KEY (group_id, lease, attempt));
 CREATE TABLE samples (
-    group_id INTEGER NOT NULL REFERENCES groups ON DELETE CASCADE, sample INTEGER NOT NULL, lease INTEGER NOT NULL,
-    attempt INTEGER NOT NULL, worker TEXT NOT NULL, tokens BLOB NOT NULL, logprobs BLOB NOT NULL, spans BLOB NOT NULL,
+    group_id INTEGER NOT NULL REFERENCES groups ON DELETE CASCADE, sample INTEGER NOT NULL,
+    lease INTEGER NOT NULL,
+    attempt INTEGER NOT NULL, worker TEXT NOT NULL, tokens BLOB NOT NULL, logprobs BLOB NOT NULL,
+    spans BLOB NOT NULL,
     fingerprint BLOB NOT NULL, reward REAL, PRIMARY KEY (group_id, sample));
-CREATE TABLE batches (step INTEGER PRIMARY KEY, digest BLOB NOT NULL, groups TEXT NOT NULL, refusals INTEGER NOT NULL);
+CREATE TABLE batches (step INTEGER PRIMARY KEY, digest BLOB NOT NULL, groups TEXT NOT NULL,
+    refusals INTEGER NOT NULL);
 CREATE TABLE commits (
     step INTEGER, epoch INTEGER, digest BLOB NOT NULL, t_train_s REAL NOT NULL,
     PRIMARY KEY (step, epoch)) WITHOUT ROWID;
@@ -86,14 +99,14 @@ CREATE TABLE rates (peer TEXT PRIMARY KEY, bytes_per_s REAL NOT NULL, held_up IN
 
 @dataclass(frozen=True, slots=True)
 class _Spans:
-    """How a sample's spans are stored."""
+    """The stored form of a sample's spans."""
 
     spans: tuple[VersionSpan, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class _Counter:
-    """How far the run has come, whatever was deleted since."""
+    """A counter that never goes back, whatever rows have been deleted."""
 
     name: Literal["cursor", "group", "checkpoint"]
     value: int
@@ -124,7 +137,9 @@ class Ledger:
 
     @staticmethod
     def open(path: Path) -> "Ledger":
-        """Open or make the ledger at `path`. OperatorFault: in use, damaged, or of another version of echo2d."""
+        """Open or create the ledger. OperatorFault: it is in use, damaged, or of another version of
+        echo2d.
+        """
         lock = path.with_name(path.name + ".lock").open("wb")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -154,14 +169,18 @@ class Ledger:
         self.close()
 
     def append(self, records: Sequence[CoordinatorRecord]) -> None:
-        """All of them, in order, or none. StoreFault: the disk refused (full, I/O error)."""
+        """Write all records in order in one transaction. StoreFault: the disk refused, and none is
+        written.
+        """
         with self._transaction():
             for record in records:
                 for statement, values in _STATEMENTS[type(record)](record):
                     self._db.execute(statement, values)
 
     def trim(self) -> bool:
-        """Delete some of what a checkpoint made superfluous; whether there is more."""
+        """Delete some of the groups that a checkpoint made superfluous. Returns whether there are
+        more.
+        """
         with self._transaction():
             (below,) = self._row("SELECT value FROM counters WHERE name = 'checkpoint'") or (0,)
             deleted = self._db.execute(TRIM, (below, TRIM_GROUPS_MAX))
@@ -172,14 +191,16 @@ class Ledger:
             return False
 
     def backfill(self) -> None:
-        """`backfill` of all there is: nothing is committed meanwhile."""
+        """Backfill the whole write-ahead log, while no transaction is open."""
         backfill(self._path)
 
     def recover(self) -> Recovered:
-        """Everything durable of this run. OperatorFault: a row is damaged."""
+        """Read everything that is durable of this run. OperatorFault: a row is damaged."""
         with _store_faults(self._path):
             counters = {each.name: each.value for each in self._counters()}
-            self._frozen()  # sound, like the counters: they say what is deleted
+            # Checks these rows before `trim`, which deletes what the counters and frozen batches
+            # say.
+            self._frozen()
             while self.trim():
                 pass
             newest = self._newest_epoch()
@@ -204,7 +225,7 @@ class Ledger:
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        """All of it or nothing."""
+        """Run the block as one transaction."""
         with _store_faults(self._path):
             self._db.execute("BEGIN IMMEDIATE")
             try:
@@ -220,7 +241,7 @@ class Ledger:
         return row
 
     def _read(self, table: str, query: str, make: Callable[[_Row], _Read]) -> Iterator[_Read]:
-        """What `make` makes of each row. OperatorFault: it refuses one."""
+        """Read rows and convert each by `make`. OperatorFault: `make` refused one."""
         rows = self._db.execute(query)
         for row in rows:
             try:
@@ -244,7 +265,8 @@ class Ledger:
 
     def _published(self) -> tuple[VersionPublished, ...]:
         query = (
-            "SELECT publish_seq, epoch, version, digest, path, full_bytes FROM versions WHERE NOT revoked "
+            "SELECT publish_seq, epoch, version, digest, path, full_bytes FROM versions "
+            "WHERE NOT revoked "
             "ORDER BY publish_seq"
         )
         return tuple(self._read("versions", query, _version))
@@ -267,7 +289,10 @@ class Ledger:
         return tuple(_with(group, samples.get(group.record.group, ())) for group in stored)
 
     def _given(self) -> tuple[LeaseGiven, ...]:
-        query = "SELECT group_id, lease, attempt, worker, samples, version, digest, base FROM leases ORDER BY rowid"
+        query = (
+            "SELECT group_id, lease, attempt, worker, samples, version, digest, base "
+            "FROM leases ORDER BY rowid"
+        )
         return tuple(self._read("leases", query, _lease))
 
     def _answered(self) -> tuple[AcceptedResult, ...]:
@@ -288,12 +313,17 @@ class Ledger:
         )
 
     def _committed(self) -> tuple[BatchCommitted, ...]:
-        query = "SELECT step, max(epoch) AS epoch, digest, t_train_s FROM commits GROUP BY step ORDER BY step"
+        query = (
+            "SELECT step, max(epoch) AS epoch, digest, t_train_s FROM commits "
+            "GROUP BY step ORDER BY step"
+        )
         return tuple(self._read("commits", query, _commit))
 
 
 def backfill(path: Path) -> int:
-    """Move committed pages from the write-ahead log into the database, beside commits; returns how many it has."""
+    """Move committed pages from the write-ahead log into the database, concurrently with commits.
+    Returns the number of pages in the log.
+    """
     with _store_faults(path), closing(sqlite3.connect(path, isolation_level=None)) as connection:
         _, pages, _ = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
         return int(pages)
@@ -328,14 +358,14 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def _text(raw: bytes) -> str | bytes:
-    """What is no text stays bytes, for a reader that expects text to refuse."""
+    """Decode text; what is not UTF-8 stays bytes, so that the check of the row refuses it."""
     try:
         return raw.decode()
     except UnicodeDecodeError:
         return raw
 
 
-# --- rows -> records; PeerFault, ValueError, TypeError, RecursionError: this row is none ----------------------------
+# --- rows -> records; PeerFault, ValueError, TypeError and RecursionError mean a damaged row
 
 _counter = plain_reader(_Counter)
 _epoch = plain_reader(EpochOpened)
@@ -351,7 +381,7 @@ _checked_rate = plain_reader(PeerRate)
 
 
 def _group(row: _Row) -> StoredGroup:
-    """Without its trajectories."""
+    """A stored group without its trajectories, which are read from other rows."""
     group, cursor, prompt = row
     stored: StoredGroup = _checked_group([[group, prompt, []], cursor])
     unpack_tokens(stored.record.prompt)
@@ -387,9 +417,9 @@ def _with(stored: StoredGroup, trajectories: Sequence[TrajectoryRecord]) -> Stor
 def _spans(
     spans: tuple[VersionSpan, ...], tokens: bytes, logprobs: bytes
 ) -> tuple[VersionSpan, ...]:
-    """Those spans, of so many tokens and logprobs."""
+    """Return the spans. PeerFault: there are none, or tokens and logprobs differ in number."""
     if not spans or len(unpack_tokens(tokens)) != len(unpack_logprobs(logprobs)):
-        raise PeerFault("tokens, logprobs and spans that do not fit together")
+        raise PeerFault("its tokens, logprobs and spans do not fit together")
     return spans
 
 
@@ -409,14 +439,17 @@ def _rate(row: _Row) -> PeerRate:
     peer, bytes_per_s, held_up = row
     rate: PeerRate = _checked_rate([peer, bytes_per_s, {0: False, 1: True}.get(held_up)])
     if not UPLINK_MIN <= rate.bytes_per_s < math.inf:
-        raise PeerFault(f"no rate: {rate.bytes_per_s}")
+        raise PeerFault(f"bytes_per_s: expected at least {UPLINK_MIN}; found {rate.bytes_per_s}")
     return rate
 
 
-# --- records -> rows ------------------------------------------------------------------------------------------------
+# --- records -> rows
 
 _Statement = tuple[str, tuple[Any, ...]]
-_RAISE = "INSERT INTO counters VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = max(value, excluded.value)"
+_RAISE = (
+    "INSERT INTO counters VALUES (?, ?) "
+    "ON CONFLICT (name) DO UPDATE SET value = max(value, excluded.value)"
+)
 
 
 def _reward(reward: float) -> float | None:

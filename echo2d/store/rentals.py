@@ -1,8 +1,10 @@
-"""Which boxes a run has rented, and how far its rent clock has come: what must survive `kill -9`, in one SQLite file.
+"""Store the boxes that a run has rented, and its rent clock, in one SQLite file that survives `kill
+-9`.
 
-A row stands before the start command of its box is sent, so no box is ever forgotten; none is deleted. Blocking; for
-any thread: who was cancelled while a row is written goes on to close the file. The ledger's lock keeps a second
-coordinator away. Prices and times are checked as they are read.
+A row is written before the start command of its box is sent, so no box is ever forgotten; rows are
+never deleted. Prices and times are checked when they are read. Blocking functions for any thread,
+because a task that is cancelled during a write goes on to close the file from another thread. The
+ledger's lock keeps a second coordinator away.
 """
 
 import math
@@ -22,18 +24,22 @@ CREATE TABLE rentals (
     label TEXT PRIMARY KEY, provider TEXT NOT NULL, offer TEXT NOT NULL, usd_per_h REAL NOT NULL,
     billed_by_s REAL NOT NULL, sent_at REAL NOT NULL, life_s REAL NOT NULL, grace_s REAL NOT NULL,
     copies INTEGER NOT NULL, gone_at REAL, seen INTEGER NOT NULL) WITHOUT ROWID;
-CREATE TABLE clock (one INTEGER PRIMARY KEY, at REAL NOT NULL, boot TEXT NOT NULL, since_boot_s REAL NOT NULL,
+CREATE TABLE clock (one INTEGER PRIMARY KEY, at REAL NOT NULL, boot TEXT NOT NULL,
+    since_boot_s REAL NOT NULL,
     unix_s REAL NOT NULL);
 """
 _COLUMNS = ", ".join(each.name for each in fields(Rental))
 _MARKS = ", ".join("?" for _ in fields(Rental))
+# The names in them are our own.
+_INSERT = f"INSERT OR REPLACE INTO rentals ({_COLUMNS}) VALUES ({_MARKS})"  # noqa: S608
+_SELECT = f"SELECT {_COLUMNS} FROM rentals ORDER BY sent_at"  # noqa: S608
 
 
 class RentalStore:
     """One open file."""
 
     def __init__(self, path: Path) -> None:
-        """Open or make it. OperatorFault: damaged, or of another version of echo2d."""
+        """Open or create the file. OperatorFault: it is damaged, or of another version of echo2d."""
         self._path = path
         self._turn = threading.Lock()
         try:
@@ -58,12 +64,13 @@ class RentalStore:
             self._db.close()
 
     def keep(self, rentals: Sequence[Rental], at: float, moment: Moment) -> None:
-        """These rows in place of those with their labels, and the rent clock; all or nothing."""
+        """Write these rows, replacing those with the same labels, and the rent clock, in one
+        transaction.
+        """
         with self._turn, self._faults():
             self._db.execute("BEGIN IMMEDIATE")
             try:
-                insert = f"INSERT OR REPLACE INTO rentals ({_COLUMNS}) VALUES ({_MARKS})"  # noqa: S608 - our own names
-                self._db.executemany(insert, [astuple(rental) for rental in rentals])
+                self._db.executemany(_INSERT, [astuple(rental) for rental in rentals])
                 clock = (at, moment.boot, moment.since_boot_s, moment.unix_s)
                 self._db.execute("INSERT OR REPLACE INTO clock VALUES (0, ?, ?, ?, ?)", clock)
                 self._db.execute("COMMIT")
@@ -73,13 +80,13 @@ class RentalStore:
                 raise
 
     def rentals(self) -> tuple[Rental, ...]:
-        """All of the run. OperatorFault: a row is damaged."""
+        """All boxes that the run has ever rented. OperatorFault: a row is damaged."""
         with self._turn, self._faults():
-            rows = self._db.execute(f"SELECT {_COLUMNS} FROM rentals ORDER BY sent_at").fetchall()  # noqa: S608
+            rows = self._db.execute(_SELECT).fetchall()
         return tuple(map(self._checked, rows))
 
     def clock(self) -> tuple[float, Moment] | None:
-        """How far the rent clock was, and when; None in a new run."""
+        """The last saved state of the rent clock and when it was saved; None in a new run."""
         with self._turn, self._faults():
             row = self._db.execute("SELECT at, boot, since_boot_s, unix_s FROM clock").fetchone()
         return None if row is None else (row[0], Moment(*row[1:]))

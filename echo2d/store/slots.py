@@ -1,12 +1,15 @@
-"""Two slots for snapshots: an engine loads from the current one while the next version is put together in the spare.
+"""Keep two slots for snapshots: an engine loads from the current one while the next version is
+built in the spare.
 
-    root / current.json        {"slot": "a", "epoch": 1, "version": 7, "digest": "..."}: flipped by one atomic rename
-           a / manifest        of what stands in a; written when all of it stands
-             / model / ...     the files an engine loads
-           b / ...             the spare: incomplete until its commit
+    root / current.json        {"slot": "a", "epoch": 1, "version": 7, "digest": "..."};
+                               replaced by one atomic rename
+           a / manifest        the manifest of slot a; written when the slot is complete
+             / model / ...     the files that an engine loads
+           b / ...             the spare slot: incomplete until its commit
 
-A crash at any point leaves exactly the old or exactly the new version current (I3), and a `StoreFault` the old one.
-Blocking functions; the methods of a writer may be called from several threads, for different chunks.
+It keeps true: after a crash at any point exactly the old or exactly the new version is current
+(I3); after a `StoreFault` it is the old one. Blocking functions. The methods of a writer may be
+called from several threads for different chunks.
 """
 
 import contextlib
@@ -38,16 +41,16 @@ from echo2d.store.snapshots import damaged_chunks, read_chunk, sync_snapshot
 SLOTS = ("a", "b")
 CURRENT = "current.json"
 MANIFEST = "manifest"
-PROOF_S_MAX = (
-    60.0  # what was hashed longer ago may have left memory, and come back from a disk that rots
-)
+# After longer than this, files may have left the page cache and be read from a disk that has
+# damaged them.
+PROOF_S_MAX = 60.0
 
 log = logging.getLogger("echo2d.store")
 
 
 @dataclass(frozen=True, slots=True)
 class CurrentSlot:
-    """The version that stands complete. directory: the model files; only read while it is current."""
+    """The current version. directory: its model files, to be read only while it is current."""
 
     directory: Path
     epoch: Epoch
@@ -64,7 +67,9 @@ _Stamps = tuple[tuple[int, int, int, int], ...]  # inode, size, mtime and ctime 
 
 @dataclass(frozen=True, slots=True)
 class _Proof:
-    """The slot's files held this snapshot, all of it hashed at `proved_at` or later, when they had these `stamps`."""
+    """Proof that a slot held this snapshot: it was hashed at `proved_at` or later, with these
+    stamps of its files.
+    """
 
     digest: Digest
     stamps: _Stamps
@@ -78,8 +83,8 @@ class SlotStore:
         self._root = root
         self._budget = budget
         self._writer: SlotWriter | None = None
-        self._proofs: dict[Path, _Proof] = {}  # of this process, by directory
-        self._before: CurrentSlot | None = None  # what was current when the last writer began
+        self._proofs: dict[Path, _Proof] = {}  # by directory; made by this process
+        self._before: CurrentSlot | None = None  # the current slot when the last writer began
         self._lock = threading.Lock()
         with store_faults("opening the slots", root):
             root.mkdir(parents=True, exist_ok=True)
@@ -90,7 +95,9 @@ class SlotStore:
                 )
 
     def current(self) -> CurrentSlot | None:
-        """What the last commit left, as far as its manifest tells (`snapshots.damaged_chunks` tells all)."""
+        """The last committed version. Only file names and sizes are checked
+        (`snapshots.damaged_chunks` checks bytes).
+        """
         path = self._root / CURRENT
         try:
             with store_faults("reading", path):
@@ -100,29 +107,32 @@ class SlotStore:
             return None
 
     def directories(self) -> tuple[Path, ...]:
-        """The model directories of both slots, whatever stands there."""
+        """The model directories of both slots, whatever their state."""
         return tuple(self._root / slot / "model" for slot in SLOTS)
 
     def begin(self, files: Sequence[FileEntry]) -> "SlotWriter":
-        """A writer for the spare slot, with the space for all files reserved.
+        """Begin to write a version into the spare slot, with the space for all files reserved.
 
-        The engine must be done with the spare slot's files. On StoreFault (disk full) the spare slot's space is freed.
-        What is current is durable before the slot that was current before it is touched.
+        The engine must not use the spare slot's files any more. The flip to the current slot is
+        made durable before the spare slot is touched. StoreFault: the disk is full, and the spare
+        slot has been deleted.
         """
         check_files(files)
         with self._lock:
             return self._begin(files)
 
     def require_intact(self, directory: Path, digest: Digest) -> None:
-        """Read and hash all that stands in a slot, unless that is known (`docs/testing.md`: 0.11 s for 256 MiB).
+        """Check that a slot holds this snapshot, by hashing it all (`docs/testing.md`: 0.11 s for
+        256 MiB).
 
-        It is known for PROOF_S_MAX after this process hashed it, or began to write it and committed it, while no file
-        has another inode, size, mtime or ctime. Nobody but root can set a ctime back, so what a program writes there
-        shows (before Linux 6.13, after the clock tick, of up to 10 ms). What a disk loses does not; so soon, it is
-        hardly read from there.
+        Hashing is skipped for PROOF_S_MAX after this process hashed or wrote the slot, while every
+        file keeps its inode, size, mtime and ctime. Only root can set a ctime back, so a program
+        that writes there is noticed (before Linux 6.13, from the next clock tick on, up to 10 ms
+        later). Damage by the disk is not; but so soon after, the files are still in memory.
 
-        IntegrityFault: it is not this snapshot any more, and was given up: what was current before is so again, or
-        nothing. A writer under way ends, for it may copy from there.
+        IntegrityFault: it is another snapshot or damaged. The slot has been given up: the version
+        that was current before is current again, or none. A writer under way has ended, because it
+        may copy from the slot.
         """
         if self._is_proved(directory, digest):
             return
@@ -133,7 +143,9 @@ class SlotStore:
         raise IntegrityFault(f"{directory} is damaged: it is not the snapshot that was written")
 
     def take_again(self, digest: Digest, epoch: Epoch, version: Version) -> CurrentSlot | None:
-        """Make the spare slot current again if this snapshot stands in it; None: it does not, all as before."""
+        """Make the spare slot current again if it holds this snapshot. None: it does not, and
+        nothing has changed.
+        """
         with self._lock, store_faults("taking a slot again in", self._root):
             current = self.current()
             spare = self._spare(current)
@@ -147,7 +159,7 @@ class SlotStore:
             return again
 
     def _is_proved(self, directory: Path, digest: Digest) -> bool:
-        """Whether this snapshot stands there; see `require_intact`."""
+        """Whether the slot holds this snapshot; see `require_intact`."""
         stamps, now = _stamps(directory), time.monotonic()
         proof = self._proofs.get(directory)
         if (
@@ -195,7 +207,9 @@ class SlotStore:
 
 
 class SlotWriter:
-    """Puts one version together in the spare slot, chunk by chunk, each verified before it is written."""
+    """Builds one version in the spare slot, chunk by chunk. Each chunk is verified before it is
+    written.
+    """
 
     def __init__(self, slot: Path, files: Sequence[FileEntry], proofs: dict[Path, _Proof]) -> None:
         self._slot = slot
@@ -206,15 +220,19 @@ class SlotWriter:
         self._layout = chunk_layout(files)
         self._standing: dict[ChunkId, Digest] = {}
         self._ended = False
-        self._lock = threading.Lock()  # nothing is written once the writer has ended
+        self._lock = (
+            threading.Lock()
+        )  # held while writing, so that nothing is written after the end
 
     @property
     def standing(self) -> Mapping[ChunkId, Digest]:
-        """The chunks that stand in the slot, with their digests."""
+        """The digests of the chunks written so far."""
         return dict(self._standing)
 
     def write_chunk(self, chunk: ChunkId, data: Buffer, result: Digest) -> None:
-        """Write a chunk; IntegrityFault if `data` is not what `result` says."""
+        """Write a chunk. IntegrityFault: `data` does not have the digest `result`, or the chunk's
+        length.
+        """
         place = self._layout[chunk]
         if len(data) != place.length or digest_of(data) != result:
             raise IntegrityFault(f"chunk {chunk} does not have the bytes that were promised")
@@ -225,9 +243,10 @@ class SlotWriter:
             self._standing[chunk] = result
 
     def commit(self, manifest: Manifest, epoch: Epoch, version: Version) -> CurrentSlot:
-        """Make everything durable and this slot the current one; then, and after a StoreFault, the writer has ended.
+        """Make everything durable and this slot the current one. The writer has ended then, and
+        after a StoreFault.
 
-        IntegrityFault: the chunks are not (all) those of `manifest`; the writer goes on.
+        IntegrityFault: the chunks are not exactly those of `manifest`; the writer goes on.
         """
         expected = {
             ChunkId(position): digest for position, digest in enumerate(manifest.chunk_digests)
@@ -245,12 +264,12 @@ class SlotWriter:
             return current
 
     def end(self) -> None:
-        """Nothing is written from now on."""
+        """End the writer: nothing is written from now on."""
         with self._lock:
             self._ended = True
 
     def check(self) -> None:
-        """All invariants: what is said to stand does stand."""
+        """Assert that the chunks said to be written are in the files."""
         for chunk, digest in self._standing.items():
             assert digest_of(read_chunk(self._model, self._layout[chunk])) == digest
 
@@ -268,19 +287,20 @@ class SlotWriter:
 
 
 def _flip(to: CurrentSlot) -> None:
-    """Make it the current one."""
+    """Make this slot the current one by one atomic rename."""
     digest = to.manifest.digest.hex()
     facts = {"slot": to.slot, "epoch": to.epoch, "version": to.version, "digest": digest}
     path = to.directory.parent.parent / CURRENT
     staged(path, json.dumps(facts).encode(), durable=True).replace(path)
     try:
         sync(path.parent)
-    except OSError as error:  # it is current, and `begin` sees to it that it stays so
+    except OSError as error:
+        # It is current already. `begin` syncs again before it touches the other slot.
         log.warning("flip not durable yet path=%s error=%s", path, error)
 
 
 def _stamps(directory: Path) -> _Stamps:
-    """Of all that stands in a slot, and its manifest. Empty: they cannot be had."""
+    """The stamps of a slot's manifest and files; empty if they cannot be read."""
     try:
         found = [
             path.stat() for path in (directory.parent / MANIFEST, *sorted(_model_files(directory)))
@@ -291,7 +311,7 @@ def _stamps(directory: Path) -> _Stamps:
 
 
 def _is_intact(directory: Path, digest: Digest) -> bool:
-    """Whether the files in a slot's directory are this snapshot."""
+    """Whether the files in a slot's directory are this snapshot, by reading and hashing all."""
     try:
         with store_faults("reading", directory):
             manifest = Manifest.decode(read_file(directory.parent / MANIFEST))
@@ -303,15 +323,17 @@ def _is_intact(directory: Path, digest: Digest) -> bool:
 
 
 def _read_current(root: Path, text: bytes) -> CurrentSlot:
-    """The slot that current.json names. ValueError, KeyError, TypeError, IntegrityFault: it is damaged."""
+    """Read the slot that current.json names. ValueError, KeyError, TypeError, IntegrityFault: it is
+    damaged.
+    """
     facts = json.loads(text)
     slot = root / SLOTS[SLOTS.index(facts["slot"])]
     model, manifest_path = slot / "model", slot / MANIFEST
     if not manifest_path.exists():
-        raise IntegrityFault("it has no manifest")
+        raise IntegrityFault("the slot has no manifest")
     manifest = Manifest.decode(read_file(manifest_path))
     if manifest.digest.hex() != facts["digest"]:
-        raise IntegrityFault("its manifest is another version's")
+        raise IntegrityFault("the slot's manifest is another version's")
     _check_sizes(model, manifest)
     return CurrentSlot(model, Epoch(int(facts["epoch"])), Version(int(facts["version"])), manifest)
 
@@ -323,14 +345,14 @@ def _check_sizes(model: Path, manifest: Manifest) -> None:
 
 
 def _model_files(model: Path) -> list[Path]:
-    """Everything below that is no folder."""
+    """All files below a directory."""
     return [path for path in model.rglob("*") if not path.is_dir()]
 
 
 def _prepare(slot: Path, files: Sequence[FileEntry]) -> None:
-    """Give the slot exactly these files, with their space.
+    """Give the slot exactly these files, with their space reserved.
 
-    The slot's manifest goes first: what the slot holds is no longer what it says.
+    The slot's manifest is deleted first, because it no longer describes the slot.
     """
     (slot / MANIFEST).unlink(missing_ok=True)
     model = slot / "model"

@@ -1,8 +1,10 @@
-"""Snapshot directories: what files they hold, their manifest, their chunks, and taking one over.
+"""Read snapshot directories: scan their files, build their manifest, read their chunks, and adopt
+(link or copy) them.
 
-A snapshot directory holds plain files only, at most one folder deep, under the name rules of `manifest.check_path`: a
-whole model, or a LoRA adapter that says which base model it belongs to (`echo2d/adapters.py`).
-What a person or the learner put there wrongly is an `OperatorFault` of one line. Blocking functions.
+A snapshot directory holds a whole model, or a LoRA adapter that names its base model
+(`echo2d/adapters.py`). It has plain files only, at most one folder deep, with the names that
+`manifest.check_path` allows. Anything else is an `OperatorFault` of one line, because a person or
+the learner put it there. Blocking functions.
 """
 
 import os
@@ -30,7 +32,9 @@ from echo2d.store.disk import read_at, read_into, store_faults, sync
 
 
 def scan_snapshot(directory: Path) -> tuple[FileEntry, ...]:
-    """The files of a model or adapter directory, sorted by path, names and safetensors headers checked."""
+    """Return the files of a model or adapter directory sorted by path, after checks of names and
+    safetensors headers.
+    """
     try:
         files = tuple(
             sorted(
@@ -49,7 +53,9 @@ def scan_snapshot(directory: Path) -> tuple[FileEntry, ...]:
 
 
 def build_manifest(directory: Path, progress: Callable[[int], None] | None = None) -> Manifest:
-    """The manifest of a model directory; `progress` is told how many bytes have been hashed so far."""
+    """Hash a model directory into a manifest. progress: called with the number of bytes hashed so
+    far.
+    """
     files, digests, done = scan_snapshot(directory), [], 0
     for chunk in chunk_layout(files):
         digests.append(digest_of(read_chunk(directory, chunk)))
@@ -60,7 +66,7 @@ def build_manifest(directory: Path, progress: Callable[[int], None] | None = Non
 
 
 def read_chunk(directory: Path, chunk: Chunk) -> bytes:
-    """A chunk's bytes; IntegrityFault if the file is shorter than the chunk says."""
+    """Read a chunk. IntegrityFault: the file is too short."""
     path = directory / chunk.path
     with store_faults("reading", path):
         data = read_at(path, chunk.length, chunk.offset)
@@ -69,7 +75,9 @@ def read_chunk(directory: Path, chunk: Chunk) -> bytes:
 
 
 def read_chunk_into(directory: Path, chunk: Chunk, buffer: memoryview) -> memoryview:
-    """The same, into the beginning of `buffer`, which is large enough: that much of it."""
+    """Read a chunk into the beginning of `buffer`, which must be large enough, and return that part
+    of it.
+    """
     path, data = directory / chunk.path, buffer[: chunk.length]
     with store_faults("reading", path):
         length = read_into(path, data, chunk.offset)
@@ -78,7 +86,7 @@ def read_chunk_into(directory: Path, chunk: Chunk, buffer: memoryview) -> memory
 
 
 def damaged_chunks(directory: Path, manifest: Manifest) -> tuple[ChunkId, ...]:
-    """The chunks of the directory's files that are not what the manifest says; all of them are read and hashed."""
+    """Return the chunks whose bytes do not match the manifest. Reads and hashes all files."""
     return tuple(
         ChunkId(position)
         for position, (chunk, digest) in enumerate(
@@ -89,10 +97,12 @@ def damaged_chunks(directory: Path, manifest: Manifest) -> tuple[ChunkId, ...]:
 
 
 def adopt_snapshot(source: Path, destination: Path) -> tuple[FileEntry, ...]:
-    """Take over a model directory by hard links (copies where links are not possible), in one step.
+    """Take over a model directory by hard links, or copies where links are not possible, in one
+    atomic step.
 
-    `destination` must not exist; after a fault or a crash it does not. With links, later writes *into* the source's
-    files would show, so publishers write new files. Returns what was taken, checked in its new place.
+    `destination` must not exist, and does not exist after a fault or a crash. Later writes *into*
+    files of the source would show through the links, so publishers must write new files. Returns
+    the files, checked in their new place.
     """
     files = scan_snapshot(source)
     scratch = destination.with_name(destination.name + ".new")
@@ -113,14 +123,16 @@ def adopt_snapshot(source: Path, destination: Path) -> tuple[FileEntry, ...]:
 
 
 def sync_snapshot(directory: Path, files: Sequence[FileEntry]) -> None:
-    """Make the files and their folders durable. OSError is the caller's."""
+    """Make the files and their folders durable. Raises OSError, for the caller to translate."""
     paths = [directory / file.path for file in files]
     for path in (*paths, *sorted({path.parent for path in paths} | {directory})):
         sync(path)
 
 
 def _paths(directory: Path, prefix: str = "") -> Iterator[str]:
-    """Relative paths of all files. Stops at the first thing that does not belong into a snapshot."""
+    """Yield the relative paths of all files. IntegrityFault: something does not belong into a
+    snapshot.
+    """
     with os.scandir(directory) as entries:
         for entry in entries:
             path = prefix + entry.name
@@ -167,7 +179,8 @@ def _take(source: Path, destination: Path) -> None:
     destination.parent.mkdir(parents=True, exist_ok=True)
     try:
         os.link(source, destination, follow_symlinks=False)
-    except OSError:  # another file system, somebody else's file, or too many links
+    except OSError:
+        # Another file system, a file of another user, or too many links.
         shutil.copyfile(source, destination, follow_symlinks=False)
 
 

@@ -36,8 +36,8 @@ def test_a_good_batch_has_no_faults() -> None:
         (lambda: trajectory(spans=[]), "spans"),
         (lambda: trajectory(tokens=np.array([1, 2, 17], dtype=np.int32)), "vocabulary"),
         (lambda: trajectory(tokens=np.array([1, -2, 3], dtype=np.int32)), "vocabulary"),
-        (lambda: trajectory(0), "missing"),
-        (lambda: trajectory(logprobs=np.zeros(2, dtype=np.float32)), "2 logprobs of 3 tokens"),
+        (lambda: trajectory(0), "has no tokens"),
+        (lambda: trajectory(logprobs=np.zeros(2, dtype=np.float32)), "2 logprobs for 3 tokens"),
         (lambda: trajectory(logprobs=np.array([0, np.nan, 0], dtype=np.float32)), "logprob"),
         (lambda: trajectory(logprobs=np.array([0, -np.inf, 0], dtype=np.float32)), "logprob"),
         (lambda: trajectory(logprobs=np.array([0, 2e-4, 0], dtype=np.float32)), "logprob"),
@@ -54,7 +54,9 @@ def test_a_bad_trajectory_is_a_fault_of_its_group_only(
 
 
 def test_a_group_is_whole_and_has_a_prompt() -> None:
-    assert faults(batch_of(trajectory()), STEP, RULES, Trained()) == {11: "1 trajectories of 2"}
+    assert faults(batch_of(trajectory()), STEP, RULES, Trained()) == {
+        11: "expected 2 trajectories; found 1"
+    }
     for prompt in ((), (17,)):
         assert (
             "prompt"
@@ -99,7 +101,7 @@ def test_staleness_counts_from_the_oldest_span() -> None:
 def test_a_group_without_one_fresh_token_is_no_group_even_with_masks() -> None:
     stale = trajectory(2, spans=[(0, 2, TOO_OLD)])
     assert faults(batch_of(stale, stale), STEP, MASKS, Trained()) == {
-        11: "no token with staleness up to 2"
+        11: "it has no token with staleness up to 2"
     }
     ahead = trajectory(2, spans=[(0, 2, STEP)])
     assert list(faults(batch_of(trajectory(), ahead), STEP, MASKS, Trained())) == [11]

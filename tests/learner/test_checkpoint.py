@@ -274,7 +274,7 @@ def test_shards_that_another_host_wrote_elsewhere_are_missed(
     save(checkpoints, 1, 1)
     monkeypatch.setattr(checkpoint, "_save_shards", save_elsewhere)
     with pytest.raises(
-        OperatorFault, match=r"learner\.out_dir: .* has no __0_0.distcp, which another host wrote"
+        OperatorFault, match=r"learner\.out_dir: .* lacks __0_0.distcp, which another host wrote"
     ):
         save(checkpoints, 2, 1)
     assert names(tmp_path) == ["step-00000001-epoch-1"]

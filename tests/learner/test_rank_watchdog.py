@@ -1,4 +1,4 @@
-"""Ranks that watch each other through a store: who stands still is missed, who left in order is not."""
+"""Ranks watch each other through a store: a stopped rank is missed, one that left in order is not."""
 
 import os
 import queue
@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from torch._C._distributed_c10d import HashStore
 
-from learner.__main__ import _OneLine
+from learner.__main__ import _FailureReport
 from learner.config import Place
-from learner.rank_watchdog import LAST_WORD, LOOKS, RankWatchdog
+from learner.rank_watchdog import CHECKS, FIRST_FAILURE, RankWatchdog
 from tests.support.polling import HANG_S
 
 SILENCE_S = 0.4
@@ -42,14 +42,14 @@ def watchdog(store: Any, rank: int, lost: Lost) -> RankWatchdog:
 
 
 def heard(store: HashStore, rank: int) -> None:
-    """Until it has counted for longer than a silence."""
-    goal = store.add(f"alive-{rank}", 0) + 2 * LOOKS
+    """Wait until the rank has sent heartbeats for longer than a silence."""
+    goal = store.add(f"alive-{rank}", 0) + 2 * CHECKS
     waited = threading.Event()
     while store.add(f"alive-{rank}", 0) < goal:
         waited.wait(0.01)
 
 
-def test_who_counts_is_there_and_who_stands_still_is_lost(store: HashStore) -> None:
+def test_a_rank_whose_heartbeats_stop_is_lost(store: HashStore) -> None:
     lost: list[Lost] = [Lost(), Lost()]
     first = watchdog(store, 0, lost[0])
     still = HangingStore(store)
@@ -59,25 +59,25 @@ def test_who_counts_is_there_and_who_stands_still_is_lost(store: HashStore) -> N
     still.hang.set()
     assert lost[0].get(timeout=HANG_S) == f"nothing was heard of rank 1 for {SILENCE_S:g} s"
     assert lost[1].get(timeout=HANG_S) == f"nothing was heard of rank 0 for {SILENCE_S:g} s", (
-        "its store is gone"
+        "the store is gone"
     )
     still.answer.set()
     first.leave()
     second.leave()
 
 
-def test_who_has_not_come_yet_is_not_missed(store: HashStore) -> None:
-    """It may be on its way, or fail at something before: then it has a last word."""
+def test_a_rank_that_has_not_started_is_not_missed(store: HashStore) -> None:
+    """It may still be starting, or fail before it has; then it records its failure."""
     lost = Lost()
     first = watchdog(store, 0, lost)
     heard(store, 0)
     assert lost.empty()
-    store.set(LAST_WORD, "1: no such device")
+    store.set(FIRST_FAILURE, "1: no such device")
     assert lost.get(timeout=HANG_S)
     first.leave()
 
 
-def test_who_has_left_is_not_missed(store: HashStore) -> None:
+def test_a_rank_that_left_in_order_is_not_missed(store: HashStore) -> None:
     lost = Lost()
     first, second = (watchdog(store, rank, lost) for rank in range(2))
     heard(store, 0)
@@ -87,25 +87,25 @@ def test_who_has_left_is_not_missed(store: HashStore) -> None:
     assert lost.empty()
 
 
-def test_after_a_last_word_all_end(store: HashStore) -> None:
+def test_after_a_failure_all_ranks_end(store: HashStore) -> None:
     lost: list[Lost] = [Lost(), Lost()]
     both = [watchdog(store, rank, lost[rank]) for rank in range(2)]
     heard(store, 0)
-    store.set(LAST_WORD, "1: no room")
+    store.set(FIRST_FAILURE, "1: no room")
     assert all(each.get(timeout=HANG_S) for each in lost)
     for each in both:
         each.leave()
 
 
-def test_who_has_had_its_own_last_word_has_time_to_save_as_long_as_the_others_are_there(
+def test_a_failed_rank_may_save_as_long_as_the_others_are_alive(
     store: HashStore,
 ) -> None:
     lost: list[Lost] = [Lost(), Lost()]
     still = HangingStore(store)
     first, second = (watchdog(each, rank, lost[rank]) for rank, each in enumerate((store, still)))
     for each in (first, second):
-        each.end()
-    store.set(LAST_WORD, "1: no room")
+        each.fail()
+    store.set(FIRST_FAILURE, "1: no room")
     heard(store, 0)
     heard(store, 1)
     assert all(each.empty() for each in lost)
@@ -117,12 +117,12 @@ def test_who_has_had_its_own_last_word_has_time_to_save_as_long_as_the_others_ar
 
 
 @pytest.mark.parametrize(("said", "code"), [([], 1), ([1], 1), ([2], 2), ([2, 1], 2)])
-def test_a_loss_ends_with_the_code_of_what_was_said_before(said: list[int], code: int) -> None:
-    """A learner that a newer one has fenced, and that loses the others while it saves, is not started again."""
+def test_a_loss_ends_with_the_code_of_an_earlier_failure(said: list[int], code: int) -> None:
+    """A fenced learner that loses other ranks while it saves is not started again."""
     child = os.fork()
     if not child:
-        ranks = _OneLine(Place())
+        report = _FailureReport(Place())
         for each in said:
-            ranks.last_word("it is over", each)
-        ranks.lose("nothing was heard of rank 1 for 120 s")
+            report.report("it is over", each)
+        report.lose("nothing was heard of rank 1 for 120 s")
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == code

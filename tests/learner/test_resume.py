@@ -122,5 +122,5 @@ def test_a_reward_that_float32_cannot_square_is_refused(
 
     coordinator.spoil[1] = enormous
     learn(config, coordinator)
-    assert coordinator.refused == {4: "trajectory 0: reward 1e+30"}
+    assert coordinator.refused == {4: "trajectory 0: its reward is 1e+30"}
     assert coordinator.said("commit") == [1]

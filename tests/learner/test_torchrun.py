@@ -33,5 +33,5 @@ def in_a_child(codes: Sequence[int]) -> int:
 def test_it_ends_as_its_processes_did(
     monkeypatch: pytest.MonkeyPatch, codes: tuple[int, ...], code: int
 ) -> None:
-    monkeypatch.setattr(torchrun, "LOOK_S", 0.001)
+    monkeypatch.setattr(torchrun, "CHECK_S", 0.001)
     assert in_a_child(codes) == code

@@ -56,10 +56,10 @@ def test_numbers_of_tables_are_found_by_name() -> None:
 
 def test_each_row_is_a_line_and_reaches_every_board(tmp_path: Path) -> None:
     one, other = Shown(), Shown()
-    books = Tracking(tmp_path, {"one": lambda: one, "other": lambda: other})
-    books.note(ROW)
-    books.note({**ROW, "step": 2})
-    books.close()
+    tracker = Tracking(tmp_path, {"one": lambda: one, "other": lambda: other})
+    tracker.record(ROW)
+    tracker.record({**ROW, "step": 2})
+    tracker.close()
     assert [row["step"] for row in rows(tmp_path)] == [1, 2]
     assert one.rows == other.rows == [(1, NUMBERS), (2, {**NUMBERS, "step": 2})]
     assert (one.closed, other.closed) == (1, 1)
@@ -67,10 +67,10 @@ def test_each_row_is_a_line_and_reaches_every_board(tmp_path: Path) -> None:
 
 def test_what_fails_now_and_then_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     board = Shown(failures=FAILURES_MAX - 1)
-    books = Tracking(tmp_path, {"board": lambda: board})
+    tracker = Tracking(tmp_path, {"board": lambda: board})
     for step in range(FAILURES_MAX):
-        books.note({**ROW, "step": step})
-    books.close()
+        tracker.record({**ROW, "step": step})
+    tracker.close()
     assert [step for step, _ in board.rows] == [FAILURES_MAX - 1]
     assert (
         caplog.text.count("cannot track tracker=board reason=ConnectionError no network")
@@ -85,10 +85,10 @@ def test_what_always_fails_is_given_up_and_the_others_are_not(
         raise RuntimeError("not logged in")
 
     good = Shown()
-    books = Tracking(tmp_path, {"broken": broken, "good": lambda: good})
+    tracker = Tracking(tmp_path, {"broken": broken, "good": lambda: good})
     for step in range(2 * FAILURES_MAX):
-        books.note({**ROW, "step": step})
-    books.close()
+        tracker.record({**ROW, "step": step})
+    tracker.close()
     assert len(good.rows) == len(rows(tmp_path)) == 2 * FAILURES_MAX
     assert caplog.text.count("RuntimeError not logged in") == FAILURES_MAX
     assert f"gave up tracker=broken failures={FAILURES_MAX}" in caplog.text
@@ -104,10 +104,10 @@ def test_nobody_waits_for_a_board_that_hangs(
         def show(self, step: int, numbers: Mapping[str, float]) -> None:
             go_on.wait()
 
-    books = Tracking(tmp_path, {"hangs": Hangs})
+    tracker = Tracking(tmp_path, {"hangs": Hangs})
     for step in range(QUEUE_MAX + 3):
-        books.note({"step": step})
-    books.close()
+        tracker.record({"step": step})
+    tracker.close()
     go_on.set()
     assert len(rows(tmp_path)) == QUEUE_MAX + 3
     assert f"{QUEUE_MAX} rows wait for it" in caplog.text
@@ -117,12 +117,12 @@ def test_nobody_waits_for_a_board_that_hangs(
 def test_a_full_disk_costs_rows_and_no_half_lines(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    books = Tracking(tmp_path, {})
-    books.note(ROW)
+    tracker = Tracking(tmp_path, {})
+    tracker.record(ROW)
     room = (tmp_path / "metrics.jsonl").stat().st_size
     with files_up_to(room + 10):
-        books.note({**ROW, "step": 2})
-    books.note({**ROW, "step": 3})
+        tracker.record({**ROW, "step": 2})
+    tracker.record({**ROW, "step": 3})
     assert [row["step"] for row in rows(tmp_path)] == [1, 3]
     assert "cannot track step=2" in caplog.text
 
@@ -141,7 +141,7 @@ def test_a_missing_package_is_told_at_the_start(
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(
         OperatorFault,
-        match=rf"learner.track: {name} is not installed; pip install 'echo2d\[{name}\]'",
+        match=rf"learner.track: {name} is not installed; run pip install 'echo2d\[{name}\]'",
     ):
         makers([name], tmp_path)
 
@@ -149,10 +149,10 @@ def test_a_missing_package_is_told_at_the_start(
 def test_tensorboard_reads_what_was_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tracking, "CLOSE_S", 50.0)  # torch is imported meanwhile
     reader: Any = importlib.import_module("tensorboard.backend.event_processing.event_accumulator")
-    books = Tracking(tmp_path, makers(["tensorboard"], tmp_path))
+    tracker = Tracking(tmp_path, makers(["tensorboard"], tmp_path))
     for step in (1, 2):
-        books.note({**ROW, "step": step, "loss": -0.5 * step})
-    books.close()
+        tracker.record({**ROW, "step": step, "loss": -0.5 * step})
+    tracker.close()
     events = reader.EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     assert set(events.Tags()["scalars"]) == set(NUMBERS)
     assert [(each.step, each.value) for each in events.Scalars("loss")] == [(1, -0.5), (2, -1.0)]
@@ -166,10 +166,10 @@ from learner.__main__ import end_with
 
 tracking.CLOSE_S = 50.0
 assert sys.stdin.isatty()
-books = tracking.Tracking(Path(), tracking.makers(["wandb"], Path()))
+tracker = tracking.Tracking(Path(), tracking.makers(["wandb"], Path()))
 for step in (1, 2):
-    books.note({"step": step, "loss": -0.5, "by_staleness": {0: {"reward": 0.25}}})
-books.close()
+    tracker.record({"step": step, "loss": -0.5, "by_staleness": {0: {"reward": 0.25}}})
+tracker.close()
 end_with(0)
 """
 

@@ -485,7 +485,7 @@ def test_a_model_without_one_of_its_weights_is_the_operators_fault(
     tensors = load_file(model / "model.safetensors")
     del tensors["model.norm.weight"]
     save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(OperatorFault, match=r"lacking lacks model\.norm\.weight"):
+    with pytest.raises(OperatorFault, match=r"lacking lacks the weights model\.norm\.weight"):
         load_model(model)
 
 

@@ -32,7 +32,6 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from ipaddress import IPv4Address
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from echo2d.bench.lab.processes import Program, Programs
@@ -142,12 +141,7 @@ class Lab:
             self._cleanup = cleanup.pop_all()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._cleanup.close()
 
     # --- nodes

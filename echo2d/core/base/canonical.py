@@ -1,7 +1,8 @@
-"""Bytes that are stored, hashed or signed: one encoding per value, and nothing else is accepted.
+"""Decode bytes that are stored, hashed or signed: each value has one encoding, and no other is
+accepted.
 
-Built on the records of `codec`; here the fault of wrong bytes is `IntegrityFault`, because they were promised by a
-digest or a signature.
+Built on the records of `codec`. Wrong bytes are an `IntegrityFault` here, not a `PeerFault`,
+because a digest or a signature had promised them.
 """
 
 from collections.abc import Callable
@@ -19,18 +20,20 @@ _Record = TypeVar("_Record")
 
 
 def digest_of(data: Buffer) -> Digest:
-    """blake3-256."""
+    """The blake3-256 digest."""
     return Digest(blake3(data).digest())
 
 
-def require(condition: bool, complaint: str) -> None:  # noqa: FBT001 - reads as a sentence at every call
-    """IntegrityFault unless the condition holds."""
+def require(condition: bool, complaint: str) -> None:  # noqa: FBT001 - reads like assert
+    """Raise an IntegrityFault with the complaint unless the condition holds."""
     if not condition:
         raise IntegrityFault(complaint)
 
 
 def canonical_unpacker(cls: type[_Record], *, bytes_max: int) -> Callable[[bytes], _Record]:
-    """The strict inverse of `codec.pack`: IntegrityFault unless packing the result again gives the very same bytes."""
+    """Make the strict inverse of `codec.pack`: IntegrityFault unless packing the result gives the
+    same bytes again.
+    """
     check = unpacker(cls, bytes_max=bytes_max)
 
     def unpack(data: bytes) -> _Record:

@@ -1,13 +1,17 @@
-"""Messages <-> msgpack, checked.
+"""Encode messages as msgpack, and decode and check what arrives.
 
-A message is a frozen dataclass. On the wire it is the array `[tag, field, field, ...]` in field order; nested
-dataclasses and NamedTuples are arrays without a tag. The codec names each tag, so a class can be renamed freely.
-Decoders are built once from the annotations, so what a field may hold is written in one place. Anything else (unknown
-tag, wrong type, wrong count, negative or huge integer, too long) is a `PeerFault`.
+A message is a frozen dataclass. On the wire it is the array `[tag, field, field, ...]` in field
+order; nested dataclasses and NamedTuples are arrays without a tag. A codec maps tags to classes, so
+that classes can be renamed freely. Checks are built once from the annotations of the fields, which
+may be:
 
-Fields may be: int (0 <= x < 2**63), float, bool, str (<= TEXT_CHARS_MAX), bytes, Literal of strings, a nested message
-class or NamedTuple, tuple[X, ...] of these (<= ITEMS_MAX in a message), `X | None`, and NewTypes of them. A Digest has
-DIGEST_BYTES.
+- int (0 <= x < 2**63), float, bool, bytes, str (at most TEXT_CHARS_MAX characters), Literal of
+  strings;
+- a Digest (DIGEST_BYTES bytes), and any other NewType of these;
+- a nested message class or NamedTuple, `tuple[X, ...]` (at most ITEMS_MAX items), and `X | None`.
+
+Everything else is a `PeerFault` that names the field: an unknown tag, a wrong type or number of
+fields, a negative or huge integer, a message that is too long.
 """
 
 import dataclasses
@@ -22,13 +26,12 @@ import msgpack
 from echo2d.core.base.ids import DIGEST_BYTES, Digest
 from echo2d.errors import PeerFault
 
-MESSAGE_BYTES_MAX = (
-    4 << 20
-)  # one control message: a lease with 32k prompt tokens is 128 KiB, a result 8 B a token
-TEXT_CHARS_MAX = 4096  # reasons and names are for people; nobody reads more
-ITEMS_MAX = (
-    8192  # of one list in a message: twice the longest, versions revoked; fewer objects than bytes
-)
+# One control message. A lease with 32k prompt tokens takes 128 KiB, a result 8 bytes a token.
+MESSAGE_BYTES_MAX = 4 << 20
+TEXT_CHARS_MAX = 4096  # reasons and names, which people read
+# Of one list in a message: twice the longest one, versions revoked. Bounds the objects a message
+# makes.
+ITEMS_MAX = 8192
 INT_MAX = (1 << 63) - 1
 
 _Check = Callable[[Any], Any]
@@ -80,7 +83,8 @@ _SCALARS: dict[Any, _Check] = {int: _int, float: _float, bool: _bool, str: _str,
 def _literal(choices: tuple[Any, ...]) -> _Check:
     def check(value: Any) -> Any:
         if value not in choices:
-            raise PeerFault(f"expected one of {', '.join(map(str, choices))}")
+            found = repr(value[:64]) if type(value) is str else type(value).__name__
+            raise PeerFault(f"expected one of {', '.join(map(str, choices))}, got {found}")
         return value
 
     return check
@@ -100,15 +104,32 @@ def _sequence(inner: _Check) -> _Check:
 
 
 def _record(cls: type) -> _Check:
-    hints = typing.get_type_hints(cls)
-    checks = [_check_for(hints[name]) for name in _names(cls)]
+    names, hints = _names(cls), typing.get_type_hints(cls)
+    checks = [_check_for(hints[name]) for name in names]
 
     def check(value: Any) -> Any:
         if type(value) is not list or len(value) != len(checks):
-            raise PeerFault(f"expected {len(checks)} fields of {cls.__name__}")
-        return cls(*[field_check(item) for field_check, item in zip(checks, value, strict=True)])
+            found = len(value) if type(value) is list else type(value).__name__
+            raise PeerFault(f"{cls.__name__}: expected {len(checks)} fields, got {found}")
+        try:
+            fields = [field_check(item) for field_check, item in zip(checks, value, strict=True)]
+        except PeerFault as fault:
+            raise PeerFault(
+                f"{cls.__name__}.{_first_wrong(names, checks, value)}: {fault}"
+            ) from None
+        return cls(*fields)
 
     return check
+
+
+def _first_wrong(names: Sequence[str], checks: Sequence[_Check], values: Sequence[Any]) -> str:
+    """The name of the first field whose check fails; looked up only once one has failed."""
+    for name, field_check, item in zip(names, checks, values, strict=True):
+        try:
+            field_check(item)
+        except PeerFault:
+            return name
+    raise AssertionError("no field is wrong")
 
 
 def _check_for(hint: Any) -> _Check:
@@ -130,13 +151,14 @@ def _check_for(hint: Any) -> _Check:
     raise AssertionError(f"{hint!r} cannot be a message field")
 
 
-_FIELDS: dict[
-    type, Callable[[Any], tuple[Any, ...]]
-] = {}  # of the dataclasses met so far: a record to its fields
+# By class: a function from a record to its fields. Filled when a class is first encoded.
+_FIELDS: dict[type, Callable[[Any], tuple[Any, ...]]] = {}
 
 
 def _fields(record: Any) -> tuple[Any, ...]:
-    """What msgpack asks of everything that it does not know."""
+    """The fields of a dataclass, for msgpack, which calls this for every type that it does not
+    know.
+    """
     getter = _FIELDS.get(type(record))
     if getter is None:
         if not dataclasses.is_dataclass(record):
@@ -146,7 +168,7 @@ def _fields(record: Any) -> tuple[Any, ...]:
 
 
 def _names(cls: Any) -> tuple[str, ...]:
-    """Of the fields of a dataclass or NamedTuple."""
+    """The field names of a dataclass or NamedTuple."""
     if dataclasses.is_dataclass(cls):
         return tuple(field.name for field in dataclasses.fields(cls))
     names: tuple[str, ...] = cls._fields
@@ -154,7 +176,9 @@ def _names(cls: Any) -> tuple[str, ...]:
 
 
 def _getter(names: tuple[str, ...]) -> Callable[[Any], tuple[Any, ...]]:
-    """`attrgetter` makes a tuple of two fields or more."""
+    """A function from a record to the tuple of its fields. `attrgetter` makes tuples only from two
+    fields on.
+    """
     if len(names) > 1:
         return operator.attrgetter(*names)
     return lambda record: tuple(getattr(record, name) for name in names)
@@ -172,7 +196,9 @@ def _unpack(data: bytes | memoryview, *, bytes_max: int, items_max: int) -> Any:
 
 
 class Codec:
-    """The messages of one direction of one protocol, by tag. Tags are words, so that captures can be read."""
+    """The messages of one direction of one protocol, by tag. Tags are words, so that a capture can
+    be read.
+    """
 
     def __init__(self, messages: Mapping[str, type], *, bytes_max: int = MESSAGE_BYTES_MAX) -> None:
         self.messages = messages
@@ -188,7 +214,7 @@ class Codec:
         return packed
 
     def decode(self, data: bytes | memoryview) -> Any:
-        """The message in `data`. PeerFault says what is wrong with it."""
+        """Decode a message. PeerFault says what is wrong with it."""
         value = _unpack(data, bytes_max=self._bytes_max, items_max=ITEMS_MAX)
         if type(value) is not list or not value or type(value[0]) is not str:
             raise PeerFault("expected a tagged message")
@@ -199,18 +225,20 @@ class Codec:
 
 
 def pack(record: object) -> bytes:
-    """One record without a tag, canonically: what is stored and what is hashed."""
+    """Encode one record without a tag, canonically: for storing and hashing."""
     packed: bytes = msgpack.packb(record, default=_fields)
     return packed
 
 
 def plain_reader(cls: type) -> Callable[[Sequence[Any]], Any]:
-    """Makes records of `cls` from their fields, with lists for the tuples and records in them; PeerFault on others."""
+    """Make a function from plain fields, with lists for tuples and nested records, to a record;
+    PeerFault if wrong.
+    """
     check = _record(cls)
     return lambda values: check(list(values))
 
 
 def unpacker(cls: type, *, bytes_max: int) -> Callable[[bytes | memoryview], Any]:
-    """The inverse of `pack` for records of `cls`; PeerFault on anything else."""
+    """Make the inverse of `pack` for records of `cls`; it raises a PeerFault on anything else."""
     check = _record(cls)
     return lambda data: check(_unpack(data, bytes_max=bytes_max, items_max=bytes_max))

@@ -1,47 +1,50 @@
-"""The earliest of many deadlines, most of which move later and later: a heap that notices that when it looks.
+"""Find the earliest of many deadlines, most of which keep moving later: a heap with lazy updates.
 
-An entry of the heap is never later than its deadline; one that turns out to be earlier is put back where it belongs.
-So a deadline that moves later costs nothing until it would have come first, and one that moves earlier, or begins,
-is told with `set`. Not here: what a deadline means, and for whom it is.
+It keeps true: a heap entry is never later than its key's deadline. When an entry reaches the top
+and its deadline has moved later, it is pushed again at the new time. So a deadline that moves later
+costs nothing until then; one that begins or moves earlier must be announced with `set`. Not here:
+what the deadlines mean.
 """
 
 import heapq
 from collections.abc import Callable, Hashable, Iterable
 from typing import Generic, TypeVar
 
-SLACK = 64  # entries of the heap beyond twice those that count, before the others are swept out
+SLACK = 64  # outdated heap entries allowed beyond the number of current ones, before a sweep
 
 Key = TypeVar("Key", bound=Hashable)
 
 
 class DeadlineQueue(Generic[Key]):
-    """See the module docstring. `due` tells the deadline of a key; None: it has none (any more)."""
+    """See the module docstring. `due` returns the present deadline of a key, or None if it has
+    none.
+    """
 
     def __init__(self, due: Callable[[Key], float | None]) -> None:
         self._due = due
         self._heap: list[tuple[float, int, Key]] = []
-        self._entries: dict[Key, tuple[float, int, Key]] = {}  # the one that counts, of each key
-        self._count = 0  # breaks ties, so that keys need no order
+        self._entries: dict[Key, tuple[float, int, Key]] = {}  # the current entry of each key
+        self._count = 0  # breaks ties, so that keys are never compared
 
     def set(self, key: Key) -> None:
-        """The key's deadline has begun, or may be earlier than before."""
+        """Announce that the key's deadline has begun, or may have moved earlier."""
         at, known = self._due(key), self._entries.get(key)
         if at is not None and (known is None or at < known[0]):
             self._put(key, at)
 
     def first(self) -> tuple[float, Key] | None:
-        """The earliest deadline and whose it is; None: there is none."""
+        """Return the earliest deadline and its key, or None if no key has a deadline."""
         while self._heap:
             entry = self._heap[0]
             at, _, key = entry
-            counts = self._entries.get(key) is entry
-            due = self._due(key) if counts else None
+            current = self._entries.get(key) is entry
+            due = self._due(key) if current else None
             if due is not None and due <= at:
                 return at, key
             heapq.heappop(self._heap)
             if due is not None:
                 self._put(key, due)
-            elif counts:
+            elif current:
                 del self._entries[key]
                 self._sweep()
         return None
@@ -61,11 +64,11 @@ class DeadlineQueue(Generic[Key]):
             self._heap = sorted(self._entries.values())
 
     def check(self, keys: Iterable[Key]) -> None:
-        """`keys`: all that may have a deadline."""
+        """Assert all invariants. keys: all that may have a deadline."""
         for key in keys:
             due = self._due(key)
             assert due is None or self._entries[key][0] <= due, (
-                "a deadline moved earlier and nobody said so"
+                "a deadline moved earlier without a call of `set`"
             )
         assert len(self._heap) <= SLACK + 2 * len(self._entries)
         held = set(map(id, self._heap))

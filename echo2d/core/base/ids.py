@@ -1,20 +1,18 @@
-"""Identifiers, as distinct types so that they cannot be mixed up; and the few rules for making them.
-
-Not here: anything about what the identified things are.
+"""Define identifiers as distinct types, so that they cannot be mixed up, and the rules for making
+them.
 """
 
 from typing import NewType
 
-Version = NewType("Version", int)  # train steps behind the weights; 0 is the base model
+Version = NewType("Version", int)  # train steps that made the weights; 0 is the base model
 Epoch = NewType("Epoch", int)  # learner session; higher fences lower
 PublishSeq = NewType("PublishSeq", int)  # grows with every accepted publish of a run
 RunId = NewType("RunId", str)
 PeerId = NewType("PeerId", str)  # PEER_ID_CHARS hex characters: hash of the peer's public key
 Digest = NewType("Digest", bytes)  # blake3-256, DIGEST_BYTES long
 FormId = NewType("FormId", str)  # FORM_ID_CHARS hex characters, see manifest.form_id
-FrameId = NewType(
-    "FrameId", int
-)  # segment << FRAME_INDEX_BITS | index; index 0 is the segment's table
+# segment << FRAME_INDEX_BITS | index, where index 0 is the segment's table
+FrameId = NewType("FrameId", int)
 SegmentId = NewType("SegmentId", int)  # 0, 1, ... within a form
 ChunkId = NewType("ChunkId", int)  # 0, 1, ... within a manifest
 PlanId = NewType("PlanId", int)
@@ -32,7 +30,8 @@ FRAME_INDEX_BITS = 20
 FRAME_INDEX_MAX = (1 << FRAME_INDEX_BITS) - 1
 SEGMENTS_MAX = 1 << 12  # with segments of 64 MiB: forms of up to 256 GiB
 LABEL_DIGEST_CHARS = 12
-TAG_SHIFT = 32  # lease and plan ids begin with a tag of the process; four billion of each remain
+# Lease and plan ids begin with a tag of the process that made them, above 32 bits of numbers.
+TAG_SHIFT = 32
 
 
 def frame_id(segment: SegmentId, index: int) -> FrameId:
@@ -50,15 +49,15 @@ def index_of(frame: FrameId) -> int:
 
 
 def is_table(frame: FrameId) -> bool:
-    """Whether this frame is its segment's table (frame digests and chunk modes) rather than payload."""
+    """Whether this frame is its segment's table (frame digests and chunk modes), not payload."""
     return index_of(frame) == 0
 
 
 def lease_name(lease: LeaseId) -> str:
-    """For people: the tag of the process that granted it (hex), and its number there."""
+    """A readable name: the tag of the process that granted the lease (hex), and its number there."""
     return f"{lease >> TAG_SHIFT:x}.{lease & ((1 << TAG_SHIFT) - 1)}"
 
 
 def version_label(version: Version, digest: Digest) -> str:
-    """The name an engine knows a published version by: `<version>-<first 12 hex of digest>`."""
+    """The name by which an engine knows a published version: `<version>-<first 12 hex of digest>`."""
     return f"{version}-{digest.hex()[:LABEL_DIGEST_CHARS]}"

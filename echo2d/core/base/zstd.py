@@ -1,7 +1,8 @@
-"""zstd frames whose content has a length that their reader knows. Wrong frames are `IntegrityFault`.
+"""Compress and decompress zstd frames whose content length the reader knows in advance.
 
-A frame declares the length of its content, and the decompressor would believe it and allocate that much: it is compared
-with what is expected first. Nothing is compressed to nothing.
+A frame declares the length of its content, and the decompressor would allocate that much. So the
+declared length is compared with the expected one first. Empty data is an empty frame. A wrong frame
+is an `IntegrityFault`.
 """
 
 import zstandard
@@ -9,26 +10,26 @@ import zstandard
 from echo2d.core.base.canonical import Buffer, require
 from echo2d.errors import IntegrityFault
 
-LEVEL = 1  # higher levels buy at most 2 % for a multiple of the time
+LEVEL = 1  # higher levels save at most 2 % and take several times as long
 
 
 def compress(data: Buffer) -> bytes:
-    """One frame; nothing if there is no data."""
+    """Compress into one frame; empty data gives an empty frame."""
     frame: bytes = zstandard.ZstdCompressor(level=LEVEL).compress(data) if len(data) else b""
     return frame
 
 
 def declared_length(frame: Buffer) -> int:
-    """What the frame says of its content; -1 if it says nothing."""
+    """The content length that the frame declares; -1 if it declares none."""
     try:
         length: int = zstandard.frame_content_size(frame) if len(frame) else 0
     except zstandard.ZstdError as error:
-        raise IntegrityFault("what should be a zstd frame is none") from error
+        raise IntegrityFault("expected a zstd frame; found other bytes") from error
     return length
 
 
 def decompress(frame: Buffer, length: int) -> bytes:
-    """The frame's content, which must be `length` bytes."""
+    """Return the frame's content. IntegrityFault: it is not exactly `length` bytes."""
     require(declared_length(frame) == length, "a zstd frame declares the wrong length")
     if not len(frame):
         return b""

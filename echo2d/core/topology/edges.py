@@ -1,4 +1,6 @@
-"""What each peer is told of a plan: parents and children, at which pace to send, who of two dials. Not here: plans."""
+"""Derive from a plan what each peer is told: its parents and children, its sending paces, and which
+peers it dials.
+"""
 
 from collections.abc import Callable
 
@@ -8,13 +10,12 @@ from echo2d.core.base.ids import PeerId, StripeId
 from echo2d.core.protocol.control_messages import EdgePeer, PlanEdges, StripeEdge
 from echo2d.core.topology.plan import PeerFacts, Plan
 
-PACE_MIN = (
-    65536.0  # bytes/s of one edge: slower, and what is not a frame would take too long behind one
-)
+# Bytes/s of one edge. On a slower edge, small messages would wait too long behind a frame.
+PACE_MIN = 65536.0
 
 
 def changed_peers(old: Plan, new: Plan) -> set[PeerId]:
-    """The peers of the new plan whose edges differ."""
+    """The peers of the new plan whose edges differ from the old plan."""
     changed: set[PeerId] = set()
     for before, after in zip(old.stripes, new.stripes, strict=True):
         one, other = set(before.tree.parents.items()), set(after.tree.parents.items())
@@ -24,10 +25,12 @@ def changed_peers(old: Plan, new: Plan) -> set[PeerId]:
 
 
 def edges_for(plan: Plan, peer: PeerId, secret: Callable[[PeerId, PeerId], bytes]) -> PlanEdges:
-    """What this peer is told of the plan. secret(one, other) is called with the ids in order. The child dials."""
+    """Return what this peer is told of the plan. secret: called with the two ids of an edge in
+    ascending order.
+    """
     facts = plan.facts()
     stripes = []
-    others: dict[PeerId, float] = {}  # and the share of the form that this peer sends to each
+    others: dict[PeerId, float] = {}  # the share of the form that this peer sends to each
     for number, stripe in enumerate(plan.stripes):
         parent, children = stripe.tree.parents.get(peer), stripe.tree.children(peer)
         stripes.append(StripeEdge(StripeId(number), stripe.weight, parent, children))
@@ -52,7 +55,7 @@ def edges_for(plan: Plan, peer: PeerId, secret: Callable[[PeerId, PeerId], bytes
 
 
 def _supply(plan: Plan) -> dict[tuple[PeerId, PeerId], None]:
-    """(newcomer, source), in order."""
+    """The pairs (newcomer, source), in order."""
     return {(peer, source): None for peer, sources in plan.sources.items() for source in sources}
 
 
@@ -71,7 +74,9 @@ def _edge_peer(
 
 
 def _dialler(one: PeerFacts, other: PeerFacts, plan: Plan) -> PeerId:
-    """The child dials the parent if it can; where each is the other's parent, the one with the smaller id does."""
+    """Which of two peers dials: the child if possible. If each is a parent of the other, the
+    smaller id dials.
+    """
     if one.address is None or other.address is None:
         return one.peer if one.address is None else other.peer
     above = (one.peer, other.peer) in plan.shares
@@ -81,5 +86,5 @@ def _dialler(one: PeerFacts, other: PeerFacts, plan: Plan) -> PeerId:
 
 
 def edge_secret(plan_secret: bytes, one: PeerId, other: PeerId) -> bytes:
-    """The secret of one edge: 32 bytes that only holders of the plan's 32-byte secret can make."""
+    """The secret of one edge: 32 bytes that only a holder of the plan's 32-byte secret can derive."""
     return blake3(f"{one} {other}".encode(), key=plan_secret).digest()

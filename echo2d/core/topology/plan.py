@@ -1,10 +1,12 @@
-"""Plans as values: over which trees a form spreads from its root to all peers.
+"""Define plans: the weighted trees over which a form spreads from its root to all peers.
 
-A plan holds weights and trees, not frames, and is immutable: mending one makes the next generation. Two peers that
-nobody can dial never share an edge, and a peer that only receives has no children.
+A plan is immutable; a repair makes the next generation. It holds weights and trees, not frames. It
+keeps true: two peers of which neither can be dialled never share an edge, and a receive-only peer
+has no children.
 
-Not here: making plans (`planner`), what they cost (`cost_model`), mending them (`repair`), what each peer is told
-(`edges`), measuring rates (`uplink_rates`), which frames go where (`stripes`).
+Not here: making plans (`planner`), predicting their time (`cost_model`), repairing them (`repair`),
+what each peer is told (`edges`), measuring rates (`uplink_rates`), dealing frames to stripes
+(`relay/stripes`).
 """
 
 from collections.abc import Mapping
@@ -17,18 +19,18 @@ from echo2d.core.protocol.control_messages import Address
 # The shape of a plan in which only the root sends: a repair keeps it so.
 STAR = "star"
 
-STRIPES_MAX = (
-    64  # of one plan: one tree per relay up to 40 peers; more stripes only divide the lanes
-)
+# Of one plan. Up to 40 peers each relay roots a tree; more stripes would only split the queues.
+STRIPES_MAX = 64
 
 
 @dataclass(frozen=True, slots=True)
 class PeerFacts:
-    """What is known of a peer. Rates in bytes/s, None: not measured. address: None if nobody can dial it.
+    """What is known of a peer. Rates are in bytes/s; None: not measured.
 
-    receive_only: it passes nothing on. latency_s: one way to the middle of the network, half its RTT to the seed;
-    between two peers it takes the sum of theirs. None: not measured. pace: bytes/s that it is to send at most, to all
-    its children together; None: as fast as it can. uplink_limit: what its owner allows; None: everything.
+    address: None if it cannot be dialled. receive_only: it passes nothing on. latency_s: half its
+    RTT to the seed, as if one way to the middle of the network; the latency between two peers is
+    the sum of theirs. pace: the most it should send to all children together; None: unlimited.
+    uplink_limit: the most that its owner allows; None: unlimited.
     """
 
     peer: PeerId
@@ -43,14 +45,14 @@ class PeerFacts:
 
 @dataclass(frozen=True)
 class Tree:
-    """A tree over all peers: parent of every peer but the root. Not to be changed."""
+    """A tree over all peers. parents: of every peer except the root. Immutable."""
 
     root: PeerId
     parents: Mapping[PeerId, PeerId]
 
     @cached_property
     def below(self) -> Mapping[PeerId, tuple[PeerId, ...]]:
-        """The children of every peer that has some, in the order of `parents`."""
+        """The children of each peer that has any, in the order of `parents`."""
         below: dict[PeerId, list[PeerId]] = {}
         for child, parent in self.parents.items():
             below.setdefault(parent, []).append(child)
@@ -60,14 +62,14 @@ class Tree:
         return self.below.get(peer, ())
 
     def downwards(self) -> list[PeerId]:
-        """The root and every peer that a path reaches, parents before their children."""
+        """The root and all peers reachable from it, parents before children."""
         order = [self.root]
         for peer in order:
             order += self.children(peer)
         return order
 
     def depths(self) -> dict[PeerId, int]:
-        """Hops from the root; peers that no path reaches are left out."""
+        """Hops from the root, for reachable peers."""
         depths = {self.root: 0}
         for peer in self.downwards()[1:]:
             depths[peer] = depths[self.parents[peer]] + 1
@@ -76,7 +78,9 @@ class Tree:
 
 @dataclass(frozen=True, slots=True)
 class Stripe:
-    """A share `weight` of the frames, and the tree they take. The weights of a plan add up to 1."""
+    """A share `weight` of the frames, and the tree along which they travel. The weights of a plan
+    add up to 1.
+    """
 
     weight: float
     tree: Tree
@@ -84,7 +88,7 @@ class Stripe:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What is to be spread: estimated bytes on the wire, and bytes per frame."""
+    """What a plan spreads: a form, its estimated bytes on the wire, and bytes per frame."""
 
     form: FormId
     wire_bytes: int
@@ -93,11 +97,12 @@ class Job:
 
 @dataclass(frozen=True)
 class Plan:
-    """peers[0] is the root. predicted_s, bound_s: T_verify by the cost model, and no plan can be faster.
+    """A plan; peers[0] is the root. predicted_s: T_verify by the cost model. bound_s: no plan can
+    be faster.
 
-    shape: what the planner calls these trees, for the status; "star", "chain" and "relay" are in use.
-    joined: the peers that came, or got a new place, since the plan was made. sources: those who hold the whole form,
-    for a newcomer that fetches it from them.
+    shape: what the planner calls these trees, for the status: "star", "chain" or "relay".
+    joined: peers that joined, or got a new place, since the plan was made. sources: for a newcomer,
+    the peers with the whole form from which it fetches frames.
     """
 
     plan_id: PlanId
@@ -124,12 +129,14 @@ class Plan:
         return {facts.peer: facts for facts in self.peers}
 
     def facts(self) -> Mapping[PeerId, PeerFacts]:
-        """Not to be changed."""
+        """The facts of all peers; not to be modified."""
         return self._by_peer
 
     @cached_property
     def shares(self) -> Mapping[tuple[PeerId, PeerId], float]:
-        """The share of the form that goes over every edge, by (parent, child). Not to be changed."""
+        """The share of the form that travels over each edge, by (parent, child); not to be
+        modified.
+        """
         shares: dict[tuple[PeerId, PeerId], float] = {}
         for stripe in self.stripes:
             for child, parent in stripe.tree.parents.items():
@@ -142,14 +149,16 @@ class Plan:
 
     @property
     def is_guess(self) -> bool:
-        """Whether somebody passes something on whose uplink was never measured."""
+        """Whether any peer that sends has an uplink that was never measured."""
         facts = self.facts()
         return any(
             facts[parent].uplink is None for stripe in self.stripes for parent in stripe.tree.below
         )
 
     def check(self) -> None:
-        """Every stripe reaches every peer once, without a cycle, over edges that can come about."""
+        """Assert that each stripe reaches every peer once, without a cycle, over edges that can be
+        dialled.
+        """
         facts = self.facts()
         assert len(facts) == len(self.peers)
         assert self.joined <= facts.keys()

@@ -1,23 +1,27 @@
-"""How much may be sent so that a line never carries more than its owner allows. Not here: whose turn it is."""
+"""Limit what is sent to the rate that a line's owner allows. Not here: which link sends next."""
 
-BURST_S = 0.05  # of the rate may be sent at once after a pause
-HEADERS = 1.07  # bytes on the line per byte sent: headers (4.6 %), and some room for acknowledgements of what comes in
+BURST_S = 0.05  # seconds of the rate that may be sent at once after a pause
+# Bytes on the line per byte sent: headers (4.6 %), and some room for acknowledgements of received
+# data.
+HEADERS = 1.07
 
 
 class TokenBucket:
-    """In T seconds at most T + BURST_S of `bytes_per_s`, and what the last `spend` was more. `now` is in seconds."""
+    """A token bucket. In T seconds it lets through `(T + BURST_S) * bytes_per_s`, plus the excess
+    of the last `spend`. `now` is in seconds.
+    """
 
     def __init__(self, bytes_per_s: float, *, now: float) -> None:
         self._bytes_per_s, self._at = bytes_per_s, now
         self._left = BURST_S * bytes_per_s
 
     def spend(self, sent: int, *, now: float) -> None:
-        """So many bytes are sent, whatever is left."""
+        """Record that `sent` bytes are being sent, even if fewer are left."""
         self._refill(now)
         self._left -= HEADERS * sent
 
     def wait_s(self, *, now: float) -> float:
-        """How long nothing may be sent; 0: something may."""
+        """Seconds until something may be sent; 0 if it may now."""
         self._refill(now)
         return max(0.0, -self._left / self._bytes_per_s)
 

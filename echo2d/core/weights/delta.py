@@ -1,15 +1,16 @@
-"""One chunk, encoded and decoded exactly: `decode_chunk(encode_chunk(new, base), base) == new`, bit for bit.
+"""Encode and decode one chunk exactly: `decode_chunk(encode_chunk(new, base), base) == new`, bit
+for bit.
 
-    mode     payload                                        chosen when
-    same     nothing: the chunk is its base                 no word changed
-    sparse   which words changed and by how much            up to 15 % of them did      (`delta_words`)
-    dense    by how much each word changed                  more did                    (`delta_words`)
-    full     exponents compressed, the rest as it is        that is smaller, or there is no base      (`delta_full`)
-    raw      the bytes                                      nothing is smaller
+    mode     payload                                    used if
+    same     nothing: the chunk equals its base         no word changed
+    sparse   which words changed and by how much        up to 15 % of them changed (`delta_words`)
+    dense    by how much each word changed              more of them changed (`delta_words`)
+    full     exponents compressed, the rest unchanged   smaller, or there is no base (`delta_full`)
+    raw      the bytes                                  no other mode is smaller
 
-Any bytes of any length round-trip; a base of another length is none. Chunks are independent of each other, and the GIL
-is free most of the time, so threads help. Only payloads travel; mode and lengths stand in the segment table.
-Wrong input to `decode_chunk` is `IntegrityFault`.
+Any bytes of any length round-trip; a base of another length is not used. Chunks are independent,
+and most of the work releases the GIL, so threads help. Payloads carry no mode or lengths: these are
+in the segment table. `decode_chunk` raises `IntegrityFault` on wrong input.
 """
 
 from dataclasses import dataclass
@@ -26,9 +27,9 @@ from echo2d.core.weights.delta_words import (
 )
 from echo2d.errors import IntegrityFault
 
-FULL_SHARE_MIN = (
-    0.5  # of the chunk: full is never less, for one of its two planes is not compressed
-)
+# Of the chunk's bytes. Mode full never takes less, because it does not compress one of its two
+# planes.
+FULL_SHARE_MIN = 0.5
 
 
 class ChunkMode(IntEnum):
@@ -43,18 +44,20 @@ class ChunkMode(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class EncodedChunk:
-    """A payload and how to read it."""
+    """A payload and the mode to decode it with."""
 
     mode: ChunkMode
     payload: bytes
 
 
 def encode_chunk(new: Buffer, base: Buffer | None = None) -> EncodedChunk:
-    """The smallest encoding of `new`; `base` is the same chunk of the base version, if there is one.
+    """Return the smallest encoding of `new`. base: the same chunk of the base version, if there is
+    one.
 
     Allocates at most about four times the chunk.
     """
     delta = None if base is None or len(base) != len(new) else encode_delta(new, base)
+    # Then mode full cannot be smaller, and is not tried.
     if delta is not None and len(delta.payload) <= FULL_SHARE_MIN * len(new):
         return delta
     full = EncodedChunk(ChunkMode.FULL, encode_full(new))
@@ -63,7 +66,9 @@ def encode_chunk(new: Buffer, base: Buffer | None = None) -> EncodedChunk:
 
 
 def encode_delta(new: Buffer, base: Buffer) -> EncodedChunk | None:
-    """Of equal length. None: they have too little in common."""
+    """Encode `new` as same, sparse or dense; `base` has the same length. None: that would not be
+    smaller.
+    """
     changes = find_changes(new, base)
     if changes is None:
         dense = encode_dense(new, base)
@@ -81,10 +86,10 @@ def decode_chunk(
     *,
     overwrite: bool = False,
 ) -> Buffer:
-    """The chunk's `raw_len` bytes; may be `payload` or `base` itself.
+    """Return the chunk's `raw_len` bytes, which may be `payload` or `base` itself.
 
-    overwrite: the base, which is writable, is used up: a delta is decoded in its memory, and after a fault it holds
-    anything. Allocates no more than about four times raw_len, whatever the payload says.
+    overwrite: decode a delta in the memory of the base, which must be writable and is undefined
+    after a fault. Allocates at most about four times raw_len, whatever the payload claims.
     """
     match mode:
         case ChunkMode.SAME:

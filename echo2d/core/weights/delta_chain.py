@@ -1,9 +1,10 @@
-"""Deltas one after the other, as one: a -> b and b -> c make a -> c, without the bytes of a.
+"""Compose consecutive deltas into one: from a -> b and b -> c make a -> c, without the bytes of a.
 
-Differences add up modulo 2**16, so what a chain of deltas makes of zeros is what it adds to any base. From a chunk that
-needs no base on, what the chain makes are the bytes themselves.
+Differences add up modulo 2**16, so decoding a chain of deltas onto zeros gives the sum that it adds
+to any base. If a chunk of the chain needs no base, decoding from there on gives the chunk's bytes.
 
-Also here: which of the deltas that are kept lead from one snapshot to another. Not here: where they are kept.
+Also here: which kept deltas lead from one snapshot to another. Not here: where they are kept
+(`store.deltas`).
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -21,14 +22,14 @@ from echo2d.core.weights.delta import (
 )
 from echo2d.core.weights.encoding import NO_BASE, SELF_CONTAINED, ChunkRecord
 
-DELTAS_KEPT_MAX = (
-    32  # at half a percent of a version each; over more of them, most of a version has changed
-)
+# At half a percent of a version each. Over more versions than that, most of the weights have
+# changed.
+DELTAS_KEPT_MAX = 32
 
 
 @dataclass(frozen=True, slots=True)
 class KeptDelta:
-    """It makes the snapshot `made` of the snapshot `base`, and takes so many bytes."""
+    """A delta that turns the snapshot `base` into the snapshot `made`."""
 
     base: Digest
     made: Digest
@@ -38,10 +39,11 @@ class KeptDelta:
 def shortest_chain(
     deltas: Iterable[KeptDelta], base: Digest, made: Digest
 ) -> tuple[KeptDelta, ...] | None:
-    """Those that lead from one snapshot to the other with the fewest bytes together; None: none do."""
+    """Return the chain from one snapshot to the other with the fewest bytes; None if there is none."""
     found: dict[Digest, tuple[KeptDelta, ...]] = {base: ()}
     known = list(deltas)
-    for _ in known:  # after n rounds all chains of n deltas are found
+    # Bellman-Ford: after n rounds all chains of up to n deltas are found.
+    for _ in known:
         for delta in known:
             if delta.base in found and delta.made != base:
                 chain, present = (*found[delta.base], delta), found.get(delta.made)
@@ -51,15 +53,15 @@ def shortest_chain(
 
 
 def chain_bytes(chain: Iterable[KeptDelta]) -> int:
-    """What a delta composed of these takes at most, but for tables."""
+    """The most that a delta composed of these can take, without tables."""
     return sum(delta.wire_bytes for delta in chain)
 
 
 def compose_chunks(chain: Sequence[EncodedChunk], raw_len: int) -> EncodedChunk | None:
-    """One encoding of a chunk that does what these do one after the other; its base is that of the first.
+    """Return one encoding with the effect of all in the chain; its base is the first one's base.
 
-    None: as a delta it is not smaller than the chunk. Allocates at most about six times the chunk. IntegrityFault: one
-    of them is wrong.
+    None: the sum is a delta that is not smaller than the chunk. IntegrityFault: an encoding is
+    wrong. Allocates at most about six times the chunk.
     """
     start = max(
         (place for place, each in enumerate(chain) if each.mode in SELF_CONTAINED), default=-1
@@ -80,7 +82,9 @@ def compose_chunks(chain: Sequence[EncodedChunk], raw_len: int) -> EncodedChunk 
 
 
 def _encode_sum(words: Buffer) -> EncodedChunk | None:
-    """As a delta. An odd last byte is no difference, and goes along: nothing says what it was in the base."""
+    """Encode a sum of differences as a delta. An odd last byte is always sent, because the base's
+    byte is unknown.
+    """
     zeros = bytearray(len(words))
     if len(words) % 2:
         zeros[-1] = words[-1] ^ 0xFF
@@ -94,9 +98,11 @@ def compose_record(
     raw_len: int,
     new: Callable[[], Buffer],
 ) -> tuple[ChunkRecord, bytes]:
-    """Like `encoding.encode_record`. chain: records and payloads of the chunk, the oldest first.
+    """Like `encoding.encode_record`, from the chunk's records and payloads in kept deltas, oldest
+    first.
 
-    new() reads the chunk that the last of them makes; it is called where the chunk may take less by itself.
+    new: reads the chunk that the last of them makes; called only if the chunk by itself may be
+    smaller.
     """
     last = chain[-1][0]
     best = compose_chunks(

@@ -1,9 +1,10 @@
-"""A chunk by itself: the exponents of its bf16 words compressed, the rest as it is.
+"""Encode a chunk without a base: compress the exponents of its bf16 words, copy the rest.
 
     u32 h | zstd frame of the high plane, h bytes | low plane | odd last byte
 
-The chunk is read as little-endian 16-bit words; rotated left by one bit, a bf16 word's high byte is its eight exponent
-bits, which compress, and its low byte is mantissa and sign, which do not. What is wrong is `IntegrityFault`.
+The chunk is read as little-endian 16-bit words. Rotated left by one bit, the high byte of a bf16
+word is its eight exponent bits, which compress well; the low byte is mantissa and sign, which do
+not. Wrong payloads are an `IntegrityFault`.
 """
 
 from collections.abc import Iterator
@@ -14,13 +15,12 @@ from echo2d.core.base.canonical import Buffer, require
 from echo2d.core.base.zstd import compress, decompress
 
 _LENGTH_BYTES = 4
-_BLOCK_WORDS = (
-    1 << 16
-)  # worked on one after the other: what is between stays in cache and costs no fresh memory
+# Words are processed in blocks, so that intermediate arrays stay in the cache and reuse memory.
+_BLOCK_WORDS = 1 << 16
 
 
 def encode_full(new: Buffer) -> bytes:
-    """The payload."""
+    """Return the payload of a chunk."""
     count = len(new) // 2
     words = np.frombuffer(new, dtype="<u2", count=count)
     high, low = np.empty(count, np.uint8), np.empty(count, np.uint8)
@@ -35,7 +35,7 @@ def encode_full(new: Buffer) -> bytes:
 
 
 def decode_full(payload: Buffer, raw_len: int) -> memoryview:
-    """The chunk's `raw_len` bytes. Allocates at most about twice as much."""
+    """Return the chunk's `raw_len` bytes. Allocates at most about twice as much."""
     view, count = memoryview(payload), raw_len // 2
     low_start = _LENGTH_BYTES + int.from_bytes(view[:_LENGTH_BYTES], "little")
     require(low_start + raw_len - count == len(view), "a full chunk has planes of the wrong length")

@@ -1,18 +1,22 @@
-"""A chunk as what it adds to its base, word by word: 16-bit little-endian words, new - base modulo 2**16.
+"""Encode a chunk as differences to its base: 16-bit little-endian words, new - base modulo 2**16.
 
-Training moves nearly every bf16 weight that it changes to one of its two neighbours, which is a difference of -1 or 1;
-and as integers the words of any bit pattern come back exactly (NaN, -0.0, other types). Two layouts:
+Training moves nearly every bf16 weight that it changes to a neighbouring value, which is a
+difference of -1 or 1 between the words. As integers, words of any bit pattern (NaN, -0.0, other
+types) come back exactly. Two layouts:
 
-    sparse   u32 lengths of the next four | gaps | codes | small | large | odd last byte    the words that changed
-    dense    u32 lengths of the next three |       codes | small | large | odd last byte    all words
+    sparse   u32 lengths of four columns | gaps | codes | small | large | odd last byte
+    dense    u32 lengths of three columns |       codes | small | large | odd last byte
 
-    gaps     a byte for each word: how many unchanged ones come before it; 255: 255, and more in the next byte
-    codes    two bits for each word, the lowest first: 0: -1, 1: 0, 2: 1, 3: a difference d that is in
-    small    a byte for each of those: z = 2 * d if d is positive, else -2 * d - 1; 255: z is in
-    large    u16 for each of those
+    gaps     sparse only, a byte per changed word: the number of unchanged words before it;
+             255 means 255 and continue in the next byte
+    codes    two bits per word, lowest first: 0, 1, 2 mean -1, 0, 1; 3 means: see `small`
+    small    a byte per code 3: z = 2 * d if the difference d >= 0, else -2 * d - 1;
+             255 means: see `large`
+    large    u16 z per 255 in `small`
 
-The columns are zstd frames, an empty one is empty. How long each must be follows from the one before it, the gaps from
-the chunk: so no length in a payload is believed. What is wrong is `IntegrityFault`.
+Columns are zstd frames; an empty column is empty. The length of each column follows from the one
+before it, that of the gaps is bounded by the chunk, so no length in a payload is trusted. Wrong
+payloads are an `IntegrityFault`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -30,31 +34,35 @@ Positions = NDArray[np.int64]
 
 
 class Changes(NamedTuple):
-    """Of a chunk to its base. places: of the words that differ, in order; differences: new - base, for each."""
+    """The words of a chunk that differ from its base. places: their indices, ascending;
+    differences: new - base.
+    """
 
     places: Positions
     differences: Words
 
 
 _LENGTH_BYTES = 4
-_BLOCK_WORDS = (
-    1 << 16
-)  # worked on one after the other, so that what is between stays in a core's cache
-_SCAN_FOURS = 1 << 16  # likewise, of four words each
-_GOES_ON = 255  # in a column of bytes: this is not all
-_ESCAPED = 3
+# Words are processed in blocks, so that intermediate arrays stay in a core's cache.
+_BLOCK_WORDS = 1 << 16
+_SCAN_FOURS = 1 << 16  # block size in units of four words
+_GOES_ON = 255  # in a column of bytes: the value continues elsewhere
+_ESCAPED = 3  # code of a difference that is not -1, 0 or 1
+# The four codes of every possible byte, as four bytes.
 _UNPACKED = np.array(
     [sum((byte >> 2 * i & 3) << 8 * i for i in range(4)) for byte in range(256)], dtype="<u4"
 )
 
 
 def sparse_max(words: int) -> int:
-    """So many words of a chunk may have changed for it to be sparse; beyond, gaps take more than codes of all words."""
+    """The most changed words of a sparse chunk. Beyond that, gaps take more bytes than the codes of
+    all words.
+    """
     return words * 3 // 20
 
 
 def find_changes(new: Buffer, base: Buffer) -> Changes | None:
-    """Where and by how much the words differ; None: in too many places for a sparse chunk."""
+    """Return where and by how much the words differ; None if too many do for a sparse chunk."""
     mine, theirs = _words(new), _words(base)
     whole = mine.size // 4 * 4
     last = mine[whole:] - theirs[whole:]
@@ -70,12 +78,12 @@ def find_changes(new: Buffer, base: Buffer) -> Changes | None:
 
 
 def encode_sparse(new: Buffer, changes: Changes) -> bytes:
-    """The payload; `changes`: to the base."""
+    """Return the payload. changes: from `find_changes`."""
     return _payload([_gaps(changes.places).data, *_coded(changes.differences)], new)
 
 
 def encode_dense(new: Buffer, base: Buffer) -> bytes | None:
-    """The payload; None: there is too little in common for it to be smaller than the chunk."""
+    """Return the payload; None if it would not be smaller than the chunk."""
     mine, theirs = _words(new), _words(base)
     blocks = [_coded(mine[block] - theirs[block]) for block in _blocks(mine.size, _BLOCK_WORDS)]
     columns = [b"".join(block[column] for block in blocks) for column in range(3)]
@@ -83,7 +91,9 @@ def encode_dense(new: Buffer, base: Buffer) -> bytes | None:
 
 
 def decode_sparse(payload: Buffer, base: Buffer, *, overwrite: bool = False) -> memoryview:
-    """The chunk, as long as its base; overwrite: in the base's own memory. Allocates at most about three times it."""
+    """Return the chunk, as long as its base. overwrite: decode in the base's memory. Allocates at
+    most about three times the chunk.
+    """
     (frame, *columns), last = _columns(payload, 4, len(base))
     new, words = _begin(base, last, overwrite=overwrite)
     gaps = _read_gaps(frame, words.size)
@@ -98,7 +108,9 @@ def decode_sparse(payload: Buffer, base: Buffer, *, overwrite: bool = False) -> 
 
 
 def decode_dense(payload: Buffer, base: Buffer, *, overwrite: bool = False) -> memoryview:
-    """The chunk, as long as its base; overwrite: in the base's own memory. Allocates at most about four times it."""
+    """Return the chunk, as long as its base. overwrite: decode in the base's memory. Allocates at
+    most about four times the chunk.
+    """
     columns, last = _columns(payload, 3, len(base))
     new, words = _begin(base, last, overwrite=overwrite)
     for block, differences in _decoded(columns, words.size):
@@ -107,7 +119,7 @@ def decode_dense(payload: Buffer, base: Buffer, *, overwrite: bool = False) -> m
 
 
 def _changes_in_fours(new: NDArray[np.uint64], base: NDArray[np.uint64], block: slice) -> Changes:
-    """Four words are compared at once: where few have changed, that is up to twice as fast."""
+    """Compare four words at once, which is up to twice as fast if few have changed."""
     mine, theirs = new[block], base[block]
     fours = np.flatnonzero(mine != theirs)
     differences = mine.take(fours).view("<u2") - theirs.take(fours).view("<u2")
@@ -128,7 +140,7 @@ def _blocks(length: int, block: int) -> Iterator[slice]:
 
 
 def _begin(base: Buffer, last: Buffer, *, overwrite: bool) -> tuple[Bytes, Words]:
-    """The base, or a copy of it, with another odd last byte; and its words."""
+    """Return the base, or a copy of it, with the new odd last byte; and a view of its words."""
     there = np.frombuffer(base, dtype=np.uint8)
     new = there if overwrite else there.copy()
     new[len(base) - len(last) :] = np.frombuffer(last, dtype=np.uint8)
@@ -145,7 +157,7 @@ def _payload(columns: Sequence[Buffer], new: Buffer) -> bytes:
 
 
 def _columns(payload: Buffer, count: int, raw_len: int) -> tuple[list[memoryview], memoryview]:
-    """The frames of a payload, and the odd last byte."""
+    """Split a payload into its zstd frames and the odd last byte."""
     view, start = memoryview(payload), _LENGTH_BYTES * count
     require(len(view) >= start, "a delta chunk ends before its columns")
     lengths = np.frombuffer(view, dtype="<u4", count=count).tolist()
@@ -180,7 +192,7 @@ def _read_gaps(frame: memoryview, words: int) -> Bytes:
 
 
 def _places(gaps: Bytes, words: int) -> Iterator[Positions]:
-    """Where the gaps end, block by block: what would be large is never there as a whole."""
+    """Yield the places at which gaps end, block by block, so that no large array exists as a whole."""
     done = 0
     for block in _blocks(gaps.size, _BLOCK_WORDS):
         ends = gaps[block] != _GOES_ON
@@ -192,11 +204,10 @@ def _places(gaps: Bytes, words: int) -> Iterator[Positions]:
 
 
 def _coded(differences: Words) -> tuple[memoryview, memoryview, memoryview]:
-    """Codes, small and large."""
+    """Return the columns codes, small and large."""
     codes = np.minimum(differences + 1, _ESCAPED).astype(np.uint8)
-    escaped = differences.take(
-        np.flatnonzero(codes == _ESCAPED)
-    )  # a mask as index takes four times as long
+    # Indexing with a mask instead takes four times as long.
+    escaped = differences.take(np.flatnonzero(codes == _ESCAPED))
     zigzag = (escaped << 1) ^ -(escaped >> 15)
     large = zigzag[zigzag >= _GOES_ON]
     return (
@@ -207,7 +218,7 @@ def _coded(differences: Words) -> tuple[memoryview, memoryview, memoryview]:
 
 
 def _decoded(frames: Sequence[memoryview], count: int) -> Iterator[tuple[slice, Words]]:
-    """`count` differences, block by block."""
+    """Yield `count` differences, block by block, with the slice that each block covers."""
     codes = _unpacked(decompress(frames[0], -(-count // 4)))[:count]
     small = np.frombuffer(
         decompress(frames[1], int(np.count_nonzero(codes == _ESCAPED))), dtype=np.uint8
@@ -226,7 +237,7 @@ def _decoded(frames: Sequence[memoryview], count: int) -> Iterator[tuple[slice, 
 
 
 def _packed(codes: Bytes) -> Bytes:
-    """Four codes in a byte."""
+    """Pack four codes into a byte."""
     whole = np.zeros(-(-codes.size // 4) * 4, np.uint8)
     whole[: codes.size] = codes
     four = whole.view("<u4")

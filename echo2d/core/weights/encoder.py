@@ -1,6 +1,7 @@
-"""The sender's side of a form: encoded chunks in, finished segments out; finished segments in, roots out.
+"""Build a form on the sender's side: chunks become segments (`FormBuilder`), segments become roots
+(`RootWriter`).
 
-Nothing is kept of a segment once it has been handed out but its chunks' result digests.
+Of a segment that has been handed out only the result digests of its chunks are kept.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,7 +23,9 @@ from echo2d.core.weights.encoding import (
 from echo2d.core.weights.manifest import FileEntry, Manifest
 from echo2d.core.weights.signed_index import ROOT_SEGMENTS_MAX, FormTotals, Root, running_digest
 
-_TABLE_HEAD_BYTES = 128  # the table's format, numbers and msgpack lengths; really about 60
+_TABLE_HEAD_BYTES = (
+    128  # an upper bound for the format name, numbers and lengths; about 60 are used
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +45,10 @@ class Segment:
 
 
 class FormBuilder:
-    """Collects the chunks of a form, in order, into segments.
+    """Collect the chunks of a form, in order, into segments.
 
-    A segment closes when the next chunk does not fit, so a segment takes more than SEGMENT_BYTES_MAX - CHUNK_BYTES
-    unless it is the last (or its table is full). `segment_bytes` may only be lowered.
+    A segment closes when the next chunk does not fit. So each one takes more than SEGMENT_BYTES_MAX
+    - CHUNK_BYTES, unless it is the last or its table is full. segment_bytes: lower for tests only.
     """
 
     def __init__(
@@ -64,10 +67,12 @@ class FormBuilder:
         self._wire_bytes = 0  # of closed segments, tables included
         self._open: list[tuple[ChunkRecord, bytes, list[Digest]]] = []
         self._open_wire_bytes = 0
-        self._open_table_bytes = _TABLE_HEAD_BYTES + len(pack(self._files))  # at most, when encoded
+        self._open_table_bytes = _TABLE_HEAD_BYTES + len(pack(self._files))  # an upper bound
 
     def add(self, record: ChunkRecord, payload: bytes) -> Segment | None:
-        """Take the next chunk; returns the segment before it if that is now full."""
+        """Add the next chunk. Returns the segment before it, if the chunk did not fit into that
+        one.
+        """
         assert record.chunk == len(self._results)
         assert record.wire_bytes == len(payload)
         frames = self._frame_digests(payload)
@@ -84,21 +89,23 @@ class FormBuilder:
         return full
 
     def finish(self) -> Segment:
-        """The last segment. All chunks have been added."""
+        """Return the last segment, after all chunks have been added."""
         return self._close()
 
     def manifest(self) -> Manifest:
-        """The manifest of what was encoded. All chunks have been added."""
+        """The manifest of the encoded snapshot, after all chunks have been added."""
         return Manifest(self._files, tuple(self._results))
 
     def totals(self) -> FormTotals:
-        """For the last root, after `finish`."""
+        """The totals for the last root, after `finish`."""
         assert not self._open
         manifest = self.manifest()
         return FormTotals(self._wire_bytes, manifest.full_bytes, manifest.digest)
 
     def check(self) -> None:
-        """All invariants: the open segment is within its limits and holds the newest chunks in order."""
+        """Assert all invariants: the open segment is within its limits and holds the newest chunks
+        in order.
+        """
         chunks = [record.chunk for record, _, _ in self._open]
         assert chunks == list(range(len(self._results)))[len(self._results) - len(chunks) :]
         assert sum(len(payload) for _, payload, _ in self._open) == self._open_wire_bytes
@@ -122,23 +129,25 @@ class FormBuilder:
 
 
 class RootWriter:
-    """Turns the digests of finished segments into roots to be signed."""
+    """Turn the digests of finished segments into roots to be signed."""
 
     def __init__(self, facts: FormFacts) -> None:
         self._facts = facts
         self._segments: list[Digest] = []
-        self._rooted = 0  # so many segments are in roots already
+        self._rooted = 0  # segments that are in roots already
 
     @property
     def segments(self) -> Sequence[Digest]:
-        """All segments so far: what a newcomer gets in pages."""
+        """The digests of all segments so far, which a newcomer gets in pages."""
         return self._segments
 
     def add(self, table_digest: Digest) -> None:
         self._segments.append(table_digest)
 
     def take(self, totals: FormTotals | None = None) -> list[Root]:
-        """Roots for the segments added since the last call. With `totals` the last of them is the form's final root."""
+        """Make roots for the segments added since the last call. With `totals` the last of them
+        completes the form.
+        """
         roots = []
         while self._rooted < len(self._segments):
             end = min(self._rooted + ROOT_SEGMENTS_MAX, len(self._segments))

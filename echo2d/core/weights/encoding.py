@@ -1,15 +1,17 @@
-"""A form: one encoding of a version, cut for the wire. Mapping[str, Any], chunk records, segment tables, frames.
+"""Define a form, which is one encoding of a version cut for the wire: its facts, chunk records,
+segment tables and frames.
 
     chunks (manifest) -> encoded chunks -> segments of at most 64 MiB, each with its table -> frames
 
-    segment on the wire   | chunk 7 encoded      | chunk 8 | chunk 9 ...          offset_in_segment ->
+    segment on the wire   | chunk 7 encoded      | chunk 8 | chunk 9 ...       offset_in_segment ->
     frames                | 1     | 2     | 3   | 4       | 5     | 6 ...
-    frame 0               the segment's table: per chunk mode, length, base and result; per frame its digest
+    frame 0               the segment's table: mode, length, base and result of each chunk, and the
+                          digest of each frame
 
-A frame never crosses a chunk, so all frames of a chunk but the last are `frame_bytes` long. The first segment's table
-also lists the files. Tables are believed because their digest is in a signed root (`signed_index`); everything in
-here that decodes raises `IntegrityFault`. Not here: how chunks are encoded (`delta`), who builds and who receives
-forms.
+A frame never crosses a chunk boundary, so all frames of a chunk except the last are `frame_bytes`
+long. The first segment's table also lists the files. A table is trusted because its digest is in a
+signed root (`signed_index`). All decoding here raises `IntegrityFault` on wrong bytes. Not here:
+how chunks are encoded (`delta`), how forms are built (`encoder`) and verified (`verifier`).
 """
 
 import re
@@ -48,27 +50,27 @@ from echo2d.core.weights.manifest import (
 )
 from echo2d.errors import IntegrityFault
 
-FormKind = Literal[
-    "full", "delta", "composed"
-]  # a delta made from the base, or of deltas that follow each other
+# A "delta" is made from a copy of the base, a "composed" form from kept deltas that lead from the
+# base to the version.
+FormKind = Literal["full", "delta", "composed"]
 
-SEGMENT_BYTES_MAX = 64 << 20  # signed and usable as a whole: a second of a 500 Mbit/s uplink
+SEGMENT_BYTES_MAX = 64 << 20  # signed as a whole; about a second of a 500 Mbit/s uplink
 TABLE_BYTES_MAX = 1 << 20  # a table travels as one frame
-FRAME_BYTES_MIN = 64 << 10  # below, headers and digests begin to cost
+FRAME_BYTES_MIN = 64 << 10  # with smaller frames, headers and digests cost too much
 FRAME_BYTES_DEFAULT = 256 << 10
-FRAME_BYTES_MAX = 1 << 20  # above, a relay waits too long before it can verify and forward
-SMALL_FORM_BYTES = 256 << 20  # under this, frames of FRAME_BYTES_MIN keep a chain of peers busy
+FRAME_BYTES_MAX = 1 << 20  # with larger frames, a relay waits too long before it can forward
+SMALL_FORM_BYTES = 256 << 20  # below this, small frames are needed to fill a chain of peers
 RUN_ID_CHARS_MAX = 64
 BASE_BYTES = 16  # xxh3-128
 NO_BASE = bytes(BASE_BYTES)
-RECORD_TABLE_BYTES = 1 + 4 + BASE_BYTES + DIGEST_BYTES  # what a chunk takes in an encoded table
+RECORD_TABLE_BYTES = 1 + 4 + BASE_BYTES + DIGEST_BYTES  # of one chunk in an encoded table
 
 _RUN_ID = re.compile(r"[A-Za-z0-9._-]+")
-SELF_CONTAINED = (ChunkMode.RAW, ChunkMode.FULL)  # what needs no base
+SELF_CONTAINED = (ChunkMode.RAW, ChunkMode.FULL)  # modes that need no base
 
 
 def frame_bytes_for(expected_wire_bytes: int) -> int:
-    """The frame size of a form that is expected to take so many bytes on the wire."""
+    """The frame size for a form with about this many bytes on the wire."""
     return FRAME_BYTES_MIN if expected_wire_bytes < SMALL_FORM_BYTES else FRAME_BYTES_DEFAULT
 
 
@@ -86,7 +88,9 @@ def form_id(
 
 @dataclass(frozen=True, slots=True)
 class FormFacts:
-    """What is known of a form before its first segment. base_digest: the base's snapshot digest, delta forms only."""
+    """What is known of a form before its first segment. base_digest: snapshot digest of the base;
+    None for full forms.
+    """
 
     run_id: RunId
     epoch: Epoch
@@ -98,13 +102,17 @@ class FormFacts:
 
     def __post_init__(self) -> None:
         if len(self.run_id) > RUN_ID_CHARS_MAX or not _RUN_ID.fullmatch(self.run_id):
-            raise IntegrityFault("a form has an impossible run id")
+            expected = f"1 to {RUN_ID_CHARS_MAX} of A-Z a-z 0-9 . _ -"
+            raise IntegrityFault(
+                f"run_id: expected {expected}; found {self.run_id[:RUN_ID_CHARS_MAX]!r}"
+            )
         if (self.kind == "full") != (self.base_digest is None):
             raise IntegrityFault("delta forms have a base, full forms have none")
         if self.base_digest is not None and len(self.base_digest) != DIGEST_BYTES:
             raise IntegrityFault("a form's base digest has the wrong length")
         if not FRAME_BYTES_MIN <= self.frame_bytes <= FRAME_BYTES_MAX:
-            raise IntegrityFault(f"frames of {self.frame_bytes} bytes are not allowed")
+            expected = f"{FRAME_BYTES_MIN} to {FRAME_BYTES_MAX}"
+            raise IntegrityFault(f"frame_bytes: expected {expected}; found {self.frame_bytes}")
 
     @property
     def form(self) -> FormId:
@@ -125,7 +133,9 @@ _unpack_facts = canonical_unpacker(FormFacts, bytes_max=1024)
 
 @dataclass(frozen=True, slots=True)
 class ChunkRecord:
-    """One encoded chunk. base: xxh3-128 of the base chunk it needs, else NO_BASE; result: blake3-256 of the chunk."""
+    """One encoded chunk. base: xxh3-128 of the base chunk that it needs, or NO_BASE. result:
+    blake3-256 of the chunk.
+    """
 
     chunk: ChunkId
     mode: ChunkMode
@@ -139,18 +149,22 @@ class ChunkRecord:
 
 
 def base_sum(data: Buffer) -> bytes:
-    """xxh3-128: what ChunkRecord.base says of a base. It tells what a disk did, not what an enemy did."""
+    """The xxh3-128 of a base chunk, as in ChunkRecord.base. It detects disk errors, not attacks;
+    results do that.
+    """
     return xxh3_128_digest(data)
 
 
 class LacksBase(IntegrityFault):
-    """A chunk is a delta from bytes that are not here."""
+    """A chunk is a delta from bytes that this peer does not have."""
 
 
 def encode_record(
     chunk: ChunkId, new: Buffer, base: Buffer | None = None
 ) -> tuple[ChunkRecord, bytes]:
-    """Encode one chunk: its record and its payload. Chunks are independent, so this may run in many threads."""
+    """Encode one chunk into its record and payload. Chunks are independent, so many threads may
+    call this.
+    """
     encoded = encode_chunk(new, base)
     needed = NO_BASE if base is None or encoded.mode in SELF_CONTAINED else base_sum(base)
     return ChunkRecord(
@@ -166,18 +180,21 @@ def decode_record(
     *,
     overwrite: bool = False,
 ) -> Buffer:
-    """The chunk's bytes, after checking the base: LacksBase if it is another one. overwrite: as of `decode_chunk`.
+    """Check the base and return the chunk's bytes. LacksBase: it is another base. overwrite: as in
+    `decode_chunk`.
 
-    The result is *not* checked here: `SlotWriter.write_chunk` does.
+    The result digest is *not* checked here: `SlotWriter.write_chunk` does that.
     """
     if record.needs_base and (base is None or base_sum(base) != record.base):
-        raise LacksBase(f"chunk {record.chunk} needs a base that is not here")
+        raise LacksBase(f"chunk {record.chunk} needs a base that this peer does not have")
     return decode_chunk(record.mode, payload, raw_len, base, overwrite=overwrite)
 
 
 @dataclass(frozen=True, slots=True)
 class FrameSpan:
-    """Where a payload frame lies: `length` bytes at offset_in_chunk of the encoded chunk, at offset_in_segment."""
+    """The place of a payload frame: `length` bytes, by its offsets in the encoded chunk and in the
+    segment.
+    """
 
     frame: FrameId
     chunk: ChunkId
@@ -187,13 +204,13 @@ class FrameSpan:
     digest: Digest
 
     def is_made_of(self, payload: Buffer) -> bool:
-        """Whether this is the frame's payload."""
+        """Whether these bytes are the frame's payload, by length and digest."""
         return len(payload) == self.length and digest_of(payload) == self.digest
 
 
 @dataclass(frozen=True, slots=True)
 class _TableRecord:
-    """The canonical encoding's fields: columns over chunks and frames."""
+    """The fields of a table's canonical encoding: columns over chunks and frames."""
 
     format: Literal["echo2d-table-1"]
     segment: SegmentId
@@ -211,9 +228,10 @@ _unpack_table = canonical_unpacker(_TableRecord, bytes_max=TABLE_BYTES_MAX)
 
 @dataclass(frozen=True, slots=True)
 class SegmentTable:
-    """What a segment holds: records of consecutive chunks, digests of its frames 1, 2, ..., files in segment 0.
+    """The contents of a segment: records of consecutive chunks, digests of frames 1, 2, ..., files
+    in segment 0.
 
-    Always valid in itself: checked when it is made.
+    A table is checked when it is made, so every table is valid in itself.
     """
 
     segment: SegmentId
@@ -244,7 +262,7 @@ class SegmentTable:
 
     @property
     def wire_bytes(self) -> int:
-        """All its frames together, without this table."""
+        """The bytes of all frames, without this table."""
         return sum(record.wire_bytes for record in self.records)
 
     @property
@@ -301,8 +319,10 @@ def _check_record(record: ChunkRecord) -> None:
 
 
 def frame_layout(table: SegmentTable, frame_bytes: int) -> tuple[FrameSpan, ...]:
-    """All frames of a segment in order; frame i of the segment is at position i - 1. IntegrityFault if they do not
-    match the table's chunks in number."""
+    """Return all payload frames of a segment; frame i is at position i - 1.
+
+    IntegrityFault: the table lists another number of frames than its chunks need.
+    """
     places = list(_frame_places(table, frame_bytes))
     if len(places) != len(table.frames):
         raise IntegrityFault(
@@ -317,7 +337,7 @@ def frame_layout(table: SegmentTable, frame_bytes: int) -> tuple[FrameSpan, ...]
 
 
 def _frame_places(table: SegmentTable, frame_bytes: int) -> Iterator[tuple[ChunkId, int, int, int]]:
-    """(chunk, offset in chunk, length, offset in segment) of each frame."""
+    """Yield (chunk, offset in chunk, length, offset in segment) of each frame."""
     start = 0
     for record in table.records:
         for offset in range(0, record.wire_bytes, frame_bytes):

@@ -1,12 +1,14 @@
-"""What a snapshot consists of: files -> chunks -> result digests. The same for every form of a version.
+"""Describe a snapshot: its files, their chunks, and the digest of each chunk. All forms of a
+version share it.
 
-    files, sorted by path
-      x.safetensors   | header [0, 8+N) | data section |        each part cut into pieces of at most CHUNK_BYTES
+    files, sorted by path; each part is cut into chunks of at most CHUNK_BYTES
+      x.safetensors   | header [0, 8+N) | data section |
       others          | the whole file                 |
     chunk 0, 1, 2 ... = these pieces in order
 
-The *snapshot digest* is blake3-256 of the manifest's canonical encoding: it names file names, sizes and all bytes.
-Wrong files or bytes raise `IntegrityFault`. Not here: forms, frames, and reading files.
+The *snapshot digest* is the blake3-256 of the manifest's canonical encoding, and so covers file
+names, sizes and all bytes. Wrong files or bytes are an `IntegrityFault`. Not here: forms and frames
+(`encoding`), reading files (`store.snapshots`).
 """
 
 import re
@@ -21,24 +23,19 @@ from echo2d.core.weights.safetensors_header import HEADER_BYTES_MAX, LENGTH_BYTE
 from echo2d.errors import IntegrityFault
 
 CHUNK_BYTES = 8 << 20
-FILES_MAX = 1024  # the largest public models have about 200 shards; keeps the file list well inside one table
-PATH_PART_CHARS_MAX = (
-    128  # half of what file systems allow, so that suffixes for temporary files fit
-)
-SNAPSHOT_BYTES_MAX = SEGMENTS_MAX * (
-    56 << 20
-)  # a segment of 64 MiB closes above 56: any form fits SEGMENTS_MAX
-CHUNKS_MAX = (
-    SNAPSHOT_BYTES_MAX // CHUNK_BYTES + 2 * FILES_MAX
-)  # a header and a data section may end in a short piece
+# The largest public models have about 200 shards. The list of files must fit into one table.
+FILES_MAX = 1024
+PATH_PART_CHARS_MAX = 128  # half of what file systems allow: room for suffixes of temporary files
+# A segment of 64 MiB closes above 56 MiB, so any form of such a snapshot fits into SEGMENTS_MAX.
+SNAPSHOT_BYTES_MAX = SEGMENTS_MAX * (56 << 20)
+# The header and the data section of each file may end in a short chunk.
+CHUNKS_MAX = SNAPSHOT_BYTES_MAX // CHUNK_BYTES + 2 * FILES_MAX
 MANIFEST_BYTES_MAX = CHUNKS_MAX * DIGEST_BYTES + FILES_MAX * (2 * PATH_PART_CHARS_MAX + 32)
 SUFFIXES = (".safetensors", ".json", ".txt", ".model", ".jinja")
-ADAPTER_CONFIG, ADAPTER_WEIGHTS = (
-    "adapter_config.json",
-    "adapter_model.safetensors",
-)  # as Hugging Face PEFT names them
-BASE_PIN = "base.json"  # which base model an adapter belongs to
-MODEL_FILES = ("config.json", "tokenizer.json")  # that every whole model has
+# The names that Hugging Face PEFT uses.
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = ("adapter_config.json", "adapter_model.safetensors")
+BASE_PIN = "base.json"  # says which base model an adapter belongs to
+MODEL_FILES = ("config.json", "tokenizer.json")  # required in every model that is not an adapter
 ADAPTER_FILES = (ADAPTER_CONFIG, ADAPTER_WEIGHTS, BASE_PIN)
 
 _PATH_PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
@@ -47,7 +44,9 @@ _FORMAT: Literal["echo2d-manifest-1"] = "echo2d-manifest-1"
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:
-    """One file. path: relative, "/" between parts. header_bytes: 8 + N for safetensors, 0 for all others."""
+    """One file. path: relative, "/" between parts. header_bytes: 8 + N for safetensors, 0 for all
+    others.
+    """
 
     path: str
     size: int
@@ -56,7 +55,7 @@ class FileEntry:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Bytes [offset, offset + length) of the file at `path`."""
+    """The bytes [offset, offset + length) of the file at `path`."""
 
     path: str
     offset: int
@@ -68,7 +67,9 @@ def is_safetensors(path: str) -> bool:
 
 
 def check_path(path: str) -> None:
-    """The file-name rule: plain names, at most one folder deep, data files only (never code or pickles)."""
+    """Check a file name: plain parts, at most one folder deep, data files only (never code or
+    pickles).
+    """
     parts = path.split("/")
     plain = all(len(part) <= PATH_PART_CHARS_MAX and _PATH_PART.fullmatch(part) for part in parts)
     if len(parts) > 2 or not plain:
@@ -88,7 +89,9 @@ def _check_size(file: FileEntry) -> None:
 
 
 def check_files(files: Sequence[FileEntry]) -> None:
-    """Names allowed, sorted, unique, no file where a folder is, sizes possible and within the limits."""
+    """Check that names are allowed, sorted and unique, that no file is also a folder, and that
+    sizes are in range.
+    """
     if len(files) > FILES_MAX:
         raise IntegrityFault(f"{len(files)} files; at most {FILES_MAX} are allowed")
     for file in files:
@@ -110,7 +113,7 @@ def _pieces(path: str, start: int, stop: int) -> Iterator[Chunk]:
 
 
 def chunk_layout(files: Sequence[FileEntry]) -> tuple[Chunk, ...]:
-    """All chunks in order; a chunk's position is its ChunkId."""
+    """Return all chunks in order; a chunk's position is its ChunkId."""
     return tuple(
         piece
         for file in files
@@ -121,7 +124,7 @@ def chunk_layout(files: Sequence[FileEntry]) -> tuple[Chunk, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Record:
-    """The canonical encoding's fields."""
+    """The fields of a manifest's canonical encoding."""
 
     format: Literal["echo2d-manifest-1"]
     files: tuple[FileEntry, ...]
@@ -133,7 +136,7 @@ _unpack = canonical_unpacker(_Record, bytes_max=MANIFEST_BYTES_MAX)
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """A snapshot's files and the blake3-256 of each of its chunks. Always valid: checked when it is made."""
+    """A snapshot's files and the blake3-256 of each chunk. It is checked when it is made."""
 
     files: tuple[FileEntry, ...]
     chunk_digests: tuple[Digest, ...]
@@ -170,7 +173,7 @@ class Manifest:
 
 
 def split_digests(joined: bytes) -> tuple[Digest, ...]:
-    """Digests that were concatenated; a remainder is an IntegrityFault."""
+    """Split concatenated digests. IntegrityFault: there is a remainder."""
     if len(joined) % DIGEST_BYTES:
         raise IntegrityFault("a list of digests has the wrong length")
     return tuple(

@@ -1,8 +1,8 @@
-"""Safetensors headers: what a model file claims about itself, checked before anyone believes it.
+"""Check the header of a safetensors file before any of it is used.
 
-A file is `u64 N | N bytes of JSON | data`; the JSON object maps tensor names to dtype, shape and data_offsets (and
-`__metadata__` to texts). The tensors cover the data section without holes or overlaps. Wrong headers raise
-`IntegrityFault`. Not here: reading files.
+A file is `u64 N | N bytes of JSON | data`. The JSON object maps tensor names to dtype, shape and
+data_offsets, and `__metadata__` to texts. The tensors must cover the data section without holes or
+overlaps. A wrong header is an `IntegrityFault`. Not here: reading files.
 """
 
 import json
@@ -12,28 +12,32 @@ from typing import Any, NoReturn
 from echo2d.errors import IntegrityFault
 
 LENGTH_BYTES = 8
-HEADER_BYTES_MAX = (
-    16 << 20
-)  # JSON for 100,000 tensors in one file; the largest public models have 40,000 in all
-TENSOR_DIMS_MAX = (
-    16  # real tensors have at most 5; bounds the arithmetic on sizes that a header can demand
-)
+# JSON for 100,000 tensors in one file; the largest public models have 40,000 in all files.
+HEADER_BYTES_MAX = 16 << 20
+# Real tensors have at most 5. Together with DIM_MAX it bounds the numbers that a header can make us
+# multiply.
+TENSOR_DIMS_MAX = 16
 DIM_MAX = 1 << 48  # more elements than any snapshot has bits
 DTYPE_BITS = {
-    "BOOL": 8, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8,
-    "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "U16": 16, "I16": 16, "F16": 16, "BF16": 16, "U32": 32, "I32": 32, "F32": 32,
-    "U64": 64, "I64": 64, "F64": 64, "C64": 64,
-}  # fmt: skip
+    **dict.fromkeys(("F4",), 4),
+    **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E5M2", "F8_E4M3", "F8_E8M0"), 8),
+    **dict.fromkeys(("F8_E4M3FNUZ", "F8_E5M2FNUZ"), 8),
+    **dict.fromkeys(("U16", "I16", "F16", "BF16"), 16),
+    **dict.fromkeys(("U32", "I32", "F32"), 32),
+    **dict.fromkeys(("U64", "I64", "F64", "C64"), 64),
+}
 
 
 def header_bytes(prefix: bytes, file_size: int) -> int:
-    """8 + N of a file that starts with `prefix` (its first 8 bytes, fewer if the file is shorter)."""
+    """Return 8 + N for a file that starts with `prefix` (8 bytes, or fewer if the file is shorter)."""
     if len(prefix) < LENGTH_BYTES:
         raise IntegrityFault("too short for a safetensors header")
     declared = int.from_bytes(prefix[:LENGTH_BYTES], "little")
     if declared > HEADER_BYTES_MAX:
         raise IntegrityFault(
-            f"its safetensors header claims {declared} bytes; at most {HEADER_BYTES_MAX} are allowed"
+            f"its safetensors header claims {declared} bytes; at most {HEADER_BYTES_MAX} are"
+            " allowed"
         )
     if LENGTH_BYTES + declared > file_size:
         raise IntegrityFault(
@@ -43,7 +47,7 @@ def header_bytes(prefix: bytes, file_size: int) -> int:
 
 
 def check_header(header: bytes, file_size: int) -> None:
-    """Check the whole header: `header` is the file's first `header_bytes(...)` bytes."""
+    """Check a whole header. header: the first `header_bytes(...)` bytes of the file."""
     tensors = _parse(header[LENGTH_BYTES:])
     _check_metadata(tensors.pop("__metadata__", {}))
     extents = sorted(_extent(name, tensor) for name, tensor in tensors.items())
@@ -90,7 +94,7 @@ def _check_metadata(metadata: object) -> None:
 
 
 def _extent(name: str, tensor: object) -> tuple[int, int]:
-    """Where the tensor's data begins and ends, if that agrees with its dtype and shape."""
+    """Return the tensor's data offsets, after a check against its dtype and shape."""
     match tensor:
         case {
             "dtype": str(dtype),

@@ -1,11 +1,12 @@
-"""Roots: the signed summaries that name a form's segments while it is still being encoded.
+"""Define roots: signed summaries that name a form's segments while it is still being encoded.
 
     root 1   segments 0..1   running digest over 0..1
     root 2   segments 2..2   running digest over 0..2
     root 3   segments -      running digest over 0..2, totals: the form is complete
 
-The run's key signs `signing_bytes()`. A newcomer gets the newest root and the older segments' digests in pages, which
-the running digest proves. Not here: signatures, which need a key, and what a receiver makes of roots (`verifier`).
+The run's key signs `signing_bytes()`. A newcomer gets the newest root, and the digests of older
+segments in unsigned pages, which it checks against the root's running digest. Not here: signatures,
+which need a key, and what a receiver does with roots (`verifier`).
 """
 
 from collections.abc import Sequence
@@ -19,18 +20,20 @@ from echo2d.core.weights.encoding import FormFacts
 from echo2d.errors import IntegrityFault
 
 ROOT_BYTES_MAX = 1024  # roots go over the control link to every peer
-ROOT_SEGMENTS_MAX = 16  # so many digests fit beside the longest facts and totals
+ROOT_SEGMENTS_MAX = 16  # digests that fit into ROOT_BYTES_MAX beside the longest facts and totals
 PAGE_SEGMENTS_MAX = 1024  # 34 KiB a page; four pages list the largest form
 
 
 def running_digest(segments: Sequence[Digest]) -> Digest:
-    """The digest over all segment digests from the first on."""
+    """The digest over the digests of all segments from the first on."""
     return digest_of(b"".join(segments))
 
 
 @dataclass(frozen=True, slots=True)
 class FormTotals:
-    """Of a complete form. wire_bytes: all frames and tables; full_bytes: all files; snapshot: the manifest's digest."""
+    """Totals of a complete form. wire_bytes: frames and tables; full_bytes: files; snapshot: the
+    manifest's digest.
+    """
 
     wire_bytes: int
     full_bytes: int
@@ -43,7 +46,9 @@ class FormTotals:
 
 @dataclass(frozen=True, slots=True)
 class Root:
-    """Segments [first_segment, segment_count) finished since the last root; `running` covers [0, segment_count)."""
+    """A root. segments: digests of [first_segment, segment_count), new since the last root;
+    running: over [0, segment_count).
+    """
 
     facts: FormFacts
     first_segment: SegmentId
@@ -65,22 +70,24 @@ class Root:
 
     @property
     def segment_count(self) -> int:
-        """Segments of the form so far; all of them once there are totals."""
+        """The number of segments of the form so far; final once there are totals."""
         return self.first_segment + len(self.segments)
 
     def signing_bytes(self) -> bytes:
-        """What is signed and sent; at most ROOT_BYTES_MAX."""
+        """The bytes that are signed and sent: at most ROOT_BYTES_MAX."""
         return pack(_SignedRecord("echo2d-root-1", self))
 
     @staticmethod
     def decode(data: bytes) -> "Root":
-        """The root in bytes whose signature was verified. IntegrityFault on anything but `signing_bytes()`."""
+        """Decode `signing_bytes()` after their signature has been verified. IntegrityFault on other
+        bytes.
+        """
         return _unpack(data).root
 
 
 @dataclass(frozen=True, slots=True)
 class _SignedRecord:
-    """The format name keeps this signature from being taken for one over something else."""
+    """The format name separates this signature from signatures over other things."""
 
     format: Literal["echo2d-root-1"]
     root: Root

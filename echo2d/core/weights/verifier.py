@@ -1,11 +1,13 @@
-"""What a receiver may believe about one form, growing with verified roots, pages and tables.
+"""Verify what a receiver learns about one form, from signed roots, unsigned pages and segment
+tables.
 
     unknown segment --root (signed)--------------------------> signed digest --table--> frames known
           \\--page (claimed)--running digest of a root fits--->/
 
-Every fact is judged when it comes; `IntegrityFault` leaves the index as it was (false pages are dropped). The index
-knows for every frame of a known segment its length and digest, and at the end the manifest. Not here: signatures and
-the publish_seq rule (the caller's), which frames are on disk (`relay/frame_set`), and bytes of frames.
+Each fact is checked when it arrives. An `IntegrityFault` leaves the index as it was, except that
+false pages are dropped. The index knows length and digest of every frame of a known segment, and at
+the end the manifest. Not here: signatures and the publish_seq rule, which the caller checks; which
+frames are on disk (`relay/frame_set`); the bytes of frames.
 """
 
 from collections.abc import Sequence
@@ -25,7 +27,7 @@ from echo2d.core.weights.signed_index import PAGE_SEGMENTS_MAX, FormTotals, Root
 
 
 class FormIndex:
-    """The index of one form; made when its first root has been verified."""
+    """The index of one form. It is made from the first root whose signature was verified."""
 
     def __init__(self, root: Root) -> None:
         self._newest = root
@@ -41,7 +43,9 @@ class FormIndex:
     # --- what comes in
 
     def accept_root(self, root: Root) -> None:
-        """A root whose signature was verified. Old and repeated ones are allowed, contradicting ones are not."""
+        """Add a root whose signature was verified. Old and repeated roots are allowed,
+        contradicting ones are not.
+        """
         require(root.facts == self.facts, "a root contradicts the form's facts")
         named = dict(
             zip(
@@ -65,7 +69,10 @@ class FormIndex:
         self._settle(newer, self._signed | named, self._claimed)
 
     def accept_page(self, start: SegmentId, digests: Sequence[Digest]) -> None:
-        """Digests of segments start, start + 1 ...; believed when none is missing and the running digest fits."""
+        """Add unsigned digests of segments start, start + 1, ...
+
+        They are trusted once no segment is missing and the running digest of the newest root fits.
+        """
         require(len(digests) <= PAGE_SEGMENTS_MAX, "a page of segment digests is too long")
         claimed = dict(self._claimed)
         for position, digest in enumerate(digests, start):
@@ -77,7 +84,7 @@ class FormIndex:
         require(fits, "pages of segment digests do not fit the running digest")
 
     def accept_table(self, segment: SegmentId, data: bytes) -> SegmentTable:
-        """The table of a segment whose digest is signed (see `table_digest`)."""
+        """Add the table of a segment whose digest is known (see `table_digest`)."""
         require(
             digest_of(data) == self._signed.get(segment),
             f"the table of segment {segment} has the wrong digest",
@@ -101,16 +108,18 @@ class FormIndex:
 
     @property
     def segment_count(self) -> int:
-        """Segments named by the newest root."""
+        """The number of segments that the newest root covers."""
         return self._newest.segment_count
 
     @property
     def totals(self) -> FormTotals | None:
-        """Known once the form's last root has come."""
+        """Known once the form's last root has arrived."""
         return self._newest.totals
 
     def missing_segment(self) -> SegmentId | None:
-        """The first segment whose digest must be asked for in pages; None: all up to the newest root are known."""
+        """The first segment whose digest must be requested in pages; None if all up to the newest
+        root are known.
+        """
         known = self._signed.keys() | self._claimed.keys()
         return next(
             (SegmentId(each) for each in range(self.segment_count) if each not in known), None
@@ -123,7 +132,7 @@ class FormIndex:
 
     @property
     def files(self) -> tuple[FileEntry, ...]:
-        """Empty until the first segment's table has come."""
+        """The files; empty until the first segment's table has arrived."""
         first = self._tables.get(SegmentId(0))
         return () if first is None else first.files
 
@@ -134,7 +143,9 @@ class FormIndex:
         return self._tables.get(segment)
 
     def spans(self, segment: SegmentId) -> tuple[FrameSpan, ...]:
-        """All payload frames of a segment in order; empty until its table has come (or if it needs none)."""
+        """All payload frames of a segment in order; empty until its table has arrived, or if it has
+        none.
+        """
         return self._spans.get(segment, ())
 
     def digest(self, frame: FrameId) -> Digest | None:
@@ -144,14 +155,14 @@ class FormIndex:
         return None if span is None else span.digest
 
     def length(self, frame: FrameId) -> int | None:
-        """A table's length is known once it has come."""
+        """The length of a frame. That of a table is known once the table has arrived."""
         if is_table(frame):
             return self._table_bytes.get(segment_of(frame))
         span = self.span(frame)
         return None if span is None else span.length
 
     def span(self, frame: FrameId) -> FrameSpan | None:
-        """Where a payload frame lies; None for tables and for frames that are not known (yet)."""
+        """The place of a payload frame; None for tables and for frames that are not known yet."""
         spans, index = self.spans(segment_of(frame)), index_of(frame)
         return spans[index - 1] if 0 < index <= len(spans) else None
 
@@ -163,11 +174,15 @@ class FormIndex:
         return table.records[chunk - table.first_chunk]
 
     def chunk(self, chunk: ChunkId) -> Chunk | None:
-        """Where the chunk's bytes go; known once the first segment's table has come."""
+        """The place of the chunk's bytes in the files; known once the first segment's table has
+        arrived.
+        """
         return self._layout[chunk] if chunk < len(self._layout) else None
 
     def chunk_spans(self, chunk: ChunkId) -> tuple[FrameSpan, ...]:
-        """The frames of an encoded chunk, in order; empty for one that is not known or needs none."""
+        """The frames of an encoded chunk in order; empty for a chunk that is unknown or has no
+        payload.
+        """
         segment = self._segment_of_chunk.get(chunk)
         return (
             ()
@@ -176,7 +191,7 @@ class FormIndex:
         )
 
     def manifest(self) -> Manifest:
-        """The manifest of a complete form; IntegrityFault unless it is the signed one."""
+        """The manifest of a complete form. IntegrityFault: its digest is not the signed one."""
         assert self.complete
         assert self.totals is not None
         tables = [self._tables[SegmentId(each)] for each in range(self.segment_count)]
@@ -189,7 +204,7 @@ class FormIndex:
         return manifest
 
     def check(self) -> None:
-        """All invariants."""
+        """Assert all invariants."""
         assert not self._signed.keys() & self._claimed.keys()
         assert all(segment < self.segment_count for segment in (*self._signed, *self._claimed))
         assert self._tables.keys() <= self._signed.keys()
@@ -203,9 +218,10 @@ class FormIndex:
     def _settle(
         self, newest: Root, signed: dict[SegmentId, Digest], claimed: dict[SegmentId, Digest]
     ) -> bool:
-        """Take over the new state; once no segment is missing, the running digest decides about the claimed ones.
+        """Adopt the new state. Once no segment is missing, the running digest decides about the
+        claimed digests.
 
-        False: they were false, and are dropped.
+        False: they were wrong, and have been dropped.
         """
         claimed = {segment: digest for segment, digest in claimed.items() if segment not in signed}
         both, fits = signed | claimed, True
@@ -220,7 +236,7 @@ class FormIndex:
         return fits
 
     def _check_place(self, table: SegmentTable) -> None:
-        """That the table fits the form's kind, its neighbours and the files."""
+        """Check that the table fits the form's kind, the tables next to it and the files."""
         modes = {record.mode for record in table.records}
         require(
             self.facts.kind != "full" or modes <= {ChunkMode.RAW, ChunkMode.FULL},

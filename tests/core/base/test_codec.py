@@ -78,6 +78,24 @@ def test_malformed_messages_are_a_peer_fault(data: bytes) -> None:
         CODEC.decode(data)
 
 
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ([-1, *FIELDS[1:]], "Everything.count: expected a non-negative integer, got int"),
+        ([*FIELDS[:3], "ring", []], "Everything.kind: expected one of star, chain, got 'ring'"),
+        (
+            [*FIELDS[:4], [[b"x", 0.5]]],
+            "Everything.parts: Part.digest: expected a digest of 32 bytes, got bytes",
+        ),
+        (FIELDS[:-1], "Everything: expected 5 fields, got 4"),
+    ],
+)
+def test_a_fault_names_the_field(fields: list[Any], text: str) -> None:
+    with pytest.raises(PeerFault) as fault:
+        CODEC.decode(wire(*fields))
+    assert str(fault.value) == text
+
+
 def test_too_long_is_refused_before_it_is_parsed() -> None:
     with pytest.raises(PeerFault, match="at most 16"):
         Codec({"Everything": Everything}, bytes_max=16).decode(b"\xc1" * 17)

@@ -1,0 +1,272 @@
+"""Print one table of figures about the source tree: sizes, folders, imports, names, comments,
+functions, tests.
+
+    python tools/house_report.py [CHECKOUT] [--json]
+
+Only the standard library is used and nothing of the checkout is imported, so that it also reads old
+commits (a clone or a `git worktree` of one) and two commits can be compared by the same rules:
+
+- A module is a `.py` file with at least one line of code. Its lines are all of its lines.
+- An import counts wherever it is written: inside functions and under `TYPE_CHECKING` too. The
+  longest chain is counted in modules, after the modules of an import cycle have been merged into
+  one.
+- A code line has a token that is neither a comment nor part of a docstring.
+- The length of a function is its lines from `def` to the end, without decorators.
+
+Names, comments, lines over 100 columns and functions are counted in echo2d and learner, without
+tests and tools.
+"""
+
+import argparse
+import ast
+import io
+import json
+import tokenize
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+AREAS = ("echo2d", "learner", "tools", "tests")
+PRODUCT = ("echo2d", "learner")
+COLUMNS = 100
+LAYOUT_TOKENS = {
+    tokenize.COMMENT,
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.ENCODING,
+    tokenize.ENDMARKER,
+}
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@dataclass(frozen=True)
+class Module:
+    """One source file, read once."""
+
+    path: Path  # relative to the checkout
+    text: str
+    tree: ast.Module
+    code_lines: int
+    own_line_comments: int
+
+    @classmethod
+    def read(cls, checkout: Path, path: Path) -> "Module":
+        text = (checkout / path).read_text()
+        tree = ast.parse(text)
+        code, comments = count_lines(text, docstring_lines(tree))
+        return cls(path, text, tree, code, comments)
+
+    @property
+    def area(self) -> str:
+        return self.path.parts[0]
+
+    @property
+    def name(self) -> str:
+        parts = self.path.with_suffix("").parts
+        return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+    @property
+    def lines(self) -> list[str]:
+        return self.text.splitlines()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    here = Path(__file__).resolve().parents[1]
+    parser.add_argument("checkout", type=Path, nargs="?", default=here)
+    parser.add_argument("--json", action="store_true", help="print a JSON object instead")
+    options = parser.parse_args()
+    figures = report(read_modules(options.checkout))
+    if options.json:
+        print(json.dumps(figures, indent=1))
+    else:
+        width = max(map(len, figures))
+        for what, value in figures.items():
+            print(
+                f"{what:{width}}  {value:,}"
+                if isinstance(value, int)
+                else f"{what:{width}}  {value}"
+            )
+
+
+def report(modules: list[Module]) -> dict[str, int | float | str]:
+    """Every row of the table, in the order in which it is printed."""
+    product = [module for module in modules if module.area in PRODUCT]
+    figures: dict[str, int | float | str] = {}
+    for area in AREAS:
+        figures[f"modules: {area}"] = sum(module.area == area for module in modules)
+    for area in AREAS:
+        figures[f"lines: {area}"] = count(modules, area)
+    folder, files = largest_folder(product)
+    figures["largest flat folder: modules"] = files
+    figures["largest flat folder: path"] = folder
+    for package in ("echo2d.core", "echo2d"):
+        graph = import_graph(modules, package)
+        cycles = [group for group in strong_components(graph) if len(group) > 1]
+        figures[f"longest import chain: {package}"] = longest_chain(graph)
+        figures[f"modules in import cycles: {package}"] = sum(map(len, cycles))
+    figures["public names at top level"] = sum(len(public_names(module.tree)) for module in product)
+    classes = Counter(name for module in product for name in public_classes(module.tree))
+    figures["public class names defined twice or more"] = sum(n > 1 for n in classes.values())
+    comments, code = (
+        sum(module.own_line_comments for module in product),
+        sum(module.code_lines for module in product),
+    )
+    figures["own-line comments"] = comments
+    figures["own-line comments per 100 code lines"] = round(100 * comments / max(1, code), 2)
+    figures[f"lines over {COLUMNS} columns"] = sum(
+        len(line) > COLUMNS for module in product for line in module.lines
+    )
+    lengths = sorted(function_lengths(product))
+    figures["functions"] = len(lengths)
+    figures["function lines: median"] = int(median(lengths)) if lengths else 0
+    figures["function lines: 90th percentile"] = lengths[len(lengths) * 9 // 10] if lengths else 0
+    figures["function lines: longest"] = lengths[-1] if lengths else 0
+    product_lines = sum(count(modules, area) for area in PRODUCT)
+    figures["test lines per code line"] = round(count(modules, "tests") / max(1, product_lines), 2)
+    return figures
+
+
+def read_modules(checkout: Path) -> list[Module]:
+    """The modules of all areas; packages' empty `__init__.py` files are left out."""
+    paths = (
+        path.relative_to(checkout)
+        for area in AREAS
+        for path in sorted((checkout / area).rglob("*.py"))
+    )
+    return [module for path in paths if (module := Module.read(checkout, path)).code_lines]
+
+
+def count(modules: Iterable[Module], area: str) -> int:
+    """The lines of an area."""
+    return sum(len(module.lines) for module in modules if module.area == area)
+
+
+def largest_folder(modules: Iterable[Module]) -> tuple[str, int]:
+    """The folder with the most modules directly in it."""
+    counts = Counter(str(module.path.parent) for module in modules)
+    return counts.most_common(1)[0] if counts else ("-", 0)
+
+
+def import_graph(modules: Iterable[Module], package: str) -> dict[str, set[str]]:
+    """Which modules of a package import which others of it."""
+    inside = {
+        module.name: module
+        for module in modules
+        if module.name == package or module.name.startswith(f"{package}.")
+    }
+    graph: dict[str, set[str]] = {name: set() for name in inside}
+    for name, module in inside.items():
+        for target in imported_names(module):
+            # `from a.b import c` names a module `a.b.c`, or a name that the module `a.b` defines.
+            found = target if target in inside else target.rpartition(".")[0]
+            if found in inside and found != name:
+                graph[name].add(found)
+    return graph
+
+
+def imported_names(module: Module) -> Iterator[str]:
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module is not None and not node.level:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def strong_components(graph: Mapping[str, set[str]]) -> list[list[str]]:
+    """The strongly connected components, each after all that it leads to (Tarjan's algorithm)."""
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    found: list[list[str]] = []
+
+    def visit(node: str) -> None:
+        index[node] = low[node] = len(index)
+        stack.append(node)
+        for target in sorted(graph[node]):
+            if target not in index:
+                visit(target)
+                low[node] = min(low[node], low[target])
+            elif target in stack:
+                low[node] = min(low[node], index[target])
+        if low[node] == index[node]:
+            start = stack.index(node)
+            found.append(stack[start:])
+            del stack[start:]
+
+    for node in sorted(graph):
+        if node not in index:
+            visit(node)
+    return found
+
+
+def longest_chain(graph: Mapping[str, set[str]]) -> int:
+    """The modules on the longest path; a cycle counts as one module."""
+    depths: dict[str, int] = {}
+    for group in strong_components(graph):
+        below = {target for node in group for target in graph[node]} - set(group)
+        depth = 1 + max((depths[target] for target in below), default=0)
+        depths.update(dict.fromkeys(group, depth))
+    return max(depths.values(), default=0)
+
+
+def public_names(tree: ast.Module) -> set[str]:
+    """The functions, classes and variables that a module defines at its top level."""
+    names: set[str] = set()
+    for node in tree.body:
+        if isinstance(node, Function | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Assign):
+            names.update(each.id for each in node.targets if isinstance(each, ast.Name))
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            names.add(node.target.id)
+    return {name for name in names if not name.startswith("_")}
+
+
+def public_classes(tree: ast.Module) -> set[str]:
+    names = {node.name for node in tree.body if isinstance(node, ast.ClassDef)}
+    return {name for name in names if not name.startswith("_")}
+
+
+def function_lengths(modules: Iterable[Module]) -> Iterator[int]:
+    for module in modules:
+        for node in ast.walk(module.tree):
+            if isinstance(node, Function) and node.end_lineno is not None:
+                yield node.end_lineno - node.lineno + 1
+
+
+def docstring_lines(tree: ast.Module) -> set[int]:
+    """The numbers of the lines that docstrings stand on."""
+    lines: set[int] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | Function) and node.body:
+            first = node.body[0]
+            if (
+                isinstance(first, ast.Expr)
+                and isinstance(first.value, ast.Constant)
+                and isinstance(first.value.value, str)
+            ):
+                lines.update(range(first.lineno, (first.end_lineno or first.lineno) + 1))
+    return lines
+
+
+def count_lines(text: str, docstrings: set[int]) -> tuple[int, int]:
+    """How many lines of code, and how many comments on lines of their own, a source has."""
+    code: set[int] = set()
+    comments: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            comments.add(token.start[0])
+        elif token.type not in LAYOUT_TOKENS:
+            code.update(range(token.start[0], token.end[0] + 1))
+    return len(code - docstrings), len(comments - code)
+
+
+if __name__ == "__main__":
+    main()
