@@ -42,7 +42,7 @@ from echo2d.core.weights.delta_chain import KeptDelta
 from echo2d.core.weights.encoding import FormKind
 
 PROTOCOL_VERSION = 1
-PROGRESS_S = 2.0  # a lease is reported at least so often (SYSTEM.md 9)
+PROGRESS_S = 2.0  # a lease is reported at least so often
 
 PeerKind = Literal["worker", "relay", "seed"]
 Finish = Literal["stop", "length"]

@@ -1,4 +1,4 @@
-"""Partials: what samples have that their worker did not finish, and who may go on from there (SYSTEM.md 9).
+"""Partials: what samples have that their worker did not finish, and who may go on from there.
 
     LeaseProgress --judged--> gathered with the running lease --lease ended--> waiting --> base of the next attempt
                                                                                   |

@@ -4,8 +4,8 @@
                              |                                               |   ^            (checkpoint)
                              +--> too old for batch n: leaves        refused +---+ refilled
 
-Symbols as in SYSTEM.md 3: S staleness_max, G groups per step, n the lowest step whose batch is not full (`open_step`),
-q groups buffered, in flight, or held by batches >= n, c the last step committed in this epoch.
+Symbols (docs/design/staleness.md): S staleness_max, G groups per step, n the lowest step whose batch is not full
+(`open_step`), q groups buffered, in flight, or held by batches >= n, c the last step committed in this epoch.
 
 A group that is meant for step m may be started by a worker serving version w if (m - 1) - w <= S. The next group is
 meant for the first place that is still free when all q groups have theirs: m = n + q // G, unless a refusal has opened
