@@ -8,11 +8,12 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.paths import REPO
+from tools.mutants import MUTANTS
 
 SECURITY = (REPO / "docs" / "security.md").read_text()
-CITED = sorted(
-    set(re.findall(r"`((?:[a-z0-9_]+/)+test_[a-z0-9_]+\.py)::(test_[a-z0-9_]+)`", SECURITY))
-)
+INVARIANTS = (REPO / "docs" / "invariants.md").read_text()
+CITED_TEST = r"`((?:[a-z0-9_]+/)+test_[a-z0-9_]+\.py)::(test_[a-z0-9_]+)`"
+CITED = sorted(set(re.findall(CITED_TEST, SECURITY + INVARIANTS)))
 LIMITS = re.findall(
     r"^\| `([A-Z_]+)` \| ([0-9_.]+)(?: << ([0-9]+))? \| `([a-z0-9_.]+)` \|$", SECURITY, re.MULTILINE
 )
@@ -47,6 +48,31 @@ def test_every_kind_of_line_of_the_story_is_told() -> None:
         for word in row.split(", ")
     }
     assert {f"`{kind}`" for kind in said} | {"`trained`"} == table
+
+
+def sections(page: str) -> dict[str, str]:
+    """The text under each `## In: ...` of the page, by the invariant's number."""
+    parts = re.split(r"^## (I\d): .*$", page, flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def test_every_invariant_has_a_section_with_code_and_tests() -> None:
+    found = sections(INVARIANTS)
+    assert list(found) == [f"I{number}" for number in range(1, 9)]
+    assert [name for name, text in found.items() if not re.search(CITED_TEST, text)] == []
+    assert [name for name, text in found.items() if "Enforced" not in text] == []
+
+
+def test_every_planted_bug_of_an_invariant_is_on_its_page() -> None:
+    planted = {name: set[str]() for name in sections(INVARIANTS)}
+    for mutant in MUTANTS:
+        if mutant.rule[:2] in planted:
+            planted[mutant.rule[:2]].add(mutant.name)
+    told = {
+        name: set(re.findall(r"^- (.*)$", text.partition("Planted bugs:")[2], re.MULTILINE))
+        for name, text in sections(INVARIANTS).items()
+    }
+    assert told == planted
 
 
 def sentences(path: str) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Whether a worker's output may be believed: the rule of SYSTEM.md section 8, exactly.
+"""Whether a worker's output may be believed: the checks behind (I2) and (I7).
 
     0 <= token < vocab, at least one and at most max_new_tokens of them; one finite logprob <= LOGPROB_MAX per token;
     spans contiguous over exactly [0, len), versions non-decreasing, each published, unrevoked, and acknowledged by

@@ -4,9 +4,9 @@
                            |                          refused |  ^          (after a checkpoint)
                            +--> too old for batch n           +--+ refilled
 
-S: staleness_max. G: groups per step. n: the lowest step whose batch is not full (`open_step`).
-q: groups that are buffered, in flight, or held by batches >= n. c: the last step committed in this
-epoch.
+Symbols (docs/design/staleness.md): S: staleness_max. G: groups per step. n: the lowest step whose
+batch is not full (`open_step`). q: groups that are buffered, in flight, or held by batches >= n. c:
+the last step committed in this epoch.
 
 Gate 1. A worker that serves version w may start a group meant for step m if (m - 1) - w <= S. The
 next group is meant for the first free place after all q groups have theirs: m = n + q // G. Full

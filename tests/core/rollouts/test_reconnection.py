@@ -1,4 +1,4 @@
-"""Links that break and processes that come back: every sentence of SYSTEM.md 9 about it, named after it.
+"""Links that break and processes that come back: a test for each promise (docs/design/exactly_once.md).
 
 Through the whole machine, as a worker sees it. What the worker does of its own: `test_worker_leases`.
 """

@@ -1,0 +1,118 @@
+"""Every command in README and docs/deploy.md names a command that exists, with options that it has."""
+
+import importlib.util
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from echo2d.cli import main
+from echo2d.config import CoordinatorConfig
+from learner.__main__ import _parse
+from learner.config import LearnerConfig
+from tests.support.paths import REPO
+
+PAGES = [REPO / "README.md", REPO / "docs" / "deploy.md", REPO / "examples" / "README.md"]
+TARGETS = set(re.findall(r"^([a-z][a-z-]*):", (REPO / "Makefile").read_text(), re.MULTILINE))
+LINES_MAX = 120  # of README: it is skimmed
+
+
+def command_lines(text: str) -> Iterator[str]:
+    """What stands behind a prompt in a block, or in a code span, without comments."""
+    text = text.replace("\\\n", " ")
+    lines = re.findall(
+        r"^[$#] (.+)$", "".join(re.findall(r"```console\n(.*?)```", text, re.DOTALL)), re.MULTILINE
+    )
+    spans = re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
+    for line in [*lines, *spans]:
+        yield from re.split(r" && | -- (?=/)", re.sub(r" +#.*$", "", line))
+
+
+def wrong(line: str) -> str:
+    """What is wrong with the command; empty if nothing is, or if it is another program's."""
+    words = shlex.split(line)
+    program = Path(words[0]).name if words else ""
+    if program == "echo2d" and len(words) > 1 and Path(words[0]).suffix == "":
+        return wrong_click(main, words[1:])
+    if program == "make":
+        unknown = [word for word in words[1:] if "=" not in word and word not in TARGETS]
+        return f"no target {unknown}" if unknown else ""
+    if program.startswith("python") and words[1:2] == ["-m"]:
+        return wrong_module(words[2], words[3:])
+    return ""
+
+
+def wrong_module(module: str, options: list[str]) -> str:
+    if importlib.util.find_spec(module) is None:
+        return f"no module {module}"
+    if module == "learner" and options:
+        try:
+            _parse(options)
+        except SystemExit:
+            return f"python -m learner does not take {options}"
+    return ""
+
+
+def wrong_click(group: click.Command, words: list[str]) -> str:
+    while isinstance(group, click.Group) and words and not words[0].startswith("-"):
+        if words[0] not in group.commands:
+            return f"no command {words[0]}"
+        group, words = group.commands[words[0]], words[1:]
+    known = {option for each in group.params for option in (*each.opts, *each.secondary_opts)}
+    given = {word.partition("=")[0] for word in options_of(group, words)}
+    return f"{group.name} has no {sorted(given - known)}" if given - known - {"--help"} else ""
+
+
+def options_of(group: click.Command, words: list[str]) -> Iterator[str]:
+    """The words that are options, not values of the option before them."""
+    valued = {o for each in group.params if not getattr(each, "is_flag", False) for o in each.opts}
+    before = ""
+    for word in words:
+        if word.startswith("--") and before not in valued:
+            yield word
+        before = word
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPO)))
+def test_every_command_exists_with_its_options(page: Path) -> None:
+    lines = list(command_lines(page.read_text()))
+    assert {line: wrong(line) for line in lines if wrong(line)} == {}
+
+
+def test_the_pages_were_read() -> None:
+    lines = [line for page in PAGES for line in command_lines(page.read_text())]
+    ours = [line for line in lines if re.match(r"(\S*/)?(echo2d|make|python3?) ", line)]
+    assert len(ours) > 30
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "echo2d joyn https://HOST:PORT",
+        "/opt/echo2d/bin/echo2d token create box --rle worker",
+        "echo2d plan FILE --lve RUN_DIR",
+        "make dmo ARGS=--chaos",
+        "python -m learnr --config run.toml",
+        "python -m learner --confg run.toml",
+    ],
+)
+def test_a_planted_mistake_is_found(line: str) -> None:
+    assert wrong(line)
+
+
+def test_the_readme_is_short_and_says_first_whom_it_is_for() -> None:
+    text = (REPO / "README.md").read_text()
+    order = ["make demo", "## Is it for me?", "## Five minutes", "docs/architecture.md"]
+    assert sorted(order, key=text.index) == order
+    assert text.count("\n") <= LINES_MAX
+
+
+def test_the_example_of_two_machines_is_a_config() -> None:
+    path = REPO / "examples" / "two_machines.toml"
+    run, learner = CoordinatorConfig.load(path), LearnerConfig.load(path)
+    assert learner.url == f"https://{run.coordinator.host}:{run.coordinator.port}"
+    assert learner.token_file == run.run.run_dir / "tokens" / "learner.token"
+    assert learner.snapshot_root == run.run.snapshot_root

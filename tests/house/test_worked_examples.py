@@ -1,0 +1,73 @@
+"""The worked examples of docs/design are what the code computes."""
+
+import numpy as np
+import pytest
+
+from echo2d.core.base.ids import PeerId
+from echo2d.core.capacity.model import Demand, bubble, judge, mu_min, period_s
+from echo2d.core.topology.plan import Job, Plan
+from echo2d.core.topology.planner import plan_auto, plan_chains, plan_star
+from echo2d.core.topology.repair import repair
+from echo2d.core.weights.delta import ChunkMode, encode_chunk
+from echo2d.core.weights.delta_words import find_changes
+from tests.support.plans import JOB, MB, ONE, facts
+
+
+def trees(plan: Plan) -> list[tuple[float, dict[str, str]]]:
+    return [
+        (round(stripe.weight, 2), {str(k): str(v) for k, v in stripe.tree.parents.items()})
+        for stripe in plan.stripes
+    ]
+
+
+def test_planning_and_repair() -> None:
+    job, seed = Job(JOB.form, 100 * MB, 64 << 10), facts("seed", 10 * MB, None)
+    peers = [facts(name, uplink * MB, 40 * MB) for name, uplink in (("a", 10), ("b", 5), ("c", 5))]
+    star, chain = plan_star(ONE, job, seed, peers), plan_chains(ONE, job, seed, peers, 1)
+    assert (round(star.predicted_s), round(chain.predicted_s), star.bound_s) == (30, 20, 10)
+    best = plan_auto(ONE, job, seed, peers)
+    assert best.predicted_s == pytest.approx(10.03, abs=0.005)
+    assert trees(best) == [
+        (0.5, {"a": "seed", "b": "a", "c": "a"}),
+        (0.5, {"b": "seed", "c": "b", "a": "c"}),
+    ]
+    assert trees(repair(best, PeerId("b"))) == [
+        (0.5, {"a": "seed", "c": "a"}),
+        (0.5, {"c": "seed", "a": "c"}),
+    ]
+
+
+def test_deltas() -> None:
+    base = np.arange(100, 120, dtype="<u2")
+    new = base.copy()
+    new[1] += 1
+    new[7] -= 1
+    new[19] += 5
+    changes = find_changes(new.tobytes(), base.tobytes())
+    assert changes is not None
+    assert changes.places.tolist() == [1, 7, 19]
+    assert changes.differences.tolist() == [1, 2**16 - 1, 5]
+    assert np.diff([-1, *changes.places]).tolist() == [2, 6, 12], "gaps 1, 5, 11"
+    assert encode_chunk(new.tobytes(), base.tobytes()).mode == ChunkMode.RAW
+
+
+def test_a_chunk_of_which_one_percent_moved() -> None:
+    rng = np.random.default_rng(0)
+    weights = rng.normal(0, 0.02, 4 << 20).astype(np.float32)
+    base = (weights.view("<u4") >> 16).astype("<u2")
+    new, places = base.copy(), rng.choice(base.size, base.size // 100, replace=False)
+    new[places] += np.where(rng.random(places.size) < 0.5, 1, 0xFFFF).astype("<u2")
+    encoded = encode_chunk(new.tobytes(), base.tobytes())
+    assert encoded.mode == ChunkMode.SPARSE
+    assert len(encoded.payload) == pytest.approx(47_877, rel=0.01)  # zstd may differ by a little
+
+
+def test_capacity() -> None:
+    exclusive = Demand(100, 256, 4, 3, 60, mode="exclusive")
+    assert mu_min(exclusive) == pytest.approx(3.2)
+    assert period_s(exclusive, 0.9 * 3.2) == pytest.approx(326.7, abs=0.05)
+    assert bubble(exclusive, 0.9 * 3.2) == pytest.approx(0.082, abs=0.0005)
+    assert mu_min(Demand(100, 256, 4, 3, 60, pause_s=5)) == pytest.approx(2.60, abs=0.005)
+    assert mu_min(Demand(100, 256, 1, 1, 60, pause_s=5)) == pytest.approx(6.4)
+    verdict = judge(Demand(100, 256, 1, 2, 60, pause_s=5))
+    assert [change.text for change in verdict.changes] == ["S = 2", "kappa = 1"]
