@@ -1,9 +1,10 @@
-"""Settings of the whole suite: hypothesis without wall-clock deadlines (machines are shared), seeds printed.
+"""Settings of the whole suite.
 
-`make test` says the same thing every time; `make soak` searches with chance (`--hypothesis-profile=search`).
+Hypothesis has no wall-clock deadlines, because machines are shared, and prints its seeds. `make test`
+gives the same examples every time; `make soak` draws new ones (`--hypothesis-profile=search`).
 
-Tests that take the fixture `fuzz` run twice: with 20,000 messages (all of them together), and under `-m soak` with
-1,000,000 from a fresh seed. `--messages N` and `--rng-seed S` change either.
+Tests that take the fixture `fuzz` run twice: with 20,000 messages (all of them together), and under
+`-m soak` with 1,000,000 from a fresh seed. `--messages N` and `--rng-seed S` change either.
 """
 
 import random
@@ -33,8 +34,9 @@ FUZZ_SEED = 2602
 def pytest_configure() -> None:
     """Let the programs that tests start be interrupted, also in `make test &`.
 
-    A shell without job control starts a background job with SIGINT ignored, and a program inherits that from whoever
-    starts it. A handler is not inherited: the programs get SIGINT's default, while this process goes on as before.
+    A shell without job control starts a background job with SIGINT ignored, and a program inherits
+    that from whoever starts it. A handler is not inherited: the programs get SIGINT's default,
+    while this process goes on as before.
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, lambda *_: None)

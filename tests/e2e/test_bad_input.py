@@ -44,7 +44,7 @@ def test_a_damaged_row_of_the_ledger(site: Site) -> None:
     assert "Traceback" not in coordinator.log.read_text()
 
 
-def test_joins_that_cannot_be(site: Site) -> None:
+def test_a_join_that_cannot_work_is_refused(site: Site) -> None:
     site.coordinate()
     url, token, state = (
         site.url(),

@@ -33,7 +33,7 @@ def test_a_small_fleet_is_served() -> None:
     assert result["settings"]["generate_s"] == 2.0
 
 
-def test_a_fleet_without_room_for_a_group_is_one_line() -> None:
+def test_a_fleet_too_small_for_a_group_is_reported_in_one_line() -> None:
     done = bench("--workers=1", "--slots=4")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert done.stderr.startswith("echo2d: --workers x --slots: expected at least 8")

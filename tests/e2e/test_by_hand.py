@@ -98,7 +98,7 @@ def one_id_tells_the_story(site: Site) -> None:
     }
 
 
-def test_two_coordinators_of_one_run(site: Site) -> None:
+def test_a_second_coordinator_of_a_run_is_refused(site: Site) -> None:
     site.coordinate()
     site.url()
     second = site.coordinate("second")
@@ -190,7 +190,7 @@ def own_address() -> str:
         return str(chosen.getsockname()[0])
 
 
-def test_an_unreachable_coordinator_is_waited_for(site: Site) -> None:
+def test_a_worker_waits_for_an_unreachable_coordinator(site: Site) -> None:
     """The owner of a box forgets it: the daemon says that it waits, and joins when the coordinator is there."""
     first = site.coordinate()
     url = site.url()

@@ -123,7 +123,7 @@ def site(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Site]:
             yield made
 
 
-def test_spares_stand_by_a_notice_is_followed_and_plans_are_made_of_what_was_measured(
+def test_spare_workers_replace_one_that_leaves_and_plans_use_measurements(
     site: Site,
 ) -> None:
     nothing = site.run("plan", "--live", str(site.run_dir))
@@ -170,7 +170,7 @@ def test_spares_stand_by_a_notice_is_followed_and_plans_are_made_of_what_was_mea
 
 
 @pytest.mark.parametrize("site", [("--no-p2p", "--no-cost", "--no-delta")], indirect=True)
-def test_parts_can_be_left_out(site: Site) -> None:
+def test_p2p_prices_and_deltas_can_be_switched_off(site: Site) -> None:
     for name in ("spot-1", "home"):
         site.join(name)
     learner = site.learner()

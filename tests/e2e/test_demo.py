@@ -61,7 +61,9 @@ def test_a_demo_survives_chaos(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("staleness", "kappa"), [(0, 1), (2, 3)])
-def test_the_ends_of_staleness_and_kappa(tmp_path: Path, staleness: int, kappa: int) -> None:
+def test_the_smallest_staleness_and_the_largest_kappa(
+    tmp_path: Path, staleness: int, kappa: int
+) -> None:
     """S = 0 is strictly on-policy; kappa = S + 1 publishes as rarely as possible. Neither deadlocks."""
     run = tmp_path / "run"
     options = (
@@ -116,6 +118,6 @@ def test_ctrl_c_ends_everything(tmp_path: Path, number: signal.Signals) -> None:
         (("--steps=0",), "echo2d: --steps: expected at least 1; found 0"),
     ],
 )
-def test_wrong_numbers_are_one_line(arguments: tuple[str, ...], line: str) -> None:
+def test_a_wrong_number_is_reported_in_one_line(arguments: tuple[str, ...], line: str) -> None:
     done = subprocess.run(command(*arguments), capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr.strip()) == (2, line)

@@ -25,7 +25,7 @@ TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}>"
 ASK: Any = [{"role": "user", "content": "3141"}]
 
 
-def test_text_from_the_policy_that_is_trained(site: Site) -> None:
+def test_the_gateway_serves_the_policy_that_is_trained(site: Site) -> None:
     template = site.directory / "chat.jinja"
     template.write_text(TEMPLATE)
     site.config.write_text(site.config.read_text() + GATEWAY.format(template=template))

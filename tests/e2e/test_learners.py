@@ -58,7 +58,7 @@ def test_of_two_learners_the_newest_wins(site: Site) -> None:
     assert coordinator.returncode is None
 
 
-def test_a_damaged_checkpoint_costs_a_step_that_is_trained_again_alike(site: Site) -> None:
+def test_a_step_lost_with_a_damaged_checkpoint_is_trained_again_alike(site: Site) -> None:
     checkpoint_each_step(site)
     site.coordinate()
     site.join("box", "--threads=1")
@@ -100,7 +100,7 @@ def they_are_not_for_another_run(site: Site) -> None:
     assert re.fullmatch(expected, last)
 
 
-def test_a_run_whose_versions_are_adapters(site: Site) -> None:
+def test_a_run_that_publishes_lora_adapters(site: Site) -> None:
     site.learner_table += "lora_rank = 4\n"
     site.coordinate()
     site.join("box", "--threads=1", f"--base-model={site.facts['model']}")

@@ -9,5 +9,5 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 
 @pytest.mark.parametrize("with_tls", [False, True])
-def test_all_frames_pass(with_tls: bool) -> None:
+def test_the_measured_relay_passes_all_frames(with_tls: bool) -> None:
     assert uvloop.run(measure(frames=40, with_tls=with_tls)) > 0

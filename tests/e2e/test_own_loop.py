@@ -25,7 +25,7 @@ def test_a_loop_of_plain_torch_trains_and_publishes(site: Site) -> None:
     assert not list((site.directory / "snapshots").iterdir())
 
 
-def test_it_is_as_short_as_it_says() -> None:
+def test_the_example_is_as_short_as_the_readme_says() -> None:
     lines = EXAMPLE.read_text().splitlines()
     assert len(lines) <= 80
     assert sum(bool(line.strip()) for line in lines) <= 64

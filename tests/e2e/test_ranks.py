@@ -59,7 +59,7 @@ def together(
     )
 
 
-def test_two_ranks_go_on_where_one_was_and_one_where_two_were(
+def test_a_run_moves_from_one_rank_to_two_and_back(
     tmp_path: Path, base: Path, batches: list[Batch]
 ) -> None:
     """One process trains steps 1 and 2, two train 3 and 4, one trains 5 and 6: as one that trains all.
@@ -121,7 +121,7 @@ def same_weights(one: Path, other: Path) -> None:
         ), name
 
 
-def test_a_rank_that_is_killed_ends_the_others_in_one_line(
+def test_a_killed_rank_ends_the_others_with_one_line(
     tmp_path: Path, base: Path, batches: list[Batch]
 ) -> None:
     (tmp_path / "signal").write_text(f"3 1 {signal.SIGKILL}")
@@ -133,7 +133,7 @@ def test_a_rank_that_is_killed_ends_the_others_in_one_line(
     assert {row["step"] for row in rows_of(config_of(tmp_path, base))} == set(range(1, STEPS + 1))
 
 
-def test_a_rank_that_stands_still_is_missed_and_all_end(
+def test_a_stopped_rank_is_noticed_and_ends_the_others(
     tmp_path: Path, base: Path, batches: list[Batch]
 ) -> None:
     """As one whose host is gone: no connection is reset."""
@@ -155,13 +155,13 @@ def kill_when_the_first_is_gone(directory: Path) -> None:
     os.kill(int(second.read_text()), signal.SIGKILL)
 
 
-def test_what_is_wrong_on_every_rank_is_one_line(tmp_path: Path, base: Path) -> None:
+def test_a_mistake_on_every_rank_is_reported_once(tmp_path: Path, base: Path) -> None:
     done = together(tmp_path, config_of(tmp_path, base, lora_rank=2, lora_targets=("none",)), [])
     assert done.returncode == 2, "the operator's mistake"
     assert last_word(done) == f"learner.lora_targets: {base} has no linear layers named 'none'"
 
 
-def test_torchrun_that_is_told_to_stop_ends_by_that_signal_after_its_processes(
+def test_torchrun_ends_by_the_signal_after_its_processes(
     tmp_path: Path,
 ) -> None:
     """What a service manager takes for an orderly end."""

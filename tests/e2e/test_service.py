@@ -99,7 +99,7 @@ def says_last(manager: ServiceManager) -> None:
         assert not {"READY", "WATCHDOG"} & message.keys()
 
 
-def test_a_life_as_services(site: Site, service: Service) -> None:
+def test_services_report_each_stage_of_their_life(site: Site, service: Service) -> None:
     of_coordinator = service("coordinator")
     coordinator = site.coordinate()
     assert "no version published" in of_coordinator.until("READY")["STATUS"]
@@ -124,7 +124,7 @@ def test_a_life_as_services(site: Site, service: Service) -> None:
 
 
 @pytest.mark.parametrize("name", ["coordinator", "box", "learner"])
-def test_who_hangs_says_nothing_more(
+def test_a_program_that_hangs_falls_silent(
     site: Site, service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """Then the service manager sends SIGABRT, and the log has the line."""
@@ -245,7 +245,7 @@ def test_a_coordinator_ends_while_a_worker_hangs(site: Site, service: Service) -
     ends_in_order(box)
 
 
-def test_who_has_not_started_ends_at_once(site: Site, tmp_path: Path) -> None:
+def test_a_worker_that_is_still_starting_ends_at_once(site: Site, tmp_path: Path) -> None:
     """By the signal, which a service manager takes for an end in order."""
     token = site.directory / "box.token"
     run(

@@ -28,7 +28,7 @@ def trajectory(
 
 
 def batch_of(*members: Trajectory, prompt: tuple[int, ...] = (3, 4)) -> Batch:
-    """Group 10 is right, group 11 has these members."""
+    """A batch of two groups: group 10 is right, group 11 has these members."""
     tokens = np.array(prompt, dtype=np.int32)
     good = Group(10, np.array([5], dtype=np.int32), (trajectory(), trajectory(2, reward=0.0)))
     return Batch(step=STEP, epoch=1, digest="d", groups=(good, Group(11, tokens, members)))

@@ -1,4 +1,4 @@
-"""Runs with deltas, and those who come to them late, for tests."""
+"""Runs that publish deltas, and workers that join them late."""
 
 from typing import Any
 

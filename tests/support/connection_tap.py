@@ -1,4 +1,4 @@
-"""A tap on a coordinator's connections: what workers are told of their results, as it was said on the wire."""
+"""A tap on a coordinator's connections: it reads from the wire which results the coordinator acknowledged."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""Who hears what a control link says."""
+"""The owner of a control link, as a test plays it."""
 
 import asyncio
 
@@ -6,7 +6,7 @@ from echo2d.core.protocol.control_messages import Heartbeat, Hello, ToPeer, Welc
 
 
 class Owner:
-    """Says this hello, and writes down what its link tells it."""
+    """Connects with this hello, and queues everything that the link reports."""
 
     def __init__(self, hello: Hello) -> None:
         self.heard: asyncio.Queue[object] = asyncio.Queue()

@@ -1,10 +1,11 @@
-"""A short real run, a `kill -9` or two in it, and what must be true afterwards.
+"""A short real run with a `kill -9` or two in it, and what must be true afterwards.
 
-Two witnesses, neither of which asks the processes that are killed:
+There are two witnesses. Neither asks the processes that are killed:
 
-- the `Tap` between the coordinator and everybody else knows which results were acknowledged to a worker;
-- triggers in the ledger itself (`watch_ledger`) keep, in its own transactions, what was written to it and what left
-  it: the learner's checkpoints delete most of it.
+- the `Tap` between the coordinator and everybody else knows which results were acknowledged to a
+  worker;
+- triggers in the ledger itself (`watch_ledger`) keep, in its own transactions, what was written to
+  it and what left it: the learner's checkpoints delete most of it.
 """
 
 import contextlib
@@ -33,7 +34,7 @@ STEPS = 8
 GROUPS = 4  # of each batch
 GROUP_SIZE = 8
 STALENESS = 1  # as the site has it
-STEP_FLOOR_S = 0.2  # so long a step takes at least: there is time to kill something
+STEP_FLOOR_S = 0.2  # a step takes at least this long: there is time to kill something
 CHECKPOINT_EVERY = 3
 START_UP_S = 6.0  # in which a program starts, more or less
 AGAIN = 0.3  # of the drawn points have a second kill
@@ -76,9 +77,10 @@ def read_story(path: Path) -> Story:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """What is killed when: so long after this train step (0: after the start), then so long after its new start.
+    """What is killed, and when: each delay counts from this train step (0: from the start) or from
+    the new start.
 
-    also: killed at the same moment, before anything starts again.
+    also: other kinds that are killed at the same moment, before anything starts again.
     """
 
     kind: VictimKind
@@ -117,7 +119,7 @@ class CrashSite(Site):
         return read_rows(self.directory / "learner" / "metrics.jsonl")
 
     def wait_until(self, condition: Callable[[], bool]) -> None:
-        """Programs that end by themselves meanwhile are a failure."""
+        """A program that ends by itself meanwhile is a failure."""
         deadline = time.monotonic() + RUN_S_MAX
         while not condition():
             self.programs.check()
@@ -131,7 +133,7 @@ class CrashSite(Site):
 
 
 def run_with_crashes(site: CrashSite, *points: Point, workers: int) -> None:
-    """The run goes on after each of them and completes, and its books balance."""
+    """Run to the end through these kills, and assert that the books balance."""
     watch_ledger(site.ledger)
     with Tap(site.run_dir) as site.tap:
         site.coordinate()
@@ -162,7 +164,11 @@ def run_with_crashes(site: CrashSite, *points: Point, workers: int) -> None:
 def strike(
     site: CrashSite, kinds: Sequence[VictimKind], delay_s: float, learner: Program
 ) -> Story | None:
-    """Kill, and start again what has no supervisor; what the ledger had gone through just before, None: too late."""
+    """Kill processes of these kinds, and start again those without a supervisor.
+
+    Returns what the ledger had gone through just before, or None if the learner had ended: too
+    late.
+    """
     time.sleep(delay_s)  # a moment like any other
     names = {
         kind: {"worker": "worker-1", "learner": learner.name}.get(kind, kind) for kind in kinds
@@ -183,7 +189,7 @@ def strike(
 
 
 def settle(coordinator: Coordinator, ledger: Path, workers: int) -> None:
-    """Everybody gets the last version, and the coordinator holds just what its ledger holds."""
+    """Wait until all workers have the last version and coordinator and ledger hold the same."""
     deadline = time.monotonic() + START_S
     while unsettled := _unsettled(coordinator.status(), whole_groups(ledger), workers):
         assert time.monotonic() < deadline, f"not yet so (found, expected): {unsettled}"
@@ -226,7 +232,7 @@ def balance(story: Story, rows: list[dict[str, Any]], acknowledged: set[str]) ->
 
 
 def nothing_is_lost(story: Story, acknowledged: set[str]) -> None:
-    """What was acknowledged is in the ledger, once; and no whole group left it without a reason."""
+    """Every acknowledged result is in the ledger once; no whole group left it for no reason."""
     kept = [what for what in story if what[0] == "kept"]
     assert acknowledged, "the tap has heard nothing"
     assert acknowledged <= {result for _, _, _, result, _ in kept}, (
@@ -274,7 +280,7 @@ def batches_stay(story: Story) -> dict[int, tuple[bytes, list[int]]]:
 
 
 def steps_are_whole(story: Story, batches: Mapping[int, tuple[bytes, list[int]]]) -> None:
-    """Steps are committed in order, without a gap, on whole groups, and no group is in two of them."""
+    """Steps are committed in order without a gap, on whole groups, each in one step only."""
     steps = list(range(1, STEPS + 1))
     resumed = {epoch: resume_step for what, epoch, resume_step, *_ in story if what == "epoch"}
     for epoch, resume_step in resumed.items():

@@ -1,7 +1,9 @@
-"""A coordinator by hand for tests of peers: real sockets, credentials, signatures and messages; the test decides.
+"""A coordinator for tests of peers, which takes no decision: the test does.
 
-It signs and forwards roots as the seed reports segments, answers SegmentsWanted, and keeps everything else for the
-test: `said(Message)` lists what has come, `until` waits for it.
+Sockets, credentials, signatures and messages are real.
+
+It signs and forwards roots as the seed reports segments, answers SegmentsWanted, and keeps every
+message for the test: `said(Message)` lists those that have come, `until` waits for a condition.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Hostile input by chance: bytes that were right once, messages of any content, and how much is kept of them."""
+"""Random hostile input: damaged bytes, messages of any content, and a measure of how much of them a machine keeps."""
 
 import random
 import types

@@ -13,11 +13,8 @@ from tests.support.coordinator_world import Peer, World
 from tests.support.rollouts import world_of
 
 WAIT_S = 20.0
-IDLE: dict[str, Any] = {
-    "staleness_max": 0,
-    "group_size": 1,
-    "trajectories_per_step": 1,
-}  # the run needs one slot only
+# Under these rules the run itself needs one slot only.
+IDLE: dict[str, Any] = {"staleness_max": 0, "group_size": 1, "trajectories_per_step": 1}
 
 
 def gateway_world(*slots: int, share: float = 1.0, **changes: Any) -> tuple[World, list[Peer]]:
@@ -42,6 +39,7 @@ def call(number: int, **changes: Any) -> CallAsked:
 
 
 def of_calls(peer: Peer) -> list[LeaseGranted]:
+    """The leases that the peer was granted for calls of the gateway, in order."""
     return [m for m in peer.inbox if isinstance(m, LeaseGranted) and m.group >= GROUP_FIRST]
 
 

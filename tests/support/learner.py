@@ -1,4 +1,4 @@
-"""A learner in a directory of its own: a model that has hardly been trained, its config, its batches, its rows."""
+"""A learner in a directory of its own: a hardly trained model, its config, batches and metrics."""
 
 import dataclasses
 import json
@@ -19,13 +19,16 @@ from tests.support.scripted_coordinator import make_batch
 
 
 def make_base(directory: Path, *, layers: int = 1) -> Path:
-    """And one thread for torch: a fork does not inherit its others, and would wait for them."""
+    """Make a tiny model.
+
+    Torch gets one thread: a fork does not inherit the others, and would wait for them.
+    """
     torch.set_num_threads(1)
     return make_tiny_model(directory, TinyRecipe(accuracy_stop=0.0, batch=8, layers=layers))
 
 
 def throwing_dice(base: Path, directory: Path) -> Path:
-    """The model with dropout, which makes the random number generators count."""
+    """A copy of the model with dropout: the state of random number generators matters."""
     model = Path(shutil.copytree(base, directory))
     facts = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps({**facts, "attention_dropout": 0.2}))

@@ -96,7 +96,7 @@ async def within(awaitable: Awaitable[object]) -> None:
 
 
 class Feeder:
-    """Sends a list of payloads down the stripe that its child opens, as fast as the link takes them."""
+    """Sends payloads down the stripe that its child opens, as fast as the link takes them."""
 
     def __init__(self, peer: Peer, child: PeerId, payloads: list[bytes]) -> None:
         self.links, self.child, self.payloads = peer.links, child, payloads
@@ -120,7 +120,10 @@ class Feeder:
 
 
 class Taker:
-    """Takes a stripe once there is a link, from where it was, hashing each frame; passes it on if there is a child."""
+    """Takes a stripe from where it was once there is a link, and passes it on to its child.
+
+    `digests` has the hash of each frame.
+    """
 
     def __init__(self, peer: Peer, parent: PeerId, count: int, child: PeerId | None = None) -> None:
         self.links, self.parent, self.count, self.child = peer.links, parent, count, child

@@ -3,8 +3,8 @@
 import time
 from collections.abc import Callable
 
-# The longest that a test waits for something that must come. Only what hangs takes so long: on a busy machine every
-# wait is longer than on a quiet one, and that must not fail a test.
+# The longest that a test waits for something that must come. Only what hangs takes so long: on a
+# busy machine every wait is longer than on a quiet one, and that must not fail a test.
 HANG_S = 120.0
 # The same for a program that has to start, and to load torch, before it does what is waited for.
 START_S = 180.0

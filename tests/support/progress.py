@@ -7,7 +7,7 @@ from echo2d.core.protocol.trajectory import unpack_logprobs, unpack_tokens
 
 
 class ReportedSamples:
-    """What progress messages say of each sample, put together."""
+    """What progress messages report of each (lease, sample), joined; one entry per token."""
 
     def __init__(self, messages: list[LeaseProgress]) -> None:
         self.tokens: defaultdict[tuple[int, int], list[int]] = defaultdict(list)

@@ -1,4 +1,4 @@
-"""A version that is being published, for tests of what is said of it; through the whole machine."""
+"""A version that is being published, through the whole machine, for tests of the messages about it."""
 
 from echo2d.core.base.ids import FormId
 from echo2d.core.cluster.events import PeerSaid

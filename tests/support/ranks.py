@@ -10,9 +10,11 @@ from tests.support.recorded_learner import Source
 
 RANKS = 2
 STEPS = 6
-# Absolute, for losses around 0.1: ranks add float32 numbers in another order, over twelve optimizer steps.
+# Absolute, for losses around 0.1: ranks add float32 numbers in another order, over twelve optimizer
+# steps.
 LOSS_ERROR_MAX = 1e-5
-# As a module, not as a file: a file's folder comes first on sys.path, and tests/support has a learner.py.
+# As a module, not as a file: a file's folder comes first on sys.path, and tests/support has a
+# learner.py.
 PROGRAM = ("--module", "tests.support.recorded_learner")
 
 

@@ -1,9 +1,10 @@
-"""A rank of a learner that torchrun starts: the learner's program, on recorded batches instead of a coordinator's.
+"""A rank of a learner that torchrun starts: the learner's program, on recorded batches instead of a
+coordinator's.
 
     torchrun --nproc-per-node 2 --module tests.support.recorded_learner DIRECTORY ARGUMENTS...
 
-DIRECTORY/batches.pickle holds the batches. If there is a file DIRECTORY/signal with "STEP RANK NUMBER", that rank
-gets that signal when that step is committed.
+DIRECTORY/batches.pickle holds the batches. If there is a file DIRECTORY/signal with "STEP RANK
+NUMBER", that rank gets that signal when that step is committed.
 """
 
 import os

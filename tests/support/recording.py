@@ -10,7 +10,7 @@ from tests.support.scripted_coordinator import GROUP_SIZE, GROUPS
 
 
 class Recording:
-    """The learner's side of a coordinator, whose state is a file of lines that outlives a kill."""
+    """Stands in for `Coordinator`; its state is a file of JSON lines, which outlives a kill."""
 
     run_id = "run"
 

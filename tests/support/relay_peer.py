@@ -1,4 +1,4 @@
-"""A relay under test, and what its tests share: peers, frames, plans."""
+"""A relay under test, with the peers, frames and plans that its tests share."""
 
 from collections.abc import Iterable, Sequence
 from typing import TypeVar

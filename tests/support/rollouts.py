@@ -1,4 +1,4 @@
-"""Workers that roll out version 0, and what a test reads from their inboxes and from the ledger."""
+"""Workers that roll out version 0, and what a test reads from their inboxes and the actions."""
 
 from echo2d.core.cluster.events import Persist
 from echo2d.core.protocol.control_messages import LeaseGranted, SampleAnswered
@@ -22,14 +22,17 @@ def world_of(*slots: int, **changes: object) -> tuple[World, list[Peer]]:
 
 
 def grants(peer: Peer) -> list[LeaseGranted]:
+    """The leases that the peer was granted, in order."""
     return [message for message in peer.inbox if isinstance(message, LeaseGranted)]
 
 
 def answers(peer: Peer) -> list[tuple[bool, str]]:
+    """Whether each of the peer's results was accepted, and why not."""
     return [(m.accepted, m.reason) for m in peer.inbox if isinstance(m, SampleAnswered)]
 
 
 def dropped(world: World) -> list[str]:
+    """Why groups were dropped in the last event."""
     return [
         a.record.reason for a in world.actions if isinstance(a, Persist) and isinstance(a.record, GroupDropped)
     ]  # fmt: skip

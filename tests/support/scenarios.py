@@ -8,7 +8,7 @@ from echo2d.sim.kernel.scenario import MBIT, PeerCrash, PeerSpec, Scenario
 
 
 def random_scenario(rng_seed: int) -> Scenario:
-    """Up to nine peers on mixed links, some lossy, unreachable, late or dying; a form of at most 24 MB."""
+    """Up to nine peers on mixed links, some lossy, unreachable, late or dying; at most 24 MB."""
     rng = random.Random(rng_seed)
     count = rng.randint(1, 9)
     faults = tuple(random_fault(rng, peer) for peer in range(count + 1) if rng.random() < 0.3)
@@ -26,7 +26,7 @@ def random_scenario(rng_seed: int) -> Scenario:
 
 
 def troubled(scenario: Scenario) -> Scenario:
-    """The same with one peer that spoils frames, or with some that come when others have everything, or both."""
+    """The same with a peer that spoils frames, or with some that join late, or both."""
     rng = random.Random(scenario.rng_seed + 1_000_000)
     peers = list(scenario.peers)
     if scenario.rng_seed % 3 != 1:
@@ -64,7 +64,7 @@ def random_fault(rng: random.Random, peer: int) -> PeerCrash:
 
 
 class Play:
-    """Runs a scenario; whatever fails names its rng_seed."""
+    """Runs a scenario; an error names its rng_seed."""
 
     def __call__(self, scenario: Scenario, *, check_every: int = 1000) -> BroadcastOutcome:
         try:

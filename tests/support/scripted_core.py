@@ -33,7 +33,7 @@ from tests.support.polling import HANG_S
 
 
 class Script:
-    """A core that answers each kind of event as the test says, and writes all of them down. Every epoch is in force."""
+    """A core that answers each kind of event as the test says, and records all events. Every epoch is in force."""
 
     def __init__(self) -> None:
         self.on: dict[type, Callable[[Any], list[CoordinatorAction]]] = {}

@@ -1,4 +1,4 @@
-"""A service manager's end of sd_notify: a real datagram socket, and what has come in at it."""
+"""A service manager's end of sd_notify: a real datagram socket and the messages it receives."""
 
 import re
 import socket
@@ -21,7 +21,7 @@ class ServiceManager:
         self._socket.bind(address.replace("@", "\0", 1))
 
     def environment(self, *, watchdog_s: float = 0.0) -> dict[str, str]:
-        """Of a program that is to tell."""
+        """The environment variables of a program that shall notify this manager."""
         watchdog = {"WATCHDOG_USEC": str(round(watchdog_s * 1e6))} if watchdog_s else {}
         return {"NOTIFY_SOCKET": self.address, **watchdog}
 
@@ -35,7 +35,10 @@ class ServiceManager:
         return dict(line.split("=", 1) for line in lines)
 
     def until(self, key: str, words: str = "", *, timeout_s: float = START_S) -> Told:
-        """The first message with this key, and these words (a pattern) in it; not each moment of a run is told."""
+        """Read up to the first message with this key, whose value matches the pattern `words`.
+
+        Wait only for states that last: a program does not report each moment.
+        """
         deadline = time.monotonic() + timeout_s
         while (message := self.told(max(0.0, deadline - time.monotonic()))) is not None:
             if key in message and re.search(words, message[key]):
@@ -43,14 +46,16 @@ class ServiceManager:
         raise AssertionError(f"{key} {words!r} was not told within {timeout_s:g} s")
 
     def read_all(self) -> None:
-        """What has come so far: the kernel keeps ten messages, and drops what comes then."""
+        """Discard what has come: the kernel keeps ten messages and drops those after them."""
         while self.told() is not None:
             pass
 
     def until_silent(self, silence_s: float, *, messages_max: int) -> None:
-        """Read until nothing comes for `silence_s`. A program that hangs has at most `messages_max` under way.
+        """Read until nothing comes for `silence_s`. A program that hangs has at most `messages_max`
+        under way.
 
-        Messages are counted, not seconds: on a busy machine they come late, but they do not become more.
+        Messages are counted, not seconds: on a busy machine they come late, but they do not become
+        more.
         """
         for _ in range(messages_max + 1):
             if self.told(silence_s) is None:

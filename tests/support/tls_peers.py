@@ -1,4 +1,4 @@
-"""Peers of a run under TLS: their keys, the certificates of their run, and those of a run that is not theirs."""
+"""Peers of a run under TLS: keys, certificates of their run, and one of another run."""
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
