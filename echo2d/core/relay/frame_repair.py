@@ -17,21 +17,18 @@ from echo2d.core.relay.events import RelayAction, SendFrame, Tell
 from echo2d.core.relay.stripes import FIRST_TABLE, FORMS_MAX, FormState, LinkState
 from echo2d.errors import PeerFault
 
-WANT_FRAMES_MAX = (
-    16  # asked of one peer at a time: covers the round trip, and is soon given back when it dies
-)
-FETCHED_FRAMES_MAX = (
-    32  # asked of all sources together: fills 1 Gbit/s over 60 ms, and leaves the slow ones little
-)
+# Asked of one peer at a time: covers the round trip, and is soon given back when it dies.
+WANT_FRAMES_MAX = 16
+# Asked of all sources together: fills 1 Gbit/s over 60 ms, and leaves the slow ones little.
+FETCHED_FRAMES_MAX = 32
 WANTED_FRAMES_MAX = (
     4 * WANT_FRAMES_MAX
 )  # what one peer may want of us at a time; more is not this program
 HELD_FRAMES_MAX = 1 << 20  # frames of one form that a peer may say it has: 256 GiB at 256 KiB
 SCAN_FRAMES_MAX = 4096  # missing frames looked at in one turn
 REPAIR_S = 5.0  # a frame asked for is given back after this long: the time of 16 frames of 256 KiB at 8 Mbit/s
-LATE_S = (
-    0.2  # who has sent nothing for so long may be relieved of a part: longer than most round trips
-)
+# Who has sent nothing for so long may be relieved of a part: longer than most round trips.
+LATE_S = 0.2
 QUIET_S = 1.0  # a peer that did not have a frame, or was late, is not asked for so long
 
 

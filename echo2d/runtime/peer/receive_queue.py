@@ -24,9 +24,8 @@ WAITING_BYTES_MAX = (
 BATCH_BYTES_MAX = (
     2 << 20
 )  # verified and stored in one go: a thread change costs as much as hashing 256 KiB
-ROOT_WAIT_S = (
-    10.0  # frames for which no root comes in this time are dropped: others wait behind them
-)
+# Frames for which no root comes in this time are dropped: others wait behind them.
+ROOT_WAIT_S = 10.0
 
 log = logging.getLogger("echo2d.peer")
 
