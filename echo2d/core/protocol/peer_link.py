@@ -1,9 +1,9 @@
-"""The peer link: one end of one connection between two peers, as a machine without I/O. Bytes in, events out.
+"""The peer link: one end of a connection between two peers, without I/O: bytes in, events out.
 
-Not here: the wire format (`peer_messages`), sockets and time limits (`net/peer/links`), which frames to send or to
-ask for (`relay/frame_set`), whether a frame is the right one (its receiver hashes it). A link makes sure that what
-arrives is well-formed, comes from the expected peer, on an open stream, in order and within the limits; anything else
-is a `PeerFault` and the end of the link.
+A link makes sure that what arrives is well-formed, comes from the expected peer, on an open stream,
+in order and within the limits. Anything else is a `PeerFault` and the end of the link. Not here:
+the wire format (`peer_messages`), sockets and time limits (`net/peer/links`), which frames to send
+or to ask for (`relay`), and whether a frame is the right one (its receiver hashes it).
 
     dialled: start()                accepted
          | Hello out                    |
@@ -11,25 +11,27 @@ is a `PeerFault` and the end of the link.
        HELLO                          HELLO
          | Hello in: Proof out          | Hello in: Hello, Proof out
          +----------> PROOF <-----------+
-                        | Proof in: event LinkOpened                                  (`peer_handshake`)
+                        | Proof in: event LinkOpened              (`peer_handshake`)
                         v
                       OPEN     both ends are alike from here on
 
     any state: end(), LinkEnded in or PeerFault -> ENDED
 
-Streams carry frames of one form in one direction. The receiver of the frames opens them: a stripe with StreamOpened, a
-repair stream with the first FramesWanted for a form. It numbers them in turn: the end with the smaller peer id 1, 3, 5
-..., the other 2, 4, 6 ..., starting over after STREAM_MAX. The frames of a stripe have sequence numbers without holes
-from `from_sequence` on; those of a repair stream have 0. Either end ends a stream, and each says StreamEnded once:
+Streams carry frames of one form in one direction. The receiver of the frames opens them: a stripe
+with StreamOpened, a repair stream with the first FramesWanted for a form. It numbers them in turn:
+the end with the smaller peer id 1, 3, 5 ..., the other 2, 4, 6 ..., starting over after STREAM_MAX.
+The frames of a stripe have sequence numbers without holes from `from_sequence` on; those of a
+repair stream have 0. Either end ends a stream, and each says StreamEnded once:
 
-    OPEN -- StreamEnded out --> ENDING -- StreamEnded in --> gone     what comes until then is dropped
+    OPEN -- StreamEnded out --> ENDING -- StreamEnded in --> gone     (frames until then: dropped)
     OPEN -- StreamEnded in: event, StreamEnded out --> gone
 
-Bytes are received straight into a buffer made for the one frame or message that is arriving; there is no other, and it
-is made only after its header was found to be in order. On an open link it has some room behind: what comes together
-with its last bytes, above all the next header, takes no other read and is copied. A completed payload belongs to who
-takes the event: the link never writes to that buffer again, so read-only views of it may wait in send queues, and the
-last one dropped frees it. Whoever takes the events bounds the payloads that are kept, by not reading further.
+Bytes are received straight into a buffer for the one frame or message that is arriving. There is no
+other buffer, and it is made only after the header was found to be in order. On an open link it has
+some room behind: what comes together with the last bytes, above all the next header, takes no other
+read and is copied. A completed payload belongs to the taker of the event. The link never writes to
+that buffer again, so read-only views of it may wait in send queues; dropping the last one frees it.
+The taker limits how many payloads are kept by not reading further.
 """
 
 import enum
@@ -73,11 +75,12 @@ from echo2d.core.protocol.peer_messages import (
 from echo2d.core.weights.encoding import FRAME_BYTES_MAX
 from echo2d.errors import PeerFault
 
-STREAMS_MAX = 256  # opened by one end: the stripes of two versions, and repair
-AHEAD_BYTES_MAX = (
-    16 << 10
-)  # read behind a frame: more than a link of 100 Mbit/s that is paced brings in one burst
-AHEAD_SHARE = 4  # at most such a part of the frame: the room is kept as long
+# Streams opened by one end: the stripes of two versions, and repair.
+STREAMS_MAX = 256
+# Bytes read behind a frame: more than a paced link of 100 Mbit/s brings in one burst, but at most a
+# quarter (AHEAD_SHARE) of the frame, because the room is kept as long as the frame.
+AHEAD_BYTES_MAX = 16 << 10
+AHEAD_SHARE = 4
 
 
 class _State(enum.Enum):
@@ -102,7 +105,7 @@ class _Stream:
 
 
 class PeerLink:
-    """One end. Methods that say something return the bytes to write, in the order of the calls.
+    """One end. Methods that say something return bytes, to be written in the order of the calls.
 
     `secrets`, `nonce` and `dialled` are as in `Handshake`.
     """
@@ -142,24 +145,28 @@ class PeerLink:
         return self._state is _State.ENDED
 
     def start(self) -> bytes:
-        """What the end that dialled says first."""
+        """The first bytes from the end that dialled."""
         return self._handshake.start()
 
     # receiving
 
     def get_buffer(self) -> memoryview:
-        """Where the next bytes of the connection belong; never empty. To be asked for when no more events come."""
+        """The buffer for the next bytes; never empty. Ask for it when no more events come."""
         return self._target[self._here :]
 
     @property
     def missing(self) -> int:
-        """Bytes still to come of the header or payload that is arriving; never 0 when no more events come."""
+        """Bytes that are missing of the header or payload that is arriving.
+
+        Never 0 when no more events come.
+        """
         return self._wanted - self._here
 
     def bytes_received(self, count: int) -> LinkEvent | None:
-        """The first `count` bytes of `get_buffer()` are there. Gives one event: more may be there, for which 0 asks.
+        """Takes the first `count` bytes of `get_buffer()` and returns one event.
 
-        PeerFault ends the link. Then comes `take_replies`.
+        There may be more events: ask for them with count 0, and then write `take_replies()`.
+        PeerFault ends the link.
         """
         assert not self.ended
         here = self._here + count
@@ -197,7 +204,7 @@ class PeerLink:
         self._expect_header()  # TLS asks for a buffer once more
 
     def take_replies(self) -> bytes:
-        """What the bytes received make this end say; to be written before anything that is said later."""
+        """Answers to the bytes received. Write them before anything that is said later."""
         replies, self._replies = bytes(self._replies), bytearray()
         return replies
 
@@ -309,19 +316,22 @@ class PeerLink:
         stream = self._serving.get(passed.stream)
         if stream is None or stream.sequence is None or passed.sequence > stream.sequence:
             raise PeerFault(
-                f"frame number {passed.sequence} of stream {passed.stream} passed on, which was not sent"
+                f"frame number {passed.sequence} of stream {passed.stream} was passed on, but not sent"
             )
         return None if stream.ending else passed
 
     def serves(self, stream: StreamId) -> bool:
-        """Whether frames may be sent on it."""
+        """Whether frames may be sent on this stream."""
         served = self._serving.get(stream)
         return self._state is _State.OPEN and served is not None and not served.ending
 
     def send_frame(
         self, stream: StreamId, frame: FrameId, sequence: int, payload: memoryview | None
     ) -> tuple[bytes | memoryview, ...]:
-        """The buffers to write. Only where `serves(stream)`, in sequence (0 for repair). None: without payload."""
+        """The buffers to write. Only where `serves(stream)`, in sequence (0 for repair).
+
+        payload: None sends the header only.
+        """
         assert self.serves(stream)
         served = self._serving[stream]
         assert sequence == (served.sequence or 0), (
@@ -337,10 +347,10 @@ class PeerLink:
     # what both ends say on an open link
 
     def tell(self, message: RelayMessage) -> bytes:
-        """Says this; nothing if its stream has ended meanwhile.
+        """The bytes of a message; none if its stream has ended meanwhile.
 
-        StreamOpened, and the first FramesWanted of a repair stream, open the stream whose turn it is: PeerFault if the
-        other end leaves too many ended streams unconfirmed.
+        StreamOpened, and the first FramesWanted of a repair stream, open the stream whose number is
+        next. PeerFault: the other end leaves too many ended streams unconfirmed.
         """
         match message:
             case StreamOpened(number, form, from_sequence=sequence):

@@ -1,19 +1,22 @@
-"""What two peers say to each other over their link, and its form on the wire: with `link` the text of the protocol.
+"""The messages of the peer link and their form on the wire.
+
+`peer_link` has the rest of the protocol.
 
 On the wire there are units of one header, HEADER_BYTES little-endian, and `length` payload bytes:
 
     type u8 | flags u8 | stream u16 | frame u32 | sequence u32 | length u32
 
-    type 1 Hello   2 Proof   3 LinkEnded   4 StreamOpened   5 StreamEnded   6 FramesHeld   7 FramesWanted
-         8 FramesCancelled   9 a frame   10 FramesPassed
+    type 1 Hello   2 Proof   3 LinkEnded   4 StreamOpened   5 StreamEnded   6 FramesHeld
+         7 FramesWanted   8 FramesCancelled   9 a frame   10 FramesPassed
 
-A frame (type FRAME; a segment's table is one) is sent raw, at most FRAME_BYTES_MAX. Flag WITHOUT_PAYLOAD, and only it,
-makes the length 0: on a stripe because the receiver has said that it holds this frame, on a repair stream because the
-sender does not hold it.
+A frame (type FRAME; a segment's table is one) is sent raw, at most FRAME_BYTES_MAX. Flag
+WITHOUT_PAYLOAD, and only it, makes the length 0: on a stripe because the receiver has said that it
+holds this frame, on a repair stream because the sender does not hold it.
 
-Every other type is one message, a record of this module as `codec.pack` writes it: a msgpack array of its fields in
-order, 1 to MESSAGE_BYTES_MAX bytes, before the link is open at most HANDSHAKE_BYTES_MAX. The other header fields are 0.
-Messages are told in the past tense, because each is, unchanged, an event of the end that receives it.
+Every other type is one message, a record of this module as `codec.pack` writes it: a msgpack array
+of its fields in order, 1 to MESSAGE_BYTES_MAX bytes, before the link is open at most
+HANDSHAKE_BYTES_MAX. The other header fields are 0. Messages are in the past tense, because each is,
+unchanged, an event of the end that receives it.
 """
 
 import re
@@ -64,12 +67,12 @@ class Header(NamedTuple):
     length: int
 
 
-# --- messages ------------------------------------------------------------------------------------------------------
+# --- messages
 
 
 @dataclass(frozen=True, slots=True)
 class LinkHello:
-    """Who speaks, and to whom it believes to speak. `nonce`: NONCE_BYTES never used before."""
+    """The sender, and the peer that it wants to reach. nonce: NONCE_BYTES never used before."""
 
     protocol: int
     run_id: RunId
@@ -80,7 +83,7 @@ class LinkHello:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """That the sender knows the edge's secret: DIGEST_BYTES over both Hellos."""
+    """Shows that the sender knows the edge's secret: DIGEST_BYTES over both Hellos."""
 
     digest: bytes
 
@@ -94,7 +97,7 @@ class LinkEnded:
 
 @dataclass(frozen=True, slots=True)
 class StreamOpened:
-    """Its sender, a child in the plan, takes this stripe of the form from its parent, from that sequence number on."""
+    """The sender, a child in the plan, takes this stripe from its parent, from from_sequence on."""
 
     stream: StreamId
     form: FormId
@@ -106,7 +109,7 @@ class StreamOpened:
 
 @dataclass(frozen=True, slots=True)
 class StreamEnded:
-    """No more frames on this stream; the reason is empty when it only confirms the other end's."""
+    """No more frames on this stream. The reason is empty in the answer to the other end's."""
 
     stream: StreamId
     reason: str
@@ -122,7 +125,7 @@ class FrameRun:
 
 @dataclass(frozen=True, slots=True)
 class FramesHeld:
-    """Its sender holds these frames, verified, in addition to those it has told before."""
+    """The sender holds these frames, verified, besides those that it told before."""
 
     form: FormId
     runs: tuple[FrameRun, ...]
@@ -134,7 +137,7 @@ class FramesHeld:
 
 @dataclass(frozen=True, slots=True)
 class FramesWanted:
-    """Asks for frames on a repair stream; the first one with a new stream number opens that."""
+    """Asks for frames on a repair stream; the first with a new stream number opens that stream."""
 
     stream: StreamId
     form: FormId
@@ -143,7 +146,7 @@ class FramesWanted:
 
 @dataclass(frozen=True, slots=True)
 class FramesCancelled:
-    """Frames asked for before came from elsewhere; those not yet sent need not be."""
+    """The sender does not need these frames any more, for which it asked before."""
 
     form: FormId
     frames: tuple[FrameId, ...]
@@ -151,7 +154,7 @@ class FramesCancelled:
 
 @dataclass(frozen=True, slots=True)
 class FramesPassed:
-    """Its sender, a child with children, has passed on all frames of this stripe before that sequence number."""
+    """The sender, a child with children, has passed on the frames before this sequence number."""
 
     stream: StreamId
     sequence: int
@@ -164,7 +167,7 @@ RelayMessage = (
 LinkMessage = LinkHello | Proof | LinkEnded | RelayMessage
 
 
-# --- events that are not messages ----------------------------------------------------------------------------------
+# --- events that are not messages
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +179,7 @@ class LinkOpened:
 
 @dataclass(frozen=True, slots=True)
 class FrameReceived:
-    """A whole frame, not verified; `payload` is read-only and the taker's own, None for WITHOUT_PAYLOAD."""
+    """A whole frame, not verified. payload: read-only; None for WITHOUT_PAYLOAD."""
 
     stream: StreamId
     form: FormId
@@ -188,7 +191,7 @@ class FrameReceived:
 LinkEvent = LinkOpened | FrameReceived | RelayMessage | LinkEnded
 
 
-# --- to and from bytes ---------------------------------------------------------------------------------------------
+# --- to and from bytes
 
 _TYPES: dict[int, type] = {
     1: LinkHello,
@@ -220,7 +223,7 @@ def frame_header(stream: StreamId, frame: FrameId, sequence: int, length: int) -
 
 
 def parse_header(data: bytes | memoryview) -> Header:
-    """The first HEADER_BYTES of anything; PeerFault unless they are a frame's or a message's header."""
+    """Parses the first HEADER_BYTES. PeerFault: they are no header of a frame or message."""
     header = Header(*_HEADER.unpack_from(data))
     if header.type == FRAME:
         _check_frame(header)
@@ -268,7 +271,7 @@ def runs_of(frames: Sequence[FrameId]) -> tuple[FrameRun, ...]:
 
 
 def stream_after(number: StreamId) -> StreamId:
-    """The next number of the same end: odd and even ones in turn, starting over after STREAM_MAX."""
+    """The next number of the same end, two higher; it starts over after STREAM_MAX."""
     return number + 2 if number + 2 <= STREAM_MAX else 2 - number % 2
 
 

@@ -1,9 +1,10 @@
-"""What the disk says of one form at one peer: what was found there, what was lost, that all of it was looked for.
+"""What the disk says of one form at one peer: frames found, frames lost, the end of the search.
 
-    on disk --> found: nobody needs to send it            lost --> asked for again; children wait for it
+    found --> no peer needs to send it              lost --> asked for again; children wait for it
     lost at the root of a plan, and not back within GONE_S --> FrameGone
 
-Not here: who is asked for what is missing (`frame_repair`), and reading the disk (the runtime).
+Not here: which peers are asked for missing frames (`frame_repair`), and reading the disk (the
+runtime).
 """
 
 import math
@@ -23,7 +24,8 @@ from echo2d.core.relay.frame_repair import cancel
 from echo2d.core.relay.streams import Links, follow_all, say_have
 from echo2d.core.relay.stripes import FormState
 
-GONE_S = 15.0  # a frame lost at the root is back by then if anybody has it: time to ask three peers one after the other
+# A frame lost at the root is back by then if any peer has it: time to ask three in turn.
+GONE_S = 15.0
 
 Finding = TableHeld | FramesFound | FramesLost | FormSearched | FormComplete
 
@@ -31,7 +33,7 @@ Finding = TableHeld | FramesFound | FramesLost | FormSearched | FormComplete
 def take(
     state: FormState, links: Links, finding: Finding, now: float, out: list[RelayAction]
 ) -> None:
-    """What becomes of the form's frames and streams; asking for what is missing is the caller's."""
+    """Applies a finding to the form's frames and streams. The caller asks for what is missing."""
     match finding:
         case TableHeld(segment=segment, sizes=sizes):
             cancel(state, frame_id(segment, 0), None, out)
@@ -47,7 +49,7 @@ def take(
 
 
 def searched(state: FormState, links: Links, now: float, out: list[RelayAction]) -> None:
-    """What is missing may be asked for."""
+    """The search is over: missing frames may be asked for."""
     if not state.searched:
         state.searched = True
         state.fetched_at = now
@@ -55,13 +57,13 @@ def searched(state: FormState, links: Links, now: float, out: list[RelayAction])
 
 
 def serve_children(links: Links, out: list[RelayAction]) -> None:
-    """Frames that were lost may be back: children that wait for them get them now."""
+    """Gives children what they wait for: frames that were lost may be back."""
     for link in links.values():
         link.serve(out)
 
 
 def give_up_gone(state: FormState, now: float, out: list[RelayAction]) -> None:
-    """At the root, says once that what was lost does not come again."""
+    """At the root, emits FrameGone once for frames that do not come back."""
     if state.is_root and state.transfer.lost and now >= state.gone_at:
         state.gone_at = math.inf
         out.append(FrameGone(state.form, min(state.transfer.lost)))
@@ -70,7 +72,7 @@ def give_up_gone(state: FormState, now: float, out: list[RelayAction]) -> None:
 def _found(
     state: FormState, links: Links, frames: Iterable[FrameId], out: list[RelayAction]
 ) -> None:
-    """Parents that are sending already need not send these."""
+    """Holds these, and tells parents that send already, so that they leave them out."""
     fresh = [frame for frame in frames if state.transfer.hold(frame)]
     parents = {stripe.parent for stripe in state.stripes.values() if stripe.stream is not None}
     for link in [links[peer] for peer in links if peer in parents]:
@@ -79,7 +81,7 @@ def _found(
 
 
 def _lost(state: FormState, frames: Iterable[FrameId], now: float) -> None:
-    """They are asked for again; no parent is late with what it had sent."""
+    """Notes the loss. Parents get time anew, because they had sent these frames."""
     for frame in frames:
         state.transfer.lose(frame)
     state.gone_at = now + GONE_S

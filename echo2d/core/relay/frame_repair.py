@@ -1,11 +1,13 @@
-"""Frames outside the stripe sequence: what is missing here is asked of peers that have it, what they ask is answered.
+"""Repair: asks other peers for single frames that are missing here, and answers what they ask for.
 
-Here a peer fetches what its stripes do not bring: while a stripe is broken, when all have ended, at a root that does
-not hold everything, what was lost here, or the first table of a form that it searches its disk for. It asks those that
-said they have a frame, or else the parents of its working stripes, or at the root those that were sent the frame. A
-newcomer with sources, who hold everything, takes no stripe before it has fetched all that it misses from these.
+A peer fetches what its stripes do not bring: while a stripe is broken, when all have ended, at a
+root that does not hold everything, frames that were lost here, and the first table of a form that
+it searches its disk for. It asks peers that said they hold a frame. If there are none it asks the
+parents of its working stripes, or at the root the children that were sent the frame. A newcomer
+with sources, which hold everything, takes no stripe before it has fetched from these all it misses.
 
-Not here: finding out that a stripe is broken (`relay`). Duplicates are allowed: a stripe may bring what was asked too.
+A frame may come twice, because a stripe may bring what was asked for. Not here: finding out that a
+stripe is broken (`relay`).
 """
 
 from collections.abc import Iterator
@@ -17,26 +19,26 @@ from echo2d.core.relay.events import RelayAction, SendFrame, Tell
 from echo2d.core.relay.stripes import FIRST_TABLE, FORMS_MAX, FormState, LinkState
 from echo2d.errors import PeerFault
 
-WANT_FRAMES_MAX = (
-    16  # asked of one peer at a time: covers the round trip, and is soon given back when it dies
-)
-FETCHED_FRAMES_MAX = (
-    32  # asked of all sources together: fills 1 Gbit/s over 60 ms, and leaves the slow ones little
-)
-WANTED_FRAMES_MAX = (
-    4 * WANT_FRAMES_MAX
-)  # what one peer may want of us at a time; more is not this program
-HELD_FRAMES_MAX = 1 << 20  # frames of one form that a peer may say it has: 256 GiB at 256 KiB
-SCAN_FRAMES_MAX = 4096  # missing frames looked at in one turn
-REPAIR_S = 5.0  # a frame asked for is given back after this long: the time of 16 frames of 256 KiB at 8 Mbit/s
-LATE_S = (
-    0.2  # who has sent nothing for so long may be relieved of a part: longer than most round trips
-)
-QUIET_S = 1.0  # a peer that did not have a frame, or was late, is not asked for so long
+# Asked of one peer at a time: covers the round trip, and is soon given back when it dies.
+WANT_FRAMES_MAX = 16
+# Asked of all sources together: fills 1 Gbit/s over 60 ms, and leaves the slow ones little.
+FETCHED_FRAMES_MAX = 32
+# What one peer may ask of us at a time. This program never asks for more.
+WANTED_FRAMES_MAX = 4 * WANT_FRAMES_MAX
+# Frames of one form that a peer may say it holds: 256 GiB in frames of 256 KiB.
+HELD_FRAMES_MAX = 1 << 20
+# Missing frames looked at in one turn.
+SCAN_FRAMES_MAX = 4096
+# A frame is asked of another peer after this long: 16 frames of 256 KiB at 8 Mbit/s take as much.
+REPAIR_S = 5.0
+# Others take over a part from a peer that sent nothing for this long: above most round trips.
+LATE_S = 0.2
+# A peer that did not have a frame, or was late, is not asked for this long.
+QUIET_S = 1.0
 
 
 def needs_repair(state: FormState) -> bool:
-    """Whether frames are missing that no working stripe will bring."""
+    """Whether frames may be missing that no working stripe will bring."""
     if state.plan is None or state.transfer.missing_count == 0 or not state.searched:
         return False
     return (
@@ -50,7 +52,7 @@ def needs_repair(state: FormState) -> bool:
 def ask_for_missing(
     state: FormState, links: dict[PeerId, LinkState], now: float, out: list[RelayAction]
 ) -> None:
-    """Asks for as many missing frames as may be asked now, each of the peer with the fewest to send."""
+    """Asks for missing frames, each of the peer with the fewest to send, up to the limits."""
     able = [
         peer
         for peer in state.peers
@@ -85,9 +87,9 @@ def ask_for_missing(
 def _steal(
     state: FormState, links: list[LinkState], now: float, out: list[RelayAction]
 ) -> dict[PeerId, list[FrameId]]:
-    """The end game: who owes nothing takes over half of what the most loaded one would send last.
+    """The end game: an idle peer takes over half of what the most loaded late peer would send last.
 
-    What that one has sent already comes twice, and is counted.
+    Frames that the late peer has sent already come twice, and are counted as duplicates.
     """
     transfer, stolen = state.transfer, dict[PeerId, list[FrameId]]()
     for idle in [link for link in links if not transfer.asked_of(link.peer)]:
@@ -118,7 +120,7 @@ def _to_be_asked(state: FormState) -> Iterator[FrameId]:
 def give_back_overdue(
     state: FormState, links: dict[PeerId, LinkState], now: float, out: list[RelayAction]
 ) -> None:
-    """Takes back what was asked of peers that did not send it in time."""
+    """Takes back frames that were asked for and did not come in time."""
     late: dict[PeerId, list[FrameId]] = {}
     for frame, peer in state.transfer.overdue(now):
         state.transfer.give_back(frame, peer)
@@ -129,14 +131,17 @@ def give_back_overdue(
 
 
 def cancel(state: FormState, frame: FrameId, sender: PeerId | None, out: list[RelayAction]) -> None:
-    """The frame is about to be held; sender: the peer that sent it as a repair. Another one need not send it."""
+    """Tells another peer, which was asked for this frame, that it need not send it any more.
+
+    sender: the peer that sent the frame as a repair.
+    """
     asked = state.transfer.asked_from(frame)
     if asked is not None and asked != sender:
         out.append(Tell(asked, FramesCancelled(state.form, (frame,))))
 
 
 def note_held(link: LinkState, held: FramesHeld) -> None:
-    """The peer says that it has these. PeerFault if it says too much."""
+    """Notes what the peer says it holds. PeerFault: more than HELD_FRAMES_MAX of a form."""
     form, frames = held.form, held.frames()
     if len(link.has.get(form, ())) + len(frames) > HELD_FRAMES_MAX:
         raise PeerFault(f"says it holds more than {HELD_FRAMES_MAX} frames of a form")
@@ -146,7 +151,7 @@ def note_held(link: LinkState, held: FramesHeld) -> None:
 
 
 def note_wanted(link: LinkState, wanted: FramesWanted) -> None:
-    """The peer wants these frames. PeerFault if it wants too many at a time."""
+    """Notes what the peer asks for. PeerFault: more than WANTED_FRAMES_MAX at a time."""
     wants = [(wanted.stream, wanted.form, frame) for frame in wanted.frames]
     if len(link.wants) + len(wants) > WANTED_FRAMES_MAX:
         raise PeerFault(f"wants more than {WANTED_FRAMES_MAX} frames at a time")
@@ -154,9 +159,10 @@ def note_wanted(link: LinkState, wanted: FramesWanted) -> None:
 
 
 def answer_wants(link: LinkState, forms: dict[FormId, FormState], out: list[RelayAction]) -> None:
-    """Gives the link the frames its peer wants, or says that they are not held, while it has room.
+    """Gives the link the frames that its peer asked for, or refusals, while there is room.
 
-    A first table that is on its way here is given when it has come: whoever asks for it has not begun yet.
+    A first table that is on its way here is given when it has come, because the peer that asks for
+    it has not begun yet.
     """
     waiting = []
     while link.room > 0 and link.wants:
@@ -183,7 +189,7 @@ def _choose(
     parents: set[PeerId],
     state: FormState,
 ) -> PeerId | None:
-    """Who is asked for the frame: a peer that has it, else one that may; of several the least busy."""
+    """The peer to ask for the frame: one that has it, else one that may; the least busy of them."""
     known = [link.peer for link in links if _is_known(link, frame, state)]
     others = parents | _given(state, frame)
     maybe = known or [link.peer for link in links if link.peer in others]
@@ -191,7 +197,7 @@ def _choose(
 
 
 def _is_known(link: LinkState, frame: FrameId, state: FormState) -> bool:
-    """Whether the peer has it, as far as it or the coordinator said."""
+    """Whether the peer has the frame, as far as it or the coordinator said."""
     return link.peer in state.sources or frame in link.has.get(state.form, ())
 
 

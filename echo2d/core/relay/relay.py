@@ -1,20 +1,25 @@
-"""Dissemination at one peer: takes the stripes of its plans from its parents and passes them on, frame by frame.
+"""The relay of one peer: takes stripes of frames from its parents and passes them on to children.
 
-The root of a plan binds frames to stripes as lanes get room; every other peer repeats each stripe in sequence. The
-table of a segment precedes the segment's payload in every stripe. One stripe at a peer that is not its root:
+The root of a plan binds frames to stripes as its links get room. Every other peer repeats each
+stripe in sequence. In every stripe the table of a segment precedes the segment's payload. One
+stripe at a peer that is not the root:
 
-    no stream --(link up to the parent, newer generation, or LINK_S passed): SendHave, OpenStream--> following
-    following --(StreamClosed DONE)--> ended
-    following --(link down, stream closed, bad frame)--> no stream, broken: ReportEdgeBroken, repair
-    following --(no frame in STALL_GAPS expected gaps)--> following, broken: ReportEdgeBroken, repair
-    ended     --(so have all, nothing for LINK_S, and frames are missing)--> ended: ReportEdgeBroken, repair
+    no stream --(link up to the parent, newer generation, or LINK_S passed)--> following
+                 actions: Tell FramesHeld, Tell StreamOpened
+    following --(StreamEnded DONE)--> ended
+    following --(link down, stream ended, bad frame)--> no stream, broken: report, repair
+    following --(no frame in STALL_GAPS expected gaps)--> following, broken: report, repair
+    ended     --(all stripes ended, nothing for LINK_S, frames missing)--> ended: report, repair
     broken    --(a stream opens, a frame comes)--> not broken
 
-A form of which something may be here already is neither followed nor repaired before its FormSearched, for nothing
-that is here is to come over a link; a frame that was held and lost is asked for at once, and children wait for it.
-What a peer says is not believed further than it can be undone: PeerFault is raised before anything changes. Not here:
-payload, hashing and disk (the runtime, see `events`), what the disk says (`disk_frames`), plans (`topology/plan`),
-opening and judging streams (`streams`), sequences (`stripes`), single frames (`frame_repair`).
+When part of a form may already be here, the relay neither follows nor repairs it before its
+FormSearched, so that nothing that is here comes over a link. A frame that was held and lost is
+asked for at once, and children wait for it. A peer cannot make the relay do what cannot be
+undone: PeerFault is raised before anything changes.
+
+Not here: payload, hashing and disk (the runtime, see `events`), findings of the disk
+(`disk_frames`), plans (`topology/plan`), opening and judging streams (`streams`), sequences
+(`stripes`), single frames (`frame_repair`).
 """
 
 from collections import deque
@@ -92,11 +97,12 @@ from echo2d.core.relay.streams import (
 from echo2d.core.relay.stripes import FORMS_MAX, ChildStream, FormState, LinkState, StripeState
 from echo2d.errors import PeerFault
 
-ASKS_MAX = 64  # streams one peer may ask for before the plan that allows them is here
-SEARCH_S = (
-    4.0  # the first table of a form comes within this time, or its search is given up; below LINK_S
-)
-WATCH_S = 0.5  # how often streams are looked at while something is arriving
+# Streams that one peer may ask for before the plan that allows them is here.
+ASKS_MAX = 64
+# The search of a form is given up when its first table takes longer. Below LINK_S.
+SEARCH_S = 4.0
+# Streams are checked this often while something is arriving.
+WATCH_S = 0.5
 
 
 class Relay:
@@ -105,14 +111,15 @@ class Relay:
     def __init__(
         self, me: PeerId, *, unsearched: Collection[FormId] = (), has_base: bool = False
     ) -> None:
-        """unsearched: forms of which something may be on disk. has_base: chunks of any form may be here otherwise.
+        """Such forms are not asked for before their FormSearched.
 
-        Such a form is not asked for before its FormSearched.
+        unsearched: forms of which something may be on disk. has_base: chunks of any form may be in
+        a base model or an older version.
         """
         self.me = me
         self._unsearched = set(unsearched)
         self._has_base = has_base
-        self._by_table = set[FormId]()  # forms of which chunks may be here otherwise
+        self._by_table = set[FormId]()  # see `search`
         self._links: dict[PeerId, LinkState] = {}
         self._forms: dict[FormId, FormState] = {}
         self._expected: dict[PeerId, EdgePeer] = {}
@@ -120,21 +127,21 @@ class Relay:
         self._out: list[RelayAction] = []
 
     def wake_at(self) -> float | None:
-        """When DeadlinePassed is due; None: not at all."""
+        """When RelayDeadlinePassed is due; None: never."""
         return self._wake_at
 
     def search(self, form: FormId) -> None:
-        """Chunks of this form may be here: it is not asked for before its FormSearched, but for the first table."""
+        """Chunks of this form may be here: ask only for its first table before FormSearched."""
         if form not in self._forms:
             self._by_table.add(form)
 
     def transfer(self, form: FormId) -> FrameSet | None:
-        """What is held of a form, to be read only."""
+        """What is held of a form. Read only."""
         state = self._forms.get(form)
         return None if state is None else state.transfer
 
     def handle(self, event: RelayEvent, *, now: float) -> list[RelayAction]:
-        """What follows from the event. PeerFault: the event's peer broke the protocol, and nothing has changed."""
+        """The actions. PeerFault: the event's peer broke the protocol, and nothing has changed."""
         out = self._out = []
         match event:
             case FrameVerified():
@@ -173,7 +180,8 @@ class Relay:
     def _on_frame(self, event: FrameVerified, now: float) -> None:
         state = self._forms.get(event.form)
         if state is None or not state.transfer.knows(event.frame):
-            return  # the form was forgotten while the frame was being verified
+            # The form was forgotten while the frame was being verified.
+            return
         link = self._links.get(event.peer)
         stripe = None if link is None else link.incoming.get(event.stream)
         if stripe is not None and link is not None:
@@ -191,7 +199,7 @@ class Relay:
         self._note_arrival(state, now)
 
     def _note_arrival(self, state: FormState, now: float) -> None:
-        """The first time that everything is held, says so."""
+        """Emits FormArrived the first time that everything is held."""
         if state.transfer.complete and not state.arrived:
             state.arrived = True
             close_repairs(self._links, state.form, DONE, self._out)
@@ -213,7 +221,7 @@ class Relay:
             self._bind_all(child.stripe.state, now)
 
     def _serve(self, link: LinkState, now: float) -> None:
-        """Gives the link whatever waits for it; single frames only when the stripes need nothing."""
+        """Gives the link the frames that wait for it: those of stripes first, then single ones."""
         for state in self._forms.values():
             self._bind_all(state, now)
         link.serve(self._out)
@@ -241,12 +249,15 @@ class Relay:
         ask_for_missing(state, self._links, now, self._out)
 
     def _bind_all(self, state: FormState, now: float) -> None:
-        """Frames have come or the end is known: whoever waits gets them, if this is the root."""
+        """At the root, binds new frames for children that wait, or ends the stripes."""
         if state.is_root:
             state.bind(now, self._out)
 
     def _state_of(self, form: FormId) -> FormState:
-        """The form's record, made if need be; the oldest one makes room."""
+        """The state of a form.
+
+        Makes it if there is none, and forgets the oldest if there are too many.
+        """
         if form not in self._forms:
             if len(self._forms) >= FORMS_MAX:
                 self._forget(next(iter(self._forms)))
@@ -293,7 +304,7 @@ class Relay:
         self._watch_from(now)
 
     def _move(self, stripe: StripeState, edge: StripeEdge, now: float) -> None:
-        """The stripe's edges are these now; what is the same goes on."""
+        """Changes the edges of a stripe. Streams on unchanged edges go on."""
         for peer in [peer for peer in stripe.child_streams if peer not in edge.children]:
             stripe.child_streams[peer].close("not a child any more", self._out)
         stripe.children = frozenset(edge.children)
@@ -305,7 +316,7 @@ class Relay:
         follow(self._links, stripe, now, self._out)
 
     def _expect_peers(self) -> None:
-        """Expects the peers of all plans, by what the newest says of them, and no others."""
+        """Expects the peers of all plans, each by the newest plan that names it, and no others."""
         expected = {
             peer: edge for state in self._forms.values() for peer, edge in state.peers.items()
         }
@@ -370,12 +381,11 @@ class Relay:
     def _report(
         self, state: FormState, peer: PeerId, stripes: list[StripeState], reason: str, now: float
     ) -> None:
-        """The edge to this peer is broken, and so are these stripes: tells the coordinator, and repairs meanwhile."""
+        """Reports the edge to this peer, marks these stripes as broken and repairs meanwhile."""
         assert state.plan is not None
         for stripe in stripes:
-            stripe.broken = (
-                not stripe.ended
-            )  # one that has ended brings nothing, but its parent may be asked again
+            # An ended stripe brings nothing, but its parent may be asked again.
+            stripe.broken = not stripe.ended
             stripe.last_at = now
         self._out.append(ReportEdgeBroken(state.plan, state.generation, peer, reason))
         ask_for_missing(state, self._links, now, self._out)
@@ -401,7 +411,7 @@ class Relay:
             self._out.append(Tell(link.peer, refusal))
 
     def _admit_waiting(self, now: float) -> None:
-        """The plan that allows a stream may have come after the child asked for it."""
+        """Tries again the streams that were asked for before the plan that allows them came."""
         for link in list(self._links.values()):
             asks, link.asks = link.asks, {}
             for asked in asks.values():
@@ -465,7 +475,10 @@ class Relay:
     def _on_not_sent(
         self, state: FormState | None, link: LinkState, frame: FrameId, now: float
     ) -> None:
-        """A frame asked of this peer does not come from it, so it is no source: somebody else is asked."""
+        """This peer does not send a frame it was asked for.
+
+        Drops it as a source, asks another peer.
+        """
         link.quiet_until = now + QUIET_S
         if state is not None and link.peer in state.sources:
             self._drop_sources(state, {link.peer}, now)
@@ -473,7 +486,7 @@ class Relay:
             ask_for_missing(state, self._links, now, self._out)
 
     def _drop_sources(self, state: FormState, peers: set[PeerId], now: float) -> None:
-        """These do not bring what is missing; when there are no others, the stripes do."""
+        """Gives up these sources. When none is left, the stripes bring what is missing."""
         state.denied |= peers
         state.sources -= state.denied
         if not state.sources:
@@ -525,7 +538,7 @@ class Relay:
         follow(self._links, stripe, now, self._out)
 
     def check(self) -> None:
-        """What holds between events."""
+        """Asserts what holds between events."""
         assert len(self._forms) <= FORMS_MAX
         assert set(self._expected) == {
             peer for state in self._forms.values() for peer in state.peers
@@ -546,7 +559,10 @@ class Relay:
 
 
 def _may_come(state: FormState | None, asked: StreamOpened) -> bool:
-    """Whether the plan that allows this stream may still be on its way. Of two plans nobody can tell the newer one."""
+    """Whether the plan that allows this stream may still be on its way.
+
+    Two plans do not show which one is newer, so another plan counts, too.
+    """
     return state is None or state.plan != asked.plan or asked.generation > state.generation
 
 

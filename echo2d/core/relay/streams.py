@@ -1,6 +1,6 @@
-"""The streams of one peer: how a stripe is asked of its parent, when that is at fault, how streams are closed.
+"""The streams of one peer: opens them, judges whether a parent is at fault, closes them.
 
-Not here: what goes over them (`stripes`, `frame_repair`) and who is told of a fault (`relay`).
+Not here: what streams carry (`stripes`, `frame_repair`), and reporting a fault (`relay`).
 """
 
 import math
@@ -13,9 +13,11 @@ from echo2d.core.relay.frame_set import FrameSet
 from echo2d.core.relay.stripes import GAP_START_S, FormState, LinkState, StripeState, table_of
 from echo2d.errors import PeerFault
 
-STALL_GAPS = 3.0  # a stream is stalled when the next frame takes this many expected gaps
-STALL_S_MIN = 1.0  # and at least so long
-LINK_S = 5.0  # a parent that has no stream with us after so long is reported, and asked again; sources are given up
+# A stream is stalled when the next frame takes this many expected gaps, and at least STALL_S_MIN.
+STALL_GAPS = 3.0
+STALL_S_MIN = 1.0
+# A parent without a stream to us for this long is reported and asked again; sources are given up.
+LINK_S = 5.0
 
 Links = dict[PeerId, LinkState]
 
@@ -46,14 +48,14 @@ def follow(links: Links, stripe: StripeState, now: float, out: list[RelayAction]
 
 
 def follow_all(links: Links, state: FormState, now: float, out: list[RelayAction]) -> None:
-    """The stripes are taken from now on; until now no parent could be late."""
+    """Takes the stripes from now on. Until now no parent could be late."""
     for stripe in state.stripes.values():
         stripe.last_at = now
         follow(links, stripe, now, out)
 
 
 def tell(link: LinkState, state: FormState, out: list[RelayAction]) -> None:
-    """Tells the peer of all frames held here that it has not been told of."""
+    """Tells the peer of all frames held here of which it does not know yet."""
     arrivals, lost = state.transfer.arrivals, state.transfer.lost
     news = [frame for frame in arrivals[link.told.get(state.form, 0) :] if frame not in lost]
     say_have(link, state, news, out)
@@ -68,7 +70,7 @@ def say_have(
 
 
 def check_frame(stripe: StripeState, event: FrameVerified) -> None:
-    """PeerFault if no honest parent sends this frame now."""
+    """PeerFault: no honest parent sends this frame now."""
     frame, following = event.frame, len(stripe.log)
     if event.sequence > following:
         raise PeerFault(f"frame number {event.sequence} of a stripe where {following} is next")
@@ -84,10 +86,11 @@ def check_frame(stripe: StripeState, event: FrameVerified) -> None:
 
 
 def what_is_wrong(links: Links, stripe: StripeState, now: float) -> str | None:
-    """Why the parent is to be reported now, if it is. A stripe that is known to be broken is not judged again.
+    """Why the parent of this stripe should be reported now; None: it should not.
 
-    A parent that sends on another stream works: if only this stripe stands still, the fault is further up. One that
-    ended the stripe and yet does not send what is missing when all have ended, as a repair, never had it.
+    A stripe that is known to be broken is not judged again. A parent that sends on another stream
+    works: if only this stripe stands still, the fault is further up. A parent that ended the stripe
+    and does not send missing frames as repair, once all stripes have ended, never had them.
     """
     if stripe.parent is None or not stripe.state.searched or stripe.state.fetches:
         return None
@@ -105,7 +108,7 @@ def what_is_wrong(links: Links, stripe: StripeState, now: float) -> str | None:
 
 
 def leave_parent(links: Links, stripe: StripeState, reason: str, out: list[RelayAction]) -> None:
-    """The stream from the parent, if one is open, ends."""
+    """Ends the stream from the parent, if one is open."""
     if stripe.stream is not None and stripe.parent is not None:
         del links[stripe.parent].incoming[stripe.stream]
         out.append(Tell(stripe.parent, StreamEnded(stripe.stream, reason)))
@@ -113,7 +116,7 @@ def leave_parent(links: Links, stripe: StripeState, reason: str, out: list[Relay
 
 
 def close_stripes(links: Links, state: FormState, reason: str, out: list[RelayAction]) -> None:
-    """The stripe streams of this form end, those from parents and those to children."""
+    """Ends the stripe streams of this form, from parents and to children."""
     for stripe in state.stripes.values():
         leave_parent(links, stripe, reason, out)
         for child in list(stripe.child_streams.values()):
@@ -121,7 +124,7 @@ def close_stripes(links: Links, state: FormState, reason: str, out: list[RelayAc
 
 
 def close_repairs(links: Links, form: FormId, reason: str, out: list[RelayAction]) -> None:
-    """The repair streams that were opened here for this form end."""
+    """Ends the repair streams that this end opened for the form."""
     for link in links.values():
         stream = link.repairs.pop(form, None)
         if stream is not None:
@@ -129,5 +132,5 @@ def close_repairs(links: Links, form: FormId, reason: str, out: list[RelayAction
 
 
 def _more_is_due(transfer: FrameSet) -> bool:
-    """Whether the root has something to send: frames that we know of, or, when we have all, at least the end."""
+    """Whether the root still has something to send: frames, or the end of the stripe."""
     return transfer.missing_count > 0 or transfer.complete

@@ -1,13 +1,14 @@
-"""What passes through one peer: its forms, their stripes, and each child's place in a stripe.
+"""The state of what passes through one peer: links, forms, their stripes, and children's streams.
 
-A stripe's log is its sequence so far: log[n] is the frame with sequence number n, and it is held here, or was lost and
-is waited for. Each child has a cursor of its own into it, so that a slow child never holds up another (I6). At the root
-of a plan frames get their place late: a frame is bound to a stripe when a child of that stripe has caught up and its
-link has room.
+A stripe's log is its sequence so far: log[n] is the frame with sequence number n. The frame is
+held here, or it was lost and will come again. Each child has its own cursor into the log, so that
+a slow child never holds up another (I6). At the root of a plan frames are placed late: the root
+binds a frame to a stripe when a child of that stripe has caught up and its link has room.
 
-A child with several children tells how far it has passed a stripe on: as far as the middle one of them was given it,
-or says in turn. The root binds no more than a window ahead of that (`send_window`). So what would wait at a slow
-relay is bound to another stripe, whatever the planner thought that the relay could do.
+A child with several children tells how far it has passed a stripe on: as far as its median child
+was given the stripe, or says so itself. The root binds at most a window ahead of that
+(`send_window`). Frames that would wait at a slow relay are thus bound to another stripe, whatever
+the planner expected of the relay.
 """
 
 import math
@@ -39,31 +40,36 @@ from echo2d.core.relay.send_window import PASS_EVERY, PASS_TRICKLE_S, SendWindow
 from echo2d.errors import PeerFault
 
 FIRST_TABLE = frame_id(SegmentId(0), 0)
-FORMS_MAX = 8  # at the seed: one spreads, older ones drain, three are for peers that lack its base
-STREAM_FRAMES_MAX = (
-    4  # frames given to one link ahead of its socket, per lane: keeps it busy, and binding late
-)
-LEAD_BYTES = (
-    1 << 20
-)  # of the whole form: a stripe without a window gets its share of so much more than the others
-STILL_S = 0.3  # a stripe of the root that takes no frame for so long stands still ...
-STILL_GAPS = 3.0  # ... and for so many of its usual gaps
-GAP_START_S = 10.0  # time between frames assumed of a stream that has not shown its own: start-up takes long in a chain
-GAP_DECAY = 0.8  # per frame: the expected gap is about the longest of the last ten
+# At the seed one form spreads, older ones drain, and three are for peers that lack its base.
+FORMS_MAX = 8
+# Frames given to one link ahead of its socket, per child stream. Enough to keep the link busy, and
+# few enough that the root binds late.
+STREAM_FRAMES_MAX = 4
+# A stripe without a window may be ahead of the others by its share of this many bytes of the form.
+LEAD_BYTES = 1 << 20
+# A stripe of the root stands still when it takes no frame for STILL_S and STILL_GAPS usual gaps.
+STILL_S = 0.3
+STILL_GAPS = 3.0
+# The time between frames that is expected of a new stream. Start-up takes long in a chain.
+GAP_START_S = 10.0
+# Per frame: the expected gap is about the longest of the last ten.
+GAP_DECAY = 0.8
 
 
 def table_of(frame: FrameId) -> FrameId:
-    """The table that this frame's digest is in."""
+    """The table that holds this frame's digest."""
     return FrameId(frame >> FRAME_INDEX_BITS << FRAME_INDEX_BITS)
 
 
 class LinkState:
     """An open link: its room, the streams on it, and what the other end has said.
 
-    room: frames it still takes. lanes: stripes that the peer takes from us. incoming: stripe streams that we opened.
-    repairs: our repair stream per form. wants: what the peer wants on its own. has: frames the peer holds.
-    told: how many of the form's arrivals the peer knows of. asks: streams asked for before the plan came here.
-    heard_at: when it last sent a frame. quiet_until: until then it is not asked for repairs.
+    room: frames that the link still takes. child_streams: stripes that the peer takes from us.
+    incoming: stripe streams that we opened. repairs: our repair stream per form.
+    wants: (stream, form, frame) that the peer asked for on repair streams.
+    has: frames that the peer said it holds. told: how many of a form's arrivals the peer knows of.
+    asks: streams that it asked for before the plan came here. heard_at: when it last sent a frame.
+    quiet_until: until then it is not asked for repairs.
     """
 
     __slots__ = (
@@ -97,11 +103,11 @@ class LinkState:
 
     @property
     def room_max(self) -> int:
-        """Who takes several stripes from us gets as much of each as others do."""
+        """A peer that takes several stripes from us gets as much of each as other peers do."""
         return STREAM_FRAMES_MAX * max(1, len(self.child_streams))
 
     def child(self, stream: int) -> "ChildStream | None":
-        """That of this stream."""
+        """The child's stream with this number."""
         return next((child for child in self.child_streams if child.stream == stream), None)
 
     def new_stream(self) -> int:
@@ -111,7 +117,7 @@ class LinkState:
         return number
 
     def serve(self, out: list[RelayAction]) -> None:
-        """Gives the link what its lanes have ready, in turns, while there is room."""
+        """Gives the link frames that are ready, one of each stream in turn, while there is room."""
         sent = True
         while sent and self.room > 0:
             sent = False
@@ -124,9 +130,10 @@ class LinkState:
 
 
 class ChildStream:
-    """One child's stream of one stripe. cursor: the sequence number it gets next. has: frames it holds already.
+    """One child's stream of one stripe.
 
-    window: how far it has passed on, and what may be bound for it.
+    cursor: the sequence number that it gets next. has: frames that it holds already.
+    window: how far it has passed the stripe on, and how much may be bound for it.
     """
 
     __slots__ = ("cursor", "first", "has", "link", "stream", "stripe", "window")
@@ -153,16 +160,16 @@ class ChildStream:
 
     @property
     def is_open(self) -> bool:
-        """Whether the child is not too far behind with passing on."""
+        """Whether the child may have more: it has passed on enough of what it got."""
         return self.window.limit is None or self.cursor < self.window.limit
 
     @property
     def reached(self) -> int:
-        """How far the stripe has come by way of this child."""
+        """The sequence number that the stripe has reached by way of this child."""
         return self.window.said if self.window.heard else self.cursor
 
     def passed_on(self, sequence: int, now: float) -> None:
-        """The child says so. PeerFault: it never got that."""
+        """The child says how far it has passed it on. PeerFault: it did not get that much."""
         if sequence > self.cursor:
             raise PeerFault(
                 f"frame number {sequence} of a stripe passed on, where {self.cursor} is next"
@@ -170,7 +177,7 @@ class ChildStream:
         self.window.passed_on(sequence, now)
 
     def send(self, out: list[RelayAction]) -> None:
-        """Gives the frame at the cursor to the link, which has room for it."""
+        """Gives the frame at the cursor to the link. Only where the link has room."""
         stripe, link, sequence = self.stripe, self.link, self.cursor
         frame = stripe.log[sequence]
         header_only = frame in self.has
@@ -192,7 +199,7 @@ class ChildStream:
         self.drop(out)
 
     def drop(self, out: list[RelayAction]) -> None:
-        """The stream is gone."""
+        """Forgets the stream: it has ended, or its link is down."""
         self.link.child_streams.remove(self)
         self.link.room = min(self.link.room, self.link.room_max)
         del self.stripe.child_streams[self.link.peer]
@@ -203,10 +210,11 @@ class ChildStream:
 class StripeState:
     """This peer's place in one stripe's tree.
 
-    log: the sequence so far. stream: the open stream from the parent. ended: the log is all of the stripe.
-    broken: the stream is gone or stalled, and the coordinator was told. last_at: when it last moved on.
-    gap_s: the time within which a next frame is expected. logged: what is in the log. load: at the root, the bytes
-    bound, over the weight. told: how far the parent knows that it was passed on; None: nothing was said of that.
+    log: the sequence so far. logged: the frames in the log. stream: the open stream from the
+    parent. ended: the log is complete. broken: the stream is gone or stalled, and the coordinator
+    was told. last_at: when the stripe last moved on. gap_s: the time within which the next frame is
+    expected. load: at the root, the bytes bound divided by the weight. told: the sequence number
+    up to which we told the parent that we passed the stripe on; None: we told nothing.
     """
 
     __slots__ = (
@@ -245,7 +253,7 @@ class StripeState:
         self.told: int | None = None
 
     def takes_next(self, now: float) -> bool:
-        """At the root: whether a child has caught up with the log, may have more, and its link has room."""
+        """At the root: whether a child has caught up, may have more, and its link has room."""
         end = len(self.log)
         free = (
             self.state.blind or len(self.state.stripes) == 1 or now >= self.last_at + PASS_TRICKLE_S
@@ -259,7 +267,7 @@ class StripeState:
 
     @property
     def is_watched(self) -> bool:
-        """At the root: whether a child says how far it has passed the stripe on."""
+        """At the root: whether a child tells how far it has passed the stripe on."""
         return any(child.window.limit is not None for child in self.child_streams.values())
 
     @property
@@ -268,17 +276,20 @@ class StripeState:
         return any(child.is_open for child in self.child_streams.values())
 
     def stands_still(self, now: float) -> bool:
-        """At the root: whether it has taken no frame for longer than usual."""
+        """At the root: whether the stripe has taken no frame for longer than usual."""
         return now - self.last_at >= max(STILL_S, STILL_GAPS * self.gap_s)
 
     @property
     def passed(self) -> int:
-        """How far it was passed on here: to the middle child; all of it where there is none."""
+        """How far it was passed on here: to the median child.
+
+        The whole log where there is no child.
+        """
         cursors = sorted(child.reached for child in self.child_streams.values())
         return cursors[len(cursors) // 2] if cursors else len(self.log)
 
     def tell_passed(self, out: list[RelayAction], *, at_once: bool = False) -> None:
-        """Tells the parent, if it is worth a word: nobody has a choice where there is one stripe."""
+        """Tells the parent how far it was passed on, if that helps: with one stripe it does not."""
         if self.parent is None or self.stream is None or len(self.state.stripes) == 1:
             return
         passed = min(self.passed, len(self.log))
@@ -287,13 +298,13 @@ class StripeState:
             out.append(Tell(self.parent, FramesPassed(self.stream, passed)))
 
     def progress(self, now: float) -> None:
-        """A frame came from the parent, or at the root was bound."""
+        """A frame came from the parent, or was bound at the root."""
         self.gap_s = max(now - self.last_at, self.gap_s * GAP_DECAY)
         self.last_at = now
         self.broken = False
 
     def append(self, frame: FrameId, out: list[RelayAction]) -> None:
-        """The next frame of the sequence: children that have caught up get it at once, if their links have room."""
+        """Adds the next frame, and gives it to children that have caught up and have room."""
         sequence = len(self.log)
         self.log.append(frame)
         self.logged.add(frame)
@@ -304,7 +315,7 @@ class StripeState:
             self.tell_passed(out)
 
     def end(self, out: list[RelayAction]) -> None:
-        """No more frames come: children that have all of it are told now, the others when they do."""
+        """No more frames come. Children that have all of it are told now, the others later."""
         self.ended = True
         self.stream = None
         self.broken = False
@@ -313,15 +324,16 @@ class StripeState:
 
 
 class FormState:
-    """One form as it passes through this peer. plan is None until one comes.
+    """One form as it passes through this peer.
 
-    is_root: frames get their place in the sequence here. bound: how many arrivals have got theirs.
-    arrived: the FormArrived of this form was given. searched: what was here before is known, so that nothing of it is
-    asked for. by_table: searching needs the first table, which may be asked for; it is waited for until search_until.
-    blind: who can do what is to be found out by this plan: everybody gets as much as it takes.
-    gone_at: when what was lost counts as gone, if it is not back. sources: peers that hold everything, as
-    the coordinator says; but those that brought nothing of this plan are denied. fetched_at: when a source last sent
-    something, or was first asked.
+    plan: None until one comes. is_root: this peer places the frames in the sequences.
+    bound: how many of the arrivals are placed. arrived: FormArrived was emitted.
+    searched: all that was here before is known, so frames may be asked for. by_table: the search
+    needs the first table, which may be asked for; it is given up at search_until.
+    blind: this plan is to find out what each uplink can do, so each child gets all it takes.
+    gone_at: when lost frames count as gone for good. sources: peers that hold everything, as the
+    coordinator says. denied: sources that sent nothing under this plan. fetched_at: when a source
+    last sent a frame, or was first asked.
     """
 
     __slots__ = (
@@ -368,7 +380,7 @@ class FormState:
 
     @property
     def fetches(self) -> bool:
-        """Whether sources bring what is missing; the stripes are followed when it is here."""
+        """Whether sources bring what is missing; stripes are followed after that."""
         return bool(self.sources) and not self.transfer.complete
 
     @property
@@ -377,10 +389,11 @@ class FormState:
         return self.by_table and not self.searched and not self.transfer.knows(FIRST_TABLE)
 
     def bind(self, now: float, out: list[RelayAction]) -> None:
-        """At the root: binds frames to stripes with a child that has caught up and whose link has room.
+        """At the root: binds frames to stripes with a child that has caught up and has room.
 
-        The stripe furthest behind its weight comes first. One of which nobody says how it gets on may be LEAD_BYTES
-        ahead of the others; but one that stands still holds up nobody (I6), and has lost its turn when it goes on.
+        The stripe furthest behind its weight comes first. A stripe whose children do not tell how
+        far they passed it on may be LEAD_BYTES ahead of the others. A stripe that stands still
+        holds up no other (I6), and does not catch up on missed turns when it goes on.
         """
         while self._skip_tables():
             moving = [stripe for stripe in self.stripes.values() if not stripe.stands_still(now)]
@@ -396,7 +409,10 @@ class FormState:
                 stripe.end(out)
 
     def _skip_tables(self) -> bool:
-        """Moves on to the next payload frame to bind; False if there is none, or not now. Tables are bound by need."""
+        """Moves on to the next payload frame to bind; False if there is none now.
+
+        Tables are bound together with the first payload frame that needs them.
+        """
         arrivals, lost = self.transfer.arrivals, self.transfer.lost
         while self.bound < len(arrivals) and is_table(arrivals[self.bound]):
             self.bound += 1
@@ -415,7 +431,10 @@ class FormState:
             child.window.bound(child.cursor, now)
 
     def check(self) -> None:
-        """Logs hold only held frames, payload after its table; at the root each payload frame is bound at most once."""
+        """Asserts that logs hold only held or lost frames, each payload frame after its table.
+
+        At the root each payload frame is bound at most once.
+        """
         self.transfer.check()
         for stripe in self.stripes.values():
             self._check_stripe(stripe)
@@ -452,7 +471,10 @@ class FormState:
 def _place(
     stripe: StripeState, moving: Collection[StripeState]
 ) -> tuple[float, float, StripeId] | None:
-    """At the root: by what the stripe's turn is found, the least first; None: it is not its turn. moving: of all."""
+    """At the root: the sort key of the stripe's turn, least first; None: not its turn.
+
+    moving: those of all stripes that do not stand still.
+    """
     others = [one for one in moving if one is not stripe]
     able = [one for one in others if one.is_open]
     others = able if stripe.is_watched else able or others

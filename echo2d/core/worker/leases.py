@@ -42,15 +42,12 @@ from echo2d.core.worker.events import (
 )
 
 PROGRESS_S_MIN = 0.05  # a message costs both ends something, and engines bundle tokens for as long
-ENGINE_STALL_S = (
-    120.0  # a running lease without one token for so long is given back (I6); refits reset it
-)
-LEASES_MAX = (
-    256  # the coordinator grants about as many samples as there are slots; more is its mistake
-)
-RESULTS_MAX = (
-    1024  # unanswered results: several steps' worth from one worker while the coordinator is away
-)
+# A running lease without one token for so long is given back (I6); refits reset it.
+ENGINE_STALL_S = 120.0
+# The coordinator grants about as many samples as there are slots; more is its mistake.
+LEASES_MAX = 256
+# Unanswered results: several steps' worth from one worker while the coordinator is away.
+RESULTS_MAX = 1024
 CONFIRMED_MAX = 64  # versions; results name the last two or three
 SAMPLES_MAX = 1024  # samples of one lease; a group is rarely over 64
 TOKENS_MAX = (

@@ -1,13 +1,16 @@
-"""One peer but the seed: hold, relay, refit, roll out. Composes the machines of its parts; event in, actions out.
+"""The machine of a worker or relay peer: holds versions, relays frames, refits engines, generates.
 
-    control link ---+--> Versions   which version to hold, apply, serve         (worker_versions)
-    links (relay) --+--> Relay      which frames to send, to ask for, to whom   (relay)
-    engines --------+--> Leases     what to generate, report, send again        (worker_leases)
+It composes three machines; events go in, actions come out:
 
-The parts meet here: leases are taken for the version served and read their spans by the labels of Versions; a revoked
-version ends leases; forms that Relay has complete are what Versions applies. While the control link is down nothing is
-said: what must not be lost (leases, results, versions held and served) is told again by the next Hello and Welcome.
-A relay peer is the same machine without engines (slots == 0).
+    control link ---+--> WorkerVersions   which version to hold, apply, serve    (`versions`)
+    links (relay) --+--> Relay            which frames to send and to ask for    (`relay/relay`)
+    engines --------+--> WorkerLeases     what to generate, report, send again   (`leases`)
+
+The machines meet here. Leases are taken for the version served, and WorkerVersions labels their
+spans. A revoked version ends its leases. A form that Relay has complete is applied by
+WorkerVersions. While the control link is down the worker sends nothing: the next Hello and Welcome
+repeat what must not be lost (leases, results, versions held and served). A relay peer is the same
+machine without engines (slots == 0).
 """
 
 from collections import deque
@@ -77,21 +80,25 @@ from echo2d.core.worker.plan_check import edges_fault
 from echo2d.core.worker.versions import WorkerVersions
 
 WorkerEvent = (
-    SampleProgressed | GenerationFailed | CoordinatorSaid | ControlUp | ControlDown | RootVerified | ArrivalFailed
-    | SnapshotReady | ApplyRejected | ApplyCancelled | EngineRefitted | EngineRefitFailed | EngineLost
-    | StopAsked | LeaveAsked | relay_events.RelayEvent
+    SampleProgressed | GenerationFailed | CoordinatorSaid | ControlUp | ControlDown | RootVerified
+    | ArrivalFailed | SnapshotReady | ApplyRejected | ApplyCancelled | EngineRefitted
+    | EngineRefitFailed | EngineLost | StopAsked | LeaveAsked | relay_events.RelayEvent
 )  # fmt: skip
 WorkerAction = LeaseAction | VersionAction | HoldEngines | relay_events.LinkAction | ShutDown
 
-REFITS_MAX = 64  # between a hello and its welcome, which take seconds; a refit takes one
+# Refits between a hello and its welcome, which take seconds; a refit takes about one.
+REFITS_MAX = 64
 UNDIALABLE = (
-    "others cannot dial this peer, it dials them (to be dialled: open its port and set listen_port, or say where it is "
-    "open with --advertise)"
+    "others cannot dial this peer, it dials them (to be dialled: open its port and set "
+    "listen_port, or say where it is open with --advertise)"
 )
 
 
 class WorkerState:
-    """See the module docstring. `standing`: what stands verified in the slots at start; `slots`: samples at once."""
+    """See the module docstring.
+
+    standing: versions that are verified in the slots at the start. slots: samples at a time.
+    """
 
     def __init__(
         self,
@@ -110,26 +117,27 @@ class WorkerState:
         self._run_id, self._slots = run_id, slots
         self._up = False
         self._draining = False
-        self._leaving: Leaving | None = None  # by its own wish
-        self._exclusive = False  # as the coordinator said last
-        self._still_since: float | None = None  # for the next version; None: the engines run
-        self._undialable: str | None = (
-            None  # why others cannot dial it; empty: they can, None: not told yet
-        )
+        # Set when this worker asked to leave.
+        self._leaving: Leaving | None = None
+        self._exclusive = False  # as of the last welcome
+        # Since when the engines are held for the next version; None: they run.
+        self._still_since: float | None = None
+        # Why others cannot dial this peer; empty: they can; None: not told yet.
+        self._undialable: str | None = None
         self._since_hello: deque[RefitDone | RefitFailed] = deque(maxlen=REFITS_MAX)
 
     @property
     def running(self) -> int:
-        """Samples now in the engines."""
+        """Samples that the engines run now."""
         return self._leases.running
 
     @property
     def serving(self) -> VersionKey | None:
-        """What all engines serve."""
+        """The version that all engines serve."""
         return self._versions.serving
 
     def stands_mostly(self, form: FormId) -> bool:
-        """Whether chunks of this form are looked for in the slots before any are asked for."""
+        """Whether to look for chunks of this form in the slots before asking for any."""
         return self._versions.stands_mostly(form)
 
     def hello(
@@ -141,7 +149,7 @@ class WorkerState:
         listen: Address | None,
         forms: Sequence[FormId],
     ) -> Hello:
-        """What to tell the coordinator first. `forms`: those whose frames are all on disk."""
+        """What to tell the coordinator first. forms: those of which every frame is held."""
         self._since_hello.clear()
         versions, leases = self._versions, self._leases.held()
         return Hello(
@@ -150,14 +158,15 @@ class WorkerState:
         )  # fmt: skip
 
     def handle(self, event: WorkerEvent, *, now: float) -> list[WorkerAction]:
-        """What to do about it, in order. `now`: monotonic seconds."""
+        """The actions, in order. now: monotonic seconds."""
         if isinstance(event, relay_events.FrameVerified | relay_events.PeerReady):
             relayed = self._relay.handle(event, now=now)
             frames: list[WorkerAction] = [
                 action for action in relayed if isinstance(action, relay_events.SendFrame)
             ]
             if len(frames) == len(relayed):
-                return frames  # most events of a day: nobody but the relay is concerned
+                # Most events are of this kind and concern only the relay.
+                return frames
             actions = [*self._routed(relayed, now), *self._after(now)]
         else:
             actions = [*self._on_event(event, now), *self._after(now)]
@@ -168,11 +177,13 @@ class WorkerState:
         return [action for action in actions if self._up or not isinstance(action, SendControl)]
 
     def wake_at(self) -> float | None:
-        """When DeadlinePassed is due; None: not for now."""
+        """When RelayDeadlinePassed is due; None: never."""
         times = (self._relay.wake_at(), self._leases.wake_at(), self._versions.wake_at())
         return min((time for time in times if time is not None), default=None)
 
-    def _on_event(self, event: WorkerEvent, now: float) -> Sequence[WorkerAction]:  # noqa: C901 - one line per event
+    def _on_event(  # noqa: C901 - one line per event
+        self, event: WorkerEvent, now: float
+    ) -> Sequence[WorkerAction]:
         match event:
             case SampleProgressed():
                 return self._leases.progressed(event, self._versions.labels, now=now)
@@ -180,9 +191,8 @@ class WorkerState:
                 return self._leases.failed(HeldLease(lease, attempt), reason, now=now)
             case ControlUp(welcome):
                 self._up, self._exclusive = True, welcome.exclusive
-                told = [
-                    SendControl(message) for message in self._since_hello
-                ]  # results may name these versions
+                # Results may name versions that the hello did not: tell their refits first.
+                told = [SendControl(message) for message in self._since_hello]
                 leaving = [] if self._leaving is None else [SendControl(self._leaving)]
                 return [*told, *leaving, *self._leases.welcomed(welcome, now=now)]
             case ControlDown():
@@ -224,7 +234,7 @@ class WorkerState:
                 return [*self._relayed(event, now), *self._made_room(event, now)]
 
     def _made_room(self, event: relay_events.RelayEvent, now: float) -> list[WorkerAction]:
-        """A form that gave way to another one on a full disk is not waited for."""
+        """Stops waiting for a form that was deleted from a full disk to make room for another."""
         if not isinstance(event, relay_events.FormForgotten):
             return []
         return self._versioned(self._versions.forgotten(event.form, now=now), now)
@@ -301,7 +311,7 @@ class WorkerState:
                 assert_never(message)
 
     def _dialled_back(self, fault: str) -> list[WorkerAction]:
-        """Said to the owner once, until it changes."""
+        """Notes for the owner whether others can dial this peer, each time that changes."""
         before, self._undialable = self._undialable, fault
         if fault == before:
             return []
@@ -321,7 +331,7 @@ class WorkerState:
     def _routed(
         self, relayed: Sequence[relay_events.RelayAction], now: float
     ) -> list[WorkerAction]:
-        """What the relay wants, and what others make of it."""
+        """The relay's actions, and what WorkerVersions makes of them."""
         done: list[WorkerAction] = []
         for action in relayed:
             match action:
@@ -332,15 +342,18 @@ class WorkerState:
                 case relay_events.FormArrived(form):
                     done += self._versioned(self._versions.arrived(form, now=now), now)
                 case relay_events.FrameGone(form, frame):
-                    done.append(
-                        WorkerNote(f"root of form {form}, and frame {frame} is gone")
-                    )  # it is the seed that is one
+                    # Only the seed is a root, so this does not happen at a worker.
+                    done.append(WorkerNote(f"root of form {form}, and frame {frame} is gone"))
                 case _:
                     done.append(action)
         return done
 
     def _after(self, now: float) -> list[WorkerAction]:
-        """Consequences that hold after every event: nothing served, nothing leased; drained, gone."""
+        """Rules that apply after every event.
+
+        Engines are held while they wait for a version. Without a version served no lease is kept. A
+        drained worker without leases leaves.
+        """
         actions: list[WorkerAction] = []
         still = self._exclusive and self._versions.awaits
         if still != (self._still_since is not None):

@@ -42,13 +42,11 @@ from echo2d.core.worker.events import (
     WorkerNote,
 )
 
-FORMS_MAX = (
-    4  # the spreading one, the waiting one, and the last two for peers that still fetch them
-)
+# The spreading one, the waiting one, and the last two for peers that still fetch them.
+FORMS_MAX = 4
 SLOTS = 2  # current and spare
-LABELS_MAX = (
-    64  # versions whose tokens may still be on their way from an engine; really two or three
-)
+# Versions whose tokens may still be on their way from an engine; really two or three.
+LABELS_MAX = 64
 REFUSED_MAX = 64  # forms remembered as refused; the coordinator sends one at a time
 REVOKED_MAX = 4096  # keys remembered as void; more than an epoch ever revokes
 REFIT_TRIES_MAX = 3  # of one version; then any other one that stands is served rather than it

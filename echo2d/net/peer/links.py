@@ -40,9 +40,8 @@ from echo2d.net.peer.uplink_limit import UplinkLimit
 from echo2d.net.security.tls import Tls, in_words, shows
 
 HANDSHAKE_S = 10.0  # from dialling to LinkOpened: a few round trips, also on a bad line
-STRANGERS_MAX = (
-    64  # accepted connections that have not yet proved who they are; then the oldest gives way
-)
+# Accepted connections that have not yet proved who they are; then the oldest gives way.
+STRANGERS_MAX = 64
 SETTLED_S = 2 * HANDSHAKE_S  # no dial is left by then that began before the link was open
 REPLACED = "another link of these two peers stays"
 SHARE_S = 0.3  # between two looks at which links send: longer than the gaps of a link that does

@@ -1,8 +1,9 @@
-"""What comes in over one link: frames wait here until they can be judged, are verified and stored, then reported.
+"""What comes in over one link: frames wait here, are verified and stored, and then reported.
 
-Events of one stream are reported in the order in which its frames came, and only frames that verify are reported as
-such. A frame whose digest is not signed yet waits (the root is on its way over another connection); while much waits,
-the link is not read. An inbox belongs to one connection: frames that verify after it has gone are reported as found.
+Events of one stream are reported in the order in which its frames came, and only frames that verify
+are reported as such. A frame whose digest is not signed yet waits, because the root may come over
+another connection. While much waits, the link is not read. A queue belongs to one connection:
+frames that verify after the connection has gone are reported as found.
 """
 
 import asyncio
@@ -24,15 +25,14 @@ WAITING_BYTES_MAX = (
 BATCH_BYTES_MAX = (
     2 << 20
 )  # verified and stored in one go: a thread change costs as much as hashing 256 KiB
-ROOT_WAIT_S = (
-    10.0  # frames for which no root comes in this time are dropped: others wait behind them
-)
+# Frames for which no root comes in this time are dropped: others wait behind them.
+ROOT_WAIT_S = 10.0
 
 log = logging.getLogger("echo2d.peer")
 
 
 class ReceiveQueue:
-    """`stripes`: the streams this end opened for stripes (all others it opened are for repair)."""
+    """stripes: streams that this end opened for stripes; its other streams are for repair."""
 
     def __init__(
         self,
@@ -68,12 +68,12 @@ class ReceiveQueue:
         self._changed.set()
 
     def close(self) -> None:
-        """The connection is gone; what has arrived over it is still judged and kept."""
+        """The connection is gone; frames that came over it are still verified and kept."""
         self._closed = True
         self._changed.set()
 
     async def run(self) -> None:
-        """Until the connection is gone and nothing waits any more."""
+        """Works until the connection is gone and nothing waits any more."""
         while self._queue or not self._closed:
             if self._queue:
                 await self._take()
@@ -82,7 +82,10 @@ class ReceiveQueue:
                 await self._changed.wait()
 
     def _take_at_once(self, event: FrameReceived | StreamEnded) -> bool:
-        """Whether nothing has to be waited for: the end of a stream, a header only, a short frame."""
+        """Handles what needs no waiting: a stream's end, a header only, a short frame.
+
+        False: not this.
+        """
         if isinstance(event, StreamEnded):
             self._report(relay_events.Heard(self._peer, event))
         elif event.payload is None:
@@ -95,7 +98,7 @@ class ReceiveQueue:
         return True
 
     async def _take(self) -> None:
-        """The events at the front that can be handled together."""
+        """Handles those events at the front that can be handled together."""
         first = self._queue[0]
         if isinstance(first, StreamEnded) or first.payload is None:
             self._take_at_once(first)
@@ -114,7 +117,7 @@ class ReceiveQueue:
             self._report(relay_events.RepairRefused(self._peer, frame.form, frame.frame))
 
     async def _known(self, frame: FrameReceived) -> bool:
-        """Waits until the frame's digest is signed. False: nobody wants it, or no root comes at all."""
+        """Waits until the frame's digest is signed. False: the form was dropped or no root came."""
         try:
             async with asyncio.timeout(ROOT_WAIT_S):
                 while not self._holdings.knows(frame.form, frame.frame):

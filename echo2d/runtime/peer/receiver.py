@@ -1,11 +1,11 @@
-"""The peer links of one process and the forms it holds: shared by workers, relay peers and the seed.
+"""The peer links of one process and the forms that it holds: shared by workers and the seed.
 
-    link events --> inbox (verify, store) --> relay events --> `emit` --> mailbox --> Relay
-    relay actions --> `perform` --> lane (read, send) --> link
+    link events --> ReceiveQueue (verify, store) --> relay events --> `emit` --> mailbox --> Relay
+    relay actions --> `perform` --> SendQueue (read, send) --> link
 
-The owner hands every relay event to its Relay, calls `noticed` with it, then `perform`s the actions of that turn, all
-without awaiting: so what is performed on a link was decided for that very connection.
-Not here: decisions, signatures, encoding and decoding.
+The owner hands each relay event to its Relay, calls `noticed` with the event, then `perform`s the
+actions of that turn, all without awaiting. So an action is performed on the very connection for
+which it was decided. Not here: decisions, signatures, encoding and decoding.
 """
 
 import asyncio
@@ -43,16 +43,18 @@ from echo2d.runtime.peer.receive_queue import ReceiveQueue
 from echo2d.runtime.peer.send_queue import SendQueue
 from echo2d.store.frames import FrameStore
 
-REPORT_S = 1.0  # rates older than that are of no use to a planner
+# Rates that are older are of no use to a planner.
+REPORT_S = 1.0
 DIAL_S_MIN = 0.1
-DIAL_S_MAX = 5.0  # a peer that comes back is reached within this time
+# A peer that comes back is reached within this time.
+DIAL_S_MAX = 5.0
 
 log = logging.getLogger("echo2d.peer")
 
 
 @dataclass(slots=True)
 class _Peer:
-    """One connection of a peer. number: 1 for its first one, and so on."""
+    """One connection of a peer. number: 1 for the peer's first connection, and so on."""
 
     number: int
     receive_queue: ReceiveQueue
@@ -64,21 +66,23 @@ class PeerOwner(Protocol):
     """The daemon whose links these are."""
 
     def fail(self, form: FormId, reason: str) -> None:
-        """The form was given up: its frames cannot be kept here (disk full)."""
+        """The form was given up, because its frames cannot be kept here."""
 
     def serving_version(self) -> Version | None:
         """What the engines serve."""
 
     def base_of(self, form: FormId) -> BaseModel | None:
-        """A directory in which chunks of the form may stand."""
+        """Directories that may hold chunks of the form."""
 
 
 class Receiver:
-    """The links listen, dial and receive while `run` runs. no_tls: whether they may leave this host without.
+    """The links listen, dial and receive while `run` runs.
 
-    emit: takes relay events, in this order. crowded: whether so many of them wait that a link which says more is ended.
-    tell: sends over the control link. receive_only: nothing that is held here is told of, or sent. uplink_limit:
-    bytes/s that all links send at most.
+    no_tls: whether links may leave this host without TLS.
+
+    emit: takes relay events, in this order. crowded: whether so many of them wait that a link which
+    says more is ended. tell: sends over the control link. receive_only: nothing that is held here
+    is told of, or sent. uplink_limit: bytes/s that all links send at most.
     """
 
     def __init__(
@@ -130,7 +134,7 @@ class Receiver:
         self._moved: FormId | None = None  # what moved last, since the last report
 
     async def run(self) -> None:
-        """Until cancelled; the links are closed then."""
+        """Works until cancelled, and then closes the links."""
         async with asyncio.TaskGroup() as self._tasks:
             self._tasks.create_task(self.holdings.write_behind())
             try:
@@ -160,7 +164,7 @@ class Receiver:
         self.links.end(peer, str(fault))
 
     def perform(self, action: relay_events.LinkAction) -> None:
-        """Not before `run` has begun."""
+        """Performs an action of the relay. Not before `run` has begun."""
         match action:
             case relay_events.ExpectPeer(edge):
                 self._expect(edge)
@@ -288,7 +292,7 @@ class Receiver:
     # --- forms that go
 
     def give_up(self, form: FormId, reason: str) -> None:
-        """The form cannot be kept; said once, however many of its frames wait."""
+        """The form cannot be kept. The owner is told once, however many of its frames wait."""
         if self.holdings.give_up(form):
             log.warning("form given up form=%s reason=%s", form, reason)
             self._owner.fail(form, reason)
@@ -298,13 +302,14 @@ class Receiver:
         self._sent.pop(form, None)
         try:
             await self.holdings.forget(form)
-        except StoreFault as fault:  # its space is missed when it is needed
+        except StoreFault as fault:
+            # Nothing is wrong until its space is needed.
             log.warning("form not deleted form=%s reason=%s", form, fault)
 
     # --- figures
 
     def _report(self) -> None:
-        """Tells the progress of the form that moved last, if anything has moved since the last report."""
+        """Reports the progress of the form that moved last, if any moved since the last report."""
         form, self._moved = self._moved, None
         if form is not None:
             payload_bytes, sent_bytes = self.holdings.payload_bytes(form), self._sent.get(form, 0)

@@ -1,8 +1,9 @@
-"""What goes out over one link: frames are taken from memory or read from disk and sent as the link has room, in order.
+"""What goes out over one link: frames are taken from memory or disk and sent in order.
 
-A lane belongs to one connection; with the connection it ends. When it has sent all frames it was given and the link
-has room, it says so (PeerReady), and the relay gives it the next few: so frames are bound late and nothing queues up.
-What is in memory is sent at once, without another task.
+A queue belongs to one connection and ends with it. When it has sent all frames that it was given
+and the link has room, it reports PeerReady and the relay gives it the next few. So frames are bound
+late and no more than these few wait. Frames that are in memory are sent at once, without another
+task.
 """
 
 import asyncio
@@ -26,7 +27,7 @@ log = logging.getLogger("echo2d.peer")
 
 
 class FrameSource(Protocol):
-    """Where held frames are."""
+    """Gives the payload of held frames."""
 
     def in_memory(self, form: FormId, frame: FrameId) -> memoryview | None: ...
 
@@ -34,7 +35,7 @@ class FrameSource(Protocol):
 
 
 class SendQueue:
-    """`emit` takes relay events; `sent` is told of payload bytes that went out."""
+    """emit takes relay events; sent takes forms and the payload bytes of them that went out."""
 
     def __init__(
         self,
@@ -64,7 +65,7 @@ class SendQueue:
         self._go_on()
 
     async def run(self) -> None:
-        """Loads what is not in memory, until cancelled."""
+        """Loads frames that are not in memory, until cancelled."""
         while True:
             await self._needed.wait()
             action = self._queue[0]
@@ -95,7 +96,7 @@ class SendQueue:
             self._emit(relay_events.PeerReady(self._peer))
 
     def _send(self, action: relay_events.SendFrame) -> bool:
-        """False: not now, for it has to be loaded first or the link has no room."""
+        """False: not now, because the frame has to be loaded first or the link has no room."""
         payload = None
         if not action.header_only:
             payload = self._loaded or self._holdings.in_memory(action.form, action.frame)

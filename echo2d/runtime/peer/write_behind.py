@@ -1,8 +1,9 @@
-"""Verified frames on their way to disk: passed on at once, written a moment later, many together.
+"""Writes verified frames to disk in batches, a moment after they were held and reported.
 
-A change of threads and three calls to the disk for each frame are dear where frames come one by one. What waits is
-lost with the process and comes again: at most what arrives in WRITE_S and during one write. Not here: verifying, and
-what to do when the disk refuses (`write`).
+A change of threads and three calls to the disk for each frame cost much where frames come one by
+one. Frames that wait when the process is killed are lost and come again: at most what arrives
+within WRITE_S and during one write. Not here: verifying, and what to do when the disk refuses
+(`write`).
 """
 
 import asyncio
@@ -12,9 +13,12 @@ from contextlib import suppress
 from echo2d.core.base.ids import FormId, FrameId
 from echo2d.core.weights.encoding import FrameSpan
 
-WRITE_S = 0.02  # a frame waits no longer for company; a version is done so much later
-WRITE_BYTES = 1 << 20  # with so much waiting nothing waits any longer
-UNWRITTEN_BYTES_MAX = 8 << 20  # then frames are written before they are passed on
+# A frame waits no longer than this for others. A version is complete on disk this much later.
+WRITE_S = 0.02
+# When this much waits, it is written at once.
+WRITE_BYTES = 1 << 20
+# When this much waits, frames are written before they are passed on.
+UNWRITTEN_BYTES_MAX = 8 << 20
 
 Frames = dict[FrameId, tuple[FrameSpan, memoryview]]
 
@@ -41,7 +45,7 @@ class WriteBehind:
         return None
 
     def put(self, form: FormId, span: FrameSpan, payload: memoryview) -> None:
-        """To be written soon. There is room."""
+        """Takes a frame to write soon. Only where `has_room`."""
         assert self.has_room
         self._waiting.setdefault(form, {})[span.frame] = (span, payload)
         self._bytes += len(payload)
@@ -50,11 +54,11 @@ class WriteBehind:
             self._much.set()
 
     def drop(self, form: FormId) -> None:
-        """What is not being written yet need not be."""
+        """Forgets frames of the form that are not being written yet."""
         self._bytes -= _size(self._waiting.pop(form, {}))
 
     async def run(self) -> None:
-        """Until cancelled; what waits then is still written."""
+        """Writes until cancelled, and then what still waits."""
         try:
             while True:
                 await self._some.wait()
