@@ -85,11 +85,8 @@ class CatchUps:
         taken = assigned if self._policy.apart(peer.peer) else main
         actions = [] if before is None or before is taken else self._leave(before, peer)
         for transmission, route in self._begun:
-            actions.append(
-                Note(
-                    "catch_up", f"version {transmission.record.version} goes to {peer.name} {route}"
-                )
-            )
+            version = transmission.record.version
+            actions.append(Note("catch_up", f"version {version} goes to {peer.name} {route}"))
             actions += self._announcer.order(transmission, aside=True)
         self._begun.clear()
         return (

@@ -147,9 +147,17 @@ class Transmission:
         record, facts = self.record, self.facts
         base_path = None if self.base is None or self.via is not None else self.base.path
         return EncodeVersion(
-            self.form, facts.kind, record.version, record.digest, record.path, facts.frame_bytes, facts.encode(),
-            base_path, aside, self.via or (),
-        )  # fmt: skip
+            self.form,
+            facts.kind,
+            record.version,
+            record.digest,
+            record.path,
+            facts.frame_bytes,
+            facts.encode(),
+            base_path,
+            aside,
+            self.via or (),
+        )
 
     # --- the form
 

@@ -1,4 +1,4 @@
-"""What happens to the peers and versions of a run: events (it happened), actions (do it), records (keep it).
+"""The events, actions and records of a run's peers and versions.
 
 A *session* is one WebSocket connection of a peer; a *request* is one waiting HTTP call.
 """
@@ -57,7 +57,7 @@ class PeerRevoked:
 
 @dataclass(frozen=True, slots=True)
 class RemovalPlanned:
-    """The peer will be taken away by whoever rented it: it gets no more leases, and finishes what it holds."""
+    """The renter will take the peer away: it finishes its leases, and gets no more."""
 
     peer: PeerId
     reason: str
@@ -65,7 +65,7 @@ class RemovalPlanned:
 
 @dataclass(frozen=True, slots=True)
 class DialBackEnded:
-    """Answers DialBack. fault: why nobody, or somebody else, answered; empty: that very peer did."""
+    """Answers DialBack. fault: what went wrong; empty: the peer itself answered."""
 
     session: SessionId
     fault: str
@@ -73,7 +73,10 @@ class DialBackEnded:
 
 @dataclass(frozen=True, slots=True)
 class PublishAsked:
-    """POST /v1/versions, after the snapshot was copied into the run directory (`path`, relative) and hashed."""
+    """POST /v1/versions was called, and the snapshot was copied into the run directory and hashed.
+
+    path: of the copy, relative to the run directory.
+    """
 
     request: RequestId
     epoch: Epoch
@@ -123,14 +126,14 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class CloseSession:
-    """Close after what was sent before has gone out."""
+    """Close the session after everything sent before has gone out."""
 
     session: SessionId
 
 
 @dataclass(frozen=True, slots=True)
 class DialBack:
-    """Dial the peer of this session: whoever answers has to prove that it knows the secret."""
+    """Dial this peer at its address. The answer must prove that it knows the secret."""
 
     session: SessionId
     peer: PeerId
@@ -140,21 +143,21 @@ class DialBack:
 
 @dataclass(frozen=True, slots=True)
 class DeleteVersion:
-    """The snapshot copy in the run directory is of no further use."""
+    """Delete this snapshot copy in the run directory."""
 
     path: str
 
 
 @dataclass(frozen=True, slots=True)
 class StopRun:
-    """The run cannot go on; the process ends with exit code 1 and this reason."""
+    """End the process with exit code 1 and this reason: the run cannot go on."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A fact for logs and `status`: kind is a short word, text one line. group: the one it is about, if any."""
+    """A fact for logs and `status`. kind: a short word. text: one line. group: what it is about."""
 
     kind: str
     text: str

@@ -1,30 +1,38 @@
-"""Who passes bad frames on: what peers say of each other, and who only receives because of it.
+"""Quarantine: decides which peers pass bad frames on, by what other peers report.
 
-    trusted --(ACCUSERS_MIN different peers, or the seed, had a bad frame of it)--> quarantined
+    trusted --(ACCUSERS_MIN different peers, or the seed, got a bad frame from it)--> quarantined
     quarantined --(QUARANTINE_S, doubling each time)--> trusted
 
-Where a bad frame came over an edge, one of its two ends is at fault: the accused, unless the accuser has accused more
-than ALONE_MAX peers of whom nobody else complains; what such a one says counts for nothing. Kept true: without two that
-lie together, whoever passes on what it was given is never quarantined.
-Not here: who shares an edge with whom, and what becomes of it (`publishing`, `broadcast/transmission`).
+When a bad frame came over an edge, one of its two ends is at fault: the accused, unless the accuser
+has accused more than ALONE_MAX peers that no other peer accuses. The accusations of such an accuser
+do not count.
+Kept true: a peer that passes on what it was given is never quarantined, unless two other peers lie
+about it.
+Not here: which peers share an edge, and what happens to a quarantined one (`broadcast`).
 """
 
 from echo2d.core.base.bounded_dict import keep_newest
 from echo2d.core.base.ids import PeerId
 
-ACCUSERS_MIN = 2  # one may be at fault itself
-ALONE_MAX = 2  # peers that one accuses and nobody else does
-QUARANTINE_S = 600.0  # the first time: a cable may have been changed ...
-QUARANTINE_S_MAX = 86400.0  # ... doubling up to this
-ACCUSED_MAX = 1024  # as many as a run has peers; the one accused longest ago is forgotten
-ACCUSERS_MAX = 64  # of one peer: its neighbours in a plan
+# A single accuser may be at fault itself.
+ACCUSERS_MIN = 2
+# Peers that only one accuser accuses, before it is not believed any more.
+ALONE_MAX = 2
+# The first quarantine, in which a broken cable may be replaced; it doubles up to QUARANTINE_S_MAX.
+QUARANTINE_S = 600.0
+QUARANTINE_S_MAX = 86400.0
+# As many as a run has peers; the peer that was accused longest ago is forgotten.
+ACCUSED_MAX = 1024
+# Accusers of one peer: its neighbours in a plan.
+ACCUSERS_MAX = 64
 
 
 class Quarantine:
     """See the module docstring. `now` is monotonic seconds."""
 
     def __init__(self) -> None:
-        self._accusers: dict[PeerId, dict[PeerId, None]] = {}  # by accused
+        # The accusers of each accused peer.
+        self._accusers: dict[PeerId, dict[PeerId, None]] = {}
         self._until: dict[PeerId, float] = {}
         self._times: dict[PeerId, int] = {}
 
@@ -32,7 +40,10 @@ class Quarantine:
         return peer in self._until
 
     def accuse(self, accuser: PeerId, accused: PeerId, *, is_seed: bool, now: float) -> PeerId:
-        """Who of the two is at fault. is_seed: the accuser is."""
+        """Take note of an accusation; returns which of the two is at fault.
+
+        is_seed: the accuser is the seed, which is always believed.
+        """
         accusers = self._accusers.pop(accused, {})
         self._accusers[accused] = accusers
         believed = {accuser, *(one for one in accusers if not self._is_alone(one))}
@@ -46,14 +57,14 @@ class Quarantine:
         return accused
 
     def release(self, *, now: float) -> None:
-        """Those whose time has passed may pass on again."""
+        """Peers whose quarantine is over may pass frames on again."""
         self._until = {peer: until for peer, until in self._until.items() if now < until}
 
     def wake_at(self) -> float | None:
         return min(self._until.values(), default=None)
 
     def _is_alone(self, accuser: PeerId) -> bool:
-        """Whether it accuses too many of whom nobody else complains."""
+        """Whether it is the only accuser of too many peers."""
         return sum(accusers.keys() == {accuser} for accusers in self._accusers.values()) > ALONE_MAX
 
     def _close_in(self, peer: PeerId, now: float) -> None:

@@ -1,13 +1,15 @@
-"""Whether others can dial a peer: proved by dialling it back, never believed. Not here: which address it may announce.
+"""Finds out whether other peers can dial a peer, by dialling it back.
 
-    unknown --DialBack--> being dialled --that very peer answered----------> reachable ----+
-       |                       ^        --nobody did, or somebody else-----> unreachable --+
-       |                       +------- DIAL_BACK_EVERY_S, or another hello ---------------+
-       +-- it has no address of its own ------------------------------------> unreachable
+    unknown --DialBack--> being dialled --the peer itself answered---> reachable ----+
+       |                       ^        --no or another peer answered-> unreachable --+
+       |                       +------- DIAL_BACK_EVERY_S, or another hello ---------+
+       +-- it has no address of its own -----------------------------> unreachable
 
-Plans know the address of reachable peers alone: all others dial their parents and children. No version waits for an
-answer: who is unknown when a plan is made counts as unreachable in it. The seed is our own and is not dialled back.
-A peer is dialled once at a time, however often it says hello, and told every result.
+Plans contain the addresses of reachable peers only; all others dial their parents and children. No
+version waits for an answer: a peer that is unknown when a plan is made counts as unreachable. The
+seed is trusted and not dialled back. Only one dial to a peer runs at a time, however often it says
+hello, and the peer is told every result.
+Not here: which address a peer may announce.
 """
 
 from echo2d.core.base.deadline_queue import DeadlineQueue
@@ -17,11 +19,12 @@ from echo2d.core.cluster.membership import Membership, Peer
 from echo2d.core.protocol.control_messages import DialledBack
 from echo2d.core.protocol.peer_handshake import SECRET_BYTES
 
-DIAL_BACK_S = 5.0  # for connecting and two messages: a few round trips, with a packet lost
-DIAL_BACK_EVERY_S = 120.0  # a port that was opened, or closed, is noticed within this time
-DIALS_MAX = (
-    16  # peers that are dialled in one turn: who waits for a lease meanwhile waits milliseconds
-)
+# For connecting and two messages: a few round trips, with a packet lost.
+DIAL_BACK_S = 5.0
+# A port that was opened or closed is noticed within this time.
+DIAL_BACK_EVERY_S = 120.0
+# Peers that are dialled at once; leases wait for milliseconds meanwhile.
+DIALS_MAX = 16
 NO_ADDRESS = "the address it listens on is not its own as the coordinator sees it"
 
 
@@ -33,7 +36,7 @@ class Reachability:
         self._due = DeadlineQueue[PeerId](self._due_at)
 
     def joined(self, peer: Peer, *, now: float) -> list[ClusterAction]:
-        """It said hello."""
+        """A peer said hello: dial it back, unless that cannot succeed."""
         if peer.kind == "seed":
             return []
         if peer.listen is None or len(peer.dial_back_secret) != SECRET_BYTES:
@@ -44,7 +47,7 @@ class Reachability:
         return self.deadlines(now=now)
 
     def ended(self, event: DialBackEnded, *, now: float) -> list[ClusterAction]:
-        """What the peer's present session has not asked for is not an answer to it."""
+        """A dial has ended. A result for an older session of the peer is ignored."""
         peer = self._members.of_session(event.session)
         if peer is None or peer.listen is None:
             return []
@@ -52,7 +55,7 @@ class Reachability:
         return self._found(peer, event.fault)
 
     def deadlines(self, *, now: float) -> list[ClusterAction]:
-        """Dial the next DIALS_MAX of those who are due."""
+        """Dial the next DIALS_MAX peers that are due."""
         actions: list[ClusterAction] = []
         while (
             len(actions) < DIALS_MAX

@@ -10,7 +10,10 @@ from echo2d.core.capacity.prices import NamedPrice
 
 @dataclass(frozen=True, slots=True)
 class GatewayRules:
-    """share: of all slots, at most (one in any case). wait_s: for a slot; who waited longer is refused."""
+    """share: of all slots, at most (one in any case).
+
+    wait_s: a call that waits longer is refused.
+    """
 
     share: float
     wait_s: float
@@ -18,11 +21,20 @@ class GatewayRules:
 
 @dataclass(frozen=True, slots=True)
 class RunRules:
-    """The numbers the operator chose. R = trajectories_per_step, kappa = publish_every, S = staleness_max."""
+    """The numbers that the operator chose, by the keys of the configuration.
+
+    R = trajectories_per_step, kappa = publish_every (None: "auto"), S = staleness_max.
+    over_stale: "drop" or "mask". shape: "auto", "star" or "chain". mode: with "exclusive" a worker
+    generates nothing while it receives a version. p2p: workers pass versions on. activation: leases
+    go to all workers, or to the cheapest ones that are enough; by_cost: False: to any that are
+    enough. gamma: throughput that is provided, over what is needed. learner_usd_per_h: shown,
+    decides nothing. delta: versions spread as differences from one that most workers have.
+    disk_bytes_max: for snapshot copies; beyond it, bases are deleted. gateway: None: it is off.
+    """
 
     run_id: RunId
     staleness_max: int
-    publish_every: int | None  # None: "auto"
+    publish_every: int | None
     trajectories_per_step: int
     group_size: int
     max_new_tokens: int
@@ -30,23 +42,19 @@ class RunRules:
     top_p: float
     stop_token_ids: tuple[int, ...]
     vocab_size: int
-    over_stale: str  # "drop" | "mask"
+    over_stale: str
     filter_zero_variance: bool
     shape: str  # a name in `registry.SHAPES`
     chains: int
-    mode: DisseminationMode = (
-        "background"  # "exclusive": a worker generates nothing while a version is on its way to it
-    )
-    p2p: bool = True  # workers pass versions on
-    activation: Literal["all", "auto"] = (
-        "all"  # who gets leases: everybody, or the cheapest that are enough
-    )
-    by_cost: bool = True  # or in any order
-    gamma: float = GAMMA  # throughput that is provided, over what is needed
+    mode: DisseminationMode = "background"
+    p2p: bool = True
+    activation: Literal["all", "auto"] = "all"
+    by_cost: bool = True
+    gamma: float = GAMMA
     prices: tuple[NamedPrice, ...] = ()
-    learner_usd_per_h: float = 0.0  # shown, decides nothing
-    delta: bool = True  # versions spread as differences from one that most workers have
-    disk_bytes_max: int = 1 << 62  # that copies of versions may take; past it bases go
+    learner_usd_per_h: float = 0.0
+    delta: bool = True
+    disk_bytes_max: int = 1 << 62
     lease_silence_s: float = 15.0
     heartbeat_s: float = 2.0
-    gateway: GatewayRules | None = None  # None: it is off
+    gateway: GatewayRules | None = None

@@ -1,6 +1,6 @@
-"""What the coordinator has counted and measured since it started: for `status`, the dashboard and "auto" kappa.
+"""What the coordinator has counted and measured since it started; nothing of it is durable.
 
-Not here: anything that decides what happens next but `publish_every_auto`; nothing of this is durable.
+`status` and the dashboard show it. The only decision made here is kappa under "auto".
 """
 
 import math
@@ -15,10 +15,14 @@ from echo2d.core.capacity.measurements import Measurements
 from echo2d.core.cluster.events import Note
 from echo2d.core.protocol.trajectory import StoredGroup
 
-RECENT_MAX = 256  # measurements kept of each kind: more steps than any p95 here needs
-FAULTS_MAX = 32  # different ones, the newest; older ones are in the log
-VERSIONS_MEASURED_MAX = 64  # versions whose bytes and seed_copies are kept
-FAULT_CHARS_MAX = 300  # one line for a person
+# Measurements kept of each kind: more steps than any p95 here needs.
+RECENT_MAX = 256
+# The newest different faults; older ones are in the log.
+FAULTS_MAX = 32
+# Versions whose bytes and seed_copies are kept.
+VERSIONS_MEASURED_MAX = 64
+# One line for a person.
+FAULT_CHARS_MAX = 300
 
 
 def publish_every_auto(t_train_s: float, t_bcast_s: float, staleness_max: int) -> int:
@@ -27,13 +31,13 @@ def publish_every_auto(t_train_s: float, t_bcast_s: float, staleness_max: int) -
 
 
 def printable(text: str, chars_max: int) -> str:
-    """What somebody else said, fit for a terminal and one line of a log."""
+    """A peer's text, made safe for a terminal and for one line of a log."""
     return "".join(char if char.isprintable() else " " for char in text[:chars_max])
 
 
 @dataclass(slots=True)
 class FaultSeen:
-    """One fault, however often the same was said. at: the last time, in monotonic seconds."""
+    """One fault, and how often it was seen. at: the last time, in monotonic seconds."""
 
     at: float
     times: int
@@ -49,11 +53,14 @@ class _Step(NamedTuple):
 
 
 class Statistics:
-    """Counters and the newest measurements. Seconds and bytes; `staleness` counts trained trajectories by staleness.
+    """Counters and the newest measurements, in seconds and bytes.
 
-    now: of the event that is being handled. faults: by kind and text, the newest last. measures: what decisions take
-    from it. learner_train_s, learner_wait_s: of all steps of a session but its first, which began at no commit;
-    starved_s: in which it had asked for its next batch, and there was none; unscored_s: of that, for rewards alone.
+    now: the time of the event that is being handled. measurements: what decisions are made from.
+    faults: by kind and text, the newest last. staleness: trained trajectories by their staleness.
+    learner_train_s, learner_wait_s: sums over all steps but the first of each session, which began
+    at no commit. starved_s: the time for which the learner waited for a batch. unscored_s: the part
+    of it in which only rewards were missing. version_bytes: by version, on the wire and in full.
+    dropped_answers, dropped_tokens: by the reason why their groups were dropped.
     """
 
     def __init__(self, now: float = 0.0, measurements: Measurements | None = None) -> None:
@@ -62,7 +69,7 @@ class Statistics:
         self.learner_train_s = self.learner_wait_s = 0.0
         self.starved_s = self.unscored_s = 0.0
         self._steps: deque[_Step] = deque(maxlen=RECENT_MAX)
-        self._at_commit = (0.0, 0.0)  # starved_s and unscored_s
+        self._at_commit = (0.0, 0.0)  # starved_s, unscored_s
         self._starves_since: float | None = None
         self._lacks_rewards = False
         self._committed_at: float | None = None
@@ -76,10 +83,8 @@ class Statistics:
         self.fault_counts: Counter[str] = Counter()
         self.staleness: Counter[int] = Counter()
         self.dropped_groups: Counter[str] = Counter()
-        self.dropped_answers: Counter[str] = (
-            Counter()
-        )  # whole or not, by why their groups were dropped
-        self.dropped_tokens: Counter[str] = Counter()  # of these
+        self.dropped_answers: Counter[str] = Counter()
+        self.dropped_tokens: Counter[str] = Counter()
         self.refused_results: Counter[str] = Counter()
         self.seed_copies: dict[int, float] = {}
         self.trajectories_trained = 0
@@ -91,10 +96,10 @@ class Statistics:
         self.versions_published = 0
         self.wire_bytes = 0
         self.full_bytes = 0
-        self.version_bytes: dict[int, tuple[int, int]] = {}  # on the wire, and in full
+        self.version_bytes: dict[int, tuple[int, int]] = {}
 
     def fault(self, kind: str, text: str, group: GroupId | None = None) -> Note:
-        """Keep the fault among the newest ones; the Note says it. group: the one that suffers."""
+        """Count a fault and keep it among the newest ones. group: the group that it harms."""
         line = printable(text, FAULT_CHARS_MAX)
         before = self.faults.pop((kind, line), None)
         self.faults[kind, line] = FaultSeen(self.now, 1 if before is None else before.times + 1)
@@ -127,16 +132,19 @@ class Statistics:
         self._committed_at, self._at_commit = self.now, (self.starved_s, self.unscored_s)
 
     def session_opened(self) -> None:
-        """What lies before is no waiting."""
+        """A session has begun: the time before does not count as waiting."""
         self._committed_at = None
 
     def learner_waits(self, *, waits: bool, lacks_rewards: bool = False) -> None:
-        """From now on it waits for its next batch, or not. lacks_rewards: which lacks nothing else."""
+        """From now on the learner waits for its next batch, or not.
+
+        lacks_rewards: the batch lacks nothing else.
+        """
         self._starve()
         self._starves_since, self._lacks_rewards = self.now if waits else None, lacks_rewards
 
     def _starve(self) -> None:
-        """Up to now."""
+        """Count the waiting time up to now."""
         if self._starves_since is not None:
             seconds, self._starves_since = self.now - self._starves_since, self.now
             self.starved_s += seconds
@@ -147,12 +155,15 @@ class Statistics:
 
     @property
     def bubble_ratio(self) -> float | None:
-        """Share of the learner's time without training, whatever it did; None before the second step."""
+        """The share of the learner's time without training; None before the second step."""
         trained_s, waited_s, _, _ = self._newest(RECENT_MAX)
         return waited_s / (trained_s + waited_s) if trained_s else None
 
     def bubble(self, steps: int) -> float | None:
-        """Share of its time that it waited for data, of the last steps and since; None before the second step."""
+        """The share of the learner's time that it waited for data, in the last steps and since.
+
+        None before the second step.
+        """
         trained_s, waited_s, starved_s, _ = self._newest(steps)
         if not trained_s or self._committed_at is None:
             return None
@@ -161,7 +172,7 @@ class Statistics:
         return (starved_s + now_s) / (trained_s + waited_s + now_s)
 
     def unscored_share(self, steps: int) -> float:
-        """Of the time that `bubble` counts as waiting, that for rewards alone."""
+        """The share of the waiting time of `bubble` in which only rewards were missing."""
         self._starve()
         now_s, unscored_now_s = self._since_commit()
         _, _, starved_s, unscored_s = self._newest(steps)
@@ -180,7 +191,10 @@ class Statistics:
         cold: bool,
         most_s: float | None = None,
     ) -> None:
-        """A version is served by these workers. cold: their first one. most_s: by most of them, if earlier."""
+        """These workers serve a version, `t_bcast_s` after its publish.
+
+        cold: it is their first one. most_s: when most of them served it.
+        """
         self.t_bcast_s.append(t_bcast_s)
         if not cold:
             self.measurements.t_bcast.add(t_bcast_s if most_s is None else most_s)
@@ -188,17 +202,17 @@ class Statistics:
             self.still_s.append(still_s)
 
     def paused(self, seconds: float) -> None:
-        """A refit took so long."""
+        """A refit paused generation for so long."""
         self.refit_pause_s.append(seconds)
         self.measurements.pause.add(seconds)
 
     def handed_over(self, tokens: int) -> None:
-        """A lease goes on from so many tokens; 0: it starts anew."""
+        """A lease continues from this many tokens; 0: it starts anew."""
         self.partials_handed_over += tokens > 0
         self.tokens_handed_over += tokens
 
     def dropped(self, reason: str, trajectories: int, lengths: Sequence[int]) -> None:
-        """A group. lengths: of its trajectories, and of what there is of unfinished ones."""
+        """A group was dropped. lengths: in tokens, of its answers, finished or not."""
         self.dropped_groups[reason] += 1
         self.trajectories_dropped += trajectories
         self.measurements.discards.add(0, trajectories)
@@ -207,19 +221,19 @@ class Statistics:
 
     @property
     def lengths(self) -> dict[str, float]:
-        """Mean tokens of an answer that was "trained", and of one that was dropped, by the reason of its group."""
+        """Mean tokens of an answer that was "trained", or dropped, by reason."""
         counts = {"trained": self.trajectories_trained, **self.dropped_answers}
         tokens = {"trained": self.tokens_trained, **self.dropped_tokens}
         return {kind: tokens[kind] / count for kind, count in counts.items() if count}
 
     def seed_sent(self, version: int, copies: float) -> None:
-        """The seed has sent so many times the version's wire bytes."""
+        """The seed has sent this many copies of the version's wire bytes."""
         self.seed_copies.pop(version, None)
         self.seed_copies[version] = copies
         keep_newest(self.seed_copies, VERSIONS_MEASURED_MAX)
 
     def encoded(self, version: int, wire_bytes: int, full_bytes: int) -> None:
-        """The form in which the version spreads is whole."""
+        """The spreading form of a version is whole at the seed."""
         self.measurements.wire_bytes.add(float(wire_bytes))
         self.wire_bytes += wire_bytes
         self.full_bytes += full_bytes
@@ -228,7 +242,7 @@ class Statistics:
         keep_newest(self.version_bytes, VERSIONS_MEASURED_MAX)
 
     def publish_every(self, staleness_max: int) -> int:
-        """kappa under "auto": by what decisions take T_train and T_bcast to be."""
+        """kappa under "auto", by the estimates of T_train and T_bcast; 1 until both are known."""
         measured = self._measured()
         return 1 if measured is None else publish_every_auto(*measured, staleness_max)
 
@@ -238,7 +252,7 @@ class Statistics:
         return measured is not None and (staleness_max + 1) * measured[0] <= measured[1]
 
     def _measured(self) -> tuple[float, float] | None:
-        """T_train and T_bcast; None: not both are known."""
+        """The estimates of T_train and T_bcast; None until both are known."""
         t_train, t_bcast = self.measurements.t_train.estimate, self.measurements.t_bcast.estimate
         return None if t_train is None or t_bcast is None else (t_train.value, t_bcast.value)
 

@@ -1,9 +1,11 @@
-"""The published versions of a run: which bytes each of them is, which are revoked, which snapshot copies are kept.
+"""The published versions of a run: the bytes of each, which are revoked, which snapshot copies are
+kept.
 
     published --(published again in a newer epoch)--> newest again, under a new publish_seq
         +-- a newer epoch resumed below it, or gave its number to other bytes --> revoked
 
-Kept true: publish_seq only grows; two unrevoked versions never share a number. Not here: how versions travel.
+Kept true: publish_seq only grows; two versions that are not revoked never share a number.
+Not here: how versions reach the workers (`broadcast`).
 """
 
 from collections.abc import Collection, Iterable
@@ -15,13 +17,12 @@ from echo2d.core.base.ids import Epoch, PublishSeq
 from echo2d.core.cluster.events import DeleteVersion, PublishAsked, VersionPublished
 from echo2d.core.protocol.control_messages import VersionKey
 
-VERSIONS_MAX = (
-    4096  # remembered; tokens of versions that lie further back are far beyond any staleness bound
-)
-BASES_MAX = 4  # newest versions whose copies are kept, if there is room: who is three behind still gets a delta
-RECOVERED_COPIES_MAX = (
-    12  # copies a restart may find: BASES_MAX, what spreads, waits and is caught up with, and bases
-)
+# Versions that are remembered; tokens of older ones are far beyond any staleness bound.
+VERSIONS_MAX = 4096
+# The newest versions whose copies are kept if there is room: a worker three behind gets a delta.
+BASES_MAX = 4
+# Copies that a restart may find: BASES_MAX, and those of spreading, waiting and catch-up versions.
+RECOVERED_COPIES_MAX = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,11 @@ def facts_of(record: VersionPublished) -> dict[str, Any]:
 
 
 class PublishedVersions:
-    """See the module docstring. `published`: by publish_seq, without revoked ones. lost: copies that are gone."""
+    """See the module docstring.
+
+    published: in the order of publish_seq, without revoked ones. lost: the paths of copies that are
+    gone.
+    """
 
     def __init__(
         self,
@@ -55,10 +60,10 @@ class PublishedVersions:
         *,
         lost: Collection[str] = (),
     ) -> None:
-        self._live: dict[VersionKey, VersionPublished] = {}  # by publish_seq
-        self._copies: dict[
-            str, VersionPublished
-        ] = {}  # snapshot copies in the run directory, by publish_seq
+        # The versions that are not revoked, and the snapshot copies in the run directory by their
+        # path; both in the order of publish_seq.
+        self._live: dict[VersionKey, VersionPublished] = {}
+        self._copies: dict[str, VersionPublished] = {}
         self.publish_seq = publish_seq
         for record in published:
             self._take(record)
@@ -72,18 +77,21 @@ class PublishedVersions:
 
     @property
     def current(self) -> VersionPublished | None:
-        """The newest publish; None if it is revoked, for the copies of older ones may be gone."""
+        """The newest publish; None if it is revoked, as the copies of older ones may be gone."""
         newest = self.newest
         return newest if newest is not None and newest.publish_seq == self.publish_seq else None
 
     def live(self, key: VersionKey | None) -> VersionPublished | None:
-        """The newest publish of these bytes under this number; None: never published, revoked, or long ago."""
+        """The newest publish of these bytes under this number.
+
+        None: they were never published, are revoked, or were forgotten long ago.
+        """
         return None if key is None else self._live.get(key)
 
     def judge(
         self, asked: PublishAsked, *, resume_step: int, committed: int
     ) -> VersionPublished | PublishRefusal | None:
-        """What to do with a publish of the current epoch: accept it (None), repeat the earlier answer, or refuse."""
+        """Judge a publish of the current epoch. None: accept it; a record: it repeats that one."""
         mine = [record for record in self._live.values() if record.epoch == asked.epoch]
         same = next((record for record in mine if record.version == asked.version), None)
         if same is not None and same.digest == asked.digest:
@@ -106,13 +114,13 @@ class PublishedVersions:
         return None
 
     def replaced_by(self, asked: PublishAsked) -> list[VersionKey]:
-        """What this publish revokes: the same number with other bytes."""
+        """The versions that this publish revokes: those with the same number and other bytes."""
         return [
             key for key in self._live if key.version == asked.version and key.digest != asked.digest
         ]
 
     def above(self, step: int, *, before: Epoch) -> list[VersionKey]:
-        """What a session of epoch `before` revokes that resumes at `step`."""
+        """The versions that a session of epoch `before` revokes when it resumes at `step`."""
         return [
             key
             for key, record in self._live.items()
@@ -141,11 +149,15 @@ class PublishedVersions:
         ]
 
     def lose(self, record: VersionPublished) -> list[DeleteVersion]:
-        """This copy is not what was published."""
+        """Delete a copy whose bytes are not what was published."""
         return [DeleteVersion(record.path)] if self._copies.pop(record.path, None) else []
 
     def fit(self, paths: Collection[str], bytes_max: int) -> bool:
-        """Whether the copies at these paths, the newest version's, the next version's and its upload have room."""
+        """Whether there is room for the copies at these paths and for the next version.
+
+        That is the newest version's copy, the next version's, and its upload, all of the newest
+        one's size.
+        """
         kept = {
             record.path: record.full_bytes
             for path, record in self._copies.items()
@@ -159,9 +171,11 @@ class PublishedVersions:
     def surplus(
         self, needed: Collection[str], *, bases: int, bytes_max: int
     ) -> list[DeleteVersion]:
-        """Give up the snapshot copies but the newest version's, those at the `needed` paths, and the newest `bases`.
+        """Delete all snapshot copies but the newest version's, the `needed` ones, and the newest
+        bases.
 
-        Bases are kept only as long as the next version, and its upload, still fit into bytes_max.
+        At most `bases` bases are kept, as long as the next version and its upload still fit into
+        bytes_max.
         """
         newest = self.newest
         kept = dict.fromkeys([*needed, *([] if newest is None else [newest.path])])

@@ -1,7 +1,7 @@
-"""One sample of a call: what its caller has of it, and which of its workers' words are believed. No decisions.
+"""One sample of a call: the tokens that its caller has, and the check of what workers report.
 
-What was told to a caller is never taken back: whoever goes on serves the version of the last token or a newer one, and
-a worker that tells its tokens differently is not believed.
+What was told to a caller is never taken back: the next worker serves the version of the last token
+or a newer one, and a worker that reports other tokens than before is not believed.
 """
 
 from dataclasses import dataclass
@@ -13,16 +13,18 @@ from echo2d.core.protocol.result_check import Believed, content_fault, span_faul
 from echo2d.core.protocol.trajectory import NOTHING, Partial
 from echo2d.core.rollouts.leases import Lease
 
-AVOID_S = 1.0  # a worker that leaves gives leases back a moment before it says goodbye
+# A worker that leaves gives its leases back a moment before it says goodbye.
+AVOID_S = 1.0
 
 ChoiceKey = tuple[CallId, int]
 
 
 @dataclass(slots=True)
 class CallChoice:
-    """told: what its caller has; since: when it began to wait; lease: None while it does.
+    """A choice of a call.
 
-    avoid: who failed it last, and gets it no more for AVOID_S.
+    told: what its caller has. since: when it began to wait. lease: None while it waits.
+    avoid: the worker that failed it last, and does not get it for AVOID_S.
     """
 
     call: CallAsked
@@ -39,12 +41,12 @@ class CallChoice:
 
     @property
     def oldest(self) -> Version:
-        """Whoever writes its next token serves this version or a newer one."""
+        """The worker that writes its next token must serve this version or a newer one."""
         return max(self.call.min_version, self.told.version_last)
 
     @property
     def room(self) -> int:
-        """Tokens that it may still get."""
+        """The number of tokens that it may still get."""
         return self.call.max_new_tokens - self.told.length
 
     def avoids(self, worker: PeerId, now: float) -> bool:
@@ -53,12 +55,10 @@ class CallChoice:
     def grown(
         self, said: SampleDelta | SampleFinished, *, vocab_size: int, believed: Believed
     ) -> Partial | str:
-        """What it is with these tokens behind what its lease went on from; or what is wrong with them.
-
-        After a new connection a worker begins at its first token again.
-        """
+        """The whole output with these new tokens; or a text that says what is wrong with them."""
         assert self.lease is not None
         base = self.lease.given.base
+        # After a new connection a worker reports from its first token again.
         begins = bool(said.spans) and said.spans[0].start == 0
         before = base if begins else self.told
         start, room = before.length - base.length, self.call.max_new_tokens - before.length

@@ -1,13 +1,14 @@
-"""The gateway's calls as work for the scheduler: which choices come next, and the leases that they have.
+"""The gateway's calls as work for the scheduler: which choice comes next, and the leases of calls.
 
     waiting (CallQueue) --lease--> running --> written, unwanted, or its lease is over
 
-The run goes first, until a call has waited for PATIENCE_S; calls never hold more than their share of the slots. When
-they have given all slots back the run goes first again for as long: however few slots there are, run and calls take
-turns. Choices of one call that have no tokens share a lease, for they have one prompt. Calls of a session go to one
-worker while it has a free slot. Where nothing could be placed, nothing is tried before something has changed.
-Not here: which worker has free slots (`rollouts.scheduler`), which caller is next (`fair_queue`), what workers say
-(`calls`).
+The run goes first until a call has waited for PATIENCE_S. Calls never hold more than their share of
+the slots, which is one slot at least. When they have given back all slots, the run goes first again
+for PATIENCE_S: however few slots there are, run and calls take turns. Choices of one call that have
+no tokens share a lease, because they have one prompt. Calls of a session go to one worker while it
+has a free slot. When no choice can be placed, none is tried again before something has changed.
+Not here: which worker has free slots (`rollouts.scheduler`), which caller is next (`fair_queue`),
+what workers say (`calls`).
 """
 
 from collections import Counter
@@ -28,21 +29,25 @@ from echo2d.core.protocol.control_messages import HeldLease, LeaseGranted
 from echo2d.core.rollouts.leases import Lease, LeaseTable
 from echo2d.core.rollouts.scheduler import LeaseScheduler, PendingSamples
 
-SESSIONS_MAX = 4096  # whose worker is remembered
-PROMPT_BYTES_MAX = (
-    16 << 20
-)  # of one worker's running calls: a quarter of what may wait on its link before it is slow
-PATIENCE_S = (
-    5.0  # a call that has waited for so long goes before the run, lest a busy run starves all calls
-)
-REPORT_S = 0.2  # tokens reach a reader about five times a second
-GROUP_FIRST = 1 << 62  # calls have group ids too, for logs; those of the run never come so far
+# Sessions whose worker is remembered.
+SESSIONS_MAX = 4096
+# Prompts of one worker's running calls: a quarter of what may wait on its link before it is slow.
+PROMPT_BYTES_MAX = 16 << 20
+# A call that has waited for so long goes before the run, so that a busy run does not starve calls.
+PATIENCE_S = 5.0
+# Tokens reach a reader about five times a second.
+REPORT_S = 0.2
+# Calls have group ids too, for logs. Those of the run never become so large.
+GROUP_FIRST = 1 << 62
 _SEEDS = 1 << 63
 
 
 @dataclass(slots=True)
 class _CallLease:
-    """A running lease. wanted: its choices that somebody still waits for; the others keep their slots until it ends."""
+    """A running lease of a call. wanted: by sample, the choices that its caller still waits for.
+
+    The other choices keep their slots until the worker has written them, or the lease ends.
+    """
 
     call: CallAsked
     lease: Lease
@@ -187,7 +192,7 @@ class CallWork:
     # --- back from the workers
 
     def written(self, key: HeldLease, sample: int, *, now: float) -> list[Send]:
-        """The worker has written all of a sample, wanted or not: its slot is free."""
+        """The worker has finished a sample, which may be unwanted by now: its slot is free."""
         running = self._running[key]
         if sample not in running.lease.samples:
             return []
@@ -199,7 +204,7 @@ class CallWork:
         return self._end_unwanted(running, now)
 
     def unwanted(self, choice: CallChoice, *, now: float) -> list[Send]:
-        """Nobody waits for it any more."""
+        """The caller does not wait for this choice any more."""
         if choice.lease is None:
             return []
         running, choice.lease = self._running[choice.lease.key], None
@@ -207,7 +212,7 @@ class CallWork:
         return self._end_unwanted(running, now)
 
     def end(self, key: HeldLease, *, now: float) -> list[CallChoice]:
-        """The lease is over; these of its choices have to go on elsewhere."""
+        """The lease is over; returns the choices that have to continue at another worker."""
         running = self._running.pop(key)
         lease, choices = running.lease, list(running.wanted.values())
         for choice in choices:
@@ -223,14 +228,15 @@ class CallWork:
         return choices
 
     def _end_unwanted(self, running: _CallLease, now: float) -> list[Send]:
-        """End it once nobody waits for any of it; what it still writes is called off."""
+        """End and cancel a lease of which no choice is wanted any more."""
         if running.wanted:
             return []
-        called_off = self._scheduler.cancel(running.lease) if running.lease.samples else []
+        cancelled = self._scheduler.cancel(running.lease) if running.lease.samples else []
         self.end(running.lease.key, now=now)
-        return called_off
+        return cancelled
 
     def _hold(self, running: _CallLease, slots: int) -> None:
+        """The call's caller holds this many more slots, or fewer."""
         self._held += slots
         self._queue.hold(running.call.caller, slots)
 

@@ -1,12 +1,14 @@
-"""The gateway's calls: text for whoever asks, from slots that the run does not use. Outside groups, gates and mu.
+"""The gateway's calls: answers callers with tokens from slots that the run does not use.
 
-    CallAsked --> choices waiting --lease--> running --> ended        told as tokens come (ChoiceGrew)
+    CallAsked --> choices waiting --lease--> running (ChoiceGrew as tokens come) --> ended
         |                ^                      |
-     refused             +---- lease ended -----+    with the tokens it has: the next worker goes on from them
+     refused             +---- lease ended -----+  the next worker continues from the tokens
 
-A lease of choices is like any other: kept alive by progress, judged by the same rules, cancelled when nobody wants it.
-Nothing is durable: calls end with the process. Not here: whose turn it is (`fair_queue`), slots
-(`scheduler`), which tokens are believed (`call_choice`), HTTP, text, records.
+A lease of choices is like any other: progress keeps it alive, the same rules judge its output, and
+it is cancelled when no caller wants it. Calls do not count for groups, gates and mu. Nothing is
+durable: calls end with the process.
+Not here: which caller is next (`fair_queue`), priority and share of slots (`call_work`), which
+tokens are believed (`call_choice`), HTTP, text, records.
 """
 
 from collections.abc import Collection
@@ -44,9 +46,8 @@ from echo2d.core.rollouts.leases import Lease, LeaseTable, answer, send_to
 from echo2d.core.rollouts.scheduler import LeaseScheduler
 from echo2d.core.status.schema import GatewayStatus
 
-FAILURES_MAX = (
-    3  # leases of one choice that ended without it; then something is wrong with what it asks for
-)
+# Failed leases of one choice; after that something is wrong with what it asks for.
+FAILURES_MAX = 3
 
 
 class GatewayCalls:
@@ -83,6 +84,7 @@ class GatewayCalls:
         self._tokens = 0
 
     def status(self) -> GatewayStatus:
+        """What the status says of calls. ended: the number of calls, by how they ended."""
         return GatewayStatus(
             calls=len(self._open),
             waiting=len(self._queue),
@@ -93,13 +95,13 @@ class GatewayCalls:
         )
 
     def owns(self, key: HeldLease) -> bool:
-        """Whether the lease is, or was, one of these."""
+        """Whether the lease is, or was, a call's."""
         return self._leases.given(key.lease)
 
     # --- callers
 
     def asked(self, event: CallAsked, *, now: float) -> list[GatewayAction]:
-        """Take the call, or say at once why not."""
+        """Accept the call, or refuse it at once."""
         newest = self._versions.newest
         if newest is None:
             return self._refuse(event.call, "late", "no version is published yet")
@@ -114,7 +116,7 @@ class GatewayCalls:
         return []
 
     def stopped(self, event: ChoiceStopped, *, now: float) -> list[GatewayAction]:
-        """The caller has cut this choice off."""
+        """The caller has all that it wants of this choice."""
         choice = self._open.get(event.call, event.choice)
         return [] if choice is None else self._done(choice, now)
 
@@ -124,7 +126,7 @@ class GatewayCalls:
     # --- workers
 
     def progressed(self, peer: Peer, message: LeaseProgress, *, now: float) -> list[GatewayAction]:
-        """New tokens; what is nobody's any more is called off."""
+        """A worker reports new tokens. A lease that does not run here is cancelled."""
         lease = self._leases.held(peer, message)
         if lease is None:
             return [*send_to(peer, LeaseCancelled(message.lease, message.attempt))]
@@ -142,7 +144,7 @@ class GatewayCalls:
         return actions
 
     def finished(self, peer: Peer, message: SampleFinished, *, now: float) -> list[GatewayAction]:
-        """The rest of a choice. It is answered in any case: nothing of it is kept here."""
+        """A worker has finished a choice. The result is answered in any case: none is kept here."""
         lease = self._leases.held(peer, message)
         choice = None if lease is None else self._work.wanted(lease.key).get(message.sample)
         if lease is None or choice is None:
@@ -162,14 +164,17 @@ class GatewayCalls:
         ]
 
     def failed(self, peer: Peer, message: LeaseFailed, *, now: float) -> list[GatewayAction]:
-        """The worker gives a lease back."""
+        """The worker gives a lease back: its choices continue elsewhere."""
         lease = self._leases.held(peer, message)
         return [] if lease is None else self._go_on(lease, message.reason, now, failures=1)
 
     def rejoined(
         self, peer: Peer, held: Collection[HeldLease], *, now: float
     ) -> tuple[tuple[HeldLease, ...], list[GatewayAction]]:
-        """Which of these leases the worker keeps; running ones that it does not know end."""
+        """A worker came back; returns which of these leases it keeps, and actions.
+
+        Running leases that it does not know end.
+        """
         known, kept = frozenset(held), list[HeldLease]()
         actions: list[GatewayAction] = []
         for lease in self._leases.of_worker(peer.peer):
@@ -181,14 +186,14 @@ class GatewayCalls:
         return tuple(kept), actions
 
     def worker_left(self, peer: Peer, *, now: float) -> list[GatewayAction]:
-        """Its calls go on elsewhere."""
+        """A worker has left: its calls continue elsewhere."""
         leases = self._leases.of_worker(peer.peer)
         return [each for lease in leases for each in self._go_on(lease, "the worker left", now)]
 
     # --- versions, time
 
     def revoked(self, *, now: float) -> list[GatewayAction]:
-        """A caller that was told tokens of a version that is void is told so."""
+        """Versions were revoked: end the calls that were told tokens of them."""
         told = ((choice.call.call, span.key) for choice in self._open for span in choice.told.spans)
         void = dict.fromkeys(call for call, version in told if self._versions.live(version) is None)
         return [
@@ -198,10 +203,11 @@ class GatewayCalls:
         ]
 
     def deadlines(self, *, now: float) -> list[GatewayAction]:
-        """Leases whose worker was silent, and calls that have waited for too long."""
+        """End the leases whose worker was silent, and the calls that have waited for too long."""
         actions: list[GatewayAction] = []
         for lease in self._leases.expired(now=now):
-            if self._work.wanted(lease.key):  # else its call has just been given up
+            # The end of an earlier lease may have ended the call of this one.
+            if self._work.wanted(lease.key):
                 actions += self._scheduler.cancel(lease)
                 actions += self._go_on(lease, "its worker was silent or stuck", now, failures=1)
         for choice in self._queue.late(self._wait_s, now=now):
@@ -228,7 +234,7 @@ class GatewayCalls:
     def _tell(
         self, choice: CallChoice, grown: Partial, finish: Finish | None = None
     ) -> list[GatewayAction]:
-        """What the caller does not have yet."""
+        """Tell the caller the tokens that it does not have yet."""
         known = 4 * choice.told.length
         if len(grown.tokens) <= known and finish is None:
             return []
@@ -240,7 +246,7 @@ class GatewayCalls:
     # --- inside: ends
 
     def _fail(self, peer: Peer, choice: CallChoice, fault: str, now: float) -> list[GatewayAction]:
-        """Its worker sent what cannot be believed; the lease's other choices go on elsewhere too."""
+        """A worker sent a bad report: all choices of the lease continue elsewhere."""
         assert choice.lease is not None
         choice.failures += 1
         note = self._statistics.fault("gateway", f"{peer.name}: {fault}")
@@ -253,7 +259,10 @@ class GatewayCalls:
     def _go_on(
         self, lease: Lease, reason: str, now: float, *, failures: int = 0
     ) -> list[GatewayAction]:
-        """The lease is over; its choices wait for another worker, unless they are whole or have failed too often."""
+        """The lease is over: its choices wait for another worker.
+
+        Those that are whole or have failed too often end.
+        """
         choices = self._work.end(lease.key, now=now)
         for choice in choices:
             choice.avoid = lease.worker
@@ -262,8 +271,9 @@ class GatewayCalls:
         return [each for choice in choices for each in self._look_at(choice, reason, now)]
 
     def _look_at(self, choice: CallChoice, reason: str, now: float) -> list[GatewayAction]:
+        # Another choice may have ended the call just now.
         if choice.call.call not in self._open:
-            return []  # it has been given up for another of its choices
+            return []
         if choice.failures >= FAILURES_MAX:
             return self._give_up(
                 choice.call.call, "failed", f"{FAILURES_MAX} workers failed: {reason}", now
@@ -284,7 +294,7 @@ class GatewayCalls:
         )
 
     def _done(self, choice: CallChoice, now: float) -> list[GatewayAction]:
-        """The choice is over, and with the last one the call."""
+        """End a choice. The call ends with its last choice."""
         self._open.end(choice)
         return self._release(choice, now)
 
@@ -294,7 +304,7 @@ class GatewayCalls:
         ]
 
     def _release(self, choice: CallChoice, now: float) -> list[GatewayAction]:
-        """It neither runs nor waits any more."""
+        """Take a choice out of the queue and out of its lease."""
         self._queue.discard(choice)
         return [*self._work.unwanted(choice, now=now)]
 
@@ -304,7 +314,7 @@ class GatewayCalls:
         return [*self._end_call(call, code, now), CallRefused(call, code, detail, self._served())]
 
     def _refuse(self, call: CallId, code: RefusedCode, detail: str) -> list[GatewayAction]:
-        """It was never taken."""
+        """Refuse a call that was not accepted."""
         self._open.ended[code] += 1
         return [CallRefused(call, code, detail, self._served())]
 

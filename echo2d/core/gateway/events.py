@@ -1,8 +1,9 @@
-"""What the gateway's calls are made of: events (it happened), actions (do it), and the numbers the operator chose.
+"""The events and actions of the gateway's calls.
 
-A *call* is one waiting HTTP request for text; it has one or more *choices*, each of them one sample of its prompt.
-Every CallAsked is answered by ChoiceGrew until each choice has finished, or by one CallRefused that ends it; after
-CallGone by nothing. Nothing of it is durable. Not here: HTTP, and who gets a slot when (`calls`).
+A *call* is one waiting HTTP request for text; it has one or more *choices*, each of them one sample
+of its prompt. Every CallAsked is answered by ChoiceGrew until each choice has finished, or by one
+CallRefused that ends it; after CallGone by nothing. Nothing of it is durable. Not here: HTTP, and
+which call gets a slot (`call_work`).
 """
 
 from dataclasses import dataclass
@@ -12,7 +13,8 @@ from echo2d.core.base.ids import Version
 from echo2d.core.cluster.events import Note, Send
 from echo2d.core.protocol.control_messages import Finish, VersionSpan
 
-CallId = NewType("CallId", int)  # one per waiting call, never reused within a process
+# One for each call, never reused within a process.
+CallId = NewType("CallId", int)
 
 RefusedCode = Literal["busy", "version", "late", "failed", "revoked", "stopping"]
 
@@ -22,10 +24,12 @@ RefusedCode = Literal["busy", "version", "late", "failed", "revoked", "stopping"
 
 @dataclass(frozen=True, slots=True)
 class CallAsked:
-    """Somebody wants `choices` samples of this prompt (int32). min_version: the oldest version that may write a token.
+    """A caller wants `choices` samples of this prompt (int32).
 
-    caller: whoever shares with others. session: calls with the same one go to the same worker while it has room, for
-    what it has cached.
+    min_version: the oldest version that may write a token. caller: slots are shared fairly between
+    callers.
+    session: calls of one session go to the same worker while it has a free slot, because of its
+    cache.
     """
 
     call: CallId
@@ -51,7 +55,7 @@ class ChoiceStopped:
 
 @dataclass(frozen=True, slots=True)
 class CallGone:
-    """The caller hung up, or does not read; it must not be answered any more."""
+    """The caller hung up, or does not read what it is sent; it must not be answered any more."""
 
     call: CallId
     how: Literal["gone", "slow"] = "gone"
@@ -65,9 +69,10 @@ CallEvent = CallAsked | ChoiceStopped | CallGone
 
 @dataclass(frozen=True, slots=True)
 class ChoiceGrew:
-    """New tokens (int32) of a choice with their logprobs (float32); spans: of all its tokens so far.
+    """New tokens (int32) of a choice with their logprobs (float32).
 
-    finish: it is whole now; with "stop" its last token is the end token.
+    spans: of all its tokens so far. finish: why the choice is whole; with "stop" its last token is
+    the end token.
     """
 
     call: CallId
@@ -80,7 +85,10 @@ class ChoiceGrew:
 
 @dataclass(frozen=True, slots=True)
 class CallRefused:
-    """The call ends like this, whatever it had. version: the newest that a worker serves now; None: none."""
+    """The call ends for this reason, whatever it was told before.
+
+    version: the newest one that a worker serves now; None: none.
+    """
 
     call: CallId
     code: RefusedCode

@@ -1,9 +1,11 @@
-"""Which choices wait for a slot, and whose turn it is.
+"""The queue of waiting choices, fair between callers.
 
-The next slot is for the caller that holds the fewest, of several such for who has been one of them for longest. So
-callers take turns however many they are, and however much one of them asks for; with a single slot, too. Of one
-caller's choices those with tokens go first, then who came first.
-What is asked with every event (`oldest`, `in_turn`) does not depend on how many wait. Not here: slots and workers.
+The next slot is for the caller that holds the fewest slots; among several such callers, for the one
+that has held so few for longest. So callers take turns, however many there are, however much one of
+them asks for, and even with a single slot. Of one caller's choices, those with tokens go first,
+then those that came first. The cost of what every event asks for (`oldest`, the first of `in_turn`)
+does not depend on how many wait.
+Not here: slots and workers.
 """
 
 from collections import Counter
@@ -17,7 +19,7 @@ _Line = dict[ChoiceKey, CallChoice]
 
 @dataclass(slots=True)
 class _Lines:
-    """Of one caller."""
+    """The waiting choices of one caller: with tokens (begun) and without (fresh)."""
 
     begun: _Line = field(default_factory=dict)
     fresh: _Line = field(default_factory=dict)
@@ -27,14 +29,19 @@ class _Lines:
 
 
 class CallQueue:
-    """See the module docstring. changes: one more with each choice that comes to wait, or need not avoid any more."""
+    """See the module docstring.
+
+    changes: grows when a choice begins to wait, or ceases to avoid a worker.
+    """
 
     def __init__(self) -> None:
-        self._waiting: _Line = {}  # in the order in which they began to
-        self._avoiding: _Line = {}  # the same, of those that avoid somebody
+        # All waiting choices, and those of them that avoid a worker, in the order of their arrival.
+        self._waiting: _Line = {}
+        self._avoiding: _Line = {}
         self._lines: dict[str, _Lines] = {}
         self._held: Counter[str] = Counter()
-        self._turns: dict[int, dict[str, None]] = {}  # who waits, by the slots they hold, in turn
+        # The callers that wait, by the number of slots that they hold, each set in turn.
+        self._turns: dict[int, dict[str, None]] = {}
         self.changes = 0
 
     def __len__(self) -> int:
@@ -42,15 +49,16 @@ class CallQueue:
 
     @property
     def callers(self) -> int:
-        """Those who wait."""
+        """The number of callers that wait."""
         return len(self._lines)
 
     @property
     def oldest(self) -> CallChoice | None:
-        """Who has waited for longest."""
+        """The choice that has waited for longest."""
         return next(iter(self._waiting.values()), None)
 
     def put(self, choice: CallChoice, *, now: float) -> None:
+        """The choice begins to wait."""
         choice.since = now
         self._waiting[choice.key] = choice
         if choice.avoid is not None:
@@ -63,7 +71,7 @@ class CallQueue:
         self.changes += 1
 
     def discard(self, choice: CallChoice) -> None:
-        """It does not wait, or not any more."""
+        """Take a choice out of the queue, if it waits."""
         if self._waiting.pop(choice.key, None) is None:
             return
         self._avoiding.pop(choice.key, None)
@@ -75,7 +83,7 @@ class CallQueue:
             self._leave_turn(caller)
 
     def hold(self, caller: str, slots: int) -> None:
-        """The caller has so many more slots, or fewer."""
+        """The caller holds this many more slots, or fewer."""
         if caller in self._lines:
             self._leave_turn(caller)
         self._held[caller] += slots
@@ -85,14 +93,17 @@ class CallQueue:
             del self._held[caller]
 
     def in_turn(self) -> Iterator[CallChoice]:
-        """All of them; whose turn it is first."""
+        """All waiting choices, in the order of their turns."""
         for held in sorted(self._turns):
             for caller in self._turns[held]:
                 yield from self._lines[caller].begun.values()
                 yield from self._lines[caller].fresh.values()
 
     def run_of(self, choice: CallChoice, most: int) -> list[CallChoice]:
-        """The choice, and those behind it of its call that wait with nothing: they have one prompt."""
+        """The choice and those after it that may share its lease, at most `most`, and at least it.
+
+        They are of one call, and wait without tokens, so that they have one prompt.
+        """
         run = [choice]
         fresh = self._lines[choice.call.caller].fresh if not choice.told.length else {}
         while (
@@ -105,7 +116,10 @@ class CallQueue:
         return run
 
     def late(self, wait_s: float, *, now: float) -> list[CallChoice]:
-        """Those who have waited for so long; and whoever has avoided a worker for long enough does so no more."""
+        """The choices that have waited for `wait_s`.
+
+        Also, choices that have avoided a worker for AVOID_S cease to do so.
+        """
         while (first := next(iter(self._avoiding.values()), None)) and now >= first.since + AVOID_S:
             del self._avoiding[first.key]
             self.changes += 1
@@ -117,7 +131,7 @@ class CallQueue:
         return found
 
     def wake_at(self, wait_s: float) -> float | None:
-        """When `late` is to be asked next."""
+        """When `late` has something to do next."""
         avoiding = next(iter(self._avoiding.values()), None)
         ends = [None if self.oldest is None else self.oldest.since + wait_s]
         ends += [None if avoiding is None else avoiding.since + AVOID_S]

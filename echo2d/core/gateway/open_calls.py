@@ -1,4 +1,4 @@
-"""The calls that are open, how they ended, and how many there may be: of one caller, and of all. No decisions."""
+"""The open calls, the limits on their number (of one caller, and of all), and how calls ended."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -6,17 +6,20 @@ from collections.abc import Iterator
 from echo2d.core.gateway.call_choice import CallChoice
 from echo2d.core.gateway.events import CallAsked, CallId
 
-CHOICES_MAX = 32  # of one call, ...
-CHOICES_OF_CALLER_MAX = 256  # ... of all calls of one caller: half of ...
-CHOICES_OPEN_MAX = 512  # ... all; each may be a call of its own, with 512 KiB of prompt
+# Choices of one call.
+CHOICES_MAX = 32
+# Open choices of one caller, and of all. Each may be a call of its own, with 512 KiB of prompt.
+CHOICES_OF_CALLER_MAX = 256
+CHOICES_OPEN_MAX = 512
 
 
 class OpenCalls:
-    """By call those of its choices that are not ended; at least one. ended: calls, by how."""
+    """The open choices, by call; a call has at least one. ended: the number of calls, by how."""
 
     def __init__(self) -> None:
         self._calls: dict[CallId, dict[int, CallChoice]] = {}
-        self._choices: Counter[str] = Counter()  # by caller
+        # The number of open choices, by caller.
+        self._choices: Counter[str] = Counter()
         self.ended: Counter[str] = Counter()
 
     def __len__(self) -> int:
@@ -32,7 +35,7 @@ class OpenCalls:
         return self._calls.get(call, {}).get(index)
 
     def too_many(self, asked: CallAsked) -> str:
-        """Why it cannot be taken now; empty when it can."""
+        """Why the call cannot be accepted now; empty if it can."""
         if (mine := self._choices[asked.caller]) + asked.choices > CHOICES_OF_CALLER_MAX:
             return f"{mine} choices of yours are open; at most {CHOICES_OF_CALLER_MAX} are taken"
         if (every := self._choices.total()) + asked.choices > CHOICES_OPEN_MAX:
@@ -40,6 +43,7 @@ class OpenCalls:
         return ""
 
     def open(self, asked: CallAsked) -> list[CallChoice]:
+        """Open a call; returns its choices."""
         assert 0 < asked.choices <= CHOICES_MAX
         self._calls[asked.call] = {
             index: CallChoice(asked, index) for index in range(asked.choices)
@@ -48,7 +52,7 @@ class OpenCalls:
         return list(self._calls[asked.call].values())
 
     def end(self, choice: CallChoice) -> None:
-        """With the last one its call is done."""
+        """End a choice. With its last choice, the call is done."""
         call, choices = choice.call.call, self._calls[choice.call.call]
         if len(choices) == 1:
             self.end_call(call, "done")
@@ -57,7 +61,7 @@ class OpenCalls:
             self._count(choice.call.caller, 1)
 
     def end_call(self, call: CallId, how: str) -> list[CallChoice]:
-        """Those of its choices that were not."""
+        """End a call; returns its choices that were still open."""
         self.ended[how] += 1
         choices = list(self._calls.pop(call).values())
         self._count(choices[0].call.caller, len(choices))

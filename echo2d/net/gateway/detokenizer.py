@@ -1,4 +1,4 @@
-"""The output of one choice as text, as it comes: never half a character, never a part of a stop. No I/O.
+"""Turns the growing output of one choice into text: no half characters, no part of a stop text.
 
 The work for each token does not depend on how many came before it.
 """
@@ -14,7 +14,10 @@ UNREADABLE_TOKENS_MAX = (
 
 
 class TextStream:
-    """Tokens to text. A token reads differently behind others, so the last ones that were told are read again."""
+    """Tokens to text.
+
+    A token may read differently after others, so the last ones before it are decoded again.
+    """
 
     def __init__(self, texts: GatewayTokenizer, *, special: bool) -> None:
         self._texts = texts
@@ -24,7 +27,7 @@ class TextStream:
         self._before = ""  # and how they read
 
     def put(self, token: int) -> str:
-        """What has become readable."""
+        """The text that has become readable."""
         if token in self._silent:
             return ""
         self._ids.append(token)
@@ -38,13 +41,16 @@ class TextStream:
         return piece
 
     def end(self) -> str:
-        """The rest: half a character."""
+        """The rest, which is half a character."""
         return self._texts.decode(self._ids)[len(self._before) :]
 
 
 @dataclass(frozen=True, slots=True)
 class TextPiece:
-    """What has become readable. tokens: how many of those put in belong to the choice; stopped: a stop has come."""
+    """Text that has become readable.
+
+    tokens: how many of the tokens put in belong to the choice. stopped: a stop text has come.
+    """
 
     text: str
     tokens: int
@@ -73,7 +79,7 @@ class Detokenizer:
         return TextPiece("".join(told), len(tokens), stopped=False)
 
     def end(self) -> str:
-        """The rest: what only looked like the beginning of a stop, or is half a character."""
+        """The rest, which looked like the beginning of a stop, or is half a character."""
         self._held += self._stream.end()
         at = self._stop_at()
         return self._take(len(self._held) if at is None else at)
@@ -84,7 +90,7 @@ class Detokenizer:
         return min((place for place in places if place >= 0), default=None)
 
     def _held_back(self) -> int:
-        """How many characters at the end do begin a stop."""
+        """How many characters at the end may be the beginning of a stop."""
         ends = range(min(self._hold, len(self._held)), 0, -1)
         return next(
             (n for n in ends if any(stop.startswith(self._held[-n:]) for stop in self._stops)), 0

@@ -1,4 +1,4 @@
-"""Answers of the gateway: a call's tokens on their way to its caller, whole or in pieces, and the record of it.
+"""Sends a call's tokens to its caller, whole or in pieces, and keeps the record of it.
 
 A caller that hangs up, whose secret is revoked, or who does not read what it is sent, ends its call. What is wrong
 before the first piece is a plain answer with its status; after it, the last piece. Not here: what was asked for.
@@ -42,10 +42,10 @@ class OpenCall(Protocol):
     """A call that was asked for."""
 
     async def next(self) -> ChoiceGrew | CallRefused:
-        """What comes next, until every choice has finished."""
+        """The next news of the call, until every choice has finished."""
 
     async def stop(self, choice: int) -> None:
-        """No more of this one."""
+        """The caller wants no more of this choice."""
 
 
 class Answering(Protocol):
@@ -60,12 +60,12 @@ class Answering(Protocol):
         """The call ends with the context. Unread: its caller is too far behind."""
 
     def record(self, entry: dict[str, Any]) -> None:
-        """Keep it, if records are kept."""
+        """Keep the record of a call, if records are kept."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spelling:
-    """How an endpoint says it."""
+    """How an endpoint spells its answers."""
 
     kind: str
     object: str
@@ -137,7 +137,10 @@ class GrowingAnswer:
         return response, "done"
 
     async def _steps(self, call: OpenCall) -> AsyncIterator[tuple[ChoiceOutput, OutputStep]]:
-        """Until every choice has finished. Refusal: the call was, or its caller has no valid secret any more."""
+        """Take the news of the call until every choice has finished.
+
+        Refusal: the call was refused, or its caller has no valid secret any more.
+        """
         while not all(output.finish for output in self._outputs):
             event = await call.next()
             self._backend.caller(self._request)

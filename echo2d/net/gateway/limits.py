@@ -1,4 +1,4 @@
-"""How much the gateway takes on at once. Past it a caller is told to come back (429, Retry-After), never kept waiting.
+"""Limits on the requests of the gateway. Beyond them a request is refused (429, Retry-After).
 
     request --Requests--> read, rendered and tokenized at the Desk --> a call, which the core limits (`gateway/calls`)
 
@@ -29,14 +29,14 @@ def busy(detail: str) -> CallRefusal:
 
 
 class OpenRequests:
-    """Those that are open, from their first byte to the last one of their answer."""
+    """Counts the open requests, from their first byte to the last byte of their answer."""
 
     def __init__(self) -> None:
         self._open: Counter[str] = Counter()
 
     @contextmanager
     def one_of(self, caller: str) -> Iterator[None]:
-        """CallRefusal: there are too many."""
+        """Count one more request. CallRefusal: there are too many."""
         if self._open[caller] >= REQUESTS_OF_CALLER_MAX:
             raise busy(f"{REQUESTS_OF_CALLER_MAX} requests of yours are open")
         if self._open.total() >= REQUESTS_MAX:
@@ -51,14 +51,17 @@ class OpenRequests:
 
 
 class Desk:
-    """Blocking work on prompts, RENDERING_MAX at a time. A thread cannot be stopped: who hangs up frees no place."""
+    """Blocking work on prompts, RENDERING_MAX at a time.
+
+    A thread cannot be stopped, so a caller that hangs up does not free its place.
+    """
 
     def __init__(self) -> None:
         self._places = asyncio.Semaphore(RENDERING_MAX)
         self._waiting = 0
 
     async def do(self, work: Callable[[], T]) -> T:
-        """CallRefusal: too much waits already."""
+        """Do this work in a thread. CallRefusal: too much work waits already."""
         if self._waiting >= RENDER_QUEUE_MAX:
             raise busy(f"{RENDER_QUEUE_MAX} prompts wait to be rendered")
         self._waiting += 1
