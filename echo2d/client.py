@@ -1,4 +1,4 @@
-"""echo2d from outside: what a learner needs, whatever it is built with.
+"""The public Python API of a run, for any trainer.
 
     with Coordinator(url, token_file=path) as coordinator:
         session = coordinator.open_session(resume_step=0)
@@ -9,12 +9,17 @@
             coordinator.commit(batch, t_train_s=seconds)
             coordinator.publish(step, directory)
 
-A coordinator that restarts looks like a pause: every call is repeated, with growing waits, until it has been
-unreachable for `timeout_s`. Faults: Fenced (a newer learner has the run), OperatorFault (credential, URL, unreachable),
-NotResumable (a step that the run cannot go on at), PeerFault (the coordinator refused: its code and reason),
-IntegrityFault (a batch's bytes are not what its digest says).
-`AsyncCoordinator` is the same for asyncio. What is published may be a LoRA adapter as PEFT writes it, without its
-README.md, once `pin_base` has said there which base model it belongs to.
+To the trainer, a restart of the coordinator is only a pause: every call is retried with growing
+waits until the coordinator has been unreachable for `timeout_s`. `AsyncCoordinator` is the same for
+asyncio.
+
+A call raises Fenced when a newer learner has taken the run, NotResumable when the run cannot
+continue at the step asked for, OperatorFault for a wrong credential or URL, PeerFault when the
+coordinator refuses (with its code and reason), and IntegrityFault when a batch's bytes do not have
+its digest.
+
+A published directory may hold a LoRA adapter as PEFT writes it, without its README.md. Call
+`pin_base` on it first: it records to which base model the adapter belongs.
 """
 
 import asyncio
@@ -52,16 +57,20 @@ from echo2d.net.security.urls import coordinator_url, is_loopback
 
 __all__ = [
     "AsyncCoordinator", "Batch", "Coordinator", "Fenced", "Group", "IntegrityFault", "NotResumable",
-    "OperatorFault", "PeerFault", "Published", "Session", "Span", "StoreFault", "Trajectory", "Unanswered",
-    "Unreachable", "base_digest", "pin_base", "read_batch",
+    "OperatorFault", "PeerFault", "Published", "Session", "Span", "StoreFault", "Trajectory",
+    "Unanswered", "Unreachable", "base_digest", "pin_base", "read_batch",
 ]  # fmt: skip
 
 CONNECT_TIMEOUT_S = 10.0
-ANSWER_S_MAX = 120.0  # without a byte: a batch is answered within 30 s, with or without one, and the rest at once
-TAKE_S_MAX = 3600.0  # of a version: hashing a snapshot of hundreds of GB takes minutes, and then comes the answer
+# Without a byte of the answer. The coordinator answers a request for a batch within 30 s, with or
+# without a batch, and everything else at once.
+ANSWER_S_MAX = 120.0
+# The same for publishing: the coordinator first hashes the version, for minutes if it is large.
+TAKE_S_MAX = 3600.0
 UPLOAD_PART_BYTES = 1 << 20
-HURRY_S = 10.0  # for one call of a program that ends: long enough for a coordinator that is there
-WAKE_S = 0.5  # how soon a call under way notices that there is a hurry
+# A coordinator that is there answers a call within this time.
+HURRY_S = 10.0
+WAKE_S = 0.5  # a waiting call notices `hurry` after this time
 
 _Result = TypeVar("_Result")
 
@@ -69,31 +78,35 @@ log = logging.getLogger("echo2d.client")
 
 
 class Fenced(PeerFault):
-    """A newer learner session has the run; this one is over."""
+    """A newer learner session has taken the run; this one is over."""
 
 
 class Unreachable(OperatorFault):
-    """Nobody ever answered at this URL."""
+    """No coordinator ever answered at this URL."""
 
 
 class NotResumable(OperatorFault):
-    """The run cannot go on at this step: it lies before the last durable checkpoint, or beyond the run."""
+    """The run cannot continue at this step.
+
+    The step lies before the last durable checkpoint, or beyond the steps of the run.
+    """
 
 
 class Unanswered(PeerFault):
-    """After `hurry` a call was not answered in time; it may have had its effect."""
+    """A call was not answered in time after `hurry`. It may still have had its effect."""
 
 
 class _Unreachable(Exception):  # noqa: N818 - not an error yet
-    """Asking again may help."""
+    """No usable answer; a retry may help."""
 
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """What a learner session is held to.
+    """The rules of a learner session.
 
-    publish_every: the period in force at first; each commit answers the present one. checkpoint: the last durable step.
-    over_stale: "drop", or "mask": a group may come whose oldest tokens are too old, and are not to be trained on.
+    publish_every: train steps per publish at first; each commit returns the current number.
+    checkpoint: the last durable step. over_stale: "drop", or "mask": then a group may hold tokens
+    that are too old, which the learner must leave out of the loss.
     """
 
     epoch: int
@@ -114,7 +127,7 @@ class Published:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Output tokens [start, end) were written by this version. digest: hex."""
+    """This version wrote output tokens [start, end). digest: of its snapshot, hex."""
 
     start: int
     end: int
@@ -124,7 +137,11 @@ class Span:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trajectory:
-    """One answer. tokens: int32 [n]; logprobs: float32 [n], of the distribution they were sampled from."""
+    """One answer.
+
+    tokens: int32 [n]. logprobs: float32 [n], natural log, of the distribution that they were
+    sampled from. worker: the peer id of the worker that finished it.
+    """
 
     tokens: NDArray[np.int32]
     logprobs: NDArray[np.float32]
@@ -135,7 +152,7 @@ class Trajectory:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Group:
-    """All trajectories of one prompt (int32 [p])."""
+    """All trajectories of one prompt. prompt: int32 [p]."""
 
     group_id: int
     prompt: NDArray[np.int32]
@@ -144,7 +161,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """The data of one train step. digest: hex, of these very bytes."""
+    """The data of one train step. digest: of the batch's bytes as they were sent, hex."""
 
     step: int
     epoch: int
@@ -153,7 +170,11 @@ class Batch:
 
 
 class AsyncCoordinator:
-    """A coordinator, spoken to from asyncio. url: https://HOST:PORT; token_file: of a learner (viewers: `status`)."""
+    """A connection to a coordinator, for asyncio.
+
+    url: https://HOST:PORT. token_file: with the role learner; `status` needs only the role viewer.
+    timeout_s: for how long a call retries an unreachable coordinator.
+    """
 
     def __init__(self, url: str, *, token_file: Path, timeout_s: float = 60.0) -> None:
         self._url = coordinator_url(url)
@@ -163,20 +184,21 @@ class AsyncCoordinator:
         self._timeout_s = timeout_s
         self._epoch = 0
         self._answered = False
-        self._losses = 0  # calls that had to be repeated
+        self._losses = 0  # requests that were retried
         self._session: aiohttp.ClientSession | None = None
 
     async def open_session(self, resume_step: int) -> Session:
-        """Begin a new epoch: from now on older learners are fenced."""
+        """Begin a new epoch. From now on, calls of older learners raise Fenced."""
         body = await self._call("POST", "/v1/learner/session", {"resume_step": resume_step})
         session = Session(**{name: body[name] for name in Session.__slots__ if name in body})
         self._epoch = session.epoch
         return session
 
     async def publish(self, version: int, directory: Path) -> Published:
-        """Publish the model or adapter directory: by path when the coordinator is on this host, else by upload.
+        """Publish a model or adapter directory as this version.
 
-        The coordinator has taken what it needs when this returns; the directory may be deleted.
+        The coordinator reads the path itself when it is on this host; otherwise the files are
+        uploaded. When this returns, the directory may be deleted.
         """
         body: dict[str, Any] = {"version": version, "epoch": self._epoch}
         if is_loopback(urlsplit(self._url).hostname or ""):
@@ -187,7 +209,7 @@ class AsyncCoordinator:
         return Published(version, answer["digest"])
 
     async def take_batch(self, step: int) -> Batch:
-        """Wait until the batch of this step is frozen. The same bytes each time, until it is refused."""
+        """Wait for the batch of this step. Its bytes stay the same until it is refused."""
         path = f"/v1/batches/{step}?epoch={self._epoch}"
         while True:
             status, headers, body = await self._repeat("GET", path, None)
@@ -195,19 +217,22 @@ class AsyncCoordinator:
                 return read_batch(self._epoch, headers.get(DIGEST_HEADER, ""), body)
 
     async def commit(self, batch: Batch, *, t_train_s: float) -> int:
-        """The optimizer step was applied. Returns the publish period now in force."""
+        """Report that the optimizer step was applied; returns the train steps per publish now."""
         body = {"batch_digest": batch.digest, "epoch": batch.epoch, "t_train_s": t_train_s}
         answer = await self._call("POST", f"/v1/batches/{batch.step}/commit", body)
         publish_every: int = answer["publish_every"]
         return publish_every
 
     async def refuse(self, batch: Batch, reasons: Mapping[int, str]) -> None:
-        """Have these groups (by id) replaced; then take the batch again."""
+        """Have these groups replaced (id -> reason). Then take the batch again."""
         body = {"groups": list(reasons), "reasons": list(reasons.values()), "epoch": batch.epoch}
         await self._call("POST", f"/v1/batches/{batch.step}/refuse", body)
 
     async def checkpoint(self, step: int) -> None:
-        """Everything up to this step is durable here; its batches may be deleted."""
+        """Report that the learner's state up to this step is durable.
+
+        The coordinator may then delete the batches up to this step.
+        """
         await self._call("POST", "/v1/learner/checkpoint", {"step": step, "epoch": self._epoch})
 
     async def status(self) -> dict[str, Any]:
@@ -231,7 +256,7 @@ class AsyncCoordinator:
     async def _publish(
         self, version: int, directory: Path, body: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """An upload is taken once: if the answer was lost, it is refused the second time, and sent again."""
+        """Publish; if an upload's answer was lost, the retry is refused, and all is sent again."""
         while True:
             if "upload" in body:
                 await self._upload(version, directory)
@@ -257,7 +282,7 @@ class AsyncCoordinator:
     async def _repeat(
         self, method: str, path: str, body: Mapping[str, Any] | Path | None
     ) -> tuple[int, Mapping[str, str], bytes]:
-        """Ask until there is an answer. Every call of this API may be repeated."""
+        """Retry until there is an answer. Every call of this API may be repeated."""
         loop, backoff = asyncio.get_running_loop(), Backoff(random.Random())
         deadline = loop.time() + self._timeout_s
         while True:
@@ -267,9 +292,8 @@ class AsyncCoordinator:
                 self._losses += 1
                 delay_s = backoff.next_s()
                 if loop.time() + delay_s > deadline:
-                    fault = (
-                        PeerFault if self._answered else Unreachable
-                    )  # a wrong URL, or one that worked before
+                    # A URL that never worked is probably wrong: that is the operator's mistake.
+                    fault = PeerFault if self._answered else Unreachable
                     raise fault(f"cannot reach the coordinator at {self._url}: {lost}") from lost
                 log.info("unreachable url=%s reason=%s", self._url, lost)
                 await asyncio.sleep(delay_s)
@@ -306,10 +330,15 @@ class AsyncCoordinator:
 
 
 class Coordinator:
-    """A coordinator, spoken to from threads: `AsyncCoordinator` in a loop of its own. Calls may overlap."""
+    """A connection to a coordinator, for programs without asyncio.
+
+    It runs an `AsyncCoordinator` in an event loop in a thread of its own. Threads may call it at
+    the same time. The methods are those of `AsyncCoordinator`.
+    """
 
     def __init__(self, url: str, *, token_file: Path, timeout_s: float = 60.0) -> None:
-        self.run_id: str = read_token_file(token_file).run_id  # and a wrong file is told at once
+        # Reading the file now reports a wrong one before the first call.
+        self.run_id: str = read_token_file(token_file).run_id
         self._inner = AsyncCoordinator(url, token_file=token_file, timeout_s=timeout_s)
         self._hurried_at = float("inf")
         self._loop = asyncio.new_event_loop()
@@ -340,11 +369,14 @@ class Coordinator:
         return self._wait(self._inner.status())
 
     def hurry(self) -> None:
-        """From now on each call, also one under way, has HURRY_S, then it ends in Unanswered. For signal handlers."""
+        """Give each call, including those under way, HURRY_S before it raises Unanswered.
+
+        A signal handler may call this.
+        """
         self._hurried_at = time.monotonic()
 
     def close(self) -> None:
-        """Calls under way in other threads are given up (CancelledError there)."""
+        """End the connection. Calls under way in other threads raise CancelledError."""
         if not self._loop.is_closed():
             self._wait(self._end())
             self._loop.call_soon_threadsafe(self._loop.stop)
@@ -424,9 +456,9 @@ def _refusal(status: int, answer: bytes) -> Exception:
 
 
 def read_batch(epoch: int, digest: str, body: bytes) -> Batch:
-    """What a batch's bytes say. IntegrityFault: they are not those of this digest."""
+    """Decode a batch. IntegrityFault: its bytes do not have this digest (hex)."""
     if batch_digest(body).hex() != digest:
-        raise IntegrityFault("a batch's bytes are not what its digest says")
+        raise IntegrityFault("a batch's bytes do not have the digest that was sent with them")
     found = unpack_batch(body)
     groups = tuple(
         Group(

@@ -1,4 +1,4 @@
-"""The quantities that people write: 100mbit, 64MiB, 50ms."""
+"""Parses quantities as people write them: 100mbit, 64MiB, 50ms."""
 
 import re
 from collections.abc import Mapping
@@ -12,17 +12,17 @@ _QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)")
 
 
 def parse_rate(text: object) -> float:
-    """Bytes/s of "100mbit". OperatorFault if it is none."""
+    """Bytes/s, from text such as "100mbit". OperatorFault: it is not a rate."""
     return _parse(text, RATES, "a rate such as 100mbit")
 
 
 def parse_bytes(text: object) -> int:
-    """Of "64MiB". OperatorFault if it is none."""
+    """Bytes, from text such as "64MiB". OperatorFault: it is not a size."""
     return round(_parse(text, SIZES, "a size such as 64MiB"))
 
 
 def parse_seconds(text: object) -> float:
-    """Of "50ms" or "2s". OperatorFault if it is none."""
+    """Seconds, from text such as "50ms" or "2s". OperatorFault: it is not a time."""
     return _parse(text, TIMES, "a time such as 50ms")
 
 

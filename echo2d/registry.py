@@ -1,9 +1,10 @@
 """The names that an operator can choose from, and where the code behind each one is.
 
-To add an engine, a provider, a plan shape or a task, write its module and add one line here. The config's checks,
-`--print-config`, `--help` and the programs read these tables.
+To add an engine, a provider, a plan shape or a task, write its module and add one line here. The
+config's checks, `--print-config`, `--help` and the programs read these tables.
 
-An entry is the text "module:attribute": reading the names imports nothing, and `load` imports the one that is needed.
+An entry is the text "module:attribute": reading the names imports nothing, and `load` imports the
+one that is needed.
 
     ENGINES     factory: engines.base.EngineOptions -> list[Engine]
     PROVIDERS   factory: providers.base.ProviderOptions -> Provider
@@ -21,8 +22,8 @@ from typing import Any
 class ProviderKind:
     """rents: it starts and stops boxes that cost money; otherwise its boxes join by themselves.
 
-    commands: the operator must give it the commands `start`, `stop` and `list`; otherwise it takes none.
-    options: it reads `provider.options`; otherwise they must be empty.
+    commands: the operator must give it the commands `start`, `stop` and `list`; otherwise it takes
+    none. options: it reads `provider.options`; otherwise they must be empty.
     """
 
     factory: str
@@ -61,7 +62,7 @@ TASKS: Mapping[str, str] = {
 
 
 def load(entry: str) -> Any:
-    """Import what "module:attribute" names. ImportError, AttributeError: there is no such module or attribute."""
+    """Import what "module:attribute" names. ImportError, AttributeError: it does not exist."""
     module, _, attribute = entry.partition(":")
     return getattr(importlib.import_module(module), attribute)
 

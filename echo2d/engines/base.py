@@ -1,14 +1,16 @@
-"""What echo2d needs of an inference engine.
+"""The interface of an inference engine.
 
-An engine holds one policy version at a time under a *label* (`ids.version_label`), generates with it, and says in
-spans which label wrote each output token (I2: spans come from the engine, never from a client-side counter).
-It changes version in place (*refit*) while requests are running: they keep their tokens, their KV is recomputed under
-the new weights, and the next token is written by the new version.
+An engine serves one policy version at a time under a *label* (`ids.version_label`). It reports in
+spans which label wrote each output token (I2: spans come from the engine, never from a counter
+elsewhere). It changes version in place (*refit*) while requests are running: they keep their
+tokens, their KV cache is computed again under the new weights, and the new version writes the next
+token.
 
-A version is a whole model, or a LoRA adapter and the base model it belongs to. The label names either: it is what an
-engine that serves adapters by name calls this one.
+A version is a whole model, or a LoRA adapter together with its base model. The label names either;
+an engine that serves adapters by name uses it as the adapter's name.
 
-Every engine passes the contract suite in `tests/support/engine_contract.py`.
+To add an engine, write a factory (`EngineOptions` -> list of engines), add it to
+`registry.ENGINES`, and run the contract suite in `tests/support/engine_contract.py` over it.
 """
 
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -21,12 +23,14 @@ FinishReason = Literal["stop", "length", "abort"]
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """One generation call: `samples` continuations of one prompt, sampled from the full distribution.
+    """One generation call: `samples` continuations of one prompt, sampled from the full
+    distribution.
 
-    `prompt` may end with output tokens of an earlier attempt; then `max_new_tokens` was already reduced by them.
-    temperature 0 means greedy. Sampling ends at an end-of-sequence token (which is part of the output, finish "stop")
-    or after `max_new_tokens` (finish "length"). rng_seed: of the first sample; the i-th draws as if it were alone in a
-    request with rng_seed + i. None: the engine's choice.
+    `prompt` may end with output tokens of an earlier attempt; then `max_new_tokens` was already
+    reduced by them. temperature 0 means greedy. Sampling ends at an end-of-sequence token (which is
+    part of the output, finish "stop") or after `max_new_tokens` (finish "length"). rng_seed: of the
+    first sample; the i-th draws as if it were alone in a request with rng_seed + i. None: the
+    engine's choice.
     """
 
     request_id: str
@@ -50,11 +54,12 @@ class EngineSpan:
 
 @dataclass(frozen=True, slots=True)
 class SampleOutput:
-    """New output of one sample: tokens, their logprobs, spans that cover exactly these tokens (positions count from
-    the sample's first output token), and how it finished (None: it goes on). Every sample ends with one delta whose
-    `finish` is not None; that one may be empty.
+    """New output of one sample: tokens, their logprobs, spans that cover exactly these tokens
+    (positions count from the sample's first output token), and how it finished (None: it goes on).
+    Every sample ends with one delta whose `finish` is not None; that one may be empty.
 
-    logprobs: natural log of the sampling distribution (temperature applied, full vocabulary), float32 accuracy.
+    logprobs: natural log of the sampling distribution (temperature applied, full vocabulary),
+    float32 accuracy.
     """
 
     sample: int
@@ -76,7 +81,8 @@ class RefitReport:
 class AdapterBase:
     """The model that an adapter belongs to, as the caller found it when it was verified.
 
-    digest: the one that the adapter names (`adapters.base_digest`). tensors: blake3-256 of each, by the files' names.
+    digest: the one that the adapter names (`adapters.base_digest`). tensors: blake3-256 of each, by
+    the files' names.
     """
 
     directory: Path
@@ -86,7 +92,7 @@ class AdapterBase:
 
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
-    """running + waiting samples, and how many samples the engine can run at once without thrashing."""
+    """Samples that run and samples that wait; slots: how many can run at once without thrashing."""
 
     running: int
     waiting: int
@@ -95,12 +101,14 @@ class EngineLoad:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
-    """What the operator chose for the engines of one worker; a factory of `registry.ENGINES` reads what concerns it.
+    """What the operator chose for the engines of one worker; a factory of `registry.ENGINES` reads
+    what concerns it.
 
-    count: engines to make, none started yet. slots: samples that each runs at once. tokens_per_s_max: of all engines
-    together; 0: no limit. threads: CPU threads of all together; 0: the engine decides. device, dtype: as in the
-    worker's config. folder: where an engine may keep logs. environment: what a server process is given of this one's.
-    python, arguments, url, key_file: how a server is started or reached. refit_mode: how it pauses for a new version.
+    count: engines to make, none started yet. slots: samples that each runs at once.
+    tokens_per_s_max: of all engines together; 0: no limit. threads: CPU threads of all together; 0:
+    the engine decides. device, dtype: as in the worker's config. folder: where an engine may keep
+    logs. environment: what a server process is given of this one's. python, arguments, url,
+    key_file: how a server is started or reached. refit_mode: how it pauses for a new version.
     """
 
     count: int
@@ -126,16 +134,17 @@ class EngineOptions:
 class Engine(Protocol):
     """All methods run on one event loop. `EngineFault` is the only fault that leaves them.
 
-    After a *doubtful* refit (neither surely done nor surely not) `label` is None and `generate` raises `EngineFault`
-    until a later refit succeeds (I3: the old version or nothing, never a mixture).
+    After a *doubtful* refit (neither surely done nor surely not) `label` is None and `generate`
+    raises `EngineFault` until a later refit succeeds (I3: the old version or nothing, never a
+    mixture).
     """
 
     @property
     def label(self) -> str | None:
-        """The version now serving, None before the first refit and after a doubtful one."""
+        """The version being served; None: before the first refit, and after a doubtful one."""
 
     async def start(self) -> None:
-        """Make ready for the first refit. Starts whatever the engine consists of."""
+        """Get ready for the first refit: start threads, processes or whatever the engine needs."""
 
     async def close(self) -> None:
         """End every request with finish "abort" and free everything."""
@@ -143,33 +152,36 @@ class Engine(Protocol):
     async def refit(
         self, snapshot: Path, label: str, base: AdapterBase | None = None
     ) -> RefitReport:
-        """Load the files in directory `snapshot` (verified by the caller) and serve them as `label`.
+        """Load the files in directory `snapshot` (verified by the caller) and serve them as
+        `label`.
 
-        With `base` they are an adapter, and what is served is base and adapter; a base that is loaded already stays.
-        The engine sees to it that the base's tensors which it holds are those of `base`.
-        EngineFault: not done. Then either the old version is still served (`label` unchanged) or none (`label` None).
+        With `base` they are an adapter, and what is served is base and adapter; a base that is
+        loaded already stays. The engine sees to it that the base's tensors which it holds are those
+        of `base`. EngineFault: not done. Then either the old version is still served (`label`
+        unchanged) or none (`label` None).
         """
 
     async def hold(self) -> None:
-        """Write no token until `release`: requests keep what they have, and wait. Refits may come between.
+        """Generate no token until `release`. Requests keep their tokens and wait; a refit may come.
 
-        EngineFault: it goes on as before, or nothing is served.
+        EngineFault: the engine continues as before, or serves nothing.
         """
 
     async def release(self) -> None:
-        """End a `hold`; without one, nothing."""
+        """End a `hold`. Without one, do nothing."""
 
     def generate(self, request: GenerateRequest) -> AsyncIterator[SampleOutput]:
-        """Stream the samples' output as it is made, interleaved. Closing the iterator aborts what is left."""
+        """Stream the output of all samples as it is made. Closing the iterator aborts the rest."""
 
     async def abort(self, request_id: str) -> None:
-        """End the samples of exactly this request with finish "abort"; unknown ids are ignored."""
+        """End the samples of this request alone with finish "abort". Unknown ids are ignored."""
 
     async def load(self) -> EngineLoad:
-        """How full the engine is."""
+        """Measure how full the engine is."""
 
     async def tensor_digests(self) -> Mapping[str, bytes] | None:
-        """blake3-256 of each weight tensor as read back from the engine's memory, in the snapshot's names and dtype.
+        """blake3-256 of each weight tensor as read back from the engine's memory, in the snapshot's
+        names and dtype.
 
         Of an adapter only its own tensors. None: this engine cannot read its memory back.
         """

@@ -1,7 +1,11 @@
-"""Where boxes come from: the protocol of a provider.
+"""The interface of a provider, which rents boxes.
 
-`start` and `stop` say only that a command ended well; what there is, `list` says. A label names a box for ever: the
-provider keeps it with the box (a tag, a name), and shows it in its list. Implementations: `static`, `exec`.
+`start` and `stop` tell only that a command succeeded; which boxes exist, only `list` tells. A label
+names one box for ever: the provider keeps it with the box, as a tag or a name, and `list` returns
+it.
+
+To add a provider, write a factory (`ProviderOptions` -> `Provider`) and add it to
+`registry.PROVIDERS`.
 """
 
 from collections.abc import Mapping
@@ -15,9 +19,10 @@ from echo2d.core.renting.events import Instance
 
 @dataclass(frozen=True, slots=True)
 class BoxOrder:
-    """A box to be started. offer: the operator's name of its kind. url: of the coordinator.
+    """A box to be started.
 
-    token_file: lets one worker join, until the box's time is over. life_s: after so long it has to end by itself.
+    offer: the operator's name for this kind of box. url: of the coordinator. token_file: lets one
+    worker join until the box's time is over. life_s: the box must end by itself after this time.
     """
 
     label: Label
@@ -29,11 +34,11 @@ class BoxOrder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProviderOptions:
-    """What the operator chose for one provider; a factory of `registry.PROVIDERS` reads what concerns it.
+    """What the operator chose for one provider. Its factory reads what concerns it.
 
-    start, stop, list: argument lists; empty for a kind that runs no commands. timeout_s: for one call of the provider.
-    options: the keys of `provider.options`, which only this kind understands. prefix: every label of this run begins
-    with it. environment: what commands are given of this process's own.
+    start, stop, list: argument lists; empty for a kind that runs no commands. timeout_s: for one
+    call of the provider. options: `provider.options`, which only this kind understands. prefix:
+    every label of this run begins with it. environment: variables for the commands.
     """
 
     start: tuple[str, ...]
@@ -46,12 +51,16 @@ class ProviderOptions:
 
 
 class Provider(Protocol):
-    """All methods raise ProviderFault: it did not end well, and what it did is not known."""
+    """Every method may raise ProviderFault: the call failed, and what it did is unknown."""
 
-    async def start(self, order: BoxOrder) -> None: ...
+    async def start(self, order: BoxOrder) -> None:
+        """Start a box and label it."""
 
     async def stop(self, label: Label, ids: tuple[str, ...]) -> None:
-        """Also of one that is not there, or was stopped before. ids: the provider's own, as far as lists showed."""
+        """Stop a box. Succeeds also if there is none, or it was stopped before.
+
+        ids: the provider's own names for the box, as far as lists have shown them.
+        """
 
     async def list(self) -> tuple[Instance, ...]:
-        """All that is there, or on its way, with the labels of any run."""
+        """All boxes that exist or are starting, with the labels of any run."""

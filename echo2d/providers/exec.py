@@ -1,18 +1,21 @@
-"""Boxes that the operator's own commands start, stop and list: any cloud that has a command line.
+"""A provider that runs the operator's own commands: works with any cloud that has a command line.
 
-A command is an argument list, no shell line. It gets the operator's environment and, as far as they are known:
+A command is an argument list, not a shell line. It gets the operator's environment, and those of
+these variables that are known:
 
-    ECHO2D_LABEL            names the box; `start` tags it with this, `stop` ends whatever is tagged so
-    ECHO2D_LABEL_PREFIX     of all labels of this run; `list` may show others
-    ECHO2D_OFFER            the name of its kind
-    ECHO2D_COORDINATOR_URL  what the box's `echo2d join` is given, ...
-    ECHO2D_TOKEN_FILE       ... and the file with its credential: a secret for one worker, until its time is over
-    ECHO2D_LIFE_S           seconds; the box has to end by itself when they are over
-    ECHO2D_ID               the provider's own name of the box, if a list has shown it (several: with blanks between)
+    ECHO2D_LABEL            name of the box: `start` tags the box with it, `stop` stops what has it
+    ECHO2D_LABEL_PREFIX     every label of this run begins with it; `list` may show others
+    ECHO2D_OFFER            the operator's name for this kind of box
+    ECHO2D_COORDINATOR_URL  the URL for the box's `echo2d join`
+    ECHO2D_TOKEN_FILE       its token file: a secret that lets one worker join until the box's end
+    ECHO2D_LIFE_S           seconds after which the box must end by itself
+    ECHO2D_ID               the provider's own names for the box, if lists have shown any; separated
+                            by blanks
 
-Exit code 0: it ended well. `list` prints one JSON object a line, {"label": ..., "id": ...}; other keys are ignored, as
-are lines whose label is nobody's. A command that takes too long or prints too much is killed with its process group;
-what it has left running on purpose (`setsid`) stays. Should this process die, `timeout` (coreutils) does that instead.
+Exit code 0 means success. `list` prints one JSON object per line, {"label": ..., "id": ...}; other
+keys are ignored, and so are lines whose label is not one of echo2d's form. A command that takes too
+long or prints too much is killed with its process group; what it detached with `setsid` stays. If
+this process dies, `timeout` (coreutils) kills the command instead.
 """
 
 import asyncio
@@ -29,20 +32,24 @@ from echo2d.core.renting.events import Instance
 from echo2d.errors import ProviderFault
 from echo2d.providers.base import BoxOrder, ProviderOptions
 
-OUTPUT_BYTES_MAX = 4 << 20  # of stdout, and of stderr: a list of all boxes of a large account
+# Of stdout and of stderr each: enough for a list of all boxes of a large account.
+OUTPUT_BYTES_MAX = 4 << 20
 LINES_MAX = 20_000  # of a list: as many boxes as a run can have
 REASON_CHARS_MAX = 300
-DRAIN_S = 1.0  # after its end: what it left running may hold its output open
-WATCHDOG_S = 5.0  # beyond its time; then `timeout` ends it, should this process not have done so
+# A process that the command left running may keep its output open; read only this much longer.
+DRAIN_S = 1.0
+# `timeout` kills the command this long after its time, if this process has not done so.
+WATCHDOG_S = 5.0
 READ_BYTES = 1 << 16
 POLL_S = 0.02  # commands take seconds
-LABEL = re.compile(r"[a-z][a-z0-9-]{0,62}")  # what every cloud takes for a name or tag
+# Every cloud accepts this as a name or a tag.
+LABEL = re.compile(r"[a-z][a-z0-9-]{0,62}")
 ID = re.compile(r"[\x21-\x7e]{1,256}")
 
 
 @dataclass(frozen=True, slots=True)
 class Commands:
-    """Argument lists. timeout_s: each may take. environment: of all of them, to which ours is added."""
+    """Argument lists. timeout_s: for each. environment: for all; ours is added to it."""
 
     start: Sequence[str]
     stop: Sequence[str]
@@ -59,7 +66,7 @@ def make_exec_provider(options: ProviderOptions) -> "ExecProvider":
 
 
 class ExecProvider:
-    """See the module docstring. prefix: of all labels of this run."""
+    """prefix: every label of this run begins with it."""
 
     def __init__(self, commands: Commands, prefix: str) -> None:
         self._commands = commands
@@ -82,7 +89,7 @@ class ExecProvider:
         printed = await self._run(self._commands.list, {})
         lines = [line for line in printed.splitlines() if line.strip()]
         if len(lines) > LINES_MAX:
-            raise ProviderFault(f"it printed more than {LINES_MAX} lines")
+            raise ProviderFault(f"the list command printed more than {LINES_MAX} lines")
         return tuple(instance for line in lines if (instance := read_instance(line)) is not None)
 
     async def _run(self, command: Sequence[str], told: Mapping[str, str]) -> str:
@@ -91,7 +98,7 @@ class ExecProvider:
 
 
 def read_instance(line: str) -> Instance | None:
-    """None: of something that is not ours. ProviderFault: no such line can be in a list."""
+    """Read one line of a list; None: its label is not echo2d's. ProviderFault: it is malformed."""
     try:
         facts = json.loads(line)
         label, name = facts["label"], facts["id"]
@@ -107,7 +114,10 @@ def read_instance(line: str) -> Instance | None:
 async def run_command(
     command: Sequence[str], environment: Mapping[str, str], *, timeout_s: float
 ) -> str:
-    """Its stdout. ProviderFault: it could not be run, failed, took too long or printed too much."""
+    """Run it and return its stdout.
+
+    ProviderFault: it could not be run, failed, took too long or printed too much.
+    """
     guard = ("timeout", "--signal=KILL", str(timeout_s + WATCHDOG_S))
     try:
         process = await asyncio.create_subprocess_exec(
@@ -132,7 +142,8 @@ async def run_command(
     finally:
         _kill(process)
         await _ended(process)
-        process._transport.close()  # type: ignore[attr-defined]  # noqa: SLF001 - others may hold its output open
+        # A process that it left running may still hold its output open.
+        process._transport.close()  # type: ignore[attr-defined]  # noqa: SLF001
 
 
 async def _output(process: asyncio.subprocess.Process) -> str:
@@ -157,8 +168,8 @@ async def _output(process: asyncio.subprocess.Process) -> str:
 
 
 async def _ended(process: asyncio.subprocess.Process) -> int:
-    """Its exit code. `process.wait()` would also wait for whoever holds its output open."""
-    while process.returncode is None:  # noqa: ASYNC110 - nothing tells it
+    """Wait for its exit code, but not (as `process.wait()`) for the end of its output."""
+    while process.returncode is None:  # noqa: ASYNC110 - there is no event for it
         await asyncio.sleep(POLL_S)
     return process.returncode
 
@@ -166,7 +177,7 @@ async def _ended(process: asyncio.subprocess.Process) -> int:
 async def _read(
     stream: asyncio.StreamReader, into: bytearray, process: asyncio.subprocess.Process
 ) -> None:
-    """All of it; who prints too much is ended."""
+    """Read the stream to its end; kill the process if it prints too much."""
     while data := await stream.read(READ_BYTES):
         into += data
         if len(into) > OUTPUT_BYTES_MAX:

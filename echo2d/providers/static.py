@@ -1,4 +1,4 @@
-"""Boxes that join by themselves: nothing to start, to stop or to list. Those that are not needed stand by."""
+"""A provider of boxes that join by themselves: it starts, stops and lists nothing."""
 
 from echo2d.core.renting.budget import Label
 from echo2d.core.renting.events import Instance
@@ -14,10 +14,10 @@ class StaticProvider:
     """See the module docstring."""
 
     async def start(self, order: BoxOrder) -> None:
-        raise ProviderFault(f"{order.offer} joins by itself")
+        raise ProviderFault(f"a box of {order.offer} joins by itself and cannot be started")
 
-    async def stop(self, label: Label, ids: tuple[str, ...]) -> None:  # noqa: ARG002 - the protocol's
-        raise ProviderFault(f"{label} was not started")
+    async def stop(self, label: Label, ids: tuple[str, ...]) -> None:  # noqa: ARG002
+        raise ProviderFault(f"{label} was not started here and cannot be stopped")
 
     async def list(self) -> tuple[Instance, ...]:
         return ()

@@ -1,7 +1,9 @@
-"""Which address of a peer others may be told to dial: its own, as the network shows it, and nobody else's.
+"""Decides which address of a peer others may be told to dial: only its own, as the network shows
+it.
 
-A peer that could name any address would have its whole run knock there: at a cloud's metadata service, a router, a
-victim. Not here: whether anybody answers there, and names (a peer says numbers, so nothing is looked up).
+A peer that could name any address would make the whole run connect there: to a cloud's metadata
+service, a router, a victim. Host names are not accepted, so nothing is looked up. Not here: whether
+the address answers.
 """
 
 import ipaddress
@@ -16,7 +18,10 @@ _Ip = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 def is_dialable(address: Address) -> bool:
-    """Whether it is a number that a connection may be made to; never link-local, multicast or unspecified."""
+    """Whether the host is an IP address to which a connection may be made, and the port is valid.
+
+    Link-local, multicast, reserved and unspecified addresses are refused.
+    """
     host = _ip(address.host)
     return host is not None and 0 < address.port <= PORT_MAX and not _special(host)
 
@@ -26,8 +31,9 @@ def dialable(
 ) -> Address | None:
     """Where a peer that says it listens at `said` may be dialled; None: nowhere.
 
-    source: where its control link comes from; it may only mean that (on this host any loopback address), or an address
-    that the operator allowed. A listener on all addresses is reached at the source.
+    source: the address from which its control link comes. `said` must be this address (on this
+    host: any loopback address) or in a network that the operator allowed. If the peer listens on
+    all addresses, it is dialled at the source.
     """
     host, seen = (None if said is None else _ip(said.host)), _ip(source or "")
     if said is None or host is None or seen is None:

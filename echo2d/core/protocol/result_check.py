@@ -1,12 +1,13 @@
-"""Whether a worker's output may be believed: the checks behind (I2) and (I7).
+"""Checks the output that a worker sends, before anything believes it (I2, I7).
 
-    0 <= token < vocab, at least one and at most max_new_tokens of them; one finite logprob <= LOGPROB_MAX per token;
-    spans contiguous over exactly [0, len), versions non-decreasing, each published, unrevoked, and acknowledged by
-    this worker
+    tokens    1 to max_new_tokens of them, each with 0 <= id < vocab_size
+    logprobs  one per token, finite and at most LOGPROB_MAX
+    spans     cover [0, len) without gaps; their versions never decrease, and each is published, not
+              revoked, and acknowledged by this worker
 
-A result that goes on from a partial is judged with it: together they are a trajectory. Of progress only the places
-and versions are judged at once, the rest when somebody else is to go on from it.
-Not here: whose lease it is, repeats, and staleness.
+A result that continues a partial is checked together with it, because both are one trajectory. In
+progress messages only positions and versions are checked at once; the rest is checked when another
+worker is to continue from them. Not here: whose lease it is, repeats, and staleness.
 """
 
 import math
@@ -24,9 +25,10 @@ from echo2d.core.protocol.control_messages import (
 from echo2d.core.protocol.trajectory import NOTHING, Partial, unpack_logprobs, unpack_tokens
 from echo2d.errors import PeerFault
 
-LOGPROB_MAX = 1e-4  # rounding above log 1
+LOGPROB_MAX = 1e-4  # a logprob of 0 may be rounded up
 
-Believed = Callable[[VersionKey], bool]  # published, unrevoked, acknowledged by this worker
+# Whether a version is published, not revoked, and acknowledged by this worker.
+Believed = Callable[[VersionKey], bool]
 
 
 def result_fault(
@@ -37,7 +39,7 @@ def result_fault(
     believed: Believed,
     base: Partial = NOTHING,
 ) -> str:
-    """What is wrong with the result; empty when nothing is. base: what it goes on from."""
+    """What is wrong with a result; empty: nothing. base: the partial that it continues."""
     room = max_new_tokens - base.length
     fault = content_fault(result.tokens, result.logprobs, vocab_size, room)
     return fault or span_fault(
@@ -48,7 +50,11 @@ def result_fault(
 def delta_fault(
     delta: SampleDelta, before: Partial, *, room: int, oldest: Version, believed: Believed
 ) -> str:
-    """What is wrong with the place and the versions of new output behind `before`, for both of which there is room."""
+    """What is wrong with the positions and versions of output that follows `before`; empty:
+    nothing.
+
+    room: most tokens of both together.
+    """
     start, count = before.length, len(delta.tokens) // 4
     if len(delta.tokens) != len(delta.logprobs) or len(delta.tokens) % 4:
         return "tokens and logprobs that do not fit together"
@@ -58,25 +64,32 @@ def delta_fault(
 
 
 def partial_fault(partial: Partial, *, vocab_size: int, stop_token_ids: Collection[int]) -> str:
-    """What is wrong with tokens of which places and versions were judged before; nobody goes on after a stop token."""
+    """What is wrong with the tokens of a partial that another worker is to continue; empty:
+    nothing.
+
+    Their positions and versions were checked before. A partial cannot be continued after a stop
+    token.
+    """
     fault = content_fault(partial.tokens, partial.logprobs, vocab_size, partial.length)
     ended = not fault and not set(stop_token_ids).isdisjoint(unpack_tokens(partial.tokens).tolist())
     return "a stop token in the middle" if ended else fault
 
 
 def content_fault(packed_tokens: bytes, packed_logprobs: bytes, vocab_size: int, room: int) -> str:
-    """What is wrong with tokens, of which at most `room` are allowed, and their logprobs."""
+    """What is wrong with tokens (at most `room`) and their logprobs; empty: nothing."""
     try:
         tokens, logprobs = unpack_tokens(packed_tokens), unpack_logprobs(packed_logprobs)
     except PeerFault as fault:
         return str(fault)
     if not 0 < len(tokens) <= room:
         return f"{len(tokens)} tokens; 1 to {room} are allowed"
-    if int(tokens.view(np.uint32).max()) >= vocab_size:  # negative ones are the largest
+    # Seen as unsigned, negative ids are the largest.
+    if int(tokens.view(np.uint32).max()) >= vocab_size:
         return f"token ids beyond the vocabulary of {vocab_size}"
     if len(logprobs) != len(tokens):
         return f"{len(logprobs)} logprobs for {len(tokens)} tokens"
-    if not -math.inf < float(logprobs.min()) <= float(logprobs.max()) <= LOGPROB_MAX:  # NaN is not
+    # NaN fails this comparison too.
+    if not -math.inf < float(logprobs.min()) <= float(logprobs.max()) <= LOGPROB_MAX:
         return "a logprob that is no logarithm of a probability"
     return ""
 
@@ -84,7 +97,10 @@ def content_fault(packed_tokens: bytes, packed_logprobs: bytes, vocab_size: int,
 def span_fault(
     spans: tuple[VersionSpan, ...], start: int, end: int, oldest: Version, believed: Believed
 ) -> str:
-    """What is wrong with the spans of tokens [start, end), none older than `oldest`; empty when nothing is."""
+    """What is wrong with the spans of tokens [start, end); empty: nothing.
+
+    oldest: no version may be older than this one.
+    """
     at, version = start, oldest
     for span in spans:
         if span.start != at or span.end <= span.start:
@@ -92,6 +108,9 @@ def span_fault(
         if span.version < version:
             return "span versions decrease"
         if not believed(span.key):
-            return f"version {span.version} is not published, revoked, or not acknowledged by this worker"
+            return (
+                f"version {span.version} is not published, revoked, "
+                "or not acknowledged by this worker"
+            )
         at, version = span.end, span.version
     return "" if at == end else f"spans cover {at - start} of {end - start} tokens"

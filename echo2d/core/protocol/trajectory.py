@@ -1,7 +1,8 @@
-"""Trajectories, groups and batches as values, and the one byte format in which they are hashed and served.
+"""Trajectories, groups and batches as values, and the byte format in which they are hashed and
+served.
 
-A batch body is `pack_batch(BatchBody)`; its digest is blake3-256 of these bytes. They travel over
-`GET /v1/batches/{n}`, and are what the learner commits to.
+A batch body is `pack_batch(BatchBody)`, and its digest is blake3-256 of these bytes. The learner
+fetches them with `GET /v1/batches/{n}` and commits to their digest.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -26,7 +27,7 @@ Logprobs = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class TrajectoryRecord:
-    """One sample's whole episode: output tokens (int32), their logprobs (float32), who wrote them, its reward."""
+    """One whole sample: output tokens (int32), logprobs (float32), version spans and reward."""
 
     sample: int
     tokens: bytes
@@ -41,7 +42,7 @@ class TrajectoryRecord:
 
     @property
     def version_min(self) -> Version:
-        """The oldest version that wrote one of its tokens: versions never decrease along a trajectory."""
+        """The oldest version that wrote a token; versions never decrease along a trajectory."""
         return self.spans[0].version
 
     @property
@@ -57,7 +58,7 @@ class TrajectoryRecord:
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """The first output tokens of a sample that is not finished, as in TrajectoryRecord; NOTHING: none yet."""
+    """The first output tokens of an unfinished sample, packed as in TrajectoryRecord."""
 
     tokens: bytes = b""
     logprobs: bytes = b""
@@ -69,18 +70,21 @@ class Partial:
 
     @property
     def version_min(self) -> Version | None:
-        """Versions never decrease along the tokens."""
+        """The oldest version that wrote a token; None: there are no tokens."""
         return self.spans[0].version if self.spans else None
 
     @property
     def version_last(self) -> Version:
-        """What goes on from here is of this version or a newer one."""
+        """The newest version so far; what follows must be of it or a newer one."""
         return self.spans[-1].version if self.spans else Version(0)
 
     def plus(
         self, tokens: bytes, logprobs: bytes, spans: Iterable[VersionSpan], *, shift: int = 0
     ) -> "Partial":
-        """With more tokens behind these; `shift`: what their spans' positions lack. Spans of one version are one."""
+        """This partial followed by more tokens.
+
+        shift: is added to the positions of `spans`. Neighbouring spans of one version are merged.
+        """
         joined = list(self.spans)
         for span in spans:
             start = span.start + shift
@@ -90,7 +94,7 @@ class Partial:
         return Partial(self.tokens + tokens, self.logprobs + logprobs, tuple(joined))
 
     def first(self, length: int) -> "Partial":
-        """At most so many of its tokens."""
+        """The first `length` tokens, or all if there are fewer."""
         if self.length <= length:
             return self
         spans = (
@@ -106,7 +110,7 @@ NOTHING = Partial()
 
 @dataclass(frozen=True, slots=True)
 class GroupRecord:
-    """The trajectories of one prompt; reaches the learner whole or not at all (I5)."""
+    """The trajectories of one prompt. A group reaches the learner whole or not at all (I5)."""
 
     group: GroupId
     prompt: bytes
@@ -130,7 +134,7 @@ class GroupRecord:
 
 @dataclass(frozen=True, slots=True)
 class StoredGroup:
-    """A group that is not dropped and not deleted, as the ledger gives it back: unscored rewards are NaN."""
+    """A group as the ledger returns it, neither dropped nor deleted. Unscored rewards are NaN."""
 
     record: GroupRecord
     cursor: int
@@ -178,14 +182,14 @@ def pack_logprobs(logprobs: Iterable[float]) -> bytes:
 
 
 def unpack_tokens(data: bytes) -> Tokens:
-    """int32 [n], read-only. PeerFault when the length is no multiple of 4."""
+    """int32 [n], read-only. PeerFault: the length is not a multiple of 4."""
     if len(data) % 4:
         raise PeerFault("token bytes are not whole int32")
     return np.frombuffer(data, dtype="<i4")
 
 
 def unpack_logprobs(data: bytes) -> Logprobs:
-    """float32 [n], read-only. PeerFault when the length is no multiple of 4."""
+    """float32 [n], read-only. PeerFault: the length is not a multiple of 4."""
     if len(data) % 4:
         raise PeerFault("logprob bytes are not whole float32")
     return np.frombuffer(data, dtype="<f4")

@@ -1,6 +1,7 @@
-"""Makes a plan of the shape that the operator chose by name, from the planners listed in `registry.SHAPES`.
+"""Makes a plan of the shape that the operator chose by name in `registry.SHAPES`.
 
-Every planner is imported together with this module: a decision of the core never waits for an import.
+Every planner is imported together with this module: a decision of the core never waits for an
+import.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,9 +15,9 @@ from echo2d.registry import SHAPES, load
 class Planner(Protocol):
     """Plans one broadcast of `job` from the seed to all peers.
 
-    The seed can be dialled. chains: the operator's `dissemination.chains`, 1 to STRIPES_MAX; most shapes ignore it.
-    The plan has generation 0 and passes `Plan.check`. Its own `shape` is shown in the status; it may differ from the
-    name under which the planner is registered.
+    The seed can be dialled. chains: the operator's `dissemination.chains`, 1 to STRIPES_MAX; most
+    shapes ignore it. The plan has generation 0 and passes `Plan.check`. Its own `shape` is shown in
+    the status; it may differ from the name under which the planner is registered.
     """
 
     def __call__(

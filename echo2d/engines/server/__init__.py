@@ -1,4 +1,5 @@
-"""What an engine needs whose model runs in an HTTP server beside the worker, whatever that server is.
+"""What an engine needs whose model runs in an HTTP server beside the worker, whatever that server
+is.
 
     sampling_loop.py  writes each sample to its end, as a chain of requests where refits cut it
     calls.py          a generation call's samples, and what each has so far
@@ -8,6 +9,6 @@
     process.py        the server as a process: started, killed with its children, its log
     process_guard.py  the process between: ends the server when the worker ends, and keeps its log
 
-A server's own package adds its dialect: paths, request bodies, chunks, flags, and how weights are updated. Nothing here
-imports it.
+A server's own package adds its dialect: paths, request bodies, chunks, flags, and how weights are
+updated. Nothing here imports it.
 """

@@ -1,22 +1,26 @@
-"""How many samples run in a server at once: full, not thrashing. Pure.
+"""Limits how many samples run in a server at once: enough to fill it, not so many that it thrashes.
+Pure.
 
-A sample beyond the server's memory is not merely late: to make room, a running one loses its KV and is computed again.
-So the limit follows what the server says of itself: it shrinks while requests wait for memory, and grows again, slowly,
-while there is some left. New samples wait here instead, in order.
+A sample beyond the server's memory is not merely late: to make room, a running sample loses its KV
+cache, which is then computed again. So the limit follows the load that the server reports. It
+shrinks while requests wait for memory, and grows slowly while memory is free. New samples wait
+here, in order.
 """
 
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-USAGE_FULL = 0.9  # share of the KV memory in use, above which waiting requests wait for memory
-USAGE_FREE = 0.8  # below it there is room for more; in between nothing changes
+# Shares of the KV memory in use. Above FULL, waiting requests wait for memory; below FREE, there is
+# room for more; in between, the limit stays.
+USAGE_FULL = 0.9
+USAGE_FREE = 0.8
 SHRINK = 0.85
 
 
 @dataclass(frozen=True, slots=True)
 class ServerLoad:
-    """All data-parallel ranks together; token_usage of the fullest."""
+    """All data-parallel ranks together. token_usage: KV memory share of the fullest."""
 
     running: int
     waiting: int
@@ -25,7 +29,7 @@ class ServerLoad:
 
 
 def next_limit(limit: int, slots: int, load: ServerLoad) -> int:
-    """The limit after one look at the server; at least 1, at most `slots` and what the server runs at once."""
+    """The limit after this load: at least 1, at most `slots` and what the server runs at once."""
     most = max(1, min(slots, load.running_max))
     if load.waiting and load.token_usage > USAGE_FULL:
         return max(1, min(most, int(min(limit, load.running + load.waiting) * SHRINK)))
@@ -35,7 +39,7 @@ def next_limit(limit: int, slots: int, load: ServerLoad) -> int:
 
 
 class SampleAdmission:
-    """Samples inside and those waiting to enter, first come, first served. `enter` calls back when one may."""
+    """The samples that run in the server (`inside`) and a queue of those that wait, in order."""
 
     def __init__(self, slots: int) -> None:
         self.slots = self.limit = slots
@@ -55,7 +59,7 @@ class SampleAdmission:
         self._admit()
 
     def give_up(self, admitted: Callable[[], None]) -> None:
-        """It does not wait any more."""
+        """Leave the queue."""
         self._waiting.remove(admitted)
 
     def leave(self) -> None:

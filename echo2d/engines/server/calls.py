@@ -15,17 +15,17 @@ class GenerationCall:
     request: GenerateRequest
     stream: RequestStream
     seed: int
-    begun: asyncio.Event = field(
-        default_factory=asyncio.Event
-    )  # the prompt's KV is there, or never will be
-    rids: dict[int, str] = field(default_factory=dict)  # of each sample that the server has
+    # Set once the prompt's KV cache is there, or never will be.
+    begun: asyncio.Event = field(default_factory=asyncio.Event)
+    # The request id of each sample that the server is working on.
+    rids: dict[int, str] = field(default_factory=dict)
     outputs: "list[SampleState]" = field(default_factory=list)
     aborted: bool = False
     cached_tokens: int = 0
 
 
 class SampleState:
-    """One continuation: what it has so far."""
+    """One sample of a call: its output so far."""
 
     def __init__(self, call: GenerationCall, index: int, eos: frozenset[int]) -> None:
         self._request = call.request
@@ -37,7 +37,7 @@ class SampleState:
 
     @property
     def room(self) -> int:
-        """Tokens that may still come."""
+        """How many tokens may still come."""
         return self._request.max_new_tokens - len(self.output)
 
     def extend(self, tokens: list[ReportedToken]) -> None:
@@ -47,7 +47,7 @@ class SampleState:
         self.fruitless = 0 if tokens else self.fruitless
 
     def finish(self) -> FinishReason | None:
-        """By what it has, whatever cut it."""
+        """How the sample finished, judged by its tokens; None: it is not finished."""
         if self.output and self.output[-1] in self.stop:
             return "stop"
         return None if self.room else "length"

@@ -1,13 +1,15 @@
-"""Follows the output of one request as it streams in: which tokens are new, and which version wrote each. Pure.
+"""Follows the output of one request as it streams in: which tokens are new, and which version wrote
+each. Pure.
 
-A sample's output is made by one request, or by several when refits cut it; each is one `Continuation`. A server names
-the versions for good only in the last chunk of a request (`StreamChunk.spans`). A token is given out earlier only while
-it is *certain*: the request began under the version being served, and no update was asked for since, so no other
-version can have written it. All other tokens are held until the last chunk, whose spans must also confirm what was
+A sample's output is made by one request, or by several when refits cut it; each is one
+`Continuation`. A server names the versions for good only in the last chunk of a request
+(`StreamChunk.spans`). A token is given out earlier only while it is *certain*: the request began
+under the version being served, and no update was asked for since, so no other version can have
+written it. All other tokens are held until the last chunk, whose spans must also confirm what was
 given out before (I2).
 
-A stream may be cumulative or incremental: `StreamChunk.end` says where a chunk ends. An aborted request may repeat
-tokens that do not add up; these are left out.
+A stream may be cumulative or incremental: `StreamChunk.end` says where a chunk ends. An aborted
+request may repeat tokens that do not add up; these are left out.
 """
 
 import math
@@ -26,10 +28,11 @@ class Foreign(EngineFault):
 class StreamChunk:
     """One chunk of a request's stream, whatever the server's dialect.
 
-    tokens: ids and logprobs (natural log) of the output tokens before `end`; None: they are not consistent. end: output
-    tokens of the request so far. finish: only in the last chunk. label: the version that the chunk claims to be of;
-    None: it claims nothing. spans: only in the last chunk, positions from the request's first output token; None: the
-    server does not say who wrote them. cached_tokens: of the prompt, not computed again.
+    tokens: ids and logprobs (natural log) of the output tokens before `end`; None: they are not
+    consistent. end: output tokens of the request so far. finish: only in the last chunk. label: the
+    version that the chunk claims to be of; None: it claims nothing. spans: only in the last chunk,
+    positions from the request's first output token; None: the server does not say who wrote them.
+    cached_tokens: of the prompt, not computed again.
     """
 
     tokens: Sequence[tuple[int, float]] | None
@@ -48,7 +51,7 @@ class ReportedToken:
 
 
 class Continuation:
-    """`label`: the version served when the request was sent. `finish`: None until the last chunk."""
+    """label: the version served when the request was sent. finish: None until the last chunk."""
 
     def __init__(self, label: str) -> None:
         self.label = label
@@ -61,7 +64,8 @@ class Continuation:
     def take(self, chunk: StreamChunk, *, certain: bool) -> list[ReportedToken]:
         """The tokens that can be given out after this chunk.
 
-        EngineFault: the chunk contradicts those before it, or (Foreign) another version wrote tokens.
+        EngineFault: the chunk contradicts those before it, or (Foreign) another version wrote
+        tokens.
         """
         self.finish = chunk.finish
         self.cached_tokens = chunk.cached_tokens or self.cached_tokens
@@ -88,7 +92,7 @@ class Continuation:
         return fresh
 
     def _settle(self, spans: Sequence[EngineSpan] | None) -> list[ReportedToken]:
-        """The last chunk: the server's own word on who wrote what. Without it, what is held is dropped."""
+        """Take the last chunk's spans. An aborted request without spans loses its held tokens."""
         if spans is None:
             if self.finish != "abort":
                 raise EngineFault("the server did not say which version wrote a request's tokens")
@@ -112,7 +116,7 @@ class Continuation:
         return self._give(runs)
 
     def _give(self, runs: Sequence[tuple[int, str]]) -> list[ReportedToken]:
-        """Everything held; runs: up to which of them, and under which label."""
+        """Give out held tokens. runs: (end, label): held tokens up to `end` are of this label."""
         given: list[ReportedToken] = []
         for end, label in runs:
             given += [

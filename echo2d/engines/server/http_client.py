@@ -1,7 +1,8 @@
-"""The HTTP of an inference server: calls and streams. Its errors say what a failed call may have left behind.
+"""The HTTP of an inference server: calls and streams. Its errors say what a failed call may have
+left behind.
 
-Administration has connections of its own: behind hundreds of streams, a pause would wait for its turn. A server's
-subclass adds its paths; nothing is decided here.
+Administration has connections of its own: behind hundreds of streams, a pause would wait for its
+turn. A server's subclass adds its paths; nothing is decided here.
 """
 
 import asyncio
@@ -13,26 +14,24 @@ import aiohttp
 
 from echo2d.errors import EngineFault
 
-CALL_S_MAX = (
-    30.0  # of a call that has nothing to wait for; a busy scheduler answers between two batches
-)
-CONNECT_S_MAX = 10.0  # it is on this machine
-STREAM_S_MAX = 100.0  # between two chunks of a request: below the 120 s after which a worker gives a lease back
-BODY_BYTES_MAX = (
-    64 << 20
-)  # of an answer; /server_info and checksums of thousands of tensors are below a megabyte
-CHUNK_BYTES_MAX = (
-    64 << 20
-)  # of one event of a stream: a cumulative one repeats all tokens, 40 bytes each
+# For a call that waits for nothing; a busy scheduler answers between two batches.
+CALL_S_MAX = 30.0
+CONNECT_S_MAX = 10.0  # the server is on this machine
+# Between two chunks of a request; a worker gives a lease back after 120 s without a token.
+STREAM_S_MAX = 100.0
+# Of an answer; even checksums of thousands of tensors take less than a megabyte.
+BODY_BYTES_MAX = 64 << 20
+# Of one event of a stream; a cumulative stream repeats all tokens, 40 bytes each.
+CHUNK_BYTES_MAX = 64 << 20
 _EVENT_END = b"\n\n"
 
 
 class ServerRefused(EngineFault):
-    """The server answered, and it is no."""
+    """The server answered and refused."""
 
 
 class Lost(EngineFault):
-    """There is no answer: it may or may not have been done."""
+    """There was no answer; the server may or may not have done what was asked."""
 
 
 class ServerClient:
@@ -68,9 +67,8 @@ class ServerClient:
             )
             async with self._work.post(self.url + path, json=body, timeout=silence) as response:
                 if response.status != 200:
-                    raise ServerRefused(
-                        f"{self.NAME} {path}: {response.status} {error_text(_decoded(await response.read()))}"
-                    )
+                    reason = error_text(_decoded(await response.read()))
+                    raise ServerRefused(f"{self.NAME} {path}: {response.status} {reason}")
                 async for event in _events(response.content):
                     if event == b"[DONE]":
                         return
@@ -85,7 +83,7 @@ class ServerClient:
         return await self._ask(self._admin, method, path, body, timeout_s)
 
     async def call(self, method: str, path: str) -> Any:
-        """Of the kind that needs no administrator."""
+        """The answer to a call that needs no administrator's key."""
         status, answer = await self._ask(self._work, method, path, None, CALL_S_MAX)
         if status != 200:
             raise ServerRefused(f"{self.NAME} {path}: {status} {error_text(answer)}")

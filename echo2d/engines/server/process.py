@@ -1,6 +1,7 @@
-"""An inference server as a process of this worker: on loopback, with its own keys and a guard (`process_guard`).
+"""Runs an inference server as a process of this worker: on loopback, with its own keys and a guard.
 
-Its keys go through a file that only this user can read and that is gone once the server has read it: argv shows to all.
+The keys go through a file that only this user can read, because any user can see a process's
+arguments. The file is deleted once the server has read it. The guard is `process_guard`.
 """
 
 import asyncio
@@ -16,12 +17,15 @@ from typing import ClassVar, Protocol
 from echo2d.errors import EngineFault
 
 HOST = "127.0.0.1"
-STOP_S_MAX = 4.5  # the guard gives the server 3 s, and kills it then
+STOP_S_MAX = 4.5  # the guard gives the server 3 s before it kills it
 LOG_TAIL_BYTES = 4096
 
 
 class ServerLaunch(Protocol):
-    """How a server of some kind is started. folder: for its log. environment: what of this process's it is given."""
+    """How a server of some kind is started.
+
+    folder: for its log and keys. environment: variables that it gets from this process.
+    """
 
     name: ClassVar[str]
 
@@ -42,7 +46,7 @@ class ServerLaunch(Protocol):
 
 
 class ServerProcess:
-    """One run of a server. `ended`: its guard has ended, and so has it."""
+    """One run of a server. `ended`: the guard has ended, and the server with it."""
 
     def __init__(self, launch: ServerLaunch) -> None:
         self._launch = launch
@@ -63,7 +67,7 @@ class ServerProcess:
         return self._launch.folder / "server.log"
 
     async def start(self, model: Path, label: str) -> None:
-        """Begin to start it. EngineFault: this machine cannot."""
+        """Begin to start the server. EngineFault: this machine cannot."""
         async with self._starting:
             if not self._wanted:
                 raise EngineFault(f"the {self._launch.name} server is not wanted any more")
@@ -91,11 +95,11 @@ class ServerProcess:
             ) from error
 
     async def started(self) -> None:
-        """It has read its keys."""
+        """The server has read its keys: delete the file."""
         await asyncio.to_thread(self._keys.unlink, missing_ok=True)
 
     async def stop(self) -> None:
-        """End it and all its children; one that is just being started, too."""
+        """End the server and all its children, also one that is just being started."""
         self._wanted = False
         async with self._starting:
             await self._stop()
@@ -108,7 +112,8 @@ class ServerProcess:
         try:
             async with asyncio.timeout(STOP_S_MAX):
                 await self._guard.wait()
-        except TimeoutError:  # with it the server ends: it asked the kernel for that
+        except TimeoutError:
+            # The server dies with its guard: it asked the kernel for that signal.
             with contextlib.suppress(ProcessLookupError):
                 self._guard.kill()
             await self._guard.wait()
@@ -146,7 +151,7 @@ class ServerProcess:
 
 
 def _free_port() -> int:
-    """One that was free a moment ago; a server that finds it taken ends, and is started again."""
+    """A port that was free a moment ago. A server that finds it taken ends and is started again."""
     with socket.socket() as found:
         found.bind((HOST, 0))
         port: int = found.getsockname()[1]

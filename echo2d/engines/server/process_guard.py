@@ -1,8 +1,9 @@
-"""The process between a worker and its inference server: `python -m echo2d.engines.server.process_guard`.
+"""The process between a worker and its inference server: `python -m
+echo2d.engines.server.process_guard`.
 
-It starts the server in a process group of its own, keeps its log (without the keys, which the server prints), and ends
-the whole group when its own stdin closes: also when the worker was killed. Then the file with the keys goes, if the
-server never read it. Its exit code is the server's.
+It starts the server in a process group of its own, keeps its log (without the keys, which the
+server prints), and ends the whole group when its own stdin closes: also when the worker was killed.
+Then the file with the keys goes, if the server never read it. Its exit code is the server's.
 """
 
 import contextlib
@@ -17,14 +18,15 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-STOP_S = 3.0  # for the server to end in order; nothing in it is worth more
-LOOK_S = 0.2  # the server's main process may be gone while its children keep the pipe open
-LOG_BYTES_MAX = 16 << 20  # of one file; the one before it is kept
+STOP_S = 3.0  # for the server to end by itself; it holds nothing worth waiting for
+# The server's main process may be gone while its children keep the pipe open, so look now and then.
+LOOK_S = 0.2
+LOG_BYTES_MAX = 16 << 20  # of one file; the previous file is kept
 PR_SET_PDEATHSIG = 1
 
 
 class Log:
-    """A file that begins anew when it is full. Lines without the secrets."""
+    """A log file that is rotated when it is full. Secrets in it are replaced by ***."""
 
     def __init__(self, path: Path, secrets: Sequence[str]) -> None:
         self._path, self._secrets = path, [secret.encode() for secret in secrets]
@@ -37,7 +39,7 @@ class Log:
         self._file = self._path.open("wb", buffering=0)
 
     def write(self, received: bytes) -> None:
-        """Whole lines; a full disk costs the log, never the server."""
+        """Write whole lines. A full disk costs log lines, never the server."""
         *lines, self._rest = (self._rest + received).split(b"\n")
         with contextlib.suppress(OSError):
             for line in lines:
@@ -56,7 +58,8 @@ class Log:
 
 def main() -> int:
     os.umask(0o077)
-    for number in (signal.SIGINT, signal.SIGTERM):  # sent to everybody at once; the worker decides
+    # A terminal sends these to every process at once; the worker decides when the server ends.
+    for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     told = json.loads(sys.stdin.buffer.readline())
     log = Log(Path(told["log"]), told["secrets"])
@@ -99,7 +102,7 @@ def _obey() -> None:
 
 
 def _watch(server: subprocess.Popen[bytes], log: Log) -> None:
-    """Until the server ends or nobody wants it any more."""
+    """Copy the server's output to the log until it ends, or the worker closes stdin."""
     assert server.stdout is not None
     with selectors.DefaultSelector() as selector:
         selector.register(sys.stdin, selectors.EVENT_READ)
@@ -118,7 +121,7 @@ def _watch(server: subprocess.Popen[bytes], log: Log) -> None:
 
 
 def _end(server: subprocess.Popen[bytes]) -> None:
-    """The whole group, the main process first."""
+    """End the server's process group, its main process first."""
     deadline = time.monotonic() + STOP_S
     with contextlib.suppress(ProcessLookupError):
         server.terminate()

@@ -1,8 +1,10 @@
-"""Samples to their ends, each as a chain of pieces: one request to the server, and another one where a refit cut it.
+"""Generates each sample to its end: with one request to the server, and another one wherever a
+refit cut it.
 
-The first sample of a call goes ahead; once its first token shows that the prompt's KV is there, the others share it.
-How many run at once follows what the server says of its load. Not here: which version is served (`serving`), and who
-wrote a token (`continuation`).
+The first sample of a call goes ahead. Its first token shows that the prompt's KV cache is there,
+and the other samples then share it. How many samples run at once follows the server's load
+(`admission`). Not here: which version is served (the server's own package), and which version wrote
+a token (`continuation`).
 """
 
 import asyncio
@@ -21,7 +23,8 @@ from echo2d.engines.server.http_client import Lost
 from echo2d.errors import EngineFault
 
 LOOK_S = 1.0  # between two looks at the server's load
-PIECES_FRUITLESS_MAX = 64  # in a row for one sample: somebody else aborts what is asked here
+# Requests in a row without a token for one sample: then something else aborts our requests.
+PIECES_FRUITLESS_MAX = 64
 
 log = logging.getLogger("echo2d.engines")
 
@@ -31,7 +34,7 @@ RequestBody = Callable[[str, str, GenerationCall, SampleState], Mapping[str, Any
 
 
 class GeneratingServer(Protocol):
-    """What the loop asks of a server; every method raises EngineFault, `Lost` where no answer came."""
+    """What the loop asks of a server. Methods raise EngineFault, and `Lost` for no answer."""
 
     def generate(self, body: Mapping[str, Any]) -> AsyncIterator[Mapping[str, Any]]: ...
 
@@ -43,8 +46,8 @@ class GeneratingServer(Protocol):
 class ServerVersions(Protocol):
     """Which server there is, and which version it serves (label; None: nothing).
 
-    updates: how many were asked for. quiet: no refit is under way, and it is not held. cuts_requests: a refit ends the
-    requests that run.
+    updates: how many were asked for. quiet: no refit is under way, and it is not held.
+    cuts_requests: a refit ends the requests that run.
     """
 
     @property
@@ -92,7 +95,7 @@ class SamplingLoop:
         self._nonce = secrets.token_hex(6)
 
     async def write(self, call: GenerationCall, sample: SampleState) -> None:
-        """One sample to its end."""
+        """Generate one sample to its end."""
         finish: FinishReason | None = None
         try:
             if sample.index:
@@ -108,7 +111,7 @@ class SamplingLoop:
         call.stream.put(sample.buffer.take(finish))
 
     async def _piece(self, call: GenerationCall, sample: SampleState) -> FinishReason | None:
-        """One request to the server; None: the sample goes on with another one."""
+        """Send one request to the server; None: the sample needs another one."""
         async with self._inside():
             server, label = await self._serving.served()
             if call.aborted:
@@ -130,7 +133,11 @@ class SamplingLoop:
         piece: Continuation,
         updates: int,
     ) -> None:
-        """updates: those that had been asked for before it began; it is certain as long as there are no more."""
+        """Read one request's stream.
+
+        updates: how many updates had been asked for before the request began. Its tokens are
+        certain until another one is asked for.
+        """
         serving = self._serving
         rid = f"{self._nonce}{next(self._numbers):015d}"
         call.rids[sample.index] = rid
@@ -150,7 +157,7 @@ class SamplingLoop:
                 if not told and (call.aborted or self._uncut(piece)):
                     told = True
                     await server.abort(rid)
-            raise Lost("the server ended a stream in the middle")  # noqa: TRY301 - as if the connection had broken
+            raise Lost("the server ended a stream in the middle")  # noqa: TRY301
         except Foreign as fault:
             if server is serving.server:
                 await serving.doubt(str(fault))
@@ -166,12 +173,12 @@ class SamplingLoop:
                     await server.abort(rid)
 
     def _uncut(self, piece: Continuation) -> bool:
-        """It got past a refit: the server is asked to say now who wrote its tokens."""
+        """Whether a request survived a refit. Its abort makes the server name its versions."""
         return not piece.certain and self._serving.quiet and self._serving.cuts_requests
 
     @asynccontextmanager
     async def _inside(self) -> AsyncIterator[None]:
-        """A place among the samples that run."""
+        """Wait for a place among the running samples, and hold it."""
         entered = asyncio.Event()
         self._room.enter(entered.set)
         try:
@@ -185,7 +192,7 @@ class SamplingLoop:
                 self._room.give_up(entered.set)
 
     async def _look(self) -> None:
-        """How full the server is, now and then."""
+        """Ask the server for its load, at most once every LOOK_S."""
         server, now = self._serving.server, asyncio.get_running_loop().time()
         if server is None or now < self._looked_at + LOOK_S or not self._serving.quiet:
             return

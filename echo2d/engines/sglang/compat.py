@@ -43,9 +43,10 @@ def dialect_of(version: str, paths: Collection[str] | None) -> Dialect:
     if number < OLDEST:
         oldest = ".".join(map(str, OLDEST))
         raise EngineFault(
-            f"SGLang {version or '(unknown version)'} does not say who wrote a token: {oldest} is needed"
+            f"SGLang {version or '(unknown version)'} does not report per-token weight versions; "
+            f"use {oldest} or newer"
         )
     for path in _NEEDED:
         if paths is not None and path not in paths:
-            raise EngineFault(f"SGLang {version} does not serve {path}")
+            raise EngineFault(f"SGLang {version} does not serve {path}, which echo2d needs")
     return Dialect(version, number >= _FLUSH_REPORTED_SINCE, tried=number <= NEWEST)

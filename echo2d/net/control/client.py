@@ -1,8 +1,8 @@
-"""A peer's end of the control link: enrol once, then stay connected to the coordinator.
+"""A peer's end of the control link: enrols once, then stays connected to the coordinator.
 
-    away --dial, prove, hello--> welcomed --closed, reset, silent--> away (waits, longer each time, with jitter)
+    away --dial, prove, hello--> welcomed --closed, reset, silent--> away (backoff with jitter)
       |                             |
-      +--- permanently refused -----+--> OperatorFault: trying again with this credential is of no use
+      +--- permanently refused -----+--> OperatorFault: a retry with this credential is useless
 
 One ControlLink belongs to one daemon. Not here: what messages mean.
 """
@@ -51,9 +51,10 @@ from echo2d.net.security.tls import Tls, in_words, is_for_good, to_coordinator
 from echo2d.net.security.urls import coordinator_url
 
 CONNECT_TIMEOUT_S = 10.0
-PING_S = 30.0  # a coordinator that answers no WebSocket ping for half of it is gone
+PING_S = 30.0  # a coordinator that does not answer a WebSocket ping within half of this is gone
 BACKOFF_S_MIN = 0.25
-BACKOFF_S_MAX = 15.0  # a lease is kept for as long: who comes back later has lost it anyway
+# Leases are kept for as long; a worker that returns later has lost them anyway.
+BACKOFF_S_MAX = 15.0
 
 _OPENING = Codec({"Challenge": Challenge, "Refused": Refused}, bytes_max=16 << 10)
 
@@ -62,7 +63,7 @@ log = logging.getLogger("echo2d.control")
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who a peer is, to whom: its key, and the public key of its run. tls: of all its connections; None: without."""
+    """A peer's key and the public key of its run. tls: for all its connections; None: no TLS."""
 
     key: Ed25519PrivateKey
     run_key: bytes
@@ -70,7 +71,7 @@ class Identity:
 
     @staticmethod
     def of(url: str, token: TokenFile, key: Ed25519PrivateKey) -> "Identity":
-        """OperatorFault: URL and token do not agree on TLS."""
+        """OperatorFault: the URL and the token file disagree about TLS."""
         return Identity(
             key, bytes.fromhex(token.run_key), Tls.of(url, token.authority, promised=token.url)
         )
@@ -85,23 +86,26 @@ class Identity:
 
 
 class LinkOwner(Protocol):
-    """What a daemon tells its control link, and hears from it. connected, received*, disconnected, connected, ..."""
+    """The daemon that owns a control link.
+
+    Calls come in this order, again and again: connected, any number of received, disconnected.
+    """
 
     def hello(self) -> Hello:
-        """As of now; asked for at every connection."""
+        """The daemon's current hello; called at every connection."""
 
     def heartbeat(self) -> Heartbeat: ...
 
     async def connected(self, welcome: Welcome) -> None: ...
 
     async def received(self, message: ToPeer) -> None:
-        """Every message after the welcome; the link reads no further until this returns."""
+        """Handle a message after the welcome. The link reads no further until this returns."""
 
     async def disconnected(self, reason: str) -> None: ...
 
 
 class Backoff:
-    """How long to wait before the next attempt: doubling, between half of it and all of it."""
+    """Exponential backoff: the limit doubles, and a wait is drawn from its upper half."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
@@ -117,15 +121,16 @@ class Backoff:
 
 
 class _Lost(Exception):  # noqa: N818 - a connection's ordinary end
-    """The connection did not come about, or is gone; another attempt may help."""
+    """The connection failed or was lost; another attempt may help."""
 
 
 async def enrol(
     url: str, token: TokenFile, identity: Identity, *, rng: random.Random, patience_s: float
 ) -> None:
-    """Bind the key to the token. OperatorFault: refused, or no coordinator within `patience_s`.
+    """Bind the peer's key to its token. Afterwards `identity.tls` presents the certificate
+    received.
 
-    From then on `identity.tls` presents the certificate that came back.
+    OperatorFault: the coordinator refused, or none answered within `patience_s`.
     """
     url, key, tls = coordinator_url(url), identity.key, identity.tls
     body = {"key": public_bytes(key).hex(), "proof": enrol_proof(key, token.secret).hex()}
@@ -170,7 +175,9 @@ async def _enrol_once(
     if not response.ok:
         raise OperatorFault(f"the coordinator at {url} refused to enrol this worker: {found}")
     if found != token.run_id:
-        raise OperatorFault(f"the token file is of run {token.run_id}; at {url} is run {found}")
+        raise OperatorFault(
+            f"the token file belongs to run {token.run_id}, but {url} serves run {found}"
+        )
     return certificate
 
 
@@ -180,7 +187,7 @@ def _hint(url: str, error: Exception) -> str:
 
 
 class ControlLink:
-    """Keeps one control link up."""
+    """Keeps one control link connected."""
 
     def __init__(
         self, url: str, identity: Identity, owner: LinkOwner, *, rng: random.Random
@@ -199,12 +206,12 @@ class ControlLink:
             self._send_buffer.finish()
 
     def send(self, message: ToCoordinator) -> None:
-        """Queue it; dropped when the link is down (`disconnected` says so)."""
+        """Queue a message. It is dropped while the link is down, as `disconnected` has reported."""
         if self._send_buffer is not None:
             self._send_buffer.put(TO_COORDINATOR.encode(message))
 
     async def run(self) -> None:
-        """Until `leave`. OperatorFault: refused for good, or this is not a coordinator."""
+        """Stay connected until `leave`. OperatorFault: permanently refused, or no coordinator."""
         async with aiohttp.ClientSession(
             timeout=aiohttp.ClientTimeout(connect=CONNECT_TIMEOUT_S)
         ) as http:
@@ -242,7 +249,7 @@ class ControlLink:
             raise _Lost(in_words(error)) from error
         except IntegrityFault as fault:
             raise OperatorFault(
-                f"{self._url}: {fault}; is the token file of another run?"
+                f"{self._url}: {fault}; does the token file belong to another run?"
             ) from fault
         except PeerFault as fault:
             raise _Lost(str(fault)) from fault
@@ -271,7 +278,7 @@ class ControlLink:
         if isinstance(first, Refused):
             raise _refused(first)
         if not isinstance(first, Welcome):
-            raise PeerFault("the coordinator's first message is a Welcome")
+            raise PeerFault("expected Welcome or Refused as the coordinator's first message")
         return first
 
     async def _converse(

@@ -1,4 +1,4 @@
-"""The sending half of a control link, the same at both ends: a bounded queue and the one task that empties it."""
+"""The sending half of a control link, at both ends: a bounded queue and the task that sends it."""
 
 import asyncio
 import contextlib
@@ -6,18 +6,16 @@ from typing import Any, Protocol
 
 from echo2d.core.base.codec import MESSAGE_BYTES_MAX
 
-QUEUE_BYTES_MAX = (
-    16 * MESSAGE_BYTES_MAX
-)  # leases of all of a big worker's slots at once; who lags further is slow
-BATCH_BYTES_MAX = (
-    64 << 10
-)  # sent under one timer, for most messages are far smaller than what a timer costs
+# Room for leases of all slots of a big worker at once; an end that lags further is too slow.
+QUEUE_BYTES_MAX = 16 * MESSAGE_BYTES_MAX
+# So much is sent under one timer: most messages cost far less than a timer.
+BATCH_BYTES_MAX = 64 << 10
 SEND_TIMEOUT_S = 20.0  # one message or batch, when the other end does not read
 CLOSE_TIMEOUT_S = 5.0
 
 
 class Socket(Protocol):
-    """What both of aiohttp's WebSockets offer."""
+    """What the client's and the server's WebSocket of aiohttp have in common."""
 
     def send_bytes(self, data: bytes) -> Any: ...
 
@@ -25,7 +23,7 @@ class Socket(Protocol):
 
 
 class SendBuffer:
-    """Messages on their way out. Past its limits the link is given up (`slow`), and nothing more is sent."""
+    """The queue of messages to send. If it is too full, the link is given up (`slow`)."""
 
     def __init__(self, socket: Socket) -> None:
         self._socket = socket
@@ -42,7 +40,7 @@ class SendBuffer:
             self._queue.put_nowait(data)
 
     def finish(self) -> None:
-        """Close once everything before has gone out."""
+        """Close the link once everything queued so far has been sent."""
         self._queue.put_nowait(None)
 
     async def run(self) -> None:

@@ -1,13 +1,13 @@
-"""The coordinator's end of all control links: authenticate, hello, then messages in both directions.
+"""The coordinator's end of all control links: authentication, hello, then messages both ways.
 
     upgraded --Refused--> closed                   unknown or revoked peer, too many sessions
         | Challenge, Answer, Hello (HELLO_TIMEOUT_S)
         v
       open --PeerConnected--> ... PeerSaid ... --PeerDisconnected--> closed
 
-After PeerConnected exactly one PeerDisconnected follows, always. A peer that breaks the protocol, goes silent or does
-not read what it is sent is closed; what it broke is counted and said to it. Not here: who supersedes whom, and what
-messages mean.
+Exactly one PeerDisconnected follows every PeerConnected. The link is closed when the peer breaks
+the protocol, falls silent, or does not read what it is sent; a protocol fault is counted and told
+to the peer. Not here: which of two connections of one peer stays, and what messages mean.
 """
 
 import asyncio
@@ -50,10 +50,10 @@ from echo2d.net.security.auth import (
 )
 from echo2d.net.security.tls import shows
 
-SESSIONS_MAX = 2048  # sockets of one process, well above the 500 workers this is for
+SESSIONS_MAX = 2048  # sockets of one process, well above the largest fleet
 HELLO_TIMEOUT_S = 10.0
 SILENCE_S_MAX = 60.0  # heartbeats come every few seconds
-SILENCE_GRAIN = 0.02  # a session is given up by so much sooner at most
+SILENCE_GRAIN = 0.02  # a session may be given up sooner by this share of SILENCE_S_MAX
 SLOW = "slow: it does not read what it is sent"
 
 log = logging.getLogger("echo2d.control")
@@ -76,9 +76,10 @@ class _Session:
 
 
 class Sessions:
-    """All open control links. `emit` takes events, and waits when there are too many of them.
+    """All open control links.
 
-    peer_networks: where peers may say that they are, besides where their control links come from.
+    emit: takes events, and waits while too many are queued. peer_networks: networks in which peers
+    may announce addresses, besides the address from which their control link comes.
     """
 
     def __init__(
@@ -248,7 +249,10 @@ class Sessions:
 
 
 async def _send(send_buffer: SendBuffer, request: web.Request) -> None:
-    """Until it is over. Who has not read all of it then will not: reading from it may hang in the answer to a ping."""
+    """Send until the link ends, then cut the connection if the peer has not read everything.
+
+    Such a peer will not read any more, and reading from it could hang while a ping is answered.
+    """
     try:
         await send_buffer.run()
     finally:
@@ -258,7 +262,7 @@ async def _send(send_buffer: SendBuffer, request: web.Request) -> None:
 
 
 def _heard(silence: asyncio.Timeout) -> None:
-    """Silence begins anew; a timer for each message would cost as much as the message."""
+    """Restart the silence timer, but not for every message: that costs as much as a message."""
     until, last = asyncio.get_running_loop().time() + SILENCE_S_MAX, silence.when()
     if last is not None and until - last > SILENCE_GRAIN * SILENCE_S_MAX:
         silence.reschedule(until)

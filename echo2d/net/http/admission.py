@@ -1,12 +1,13 @@
-"""Who stands at the coordinator's HTTP door: connections on which nobody has shown a credential yet are few and brief.
+"""Limits HTTP connections that have not shown a credential yet: how many there are, and how long.
 
-    accepted --a control link or a call shows a credential--> admitted: not counted, closed by nobody here
-       | STRANGER_S_MAX have passed, whatever it sent and was told; or a newer one came and there were too many
+    accepted --a control link or a call shows a credential--> admitted: no longer counted or limited
+       | STRANGER_S_MAX have passed, whatever was sent; or it is the oldest of too many
        v
     closed
 
-Where there are too many, from one address or in all, the oldest goes: who has a credential needs but a moment to show
-it, and who has none keeps nobody out by staying. Not here: what a credential is.
+When there are too many such connections, from one address or in total, the oldest is closed. A
+caller with a credential needs only a moment to show it, and one without cannot keep others out by
+staying. Not here: what a credential is.
 """
 
 import asyncio
@@ -17,10 +18,10 @@ from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
 STRANGERS_MAX = 2048  # 15 KiB each, half a header included
-STRANGERS_PER_ADDRESS_MAX = (
-    1024  # all workers of a run (PEERS_MAX) may come back at once from behind one NAT
-)
-STRANGER_S_MAX = 30.0  # for the first header and all that follows; HELLO_TIMEOUT_S and a busy start are within it
+# All workers of a run (PEERS_MAX) may return at once from behind one NAT.
+STRANGERS_PER_ADDRESS_MAX = 1024
+# For the first header and all that follows; HELLO_TIMEOUT_S and a busy start fit into it.
+STRANGER_S_MAX = 30.0
 
 DOOR: web.AppKey["ConnectionAdmission"] = web.AppKey("door")
 

@@ -1,4 +1,4 @@
-"""What callers of the API sent, checked field by field. Anything else than expected is a Refusal (400)."""
+"""Checks the fields of API requests. Anything unexpected is an HttpRefusal with status 400."""
 
 import json
 from collections.abc import Awaitable, Callable
@@ -27,7 +27,7 @@ def malformed(detail: str) -> HttpRefusal:
 
 
 def secret_of(request: web.Request) -> str:
-    """What its caller shows. Refusal: nothing."""
+    """The secret in the request's Authorization header. HttpRefusal: there is none."""
     scheme, _, secret = request.headers.get("Authorization", "").partition(" ")
     if scheme.lower() != "bearer" or not secret or not secret.isascii():
         raise HttpRefusal(
