@@ -1,6 +1,7 @@
-"""The status of a run as a picture for a terminal: what trains, who serves what, what spreads, what is wrong.
+"""Draws the status of a run for a terminal: training, workers, the version that spreads, alerts.
 
-Reads `GET /v1/status` (`core/coordinator/status.py`), asks nobody. What others said is shown as text, never as markup.
+It draws a `Status` (`core/status/schema.py`) and asks nobody. Names and texts that come from other
+machines are shown as text, never interpreted as markup.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,13 +27,18 @@ from echo2d.core.status.schema import (
 BAR_CELLS = 24
 SPARK = "▁▂▃▄▅▆▇█"
 SPARK_CELLS = 50
-PLAIN_COLUMNS = 120  # where there is no terminal
+# The width where there is no terminal.
+PLAIN_COLUMNS = 120
 TILES_PER_ROW = 4
 FAULTS_SHOWN = 5
-WORKERS_SHOWN_MIN = 4  # however small the terminal is
-GONE_SHOWN_S = 600.0  # spot boxes come and go all day
-SENTENCES_SHOWN = 8  # on a terminal; all of them elsewhere
-OTHER_LINES = 22  # of a picture, besides its workers, sentences and faults: a long bottleneck takes four of them
+# However small the terminal is.
+WORKERS_SHOWN_MIN = 4
+# Workers that are gone for longer are only counted: spot boxes come and go all day.
+GONE_SHOWN_S = 600.0
+# On a terminal; elsewhere all alerts are shown.
+SENTENCES_SHOWN = 8
+# Lines of a picture besides workers, alerts and faults; a long bottleneck takes four of them.
+OTHER_LINES = 22
 COLOURS = {"joined": "green", "suspected": "yellow", "gone": "red"}
 
 
@@ -51,7 +57,7 @@ def plain_console() -> Console:
 def status_picture(
     status: Status, *, tokens_per_s: float | None = None, lines: int | None = None
 ) -> RenderableType:
-    """All of it. lines: of the terminal; workers that have no room are counted."""
+    """The whole picture. lines: of the terminal; workers that do not fit are counted."""
     sentences, faults = status.attention, status.faults[-FAULTS_SHOWN:]
     room = None
     if lines is not None:
@@ -116,7 +122,7 @@ def _tiles(status: Status, tokens_per_s: float | None) -> Table:
 
 
 def _provision(status: Status) -> Iterable[RenderableType]:
-    """What the run waits for, and who is to work."""
+    """The bottleneck, and which workers are active."""
     provision = status.provision
     yield _labelled("bottleneck", provision.bottleneck.text)
     if provision.activation == "auto":
@@ -124,7 +130,10 @@ def _provision(status: Status) -> Iterable[RenderableType]:
         working = sum(worker.active for worker in here)
         aim = provision.mu_target
         aimed = "" if aim is None else f" of {per_h(aim)} that are aimed at"
-        words = f"{working} of {len(here)} workers work, {per_h(provision.mu_pool)} trajectories/h{aimed}"
+        words = (
+            f"{working} of {len(here)} workers work, "
+            f"{per_h(provision.mu_pool)} trajectories/h{aimed}"
+        )
         yield _labelled("activation", f"{words}; {provision.why}" if provision.why else words)
 
 
@@ -147,8 +156,9 @@ def rented_words(renting: RentingStatus) -> str:
     states = ", ".join(f"{count} {state}" for state, count in renting.states.items() if count)
     return (
         f"{len(renting.boxes)} boxes{f' ({states})' if states else ''}, "
-        f"{renting.usd_per_h:.2f} of {renting.usd_per_h_max:g} usd/h; spent {renting.spent_usd:.2f} "
-        f"of {renting.usd_total_max:g} usd, {renting.set_aside_usd:.2f} set aside, {renting.left_usd:.2f} left"
+        f"{renting.usd_per_h:.2f} of {renting.usd_per_h_max:g} usd/h; "
+        f"spent {renting.spent_usd:.2f} of {renting.usd_total_max:g} usd, "
+        f"{renting.set_aside_usd:.2f} set aside, {renting.left_usd:.2f} left"
     )
 
 
@@ -180,11 +190,12 @@ def _spreading(status: Status) -> Iterable[Text]:
         broadcast.predicted_s,
         broadcast.waiting_version,
     )
+    bytes_sent = size(broadcast.wire_bytes or broadcast.full_bytes)
     words: list[str | tuple[str, str]] = [
         _label(f"version {broadcast.version}"),
         (bar(verified, count), "green" if verified == count else "cyan"),
         f"  verified by {verified} of {count}",
-        f", {size(broadcast.wire_bytes or broadcast.full_bytes)} in a {broadcast.shape or 'plan to come'}",
+        f", {bytes_sent} in a {broadcast.shape or 'plan to come'}",
         "" if predicted_s is None else f", predicted {seconds(predicted_s)}",
         "" if waiting is None else f"; version {waiting} waits",
     ]
@@ -196,7 +207,10 @@ def _label(text: str) -> tuple[str, str]:
 
 
 def workers_table(status: Status, *, rows: int | None = None) -> Table:
-    """Who serves what, and how far the version that spreads has come; those in trouble first where not all fit."""
+    """The workers, and how much of the spreading version each has.
+
+    Where not all fit, workers in trouble come first.
+    """
     broadcast = status.broadcast
     progress = {peer.id: peer for peer in broadcast.peers} if broadcast else {}
     table = Table(box=SIMPLE_HEAD, show_edge=False, header_style="dim", padding=(0, 1, 0, 0))
@@ -244,7 +258,7 @@ WORDS = {"worker", "state"}
 
 
 def _columns(status: Status) -> list[str]:
-    """Without any price there is none to show."""
+    """The columns to show; prices only where a worker has one."""
     priced = any(worker.usd_per_h for worker in status.workers)
     return [name for name in COLUMNS if priced or name != "usd/h"]
 
@@ -279,7 +293,7 @@ def _worker_cells(worker: WorkerStatus) -> dict[str, Text]:
 
 
 def _makes(worker: WorkerStatus) -> Text:
-    """Trajectories; ~ stands before what is only expected of it."""
+    """Trajectories/h; a ~ marks a rate that is expected, not measured."""
     mu = worker.mu
     if mu is None or worker.state == "gone":
         return Text("-")

@@ -1,7 +1,8 @@
-"""`echo2d status --watch`: the status again and again, until Ctrl-C, across restarts of the coordinator.
+"""`echo2d status --watch`: shows the status again and again, across restarts of the coordinator.
 
-On a terminal the picture is redrawn in place; elsewhere each interval prints a plain block, with `as_json` one line.
-Not being answered at the very first call is the operator's mistake; later it is a pause, and said.
+On a terminal the picture is redrawn in place; elsewhere each interval prints a plain block, or one
+line with `as_json`. If the very first call gets no answer, that is the operator's mistake; later it
+is a pause, which is shown.
 """
 
 import asyncio
@@ -20,12 +21,13 @@ from echo2d.core.status.json_form import read_status
 from echo2d.core.status.schema import Status
 from echo2d.views.status import TokenRate, age, plain_console, status_picture
 
-ANSWER_S = 5.0  # somebody waits at the terminal
-PATIENCE_S = 5.0  # of a single look, for a coordinator that is just starting
+# For one answer: a person waits at the terminal.
+ANSWER_S = 5.0
+# For a single status, in which a coordinator may just be starting.
+PATIENCE_S = 5.0
 
-Find = Callable[
-    [], tuple[str, Path]
-]  # URL and token file of the coordinator; OperatorFault: none runs
+# Finds the URL and the token file of the coordinator. OperatorFault: none runs.
+Find = Callable[[], tuple[str, Path]]
 
 
 class Away(Exception):  # noqa: N818 - a state, not an error
@@ -33,7 +35,10 @@ class Away(Exception):  # noqa: N818 - a state, not an error
 
 
 class Asker:
-    """Asks one coordinator for its status, wherever it listens now; `async with` closes the connection."""
+    """Asks one coordinator for its status, wherever it listens now.
+
+    `async with` closes the connection.
+    """
 
     def __init__(self, find: Find, *, patience_s: float = 0.0) -> None:
         self._find = find
@@ -49,7 +54,11 @@ class Asker:
         await self._close()
 
     async def status(self) -> dict[str, Any]:
-        """Away: it answered before. OperatorFault: it never did, or does not accept the token."""
+        """The answer as JSON.
+
+        Away: there is none now, but there was one before. OperatorFault: there never was one, or
+        the coordinator does not accept the token.
+        """
         try:
             facts = await self._ask(await self._present())
         except (Unreachable, PeerFault, TimeoutError) as fault:
@@ -105,7 +114,7 @@ class Screen:
         self._live.stop()
 
     def show(self, facts: Mapping[str, Any], *, now: float) -> None:
-        """Show a status that was just answered; `now` is monotonic seconds. PeerFault: it is none."""
+        """Show a fresh answer; `now` is monotonic seconds. PeerFault: it is not a status."""
         self._answered_at = now
         if self._as_json:
             print(json.dumps(facts), flush=True)
@@ -147,7 +156,11 @@ async def typed_status_once(find: Find) -> Status:
 
 
 async def watch(find: Find, screen: Screen, *, interval_s: float) -> None:
-    """Until cancelled. OperatorFault: nobody answered the first call, or the token is not accepted."""
+    """Watch until cancelled.
+
+    OperatorFault: the first call got no answer, or the token is not accepted. PeerFault: the answer
+    is not a status of this echo2d.
+    """
     clock = asyncio.get_running_loop().time
     async with Asker(find) as asker:
         facts = await asker.status()  # before anything is drawn

@@ -1,26 +1,25 @@
-"""Which workers generate: the cheapest that keep the learner busy, changed rarely, but at once when one is lost.
+"""Decides which workers generate: the cheapest set that keeps the learner busy.
 
-    standby --activate--> active --deactivate (it drains)--> standby        every review, see below
-                             +--- lost, or about to be ---> (replaced at once)
+    standby --activate--> active --deactivate (it drains)--> standby        at a review
+                             +--- lost, or leaving ---> replaced at once
 
-Reviews, one a publish period, compare mu_pool, the measured throughput of the active workers, with mu_min:
+A review, once a publish period, compares mu_pool, the measured throughput of the active workers,
+with mu_min. A finding must repeat in PATIENCE reviews in a row, so that noise moves no worker:
 
-    mu_pool < mu_min                          PATIENCE reviews in a row: the cheapest more, up to gamma * mu_min
-    without a worker still >= (gamma + SURPLUS) * mu_min    likewise: the dearest such worker goes
-    the cheapest set costs SAVING less        likewise: it replaces the present one
-    anything else                             nothing: noise in mu must not move workers about
+    mu_pool < mu_min                                 activate the cheapest, up to gamma * mu_min
+    mu_pool without a worker is still at least
+    (gamma + SURPLUS) * mu_min                       deactivate the dearest such worker
+    the cheapest set costs SAVING less               replace the present set
 
-mu_pool is of those that are here, each in full: who goes is replaced at once, so its availability counts in rho alone.
-After a change there is none for cool_down_s (a broadcast and a warm-up: until then it does not show), and who was
-activated stays for hold_s. Nobody goes for the sake of a guess: a newcomer that looks cheaper works beside the others
-until its own work has shown what it makes; who has shown it makes up the cheapest set for which others go.
-At the start, and when reviews have found too little, nothing is waited with: until the target has been met, whoever is
-here or comes is activated at once. Nor when an active worker is lost: until as much is made as before, or the target
-has been met. That more is needed than there was is for reviews to find, and a loss neither interrupts nor delays them:
-else, where somebody is lost every few minutes, one high estimate of mu_min would be followed at once, and what is too
-dear or too little would stay so. Where no throughput is enough, mu_min is infinite. Without `by_cost` (an ablation) the
-order given takes the place of rho.
-Not here: what workers cost and make (`worker_cost`, `estimators`), mu_min (`model`), how they are told.
+After a change come cool_down_s without another, and an activated worker stays for hold_s. A worker
+whose own work has not shown its rate (`guessed`) replaces nobody: it works beside the others first.
+
+Before the target has been met for the first time, and after a review found too little, workers are
+activated as soon as they are here. The same holds after a loss, until mu_pool is back where it was;
+a loss does not raise the goal beyond that, because one high estimate of mu_min would otherwise be
+followed whenever somebody is lost. mu_min is infinite where no throughput is enough. Without
+`by_cost` (an ablation) the order given replaces rho. Not here: what workers make and cost
+(`measurements`, `worker_cost`), mu_min (`model`), and when to review (`coordinator`).
 """
 
 import math
@@ -30,20 +29,24 @@ from dataclasses import dataclass, field
 from echo2d.core.capacity.model import GAMMA
 from echo2d.core.capacity.worker_cost import SLACK, WorkerOffer, by_rho, choose, in_order
 
-PATIENCE = 3  # reviews in a row
-SURPLUS = (
-    0.1  # of mu_min, above the target: who goes must not be missed at the next breath of noise
-)
+# Reviews in a row that must find the same.
+PATIENCE = 3
+# Of mu_min, above the target: the worker that goes must not be missed when mu_min rises a little.
+SURPLUS = 0.1
 NOTHING_ENOUGH = "no throughput is enough: all work"
 TOO_LITTLE = "too few work"
 LOST = "one was lost, or is about to be"
 IF_TRUE = "cheaper, if they make what is expected of them"
-SAVING = 0.1  # of the cost: a smaller one is not worth that workers warm up
+# Of the cost: a smaller saving does not pay for the warm-up of other workers.
+SAVING = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class ActivationRules:
-    """hold_s: nobody who was activated is deactivated earlier. review_s: between two reviews."""
+    """Times in seconds. review_s: between two reviews. cool_down_s: without a change after one.
+
+    hold_s: that an activated worker stays active at least.
+    """
 
     review_s: float
     cool_down_s: float = 0.0
@@ -54,7 +57,7 @@ class ActivationRules:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Names. why: for logs, empty if nothing changes."""
+    """The names of workers to activate and deactivate. why: for logs; empty if nothing changes."""
 
     activate: tuple[str, ...] = ()
     deactivate: tuple[str, ...] = ()
@@ -72,24 +75,37 @@ class _Streaks:
 
 @dataclass(slots=True)
 class Activation:
-    """See the module docstring. `now` is monotonic seconds. active: since when."""
+    """See the module docstring. `now` is monotonic seconds.
+
+    active: the active workers, with the time of their activation. changes: those that reviews made.
+    """
 
     active: dict[str, float] = field(default_factory=dict)
-    changes: int = 0  # voluntary ones
+    changes: int = 0
     _streaks: _Streaks = field(default_factory=_Streaks)
-    _urgent: bool = True  # since the start, a review that found too little, or a loss
-    _made: float = math.inf  # mu_pool when it was looked at last
-    _wanted: float = math.inf  # if the target is not lower: as much as there was before the loss
+    # Activate without waiting for a review, until the goal is met.
+    _urgent: bool = True
+    # mu_pool after the last decision.
+    _made: float = math.inf
+    # After a loss, the throughput to get back to; the goal is never above it.
+    _wanted: float = math.inf
     _review_at: float = -math.inf
     _changed_at: float = -math.inf
 
     def decide(
-        self, rules: ActivationRules, offers: Sequence[WorkerOffer], mu_min: float | None, *, now: float,
+        self,
+        rules: ActivationRules,
+        offers: Sequence[WorkerOffer],
+        mu_min: float | None,
+        *,
+        now: float,
         leaving: Collection[str] = (),
-    ) -> Decision:  # fmt: skip
-        """offers: the workers that are here, active or not, in the order to use without `by_cost`.
+    ) -> Decision:
+        """What to change now.
 
-        leaving: those that said that they will be taken away: they take no more leases.
+        offers: the workers that are here, active or not, in the order to use without `by_cost`.
+        leaving: those that announced that they leave; they count as lost. mu_min: None if no
+        throughput is enough.
         """
         here = {offer.name: offer.present for offer in offers if offer.name not in leaving}
         needed = math.inf if mu_min is None else mu_min
@@ -99,9 +115,8 @@ class Activation:
         if lost and not self._urgent:
             self._urgent, self._wanted = True, self._made
         if self._urgent:
-            decision = self._refill(
-                rules, here, needed, tuple(name for name in lost if name in leaving)
-            )
+            still_here = tuple(name for name in lost if name in leaving)
+            decision = self._refill(rules, here, needed, still_here)
         elif now >= self._review_at:
             self._review_at = now + rules.review_s
             decision = self._review(rules, here, needed, now)
@@ -114,7 +129,7 @@ class Activation:
         return decision
 
     def waits_until(self) -> float:
-        """When `decide` is to be asked next, if nobody is lost meanwhile; -inf: whenever somebody comes."""
+        """When to call `decide` next, unless a worker is lost; -inf: when the next one comes."""
         return -math.inf if self._urgent else self._review_at
 
     # --- inside
@@ -126,9 +141,8 @@ class Activation:
         for name in decision.deactivate:
             self.active.pop(name, None)
         self.active.update(dict.fromkeys(decision.activate, now))
-        if (
-            decision != Decision() and self._wanted == math.inf
-        ):  # what makes a loss good changes nothing
+        # A replacement restores what there was, so no cool-down follows it.
+        if decision != Decision() and self._wanted == math.inf:
             self._changed_at = now
 
     def _refill(
@@ -136,17 +150,19 @@ class Activation:
         rules: ActivationRules,
         here: dict[str, WorkerOffer],
         mu_min: float,
-        told: tuple[str, ...] = (),
+        leaving: tuple[str, ...] = (),
     ) -> Decision:
-        """As many more as are needed. told: who is lost, and is here still."""
+        """Activate as many more as are needed, and deactivate the lost ones that are still here."""
         gap = self._goal(rules, mu_min) - self._pool(here)
         idle = [offer for name, offer in here.items() if name not in self.active]
         chosen = choose(idle, gap)
         more = chosen.offers if rules.by_cost else tuple(in_order(idle, gap))
         if not chosen.enough:
-            more = tuple(idle)  # also those of whom nothing is known
+            # All of them, also workers of which nothing is known: `choose` leaves those out.
+            more = tuple(idle)
         why = NOTHING_ENOUGH if gap == math.inf else LOST if self._wanted < math.inf else TOO_LITTLE
-        return Decision(tuple(offer.name for offer in more), told, why if more or told else "")
+        changed = bool(more or leaving)
+        return Decision(tuple(offer.name for offer in more), leaving, why if changed else "")
 
     def _review(
         self, rules: ActivationRules, here: dict[str, WorkerOffer], mu_min: float, now: float
@@ -183,7 +199,7 @@ class Activation:
     def _spare(
         self, rules: ActivationRules, here: dict[str, WorkerOffer], surplus: float, now: float
     ) -> str | None:
-        """The dearest worker that makes no more than is too much; without `by_cost`, the last one of the order."""
+        """The dearest worker that makes at most the surplus; without `by_cost`, the last one."""
         active = [
             here[name] for name in here if name in self.active and not self._held(rules, name, now)
         ]
@@ -193,7 +209,11 @@ class Activation:
     def _cheaper(
         self, rules: ActivationRules, here: dict[str, WorkerOffer], mu_min: float, now: float
     ) -> Decision | None:
-        """A change to a set that is cheaper as far as its workers have shown; else what a cheaper one lacks, to see."""
+        """A change to a cheaper set of workers with measured rates.
+
+        If only guessed rates make a set cheaper, its guessed workers are activated beside the
+        others, so that their work shows their rates.
+        """
         if not rules.by_cost:
             return None
         shown = {name: offer for name, offer in here.items() if not offer.guessed}
@@ -212,7 +232,7 @@ class Activation:
         mu_min: float,
         now: float,
     ) -> Decision | None:
-        """To the cheapest set of these and whoever is held, if that saves enough."""
+        """Change to the cheapest set of `able` and the held workers, if that saves enough."""
         held = {name for name in self.active if self._held(rules, name, now)}
         rest = choose(
             [offer for name, offer in able.items() if name not in held],

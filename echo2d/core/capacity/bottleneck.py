@@ -1,12 +1,12 @@
-"""What a run waits for at present, in one sentence with the numbers behind it.
+"""Names the bottleneck of a run, in one sentence with the numbers behind it.
 
-    learner         it waits for hardly anything: as it should be
-    reward          most of the time that it waits, groups that lack nothing but rewards would fill its batch
-    dissemination   the workers that work would be enough, if versions reached them and were loaded in no time
-    rollout         they are too few, or too slow
+    learner         the learner hardly ever waits: as it should be
+    reward          most of the waiting is for groups that lack nothing but their rewards
+    dissemination   the active workers would be enough if versions arrived and loaded in no time
+    rollout         the active workers are too few, or too slow
 
-Where both generation and broadcasts take longer than S allows, the longer one.
-Reads estimates (`demand`) and counts, decides nothing.
+Where generation and broadcasts both take longer than S allows, the longer one counts. This module
+reads estimates and counts, and decides nothing.
 """
 
 from dataclasses import dataclass, replace
@@ -14,9 +14,12 @@ from typing import Literal, get_args
 
 from echo2d.core.capacity.model import Demand, judge, mu_min
 
-BUBBLE_STEPS = 16  # train steps that are "at present"
-BUSY = 0.02  # of the learner's time: a smaller bubble is none
-MOSTLY = 0.5  # of what it waits
+# The newest train steps, of which the bubble is taken.
+BUBBLE_STEPS = 16
+# A bubble up to this share of the learner's time counts as none.
+BUSY = 0.02
+# Of the time that the learner waits.
+MOSTLY = 0.5
 
 BottleneckKind = Literal["unknown", "learner", "reward", "dissemination", "rollout"]
 KINDS: tuple[BottleneckKind, ...] = get_args(BottleneckKind)
@@ -24,10 +27,11 @@ KINDS: tuple[BottleneckKind, ...] = get_args(BottleneckKind)
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """bubble: measured, None before the second step. mu_pool: trajectories/s. active, standby: workers.
+    """bubble: as measured; None before the second step. active, standby: numbers of workers.
 
-    rewards: share of what it waits in which groups that lacked only rewards would have filled the batch; unscored: such
-    groups now; missing: groups that the batch lacks now.
+    mu_pool: trajectories/s of the active ones. rewards: the share of the waiting in which groups
+    that lacked only rewards would have filled the batch. unscored: such groups now. missing: groups
+    that the batch lacks now.
     """
 
     bubble: float | None
@@ -66,7 +70,7 @@ def _kind(now: Situation) -> BottleneckKind:
 
 
 def _for_versions(demand: Demand, mu_pool: float) -> bool:
-    """Whether it waits for them rather than for what is written by them."""
+    """Whether the learner waits for versions to spread rather than for workers to generate."""
     needed, at_once = mu_min(demand), mu_min(replace(demand, t_bcast_s=0.0, pause_s=0.0))
     if at_once is None:
         return demand.delivery_s - demand.t_gen_s > demand.t_gen_s
@@ -83,8 +87,10 @@ def _learner(now: Situation) -> str:
 
 def _reward(now: Situation) -> str:
     return (
-        f"reward-bound: the learner waits {_share(now)} of its time, {now.rewards:.0%} of that for rewards alone; now "
-        f"{now.unscored} groups lack only rewards, the batch lacks {now.missing} (more task.processes?)"
+        f"reward-bound: the learner waits {_share(now)} of its time, "
+        f"{now.rewards:.0%} of that for rewards alone; "
+        f"now {now.unscored} groups lack only rewards, "
+        f"the batch lacks {now.missing} (more task.processes?)"
     )
 
 
@@ -92,8 +98,9 @@ def _dissemination(now: Situation) -> str:
     demand = now.demand
     assert demand is not None
     return (
-        f"dissemination-bound: the learner waits {_share(now)} of its time; a broadcast takes {demand.t_bcast_s:.3g} "
-        f"s, a refit {demand.pause_s:.3g} s, kappa = {demand.publish_every} train steps {demand.period_s:.3g} s, "
+        f"dissemination-bound: the learner waits {_share(now)} of its time; "
+        f"a broadcast takes {demand.t_bcast_s:.3g} s, a refit {demand.pause_s:.3g} s, "
+        f"kappa = {demand.publish_every} train steps {demand.period_s:.3g} s, "
         f"S = {demand.staleness_max}; {_pool(now)}"
     )
 
@@ -102,7 +109,10 @@ def _rollout(now: Situation) -> str:
     enough = now.demand is not None and (mu_min(now.demand) or float("inf")) <= now.mu_pool
     passes = " (enough by now, unless they come in bursts)" if enough else ""
     standby = f"{now.standby} {'worker stands' if now.standby == 1 else 'workers stand'} by"
-    return f"rollout-bound: the learner waits {_share(now)} of its time; {_pool(now)}{passes}; {standby}"
+    return (
+        f"rollout-bound: the learner waits {_share(now)} of its time; "
+        f"{_pool(now)}{passes}; {standby}"
+    )
 
 
 def _share(now: Situation) -> str:

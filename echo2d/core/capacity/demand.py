@@ -1,13 +1,14 @@
-"""What a run needs, who can give it, and who is to work: from what was measured to a decision of `activation`.
+"""Plans capacity: from the measurements and the workers to the throughput that is needed, what is
+short of it, and a decision of `activation`.
 
-    measurements --+--> demand: mu_min         (`model`)        --+
-                   |                                              +--> activate, deactivate   (`activation`)
-    workers -------+--> offers: mu_i, usd/h    (`worker_cost`)  --+--> shortfall: what absent workers would make
+    measurements --+--> demand: mu_min         (`model`)        --+--> activate, deactivate
+                   |                                              |    (`activation`)
+    workers -------+--> offers: mu_i, usd/h    (`worker_cost`)  --+--> shortfall
 
-mu counts what is trained on: the share that is thrown away (too old, filtered, failed) is taken off each worker's.
-The same piece serves a running coordinator (`coordinator/activation_loop`) and the simulation of a fleet. Until
-T_train and T_bcast have been measured, or are `said`, nothing is known to be too much, and all work. Not here: how
-workers are told, and what they cost by name (`prices`).
+mu counts trajectories that are trained on: each worker's is reduced by the share that the run
+throws away (too old, filtered, failed). The coordinator's activation loop and the simulation of a
+fleet both use this planner. Until T_train and T_bcast are measured or assumed, no worker is known
+to be too much, so all work. Not here: how workers are told, and prices by name (`prices`).
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -32,13 +33,15 @@ from echo2d.core.capacity.prices import Price
 from echo2d.core.capacity.worker_cost import WorkerOffer, bandwidth_usd_per_h
 
 NOT_MEASURED = "what the learner needs is not measured yet: all work"
-NEED_MAX = 5.0  # times what the learner takes, R / T: a step's filtered groups are replaced by 4 R more at most
-HOLD_PERIODS = 2  # publish periods that who was activated stays at least
+# Times what the learner takes, R / T: filtered groups make a step need 4 R more at most.
+NEED_MAX = 5.0
+# Publish periods that an activated worker stays active at least.
+HOLD_PERIODS = 2
 
 
 @dataclass(frozen=True, slots=True)
 class CapacityRules:
-    """Symbols as in `capacity`. by_cost: cheapest first; else in an order that only the names and `rng_seed` decide."""
+    """by_cost: cheapest workers first; otherwise in an order that names and `rng_seed` decide."""
 
     trajectories_per_step: int
     staleness_max: int
@@ -51,7 +54,7 @@ class CapacityRules:
 
 @dataclass(frozen=True, slots=True)
 class Assumptions:
-    """What holds until it has been measured; None: unknown."""
+    """Values that hold until they are measured; None: unknown."""
 
     t_train_s: float | None = None
     t_bcast_s: float | None = None
@@ -61,9 +64,11 @@ class Assumptions:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A worker that is here and serves a version. mu: trajectories/s that it makes, thrown away ones included.
+    """A worker that is here and serves a version.
 
-    copies_sent: of a version, on to others. leaving: it said that it will be taken away. guessed: see `WorkerOffer`.
+    mu: trajectories/s that it makes, including those that are thrown away. copies_sent: how often
+    it sends a version to other workers. leaving: it announced that it leaves. guessed: see
+    `WorkerOffer`.
     """
 
     name: str
@@ -95,30 +100,43 @@ class CapacityBalance:
 
 @dataclass(slots=True)
 class CapacityPlanner:
-    """See the module docstring. `now` is monotonic seconds; kappa is the one in force."""
+    """See the module docstring. `now` is monotonic seconds; kappa is the present one.
+
+    said: assumed until it is measured. why: the reason of the last decision that changed something.
+    """
 
     rules: CapacityRules
     measurements: Measurements
     said: Assumptions = field(default_factory=Assumptions)
     activation: Activation = field(default_factory=Activation)
-    why: str = ""  # of the last decision that changed something
+    why: str = ""
 
     def demand(self, kappa: int) -> Demand | None:
-        """By what was measured; before that, by what is said. None: neither."""
+        """The learner's demand, as measured or else assumed; None where neither is known."""
         rules, said, measurements = self.rules, self.said, self.measurements
         t_train_s = _value(measurements.t_train.estimate, said.t_train_s)
         t_bcast_s = _value(measurements.t_bcast.estimate, said.t_bcast_s)
         if not t_train_s or t_bcast_s is None:
             return None
         return Demand(
-            t_train_s, rules.trajectories_per_step, rules.staleness_max, kappa, t_bcast_s, rules.mode,
+            t_train_s,
+            rules.trajectories_per_step,
+            rules.staleness_max,
+            kappa,
+            t_bcast_s,
+            rules.mode,
             _value(measurements.pause.estimate, said.pause_s) or 0.0,
             _value(measurements.t_gen.estimate, said.t_gen_s) or 0.0,
-            rules.group_size, rules.gamma, share_of_bcast(_value(measurements.still.estimate, None), t_bcast_s),
-        )  # fmt: skip
+            rules.group_size,
+            rules.gamma,
+            share_of_bcast(_value(measurements.still.estimate, None), t_bcast_s),
+        )
 
     def offers(self, candidates: Iterable[Candidate], period_s: float | None) -> list[WorkerOffer]:
-        """In the order that counts without `by_cost`. period_s: between two publishes; None: traffic costs nothing."""
+        """The candidates as offers, in the order that counts without `by_cost`.
+
+        period_s: between two publishes; None: traffic is taken to cost nothing.
+        """
         wire, kept = (
             self.measurements.wire_bytes.estimate,
             1.0 - self.measurements.discards.estimate.value,
@@ -131,7 +149,7 @@ class CapacityPlanner:
         return found if self.rules.by_cost else sorted(found, key=self._drawn)
 
     def review(self, candidates: Collection[Candidate], kappa: int, *, now: float) -> Decision:
-        """Who is to begin and to stop now; see `Activation.decide`."""
+        """Which workers to activate and deactivate now; see `Activation.decide`."""
         demand = self.demand(kappa)
         period_s = None if demand is None else demand.period_s
         rules = ActivationRules(review_s=0.0, gamma=self.rules.gamma, by_cost=self.rules.by_cost)
@@ -144,20 +162,23 @@ class CapacityPlanner:
                 by_cost=self.rules.by_cost,
             )
         decision = self.activation.decide(
-            rules, self.offers(candidates, period_s), None if demand is None else mu_min(demand), now=now,
+            rules,
+            self.offers(candidates, period_s),
+            None if demand is None else mu_min(demand),
+            now=now,
             leaving={each.name for each in candidates if each.leaving},
-        )  # fmt: skip
+        )
         if demand is None and decision.activate:
             decision = replace(decision, why=NOT_MEASURED)
         self.why = decision.why or self.why
         return decision
 
     def shortfall(self, candidates: Iterable[Candidate], kappa: int) -> float | None:
-        """Trajectories/s that all workers here, active or not, make less than gamma mu_min; negative: so many more.
+        """Trajectories/s by which all workers here, active or not, miss gamma mu_min.
 
-        None: it is not known what is needed, or no throughput is enough. It is what boxes are rented for, and workers
-        have a say in it (how long broadcasts, refits and trajectories take, what is thrown away): whatever they say,
-        nothing is short once they make NEED_MAX times what the learner takes, which is the learner's word alone.
+        Negative: they make more. None: mu_min is unknown, or no throughput is enough. Boxes are
+        rented for it, and workers influence mu_min by what they report (durations, failures). So
+        nothing is short once they make NEED_MAX times R / T, which only the learner reports.
         """
         demand = self.demand(kappa)
         needed = None if demand is None else mu_min(demand)
@@ -190,7 +211,7 @@ class CapacityPlanner:
     # --- inside
 
     def _why(self, demand: Demand | None, verdict: Verdict) -> str:
-        """The last decision's reason, if it has not been overtaken."""
+        """The reason of the last decision, while it still holds."""
         if demand is None:
             return NOT_MEASURED
         return (
@@ -202,7 +223,7 @@ class CapacityPlanner:
         )
 
     def _drawn(self, offer: WorkerOffer) -> bytes:
-        """The same for a worker whoever else is here."""
+        """A sort key that depends on this worker alone, not on which others are here."""
         return blake3(f"{self.rules.rng_seed} {offer.name}".encode()).digest(8)
 
 

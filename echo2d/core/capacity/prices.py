@@ -1,6 +1,6 @@
-"""What a worker costs: as the operator of the run says for its name, else as whoever started the worker said.
+"""The price of a worker: the operator's price for its name, or else the one it was started with.
 
-Nothing of this is measured, and nothing is billed here. Without any price all workers cost nothing.
+Prices are stated, not measured, and nothing is billed here. Without a price a worker costs nothing.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,10 @@ from fnmatch import fnmatchcase
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """availability: share of the time that it is there. trajectories_per_h: expected of it until it is measured."""
+    """availability: the share of the time in which the worker is there.
+
+    trajectories_per_h: expected until it is measured.
+    """
 
     usd_per_h: float = 0.0
     usd_per_gb_down: float = 0.0

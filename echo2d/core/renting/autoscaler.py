@@ -1,16 +1,18 @@
-"""When boxes are rented and given back: never beyond the budget, and none that is of no use.
+"""Decides when boxes are rented and given back, within the budget.
 
-    shortfall --lasts patience_s, there is room in the budget--> the cheapest boxes that make it are started
-    a box     --of no use any more, or more than the budget has--> doomed: its worker gets nothing new (`leaving`),
+    shortfall --lasts patience_s, the budget has room--> start the cheapest boxes that make it
+    box       --of no use, or over the budget--> doomed: its worker gets no new leases (`leaving`),
                 finishes what it holds within drain_s, and is stopped until it is gone (`boxes`)
 
-Every box whose start did not end well is doomed: it may be there. A provider starts nothing before its list has been
-read in this process, nor while the last one could not be, or does not show what should be there. What is on its way
-counts as if it were here. A kind that cannot be had, or whose boxes never serve, is left alone for a while that
-doubles. A box whose time ends is drained before that, so that it is stopped in time.
+A box whose start did not end well is doomed as well, because it may exist. Nothing is started at a
+provider before its list was read in this process, nor while the last list failed or misses a box
+that should exist. Boxes that are starting count as if they worked already. A kind of box that fails
+to start or never serves is left alone for a backoff that doubles. A box whose life ends is drained
+before, so that it is stopped in time.
 
-`now` is the run's rent clock (`budget`); commands end in events, whoever runs them. Never over the budget: a start
-sets aside what its box costs until it ends by itself, whatever happens to this process (`budget.life_s`).
+Invariant: the budget is never exceeded, whatever happens to this process, because each start sets
+aside what its box costs until it ends by itself (`budget.life_s`). `now` is the run's rent clock
+(`budget`). Every command ends in an event. docs/renting.md explains the rules.
 """
 
 import math
@@ -34,11 +36,15 @@ from echo2d.core.renting.report import renting_status
 from echo2d.core.renting.selection import choose_boxes
 from echo2d.core.status.schema import RentingStatus
 
-ALONE_S = 60.0  # a kind that failed is left alone for so long, doubling ...
-ALONE_S_MAX = 3600.0  # ... up to this
-GAP_S = 60.0  # this process stood still, so it saw no worker: nobody was away
-LITTLE_MU = 1e-12  # trajectories/s: any box makes that
-DRAIN_SHARE_MAX = 0.25  # of its life, in which a box only finishes what it holds
+# Backoff of a kind of box that failed; it doubles up to a limit.
+ALONE_S = 60.0
+ALONE_S_MAX = 3600.0
+# After a longer gap between two needs, this process stood still: no worker is blamed for it.
+GAP_S = 60.0
+# Trajectories/s that any box makes.
+LITTLE_MU = 1e-12
+# Of a box's life, the part in which it only finishes what it holds, at most.
+DRAIN_SHARE_MAX = 0.25
 
 
 @dataclass(slots=True)
@@ -66,28 +72,29 @@ class Autoscaler:
         self._need = NeedMeasured(None, wanted=False, workers=0)
         self._watched_at = now
         self._short_since: float | None = None
-        self._why = ""  # not more is started; empty: no more is needed
+        # Why no more boxes are started; empty: no more are needed.
+        self._why = ""
 
-    # --- what others may know
+    # --- for others to read
 
     @property
     def live(self) -> Mapping[Label, Rental]:
-        """Those that may be there."""
+        """The boxes that may exist."""
         return {label: box.rental for label, box in self._rented.boxes.items()}
 
     @property
     def over(self) -> bool:
-        """Nothing is rented, and every provider has said so."""
+        """Nothing is rented, and the list of every provider was read."""
         return not self._rented.boxes and all(side.sighted for side in self._rented.sides.values())
 
     @property
     def leaving(self) -> Mapping[Label, str]:
-        """Those that are stopped, or will be, and why: their workers are to get nothing new."""
+        """The doomed boxes, with reasons: their workers must get no new leases."""
         return {label: box.doomed for label, box in self._rented.boxes.items() if box.doomed}
 
     @property
     def horizon(self) -> float:
-        """When the time of all that may be there is over."""
+        """When all boxes that may exist have ended by themselves."""
         return self._rented.horizon
 
     def status(self, *, now: float) -> RentingStatus:
@@ -139,14 +146,15 @@ class Autoscaler:
         return [self._failed(box, now)]
 
     def _failed(self, box: RentedBox, now: float) -> RentNote:
-        """Boxes of this kind are left alone for a while."""
+        """Leave boxes of this kind alone for a while."""
         trouble = self._trouble.setdefault(self._kind(box), _Trouble())
         trouble.until = now + min(ALONE_S_MAX, ALONE_S * 2 ** min(trouble.times, 10))
         trouble.times += 1
-        return RentNote("failed", f"{box.rental.label}: {box.doomed}; no more {box.rental.provider}/{box.rental.offer} "
-                        f"for {trouble.until - now:.0f} s")  # fmt: skip
+        kind = f"{box.rental.provider}/{box.rental.offer}"
+        text = f"{box.rental.label}: {box.doomed}; no more {kind} for {trouble.until - now:.0f} s"
+        return RentNote("failed", text)
 
-    # --- who goes
+    # --- which boxes are given back
 
     def _of_no_use(self, now: float) -> list[RentAction]:
         notes: list[RentAction] = []
@@ -165,7 +173,7 @@ class Autoscaler:
         return notes
 
     def _doom(self, box: RentedBox, why: str, now: float) -> RentNote:
-        """It goes once its worker has finished what it holds: within drain_s, and its life."""
+        """Give the box back once its worker has finished: within drain_s, and within its life."""
         box.doomed = why
         box.stop_by = min(now + self._rules.drain_s, box.rental.sent_at + box.rental.life_s)
         more = (
@@ -176,7 +184,7 @@ class Autoscaler:
         return RentNote("doomed", f"{box.rental.label}: {why}{more}")
 
     def _why_not(self, box: RentedBox, now: float, *, spare: bool) -> str:
-        """Why it is to go; empty: it may stay. spare: without it there is still enough."""
+        """Why to give the box back; empty: it may stay. spare: the others are enough."""
         rules, need, rental = self._rules, self._need, box.rental
         if rules.closing:
             return "the run gives everything back"
@@ -192,14 +200,17 @@ class Autoscaler:
         return ""
 
     def _too_dear(self, now: float) -> list[RentAction]:
-        """More is committed than the budget has: it was lowered, or providers did what nobody asked them for."""
+        """The budget was lowered, or a provider made boxes that were not ordered: doom the dearest.
+
+        Boxes that are doomed already count first.
+        """
         budget, notes = self._rules.budget, list[RentAction]()
         over_usd = self._rented.committed_usd(now) - budget.usd_total * (1 + SLACK)
         over_rate = self._rented.usd_per_h - budget.usd_per_h * (1 + SLACK)
-        dearest_last = sorted(
+        to_doom = sorted(
             self._rented.boxes.values(), key=lambda box: (not box.doomed, -self._rho(box))
         )
-        for box in dearest_last:  # those that go in any case come first
+        for box in to_doom:
             if over_usd <= 0 and over_rate <= 0:
                 break
             over_rate -= box.rental.rate
@@ -209,11 +220,11 @@ class Autoscaler:
         return notes
 
     def _rho(self, box: RentedBox) -> float:
-        """usd per trajectory, but for a factor."""
+        """Proportional to usd per trajectory."""
         mu = self._kind(box).mu
         return box.rental.usd_per_h / mu if mu > 0 else math.inf
 
-    # --- who comes
+    # --- which boxes are started
 
     def _starts(self, now: float) -> list[RentAction]:
         missing, self._why = self._missing_mu(), ""
@@ -234,17 +245,18 @@ class Autoscaler:
         return [action for offer in wanted.offers for action in self._start(offer, why, now)]
 
     def _missing_mu(self) -> float:
-        """Of the shortfall, what those that are on their way will not make."""
+        """The part of the shortfall that starting boxes will not make, in trajectories/s."""
         need = self._need
         coming = [box for box in self._rented.boxes.values() if not box.doomed and not box.serves]
         if self._rules.closing or not need.wanted:
             return 0.0
-        if need.shortfall_mu is None:  # with one worker something can be measured
+        # Without a worker nothing can be measured, so one box is started to measure with.
+        if need.shortfall_mu is None:
             return LITTLE_MU if not coming and not need.workers else 0.0
         return need.shortfall_mu - sum(self._kind(box).mu for box in coming)
 
     def _free(self, now: float) -> dict[RentOffer, int]:
-        """How many of each offer may be started."""
+        """How many boxes of each offer may be started."""
         there = [self._kind(box) for box in self._rented.boxes.values()]
         return {
             offer: offer.count_max - there.count(offer)
@@ -253,7 +265,7 @@ class Autoscaler:
         }
 
     def _may_start(self, provider: str) -> bool:
-        """Its lists tell what is there."""
+        """The provider's lists can be believed."""
         return self._rented.sides[provider].sighted and not self._rented.doubts(provider)
 
     def _start(self, offer: RentOffer, why: str, now: float) -> list[RentAction]:
@@ -275,7 +287,7 @@ class Autoscaler:
     # --- inside
 
     def _mu(self, box: RentedBox) -> float:
-        """Trajectories/s, as measured or as offered."""
+        """Trajectories/s of the box, as measured or else as offered."""
         return self._need.mu.get(box.rental.label, self._kind(box).mu)
 
     def _kind(self, box: RentedBox) -> RentOffer:

@@ -1,19 +1,21 @@
-"""The boxes that may be there, as commands and lists tell. A box counts as there until lists have shown that it is not.
+"""Tracks the rented boxes that may exist: a box counts until lists have shown that it is gone.
 
-    (a row is kept) --start is sent--> starting --a list shows it--> seen
-                                          |                           |
-                                          +-- doomed: stop is sent until lists show it no more --> gone --shown--> seen
+    row kept --start sent--> starting --a list shows it--> seen
+                                |                            |
+                                +---- doomed: stop is sent until no list shows it ----> gone
+                                                             gone --a list shows it--> seen
 
-Nothing a command says of itself is believed. Of a list that something is gone is believed only if
+What a command reports about itself is not believed. A list that does not show a box is believed if
 
-- it began when no command for that box could be under way any more, and
-- another one that began settle_s after that says so too, and its worker does not serve, and
-- lists are good for something: one that never shows what is started (or has stopped to) is doubted until what should be
-  there has ended by itself, or the run gives everything back. Else it would have boxes started without end.
+- it began when no command for that box could still be running, and
+- a second list, begun settle_s later, does not show it either, and its worker does not serve, and
+- the provider's lists are trustworthy. Lists that have never shown a started box are doubted until
+  the box must have ended by itself, or the run closes; otherwise boxes would be started for ever.
 
-What a list shows under a label of this run that nobody knows, or that was taken for gone, is doomed at once, and paid
-for. Two ids under one label are two boxes. A doomed box is stopped when its worker holds nothing any more, or has had
-its time to finish. Not here: which boxes are of use (`autoscaler`), what they cost (`budget`).
+A box under a label of this run that is unknown, or was believed gone, is doomed at once, and counts
+against the budget. Two ids under one label are two boxes. A doomed box is stopped when its worker
+holds nothing any more, or its time to finish is over. docs/renting.md explains why. Not here: which
+boxes are useful (`autoscaler`), and what they cost (`budget`).
 """
 
 import math
@@ -33,22 +35,33 @@ from echo2d.core.renting.events import (
     Stop,
 )
 
-RENTALS_MAX = 20_000  # of a run, all of them kept; then no more are started
-COMMANDS_MAX = 8  # of one provider under way: each is a process here, and most clouds limit calls
-KILL_S = 10.0  # beyond its time a command is gone
-STOP_AGAIN_S = 10.0  # after a stop, if a list still shows the box, doubling ...
-STOP_AGAIN_S_MAX = 120.0  # ... up to this: it costs money
-BLIND_S = 600.0  # after a stop, if no list can be read
+# Rentals of one run, which are all kept; after that no more boxes are started.
+RENTALS_MAX = 20_000
+# Commands of one provider that run at a time: each is a process, and most clouds limit calls.
+COMMANDS_MAX = 8
+# A command has certainly ended so long after its timeout.
+KILL_S = 10.0
+# Backoff between two stops while lists still show the box. It doubles up to a limit, because the
+# box costs money.
+STOP_AGAIN_S = 10.0
+STOP_AGAIN_S_MAX = 120.0
+# Between two stops while no list can be read.
+BLIND_S = 600.0
 
 
 @dataclass(slots=True)
 class RentedBox:
-    """One that may be there. busy_until: a command for it may be under way; infinite: one is.
+    """A box that may exist; times are of the rent clock.
 
-    served_at: when its worker served last, or that began to be expected. shown: by a list that began after the last
-    command for it had ended. seen_at: when it was last known to be there. made: its start did not fail, as far as is
-    known, or its worker has served. doubted: so it should be there, and lists do not show it. doomed: why. holds: its
-    worker has leases, or would get some, and may finish them until stop_by.
+    busy_until: a command for it may run until then; infinite: one is running.
+    served_at: its worker served last, or was first expected to serve.
+    ids: the provider's own. absent_from: the first list without the box came then.
+    shown: a list that began after its last command had ended shows it.
+    seen_at: when it was last known to exist.
+    made: as far as is known its start did not fail, or its worker has served.
+    doubted: it was made, but lists do not show it, so the lists are doubted.
+    doomed: the reason why it is stopped; empty: it may stay.
+    holds: its worker has leases, or would get some; it may finish them until stop_by.
     """
 
     rental: Rental
@@ -68,13 +81,17 @@ class RentedBox:
     stop_by: float = -math.inf
 
     def billed_to(self, now: float) -> float:
-        """One that nobody has seen beyond its time has ended by itself."""
+        """The end of what is billed. A box not seen after `until` has ended by itself by then."""
         return now if self.seen_at > self.rental.until else min(now, self.rental.until)
 
 
 @dataclass(slots=True)
 class Side:
-    """What is known of a provider. sighted: its last list could be read. proven: lists show what there is."""
+    """The state of one provider.
+
+    sighted: its last list could be read. proven: a list has shown what was started. listing: a list
+    command runs. under_way: start and stop commands that run.
+    """
 
     terms: Terms
     offers: tuple[RentOffer, ...]
@@ -86,7 +103,7 @@ class Side:
 
 
 class RentedBoxes:
-    """See the module docstring. boxes: those that may be there; gone: all others of the run, and what they cost."""
+    """See the module docstring. boxes: those that may exist. gone: all others of the run."""
 
     def __init__(
         self,
@@ -130,19 +147,19 @@ class RentedBoxes:
         )
 
     def committed_usd(self, now: float) -> float:
-        """Spent, and set aside."""
+        """The sum of what is spent and what is set aside."""
         return self.gone_usd + sum(
             box.rental.committed_usd(box.billed_to(now)) for box in self.boxes.values()
         )
 
     @property
     def usd_per_h(self) -> float:
-        """Of all that may be there."""
+        """The price of all boxes that may exist."""
         return sum(box.rental.rate for box in self.boxes.values())
 
     @property
     def horizon(self) -> float:
-        """When the time of all that may be there is over."""
+        """When all boxes that may exist have ended by themselves."""
         return max((box.rental.until for box in self.boxes.values()), default=-math.inf)
 
     # --- commands
@@ -156,11 +173,11 @@ class RentedBoxes:
         return self._number + 1
 
     def doubts(self, provider: str) -> bool:
-        """Whether its lists do not show what should be there."""
+        """Whether the provider's lists miss a box that should exist."""
         return any(box.doubted for box in self.boxes.values() if box.rental.provider == provider)
 
     def start(self, offer: RentOffer, life_s: float, now: float, why: str = "") -> list[RentAction]:
-        """A new box; nothing if too many commands are under way."""
+        """Start a box, unless too many commands run."""
         side = self.sides[offer.provider]
         if side.under_way >= COMMANDS_MAX:
             return []
@@ -175,7 +192,7 @@ class RentedBoxes:
         return [Keep(rental), Start(rental, why)]
 
     def stops(self, now: float) -> list[RentAction]:
-        """Of the doomed ones, again and again."""
+        """The stops that are due: a doomed box is stopped again until it is gone."""
         stops: list[RentAction] = []
         for box in self.boxes.values():
             side = self.sides.get(box.rental.provider)
@@ -183,6 +200,7 @@ class RentedBoxes:
                 continue
             if box.holds and now < box.stop_by:
                 continue
+            # Without a list that can be believed, a stop is repeated now and then.
             blind = box.absent_from is None or box.doubted
             due = not box.stops or box.shown or (blind and now >= box.busy_until + BLIND_S)
             if due and side.under_way < COMMANDS_MAX:
@@ -195,7 +213,7 @@ class RentedBoxes:
         self.sides[box.rental.provider].under_way += 1
 
     def ended(self, label: Label, now: float) -> RentedBox:
-        """The command for it that was under way."""
+        """The command that ran for this box has ended."""
         box = self.boxes[label]
         assert box.busy_until == math.inf
         box.busy_until = now
@@ -203,7 +221,10 @@ class RentedBoxes:
         return box
 
     def stop_ended(self, label: Label, *, ok: bool, now: float) -> None:
-        """It is said to be gone, or not: if it is still shown after a while, it is stopped again."""
+        """A stop has ended. If lists still show the box after a while, it is stopped again.
+
+        ok: the command succeeded, so lists get settle_s to notice.
+        """
         box = self.ended(label, now)
         wait_s = min(STOP_AGAIN_S_MAX, STOP_AGAIN_S * 2 ** min(box.stops, 10))
         box.stops += 1
@@ -214,7 +235,7 @@ class RentedBoxes:
     # --- lists
 
     def lists(self, now: float) -> list[RentAction]:
-        """Those that are due."""
+        """The lists that are due."""
         due = [side for side in self.sides.values() if not side.listing and now >= side.list_at]
         for side in due:
             side.listing = True
@@ -223,12 +244,14 @@ class RentedBoxes:
     def listed(
         self, provider: str, began_at: float, instances: Sequence[Instance] | None, now: float
     ) -> list[RentAction]:
+        """A list command has ended. began_at: when it began. instances: None if it failed."""
         side = self.sides[provider]
         side.listing, side.sighted = False, instances is not None
         side.list_at = now + side.terms.list_every_s
         if instances is None:
             return []
-        shown: dict[Label, dict[str, None]] = {}  # ids: sets in the order of arrival
+        # The ids of each label, as an ordered set.
+        shown: dict[Label, dict[str, None]] = {}
         for each in instances:
             if each.label.startswith(self._rules.prefix):
                 shown.setdefault(each.label, {})[each.id] = None
@@ -249,10 +272,12 @@ class RentedBoxes:
     ) -> list[RentAction]:
         actions = [] if label in self.boxes else self._unexpected(side, label, now)
         box = self.boxes[label]
-        if box.rental.provider not in self.sides:  # it has another name now
+        # The provider was renamed in the configuration: the box belongs to the one that lists it.
+        if box.rental.provider not in self.sides:
             box.rental = replace(box.rental, provider=side.terms.provider)
             actions.append(Keep(box.rental))
-        if box.rental.provider != side.terms.provider:  # two providers with one account
+        # Two providers share one account, so each lists the other's boxes, too.
+        if box.rental.provider != side.terms.provider:
             return actions
         side.proven, box.doubted = True, False
         box.ids, box.absent_from, box.seen_at = ids, None, now
@@ -267,6 +292,10 @@ class RentedBoxes:
         return actions
 
     def _unexpected(self, side: Side, label: Label, now: float) -> list[RentAction]:
+        """A list shows a box that is unknown or was believed gone: doom it, and count its cost.
+
+        The price of an unknown box is taken to be the provider's highest.
+        """
         self._number = max(self._number, self._rules.number_of(label))
         rental = self.gone.pop(label, None)
         if rental is None:
@@ -287,6 +316,7 @@ class RentedBoxes:
     def _not_shown(
         self, box: RentedBox, side: Side, began_at: float, now: float
     ) -> list[RentAction]:
+        # The list may be older than a command, or wrong: a worker that serves proves the box.
         if began_at < box.busy_until or box.serves:
             return []
         box.shown = False
@@ -295,6 +325,7 @@ class RentedBoxes:
             box.absent_from = now
         if began_at < box.absent_from + side.terms.settle_s:
             return []
+        # A box that was made and never shown may mean that the list is wrong, not that it is gone.
         label, unproven = box.rental.label, box.made and not box.rental.seen
         if unproven and not side.proven and now < box.rental.until and not self._rules.closing:
             known, box.doubted = box.doubted, True
@@ -309,7 +340,8 @@ class RentedBoxes:
         self._has_gone(gone, now)
         note = RentNote(
             "gone",
-            f"{label}: it cost {gone.cost_usd(now):.2f} usd; {box.doomed or 'nobody here stopped it'}",
+            f"{label}: it cost {gone.cost_usd(now):.2f} usd; "
+            f"{box.doomed or 'nobody here stopped it'}",
         )
         return [Keep(gone), Retire(label), note]
 
@@ -318,7 +350,7 @@ class RentedBoxes:
         self.gone_usd += rental.cost_usd(now)
 
     def check(self) -> None:
-        """What holds between any two events."""
+        """Check what holds between any two events."""
         assert not self.boxes.keys() & self.gone.keys()
         for label, box in self.boxes.items():
             assert box.rental.label == label

@@ -1,21 +1,24 @@
-"""Boxes that are rented, what each has cost and may still cost, and how long the next one may live on what is left.
+"""Computes what each rented box has cost and may still cost, and how long the next one may live.
 
-    label      a box's name, by which its provider knows it, too; never used twice
-    sent_at    its start command was sent: from then on it is paid for, whatever became of the command
-    life_s     the coordinator stops it so long after `sent_at`, and it is told to end by itself so long after it began
-    grace_s    what the start and the end may take beside that
-    until      sent_at + life_s + grace_s: gone by then even if the coordinator has died
-    gone_at    a list showed that it is not there any more
+    label      the box's name, at its provider as well; never used twice
+    sent_at    its start command was sent; it is paid for from then on, whatever became of that
+    life_s     the coordinator stops the box so long after `sent_at`; the box itself must end so
+               long after it began
+    grace_s    what its start and its end may take besides
+    until      sent_at + life_s + grace_s: it has ended by then, even without a coordinator
+    gone_at    a list showed that it is gone
 
-Times are seconds of the run's rent clock, which only grows (`rent_time`). A box costs its price from `sent_at` to
-`gone_at`, a started unit of `billed_by_s` in full. Until it is gone all of it to `until` is set aside: the sum of what
-was spent and what is set aside, `committed_usd`, is held below the budget's total when a box is started, and nothing
-that happens later makes it grow, unless a box outlives `until`.
+Times are seconds of the run's rent clock, which only grows (`rent_time`). A box costs its price
+from `sent_at` to `gone_at`, and a started unit of `billed_by_s` counts in full. While it may exist,
+its whole price to `until` is set aside. Invariant: when a box is started, `committed_usd` (spent
+and set aside) stays below the budget's total, and nothing later makes it grow, unless a box
+outlives `until`.
 
-The life of a new box: of what is left, its share of the usd/h that are free, so that the money lasts equally long for
-all that may still be started. Worked example: 10 usd in all, 2 usd/h, boxes of 0.5 usd/h. The first one gets
-0.5/2 of 10 usd = 2.5 usd: 5 h, as do the next three: 0.5/1.5 of 7.5 usd, ...; the total is then set aside.
-Each life is shortened by up to LIFE_SPREAD, so that boxes started together do not end together.
+A new box may spend its share of the free usd/h out of the money that is left, so that the money
+lasts equally long for all boxes that may still be started. Example: 10 usd in all, 2 usd/h, boxes
+of 0.5 usd/h. The first one gets 0.5/2 of 10 usd = 2.5 usd, which is 5 h; the next three get the
+same (0.5/1.5 of 7.5 usd, ...), and then all is set aside. Each life is shortened by up to
+LIFE_SPREAD, so that boxes that were started together do not end together.
 """
 
 import math
@@ -25,24 +28,33 @@ from typing import NewType
 Label = NewType("Label", str)
 
 HOUR_S = 3600.0
-LIFE_S_MIN = 600.0  # less is not worth fetching a version for
-LIFE_SPREAD = 0.25  # of the life that it could have
-GOLDEN = 0.6180339887498949  # its multiples, without their whole parts, are spread evenly
-CLOCK_STEP_S = 60.0  # by which a clock may be corrected while the machine restarts
-SLACK = 1e-9  # of an amount: sums of floats
+# A shorter life is not worth the download of a version.
+LIFE_S_MIN = 600.0
+# The largest part of its possible life by which a box's life is shortened.
+LIFE_SPREAD = 0.25
+# The fractional parts of its multiples are spread evenly over 0 to 1.
+GOLDEN = 0.6180339887498949
+# A clock may be corrected by so much while the machine restarts.
+CLOCK_STEP_S = 60.0
+# Relative rounding error of sums of floats.
+SLACK = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
+    """usd_total: for the whole run, across restarts."""
+
     usd_per_h: float
-    usd_total: float  # of the whole run, whatever was restarted in between
+    usd_total: float
 
 
 @dataclass(frozen=True, slots=True)
 class RentOffer:
-    """A kind of box that a provider has. trajectories_per_h: of one, until it is measured. count_max: at a time.
+    """A kind of box that a provider has.
 
-    usd_per_gb: of 10^9 bytes that come and go on. It counts in the choice, not in the budget: nobody meters it here.
+    trajectories_per_h: of one box, until it is measured. count_max: boxes at a time. usd_per_gb:
+    for 10^9 bytes received and passed on; it counts in the choice but not in the budget, because
+    traffic is not metered here.
     """
 
     provider: str
@@ -61,10 +73,12 @@ class RentOffer:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """Of one provider. command_s: each of its commands takes at most; list_every_s: between two lists.
+    """What one provider promises.
 
-    settle_s: what start and stop did is in its lists no later than this after they ended, and no box that runs is left
-    out for so long, nor again before a list that was read has named it.
+    command_s: the longest time that a command takes. list_every_s: between two lists.
+    settle_s: lists show the effect of a start or stop no later than this after it ended. No running
+    box is missing from lists for that long, nor again before a list that was read has named it.
+    billed_by_s: the unit of billing. grace_s: see the module docstring.
     """
 
     provider: str
@@ -77,9 +91,10 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class Rental:
-    """One box, as it is kept. copies: boxes that a list has shown under this label at a time; 1 is right.
+    """One box, as the row that is kept of it.
 
-    seen: a list has shown it.
+    copies: the most boxes that one list has shown under this label; 1 is right. seen: a list has
+    shown it.
     """
 
     label: Label
@@ -99,14 +114,14 @@ class Rental:
         return self.sent_at + self.life_s + self.grace_s
 
     def cost_usd(self, at: float) -> float:
-        """From the start to this moment, or to its end if that came before."""
+        """From `sent_at` to this moment, or to `gone_at` if that is known."""
         end = at if self.gone_at is None else self.gone_at
         return _cost_usd(
             self.usd_per_h * self.copies, max(0.0, end - self.sent_at), self.billed_by_s
         )
 
     def committed_usd(self, now: float) -> float:
-        """What it cost, and what is set aside for it."""
+        """What the box has cost, and what is set aside for it."""
         return self.cost_usd(max(now, self.until))
 
     @property
@@ -130,9 +145,9 @@ def life_s(
     usd_per_h: float,
     longest_s: float,
 ) -> float | None:
-    """Of a new box, the `number`-th of the run, beside those that commit so much and cost so much an hour.
+    """The life of a new box, the `number`-th of the run; None: the budget has no room for it.
 
-    None: the budget has no room for it, or not for LIFE_S_MIN.
+    committed_usd, usd_per_h: of all boxes before it. A life below LIFE_S_MIN counts as no room.
     """
     room = budget.usd_per_h - usd_per_h
     left_usd = budget.usd_total - committed_usd
@@ -147,7 +162,10 @@ def life_s(
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """What a machine's clocks say. boot: of its present run; since_boot_s: counts sleep; unix_s: may be set."""
+    """What a machine's clocks say.
+
+    boot: names its present run. since_boot_s: counts sleep, and cannot be set. unix_s: can be set.
+    """
 
     boot: str
     since_boot_s: float
@@ -155,11 +173,11 @@ class Moment:
 
 
 def rent_time(at: float, before: Moment, after: Moment, *, horizon: float) -> float:
-    """The rent clock, which stood at `at` before: rather too far than not far enough.
+    """The rent clock after the one moment, if it was `at` at the other; it errs on the late side.
 
-    A clock that cannot be set counts in full. What one that can be set says beyond it counts as well, for a virtual
-    machine may have stood still, but no further than to `horizon`, when the time of all boxes is over; and as far as
-    that if it was set back while the machine was off.
+    The clock that cannot be set counts in full. If the clock that can be set has gone further, a
+    virtual machine may have stood still: that counts as well, but only up to `horizon`, when all
+    boxes have ended. If it was set back while the machine was off, the result is `horizon`.
     """
     same = before.boot == after.boot
     sure_s = max(0.0, after.since_boot_s - before.since_boot_s) if same else after.since_boot_s

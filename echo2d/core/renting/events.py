@@ -1,6 +1,7 @@
-"""What renting is made of: events (it happened), actions (do it), and the rules that the operator chose.
+"""The events and actions of renting, and the rules that the operator chose.
 
-A label is `<prefix><provider>-<offer>-<number>`: all of a run have its prefix, and no number is used twice.
+A box's label is `<prefix><provider>-<offer>-<number>`. All labels of a run have its prefix, and no
+number is used twice.
 """
 
 from collections.abc import Mapping
@@ -13,10 +14,11 @@ NUMBER_DIGITS_MAX = 9
 
 @dataclass(frozen=True, slots=True)
 class RentRules:
-    """prefix: of all labels of this run. closing: nothing is started, and everything stopped.
+    """prefix: of all labels of this run. life_s: the longest life of a box.
 
-    A box is given back after idle_s without work, or join_s without a worker that serves; its worker has drain_s to
-    finish what it holds. A shortfall counts when it has lasted patience_s. life_s: of a box, at most.
+    idle_s: a box without work for so long is given back. join_s: so is a box whose worker has not
+    served for so long. drain_s: that its worker then has to finish what it holds. patience_s: that
+    a shortfall must last before it counts. closing: start nothing, and stop everything.
     """
 
     prefix: str
@@ -32,7 +34,7 @@ class RentRules:
         return Label(f"{self.prefix}{offer.provider}-{offer.name}-{number}")
 
     def number_of(self, label: Label) -> int:
-        """0 of a label that is not ours."""
+        """The number in a label; 0 if the label is not one of this run."""
         number = label.rpartition("-")[2]
         ours = label.startswith(self.prefix) and number.isascii() and number.isdecimal()
         return int(number) if ours and len(number) <= NUMBER_DIGITS_MAX else 0
@@ -40,7 +42,7 @@ class RentRules:
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """A line of a provider's list. id: the provider's own."""
+    """One line of a provider's list. id: the provider's name for the box."""
 
     label: Label
     id: str
@@ -51,13 +53,16 @@ class Instance:
 
 @dataclass(frozen=True, slots=True)
 class NeedMeasured:
-    """What is known of the run, at least every few seconds.
+    """What the run needs; it comes at least every few seconds.
 
-    shortfall_mu: trajectories/s that all workers that are here lack of the target; None: nothing is known yet.
-    wanted: a learner takes what is made. workers: how many are here that work, or would. serving: of the rented ones
-    among them, for how many seconds nothing has been asked of it. holding: rented ones whose worker has leases, or
-    would get some. mu: trajectories/s of rented ones, as measured. margin_mu: of the target, what is there for noise;
-    less than that is no reason to rent. gb_per_h: that each worker receives.
+    shortfall_mu: trajectories/s that all workers here lack of the target; None: not known yet.
+    wanted: a learner takes what is made.
+    workers: how many are here that generate, or would if they got leases.
+    serving: the rented ones among them, with the seconds since they held a lease or began to serve.
+    holding: the rented boxes whose worker has leases, or would get some.
+    mu: trajectories/s of rented boxes, as measured.
+    margin_mu: the part of the target that is there for noise; less than that is not rented for.
+    gb_per_h: what each worker receives of versions.
     """
 
     shortfall_mu: float | None
@@ -84,7 +89,7 @@ class StopEnded:
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """began_at: when the command was started. instances: None, it failed."""
+    """A list command ended. began_at: when it was started. instances: None if it failed."""
 
     provider: str
     began_at: float
@@ -99,7 +104,7 @@ RentEvent = NeedMeasured | StartEnded | StopEnded | Listed
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """Make this row durable, in place of the one with its label, before any other action of the list."""
+    """Make this row durable before any other action; it replaces the row with the same label."""
 
     rental: Rental
 
@@ -124,14 +129,14 @@ class List:
 
 @dataclass(frozen=True, slots=True)
 class Retire:
-    """Its worker is not let in any more."""
+    """Delete the box's credential: its worker may not join any more."""
 
     label: Label
 
 
 @dataclass(frozen=True, slots=True)
 class RentNote:
-    """For the log."""
+    """A line for the log."""
 
     kind: str
     text: str

@@ -1,6 +1,8 @@
-"""Which boxes to rent: the cheapest set that makes what is missing (`capacity/worker_cost`), as far as the usd/h go.
+"""Chooses which boxes to rent: the cheapest set that makes what is missing
+(`capacity/worker_cost`), within the usd/h that are free.
 
-Where the whole set costs more than that, the cheapest trajectories first, each that still fits.
+Where that set costs too much, boxes are taken in the order of usd per trajectory, as long as they
+fit.
 """
 
 import math
@@ -13,7 +15,7 @@ from echo2d.core.renting.budget import HOUR_S, SLACK, RentOffer
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """In the order to start them in. enough: they make what is missing."""
+    """The offers in the order in which to start them. enough: they make what is missing."""
 
     offers: tuple[RentOffer, ...]
     enough: bool
@@ -22,9 +24,10 @@ class Wanted:
 def choose_boxes(
     missing_mu: float, free: Mapping[RentOffer, int], usd_per_h: float, *, gb_per_h: float = 0.0
 ) -> Wanted:
-    """missing_mu: trajectories/s. free: how many of each can still be had. usd_per_h: that they may cost together.
+    """missing_mu: trajectories/s. free: how many boxes of each offer may be started.
 
-    gb_per_h: of versions that each receives, and passes on once.
+    usd_per_h: that they may cost together. gb_per_h: what each receives of versions, and passes on
+    once.
     """
     assert missing_mu > 0
     boxes = {
@@ -48,7 +51,7 @@ def _as_offer(name: str, offer: RentOffer, gb_per_h: float) -> WorkerOffer:
 
 
 def _most(offer: RentOffer, count: int, missing_mu: float, usd_per_h: float) -> int:
-    """More of one kind cannot be had, are of no use, or too dear."""
+    """The most boxes of one kind that can be had, are of use, and can be paid for."""
     if offer.mu <= 0:
         return 0
     return max(

@@ -1,11 +1,13 @@
-"""The coordinator's loop around the core, and everything that makes events of the world and actions of decisions.
+"""The coordinator's process around the core: it turns the world into events, and performs actions.
 
-    control links, HTTP calls, data plane, clock --> mailbox --> core.handle, up to 256 events a turn
-    turn: all Persists in one transaction (ledger thread) --> then the other actions, in order, none of which waits
+    control links, HTTP calls, tasks, clock --> mailbox --> core.handle, up to 256 events a turn
+    a turn: 1. all Persists in one transaction, on the ledger's thread
+            2. then the other actions in order, none of which waits
 
-What takes time (a prompt, a reward, deleting a version) becomes a task that ends in an event. A failing Persist ends
-the process: nothing was acknowledged. Told to stop, it takes what has come already, commits and answers that, and tells
-all others to come back. Not here: any decision about the run.
+An action that takes time (a prompt, a reward, deleting a version) becomes a task that ends in an
+event. If a Persist fails, the process ends before anything is acknowledged. When told to stop, it
+handles the events that have come, commits and answers them, and tells all other callers to come
+back. Not here: any decision about the run.
 """
 
 import asyncio
@@ -62,12 +64,16 @@ from echo2d.runtime.run_dir.version_files import VersionFiles
 from echo2d.sd_notify import Notifier
 
 LEDGER_FILE = "ledger.sqlite"  # in the run directory
-ACCESS_RELOAD_S = 1.0  # a revoked token works no longer than this
-LATE_S = 1.0  # a deadline met so late was met by a process that stood still: so did what is in its sockets
-LATE_ROUNDS = 4  # of the event loop: one reads the sockets, one makes events of it, others wait for room in the mailbox
-LAST_TURNS_MAX = (
-    EVENTS_MAX // EVENTS_PER_TURN_MAX
-)  # all that can have come before a stop; more may come meanwhile
+# A revoked token works no longer than this.
+ACCESS_RELOAD_S = 1.0
+# A deadline that is met so late was missed because the whole process stood still. Heartbeats then
+# wait in its sockets, and are read before anybody is suspected.
+LATE_S = 1.0
+# Rounds of the event loop for that: one reads the sockets, one makes events, and the others wait
+# for room in the mailbox.
+LATE_ROUNDS = 4
+# Turns that handle everything that came before a stop; more events may come meanwhile.
+LAST_TURNS_MAX = EVENTS_MAX // EVENTS_PER_TURN_MAX
 
 log = logging.getLogger("echo2d.coordinator")
 
@@ -90,7 +96,7 @@ class Machine(Protocol):
 
 
 class CoordinatorProcess:
-    """One running coordinator; also the Backend of its API."""
+    """One running coordinator, and the backend of its HTTP API."""
 
     def __init__(
         self,
@@ -133,21 +139,26 @@ class CoordinatorProcess:
         self._stop_reason: str | None = None
         self._publishing = asyncio.Lock()
         self._learner_heard_at: float | None = None
-        self._learner_calls = 0  # under way: it waits for a batch, and is there
-        self.renting: Callable[[], RentingStatus] | None = None  # its facts, where boxes are rented
+        # Calls of the learner that are being answered: while it waits for a batch, it is there.
+        self._learner_calls = 0
+        # None where no boxes are rented.
+        self.renting: Callable[[], RentingStatus] | None = None
         self._published_paths: set[str] = set()
 
     # --- the loop ------------------------------------------------------------
 
     def stop(self, reason: str) -> None:
-        """End in order; may be called by a signal handler."""
+        """End in order. A signal handler may call this."""
         log.info("stopping reason=%s", reason)
         self._service.stopping(f"stopping ({reason})")
         self._stop.set()
         self._mailbox.wake()
 
     async def serve(self, *helpers: Coroutine[Any, Any, None]) -> None:
-        """Until `stop`, with these helpers at its side. Fault: the core stopped the run, or the ledger failed."""
+        """Run until `stop`, with these helpers as tasks.
+
+        Fault: the core stopped the run, or the ledger failed.
+        """
         try:
             async with self._tasks:
                 self._serving.set()
@@ -310,7 +321,8 @@ class CoordinatorProcess:
             self._learner_heard_at = time.monotonic()
 
     async def publish(self, epoch: Epoch, version: Version, path: str | None) -> Reply | None:
-        """Goes on when the caller hangs up, so that no half-adopted version stays behind."""
+        """Adopt and publish a version. A caller that hangs up does not stop it, so that no
+        half-adopted version stays behind."""
         await self._serving.wait()
         if self._stop.is_set():
             return None
@@ -343,7 +355,7 @@ class CoordinatorProcess:
         return await self._files.upload(epoch, version, name, data)
 
     async def plan_removal(self, peer: PeerId, reason: str) -> None:
-        """Whoever rents will take this peer's box away."""
+        """The renter will take this peer's box away."""
         await self._mailbox.put(RemovalPlanned(peer, reason))
 
     def look(self) -> Status:

@@ -1,12 +1,14 @@
-"""Renting beside a running coordinator: looks, asks the core, keeps what it says, and runs the providers' commands.
+"""Rents boxes beside a running coordinator: it feeds the core and performs what the core decides.
 
-    status, once a second --> need --+--> core.renting --> rows kept, all of a turn in one transaction
-    commands that ended -------------+                 --> then commands are started, each in a task of its own
-                                                       --> workers of boxes that go are told to the coordinator
+    status, once a second --> need --+--> core.renting --> 1. rows are kept, in one transaction
+    commands that ended -------------+                     2. commands start, each as a task
+                                                           3. the coordinator hears which
+                                                              workers will be taken away
 
-A box's credential is made for it before its start command is run, lets one worker in until its time is over, and is
-deleted with it. A failing row ends the process: nothing was started. Not here: any decision
-(`core/renting/autoscaler.py`), how commands are run (`echo2d/providers`), what a status says of the need (`demand`).
+A box gets a credential of its own before its start command runs. The credential lets one worker in
+until the box's time is over, and is deleted with the box. If a row cannot be kept, the process ends
+before anything is started. Not here: decisions (`core/renting/autoscaler.py`), how commands run
+(`echo2d/providers`), and how the need follows from a status (`demand`).
 """
 
 import asyncio
@@ -60,8 +62,10 @@ from echo2d.store.rentals import RentalStore
 
 LEDGER_FILE = "ledger.sqlite"
 RENTALS_FILE = "rentals.sqlite"  # in the run directory
-TICK_S = 1.0  # between two looks at the run
-CLOCK_KEPT_S = 30.0  # the rent clock is durable at least so often
+# Between two looks at the run's status.
+TICK_S = 1.0
+# The rent clock is made durable at least so often.
+CLOCK_KEPT_S = 30.0
 WILDCARDS = ("", "0.0.0.0", "::")  # noqa: S104 - compared, not bound
 NOBODY = NeedMeasured(None, wanted=False, workers=0)
 
@@ -106,7 +110,7 @@ class Renter:
         await self._run(lambda: self._need(status()), plan_removal, until=lambda: False)
 
     async def give_all_back(self, within_s: float) -> bool:
-        """Of a run that is closing: whether nothing is left."""
+        """Give back everything. True: nothing is left."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within_s):
                 await self._run(lambda: NOBODY, _nobody_leaves, until=lambda: self._renting.over)
@@ -205,7 +209,7 @@ class Renter:
     # --- credentials
 
     def _make_token(self, rental: Rental) -> tuple[Path, str]:
-        """Its file, and the secret in it."""
+        """Make the box's token file. Its path, and the secret in it."""
         expires_at = time.time() + rental.life_s + rental.grace_s
         token = self._access.create(rental.label, "worker", max_workers=1, expires_at=expires_at)
         path = self._directory.token_path(rental.label)
@@ -213,7 +217,8 @@ class Renter:
         return path, token.secret
 
     def _retire(self, label: Label) -> None:
-        """What cannot be deleted now is void in time, and deleted by the next start of a coordinator."""
+        """Delete the box's credential. If that fails now, it expires by itself, and the next start
+        of a coordinator deletes it."""
         try:
             self._access.retire(label)
             self._directory.token_path(label).unlink(missing_ok=True)
@@ -221,7 +226,7 @@ class Renter:
             log.warning("retire %s failed: %s", label, fault)
 
     def _tidy(self) -> None:
-        """Credentials of boxes that had gone when this was killed, or were never started."""
+        """Delete the credentials that a killed process left, of boxes that do not exist."""
         for token in self._access.tokens():
             if token.name.startswith(self._rules.prefix) and token.name not in self._renting.live:
                 self._retire(Label(token.name))
@@ -253,7 +258,7 @@ class Renter:
         return {label: named[label] for label in self._renting.live if label in named}
 
     def _told_to_leave(self) -> list[tuple[PeerId, str]]:
-        """Workers of boxes that go, as far as the coordinator does not know it yet, and why."""
+        """The workers of doomed boxes that the coordinator does not know to leave, and why."""
         leaving = self._renting.leaving
         return [
             (PeerId(worker.id), leaving[label])
@@ -262,7 +267,7 @@ class Renter:
         ]
 
     def _serving(self, now: float) -> dict[Label, float]:
-        """For how long nothing was asked of the rented ones."""
+        """The boxes whose worker serves, with the seconds since it held a lease or came."""
         serving = dict[Label, float]()
         for label, worker in self._workers.items():
             if worker.alive and worker.serving is not None:
@@ -339,7 +344,10 @@ def _kept(run_dir: Path) -> tuple[tuple[Rental, ...], float]:
 
 
 async def give_back(config: CoordinatorConfig, within_s: float) -> Mapping[str, Any]:
-    """Stop everything that this run has rented, in place of a coordinator; what is left. OperatorFault: one runs."""
+    """Stop everything that this run has rented, in place of a coordinator. What is left, as JSON.
+
+    OperatorFault: a coordinator runs.
+    """
     run = await asyncio.to_thread(RunDirectory, config.run.run_dir)
     ledger = LedgerThread(run.path / LEDGER_FILE)
     try:
