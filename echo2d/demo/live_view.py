@@ -53,7 +53,8 @@ class LiveView:
 def progress_line(rows: Rows, *, steps: int, tokens_per_s: float) -> str:
     last = rows[-1]
     return (
-        f"step {last['step']}/{steps}  reward {last['reward_mean']:.3f}  staleness {staleness_histogram(rows)}  "
+        f"step {last['step']}/{steps}  reward {last['reward_mean']:.3f}  "
+        f"staleness {staleness_histogram(rows)}  "
         f"bubble {bubble_ratio(rows):.0%}  {tokens_per_s:,.0f} tokens/s"
     )
 

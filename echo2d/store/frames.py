@@ -257,7 +257,7 @@ class FrameStore:
         return data
 
     def held(self, form: FormId) -> frozenset[FrameId]:
-        """The tables (index 0) and frames on disk; after a restart empty until `recover` has run."""
+        """The tables (index 0) and frames on disk; after a restart none until `recover` runs."""
         return frozenset(self._stored(form).held)
 
     def recover(self, form: FormId) -> frozenset[FrameId]:

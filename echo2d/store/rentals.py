@@ -39,7 +39,7 @@ class RentalStore:
     """One open file."""
 
     def __init__(self, path: Path) -> None:
-        """Open or create the file. OperatorFault: it is damaged, or of another version of echo2d."""
+        """Open or create the file. OperatorFault: it is damaged or of another format."""
         self._path = path
         self._turn = threading.Lock()
         try:

@@ -54,10 +54,10 @@ def is_table(frame: FrameId) -> bool:
 
 
 def lease_name(lease: LeaseId) -> str:
-    """A readable name: the tag of the process that granted the lease (hex), and its number there."""
+    """A readable name: the tag of the granting process (hex), and the lease's number there."""
     return f"{lease >> TAG_SHIFT:x}.{lease & ((1 << TAG_SHIFT) - 1)}"
 
 
 def version_label(version: Version, digest: Digest) -> str:
-    """The name by which an engine knows a published version: `<version>-<first 12 hex of digest>`."""
+    """An engine's name for a published version: `<version>-<first 12 hex of digest>`."""
     return f"{version}-{digest.hex()[:LABEL_DIGEST_CHARS]}"

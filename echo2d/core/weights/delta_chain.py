@@ -39,7 +39,7 @@ class KeptDelta:
 def shortest_chain(
     deltas: Iterable[KeptDelta], base: Digest, made: Digest
 ) -> tuple[KeptDelta, ...] | None:
-    """Return the chain from one snapshot to the other with the fewest bytes; None if there is none."""
+    """Return the chain of fewest bytes from one snapshot to the other, or None."""
     found: dict[Digest, tuple[KeptDelta, ...]] = {base: ()}
     known = list(deltas)
     # Bellman-Ford: after n rounds all chains of up to n deltas are found.

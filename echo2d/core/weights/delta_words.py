@@ -192,7 +192,7 @@ def _read_gaps(frame: memoryview, words: int) -> Bytes:
 
 
 def _places(gaps: Bytes, words: int) -> Iterator[Positions]:
-    """Yield the places at which gaps end, block by block, so that no large array exists as a whole."""
+    """Yield the places at which gaps end, block by block, to keep the arrays small."""
     done = 0
     for block in _blocks(gaps.size, _BLOCK_WORDS):
         ends = gaps[block] != _GOES_ON

@@ -30,7 +30,7 @@ DTYPE_BITS = {
 
 
 def header_bytes(prefix: bytes, file_size: int) -> int:
-    """Return 8 + N for a file that starts with `prefix` (8 bytes, or fewer if the file is shorter)."""
+    """Return 8 + N. prefix: the first 8 bytes of the file, or all if it is shorter."""
     if len(prefix) < LENGTH_BYTES:
         raise IntegrityFault("too short for a safetensors header")
     declared = int.from_bytes(prefix[:LENGTH_BYTES], "little")

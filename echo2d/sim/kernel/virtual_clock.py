@@ -1,4 +1,6 @@
-"""Virtual time: calls that are due later, in the order of their time, and of their making where that is the same."""
+"""Keep virtual time: run scheduled calls in the order of their times; calls of the same time in the
+order in which they were scheduled.
+"""
 
 from collections.abc import Callable
 from heapq import heappop, heappush
@@ -6,7 +8,7 @@ from typing import Any
 
 
 class Clock:
-    """now: seconds since the start. Time passes only in `step`."""
+    """The clock. now: seconds since the start; it advances only in `step`."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -14,7 +16,7 @@ class Clock:
         self._made = 0
 
     def at(self, time: float, act: Callable[..., None], *arguments: Any) -> None:
-        """Calls act(*arguments) at this time, which is not past."""
+        """Schedule act(*arguments) for a time that is not in the past."""
         self._made += 1
         heappush(self._due, (time, self._made, act, arguments))
 
@@ -22,7 +24,7 @@ class Clock:
         self.at(self.now + delay, act, *arguments)
 
     def step(self, limit: float) -> bool:
-        """Makes the next call. False if there is none up to the limit."""
+        """Run the next call and return True; False if none is due up to the limit."""
         if not self._due or self._due[0][0] > limit:
             return False
         self.now, _, act, arguments = heappop(self._due)
