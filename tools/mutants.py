@@ -269,7 +269,7 @@ MUTANTS = (
         "echo2d/core/relay/relay.py",
         "if state.plan == edges.plan and edges.generation <= state.generation:",
         "if state.plan is not None and (edges.plan, edges.generation) <= (state.plan, state.generation):",
-        (FAULTS,),
+        ("tests/core/relay/test_relay.py",),
     ),
     Mutant(
         "I7, leases",
