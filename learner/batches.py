@@ -84,7 +84,7 @@ def faults(batch: Batch, step: int, rules: BatchRules, trained: Trained) -> dict
 
 
 def staleness(trajectory: Trajectory, step: int) -> int:
-    """Train steps between the version of its oldest token and the weights that `step` starts from."""
+    """Train steps from the version of its oldest token to the weights that `step` starts from."""
     version_min: int = min(span.version for span in trajectory.spans)
     return (step - 1) - version_min
 

@@ -79,7 +79,7 @@ _NOTHING = MicroBatch(
 
 
 def answers_of(batch: Batch, rules: BatchRules, *, scaled: bool) -> list[list[Answer]]:
-    """The answers with tokens in the loss, by group. scaled: as in `objectives.group_advantages`."""
+    """Answers with tokens in the loss, by group. scaled: as in `objectives.group_advantages`."""
     return [list(_answers(group, batch.step, rules, scaled=scaled)) for group in batch.groups]
 
 

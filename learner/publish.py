@@ -153,7 +153,7 @@ class Publisher:
 
 
 def in_order(names: Mapping[str, str], weights: Mapping[str, Tensor]) -> dict[str, str]:
-    """Order tensors as safetensors does: wide types first, so that each is aligned, then by name."""
+    """Order tensors as safetensors does: wide types first, so that all are aligned, then by name."""
     sizes = {name: published_dtype(weights[weight]).itemsize for name, weight in names.items()}
     return {name: names[name] for name in sorted(names, key=lambda name: (-sizes[name], name))}
 

@@ -15,7 +15,7 @@ def seed(rng_seed: int) -> None:
 
 
 def state() -> dict[str, Any]:
-    """Return the states as plain values and tensors, which `torch.load(weights_only=True)` accepts."""
+    """Return the states as values and tensors that `torch.load(weights_only=True)` accepts."""
     facts = np.random.get_state(legacy=False)
     # torch has no uint32 arithmetic, and a checkpoint holds no numpy arrays.
     key = torch.from_numpy(facts["state"]["key"].astype(np.int64))

@@ -80,7 +80,7 @@ class _BoardThread:
         self._thread.start()
 
     def put(self, row: Row | None) -> None:
-        """Queue a row; None ends the thread after the rows before it. A full queue drops the row."""
+        """Queue a row; None ends the thread after all rows before it. A full queue drops rows."""
         if not self._thread.is_alive():
             return
         try:

@@ -151,7 +151,7 @@ class Learner:
         return SnapshotWriter(config.model, config.snapshot_root, self._run_id, weights)
 
     def _start_batches(self) -> None:
-        """Wait until the first version is published, then request the first batch. Runs on rank 0."""
+        """Wait until the first version is published, then request the first batch. Rank 0 only."""
         log.info(
             "session epoch=%d resume_step=%d steps=%d", self._epoch, self._step, self._config.steps
         )
@@ -286,7 +286,7 @@ class Learner:
         self._saved = self._step
 
     def _report_durable(self, *, wait: bool) -> None:
-        """Tell the coordinator which step is durable, if a save has finished since the last call."""
+        """Tell the coordinator which step is durable, if a save ended since the last call."""
 
         def report() -> None:
             if self._checkpoints.settle(wait=wait):

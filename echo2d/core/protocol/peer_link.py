@@ -316,7 +316,8 @@ class PeerLink:
         stream = self._serving.get(passed.stream)
         if stream is None or stream.sequence is None or passed.sequence > stream.sequence:
             raise PeerFault(
-                f"frame number {passed.sequence} of stream {passed.stream} was passed on, but not sent"
+                f"frame number {passed.sequence} of stream {passed.stream} was passed on,"
+                " but not sent"
             )
         return None if stream.ending else passed
 

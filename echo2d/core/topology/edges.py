@@ -86,5 +86,5 @@ def _dialler(one: PeerFacts, other: PeerFacts, plan: Plan) -> PeerId:
 
 
 def edge_secret(plan_secret: bytes, one: PeerId, other: PeerId) -> bytes:
-    """The secret of one edge: 32 bytes that only a holder of the plan's 32-byte secret can derive."""
+    """The secret of one edge: 32 bytes that only a holder of the plan's secret can derive."""
     return blake3(f"{one} {other}".encode(), key=plan_secret).digest()

@@ -143,7 +143,7 @@ class PeerProcess(Generic[PeerEvent]):
 
 
 def outcome(group: BaseExceptionGroup[BaseException]) -> int:
-    """The one catch-all: raises the group's first `Fault`; anything else is our bug, exit code 1."""
+    """The one catch-all: raises the group's first `Fault`; anything else is a bug, exit code 1."""
     faults = group.subgroup(Fault)
     while faults is not None and isinstance(faults, BaseExceptionGroup):
         first = faults.exceptions[0]
