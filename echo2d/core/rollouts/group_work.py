@@ -58,12 +58,15 @@ class GroupWork:
         self._staleness = staleness
         self._statistics = statistics
         self._scheduler = scheduler
+        self._can_begin_anew = True
 
     def priority(self, *, now: float) -> int:  # noqa: ARG002 - the run's never changes
         return 0
 
     def pending(self, *, now: float) -> Iterator[PendingOfGroup]:
         """Waiting samples first, the oldest group first; then new groups."""
+        # Slots only get fewer while this runs: once nothing can begin anew, nothing later can.
+        self._can_begin_anew = True
         for group in self._groups.waiting():
             yield from self._with_tokens(group, now)
             if fresh := sorted(group.waiting.difference(group.partials)):
@@ -101,8 +104,10 @@ class GroupWork:
             yield PendingOfGroup((sample,), versions_grow, group=group)
             # It has waited for long, and some worker could begin it anew: drop its tokens.
             late = sample in group.partials and now >= waiting.until
-            if late and self._scheduler.free_from(oldest):
-                del group.partials[sample]
+            if late and self._can_begin_anew:
+                self._can_begin_anew = self._scheduler.free_from(oldest) > 0
+                if self._can_begin_anew:
+                    del group.partials[sample]
 
     def _admit(self, group: OpenGroup) -> list[RolloutAction]:
         taken = self._prompts.take()

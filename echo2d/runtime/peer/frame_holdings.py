@@ -207,7 +207,7 @@ class FrameHoldings:
         if not self._is_current(here):
             return  # given up meanwhile
         found = tuple(sorted(frame for frame in here.found if segment_of(frame) == segment))
-        here.hold(found)
+        here.hold_found(found)
         self._emit(relay_events.TableHeld(here.form, segment, here.frame_sizes(segment)))
         self._emit(relay_events.FramesFound(here.form, found))
 
@@ -477,7 +477,7 @@ class FrameHoldings:
     def _hold(self, form: FormId, frame: FrameId, payload: memoryview) -> None:
         here = self._forms.get(form)
         if here is not None:
-            here.hold((frame,))
+            here.hold(frame, len(payload))
             self._recent.put(form, frame, payload)
 
     def _count_duplicates(self, form: FormId, frames: int) -> None:

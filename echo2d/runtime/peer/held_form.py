@@ -22,6 +22,9 @@ from echo2d.core.weights.verifier import FormIndex
 class HeldForm:
     """One form. The counts of payload are in bytes, those of duplicates and lost frames in frames.
 
+    frames: the payload bytes of each held frame, 0 for a table. They are kept because the index of a
+    form that was begun anew does not know the frames of an older write until its table comes.
+
     found: what was on disk at the start of the process; each frame is held once its digest is
     signed. page_asked: the first segment of the page of digests that was asked for; None: no page
     is under way. end_told, searched: FormComplete, FormSearched was emitted. first_searched: chunks
@@ -30,7 +33,7 @@ class HeldForm:
 
     index: FormIndex
     found: frozenset[FrameId]
-    frames: set[FrameId] = field(default_factory=set)
+    frames: dict[FrameId, int] = field(default_factory=dict)
     payload_bytes: int = 0
     duplicates: int = 0
     lost: int = 0
@@ -58,16 +61,21 @@ class HeldForm:
         known = self.index.table_digest(segment) if is_table(frame) else self.index.table(segment)
         return known is not None
 
-    def hold(self, frames: Iterable[FrameId]) -> None:
-        fresh = [frame for frame in frames if frame not in self.frames]
-        self.frames.update(fresh)
-        self.payload_bytes += self._payload(fresh)
+    def hold(self, frame: FrameId, size: int) -> None:
+        """Count a table or frame of `size` bytes as held."""
+        if frame not in self.frames:
+            self.frames[frame] = 0 if is_table(frame) else size
+            self.payload_bytes += self.frames[frame]
+
+    def hold_found(self, frames: Iterable[FrameId]) -> None:
+        """Count tables and frames of known segments as held."""
+        for frame in frames:
+            self.hold(frame, self.index.length(frame) or 0)
 
     def lose(self, frames: Iterable[FrameId]) -> tuple[FrameId, ...]:
         """These are not held any more; returns those that were."""
         lost = tuple(frame for frame in frames if frame in self.frames)
-        self.frames.difference_update(lost)
-        self.payload_bytes -= self._payload(lost)
+        self.payload_bytes -= sum(self.frames.pop(frame) for frame in lost)
         self.lost += len(lost)
         return lost
 
@@ -79,6 +87,3 @@ class HeldForm:
     def frame_sizes(self, segment: SegmentId) -> tuple[int, ...]:
         """The sizes of a known segment's payload frames 1, 2, ..., in bytes."""
         return tuple(span.length for span in self.index.spans(segment))
-
-    def _payload(self, frames: Iterable[FrameId]) -> int:
-        return sum(self.index.length(frame) or 0 for frame in frames if not is_table(frame))
