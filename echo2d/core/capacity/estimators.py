@@ -1,19 +1,19 @@
-"""From what happened to the numbers that capacity and activation need, each with how uncertain it is.
+"""Estimators that turn a run's events into figures, each with its uncertainty.
 
-    T_train       `Smoothed`     of the steps' times net of waiting
-    T_bcast       `Tail`         the 95th percentile of the newest: a worker that comes late makes the learner wait
+    T_train       `Smoothed`     a train step, net of waiting
+    T_bcast       `Tail`         the 95th percentile, because the learner waits for late workers
     refit pause   `Smoothed`
-    mu_i          `WorkerRate`   accepted fresh trajectories/s of one worker with all its slots leased
-    discards      `Share`        of trajectories that were made and not trained on
+    mu_i          `WorkerRate`   accepted fresh trajectories/s of a worker with all slots leased
+    discards      `Share`        of the trajectories made, those that were never trained on
     bytes         `Smoothed`     on the wire, of a version
 
-Outliers: in a `Smoothed` a sample counts as no further off than OUTLIER usual deviations, so that one of a thousand
-times the rest hardly moves it; AGREEING in a row on one side are a change, and followed at once. A `Tail` takes the
-order, not the size. mu_i counts leased slot-seconds: a worker that admission keeps waiting is not slow.
+A `Smoothed` bounds every sample to OUTLIER usual deviations, so that a single outlier hardly moves
+it. AGREEING samples in a row that are all that far off on one side are a change, and it follows
+them at once. A `Tail` depends on the order of samples, not on their size. mu_i counts leased
+slot-seconds, so a worker that admission keeps waiting does not look slow.
 
-A newcomer has the prior's rate, worth PRIOR_TRAJECTORIES of its own. Results come by the group, so a count of n varies
-as n / group_size independent ones do. Everything is forgotten with MEMORY samples, or `memory_s` of leased time.
-Not here: who reports these, and what follows from them. Prices are not measured: the operator states them.
+Not here: who reports the samples (`measurements`), and what follows from the figures. Prices are
+not measured; the operator states them.
 """
 
 import math
@@ -22,12 +22,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from statistics import median
 
-MEMORY = 8  # samples that count in a `Smoothed`: an eighth each
-AGREEING = 4  # samples in a row that are no outliers, but a change
-OUTLIER = 3.0  # usual deviations that one sample may move the estimate's target
-TAIL_SAMPLES = 32  # of which the 95th percentile is taken: the second largest
-PRIOR_TRAJECTORIES = 4.0  # what is said of a newcomer beforehand counts as so many that it made
-RATE_FACTOR_MAX = 1e3  # a rate so many times the prior is a clock's mistake
+MEMORY = 8  # a new sample moves a `Smoothed` by one eighth of its distance
+AGREEING = 4  # far-off samples in a row that are a change, and no outliers
+OUTLIER = 3.0  # usual deviations: a sample counts as no further off than this
+TAIL_SAMPLES = 32  # the 95th percentile of so many is the second largest
+PRIOR_TRAJECTORIES = 4.0  # a newcomer's prior weighs as much as so many trajectories of its own
+RATE_FACTOR_MAX = 1e3  # a rate this many times the prior is an error of a clock
 
 
 def quantile(values: Iterable[float], share: float) -> float | None:
@@ -38,7 +38,11 @@ def quantile(values: Iterable[float], share: float) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """sd: standard error of the value; infinite while it is only a guess. samples: it is made of."""
+    """An estimated value.
+
+    sd: its standard error; infinite while there is one sample only. samples: how many samples, or
+    trajectories, it comes from.
+    """
 
     value: float
     sd: float
@@ -47,7 +51,10 @@ class Estimate:
 
 @dataclass(slots=True)
 class Smoothed:
-    """A moving average that outliers hardly move. deviation: the usual distance of a sample from it."""
+    """A moving average that outliers hardly move.
+
+    deviation: the usual distance of a sample from the average.
+    """
 
     value: float | None = None
     deviation: float = 0.0
@@ -55,7 +62,11 @@ class Smoothed:
     _newest: deque[float] = field(default_factory=lambda: deque(maxlen=AGREEING))
 
     def add(self, sample: float) -> None:
-        """The first few samples count by their median, as do some in a row that are all far off on the same side."""
+        """Count a finite sample.
+
+        The median of the newest AGREEING samples is the value, while there are no more than these,
+        and again when all of these are far off on the same side.
+        """
         assert math.isfinite(sample)
         self.samples += 1
         self._newest.append(sample)
@@ -77,8 +88,11 @@ class Smoothed:
 
     @property
     def estimate(self) -> Estimate | None:
+        """The average; None without samples."""
         if self.value is None:
             return None
+        # A moving average with weight 1/n varies like a mean of 2n - 1 samples. The factor of 1.25
+        # turns the mean absolute deviation of a normal distribution into a standard deviation.
         independent = min(self.samples, 2 * MEMORY - 1)
         sd = 1.25 * self.deviation / math.sqrt(independent) if self.samples > 1 else math.inf
         return Estimate(self.value, sd, self.samples)
@@ -86,7 +100,7 @@ class Smoothed:
 
 @dataclass(slots=True)
 class Tail:
-    """The 95th percentile of the newest samples; its sd by the spread between neighbours in their order."""
+    """The 95th percentile of the newest samples; its distance from the 80th serves as the sd."""
 
     samples: deque[float] = field(default_factory=lambda: deque(maxlen=TAIL_SAMPLES))
 
@@ -106,13 +120,14 @@ class Tail:
 
 @dataclass(slots=True)
 class Share:
-    """How many of those that were made were thrown away. The prior is one in a hundred."""
+    """The share of trajectories that were thrown away; the prior is one in a hundred."""
 
     made: float = 1.0
     thrown: float = 0.01
     samples: int = 0
 
     def add(self, kept: int, thrown: int, *, memory: float = 4096.0) -> None:
+        """Count new trajectories; older ones are forgotten, `memory` of them to a factor of e."""
         assert kept >= 0 <= thrown
         keep = math.exp(-(kept + thrown) / memory)
         self.made = self.made * keep + kept + thrown
@@ -127,7 +142,11 @@ class Share:
 
 @dataclass(slots=True)
 class WorkerRate:
-    """mu_i of one worker. prior: trajectories/s with all slots. made, leased_s: what is remembered."""
+    """mu_i of one worker.
+
+    prior: trajectories/s expected beforehand, with all slots leased. memory_s: leased seconds after
+    which work has lost all but 1/e of its weight. made, leased_s: the remembered work.
+    """
 
     prior: float
     group_size: int
@@ -141,7 +160,10 @@ class WorkerRate:
         assert self.memory_s > 0 < self.group_size
 
     def add(self, accepted: int, leased_s: float) -> None:
-        """So many were accepted while its slots were leased for so long, each slot counting for its share."""
+        """Count trajectories that were accepted within so many leased seconds.
+
+        A second in which half of the slots were leased counts as half a second.
+        """
         assert accepted >= 0 <= leased_s
         keep = math.exp(-leased_s / self.memory_s)
         self.made = self.made * keep + min(accepted, RATE_FACTOR_MAX * self.prior * leased_s)
@@ -149,16 +171,19 @@ class WorkerRate:
         self.samples += accepted
 
     def follow(self, change: float) -> None:
-        """What is known of it was known of other circumstances, under which it made so many times less."""
+        """Circumstances have changed: the worker now makes `change` times as much as before."""
         assert change > 0
         self.prior *= change
         self.leased_s /= change
 
     @property
     def value(self) -> float:
+        """Trajectories/s: the remembered work and the prior, which fades as work comes in."""
         return (self.made + PRIOR_TRAJECTORIES) / (self.leased_s + PRIOR_TRAJECTORIES / self.prior)
 
     @property
     def estimate(self) -> Estimate:
+        """The value with its uncertainty."""
+        # Results come by the group, so n of them vary like n / group_size independent ones.
         independent = max(1.0, (self.made + PRIOR_TRAJECTORIES) / self.group_size)
         return Estimate(self.value, self.value / math.sqrt(independent), self.samples)

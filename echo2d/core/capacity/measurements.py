@@ -1,13 +1,16 @@
-"""What a run measures of itself, with `estimators`: of the learner, of broadcasts, and of each worker's work.
+"""Measures a run: the learner's steps, its broadcasts, and how much each worker makes (mu_i).
 
-mu_i is what a worker makes while its slots are leased: accepted trajectories over leased slot-seconds, all slots
-together, without the time in which its engines stood still for a version. The mean of that time over those that are
-active, each worker's by its mu_i, is what a version takes from the pool, if they have work. What a worker holds is told
-whenever that changes (`holds`); in between it is constant, so the sum is exact. Known of a newcomer beforehand is what
-the operator said, else what the others make with a slot. Answers become longer or shorter while a model learns: the
-rate of who stands by is moved as those who work have moved since (`_drift`: the geometric mean of their changes,
-multiplied up, so that what goes up and down again leaves nothing). Nothing of this is durable: after a restart it is
-measured anew. Not here: what follows from it (`demand`), and counters for people (`cluster/statistics`).
+mu_i is the trajectories accepted from a worker per second with all its slots leased. Time in which
+its engines stand still for a version does not count; the mean of that time over the active workers,
+weighted by mu_i, is what a version costs the pool. A newcomer's prior is what the operator stated,
+or else what other workers make with a slot.
+
+Answers become longer or shorter while a model learns. So the rate of a worker that stands by
+follows the rates of those that work: `_drift` is the running product of the geometric mean of their
+changes, and a change that is undone leaves no trace in it.
+
+Nothing here is durable; a restarted coordinator measures again. Not here: what follows from the
+figures (`demand`), and counters for people (`cluster/statistics`).
 """
 
 import math
@@ -27,26 +30,27 @@ from echo2d.core.capacity.estimators import (
     WorkerRate,
 )
 
-MEMORY_PERIODS = 3.0  # publish periods of leased time that a worker's rate remembers ...
-MEMORY_S_MIN = (
-    60.0  # ... and no less than that: of shorter periods each has a handful of trajectories
-)
-STILLS_MAX = (
-    16  # of a worker: more refits than a trajectory lasts; of older ones nothing is taken off
-)
+# A worker's rate remembers so many publish periods of leased time, but no less than MEMORY_S_MIN:
+# short periods hold only a handful of trajectories each.
+MEMORY_PERIODS = 3.0
+MEMORY_S_MIN = 60.0
+# Pauses remembered of a worker: more than fall into one trajectory.
+STILLS_MAX = 16
 WORKERS_MAX = 1024  # whose work is remembered: as many as there are peers
-EXPERIENCED = (
-    4 * PRIOR_TRAJECTORIES
-)  # made by a worker whose rate moves with the answers, and no more with its prior
-DRIFT_MAX = 2.0  # of one worker's rate from one look to the next: more is no change of answers
+# After so many trajectories a worker's rate shows how answers change, and no longer its prior.
+EXPERIENCED = 4 * PRIOR_TRAJECTORIES
+# A rate that moves by a larger factor between two calls of `settle` does not show changed answers.
+DRIFT_MAX = 2.0
 
 
 @dataclass(slots=True)
 class _Work:
-    """Of one worker since its rate was last brought up to date. holds: samples, since `at`. drift: then.
+    """One worker's work since its rate was last settled.
 
-    expected: trajectories that it would have made so far at the rate that was thought of it. still_s: for the newest
-    version that it serves.
+    holds: samples that it has held since `at`. accepted, slot_s: trajectories and leased
+    slot-seconds. still_s: how long it stood still for the newest version that it serves. stills:
+    its pauses, as (begin, end). drift: `_drift` when the rate was settled. expected: trajectories
+    that it would have made so far at its prior rate.
     """
 
     slots: int
@@ -55,21 +59,21 @@ class _Work:
     still_s: float | None = None
     accepted: int = 0
     slot_s: float = 0.0
-    stills: deque[tuple[float, float]] = field(
-        default_factory=lambda: deque(maxlen=STILLS_MAX)
-    )  # from, until
+    stills: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=STILLS_MAX))
     rate: WorkerRate | None = None
     drift: float = 1.0
     expected: float = 0.0
 
     def until(self, now: float) -> None:
+        """Count the leased slot-seconds up to now; `holds` was constant since `at`."""
         if self.holds and now > self.at:
             self.slot_s += self.holds * (now - self.at)
         self.at = now
 
     def still_since(self, since: float) -> float:
-        """Seconds that its engines stood still since then; newest first, for the older ones ended before."""
+        """Seconds for which its engines have stood still since then."""
         still_s = 0.0
+        # The newest come first: once one ended before `since`, all older ones did.
         for begun, until in reversed(self.stills):
             if until <= since:
                 break
@@ -79,22 +83,22 @@ class _Work:
 
 @dataclass(slots=True)
 class Measurements:
-    """See the module docstring. `now` is monotonic seconds."""
+    """The measurements of one run; see the module docstring. `now` is monotonic seconds."""
 
     group_size: int
     t_train: Smoothed = field(default_factory=Smoothed)
     t_bcast: Tail = field(default_factory=Tail)
-    t_gen: Tail = field(default_factory=Tail)  # of a trajectory, from its lease to its acceptance
-    pause: Smoothed = field(default_factory=Smoothed)  # of a refit
-    still: Smoothed = field(default_factory=Smoothed)  # of the pool, for one version
-    wire_bytes: Smoothed = field(default_factory=Smoothed)  # of a version, as it spreads
+    t_gen: Tail = field(default_factory=Tail)  # a trajectory, from its lease to its acceptance
+    pause: Smoothed = field(default_factory=Smoothed)  # a refit
+    still: Smoothed = field(default_factory=Smoothed)  # the pool's pause for one version
+    wire_bytes: Smoothed = field(default_factory=Smoothed)  # one version, as it spreads
     discards: Share = field(default_factory=Share)
     _work: dict[PeerId, _Work] = field(default_factory=dict)
     _drift: float = 1.0
     _slot_makes: float | None = None  # trajectories/s, as of the last `settle`
 
     def holds(self, worker: PeerId, slots: int, samples: int, *, now: float) -> None:
-        """From now on it holds so many samples."""
+        """The worker holds this many samples from now on. Call this at every change."""
         work = self._work.get(worker)
         if work is None:
             work = self._work[worker] = _Work(slots, now)
@@ -103,7 +107,10 @@ class Measurements:
         work.slots, work.holds = slots, samples
 
     def accepted(self, worker: PeerId, since: float | None, *, now: float) -> None:
-        """A result of it, leased since then (None: not known any more)."""
+        """A result of the worker was accepted.
+
+        since: when it was leased; None: not known any more, as after a restart.
+        """
         work = self._work.get(worker)
         if work is None:
             return
@@ -112,13 +119,17 @@ class Measurements:
             self.t_gen.add(max(0.0, now - since - work.still_since(since)))
 
     def stood_still(self, worker: PeerId, seconds: float, *, now: float) -> None:
-        """Its engines wrote nothing for so long until now, for a version's sake."""
+        """The worker's engines have just stood still for so many seconds, to take a version."""
         self.forgive(worker, seconds, now=now)
         if worker in self._work:
             self._work[worker].still_s = seconds
 
     def version_served(self, workers: Iterable[PeerId]) -> float | None:
-        """By all that were to. Seconds that they stood still for it; None: that is not known."""
+        """A version is served by all workers that had to.
+
+        Returns the mean seconds for which these workers stood still for it, weighted by mu_i; None
+        if no worker reported any.
+        """
         works = {worker: self._work[worker] for worker in workers if worker in self._work}
         stills = [
             (self.mu(worker, work.slots, None) or work.slots, work.still_s)
@@ -133,7 +144,7 @@ class Measurements:
         return still_s
 
     def forgive(self, worker: PeerId, seconds: float, *, now: float) -> None:
-        """For so long until now it had nothing to do, through no fault of its own, nor for a version's sake."""
+        """The last seconds do not count against the worker, since it could not have worked."""
         work = self._work.get(worker)
         if work is not None:
             work.until(now)
@@ -141,13 +152,19 @@ class Measurements:
             work.stills.append((now - seconds, now))
 
     def useless(self, worker: PeerId, seconds: float) -> None:
-        """For so long it was given nothing for a reason of its own: as if it had made nothing of all its slots."""
+        """The worker was given no lease for a reason of its own.
+
+        Its free slots count as leased for these seconds, so that its rate falls.
+        """
         work = self._work.get(worker)
         if work is not None:
             work.slot_s += max(0, work.slots - work.holds) * seconds
 
     def settle(self, period_s: float, said: Mapping[PeerId, float], *, now: float) -> None:
-        """Bring all rates up to date. said: trajectories/s that the operator expects of a worker."""
+        """Bring all rates up to date.
+
+        period_s: the publish period. said: trajectories/s that the operator expects, by worker.
+        """
         t_gen = self.t_gen.estimate
         memory_s = max(
             MEMORY_S_MIN, MEMORY_PERIODS * max(period_s, 0.0 if t_gen is None else t_gen.value)
@@ -155,6 +172,7 @@ class Measurements:
         for work in self._work.values():
             work.until(now)
         worked = [work for work in self._work.values() if work.slot_s]
+        # Before any worker has a rate, all of them together tell what a slot makes.
         if self._slot_makes is None:
             self._slot_makes = _together(worked)
         for worker, work in self._work.items():
@@ -164,6 +182,7 @@ class Measurements:
         moved = [self._settle(work, memory_s) for work in worked]
         if changes := [change for change in moved if change is not None]:
             self._drift *= geometric_mean(changes)
+        # These workers have measured the change themselves, so only the others have to follow it.
         for work in worked:
             work.drift = self._drift
         known = [
@@ -175,28 +194,35 @@ class Measurements:
         self._slot_makes = median(makes) if makes else self._slot_makes
 
     def rate(self, worker: PeerId) -> Estimate | None:
-        """mu_i in trajectories/s as of the last `settle`; None: not measured yet."""
+        """The worker's mu_i in trajectories/s as of the last `settle`; None: it has no rate yet."""
         work = self._work.get(worker)
         return None if work is None or work.rate is None else self._now(work)
 
     def mu(self, worker: PeerId, slots: int, said: float | None) -> float:
-        """The same; of a newcomer what is said, or what the others make with as many slots. 0: nothing is known."""
+        """The worker's mu_i in trajectories/s, or a guess for a newcomer.
+
+        The guess is `said`, or else what the others make with as many slots; 0 if nothing is known.
+        """
         work = self._work.get(worker)
         if work is None or work.rate is None:
             return said or self._of_a_slot(slots) or 0.0
         return work.rate.value * self._drift / work.drift
 
     def guessed(self, worker: PeerId) -> bool:
-        """Whether its own work has not shown yet what it makes."""
+        """Whether the worker's own work has not shown yet how much it makes."""
         work = self._work.get(worker)
         if work is None or work.rate is None:
             return True
         return max(work.rate.samples, work.expected) < PRIOR_TRAJECTORIES
 
-    # --- inside
+    # --- inside ---
 
     def _settle(self, work: _Work, memory_s: float) -> float | None:
-        """Of one that has worked. By how much its rate has changed, if that shows how answers have."""
+        """Bring the rate of a worker that has worked up to date.
+
+        Returns the factor by which it changed; None if the worker is too new for that to show how
+        the answers have changed.
+        """
         if work.rate is None:
             return None
         leased_s, before = work.slot_s / max(1, work.slots), self._now(work)
@@ -209,7 +235,7 @@ class Measurements:
         return min(DRIFT_MAX, max(1 / DRIFT_MAX, change)) if before.samples >= EXPERIENCED else None
 
     def _now(self, work: _Work) -> Estimate:
-        """Its rate, moved as those of the others have moved since."""
+        """The worker's rate, moved as the rates of the others have moved since."""
         assert work.rate is not None
         found, moved = work.rate.estimate, self._drift / work.drift
         return (
@@ -219,7 +245,7 @@ class Measurements:
         )
 
     def _of_a_slot(self, slots: int) -> float | None:
-        """What so many slots make, by those of the others that have made something."""
+        """Trajectories/s that so many slots make, judging by other workers; None: not known."""
         return self._slot_makes * slots if self._slot_makes is not None and slots else None
 
     def check(self) -> None:
@@ -231,7 +257,10 @@ class Measurements:
 
 
 def _together(worked: Iterable[_Work]) -> float | None:
-    """What a slot has made, of the first ones ever; None: too little, and what is under way would count for nothing."""
+    """Trajectories/s of one slot, over all these workers; None if they made too few.
+
+    With few results, the trajectories that are still unfinished would make the figure too low.
+    """
     works = [(work.accepted, work.slot_s) for work in worked]
     accepted, slot_s = sum(each[0] for each in works), sum(each[1] for each in works)
     return accepted / slot_s if accepted >= EXPERIENCED and slot_s > 0 else None

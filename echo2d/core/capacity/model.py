@@ -1,50 +1,24 @@
-"""How much rollout throughput keeps the learner busy, what happens with less, and what to change where none is enough.
+"""Computes how much rollout throughput keeps the learner busy, and what a smaller pool costs.
 
-    symbol   unit                 means
-    T        s                    `t_train_s`: a train step, net of waiting
-    R, G     trajectories         `trajectories_per_step`, `group_size`
-    kappa    train steps          `publish_every`, 1 to S + 1
-    S        train steps          `staleness_max`
-    B        s                    `t_bcast_s`: publish accepted until the last worker serves the version
-    P        s                    `pause_s`: a refit, the time in which a worker generates nothing
-    H        s                    `still_share` of B: where workers stop for a version, how long they do, each by its
-                                  mu; all of B until it has been measured
-    g        s                    `t_gen_s`: one trajectory, from its lease to its acceptance
-    mu       trajectories / s     accepted, of all workers that are active
+Where no throughput is enough, it finds the smallest changes of the settings that would help.
 
-The problem: a learner costs as much as many workers, so it must not wait; a worker too many is money as well.
+    symbol   unit             means
+    T        s                `t_train_s`: a train step, net of waiting
+    R, G     trajectories     `trajectories_per_step`, `group_size`
+    kappa    train steps      `publish_every`, 1 to S + 1
+    S        train steps      `staleness_max`
+    B        s                `t_bcast_s`: publish accepted until the last worker serves the version
+    P        s                `pause_s`: a refit, in which a worker generates nothing
+    H        s                `still_share` of B: how long workers stand still for a version in
+                              exclusive mode, weighted by mu; all of B until it is measured
+    L        s                `lost_s`: H in exclusive mode, P in background mode
+    g        s                `t_gen_s`: one trajectory, from its lease to its acceptance
+    mu       trajectories/s   accepted, of all active workers together
 
-The rule. In a publish period the learner takes kappa * R trajectories and publishes once. Two things can make it wait:
+docs/design/capacity.md derives the formulas, with an example and their limits.
 
-- throughput. Workers generate all the time but for L: H where they stop for a broadcast ("exclusive", as in the paper),
-  P where the download overlaps ("background"). A period takes kappa*R/mu + L and must not exceed kappa*T:
-      mu >= kappa*R / (kappa*T - L)
-  H <= B: a worker stops when it hears of a version, not when that is published, and until it serves it, not until the
-  last one does. Where each stands still for H_i, kappa*R = sum mu_i * (period - H_i), so H = (sum mu_i * H_i) / mu.
-- freshness. A version is used from B after it was published; the first batch that no older version may write for is
-  trained on S + 1 - kappa steps after the publish. Until then a whole batch of it must be made:
-      B + g + R/mu <= (S + 1 - kappa) * T,   which is   kappa*T + B + g + T_queue <= (S + 1)*T   with T_queue = R/mu
-  Where that fails, admission makes workers wait rather than let data age. A publish that finds another one spreading
-  waits for it: if B > kappa*T, 2 B takes the place of B.
-
-mu_min is the larger of the two; provisioning aims at gamma * mu_min. With a smaller pool the period stretches:
-
-    period = max( kappa*T,  kappa*R/mu + L,  kappa*T + max(0, B + g + R/mu - (S+1-kappa)*T) / floor((S+1)/kappa) )
-    bubble = 1 - kappa*T / period
-
-for the wait for freshness comes once a period, and floor((S+1)/kappa) such waits lie between a publish and the batch.
-
-Worked example: T = 100 s, R = 256, S = 4, kappa = 3, B = H = 60 s. Exclusive: mu_min = 768 / (300 - 60) = 3.2/s; 0.9 of
-that takes 266.7 + 60 = 326.7 s a period, a bubble of 8.2 %. Background, P = 5 s: 768 / 295 = 2.60/s. Freshness asks
-for 256 / (200 - 60) = 1.83/s: it does not bind. With S = 1, kappa = 1 it does: 256 / (100 - 60) = 6.4/s.
-
-The bound: no pool below R/T is enough, and kappa >= 2 L / T keeps the price of dissemination below a factor of 2.
-Exact for liquid workers (a test plays them), but for one case: with exclusive broadcasts that take longer than the
-batches made ahead last, S - kappa steps, too small a pool makes the learner wait up to 7 points more than `bubble`
-says. Derived here, not quoted: the paper's text was not available. T is held fixed when R changes, though less work
-makes it shorter: measure again.
-
-Not here: what is measured (`estimators`), which workers (`activation`), what a broadcast takes (`topology/cost_model`).
+Not here: what is measured (`estimators`), which workers work (`activation`), what a broadcast takes
+(`topology/cost_model`).
 """
 
 import math
@@ -54,17 +28,16 @@ from typing import Literal
 
 DisseminationMode = Literal["exclusive", "background"]
 
-GAMMA = (
-    1.1  # provisioned over needed: what noise in T_train and mu takes away (the paper's default)
-)
-STALENESS_TRIED_MAX = (
-    64  # a larger S is never suggested: that is off-policy training by another name
-)
+# Provisioned throughput over needed throughput. The margin covers noise in T_train and mu; it is
+# the paper's default.
+GAMMA = 1.1
+# A larger S is never suggested: that would be off-policy training by another name.
+STALENESS_TRIED_MAX = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What the learner asks of its workers; symbols as in the module docstring."""
+    """What the learner asks of its workers; the module docstring has the symbols."""
 
     t_train_s: float
     trajectories_per_step: int
@@ -88,14 +61,15 @@ class Demand:
 
     @property
     def period_s(self) -> float:
-        """Of two publishes, if the learner never waits."""
+        """Seconds between two publishes if the learner never waits: kappa T."""
         return self.publish_every * self.t_train_s
 
     @property
     def lost_s(self) -> float:
-        """L: in which workers generate nothing, for each publish; versions that are skipped cost no pause.
+        """L: seconds for each publish in which workers generate nothing.
 
-        Where one version comes after the other, those who stop for them always do.
+        In background mode a skipped version costs no pause. In exclusive mode, where one version
+        follows the other without a break, workers stand still for all of B.
         """
         if self.mode == "exclusive":
             return self.t_bcast_s * (1.0 if self.skips else self.still_share)
@@ -103,23 +77,27 @@ class Demand:
 
     @property
     def skips(self) -> bool:
-        """Whether versions are published faster than they spread: the newest one waits, older ones are dropped."""
+        """Whether versions are published faster than they spread.
+
+        Then the newest waiting version spreads next, and older waiting ones are dropped.
+        """
         return self.t_bcast_s > self.period_s
 
     @property
     def delivery_s(self) -> float:
-        """Publish until the version's first trajectories are there."""
+        """Seconds from a publish until the version's first trajectories are accepted."""
+        # A publish that finds another version spreading waits for it first.
         return (2 if self.skips else 1) * self.t_bcast_s + self.t_gen_s
 
     @property
     def grace_s(self) -> float:
-        """Publish until the learner needs a batch that no older version may write for."""
+        """Seconds from a publish until a step may no longer use any older version."""
         return (self.staleness_max + 1 - self.publish_every) * self.t_train_s
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A change that makes a demand feasible; `text` is for people: "S = 5", "T_bcast = 30 s"."""
+    """A change that makes a demand feasible; `text` names it: "S = 5" or "T_bcast = 30 s"."""
 
     text: str
     demand: Demand
@@ -127,7 +105,11 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """mu_min, target: trajectories/s, None if no throughput is enough. reasons: why not, one sentence each."""
+    """Whether a demand can be met, and if not, why.
+
+    mu_min, target: trajectories/s; None if no throughput is enough. reasons: why it cannot be met,
+    one sentence each; empty if it can. changes: what would help, each one by itself.
+    """
 
     mu_min: float | None
     target: float | None
@@ -140,20 +122,20 @@ class Verdict:
 
     @property
     def why_not(self) -> str:
-        """Reasons and what would help, in one line; empty if feasible."""
+        """The reasons and the changes that would help, in one line; empty if feasible."""
         if self.feasible:
             return ""
-        helps = " or ".join(change.text for change in self.changes)
-        return f"{'; '.join(self.reasons)}: {f'{helps} would do' if helps else 'no single change would do'}"
+        helps = " or ".join(change.text for change in self.changes) or "no single change"
+        return f"{'; '.join(self.reasons)}: {helps} would do"
 
 
 def share_of_bcast(still_s: float | None, t_bcast_s: float) -> float:
-    """`still_share` of a demand, for seconds that were measured; None: they were not."""
+    """The `still_share` for measured seconds of standing still; 1.0 if they were not measured."""
     return 1.0 if still_s is None or t_bcast_s <= 0 else min(1.0, still_s / t_bcast_s)
 
 
 def mu_min(demand: Demand) -> float | None:
-    """Trajectories/s with which the learner never waits; None if no throughput is enough."""
+    """The trajectories/s at which the learner never waits; None if no throughput is enough."""
     making_s, waiting_s = demand.period_s - demand.lost_s, demand.grace_s - demand.delivery_s
     if making_s <= 0 or waiting_s <= 0:
         return None
@@ -161,7 +143,7 @@ def mu_min(demand: Demand) -> float | None:
 
 
 def bubble(demand: Demand, mu_pool: float) -> float:
-    """The predicted share of its time that the learner waits for data."""
+    """The predicted share of its time for which the learner waits for data, 0 to 1."""
     return 1.0 - demand.period_s / period_s(demand, mu_pool)
 
 
@@ -171,17 +153,18 @@ def period_s(demand: Demand, mu_pool: float) -> float:
         return math.inf
     batch_s = demand.trajectories_per_step / mu_pool
     late_s = max(0.0, demand.delivery_s + batch_s - demand.grace_s)
+    # The wait for freshness comes once a period, so this many lie between a publish and its batch.
     waits = (demand.staleness_max + 1) // demand.publish_every
     return max(demand.publish_every * batch_s + demand.lost_s, demand.period_s + late_s / waits)
 
 
 def step_s(demand: Demand, mu_pool: float) -> float:
-    """Seconds between two commits with this throughput, waiting included."""
+    """Seconds between two commits at this throughput, waiting included."""
     return period_s(demand, mu_pool) / demand.publish_every
 
 
 def judge(demand: Demand, mu_available: float = math.inf) -> Verdict:
-    """Whether workers of this throughput together are enough for gamma * mu_min, and if not, what to change."""
+    """Whether workers with this throughput in all meet gamma * mu_min; if not, what to change."""
     needed = mu_min(demand)
     reasons = tuple(_reasons(demand, mu_available))
     changes = tuple(_changes(demand, mu_available)) if reasons else ()
@@ -203,8 +186,9 @@ def _reasons(demand: Demand, mu_available: float) -> Iterator[str]:
         )
     if demand.grace_s <= demand.delivery_s:
         yield (
-            f"data would be too old: it comes {demand.delivery_s:,.1f} s after a publish at the earliest, and is "
-            f"needed S + 1 - kappa = {bound + 1 - kappa} train steps ({demand.grace_s:,.1f} s) after it"
+            f"data would be too old: it comes {demand.delivery_s:,.1f} s after a publish at the "
+            f"earliest, and is needed S + 1 - kappa = {bound + 1 - kappa} train steps "
+            f"({demand.grace_s:,.1f} s) after it"
         )
     needed, least = mu_min(demand), demand.trajectories_per_step / demand.t_train_s
     together = (
@@ -217,7 +201,7 @@ def _reasons(demand: Demand, mu_available: float) -> Iterator[str]:
 
 
 def _changes(demand: Demand, mu_available: float) -> Iterator[Change]:
-    """Of each number the smallest change that is enough by itself; S may need another kappa with it."""
+    """The smallest sufficient change of each setting; another S may need another kappa with it."""
     for bound in range(demand.staleness_max + 1, STALENESS_TRIED_MAX + 1):
         longer = replace(demand, staleness_max=bound)
         if (kappa := _nearest_kappa(longer, mu_available)) is not None:
@@ -233,7 +217,7 @@ def _changes(demand: Demand, mu_available: float) -> Iterator[Change]:
 
 
 def _nearest_kappa(demand: Demand, mu_available: float) -> int | None:
-    """The smaller of two that are as near."""
+    """The feasible kappa nearest to the present one, the smaller of two; None if there is none."""
     now = demand.publish_every
     tried = sorted(range(1, demand.staleness_max + 2), key=lambda kappa: (abs(kappa - now), kappa))
     return next(
@@ -243,7 +227,10 @@ def _nearest_kappa(demand: Demand, mu_available: float) -> int | None:
 
 
 def _smaller_step(demand: Demand, mu_available: float) -> Demand | None:
-    """The largest R of whole groups that these workers can make in time."""
+    """The demand with the largest R, in whole groups, that these workers can make in time.
+
+    T is held fixed, although less work makes a train step shorter.
+    """
     needed, size = mu_min(demand), demand.group_size
     if needed is None:
         return None
@@ -253,7 +240,10 @@ def _smaller_step(demand: Demand, mu_available: float) -> Demand | None:
 
 
 def _faster_broadcast(demand: Demand, mu_available: float) -> Demand | None:
-    """The longest T_bcast, in 3 digits, with which it would do; found by halving, for shorter is no worse."""
+    """The demand with the longest feasible T_bcast, rounded down to 3 digits.
+
+    Bisection finds it, because a shorter broadcast is never worse.
+    """
     low, high = 0.0, demand.t_bcast_s
     if not _feasible(replace(demand, t_bcast_s=low), mu_available):
         return None

@@ -1,24 +1,16 @@
-"""What workers cost for what they make, and the cheapest of them that together make enough.
+"""Finds the cheapest set of workers that makes enough (a covering knapsack).
 
-    mu     trajectories/s   accepted and fresh, of one worker while it is there; times its availability it counts
-    c      usd/h            its price, and what versions that it receives and passes on cost in bandwidth
+    mu     trajectories/s   accepted and fresh, from one worker while it is present
+    c      usd/h            the worker's price, plus the bandwidth of versions it receives and sends
     rho    usd/trajectory   c / (3600 * mu * availability)
 
-The problem: of all offers take those of least total c whose mu add up to the target (a knapsack, to be covered).
+The offers with the least total c are wanted whose mu * availability add up to the target. Taking
+them by rho, cheapest first, is optimal if workers could be divided (the LP bound). The greedy set
+of whole workers is then trimmed. It costs at most one worker more than the bound. Up to EXACT_MAX
+offers, dynamic programming finds the best set. It keeps those sets of the first i offers that no
+other set beats in both mu and c, and that may still become cheaper than the greedy set.
 
-The rule. In the order of rho, cheapest first, until the target is met, is the best that fractions of workers could do
-(the LP bound, once the last one counts in part). Whole workers cost at most the last one more. Then trim: replace the
-last by the cheapest one that closes the gap, drop whoever is not needed, dearest first. For EXACT_MAX offers or fewer
-dynamic programming finds the best: of all sets of the first i offers keep those that no other one beats in both mu and
-c, and that could still become cheaper than the greedy set (by the LP bound of what is left).
-
-Worked example: target 10/h; a: 6/h for 3 usd/h, b: 6/h for 3.1, c: 5/h for 2.6. By rho: a (0.50), b (0.517), c
-(0.52). Greedy takes a and b for 6.1; trimming puts c in b's place: 5.6, which is the best. The LP bound is
-3 + 4/6 * 3.1 = 5.07.
-
-The bound: cost <= LP bound + one worker, always; without a gap up to EXACT_MAX offers. The frontier stays small for
-real prices; were more than FRONTIER_MAX sets worth keeping, those within a part in FRONTIER_MAX of the target of each
-other count as one, and `exact` is false.
+docs/design/capacity.md has the reasons and an example.
 """
 
 from bisect import bisect_left
@@ -26,14 +18,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-EXACT_MAX = 40  # offers of which the best set is found; above it the greedy one, trimmed
-FRONTIER_MAX = 4096  # sets kept at a time; more is where all sets cost the same, and costs seconds
-SLACK = 1e-9  # of the target: sums of floats
+EXACT_MAX = 40  # offers; above it the trimmed greedy set is the answer
+# Sets kept at a time. Real prices need far fewer. More would take seconds, and come up only where
+# all sets cost about the same; sets of nearly equal mu then count as one.
+FRONTIER_MAX = 4096
+SLACK = 1e-9  # a share of the target, because sums of floats are inexact
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerOffer:
-    """A worker that can be had. usd_per_h: bandwidth included. guessed: mu is not of its own work."""
+    """A worker that can be had.
+
+    mu: trajectories/s while it is present. usd_per_h: price with bandwidth. availability: the share
+    of the time for which it is present, up to 1. guessed: its own work has not shown mu yet.
+    """
 
     name: str
     mu: float
@@ -43,25 +41,32 @@ class WorkerOffer:
 
     @property
     def counts(self) -> float:
-        """Trajectories/s on average."""
+        """Trajectories/s on average, absences included."""
         return self.mu * self.availability
 
     @property
     def present(self) -> "WorkerOffer":
-        """While it is there it makes all of mu; that it may go makes it dearer, and rho is the same."""
+        """The same offer for a set that is repaired at once when a worker leaves.
+
+        The worker counts with all of mu, and its price rises so that rho stays the same.
+        """
         return WorkerOffer(
             self.name, self.mu, self.usd_per_h / self.availability, guessed=self.guessed
         )
 
     @property
     def rho(self) -> float:
-        """usd per trajectory; infinite for a worker that makes none."""
+        """Usd per trajectory; infinite for a worker that makes none."""
         return self.usd_per_h / (3600.0 * self.counts) if self.counts > 0 else float("inf")
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerSet:
-    """enough: they meet the target. exact: no set is cheaper. bound_usd_per_h: nor is any with fractions of workers."""
+    """A set of workers.
+
+    enough: it meets the target. exact: no set that does is cheaper. bound_usd_per_h: the LP bound,
+    below which no set can be, not even one with fractions of workers.
+    """
 
     offers: tuple[WorkerOffer, ...]
     enough: bool
@@ -85,13 +90,16 @@ def bandwidth_usd_per_h(
     usd_per_gb_down: float,
     usd_per_gb_up: float,
 ) -> float:
-    """What a worker's traffic costs: each version once down, and as often up as the plan has it pass them on."""
+    """What a worker's traffic costs: it receives each version once and sends `copies_sent`."""
     gb_per_h = publishes_per_h * wire_bytes / 1e9
     return gb_per_h * (usd_per_gb_down + copies_sent * usd_per_gb_up)
 
 
 def choose(offers: Sequence[WorkerOffer], target: float) -> WorkerSet:
-    """The cheapest offers that make `target` trajectories/s; all that make anything, if they do not."""
+    """The cheapest offers that make `target` trajectories/s together.
+
+    If all offers together make less, the answer is all that make anything.
+    """
     ranked = by_rho(offers)
     if target <= 0:
         return WorkerSet((), enough=True, exact=True, bound_usd_per_h=0.0)
@@ -109,13 +117,13 @@ def choose(offers: Sequence[WorkerOffer], target: float) -> WorkerSet:
 
 
 def by_rho(offers: Sequence[WorkerOffer]) -> list[WorkerOffer]:
-    """Those that make anything, cheapest trajectories first."""
+    """The offers that make anything, lowest rho first."""
     able = [offer for offer in offers if offer.counts > 0]
     return sorted(able, key=lambda offer: (offer.rho, offer.usd_per_h, offer.name))
 
 
 def in_order(offers: Sequence[WorkerOffer], target: float) -> Iterator[WorkerOffer]:
-    """One after the other until the target is met."""
+    """Yield offers in the given order until the target is met."""
     mu = 0.0
     for offer in offers:
         if mu >= target * (1 - SLACK):
@@ -127,12 +135,16 @@ def in_order(offers: Sequence[WorkerOffer], target: float) -> Iterator[WorkerOff
 def _trimmed(
     taken: list[WorkerOffer], ranked: Sequence[WorkerOffer], target: float
 ) -> list[WorkerOffer]:
-    """Cheaper by whole workers, see the module docstring."""
+    """A cheaper set: replace the last worker by the cheapest one that closes the gap, drop spares.
+
+    `taken` meets the target and needs its last worker for that.
+    """
     chosen = {offer.name for offer in taken[:-1]}
     gap = target * (1 - SLACK) - sum(offer.counts for offer in taken[:-1])
     closing = [offer for offer in ranked if offer.name not in chosen and offer.counts >= gap]
     taken = [*taken[:-1], min(closing, key=lambda offer: (offer.usd_per_h, -offer.counts))]
     spare = sum(offer.counts for offer in taken) - target * (1 - SLACK)
+    # Drop workers that are not needed any more, the dearest first.
     for offer in sorted(taken, key=lambda offer: -offer.usd_per_h):
         if offer.counts <= spare:
             taken.remove(offer)
@@ -142,7 +154,10 @@ def _trimmed(
 
 @dataclass(frozen=True, slots=True)
 class _Fractions:
-    """Offers in the order of rho, of which the last one may be taken in part. mu, usd: of the first n, for each n."""
+    """The LP bound: offers in the order of rho, of which the last may be taken in part.
+
+    mu, usd: entry n is the sum over the first n offers.
+    """
 
     offers: Sequence[WorkerOffer]
     mu: tuple[float, ...]
@@ -156,7 +171,7 @@ class _Fractions:
         )
 
     def usd_per_h(self, first: int, mu: float) -> float:
-        """The least that so much costs, of offers from `first` on; infinite if they do not make it."""
+        """The least cost of so much mu, with offers from `first` on; infinite if they make less."""
         last = bisect_left(self.mu, self.mu[first] + mu * (1 - SLACK), lo=first)
         if last >= len(self.mu):
             return float("inf")
@@ -172,7 +187,7 @@ _Set = tuple[float, float, int]  # usd/h, mu, the offers as bits
 def _best(
     ranked: Sequence[WorkerOffer], target: float, greedy: Sequence[WorkerOffer]
 ) -> tuple[list[WorkerOffer], bool]:
-    """The best set, and whether nothing was left out on the way."""
+    """The best set, and whether it is certainly the best (no sets were merged on the way)."""
     fractions, enough, exact = _Fractions.of(ranked), target * (1 - SLACK), True
     best_usd, best = sum(offer.usd_per_h for offer in greedy), 0
     frontier: list[_Set] = [(0.0, 0.0, 0)]
@@ -184,6 +199,7 @@ def _best(
         for usd, mu, bits in with_it:
             if mu >= enough and usd < best_usd:
                 best_usd, best = usd, bits
+        # A set is worth keeping only if its best conceivable completion beats the best set so far.
         promising = [
             one
             for one in _unbeaten(frontier, [each for each in with_it if each[1] < enough])
@@ -200,7 +216,7 @@ def _best(
 
 
 def _unbeaten(one: Sequence[_Set], other: Sequence[_Set]) -> list[_Set]:
-    """Those of both that make more than all that cost less."""
+    """The Pareto frontier of both: sets that make more than every set that costs less."""
     kept: list[_Set] = []
     for usd, mu, bits in sorted([*one, *other], key=lambda each: (each[0], -each[1])):
         if not kept or mu > kept[-1][1]:
@@ -209,6 +225,6 @@ def _unbeaten(one: Sequence[_Set], other: Sequence[_Set]) -> list[_Set]:
 
 
 def _coarse(sets: Sequence[_Set], target: float) -> list[_Set]:
-    """The one that makes most, of those that make nearly the same."""
+    """Of sets whose mu is nearly the same, keep the one that makes most."""
     kept = {int(mu / target * FRONTIER_MAX): (usd, mu, bits) for usd, mu, bits in sets}
     return list(kept.values())

@@ -1,10 +1,15 @@
-"""The handshake of a peer link: each end shows that it knows the secret of their edge, without sending it.
+"""The handshake of a peer link: each end proves, without sending it, that it knows their secret.
 
-The end that dialled says Hello. The other, if it expects that peer, answers Hello and Proof; the first then says Proof.
+    dialling end                accepting end
+    LinkHello  ---------------->
+               <----------------  LinkHello, Proof (only if it expects this peer)
+    Proof      ---------------->
 
-A proof is the blake3 of its sender's packed Hello and then its receiver's, each after its length (u32), keyed with the
-secret. The nonces in the Hellos make it fresh, and because the two ends differ, so do their proofs: none can be played
-back. A stranger gets no answer but LinkEnded. `link` sees to the order of these messages.
+A proof is the blake3 of its sender's packed LinkHello followed by its receiver's, each after its
+length (u32), keyed with the secret. The nonces in the hellos make it fresh. The two ends' proofs
+differ, so neither can be replayed to its author. A stranger gets no answer but LinkEnded.
+
+Not here: the order of these messages (`peer_link`).
 """
 
 import hmac
@@ -21,16 +26,17 @@ from echo2d.errors import PeerFault
 LINK_PROTOCOL_VERSION = 1
 SECRET_BYTES = 32  # of an edge; the key length of blake3
 NONCE_BYTES = 32
-DIAL_BACK = PeerId(
-    "dial-back"
-)  # says the coordinator that dials a peer to see who answers, and never opens a link
+# The coordinator gives this name when it dials a peer to see whether the peer's port is reachable.
+# It never opens a link.
+DIAL_BACK = PeerId("dial-back")
 
 
 class Handshake:
-    """One end's part in it.
+    """One end's part in the handshake.
 
-    `secrets`: of the edges this peer expects, by peer id; read once, when the other end says who it is. `dialled`: the
-    peer this connection was made to reach, None at the end that accepted it. `nonce`: NONCE_BYTES random bytes.
+    `secrets`: the secrets of the edges that this peer expects, by peer id; read once, when the
+    other end names itself. `dialled`: the peer that this connection should reach; None at the end
+    that accepted it. `nonce`: NONCE_BYTES random bytes.
     """
 
     def __init__(
@@ -50,26 +56,32 @@ class Handshake:
             nonce,
             dialled,
         )
-        self._peer: PeerId | None = None  # as it says
-        self._proof = b""  # that it must send
+        # Who the other end claims to be, and the proof that it must send to be believed.
+        self._peer: PeerId | None = None
+        self._proof = b""
 
     def start(self) -> bytes:
-        """What the end that dialled says first."""
+        """The encoded LinkHello that the dialling end sends first."""
         assert self._dialled is not None
         return encode(self._hello(self._dialled))
 
     def answer(self, hello: LinkHello, packed: bytes) -> bytes:
-        """What to say to this Hello, which arrived as `packed`. PeerFault if its sender is not to be linked with."""
+        """What to send in answer to this hello, whose packed bytes are `packed`.
+
+        Raises PeerFault if no link with its sender is expected.
+        """
         secret = self._secret_for(hello)
         reply = self._hello(hello.sender)
         mine = pack(reply)
         self._peer, self._proof = hello.sender, _proof(secret, packed, mine)
         proof = encode(Proof(_proof(secret, mine, packed)))
+        # The end that dialled has sent its hello already.
         return proof if self._dialled is not None else encode(reply) + proof
 
     def verify(self, proof: Proof) -> PeerId:
-        """Who the other end is; PeerFault if it has not proved it."""
+        """The other end's peer id; raises PeerFault if its proof is wrong."""
         assert self._peer is not None
+        # The comparison takes constant time, so that its duration reveals nothing about the proof.
         if not hmac.compare_digest(proof.digest, self._proof):
             raise PeerFault("wrong proof: the other end does not know the secret of this edge")
         return self._peer

@@ -1,9 +1,11 @@
-"""One form arriving at one peer: which of its frames are known, held, asked for and missing.
+"""Tracks which frames of one form a peer knows, holds, has asked for and misses.
 
-Not here: where frames come from and go to (`relay`), and whether their bytes are right (verified before `hold`).
+A frame is *known* once its segment's table is held, or if it is itself the table of one of the
+form's segments. Every held frame is known. Every operation on a single frame takes constant time,
+because a form has thousands of frames.
 
-A frame is *known* once its segment's table is held, or if it is the table of one of the form's segments. Held frames
-are known frames. Every operation on a single frame takes constant time: a form has thousands of them, per peer.
+Not here: where frames come from and go to (`relay`), and whether their bytes are right (they are
+verified before `hold`).
 """
 
 import math
@@ -20,7 +22,10 @@ from echo2d.core.base.ids import (
 
 
 class _Segment:
-    """Frames of one segment by index: sizes in bytes (0 for the table, which does not count as payload), and held."""
+    """The frames of one segment by index; index 0 is the table.
+
+    sizes: payload bytes, 0 for the table. held: 1 for each frame that is held.
+    """
 
     __slots__ = ("held", "sizes")
 
@@ -31,11 +36,12 @@ class _Segment:
 
 
 class FrameSet:
-    """Which frames of one form are held.
+    """The frames of one form at one peer.
 
-    arrivals: held frames in the order in which they first came, and those that were lost since; only ever grows.
-    known_bytes and held_bytes count payload. duplicates: payload frames that came although they were held.
-    lost: frames that were held, and are to come again.
+    arrivals: every frame that was ever held, in the order of its first arrival; it only grows.
+    lost: frames that were held once and must come again. total: the form's number of segments, None
+    until it is known. known_bytes, held_bytes: payload of known and of held frames. duplicates: how
+    many payload frames came although they were held.
     """
 
     __slots__ = (
@@ -52,7 +58,9 @@ class FrameSet:
 
     def __init__(self) -> None:
         self._segments: dict[int, _Segment] = {}
+        # Known payload frames that are not held: kept as a count, so that reading it is cheap.
         self._missing = 0
+        # The peer that was asked for each frame, and its deadline in monotonic seconds.
         self._asked: dict[FrameId, tuple[PeerId, float]] = {}
         self.lost: set[FrameId] = set()
         self.total: int | None = None
@@ -63,13 +71,13 @@ class FrameSet:
 
     @property
     def missing_count(self) -> int:
-        """Known frames that are not held."""
+        """The number of known frames that are not held."""
         tables = 0 if self.total is None else self.total - len(self._segments)
         return self._missing + tables
 
     @property
     def complete(self) -> bool:
-        """Every frame of every segment is held."""
+        """Whether every frame of every segment is held."""
         return self._missing == 0 and self.total is not None and len(self._segments) == self.total
 
     @property
@@ -77,7 +85,7 @@ class FrameSet:
         return len(self._asked)
 
     def learn(self, segment: SegmentId, sizes: Sequence[int]) -> bool:
-        """The segment's table is held, and so its frames are known. False if it was before."""
+        """The segment's table is held now, so its frames are known. False if it was held before."""
         if segment in self._segments:
             return False
         assert self.total is None or segment < self.total
@@ -90,20 +98,25 @@ class FrameSet:
         return True
 
     def finish(self, segments: int) -> None:
-        """The form has exactly so many segments."""
+        """The form has exactly this many segments."""
         assert all(segment < segments for segment in self._segments)
         self.total = segments
 
     def hold(self, frame: FrameId) -> bool:
-        """The frame is verified and held. False if it was before, as a table is from `learn` on."""
+        """The frame is verified and held now. False if it was held before.
+
+        The frame must be known. A table is held from `learn` on.
+        """
         segment = self._segments[frame >> FRAME_INDEX_BITS]
         index = frame & FRAME_INDEX_MAX
         if segment.held[index]:
+            # A table is no payload, so it is no duplicate either.
             self.duplicates += index > 0
             return False
         segment.held[index] = 1
         self._missing -= 1
         self.held_bytes += segment.sizes[index]
+        # A frame that comes again keeps its old place in the order of arrival.
         if frame in self.lost:
             self.lost.discard(frame)
         else:
@@ -113,7 +126,7 @@ class FrameSet:
         return True
 
     def lose(self, frame: FrameId) -> None:
-        """A payload frame is not held any more; one that is not held, or not known, is no news."""
+        """A payload frame is not held any more; without effect if it was not held or not known."""
         if self.holds(frame):
             self._segments[frame >> FRAME_INDEX_BITS].held[frame & FRAME_INDEX_MAX] = 0
             self._missing += 1
@@ -121,12 +134,12 @@ class FrameSet:
             self.lost.add(frame)
 
     def knows(self, frame: FrameId) -> bool:
-        """Whether its segment's table is held and has such a frame."""
+        """Whether the segment's table is held and lists this frame."""
         segment = self._segments.get(frame >> FRAME_INDEX_BITS)
         return segment is not None and frame & FRAME_INDEX_MAX < len(segment.sizes)
 
     def holds(self, frame: FrameId) -> bool:
-        """Whether the frame is held; False for a frame that is not known."""
+        """Whether the frame is held; False for an unknown frame."""
         return self.knows(frame) and bool(
             self._segments[frame >> FRAME_INDEX_BITS].held[frame & FRAME_INDEX_MAX]
         )
@@ -136,12 +149,16 @@ class FrameSet:
         return self._segments[frame >> FRAME_INDEX_BITS].sizes[frame & FRAME_INDEX_MAX]
 
     def unasked(self) -> Iterator[FrameId]:
-        """Frames missing and not asked for: tables first, then by frame id. Good until the next change."""
+        """Missing frames that no peer was asked for: tables first, then by frame id.
+
+        The iterator is valid until the next change.
+        """
         for segment in range(self.total or 0):
             if segment not in self._segments and frame_id(SegmentId(segment), 0) not in self._asked:
                 yield frame_id(SegmentId(segment), 0)
         for segment in sorted(self._segments):
             held = self._segments[segment].held
+            # `bytearray.find` skips held frames much faster than a loop would.
             index = held.find(0)
             while index >= 0:
                 frame = frame_id(SegmentId(segment), index)
@@ -150,44 +167,48 @@ class FrameSet:
                 index = held.find(0, index + 1)
 
     def unasked_lost(self) -> Iterator[FrameId]:
-        """Frames lost and not asked for. Good until the next change."""
+        """Lost frames that no peer was asked for. The iterator is valid until the next change."""
         return (frame for frame in sorted(self.lost) if frame not in self._asked)
 
     def ask(self, frame: FrameId, peer: PeerId, until: float) -> None:
-        """The frame was asked of this peer, who has until then."""
+        """The peer was asked for this frame and should send it by `until`."""
         assert frame not in self._asked
         self._asked[frame] = (peer, until)
 
     def extend(self, peer: PeerId, until: float) -> None:
-        """The peer is sending: it has until then for all that it was asked."""
+        """The peer is sending, so its deadline for all frames asked of it becomes `until`."""
         self._asked.update(dict.fromkeys(self.asked_of(peer), (peer, until)))
 
     def give_back(self, frame: FrameId, peer: PeerId) -> bool:
-        """The peer will not send it: it is unasked again. False if it was not asked of this peer."""
+        """The peer will not send the frame, so another one may be asked.
+
+        False if this peer was not asked for it.
+        """
         if self.asked_from(frame) != peer:
             return False
         del self._asked[frame]
         return True
 
     def asked_from(self, frame: FrameId) -> PeerId | None:
-        """Who was asked for the frame, None if nobody is."""
+        """The peer that was asked for the frame; None if no peer was."""
         return self._asked[frame][0] if frame in self._asked else None
 
     def asked_of(self, peer: PeerId) -> tuple[FrameId, ...]:
+        """The frames that this peer was asked for and has not sent."""
         return tuple(frame for frame, (asked, _) in self._asked.items() if asked == peer)
 
     def asked_until(self, peer: PeerId) -> float:
-        """Until when the peer has for what it was asked first; for ever if it was asked nothing."""
+        """The peer's earliest deadline; infinite if it was asked for nothing."""
         return min(
             (until for asked, until in self._asked.values() if asked == peer), default=math.inf
         )
 
     def overdue(self, now: float) -> list[tuple[FrameId, PeerId]]:
-        """Frames whose peer did not send them in time."""
+        """Frames that were not sent by their deadline, each with the peer that was asked."""
         return [(frame, peer) for frame, (peer, until) in self._asked.items() if until <= now]
 
     def check(self) -> None:
-        """All counters agree with the frames."""
+        """Assert that all counters agree with the frames."""
         segments = self._segments.values()
         assert self._missing == sum(segment.held.count(0) for segment in segments)
         assert self.known_bytes == sum(sum(segment.sizes) for segment in segments)

@@ -1,27 +1,34 @@
-"""How far ahead of a relay its stripe is bound: what it passes on in the time of the way there and back, and PASS_S.
+"""The send window of one child: how far ahead of it the root binds frames to its stripe.
 
-    nothing said --(first word)--> its rate is being found, weights alone decide --(PASS_START_S)--> a limit
+A child with several children reports how far it has passed a stripe on. The window is what it
+forwards in one round trip plus PASS_S, at its measured forwarding rate.
 
-A child with several children says how far it has passed a stripe on. The rate is about the highest of the last second,
-for who had nothing to pass on is not slow. Not here: who says what (`stripes.Stripe.tell_passed`), and what is bound.
+    silent --(first report)--> measuring: no limit --(report after PASS_START_S)--> a limit
+
+A lower rate takes over only slowly (PASS_RATE_DECAY), because a child that had nothing to pass on
+is not slow. Not here: the reports (`stripes.Stripe.tell_passed`), and what is bound.
 """
 
 import math
 
-PASS_EVERY = 4  # frames passed on between two words about it
-PASS_FRAMES_MIN = 16  # the smallest window: enough under way to find a rate by
-PASS_TRICKLE_S = 0.3  # so often a frame is bound beyond the window: nobody below is to think that its parent stalls
-PASS_S = 0.5  # what a relay may be behind: short stops do not empty it, and a slow one is not later than this
-PASS_START_S = 1.0  # until a child's rate is known
-PASS_RATE_S = 0.1  # over which it is taken
-PASS_RATE_DECAY = 0.8  # of the rate before, for a lower one
+PASS_EVERY = 4  # frames passed on between two reports
+PASS_FRAMES_MIN = 16  # the smallest window: enough frames under way to measure a rate
+# One frame is bound beyond the window this often, so that no peer below the child takes its parent
+# for stalled.
+PASS_TRICKLE_S = 0.3
+# A relay may be this far behind: a short stop does not empty its queue, and a slow relay delays the
+# last frame by no more than this.
+PASS_S = 0.5
+PASS_START_S = 1.0  # from the first report until the rate is used
+PASS_RATE_S = 0.1  # the shortest time over which a rate is measured
+PASS_RATE_DECAY = 0.8  # a measurement lowers the rate to no less than this share of it
 
 
 class SendWindow:
-    """Of one child in one stripe. said: how far it has passed on; heard: whether it has said anything.
+    """The window of one child in one stripe, counted in sequence numbers of the stripe.
 
-    limit: nothing is bound for it from this sequence number on; None: anything may be. The rest is how that is found:
-    the last `mark` that was bound and when, the shortest `trip_s` from there to the word of it, frames/s.
+    said: how far the child reports to have passed the stripe on. heard: whether it has reported.
+    limit: no frame from this number on is bound for the child; None: there is no limit yet.
     """
 
     __slots__ = (
@@ -42,16 +49,17 @@ class SendWindow:
         self.limit: int | None = None
         self.said = self._passed = first
         self._at = self._from = self._marked_at = self._rate = 0.0
+        # The number whose round trip is being timed; infinite while none is.
         self._mark = math.inf
         self._trip_s: float | None = None
 
     def bound(self, cursor: int, now: float) -> None:
-        """The child is given what comes before the cursor; one mark at a time is timed."""
+        """Frames before the cursor are bound for the child; one round trip at a time is timed."""
         if self._mark == math.inf:
             self._mark, self._marked_at = cursor, now
 
     def passed_on(self, sequence: int, now: float) -> None:
-        """The child says so."""
+        """The child reports that it has passed on everything before this number."""
         self.said = max(sequence, self.said)
         if not self.heard:
             self.heard, self._passed, self._at, self._from = True, sequence, now, now + PASS_START_S
@@ -61,9 +69,11 @@ class SendWindow:
             )
             self._passed, self._at = sequence, now
         if sequence >= self._mark:
+            # The shortest trip counts, because a longer one includes time spent in queues.
             trip_s = now - self._marked_at
             self._trip_s = trip_s if self._trip_s is None else min(self._trip_s, trip_s)
             self._mark = math.inf
         if now >= self._from:
             ahead = max(PASS_FRAMES_MIN, int(((self._trip_s or 0.0) + PASS_S) * self._rate))
+            # The limit never goes back: frames below it may be bound already.
             self.limit = max(self.limit or 0, sequence + ahead)

@@ -1,13 +1,16 @@
-"""How long a plan should take, and how long any must: one cost model for all shapes.
+"""Predicts how long a plan of any shape takes, and how long every plan must take at least.
 
-For B bytes in frames of f bytes, in seconds: every peer sends its children their share of B over its uplink and
-receives B over its downlink, all at the same time; to the slowest of these comes the start-up of the slowest tree, at
-every hop a frame for each child of the sender, and the way to it.
+B bytes spread in frames of f bytes. Every peer sends its copies over its uplink and receives B over
+its downlink, all at the same time. The slowest of these counts, plus the start-up of the slowest
+tree: at every hop, one frame for each child of the sender, and the latency.
 
-    T = max( max_p copies_p * B / u_p, max_p B / d_p ) + max_tree max_path sum_hops( children * f / u + latency )
+    T =   max( max_p copies_p * B / u_p,  max_p B / d_p )
+        + max_tree max_path sum_hops( children * f / u + latency )
 
-Rates that were not measured count as the median of the others, and an uplink never as more than its owner allows; where
-no downlink was measured, none is an obstacle. Not here: slow start, loss, encoding and applying.
+A rate that was not measured counts as the median of the others, and an uplink never as more than
+its owner allows. Where no downlink was measured, no downlink is an obstacle.
+
+Not here: slow start, loss, encoding and applying. See docs/design/planning.md for the bound.
 """
 
 import math
@@ -18,18 +21,23 @@ from statistics import median
 from echo2d.core.base.ids import PeerId
 from echo2d.core.topology.plan import Job, PeerFacts, Stripe, Tree, copies
 
-RATE_GUESS = 12.5e6  # bytes/s where nothing at all was measured: 100 Mbit/s
-LATENCY_GUESS_S = 0.02  # one way to the middle of the network: 80 ms between two peers and back
+# Used where nothing was measured: 100 Mbit/s, and a round trip of 80 ms between two peers.
+RATE_GUESS = 12.5e6  # bytes/s
+LATENCY_GUESS_S = 0.02  # one way to the middle of the network
 
 
 def fill_in(peers: Sequence[PeerFacts]) -> tuple[PeerFacts, ...]:
-    """The same peers, with the usual figures where something was not measured. peers[0] is the root."""
+    """The same peers, with the median of the others where something was not measured.
+
+    peers[0] is the root.
+    """
     uplink = _usual([facts.uplink for facts in peers[1:] if not facts.receive_only], RATE_GUESS)
     uplinks = [
         uplink if facts.uplink is None else facts.uplink
         for facts in peers
         if not facts.receive_only
     ]
+    # A downlink of this rate holds up no plan, so an unmeasured one never looks like an obstacle.
     enough = min(uplinks[0], sum(uplinks) / max(1, len(peers) - 1)) if peers and uplinks else 0.0
     downlink = _usual([facts.downlink for facts in peers[1:]], max(RATE_GUESS, uplink, enough))
     latency_s = _usual([facts.latency_s for facts in peers], LATENCY_GUESS_S)
@@ -56,32 +64,35 @@ def _usual(measured: Sequence[float | None], guess: float) -> float:
 
 
 def uplink(facts: PeerFacts) -> float:
-    """Bytes/s that it can send; 0 if it only receives. For facts that are filled in."""
+    """Bytes/s that the peer can send; 0 if it only receives. The facts must be filled in."""
     assert facts.uplink is not None
     return 0.0 if facts.receive_only else facts.uplink
 
 
 def downlink(facts: PeerFacts) -> float:
-    """Bytes/s that it can receive. For facts that are filled in."""
+    """Bytes/s that the peer can receive. The facts must be filled in."""
     assert facts.downlink is not None
     return facts.downlink
 
 
 def latency_s(facts: PeerFacts) -> float:
-    """One way to the middle of the network. For facts that are filled in."""
+    """Seconds one way to the middle of the network. The facts must be filled in."""
     assert facts.latency_s is not None
     return facts.latency_s
 
 
 def rate_max(seed: PeerFacts, peers: Sequence[PeerFacts]) -> float:
-    """Bytes/s at which all of them can receive the same at most, downlinks aside: min(u_s, (u_s + sum u_i) / N)."""
+    """The highest rate, in bytes/s, at which all peers can receive one form; ignores downlinks.
+
+    It is min(u_s, (u_s + sum u_i) / N). The facts must be filled in.
+    """
     return min(uplink(seed), (uplink(seed) + sum(map(uplink, peers))) / max(1, len(peers)))
 
 
 def bound_s(job: Job, seed: PeerFacts, peers: Sequence[PeerFacts]) -> float:
-    """T* = max(B/u_s, B/min d_i, N*B/(u_s + sum u_i)): the fluid limit of any way to spread B bytes.
+    """T* = max(B/u_s, B/min d_i, N*B/(u_s + sum u_i)): no way to spread B bytes is faster.
 
-    Mundinger, Weber and Weiss 2008; Kumar and Ross 2006. For facts that are filled in.
+    Mundinger, Weber and Weiss 2008; Kumar and Ross 2006. The facts must be filled in.
     """
     if not peers:
         return 0.0
@@ -89,7 +100,10 @@ def bound_s(job: Job, seed: PeerFacts, peers: Sequence[PeerFacts]) -> float:
 
 
 def predicted_s(job: Job, peers: Sequence[PeerFacts], stripes: tuple[Stripe, ...]) -> float:
-    """T_verify by the formula above. For facts that are filled in; peers[0] is the root."""
+    """T_verify in seconds, by the formula of the module docstring.
+
+    The facts must be filled in; peers[0] is the root.
+    """
     facts = {one.peer: one for one in peers}
     sending = max(
         (sent / uplink(facts[peer]) for peer, sent in copies(stripes).items()), default=0.0
@@ -101,7 +115,10 @@ def predicted_s(job: Job, peers: Sequence[PeerFacts], stripes: tuple[Stripe, ...
 
 
 def _start_s(job: Job, tree: Tree, facts: Mapping[PeerId, PeerFacts]) -> float:
-    """Until a frame has come down the longest way, every hop waiting for all children of its sender."""
+    """Seconds until the first frame has reached every peer of the tree.
+
+    At each hop the sender sends the frame to all its children before any of them counts as served.
+    """
     start = {tree.root: 0.0}
     for peer in tree.downwards():
         children = tree.children(peer)

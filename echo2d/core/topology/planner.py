@@ -1,15 +1,14 @@
-"""Making plans: star, chains, and the family of relay trees of which the best is taken.
+"""Makes plans: stars, chains, and relay trees, of which it takes the best.
 
-A relay stripe is carried by a few peers, its carriers: the seed sends to the first, they pass it on among themselves,
-and everybody else hangs below them, on each in proportion to its uplink. No peer carries two stripes, and a stripe's
-weight follows what its carriers can send. One carrier a stripe is the one-hop relay (Mutualcast), which reaches the
-bound whatever the uplinks are; all peers in one stripe are a chain if they are alike; none are a star; a few dozen
-carriers in each of some stripes are the two-level plan of large swarms. What the seed has to spare it sends straight:
-to a few the first of every stripe, or, in a small swarm, to everybody a stripe of its own.
+A relay stripe has a few *carriers*. The seed sends to the first carrier, carriers pass frames on
+among themselves, and all other peers are leaves below them, shared out in proportion to uplink. No
+peer carries two stripes. A stripe's weight follows what its carriers can send. Uplink that the seed
+has to spare goes to more carriers of each stripe in a large swarm, and to a star of its own in a
+small one.
 
-How many peers carry (the fastest first: slow ones only delay the last frame), in how many stripes, is searched: a
-frame takes (N - 1) f / U to get through carriers of uplink U together, at every level of their tree. All candidates
-are estimated, the best few are built and judged by `cost_model`.
+The planner searches how many peers carry (the fastest ones, since slow ones delay the last frame)
+and in how many stripes. It estimates all candidates, builds the best few, and judges those by
+`cost_model`. docs/design/planning.md has the shapes and a worked example.
 """
 
 import heapq
@@ -42,26 +41,28 @@ from echo2d.core.topology.plan import (
 )
 from echo2d.core.topology.repair import with_leaf
 
-SLOW_SHARE = (
-    0.5  # in a chain, a peer with less than this share of the median uplink passes nothing on
-)
-BUILT_MAX = (
-    8  # candidates that are built and judged; the estimate puts the best of all among the first few
-)
+# In a chain, a peer with less than this share of the median uplink passes nothing on.
+SLOW_SHARE = 0.5
+# Candidates that are built and judged: the estimate ranks the best of all among the first few.
+BUILT_MAX = 8
 CARRIERS_TRIED_MAX = 40  # different numbers of carriers that are tried
 LARGE_SWARM = 40  # peers; above it a stripe per carrier would mean too many links
-LARGE_BUILT_MAX = (
-    3  # candidates in a large swarm: the coordinator has other things to do than to plan
-)
+# Fewer are built in a large swarm, because the coordinator has other things to do than to plan.
+LARGE_BUILT_MAX = 3
 LARGE_STRIPES_MAX = 16  # stripes in a large swarm: every peer has as many parents
-WEIGHT_MIN = 0.02  # of the seed's own star: frames that come more rarely look like a stalled stream
-NEAR = 1.1  # a rate that differs by less from what a plan was made for is the same: its trees stay, and links warm
-SAME_JOB = 1.25  # likewise for the bytes to be spread; a delta is much smaller than the full form
-SOONER = 0.7  # of the time: then a plan is worth breaking off another one that is on its way
-SIMPLER = 1.02  # a plan of fewer stripes is taken if it is at most so much slower: fewer links to keep warm
+# The least weight of the seed's own star: rarer frames look like a stalled stream.
+WEIGHT_MIN = 0.02
+# A rate within this factor of the one that a plan was made for counts as the same, so that its
+# trees stay and its links stay warm.
+NEAR = 1.1
+SAME_JOB = 1.25  # likewise for the bytes to spread; a delta is much smaller than the full form
+# A plan that needs less than this share of the time is worth breaking off the spreading one.
+SOONER = 0.7
+# Each doubling of the stripes must save this much time: fewer links are easier to keep warm.
+SIMPLER = 1.02
 
 
-# Star and auto ignore `chains`: all planners of `registry.SHAPES` are called alike.
+# plan_star and plan_auto ignore `chains`: all planners of `registry.SHAPES` are called alike.
 
 
 def plan_star(
@@ -71,14 +72,17 @@ def plan_star(
     peers: Sequence[PeerFacts],
     chains: int = 1,  # noqa: ARG001
 ) -> Plan:
-    """One stripe, straight from the seed, which can be dialled, to everyone."""
+    """One stripe, straight from the seed to every peer. The seed must have an address."""
     return _plan(plan_id, job, STAR, (seed, *peers), (Stripe(1.0, _star(seed, peers)),))
 
 
 def plan_chains(
     plan_id: PlanId, job: Job, seed: PeerFacts, peers: Sequence[PeerFacts], chains: int
 ) -> Plan:
-    """Equal stripes, each a chain over the fast peers in another rotation, with the slow ones hung on as leaves."""
+    """Equal stripes, each a chain over the fast peers in another rotation.
+
+    Slow peers, and undialable ones that fit nowhere in a chain, become leaves.
+    """
     assert 1 <= chains <= STRIPES_MAX
     known = fill_in((seed, *peers))[1:]
     usual = sorted(map(uplink, known))[len(known) // 2] if known else 0.0
@@ -107,16 +111,18 @@ def plan_auto(
     peers: Sequence[PeerFacts],
     chains: int = 1,  # noqa: ARG001
 ) -> Plan:
-    """The relay trees, or the star, that should be done first."""
+    """The plan that should finish first: relay trees or the star."""
     return min(_candidates(plan_id, job, seed, peers), key=_cost)
 
 
 def plan_again(
     last: Plan, plan_id: PlanId, job: Job, seed: PeerFacts, peers: Sequence[PeerFacts]
 ) -> Plan | None:
-    """The trees of the last plan, if it still suits: never mended, the same peers, rates and bytes nearly the same.
+    """The last plan's trees for a new job; None if they do not suit any more.
 
-    It keeps the rates that it was made for, so that many small changes are noticed once they add up.
+    They suit if the plan was never repaired, its peers are the same, and rates and bytes are nearly
+    the same. The plan keeps the rates that it was made for, so that many small changes are noticed
+    once they add up.
     """
     now = {facts.peer: facts for facts in (seed, *peers)}
     if last.generation or last.root != seed.peer or last.facts().keys() != now.keys():
@@ -135,7 +141,7 @@ def plan_again(
 
 
 def is_much_better(plan: Plan, last: Plan) -> bool:
-    """Whether it is predicted to need much less time than the trees of the last one do at its rates."""
+    """Whether `plan` should need much less time than the trees of `last` at the same rates."""
     if last.facts().keys() != plan.facts().keys():
         return False
     return (
@@ -176,7 +182,7 @@ def _candidates(
 
 
 def _cost(plan: Plan) -> float:
-    """Doubling the stripes must save SIMPLER - 1 of the time."""
+    """The predicted time, with a penalty: a doubling of the stripes must pay for itself."""
     doublings = math.log2(len(plan.stripes))
     return float(plan.predicted_s * SIMPLER**doublings)
 
@@ -189,7 +195,7 @@ def _plan(
     stripes: tuple[Stripe, ...],
     known: tuple[PeerFacts, ...] = (),
 ) -> Plan:
-    """known: the peers, filled in, if that has been done."""
+    """A plan of generation 0. known: the peers, if `fill_in` has been applied to them already."""
     assert peers[0].address is not None
     known = known or fill_in(peers)
     predicted, bound = predicted_s(job, known, stripes), bound_s(job, known[0], known[1:])
@@ -201,7 +207,10 @@ def _star(seed: PeerFacts, peers: Sequence[PeerFacts]) -> Tree:
 
 
 def _rank(facts: PeerFacts) -> int:
-    """Faster peers first, in steps of two: a chain whose order follows every measurement loses its links each time."""
+    """A sort key that puts fast peers first, in steps of a factor of two.
+
+    A chain whose order followed every measurement would lose its links each time.
+    """
     return -round(math.log2(max(uplink(facts), 1.0)))
 
 
@@ -209,7 +218,10 @@ def _rank(facts: PeerFacts) -> int:
 
 
 def _alternate(peers: Sequence[PeerFacts]) -> tuple[list[PeerFacts], list[PeerFacts]]:
-    """An order, of any rotation of which no two neighbours are both undiallable, and the peers that do not fit in."""
+    """An order for a chain, and the peers that do not fit into it.
+
+    In no rotation of the order are two neighbours both undialable, since neither could dial.
+    """
     open_, closed = (
         [p for p in peers if p.address is not None],
         [p for p in peers if p.address is None],
@@ -245,7 +257,11 @@ class _Choice:
 
 @dataclass(frozen=True, slots=True)
 class _Swarm:
-    """ranked: the peers that may carry, fastest first. reach: bytes/s of the first n of them together, for each n."""
+    """The peers of one job, with facts filled in.
+
+    ranked: the peers that may carry, fastest first. reach: entry n is the uplink of the first n of
+    them together, in bytes/s.
+    """
 
     job: Job
     seed: PeerFacts
@@ -255,7 +271,10 @@ class _Swarm:
 
     @staticmethod
     def of(job: Job, peers: Sequence[PeerFacts]) -> "_Swarm":
-        """peers: filled in, the seed first. Those that receive too slowly to pass on at full rate do not carry."""
+        """The swarm of these peers, filled in and the seed first.
+
+        A peer that receives too slowly to pass frames on at full rate may not carry.
+        """
         root, *known = peers
         rate = min(rate_max(root, known), median(map(downlink, known))) if known else 0.0
         ranked = _ranked(
@@ -264,6 +283,7 @@ class _Swarm:
         return _Swarm(job, root, tuple(known), ranked, (0.0, *accumulate(map(_stepped, ranked))))
 
     def choices(self) -> Iterator[_Choice]:
+        """All candidates to estimate; none if no peer may carry or there is only one peer."""
         able = len(self.ranked)
         stripes_max = STRIPES_MAX - 1 if len(self.peers) <= LARGE_SWARM else LARGE_STRIPES_MAX
         step = max(1, able // CARRIERS_TRIED_MAX)
@@ -273,7 +293,11 @@ class _Swarm:
                     yield _Choice(carriers, stripes)
 
     def estimate(self, choice: _Choice) -> tuple[float, int, int]:
-        """Seconds, by the formula of the module docstring; then the simpler one."""
+        """A sort key: estimated seconds, then fewer stripes, then fewer carriers.
+
+        A frame takes (N - 1) f / U at every level of its tree, where the carriers of the stripe
+        have the uplink U together.
+        """
         others, frame = max(1, len(self.peers) - 1), self.job.frame_bytes
         reach = self.reach[choice.carriers]
         relayed = reach / others
@@ -286,7 +310,7 @@ class _Swarm:
         return self.job.wire_bytes / rate + levels * per_hop, choice.stripes, choice.carriers
 
     def build(self, choice: _Choice) -> tuple[Stripe, ...]:
-        """The stripes with their weights; in a small swarm the last one may be the seed's own star."""
+        """The stripes and their weights; in a small swarm the last may be the seed's own star."""
         large = len(self.peers) > LARGE_SWARM
         share = uplink(self.seed) / choice.stripes if large else 0.0
         trees = [self._tree(carriers, share) for carriers in self._crews(choice)]
@@ -301,14 +325,15 @@ class _Swarm:
             trees.append(_star(self.seed, self.peers))
             rates.append(direct)
             total += direct
-        if not total:  # next to this seed nobody is worth a child
+        # No stripe gets anything, because the carriers' uplinks are nothing next to the seed's.
+        if not total:
             return (Stripe(1.0, _star(self.seed, self.peers)),)
         return tuple(
             Stripe(rate / total, tree) for rate, tree in zip(rates, trees, strict=True) if rate > 0
         )
 
     def _crews(self, choice: _Choice) -> list[list[PeerFacts]]:
-        """The carriers of each stripe: in order, until they have their part of the uplink."""
+        """Divide the carriers, in their order, into a crew of about equal uplink per stripe."""
         share = self.reach[choice.carriers] / choice.stripes
         crews: list[list[PeerFacts]] = [[]]
         sent = 0.0
@@ -324,9 +349,9 @@ class _Swarm:
         return crews
 
     def _tree(self, crew: Sequence[PeerFacts], seed_share: float) -> Tree:
-        """Carriers first, those with most children on top; then everybody else, below whoever has room.
+        """The tree of one stripe: carriers on top, those with most children first, leaves below.
 
-        seed_share: of the seed's uplink, for this tree; it has one child at least.
+        seed_share: bytes/s of the seed's uplink for this tree. The seed has at least one child.
         """
         uplinks = [_stepped(facts) for facts in crew]
         own = max(1, round(len(self.peers) * seed_share / (seed_share + sum(uplinks))))
@@ -337,16 +362,19 @@ class _Swarm:
         carriers = [facts for _, facts in ranked]
         among = {facts.peer for facts in carriers}
         leaves = [facts for facts in self.peers if facts.peer not in among]
-        leaves.sort(
-            key=lambda one: one.address is not None
-        )  # those who cannot be dialled choose first
+        # Undialable leaves choose first, because only carriers with an address can take them.
+        leaves.sort(key=lambda one: one.address is not None)
         places = _Places(self.seed, [(own, self.seed), *ranked])
         for facts in (*carriers, *leaves):
             places.put(facts)
         return Tree(self.seed.peer, places.parents)
 
     def _rates(self, trees: Sequence[Tree]) -> list[float]:
-        """Bytes/s of each stripe: what its carriers can send, as far as the seed can feed them; alike if it cannot."""
+        """Bytes/s of each stripe: what its carriers can send, as far as the seed can feed them.
+
+        Stripes to which the seed sends the fewest copies are fed first; where its uplink runs out,
+        all stripes with as many copies are cut by the same factor.
+        """
         facts = {one.peer: one for one in self.peers}
         able = [_carried(tree, facts) for tree in trees]
         fed = [len(tree.children(self.seed.peer)) for tree in trees]
@@ -363,12 +391,18 @@ class _Swarm:
 
 
 def _stepped(facts: PeerFacts) -> float:
-    """Its uplink in steps of a quarter octave: noise must not change who carries, for links stay between versions."""
+    """The peer's uplink, rounded in steps of a factor of 2 ** (1/4).
+
+    Noise must not change which peers carry, so that links stay open between versions.
+    """
     return float(2.0 ** (round(4 * math.log2(max(uplink(facts), 1.0))) / 4))
 
 
 def _ranked(peers: Sequence[PeerFacts]) -> tuple[PeerFacts, ...]:
-    """Fastest first; but peers that can be dialled and others in turns, for one of each can serve everybody."""
+    """Fastest first, but dialable and undialable peers in turn.
+
+    A crew with one of each can serve all peers.
+    """
     turn: Counter[bool] = Counter()
     keyed = []
     for facts in sorted(peers, key=lambda one: (-_stepped(one), one.peer)):
@@ -379,7 +413,7 @@ def _ranked(peers: Sequence[PeerFacts]) -> tuple[PeerFacts, ...]:
 
 
 def _carried(tree: Tree, facts: dict[PeerId, PeerFacts]) -> float:
-    """Bytes/s that a stripe's carriers can pass on."""
+    """Bytes/s that a stripe's carriers can pass on: the slowest of them sets the rate."""
     below = {peer: children for peer, children in tree.below.items() if peer != tree.root}
     return min(
         (uplink(facts[peer]) / len(children) for peer, children in below.items()), default=0.0
@@ -387,7 +421,7 @@ def _carried(tree: Tree, facts: dict[PeerId, PeerFacts]) -> float:
 
 
 def _quotas(uplinks: Sequence[float], children: int) -> list[int]:
-    """How many children each carrier gets, so that the busiest is as little busy as can be."""
+    """How many children each carrier gets, so that the busiest carrier is as idle as possible."""
     total = sum(uplinks)
     quotas = [int(children * rate / total) for rate in uplinks]
     waiting = [
@@ -395,6 +429,7 @@ def _quotas(uplinks: Sequence[float], children: int) -> list[int]:
         for number, (quota, rate) in enumerate(zip(quotas, uplinks, strict=True))
     ]
     heapq.heapify(waiting)
+    # Rounding down left a few children over; each goes to the carrier that is then least busy.
     for _ in range(children - sum(quotas)):
         _, number = waiting[0]
         quotas[number] += 1
@@ -403,7 +438,11 @@ def _quotas(uplinks: Sequence[float], children: int) -> list[int]:
 
 
 class _Places:
-    """Where the next peer of one tree goes: below the first carrier that has a place left and can be linked with."""
+    """Hands out the places of one tree.
+
+    A peer goes below the first carrier that has a place left and that it can be linked with; if
+    there is none, below the seed.
+    """
 
     def __init__(self, seed: PeerFacts, carriers: Sequence[tuple[int, PeerFacts]]) -> None:
         self._seed = seed

@@ -1,6 +1,8 @@
-"""The next generation of a plan: a peer has left, or has come. Only the edges around it become different.
+"""Makes the next generation of a plan after a peer has left or joined.
 
-Not here: when to mend (the coordinator), and plans from scratch (`planner`).
+Only the edges around that peer change, so that all other streams go on.
+
+Not here: when to repair (the coordinator), and plans from scratch (`planner`).
 """
 
 from collections.abc import Collection, Mapping
@@ -10,13 +12,14 @@ from echo2d.core.base.ids import Generation, PeerId
 from echo2d.core.topology.cost_model import fill_in, uplink
 from echo2d.core.topology.plan import STAR, PeerFacts, Plan, Stripe, Tree, linkable
 
-SOURCES_MAX = 8  # peers that a newcomer fetches from: fill a downlink of eight times their uplink
+# A newcomer fetches from up to this many peers, which fill a downlink of eight times their uplink.
+SOURCES_MAX = 8
 
 
 def repair(plan: Plan, lost: PeerId) -> Plan:
-    """The next generation without this peer: of its children one takes its place, the others go where uplink is spare.
+    """The next generation without the peer `lost`, which must not be the root.
 
-    Not for the root.
+    In each stripe one child takes its place; its other children go where uplink is spare.
     """
     assert lost != plan.root
     left = _Spare(plan, lost)
@@ -38,9 +41,10 @@ def repair(plan: Plan, lost: PeerId) -> Plan:
 
 
 def join(plan: Plan, newcomer: PeerFacts, holders: Collection[PeerId] = ()) -> Plan:
-    """The next generation with this peer as a leaf of the peers that have the most uplink to spare.
+    """The next generation with this peer as a leaf below the peers with the most uplink to spare.
 
-    holders: who holds the whole form; if their uplinks are no less than the plan's rate, these are its sources.
+    holders: the peers that hold the whole form. If their spare uplinks together reach the plan's
+    rate, the newcomer also fetches from them directly (`Plan.sources`).
     """
     plan = with_leaf(plan, newcomer, holders)
     return replace(
@@ -49,7 +53,7 @@ def join(plan: Plan, newcomer: PeerFacts, holders: Collection[PeerId] = ()) -> P
 
 
 def with_leaf(plan: Plan, newcomer: PeerFacts, holders: Collection[PeerId] = ()) -> Plan:
-    """The same plan and this peer, in no stripe above another."""
+    """The same generation with this peer added as a leaf of every stripe."""
     assert newcomer.peer not in plan.facts()
     plan = replace(plan, peers=(*plan.peers, newcomer))
     spare = _Spare(plan, newcomer.peer, holders)
@@ -65,7 +69,11 @@ def with_leaf(plan: Plan, newcomer: PeerFacts, holders: Collection[PeerId] = ())
 
 
 class _Spare:
-    """Who could send how much more. Counts what it gives away. holders: those who hold the whole form."""
+    """How much more each peer could send; every place that is given away adds to its sender's load.
+
+    changing: the peer that leaves or joins, which must not get children. holders: the peers that
+    hold the whole form.
+    """
 
     def __init__(self, plan: Plan, changing: PeerId, holders: Collection[PeerId] = ()) -> None:
         self._shape = plan.shape
@@ -79,29 +87,32 @@ class _Spare:
             if peer not in (changing, plan.root) and uplink(one)
         }
         self._holders = self._able.intersection(holders)
+        # Where the holders together are slower than the plan, the stripes serve a newcomer faster.
         if sum(map(self._spare, self._holders)) < plan.job.wire_bytes / max(plan.predicted_s, 1e-9):
-            self._holders = set()  # too few: the stripes are faster
+            self._holders = set()
 
     def with_leaf(self, stripe: Stripe, peer: PeerId) -> Tree:
+        """The stripe's tree with this peer as a leaf."""
         parents = dict(stripe.tree.parents)
         self._place(parents, stripe, peer, self._able)
         return Tree(self._root, parents)
 
     def sources(self, peer: PeerId) -> tuple[PeerId, ...]:
-        """The holders with most uplink to spare."""
+        """Up to SOURCES_MAX holders that can be linked with, most spare uplink first."""
         able = [one for one in self._holders if linkable(self._facts[one], self._facts[peer])]
         return tuple(sorted(able, key=lambda one: (-self._spare(one), one))[:SOURCES_MAX])
 
     def _spare(self, peer: PeerId) -> float:
-        """Bytes/s that one more receiver gets of it."""
+        """Bytes/s that one more receiver would get from this peer."""
         return uplink(self._facts[peer]) / (1 + self._load.get(peer, 0.0))
 
     def without(self, stripe: Stripe, lost: PeerId) -> Tree:
-        """Nobody is put below itself: an orphan's own tree is no place for it."""
+        """The stripe's tree without the lost peer, whose children find new parents."""
         tree = stripe.tree
         parents = {child: parent for child, parent in tree.parents.items() if child != lost}
         orphans = sorted(tree.children(lost), key=lambda one: self._busy(one, stripe.weight))
         below = {orphan: set(Tree(orphan, parents).downwards()) for orphan in orphans}
+        # Subtrees without a parent yet. No orphan goes below one, or the tree would have a cycle.
         loose = {peer for peers in below.values() for peer in peers}
         for number, orphan in enumerate(orphans):
             if number == 0:
@@ -113,6 +124,7 @@ class _Spare:
         return Tree(self._root, parents)
 
     def _above(self, tree: Tree, orphan: PeerId, lost: PeerId) -> PeerId:
+        """The nearest ancestor of `lost` that the orphan can be linked with, or else the root."""
         parent = tree.parents[lost]
         while not linkable(self._facts[orphan], self._facts[parent]) and parent != tree.root:
             parent = tree.parents[parent]
@@ -121,9 +133,11 @@ class _Spare:
     def _place(
         self, parents: dict[PeerId, PeerId], stripe: Stripe, peer: PeerId, able: set[PeerId]
     ) -> None:
-        """Below whoever is done soonest with one more child: of the holders, of all but in a star, or the root.
+        """Put the peer below the candidate that is done soonest with one more child.
 
-        Peers that have joined come last: they are far behind, or were found wanting, though nobody has more to spare.
+        The candidates are the holders; without any, all able peers, but not in a star; else the
+        root. Peers that joined this plan late come last: they have the most uplink to spare because
+        they are far behind, or were made leaves for a fault.
         """
         able = {
             one for one in able if one != peer and linkable(self._facts[one], self._facts[peer])
@@ -141,13 +155,13 @@ class _Spare:
         self._load[parent] = self._load.get(parent, 0.0) + stripe.weight
 
     def _busy(self, peer: PeerId, more: float) -> float:
-        """Forms to send per byte/s of uplink, with so much more."""
+        """Forms still to send per byte/s of uplink, with `more` forms added."""
         rate = uplink(self._facts[peer])
         return (self._load.get(peer, 0.0) + more) / rate if rate else float("inf")
 
 
 def _left_to_send(plan: Plan, holders: Collection[PeerId]) -> dict[PeerId, float]:
-    """How many times the whole form each peer has still to send: holders get no more."""
+    """How many times the whole form each peer still has to send; holders need nothing more."""
     edges = [
         (parent, each.weight)
         for each in plan.stripes

@@ -1,39 +1,20 @@
-"""From what receivers measured to each peer's uplink in bytes/s, and the pace at which it is to send.
+"""Estimates each peer's uplink in bytes/s from what its receivers measured, and sets its pace.
 
-A peer's uplink is what its receivers got of it, never what it declares. While a version spreads, receivers say how many
-bytes came over each link in how much time, and senders how long they had more to send than the link took (a *backlog*).
-Together that is one sample a version of every peer that passed something on:
+While a version spreads, receivers report how many bytes came over each link in how much time, and
+senders how long a link was *backlogged*, which means that they had more to send than it took. That
+makes one sample a version for every peer that passed something on: a rate, and whether the peer was
+*held up* by its own uplink. Below, s is a held-up sample of BEHIND_S or more (FIRST_S if it is the
+first one).
 
-- its rate: of the links it has in the plan, bytes/s over the share of the form they carry; the median of that, times
-  all its shares, in every WINDOW_S; the upper quartile of these. So one of three receivers or more that lies, or has a
-  slow downlink, does not matter, nor do seconds in which something else held everybody up.
-- whether it was held up by its uplink: links of more than half its share were backlogged half of the time. If only a
-  few were, their receivers are slow; if none was, it had nothing to pass on, as all below a slow link in a chain. A
-  receiver that is itself held up at a lower rate proves nothing: its acknowledgements wait behind what it sends.
+              s >= BEHIND * rate: the new rate       REST_VERSIONS times reached
+      free  ---------------------------------> steady ----------------------> raising
+    (no pace)                                PACE * rate <-- not reached -- RAISE * rate
+      | ^ ^                                        |                          |  | ^
+      +-+ +---------- s < BEHIND * pace -----------+--------------------------+  +-+ reached:
+       s < BEHIND * rate: the higher of two                    rate * RAISE; RAISES_MAX times: free
 
-A time much shorter than the sender's backlog on that link is not believed, nor a rate above the pace, and no sample
-changes a rate by more than a factor of JUMP_MAX. So an only receiver lowers just those who say themselves that they
-were held up, and what it raises while there is no pace, the next held-up samples set right. A sender that denies its
-backlogs keeps its rate, and gains nothing.
-
-The rate follows the samples so, where s is a held-up sample of at least BEHIND_S (FIRST_S if it is the first):
-
-              s >= BEHIND * rate: it is the rate            REST_VERSIONS times reached
-      free  -------------------------------------> steady -----------------------------> raising
-    (no pace)                                    PACE * rate <------ not reached ------ RAISE * rate
-      | ^ ^                                           |                                  |  | ^
-      +-+ +------------- s < BEHIND * pace -----------+----------------------------------+  +-+ reached: rate * RAISE,
-       s < BEHIND * rate: the higher of two                                                   RAISES_MAX times: free
-
-A sample of REACHED * pace or more has *reached* the pace and shows only that the uplink is no slower. Only two held-up
-samples in a row lower a rate, to the higher one, and the second is one without pace: a pace that confirms itself would
-shrink for ever. What is not held up only raises, to what two samples in a row have shown: a burst out of buffers passes
-for more than a link can do, and nothing would ever set that right. A peer that passes nothing on has its rate raised by
-RAISE a version, up to the usual one: it was perhaps misjudged, and nobody would notice.
-
-A rate never seen held up is a least one: what nobody is asked for, nobody shows. To plan with it counts as the usual
-one if that is higher, and as the root's up to EXPLORE times as much, for then a chain does. Not here: who is told the
-pace (`edges`).
+A sample of REACHED * pace or more has *reached* the pace. docs/design/planning.md#rates has the
+reasons. Not here: who is told the pace (`edges`).
 """
 
 import math
@@ -44,37 +25,52 @@ from statistics import median, median_low
 from echo2d.core.base.bounded_dict import keep_newest
 from echo2d.core.base.ids import PeerId
 
-PACE = 0.98  # of the rate, which is payload: 0.94 of what the link carries; its queue stays empty, hops do not jostle
-REACHED = 0.97  # of the pace: the pace was the limit
-BEHIND = 0.9  # of the pace: the uplink is slower than was thought; between the two is noise
-BEHIND_S = 2.0  # a held-up sample so long is believed; shorter ones are start-up and buffers ...
-FIRST_S = 0.5  # ... but so much is better than nothing known
+# The steady pace as a share of the rate. The rate counts payload, about 0.94 of what the link
+# carries. A little less than the rate keeps the link's queue empty.
+PACE = 0.98
+REACHED = 0.97  # from this share of the pace on, the pace was the limit
+# Below this share of the pace the uplink is slower than was thought. Between the two is noise.
+BEHIND = 0.9
+# A held-up sample must be this long to be believed: shorter ones show start-up and buffers. A first
+# sample may be shorter, because little knowledge is better than none.
+BEHIND_S = 2.0
+FIRST_S = 0.5
 RAISE = 1.05  # the pace to try, over the rate
 RAISES_MAX = 3  # in a row; then a version without pace finds the rate at once
 REST_VERSIONS = 4  # between two tries
-SAMPLE_S_MIN = 0.05  # less is bursts out of buffers
+SAMPLE_S_MIN = 0.05  # a shorter transfer is a burst out of buffers
 WINDOW_S = 1.0  # as often as receivers report
 WINDOW_S_MIN = 0.5  # of transfer: the rate of less is chance
 WINDOWS_MAX = 64  # of one link; the newest ones count
-ALIKE = 1.15  # of the usual rate: so far a peer is like the others
-EXPLORE = 2.0  # more would overload a peer that can do no more by as much
-LATE_S = 1.0  # by so much may one end have reported less than the other: they do so once a second
-HELD_UP = 0.5  # of the time: a link is backlogged; of several that share an uplink some have caught up now and then
-JUMP_MAX = 4.0  # one version changes a rate at most so many times
-UPLINK_MIN = 1.0  # bytes/s: no link is slower, and what a receiver reports must not make the planner divide by zero
-PEERS_MAX = 4096  # that have a rate, here or not; the one heard of longest ago makes room
-IDLE_S = 1.0  # a longer gap between frames is the sender having nothing to send
+ALIKE = 1.15  # a rate within this factor of the usual one counts as the usual one
+# A peer is tried at up to this many times its known rate: if it can do no more, the plan overloads
+# it by no more than this factor.
+EXPLORE = 2.0
+LATE_S = 1.0  # the two ends report once a second, so their totals may differ by this much
+# A link counts as backlogged if it was so for this share of the time: of several links that share
+# an uplink, some catch up now and then.
+HELD_UP = 0.5
+JUMP_MAX = 4.0  # one version changes a rate by at most this factor
+# Bytes/s. No real link is slower, and a receiver's report must not make the planner divide by zero.
+UPLINK_MIN = 1.0
+# Peers with a rate, connected or not; the one whose last sample is oldest is evicted.
+PEERS_MAX = 4096
+IDLE_S = 1.0  # a longer gap between frames means that the sender had nothing to send
 
 
 @dataclass(slots=True)
 class LinkMeter:
-    """Payload that came over one link and the time it took: gaps between frames of a flow, never idle time."""
+    """Payload that came over one link and the seconds that it took, without idle time.
+
+    The time is the sum of the gaps between frames that are shorter than IDLE_S.
+    """
 
     payload_bytes: int = 0
     seconds: float = 0.0
     last_at: float | None = None  # of the last frame
 
     def count(self, payload_bytes: int, now: float) -> None:
+        """A frame arrived. The first one after an idle time does not count."""
         gap_s = None if self.last_at is None else now - self.last_at
         self.last_at = now
         if gap_s is not None and gap_s < IDLE_S:
@@ -82,7 +78,7 @@ class LinkMeter:
             self.seconds += gap_s
 
     def take(self) -> tuple[int, float]:
-        """Bytes and seconds since last asked."""
+        """The bytes and seconds since the last call."""
         taken = self.payload_bytes, self.seconds
         self.payload_bytes, self.seconds = 0, 0.0
         return taken
@@ -90,29 +86,33 @@ class LinkMeter:
 
 @dataclass(slots=True)
 class BacklogMeter:
-    """How long a link had more to send than it took: between two looks at which something waits, something always did.
+    """Measures for how long a link had more to send than it took.
 
-    Something is given to the link only at a look.
+    Call `look` whenever frames are given to the link, and only then give it frames. So if some of
+    what was given before is still unsent at a look, the link was busy ever since the last look.
     """
 
     seconds: float = 0.0
     looked_at: float = 0.0
 
     def look(self, now: float, *, waits: bool) -> None:
-        """waits: some of what was given before is unsent."""
+        """waits: whether some of what was given before is still unsent."""
         if waits:
             self.seconds += now - self.looked_at
         self.looked_at = now
 
     def take(self) -> float:
-        """Seconds since last asked."""
+        """The backlogged seconds since the last call."""
         taken, self.seconds = self.seconds, 0.0
         return taken
 
 
 @dataclass(frozen=True, slots=True)
 class PeerRate:
-    """What is kept of a peer. held_up: its uplink was the limit; otherwise it can do so much at least."""
+    """What the ledger keeps of a peer.
+
+    held_up: its uplink was the limit; if False, the rate is only a lower bound.
+    """
 
     peer: PeerId
     bytes_per_s: float
@@ -121,7 +121,9 @@ class PeerRate:
 
 @dataclass(frozen=True, slots=True)
 class RateSample:
-    """One version of one peer: its rate over so many seconds, and whether its uplink was the limit."""
+    """What one version shows of one peer: a rate, over how many seconds, and whether its uplink was
+    the limit.
+    """
 
     bytes_per_s: float
     seconds: float
@@ -130,10 +132,11 @@ class RateSample:
 
 @dataclass(slots=True)
 class UplinkEstimate:
-    """One peer's rate, see the module docstring.
+    """The state machine of one peer's rate; see the module docstring.
 
-    rest: samples until the next try. raises: None if steady. behind: the last sample, if it was one that lowers.
-    shown: the last one that was not held up; inf while the rate is that of a first sample.
+    free: without pace. rest: samples until the next try to raise. raises: raises in a row, None if
+    not raising. behind: the last sample's rate, if that sample asked to lower the rate. shown: the
+    rate of the last sample that was not held up; infinite while only a first such sample is known.
     """
 
     rate: float
@@ -146,7 +149,10 @@ class UplinkEstimate:
 
     @staticmethod
     def of(sample: RateSample) -> "UplinkEstimate":
-        """The first one is all there is; what was not held up gives way to a lower second one."""
+        """The state after a first sample.
+
+        If the sample was not held up, a lower second sample replaces it (`shown`).
+        """
         known = sample.held_up and sample.seconds >= FIRST_S
         return UplinkEstimate(
             max(UPLINK_MIN, sample.bytes_per_s),
@@ -157,13 +163,13 @@ class UplinkEstimate:
 
     @property
     def pace(self) -> float | None:
-        """Bytes/s; None: as fast as it can."""
+        """Bytes/s; None: the peer sends as fast as it can."""
         if self.free:
             return None
         return self.rate * (PACE if self.raises is None else RAISE)
 
     def judge(self, sample: RateSample) -> None:
-        """Another version has ended."""
+        """Another version has ended with this sample."""
         pace = self.pace
         believed = sample.held_up and sample.seconds >= (BEHIND_S if self.held_up else FIRST_S)
         if pace is not None and sample.bytes_per_s >= REACHED * pace:
@@ -173,6 +179,8 @@ class UplinkEstimate:
             low = self.held_up and sample.bytes_per_s < BEHIND * (
                 self.rate if pace is None else pace
             )
+            # A first low sample only lifts the pace. The rate falls after the next one, which is
+            # unpaced: a pace that confirmed itself would shrink for ever.
             self.free = low and (pace is not None or self.behind is None)
             if pace is None and not self.free:
                 self._set(max(sample.bytes_per_s, self.behind or 0.0))
@@ -182,12 +190,16 @@ class UplinkEstimate:
             self._show(sample.bytes_per_s)
 
     def _show(self, bytes_per_s: float) -> None:
-        """It can do so much at least, if the sample before says so too."""
+        """A sample that was not held up raises the rate to what the last one showed as well.
+
+        One sample is not enough, because a burst out of buffers looks faster than the link is.
+        """
         first, twice = self.shown == math.inf, min(bytes_per_s, self.shown)
         self._set(min(self.rate, twice) if first else max(self.rate, twice))
         self.shown = bytes_per_s
 
     def _reached(self) -> None:
+        """The pace was the limit: rest or, after REST_VERSIONS of these, try a higher pace."""
         if self.raises is None:
             self.rest -= 1
             self.raises = 0 if self.rest <= 0 else None
@@ -198,7 +210,10 @@ class UplinkEstimate:
             self.free, self.rest, self.raises = True, REST_VERSIONS, None
 
     def rise(self, usual: float) -> None:
-        """A version has ended in which the peer passed nothing on."""
+        """A version has ended in which the peer passed nothing on.
+
+        It may have been misjudged, and without a part in a plan it could never show that.
+        """
         if self.held_up:
             self.rate = max(self.rate, min(self.rate * RAISE, usual))
 
@@ -213,7 +228,11 @@ class UplinkEstimate:
 
 @dataclass(slots=True)
 class _Link:
-    """What was said of one link during this version. share: of the form, by the plan. windows: bytes and seconds."""
+    """What both ends reported of one link during this version.
+
+    share: the share of the form that the link carries by the plan. windows: bytes and seconds by
+    number of the window.
+    """
 
     share: float
     payload_bytes: int = 0
@@ -230,17 +249,21 @@ class _Link:
 
     @property
     def form_rate(self) -> float:
-        """Bytes/s at which the whole form would have come so."""
+        """Bytes/s of the link divided by its share: its rate as if it carried the whole form."""
         return self._rate(self.payload_bytes, self.seconds)
 
     def form_rates(self) -> Iterator[tuple[int, float]]:
-        """The same of each window with enough of it."""
+        """`form_rate` of each window that has at least WINDOW_S_MIN of transfer."""
         for window, (payload_bytes, seconds) in self.windows.items():
             if seconds >= WINDOW_S_MIN:
                 yield window, self._rate(payload_bytes, seconds)
 
     def _rate(self, payload_bytes: int, seconds: float) -> float:
-        """Times as long as the receiver says as the sender says that it took in all."""
+        """Bytes/s over the share, of bytes that came in so many seconds.
+
+        A receiver may report too little time. If the sender was backlogged for longer than the
+        receiver reports in all, the time is stretched by that factor.
+        """
         stretch = max(1.0, (self.backlogged_s - LATE_S) / self.seconds)
         return payload_bytes / seconds / stretch / self.share
 
@@ -250,7 +273,10 @@ class _Link:
 
 
 class Rates:
-    """The uplinks of all peers that were measured, and the links of the version that spreads."""
+    """The uplinks of all measured peers, and the links of the version that spreads.
+
+    kept: the rates that an earlier process measured.
+    """
 
     def __init__(self, kept: Iterable[PeerRate] = ()) -> None:
         self._uplinks = {
@@ -262,12 +288,12 @@ class Rates:
         self._bound()
 
     def uplink(self, peer: PeerId) -> float | None:
-        """Bytes/s that it can send, at least; None: not measured."""
+        """Bytes/s that the peer can send at least; None: not measured."""
         known = self._uplinks.get(peer)
         return None if known is None else known.rate
 
     def to_plan_with(self, root: PeerId, others: Collection[PeerId]) -> dict[PeerId, float]:
-        """Bytes/s of all of these that were measured, at least UPLINK_MIN."""
+        """The rates in bytes/s to plan with, for those of these peers that were measured."""
         found = {peer: self._uplinks[peer] for peer in (root, *others) if peer in self._uplinks}
         wanted = found[root].rate if root in found else 0.0
         return {
@@ -276,36 +302,45 @@ class Rates:
         }
 
     def _planned(self, one: UplinkEstimate, wanted: float) -> float:
-        """What is near the usual counts as that: chance does not change a plan, and one for many alike is simpler."""
+        """The rate to plan with; the usual one if it is close to that.
+
+        So chance does not change a plan, and plans for many alike peers are simple.
+        """
         rate = one.rate if one.held_up else self._hoped(one.rate, wanted)
         return self._usual if self._usual / ALIKE <= rate <= self._usual * ALIKE else rate
 
     def _hoped(self, least: float, wanted: float) -> float:
+        """A guess for a lower bound: the usual rate, or up to EXPLORE times the bound if wanted."""
         return max(least, self._usual, min(EXPLORE * least, wanted))
 
     def pace(self, peer: PeerId) -> float | None:
-        """Bytes/s that it is to send at most, to all its receivers together; None: as fast as it can."""
+        """Bytes/s that the peer may send to all receivers together; None: as fast as it can."""
         known = self._uplinks.get(peer)
         return None if known is None else known.pace
 
     def begin(self, shares: Mapping[tuple[PeerId, PeerId], float]) -> None:
-        """A version spreads: these (sender, receiver) carry such shares of the form. Not to be changed."""
+        """A version begins to spread.
+
+        shares: the share of the form that each link (sender, receiver) carries. The caller must not
+        change it afterwards.
+        """
         self._shares, self._links = shares, {}
 
     def received(
         self, sender: PeerId, receiver: PeerId, payload_bytes: int, seconds: float, *, now: float
     ) -> None:
-        """The receiver says that so many bytes have just come from the sender in so much time of transfer."""
+        """The receiver reports new payload from the sender and the seconds of transfer it took."""
         self._link(sender, receiver).received(payload_bytes, seconds, int(now / WINDOW_S))
 
     def backlogged(self, sender: PeerId, receiver: PeerId, seconds: float) -> None:
-        """The sender says that it had for so long more to send than this link took."""
+        """The sender reports for how many more seconds this link was backlogged."""
         self._link(sender, receiver).backlogged_s += seconds
 
     def judge(self) -> tuple[PeerRate, ...]:
-        """The version has ended. The rates that have changed."""
+        """The version has ended. Returns the rates that have changed."""
         samples = self._samples()
         before = {peer: uplink.kept(peer) for peer, uplink in self._uplinks.items()}
+        # A peer with a sample moves to the end, since `_bound` evicts from the front.
         for peer, sample in samples.items():
             known = self._uplinks.pop(peer, None)
             self._uplinks[peer] = UplinkEstimate.of(sample) if known is None else known
@@ -323,8 +358,11 @@ class Rates:
         return tuple(kept for kept in now if kept != before.get(kept.peer))
 
     def _samples(self) -> dict[PeerId, RateSample]:
+        """One sample for each peer that passed something on during this version."""
         told = {sender: _told(links) for sender, links in self._links.items()}
         forms = {sender: _form_rate(links.values()) for sender, links in told.items() if links}
+        # A backlog towards a receiver that is itself held up at a lower rate proves nothing: its
+        # acknowledgements wait behind what it sends.
         slow = {
             sender: forms[sender] / BEHIND for sender in forms if _held_up(told[sender].values())
         }
@@ -342,18 +380,19 @@ class Rates:
         return samples
 
     def _link(self, sender: PeerId, receiver: PeerId) -> _Link:
-        """What is said of links that are not in the plan counts for nothing."""
+        """The link's record. A link outside the plan gets one that is thrown away."""
         share = self._shares.get((sender, receiver))
         if share is None:
             return _Link(1.0)
         return self._links.setdefault(sender, {}).setdefault(receiver, _Link(share))
 
     def _bound(self) -> None:
+        """Evict peers above PEERS_MAX, and find the usual rate: the median of all peers."""
         keep_newest(self._uplinks, PEERS_MAX)
         self._usual = median([uplink.rate for uplink in self._uplinks.values()] or [UPLINK_MIN])
 
     def check(self) -> None:
-        """Bounded, and no rate is less than UPLINK_MIN."""
+        """Assert the limits, and that every link is in the plan."""
         assert len(self._uplinks) <= PEERS_MAX
         assert all(uplink.rate >= UPLINK_MIN for uplink in self._uplinks.values())
         assert all(
@@ -364,7 +403,7 @@ class Rates:
 
 
 def _told(links: Mapping[PeerId, _Link]) -> dict[PeerId, _Link]:
-    """Those of whom enough was said."""
+    """The links of which enough was reported to take a rate."""
     return {
         peer: link
         for peer, link in links.items()
@@ -373,7 +412,11 @@ def _told(links: Mapping[PeerId, _Link]) -> dict[PeerId, _Link]:
 
 
 def _form_rate(links: Collection[_Link]) -> float:
-    """See the module docstring. There are links, and seconds in each."""
+    """The upper quartile over windows of the median over links.
+
+    There must be links, with seconds in each. Windows in which fewer than half of the links were
+    reported do not count.
+    """
     windows: dict[int, list[float]] = {}
     for link in links:
         for window, rate in link.form_rates():
@@ -385,11 +428,14 @@ def _form_rate(links: Collection[_Link]) -> float:
 
 
 def _middle(rates: Sequence[float], links: int) -> float:
-    """Where a report is missing the lower one of two counts: the other may be a liar's."""
+    """The median. Where a report is missing, the lower of two middles: the higher may be a lie."""
     return median(rates) if len(rates) == links else median_low(rates)
 
 
 def _held_up(links: Collection[_Link], share: float | None = None) -> bool:
-    """Whether those of these links that were held up carried most of the share; None: of what these carry."""
+    """Whether the held-up ones of these links carry more than half of `share`.
+
+    None: more than half of what these links carry.
+    """
     share = sum(link.share for link in links) if share is None else share
     return 2 * sum(link.share for link in links if link.held_up) > share

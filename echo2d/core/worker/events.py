@@ -1,6 +1,7 @@
-"""What goes into `WorkerState` and what comes out: events (it happened), actions (do it).
+"""The events that `WorkerState` handles and the actions that it returns.
 
-Relay events and actions (`relay`) pass through the worker's machine and are listed in `state`.
+An event says what happened, an action what to do. Events and actions of the relay
+(`relay/events.py`) pass through the worker's machine and are listed in `state`.
 """
 
 from dataclasses import dataclass
@@ -33,7 +34,7 @@ class ControlDown:
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorSaid:
-    """A message after the welcome; of SignedRoot and SegmentPage the shell makes other events."""
+    """A message came after the welcome. SignedRoot and SegmentPage become other events instead."""
 
     message: ToPeer
 
@@ -50,7 +51,7 @@ class RootVerified:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotReady:
-    """The form's snapshot stands, verified, in the slot directory `path`, which is current now."""
+    """The form's snapshot is verified in the slot directory `path`, which is current now."""
 
     form: FormId
     version: Version
@@ -62,7 +63,7 @@ class SnapshotReady:
 class ApplyRejected:
     """The form could not become a snapshot; the current slot is as it was.
 
-    lacks_base: because of chunks whose base is not here; all others stand in the spare slot.
+    lacks_base: the form is a delta, and its base, or some chunk of the base, is not here.
     """
 
     form: FormId
@@ -72,7 +73,7 @@ class ApplyRejected:
 
 @dataclass(frozen=True, slots=True)
 class ArrivalFailed:
-    """Frames of this form cannot be kept on this peer's disk; it stopped receiving them."""
+    """This peer's disk cannot keep frames of this form; the peer stopped receiving them."""
 
     form: FormId
     reason: str
@@ -80,14 +81,20 @@ class ArrivalFailed:
 
 @dataclass(frozen=True, slots=True)
 class ApplyCancelled:
-    """Answers CancelApply, unless SnapshotReady or ApplyRejected came first; the spare slot is free."""
+    """Applying has stopped and the spare slot is free.
+
+    Answers CancelApply, unless SnapshotReady or ApplyRejected came first.
+    """
 
     form: FormId
 
 
 @dataclass(frozen=True, slots=True)
 class EngineRefitted:
-    """All engines serve this version. memory_ok: their memory, read back, is the snapshot's; None: not checked."""
+    """All engines serve this version; generation paused for `pause_s` seconds.
+
+    memory_ok: whether the engines' memory, read back, equals the snapshot; None: not checked.
+    """
 
     version: Version
     digest: Digest
@@ -97,9 +104,10 @@ class EngineRefitted:
 
 @dataclass(frozen=True, slots=True)
 class EngineRefitFailed:
-    """Not all engines serve this version. label: what all of them serve now, None if nothing or not the same.
+    """A refit failed: not all engines serve this version.
 
-    damaged: no engine has seen it, for its slot does not hold it any more; the slot was given up.
+    label: the version that all engines serve now; None if they serve none, or different ones.
+    damaged: the slot does not hold the snapshot any more and was given up; no engine loaded it.
     """
 
     version: Version
@@ -111,7 +119,7 @@ class EngineRefitFailed:
 
 @dataclass(frozen=True, slots=True)
 class LabelSpan:
-    """Output tokens [start, end) of a sample were written by the version the engine knows by this label."""
+    """The version with this engine label wrote output tokens [start, end) of a sample."""
 
     start: int
     end: int
@@ -120,7 +128,10 @@ class LabelSpan:
 
 @dataclass(frozen=True, slots=True)
 class SampleProgressed:
-    """An engine made these output tokens; `spans` cover exactly them. finish: the sample's output ends with them."""
+    """An engine made these output tokens, which `spans` cover exactly.
+
+    finish: why the sample's output ends with them; None if it goes on.
+    """
 
     lease: LeaseId
     attempt: int
@@ -133,7 +144,7 @@ class SampleProgressed:
 
 @dataclass(frozen=True, slots=True)
 class GenerationFailed:
-    """An engine gave the lease up; no further SampleProgressed of this attempt comes."""
+    """An engine gave the lease up; no SampleProgressed of this attempt follows."""
 
     lease: LeaseId
     attempt: int
@@ -142,7 +153,7 @@ class GenerationFailed:
 
 @dataclass(frozen=True, slots=True)
 class EngineLost:
-    """An engine serves nothing any more, and no refit is to blame."""
+    """An engine serves nothing any more, and no refit caused it."""
 
     reason: str
 
@@ -164,10 +175,11 @@ class LeaveAsked:
     reason: str
 
 
+# The events that `WorkerVersions` handles.
 VersionEvent = (
     RootVerified | ArrivalFailed | SnapshotReady | ApplyRejected | ApplyCancelled
     | EngineRefitted | EngineRefitFailed | EngineLost
-)  # fmt: skip  # those for `Versions`
+)  # fmt: skip
 
 
 # --- actions ----------------------------------------
@@ -175,21 +187,24 @@ VersionEvent = (
 
 @dataclass(frozen=True, slots=True)
 class SendControl:
-    """Send over the control link, which is up."""
+    """Send this message over the control link, which is up."""
 
     message: ToCoordinator
 
 
 @dataclass(frozen=True, slots=True)
 class StartGeneration:
-    """Generate all samples of this lease; answered by SampleProgressed of each, or one GenerationFailed."""
+    """Generate all samples of this lease.
+
+    Answered by SampleProgressed of each sample, or by one GenerationFailed.
+    """
 
     lease: LeaseGranted
 
 
 @dataclass(frozen=True, slots=True)
 class AbortGeneration:
-    """Stop generating this attempt; nothing of it needs to be reported."""
+    """Stop generating this attempt; report nothing more of it."""
 
     lease: LeaseId
     attempt: int
@@ -197,30 +212,31 @@ class AbortGeneration:
 
 @dataclass(frozen=True, slots=True)
 class HoldEngines:
-    """No token from now on, or (hold=False) tokens again; refits may come between."""
+    """Make the engines stop generating (hold=True) or go on; a refit may come between."""
 
     hold: bool
 
 
 @dataclass(frozen=True, slots=True)
 class IndexRoot:
-    """The root is accepted: judge the form's segments by it."""
+    """The root is accepted: verify the form's segments against it."""
 
     root: Root
 
 
 @dataclass(frozen=True, slots=True)
 class KeepPublishSeq:
-    """Roots below this publish_seq are refused from now on, also after a restart."""
+    """Remember durably that new forms below this publish_seq are refused."""
 
     publish_seq: PublishSeq
 
 
 @dataclass(frozen=True, slots=True)
 class ApplyForm:
-    """Write the form's chunks into the spare slot as they arrive, verify, flip. One at a time.
+    """Write the form's chunks into the spare slot as they arrive, verify them, make it current.
 
-    stands: the snapshot, which stands in the spare slot: if it is intact, flipping is all there is to do.
+    Only one form is applied at a time. stands: the digest of the form's snapshot, if that is in the
+    spare slot already: if it is intact, the slot only has to be made current.
     """
 
     form: FormId
@@ -236,7 +252,7 @@ class CancelApply:
 
 @dataclass(frozen=True, slots=True)
 class RefitEngines:
-    """Make all engines serve the snapshot in the slot directory `path`. One at a time."""
+    """Make all engines load the snapshot in the slot directory `path`; one refit at a time."""
 
     version: Version
     digest: Digest
@@ -245,21 +261,21 @@ class RefitEngines:
 
 @dataclass(frozen=True, slots=True)
 class DropForm:
-    """Nobody needs this form from here any more."""
+    """Delete this form's frames; no other peer needs them from here."""
 
     form: FormId
 
 
 @dataclass(frozen=True, slots=True)
 class ShutDown:
-    """End the process in order, after what was sent before has gone out."""
+    """End the process in order, after everything sent so far has gone out."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerNote:
-    """One line for the log."""
+    """Write this line to the log."""
 
     text: str
 
@@ -279,7 +295,7 @@ VersionAction = (
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """A verified snapshot in a slot directory, as found at start."""
+    """A verified snapshot that was found in a slot directory at start."""
 
     key: VersionKey
     path: str

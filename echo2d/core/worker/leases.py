@@ -1,15 +1,19 @@
-"""The leases of one worker: granted, waiting for slots, generating, and results until they are answered.
+"""Tracks the leases of one worker, from the grant until the coordinator has answered every result.
 
-    LeaseGranted --> waiting --(slots)--> generating --> every sample finished --> results --(SampleAnswered)--> gone
-         |              |                     |
-     LeaseFailed        +-- LeaseCancelled, not kept by Welcome, revoked, engine fault, stop --> gone
+    LeaseGranted --> waiting --(slots free)--> generating --(sample finished)--> result
+         |              |                          |               result --(SampleAnswered)--> gone
+     LeaseFailed        +--------------------------+
+    (refused)           --(LeaseCancelled, not kept by Welcome, revoked, engine fault, stop)--> gone
 
-Kept true: samples in the engines never exceed the slots (but for one lease that alone is larger); a span names only a
-version this worker itself loaded (I2), never an older one than the lease allows or than the span before it (I1).
-A result is sent once every version in its spans is confirmed: served by all engines, and reported so before; progress
-as far as that holds. What a lease has so far is told before it is given back, so that somebody else can go on from it.
-Leases and results outlive the control link: after a Welcome every kept sample is reported again from its first token.
-Not here: which version is served, and engines.
+Samples in the engines never exceed the slots, unless a single lease alone is larger. A span names
+only a version that this worker itself loaded (I2), and never an older one than the lease allows or
+than the span before it (I1). A version is *confirmed* once all engines serve it and the coordinator
+was told so. A result is sent only when every version in its spans is confirmed, and progress only
+up to the first unconfirmed span. A lease that is given back first reports its progress, so that
+another worker can continue it. Leases and results outlive the control link: after a Welcome, every
+kept sample is reported again from its first token.
+
+Not here: which version is served (`versions`), and the engines.
 """
 
 import math
@@ -41,8 +45,9 @@ from echo2d.core.worker.events import (
     StartGeneration,
 )
 
-PROGRESS_S_MIN = 0.05  # a message costs both ends something, and engines bundle tokens for as long
-# A running lease without one token for so long is given back (I6); refits reset it.
+# A message costs both ends something, and engines bundle tokens for about as long.
+PROGRESS_S_MIN = 0.05
+# A running lease that gets no token for this long is given back (I6). A refit restarts the clock.
 ENGINE_STALL_S = 120.0
 # The coordinator grants about as many samples as there are slots; more is its mistake.
 LEASES_MAX = 256
@@ -50,14 +55,16 @@ LEASES_MAX = 256
 RESULTS_MAX = 1024
 CONFIRMED_MAX = 64  # versions; results name the last two or three
 SAMPLES_MAX = 1024  # samples of one lease; a group is rarely over 64
-TOKENS_MAX = (
-    1 << 18
-)  # prompt or output of one sample: 8 B a token, so every message stays under 4 MiB
+# Prompt or output of one sample: 8 bytes a token, so every message stays under 4 MiB.
+TOKENS_MAX = 1 << 18
 
 
 @dataclass(slots=True)
 class _Output:
-    """One sample's output so far; tokens before `sent` are in progress messages of the present connection."""
+    """One sample's output so far.
+
+    sent: how many tokens this connection's progress messages have carried already.
+    """
 
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -65,6 +72,7 @@ class _Output:
     sent: int = 0
 
     def extend(self, event: SampleProgressed, spans: list[VersionSpan]) -> None:
+        """Append new output; spans of one version that touch become one span."""
         self.tokens += event.tokens
         self.logprobs += event.logprobs
         for span in spans:
@@ -75,12 +83,13 @@ class _Output:
                 self.spans.append(span)
 
     def confirmed(self, versions: Collection[VersionKey]) -> int:
-        """How many tokens, from the first on, these versions wrote."""
+        """How many tokens, counted from the first, these versions wrote without a gap."""
         return next(
             (span.start for span in self.spans if span.key not in versions), len(self.tokens)
         )
 
     def take_unsent(self, sample: int, end: int) -> SampleDelta:
+        """The tokens from `sent` to `end`, which count as sent from now on."""
         start, self.sent = self.sent, end
         spans = (
             VersionSpan(max(s.start, start), s.end, s.version, s.digest)
@@ -93,6 +102,11 @@ class _Output:
 
 @dataclass(slots=True)
 class _Held:
+    """A lease with unfinished samples.
+
+    report_at, token_at: when its progress is due, and when it last got a token, in seconds.
+    """
+
     grant: LeaseGranted
     outputs: dict[int, _Output]  # unfinished samples by their index within the group
     report_at: float
@@ -105,7 +119,10 @@ class _Held:
 
 
 class WorkerLeases:
-    """See the module docstring. Methods return what to do; `now` is monotonic seconds."""
+    """The leases of one worker; see the module docstring.
+
+    Methods return what to do; `now` is monotonic seconds.
+    """
 
     def __init__(self, slots: int) -> None:
         assert slots >= 0
@@ -117,20 +134,20 @@ class WorkerLeases:
 
     @property
     def running(self) -> int:
-        """Samples now in the engines."""
+        """The number of samples that the engines are generating."""
         return sum(len(held.outputs) for held in self._held.values() if held.started)
 
     @property
     def idle(self) -> bool:
-        """Nothing held and nothing unanswered."""
+        """Whether no lease is held and no result waits for its answer."""
         return not self._held and not self._results
 
     def held(self) -> tuple[HeldLease, ...]:
-        """What Hello lists: attempts still worked on, and those with unanswered results."""
+        """The attempts that Hello lists: unfinished ones, and those with unanswered results."""
         return tuple(dict.fromkeys([*self._held, *(key for key, _ in self._results)]))
 
     def served(self) -> tuple[VersionKey, ...]:
-        """The confirmed versions that wrote for these."""
+        """The confirmed versions that wrote tokens of the held leases and results."""
         outputs = [output.spans for held in self._held.values() for output in held.outputs.values()]
         wrote = {
             span.key
@@ -144,7 +161,7 @@ class WorkerLeases:
     def granted(
         self, grant: LeaseGranted, serving: VersionKey | None, *, now: float
     ) -> list[LeaseAction]:
-        """Take the lease or give it back at once; a repeat of one that is held is ignored."""
+        """Take the lease, or refuse it at once; a grant that is held already is ignored."""
         key = HeldLease(grant.lease, grant.attempt)
         if key in self.held():
             return []
@@ -156,7 +173,7 @@ class WorkerLeases:
         return self._start(now)
 
     def cancelled(self, key: HeldLease, *, now: float) -> list[LeaseAction]:
-        """Nothing more of this attempt is wanted, results included."""
+        """Drop this attempt and its results; the coordinator wants nothing more of it."""
         for result in [result for result in self._results if result[0] == key]:
             del self._results[result]
         return [*self._drop(key), *self._start(now)]
@@ -165,7 +182,10 @@ class WorkerLeases:
         self._results.pop((HeldLease(answer.lease, answer.attempt), answer.sample), None)
 
     def welcomed(self, welcome: Welcome, *, now: float) -> list[LeaseAction]:
-        """A new connection: what it does not keep ends; kept results and samples are sent again, whole."""
+        """A new connection: drop the leases that it does not keep, and send the kept ones again.
+
+        Confirmed results go at once. Progress starts again from each sample's first token.
+        """
         actions: list[LeaseAction] = []
         for key in self.held():
             if key not in welcome.keep:
@@ -184,10 +204,15 @@ class WorkerLeases:
     def progressed(
         self, event: SampleProgressed, labels: Mapping[str, VersionKey], *, now: float
     ) -> list[LeaseAction]:
-        """New output. `labels`: versions this worker loaded and may use; output that names any other is refused."""
+        """An engine made new output.
+
+        `labels` are the versions that this worker loaded and may use. Output that names any other
+        version fails the lease.
+        """
         held = self._held.get(HeldLease(event.lease, event.attempt))
+        # The lease may have been cancelled meanwhile.
         if held is None:
-            return []  # it was cancelled meanwhile
+            return []
         output = held.outputs.get(event.sample)
         fault = (
             "an unknown sample"
@@ -207,13 +232,13 @@ class WorkerLeases:
         return [] if event.finish is None else self._finish(held, event.sample, event.finish, now)
 
     def failed(self, key: HeldLease, reason: str, *, now: float) -> list[LeaseAction]:
-        """The lease goes back to the coordinator; samples that are already finished stay results."""
+        """Give the lease back to the coordinator; samples that are finished stay results."""
         return [*self._give_back(key, reason), *self._start(now)]
 
     # --- from the worker ---
 
     def revoked(self, keys: Collection[VersionKey], *, now: float) -> list[LeaseAction]:
-        """These versions are void: give back every lease with one of their tokens, forget such results."""
+        """These versions are void: give back the leases and drop the results with their tokens."""
         actions: list[LeaseAction] = []
         for key in keys:
             self._confirmed.pop(key, None)
@@ -225,23 +250,30 @@ class WorkerLeases:
         return actions
 
     def confirmed(self, key: VersionKey, *, now: float) -> list[LeaseAction]:
-        """All engines serve this version, and the coordinator was told. Results with its tokens may go."""
+        """All engines serve this version, and the coordinator was told.
+
+        Returns the results that may be sent now.
+        """
         waiting = [result for result in self._results.values() if not self._believed(result)]
         self._confirmed.pop(key, None)
         self._confirmed[key] = None
         keep_newest(self._confirmed, CONFIRMED_MAX)
+        # Generation paused for the refit, so that time is no stall.
         for held in self._held.values():
-            held.token_at = now  # generation stood still for the refit
+            held.token_at = now
         return [SendControl(result) for result in waiting if self._believed(result)]
 
     def stand_still(self, *, still: bool, now: float) -> None:
-        """The engines write nothing for a while, on purpose; or they go on."""
+        """The engines are paused on purpose (still=True), or go on; a pause is no stall."""
         self._still = still
         for held in self._held.values():
             held.token_at = now
 
     def doubted(self, key: VersionKey, *, now: float) -> list[LeaseAction]:
-        """A refit to this version failed: tokens that an engine says are its own are nobody's."""
+        """A refit to this version failed: drop unsent results with its tokens, fail their leases.
+
+        Some engine may have written these tokens with weights that are no version at all (I3).
+        """
         doubtful = [at for at, result in self._results.items() if not self._believed(result)]
         doubtful = [at for at in doubtful if _uses(self._results[at].spans, {key})]
         for at in doubtful:
@@ -253,11 +285,11 @@ class WorkerLeases:
         return [*actions, *self._start(now)]
 
     def give_back(self, reason: str) -> list[LeaseAction]:
-        """Every lease goes back: nothing is served any more, or the worker stops."""
+        """Give every lease back, because nothing is served any more or the worker stops."""
         return [action for key in list(self._held) for action in self._give_back(key, reason)]
 
     def report(self, *, now: float) -> list[LeaseAction]:
-        """Progress of the leases whose time has come; a lease whose engine is stuck goes back."""
+        """Report the leases whose progress is due, and give back leases whose engine is stuck."""
         actions: list[LeaseAction] = []
         for held in list(self._held.values()):
             if held.started and not self._still and now >= held.token_at + ENGINE_STALL_S:
@@ -268,23 +300,28 @@ class WorkerLeases:
         return actions
 
     def wake_at(self) -> float | None:
+        """When `report` is due next, in monotonic seconds; None without leases."""
         return min((held.report_at for held in self._held.values()), default=None)
 
     # --- inside ---
 
     def _full(self) -> str:
+        """Why no further lease fits; empty if one does."""
         if len(self._held) >= LEASES_MAX:
             return "too many leases"
         return "too many unanswered results" if len(self._results) >= RESULTS_MAX else ""
 
     def _start(self, now: float) -> list[LeaseAction]:
+        """Start waiting leases in order of arrival, as far as the slots go."""
         actions: list[LeaseAction] = []
         running = self.running
         for held in self._held.values():
             if held.started:
                 continue
+            # Stop at the first lease that does not fit: otherwise small leases that come later
+            # would overtake a large one for ever.
             if running and running + len(held.outputs) > self._slots:
-                break  # first come, first served: a large lease is not overtaken for ever
+                break
             held.started, held.token_at = True, now
             running += len(held.outputs)
             actions.append(StartGeneration(held.grant))
@@ -298,7 +335,10 @@ class WorkerLeases:
         return [*last, *self._drop(key), SendControl(LeaseFailed(key.lease, key.attempt, reason))]
 
     def _progress(self, held: _Held) -> Iterator[LeaseProgress]:
-        """Everything unsent of one lease, in messages of at most TOKENS_MAX tokens (or one sample) each."""
+        """All unsent confirmed output of one lease; the last message may be empty.
+
+        A message holds at most TOKENS_MAX tokens, so that its size stays bounded.
+        """
         deltas: list[SampleDelta] = []
         room = TOKENS_MAX
         for sample, output in held.outputs.items():
@@ -337,6 +377,7 @@ class WorkerLeases:
         return [*sent, *self._start(now)]
 
     def _believed(self, result: SampleFinished) -> bool:
+        """Whether every version in the result's spans is confirmed."""
         return all(span.key in self._confirmed for span in result.spans)
 
     def check(self) -> None:
@@ -374,7 +415,7 @@ def _uses(spans: Collection[VersionSpan], keys: Collection[VersionKey]) -> bool:
 
 
 def _unusable(grant: LeaseGranted, serving: VersionKey | None) -> str:
-    """Why this grant cannot be worked on; empty when it can."""
+    """Why this worker must refuse the grant; empty if it can work on it."""
     if serving is None:
         return "no version is served"
     if serving.version < grant.oldest:
@@ -393,7 +434,7 @@ def _unusable(grant: LeaseGranted, serving: VersionKey | None) -> str:
 def _output_fault(
     event: SampleProgressed, output: _Output, grant: LeaseGranted, labels: Mapping[str, VersionKey]
 ) -> str:
-    """What is wrong with new output; empty when nothing is."""
+    """What is wrong with new output; empty if nothing is."""
     length = len(output.tokens) + len(event.tokens)
     if len(event.logprobs) != len(event.tokens) or length > grant.max_new_tokens:
         return f"{len(event.tokens)} tokens, {len(event.logprobs)} logprobs, {length} in all"

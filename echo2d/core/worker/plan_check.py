@@ -1,6 +1,7 @@
-"""Whether a part of a plan can be followed: what a peer checks before its relay believes it.
+"""Checks a peer's part of a plan before its relay follows it.
 
-Not here: whether it is a good plan, and who made it (the control link's other end proved that it holds the run's key).
+Not here: whether the plan is a good one, and who made it (the other end of the control link proved
+that it holds the run's key).
 """
 
 import math
@@ -14,7 +15,7 @@ from echo2d.core.topology.plan import STRIPES_MAX
 
 
 def edges_fault(edges: PlanEdges, me: PeerId) -> str:
-    """What is wrong with it; empty when nothing is."""
+    """What is wrong with these edges of the peer `me`; empty when they can be followed."""
     peers = {edge.peer for edge in edges.peers}
     if (
         len(edges.stripes) > STRIPES_MAX
@@ -23,6 +24,7 @@ def edges_fault(edges: PlanEdges, me: PeerId) -> str:
         return "its stripes are too many or the same"
     if len(peers) != len(edges.peers) or me in peers or not all(map(_is_edge, edges.peers)):
         return "a peer in it cannot be linked with"
+    # A peer without a parent is the root, and a root begins every stripe of its plan.
     if len({edge.parent is None for edge in edges.stripes}) > 1:
         return "it begins here for some stripes only"
     if not peers.issuperset(edges.sources):
@@ -35,6 +37,7 @@ def edges_fault(edges: PlanEdges, me: PeerId) -> str:
 
 
 def _is_edge(edge: EdgePeer) -> bool:
+    # An edge needs an address only at the end that dials.
     reachable = is_dialable(edge.address) if edge.address is not None else not edge.dial
     paced = edge.pace is None or (math.isfinite(edge.pace) and edge.pace > 0)
     return reachable and paced and len(edge.secret) == SECRET_BYTES

@@ -1,15 +1,22 @@
-"""Which version one worker holds, prepares and serves: roots in, orders to apply, to refit and to forget out.
+"""Decides which version one worker prepares, loads into its engines and serves.
 
-    root accepted --> planned or arrived --> applied (one form at a time) --> standing in a slot --> refit --> served
-          +------- of what stands in the spare slot -------^
-                                                 |                                |                    |
-                                             ApplyFailed                       revoked            RefitFailed, retried
-                          <---------------------------------- its slot is damaged --+
+Roots and reports of slots and engines come in; orders to apply, to refit and to drop go out.
 
-The newest publish wins: order is by publish_seq, because a newer epoch may publish an older version again. A slot's
-snapshot is served only after a signed root of this process's lifetime named its digest. Two slots: applying overwrites
-the one that is not current, so what stood there is gone, and no refit may be reading it.
-Not here: leases, frames, and who verifies signatures and bytes.
+    root accepted --(planned, arrived, or its snapshot is in the spare slot)--> applying, one form
+    applying      --(SnapshotReady)--> in a slot
+    applying      --(ApplyRejected)--> rejected: send ApplyFailed; a new plan tries the form again
+    in a slot     --(a root named its digest, and it is the newest such)--> refit
+    refit         --(EngineRefitted)--> served
+    refit         --(EngineRefitFailed)--> refit again after a backoff; if its slot is damaged, the
+                                           form is applied again first
+    any state     --(revoked)--> neither served nor applied
+
+The newest publish wins. The order is by publish_seq, because a newer epoch may publish an older
+version again. A snapshot is served only after a signed root that this process has seen named its
+digest. There are two slots. Applying overwrites the one that is not current, so its snapshot is
+lost, and no refit may be reading it (I3).
+
+Not here: leases, frames, and the verification of signatures and bytes.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -42,21 +49,28 @@ from echo2d.core.worker.events import (
     WorkerNote,
 )
 
-# The spreading one, the waiting one, and the last two for peers that still fetch them.
+# The form that spreads, the one that waits, and the last two for peers that still fetch them.
 FORMS_MAX = 4
 SLOTS = 2  # current and spare
 # Versions whose tokens may still be on their way from an engine; really two or three.
 LABELS_MAX = 64
-REFUSED_MAX = 64  # forms remembered as refused; the coordinator sends one at a time
+# Forms remembered as refused. The coordinator sends one at a time, so this is plenty.
+REFUSED_MAX = 64
 REVOKED_MAX = 4096  # keys remembered as void; more than an epoch ever revokes
-REFIT_TRIES_MAX = 3  # of one version; then any other one that stands is served rather than it
-REFIT_RETRY_S = 5.0  # an engine that just failed gets time to recover, twice as much each time, ...
-REFIT_RETRY_S_MAX = 160.0  # ... up to this: there may be no other version, and no other worker that makes one possible
+# After so many failed refits of one version, any other version in a slot is preferred.
+REFIT_TRIES_MAX = 3
+# The backoff after a failed refit gives an engine time to recover. It doubles each time, up to a
+# limit, because there may be no other version to serve.
+REFIT_RETRY_S = 5.0
+REFIT_RETRY_S_MAX = 160.0
 
 
 @dataclass(slots=True)
 class _Form:
-    """stood: a version of its number stood in a slot when it was first heard of."""
+    """One form whose root was accepted.
+
+    stood: a slot held a version of the same number when the form's first root came.
+    """
 
     root: Root
     stood: bool = False
@@ -69,13 +83,17 @@ class _Form:
 
     @property
     def key(self) -> VersionKey | None:
-        """Known once the form's last root has come."""
+        """The version and its digest; None until the form's last root, which has totals, came."""
         totals = self.root.totals
         return None if totals is None else VersionKey(self.root.facts.version, totals.snapshot)
 
 
 class WorkerVersions:
-    """See the module docstring. `standing`: oldest first, the last one is current."""
+    """The versions of one worker; see the module docstring.
+
+    `standing`: the snapshots in the slots, oldest first; the last one is current. `engines`: False
+    for a relay peer, which applies and serves nothing. Methods return what to do.
+    """
 
     def __init__(
         self,
@@ -89,20 +107,19 @@ class WorkerVersions:
         self._engines = engines
         self._publish_seq = publish_seq
         self._forms: dict[FormId, _Form] = {}
-        self._published: dict[
-            VersionKey, PublishSeq
-        ] = {}  # standing, and named by an accepted root
+        # Snapshots in a slot that an accepted root has named: only these may be served.
+        self._published: dict[VersionKey, PublishSeq] = {}
         self._standing = {each.key: each.path for each in standing}
         self._revoked: dict[VersionKey, Epoch] = {}
         self._refused: dict[FormId, None] = {}
         self._delta_seq = PublishSeq(-1)  # the newest publish of which a delta was announced
-        self._planned: dict[FormId, None] = {}  # a plan may come before its form's first root
-        self._applying: FormId | None = (
-            None  # until it was answered, also when it is no longer wanted
-        )
+        # Kept apart from the forms, because a plan may come before its form's first root.
+        self._planned: dict[FormId, None] = {}
+        # Stays set until ApplyForm is answered, even if the form is no longer wanted.
+        self._applying: FormId | None = None
         self._cancelling = False
         self._refitting: VersionKey | None = None
-        self._refit_path = ""  # which that refit reads
+        self._refit_path = ""  # the slot directory that the refit reads
         self._failures: dict[VersionKey, int] = {}
         self._retry_at = 0.0
         self._labels: dict[str, VersionKey] = {}
@@ -111,12 +128,15 @@ class WorkerVersions:
 
     @property
     def labels(self) -> Mapping[str, VersionKey]:
-        """What the engines' labels mean; revoked versions have none."""
+        """Maps the labels that engines report to versions. Revoked versions are left out."""
         return self._labels
 
     @property
     def awaits(self) -> bool:
-        """Whether something newer than what is served is on its way, or about to be loaded: nothing has failed yet."""
+        """Whether a newer version than the served one is on its way and has not failed so far.
+
+        False while nothing is served.
+        """
         served = (
             max(self._served_seq, self._published.get(self.serving, -1))
             if self.serving is not None
@@ -133,13 +153,14 @@ class WorkerVersions:
         )
 
     def refuses(self, form: FormId) -> bool:
-        """Whether a root of this form was refused: then its frames are not wanted either."""
+        """Whether the last root of this form was refused; its frames are then unwanted too."""
         return form in self._refused
 
     def stands_mostly(self, form: FormId) -> bool:
-        """Whether chunks of this full form are looked for in the slots.
+        """Whether the slots should be searched for chunks of this form before they are fetched.
 
-        A delta to the same snapshot came before, or it may be the snapshot that stands in the spare slot.
+        True for a full form if a delta of the same publish came before, or if a slot held a version
+        of the same number: then most chunks are probably here.
         """
         known = self._forms.get(form)
         if known is None or known.root.facts.kind != "full":
@@ -147,17 +168,20 @@ class WorkerVersions:
         return known.stood or known.seq == self._delta_seq
 
     def holding(self) -> tuple[VersionKey, ...]:
-        """The last one is current. Nothing, if that is revoked."""
+        """The unrevoked versions in the slots, current one last; empty if that one is revoked."""
         return (
             ()
             if self._current in self._revoked
             else tuple(key for key in self._standing if key not in self._revoked)
         )
 
-    # --- what happens; each returns what to do ---
+    # --- events; each method returns what to do ---
 
     def announced(self, root: Root, *, now: float) -> list[VersionAction]:
-        """A verified root. Forms of an older publish than the newest one seen are refused, unless already accepted."""
+        """A root was verified.
+
+        A new form of an older publish than the newest one seen is refused.
+        """
         refusal = self._refusal(root)
         if refusal:
             self._planned.pop(root.form, None)
@@ -178,6 +202,7 @@ class WorkerVersions:
             self._delta_seq = max(self._delta_seq, root.facts.publish_seq)
         stood = any(key.version == root.facts.version for key in self._standing)
         form = self._forms.setdefault(root.form, _Form(root, stood))
+        # Roots of one form grow, and may arrive out of order: keep the longest.
         if (root.segment_count, root.totals is not None) > (
             form.root.segment_count,
             form.root.totals is not None,
@@ -188,7 +213,7 @@ class WorkerVersions:
         return [*actions, *self._forget_old(), *self.choose(now=now)]
 
     def planned(self, form: FormId, *, now: float) -> list[VersionAction]:
-        """This peer has a place in a plan for the form; one that was rejected gets another chance."""
+        """This peer has a place in a plan for the form; a rejected form is tried again."""
         self._planned.pop(form, None)
         self._planned[form] = None
         keep_newest(self._planned, FORMS_MAX)
@@ -208,7 +233,9 @@ class WorkerVersions:
         return [*actions, *self.choose(now=now)]
 
     def ready(self, event: SnapshotReady, *, now: float) -> list[VersionAction]:
+        """The form's snapshot is in its slot, verified, and this slot is current."""
         key = VersionKey(event.version, event.digest)
+        # The last entry is the current one, so a key that was here moves to the end.
         self._standing.pop(key, None)
         self._standing[key] = event.path
         keep_newest(self._standing, SLOTS)
@@ -219,7 +246,7 @@ class WorkerVersions:
         return [_verified(event.form, key), *self.choose(now=now)]
 
     def rejected(self, event: ApplyRejected, *, now: float) -> list[VersionAction]:
-        """It cannot become a snapshot here; its frames stay for others."""
+        """The form cannot become a snapshot here; its frames stay for other peers."""
         self._apply_ended(event.form)
         if event.form in self._forms:
             self._forms[event.form].rejected = True
@@ -231,18 +258,22 @@ class WorkerVersions:
         return self.choose(now=now)
 
     def lost(self, form: FormId, reason: str, *, now: float) -> list[VersionAction]:
-        """Its frames cannot be kept here (disk full): the coordinator is told, and the form is given up."""
+        """The disk cannot keep the form's frames: tell the coordinator and give the form up."""
         return [SendControl(ApplyFailed(form, reason)), *self.forgotten(form, now=now)]
 
     def forgotten(self, form: FormId, *, now: float) -> list[VersionAction]:
-        """Nobody wants the form any more."""
+        """The form is not needed here any more."""
         dropped = self._forget(form) if form in self._forms else []
         return [*dropped, *self.choose(now=now)]
 
     def refitted(
         self, event: EngineRefitted, *, held_s: float = 0.0, now: float
     ) -> list[VersionAction]:
-        """A refit whose memory check failed is a failed one: what the engines hold is nobody's version (I3)."""
+        """All engines were refitted.
+
+        A refit whose memory check failed counts as failed: what the engines hold is no version at
+        all (I3). `held_s`: seconds for which the engines generated nothing for this version.
+        """
         key = VersionKey(event.version, event.digest)
         if event.memory_ok is False:
             reason = "the engines' memory is not the snapshot"
@@ -251,6 +282,7 @@ class WorkerVersions:
             )
         self._refitting = None
         self._failures.pop(key, None)
+        # The version may have been revoked while the engines loaded it.
         if key in self._revoked:
             self.serving = None
             return self.choose(now=now)
@@ -261,9 +293,10 @@ class WorkerVersions:
         return [SendControl(done), *self.choose(now=now)]
 
     def refit_failed(self, event: EngineRefitFailed, *, now: float) -> list[VersionAction]:
-        """It is tried again; if its slot is damaged, once it has been applied again."""
+        """A refit failed: retry after a backoff; if the slot is damaged, apply the form again."""
         key = VersionKey(event.version, event.digest)
         self._refitting = None
+        # The same version may be in the other slot by now, and that copy is not the damaged one.
         if event.damaged and self._standing.get(key) == self._refit_path:
             del self._standing[key]
             self._published.pop(key, None)
@@ -277,7 +310,10 @@ class WorkerVersions:
         return [SendControl(failed), *self.choose(now=now)]
 
     def engine_lost(self, reason: str, *, now: float) -> list[VersionAction]:
-        """As if the last refit had failed, so that it is done again; one under way tells by itself."""
+        """An engine was lost: act as if the last refit had failed, so that it is done again.
+
+        A refit that is under way reports its own end, so nothing is done then.
+        """
         if self.serving is None or self._refitting is not None:
             return []
         key = self.serving
@@ -286,7 +322,7 @@ class WorkerVersions:
     def revoked(
         self, epoch: Epoch, keys: Collection[VersionKey], *, now: float
     ) -> list[VersionAction]:
-        """Publishes of these versions in epochs below `epoch` are void."""
+        """The publishes of these versions in epochs below `epoch` are void."""
         actions: list[VersionAction] = []
         for key in keys:
             self._revoked[key] = epoch
@@ -302,12 +338,13 @@ class WorkerVersions:
         return [*actions, *self.choose(now=now)]
 
     def choose(self, *, now: float) -> list[VersionAction]:
-        """What to apply and what to refit to next, if anything."""
+        """Choose what to refit to and what to apply next, if anything."""
+        # The refit comes first: `_next_apply` must know whether one reads the spare slot.
         refit = self._next_refit(now)
         return [*refit, *self._next_apply()]
 
     def wake_at(self) -> float | None:
-        """When a failed refit is tried again."""
+        """When a failed refit is due again, in monotonic seconds; None if no refit waits."""
         target = self._target()
         waits = target is not None and target != self.serving and self._refitting is None
         return self._retry_at if waits and self._engines else None
@@ -315,6 +352,7 @@ class WorkerVersions:
     # --- inside ---
 
     def _refusal(self, root: Root) -> str:
+        """Why the root is refused; empty if it is accepted."""
         facts = root.facts
         if facts.run_id != self._run_id:
             return f"it belongs to run {facts.run_id}"
@@ -326,13 +364,17 @@ class WorkerVersions:
         return ""
 
     def _named(self, form: FormId, known: _Form, key: VersionKey) -> list[VersionAction]:
-        """A root names the whole snapshot: a newer epoch's publish revives a revoked one; the current one is ready."""
+        """An accepted root names the whole snapshot.
+
+        If the snapshot is in the current slot already, it is verified without applying anything.
+        """
+        # `_refusal` let this root pass, so its epoch is new enough to revive a revoked version.
         self._revoked.pop(key, None)
         if not self._engines:
             return [_verified(form, key)] if known.arrived else []
-        if (
-            key != self._current
-        ):  # in the spare slot, it is made current first: the next delta is made from it
+        # A snapshot in the spare slot must be made current first, because the next delta is applied
+        # to the current slot.
+        if key != self._current:
             return []
         self._publish(key, known.seq)
         return [_verified(form, key)]
@@ -349,7 +391,10 @@ class WorkerVersions:
         return next(reversed(self._standing), None)
 
     def _target(self) -> VersionKey | None:
-        """The newest version that stands and is published; one that has failed too often only if there is no other."""
+        """The newest published version in a slot.
+
+        A version that failed REFIT_TRIES_MAX times is taken only if there is no other.
+        """
 
         def rank(key: VersionKey) -> tuple[bool, PublishSeq]:
             return self._failures.get(key, 0) < REFIT_TRIES_MAX, self._published[key]
@@ -375,16 +420,18 @@ class WorkerVersions:
         label = version_label(key.version, key.digest)
         self._labels.pop(label, None)
         self._labels[label] = key
+        # The served version keeps its label, however old it is.
         while len(self._labels) > LABELS_MAX:
             del self._labels[
                 next(each for each, old in self._labels.items() if old != self.serving)
             ]
 
     def _next_apply(self) -> list[VersionAction]:
-        """Begin what is wanted most, once nothing else is being applied and no refit reads the spare slot."""
+        """Apply the most wanted form, once nothing else is applied and no refit reads the slot."""
         form = self._wanted_form() if self._engines else None
         if self._applying is not None:
             applying = self._forms.get(self._applying)
+            # A form whose frames have all arrived is worth finishing; any other one gives way.
             ends_soon = applying is not None and (
                 applying.arrived or form in (None, self._applying)
             )
@@ -396,6 +443,7 @@ class WorkerVersions:
             return []
         self._applying, key = form, self._forms[form].key
         stands = key.digest if key in self._standing and key is not None else None
+        # Applying writes into the spare slot, so its snapshot can no longer be served.
         while len(self._standing) > 1:
             overwritten = next(iter(self._standing))
             del self._standing[overwritten]
@@ -403,7 +451,11 @@ class WorkerVersions:
         return [ApplyForm(form, stands)]
 
     def _wanted_form(self) -> FormId | None:
-        """The newest form on its way whose snapshot is newer than all that stand, and may be served."""
+        """The newest form to apply; None if there is none.
+
+        It is planned, arrived or in the spare slot, newer than every published snapshot in a slot,
+        and neither rejected nor revoked.
+        """
         newest = max(self._published.values(), default=-1)
         wanted = [
             (each.seq, each.arrived, form)
@@ -417,7 +469,8 @@ class WorkerVersions:
         return max(wanted)[2] if wanted else None
 
     def _refit_reads_spare(self) -> bool:
-        """The same version may stand in both slots, so it is the path that counts."""
+        """Whether a refit reads the slot that applying would overwrite."""
+        # Both slots may hold the same version, so the paths are compared and not the keys.
         current = None if self._current is None else self._standing[self._current]
         return self._refitting is not None and self._refit_path != current
 
@@ -426,6 +479,7 @@ class WorkerVersions:
             self._applying, self._cancelling = None, False
 
     def _forget_old(self) -> list[VersionAction]:
+        """Evict the oldest forms above FORMS_MAX, but never the one that is being applied."""
         actions: list[VersionAction] = []
         while len(self._forms) > FORMS_MAX:
             others = [form for form in self._forms if form != self._applying]
@@ -433,7 +487,7 @@ class WorkerVersions:
         return actions
 
     def _forget(self, form: FormId) -> list[VersionAction]:
-        """Its frames go; if it is being applied, `_next_apply` cancels that."""
+        """Drop the form and its frames; if it is being applied, `_next_apply` cancels that."""
         del self._forms[form]
         self._planned.pop(form, None)
         return [DropForm(form)]
