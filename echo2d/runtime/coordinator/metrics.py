@@ -1,4 +1,9 @@
-"""The coordinator's numbers for Prometheus: `GET /metrics`, with any credential that may read the status."""
+"""The coordinator's metrics for Prometheus: a table of families, each read off a `Status`.
+
+`GET /metrics` serves them to any credential that may read the status. The help texts are repeated
+in docs/metrics.md, and a test compares the two. A family without samples means that there is no
+value now: before the first version, or where nothing is rented.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -50,7 +55,7 @@ def _gateway_choices(status: Status) -> Samples:
 def _recent(
     name: str, about: str, durations: Callable[[Status], Sequence[float]]
 ) -> Family[Status]:
-    """Quantiles of the newest durations."""
+    """A gauge with the quantiles of the newest durations, in seconds."""
 
     def samples(status: Status) -> Samples:
         return [((str(share),), quantile(durations(status), share)) for share in QUANTILES]
@@ -72,6 +77,7 @@ def _broadcast_peers(status: Status) -> Samples:
 
 
 def _seed_copies(status: Status) -> Samples:
+    # The mapping is in the order of measurement: the last entry is the newest.
     return [((), copies) for copies in list(status.seed_copies.values())[-1:]]
 
 
@@ -80,7 +86,7 @@ def _renting(status: Status) -> RentingStatus | None:
 
 
 def _rented(name: str, about: str, read: Callable[[RentingStatus], float]) -> Family[Status]:
-    """A number of renting; there is no sample where nothing is rented."""
+    """A gauge about renting; it has no sample where nothing is rented."""
 
     def samples(status: Status) -> Samples:
         renting = _renting(status)
@@ -109,6 +115,8 @@ def _bottleneck(status: Status) -> Samples:
 def _of_worker(
     name: str, help_text: str, read: Callable[[WorkerStatus], Number], *, counter: bool = False
 ) -> Family[Status]:
+    """A metric of each worker that is not gone."""
+
     def samples(status: Status) -> Samples:
         return [
             ((worker.id, worker.name), read(worker))
@@ -216,7 +224,7 @@ FAMILIES: tuple[Family[Status], ...] = (
     ),
     Family(
         "echo2d_answer_tokens",
-        "Mean tokens of answers that were trained, and of those dropped with their groups, by reason",
+        "Mean tokens of trained answers, and of answers dropped with their groups, by reason",
         by_key(lambda status: status.answer_tokens),
         ("fate",),
     ),
@@ -362,6 +370,7 @@ FAMILIES: tuple[Family[Status], ...] = (
 
 
 def _staleness(status: Status) -> Iterator[Metric]:
+    # A histogram of Prometheus is cumulative: each bucket counts all staleness up to its bound.
     counts = status.staleness
     buckets, seen = [], 0
     for staleness in range(max([status.staleness_max, *counts]) + 1):
@@ -376,7 +385,7 @@ def _staleness(status: Status) -> Iterator[Metric]:
 
 
 class CoordinatorMetrics(LoopMetrics[Status]):
-    """See the module docstring. events_waiting: in the mailbox; ledger: its file."""
+    """See the module docstring. ledger: the path of the ledger's file."""
 
     def __init__(self, *, ledger: Path) -> None:
         super().__init__(FAMILIES, _staleness)
@@ -396,6 +405,7 @@ class CoordinatorMetrics(LoopMetrics[Status]):
 
     def _measure(self, path: Path) -> None:
         super()._measure(path)
+        # The write-ahead log is a file beside the ledger, and may be the larger of the two.
         log = self._ledger.with_name(self._ledger.name + "-wal")
         self._ledger_bytes.set(sum(map(_size, (self._ledger, log))))
 
