@@ -253,11 +253,16 @@ FAMILIES: tuple[Family[Status], ...] = (
     Family("echo2d_active_workers", "Workers that get leases", _active),
     Family(
         "echo2d_activation_changes",
-        "Changes of who is active that nothing forced",
+        "Changes of the active workers that no event forced",
         value(lambda status: status.provision.changes),
         counter=True,
     ),
-    Family("echo2d_bottleneck", "1 for what the run waits for at present", _bottleneck, ("kind",)),
+    Family(
+        "echo2d_bottleneck",
+        "1 for the bottleneck: the stage for which the run waits now",
+        _bottleneck,
+        ("kind",),
+    ),
     Family(
         "echo2d_rented_boxes", "Rented boxes that may be there, by state", _rented_boxes, ("state",)
     ),
@@ -287,13 +292,13 @@ FAMILIES: tuple[Family[Status], ...] = (
     ),
     Family(
         "echo2d_wire_bytes",
-        "Of all encoded versions, once each",
+        "Bytes of all encoded versions, each counted once",
         value(lambda status: status.wire_bytes),
         counter=True,
     ),
     Family(
         "echo2d_full_bytes",
-        "Of the snapshots these were made from",
+        "Bytes of the snapshots from which these were encoded",
         value(lambda status: status.full_bytes),
         counter=True,
     ),
@@ -303,7 +308,10 @@ FAMILIES: tuple[Family[Status], ...] = (
         _seed_copies,
     ),
     Family(
-        "echo2d_broadcast_peers", "Peers of the version that spreads", _broadcast_peers, ("state",)
+        "echo2d_broadcast_peers",
+        "Peers of the version that is being broadcast, by state",
+        _broadcast_peers,
+        ("state",),
     ),
     Family(
         "echo2d_faults",
@@ -320,7 +328,7 @@ FAMILIES: tuple[Family[Status], ...] = (
     ),
     Family(
         "echo2d_attention",
-        "Sentences that `echo2d status` has for a person; 0: all is well",
+        "Alerts that `echo2d status` shows; 0: all is well",
         value(lambda status: len(status.attention)),
     ),
     _recent("train_step", "Train steps, net of waiting", lambda status: status.t_train_s),
@@ -357,12 +365,12 @@ FAMILIES: tuple[Family[Status], ...] = (
     _of_worker("silent_seconds", "Since it was last heard", lambda worker: worker.silent_s),
     _of_worker(
         "active",
-        "1 while it gets leases; 0: it stands by, leaves, or is not here",
+        "1 while it gets leases; 0: it stands by, leaves, or is away",
         lambda worker: worker.active,
     ),
     _of_worker(
         "trajectories_per_second",
-        "What it makes while its slots are leased; before it has worked, what is expected",
+        "Its throughput while its slots are leased; the expected one until it is measured",
         lambda worker: worker.mu,
     ),
     _of_worker("accepted", "Its accepted results", lambda worker: worker.accepted, counter=True),

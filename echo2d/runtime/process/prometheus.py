@@ -94,7 +94,7 @@ class LoopMetrics(Generic[StatusT]):
         self._kinds: dict[type, Counter] = {}
         self._delay_s = Histogram(
             "echo2d_event_loop_delay_seconds",
-            "How late the event loop woke; more than 0.1 is a loop that somebody blocks",
+            "How late the event loop woke; above 0.1 something blocks it",
             buckets=DELAY_BUCKETS_S,
             registry=self.registry,
         )
