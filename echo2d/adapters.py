@@ -1,10 +1,11 @@
-"""Which base model a LoRA adapter belongs to: said by the adapter's own directory, compared wherever it is loaded.
+"""The pin of a LoRA adapter: a file in its directory that names its base model by a digest.
 
     adapter_config.json  adapter_model.safetensors     as Hugging Face PEFT writes them
     base.json            {"base_digest": "..."}         64 hex digits, of the base model
 
-The pin is a file of the snapshot like all others, so a snapshot digest names the base as well. The base itself is never
-published: it lies where the learner and the workers have it. Blocking functions.
+The pin is compared wherever an adapter is loaded. It is a file of the snapshot like all others, so
+a snapshot digest names the base, too. The base itself is never published: the learner and the
+workers each have a copy. All functions block.
 """
 
 import json
@@ -16,22 +17,26 @@ from blake3 import blake3
 from echo2d.core.weights.manifest import ADAPTER_CONFIG, BASE_PIN
 from echo2d.errors import OperatorFault
 
-READ_BYTES = 8 << 20  # in memory at a time
-PIN_BYTES_MAX = 256  # a digest and its key, generously spaced
+# In memory at a time.
+READ_BYTES = 8 << 20
+# A digest and its key, with generous white space.
+PIN_BYTES_MAX = 256
 
-_SHAPING = ("config.json", "generation_config.json")  # architecture; end tokens
+# They hold the architecture and the end tokens.
+_SHAPING = ("config.json", "generation_config.json")
 _WEIGHTS = (".safetensors", ".safetensors.index.json")
 _DIGEST = re.compile("[0-9a-f]{64}")
 
 
 def is_adapter(directory: Path) -> bool:
+    """Whether a directory holds a LoRA adapter, and not a whole model."""
     return (directory / ADAPTER_CONFIG).exists()
 
 
 def base_files(directory: Path) -> list[Path]:
-    """What shapes the numbers of a model directory: its weights, their index, its configuration. Links are followed.
+    """The files of a model directory that determine its outputs: weights, index, configuration.
 
-    OperatorFault: it is no model directory, or it is an adapter itself.
+    Symbolic links are followed. OperatorFault: it is no model directory, or it is an adapter.
     """
     if is_adapter(directory):
         raise OperatorFault(
@@ -48,7 +53,12 @@ def base_files(directory: Path) -> list[Path]:
 
 
 def base_digest(directory: Path) -> str:
-    """blake3-256, in hex, of what `b3sum` says of the `base_files`, in byte order of their names; reads them all."""
+    """The digest of a base model, in hex; reads all of its files.
+
+    It is the blake3-256 of what `b3sum` prints for the `base_files`, in byte order of their
+    names, so that it can be checked by hand. OperatorFault: as in `base_files`, or a file cannot
+    be read.
+    """
     try:
         listing = "".join(
             f"{_content_digest(path)}  {path.name}\n" for path in base_files(directory)
@@ -59,14 +69,14 @@ def base_digest(directory: Path) -> str:
 
 
 def pin_base(adapter: Path, digest: str) -> None:
-    """Have the adapter in this directory say that it belongs to the base model with this `base_digest`."""
+    """Write the pin of an adapter. digest: the `base_digest` of its base model."""
     (adapter / BASE_PIN).write_text(json.dumps({"base_digest": digest}) + "\n")
 
 
 def pinned_base(directory: Path) -> str | None:
-    """The `base_digest` of the model that the adapter in `directory` belongs to; None: it is a whole model.
+    """The `base_digest` in the pin of an adapter; None: `directory` holds a whole model.
 
-    OperatorFault: an adapter that does not say.
+    OperatorFault: the adapter has no valid pin.
     """
     if not is_adapter(directory):
         return None
@@ -77,7 +87,7 @@ def pinned_base(directory: Path) -> str | None:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise OperatorFault(f"{path} does not tell the adapter's base model: {error}") from error
     if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
-        raise OperatorFault(f"{path}: base_digest is no digest of 64 hex digits")
+        raise OperatorFault(f"{path}: base_digest: expected 64 hex digits; found {digest!r}")
     return digest
 
 

@@ -25,7 +25,7 @@ from echo2d.registry import PROVIDERS
 USD_MAX = 1e6
 HOURS_MAX = 24.0 * 90
 SECONDS_MAX = 86400.0
-# No trajectory takes longer, and a draining box costs money.
+# A trajectory takes less time than this, and a draining box costs money.
 DRAIN_S_MAX = 3600.0
 # More trajectories per hour than this is a typing mistake.
 RATE_MAX = 1e9
@@ -126,7 +126,7 @@ class ProviderTable(Table):
 class OfferTable(Table):
     """A kind of box that a provider offers.
 
-    For a provider that does not rent: what boxes cost whose worker has such a name.
+    For a provider that does not rent, it is the price of the workers whose name matches.
     """
 
     TABLE: ClassVar[str] = "provider.offer"
@@ -160,7 +160,7 @@ class ProviderConfig:
 
     @property
     def rents(self) -> bool:
-        """Whether it starts boxes that cost money; otherwise its boxes join by themselves."""
+        """Whether the provider starts boxes that cost money. Otherwise boxes join by themselves."""
         return PROVIDERS[self.table.kind].rents
 
     def __post_init__(self) -> None:
@@ -186,7 +186,7 @@ class ProviderConfig:
                 )
         if not names or len(set(names)) < len(names):
             raise OperatorFault(
-                f"provider.offer: expected at least one, with different names; found {names}"
+                f"provider.offer: expected at least one offer, with different names; found {names}"
             )
 
 
@@ -196,17 +196,21 @@ def _require_name(where: str, name: str, rule: re.Pattern[str]) -> None:
 
 
 def read_providers(document: Mapping[str, Any]) -> tuple[ProviderConfig, ...]:
-    """All [[provider]] of a parsed file."""
+    """All providers of a parsed file. OperatorFault: a key, name or number is not allowed."""
     providers = tuple(map(_provider, _rows(document, "provider")))
     names = [provider.table.name for provider in providers]
     if len(set(names)) < len(names):
-        raise OperatorFault(f"provider.name: expected different ones; found {names}")
+        raise OperatorFault(
+            f"provider.name: expected a different name for each provider; found {names}"
+        )
     if (
         len(providers) > PROVIDERS_MAX
         or sum(len(provider.offers) for provider in providers) > OFFERS_MAX
     ):
         raise OperatorFault(
-            f"[[provider]]: expected at most {PROVIDERS_MAX}, with {OFFERS_MAX} offers in all"
+            f"[[provider]]: expected at most {PROVIDERS_MAX} providers, "
+            f"with {OFFERS_MAX} offers in all; "
+            f"found {len(providers)} with {sum(len(each.offers) for each in providers)}"
         )
     return providers
 
@@ -221,12 +225,17 @@ def _provider(row: Mapping[str, Any]) -> ProviderConfig:
 def _rows(document: Mapping[str, Any], name: str) -> "list[Mapping[str, Any]]":
     rows = document.get(name, [])
     if not isinstance(rows, list):
-        raise OperatorFault(f"[[{name}]]: expected tables with double brackets")
+        raise OperatorFault(
+            f"[[{name}]]: expected tables with double brackets; found {type(rows).__name__}"
+        )
     return [table_of({name: row}, name) for row in rows]
 
 
 def print_providers() -> str:
-    """The keys of [[provider]] and [[provider.offer]], commented out: each is one provider."""
+    """The keys of [[provider]] and [[provider.offer]], commented out.
+
+    As live tables they would declare a provider.
+    """
     lines = print_tables(ProviderTable, OfferTable).splitlines()
     return "".join(f"# {_doubled(line)}\n" if line else "\n" for line in lines)
 

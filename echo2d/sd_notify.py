@@ -1,11 +1,11 @@
-"""What a service manager is told of this process: started, alive, stopping, and a line of words. sd_notify(3).
+"""Notifies the service manager (sd_notify(3)): started, alive, stopping, and one line of status.
 
     starting --turned--> serving --turned--> serving ... --stopping--> over
 
-`turned` is called by the one loop without which the program is of no use, each time that loop has gone round: a loop
-that hangs says nothing more, and the watchdog ends the process. A process that nobody asked to tell (no NOTIFY_SOCKET)
-says nothing and waits as long as it likes. Nothing here waits or fails: a datagram that cannot go out is dropped, and
-the next one says everything again.
+The main loop of the program calls `turned` each time round. A loop that hangs sends no more
+notifications, and the watchdog of the service manager ends the process. Without NOTIFY_SOCKET in
+the environment, nothing is sent. Nothing here waits or fails: a datagram that cannot be sent is
+dropped, and the next one says everything again.
 """
 
 import contextlib
@@ -14,15 +14,18 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 
-STATUS_S = 10.0  # the words of `systemctl status` are no older than this
-WATCHDOG_SHARE = 0.5  # of the watchdog's time may pass between two signs of life, as sd_watchdog_enabled(3) has it
-WORDS_MAX = 400  # of one line of status; a terminal shows less
+# The status line of `systemctl status` is no older than this.
+STATUS_S = 10.0
+# The share of the watchdog's time between two notifications, as sd_watchdog_enabled(3) advises.
+WATCHDOG_SHARE = 0.5
+# Characters of a status line; a terminal shows fewer.
+WORDS_MAX = 400
 
 StatusText = Callable[[], str]
 
 
 class Notifier:
-    """environment: of this process, as its config has read it."""
+    """Sends notifications. environment: of this process, as its config has read it."""
 
     def __init__(self, environment: Mapping[str, str] | None = None) -> None:
         variables = environment or {}
@@ -32,24 +35,27 @@ class Notifier:
         self._over = False
 
     def wait_s(self, timeout_s: float | None) -> float | None:
-        """How long the loop may wait that wants to wait so long (None: for ever)."""
+        """How long the loop may wait if it would wait `timeout_s` seconds (None: without a limit).
+
+        It is less where a notification is due before.
+        """
         if not self._address or self._over:
             return timeout_s
         left_s = max(0.0, self._due_at - time.monotonic())
         return left_s if timeout_s is None else min(timeout_s, left_s)
 
     def turned(self, words: StatusText) -> None:
-        """The loop has gone round; the first time, the process has started."""
+        """The loop has gone round. The first call says that the process has started."""
         if self._address and not self._over and time.monotonic() >= self._due_at:
             self._due_at = time.monotonic() + self._every_s
             self._tell("READY=1", "WATCHDOG=1", _status(words()))
 
     def starting(self, words: str) -> None:
-        """It takes a while, because of this."""
+        """Say why the start takes long. It does not count as a sign of life."""
         self._tell(_status(words))
 
     def stopping(self, words: str) -> None:
-        """From now on the process is only ending."""
+        """Say that the process is ending. It is the last notification."""
         self._over = True
         self._tell("STOPPING=1", _status(words))
 
@@ -58,22 +64,26 @@ class Notifier:
             return
         kind = socket.SOCK_DGRAM | socket.SOCK_NONBLOCK
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, kind) as manager:
-            manager.sendto(
-                "\n".join(lines).encode(), self._address
-            )  # OSError: nobody listens, or not fast enough
+            # OSError: no service manager listens, or it does not read fast enough.
+            manager.sendto("\n".join(lines).encode(), self._address)
 
 
 def _address(name: str) -> str:
-    """A path or, after an @, a name in the abstract namespace. Others (vsock) are for whole machines: no address."""
+    """The address of a socket: a path, or after an @ a name in the abstract namespace.
+
+    Other forms (vsock) are for whole machines and give no address.
+    """
     return name.replace("@", "\0", 1) if name.startswith(("/", "@")) else ""
 
 
 def _watchdog_s(variables: Mapping[str, str]) -> float:
-    """Infinite without a watchdog for this very process."""
+    """The watchdog's time in seconds; infinite if this process has no watchdog."""
+    # The variables may be inherited from a parent process that the watchdog is meant for.
     meant = variables.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
     usec = variables.get("WATCHDOG_USEC", "")
     return int(usec) / 1e6 if meant and usec.isdecimal() and int(usec) else float("inf")
 
 
 def _status(words: str) -> str:
+    """A STATUS field, on one line: a line break would begin another field."""
     return f"STATUS={' '.join(words.split())[:WORDS_MAX]}"

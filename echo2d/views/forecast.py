@@ -1,6 +1,7 @@
-"""`echo2d plan` for people: what is needed, who does it, what it costs, what if; and its picture.
+"""Draws the forecast of `echo2d plan`: the throughput needed, the workers chosen, and the cost.
 
-Reads a `Forecast` (`sim/fleet/forecast.py`), decides nothing.
+A table shows the same for other S and kappa. It reads a `Forecast` (`sim/fleet/forecast.py`) and
+decides nothing.
 """
 
 from collections.abc import Sequence
@@ -19,11 +20,12 @@ from echo2d.views.status import per_h, plain_console, seconds
 
 
 def print_provision(found: Forecast, cells: Sequence[WhatIf]) -> None:
+    """Print the whole picture. cells: the table over S and kappa."""
     plain_console().print(provision_picture(found, cells))
 
 
 def provision_picture(found: Forecast, cells: Sequence[WhatIf]) -> RenderableType:
-    """All of it."""
+    """The sentences, the workers, the broadcast, and the table over S and kappa."""
     colour = "green" if found.feasible else "red"
     title = "the learner stays busy" if found.feasible else "not feasible"
     parts: list[RenderableType] = [
@@ -39,14 +41,16 @@ def provision_picture(found: Forecast, cells: Sequence[WhatIf]) -> RenderableTyp
 def _sentences(found: Forecast) -> Text:
     demand, text = found.demand, Text()
     text.append(
-        f"S = {demand.staleness_max}, kappa = {demand.publish_every}, R = {demand.trajectories_per_step}, "
+        f"S = {demand.staleness_max}, kappa = {demand.publish_every}, "
+        f"R = {demand.trajectories_per_step}, "
         f"T_train = {demand.t_train_s:,.4g} s, {demand.mode} dissemination\n"
     )
     if found.mu_min is None:
         text.append("no throughput is enough\n")
     else:
         text.append(
-            f"needed   {per_h(found.mu_min)} trajectories/h, with a margin of {demand.gamma:g} times "
+            f"needed   {per_h(found.mu_min)} trajectories/h, "
+            f"with a margin of {demand.gamma:g} times "
             f"{per_h(demand.gamma * found.mu_min)}\n"
         )
     text.append(
@@ -54,7 +58,8 @@ def _sentences(found: Forecast) -> Text:
         f"bubble {found.bubble:.1%}\n"
     )
     text.append(
-        f"cost     {_usd(found.usd_per_step)} a step, {_usd(1000 * found.usd_per_step, 0)} for 1,000, "
+        f"cost     {_usd(found.usd_per_step)} a step, "
+        f"{_usd(1000 * found.usd_per_step, 0)} for 1,000, "
         f"{_usd(found.usd_per_h)} an hour"
     )
     if found.why_not:
@@ -63,6 +68,7 @@ def _sentences(found: Forecast) -> Text:
 
 
 def workers_table(found: Forecast) -> Table:
+    """Each kind of worker: how many are chosen, their throughput and their price."""
     table = Table("workers", box=SIMPLE_HEAD, pad_edge=False)
     for heading in (
         "chosen",
@@ -89,13 +95,15 @@ def workers_table(found: Forecast) -> Table:
 
 def _broadcast_line(found: Forecast) -> Text:
     times = found.broadcast
+    # Which workers pass versions on; nothing is said if all of them do.
     only = {
         "all": "",
         "unmetered": "; metered workers only receive",
         "none": "; workers pass nothing on",
     }
     return Text(
-        f"a version reaches them in {seconds(times.planned_s)} as planned; star {seconds(times.star_s)}, "
+        f"a version reaches them in {seconds(times.planned_s)} as planned; "
+        f"star {seconds(times.star_s)}, "
         f"a chain {seconds(found.chain_s)}, no way under {seconds(times.bound_s)}; "
         f"T_bcast {seconds(found.demand.t_bcast_s)}"
         f"{only[found.relays]}"
@@ -103,7 +111,7 @@ def _broadcast_line(found: Forecast) -> Text:
 
 
 def what_if_table(found: Forecast, cells: Sequence[WhatIf]) -> Table:
-    """usd per step and workers over S and kappa; the present one in bold."""
+    """Usd per step and number of workers over S and kappa; the configured cell is bold."""
     kappas = sorted({cell.publish_every for cell in cells})
     table = Table(
         "usd a step (workers)",
@@ -129,13 +137,18 @@ def _cell(found: Forecast, cell: WhatIf | None, cheapest: float | None) -> Text:
     style = ("bold " if here else "") + (
         "green" if cell.feasible and cell.usd_per_step == cheapest else ""
     )
+    # A cell that is not feasible has no price worth showing, only its bubble.
     if not cell.feasible:
         return Text(f"bubble {cell.bubble:.0%}", style=style + "dim")
     return Text(f"{cell.usd_per_step:.3f} ({cell.workers})", style=style)
 
 
 def draw_provision(found: Forecast, path: Path) -> None:
-    """Bubble and usd per step over the number of workers, in the order of rho; the chosen ones marked."""
+    """Plot bubble and usd per step over mu_pool, as the chosen workers are added in order of rho.
+
+    Vertical lines mark mu_min, and mu_min with its margin.
+    """
+    # Imported here: only this function needs matplotlib, and it is slow to import.
     from matplotlib.figure import Figure
 
     offers = by_rho(found.choice.offers)

@@ -27,15 +27,15 @@ from echo2d.core.status.schema import (
 BAR_CELLS = 24
 SPARK = "▁▂▃▄▅▆▇█"
 SPARK_CELLS = 50
-# The width where there is no terminal.
+# The width of the output where there is no terminal.
 PLAIN_COLUMNS = 120
 TILES_PER_ROW = 4
 FAULTS_SHOWN = 5
-# However small the terminal is.
+# At least this many workers are shown, however small the terminal is.
 WORKERS_SHOWN_MIN = 4
 # Workers that are gone for longer are only counted: spot boxes come and go all day.
 GONE_SHOWN_S = 600.0
-# On a terminal; elsewhere all alerts are shown.
+# Alerts shown on a terminal; elsewhere all of them are shown.
 SENTENCES_SHOWN = 8
 # Lines of a picture besides workers, alerts and faults; a long bottleneck takes four of them.
 OTHER_LINES = 22
@@ -90,7 +90,7 @@ def _title(status: Status) -> Text:
 
 
 def _tiles(status: Status, tokens_per_s: float | None) -> Table:
-    """The numbers of a run."""
+    """The main numbers of a run, as rows of label and value."""
     grid = Table.grid(expand=True, padding=(0, 1))
     for _ in range(TILES_PER_ROW):
         grid.add_column(justify="right", style="dim", no_wrap=True)
@@ -138,7 +138,7 @@ def _provision(status: Status) -> Iterable[RenderableType]:
 
 
 def _labelled(label: str, words: str) -> Table:
-    """Long words go on below themselves."""
+    """A label with words that may wrap; wrapped lines stay in the column of the words."""
     grid = Table.grid()
     grid.add_column(no_wrap=True)
     grid.add_column()
@@ -152,7 +152,7 @@ def _rented(status: Status) -> Iterable[Text]:
 
 
 def rented_words(renting: RentingStatus) -> str:
-    """What is there, what it costs, and what is left."""
+    """The rented boxes, their cost, and what is left of the budget."""
     states = ", ".join(f"{count} {state}" for state, count in renting.states.items() if count)
     return (
         f"{len(renting.boxes)} boxes{f' ({states})' if states else ''}, "
@@ -264,7 +264,9 @@ def _columns(status: Status) -> list[str]:
 
 
 def _trouble(worker: WorkerStatus) -> tuple[bool, bool, int, str]:
+    """A sort key: silent workers first, then by lag; workers that are gone come last."""
     lag = worker.lag
+    # A worker that serves no version has no lag, and ranks as if it lagged most.
     return (
         worker.state == "gone",
         worker.alive,
@@ -301,6 +303,7 @@ def _makes(worker: WorkerStatus) -> Text:
 
 
 def _state(worker: WorkerStatus) -> str:
+    """The word for a worker's state; "away": it has joined, but its link is down."""
     if worker.state != "joined" or not worker.alive:
         return "away" if worker.state == "joined" else str(worker.state)
     return "leaving" if worker.leaving else "joined" if worker.active else "standby"
@@ -322,6 +325,7 @@ def _fault(fault: FaultStatus) -> Text:
 
 
 def bar(part: float, whole: float, cells: int = BAR_CELLS) -> str:
+    """A progress bar; it is empty if there is no whole."""
     filled = round(cells * min(1.0, part / whole)) if whole else 0
     return "█" * filled + "░" * (cells - filled)
 
@@ -335,19 +339,19 @@ def spark(values: Sequence[float]) -> str:
 
 
 def seconds(value: float | None) -> str:
-    """A measured duration."""
+    """A measured duration as text."""
     if value is None:
         return "-"
     return f"{value * 1000:.0f} ms" if value < 1 else f"{value:.1f} s"
 
 
 def per_h(mu: float) -> str:
-    """Of trajectories/s."""
+    """Trajectories/s as trajectories/h."""
     return f"{3600.0 * mu:,.0f}"
 
 
 def age(value: float) -> str:
-    """How long something is past, in whole units."""
+    """How long ago something was, in whole units."""
     for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
         if value >= 2 * length:
             return f"{value / length:.0f} {unit}"
@@ -355,6 +359,7 @@ def age(value: float) -> str:
 
 
 def size(value: float) -> str:
+    """Bytes in decimal units."""
     for unit, length in (("GB", 1e9), ("MB", 1e6)):
         if value >= length:
             return f"{value / length:.1f} {unit}"
@@ -369,6 +374,7 @@ class TokenRate:
         self._rate = 0.0
 
     def update(self, tokens: int, now: float) -> float:
+        # Fewer tokens than before mean that the count began anew: that interval is skipped.
         if self._last is not None and now > self._last[1] and tokens >= self._last[0]:
             measured = (tokens - self._last[0]) / (now - self._last[1])
             self._rate += 0.2 * (measured - self._rate)

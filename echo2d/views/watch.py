@@ -1,8 +1,8 @@
 """`echo2d status --watch`: shows the status again and again, across restarts of the coordinator.
 
 On a terminal the picture is redrawn in place; elsewhere each interval prints a plain block, or one
-line with `as_json`. If the very first call gets no answer, that is the operator's mistake; later it
-is a pause, which is shown.
+line with `as_json`. If the very first call gets no answer, it is an error of the operator. A later
+call without an answer is shown as a pause.
 """
 
 import asyncio
@@ -21,9 +21,9 @@ from echo2d.core.status.json_form import read_status
 from echo2d.core.status.schema import Status
 from echo2d.views.status import TokenRate, age, plain_console, status_picture
 
-# For one answer: a person waits at the terminal.
+# How long to wait for one answer: a person waits at the terminal.
 ANSWER_S = 5.0
-# For a single status, in which a coordinator may just be starting.
+# How much longer a single status waits, since the coordinator may just be starting.
 PATIENCE_S = 5.0
 
 # Finds the URL and the token file of the coordinator. OperatorFault: none runs.
@@ -80,7 +80,7 @@ class Asker:
             return await client.status()
 
     async def _present(self) -> AsyncCoordinator:
-        """A restarted coordinator may listen elsewhere."""
+        """The client of the coordinator as it listens now: a restarted one may listen elsewhere."""
         try:
             at = await asyncio.to_thread(self._find)
         except OperatorFault as fault:

@@ -1,8 +1,11 @@
-"""The gateway beside the coordinator's loop: open calls, the tokenizer of what is published, records.
+"""The gateway's state in the coordinator process: open calls, the tokenizer, and call records.
 
-    HTTP handler --CallAsked--> mailbox --> core --ChoiceGrew, CallRefused--> the call's queue --> HTTP handler
+    HTTP handler --CallAsked--> mailbox --> core
+         ^                                    | ChoiceGrew, CallRefused
+         +------------ queue of the call <----+
 
-Not here: HTTP (`net/gateway`), slots and versions (`core/gateway/calls.py`).
+The queue of a call is bounded in bytes: a caller that does not read loses its call, and never
+delays the loop. Not here: HTTP (`net/gateway`), or slots and versions (`core/gateway`).
 """
 
 import asyncio
@@ -38,21 +41,21 @@ from echo2d.net.security.auth import Caller
 from echo2d.runtime.run_dir.version_files import VersionFiles
 from echo2d.store.call_log import CallLog
 
-TEXT_BYTES_MAX = 64 << 20  # tokenizers of 250,000 tokens take 20 MB
+# Tokenizer files of one version; a tokenizer of 250,000 tokens takes 20 MB.
+TEXT_BYTES_MAX = 64 << 20
 TEMPLATE_BYTES_MAX = 1 << 20
-RECORDS_WAITING_MAX = (
-    256  # half as many calls as may be open; with a slower disk than that records are lost
-)
-UNREAD_BYTES_MAX = (
-    512 << 10
-)  # of one call: 25 s of 32 choices, or a minute of what waits behind one unread piece
-EVENT_BYTES = 256  # of the least that a call is told
+# Half as many calls as may be open. If the disk is slower than that, records are lost.
+RECORDS_WAITING_MAX = 256
+# Unread output of one call: 25 s of 32 choices, or a minute of what waits behind one unread piece.
+UNREAD_BYTES_MAX = 512 << 10
+# Counted for every event of a call, besides its tokens.
+EVENT_BYTES = 256
 
 log = logging.getLogger("echo2d.gateway")
 
 
 class _Call:
-    """One open call. unread: is told when its caller is too far behind."""
+    """One open call. unread: a timeout, made to expire when the caller is too far behind."""
 
     def __init__(
         self,
@@ -67,6 +70,7 @@ class _Call:
         self._queue: asyncio.Queue[CallAction] = asyncio.Queue()
 
     def put(self, action: CallAction) -> None:
+        # The call is ending already: its timeout has been triggered.
         if self._unread_bytes > UNREAD_BYTES_MAX:
             return
         self._unread_bytes += _size(action)
@@ -90,7 +94,11 @@ def _size(action: CallAction) -> int:
 
 
 class Gateway:
-    """The endpoints' Backend. newest: the newest published version; `emit` puts events into the core's mailbox."""
+    """The backend of the gateway's HTTP endpoints.
+
+    newest: the newest published version, as recovered at the start. emit: puts an event into the
+    core's mailbox.
+    """
 
     def __init__(
         self,
@@ -114,12 +122,10 @@ class Gateway:
         self._calls: dict[CallId, _Call] = {}
         self._ids = count()
         self._closed = False
-        self._tokenizer: tuple[bytes, GatewayTokenizer] | None = (
-            None  # with the digest of the files that it was made from
-        )
-        self._texts_of: str | None = (
-            None  # the path of the version that it is known to be right for
-        )
+        # With the digest of the files that it was made from.
+        self._tokenizer: tuple[bytes, GatewayTokenizer] | None = None
+        # The path of the version for which that tokenizer was checked.
+        self._texts_of: str | None = None
         self._reading = asyncio.Lock()
         self._log = call_log
         self._records: asyncio.Queue[Mapping[str, Any]] = asyncio.Queue(RECORDS_WAITING_MAX)
@@ -127,23 +133,24 @@ class Gateway:
     # --- the loop's side
 
     def take(self, action: CallAction) -> None:
-        """Whoever has gone is not told."""
+        """Hand an action of the core to its call; it is dropped if the call has ended."""
         call = self._calls.get(action.call)
         if call is not None:
             call.put(action)
 
     def durable(self, record: CoordinatorRecord) -> None:
+        """A record is in the ledger."""
         if isinstance(record, VersionPublished):
             self._newest = record
 
     def close(self) -> None:
-        """Tell all callers, now and from now on, to come back later."""
+        """Tell all callers, present and future, to come back later."""
         self._closed = True
         for call in self._calls.values():
             call.put(_stopping(call.number))
 
     async def keep_records(self) -> None:
-        """Until cancelled; what waits then is still written."""
+        """Write call records until cancelled; records that wait then are still written."""
         while self._log is not None:
             records: list[Mapping[str, Any]] = []
             try:
@@ -159,6 +166,7 @@ class Gateway:
 
     @asynccontextmanager
     async def open(self, make: Callable[[CallId], CallAsked]) -> AsyncIterator[_Call]:
+        """Open a call for the time of the block. Unread: the caller does not read its output."""
         number, slow = CallId(next(self._ids)), False
         try:
             async with asyncio.timeout(None) as unread:
@@ -169,13 +177,14 @@ class Gateway:
                 yield call
         except (TimeoutError, Unread) as error:
             slow = True
-            log.info("call given up call=%d: its caller does not read", number)
+            log.info("call ended call=%d: its caller does not read the output", number)
             raise Unread("the caller does not read") from error
         finally:
             del self._calls[number]
             await self._emit(CallGone(number, "slow" if slow else "gone"))
 
     async def texts(self) -> GatewayTokenizer:
+        """The tokenizer of the newest version. CallRefusal: there is none, or it is unreadable."""
         newest = self._newest
         if newest is None:
             raise CallRefusal(HTTPStatus.SERVICE_UNAVAILABLE, "late", "no version is published yet")
@@ -185,7 +194,7 @@ class Gateway:
                     self._tokenizer = await asyncio.to_thread(self._read_texts, newest)
                     self._texts_of = newest.path
                 except Fault as fault:
-                    log.warning("no tokenizer version=%d: %s", newest.version, fault)
+                    log.warning("cannot read the tokenizer version=%d: %s", newest.version, fault)
                     detail = "the tokenizer of the newest version cannot be read"
                     raise CallRefusal(HTTPStatus.SERVICE_UNAVAILABLE, "late", detail) from fault
             return self._tokenizer[1]
@@ -197,17 +206,21 @@ class Gateway:
         )
 
     def record(self, entry: dict[str, Any]) -> None:
+        """Queue a call record for the disk; never waits."""
         if self._log is None:
             return
         try:
             self._records.put_nowait(entry)
         except asyncio.QueueFull:
-            log.warning("a record is lost: the disk is too slow")
+            log.warning("a call record is lost: the disk is too slow")
 
     # --- inside
 
     def _read_texts(self, of: VersionPublished) -> tuple[bytes, GatewayTokenizer]:
-        """Made anew only if its files are others than before, for that takes a second. Blocking."""
+        """The tokenizer of a version, with the digest of its files. Blocking.
+
+        It is made anew only if the files changed, because making one takes a second.
+        """
         files = self._files.read(of.path, of.digest, TEXT_FILES, bytes_max=TEXT_BYTES_MAX)
         digest = blake3(repr(sorted(files.items())).encode()).digest()
         if self._tokenizer is not None and self._tokenizer[0] == digest:
@@ -219,7 +232,7 @@ class Gateway:
         try:
             await asyncio.to_thread(self._log.append, records)
         except StoreFault as fault:
-            log.warning("%d records are lost: %s", len(records), fault)
+            log.warning("%d call records are lost: %s", len(records), fault)
 
 
 def _stopping(call: CallId) -> CallRefused:
@@ -227,14 +240,18 @@ def _stopping(call: CallId) -> CallRefused:
 
 
 def read_template(path: Path | None) -> str | None:
-    """Of the operator, to take the place of the snapshots'. OperatorFault: not readable. Blocking."""
+    """The operator's chat template, which replaces that of the snapshots. Blocking.
+
+    OperatorFault: it cannot be read, is too large, or is not text.
+    """
     if path is None:
         return None
     try:
         data = path.read_bytes()
         if len(data) > TEMPLATE_BYTES_MAX:
             raise OperatorFault(
-                f"gateway.chat_template: {path} has more than {TEMPLATE_BYTES_MAX} bytes"
+                f"gateway.chat_template: expected at most {TEMPLATE_BYTES_MAX} bytes; "
+                f"{path} has {len(data)}"
             )
         return data.decode()
     except OSError as error:
@@ -242,4 +259,4 @@ def read_template(path: Path | None) -> str | None:
             f"gateway.chat_template: cannot read {path}: {error.strerror}"
         ) from error
     except UnicodeDecodeError as error:
-        raise OperatorFault(f"gateway.chat_template: {path} is not text") from error
+        raise OperatorFault(f"gateway.chat_template: expected UTF-8 text in {path}") from error

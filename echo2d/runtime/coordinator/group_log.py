@@ -1,9 +1,11 @@
-"""What becomes of every group, told to the log under one id: `grep -w group=123` finds it from its lease to its step.
+"""Logs the life of every group under one id: `grep -w group=123` shows it from lease to step.
 
-    admitted -> leased (each attempt) -> accepted, scored (each sample) -> buffered | dropped -> frozen -> committed
+    admitted -> leased (each attempt) -> accepted, scored (each sample)
+             -> buffered | dropped -> frozen -> committed
 
-Read off the actions that are performed anyway. Lines for a sample are debug, for a lease, group or batch info. Workers
-tell of generating under the same id, the learner of training (docs/operating.md). Not here: any decision.
+The lines are derived from actions that the coordinator performs anyway. Lines about a sample have
+level debug; lines about a lease, group or batch have level info. Workers log generation and the
+learner logs training under the same id (docs/operating.md). Not here: any decision.
 """
 
 import logging
@@ -31,22 +33,24 @@ from echo2d.core.rollouts.events import (
 )
 from echo2d.runtime.process.logs import STORY, say
 
-LEASES_MAX = 1 << 16  # whose group is remembered, to say which one a refused result was for
+# Leases whose group is remembered, to name the group of a refused result.
+LEASES_MAX = 1 << 16
 DIGEST_CHARS = 12
 
 group_log = logging.getLogger(STORY)
-log = logging.getLogger("echo2d.coordinator")  # what peers cause without end; may be held back
+# For lines that a peer can cause without limit: these are throttled, the story log is not.
+log = logging.getLogger("echo2d.coordinator")
 
 
 class GroupLog:
-    """See the module docstring. worker: who has a session."""
+    """See the module docstring. worker: gives the peer of a session; None if it has ended."""
 
     def __init__(self, worker: Callable[[SessionId], PeerId | None]) -> None:
         self._worker = worker
         self._groups: dict[LeaseId, GroupId] = {}
 
     def tell(self, action: CoordinatorAction) -> None:
-        """Of an action that is being performed; a Persist is durable."""
+        """Log an action that is being performed; the record of a Persist is durable by then."""
         match action:
             case Persist(record):
                 _tell_record(record)
@@ -115,6 +119,7 @@ def _tell_record(record: CoordinatorRecord) -> None:
                 "accepted",
                 group=group,
                 sample=kept.sample,
+                # Packed tokens take 4 bytes each.
                 tokens=len(kept.tokens) // 4,
                 **facts,
             )

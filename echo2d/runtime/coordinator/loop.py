@@ -64,15 +64,15 @@ from echo2d.runtime.run_dir.version_files import VersionFiles
 from echo2d.sd_notify import Notifier
 
 LEDGER_FILE = "ledger.sqlite"  # in the run directory
-# A revoked token works no longer than this.
+# The access table is reread this often, so a revoked token works no longer than this.
 ACCESS_RELOAD_S = 1.0
-# A deadline that is met so late was missed because the whole process stood still. Heartbeats then
-# wait in its sockets, and are read before anybody is suspected.
+# If the loop sees a deadline this late, the whole process stood still. Heartbeats then wait unread
+# in its sockets, and the loop reads them before the core suspects a worker.
 LATE_S = 1.0
-# Rounds of the event loop for that: one reads the sockets, one makes events, and the others wait
-# for room in the mailbox.
+# Rounds of the event loop for reading them: one reads the sockets, one makes events, and the others
+# wait for room in the mailbox.
 LATE_ROUNDS = 4
-# Turns that handle everything that came before a stop; more events may come meanwhile.
+# Turns after a stop: enough for a full mailbox. The bound is needed as events may keep coming.
 LAST_TURNS_MAX = EVENTS_MAX // EVENTS_PER_TURN_MAX
 
 log = logging.getLogger("echo2d.coordinator")
@@ -82,11 +82,11 @@ Emit = Callable[[CoordinatorEvent], Awaitable[None]]
 
 
 class _StoppedError(Exception):
-    """Ends the task group."""
+    """Ends the task group in order; it never leaves this module."""
 
 
 class Machine(Protocol):
-    """The core."""
+    """What the loop needs of the core (`core/coordinator/state.py`)."""
 
     def handle(self, event: CoordinatorEvent, *, now: float) -> list[CoordinatorAction]: ...
 
@@ -148,7 +148,7 @@ class CoordinatorProcess:
     # --- the loop ------------------------------------------------------------
 
     def stop(self, reason: str) -> None:
-        """End in order. A signal handler may call this."""
+        """Stop serving in order. A signal handler may call this."""
         log.info("stopping reason=%s", reason)
         self._service.stopping(f"stopping ({reason})")
         self._stop.set()
@@ -193,6 +193,7 @@ class CoordinatorProcess:
             self._service.turned(self._words)
         for _ in range(0 if self._stop_reason else LAST_TURNS_MAX):
             await self._take_turn(self._mailbox.waiting())
+        # A task group ends its other tasks only by an exception.
         raise _StoppedError
 
     async def _turn(self) -> None:
@@ -207,12 +208,14 @@ class CoordinatorProcess:
         await self._take_turn(events)
 
     async def _take_turn(self, events: list[CoordinatorEvent]) -> None:
+        # Records become durable before any action of this turn is visible outside (I4).
         actions = [action for event in events for action in self._handle(event)]
         await self._persist([action.record for action in actions if isinstance(action, Persist)])
         for action in actions:
             self._perform(action)
 
     def _words(self) -> str:
+        """One line for `systemctl status`."""
         status = self._machine.status(now=time.monotonic())
         newest = status.newest_version
         version = "no version" if newest is None else f"version {newest.version}"
@@ -279,13 +282,14 @@ class CoordinatorProcess:
         await self._mailbox.put(await self._data_plane.score(action))
 
     async def _watch_access(self) -> None:
+        # The core hears once of each peer whose credential was revoked or has expired.
         told: frozenset[PeerId] = frozenset()
         while True:
             await asyncio.sleep(ACCESS_RELOAD_S)
             try:
                 await asyncio.to_thread(self._access.reload)
             except StoreFault as fault:
-                log.warning("access table not reread: %s", fault)
+                log.warning("cannot reread the access table, keeping the last one: %s", fault)
             revoked = frozenset(filter(self._lost_access, self.sessions.peers()))
             for peer in revoked - told:
                 await self._mailbox.put(PeerRevoked(peer))
@@ -321,8 +325,10 @@ class CoordinatorProcess:
             self._learner_heard_at = time.monotonic()
 
     async def publish(self, epoch: Epoch, version: Version, path: str | None) -> Reply | None:
-        """Adopt and publish a version. A caller that hangs up does not stop it, so that no
-        half-adopted version stays behind."""
+        """Adopt and publish a version; None: the coordinator stops.
+
+        A caller that hangs up does not cancel it, so that no half-adopted version stays behind.
+        """
         await self._serving.wait()
         if self._stop.is_set():
             return None
@@ -345,6 +351,7 @@ class CoordinatorProcess:
                 ),
                 timeout_s=None,
             )
+            # The core refused the version, or it was published before from other files.
             if adopted.path not in self._published_paths:
                 await asyncio.to_thread(self._files.delete, adopted.path)
             return reply
@@ -355,12 +362,13 @@ class CoordinatorProcess:
         return await self._files.upload(epoch, version, name, data)
 
     async def plan_removal(self, peer: PeerId, reason: str) -> None:
-        """The renter will take this peer's box away."""
+        """Tell the core that the renter will remove the box of this peer."""
         await self._mailbox.put(RemovalPlanned(peer, reason))
 
     def look(self) -> Status:
-        """The status of the machine, with what only this process knows."""
+        """The core's status, completed with facts that only this process knows."""
         now = time.monotonic()
+        # A learner whose call is still open is present, however long it waits.
         heard_at = now if self._learner_calls else self._learner_heard_at
         renting = None if self.renting is None else self.renting()
         process = ProcessStatus(

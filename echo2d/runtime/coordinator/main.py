@@ -1,6 +1,10 @@
-"""`echo2d coordinate`: put the coordinator together, serve until a signal, take it apart.
+"""`echo2d coordinate`: assembles the coordinator, serves until a signal, and takes it apart.
 
-Not here: the loop (`loop`), or any decision about the run (`core/coordinator/state.py`).
+    ledger -> access table -> version files -> task pool -> HTTP listener -> address file
+
+Each part is closed in the reverse order. The address file is written last, so a program of this
+host that finds it finds a coordinator that listens. Not here: the loop (`loop`), or any decision
+about the run (`core/coordinator/state.py`).
 """
 
 import asyncio
@@ -51,7 +55,8 @@ from echo2d.store.call_log import CallLog
 from echo2d.tasks.pool import Limits, TaskPool
 
 WILDCARDS = ("", "0.0.0.0", "::")  # noqa: S104 - compared, not bound
-SHUTDOWN_S = 2.0  # for calls under way and closing links
+# Calls under way and closing links get this long when the coordinator stops.
+SHUTDOWN_S = 2.0
 
 log = logging.getLogger("echo2d.coordinator")
 
@@ -59,6 +64,7 @@ MakeMachine = Callable[[RunRules, Recovered], Machine]
 
 
 def core_machine(rules: RunRules, recovered: Recovered) -> Machine:
+    """The core as a run uses it; tests pass another `make_machine`."""
     return CoordinatorState(
         rules, recovered, plan_secret=secrets.token_bytes(32), now=time.monotonic()
     )
@@ -66,7 +72,7 @@ def core_machine(rules: RunRules, recovered: Recovered) -> Machine:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A coordinator that listens, and what its seed is to be told."""
+    """A coordinator that listens, with what its seed process needs to join it."""
 
     coordinator: CoordinatorProcess
     url: str
@@ -76,7 +82,11 @@ class Opened:
 
 
 async def run_coordinator(config: CoordinatorConfig, *, rent: bool = False) -> int:
-    """Serve until SIGTERM or SIGINT: 0. OperatorFault: it cannot start like this. Fault: the run cannot go on."""
+    """Serve until SIGTERM or SIGINT, then return exit code 0. `rent`: also rent boxes.
+
+    OperatorFault: the coordinator cannot start with this configuration. Fault: the run cannot go
+    on.
+    """
     with Ending() as ending:
         async with open_coordinator(config) as opened, AsyncExitStack() as stack:
             helpers = [supervise_seed(opened.seed, rng=random.Random())]
@@ -84,9 +94,10 @@ async def run_coordinator(config: CoordinatorConfig, *, rent: bool = False) -> i
                 helpers.append(await stack.enter_async_context(_renting(config, opened)))
             elif left := await asyncio.to_thread(boxes_left_alone, config):
                 log.warning(
-                    "not_renting left=%s: nobody looks after them without --rent; see `echo2d rented`",
+                    "not_renting left=%s: they are not managed without --rent; see `echo2d rented`",
                     left,
                 )
+            # Everything that lives as long as the process exists now.
             collect_rarely()
             ending.by_signals(opened.coordinator.stop)
             await opened.coordinator.serve(*helpers)
@@ -98,7 +109,7 @@ async def run_coordinator(config: CoordinatorConfig, *, rent: bool = False) -> i
 async def _renting(
     config: CoordinatorConfig, opened: Opened
 ) -> AsyncIterator[Coroutine[Any, Any, None]]:
-    """What rents boxes beside this coordinator, to be run."""
+    """A coroutine that rents boxes for this coordinator until it is cancelled."""
     async with open_renter(config, opened.run, opened.access, url=opened.url) as renter:
         opened.coordinator.renting = renter.status
         yield renter.rent(opened.coordinator.look, opened.coordinator.plan_removal)
@@ -108,7 +119,10 @@ async def _renting(
 async def open_coordinator(
     config: CoordinatorConfig, *, make_machine: MakeMachine = core_machine
 ) -> AsyncIterator[Opened]:
-    """Everything but the loop: recover, listen, tell this host where. The caller serves."""
+    """Do everything but run the loop: recover, listen, write the address file. The caller serves.
+
+    OperatorFault: the coordinator cannot start with this configuration.
+    """
     await asyncio.to_thread(_check_link, config.link)
     run = await asyncio.to_thread(RunDirectory, config.run.run_dir)
     tls = await asyncio.to_thread(run.authority.coordinator) if _uses_tls(config) else None
@@ -116,7 +130,8 @@ async def open_coordinator(
         ledger = LedgerThread(run.path / LEDGER_FILE)
         stack.push_async_callback(ledger.close)
         recovered = await ledger.open()
-        await asyncio.to_thread(withdraw, run)  # of one that was killed
+        # The ledger is locked now, so an address file is from a coordinator that was killed.
+        await asyncio.to_thread(withdraw, run)
         access = await asyncio.to_thread(AccessTable, run)
         files = VersionFiles(
             run.path,
@@ -124,6 +139,7 @@ async def open_coordinator(
             config.run.disk_bytes_max,
             base_model=config.run.base_model,
         )
+        # A published version may have lost its files; the core must not plan with it.
         lost = await asyncio.to_thread(
             files.prepare, {version.path for version in recovered.published}
         )
@@ -184,7 +200,10 @@ async def open_coordinator(
 def make_rules(
     config: CoordinatorConfig, run_id: RunId, stop_token_ids: tuple[int, ...]
 ) -> RunRules:
-    """What the core is held to. OperatorFault: the base model does not tell its vocabulary size."""
+    """The rules that the core enforces, from the configuration.
+
+    OperatorFault: neither sampling.vocab_size nor the base model gives the vocabulary size.
+    """
     policy, sampling = config.policy, config.sampling
     return RunRules(
         run_id=run_id,
@@ -228,18 +247,25 @@ def _named_price(row: PriceTable) -> NamedPrice:
 
 
 def _vocab_size(model: Path | None) -> int:
+    """The vocabulary size in the model directory's config.json."""
     assert model is not None, "the config is checked"
     path = model / "config.json"
     try:
         size = json.loads(path.read_text())["vocab_size"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise OperatorFault(f"{path} does not tell vocab_size; set sampling.vocab_size") from error
+        raise OperatorFault(
+            f"{path} has no readable vocab_size; set sampling.vocab_size"
+        ) from error
     if type(size) is not int or size < 1:
-        raise OperatorFault(f"{path}: vocab_size is {size!r}; set sampling.vocab_size")
+        raise OperatorFault(
+            f"{path}: vocab_size: expected a positive integer; found {size!r}; "
+            "set sampling.vocab_size"
+        )
     return size
 
 
 def _uses_tls(config: CoordinatorConfig) -> bool:
+    """With "auto", TLS is on as soon as one listener is reachable from another host."""
     hosts = [host for host in (config.coordinator.host, config.link.host) if not is_loopback(host)]
     if config.coordinator.tls == "off" and hosts:
         log.warning("no_tls hosts=%s: %s", ",".join(hosts), GIVEN_UP)
@@ -247,7 +273,10 @@ def _uses_tls(config: CoordinatorConfig) -> bool:
 
 
 def _check_link(link: LinkTable) -> None:
-    """The seed binds it later, in a process of its own; a wrong address is told now."""
+    """Check that link.host:link.port can be bound; OperatorFault if not.
+
+    The seed process binds it later. Binding it once now reports a wrong address at the start.
+    """
     if link.host in WILDCARDS:
         raise OperatorFault(
             f"link.host: expected an address that workers can dial; found {link.host!r}"
@@ -269,7 +298,7 @@ def _family(host: str) -> socket.AddressFamily:
 async def _listen(
     stack: AsyncExitStack, serve: ServeTable, coordinator: CoordinatorProcess, tls: Tls | None
 ) -> str:
-    """Start serving; the URL by which programs of this host reach it."""
+    """Start serving. Returns the URL at which programs of this host reach the coordinator."""
     page = await asyncio.to_thread(read_page)
     app = make_app(
         coordinator, worker=coordinator.sessions.handle, page=page, gateway=coordinator.gateway
@@ -289,6 +318,7 @@ async def _listen(
         raise OperatorFault(
             f"cannot listen on {serve.host}:{serve.port}: {error.strerror or error}"
         ) from error
+    # The configured port may be 0: the kernel chose one.
     port = runner.addresses[0][1]
     host = "127.0.0.1" if serve.host in WILDCARDS else serve.host
     scheme = "http" if tls is None else "https"
@@ -296,6 +326,7 @@ async def _listen(
 
 
 def _tell_this_host(run: RunDirectory, access: AccessTable, url: str) -> None:
+    """Write the own token files and the address file into the run directory. Blocking."""
     own_token(run, access, "learner", url)
     own_token(run, access, "viewer", url)
     announce(run, url)
@@ -304,6 +335,7 @@ def _tell_this_host(run: RunDirectory, access: AccessTable, url: str) -> None:
 def _seed_handover(
     config: CoordinatorConfig, run: RunDirectory, access: AccessTable, url: str
 ) -> SeedHandover:
+    # The seed gets a fresh key per process, which no table on disk knows.
     key = Ed25519PrivateKey.generate()
     access.admit_seed(public_bytes(key))
     return SeedHandover.make(

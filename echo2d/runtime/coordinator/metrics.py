@@ -1,4 +1,9 @@
-"""The coordinator's numbers for Prometheus: `GET /metrics`, with any credential that may read the status."""
+"""The coordinator's metrics for Prometheus: a table of families, each read off a `Status`.
+
+`GET /metrics` serves them to any credential that may read the status. The help texts are repeated
+in docs/metrics.md, and a test compares the two. A family without samples means that there is no
+value now: before the first version, or where nothing is rented.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -50,7 +55,7 @@ def _gateway_choices(status: Status) -> Samples:
 def _recent(
     name: str, about: str, durations: Callable[[Status], Sequence[float]]
 ) -> Family[Status]:
-    """Quantiles of the newest durations."""
+    """A gauge with the quantiles of the newest durations, in seconds."""
 
     def samples(status: Status) -> Samples:
         return [((str(share),), quantile(durations(status), share)) for share in QUANTILES]
@@ -72,6 +77,7 @@ def _broadcast_peers(status: Status) -> Samples:
 
 
 def _seed_copies(status: Status) -> Samples:
+    # The mapping is in the order of measurement: the last entry is the newest.
     return [((), copies) for copies in list(status.seed_copies.values())[-1:]]
 
 
@@ -80,7 +86,7 @@ def _renting(status: Status) -> RentingStatus | None:
 
 
 def _rented(name: str, about: str, read: Callable[[RentingStatus], float]) -> Family[Status]:
-    """A number of renting; there is no sample where nothing is rented."""
+    """A gauge about renting; it has no sample where nothing is rented."""
 
     def samples(status: Status) -> Samples:
         renting = _renting(status)
@@ -109,6 +115,8 @@ def _bottleneck(status: Status) -> Samples:
 def _of_worker(
     name: str, help_text: str, read: Callable[[WorkerStatus], Number], *, counter: bool = False
 ) -> Family[Status]:
+    """A metric of each worker that is not gone."""
+
     def samples(status: Status) -> Samples:
         return [
             ((worker.id, worker.name), read(worker))
@@ -216,7 +224,7 @@ FAMILIES: tuple[Family[Status], ...] = (
     ),
     Family(
         "echo2d_answer_tokens",
-        "Mean tokens of answers that were trained, and of those dropped with their groups, by reason",
+        "Mean tokens of trained answers, and of answers dropped with their groups, by reason",
         by_key(lambda status: status.answer_tokens),
         ("fate",),
     ),
@@ -245,11 +253,16 @@ FAMILIES: tuple[Family[Status], ...] = (
     Family("echo2d_active_workers", "Workers that get leases", _active),
     Family(
         "echo2d_activation_changes",
-        "Changes of who is active that nothing forced",
+        "Changes of the active workers that no event forced",
         value(lambda status: status.provision.changes),
         counter=True,
     ),
-    Family("echo2d_bottleneck", "1 for what the run waits for at present", _bottleneck, ("kind",)),
+    Family(
+        "echo2d_bottleneck",
+        "1 for the bottleneck: the stage for which the run waits now",
+        _bottleneck,
+        ("kind",),
+    ),
     Family(
         "echo2d_rented_boxes", "Rented boxes that may be there, by state", _rented_boxes, ("state",)
     ),
@@ -279,13 +292,13 @@ FAMILIES: tuple[Family[Status], ...] = (
     ),
     Family(
         "echo2d_wire_bytes",
-        "Of all encoded versions, once each",
+        "Bytes of all encoded versions, each counted once",
         value(lambda status: status.wire_bytes),
         counter=True,
     ),
     Family(
         "echo2d_full_bytes",
-        "Of the snapshots these were made from",
+        "Bytes of the snapshots from which these were encoded",
         value(lambda status: status.full_bytes),
         counter=True,
     ),
@@ -295,7 +308,10 @@ FAMILIES: tuple[Family[Status], ...] = (
         _seed_copies,
     ),
     Family(
-        "echo2d_broadcast_peers", "Peers of the version that spreads", _broadcast_peers, ("state",)
+        "echo2d_broadcast_peers",
+        "Peers of the version that is being broadcast, by state",
+        _broadcast_peers,
+        ("state",),
     ),
     Family(
         "echo2d_faults",
@@ -312,7 +328,7 @@ FAMILIES: tuple[Family[Status], ...] = (
     ),
     Family(
         "echo2d_attention",
-        "Sentences that `echo2d status` has for a person; 0: all is well",
+        "Alerts that `echo2d status` shows; 0: all is well",
         value(lambda status: len(status.attention)),
     ),
     _recent("train_step", "Train steps, net of waiting", lambda status: status.t_train_s),
@@ -349,12 +365,12 @@ FAMILIES: tuple[Family[Status], ...] = (
     _of_worker("silent_seconds", "Since it was last heard", lambda worker: worker.silent_s),
     _of_worker(
         "active",
-        "1 while it gets leases; 0: it stands by, leaves, or is not here",
+        "1 while it gets leases; 0: it stands by, leaves, or is away",
         lambda worker: worker.active,
     ),
     _of_worker(
         "trajectories_per_second",
-        "What it makes while its slots are leased; before it has worked, what is expected",
+        "Its throughput while its slots are leased; the expected one until it is measured",
         lambda worker: worker.mu,
     ),
     _of_worker("accepted", "Its accepted results", lambda worker: worker.accepted, counter=True),
@@ -362,6 +378,7 @@ FAMILIES: tuple[Family[Status], ...] = (
 
 
 def _staleness(status: Status) -> Iterator[Metric]:
+    # A histogram of Prometheus is cumulative: each bucket counts all staleness up to its bound.
     counts = status.staleness
     buckets, seen = [], 0
     for staleness in range(max([status.staleness_max, *counts]) + 1):
@@ -376,7 +393,7 @@ def _staleness(status: Status) -> Iterator[Metric]:
 
 
 class CoordinatorMetrics(LoopMetrics[Status]):
-    """See the module docstring. events_waiting: in the mailbox; ledger: its file."""
+    """See the module docstring. ledger: the path of the ledger's file."""
 
     def __init__(self, *, ledger: Path) -> None:
         super().__init__(FAMILIES, _staleness)
@@ -396,6 +413,7 @@ class CoordinatorMetrics(LoopMetrics[Status]):
 
     def _measure(self, path: Path) -> None:
         super()._measure(path)
+        # The write-ahead log is a file beside the ledger, and may be the larger of the two.
         log = self._ledger.with_name(self._ledger.name + "-wal")
         self._ledger_bytes.set(sum(map(_size, (self._ledger, log))))
 

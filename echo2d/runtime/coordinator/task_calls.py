@@ -1,7 +1,8 @@
-"""Prompts and rewards for the core: asks the task pool and makes events of what it says, whatever it says.
+"""Prompts and rewards for the core: asks the task pool and turns its answers into events.
 
-Every DrawPrompt and every ScoreSample is answered by one event, so the core need not ask twice: the pool answers each
-call, also when the process dies, hangs or cannot be started. What the pool does not foresee ends the coordinator.
+Every DrawPrompt and every ScoreSample is answered by exactly one event, so the core never asks
+twice. The pool answers each call even if a task process dies, hangs or cannot be started. An
+exception that the pool does not turn into TaskFailed ends the coordinator.
 """
 
 import asyncio
@@ -15,7 +16,8 @@ from echo2d.tasks.base import Prompt
 from echo2d.tasks.pool import Score
 from echo2d.tasks.process import TaskFailed
 
-PROMPTS_KEPT_MAX = 4096  # drawn but perhaps not scored yet; others are drawn again
+# Prompts kept for scoring. An evicted prompt is drawn again when its sample is scored.
+PROMPTS_KEPT_MAX = 4096
 PROMPT_TOKENS_MAX = 1 << 17  # 512 KiB in a lease
 RETRY_S_MIN = 0.1
 RETRY_S_MAX = 30.0
@@ -24,7 +26,7 @@ log = logging.getLogger("echo2d.task")
 
 
 class Pool(Protocol):
-    """What is needed of tasks.pool.TaskPool."""
+    """The part of `tasks.pool.TaskPool` that is used here."""
 
     async def prompt(self, index: int) -> Prompt | TaskFailed: ...
 
@@ -32,7 +34,7 @@ class Pool(Protocol):
 
 
 class TaskCalls:
-    """One task's prompts and rewards."""
+    """Prompts and rewards of one task."""
 
     def __init__(self, pool: Pool, *, vocab_size: int) -> None:
         self._pool = pool
@@ -40,7 +42,10 @@ class TaskCalls:
         self._prompts: dict[int, Prompt] = {}
 
     async def draw(self, action: DrawPrompt) -> PromptDrawn:
-        """Tries until it succeeds: without prompts a run stands still, but the coordinator lives on."""
+        """Draw a prompt, retrying with backoff until it succeeds.
+
+        A run without prompts stands still, but the coordinator keeps serving.
+        """
         delay_s = RETRY_S_MIN
         while isinstance(found := await self._prompt(action.cursor), TaskFailed):
             log.warning(
@@ -51,6 +56,7 @@ class TaskCalls:
         return PromptDrawn(action.cursor, pack_tokens(found.tokens))
 
     async def score(self, action: ScoreSample) -> SampleScored:
+        """Score a sample once; after a failure the reward is None and the reason is given."""
         found = await self._prompt(action.cursor)
         if isinstance(found, Prompt):
             result = await self._pool.reward(found, unpack_tokens(action.tokens).tolist())
@@ -63,6 +69,7 @@ class TaskCalls:
         return SampleScored(action.group, action.sample, None, f"{found.kind}: {found.reason}")
 
     async def _prompt(self, cursor: int) -> Prompt | TaskFailed:
+        """The prompt at a cursor. A prompt that is empty, too long or out of vocabulary fails."""
         if cursor in self._prompts:
             return self._prompts[cursor]
         found = await self._pool.prompt(cursor)
@@ -72,11 +79,14 @@ class TaskCalls:
             map(self._is_token, found.tokens)
         ):
             return TaskFailed(
-                "error", f"prompt {cursor} is not 1 to {PROMPT_TOKENS_MAX} tokens of the vocabulary"
+                "error",
+                f"prompt {cursor}: expected 1 to {PROMPT_TOKENS_MAX} tokens, "
+                f"each from 0 to {self._vocab_size - 1}",
             )
         self._prompts[cursor] = found
         keep_newest(self._prompts, PROMPTS_KEPT_MAX)
         return found
 
     def _is_token(self, token: object) -> bool:
+        # `type` and not `isinstance`: a bool is no token.
         return type(token) is int and 0 <= token < self._vocab_size

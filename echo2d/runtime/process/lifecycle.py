@@ -1,13 +1,15 @@
-"""The life of a daemon as a process: its event loop, the signals that end it, and an end that comes in any case.
+"""The process of a daemon: runs its event loop, handles signals, and ends in bounded time.
 
-    starts --SIGTERM or SIGINT--> gone at once, by that signal
-    runs --first SIGTERM or SIGINT--> ends in order --within STOP_S_MAX--> gone, exit code 0
+    starts --SIGTERM--> gone at once, by that signal
+    starts --SIGINT--> the start is cancelled, then gone, by that signal
+    runs --first SIGTERM or SIGINT--> ends in order --in STOP_S_MAX--> gone, exit code 0
                                           | second signal --> gone at once, by that signal
                                           | STOP_S_MAX passed --> gone, exit code 1
 
-After the program's last line its threads have EXIT_S_MAX: one that hangs in a disk or a driver keeps nobody waiting.
-It may have FILES_MAX files and sockets open where the system lets it: a shell's usual 1024 are too few for all peers.
-Not here: what ending in order means.
+After the program has returned, its threads have EXIT_S_MAX: a thread that hangs in a disk or a
+driver does not keep the process alive. The limit of open files is raised to FILES_MAX where the
+system allows it, because a shell's usual 1024 are too few for all peers. Not here: what a daemon
+does to end in order.
 """
 
 import asyncio
@@ -23,30 +25,29 @@ from typing import Any, Self
 
 import uvloop
 
-STOP_S_MAX = 30.0  # last words over a slow line, engines, seed and task processes: each has bounds of its own below it
-EXIT_S_MAX = (
-    5.0  # then nothing of use is under way; TimeoutStopSec of the units is above both together
-)
-FILES_MAX = 1 << 16  # as in the units
+# For last messages over a slow line, engines, seed and task processes. Each of these has a shorter
+# bound of its own.
+STOP_S_MAX = 30.0
+# No useful work is left by then. TimeoutStopSec of the systemd units is longer than both together.
+EXIT_S_MAX = 5.0
+# The same as in the systemd units.
+FILES_MAX = 1 << 16
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-GC_THRESHOLDS = (
-    10_000,
-    20,
-    200,
-)  # a full collection after 40 million objects more than were freed, not 70 thousand
+# A full collection after 40 million more objects allocated than freed; Python's default is 70,000.
+GC_THRESHOLDS = (10_000, 20, 200)
 
 log = logging.getLogger("echo2d.runtime")
 
 
 def run_daemon(program: Callable[[], Coroutine[Any, Any, int]]) -> int:
-    """Run it to its end; the exit code."""
+    """Run a program to its end. Returns its exit code."""
 
     async def main() -> int:
         code = 1
         try:
             code = await program()
         finally:
-            _end_in(EXIT_S_MAX, code, "threads hang")
+            _end_in(EXIT_S_MAX, code, "its threads did not end")
         return code
 
     _raise_files()
@@ -55,20 +56,28 @@ def run_daemon(program: Callable[[], Coroutine[Any, Any, int]]) -> int:
 
 
 def _raise_files() -> None:
+    """Raise the soft limit of open files to FILES_MAX, or to the hard limit if that is lower."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < min(FILES_MAX, hard):
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(FILES_MAX, hard), hard))
 
 
 def collect_rarely() -> None:
-    """Once all that stays is there: a collection looks at every object and finds little, as reference counts do."""
+    """Make garbage collections rare. Call it once all long-lived objects exist.
+
+    A full collection visits every object and stops the loop for that time. It finds little, because
+    reference counting frees nearly everything.
+    """
     gc.collect()
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
 
 
 class Ending:
-    """Entered before anything that takes time to end, left when all of that has ended."""
+    """The orderly end of a daemon, as a context.
+
+    Enter it before anything that takes time to end, and leave it when all of that has ended.
+    """
 
     def __init__(self) -> None:
         self._timer: threading.Timer | None = None
@@ -77,17 +86,22 @@ class Ending:
     def by_signals(
         self, stop: Callable[[str], None], leave: Callable[[str], None] | None = None
     ) -> None:
-        """From now on the first signal calls `stop` with its name, and each SIGUSR1 `leave`."""
+        """Install the signal handlers.
+
+        The first SIGTERM or SIGINT calls `stop`, and each SIGUSR1 calls `leave`, with the name of
+        the signal.
+        """
         if leave is not None:
             self._loop.add_signal_handler(signal.SIGUSR1, leave, signal.SIGUSR1.name)
         for number in SIGNALS:
             self._loop.add_signal_handler(number, self._first, number, stop)
 
     def _first(self, number: signal.Signals, stop: Callable[[str], None]) -> None:
+        # With the default handlers back, a second signal ends the process at once.
         self._remove_handlers()
         for each in SIGNALS:
             signal.signal(each, signal.SIG_DFL)
-        self._timer = _end_in(STOP_S_MAX, 1, "it did not end in order")
+        self._timer = _end_in(STOP_S_MAX, 1, "the daemon did not end in time")
         stop(number.name)
 
     def _remove_handlers(self) -> None:
@@ -110,6 +124,8 @@ class Ending:
 
 
 def _end_in(delay_s: float, code: int, reason: str) -> threading.Timer:
+    """End the process after a delay, from a thread: the event loop may be what hangs."""
+
     def end() -> None:
         log.error("ended at once code=%d reason=%s after_s=%g", code, reason, delay_s)
         os._exit(code)

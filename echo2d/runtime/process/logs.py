@@ -1,8 +1,9 @@
-"""Logs of a daemon: one line a fact on stderr, `kind key=value ...`, or with `as_json` one JSON object a line.
+"""Logging of a daemon: one line per fact on stderr, as `kind key=value ...` or as a JSON object.
 
-Others decide what some lines say and how often: a line stays one line, and those of one kind are LINES_PER_S_MAX.
-STORY is the log of the work itself (docs/operating.md): it has no holes, for each of its lines stands for work that was
-granted or accepted.
+Other machines influence the text and the number of some lines. Therefore a message never breaks a
+line, and at most LINES_PER_S_MAX lines of one kind are written per second. STORY is the log of the
+work itself (docs/operating.md). It is not throttled, because each of its lines stands for work that
+was granted or accepted.
 """
 
 import json
@@ -11,13 +12,17 @@ from collections import Counter
 from typing import Any
 
 FORMAT = "%(asctime)s level=%(levelname)s area=%(name)s %(message)s"
-LINES_PER_S_MAX = 100  # of the same kind; more is somebody's flood, and a disk that fills
+# Lines of one kind per second. More would be a flood that fills the disk.
+LINES_PER_S_MAX = 100
 STORY = "echo2d.story"
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING}
 
 
 class OneLine(logging.Formatter):
-    """What is not printable in a message becomes a blank; tracebacks of our own keep their lines."""
+    """Text lines: an unprintable character of a message becomes a blank.
+
+    Tracebacks are our own text and keep their line breaks.
+    """
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
         record.message = "".join(char if char.isprintable() else " " for char in record.message)
@@ -25,7 +30,7 @@ class OneLine(logging.Formatter):
 
 
 class JsonLine(logging.Formatter):
-    """One object: time, level, area, message as in the text, and the facts of a line that has some by their names."""
+    """JSON lines: time, level, area and message, and the facts of a line under their own names."""
 
     default_time_format = "%Y-%m-%dT%H:%M:%S"
     default_msec_format = "%s.%03d"
@@ -43,7 +48,10 @@ class JsonLine(logging.Formatter):
 
 
 class Throttle(logging.Filter):
-    """Passes LINES_PER_S_MAX records of one kind a second; the next second begins by saying how many it held back."""
+    """Pass at most LINES_PER_S_MAX records of one kind per second.
+
+    The first line of a later second says how many lines were held back.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,7 +73,10 @@ class Throttle(logging.Filter):
 
 
 def say(log: logging.Logger, level: int, kind: str, text: str = "", /, **facts: Any) -> None:
-    """One fact: `kind key=value ... text`; a list gives its key once for each value, None is left out."""
+    """Log one fact as `kind key=value ... text`.
+
+    A list repeats its key for each value; a fact that is None is left out.
+    """
     if log.isEnabledFor(level):
         known = {key: value for key, value in facts.items() if value is not None}
         pairs = [f"{key}={each}" for key, value in known.items() for each in _each(value)]
@@ -78,6 +89,7 @@ def _each(value: Any) -> list[Any]:
 
 
 def start_logging(level: int = logging.INFO, *, as_json: bool = False) -> None:
+    """Set up the logging of this process; it replaces an earlier setup."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonLine() if as_json else OneLine(FORMAT))
     handler.addFilter(Throttle())
@@ -85,6 +97,6 @@ def start_logging(level: int = logging.INFO, *, as_json: bool = False) -> None:
 
 
 def present() -> tuple[int, bool]:
-    """What `start_logging` was told, for a child process that is to log alike."""
+    """The arguments of `start_logging`, for a child process that must log the same way."""
     root = logging.getLogger()
     return root.level, any(isinstance(handler.formatter, JsonLine) for handler in root.handlers)

@@ -1,20 +1,21 @@
-"""Events on their way into a core: a bounded queue, emptied many at a time by the one loop that owns the core."""
+"""The mailbox of a core: a bounded queue of events, emptied in batches by the loop that owns it."""
 
 import asyncio
 from typing import Generic, TypeVar
 
-EVENTS_PER_TURN_MAX = (
-    256  # their records are one transaction; more would make the first acknowledgement wait
-)
-EVENTS_MAX = 4096  # then whoever brings more waits: a link is not read, a call not answered
+# The records of one turn are one transaction. More of them would delay the first acknowledgement.
+EVENTS_PER_TURN_MAX = 256
+# When the mailbox is full, its producers wait: links are not read, and calls are not answered.
+EVENTS_MAX = 4096
 
 EventT = TypeVar("EventT")
 
 
 class Mailbox(Generic[EventT]):
-    """`put` waits while it is full; after `close` it drops. None in the queue only wakes."""
+    """`put` waits while the mailbox is full; after `close` it drops the event."""
 
     def __init__(self) -> None:
+        # A None in the queue is no event; it only wakes `take`.
         self._queue: asyncio.Queue[EventT | None] = asyncio.Queue(EVENTS_MAX)
         self._closed = False
 
@@ -26,7 +27,10 @@ class Mailbox(Generic[EventT]):
             await self._queue.put(event)
 
     async def take(self, *, timeout_s: float | None) -> list[EventT]:
-        """What waits, at most EVENTS_PER_TURN_MAX, at least one; empty after `timeout_s` (None: never) or `wake`."""
+        """Wait for events and take up to EVENTS_PER_TURN_MAX of them.
+
+        The list is empty after `timeout_s` seconds (None: no timeout), or after `wake`.
+        """
         if not self._queue.empty():
             return self.waiting()
         try:
@@ -37,17 +41,17 @@ class Mailbox(Generic[EventT]):
         return ([] if first is None else [first]) + self.waiting(EVENTS_PER_TURN_MAX - 1)
 
     def waiting(self, count_max: int = EVENTS_PER_TURN_MAX) -> list[EventT]:
-        """What is there already."""
+        """Take up to `count_max` events that are there already, without waiting."""
         taken = [self._queue.get_nowait() for _ in range(min(count_max, self._queue.qsize()))]
         return [event for event in taken if event is not None]
 
     def wake(self) -> None:
-        """Have `take` return; with a full queue it does so anyway."""
+        """Make `take` return. With a full queue it returns anyway."""
         if not self._queue.full():
             self._queue.put_nowait(None)
 
     def close(self) -> None:
-        """Nobody takes any more; those who wait in `put` go on."""
+        """Drop all events, now and from now on. Producers that wait in `put` continue."""
         self._closed = True
         while not self._queue.empty():
             self._queue.get_nowait()

@@ -1,4 +1,7 @@
-"""Waiting HTTP calls: each becomes an event with a number, and is answered by the Reply with that number, or not."""
+"""HTTP calls that wait for the core: each becomes a numbered event, answered by a numbered Reply.
+
+A call that ends without its Reply is reported to the core as RequestGone.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -8,11 +11,12 @@ from itertools import count
 from echo2d.core.base.ids import RequestId
 from echo2d.core.coordinator.events import CoordinatorEvent, Reply, RequestGone
 
-REQUESTS_MAX = 256  # one learner has two or three under way
+# One learner has two or three calls open at a time.
+REQUESTS_MAX = 256
 
 
 class PendingRequests:
-    """All waiting calls of one process."""
+    """All waiting calls of one coordinator process."""
 
     def __init__(self, emit: Callable[[CoordinatorEvent], Awaitable[None]]) -> None:
         self._emit = emit
@@ -23,7 +27,11 @@ class PendingRequests:
     async def ask(
         self, make: Callable[[RequestId], CoordinatorEvent], *, timeout_s: float | None
     ) -> Reply | None:
-        """Emit the event and wait. Unanswered in time, or given up by the caller: the core is told."""
+        """Emit the event and wait for its Reply; None: there was none within `timeout_s`.
+
+        The core hears of it if the time is over or the caller hangs up. With too many open calls,
+        or while the coordinator stops, the Reply is a 503 and the core is not asked.
+        """
         number = RequestId(next(self._ids))
         if self._closed:
             return _stopping(number)
@@ -43,13 +51,13 @@ class PendingRequests:
                 await self._emit(RequestGone(number))
 
     def answer(self, reply: Reply) -> None:
-        """Whoever has gone is not answered."""
+        """Answer a waiting call; a Reply to a call that has ended is dropped."""
         waiting = self._waiting.get(reply.request)
         if waiting is not None and not waiting.done():
             waiting.set_result(reply)
 
     def close(self) -> None:
-        """Tell all callers, now and from now on, to come back later."""
+        """Tell all callers, present and future, to come back later."""
         self._closed = True
         for number in self._waiting:
             self.answer(_stopping(number))

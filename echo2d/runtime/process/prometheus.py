@@ -1,7 +1,7 @@
-"""What Prometheus sees of a daemon: what its loop counts and measures, and what its status says, by name and unit.
+"""Metrics that every daemon shares, and `Family`: a metric that is read off the daemon's status.
 
-A `Family` reads one status; those of each daemon stand in a table (`coordinator/metrics`, `worker/metrics`), and all of
-them, with their help texts, in docs/metrics.md. Not here: who may read them.
+The families of each daemon are tables in `coordinator/metrics` and `worker/metrics`, and
+docs/metrics.md lists all metrics with their help texts. Not here: who may read them.
 """
 
 import asyncio
@@ -23,23 +23,25 @@ from prometheus_client import (
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
-TICK_S = 1.0  # the loop is asked so often how late it is
-KERNEL_TICKS = 5  # and the kernel every so many ticks
+# Between two measurements of how late the event loop wakes.
+TICK_S = 1.0
+# Between two measurements of the process and the disk, in ticks.
+KERNEL_TICKS = 5
 DELAY_BUCKETS_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
 PAUSE_BUCKETS_S = (0.001, 0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 120.0)
 PERSIST_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1.0, 5.0)
 
-disable_created_metrics()  # type: ignore[no-untyped-call]  # a second line for every counter that nobody reads
+# Each counter would get a second line with its creation time, which has no reader.
+disable_created_metrics()  # type: ignore[no-untyped-call]
 
 StatusT = TypeVar("StatusT")
-Samples = Iterable[
-    tuple[tuple[str, ...], float | None]
-]  # label values, and the value; None: there is none now
+# Label values, and the value; None: there is no value now.
+Samples = Iterable[tuple[tuple[str, ...], float | None]]
 
 
 @dataclass(frozen=True, slots=True)
 class Family(Generic[StatusT]):
-    """One metric read off a status."""
+    """One metric read off a status. counter: a counter, else a gauge."""
 
     name: str
     help: str
@@ -62,19 +64,19 @@ def value(read: Callable[[StatusT], float | None]) -> Callable[[StatusT], Sample
 
 
 def number(name: str) -> Callable[[Mapping[str, Any]], Samples]:
-    """The number under this key of a status that is a mapping."""
+    """The number under one key of a status that is a mapping."""
     return lambda status: [((), status[name])]
 
 
 def by_key(read: Callable[[StatusT], Mapping[str, float]]) -> Callable[[StatusT], Samples]:
-    """Every number of a mapping in a status, with its key as the label."""
+    """The numbers of a mapping in a status, each with its key as the label."""
     return lambda status: [((key,), value) for key, value in read(status).items()]
 
 
 class LoopMetrics(Generic[StatusT]):
     """The metrics that every daemon has.
 
-    families: read off a status. extra: collects from a status what a Family cannot express.
+    families: metrics read off a status. extra: yields metrics that a Family cannot express.
     """
 
     def __init__(
@@ -88,10 +90,11 @@ class LoopMetrics(Generic[StatusT]):
         self.events = Counter(
             "echo2d_events", "Events handled, by kind", ["kind"], registry=self.registry
         )
-        self._kinds: dict[type, Counter] = {}  # to look a label up takes longer than to count
+        # A cache: looking up a label takes longer than counting.
+        self._kinds: dict[type, Counter] = {}
         self._delay_s = Histogram(
             "echo2d_event_loop_delay_seconds",
-            "How late the event loop woke; more than 0.1 is a loop that somebody blocks",
+            "How late the event loop woke; above 0.1 something blocks it",
             buckets=DELAY_BUCKETS_S,
             registry=self.registry,
         )
@@ -102,14 +105,14 @@ class LoopMetrics(Generic[StatusT]):
         )
 
     def count(self, event: object) -> None:
-        """The loop has taken this event."""
+        """Count an event that the loop takes, under the name of its type."""
         kind = self._kinds.get(type(event))
         if kind is None:
             kind = self._kinds[type(event)] = self.events.labels(type(event).__name__)
         kind.inc()
 
     def render(self, status: StatusT) -> bytes:
-        """All metrics in Prometheus' text format."""
+        """All metrics in the text format of Prometheus."""
         read = [each.collect(status) for each in self._families]
         text: bytes = generate_latest(self.registry)
         return text + generate_latest(_Once([*read, *self._extra(status), *self._process]))
@@ -125,11 +128,12 @@ class LoopMetrics(Generic[StatusT]):
                 self._delay_s.observe(max(0.0, clock() - due))
 
     def _measure(self, path: Path) -> None:
-        """What the kernel knows. Blocking."""
+        """Measure the process and the disk of `path`. Blocking."""
         self._process = list(ProcessCollector(registry=None).collect())
         try:
             self._disk_free.set(shutil.disk_usage(path).free)
-        except OSError:  # those who write there will say so
+        except OSError:
+            # The code that writes there reports the fault.
             self._disk_free.set(float("nan"))
 
 

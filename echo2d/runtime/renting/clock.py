@@ -1,4 +1,7 @@
-"""The rent clock of a run: a machine's clocks, read. What they come to is decided in `core/renting/budget.py`."""
+"""The rent clock of a run: reads this machine's clocks and feeds them to `rent_time`.
+
+The rent clock goes on across restarts of the coordinator and of the machine, and never backwards.
+"""
 
 import logging
 import math
@@ -16,7 +19,7 @@ log = logging.getLogger("echo2d.renting")
 
 @cache
 def boot_id() -> str:
-    """Of this start of the machine, which no process outlives."""
+    """The id of this boot. It may be cached, because no process outlives the boot."""
     return BOOT_ID.read_text().strip()
 
 
@@ -26,7 +29,10 @@ def moment() -> Moment:
 
 
 class RentClock:
-    """Seconds since the run first rented; goes on where it was."""
+    """Seconds since the run first rented.
+
+    kept: what was stored last, or None. The clock goes on from there.
+    """
 
     def __init__(self, kept: tuple[float, Moment] | None, rentals: Iterable[Rental]) -> None:
         self._since = moment()
@@ -37,13 +43,16 @@ class RentClock:
         self._at = rent_time(self._at, before, self._since, horizon=horizon)
 
     def now(self) -> float:
+        """The time by the boot clock alone, which only `look` corrects."""
         return self._at + time.clock_gettime(time.CLOCK_BOOTTIME) - self._since.since_boot_s
 
     def look(self, horizon: float) -> float:
-        """Now, by all clocks. horizon: when the time of all boxes is over."""
+        """The time by all clocks, from which `now` goes on. horizon: when all boxes have ended."""
         moved = moment()
         at = rent_time(self._at, self._since, moved, horizon=horizon)
         if at > self.now() + CLOCK_STEP_S:
+            # A virtual machine stood still with its boot clock, or the wall clock was set forward.
+            # Boxes may have been billed for that time, so it counts.
             log.warning("clock_leapt seconds=%.0f: boxes are billed for it", at - self.now())
         self._at, self._since = at, moved
         return at

@@ -31,7 +31,7 @@ def margin_of(provision: ProvisionStatus) -> float:
 
 
 def gb_per_h(status: Status) -> float:
-    """What each worker receives of versions, in GB/h; 0 until a few steps and versions are known."""
+    """The versions that each worker receives, in GB/h; 0 before steps and versions are known."""
     sizes = [each.wire_bytes for each in status.version_bytes.values()]
     steps = status.t_train_s
     if not sizes or not steps or median(steps) <= 0:

@@ -67,6 +67,7 @@ TICK_S = 1.0
 # The rent clock is made durable at least so often.
 CLOCK_KEPT_S = 30.0
 WILDCARDS = ("", "0.0.0.0", "::")  # noqa: S104 - compared, not bound
+# The need while everything is given back: no learner, no workers.
 NOBODY = NeedMeasured(None, wanted=False, workers=0)
 
 log = logging.getLogger("echo2d.renting")
@@ -97,9 +98,11 @@ class Renter:
         self._access = access
         self._directory = run
         self._url = url
-        self._ended: asyncio.Queue[RentEvent] = asyncio.Queue()  # bounded by the commands under way
+        # Bounded by the number of commands under way.
+        self._ended: asyncio.Queue[RentEvent] = asyncio.Queue()
         self._asked_at: dict[Label, float] = {}
-        self._workers: Mapping[Label, WorkerStatus] = {}  # of boxes, as of the last look
+        # The workers of boxes, as of the last look.
+        self._workers: Mapping[Label, WorkerStatus] = {}
         self._kept_at = clock.now()
 
     def status(self) -> RentingStatus:
@@ -110,7 +113,7 @@ class Renter:
         await self._run(lambda: self._need(status()), plan_removal, until=lambda: False)
 
     async def give_all_back(self, within_s: float) -> bool:
-        """Give back everything. True: nothing is left."""
+        """Give back all boxes, trying for `within_s` seconds. Returns whether nothing is left."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within_s):
                 await self._run(lambda: NOBODY, _nobody_leaves, until=lambda: self._renting.over)
@@ -138,6 +141,7 @@ class Renter:
 
     async def _turn(self, events: Iterable[RentEvent], tasks: asyncio.TaskGroup) -> None:
         now = self._clock.look(self._renting.horizon)
+        # Rows are durable before a command starts, so a box is never paid for without a record.
         actions = [action for event in events for action in self._renting.handle(event, now=now)]
         rows = [action.rental for action in actions if isinstance(action, Keep)]
         if rows or now >= self._kept_at + CLOCK_KEPT_S:
@@ -151,8 +155,10 @@ class Renter:
             case Start(rental, why):
                 budget = self._renting.status(now=rental.sent_at)
                 log.info(
-                    "start label=%s usd_per_h=%g life_s=%.0f spent_usd=%.2f set_aside_usd=%.2f why=%s",
-                    rental.label, rental.usd_per_h, rental.life_s, budget.spent_usd, budget.set_aside_usd, why,
+                    "start label=%s usd_per_h=%g life_s=%.0f "
+                    "spent_usd=%.2f set_aside_usd=%.2f why=%s",
+                    rental.label, rental.usd_per_h, rental.life_s,
+                    budget.spent_usd, budget.set_aside_usd, why,
                 )  # fmt: skip
                 tasks.create_task(self._start(rental))
             case Stop(rental, ids, why):
@@ -181,7 +187,8 @@ class Renter:
         order = BoxOrder(rental.label, rental.offer, self._url, path, rental.life_s)
         try:
             await self._providers[rental.provider].start(order)
-        except ProviderFault as fault:  # its last words are logged
+        except ProviderFault as fault:
+            # The fault quotes what the command printed, and is logged.
             raise ProviderFault(str(fault).replace(secret, "(secret)")) from None
 
     async def _stop(self, rental: Rental, ids: tuple[str, ...]) -> None:
@@ -191,6 +198,7 @@ class Renter:
         await self._ended.put(StopEnded(rental.label, ok=ok))
 
     async def _did(self, what: str, doing: Awaitable[None]) -> bool:
+        """Whether a command succeeded. A failure is logged; the autoscaler decides what follows."""
         try:
             await doing
         except (ProviderFault, OperatorFault, StoreFault) as fault:
@@ -293,13 +301,18 @@ async def open_renter(
     url: str = "",
     closing: bool = False,
 ) -> AsyncIterator[Renter]:
-    """url: of the coordinator, as this host reaches it. OperatorFault: it cannot rent like this."""
+    """Open the store and the clock, and make the renter.
+
+    url: of the coordinator, as this host reaches it. closing: only give boxes back.
+    OperatorFault: it cannot rent with this configuration.
+    """
     prefix = prefix_of(run.run_id)
     rules = rules_of(config, prefix, closing=closing)
     store = await asyncio.to_thread(RentalStore, run.path / RENTALS_FILE)
     try:
         kept = await asyncio.to_thread(store.rentals)
         clock = await asyncio.to_thread(lambda: RentClock(store.clock(), kept))
+        # The rent clock counts from here, even if the process ends before the next time it is kept.
         await asyncio.to_thread(store.keep, (), clock.now(), moment())
         offers = [offer for provider in config.providers for offer in offers_of(provider)]
         renting = Autoscaler(
@@ -317,7 +330,8 @@ async def open_renter(
 def _url_of_boxes(config: CoordinatorConfig, url: str) -> str:
     if not config.rent.url and config.coordinator.host in WILDCARDS:
         raise OperatorFault(
-            "rent.url: expected how rented boxes reach this coordinator, https://HOST:PORT"
+            "rent.url: expected the URL at which rented boxes reach this coordinator, "
+            "https://HOST:PORT; found none"
         )
     return coordinator_url(config.rent.url or url)
 
@@ -326,7 +340,7 @@ def _url_of_boxes(config: CoordinatorConfig, url: str) -> str:
 
 
 def print_rent_plan(config: CoordinatorConfig, say: Callable[[str], None]) -> None:
-    """What `echo2d coordinate --rent` is about to do. OperatorFault: it cannot."""
+    """Say what `echo2d coordinate --rent` is about to do. OperatorFault: it cannot rent."""
     rules_of(config, "")
     run = RunDirectory(config.run.run_dir)
     rentals, now = _kept(run.path)
@@ -344,13 +358,14 @@ def _kept(run_dir: Path) -> tuple[tuple[Rental, ...], float]:
 
 
 async def give_back(config: CoordinatorConfig, within_s: float) -> Mapping[str, Any]:
-    """Stop everything that this run has rented, in place of a coordinator. What is left, as JSON.
+    """Stop everything that this run has rented, in place of a coordinator.
 
-    OperatorFault: a coordinator runs.
+    Returns what is left, for JSON. OperatorFault: a coordinator runs.
     """
     run = await asyncio.to_thread(RunDirectory, config.run.run_dir)
     ledger = LedgerThread(run.path / LEDGER_FILE)
     try:
+        # Opening the ledger takes its lock, which fails while a coordinator runs.
         await ledger.open()
         access = await asyncio.to_thread(AccessTable, run)
         async with open_renter(config, run, access, closing=True) as renter:
@@ -361,7 +376,7 @@ async def give_back(config: CoordinatorConfig, within_s: float) -> Mapping[str, 
 
 
 def rented(config: CoordinatorConfig) -> Mapping[str, Any]:
-    """What the book of the run says; the providers are not asked."""
+    """What the run's own record of rentals says, for JSON; the providers are not asked."""
     rentals, now = (
         _kept(config.run.run_dir) if (config.run.run_dir / RENTALS_FILE).exists() else ((), 0.0)
     )
@@ -379,11 +394,12 @@ def rented(config: CoordinatorConfig) -> Mapping[str, Any]:
 
 
 def rented_lines(facts: Mapping[str, Any]) -> list[str]:
-    """The same for people."""
+    """The facts of `rented` or `give_back` as lines for a person."""
     boxes, most = facts["boxes"], facts["usd_total_max"]
     of = "" if most is None else f" of {most:g}"
     rows = [
-        f"  {box['label']}  for {box['age_s'] / 60:.0f} min, {box['cost_usd']:.2f} usd  {box.get('state', '')}".rstrip()
+        f"  {box['label']}  for {box['age_s'] / 60:.0f} min, "
+        f"{box['cost_usd']:.2f} usd  {box.get('state', '')}".rstrip()
         for box in boxes
     ]
     there = (
@@ -395,6 +411,6 @@ def rented_lines(facts: Mapping[str, Any]) -> list[str]:
 
 
 def boxes_left_alone(config: CoordinatorConfig) -> str:
-    """Of a coordinator that does not rent: what an earlier one may have left; empty: nothing."""
+    """The boxes that an earlier coordinator of the run may have left; empty if there are none."""
     facts = rented(config)
     return f"{len(facts['boxes'])} boxes, {facts['usd_per_h']:g} usd/h" if facts["boxes"] else ""

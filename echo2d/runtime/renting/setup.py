@@ -1,4 +1,7 @@
-"""What the operator's words about renting come to: rules, terms, offers, providers, and the plan printed first."""
+"""Turns the configuration of renting into rules, terms, offers, prices and providers.
+
+`rent_plan` prints what they come to, before anything is rented.
+"""
 
 from collections.abc import Iterable
 
@@ -11,20 +14,21 @@ from echo2d.errors import OperatorFault
 from echo2d.providers.base import Provider, ProviderOptions
 from echo2d.registry import PROVIDERS, load, one_of
 
-PREFIX_CHARS = 8  # of the run's id: 32 bits tell the runs of an account apart
+# Of the run's id. 32 bits tell the runs of one account apart.
+PREFIX_CHARS = 8
 
 
 def prefix_of(run_id: str) -> str:
-    """Of all labels of a run."""
+    """The prefix of the labels of all boxes of a run."""
     return f"echo2d-{run_id[:PREFIX_CHARS]}-"
 
 
 def rules_of(config: CoordinatorConfig, prefix: str, *, closing: bool = False) -> RentRules:
-    """OperatorFault: there is no budget, or nowhere to rent."""
+    """The rules that the autoscaler enforces. OperatorFault: no budget, or nowhere to rent."""
     rent = config.rent
     if rent.usd_per_h is None or rent.usd_total is None:
         raise OperatorFault(
-            "--rent needs a budget: rent.usd_per_h and rent.usd_total; nothing was rented"
+            "--rent needs a budget: set rent.usd_per_h and rent.usd_total; nothing was rented"
         )
     if not any(provider.rents for provider in config.providers):
         kinds = one_of({name: kind for name, kind in PROVIDERS.items() if kind.rents})
@@ -37,6 +41,7 @@ def rules_of(config: CoordinatorConfig, prefix: str, *, closing: bool = False) -
 
 
 def terms_of(provider: ProviderConfig) -> Terms:
+    """The times and the billing of a provider."""
     table = provider.table
     return Terms(
         table.name,
@@ -49,7 +54,7 @@ def terms_of(provider: ProviderConfig) -> Terms:
 
 
 def offers_of(provider: ProviderConfig) -> list[RentOffer]:
-    """The boxes that it can rent."""
+    """The boxes that a provider can rent; none if it does not rent."""
     return [_offer(provider, each) for each in provider.offers if provider.rents]
 
 
@@ -67,7 +72,11 @@ def _offer(provider: ProviderConfig, each: OfferTable) -> RentOffer:
 
 
 def prices_of(providers: Iterable[ProviderConfig], run_id: str) -> list[NamedPrice]:
-    """What the workers of boxes cost that go by their label, or of static ones that have such a name."""
+    """Prices by pattern of worker names.
+
+    The worker of a rented box is named after the box's label. Where a provider does not rent, the
+    name of an offer is itself the pattern.
+    """
     return [
         _price(provider, each, prefix_of(run_id))
         for provider in providers
@@ -88,6 +97,7 @@ def _price(provider: ProviderConfig, each: OfferTable, prefix: str) -> NamedPric
 
 
 def make_provider(config: ProviderConfig, prefix: str) -> Provider:
+    """Load and make the provider of the configured kind."""
     table = config.table
     options = ProviderOptions(
         start=table.start,
@@ -105,26 +115,35 @@ def make_provider(config: ProviderConfig, prefix: str) -> Provider:
 def rent_plan(
     config: CoordinatorConfig, prefix: str, kept: Iterable[Rental], now: float
 ) -> list[str]:
-    """What renting may come to, before anything is done."""
+    """Lines that say what renting may cost and which commands it runs.
+
+    OperatorFault: as in `rules_of`.
+    """
     rules, rentals = rules_of(config, prefix), list(kept)
     budget, live = rules.budget, [rental for rental in rentals if rental.gone_at is None]
+    usd_per_h = sum(rental.rate for rental in live)
     spent_usd = sum(rental.cost_usd(min(now, rental.until)) for rental in rentals)
     committed_usd = sum(rental.cost_usd(rental.until) for rental in rentals)
+    aside_usd = committed_usd - spent_usd
     left_h = max(0.0, budget.usd_total - committed_usd) / budget.usd_per_h
     offers = sorted(
         (offer for provider in config.providers for offer in offers_of(provider)),
         key=lambda offer: offer.usd_per_h / (offer.trajectories_per_h * offer.availability),
     )
     providers = [_how(provider.table) for provider in config.providers if provider.rents]
+    first = (
+        "  nothing is started before a learner takes data and workers are too few; "
+        "then, cheapest data first:"
+    )
     lasts = f"{_duration(left_h)} at {budget.usd_per_h:g} usd/h"
     return [
         f"renting: at most {budget.usd_per_h:g} usd/h and {budget.usd_total:g} usd in all",
-        f"  spent {spent_usd:.2f}, set aside {committed_usd - spent_usd:.2f}; the rest lasts {lasts}",
-        f"  there now, by this run's book: {len(live)} boxes, {sum(rental.rate for rental in live):g} usd/h",
+        f"  spent {spent_usd:.2f}, set aside {aside_usd:.2f}; the rest lasts {lasts}",
+        f"  there now, by this run's book: {len(live)} boxes, {usd_per_h:g} usd/h",
         f"  labels {prefix}...; a box lives {_duration(config.rent.life_h)} at most",
         f"  it goes after {rules.idle_s:g} s without work, or {rules.join_s:g} s without serving",
         f"  then its worker has {rules.drain_s:g} s to finish what it holds",
-        "  nothing is started before a learner takes data and workers are too few; then, cheapest data first:",
+        first,
         *_strangers(config, live),
         *map(_line, offers),
         *providers,
@@ -145,6 +164,7 @@ def _duration(hours: float) -> str:
 
 
 def _strangers(config: CoordinatorConfig, live: Iterable[Rental]) -> list[str]:
+    """Warnings about boxes of providers that are no longer configured."""
     names = {provider.table.name for provider in config.providers if provider.rents}
     gone = sorted({rental.provider for rental in live} - names)
     return [

@@ -1,11 +1,12 @@
 """The run directory's credentials: the run's key, its tokens, and the peers enrolled with them.
 
-    run_dir/ (0700)   run.key   access.sqlite   tokens/NAME.token   ledger.sqlite   versions/   uploads/
+    run_dir/ (0700)   run.key   access.sqlite   tokens/NAME.token
+                      ledger.sqlite   versions/   uploads/
 
-`echo2d token` and a running coordinator share the table: whoever writes it uses a transaction, and the coordinator
-rereads it every second (`AccessTable.reload`). A token is valid until it expires or is revoked; its peers live and
-die with it. Secrets are stored hashed. `now_s` is Unix time. What writes or reloads blocks; `caller` and `peer` answer
-from memory.
+`echo2d token` and a running coordinator share the access table. Every write is a transaction, and
+the coordinator rereads the table every second (`AccessTable.reload`). A token is valid until it
+expires or is revoked, and its peers lose access with it. Secrets are stored as hashes. `now_s` is
+Unix time. Methods that write or reload block; `caller` and `peer` answer from memory.
 """
 
 import json
@@ -44,14 +45,20 @@ from echo2d.net.security.auth import (
 from echo2d.net.security.tls import Authority
 from echo2d.net.security.urls import coordinator_url
 
-NAME_RULE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")  # it becomes a file name
-COORDINATOR_FILE = "coordinator.json"  # where the running coordinator listens
-TOKENS_MAX = 10_000  # the whole table is read every second
-ENROLLED_MAX = 10_000  # peers, for the same reason; twenty times the largest fleet
+# A token's name becomes a file name.
+NAME_RULE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+# The address file: where the running coordinator listens.
+COORDINATOR_FILE = "coordinator.json"
+# The whole table is read every second.
+TOKENS_MAX = 10_000
+# Enrolled peers, for the same reason; twenty times the largest fleet.
+ENROLLED_MAX = 10_000
 SCHEMA = (
-    """CREATE TABLE IF NOT EXISTS tokens (name TEXT PRIMARY KEY, role TEXT NOT NULL, secret_hash BLOB NOT NULL UNIQUE,
+    """CREATE TABLE IF NOT EXISTS tokens (
+    name TEXT PRIMARY KEY, role TEXT NOT NULL, secret_hash BLOB NOT NULL UNIQUE,
     max_workers INTEGER, expires_at REAL, revoked INTEGER NOT NULL DEFAULT 0)""",
-    "CREATE TABLE IF NOT EXISTS peers (peer TEXT PRIMARY KEY, public_key BLOB NOT NULL, token TEXT NOT NULL)",
+    """CREATE TABLE IF NOT EXISTS peers (
+    peer TEXT PRIMARY KEY, public_key BLOB NOT NULL, token TEXT NOT NULL)""",
 )
 DURATION_S_MAX = 100 * 365 * 86400.0
 _UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -59,7 +66,7 @@ _UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 @dataclass(frozen=True, slots=True)
 class TokenRow:
-    """One row of the table. max_workers, expires_at: None means no limit."""
+    """One token of the table. max_workers, expires_at (Unix time): None means no limit."""
 
     name: str
     role: TokenRole
@@ -69,7 +76,7 @@ class TokenRow:
     revoked: bool
 
     def fault(self, now_s: float) -> Denied | None:
-        """Why it is not valid now; None when it is."""
+        """Why the token is not valid now; None if it is valid."""
         if self.revoked:
             return Denied(403, "revoked", f"token {self.name} was revoked")
         if self.expires_at is not None and now_s >= self.expires_at:
@@ -79,7 +86,7 @@ class TokenRow:
 
 @dataclass(frozen=True, slots=True)
 class Enrolment:
-    """A worker's request: its token's secret, its key, and the proof that the key is its own."""
+    """A worker's request: its token's secret, its key, and the proof that it owns the key."""
 
     secret: str
     public_key: bytes
@@ -93,12 +100,15 @@ def parse_duration_s(text: str) -> float:
         raise OperatorFault(f"expected a duration such as 30d, 12h or 10m; found {text!r}")
     duration_s = float(matched[1]) * _UNITS_S[matched[2]]
     if duration_s > DURATION_S_MAX:
-        raise OperatorFault(f'{text} is longer than a hundred years; say "never"')
+        raise OperatorFault(f'expected a duration of at most 100 years, or "never"; found {text}')
     return duration_s
 
 
 class RunDirectory:
-    """The directory of a run; made with its key when it does not exist."""
+    """The directory of a run. If it does not exist, it is made, together with the run's key.
+
+    OperatorFault: the directory cannot be used.
+    """
 
     def __init__(self, path: Path) -> None:
         try:
@@ -118,7 +128,7 @@ class RunDirectory:
 
 
 class AccessTable:
-    """Tokens and peers of one run: on disk, and as last read in memory."""
+    """Tokens and peers of one run: on disk, and in memory as last read."""
 
     def __init__(self, run: RunDirectory) -> None:
         self._run = run
@@ -145,7 +155,10 @@ class AccessTable:
         max_workers: int | None = None,
         expires_at: float | None = None,
     ) -> TokenFile:
-        """A new token; its secret exists only in what is returned. OperatorFault: name taken or malformed."""
+        """Create a token. Its secret exists only in the returned file.
+
+        OperatorFault: the name is taken or malformed, the role is unknown, or the table is full.
+        """
         if NAME_RULE.fullmatch(name) is None:
             raise OperatorFault(
                 f"token name {name!r}: expected up to 64 letters, digits, dots, dashes, underscores"
@@ -155,7 +168,9 @@ class AccessTable:
         secret = secrets.token_urlsafe(32)
         with self._database() as database:
             if database.execute("SELECT count(*) FROM tokens").fetchone()[0] >= TOKENS_MAX:
-                raise OperatorFault(f"this run has {TOKENS_MAX} tokens already")
+                raise OperatorFault(
+                    f"expected fewer than {TOKENS_MAX} tokens in this run; it has that many already"
+                )
             row = (name, role, secret_hash(secret), max_workers, expires_at)
             if (
                 database.execute(
@@ -172,7 +187,7 @@ class AccessTable:
         return TokenFile(name, cast("TokenRole", role), secret, **facts)
 
     def revoke(self, name: str) -> None:
-        """Its callers and peers lose access within a second."""
+        """Revoke a token: its callers and peers lose access within a second."""
         with self._database() as database:
             if (
                 database.execute("UPDATE tokens SET revoked = 1 WHERE name = ?", (name,)).rowcount
@@ -182,36 +197,40 @@ class AccessTable:
         self.reload()
 
     def discard(self, name: str) -> None:
-        """As if it had never been created: nobody got its secret."""
+        """Delete a token whose secret was given to no one."""
         with self._database() as database:
             database.execute("DELETE FROM tokens WHERE name = ?", (name,))
         self.reload()
 
     def retire(self, name: str) -> None:
-        """It and its peers were never there: for tokens that are made and used up by the thousand."""
+        """Delete a token and its peers.
+
+        Rented boxes use up tokens by the thousand, and revoked ones would fill the table.
+        """
         with self._database() as database:
             database.execute("DELETE FROM peers WHERE token = ?", (name,))
             database.execute("DELETE FROM tokens WHERE name = ?", (name,))
         self.reload()
 
     def tokens(self) -> list[TokenRow]:
+        """All tokens, as last read, by name."""
         return sorted(self._tokens.values(), key=lambda token: token.name)
 
     # --- the coordinator -----------------------------------------------------
 
     def admit_seed(self, public_key: bytes) -> PeerId:
-        """Let the holder of this key in as the seed, until this process ends."""
+        """Admit the holder of this key as the seed until this process ends."""
         peer = peer_id_of(public_key)
         self._seeds[peer] = KnownPeer(peer, public_key, "seed")
         return peer
 
     def caller(self, secret: str, *, now_s: float) -> Caller:
-        """Whose secret this is. Denied: nobody's, or no longer valid."""
+        """The caller with this secret. Denied: the secret is unknown or no longer valid."""
         token = self._token(secret, now_s)
         return Caller(token.name, token.role)
 
     def peer(self, peer: PeerId, *, now_s: float) -> KnownPeer:
-        """Denied: not enrolled, or with a token that is no longer valid."""
+        """A known peer. Denied: it is not enrolled, or its token is no longer valid."""
         if peer in self._seeds:
             return self._seeds[peer]
         if peer not in self._peers:
@@ -222,21 +241,22 @@ class AccessTable:
         return KnownPeer(peer, public_key, token.role)
 
     def token_of(self, peer: PeerId) -> str | None:
-        """The name of the token that it enrolled with."""
+        """The name of the token with which a peer enrolled; None: it is not enrolled."""
         return self._peers[peer][1].name if peer in self._peers else None
 
     def enrol(self, secret: str, public_key: bytes, proof: bytes, *, now_s: float) -> PeerId:
-        """`enrol_all` of one. Denied: not with this secret, key or proof."""
+        """Enrol one peer. Denied: the secret, the key or the proof is not accepted."""
         (outcome,) = self.enrol_all([Enrolment(secret, public_key, proof)], now_s=now_s)
         if isinstance(outcome, Denied):
             raise outcome
         return outcome
 
     def enrol_all(self, asked: Sequence[Enrolment], *, now_s: float) -> list[PeerId | Denied]:
-        """Bind workers' keys to their tokens, in one transaction; idempotent; a new token takes over an old one's peer.
+        """Bind workers' keys to their tokens in one transaction.
 
-        The table is read again first: a token may have been made a moment ago.
+        Enrolling again changes nothing. A peer that enrols with another token belongs to that one.
         """
+        # A token may have been made a moment ago.
         self.reload()
         with self._database() as database:
             outcomes = [self._enrol(database, each, now_s) for each in asked]
@@ -244,7 +264,7 @@ class AccessTable:
         return outcomes
 
     def reload(self) -> None:
-        """Read the table again."""
+        """Reread the table. StoreFault: it cannot be read; the last one stays in memory."""
         with self._database() as database:
             rows = database.execute(
                 "SELECT name, role, secret_hash, max_workers, expires_at, revoked FROM tokens"
@@ -275,6 +295,7 @@ class AccessTable:
         if not is_enrol_proof(asked.public_key, asked.proof, asked.secret):
             return Denied(403, "proof", "the signature does not prove possession of the key")
         peer = peer_id_of(asked.public_key)
+        # The peer itself does not count: it may enrol again when its token is full.
         others = "SELECT count(*) FROM peers WHERE token = ? AND peer != ?"
         enrolled = database.execute(others, (token.name, peer)).fetchone()[0]
         if token.max_workers is not None and enrolled >= token.max_workers:
@@ -303,10 +324,11 @@ class AccessTable:
 
     @contextmanager
     def _database(self) -> Iterator[sqlite3.Connection]:
-        """One transaction."""
+        """One transaction, rolled back by an exception. StoreFault: the database failed."""
         try:
             database = sqlite3.connect(self._path, isolation_level=None)
             try:
+                # IMMEDIATE takes the write lock first, so two writers never fail half-way.
                 database.execute("BEGIN IMMEDIATE")
                 yield database
                 database.execute("COMMIT")
@@ -316,7 +338,7 @@ class AccessTable:
             raise StoreFault(f"{self._path}: {error}") from error
 
 
-# --- the commands ---------------------------------------------------------------------------------------------------
+# --- the commands --------------------------------------------------------
 
 
 def create_token(
@@ -329,7 +351,7 @@ def create_token(
     max_workers: int | None,
     expires: str,
 ) -> None:
-    """Create a token and write its file. expires: a duration from now, or "never"."""
+    """Create a token and write its file to `out`. expires: a duration from now, or "never"."""
     url = coordinator_url(url)
     expires_at = None if expires == "never" else time.time() + parse_duration_s(expires)
     table = AccessTable(RunDirectory(run_dir))
@@ -337,12 +359,13 @@ def create_token(
     try:
         write_token_file(out, replace(token, url=url))
     except OperatorFault:
+        # Without its file the secret is lost, and the name must stay free.
         table.discard(name)
         raise
 
 
 def list_tokens(run_dir: Path) -> list[dict[str, Any]]:
-    """JSON-able rows."""
+    """All tokens as rows for JSON; the secrets are not among them."""
     now_s = time.time()
     return [
         {
@@ -357,34 +380,42 @@ def list_tokens(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def revoke_token(run_dir: Path, name: str) -> None:
+    """Revoke a token of this run. OperatorFault: there is no such run or token."""
     AccessTable(_existing(run_dir)).revoke(name)
 
 
 def own_token(run: RunDirectory, access: AccessTable, role: TokenRole, url: str) -> Path:
-    """The token of this host's own learner or viewer, made where its file is missing; the file, with today's URL."""
+    """Write the token file of this host's own learner or viewer. Returns the file's path.
+
+    The token is made if its file is missing; the URL in the file is always brought up to date.
+    """
     path, name = run.token_path(role), f"own-{role}"
     if path.exists():
         token = read_token_file(path)
     else:
-        access.discard(name)  # its secret is lost
+        # The secret of an older token is lost with its file.
+        access.discard(name)
         token = access.create(name, role)
     write_token_file(path, replace(token, url=url, authority=run.authority.certificate))
     return path
 
 
 def announce(run: RunDirectory, url: str) -> None:
-    """Tell the programs of this host where the coordinator listens."""
+    """Write the address file, which tells programs of this host where the coordinator listens."""
     facts = {"url": url, "port": urlsplit(url).port, "pid": os.getpid(), "run_id": run.run_id}
     write_private(run.path / COORDINATOR_FILE, json.dumps(facts) + "\n")
 
 
 def withdraw(run: RunDirectory) -> None:
-    """The coordinator does not listen (any more)."""
+    """Remove the address file: no coordinator listens."""
     (run.path / COORDINATOR_FILE).unlink(missing_ok=True)
 
 
 def find_coordinator(run_dir: Path) -> tuple[str, Path]:
-    """URL and a token file of the coordinator that runs in this directory."""
+    """The URL of the coordinator that runs in this directory, and a viewer's token file.
+
+    OperatorFault: no coordinator runs there.
+    """
     try:
         url = json.loads((run_dir / COORDINATOR_FILE).read_text())["url"]
     except OSError as error:
@@ -393,6 +424,7 @@ def find_coordinator(run_dir: Path) -> tuple[str, Path]:
 
 
 def _existing(run_dir: Path) -> RunDirectory:
+    """Open a run directory, but never make one. OperatorFault: it is none."""
     if not (run_dir / "run.key").exists():
         raise OperatorFault(f"{run_dir} is not a run directory")
     return RunDirectory(run_dir)

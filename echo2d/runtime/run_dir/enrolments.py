@@ -1,8 +1,9 @@
-"""Enrolments that come together become one transaction of the access table: fleets start at once, disks sync slowly.
+"""Groups concurrent enrolments into one transaction of the access table.
 
-    asked --> waiting --(whoever is first, for all)--> committed in a thread --> each is answered
+    asked --> waiting --(the first caller commits for all)--> committed in a thread --> answered
 
-Not here: who may enrol (`tokens`).
+A whole fleet enrols at the same time, and a disk syncs slowly. Not here: which peers may enrol
+(`credentials`).
 """
 
 import asyncio
@@ -15,13 +16,14 @@ from echo2d.errors import StoreFault
 from echo2d.net.security.auth import Denied
 from echo2d.runtime.run_dir.credentials import Enrolment
 
-ENROLMENTS_MAX = 256  # of one transaction; more would make the first one wait
+# Enrolments of one transaction. More of them would delay the first one.
+ENROLMENTS_MAX = 256
 
 EnrolmentOutcome = PeerId | Denied | StoreFault
 
 
 class Access(Protocol):
-    """What is needed of tokens.AccessTable."""
+    """The part of `credentials.AccessTable` that is used here."""
 
     def enrol_all(self, asked: Sequence[Enrolment], *, now_s: float) -> list[PeerId | Denied]: ...
 
@@ -35,10 +37,14 @@ class Enrolments:
         self._committing = asyncio.Lock()
 
     async def enrol(self, asked: Enrolment) -> PeerId:
-        """Durable when this returns. Denied: not with this secret, key or proof."""
+        """Enrol a peer; the enrolment is durable when this returns.
+
+        Denied: the secret, the key or the proof is not accepted. StoreFault: the table failed.
+        """
         answer: asyncio.Future[EnrolmentOutcome] = asyncio.get_running_loop().create_future()
         self._waiting.append((asked, answer))
         async with self._committing:
+            # An earlier caller may have committed this enrolment with its own.
             while not answer.done():
                 await self._commit()
         outcome = answer.result()
@@ -47,7 +53,11 @@ class Enrolments:
         return outcome
 
     async def _commit(self) -> None:
-        """Those who waited first. If this caller hangs up meanwhile, the next one does it once more for the others."""
+        """Commit the enrolments that have waited longest.
+
+        They leave the list only afterwards: if this caller hangs up meanwhile, the next one
+        commits them again for the other callers. Enrolling twice changes nothing.
+        """
         part = self._waiting[:ENROLMENTS_MAX]
         outcomes: Sequence[EnrolmentOutcome]
         try:

@@ -1,4 +1,4 @@
-"""The ledger in a thread of its own: SQLite blocks, the loop does not."""
+"""Runs the ledger in a thread of its own: SQLite blocks, and the event loop must not."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -9,10 +9,10 @@ from typing import TypeVar
 from echo2d.core.coordinator.events import CoordinatorRecord, Recovered
 from echo2d.store.ledger import Ledger, backfill
 
-BACKFILL_S = 0.5  # between two moves of what was committed out of the write-ahead log
-WAL_PAGES_MAX = (
-    4096  # 16 MiB of log; beyond, commits wait once until all of it is moved, and it begins anew
-)
+# Between two backfills, which move committed pages from the write-ahead log into the database.
+BACKFILL_S = 0.5
+# 16 MiB. If the log is longer, commits wait once until all of it is moved, and the log starts over.
+WAL_PAGES_MAX = 4096
 
 _Result = TypeVar("_Result")
 
@@ -24,19 +24,26 @@ class LedgerThread:
         self._path = path
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ledger")
         self._ledger: Ledger | None = None
-        self._grown = False  # since the last backfill
+        # Whether the log has grown since the last backfill.
+        self._grown = False
 
     async def open(self) -> Recovered:
+        """Open the ledger and read what it holds."""
         return await self._do(self._open)
 
     async def append(self, records: Sequence[CoordinatorRecord]) -> None:
+        """Write records in one transaction; they are durable when this returns."""
         assert self._ledger is not None
         ledger = self._ledger
         await self._do(lambda: ledger.append(records))
         self._grown = True
 
     async def keep_small(self) -> None:
-        """Delete what is superfluous between commits, and empty the write-ahead log beside them; until cancelled."""
+        """Delete superfluous rows and backfill the write-ahead log, until cancelled.
+
+        Rows are trimmed on the ledger's thread, between commits. The backfill runs in another
+        thread, beside them.
+        """
         assert self._ledger is not None
         while True:
             await asyncio.sleep(BACKFILL_S)
@@ -51,7 +58,8 @@ class LedgerThread:
     async def close(self) -> None:
         if self._ledger is not None:
             await self._do(self._ledger.close)
-        self._thread.shutdown(wait=False)  # it has nothing left to do
+        # The thread has nothing left to do, so there is nothing to wait for.
+        self._thread.shutdown(wait=False)
 
     def _open(self) -> Recovered:
         self._ledger = Ledger.open(self._path)

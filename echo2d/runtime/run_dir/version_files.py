@@ -1,11 +1,12 @@
-"""The coordinator's own copies of published snapshots, and of uploads that are still to be published.
+"""The coordinator's own copies of published snapshots, and uploads that are not yet published.
 
-    run_dir/versions/<version>-<random>/     one per accepted publish; the core says when it may go
-    run_dir/uploads/<epoch>-<version>/       files put by a learner on another host
+    run_dir/versions/<version>-<random>/   one per accepted publish; the core decides on deletion
+    run_dir/uploads/<epoch>-<version>/     files uploaded by a learner on another host
 
-All of them together take at most `disk_bytes_max` bytes; what does not fit is refused. Only directories inside the
-snapshot root are taken, reached through no symbolic link. An adapter must belong to the run's base model, if the
-configuration names one. Blocking, except `upload`.
+All of them together take at most `disk_bytes_max` bytes; a version that does not fit is refused.
+A published directory must lie inside the snapshot root, with no symbolic link on the way. An
+adapter must belong to the run's base model, if the configuration names one. All methods block,
+except `upload`.
 """
 
 import asyncio
@@ -26,9 +27,12 @@ from echo2d.store.budget import DiskBudget
 from echo2d.store.disk import store_faults
 from echo2d.store.snapshots import adopt_snapshot, build_manifest, read_chunk, scan_snapshot
 
-UPLOAD_BYTES_MAX = 256 << 30  # of one version: no form holds more
-MANIFESTS_MAX = 4  # remembered: 32 B for 8 MiB of the newest versions
-UPLOADS_MAX = 4  # versions under way; an older epoch's leftovers go first
+# Of one version; no form of a version may be larger.
+UPLOAD_BYTES_MAX = 256 << 30
+# Manifests of the newest versions in memory. Each takes 32 B per 8 MiB of its version.
+MANIFESTS_MAX = 4
+# Versions being uploaded at a time. Leftovers of older epochs are deleted first.
+UPLOADS_MAX = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +57,18 @@ class VersionFiles:
     ) -> None:
         self._run_dir = run_dir
         self._base_model = base_model
-        self._base_digest = ""  # of that; known once an adapter was published
+        # Computed when the first adapter is published: it reads the whole base model.
+        self._base_digest = ""
         self._root = snapshot_root
         self._uploads = run_dir / "uploads"
         self._budget = DiskBudget(disk_bytes_max)
         self._manifests: dict[str, Manifest] = {}
 
     def prepare(self, kept: Collection[str]) -> frozenset[str]:
-        """At start: delete what no published version needs. Uploads go on where they were. The paths that are gone."""
+        """Delete what no published version needs; to be called once, at the start.
+
+        Uploads continue where they were. Returns the paths of `kept` that have no files any more.
+        """
         with store_faults("preparing", self._run_dir):
             for folder in (self._run_dir / "versions", self._uploads):
                 folder.mkdir(mode=0o700, exist_ok=True)
@@ -69,16 +77,17 @@ class VersionFiles:
                     shutil.rmtree(path, ignore_errors=True)
                 else:
                     self._budget.note(f"versions/{path.name}", _bytes_below(path))
+            # A file is renamed from its scratch name when it is complete.
             for scratch in self._uploads.glob("*/.*"):
                 scratch.unlink()
             self._budget.note("uploads", _bytes_below(self._uploads))
             return frozenset(path for path in kept if not (self._run_dir / path).exists())
 
     def adopt(self, epoch: Epoch, version: Version, path: str | None) -> Adopted:
-        """Take over the learner's directory, or (None) its upload, and hash it.
+        """Adopt the learner's directory, or its upload if `path` is None, and hash it.
 
-        OperatorFault: outside the snapshot root, not a model or adapter directory, or an adapter of another base model.
-        StoreFault: no room for it.
+        OperatorFault: the path is outside the snapshot root, is no model or adapter directory, or
+        holds an adapter of another base model. StoreFault: there is no room for it.
         """
         source = (
             self._upload_folder(epoch, version) if path is None else self._inside_root(Path(path))
@@ -86,7 +95,8 @@ class VersionFiles:
         relative = f"versions/{version}-{secrets.token_hex(4)}"
         size = sum(file.size for file in scan_snapshot(source))
         self._check_base(source)
-        if path is None:  # it is moved
+        # An upload is moved, not copied: its bytes must not be counted twice.
+        if path is None:
             with store_faults("looking at", self._uploads):
                 self._budget.note("uploads", _bytes_below(self._uploads) - size)
         self._budget.claim(relative, size)
@@ -104,9 +114,11 @@ class VersionFiles:
     def read(
         self, path: str, digest: Digest, names: Iterable[str], *, bytes_max: int
     ) -> dict[str, bytes]:
-        """Those of these small files that the copy at `path` has, verified. After a start it is hashed whole, once.
+        """Read small files of the copy at `path`, verified; `names` that it lacks are left out.
 
-        IntegrityFault: they are not what was published. OperatorFault, StoreFault: too large, or not readable.
+        The copy is hashed whole first if its manifest is not in memory, as after a restart.
+        IntegrityFault: the files are not those that were published. OperatorFault: together they
+        have more than `bytes_max` bytes. StoreFault: they cannot be read.
         """
         directory = self._run_dir / path
         manifest = self._manifests.get(path) or self._know(path, build_manifest(directory))
@@ -132,14 +144,18 @@ class VersionFiles:
         return manifest
 
     def delete(self, path: str) -> None:
-        """`path`: as in Adopted."""
+        """Delete an adopted version. path: as in `Adopted`."""
         shutil.rmtree(self._run_dir / path, ignore_errors=True)
         self._budget.note(path, 0)
 
     async def upload(
         self, epoch: Epoch, version: Version, name: str, data: AsyncIterator[bytes]
     ) -> int:
-        """Write one file; a second upload of the same file replaces the first. Its size."""
+        """Write one file, replacing an earlier upload of it. Returns its size in bytes.
+
+        OperatorFault: the name is not allowed, or the version is too large. StoreFault: the disk
+        is full or fails.
+        """
         try:
             check_path(name)
         except IntegrityFault as fault:
@@ -155,20 +171,22 @@ class VersionFiles:
         return size
 
     def _check_base(self, source: Path) -> None:
+        """OperatorFault: the directory holds an adapter of another base model."""
         pinned = pinned_base(source)
         if pinned is None or self._base_model is None:
             return
         self._base_digest = self._base_digest or base_digest(self._base_model)
         if pinned != self._base_digest:
             raise OperatorFault(
-                f"the adapter belongs to base model {pinned[:12]}; run.base_model is {self._base_digest[:12]}"
+                f"the adapter belongs to base model {pinned[:12]}; "
+                f"run.base_model is {self._base_digest[:12]}"
             )
 
     def _upload_folder(self, epoch: Epoch, version: Version) -> Path:
         return self._uploads / f"{epoch}-{version}"
 
     def _make_room(self, folder: Path, name: str) -> int:
-        """Bytes that a file of this name may have."""
+        """Delete the oldest leftovers. Returns how many bytes a file of this name may have."""
         with store_faults("uploading to", folder):
             folder.mkdir(exist_ok=True)
             others = sorted((path for path in self._uploads.iterdir() if path != folder), key=_age)
@@ -181,6 +199,7 @@ class VersionFiles:
             return max(0, UPLOAD_BYTES_MAX - used)
 
     def _inside_root(self, path: Path) -> Path:
+        """Check a path that the learner gave, which may be hostile. OperatorFault: refused."""
         root = self._root.absolute()
         if (
             not path.is_absolute()
@@ -197,15 +216,16 @@ class VersionFiles:
                     raise OperatorFault(f"{part} is a symbolic link; publish the directory itself")
             if not path.is_dir():
                 raise OperatorFault(f"{path} is not a directory")
-        except OSError as error:  # a name that is too long, a folder that may not be searched
+        except OSError as error:
+            # The name is too long, or a folder may not be searched.
             raise OperatorFault(
-                f"cannot look at a directory to publish: {error.strerror}"
+                f"cannot read the directory to publish: {error.strerror}"
             ) from error
         return path
 
 
 def _age(path: Path) -> tuple[int, float]:
-    """Of an upload folder: its epoch, and when it was written to."""
+    """The age of an upload folder: its epoch, then the time when it was last written."""
     return int(path.name.partition("-")[0]), path.stat().st_mtime
 
 
@@ -218,7 +238,10 @@ def _bytes_below(folder: Path) -> int:
 
 
 async def _write(path: Path, data: AsyncIterator[bytes], room: int, left: int) -> int:
-    """room: what the version may still have; left: what the disk may still hold."""
+    """Write a file. Returns its size.
+
+    room: bytes that its version may still have. left: bytes that the disk may still hold.
+    """
     size = 0
     with store_faults("writing", path):
         file = await asyncio.to_thread(path.open, "xb")
@@ -227,7 +250,7 @@ async def _write(path: Path, data: AsyncIterator[bytes], room: int, left: int) -
                 size += len(part)
                 if size > room:
                     raise OperatorFault(
-                        f"an upload of one version is at most {UPLOAD_BYTES_MAX} bytes"
+                        f"the upload of one version: expected at most {UPLOAD_BYTES_MAX} bytes"
                     )
                 if size > left:
                     raise StoreFault(
