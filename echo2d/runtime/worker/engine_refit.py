@@ -72,7 +72,7 @@ class EngineRefits:
         try:
             return await self._refit(order, version_label(order.version, order.digest))
         except (EngineFault, IntegrityFault, StoreFault) as fault:
-            # Engines before the failed one may hold the new version, and those after it the old one.
+            # Engines before the failed one may hold the new version, later ones the old one.
             labels = {engine.label for engine in self._engines}
             label = labels.pop() if len(labels) == 1 else None
             damaged = not isinstance(fault, EngineFault)
