@@ -143,7 +143,7 @@ async def _faults_to_json(request: web.Request, handler: Handler) -> web.StreamR
         return _error(request, http.status, "http", http.reason)
 
 
-# --- handlers -------------------------------------------------------------------------------------------------------
+# --- handlers
 
 
 class Api:
