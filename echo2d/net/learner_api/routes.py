@@ -2,17 +2,19 @@
 
 The core takes every decision; this module only turns requests into events, and replies into JSON.
 
-    POST /v1/enrol                        bearer secret, {key, proof} in hex          -> {peer, run_id, certificate}
-    GET  /v1/worker                       WebSocket, see net/control/server.py
-    POST /v1/learner/session              {resume_step}                               -> {epoch, run_id, ...}
-    POST /v1/versions                     {version, epoch, path} or {.., upload:true} -> {version, digest, ...}
-    PUT  /v1/versions/{n}/files/{name}    ?epoch=E, the file's bytes                  -> {bytes}
-    GET  /v1/batches/{n}                  ?epoch=E, long poll                         -> the batch's bytes, or 204
-    POST /v1/batches/{n}/commit           {batch_digest, epoch, t_train_s}            -> {publish_every}
-    POST /v1/batches/{n}/refuse           {groups, reasons, epoch}                    -> {}
-    POST /v1/learner/checkpoint           {step, epoch}                               -> {}
-    GET  /v1/status, /metrics, /          facts as JSON, as Prometheus text, as a page
-    the gateway's, if it is enabled       see net/gateway/routes.py; its errors have OpenAI's shape
+    POST /v1/enrol                      bearer secret, {key, proof} in hex
+                                        -> {peer, run_id, certificate}
+    GET  /v1/worker                     WebSocket, see net/control/server.py
+    POST /v1/learner/session            {resume_step} -> {epoch, run_id, ...}
+    POST /v1/versions                   {version, epoch, path} or {version, epoch, upload: true}
+                                        -> {version, digest, ...}
+    PUT  /v1/versions/{n}/files/{name}  ?epoch=E, the file's bytes -> {bytes}
+    GET  /v1/batches/{n}                ?epoch=E, long poll -> the batch's bytes, or 204
+    POST /v1/batches/{n}/commit         {batch_digest, epoch, t_train_s} -> {publish_every}
+    POST /v1/batches/{n}/refuse         {groups, reasons, epoch} -> {}
+    POST /v1/learner/checkpoint         {step, epoch} -> {}
+    GET  /v1/status, /metrics, /        facts as JSON, as Prometheus text, as a page
+    the gateway's, if it is enabled     see net/gateway/routes.py; its errors have OpenAI's shape
 
 Every error is {"error": a short code, "detail": one line}, with status 400 (malformed or refused),
 401 / 403 (caller unknown / not allowed), 409 (the run's state forbids it), 413 (too large), 415
@@ -252,7 +254,8 @@ class Api:
         epoch, step = Epoch(integer(body["epoch"], "epoch")), integer(body["step"], "step")
         return await self._ask(lambda number: CheckpointAsked(number, epoch, step))
 
-    async def status(self, request: web.Request) -> web.Response:  # noqa: ARG002 - aiohttp's signature
+    # aiohttp passes the request to every handler.
+    async def status(self, request: web.Request) -> web.Response:  # noqa: ARG002
         return web.json_response(self._backend.status())
 
     async def metrics(self, request: web.Request) -> web.Response:  # noqa: ARG002
