@@ -1,6 +1,7 @@
 """The gateway's errors, in the shape that OpenAI's clients understand.
 
-{"error": {"message": one line, "type": ..., "param": the field at fault or null, "code": a short word}}
+{"error": {"message": one line, "type": ..., "param": the field at fault or null,
+           "code": a short word}}
 """
 
 from http import HTTPStatus

@@ -5,7 +5,7 @@
     POST /v1/completions            a text or token ids; also streamed
     POST /inference/v1/generate     token ids in, token ids and logprobs out (vLLM's shape)
 
-Callers need a bearer secret of role gateway. Calls with the same X-Session-ID go to the same worker.
+Callers need a bearer secret of role gateway. Calls with one X-Session-ID go to the same worker.
 X-Echo2d-Min-Version asks for this version or a newer one; otherwise the answer is 409 with the
 version that is served. Not here: sending answers (`handlers.py`); slots, versions and the checks of
 tokens (`core/gateway`).
@@ -234,7 +234,7 @@ class Endpoints:
         )
 
     def _make(self, request: web.Request, question: Question) -> Callable[[CallId], CallAsked]:
-        """Check the question, and return the maker of its call. CallRefusal: it cannot be served."""
+        """Check the question; returns the maker of its call. CallRefusal: it cannot be served."""
         ask = question.ask
         if int(unpack_tokens(question.prompt).max()) >= self._backend.vocab_size:
             raise unusable("prompt", f"token ids are below {self._backend.vocab_size}")

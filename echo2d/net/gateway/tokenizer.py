@@ -1,4 +1,4 @@
-"""Converts text to tokens and back with a published snapshot's tokenizer and chat template. Blocking.
+"""Converts text to tokens and back with a snapshot's tokenizer and chat template. Blocking.
 
 A template runs in jinja2's sandbox, because it comes with the weights and sees strangers' messages.
 The output of engines is only decoded, never tokenized again.
@@ -30,7 +30,7 @@ LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len")
 class GatewayTokenizer:
     """The tokenizer and chat template of one snapshot.
 
-    files: the content of the TEXT_FILES that the snapshot has. template: replaces the snapshot's own.
+    files: the content of the TEXT_FILES that the snapshot has. template: replaces its own one.
     context_max: tokens of prompt and output together; None if the snapshot does not tell.
     OperatorFault: the snapshot's tokenizer cannot be read.
     """
