@@ -1,6 +1,7 @@
-"""What callers of the gateway are told when something is wrong, in the shape that OpenAI's clients understand.
+"""The gateway's errors, in the shape that OpenAI's clients understand.
 
-{"error": {"message": one line, "type": ..., "param": the field at fault or null, "code": a short word}}
+{"error": {"message": one line, "type": ..., "param": the field at fault or null,
+           "code": a short word}}
 """
 
 from http import HTTPStatus
@@ -10,7 +11,8 @@ from aiohttp import web
 
 from echo2d.net.http.json_fields import HttpRefusal
 
-VERSION_HEADER = "X-Echo2d-Version"  # the newest version that wrote a token of the answer; of a 409: that is served now
+# The newest version that wrote a token of the answer; in a 409, the version that is served now.
+VERSION_HEADER = "X-Echo2d-Version"
 RETRY_AFTER_S = 1
 
 _TYPES = {
@@ -23,11 +25,11 @@ _TYPES = {
 
 
 class Unread(ConnectionResetError):  # noqa: N818 - an outcome
-    """The caller does not read its answer. There is nobody to tell: the connection is given up."""
+    """The caller does not read its answer, so the connection is closed without an error."""
 
 
 class CallRefusal(HttpRefusal):
-    """A Refusal that names the field at fault, or the version that is served."""
+    """An HttpRefusal that names the field at fault, or the version that is served."""
 
     def __init__(
         self,

@@ -1,7 +1,8 @@
 """Sends a call's tokens to its caller, whole or in pieces, and keeps the record of it.
 
-A caller that hangs up, whose secret is revoked, or who does not read what it is sent, ends its call. What is wrong
-before the first piece is a plain answer with its status; after it, the last piece. Not here: what was asked for.
+A call ends when its caller hangs up, has its secret revoked, or does not read its answer. An error
+before the first piece is a plain answer with its status; a later error is sent as the last piece.
+Not here: reading requests.
 """
 
 import asyncio
@@ -26,7 +27,8 @@ from echo2d.net.gateway.tokenizer import GatewayTokenizer
 from echo2d.net.http.json_fields import HttpRefusal
 from echo2d.net.security.auth import Caller
 
-SEND_S_MAX = 60.0  # for one piece, or a whole answer: who does not read has gone
+# For sending one piece, or a whole answer. A caller that reads more slowly is given up.
+SEND_S_MAX = 60.0
 
 STATUSES: Mapping[str, HTTPStatus] = {
     "busy": HTTPStatus.TOO_MANY_REQUESTS,
@@ -76,7 +78,7 @@ class Spelling:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One request, read: what is to be gone on from (int32), and how its answer is spelled."""
+    """One validated request. prompt: token ids, int32. spelling: the format of its answer."""
 
     ask: Ask
     prompt: bytes
@@ -90,7 +92,7 @@ class Question:
 
 
 class GrowingAnswer:
-    """One, while it grows. make: the call that gives it."""
+    """The answer to one request, from its call's first token to its record."""
 
     def __init__(self, backend: Answering, request: web.Request, question: Question) -> None:
         self._backend = backend
@@ -106,13 +108,15 @@ class GrowingAnswer:
         self._head = {"id": identity, "created": int(time.time()), "model": backend.model}
 
     async def give(self, make: Callable[[CallId], CallAsked]) -> web.StreamResponse:
+        # "gone" stays the outcome if the caller hangs up, which cancels this task.
         began, outcome = time.monotonic(), "gone"
         try:
             response, outcome = await self._give(make)
         except Unread:
             outcome = "slow"
             if self._request.transport is not None:
-                self._request.transport.abort()  # closing would wait for it to read
+                # Closing would wait for the caller to read.
+                self._request.transport.abort()
             raise
         except (HttpRefusal, PeerFault) as fault:
             outcome = getattr(fault, "code", "malformed")

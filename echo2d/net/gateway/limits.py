@@ -1,6 +1,6 @@
 """Limits on the requests of the gateway. Beyond them a request is refused (429, Retry-After).
 
-    request --Requests--> read, rendered and tokenized at the Desk --> a call, which the core limits (`gateway/calls`)
+    request --OpenRequests--> rendered and tokenized at the Desk --> a call, limited by the core
 
 Not here: what a request says.
 """
@@ -14,12 +14,14 @@ from typing import TypeVar
 
 from echo2d.net.gateway.errors import CallRefusal
 
-REQUESTS_MAX = 768  # half as many again as choices may be open: a body of 1 MiB and its answer each
-REQUESTS_OF_CALLER_MAX = 384  # so that nobody shuts the others out
-RENDERING_MAX = (
-    2  # templates and tokenizers at work: threads that compete with the coordinator's loop
-)
-RENDER_QUEUE_MAX = 64  # waiting for these; a long prompt takes some 100 ms
+# Half as many again as choices may be open. Each holds a body of up to 1 MiB and its answer.
+REQUESTS_MAX = 768
+# So that one caller cannot shut the others out.
+REQUESTS_OF_CALLER_MAX = 384
+# Templates and tokenizers run in threads that compete with the coordinator's loop.
+RENDERING_MAX = 2
+# Prompts that wait for a thread; a long prompt takes some 100 ms.
+RENDER_QUEUE_MAX = 64
 
 T = TypeVar("T")
 

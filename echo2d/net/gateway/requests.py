@@ -1,7 +1,8 @@
-"""What a caller of the gateway asks for: the request's fields, checked one by one, as one Ask for all endpoints.
+"""Validates the fields of a gateway request, and turns those of all endpoints into one Ask.
 
-What the engines cannot give is refused by name (400); null and the neutral value of such a field are accepted. Fields
-that are about something else (user, metadata, ...) are ignored; unknown ones are refused. Not here: text and tokens.
+A field that the engines cannot serve is refused by name (400), unless it is null or has its neutral
+value. Fields without an effect on the output (user, metadata, ...) are ignored; unknown fields are
+refused. Not here: turning text into tokens.
 """
 
 from collections.abc import Mapping
@@ -11,35 +12,48 @@ from typing import Any
 from echo2d.core.gateway.open_calls import CHOICES_MAX
 from echo2d.net.gateway.errors import unusable
 
-STOPS_MAX = 4  # as OpenAI allows
-STOP_CHARS_MAX = 256  # so much text is held back at most, for it may be the beginning of a stop
+# OpenAI's limit.
+STOPS_MAX = 4
+# Also bounds the text held back from a stream because it may be the beginning of a stop text.
+STOP_CHARS_MAX = 256
 STOP_IDS_MAX = 64
-SEED_MAX = (1 << 62) - 1  # choices have the next ones
-TEMPERATURE_MIN = 1e-3  # below it engines are asked for 0, greedy
+# Leaves room for the seeds of further choices, which count up from the given one.
+SEED_MAX = (1 << 62) - 1
+# A lower temperature becomes 0, greedy.
+TEMPERATURE_MIN = 1e-3
 TEMPERATURE_MAX = 10.0
 MESSAGES_MAX = 4096
 
+# Fields that the engines do not support, with the values under which they would have no effect.
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "best_of": (1,), "echo": (False,), "frequency_penalty": (0,), "function_call": ("none",), "functions": ([],),
-    "ignore_eos": (False,), "logit_bias": ({},), "length_penalty": (1,), "min_p": (0,), "min_tokens": (0,),
-    "modalities": (["text"],), "presence_penalty": (0,), "repetition_penalty": (1,),
-    "response_format": ({"type": "text"},),
-    "suffix": ("",), "tool_choice": ("none", "auto"), "tools": ([],), "top_k": (-1, 0), "top_logprobs": (0,),
-    "use_beam_search": (False,), "prompt_logprobs": (0,), "features": (None,), "return_routed_experts": (False,),
+    "best_of": (1,), "echo": (False,), "frequency_penalty": (0,), "function_call": ("none",),
+    "functions": ([],), "ignore_eos": (False,), "logit_bias": ({},), "length_penalty": (1,),
+    "min_p": (0,), "min_tokens": (0,), "modalities": (["text"],), "presence_penalty": (0,),
+    "repetition_penalty": (1,), "response_format": ({"type": "text"},), "suffix": ("",),
+    "tool_choice": ("none", "auto"), "tools": ([],), "top_k": (-1, 0), "top_logprobs": (0,),
+    "use_beam_search": (False,), "prompt_logprobs": (0,), "features": (None,),
+    "return_routed_experts": (False,),
 }  # fmt: skip
+# Fields without an effect on the output.
 IGNORED = frozenset({
     "cache_salt", "metadata", "parallel_tool_calls", "priority", "prompt_cache_key", "request_id",
     "safety_identifier", "service_tier", "store", "user", "model",
 })  # fmt: skip
+# Fields that `read_ask` reads for every endpoint.
 COMMON = frozenset({
-    "temperature", "top_p", "max_tokens", "n", "stop", "stop_token_ids", "seed", "logprobs", "skip_special_tokens",
+    "temperature", "top_p", "max_tokens", "n", "stop", "stop_token_ids", "seed", "logprobs",
+    "skip_special_tokens",
 })  # fmt: skip
 STREAMED = frozenset({"stream", "stream_options"})
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One request. max_new_tokens None: as many as are allowed. special: special tokens are part of the text."""
+    """The sampling fields of one request.
+
+    max_new_tokens: per choice; None for as many as are allowed. special: whether special tokens are
+    part of the text. rng_seed: of the first choice.
+    """
 
     choices: int
     max_new_tokens: int | None
@@ -55,7 +69,11 @@ class Ask:
 
 
 def read_ask(body: Mapping[str, Any], own: frozenset[str], *, logprobs: bool) -> Ask:
-    """own: fields of this endpoint that its handler reads. logprobs: whether it was asked for them."""
+    """Validate a request's fields.
+
+    own: fields that the endpoint's handler reads itself. logprobs: whether the caller wants them,
+    which each endpoint spells in its own way. CallRefusal: a field cannot be served.
+    """
     _refuse_others(body, COMMON | STREAMED | own)
     options = body.get("stream_options") or {}
     if not isinstance(options, dict) or options.keys() - {"include_usage"}:
@@ -80,19 +98,23 @@ def read_ask(body: Mapping[str, Any], own: frozenset[str], *, logprobs: bool) ->
 
 
 def wants_logprobs(body: Mapping[str, Any]) -> bool:
-    """Of chat: true or false."""
+    """Whether a chat request wants logprobs: true or false."""
     return _boolean(body, "logprobs")
 
 
 def wants_legacy_logprobs(body: Mapping[str, Any]) -> bool:
-    """Of completions: a number of alternatives, of which engines give none; 0: of the sampled tokens."""
+    """Whether a completion request wants logprobs.
+
+    The field is a number of alternative tokens, and engines report none: only 0, the logprobs of
+    the sampled tokens, can be served.
+    """
     found = body.get("logprobs")
     if found is None or found is False:
         return False
     if type(found) is not int or found != 0:
         raise unusable(
             "logprobs",
-            "engines report the sampled token's only: expected 0 or null",
+            "expected 0 or null; engines report the sampled tokens only",
             "unsupported_value",
         )
     return True
@@ -107,7 +129,7 @@ def read_tokens(value: Any, name: str, most: int) -> tuple[int, ...]:
 
 
 def read_messages(value: Any) -> list[dict[str, Any]]:
-    """With the text of their parts joined."""
+    """The messages with role, name and content; the text parts of a content are joined."""
     if not isinstance(value, list) or not 0 < len(value) <= MESSAGES_MAX:
         raise unusable("messages", f"expected a list of 1 to {MESSAGES_MAX} messages")
     return [_message(message, f"messages[{number}]") for number, message in enumerate(value)]
@@ -125,7 +147,8 @@ def _message(message: Any, name: str) -> dict[str, Any]:
 
 def _content(content: Any, name: str) -> str:
     parts = content if isinstance(content, list) else [{"text": content}]
-    texts = [part.get("text") for part in parts if isinstance(part, dict)]  # images have none
+    # Images and other parts have no text, and are refused below.
+    texts = [part.get("text") for part in parts if isinstance(part, dict)]
     if len(texts) < len(parts) or not all(isinstance(text, str) for text in texts):
         raise unusable(
             f"{name}.content", "expected text, or a list of text parts", "unsupported_value"
@@ -134,11 +157,11 @@ def _content(content: Any, name: str) -> str:
 
 
 def checked_text(text: str, name: str) -> str:
-    """JSON also spells halves of characters."""
+    """The text, if it is valid Unicode: JSON can also spell half a surrogate pair."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise unusable(name, "is no valid text") from error
+        raise unusable(name, "is not valid Unicode text") from error
     return text
 
 
@@ -148,6 +171,7 @@ def _refuse_others(body: Mapping[str, Any], known: frozenset[str]) -> None:
             continue
         if name not in NEUTRAL:
             raise unusable(name[:64], "unknown field", "unknown_field")
+        # In Python True == 1 and False == 0, so booleans must be the neutral value itself.
         if not any(
             (type(value) is not bool and value == neutral) or value is neutral
             for neutral in NEUTRAL[name]
@@ -158,7 +182,7 @@ def _refuse_others(body: Mapping[str, Any], known: frozenset[str]) -> None:
 def _stops(value: Any) -> tuple[str, ...]:
     stops = [] if value is None else [value] if isinstance(value, str) else value
     if not isinstance(stops, list) or len(stops) > STOPS_MAX:
-        raise unusable("stop", f"expected a text, or a list of at most {STOPS_MAX}")
+        raise unusable("stop", f"expected a text, or a list of at most {STOPS_MAX} texts")
     if not all(isinstance(stop, str) and 0 < len(stop) <= STOP_CHARS_MAX for stop in stops):
         raise unusable("stop", f"expected texts of 1 to {STOP_CHARS_MAX} characters")
     return tuple(checked_text(stop, "stop") for stop in stops)
@@ -186,7 +210,8 @@ def _number(
     found = body.get(name)
     if found is None:
         return default
-    if type(found) not in (int, float) or not low <= found <= high:  # NaN is not
+    # `type` rather than isinstance, which takes booleans for integers; NaN fails the comparison.
+    if type(found) not in (int, float) or not low <= found <= high:
         raise unusable(name, f"expected a number from {low:g} to {high:g}")
     if above and found == low:
         raise unusable(name, f"expected more than {low:g}")

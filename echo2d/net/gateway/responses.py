@@ -1,7 +1,8 @@
-"""The output of one choice while it grows, and how the endpoints spell it: OpenAI's JSON, and vLLM's `generate`.
+"""Collects the output of one choice, and formats it as OpenAI's JSON or as vLLM's `generate`.
 
-Every choice names its tokens' versions: `version_spans`, a list of {start, end, version, digest} over all its output
-tokens so far, the end token included. Not here: where tokens come from, and HTTP.
+Every choice names the versions of its tokens in `version_spans`, a list of {start, end, version,
+digest} over all its output tokens so far, the end token included.
+Not here: the source of the tokens, and HTTP.
 """
 
 from array import array
@@ -19,7 +20,10 @@ from echo2d.net.gateway.tokenizer import GatewayTokenizer
 
 @dataclass(frozen=True, slots=True)
 class OutputStep:
-    """What one event has added to a choice. cut: nothing more of it is wanted, for a stop has come."""
+    """What one event adds to a choice.
+
+    cut: a stop text has come while the engine still generates, so the choice must be stopped.
+    """
 
     text: str
     tokens: tuple[int, ...]
@@ -29,7 +33,7 @@ class OutputStep:
 
 
 class ChoiceOutput:
-    """One choice."""
+    """The output of one choice: text, tokens, logprobs, version spans and how it finished."""
 
     def __init__(
         self, index: int, texts: GatewayTokenizer, stops: Sequence[str], *, special: bool
@@ -48,9 +52,8 @@ class ChoiceOutput:
             unpack_tokens(event.tokens).tolist(),
             unpack_logprobs(event.logprobs).tolist(),
         )
-        readable = (
-            tokens[:-1] if event.finish == "stop" else tokens
-        )  # the last one is the end token
+        # After a "stop" the last token is the end token, which is no text.
+        readable = tokens[:-1] if event.finish == "stop" else tokens
         piece = self._reader.put(readable)
         if piece.stopped:
             tokens, logprobs = tokens[: piece.tokens], logprobs[: piece.tokens]
@@ -83,15 +86,15 @@ class ChoiceOutput:
         ]
 
     def facts(self, *, ids: bool) -> dict[str, Any]:
-        """What is the same in every spelling. ids: the tokens themselves, too."""
+        """The fields common to all formats. ids: include the token ids."""
         return {"version_spans": self.spans, **({"token_ids": self.tokens.tolist()} if ids else {})}
 
     def record(self) -> dict[str, Any]:
-        """All of it, for the records."""
+        """The whole choice, for the call's record."""
         told = {"text": self.text, "tokens": self.tokens, "logprobs": self.logprobs}
         return {**told, "finish": self.finish, "version_spans": self.spans}
 
-    # --- spelled as chat
+    # --- OpenAI's chat format
 
     def message(self, *, logprobs: bool) -> dict[str, Any]:
         content = self._chat_logprobs(self.tokens, self.logprobs) if logprobs else None
@@ -114,7 +117,7 @@ class ChoiceOutput:
             "finish_reason": step.finish,
         }
 
-    # --- spelled as completion
+    # --- OpenAI's completion format
 
     def completion(self, *, logprobs: bool) -> dict[str, Any]:
         listed = self._legacy_logprobs(self.tokens, self.logprobs, 0) if logprobs else None
@@ -135,7 +138,7 @@ class ChoiceOutput:
             "finish_reason": step.finish,
         }
 
-    # --- spelled as vLLM's generate
+    # --- vLLM's generate format
 
     def generated(self, *, logprobs: bool) -> dict[str, Any]:
         content = [
@@ -181,7 +184,7 @@ class ChoiceOutput:
 
 
 def usage_of(prompt_tokens: int, outputs: Iterable[ChoiceOutput]) -> dict[str, int]:
-    """The end tokens count."""
+    """OpenAI's token counts, end tokens included."""
     completion = sum(len(output.tokens) for output in outputs)
     total = prompt_tokens + completion
     return {"prompt_tokens": prompt_tokens, "completion_tokens": completion, "total_tokens": total}

@@ -1,13 +1,14 @@
-"""The gateway's endpoints: what OpenAI's clients and verifiers' training client say, as calls on the run's workers.
+"""The gateway's endpoints: turn requests of OpenAI's and verifiers' clients into calls on workers.
 
     GET  /v1/models                 the policy, as one model
     POST /v1/chat/completions       messages through the snapshot's chat template; also streamed
     POST /v1/completions            a text or token ids; also streamed
     POST /inference/v1/generate     token ids in, token ids and logprobs out (vLLM's shape)
 
-A bearer secret of role gateway. X-Session-ID: calls of one session go to one worker. X-Echo2d-Min-Version: 409 with the
-version that is served, if none so new can be had. Not here: how answers are sent (`handlers`); slots, versions, which
-tokens are believed (`core/gateway/calls.py`).
+Callers need a bearer secret of role gateway. Calls with one X-Session-ID go to the same worker.
+X-Echo2d-Min-Version asks for this version or a newer one; otherwise the answer is 409 with the
+version that is served. Not here: sending answers (`handlers.py`); slots, versions and the checks of
+tokens (`core/gateway`).
 """
 
 import asyncio
@@ -42,35 +43,40 @@ GATEWAY_PATHS = frozenset(
 )
 MIN_VERSION_HEADER = "X-Echo2d-Min-Version"
 SESSION_HEADER = "X-Session-ID"
-BODY_S_MAX = 30.0  # for a body of 1 MiB at most
-PROMPT_TOKENS_MAX = 1 << 17  # as of a task's prompts: 512 KiB in a lease
-CALL_TOKENS_MAX = (
-    1 << 17
-)  # of all choices of a call together: an answer of some 10 MB with logprobs
-COMPLETION_TOKENS = 16  # of a completion that does not say how many, as at OpenAI
-PREFIX_TOKENS = 64  # prompts that begin alike belong together, if nothing else says so
+# For the whole body to arrive; it has 1 MiB at most.
+BODY_S_MAX = 30.0
+# The same as for a task's prompts: 512 KiB in a lease.
+PROMPT_TOKENS_MAX = 1 << 17
+# Of all choices of a call together: an answer of some 10 MB with logprobs.
+CALL_TOKENS_MAX = 1 << 17
+# OpenAI's default length of a completion.
+COMPLETION_TOKENS = 16
+# Without a session id, prompts that begin with the same tokens count as one session.
+PREFIX_TOKENS = 64
 TEMPLATE_OPTIONS_MAX = 32
-OF_ITS_TEXT = frozenset(
-    {"detokenize", "output_kind", "spaces_between_special_tokens"}
-)  # what `generate` means anyway
+# Fields of vLLM about text, which have no effect here: `generate` answers with token ids.
+OF_ITS_TEXT = frozenset({"detokenize", "output_kind", "spaces_between_special_tokens"})
 
 
 class GatewayBackend(Answering, Protocol):
-    """What the endpoints need from the coordinator's runtime. max_new_tokens: of one choice, at most."""
+    """What the endpoints need from the coordinator's runtime.
+
+    max_new_tokens: the limit for one choice.
+    """
 
     vocab_size: int
     max_new_tokens: int
     stop_token_ids: tuple[int, ...]
 
     async def texts(self) -> GatewayTokenizer:
-        """Of the newest published version. CallRefusal: there is none."""
+        """The newest published version's tokenizer. CallRefusal: nothing is published yet."""
 
     def newest(self) -> dict[str, Any] | None:
-        """The newest published version, for people."""
+        """The newest published version, as JSON for /v1/models; None if there is none."""
 
 
 class Endpoints:
-    """The handlers."""
+    """The handlers of the gateway's endpoints."""
 
     def __init__(self, backend: GatewayBackend) -> None:
         self._backend = backend
@@ -78,7 +84,7 @@ class Endpoints:
         self._desk = Desk()
 
     def limited(self, handler: Handler) -> Handler:
-        """The handler, for so many requests at once."""
+        """Wrap the handler so that the limits on open requests hold."""
 
         async def counted(request: web.Request) -> web.StreamResponse:
             with self._requests.one_of(self._backend.caller(request).name):
@@ -86,7 +92,8 @@ class Endpoints:
 
         return counted
 
-    async def models(self, request: web.Request) -> web.Response:  # noqa: ARG002 - aiohttp's signature
+    # aiohttp passes the request to every handler.
+    async def models(self, request: web.Request) -> web.Response:  # noqa: ARG002
         newest = self._backend.newest()
         facts = {
             "id": self._backend.model,
@@ -108,7 +115,7 @@ class Endpoints:
     async def generate(self, request: web.Request) -> web.StreamResponse:
         return await self._answer(request, await self._generation(request))
 
-    # --- inside: reading; a request's body is gone before its answer begins
+    # --- reading requests; each body is freed before its answer begins
 
     async def _chat(self, request: web.Request) -> Question:
         body = await self._body(request)
@@ -188,7 +195,7 @@ class Endpoints:
             async with asyncio.timeout(BODY_S_MAX):
                 body = await json_object(request)
         except TimeoutError as error:
-            detail = f"the body did not come in {BODY_S_MAX:g} s"
+            detail = f"the body did not arrive within {BODY_S_MAX:g} s"
             raise CallRefusal(HTTPStatus.REQUEST_TIMEOUT, "slow", detail) from error
         if body.get("model") != self._backend.model:
             detail = f"model: there is only {self._backend.model!r} here"
@@ -209,14 +216,17 @@ class Endpoints:
         return pack_tokens(read_tokens(given, "prompt", PROMPT_TOKENS_MAX))
 
     def _session(self, request: web.Request, body: Mapping[str, Any], prefix: Any) -> str:
-        """Of a header or a field if there is one, else of how the prompt begins; of one caller only."""
+        """The session's id: from a header or field if given, otherwise from the prompt's beginning.
+
+        The caller's name is part of the hash, so that callers never share a session.
+        """
         named = (
             request.headers.get(SESSION_HEADER) or body.get("prompt_cache_key") or body.get("user")
         )
         said = [self._backend.caller(request).name, "named" if named else "prefix", named or prefix]
         return blake3(json.dumps(said, default=str).encode()).hexdigest()[:32]
 
-    # --- inside: asking
+    # --- making calls
 
     async def _answer(self, request: web.Request, question: Question) -> web.StreamResponse:
         return await GrowingAnswer(self._backend, request, question).give(
@@ -224,7 +234,7 @@ class Endpoints:
         )
 
     def _make(self, request: web.Request, question: Question) -> Callable[[CallId], CallAsked]:
-        """The call, once all is in order."""
+        """Check the question; returns the maker of its call. CallRefusal: it cannot be served."""
         ask = question.ask
         if int(unpack_tokens(question.prompt).max()) >= self._backend.vocab_size:
             raise unusable("prompt", f"token ids are below {self._backend.vocab_size}")
@@ -234,12 +244,12 @@ class Endpoints:
         ends = tuple(dict.fromkeys((*self._backend.stop_token_ids, *ask.stop_token_ids)))
         caller = self._backend.caller(request).name
         return lambda number: CallAsked(
-            number, caller, question.prompt, ask.choices, room, ask.temperature, ask.top_p, ends, ask.rng_seed,
-            oldest, question.session,
+            number, caller, question.prompt, ask.choices, room, ask.temperature, ask.top_p, ends,
+            ask.rng_seed, oldest, question.session,
         )  # fmt: skip
 
     def _room(self, question: Question) -> int:
-        """How many tokens a choice gets."""
+        """The most tokens that each choice may generate. CallRefusal: too many are asked for."""
         wanted, choices, context = (
             question.ask.max_new_tokens,
             question.ask.choices,
@@ -255,7 +265,10 @@ class Endpoints:
         left = most if context is None else min(most, context - asked)
         if asked > PROMPT_TOKENS_MAX or left < (wanted or 1):
             limit = PROMPT_TOKENS_MAX if context is None else context
-            detail = f"this model's maximum context length is {limit} tokens; {asked} and {wanted or 1} are too many"
+            detail = (
+                f"this model's maximum context length is {limit} tokens; "
+                f"{asked} and {wanted or 1} are too many"
+            )
             raise unusable("prompt", detail, "context_length_exceeded")
         return wanted or left
 
@@ -278,7 +291,7 @@ def _template_options(given: Any) -> dict[str, Any]:
 def mount(
     app: web.Application, backend: GatewayBackend, allow: Callable[[Handler], Handler]
 ) -> None:
-    """Add the endpoints. allow: makes a handler one for callers of the gateway only."""
+    """Add the endpoints. allow: wraps a handler so that it serves callers of role gateway only."""
     endpoints = Endpoints(backend)
     app.router.add_get("/v1/models", allow(endpoints.models))
     for path, handler in {

@@ -1,7 +1,8 @@
-"""Text to tokens and back, by the files of a published snapshot: its tokenizer and its chat template. Blocking.
+"""Converts text to tokens and back with a snapshot's tokenizer and chat template. Blocking.
 
-A template runs in jinja2's sandbox: it comes with the weights, and sees the messages of strangers. Nothing is ever
-tokenized again: what engines write is only made readable. Not here: which snapshot, and who verified its bytes.
+A template runs in jinja2's sandbox, because it comes with the weights and sees strangers' messages.
+The output of engines is only decoded, never tokenized again.
+Not here: the choice of the snapshot, and the verification of its bytes.
 """
 
 import json
@@ -19,15 +20,19 @@ from echo2d.errors import OperatorFault
 from echo2d.net.gateway.errors import unusable
 
 TEXT_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "config.json")
-PROMPT_CHARS_MAX = 4 << 20  # of a rendered template; a request is 1 MiB
-TEMPLATE_WORDS_MAX = 300  # of what it says is wrong
+# Of a rendered template; the request has 1 MiB at most.
+PROMPT_CHARS_MAX = 4 << 20
+# Characters of a template's own error message.
+TEMPLATE_WORDS_MAX = 300
 LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len")
 
 
 class GatewayTokenizer:
-    """Of one snapshot. files: the content of those of TEXT_FILES that it has. template: instead of its own.
+    """The tokenizer and chat template of one snapshot.
 
-    context_max: tokens of prompt and output together; None: the snapshot does not say.
+    files: the content of the TEXT_FILES that the snapshot has. template: replaces its own one.
+    context_max: tokens of prompt and output together; None if the snapshot does not tell.
+    OperatorFault: the snapshot's tokenizer cannot be read.
     """
 
     def __init__(self, files: Mapping[str, bytes], template: str | None = None) -> None:
@@ -56,19 +61,21 @@ class GatewayTokenizer:
         }
 
     def encode(self, text: str, *, special: bool) -> list[int]:
-        """special: with the tokens that the tokenizer puts around a text."""
-        (encoded,) = self.tokenizer.encode_batch(
-            [text], add_special_tokens=special
-        )  # `encode` keeps the GIL
+        """The text's token ids. special: with the tokens that the tokenizer puts around a text."""
+        # `encode` would hold the GIL, and with it the coordinator's loop.
+        (encoded,) = self.tokenizer.encode_batch([text], add_special_tokens=special)
         ids: list[int] = encoded.ids
         return ids
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """With the text of special tokens."""
+        """The text of the tokens, special tokens included."""
         return str(self.tokenizer.decode(tokens, skip_special_tokens=False))
 
     def render(self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> str:
-        """The messages as the model knows them, up to where its answer begins. options: for the template."""
+        """The prompt that the chat template makes of the messages, up to where the answer begins.
+
+        options: further variables of the template. CallRefusal: there is no template, or it fails.
+        """
         if self._template is None:
             raise unusable(
                 "messages",
@@ -78,8 +85,10 @@ class GatewayTokenizer:
         values = {**options, **self._named, "messages": messages, "add_generation_prompt": True}
         try:
             text = _environment().from_string(self._template).render(values)
-            text.encode()  # it may spell halves of characters
-        except Exception as error:  # somebody else's program: it may raise what it likes
+            # A template can produce half a surrogate pair, which is no text.
+            text.encode()
+        # The template is a foreign program and may raise anything.
+        except Exception as error:
             detail = f"the chat template says: {printable(str(error), TEMPLATE_WORDS_MAX)}"
             raise unusable("messages", detail, "chat_template") from error
         if len(text) > PROMPT_CHARS_MAX:
@@ -113,11 +122,11 @@ def _object(data: bytes | None) -> dict[str, Any]:
 
 def _template_of(files: Mapping[str, bytes], settings: Mapping[str, Any]) -> str | None:
     if "chat_template.jinja" in files:
-        return files["chat_template.jinja"].decode(
-            errors="surrogateescape"
-        )  # what is no text renders to none
+        # Bytes that are no text become surrogates, which `render` refuses.
+        return files["chat_template.jinja"].decode(errors="surrogateescape")
     found = settings.get("chat_template")
-    if isinstance(found, list):  # several by name
+    # Some snapshots have several templates, each with a name.
+    if isinstance(found, list):
         named = [each for each in found if isinstance(each, dict) and each.get("name") == "default"]
         found = named[0].get("template") if named else None
     return found if isinstance(found, str) else None

@@ -1,19 +1,24 @@
-"""The coordinator's public HTTP API. It checks who asks and what the request looks like; it takes no decisions.
+"""The coordinator's public HTTP API: authenticates callers and validates requests.
 
-    POST /v1/enrol                        bearer secret, {key, proof} in hex          -> {peer, run_id, certificate}
-    GET  /v1/worker                       WebSocket, see net/control/server.py
-    POST /v1/learner/session              {resume_step}                               -> {epoch, run_id, ...}
-    POST /v1/versions                     {version, epoch, path} or {.., upload:true} -> {version, digest, ...}
-    PUT  /v1/versions/{n}/files/{name}    ?epoch=E, the file's bytes                  -> {bytes}
-    GET  /v1/batches/{n}                  ?epoch=E, long poll                         -> the batch's bytes, or 204
-    POST /v1/batches/{n}/commit           {batch_digest, epoch, t_train_s}            -> {publish_every}
-    POST /v1/batches/{n}/refuse           {groups, reasons, epoch}                    -> {}
-    POST /v1/learner/checkpoint           {step, epoch}                               -> {}
-    GET  /v1/status, /metrics, /          facts as JSON, as Prometheus text, as a page
-    the gateway's, if it is on            see net/gateway/routes.py; its errors have OpenAI's shape
+The core takes every decision; this module only turns requests into events, and replies into JSON.
 
-Every error is {"error": a short code, "detail": one line}: 400 malformed, 401 / 403 who, 409 the run's state forbids
-it, 413 too large, 415 encoded body, 503 busy (try again), 507 disk. Unknown fields are refused. Request bodies are
+    POST /v1/enrol                      bearer secret, {key, proof} in hex
+                                        -> {peer, run_id, certificate}
+    GET  /v1/worker                     WebSocket, see net/control/server.py
+    POST /v1/learner/session            {resume_step} -> {epoch, run_id, ...}
+    POST /v1/versions                   {version, epoch, path} or {version, epoch, upload: true}
+                                        -> {version, digest, ...}
+    PUT  /v1/versions/{n}/files/{name}  ?epoch=E, the file's bytes -> {bytes}
+    GET  /v1/batches/{n}                ?epoch=E, long poll -> the batch's bytes, or 204
+    POST /v1/batches/{n}/commit         {batch_digest, epoch, t_train_s} -> {publish_every}
+    POST /v1/batches/{n}/refuse         {groups, reasons, epoch} -> {}
+    POST /v1/learner/checkpoint         {step, epoch} -> {}
+    GET  /v1/status, /metrics, /        facts as JSON, as Prometheus text, as a page
+    the gateway's, if it is enabled     see net/gateway/routes.py; its errors have OpenAI's shape
+
+Every error is {"error": a short code, "detail": one line}, with status 400 (malformed or refused),
+401 / 403 (caller unknown / not allowed), 409 (the run's state forbids it), 413 (too large), 415
+(encoded body), 503 (busy, try again) or 507 (disk). Unknown fields are refused. Request bodies are
 never decompressed.
 """
 
@@ -66,11 +71,14 @@ from echo2d.net.http.json_fields import (
 )
 from echo2d.net.security.auth import KEY_BYTES, Caller, Denied, Role
 
-BODY_BYTES_MAX = 1 << 20  # JSON; the longest is a refusal of all groups with reasons
+# Of JSON; the longest body refuses all groups of a batch, each with a reason.
+BODY_BYTES_MAX = 1 << 20
 LONG_POLL_S = 30.0
-ANSWER_S_MAX = 60.0  # a coordinator that needs longer is overloaded; the caller tries again
+# A coordinator that needs longer is overloaded, and the caller should try again.
+ANSWER_S_MAX = 60.0
 REASON_CHARS_MAX = 500
-KEEPALIVE_S = 75.0  # an idle connection of somebody with a credential; clients let go after 15 s
+# For idle connections of authenticated callers. Our clients close theirs after 15 s.
+KEEPALIVE_S = 75.0
 DIGEST_HEADER = "X-Echo2d-Digest"
 
 LEARNER: frozenset[Role] = frozenset({"learner"})
@@ -84,23 +92,29 @@ class LearnerBackend(Protocol):
     run_id: RunId
 
     def caller(self, secret: str) -> Caller:
-        """Denied: not a valid secret."""
+        """The caller with this secret. Denied: the secret is not valid."""
 
     async def enrol(self, secret: str, public_key: bytes, proof: bytes) -> tuple[PeerId, str]:
-        """The peer and its certificate. Denied: not with this secret, key or proof."""
+        """The peer's id and certificate. Denied: the secret, key or proof is not valid."""
 
     async def ask(
         self, make: Callable[[RequestId], CoordinatorEvent], *, timeout_s: float
     ) -> Reply | None:
-        """Put a request to the core; None when it was not answered in time."""
+        """Put a request to the core; None if it was not answered in time."""
 
     async def publish(self, epoch: Epoch, version: Version, path: str | None) -> Reply | None:
-        """The snapshot in directory `path`, or (None) the uploaded one. OperatorFault: not a snapshot we may take."""
+        """Publish the snapshot in directory `path`, or the uploaded one (None).
+
+        OperatorFault: it is not a snapshot, or not one that the coordinator may read.
+        """
 
     async def upload(
         self, epoch: Epoch, version: Version, name: str, data: AsyncIterator[bytes]
     ) -> int:
-        """Keep one file until its version is published; its size. OperatorFault: name or size not allowed."""
+        """Keep one file until its version is published; returns its size in bytes.
+
+        OperatorFault: the name or the size is not allowed.
+        """
 
     def status(self) -> dict[str, Any]: ...
 
@@ -110,6 +124,7 @@ class LearnerBackend(Protocol):
 def _error(
     request: web.Request, status: int, code: str, detail: str, *, refusal: HttpRefusal | None = None
 ) -> web.Response:
+    # OpenAI's clients expect their own shape of errors on the gateway's paths.
     if request.path in GATEWAY_PATHS:
         return error_response(status, code, detail, refusal=refusal)
     return web.json_response({"error": code, "detail": detail}, status=status)
@@ -119,7 +134,9 @@ def _error(
 async def _faults_to_json(request: web.Request, handler: Handler) -> web.StreamResponse:
     if "Content-Encoding" in request.headers:
         status = HTTPStatus.UNSUPPORTED_MEDIA_TYPE
-        return _error(request, status, "encoded", "request bodies are sent as they are")
+        return _error(
+            request, status, "encoded", "request bodies must not be encoded; omit Content-Encoding"
+        )
     try:
         return await handler(request)
     except HttpRefusal as refusal:
@@ -143,7 +160,7 @@ async def _faults_to_json(request: web.Request, handler: Handler) -> web.StreamR
         return _error(request, http.status, "http", http.reason)
 
 
-# --- handlers -------------------------------------------------------------------------------------------------------
+# --- handlers
 
 
 class Api:
@@ -153,13 +170,15 @@ class Api:
         self._backend = backend
 
     def allow(self, roles: frozenset[Role], handler: Handler) -> Handler:
-        """The handler, for callers of these roles only."""
+        """Wrap the handler so that it serves callers of these roles only."""
 
         async def checked(request: web.Request) -> web.StreamResponse:
             caller = self._backend.caller(secret_of(request))
+            # A valid secret takes the connection out of the limits on strangers.
             admit(request)
             if caller.role not in roles:
-                detail = f"token {caller.name} is for a {caller.role}; this needs {' or '.join(sorted(roles))}"
+                needed = " or ".join(sorted(roles))
+                detail = f"token {caller.name} is for a {caller.role}; this needs {needed}"
                 raise HttpRefusal(HTTPStatus.FORBIDDEN, "role", detail)
             return await handler(request)
 
@@ -212,7 +231,8 @@ class Api:
         reply = await self._backend.ask(
             lambda number: BatchAsked(number, epoch, step), timeout_s=LONG_POLL_S
         )
-        self._backend.caller(secret_of(request))  # it may have been revoked meanwhile
+        # The token may have been revoked during the long poll.
+        self._backend.caller(secret_of(request))
         return web.Response(status=HTTPStatus.NO_CONTENT) if reply is None else _answer(reply)
 
     async def commit(self, request: web.Request) -> web.Response:
@@ -234,7 +254,8 @@ class Api:
         epoch, step = Epoch(integer(body["epoch"], "epoch")), integer(body["step"], "step")
         return await self._ask(lambda number: CheckpointAsked(number, epoch, step))
 
-    async def status(self, request: web.Request) -> web.Response:  # noqa: ARG002 - aiohttp's signature
+    # aiohttp passes the request to every handler.
+    async def status(self, request: web.Request) -> web.Response:  # noqa: ARG002
         return web.json_response(self._backend.status())
 
     async def metrics(self, request: web.Request) -> web.Response:  # noqa: ARG002
@@ -243,7 +264,10 @@ class Api:
         )
 
     async def _fence(self, epoch: Epoch) -> None:
-        """Refusal: a newer learner has the run; the bytes of this one are not looked at."""
+        """Check the epoch before any bytes are read.
+
+        HttpRefusal: a newer learner has taken over the run, or the coordinator is overloaded.
+        """
         reply = await self._backend.ask(
             lambda number: EpochAsked(number, epoch), timeout_s=ANSWER_S_MAX
         )
@@ -291,9 +315,8 @@ def _answer(reply: Reply | None) -> web.Response:
     if isinstance(reply.body, bytes):
         assert reply.digest is not None, "a batch is answered with its digest"
         headers = {DIGEST_HEADER: reply.digest.hex()}
-        body = io.BytesIO(
-            reply.body
-        )  # so that it is sent in parts: a batch in one go holds up everybody else
+        # aiohttp sends a file object in parts; a whole batch in one write would block the loop.
+        body = io.BytesIO(reply.body)
         return web.Response(
             status=reply.status, body=body, headers=headers, content_type="application/octet-stream"
         )
@@ -301,7 +324,10 @@ def _answer(reply: Reply | None) -> web.Response:
 
 
 def _show(page: str) -> Handler:
-    policy = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'"
+    policy = (
+        "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
+        "connect-src 'self'"
+    )
 
     async def show(request: web.Request) -> web.Response:  # noqa: ARG001 - aiohttp's signature
         return web.Response(
@@ -312,14 +338,17 @@ def _show(page: str) -> Handler:
 
 
 def read_page() -> str:
-    """The dashboard. Blocking."""
+    """The HTML of the dashboard. Blocking."""
     return resources.files("echo2d").joinpath("web/index.html").read_text(encoding="utf-8")
 
 
 def make_app(
     backend: LearnerBackend, *, worker: Handler, page: str, gateway: Gateway | None = None
 ) -> web.Application:
-    """The application; `worker` handles the control links. gateway: None, it is off. Serve it with `make_runner`."""
+    """The application, to be served with `make_runner`.
+
+    worker: handles the control links. page: the dashboard's HTML. gateway: None if it is disabled.
+    """
     api, app = (
         Api(backend),
         web.Application(middlewares=[_faults_to_json], client_max_size=BODY_BYTES_MAX),
@@ -343,19 +372,19 @@ def make_app(
 
 
 def _callers_mistakes(record: logging.LogRecord) -> bool:
-    """aiohttp logs what it cannot parse as an error with its stack; it is the caller's, not ours."""
+    """A log filter: malformed HTTP is the caller's mistake, so log one line without the stack."""
     error = record.exc_info[1] if record.exc_info else None
     if isinstance(error, HttpProcessingError):
         record.levelno, record.levelname = logging.INFO, "INFO"
-        record.msg, record.args = (
-            "not HTTP: %s",
-            (error.message.partition("\n")[0],),
-        )  # then come bytes of the request
+        # The lines after the first are bytes of the request.
+        record.msg, record.args = "not HTTP: %s", (error.message.partition("\n")[0],)
         record.exc_info = record.exc_text = None
     return True
 
 
 class _Runner(web.AppRunner):
+    """Limits connections as soon as there is a server."""
+
     async def setup(self) -> None:
         await super().setup()
         assert self.server is not None
@@ -363,9 +392,10 @@ class _Runner(web.AppRunner):
 
 
 def make_runner(app: web.Application, *, shutdown_timeout_s: float) -> web.AppRunner:
-    """Serves the application: few strangers, no decompression, and a caller that hangs up cancels its handler.
+    """A runner that serves the application.
 
-    What is no HTTP is answered 400 and logged as one line.
+    It limits connections of unknown callers, decompresses nothing, and cancels a handler when its
+    caller hangs up. Malformed HTTP is answered with 400 and logged as one line.
     """
     logging.getLogger("aiohttp.server").addFilter(_callers_mistakes)
     return _Runner(

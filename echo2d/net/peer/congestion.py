@@ -1,33 +1,39 @@
-"""The congestion control of a peer link: bbr where the kernel has it, without the pauses that it makes.
+"""Selects bbr congestion control for a peer link, where the kernel has it, without bbr's pauses.
 
-10 s after bbr last saw a round trip as short as its shortest, it sends next to nothing for 0.2 s and looks again
-(PROBE_RTT). On the links of a chain or of a tree these pauses come at different times, and each holds up everybody
-below: they cost a version of 6 s on 8 links up to 1 s. bbr that is set anew begins with the shortest round trip that
-TCP itself knows (of the last 5 minutes) and another 10 s. It begins by doubling its rate, too, which fills the queue
-before a link of unknown rate; so that is done before a version's first frame, and later where a pace is the limit.
+If bbr sees no round trip as short as its shortest for 10 s, it sends next to nothing for 0.2 s to
+measure again (PROBE_RTT). In a chain or tree these pauses come at different times, and each holds
+up all peers below: a version of 6 s on 8 links lost up to 1 s.
+Selecting bbr anew restarts the 10 s, with the shortest round trip that TCP itself knows (of the
+last 5 minutes). But bbr also starts by doubling its rate, which fills the queue before a link of
+unknown rate. So it is selected anew before a version's first frame, and later only on paced links.
 """
 
 import socket
 
-QUIET_S = 0.5  # without a frame: whatever was in flight has arrived
-RENEW_S = 8.0  # bbr's 10 s less what it may take until the next frame
+# After this long without a frame, everything that was in flight has arrived.
+QUIET_S = 0.5
+# bbr's 10 s, less the time that may pass until the next frame.
+RENEW_S = 8.0
 
 
 class Congestion:
-    """Of one socket, from its start."""
+    """The congestion control of one socket, from its start."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
         self.sent_at = self._renewed_at = float("-inf")
-        self._has_bbr = self._use(b"bbr")  # a kernel without it keeps its own choice
-        self.paced = False  # no more is sent than the link is thought to take
+        # A kernel without bbr keeps its own default.
+        self._has_bbr = self._use(b"bbr")
+        # Whether a pace limits the link to the rate that it is thought to have.
+        self.paced = False
 
     def sending(self, now: float) -> None:
-        """A frame goes out now."""
+        """Note that a frame is sent now; selects bbr anew if it is time to."""
         quiet_s, self.sent_at = now - self.sent_at, now
         if quiet_s > QUIET_S or (self.paced and now - self._renewed_at > RENEW_S):
             self._renewed_at = now
-            if self._has_bbr and self._use(b"reno"):  # the same again would change nothing
+            # Selecting the current algorithm changes nothing, so switch to another one in between.
+            if self._has_bbr and self._use(b"reno"):
                 self._use(b"bbr")
 
     def _use(self, algorithm: bytes) -> bool:

@@ -1,6 +1,7 @@
-"""One TCP connection of a peer link: moves bytes between the socket and `core/protocol/peer_link`, and keeps time.
+"""One TCP connection of a peer link: moves bytes between socket and `core/protocol/peer_link.py`.
 
-It decides nothing: what happens goes to its `ConnectionOwner` (`links`). Bytes arrive in the link's own buffers.
+It decides nothing; it tells its `ConnectionOwner` (`links.py`) what happens. Bytes arrive directly
+in the link's own buffers. It also tunes the socket, paces it and measures its backlog.
 """
 
 import asyncio
@@ -18,33 +19,36 @@ from echo2d.core.topology.uplink_rates import BacklogMeter
 from echo2d.errors import PeerFault
 from echo2d.net.peer.congestion import Congestion
 
-SEND_BUFFER_BYTES = (
-    512 << 10
-)  # a connection with more unsent takes no more frames: late binding wants it small
-UNSENT_BYTES_MAX = (
-    8 << 20
-)  # with messages too: a peer that makes us answer but does not read is dropped
-KERNEL_UNSENT_BYTES = (
-    128 << 10
-)  # of what the kernel holds, so much may wait to be sent: the rest counts as unsent here
-WAKE_BYTES_MAX = (
-    64 << 10
-)  # of a payload that arrives slowly: one wake-up instead of one for every packet
-RECORD_BYTES_MAX = (
-    16 << 10
-)  # of payload in one TLS record: while that is not whole, so much is here and not seen
-WARM_BYTES = (
-    1 << 20
-)  # from then on: before, what waits here would fill the small window that the kernel begins with
-SILENCE_S = 15  # so long without an acknowledgement, an answer to a probe or an open window: the connection is dead
-PROBE_S = 5  # between the kernel's probes of an idle connection
-SO_MAX_PACING_RATE = 47  # Linux; Python names it from 3.14 on
+# A connection with more unsent bytes takes no more frames. Small, so that the choice of the next
+# frame is made as late as possible.
+SEND_BUFFER_BYTES = 512 << 10
+# With messages, too: a peer that makes us answer but does not read is dropped.
+UNSENT_BYTES_MAX = 8 << 20
+# How much the kernel holds that it has not sent; the rest waits, and is counted, in this process.
+KERNEL_UNSENT_BYTES = 128 << 10
+# While a payload arrives slowly, wake up once for this much instead of for every packet.
+WAKE_BYTES_MAX = 64 << 10
+# Payload of one TLS record. Until a record is whole, this much may be here and not be visible.
+RECORD_BYTES_MAX = 16 << 10
+# Wait for several packets only after this much: earlier, waiting bytes would fill the kernel's
+# receive window, which starts small.
+WARM_BYTES = 1 << 20
+# A connection is dead after so long without an acknowledgement, a probe's answer or an open window.
+SILENCE_S = 15
+# Between the kernel's probes of an idle connection.
+PROBE_S = 5
+# Linux's number; Python names it from 3.14 on.
+SO_MAX_PACING_RATE = 47
 UNPACED = (1 << 64) - 1
-CLOSE_S = 1.0  # for the last words to get out
+# For the reason of the end to get out before the connection is cut.
+CLOSE_S = 1.0
 
 
 class ConnectionOwner(Protocol):
-    """Who is told what happens to a connection, in this order: made, received ..., ended, lost."""
+    """Receives the events of a connection, in this order: made, received ..., ended, lost.
+
+    `ready` may come at any time between made and ended: the connection has room for a frame again.
+    """
 
     def made(self, connection: "PeerConnection") -> None: ...
     def received(self, connection: "PeerConnection", event: LinkEvent) -> None: ...
@@ -54,7 +58,11 @@ class ConnectionOwner(Protocol):
 
 
 class PeerConnection(asyncio.BufferedProtocol):
-    """`peer`: None until its owner saw LinkOpened. `settled`: opened, or ended for the `reason`."""
+    """One connection, dialled or accepted.
+
+    peer: None until the owner has seen LinkOpened. settled: set once the link has opened, or the
+    connection has ended for the `reason`.
+    """
 
     def __init__(self, owner: ConnectionOwner, link: PeerLink, *, dialled: bool) -> None:
         self._owner = owner
@@ -67,23 +75,25 @@ class PeerConnection(asyncio.BufferedProtocol):
         self.transport: asyncio.Transport | None = None
         self.has_room = True  # for one more frame
         self._received = 0  # bytes
-        self._wanted = 1  # bytes that the kernel waits for
-        self._unseen_max = 0  # bytes that the kernel handed over and the link cannot see yet
-        self._socket: socket.socket | None = None  # to set options of
+        # The kernel reports data only once so many bytes have arrived.
+        self._wanted = 1
+        # The most bytes that TLS may hold back from the link until a record is whole.
+        self._unseen_max = 0
+        # A duplicate of the transport's socket, to set options on.
+        self._socket: socket.socket | None = None
         self._congestion: Congestion | None = None
         self._pace = UNPACED
         self._backlog = BacklogMeter()
 
-    # what asyncio calls
+    # called by asyncio
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
         self.transport.set_write_buffer_limits(high=SEND_BUFFER_BYTES, low=SEND_BUFFER_BYTES // 2)
         sock = self.transport.get_extra_info("socket")
         _tune(sock)
-        self._socket = socket.socket(
-            fileno=os.dup(sock.fileno())
-        )  # uvloop's own is made anew for every option
+        # uvloop creates a new object at every access to its socket, so keep one of our own.
+        self._socket = socket.socket(fileno=os.dup(sock.fileno()))
         self._congestion = Congestion(self._socket)
         if transport.get_extra_info("ssl_object") is not None:
             self._unseen_max = RECORD_BYTES_MAX
@@ -95,17 +105,19 @@ class PeerConnection(asyncio.BufferedProtocol):
         return self.link.get_buffer()
 
     def buffer_updated(self, nbytes: int) -> None:
-        if self.reason is not None:  # TLS may hand over what it had read before the end
+        # After the end, TLS may still hand over bytes that it had read before.
+        if self.reason is not None:
             return
         self._received += nbytes
         event = self._hear(nbytes)
         while event is not None:
             self._owner.received(self, event)
+            # One read may hold several events.
             event = self._hear(0)
         self._wake_for(self.link.missing - self._unseen_max)
 
     def _hear(self, nbytes: int) -> LinkEvent | None:
-        """What the link makes of so many more bytes, or of those before them."""
+        """The link's next event, given this many new bytes; None if it needs more bytes."""
         if self.reason is not None:
             return None
         try:
@@ -131,7 +143,10 @@ class PeerConnection(asyncio.BufferedProtocol):
         self._owner.lost(self)
 
     def _wake_for(self, wanted: int) -> None:
-        """The kernel says nothing of the next bytes before so many are there: never more than are certain to come."""
+        """Make the kernel wait for this many bytes before it reports data.
+
+        Never ask for more bytes than are certain to come, or the last ones would never be reported.
+        """
         if self._received < WARM_BYTES or self._socket is None:
             return
         wanted = max(1, min(wanted, WAKE_BYTES_MAX))
@@ -140,10 +155,10 @@ class PeerConnection(asyncio.BufferedProtocol):
             with contextlib.suppress(OSError):
                 self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wanted)
 
-    # what its owner calls
+    # called by the owner
 
     def write(self, data: bytes) -> None:
-        """Messages. A peer that does not read them loses the connection."""
+        """Send messages. A peer that does not read them loses the connection."""
         if not data or self.transport is None:
             return
         self.transport.write(data)
@@ -152,7 +167,7 @@ class PeerConnection(asyncio.BufferedProtocol):
             self.transport.abort()
 
     def write_frame(self, buffers: Sequence[bytes | memoryview]) -> float:
-        """A frame; its buffers are kept, not copied, until they are sent. The time."""
+        """Send a frame and return the loop's time; buffers are kept, not copied, until sent."""
         assert self.transport is not None
         assert self._congestion is not None
         now = self._look()
@@ -161,13 +176,13 @@ class PeerConnection(asyncio.BufferedProtocol):
         return now
 
     def is_sending(self, since: float) -> bool:
-        """Whether it was given a frame since then, or has something left to send."""
+        """Whether it was given a frame since then, or still has bytes to send."""
         if self.transport is None or self._congestion is None:
             return False
         return self._congestion.sent_at >= since or self.transport.get_write_buffer_size() > 0
 
     def take_backlog(self) -> float:
-        """For how many seconds since last asked the kernel took less than there was to send."""
+        """Seconds since the last call in which there was more to send than the kernel took."""
         self._look()
         return self._backlog.take()
 
@@ -178,7 +193,7 @@ class PeerConnection(asyncio.BufferedProtocol):
         return now
 
     def pace(self, bytes_per_s: float | None) -> None:
-        """Send no faster from now on. OSError where the system cannot."""
+        """Send no faster from now on; None: without a limit. OSError: the system cannot pace."""
         value = UNPACED if bytes_per_s is None else int(bytes_per_s)
         if self._socket is not None and value != self._pace:
             assert self._congestion is not None
@@ -188,13 +203,13 @@ class PeerConnection(asyncio.BufferedProtocol):
             )
 
     def end(self, reason: str) -> None:
-        """Says why and closes, unless that has happened already."""
+        """Tell the other end the reason and close, unless the connection has ended already."""
         if self.reason is None:
             self.write(self.link.end(reason))
         self.closed(reason)
 
     def closed(self, reason: str) -> None:
-        """The end without last words."""
+        """Close without telling the other end why."""
         if self.reason is not None:
             return
         self.reason = reason
@@ -205,12 +220,12 @@ class PeerConnection(asyncio.BufferedProtocol):
         self._owner.ended(self, reason)
 
     def pause(self) -> None:
-        """No more is read until `resume`; longer than SILENCE_S and the other end's kernel gives up."""
+        """Read nothing until `resume`; after SILENCE_S the other end's kernel gives up."""
         assert self.transport is not None
         self.transport.pause_reading()
 
     def resume(self) -> None:
-        """The end of `pause`."""
+        """Read again after `pause`."""
         assert self.transport is not None
         self.transport.resume_reading()
 

@@ -1,7 +1,8 @@
-"""Dialling a peer to see whether that very peer answers: the first half of the handshake of a peer link.
+"""Dials a peer to check that it can be reached, using the first half of a peer link's handshake.
 
-The end that accepts a link proves first, freshly, that it knows the secret. Then this end hangs up: no link opens, so
-nothing that the peer does is disturbed. Not here: whom to dial, and where.
+The accepting end is the first to prove that it knows the secret, over a fresh nonce. This end then
+hangs up, so no link opens and the peer's work is not disturbed.
+Not here: the choice of the peer and its address.
 """
 
 import asyncio
@@ -18,7 +19,10 @@ from echo2d.net.security.tls import Tls, in_words
 
 
 async def dial_back(order: DialBack, run_id: RunId, tls: Tls | None) -> str:
-    """Why nobody, or somebody else, answers; empty: that very peer does. Under TLS it also shows its certificate."""
+    """Dial the address; returns why the peer cannot be reached there, or "" if it can.
+
+    With TLS, the peer must also show its certificate.
+    """
     host, port = order.address.host, order.address.port
     try:
         async with asyncio.timeout(DIAL_BACK_S):
@@ -30,7 +34,8 @@ async def dial_back(order: DialBack, run_id: RunId, tls: Tls | None) -> str:
                 await _ask(order, run_id, reader, writer)
             finally:
                 writer.transport.abort()
-    except (OSError, PeerFault) as error:  # a time-out is one
+    # TimeoutError is an OSError.
+    except (OSError, PeerFault) as error:
         return f"{host}:{port}: {in_words(error)}"
     return ""
 
@@ -38,7 +43,7 @@ async def dial_back(order: DialBack, run_id: RunId, tls: Tls | None) -> str:
 async def _ask(
     order: DialBack, run_id: RunId, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
 ) -> None:
-    """PeerFault: it is not that peer."""
+    """Returns once the other end has proved itself. PeerFault: it is not that peer."""
     expected, nonce = {order.peer: order.secret}, secrets.token_bytes(NONCE_BYTES)
     link = PeerLink(run_id=run_id, me=DIAL_BACK, secrets=expected, nonce=nonce, dialled=order.peer)
     writer.write(link.start())
@@ -49,4 +54,4 @@ async def _ask(
                 return
             case LinkEnded(reason):
                 raise PeerFault(reason)
-    raise PeerFault("it hangs up")
+    raise PeerFault("it hung up before it proved itself")

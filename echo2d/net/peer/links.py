@@ -1,21 +1,23 @@
-"""Peer links over TCP: a listener, a dialler, and the one live link to each peer.
+"""Peer links over TCP: a listener, a dialler, and at most one live link to each peer.
 
-Not here: the protocol (`core/protocol/peer_link.py`), and every decision: whom to expect or dial, what to send, when
-to try again.
+Not here: the protocol (`core/protocol/peer_link.py`), and all decisions (which peers to expect or
+dial, what to send, when to retry).
 
-`on_event(peer, event)` is called from the loop, in the order of arrival: LinkOpened, then what comes over that link,
-then exactly one LinkEnded, whoever ended it (also from within `end`, `forget` and `close`). `on_ready(peer)` says that
-a link which had no room for a frame has it again. Both return quickly: they run between two reads of a socket.
+The loop calls `on_event(peer, event)` in the order of arrival: LinkOpened, the messages of that
+link, then exactly one LinkEnded, whichever end closed it (also from within `end`, `forget` and
+`close`). It calls `on_ready(peer)` when a link that had no room for a frame has room again. Both
+must return quickly, because they run between two reads of a socket.
 
-Two ends may dial each other at once. Then the link dialled by the smaller peer id stays and the other is ended with
-REPLACED; but a link older than SETTLED_S gives way to any new one, because the other end dials only without a link.
+Two ends may dial each other at once. Then the link dialled by the smaller peer id stays, and the
+other one ends with REPLACED. A link older than SETTLED_S gives way to any new one: the other end
+dials only if it has no link, so the old one must be dead.
 
-What is said goes to the link that is live at that moment. Stream numbers start anew with each link, so a caller that
-handles events later than they come says nothing to a peer whose LinkEnded is still waiting to be handled.
+Messages go to the link that is live when they are sent. Stream numbers start anew with each link,
+so a caller that queues events must send nothing to a peer whose LinkEnded it has not handled yet.
 
-Works on plain asyncio and on uvloop, which sends memoryviews without copying them. Memory: for each live link at most
-UNSENT_BYTES_MAX to send, one payload arriving with AHEAD_BYTES_MAX, and what TLS works in (256 KiB); payloads handed
-over are the receiver's, who calls `pause` in time.
+Works on asyncio and on uvloop, which sends memoryviews without copying. Memory per live link: at
+most UNSENT_BYTES_MAX to send, one arriving payload with AHEAD_BYTES_MAX, and the buffers of TLS
+(256 KiB). Payloads handed over belong to the receiver, which calls `pause` in time.
 """
 
 import asyncio
@@ -39,20 +41,24 @@ from echo2d.net.peer.connection import PeerConnection
 from echo2d.net.peer.uplink_limit import UplinkLimit
 from echo2d.net.security.tls import Tls, in_words, shows
 
-HANDSHAKE_S = 10.0  # from dialling to LinkOpened: a few round trips, also on a bad line
-# Accepted connections that have not yet proved who they are; then the oldest gives way.
+# From dialling to LinkOpened: a few round trips, even on a bad line.
+HANDSHAKE_S = 10.0
+# Accepted connections that have not proved who they are. One more evicts the oldest.
 STRANGERS_MAX = 64
-SETTLED_S = 2 * HANDSHAKE_S  # no dial is left by then that began before the link was open
+# Any dial that began before the link opened has ended by then.
+SETTLED_S = 2 * HANDSHAKE_S
 REPLACED = "another link of these two peers stays"
-SHARE_S = 0.3  # between two looks at which links send: longer than the gaps of a link that does
+# How often the paces are shared out: longer than the gaps between frames of a link that sends.
+SHARE_S = 0.3
 
 log = logging.getLogger("echo2d.peers")
 
 
 class PeerLinks:
-    """The links of one peer. tls: of all of them; None is plain TCP.
+    """The links of one peer.
 
-    uplink_limit: bytes/s that all links together send at most; whoever waits gets `on_ready` in turn.
+    tls: None for plain TCP. uplink_limit: the most bytes/s that all links send together; peers that
+    wait for it get `on_ready` in turn.
     """
 
     def __init__(
@@ -69,32 +75,34 @@ class PeerLinks:
         self._tls = tls
         self._secrets: dict[PeerId, bytes] = {}
         self._connections: set[PeerConnection] = set()
-        self._strangers: dict[PeerConnection, asyncio.TimerHandle] = {}  # accepted, oldest first
+        # Accepted connections before their handshake, oldest first.
+        self._strangers: dict[PeerConnection, asyncio.TimerHandle] = {}
         self._live: dict[PeerId, PeerConnection] = {}
         self._paces: dict[PeerId, float] = {}
-        self._sending: set[PeerId] = set()  # who was found to send at the last look
-        self._share_at = 0.0  # when it is looked next
+        # The paced peers that were being sent to when the paces were last shared out.
+        self._sending: set[PeerId] = set()
+        self._share_at = 0.0
         self._can_pace = True
         self._uplink = None if uplink_limit is None else UplinkLimit(uplink_limit, self._allowed)
         self._server: asyncio.Server | None = None
         self._closing = False
         self._all_lost = asyncio.Event()
 
-    # whom to link with
+    # peers, listening and dialling
 
     def expect(self, peer: PeerId, secret: bytes) -> None:
-        """From now on this peer may link, proving that it knows `secret` (SECRET_BYTES)."""
+        """Let this peer link from now on if it proves that it knows `secret` (SECRET_BYTES)."""
         assert len(secret) == SECRET_BYTES
         self._secrets[peer] = secret
 
     def forget(self, peer: PeerId) -> None:
-        """The end of `expect`, and of a live link."""
+        """Undo `expect`, and end the live link."""
         self._secrets.pop(peer, None)
         self._paces.pop(peer, None)
         self.end(peer, "no longer expected")
 
     def pace(self, peer: PeerId, bytes_per_s: float | None) -> None:
-        """Send to this peer no faster, over the live link and any later one; None: as fast as it can."""
+        """Send to this peer no faster, on this link and later ones; None: as fast as possible."""
         before = self._paces.pop(peer, None)
         if bytes_per_s is not None:
             self._paces[peer] = bytes_per_s
@@ -102,7 +110,7 @@ class PeerLinks:
             self._set_pace(self._live[peer], bytes_per_s)
 
     def _share_out(self, now: float) -> None:
-        """What links that are quiet do not need is for the others, until they send again."""
+        """Lend the pace of quiet links to the sending ones, until the quiet ones send again."""
         self._share_at = now + SHARE_S
         self._sending = {
             peer
@@ -117,12 +125,13 @@ class PeerLinks:
         try:
             connection.pace(bytes_per_s)
         except OSError as error:
+            # Log once: a system that cannot pace will refuse every time.
             if self._can_pace:
                 log.warning("links are not paced: %s", error)
             self._can_pace = False
 
     async def listen(self, host: str, port: int) -> tuple[str, int]:
-        """Accepts links from now on, at the address it returns. OSError when the address cannot be had."""
+        """Accept links from now on, at the returned address. OSError: cannot listen there."""
         assert self._server is None
         loop, tls = asyncio.get_running_loop(), self._tls
         self._server = await loop.create_server(
@@ -136,9 +145,9 @@ class PeerLinks:
         return address[0], address[1]
 
     async def dial(self, peer: PeerId, host: str, port: int) -> None:
-        """Opens a link, unless there is one; it returns when that is open at this end.
+        """Open a link unless there is one; returns when it is open at this end.
 
-        PeerFault when the peer cannot be reached, does not prove itself or refuses.
+        PeerFault: the peer cannot be reached, does not prove itself, or refuses.
         """
         if peer in self._live:
             return
@@ -151,14 +160,12 @@ class PeerLinks:
                 )
                 made = True
                 await connection.settled.wait()
-        except (
-            OSError,
-            ValueError,
-            OverflowError,
-        ) as error:  # a time-out is one; others come of impossible addresses
+        # TimeoutError is an OSError; impossible addresses raise the other two.
+        except (OSError, ValueError, OverflowError) as error:
             raise PeerFault(f"cannot reach {host}:{port}: {in_words(error)}") from error
         finally:
-            if not made:  # whatever there was is closed, which uvloop does not tell the connection
+            # If connecting fails, uvloop closes the socket but does not tell the connection.
+            if not made:
                 connection.connection_lost(None)
             elif connection.peer is None:
                 connection.end("the handshake was given up")
@@ -166,7 +173,7 @@ class PeerLinks:
             raise PeerFault(f"{host}:{port}: {connection.reason}")
 
     async def close(self, reason: str) -> None:
-        """Stops listening and ends all links; returns when every connection is gone."""
+        """Stop listening and end all links; returns when every connection is gone."""
         self._closing = True
         if self._server is not None:
             self._server.close()
@@ -176,7 +183,7 @@ class PeerLinks:
         if self._connections:
             await self._all_lost.wait()
 
-    # what to say
+    # sending
 
     def can_send(self, peer: PeerId) -> bool:
         """Whether `send_frame` has room."""
@@ -186,7 +193,7 @@ class PeerLinks:
         return self._uplink is None or self._uplink.may_send(peer)
 
     def take_backlog(self, peer: PeerId) -> float:
-        """For how many seconds since last asked this peer's live link had more to send than it could."""
+        """Seconds since the last call in which the live link had more to send than it could."""
         connection = self._live.get(peer)
         return 0.0 if connection is None else connection.take_backlog()
 
@@ -198,9 +205,11 @@ class PeerLinks:
         sequence: int,
         payload: memoryview | None,
     ) -> bool:
-        """False if nothing was sent: no room (`on_ready` will come), or stream or link have ended (as an event said).
+        """Send a frame; returns whether it was sent.
 
-        The payload is kept, not copied, until it is sent: it must not change any more. None: without payload.
+        It was not if the link has no room (`on_ready` will follow), or if the link or the stream
+        has ended (an event has told so). payload: None for a frame without one. It is kept, not
+        copied, until it is sent, so it must not change.
         """
         connection = self._live.get(peer)
         if connection is None or not connection.has_room or not connection.link.serves(stream):
@@ -214,7 +223,7 @@ class PeerLinks:
         return True
 
     def tell(self, peer: PeerId, message: RelayMessage) -> None:
-        """Says this as `PeerLink` does, over the live link; nothing without one."""
+        """Send this message over the live link; does nothing if there is none."""
         connection = self._live.get(peer)
         if connection is None:
             return
@@ -228,26 +237,26 @@ class PeerLinks:
                 self._uplink.sent(len(data))
 
     def end(self, peer: PeerId, reason: str) -> None:
-        """Ends the live link, if there is one; the other end reads the reason."""
+        """End the live link if there is one, and tell the other end the reason."""
         if peer in self._live:
             self._live[peer].end(reason)
 
     # flow
 
     def pause(self, peer: PeerId) -> None:
-        """No more is read from this link until `resume`; after SILENCE_S the peer's kernel gives the link up.
+        """Read no more from this link until `resume`; after SILENCE_S the peer's kernel gives up.
 
-        What was read already (`AHEAD_BYTES_MAX`) still comes.
+        Bytes that were read already (up to `AHEAD_BYTES_MAX`) still become events.
         """
         if peer in self._live:
             self._live[peer].pause()
 
     def resume(self, peer: PeerId) -> None:
-        """The end of `pause`."""
+        """Read again after `pause`."""
         if peer in self._live:
             self._live[peer].resume()
 
-    # what connections tell
+    # called by connections
 
     def _connection(self, dialled: PeerId | None) -> PeerConnection:
         nonce = chance.token_bytes(NONCE_BYTES)
@@ -257,7 +266,7 @@ class PeerLinks:
         return PeerConnection(self, link, dialled=dialled is not None)
 
     def made(self, connection: PeerConnection) -> None:
-        """TCP, and TLS, are up."""
+        """TCP and TLS are up. An accepted connection has HANDSHAKE_S to prove itself."""
         self._connections.add(connection)
         if self._closing:
             connection.end("closing")
@@ -270,7 +279,7 @@ class PeerLinks:
                 next(iter(self._strangers)).end("too many connections without a handshake")
 
     def received(self, connection: PeerConnection, event: LinkEvent) -> None:
-        """The link of this connection has an event."""
+        """Handle the events of the link's own life; the others go to `on_event`."""
         match event:
             case LinkOpened(peer):
                 self._opened(connection, peer)
@@ -281,7 +290,7 @@ class PeerLinks:
                 self._on_event(connection.peer, event)
 
     def ready(self, connection: PeerConnection) -> None:
-        """It has room for a frame again."""
+        """The connection has room for a frame again."""
         if connection.peer is not None and self._live.get(connection.peer) is connection:
             self._on_ready(connection.peer)
 
@@ -290,7 +299,7 @@ class PeerLinks:
             self.ready(self._live[peer])
 
     def ended(self, connection: PeerConnection, reason: str) -> None:
-        """Nothing more comes from it or goes to it."""
+        """Nothing more will arrive on the connection or be sent on it."""
         self._no_stranger(connection)
         peer = connection.peer
         if peer is not None and self._live.get(peer) is connection:
@@ -299,13 +308,14 @@ class PeerLinks:
             self._on_event(peer, LinkEnded(reason))
 
     def lost(self, connection: PeerConnection) -> None:
-        """Its socket is closed."""
+        """The connection's socket is closed."""
         self._connections.discard(connection)
         if not self._connections:
             self._all_lost.set()
 
     def _opened(self, connection: PeerConnection, peer: PeerId) -> None:
         self._no_stranger(connection)
+        # The listener accepts any member's certificate, so check that it is this peer's.
         if not shows(connection.transport, peer):
             connection.end("the certificate is not that of the peer")
             return
@@ -324,6 +334,7 @@ class PeerLinks:
         self._on_event(peer, LinkOpened(peer))
 
     def _stays(self, new: PeerConnection, old: PeerConnection, peer: PeerId) -> bool:
+        # Two dials by the same end: it made the second because its first link is gone.
         if new.dialled == old.dialled or new.opened_at - old.opened_at > SETTLED_S:
             return True
         return new.dialled == (self._me < peer)

@@ -1,14 +1,16 @@
-"""Who somebody is: token files, keys, proofs of possession, signatures of the run.
+"""Authenticates peers, callers and the run: token files, keys, proofs of possession, signatures.
 
-    enrolment     bearer secret + public key + proof (signature over a hash of the secret)     -> peer id
+    enrolment     bearer secret + public key + proof (signature over a hash of the secret)
+                  -> peer id
     control link  client: peer id, nonce (headers)
-                  server: Challenge(nonce, signature by the run's key over both nonces and the peer id)
-                  client: Answer(signature by the peer's key over both nonces and the run's key), then its Hello
+                  server: Challenge(nonce, the run key's signature over both nonces and the peer id)
+                  client: Answer(the peer key's signature over both nonces and the run's key),
+                  then its Hello
     HTTP API      bearer secret
 
-So a captured control link connection is of no use to anybody, and a worker talks to no coordinator but its own.
-Every signature is over a text of its own kind first, so that none can stand for another. Not here: who has which
-credential (`runtime/run_dir/credentials.py`).
+A recorded control link therefore cannot be replayed, and a worker talks to no coordinator but its
+own. Every signed text begins with a prefix of its kind, so that no signature can stand for another.
+Not here: the table of issued credentials (`runtime/run_dir/credentials.py`).
 """
 
 import contextlib
@@ -30,14 +32,14 @@ from echo2d.core.base.ids import PEER_ID_CHARS, PeerId, RunId
 from echo2d.errors import IntegrityFault, OperatorFault, PeerFault
 
 Role = Literal["worker", "learner", "gateway", "viewer", "seed"]
-TokenRole = Literal[
-    "worker", "learner", "gateway", "viewer"
-]  # seeds get their key from the coordinator itself
+# No "seed": the coordinator hands its seed a key directly.
+TokenRole = Literal["worker", "learner", "gateway", "viewer"]
 
 KEY_BYTES = 32
 NONCE_BYTES = 32
 RUN_ID_CHARS = 16
-TOKEN_FILE_BYTES_MAX = 16 << 10  # a token is a few hundred bytes
+# A token file is about 1 KB, most of it the certificate.
+TOKEN_FILE_BYTES_MAX = 16 << 10
 
 PEER_HEADER = "X-Echo2d-Peer"
 NONCE_HEADER = "X-Echo2d-Nonce"
@@ -46,7 +48,10 @@ log = logging.getLogger("echo2d.auth")
 
 
 class Denied(PeerFault):
-    """The caller may not do this. code: a short word; status: 401 (not known) or 403 (known, not allowed)."""
+    """The caller may not do this.
+
+    status: 401 (caller not known) or 403 (known, but not allowed). code: a short word.
+    """
 
     def __init__(self, status: int, code: str, detail: str) -> None:
         super().__init__(detail)
@@ -55,7 +60,7 @@ class Denied(PeerFault):
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Somebody with a valid token."""
+    """The holder of a valid token."""
 
     name: str
     role: Role
@@ -70,7 +75,7 @@ class KnownPeer:
     role: Role
 
 
-# --- keys -----------------------------------------------------------------------------------------------------------
+# --- keys
 
 
 def public_bytes(key: Ed25519PrivateKey) -> bytes:
@@ -82,12 +87,16 @@ def peer_id_of(public_key: bytes) -> PeerId:
 
 
 def run_id_of(run_key: bytes) -> RunId:
-    """A run is named after its public key."""
+    """The run's id, derived from its public key."""
     return RunId(blake3(run_key).hexdigest()[:RUN_ID_CHARS])
 
 
 def load_or_make_key(path: Path) -> Ed25519PrivateKey:
-    """The key in the file, made (mode 0600) when it does not exist; the same one for all who make it at once."""
+    """The key in the file, which is created (mode 0600) if it does not exist.
+
+    Processes that create it at the same time all get the same key.
+    OperatorFault: the file is not a readable key, or cannot be written.
+    """
     try:
         return Ed25519PrivateKey.from_private_bytes(bytes.fromhex(path.read_text()))
     except FileNotFoundError:
@@ -98,7 +107,8 @@ def load_or_make_key(path: Path) -> Ed25519PrivateKey:
 
 
 def _make_key(path: Path) -> None:
-    """A new key, unless somebody else was first."""
+    """Create the key file, unless another process was first."""
+    # `os.link` fails if another process made the key first; a rename would replace that key.
     mine = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     write_private(mine, Ed25519PrivateKey.generate().private_bytes_raw().hex())
     try:
@@ -111,7 +121,7 @@ def _make_key(path: Path) -> None:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Write a new file that only its owner can read, whole or not at all."""
+    """Write a file that only its owner can read, replacing an old one whole or not at all."""
     scratch = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         with os.fdopen(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
@@ -122,12 +132,15 @@ def write_private(path: Path, text: str) -> None:
         raise OperatorFault(f"cannot write {path}: {error.strerror}") from error
 
 
-# --- token files ----------------------------------------------------------------------------------------------------
+# --- token files
 
 
 @dataclass(frozen=True, slots=True)
 class TokenFile:
-    """What `echo2d token create` hands out. url: empty when it was not known then; run_key: hex; authority: PEM."""
+    """The content of a file from `echo2d token create`.
+
+    run_key: hex. authority: PEM. url: empty if it was not known when the token was created.
+    """
 
     name: str
     role: TokenRole
@@ -146,7 +159,7 @@ def write_token_file(path: Path, token: TokenFile) -> None:
 
 
 def read_token_file(path: Path) -> TokenFile:
-    """OperatorFault: missing, unreadable or no token file."""
+    """The token in the file. OperatorFault: missing, unreadable, or not a token file."""
     try:
         with path.open("rb") as file:
             _warn_of_readers(path, file.fileno())
@@ -170,16 +183,16 @@ def _warn_of_readers(path: Path, descriptor: int) -> None:
 
 
 def secret_hash(secret: str) -> bytes:
-    """How a secret is stored: it has 256 bits of entropy, so a plain hash is enough."""
+    """The stored form of a secret. It has 256 bits of entropy, so a plain hash is enough."""
     return hashlib.sha256(b"echo2d secret\0" + secret.encode()).digest()
 
 
-# --- proofs ---------------------------------------------------------------------------------------------------------
+# --- proofs
 
 
 @dataclass(frozen=True, slots=True)
 class Challenge:
-    """The first frame of a control link, from the coordinator, which proves that it holds the run's key."""
+    """The first frame of a control link: the coordinator proves that it holds the run's key."""
 
     nonce: bytes
     signature: bytes
@@ -187,7 +200,7 @@ class Challenge:
 
 @dataclass(frozen=True, slots=True)
 class ChallengeAnswer:
-    """The first frame from the peer, which proves that it holds its own key."""
+    """The peer's first frame: it proves that it holds its own key."""
 
     signature: bytes
 
@@ -232,7 +245,7 @@ def challenge(run_key: Ed25519PrivateKey, client_nonce: bytes, peer: PeerId) -> 
 def answer(
     key: Ed25519PrivateKey, run_key: bytes, client_nonce: bytes, asked: Challenge
 ) -> ChallengeAnswer:
-    """IntegrityFault: whoever asked does not hold the run's key."""
+    """The answer to a challenge. IntegrityFault: the challenger does not hold the run's key."""
     text = _challenge_text(client_nonce, asked.nonce, peer_id_of(public_bytes(key)))
     if len(asked.nonce) != NONCE_BYTES or not verifies(run_key, asked.signature, text):
         raise IntegrityFault("the coordinator does not hold the key of this run")
@@ -245,7 +258,7 @@ def is_answer(
     return verifies(public_key, given.signature, _answer_text(client_nonce, asked.nonce, run_key))
 
 
-# --- roots ----------------------------------------------------------------------------------------------------------
+# --- roots
 
 
 def _root_text(root: bytes) -> bytes:
@@ -259,4 +272,4 @@ def sign_root(run_key: Ed25519PrivateKey, root: bytes) -> bytes:
 def verify_root(run_key: bytes, root: bytes, signature: bytes) -> None:
     """IntegrityFault unless the run's key signed these root bytes."""
     if not verifies(run_key, signature, _root_text(root)):
-        raise IntegrityFault("a root is not signed by the key of this run")
+        raise IntegrityFault("the signature of a root is not by the key of this run")

@@ -1,12 +1,14 @@
-"""TLS under the run's own authority: certificates, and the contexts of an end that holds one.
+"""TLS under the run's own certificate authority: certificates and SSL contexts of the members.
 
-    authority     its key is made from the run's; its certificate is in every token file, and nobody else's is believed
+    authority     its key is derived from the run's key; its certificate is in every token file,
+                  and members trust no other authority
     coordinator   a certificate in the name COORDINATOR, for a key made at each start
-    peer          a certificate in the name of its peer id, for the key it enrolled with
+    peer          a certificate in the name of its peer id, for the key with which it enrolled
 
-Names are of members, never of hosts: whoever dials knows which one it expects, and the accepting end compares
-(`shows`). Valid from 2000 to 2100, so that clocks do not matter. A certificate is not taken back: who was revoked is in
-no plan and gets no session. The authority's and the coordinator's keys are P-256, because browsers know no Ed25519.
+Certificates name members, never hosts: the dialling end knows which member it expects, and the
+accepting end compares (`shows`). They are valid from 2000 to 2100, so that wrong clocks do not
+matter. They are never revoked: a revoked peer is in no plan and gets no session. The keys of the
+authority and the coordinator are P-256, because browsers do not support Ed25519.
 """
 
 import asyncio
@@ -28,8 +30,12 @@ from echo2d.core.base.ids import PeerId
 from echo2d.errors import OperatorFault
 from echo2d.net.security.auth import peer_id_of, public_bytes, run_id_of
 
-COORDINATOR = "coordinator"  # as a peer id is hex, nobody is called the same
-GIVEN_UP = "without TLS whoever is on the path can read weights, prompts and secrets, and take over connections"
+# Peer ids are hex, so no peer can have this name.
+COORDINATOR = "coordinator"
+GIVEN_UP = (
+    "without TLS anyone on the network path can read weights, prompts and secrets, "
+    "and take over connections"
+)
 
 log = logging.getLogger("echo2d.tls")
 
@@ -40,11 +46,11 @@ _PrivateKey = Ed25519PrivateKey | ec.EllipticCurvePrivateKey
 _PublicKey = Ed25519PublicKey | ec.EllipticCurvePublicKey
 
 
-# --- certificates ---------------------------------------------------------------------------------------------------
+# --- certificates
 
 
 class Authority:
-    """Of one run, made from the run's key. `certificate`, and what `certify` returns: PEM."""
+    """The certificate authority of one run, derived from the run's key. Certificates are PEM."""
 
     def __init__(self, run_key: Ed25519PrivateKey) -> None:
         seed = blake3(
@@ -57,11 +63,12 @@ class Authority:
         self.certificate = self._sign(self._name, self._key.public_key(), None)
 
     def certify_peer(self, public_key: bytes) -> str:
-        """That whoever holds this key is the peer of this id."""
+        """A certificate that binds this key to the peer id made from it."""
         return self._certify(peer_id_of(public_key), Ed25519PublicKey.from_public_bytes(public_key))
 
     def coordinator(self) -> "Tls":
-        """The coordinator's end, with a new key. Whoever dials it may do so without a certificate. Blocking."""
+        """The coordinator's end, with a new key. Its clients may have no certificate. Blocking."""
+        # Browsers and learners bring a secret only; workers enrol before they have a certificate.
         key = ec.generate_private_key(ec.SECP256R1())
         tls = Tls(self.certificate)
         tls.listener.verify_mode = ssl.CERT_OPTIONAL
@@ -74,7 +81,7 @@ class Authority:
     def _sign(
         self, subject: x509.Name, key: _PublicKey, names: x509.SubjectAlternativeName | None
     ) -> str:
-        """A certificate for a member; without names, the authority's own."""
+        """Sign a certificate for a member; names: None for the authority's own certificate."""
         ca, mine = names is None, self._key.public_key()
         usage = x509.KeyUsage(
             digital_signature=not ca, key_cert_sign=ca, crl_sign=ca, content_commitment=False, key_encipherment=False,
@@ -106,12 +113,15 @@ def _name(name: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
 
 
-# --- ends -----------------------------------------------------------------------------------------------------------
+# --- ends
 
 
 class Tls:
-    """One end under an authority (PEM). `dialler` believes only the member that `server_hostname` names; `listener`
-    only who shows a certificate, and it accepts nobody before `present`."""
+    """The SSL contexts of one member, under an authority (PEM).
+
+    `dialler` trusts only the member that `server_hostname` names. `listener` accepts only members
+    that show a certificate, and can accept no connection before `present`.
+    """
 
     def __init__(self, authority: str) -> None:
         self.dialler, self.listener = (
@@ -120,36 +130,42 @@ class Tls:
         )
         self.listener.verify_mode = ssl.CERT_REQUIRED
         self.listener.sslobject_class = _Accepted
-        self.listener.num_tickets = 0  # links stay open: nothing is resumed
+        # Links stay open, so no TLS session is ever resumed.
+        self.listener.num_tickets = 0
         for context in (self.dialler, self.listener):
             context.minimum_version = ssl.TLSVersion.TLSv1_3
             context.load_verify_locations(cadata=authority)
 
     @staticmethod
     def of(url: str, authority: str, *, promised: str = "") -> "Tls | None":
-        """As the URL says: None for http://. OperatorFault: the authority is not known, or `promised`, the URL of the
-        token file, is https://: whoever is on the path would read the secret."""
+        """The contexts for this URL; None for http://.
+
+        promised: the URL in the token file. OperatorFault: the token file has no certificate of the
+        authority, or it promises https:// and the URL is http://, which would expose the secret.
+        """
         if urlsplit(url).scheme != "https":
             if urlsplit(promised).scheme == "https":
-                raise OperatorFault(f"{url} means no TLS, and the token file says {promised}")
+                raise OperatorFault(
+                    f"{url} means no TLS, and the token file says {promised}; use that URL"
+                )
             return None
         try:
             return Tls(authority)
         except (ssl.SSLError, ValueError) as error:
             raise OperatorFault(
-                "the token file holds no certificate of the run's authority: make a new one"
+                "the token file holds no certificate of the run's authority; make a new token file "
+                "with `echo2d token create`"
             ) from error
 
     def present(self, key: _PrivateKey, certificate: str) -> None:
-        """From now on this end shows who it is. OperatorFault: the certificate is not this key's. Blocking."""
+        """Show this certificate from now on. OperatorFault: it is not for this key. Blocking."""
         pem = key.private_bytes(
             serialization.Encoding.PEM,
             serialization.PrivateFormat.PKCS8,
             serialization.NoEncryption(),
         )
-        file = os.memfd_create(
-            "identity"
-        )  # the ssl module takes keys from files only; this one is on no disk
+        # The ssl module reads keys from files only; this file is in memory, on no disk.
+        file = os.memfd_create("identity")
         try:
             with os.fdopen(file, "wb", closefd=False) as writer:
                 writer.write(pem + certificate.encode())
@@ -162,7 +178,7 @@ class Tls:
 
 
 class _Accepted(ssl.SSLObject):
-    """Event loops tell nobody why a handshake failed that they accepted."""
+    """Logs why the handshake of an accepted connection failed, which event loops do not report."""
 
     def do_handshake(self) -> None:
         try:
@@ -184,7 +200,7 @@ _WORDS = {
 
 
 def in_words(error: BaseException) -> str:
-    """What an error of a connection, or its cause, means."""
+    """A connection's error, or its cause, in plain words."""
     fault = error.__cause__ if isinstance(error.__cause__, ssl.SSLError) else error
     if isinstance(fault, ssl.SSLCertVerificationError):
         return f"its certificate is not of who is expected in this run ({fault.verify_message})"
@@ -194,8 +210,11 @@ def in_words(error: BaseException) -> str:
 
 
 def is_for_good(error: BaseException) -> bool:
-    """Whether, of an address that never answered, it is of no use to dial it again: it is somebody else's. Later this
-    may be anybody's doing who is on the path."""
+    """Whether dialling the address again is useless, because it belongs to another program or run.
+
+    Ask only about an address that has never answered properly: later, an attacker on the network
+    path can cause the same errors.
+    """
     fault = error.__cause__
     return isinstance(fault, ssl.SSLCertVerificationError) or (
         isinstance(fault, ssl.SSLError) and fault.reason == "WRONG_VERSION_NUMBER"
@@ -203,19 +222,19 @@ def is_for_good(error: BaseException) -> bool:
 
 
 class HttpOptions(TypedDict, total=False):
-    """Of aiohttp's requests."""
+    """Keyword arguments of aiohttp's requests."""
 
     ssl: ssl.SSLContext
     server_hostname: str
 
 
 def to_coordinator(tls: Tls | None) -> HttpOptions:
-    """How to ask the coordinator, and nobody else."""
+    """Options under which a request reaches the coordinator and no other member."""
     return {} if tls is None else {"ssl": tls.dialler, "server_hostname": COORDINATOR}
 
 
 def shows(transport: asyncio.BaseTransport | None, peer: PeerId) -> bool:
-    """Whether the other end has shown this peer's certificate; without TLS nobody has to."""
+    """Whether the other end has shown this peer's certificate; always true without TLS."""
     tls: ssl.SSLObject | None = (
         transport.get_extra_info("ssl_object") if transport is not None else None
     )

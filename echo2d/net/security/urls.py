@@ -1,4 +1,4 @@
-"""The coordinator's URL as people write it, checked once, where it is read; and which hosts are this machine."""
+"""Checks the coordinator's URL where it is read, and tells whether a host is this machine."""
 
 import ipaddress
 from urllib.parse import urlsplit
@@ -7,7 +7,10 @@ from echo2d.errors import OperatorFault
 
 
 def coordinator_url(text: str) -> str:
-    """`https://HOST:PORT` or http://, perhaps with a proxy's path, no slash at its end. OperatorFault: any other."""
+    """The checked URL, https:// or http://, perhaps with a proxy's path, without a final slash.
+
+    OperatorFault: it is not the URL of a coordinator.
+    """
     try:
         url = urlsplit(text)
         usable = (
@@ -15,19 +18,19 @@ def coordinator_url(text: str) -> str:
             and (url.hostname or "").encode("idna") != b""
             and url.port != 0
         )
-    except (
-        ValueError
-    ):  # a port that is no number, a host that no resolver takes, brackets that do not close
+    # A port that is no number, a host that no resolver accepts, or an unclosed bracket.
+    except ValueError:
         usable = False
     if not usable or not text.isprintable() or set(text) & set(" ?#@"):
         raise OperatorFault(
-            f"{text!r} is not the URL of a coordinator, https://HOST:PORT or http://HOST:PORT"
+            f"{text!r} is not the URL of a coordinator; expected https://HOST:PORT or "
+            "http://HOST:PORT"
         )
     return text.rstrip("/")
 
 
 def is_loopback(host: str) -> bool:
-    """Whether this address or name is certainly of this machine."""
+    """Whether this address or name certainly means this machine; other names are not resolved."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:

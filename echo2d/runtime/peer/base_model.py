@@ -1,8 +1,8 @@
-"""Model directories that are here anyway: chunks of versions that stand in them need not be fetched.
+"""Finds frames in model directories that are on this machine anyway, so no peer has to send them.
 
-Nothing in it is believed: a chunk is looked up by the digest that a signed table promises, and encoded again; only
-frames that come out as they were published are used. A directory may be one of links, as download caches make them, or
-a slot that changes meanwhile.
+The directories are not trusted. A chunk is used only if it has the digest that a signed table
+promises, and is then encoded again; a frame is used only if it comes out as it was published.
+A directory may hold symbolic links, as download caches make them, or be a slot that changes.
 """
 
 import logging
@@ -24,26 +24,31 @@ log = logging.getLogger("echo2d.peer")
 
 
 class BaseModel:
-    """Blocking; safe to use from several threads."""
+    """Looks chunks up in the directories, in order. Blocking; safe to use from several threads."""
 
     def __init__(self, *directories: Path) -> None:
         self._directories = directories
-        self._digests: dict[
-            tuple[Path, Chunk], Digest | None
-        ] = {}  # of what was read; at most the chunks of a few versions' layouts
+        # The digest of each chunk that was read; None if it could not be read.
+        # Bounded in practice: at most the chunks of a few versions' layouts.
+        self._digests: dict[tuple[Path, Chunk], Digest | None] = {}
         self._lock = threading.Lock()
 
     @staticmethod
     def at(directory: Path) -> "BaseModel":
-        """OperatorFault: it is no directory."""
+        """The base model in this directory. OperatorFault: it is not a directory."""
         if not directory.is_dir():
-            raise OperatorFault(f"worker.base_model: {directory} is no directory")
+            raise OperatorFault(
+                f"worker.base_model: expected a directory with a model; {directory} is none"
+            )
         return BaseModel(directory)
 
     def frames(
         self, index: FormIndex, segment: SegmentId, *, missing: Collection[ChunkId]
     ) -> Iterator[Found]:
-        """The frames of those missing chunks of a known segment that stand here, chunk by chunk."""
+        """The frames of the missing chunks of a segment that are found here, chunk by chunk.
+
+        Nothing is found for a segment whose table is not known.
+        """
         table = index.table(segment)
         for record in () if table is None else table.records:
             place = index.chunk(record.chunk) if record.chunk in missing else None
@@ -53,13 +58,14 @@ class BaseModel:
                 yield found
 
     def _chunk(self, place: Chunk, digest: Digest) -> bytes | None:
-        """The chunk's bytes, if they are the ones promised."""
+        """The chunk's bytes from the first directory where they have this digest, or None."""
         found = (self._chunk_of(directory, place, digest) for directory in self._directories)
         return next((data for data in found if data is not None), None)
 
     def _chunk_of(self, directory: Path, place: Chunk, digest: Digest) -> bytes | None:
         known = directory, place
         with self._lock:
+            # A chunk that was read before and had another digest is not read again.
             if self._digests.get(known, digest) != digest:
                 return None
         data = self._read(directory / place.path, place)
@@ -78,7 +84,7 @@ class BaseModel:
 
 
 def _encoded_again(index: FormIndex, record: ChunkRecord, data: bytes) -> Found:
-    """Nothing, if another encoder made the form."""
+    """The chunk's frames; none if encoding gives another record, as another encoder's would."""
     again, payload = encode_record(record.chunk, data)
     view = memoryview(payload)
     spans = index.chunk_spans(record.chunk) if again == record else ()

@@ -1,4 +1,4 @@
-"""Frames kept in memory for a while, because they are about to be forwarded."""
+"""Keeps frames in memory for a while after they arrive, because they are about to be forwarded."""
 
 from echo2d.core.base.ids import FormId, FrameId
 
@@ -6,7 +6,7 @@ RECENT_BYTES_MAX = 32 << 20  # some seconds of a home uplink
 
 
 class FrameCache:
-    """The newest RECENT_BYTES_MAX bytes of verified frames."""
+    """The newest RECENT_BYTES_MAX bytes of verified frames, oldest evicted first."""
 
     def __init__(self) -> None:
         self._frames: dict[tuple[FormId, FrameId], memoryview] = {}

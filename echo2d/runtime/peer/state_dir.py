@@ -1,8 +1,9 @@
-"""What a worker keeps between its starts, in one directory that one process uses at a time.
+"""The directory in which a worker keeps its state between starts; one process uses it at a time.
 
     state_dir (0700) / lock   worker.key (0600)   accepted.json   frames/   slots/
 
-accepted.json: the highest publish_seq of the run that was ever accepted here; roots below it stay refused.
+accepted.json holds the highest publish_seq of the run that this worker ever accepted, so that it
+still refuses roots below that number after a restart.
 """
 
 import fcntl
@@ -28,8 +29,10 @@ from echo2d.store.snapshots import damaged_chunks
 
 
 def open_frames(root: Path, budget: DiskBudget) -> FrameStore:
-    """The frame store of a peer, with the newest forms of before, as far as the budget goes; nobody will ask for the
-    others any more."""
+    """Open a peer's frame store and forget its older forms, which no plan will ask for again.
+
+    It keeps the newest FORMS_MAX forms, or fewer if they exceed the budget, but always the newest.
+    """
     store = FrameStore(root, budget)
     forms = store.forms()
     for position, facts in enumerate(forms[:-1]):
@@ -39,9 +42,10 @@ def open_frames(root: Path, budget: DiskBudget) -> FrameStore:
 
 
 class StateDir:
-    """Locked until `close`. OperatorFault: not usable, or in use by another worker. Blocking.
+    """The state directory, locked until `close`. Blocking.
 
-    Frames and slots together take at most `disk_bytes_max` bytes.
+    disk_bytes_max: of frames and slots together.
+    OperatorFault: the directory is not usable, or in use by another worker.
     """
 
     def __init__(self, path: Path, disk_bytes_max: int = DISK_BYTES_MAX) -> None:
@@ -66,7 +70,10 @@ class StateDir:
         return load_or_make_key(self._path / "worker.key")
 
     def publish_seq(self, run_id: RunId) -> PublishSeq:
-        """0 for a run that nothing was accepted of. OperatorFault: the file is damaged."""
+        """The highest publish_seq accepted from this run; 0 if none was.
+
+        OperatorFault: the file is damaged, and without it old roots could be accepted.
+        """
         path = self._path / "accepted.json"
         try:
             kept = json.loads(path.read_text()) if path.exists() else {}
@@ -75,7 +82,7 @@ class StateDir:
             raise OperatorFault(f"{path} is damaged: {error}") from error
 
     def keep_publish_seq(self, run_id: RunId, publish_seq: PublishSeq) -> None:
-        """StoreFault: the disk refused; the old number is still there."""
+        """Write the number durably. StoreFault: the disk failed; the file keeps the old number."""
         path = self._path / "accepted.json"
         with store_faults("writing", path):
             replace_file(
@@ -85,11 +92,14 @@ class StateDir:
             )
 
     def frames(self) -> FrameStore:
-        """After `slots`, which come first when there is little room."""
+        """The frame store. Call `slots` first: slots have priority when disk space is short."""
         return open_frames(self._path / "frames", self._budget)
 
     def slots(self) -> tuple[SlotStore, tuple[Standing, ...]]:
-        """The slots and what stands in them, every byte verified; damaged ones are emptied."""
+        """The slots, and the current snapshot if there is one, every byte verified.
+
+        A damaged current snapshot empties both slots.
+        """
         root = self._path / "slots"
         slots = SlotStore(root, self._budget)
         current = slots.current()

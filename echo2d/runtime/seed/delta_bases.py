@@ -1,6 +1,7 @@
-"""What the seed makes deltas from: a copy of the base, or deltas that lead from it to the version. Blocking.
+"""The sources of delta forms: a copy of the base, or kept deltas from the base to the version.
 
-Neither is believed: a chunk that is not what it was is encoded by itself, for nobody could decode its difference.
+Calls block. Neither source is trusted: a chunk that has changed on disk since it was published is
+encoded in full, because no worker could decode a delta against it.
 """
 
 import logging
@@ -22,11 +23,11 @@ log = logging.getLogger("echo2d.seed")
 
 
 class BaseLost(IntegrityFault):
-    """There is no such base here."""
+    """The base of a delta is not on this disk, or not the one that was published."""
 
 
 class _Damage:
-    """Said once of each base."""
+    """Logs damage once per base, whichever thread finds it first."""
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -44,7 +45,11 @@ class _Damage:
 
 
 class BaseCopy:
-    """The snapshot directory of the base. sums: of its chunks, if they are known; else all of it is hashed first."""
+    """The snapshot directory of the base.
+
+    sums: `base_sum` of each chunk if known; otherwise the whole directory is hashed first.
+    BaseLost: the directory is not the snapshot with this digest.
+    """
 
     def __init__(self, directory: Path, digest: Digest, sums: Mapping[Chunk, bytes] | None) -> None:
         self._directory = directory
@@ -56,13 +61,14 @@ class BaseCopy:
     ) -> tuple[ChunkRecord, bytes]:
         data, base = new(), self._read(place)
         record, payload = encode_record(position, data, base)
+        # A worker holds the published base, so a delta against other bytes would decode to garbage.
         if record.needs_base and record.base != self._sums[place]:
             self._damage.note(place, "it is not what was published")
             return encode_record(position, data)
         return record, payload
 
     def _read(self, place: Chunk) -> bytes | None:
-        """The chunk; None: the base has none there, or it cannot be read."""
+        """The chunk's bytes; None if the base has no such chunk or it cannot be read."""
         if place not in self._sums:
             return None
         try:
@@ -73,7 +79,7 @@ class BaseCopy:
 
 
 def _sums_of(directory: Path, digest: Digest) -> dict[Chunk, bytes]:
-    """BaseLost: this is not the snapshot in the directory."""
+    """`base_sum` of each chunk. BaseLost: the directory does not hold the snapshot `digest`."""
     try:
         files = scan_snapshot(directory)
         sums, digests = dict[Chunk, bytes](), list[Digest]()
@@ -89,7 +95,7 @@ def _sums_of(directory: Path, digest: Digest) -> dict[Chunk, bytes]:
 
 
 class BaseChain:
-    """Deltas that lead from the base to the version, the oldest first."""
+    """Consecutive deltas from the base to the version, oldest first."""
 
     def __init__(self, deltas: Sequence[StoredDelta]) -> None:
         self._deltas = deltas
@@ -97,7 +103,7 @@ class BaseChain:
 
     @staticmethod
     def open(store: DeltaStore, base: Digest, via: Sequence[Digest], made: Digest) -> "BaseChain":
-        """BaseLost: one of them is not kept any more."""
+        """The chain base -> via ... -> made. BaseLost: one of its deltas is no longer kept."""
         try:
             return BaseChain([store.open(*pair) for pair in pairwise((base, *via, made))])
         except (IntegrityFault, StoreFault) as fault:
@@ -115,7 +121,10 @@ class BaseChain:
         return encode_record(position, new())
 
     def _chain(self, place: Chunk) -> list[tuple[ChunkRecord, bytes]]:
-        """What was made of the chunk, from where on it needs no base; empty: not all of it is known."""
+        """The chunk's records, oldest first; empty if a delta of the chain lacks the chunk.
+
+        The chain starts at the newest record that needs no base: older ones would be overwritten.
+        """
         chain: list[tuple[ChunkRecord, bytes]] = []
         for delta in reversed(self._deltas):
             found = delta.read(place)

@@ -1,4 +1,7 @@
-"""One snapshot directory becomes the segments of one form. Blocking: call it in a thread; it uses a few of its own."""
+"""Encodes one snapshot directory into the segments of one form.
+
+Calls block, so make them in a thread; the encoder starts a few threads of its own.
+"""
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
@@ -27,14 +30,17 @@ EncodedRecord = tuple[ChunkRecord, bytes]
 
 
 class Base(Protocol):
-    """What a delta form is made from (`bases`). Used from several threads."""
+    """The source of a delta form (`delta_bases.py`). Used from several threads."""
 
     def encode(self, position: ChunkId, place: Chunk, new: Callable[[], bytes]) -> EncodedRecord:
-        """The chunk at this place, whose bytes new() reads; IntegrityFault, StoreFault: that cannot be done."""
+        """The record and payload of the chunk at this place; new() reads its new bytes.
+
+        IntegrityFault, StoreFault: new() cannot read the chunk.
+        """
 
 
 class Encoder:
-    """`directory`: the snapshot. OperatorFault: it is none."""
+    """directory: the snapshot. base: None for a full form. OperatorFault: it is no snapshot."""
 
     def __init__(
         self,
@@ -50,7 +56,7 @@ class Encoder:
         self._builder = FormBuilder(facts, self._files, segment_bytes=segment_bytes)
 
     def segments(self) -> Generator[Segment, None, None]:
-        """All of them, in order. IntegrityFault, StoreFault: a file cannot be read any more."""
+        """All segments, in order. IntegrityFault, StoreFault: a file can no longer be read."""
         with ThreadPoolExecutor(min(ENCODERS_MAX, cpu_count() or 1), "echo2d-encoder") as pool:
             for record, payload in self._chunks(pool):
                 full = self._builder.add(record, payload)
@@ -67,12 +73,16 @@ class Encoder:
         return self._builder.manifest()
 
     def sums(self) -> dict[Chunk, bytes] | None:
-        """`forms.base_sum` of every chunk, after the last segment; None: not all of them were read."""
+        """`base_sum` of every chunk, after the last segment; None if some chunks were never read.
+
+        A composed form may take a chunk from kept deltas without reading it.
+        """
         return self._sums if len(self._sums) == len(chunk_layout(self._files)) else None
 
     def _chunks(self, pool: ThreadPoolExecutor) -> Iterator[EncodedRecord]:
         encoding: deque[Future[EncodedRecord]] = deque()
         for position, chunk in enumerate(chunk_layout(self._files)):
+            # Chunks come out in order, and only a few of them are in memory at a time.
             encoding.append(pool.submit(self._encode, ChunkId(position), chunk))
             if len(encoding) > ENCODERS_MAX:
                 yield encoding.popleft().result()

@@ -1,13 +1,15 @@
-"""The seed, `python -m echo2d.runtime.seed.main`: encodes published versions and is the root of their plans.
+"""The seed process: encodes published versions and sends their frames to the first workers.
 
-A child process of the coordinator and a peer like any other: control link, peer links, frame store under run_dir/seed.
+It is a child process of the coordinator (`python -m echo2d.runtime.seed.main`) and a peer like any
+other, with a control link, peer links and a frame store under run_dir/seed.
 
-    EncodeVersion --> chunks encoded in threads --> segments on disk --> SegmentEncoded ... --> FormEncoded
-                                                        +--> frames to whoever the plan says
+    EncodeVersion -> chunks encoded in threads -> segments on disk -> SegmentEncoded, FormEncoded
+                                                     +--> frames to the peers that the plan names
 
-A version is encoded from the coordinator's own copy, and only believed if it comes out as the digest that was asked
-for. Of several that wait the one asked for last is next; those for a few peers are encoded aside. Deltas that were for
-all are kept, to compose others of for who is further behind. Not here: which form a version gets, and signatures.
+A version is encoded from the coordinator's own copy, and is accepted only if the result has the
+digest that was ordered. Of several waiting orders the latest runs first. Forms for a few peers are
+encoded by a second task, aside. Deltas for all peers are kept: deltas for peers further behind are
+composed from them. Not here: the choice of a version's form, and signatures.
 """
 
 import asyncio
@@ -57,9 +59,12 @@ from echo2d.runtime.seed.supervisor import SeedHandover, receive_handover
 from echo2d.store.budget import DiskBudget
 from echo2d.store.deltas import DeltaStore
 
-SUMS_MAX = 8  # versions of whose chunks they are known, more than are kept as bases; 2,000 chunks for 16 GB
-DELTAS_SHARE = 8  # of the disk, one part is for deltas that are kept; the others are for frames
-ORDERS_MAX = 16  # forms that are remembered; the coordinator asks for one at a time and forgets it two versions later
+# Versions whose chunk sums are remembered, more than are kept as bases; 2,000 sums for 16 GB.
+SUMS_MAX = 8
+# One part in DELTAS_SHARE of the disk budget is for kept deltas; the rest is for frames.
+DELTAS_SHARE = 8
+# Orders remembered. The coordinator orders one form at a time and forgets it two versions later.
+ORDERS_MAX = 16
 
 log = logging.getLogger("echo2d.seed")
 
@@ -76,16 +81,14 @@ class Seed:
         self._control = self._peer.control
         self._relay = Relay(self._peer.identity.peer)
         self._orders: dict[FormId, EncodeVersion] = {}
-        self._said: dict[
-            FormId, list[ToCoordinator]
-        ] = {}  # of each form; said again if it is asked for again
-        self._sums: dict[
-            Digest, dict[Chunk, bytes]
-        ] = {}  # of the chunks of versions that were encoded
+        # The messages sent about each form, to repeat if the form is ordered again.
+        self._said: dict[FormId, list[ToCoordinator]] = {}
+        # `base_sum` of each chunk, by digest of the encoded snapshot.
+        self._sums: dict[Digest, dict[Chunk, bytes]] = {}
         self._ordered = {aside: asyncio.Event() for aside in (False, True)}
 
     async def run(self) -> None:
-        """Until cancelled. OperatorFault: refused, or an address cannot be had."""
+        """Serve until cancelled. OperatorFault: refused, or cannot listen on the address."""
         disk_bytes_max = self._handover.disk_bytes_max
         budget, for_deltas = (
             DiskBudget(disk_bytes_max - disk_bytes_max // DELTAS_SHARE),
@@ -111,7 +114,7 @@ class Seed:
             if isinstance(event, relay_events.FormForgotten) and event.form in self._orders:
                 self._say(
                     event.form,
-                    EncodeFailed(event.form, "the disk is full: it made room for a newer one"),
+                    EncodeFailed(event.form, "the disk is full: a newer form evicted this one"),
                 )
             for action in actions:
                 self._perform(action)
@@ -123,11 +126,12 @@ class Seed:
             case relay_events.Accuse(form, frame, accused):
                 self._control.send(FrameAccused(form, frame, accused))
             case relay_events.FormArrived():
-                pass  # it was encoded here
+                # The seed encoded this form itself.
+                pass
             case relay_events.FrameGone(form, frame):
                 self._receiver.give_up(
                     form,
-                    f"frame {frame} is lost here, no peer sends it, and it cannot be made again",
+                    f"frame {frame} is lost at the seed, which cannot encode it again",
                 )
             case _:
                 self._receiver.perform(action)
@@ -135,21 +139,23 @@ class Seed:
     # --- encoding
 
     async def _encode_all(self, *, aside: bool) -> None:
-        """Those that are for a few peers, or the others: these never wait for those."""
+        """Encode the orders for a few peers (aside) or those for all, forever.
+
+        One task runs for each kind, so that forms for all peers never wait for the others.
+        """
         while True:
             orders = [order for order in self._orders.values() if order.aside == aside]
             waiting = [order for order in orders if order.form not in self._said]
             if waiting:
-                await self._encode(
-                    waiting[-1]
-                )  # not the highest version: a learner may have gone back
+                # The latest order, not the highest version: a learner may have gone back.
+                await self._encode(waiting[-1])
             else:
                 ordered = self._ordered[aside]
                 ordered.clear()
                 await ordered.wait()
 
     async def _encode(self, order: EncodeVersion) -> None:
-        """Ends with FormEncoded or EncodeFailed, or without either if the form was forgotten meanwhile."""
+        """Sends FormEncoded or EncodeFailed at the end, or neither if the form was forgotten."""
         self._said[order.form] = []
         started_at = asyncio.get_running_loop().time()
         try:
@@ -167,7 +173,7 @@ class Seed:
                 )
 
     def _encoder(self, order: EncodeVersion, facts: FormFacts) -> Encoder:
-        """Blocking. BaseLost: what it is to be made from is not here."""
+        """Blocking. BaseLost: the base, or a kept delta, of this form is not here."""
         base: Base | None = None
         if facts.base_digest is not None and facts.kind == "composed":
             base = BaseChain.open(self._deltas, facts.base_digest, order.via, order.digest)
@@ -183,6 +189,7 @@ class Seed:
         roots = RootWriter(facts)
         segments = encoder.segments()
         kept = facts.kind == "delta" and not order.aside
+        # Each segment goes out at once, so that peers receive while the rest is encoded.
         while (segment := await asyncio.to_thread(_next, segments)) is not None:
             if not self._is_wanted(order):
                 await asyncio.to_thread(segments.close)
@@ -228,7 +235,7 @@ class Seed:
             await self._keep_whole(facts, roots.segments, encoder.manifest(), totals.wire_bytes)
 
     def _is_wanted(self, order: EncodeVersion) -> bool:
-        """The same form may have been forgotten and asked for again."""
+        """Whether this order still counts; its form may have been forgotten and ordered again."""
         return self._orders.get(order.form) is order
 
     async def _hold(self, facts: FormFacts, segment: Segment) -> None:
@@ -236,12 +243,12 @@ class Seed:
         await holdings.put_table(facts.form, segment.table.segment, segment.table.encode())
         frames = [(span.frame, payload) for span, payload in segment.frames(facts.frame_bytes)]
         bad = await holdings.put_frames(facts.form, frames)
-        assert not bad, "what was just encoded has its own digests"
+        assert not bad, "a table has the digests of its own frames"
 
     # --- deltas that are kept
 
     async def _keep(self, facts: FormFacts, segment: Segment) -> bool:
-        """False: there is no room. Nobody needs it, so that is no fault."""
+        """Whether the segment was kept. A full disk is no fault: kept deltas are optional."""
         try:
             await asyncio.to_thread(self._deltas.put, facts, segment)
         except StoreFault as fault:
@@ -262,22 +269,22 @@ class Seed:
         self._said.setdefault(form, []).append(message)
         self._control.send(message)
 
-    # --- what the receiver says
+    # --- called by the receiver
 
     def fail(self, form: FormId, reason: str) -> None:
         if self._orders.pop(form, None) is not None:
             self._say(form, EncodeFailed(form, reason))
 
     def serving_version(self) -> None:
-        """It has no engine."""
+        """None: a seed has no engine."""
 
     def base_of(self, form: FormId) -> BaseModel | None:
-        """What a frame that was damaged on disk can be made from again."""
+        """The snapshot from which frames damaged on disk are encoded again; None until encoded."""
         order, said = self._orders.get(form), self._said.get(form, [])
         encoded = bool(said) and isinstance(said[-1], FormEncoded)
         return BaseModel(self._run_dir / order.path) if order is not None and encoded else None
 
-    # --- what the control link says
+    # --- called by the control link
 
     def hello(self) -> Hello:
         peer, forms = self._peer, self._receiver.holdings.whole_forms()
@@ -309,7 +316,8 @@ class Seed:
     def _on_order(self, order: EncodeVersion) -> None:
         said = self._said.get(order.form, [])
         if order.form in self._orders and not (said and isinstance(said[-1], EncodeFailed)):
-            for message in said:  # asked again after a reconnection, which may have lost some of it
+            # The coordinator repeats orders after a reconnection, which may have lost messages.
+            for message in said:
                 self._control.send(message)
             return
         if len(self._orders) >= ORDERS_MAX:
@@ -331,7 +339,7 @@ def _next(segments: Iterator[Segment]) -> Segment | None:
 
 
 async def run_seed(handover: SeedHandover) -> int:
-    """The exit code. It serves until its coordinator ends it."""
+    """Serve until the coordinator ends this process; returns the exit code."""
     try:
         seed = Seed(handover)
         collect_rarely()
@@ -343,9 +351,8 @@ async def run_seed(handover: SeedHandover) -> int:
 
 def main() -> int:
     start_logging()
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # Ctrl-C is for the coordinator, which ends its seed
+    # Ctrl-C is for the coordinator, which ends its seed itself.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         import uvloop
 

@@ -1,7 +1,8 @@
-"""The seed as a child process of the coordinator: started, watched, started again, and gone when the coordinator is.
+"""Runs the seed as a child process of the coordinator, and restarts it whenever it ends.
 
-The child is `python -m echo2d.runtime.seed.main`. Its credentials come as one JSON line on its stdin, never in argv or
-environment; `receive_handover` is the child's first call.
+The child is `python -m echo2d.runtime.seed.main`; the kernel kills it if the coordinator dies.
+It receives its credentials as one JSON line on stdin, never in argv or the environment, where other
+processes could read them. The child calls `receive_handover` before anything else but logging.
 """
 
 import asyncio
@@ -27,7 +28,8 @@ from echo2d.runtime.process.logs import present
 from echo2d.runtime.run_dir.credentials import RunDirectory
 
 SEED_MODULE = "echo2d.runtime.seed.main"
-STOP_S = 5.0  # a seed that has not ended so long after SIGTERM is killed
+# A seed that has not ended this long after SIGTERM is killed.
+STOP_S = 5.0
 PR_SET_PDEATHSIG = 1
 
 log = logging.getLogger("echo2d.seed")
@@ -35,8 +37,11 @@ log = logging.getLogger("echo2d.seed")
 
 @dataclass(frozen=True, slots=True)
 class SeedHandover:
-    """What the coordinator tells its seed. private_key, run_key: hex; certificate, authority: PEM; disk_bytes_max: of
-    frames under run_dir/seed."""
+    """What the coordinator tells its seed.
+
+    private_key, run_key: hex. certificate, authority: PEM. disk_bytes_max: of frames and kept
+    deltas together, under run_dir/seed.
+    """
 
     url: str
     private_key: str
@@ -61,7 +66,7 @@ class SeedHandover:
         link_port: int,
         disk_bytes_max: int = DISK_BYTES_MAX,
     ) -> "SeedHandover":
-        """What this process tells its seed."""
+        """The handover from this process, whose pid and logging settings the seed takes over."""
         private_key = key.private_bytes_raw().hex()
         return SeedHandover(
             url,
@@ -78,7 +83,7 @@ class SeedHandover:
         )
 
     def identity(self) -> Identity:
-        """Blocking."""
+        """The seed's identity, with its certificate unless the URL is http://. Blocking."""
         key = Ed25519PrivateKey.from_private_bytes(bytes.fromhex(self.private_key))
         tls = Tls.of(self.url, self.authority)
         if tls is not None:
@@ -87,14 +92,18 @@ class SeedHandover:
 
 
 def receive_handover(stdin: IO[bytes]) -> SeedHandover:
-    """In the child: end with the parent from now on, and read what it says. OperatorFault: no parent, no handover."""
+    """In the child: arrange to die with the parent, and read the handover from stdin.
+
+    OperatorFault: stdin holds no handover, or the parent has ended already.
+    """
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     try:
         handover = SeedHandover(**json.loads(stdin.readline()))
     except (ValueError, TypeError) as error:
         raise OperatorFault("the seed is started by `echo2d coordinate`, not by hand") from error
+    # A parent that died before the prctl above sends no signal.
     if os.getppid() != handover.parent_pid:
-        raise OperatorFault("the coordinator has ended")
+        raise OperatorFault("the coordinator has ended; start it again, and it starts its seed")
     return handover
 
 
@@ -105,6 +114,7 @@ async def supervise_seed(handover: SeedHandover, *, rng: random.Random) -> None:
     while True:
         started_at = loop.time()
         code = await _run_once(handover)
+        # A seed that lived for a while had started properly: begin again with the shortest delay.
         if loop.time() - started_at > STOP_S:
             backoff.reset()
         delay_s = backoff.next_s()
@@ -118,6 +128,7 @@ async def _run_once(handover: SeedHandover) -> int:
     )
     try:
         assert process.stdin is not None
+        # A child that dies before it reads is reported by its exit code below.
         with contextlib.suppress(ConnectionError):
             process.stdin.write(json.dumps(asdict(handover)).encode() + b"\n")
             await process.stdin.drain()

@@ -1,11 +1,13 @@
-"""The engines of one worker, and what it takes to change all of them from one version to another.
+"""Creates the engines of one worker and refits all of them to another version.
 
-A refit counts as done when every engine has loaded the snapshot and its memory, where it can be read back, is the
-snapshot's. What
-stands in the slot is verified first: it may have been written long ago, and a disk may rot (I3). Engines
-take turns: the others go on generating, and one copy of the weights at a time is in host memory. If one fails, those
-after it are not touched, and the worker serves what all of them hold: the old version, or nothing (I3).
-An adapter is loaded beside the base model that it names, which was verified too (`lora_base.py`).
+A refit is done when every engine has loaded the snapshot. Engines that can read their memory back
+also report whether it matches the snapshot. The slot is verified before the first engine loads it,
+because it may have been written long ago and disks rot (I3).
+
+Engines are refitted one after the other: the rest go on generating, and host memory holds one copy
+of the weights at a time. If an engine fails, the refit stops there. The worker then serves the
+version that all engines hold, or nothing if they differ (I3).
+An adapter is loaded together with the base model that it names, verified by `lora_base.py`.
 """
 
 import asyncio
@@ -24,7 +26,10 @@ from echo2d.store.slots import SlotStore
 
 
 def make_engines(config: WorkerConfig) -> list[Engine]:
-    """Not started. OperatorFault: this machine or installation cannot run them."""
+    """The configured engines, not yet started; a relay-only peer has none.
+
+    OperatorFault: the Python package that this engine needs is not installed.
+    """
     if config.relay_only:
         return []
     try:
@@ -55,7 +60,7 @@ def engine_options(config: WorkerConfig) -> EngineOptions:
 
 
 class EngineRefits:
-    """One refit at a time; the machine (`worker/versions`) sees to it."""
+    """Runs one refit at a time; `core/worker/versions.py` never asks for two at once."""
 
     def __init__(
         self, engines: Sequence[Engine], slots: SlotStore, base_model: Path | None
@@ -63,10 +68,11 @@ class EngineRefits:
         self._engines, self._slots, self._base = engines, slots, LoraBase(base_model)
 
     async def refit(self, order: RefitEngines) -> EngineRefitted | EngineRefitFailed:
-        """What became of it; pause_s is the longest time in which an engine generated nothing."""
+        """The outcome. pause_s is the longest time for which one engine generated nothing."""
         try:
             return await self._refit(order, version_label(order.version, order.digest))
         except (EngineFault, IntegrityFault, StoreFault) as fault:
+            # Engines before the failed one may hold the new version, later ones the old one.
             labels = {engine.label for engine in self._engines}
             label = labels.pop() if len(labels) == 1 else None
             damaged = not isinstance(fault, EngineFault)
@@ -82,6 +88,7 @@ class EngineRefits:
         pause_s, memory_ok = 0.0, list[bool | None]()
         for engine in self._engines:
             report = await engine.refit(snapshot, label, base)
+            # An engine does not generate while its memory is read: the pause includes that.
             reading_since = loop.time()
             digests = await engine.tensor_digests()
             memory_ok.append(None if digests is None else digests == expected)
@@ -90,5 +97,5 @@ class EngineRefits:
 
 
 def _all(checks: Sequence[bool | None]) -> bool | None:
-    """False: one failed; None: one could not be made."""
+    """False if one check failed; otherwise None if one engine could not be checked."""
     return next((each for each in (False, None) if each in checks), True)

@@ -1,8 +1,8 @@
-"""Leases on engines: each becomes one generation call on the engine with the most room, its output becomes events.
+"""Runs leases on engines: one generation call per lease, on the engine with the fewest samples.
 
-The machine that grants (`worker/leases`) never lets more samples run than all engines have slots. Labels pass through
-as the engines report them (I2); what they mean is the machine's to say. A lease that an engine ends by itself, or whose
-output makes no sense, is failed once.
+The output of the engines becomes events for `core/worker/leases.py`, which never lets more samples
+run than all engines have slots. Version labels pass through as the engines report them (I2); the
+core maps them to versions. A lease fails, once, if its engine gives it up or reports nonsense.
 """
 
 import asyncio
@@ -32,7 +32,10 @@ class _Call:
 
 
 class LeaseRunner:
-    """`emit` takes SampleProgressed, GenerationFailed and EngineLost. Tasks run in the owner's group."""
+    """Starts, holds and aborts generation. Its tasks run in the owner's task group.
+
+    emit: called with every SampleProgressed, GenerationFailed and EngineLost.
+    """
 
     def __init__(
         self,
@@ -42,17 +45,20 @@ class LeaseRunner:
     ) -> None:
         self._engines, self._tasks, self._emit = engines, tasks, emit
         self._calls: dict[tuple[LeaseId, int], _Call] = {}
-        self._hold = self._held = False  # as it is to be; as it is, or is about to be
+        # The state asked for, and the state that the engines were last told to take.
+        self._hold = self._held = False
+        # Whether a `_follow` task runs.
         self._holding = False
 
     def hold(self, *, hold: bool) -> None:
-        """No token from now on, or tokens again; what was said last counts."""
+        """Pause all engines (hold) or let them go on. The last call wins."""
         self._hold = hold
         if not self._holding:
             self._holding = True
             self._tasks.create_task(self._follow())
 
     async def _follow(self) -> None:
+        # `hold` may be called again while engines are being told, so compare until both agree.
         while self._held != self._hold:
             self._held = self._hold
             for engine in self._engines:
@@ -76,7 +82,7 @@ class LeaseRunner:
         self._calls[key] = _Call(engine, len(lease.samples), task)
 
     def abort(self, lease: LeaseId, attempt: int) -> None:
-        """Stop generating; nothing more is emitted for it. One that has ended is ignored."""
+        """Stop generating for this lease and emit nothing more for it; ignored if it has ended."""
         call = self._calls.pop((lease, attempt), None)
         if call is not None:
             call.task.cancel()
@@ -85,12 +91,14 @@ class LeaseRunner:
         return sum(call.samples for call in self._calls.values() if call.engine == engine)
 
     async def _generate(self, lease: LeaseGranted, engine: Engine) -> None:
+        # Engines count the samples of a call from 0; `lease.samples` has their group numbers.
         unfinished = set(range(len(lease.samples)))
         facts = {"group": lease.group, "lease": lease_name(lease.lease), "attempt": lease.attempt}
         say(story, logging.DEBUG, "generating", **facts, samples=",".join(map(str, lease.samples)))
         tokens, labels = 0, set[str]()
         try:
             output = cast("AsyncGenerator[SampleOutput, None]", engine.generate(_request(lease)))
+            # `aclosing` ends the engine's request at once when this task is cancelled by `abort`.
             async with aclosing(output):
                 async for delta in output:
                     self._progress(lease, delta, unfinished)
@@ -113,8 +121,9 @@ class LeaseRunner:
             self._calls.pop((lease.lease, lease.attempt), None)
 
     def _lost(self, engine: Engine, fault: EngineFault) -> None:
+        # An engine that still has a label failed this call only, and serves the next lease.
         if engine.label is None:
-            self._emit(EngineLost(f"an engine serves nothing any more: {fault}"))
+            self._emit(EngineLost(f"an engine no longer serves a version: {fault}"))
 
     def _progress(self, lease: LeaseGranted, delta: SampleOutput, unfinished: set[int]) -> None:
         if delta.sample not in unfinished:

@@ -1,7 +1,8 @@
-"""The base model of a worker whose run publishes LoRA adapters: the directory of `--base-model`, verified when needed.
+"""Verifies the base model (`--base-model`) of a worker whose run publishes LoRA adapters.
 
-It is hashed when the first adapter comes, and again when a file of it has another inode, size, mtime or ctime. What an
-engine made of it is compared with what was hashed, by the engine. Blocking; one call at a time.
+The directory is hashed when the first adapter arrives, and again after the inode, size, mtime or
+ctime of one of its files has changed. The engine compares what it loaded with these digests.
+Calls block, and are made one at a time.
 """
 
 import logging
@@ -18,18 +19,19 @@ _Stamps = list[tuple[str, int, int, int, int]]
 
 
 class LoraBase:
-    """directory: None where the operator named none."""
+    """directory: None if the operator configured no base model."""
 
     def __init__(self, directory: Path | None) -> None:
         self._directory = directory
-        self._stamps: _Stamps = []  # when the rest was found
+        # The state of the files for which `_digest` and `_base` hold.
+        self._stamps: _Stamps = []
         self._digest = ""
         self._base: AdapterBase | None = None
 
     def of(self, snapshot: Path) -> AdapterBase | None:
-        """What the engines need beside a verified snapshot; None: nothing, it is a whole model.
+        """The base model that a verified snapshot needs; None if the snapshot is a whole model.
 
-        EngineFault: the base model that the adapter names is not here.
+        EngineFault: the base model that the adapter names is not here, or cannot be read.
         """
         try:
             wanted = pinned_base(snapshot)
@@ -40,7 +42,8 @@ class LoraBase:
     def _verified(self, wanted: str) -> AdapterBase:
         if self._directory is None:
             raise EngineFault(
-                f"the version is an adapter of base model {wanted[:12]}: it needs --base-model"
+                f"the version is an adapter of base model {wanted[:12]}; pass its directory as "
+                "--base-model"
             )
         stamps = _stamps(self._directory)
         if stamps != self._stamps:
@@ -49,12 +52,14 @@ class LoraBase:
             log.info("base model hashed path=%s digest=%s", self._directory, self._digest[:12])
         if self._digest != wanted:
             raise EngineFault(
-                f"the adapter belongs to base model {wanted[:12]}; --base-model is {self._digest[:12]}"
+                f"the adapter belongs to base model {wanted[:12]}, but --base-model is "
+                f"{self._digest[:12]}"
             )
         if self._base is None:
             self._base = AdapterBase(self._directory, wanted, file_tensor_digests(self._directory))
+        # A file that changed during the reads above may be hashed half old and half new.
         if stamps != _stamps(self._directory):
-            raise EngineFault(f"base model {self._directory} changes while it is read")
+            raise EngineFault(f"base model {self._directory} changed while it was read")
         return self._base
 
 

@@ -1,13 +1,14 @@
-"""`echo2d join`: one worker or relay peer. Mailbox, timer and actions of `WorkerState`.
+"""`echo2d join`: the process of one worker or relay peer, around the state machine `WorkerState`.
 
     control link --+
-    peer links ----+--> mailbox --> WorkerState.handle --> actions: say, send frames, apply, refit, generate
-    engine, disk --+
+    peer links ----+--> mailbox --> WorkerState.handle --> actions: say, send frames, apply,
+    engine, disk --+                                                refit, generate
 
-A turn is one event and its actions, without awaiting in between; what takes long becomes a task that ends in an event.
-The process ends when it is told to (SIGTERM, drained), when the coordinator refuses it for good, or on our own bugs.
-It has started, for a service manager, when its listener is open and the loop turns: it waits for an absent coordinator
-as long as it takes, and its one line of status says so.
+A turn handles one event and performs its actions without awaiting in between. Long work becomes a
+task that ends in an event. The process ends when it is told to (SIGTERM, drained), when the
+coordinator refuses it for good, or on a bug of its own.
+A service manager counts it as started once its listener is open and the loop turns. It waits
+without limit for an absent coordinator, and says so in its status line.
 """
 
 import asyncio
@@ -74,8 +75,10 @@ from echo2d.runtime.worker.metrics import WorkerMetrics, serve_metrics
 from echo2d.runtime.worker.snapshot_builder import SnapshotBuilder
 from echo2d.sd_notify import Notifier
 
-GOODBYE_S = 10.0  # for the last words to go out: handed-over work is a few MB, and uplinks of 20 Mbit/s are common
-ENGINES_CLOSE_S = 5.0  # an engine that hangs is left behind
+# For the last messages: handed-over work is a few MB, and 20 Mbit/s is a common uplink.
+GOODBYE_S = 10.0
+# An engine that has not closed by then is left running.
+ENGINES_CLOSE_S = 5.0
 
 log = logging.getLogger("echo2d.worker")
 
@@ -85,7 +88,7 @@ class _Stopped(Exception):  # noqa: N818 - the ordinary end
 
 
 class Worker:
-    """One run of the daemon. token: to enrol with first; None: that was done."""
+    """One run of the worker. token: enrol with it first; None if the worker is enrolled already."""
 
     def __init__(
         self,
@@ -104,22 +107,23 @@ class Worker:
         self._peer: PeerProcess[WorkerEvent] = PeerProcess(config.url, identity, self, rng=rng)
         self._control = self._peer.control
         self._metrics = WorkerMetrics()
+        # Writes of publish_seq take turns, so that an older number never overwrites a newer one.
         self._saving = asyncio.Lock()
         self._base: BaseModel | None = None
         self._disconnected = asyncio.Event()
         self._disconnected.set()
 
     def stop(self, reason: str) -> None:
-        """Leave in order: leases go back, the coordinator is told."""
+        """Leave in order: give the leases back and say goodbye to the coordinator."""
         self._service.stopping(f"stopping ({reason})")
         self._peer.put(StopAsked(reason))
 
     def leave(self, reason: str) -> None:
-        """The machine will be taken away: no more leases, and then stop."""
+        """Take no more leases, then stop: this machine will be taken away soon."""
         self._peer.put(LeaveAsked(reason))
 
     def status(self) -> dict[str, Any]:
-        """Numbers for people who watch."""
+        """The numbers behind `GET /metrics`."""
         serving = self._state.serving
         return {
             "connected": not self._disconnected.is_set(),
@@ -131,9 +135,10 @@ class Worker:
         }
 
     async def run(self, opened: Callable[[], None] = lambda: None) -> None:
-        """Until stopped. OperatorFault: refused for good, or something here cannot be used.
+        """Run until stopped.
 
-        opened: called when what is on disk has been checked; before that there is nothing to end in order.
+        opened: called once the disk has been checked; before that, nothing needs an orderly end.
+        OperatorFault: the coordinator refuses this worker for good, or something here is unusable.
         """
         async with AsyncExitStack() as cleanup:
             cleanup.push_async_callback(self._close_engines)
@@ -157,8 +162,9 @@ class Worker:
             log.warning("engines left behind: not closed after %g s", ENGINES_CLOSE_S)
 
     async def _open(self) -> None:
-        """What is on disk, and the machine that starts from it."""
+        """Check what is on disk, and build the state machine that starts from it."""
         self._slots, standing = await asyncio.to_thread(self._state_dir.slots)
+        # Slots come first: frames get only the disk space that the slots leave.
         store = await asyncio.to_thread(self._state_dir.frames)
         if self._config.base_model is not None:
             self._base = await asyncio.to_thread(BaseModel.at, self._config.base_model)
@@ -183,7 +189,7 @@ class Worker:
         )
 
     async def _serve(self) -> Never:
-        """Ends with _Stopped."""
+        """Serve until `ShutDown`, then say goodbye and raise _Stopped."""
         host, port = self._config.listen_host, self._config.listen_port
         address = await self._peer.listen(host, port, key="listen_port")
         self._spawn(self._receiver.run())
@@ -275,10 +281,11 @@ class Worker:
                 await asyncio.to_thread(
                     self._state_dir.keep_publish_seq, self._peer.identity.run_id, self._publish_seq
                 )
-            except StoreFault as fault:  # said again with the next version
+            # The next version brings another number to keep.
+            except StoreFault as fault:
                 log.warning("publish_seq not kept: %s", fault)
 
-    # --- what the receiver says
+    # --- called by the receiver
 
     def fail(self, form: FormId, reason: str) -> None:
         self._peer.put(ArrivalFailed(form, reason))
@@ -290,12 +297,11 @@ class Worker:
     def base_of(self, form: FormId) -> BaseModel | None:
         if self._state.stands_mostly(form):
             given = () if self._config.base_model is None else (self._config.base_model,)
-            return BaseModel(
-                *self._slots.directories(), *given
-            )  # slots change: nothing read is remembered
+            # A new object each time: slots change, and a BaseModel remembers digests.
+            return BaseModel(*self._slots.directories(), *given)
         return self._base
 
-    # --- what the control link says
+    # --- called by the control link
 
     def hello(self) -> Hello:
         announced = self._config.announced
@@ -351,7 +357,10 @@ class Worker:
 
 
 async def run_worker(config: WorkerConfig) -> int:
-    """The exit code. OperatorFault: the operator's mistake, or refused for good; one clear line."""
+    """Run `echo2d join`; returns the exit code.
+
+    OperatorFault, in one clear line: the operator's mistake, or the coordinator's final refusal.
+    """
     _check_hosts(config)
     token = await asyncio.to_thread(read_token_file, config.token_file)
     state_dir = await asyncio.to_thread(StateDir, config.state_dir, config.disk_bytes_max)
@@ -372,14 +381,14 @@ async def run_worker(config: WorkerConfig) -> int:
 
 
 def _check_hosts(config: WorkerConfig) -> None:
-    """OperatorFault off loopback without TLS, unless the operator says so."""
+    """OperatorFault: an address beyond loopback without TLS, and the operator gave no --no-tls."""
     url = urlsplit(coordinator_url(config.url))
     hosts = [host for host in (url.hostname or "", config.listen_host) if not is_loopback(host)]
     if not hosts or url.scheme == "https":
         return
     if not config.no_tls:
         raise OperatorFault(
-            f"{hosts[0]!r} is not loopback, and a URL that begins with http:// means no TLS: {GIVEN_UP}; "
-            "--no-tls says to go on like this"
+            f"{hosts[0]!r} is not loopback, and a URL that begins with http:// means no TLS: "
+            f"{GIVEN_UP}; use an https:// URL, or pass --no-tls to accept this"
         )
     log.warning("no_tls hosts=%s: %s", ",".join(hosts), GIVEN_UP)

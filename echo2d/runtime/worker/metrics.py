@@ -1,4 +1,4 @@
-"""A worker's numbers for Prometheus: `GET /metrics` on loopback only, at `worker.metrics_port`."""
+"""Exports a worker's metrics to Prometheus: `GET /metrics`, on loopback, `worker.metrics_port`."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -20,7 +20,7 @@ from echo2d.runtime.process.prometheus import PAUSE_BUCKETS_S, Family, LoopMetri
 HOST = "127.0.0.1"
 
 FAMILIES = (
-    Family("echo2d_connected", "1 while the coordinator can be spoken to", number("connected")),
+    Family("echo2d_connected", "1 while connected to the coordinator", number("connected")),
     Family(
         "echo2d_serving_version",
         "Policy version all engines serve; no sample: none",
@@ -38,7 +38,7 @@ FAMILIES = (
 
 
 class WorkerMetrics(LoopMetrics[Mapping[str, Any]]):
-    """See the module docstring."""
+    """Counts the events of the worker's loop; `FAMILIES` are read from its status."""
 
     def __init__(self) -> None:
         super().__init__(FAMILIES)
@@ -58,7 +58,8 @@ class WorkerMetrics(LoopMetrics[Mapping[str, Any]]):
         )
 
     def handled(self, event: object) -> None:
-        """Of every event of the loop."""
+        """Count one event; the loop calls this for every event it has handled."""
+        # Heard wraps every peer message, so count the message inside.
         self.count(event.message if isinstance(event, Heard) else event)
         match event:
             case SampleProgressed(tokens=tokens):
@@ -76,7 +77,7 @@ class WorkerMetrics(LoopMetrics[Mapping[str, Any]]):
 async def serve_metrics(
     port: int, metrics: LoopMetrics[Mapping[str, Any]], status: Callable[[], Mapping[str, Any]]
 ) -> None:
-    """GET /metrics, until cancelled. OperatorFault: the port cannot be had."""
+    """Serve GET /metrics until cancelled. OperatorFault: cannot listen on the port."""
 
     async def answer(_: web.Request) -> web.Response:
         return web.Response(body=metrics.render(status()), content_type="text/plain")

@@ -1,7 +1,8 @@
-"""A form becomes a snapshot: its chunks are decoded as they complete, written into the spare slot, verified, flipped.
+"""Builds a snapshot from a form: decodes chunks into the spare slot, verifies it, and flips slots.
 
-Runs while the form is still arriving and while the engines serve the current slot, which is only read: a chunk that it
-holds already is copied, and it is the base of delta forms. Reading, decoding and writing happen in threads.
+A chunk is decoded as soon as all its frames are here, while the rest of the form still arrives and
+the engines serve the current slot. The current slot is only read: chunks that did not change are
+copied from it, and it is the base of delta forms. Reading, decoding and writing happen in threads.
 """
 
 import asyncio
@@ -23,8 +24,10 @@ from echo2d.store.frames import FramesDamaged, FrameStore
 from echo2d.store.slots import CurrentSlot, SlotStore, SlotWriter
 from echo2d.store.snapshots import read_chunk_into
 
-LOOKAHEAD_CHUNKS = 16  # chunks looked at for being complete, in order; frames come nearly in order
-BATCH_CHUNKS = 4  # written in one go in a thread, so that cancelling takes well under a second
+# How many pending chunks, in order, are checked for being complete. Frames arrive nearly in order.
+LOOKAHEAD_CHUNKS = 16
+# Chunks that a thread writes in one call; few, so that cancelling takes well under a second.
+BATCH_CHUNKS = 4
 
 log = logging.getLogger("echo2d.worker")
 
@@ -34,7 +37,7 @@ class _CopyDamaged(IntegrityFault):
 
 
 class _Scratch:
-    """Memory of a chunk for each thread that writes just now, used again: fresh memory costs more than decoding."""
+    """A pool of chunk buffers, one per writing thread; fresh memory costs more than decoding."""
 
     def __init__(self) -> None:
         self._free: list[memoryview] = []
@@ -52,7 +55,7 @@ class _Scratch:
 
 
 class SnapshotBuilder:
-    """One form at a time: `apply` returns before the next one begins."""
+    """Builds one form at a time: `apply` must return before it is called again."""
 
     def __init__(self, slots: SlotStore, store: FrameStore, holdings: FrameHoldings) -> None:
         self._slots, self._store, self._holdings = slots, store, holdings
@@ -60,16 +63,20 @@ class SnapshotBuilder:
         self._cancelled: FormId | None = None
 
     def cancel(self, form: FormId) -> None:
-        """`apply` of this form, which was begun, ends soon with ApplyCancelled, unless it is done before."""
+        """Make the running `apply` of this form end with ApplyCancelled, unless it is done."""
         self._cancelled = form
 
     async def apply(
         self, form: FormId, stands: Digest | None = None
     ) -> SnapshotReady | ApplyRejected | ApplyCancelled:
-        """What became of it. The current slot changes with SnapshotReady and not otherwise. stands: as in ApplyForm."""
+        """The outcome; the current slot has changed if it is SnapshotReady, and not otherwise.
+
+        stands: as in ApplyForm, the snapshot that the spare slot should still hold.
+        """
         try:
             return await self._apply(form, stands)
         except (IntegrityFault, StoreFault) as fault:
+            # Once the form is dropped its files vanish, so a fault then tells nothing.
             if self._ends(form):
                 return ApplyCancelled(form)
             log.warning("apply failed form=%s reason=%s", form, fault)
@@ -82,6 +89,7 @@ class SnapshotBuilder:
     ) -> SnapshotReady | ApplyRejected | ApplyCancelled:
         known = await self._until(form, lambda _: True)
         if known is not None and stands is not None:
+            # The spare slot may hold this very snapshot: then flipping is enough.
             facts = known.facts
             again = await asyncio.to_thread(
                 self._slots.take_again, stands, facts.epoch, facts.version
@@ -94,7 +102,7 @@ class SnapshotBuilder:
             base = await asyncio.to_thread(self._slots.current)
             if index.facts.base_digest is not None and not _is_base(base, index):
                 return ApplyRejected(
-                    form, "the base of the delta does not stand here", lacks_base=True
+                    form, "the current slot is not the base of this delta", lacks_base=True
                 )
             writer = await self._holdings.with_room(form, lambda: self._slots.begin(index.files))
             work = _Work(form, index, self._store, base, writer, self._scratch)
@@ -109,7 +117,7 @@ class SnapshotBuilder:
                     await self._holdings.changed()
             if work.lacking:
                 await asyncio.to_thread(writer.end)
-                reason = f"{len(work.lacking)} chunks are deltas from bytes that are damaged here"
+                reason = f"the current slot is damaged under {len(work.lacking)} delta chunks"
                 return ApplyRejected(form, reason, lacks_base=True)
             facts = index.facts
             manifest = await asyncio.to_thread(index.manifest)
@@ -127,11 +135,11 @@ class SnapshotBuilder:
             work.put_back(batch)
 
     def _ends(self, form: FormId) -> bool:
-        """Whether nobody wants it any more."""
+        """Whether the form is no longer wanted: cancelled or dropped."""
         return form == self._cancelled or self._holdings.dropped(form)
 
     async def _until(self, form: FormId, known: Callable[[FormIndex], bool]) -> FormIndex | None:
-        """Waits for so much of it to be known. None: cancelled, or dropped."""
+        """Waits until the form's index satisfies `known`. None: cancelled or dropped."""
         while not self._ends(form):
             index = self._holdings.index(form)
             if index is not None and known(index):
@@ -146,7 +154,11 @@ def _is_base(current: CurrentSlot | None, index: FormIndex) -> bool:
 
 @dataclass(slots=True)
 class _Pending:
-    """A chunk that is still to be written. missing: its frames in reverse order; those at the end may be held."""
+    """A chunk still to be written.
+
+    missing: its frames in reverse order. `arrived` pops those that are on disk from the end, so a
+    frame is checked again only while it is the first one missing.
+    """
 
     record: ChunkRecord
     missing: list[FrameId]
@@ -158,7 +170,7 @@ class _Pending:
 
 
 class _Work:
-    """The chunks of one form that are still to be written. lacking: those whose base is damaged here."""
+    """The chunks of one form still to be written. lacking: those whose base is damaged."""
 
     def __init__(
         self,
@@ -184,7 +196,8 @@ class _Work:
             )
         self.lacking: set[ChunkId] = set()
         self._next_segment = SegmentId(0)
-        self._pending: dict[ChunkId, _Pending] = {}  # of known segments, in order
+        # Chunks of the segments whose tables are known, in order.
+        self._pending: dict[ChunkId, _Pending] = {}
 
     @property
     def done(self) -> bool:
@@ -199,6 +212,7 @@ class _Work:
         table = self._index.table(self._next_segment)
         while table is not None:
             self._pending.update((record.chunk, _Pending(record, [])) for record in table.records)
+            # Reversed, because _Pending pops a chunk's first frames from the end of its list.
             for span in reversed(self._index.spans(self._next_segment)):
                 self._pending[span.chunk].missing.append(span.frame)
             self._next_segment = SegmentId(self._next_segment + 1)
@@ -214,7 +228,7 @@ class _Work:
         return batch
 
     def put_back(self, records: Iterable[ChunkRecord]) -> None:
-        """They are to be written once their frames are held again."""
+        """Queue these chunks again, at the front; their frames may have to arrive anew."""
         frames = {
             each: [span.frame for span in self._index.chunk_spans(each.chunk)] for each in records
         }
@@ -224,7 +238,10 @@ class _Work:
         self._pending = again | self._pending
 
     def write(self, records: Iterable[ChunkRecord]) -> None:
-        """Blocking. The writer hashes every result; what it was made from is hashed only where the result is wrong."""
+        """Write these chunks. Blocking.
+
+        The writer hashes every result. Frames and base are hashed only if a result is wrong.
+        """
         with self._scratch.chunk() as self._chunk:
             for record in records:
                 self._write(record)
@@ -239,11 +256,11 @@ class _Work:
             self.lacking.add(record.chunk)
 
     def _copied(self, record: ChunkRecord) -> bool:
-        """Whether the current slot holds the very same bytes in the same place."""
+        """Whether the current slot holds the same bytes in the same place."""
         return self._base_digests.get(self._place(record)) == record.result
 
     def _copy(self, record: ChunkRecord) -> None:
-        """_CopyDamaged: the current slot has rotted there; from now on the chunk is decoded."""
+        """_CopyDamaged: the current slot has rotted there; the chunk must be decoded."""
         data = self._read_base(record) or b""
         try:
             self._writer.write_chunk(record.chunk, data, record.result)
@@ -252,11 +269,12 @@ class _Work:
             raise _CopyDamaged(f"chunk {record.chunk} is damaged in the current slot") from None
 
     def _decode(self, record: ChunkRecord) -> None:
-        """FramesDamaged: that is why the result is wrong."""
+        """FramesDamaged: the result is wrong because frames on disk are damaged."""
         spans = self._index.chunk_spans(record.chunk)
         try:
             self._put(record, self._store.read_encoded_chunk(self._form, spans))
-        except IntegrityFault:  # what was read once may be wrong, and the disk still right
+        except IntegrityFault:
+            # The first read may have gone wrong with the disk still right: verify every frame now.
             self._put(record, self._store.verify(self._form, spans))
 
     def _put(self, record: ChunkRecord, payload: bytes) -> None:
@@ -265,11 +283,12 @@ class _Work:
         self._writer.write_chunk(record.chunk, data, record.result)
 
     def _read_base(self, record: ChunkRecord) -> memoryview | None:
-        """Anew each time: who decodes uses it up."""
+        """The chunk in the current slot, read anew each time: decoding overwrites its base."""
         place = self._place(record)
         if self._base is None or place not in self._base_digests:
             return None
-        with suppress(IntegrityFault, StoreFault):  # as good as damaged
+        # A chunk that cannot be read is treated like a damaged one.
+        with suppress(IntegrityFault, StoreFault):
             return read_chunk_into(self._base.directory, place, self._chunk)
         return None
 

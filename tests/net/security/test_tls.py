@@ -137,5 +137,5 @@ def test_the_url_says_whether() -> None:
     with pytest.raises(OperatorFault, match="the token file says https://box:1"):
         Tls.of("http://box:1", RUN.certificate, promised="https://box:1")
     for authority in ("", "nonsense"):
-        with pytest.raises(OperatorFault, match="make a new one"):
+        with pytest.raises(OperatorFault, match="make a new token file"):
             Tls.of("https://box:1", authority)

@@ -185,7 +185,7 @@ async def test_of_a_base_that_rotted_only_the_damaged_chunk_is_fetched_in_full(
         failed = await double.until_said(ApplyFailed, names["one"])
         assert (failed.lacks_base, failed.reason) == (
             True,
-            "1 chunks are deltas from bytes that are damaged here",
+            "the current slot is damaged under 1 delta chunks",
         )
 
         full = double.facts(1, 2)
@@ -218,7 +218,7 @@ async def test_a_delta_from_another_version_touches_nothing(
         failed = await double.until_said(ApplyFailed)
         assert (failed.lacks_base, failed.reason) == (
             True,
-            "the base of the delta does not stand here",
+            "the current slot is not the base of this delta",
         )
         assert await asyncio.to_thread(one._slots.current) == slot
         assert not (await asyncio.to_thread(one._slots.directories))[1].exists(), (
