@@ -1,9 +1,11 @@
-"""What a LoRA adapter in PEFT's layout says: its scale, and which of its tensors belong to which linear layer.
+"""Reads a LoRA adapter in PEFT's layout: its scale, and which tensors belong to which linear layer.
 
-    y = W x + scale * B (A x)      A [r, in], B [out, r]; scale = lora_alpha / r, with rslora lora_alpha / sqrt(r)
+    y = W x + scale * B (A x)      A [r, in], B [out, r]
+    scale = lora_alpha / r, or lora_alpha / sqrt(r) with use_rslora
 
-PEFT can write much else. What is not read here is an `EngineFault`: taken for plain LoRA it would be another policy.
-Needs no torch. Not here: which base model the adapter belongs to.
+PEFT can write much else. A key that is set and unknown here is an `EngineFault`: an adapter that
+was wrongly taken for plain LoRA would be another policy. It needs no torch. Not here: which base
+model the adapter belongs to.
 """
 
 import math
@@ -13,40 +15,38 @@ from dataclasses import dataclass
 from echo2d.engines.layout import SnapshotLayout
 from echo2d.errors import EngineFault
 
-ALPHA_MAX = 1e6  # usual are 8 to 256; with more no number of the adapter would be left
+# Usual values are 8 to 256. A far larger one would drown every number of the adapter.
+ALPHA_MAX = 1e6
 
-_PREFIX = "base_model.model."  # PEFT's own wrapping of the model
+# PEFT wraps the model in two modules of its own, whose names come first.
+_PREFIX = "base_model.model."
 _A, _B = ".lora_A.weight", ".lora_B.weight"
 _READ = frozenset({"peft_type", "r", "lora_alpha", "use_rslora", "bias", "init_lora_weights"})
-_NOTES = frozenset(  # of training, or said by the tensors as well
+# Keys that matter in training only, or that repeat what the tensors' names say.
+_NOTES = frozenset(
     {
         "auto_mapping",
         "base_model_name_or_path",
         "exclude_modules",
         "inference_mode",
         "layers_pattern",
-    }
-    | {
         "layers_to_transform",
         "lora_dropout",
         "megatron_core",
         "peft_version",
         "qalora_group_size",
         "revision",
+        "target_modules",
+        "task_type",
     }
-    | {"target_modules", "task_type"}
 )
-_PLAIN_STARTS = (
-    None,
-    True,
-    False,
-    "gaussian",
-)  # other values of init_lora_weights change the base's weights
+# Other values of init_lora_weights change the base's weights.
+_PLAIN_STARTS = (None, True, False, "gaussian")
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterLayout:
-    """layers: for each layer, by its name in the model, the names of A and B."""
+    """A plain LoRA adapter. layers: a layer's name in the model -> the tensor names of A and B."""
 
     rank: int
     scale: float
@@ -54,9 +54,10 @@ class AdapterLayout:
 
 
 def adapter_layout(layout: SnapshotLayout) -> AdapterLayout:
-    """Of an adapter's `read_layout`. EngineFault: it is no plain LoRA adapter."""
+    """Interpret what `read_layout` found in an adapter. EngineFault: it is not plain LoRA."""
     config = layout.config["adapter"]
-    assert isinstance(config, dict), "of an adapter"
+    assert isinstance(config, dict), "the layout of an adapter"
+    # PEFT writes every key. A key that is null, false or empty asks for nothing.
     for key in sorted(config.keys() - _READ - _NOTES):
         if config[key]:
             raise EngineFault(f"adapter_config.json: {key} is not supported")
@@ -64,7 +65,8 @@ def adapter_layout(layout: SnapshotLayout) -> AdapterLayout:
         raise EngineFault("adapter_config.json: only peft_type LORA without bias is supported")
     if config.get("init_lora_weights") not in _PLAIN_STARTS:
         raise EngineFault(
-            "adapter_config.json: init_lora_weights changed the base's weights; the adapter does not fit them"
+            "adapter_config.json: init_lora_weights changed the base's weights during training, "
+            "so the adapter does not fit the base; use true, false or 'gaussian'"
         )
     rank, alpha = config.get("r"), config.get("lora_alpha")
     if (
@@ -74,7 +76,8 @@ def adapter_layout(layout: SnapshotLayout) -> AdapterLayout:
         or not 0 < alpha <= ALPHA_MAX
     ):
         raise EngineFault(
-            f"adapter_config.json: expected r >= 1 and 0 < lora_alpha <= {ALPHA_MAX:g}"
+            f"adapter_config.json: expected r >= 1 and 0 < lora_alpha <= {ALPHA_MAX:g}; "
+            f"found r = {rank!r:.50} and lora_alpha = {alpha!r:.50}"
         )
     return AdapterLayout(
         rank, alpha / (math.sqrt(rank) if config.get("use_rslora") else rank), _layers(layout)
@@ -82,11 +85,13 @@ def adapter_layout(layout: SnapshotLayout) -> AdapterLayout:
 
 
 def _layers(layout: SnapshotLayout) -> dict[str, tuple[str, str]]:
+    # A layer counts if either of its two tensors is there; the check below finds a missing half.
     found = {name.removesuffix(_A).removesuffix(_B) for name in layout.tensors}
     layers = {name.removeprefix(_PREFIX): (name + _A, name + _B) for name in sorted(found)}
     wanted = {name for pair in layers.values() for name in pair}
     for name in sorted(wanted ^ layout.tensors.keys()):
         raise EngineFault(
-            f"adapter tensor {name} is {'missing' if name in wanted else 'not part of a LoRA adapter'}"
+            f"adapter tensor {name} is "
+            f"{'missing' if name in wanted else 'not part of a LoRA adapter'}"
         )
     return layers

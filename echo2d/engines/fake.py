@@ -1,8 +1,9 @@
-"""An engine without a model: every token is a hash, so anybody can compute it again. For tests and simulations.
+"""An engine without a model, for tests and simulations. Every token is a hash of its context.
 
-`fake_token` is the policy: which token a sample writes after a context under a version, and `fake_logprob` what it says
-about it. No threads, no torch; a request's tokens are made in the task that consumes them, at the pace of the engine.
-It reads a snapshot's layout like the real engines, and can be told to fail.
+So a test can compute any token again: `fake_token` is the policy, and `fake_logprob` gives the
+logprob of any token. The engine needs no torch. The task that consumes a request makes its tokens,
+at the engine's pace; a thread is used only to read the files of a snapshot. Like a real engine it
+checks the snapshot's layout, and it can be told to fail.
 """
 
 import asyncio
@@ -34,7 +35,8 @@ RefitOutcome = Literal["done", "fails", "doubtful"]
 
 FAKE_VOCAB_SIZE = 512
 FAKE_EOS = 1
-_LOGPROB_STEPS = 1 << 13  # per nat; logprobs are 16 bits over (-8, 0], exact in float32
+# Steps per nat: a logprob is one of 2^16 values in (-8, 0], each exact in float32.
+_LOGPROB_STEPS = 1 << 13
 
 
 def fake_token(
@@ -45,13 +47,19 @@ def fake_token(
     rng_seed: int,
     vocab_size: int = FAKE_VOCAB_SIZE,
 ) -> tuple[int, float]:
-    """The token this sample writes after `context` (prompt and output so far) under `label`, and its logprob."""
+    """Return the token that a sample writes under `label`, and its logprob.
+
+    context: the prompt and the sample's output so far.
+    """
     token = _hash(f"token {rng_seed} {sample} {label}", context) % vocab_size
     return token, fake_logprob(label, context, token)
 
 
 def fake_logprob(label: str, context: Sequence[int], token: int) -> float:
-    """Re-scoring: the logprob of `token` after `context` under `label`; the same for every seed and sample."""
+    """Return the logprob of `token` after `context` under `label`.
+
+    It does not depend on seed and sample, so a learner can score tokens again.
+    """
     return -(_hash(f"logprob {token} {label}", context) % (1 << 16)) / _LOGPROB_STEPS
 
 
@@ -73,15 +81,17 @@ def make_fake_engines(options: EngineOptions) -> "list[FakeEngine]":
 
 
 class FakeEngine:
-    """An engine whose output is `fake_token`, ended by `eos_token_id` after a length drawn from `answer_tokens`.
+    """An engine whose output is `fake_token`, ended by `eos_token_id` after a drawn length.
 
-    answer_tokens: least and most output tokens of a sample, the end token included.
+    answer_tokens: the shortest and the longest drawn length, the end token included. A sample is
+    shorter if the hash gives a stop token earlier, or if its request allows fewer tokens.
     tokens_per_s: pace of the whole engine; None: as fast as its consumers.
     bundle_tokens: a delta holds up to this many tokens.
     refit_s: seconds that a refit pauses generation.
-    refit_outcomes: what the next refits come to, "done" once they are used up.
+    refit_outcomes: of the next refits, in order; after them every refit is "done".
 
-    A greedy request draws as sample 0 under seed 0. No sample ever waits; `slots` only shapes `load`.
+    A greedy request draws as sample 0 under seed 0. No sample waits for a slot: `slots` only shapes
+    `load`.
     """
 
     def __init__(
@@ -110,10 +120,9 @@ class FakeEngine:
         self._requests: dict[str, _Request] = {}
         self._weights = asyncio.Lock()  # a refit pauses generation by holding it
         self._held_at: float | None = None
-        self._held_s = 0.0  # in all holds that have ended
-        self._free_at = (
-            0.0  # when the engine has spent the time of the tokens made so far; see `_time`
-        )
+        self._held_s = 0.0  # of all holds that have ended
+        # When the engine will have spent the time of all tokens made so far, by `_time`.
+        self._free_at = 0.0
 
     @property
     def label(self) -> str | None:
@@ -163,6 +172,7 @@ class FakeEngine:
         try:
             while running.samples:
                 await self._pace(running)
+                # An aborted request must end also during a hold.
                 if not running.aborted.is_set():
                     await running.moves.wait()
                 async with self._weights:
@@ -181,7 +191,7 @@ class FakeEngine:
         return EngineLoad(min(samples, self._slots), max(0, samples - self._slots), self._slots)
 
     async def tensor_digests(self) -> Mapping[str, bytes]:
-        """Of the files as they were when the served version was loaded."""
+        """Return the digests of the files as they were when the served version was loaded."""
         if self._label is None:
             raise EngineFault("no version is served")
         return self._digests
@@ -213,9 +223,9 @@ class FakeEngine:
             request.abort()
 
     async def _pace(self, request: "_Request") -> None:
-        """Let the others run; with a pace, wait until the engine has had the time for one more token of each sample.
+        """Let other tasks run. With a pace, wait until one more token of each sample is due.
 
-        In a hold it has none.
+        The engine's time stands still during a hold.
         """
         if self._tokens_per_s is None:
             await asyncio.sleep(0)
@@ -230,7 +240,7 @@ class FakeEngine:
                     await request.aborted.wait()
 
     def _time(self) -> float:
-        """Seconds, less those in which it was held."""
+        """The event loop's time in seconds, without the time spent in holds."""
         now = asyncio.get_running_loop().time() if self._held_at is None else self._held_at
         return now - self._held_s
 
@@ -243,7 +253,7 @@ class _Policy:
     answer_tokens: tuple[int, int]
 
     def draw(self, request: GenerateRequest, index: int) -> tuple[int, int]:
-        """The seed under which a sample draws, and as which sample."""
+        """Return the seed under which a sample draws, and the sample number it draws as."""
         if request.temperature == 0:
             return 0, 0
         return (self.rng_seed, index) if request.rng_seed is None else (request.rng_seed + index, 0)
@@ -254,7 +264,10 @@ class _Policy:
 
 
 class _Request:
-    """The samples of one request that go on, while it `moves`; `aborted` ends them with the next step."""
+    """The unfinished samples of one request.
+
+    moves: cleared during a hold, when no token is made. aborted: the next step ends all samples.
+    """
 
     def __init__(self, request: GenerateRequest, policy: _Policy, bundle_tokens: int) -> None:
         stop = frozenset({policy.eos_token_id, *request.stop_token_ids})
@@ -271,7 +284,7 @@ class _Request:
         self.moves.set()
 
     def step(self, label: str | None) -> list[SampleOutput]:
-        """One more token of every sample; what is to be handed out now."""
+        """Write one more token of every sample; return the deltas that are due."""
         if label is None or self.aborted.is_set():
             ended, self.samples = self.samples, []
             return [sample.buffer.take("abort") for sample in ended]

@@ -1,7 +1,8 @@
-"""What a snapshot directory holds besides the numbers: configuration, end tokens, names and shapes of its tensors.
+"""Reads the layout of a snapshot directory: its configuration, end tokens, tensor names and shapes.
 
-Reads headers only and needs no torch. The directory was verified by the caller; here a file that cannot be used is an
-`EngineFault`. Shared by the engines that load files themselves.
+All engines use it before they load a snapshot. It needs no torch, and reads only headers, except
+for `file_tensor_digests`. The caller has verified the directory; a file that `read_layout` cannot
+use is an `EngineFault`.
 """
 
 import json
@@ -17,9 +18,8 @@ from echo2d.core.weights.manifest import ADAPTER_CONFIG
 from echo2d.engines.base import AdapterBase
 from echo2d.errors import EngineFault
 
-_CONFIG_NOTES = frozenset(
-    {"_name_or_path", "dtype", "torch_dtype", "transformers_version"}
-)  # do not shape a model
+# Keys of config.json that do not shape a model: a difference in them makes no other model.
+_CONFIG_NOTES = frozenset({"_name_or_path", "dtype", "torch_dtype", "transformers_version"})
 _LENGTH_BYTES = 8  # a safetensors file starts with the length of its JSON header, little-endian
 
 
@@ -33,7 +33,11 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotLayout:
-    """Two snapshots with equal `config` differ in numbers only, if their tensors agree in name and shape."""
+    """What a snapshot directory holds besides its numbers.
+
+    Snapshots with equal `config` whose tensors agree in name and shape are versions of one model:
+    they differ in numbers, and perhaps in dtype.
+    """
 
     config: Mapping[str, object]
     eos_token_ids: frozenset[int]
@@ -53,7 +57,11 @@ class SnapshotLayout:
 
 
 def read_layout(snapshot: Path, base: AdapterBase | None = None) -> SnapshotLayout:
-    """Of a whole model, or of an adapter: then `tensors` are the adapter's alone, and `config` names the base."""
+    """Read the layout of a whole model or, with `base`, of an adapter.
+
+    An adapter's `tensors` are its own only, and its `config` names the base. EngineFault: a file is
+    missing or malformed.
+    """
     if base is not None:
         adapter = _read_json(snapshot / ADAPTER_CONFIG)
         eos = read_layout(base.directory).eos_token_ids
@@ -61,6 +69,7 @@ def read_layout(snapshot: Path, base: AdapterBase | None = None) -> SnapshotLayo
             {"base": base.digest, "adapter": adapter}, eos, dict(_tensor_specs(snapshot))
         )
     config = _read_json(snapshot / "config.json")
+    # Chat models often name further end tokens in this file, which is optional.
     generation = snapshot / "generation_config.json"
     eos = _token_ids(config) | (
         _token_ids(_read_json(generation)) if generation.exists() else frozenset()
@@ -74,7 +83,10 @@ def weight_files(snapshot: Path) -> list[Path]:
 
 
 def file_tensor_digests(snapshot: Path) -> dict[str, bytes]:
-    """blake3-256 of each tensor as it lies in the files: what `Engine.tensor_digests` is compared with."""
+    """Return blake3-256 of each tensor's bytes in the files, as `Engine.tensor_digests` does.
+
+    The files must have a readable header: see `read_layout`.
+    """
     return {name: digest for path in weight_files(snapshot) for name, digest in _digests_in(path)}
 
 
@@ -84,6 +96,7 @@ def _digests_in(path: Path) -> Iterator[tuple[str, bytes]]:
         header = json.loads(data[_LENGTH_BYTES:start])
         for name in header.keys() - {"__metadata__"}:
             first, end = header[name]["data_offsets"]
+            # A view must be released before the file is unmapped.
             with memoryview(data) as view:
                 yield name, blake3(view[start + first : start + end]).digest()
 
@@ -92,7 +105,7 @@ def _tensor_specs(snapshot: Path) -> Iterator[tuple[str, TensorSpec]]:
     for path in weight_files(snapshot):
         try:
             with safe_open(path, framework="numpy") as file:
-                for name in file.keys():  # noqa: SIM118 the file object is no mapping
+                for name in file.keys():  # noqa: SIM118 - the file object is not a mapping
                     tensor = file.get_slice(name)
                     yield name, TensorSpec(str(tensor.get_dtype()), tuple(tensor.get_shape()))
         except (OSError, SafetensorError) as error:
@@ -105,11 +118,12 @@ def _read_json(path: Path) -> dict[str, object]:
     except (OSError, ValueError, RecursionError) as error:
         raise EngineFault(f"{path.name} cannot be read: {error}") from error
     if not isinstance(content, dict):
-        raise EngineFault(f"{path.name} is not an object")
+        raise EngineFault(f"{path.name} must hold a JSON object, found {type(content).__name__}")
     return content
 
 
 def _token_ids(config: Mapping[str, object]) -> frozenset[int]:
+    # One id, a list of ids, or null. Multimodal models keep it in `text_config`.
     found = config.get("eos_token_id")
     if found is None and isinstance(text := config.get("text_config"), dict):
         return _token_ids(text)

@@ -1,7 +1,7 @@
-"""Output on its way from an engine to the consumer of one request; shared by the engines.
+"""Carries output from an engine to the consumer of a request; shared by all engines.
 
-`SampleBuffer` gathers the tokens of one sample into deltas whose spans cover exactly their tokens (pure).
-`RequestStream` carries the deltas of one request to its one consumer on the event loop.
+`SampleBuffer` gathers the tokens of one sample into deltas whose spans cover exactly their tokens
+(pure). `RequestStream` is the queue of one request's deltas, with one consumer on the event loop.
 """
 
 import asyncio
@@ -11,16 +11,23 @@ from itertools import pairwise
 from echo2d.engines.base import EngineSpan, FinishReason, GenerateRequest, SampleOutput
 from echo2d.errors import EngineFault
 
-BUNDLE_TOKENS_MAX = 16  # held back per sample: waking a consumer for each token costs more than a small model's step
-BUNDLE_S_MAX = 0.05  # and never longer than this: a viewer should see text appear
-SAMPLES_OPEN_MAX = (
-    16_384  # running + waiting in one engine; a caller that far ahead of any engine is broken
-)
-TEMPERATURE_MIN = 1e-3  # below it, logits / temperature leaves float32; ask for 0 (greedy) instead
+# Tokens held back per sample: waking a consumer for each token costs more than a step of a small
+# model.
+BUNDLE_TOKENS_MAX = 16
+# No token is held back longer, so that a viewer sees text appear.
+BUNDLE_S_MAX = 0.05
+# Running and waiting samples of one engine. A caller that asks for more is broken.
+SAMPLES_OPEN_MAX = 16_384
+# Below it, logits / temperature can leave float32; a request can ask for 0 (greedy) instead.
+TEMPERATURE_MIN = 1e-3
 
 
 def check_request(request: GenerateRequest, *, vocab_size: int, context_max: int | None) -> None:
-    """EngineFault unless an engine with this vocabulary and context length can run the request to its end."""
+    """Check a request against an engine's vocabulary and context length.
+
+    context_max: tokens of prompt and output together; None: no limit. EngineFault: the engine could
+    not run the request to its end.
+    """
     if request.samples < 1 or request.max_new_tokens < 1:
         raise EngineFault(
             f"request {request.request_id}: samples and max_new_tokens must be at least 1"
@@ -35,18 +42,20 @@ def check_request(request: GenerateRequest, *, vocab_size: int, context_max: int
         raise EngineFault(f"request {request.request_id}: the prompt is empty")
     if not 0 <= min(request.prompt) <= max(request.prompt) < vocab_size:
         raise EngineFault(
-            f"request {request.request_id}: a prompt token is outside the vocabulary of {vocab_size}"
+            f"request {request.request_id}: a prompt token is outside the vocabulary "
+            f"of {vocab_size}"
         )
     if context_max is not None and len(request.prompt) + request.max_new_tokens > context_max:
         raise EngineFault(
-            f"request {request.request_id}: prompt + max_new_tokens exceed the context of {context_max}"
+            f"request {request.request_id}: prompt and max_new_tokens together exceed "
+            f"the context of {context_max}"
         )
 
 
 class SampleBuffer:
-    """Output of one sample that its consumer has not been given yet.
+    """The output of one sample that its consumer has not received yet.
 
-    Positions count from the sample's first output token and go on from one delta to the next.
+    Positions count from the sample's first output token and continue from delta to delta.
     """
 
     __slots__ = ("_logprobs", "_runs", "_start", "_tokens", "sample")
@@ -56,9 +65,8 @@ class SampleBuffer:
         self._start = 0
         self._tokens: list[int] = []
         self._logprobs: list[float] = []
-        self._runs: list[
-            tuple[int, str]
-        ] = []  # (first position, label) of each run of tokens of one version
+        # (first position, label) of each run of tokens that one version wrote.
+        self._runs: list[tuple[int, str]] = []
 
     def __len__(self) -> int:
         return len(self._tokens)
@@ -70,7 +78,7 @@ class SampleBuffer:
         self._logprobs.append(logprob)
 
     def take(self, finish: FinishReason | None = None) -> SampleOutput:
-        """Everything held, as one delta; the buffer is empty afterwards."""
+        """Return everything held as one delta, and empty the buffer."""
         delta = SampleOutput(self.sample, self._tokens, self._logprobs, self._spans(), finish)
         self._start += len(self._tokens)
         self._tokens, self._logprobs, self._runs = [], [], []
@@ -91,9 +99,10 @@ class SampleBuffer:
 
 
 class RequestStream:
-    """Deltas of one request, in order, until every sample has finished. One consumer; event loop only.
+    """The deltas of one request, in order. One consumer; use it on the event loop only.
 
-    It needs no limit of its own: an engine puts at most one delta per token, so samples * (max_new_tokens + 1).
+    It needs no limit of its own: an engine puts at most one delta per token and one at the end of a
+    sample, so it holds at most samples * (max_new_tokens + 1) deltas.
     """
 
     def __init__(self, samples: int) -> None:
@@ -103,11 +112,14 @@ class RequestStream:
 
     @property
     def samples_open(self) -> int:
-        """Samples whose last delta has not been put yet."""
+        """How many samples have not finished, counted where deltas are put."""
         return len(self._open)
 
     def put(self, delta: SampleOutput) -> None:
-        """Append; what follows a sample's finish is dropped, so ending a sample twice is harmless."""
+        """Append a delta.
+
+        A delta after its sample's finish is dropped, so ending a sample twice is harmless.
+        """
         if delta.sample not in self._open:
             return
         if delta.finish is not None:
@@ -121,7 +133,7 @@ class RequestStream:
             self.put(SampleOutput(sample, (), (), (), "abort"))
 
     async def get(self) -> SampleOutput | None:
-        """The next delta; None once every sample has finished."""
+        """Wait for the next delta; None once every sample has finished."""
         while not self._deltas:
             if not self._open:
                 return None

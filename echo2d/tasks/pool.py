@@ -1,15 +1,16 @@
-"""A pool of killable processes that run a task: the data plane.
+"""Runs a task in a pool of processes that can be killed.
 
-A call that raises, hangs, crashes, forks, prints without end or answers nonsense is an error of that one call. A
-process that did more than raise is killed with all it started, and the next call gets a fresh one. Calls
-that were queued behind the guilty one are sent again to the fresh process.
+A call that raises, hangs, crashes, forks, prints without end or answers nonsense is an error of
+that one call. A process that did more than raise is killed with everything that it started. Calls
+queued behind the guilty one are sent again, to a fresh process.
 
-A task process has a session of its own, an empty environment, no descriptor but its socket, limits (`Limits`), can
-gain no privilege, and may print OUTPUT_BYTES_MAX per call. Where we are root it has a user id of its own and no
-network: only then can it neither read what is ours nor signal us.
+A task process has its own session, an empty environment, the kernel limits of `Limits`, and no open
+file but its socket and the three standard ones. It cannot gain privileges. Where the coordinator
+runs as root, it also has its own user id and no network; only then can it neither read the
+coordinator's files nor signal the coordinator.
 
-Not here: what a prompt or a reward means (`tasks/base.py`), the life of one process (`tasks/process.py`), its own side
-of the socket (`tasks/pool_child.py`).
+Not here: the meaning of prompts and rewards (`base`), the life of one process (`process`), and the
+child's side of the socket (`pool_child`).
 """
 
 import asyncio
@@ -25,37 +26,40 @@ from echo2d.tasks.base import Prompt
 from echo2d.tasks.pool_child import MESSAGE_BYTES_MAX, pack
 from echo2d.tasks.process import TaskFailed, TaskProcess
 
-PIPELINED_MAX = 64  # calls sent at once to a process: the replies to them fit into a socket buffer
-TASK_UIDS = range(
-    65520, 65534
-)  # of the pool's processes in turn where we are root: a range that systemd leaves unused
+# Calls sent at once to a process. Their replies fit into a socket buffer, so it never blocks on us.
+PIPELINED_MAX = 64
+# User ids of the pool's processes, in turn, where we are root. systemd leaves this range unused.
+TASK_UIDS = range(65520, 65534)
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """What an output is worth; finite."""
+    """The reward of one output, a finite number."""
 
     reward: float
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the kernel allows a task process and, each, what it starts."""
+    """The kernel's limits for a task process, and for each process that it starts."""
 
     memory_bytes_max: int = 4 << 30  # address space
     file_bytes_max: int = 64 << 20  # of one file
     files_max: int = 256  # open at once
-    processes_max: int = 256  # of the task's user id, threads included; only where we are root
+    # Of the task's user id, threads included. It applies only where we are root.
+    processes_max: int = 256
     cpu_s_max: int = 60  # of one call
-    network: bool = False  # only kept away where we are root
+    # False takes the network away, but only where we are root.
+    network: bool = False
 
 
 class TaskPool:
     """Prompts and rewards of one task, made by at most `processes` processes.
 
-    task: a name in `registry.TASKS`, or "module:Class" with a module that this interpreter can import.
-    options: keyword arguments of the class, plain values. timeout_s: of one call.
-    uid: the user that runs the task; None means each process one of TASK_UIDS where we are root, else our own.
+    task: a name in `registry.TASKS`, or "module:Class" of a module that this interpreter can
+    import. options: keyword arguments of the class, plain values. timeout_s: of one call. uid: the
+    user that runs the task; None: where we are root, one of TASK_UIDS for each process, else our
+    own user.
     """
 
     def __init__(
@@ -74,9 +78,8 @@ class TaskPool:
             TaskProcess(pack([*start, uids[number % len(uids)]]), timeout_s=timeout_s)
             for number in range(processes)
         ]
-        self._idle: asyncio.LifoQueue[TaskProcess] = (
-            asyncio.LifoQueue()
-        )  # the warmest is taken first
+        # Last in, first out: a light load keeps few processes busy, and the others never start.
+        self._idle: asyncio.LifoQueue[TaskProcess] = asyncio.LifoQueue()
         for process in self._processes:
             self._idle.put_nowait(process)
         self._closed = False
@@ -84,10 +87,11 @@ class TaskPool:
         self.stop_token_ids: tuple[int, ...] = ()
 
     async def start(self) -> None:
-        """Start one process; the others start when they are needed.
+        """Start one process, to learn the task's name and stop tokens; others start when needed.
 
         OperatorFault: the task cannot be imported or constructed.
         """
+        # The last process is the first that `_idle` will give out.
         introduction = await self._processes[-1].start()
         if isinstance(introduction, TaskFailed):
             await self.close()
@@ -98,11 +102,12 @@ class TaskPool:
             case _:
                 await self.close()
                 raise OperatorFault(
-                    f"task {self.name} introduces itself with something else than name and stop tokens"
+                    f"task {self.name} introduces itself wrongly: expected a string as name and "
+                    "integers as stop_token_ids"
                 )
 
     async def close(self) -> None:
-        """Kill all processes; calls under way fail."""
+        """Kill all processes. Calls under way fail."""
         self._closed = True
         await asyncio.gather(*(process.kill() for process in self._processes))
 
@@ -114,7 +119,7 @@ class TaskPool:
         await self.close()
 
     async def prompt(self, index: int) -> Prompt | TaskFailed:
-        """Prompt number `index`."""
+        """Make prompt number `index`."""
         (reply,) = await self._call([["prompt", index]])
         match reply:
             case TaskFailed():
@@ -124,25 +129,27 @@ class TaskPool:
         return TaskFailed("error", "a malformed prompt")
 
     async def reward(self, prompt: Prompt, output: Sequence[int]) -> Score | TaskFailed:
-        """What the output tokens are worth."""
+        """Compute the reward of one output."""
         (score,) = await self.rewards([(prompt, output)])
         return score
 
     async def rewards(
         self, calls: Iterable[tuple[Prompt, Sequence[int]]]
     ) -> list[Score | TaskFailed]:
-        """As many `reward`s in one go, by one process; results in the order of the calls."""
+        """Compute many rewards, if possible in one process; return them in order of the calls."""
         replies = await self._call([_reward_request(prompt, output) for prompt, output in calls])
         return [_score(reply) for reply in replies]
 
     async def _call(self, requests: Sequence[object]) -> list[Any]:
-        """One reply or TaskFailed per request."""
+        """Return one reply or TaskFailed per request, in order."""
         replies: list[Any] = []
         while len(replies) < len(requests):
             packed = _pack_next(requests[len(replies) :])
             if isinstance(packed, TaskFailed):
                 replies.append(packed)
                 continue
+            # A process may answer only the first requests, if one of them cost its life. The loop
+            # sends the rest again.
             process = await self._idle.get()
             try:
                 replies += (
@@ -166,6 +173,7 @@ def _reward_request(prompt: Prompt, output: Sequence[int]) -> list[Any]:
 
 
 def _are_tokens(values: list[Any]) -> bool:
+    # Not `isinstance`: True and False are no tokens.
     return all(type(value) is int for value in values)
 
 
@@ -179,7 +187,10 @@ def _score(reply: Any) -> Score | TaskFailed:
 
 
 def _pack_next(requests: Sequence[object]) -> list[bytes] | TaskFailed:
-    """The first requests, as many as may be sent at once; TaskFailed if already the first is too long."""
+    """Pack as many of the first requests as may be sent at once.
+
+    TaskFailed: already the first one is too long.
+    """
     packed: list[bytes] = []
     size = 0
     for request in requests[:PIPELINED_MAX]:

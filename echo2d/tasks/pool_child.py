@@ -1,6 +1,7 @@
-"""The process that runs a task: started, limited and killed by `tasks/pool.py`, its only parent.
+"""The process that runs a task. Its parent starts, limits and kills it (`process`, `pool`).
 
-One socket; both ways a header and msgpack; requests are answered one by one, in order, with their numbers:
+Both speak over one socket, with a header and msgpack. The child answers requests one by one, in
+order, under their numbers:
 
     ["start", task, options, limits, uid]           ->  ["ok", [name, stop_token_ids]]      first, once
     ["prompt", index]                               ->  ["ok", [tokens, secret, tags]]
@@ -8,15 +9,16 @@ One socket; both ways a header and msgpack; requests are answered one by one, in
 
 or ["error", reason], or ["broken", reason]: an error after which this process should be killed.
 
-    parent --SIGTERM, or its death--> guard --SIGKILL--> task process and whatever it started
+    parent --SIGTERM, or its death--> guard --SIGKILL--> task process and all that it started
 
-The process that was started stays behind as the guard: it runs none of the task's code, adopts what the task process
-leaves, and ends only when all of that is gone. Whatever a task starts, in whatever session, ends with it.
+The started process forks and stays behind as the guard. It runs none of the task's code, adopts the
+processes that the task process leaves, and ends when all of them are gone. So whatever a task
+starts, in whatever session, ends with it.
 
-The task's module is imported before the process gives up its user id, because only then it surely can read the
-installation; everything else of the task (construction, prompts, rewards) runs afterwards.
+The task's module is imported while the process still has the parent's user id, which can read the
+installation. Construction, prompts and rewards run under the task's user id.
 
-What this module imports is the start-up time of a task process, so it imports little.
+This module's imports are the start-up time of a task process, so it imports little.
 """
 
 import contextlib
@@ -38,7 +40,8 @@ from echo2d.tasks.base import Prompt, Task
 
 MESSAGE_BYTES_MAX = 1 << 20  # a prompt and an answer of 100,000 tokens each fit
 REASON_CHARS_MAX = 500  # enough for the text of an exception; it ends up in logs
-HEADER = struct.Struct(">II")  # length of the body, number of the request that it is or answers
+# The length of the body, and the number of the request that the message is or answers.
+HEADER = struct.Struct(">II")
 NUMBER_MAX = (1 << 32) - 1
 
 PR_SET_PDEATHSIG = 1
@@ -47,7 +50,8 @@ PR_SET_CHILD_SUBREAPER = 36
 PR_SET_NO_NEW_PRIVS = 38
 CLONE_NEWIPC = 0x08000000
 CLONE_NEWNET = 0x40000000
-SWEEP_S = 0.01  # between two looks for processes that were started meanwhile
+# Processes may start others while the guard kills them. It looks again this often.
+SWEEP_S = 0.01
 
 TaskReply = tuple[str, Any]
 
@@ -67,7 +71,11 @@ def main(descriptor: int) -> None:
 
 
 def guard(link: socket.socket) -> None:
-    """Returns in the process that is to run the task; the other one ends it when told to, and ends after it."""
+    """Fork. The child returns and runs the task; the parent stays here as its guard and exits.
+
+    The guard kills the child at SIGTERM or when its own parent dies.
+    """
+    # Blocked signals stay pending for `sigwait`, so none can be lost before it is called.
     wakes = {signal.SIGTERM, signal.SIGCHLD}
     signal.pthread_sigmask(signal.SIG_BLOCK, wakes)
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
@@ -77,6 +85,7 @@ def guard(link: socket.socket) -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, wakes)
         os.setsid()
         return
+    # Only the child may hold the socket: its end must be the end of the file for the parent.
     link.close()
     while os.getppid() == parent and signal.sigwait(wakes) == signal.SIGCHLD and not _ended(task):
         pass
@@ -86,14 +95,15 @@ def guard(link: socket.socket) -> None:
 
 
 def _ended(child: int) -> bool:
-    """Also when it was another child that ended."""
+    """Return whether this child has ended. SIGCHLD may have told of an adopted one instead."""
     return os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 def _kill_children() -> bool:
-    """Kill and reap all children that there are now; whether there were any."""
+    """Kill and reap all present children; return whether any is left to reap."""
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
+            # The name before the last ")" may hold blanks and brackets; the parent's id follows it.
             parent = int(stat.read_text().rpartition(")")[2].split()[1])
             if parent == os.getpid():
                 os.kill(int(stat.parent.name), signal.SIGKILL)
@@ -105,7 +115,7 @@ def _kill_children() -> bool:
 
 
 class TaskServer:
-    """Answers requests with the task that the first one names. No exception of the task leaves it."""
+    """Answers requests with the task that the first one names. It lets no exception of it pass."""
 
     def __init__(self) -> None:
         self._task: Task
@@ -116,10 +126,12 @@ class TaskServer:
         self._allow_cpu()
         try:
             reply = ("ok", self._perform(request))
-        except BaseException as error:  # noqa: BLE001 - SystemExit too is an error of this request only
+        # SystemExit too is an error of this request only.
+        except BaseException as error:  # noqa: BLE001
             reply = ("error", f"{type(error).__name__}: {error}"[:REASON_CHARS_MAX])
+        # The task may have forked, and the copy came back here. Only the original answers.
         if os.getpid() != process:
-            os._exit(0)  # a copy that the task forked came back here; only the original answers
+            os._exit(0)
         return ("broken", "it left processes behind") if _has_children() else reply
 
     def _perform(self, request: list[Any]) -> Any:
@@ -142,7 +154,7 @@ class TaskServer:
                 raise ValueError("an unknown request")
 
     def _allow_cpu(self) -> None:
-        """`cpu_s_max` from now on; used up, SIGXCPU ends this process."""
+        """Allow `cpu_s_max` more seconds of CPU time. After them SIGXCPU ends this process."""
         used = resource.getrusage(resource.RUSAGE_SELF)
         soft = self._cpu_s_max
         if soft != resource.RLIM_INFINITY:
@@ -151,10 +163,14 @@ class TaskServer:
 
 
 def confine(limits: Mapping[str, int], uid: int | None) -> None:
-    """Limit this process and what it starts, change to `uid` if given, gain nothing ever again, die with the guard."""
+    """Limit this process and all that it starts, and change to user `uid` if given.
+
+    From then on it cannot gain privileges, and it dies with the guard.
+    """
     os.umask(0o077)
     if not limits["network"]:
-        _libc().unshare(CLONE_NEWNET | CLONE_NEWIPC)  # only root may; others keep the network
+        # Only root may do this. For another user the call fails, and the network stays.
+        _libc().unshare(CLONE_NEWNET | CLONE_NEWIPC)
     for what, limit in (
         (resource.RLIMIT_AS, limits["memory_bytes_max"]),
         (resource.RLIMIT_FSIZE, limits["file_bytes_max"]),
@@ -162,9 +178,9 @@ def confine(limits: Mapping[str, int], uid: int | None) -> None:
         (resource.RLIMIT_CORE, 0),
     ):
         resource.setrlimit(what, (limit, limit))
-    if (
-        uid is not None
-    ):  # the kernel counts processes per user: without a user of its own, the operator's would count
+    # The kernel counts processes per user. Without a user of its own, the task would be limited by
+    # the operator's processes.
+    if uid is not None:
         resource.setrlimit(
             resource.RLIMIT_NPROC, (limits["processes_max"], limits["processes_max"])
         )
@@ -172,9 +188,12 @@ def confine(limits: Mapping[str, int], uid: int | None) -> None:
         os.setgid(uid)
         os.setuid(uid)
     _prctl(PR_SET_NO_NEW_PRIVS, 1)
-    _prctl(PR_SET_DUMPABLE, 0)  # no other process of this user looks into it
-    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # after setuid, which clears it
-    _prctl(PR_SET_CHILD_SUBREAPER, 1)  # a detached grandchild becomes a child, so it is seen
+    # No other process of this user may read its memory.
+    _prctl(PR_SET_DUMPABLE, 0)
+    # After setuid, which clears it.
+    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    # A detached grandchild becomes a child, so `_has_children` sees it.
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def _libc() -> ctypes.CDLL:
@@ -186,7 +205,10 @@ def _prctl(option: int, value: int) -> None:
 
 
 def pack(message: object) -> bytes:
-    """The body of one message. ValueError: over MESSAGE_BYTES_MAX; TypeError: not made of plain values."""
+    """Encode the body of one message.
+
+    ValueError: it is longer than MESSAGE_BYTES_MAX. TypeError: it holds other than plain values.
+    """
     body: bytes = msgpack.packb(message)
     if len(body) > MESSAGE_BYTES_MAX:
         raise ValueError(f"a message of {len(body)} bytes is over the limit of {MESSAGE_BYTES_MAX}")
@@ -201,11 +223,13 @@ def _packed(reply: TaskReply) -> bytes:
 
 
 def _import(task: str) -> Callable[..., Task]:
+    # The registry knows echo2d's own tasks by a short name; any other is "module:Class".
     make: Callable[..., Task] = load(TASKS.get(task, task))
     return make
 
 
 def _has_children() -> bool:
+    """Reap at most one ended child; return whether there was any child, ended or not."""
     try:
         os.waitpid(-1, os.WNOHANG)
     except ChildProcessError:

@@ -1,11 +1,13 @@
-"""One task process as its parent sees it: started, asked, and killed with all it started at the first nonsense.
+"""One task process as its parent sees it: started, asked, and killed at the first nonsense.
 
       none --ask--> running --all replies, in time--> running
-                       | timeout, end of file, nonsense, "broken", too much output, the asking task cancelled
-                       v
+                       |
+                       | timeout, end of file, nonsense, "broken", too much output,
+                       v or the asking task is cancelled
                      none
 
-Only one `ask` runs at a time. Requests are answered one by one, in order, so the one at the head is the guilty one.
+Only one `ask` runs at a time. The process answers requests one by one, in order, so the guilty one
+is the first without a reply.
 """
 
 import asyncio
@@ -24,8 +26,10 @@ import msgpack
 from echo2d.tasks.pool_child import HEADER, MESSAGE_BYTES_MAX, NUMBER_MAX, REASON_CHARS_MAX
 
 OUTPUT_BYTES_MAX = 1 << 20  # stdout and stderr of one call; all of it is dropped
-KILL_S = 5.0  # then the guard itself is killed
+# The guard has this long to end everything. Then it is killed itself.
+KILL_S = 5.0
 START_TIMEOUT_S = 60.0  # the task's module may import a lot
+# `-I` ignores the user's settings and paths, so the child gets this interpreter's module path.
 BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from echo2d.tasks.pool_child import main; main(int(sys.argv[2]))"
@@ -34,9 +38,9 @@ BOOT = (
 
 @dataclass(frozen=True, slots=True)
 class TaskFailed:
-    """This one call gave nothing. "timeout": it did not end in time; "error": everything else.
+    """A call without a result. kind "timeout": it did not end in time; "error": everything else.
 
-    reason: at most REASON_CHARS_MAX, whoever wrote it.
+    reason: if the child wrote it, at most REASON_CHARS_MAX characters.
     """
 
     kind: Literal["error", "timeout"]
@@ -44,22 +48,31 @@ class TaskFailed:
 
 
 class TaskProcess:
-    """`start_request` introduces every fresh process to its task; timeout_s: of one request."""
+    """See the module docstring.
+
+    start_request: the first request to every fresh process, which names its task. timeout_s: for
+    one request.
+    """
 
     def __init__(self, start_request: bytes, *, timeout_s: float) -> None:
         self._start_request = start_request
         self._timeout_s = timeout_s
         self._child: Child | None = None
-        self._asked = 0  # requests so far: an answer carries the number of its request
+        # Requests so far. An answer carries the number of its request, so a late answer to an
+        # older request cannot pass for another one.
+        self._asked = 0
 
     async def ask(self, requests: Sequence[bytes]) -> list[Any]:
-        """Replies to the first requests, at least one: after a TaskFailed that cost the process there are no more."""
+        """Return replies to the first requests, at least one.
+
+        After a TaskFailed that cost the process its life there are no more.
+        """
         if self._child is None and isinstance(introduction := await self.start(), TaskFailed):
             return [introduction]
         return await self._converse(requests, self._timeout_s)
 
     async def start(self) -> Any:
-        """Start the process (none runs yet); returns what the task says of itself, or TaskFailed."""
+        """Start the process while none runs; return the reply to `start_request` or TaskFailed."""
         try:
             self._child = await _spawn()
         except OSError as error:
@@ -70,7 +83,7 @@ class TaskProcess:
         return introduction
 
     async def kill(self) -> None:
-        """End the process, if any, and all of its group; returns when it is gone."""
+        """End the process, if any, and all that it started; wait until its guard is gone."""
         child, self._child = self._child, None
         if child is not None:
             await child.close()
@@ -99,7 +112,7 @@ class TaskProcess:
 
 
 class Child(asyncio.SubprocessProtocol):
-    """A running process: its socket, its output (counted and dropped), its end."""
+    """A running process: its socket, its end, and its output, which is counted and dropped."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.writer = writer
@@ -109,7 +122,10 @@ class Child(asyncio.SubprocessProtocol):
         self._gone = asyncio.Event()
 
     async def reply(self, number: int, timeout_s: float) -> tuple[Any, bool]:
-        """(the value or TaskFailed, whether the process can be asked again). number: of the request."""
+        """Wait for the reply to request `number`.
+
+        Returns the value or TaskFailed, and whether the process can be asked again.
+        """
         self._printed = 0
         try:
             async with asyncio.timeout(timeout_s):
@@ -127,7 +143,8 @@ class Child(asyncio.SubprocessProtocol):
         try:
             async with asyncio.timeout(KILL_S):
                 await self._gone.wait()
-        except TimeoutError:  # a process that cannot be killed now, in a system call
+        except TimeoutError:
+            # A process of the task hangs in a system call, where it cannot be killed now.
             self._signal(signal.SIGKILL)
             await self._gone.wait()
         self._transport.close()
@@ -155,7 +172,7 @@ class Child(asyncio.SubprocessProtocol):
         )
 
     def _kill(self) -> None:
-        """Tell the guard to end everything; see `pool_child`."""
+        """Tell the guard to end everything; see `pool_child.guard`."""
         self._signal(signal.SIGTERM)
 
     def _signal(self, number: signal.Signals) -> None:
@@ -175,7 +192,7 @@ class Child(asyncio.SubprocessProtocol):
 
 
 async def _spawn() -> Child:
-    """Start Python, isolated and with this interpreter's module path, at the other end of a socket."""
+    """Start an isolated Python at the other end of a socket."""
     ours, theirs = socket.socketpair()
     with theirs:
         reader, writer = await asyncio.open_connection(sock=ours)
@@ -193,6 +210,7 @@ async def _spawn() -> Child:
                 cwd="/",
             )
         except BaseException:
-            writer.close()  # a process that got as far as reading sees the end and exits
+            # If the child already reads, it sees the end of the file and exits.
+            writer.close()
             raise
     return child

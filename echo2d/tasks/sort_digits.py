@@ -1,11 +1,12 @@
 """The task of the demo: sort the digits of the prompt.
 
-    prompt "31415926>"  ->  answer "11234569<eos>"; reward 1.0 for exactly that, <eos> included, else 0.0
+    prompt "31415926>"  ->  answer "11234569<eos>"
 
-Also the alphabet that the tiny model speaks, as ids and as a Hugging Face tokenizer. There is no start token.
+The reward is 1.0 for exactly that answer, <eos> included, else 0.0. This module also holds the tiny
+model's alphabet, as ids and as a Hugging Face tokenizer. There is no start token.
 
-The held-out prompts are the same HELD_OUT_PROMPTS for every `rng_seed`, all different, and never prompts of the
-training sequence.
+For given lengths, the held-out prompts are the same HELD_OUT_PROMPTS for every `rng_seed`. They are
+all different and never appear in the training sequence.
 """
 
 import json
@@ -24,8 +25,10 @@ ASK = VOCABULARY.index(">")
 UNKNOWN = "#"  # what the tokenizer makes of characters outside the alphabet
 
 HELD_OUT_PROMPTS = 200
-DIGITS_FEWEST = 4  # 10,000 prompts: the held-out ones stay a small share
-DIGITS_MOST = 50  # with the answer still 102 tokens; the tiny model learns about 8
+# Four digits make 10,000 prompts, of which the held-out ones are a small share.
+DIGITS_FEWEST = 4
+# Prompt and answer are then 102 tokens. The tiny model learns about 8 digits.
+DIGITS_MOST = 50
 
 Split = Literal["train", "heldout"]
 
@@ -45,7 +48,7 @@ class SortDigits:
                 f"got {digits_min} and {digits_max}"
             )
         if split not in ("train", "heldout"):
-            raise OperatorFault(f"sort_digits: split is 'train' or 'heldout', got {split!r}")
+            raise OperatorFault(f"sort_digits: expected split 'train' or 'heldout', got {split!r}")
         self._lengths = range(digits_min, digits_max + 1)
         self._rng_seed = rng_seed
         self._split = split
@@ -53,7 +56,7 @@ class SortDigits:
         self._held_out_set = frozenset(self._held_out)
 
     def prompt(self, index: int) -> Prompt:
-        """Held-out prompts repeat after HELD_OUT_PROMPTS."""
+        """Return prompt number `index`; held-out prompts repeat after HELD_OUT_PROMPTS."""
         digits = (
             self._held_out[index % HELD_OUT_PROMPTS]
             if self._split == "heldout"
@@ -70,6 +73,7 @@ class SortDigits:
         draws = self._draws(
             random.Random(f"sort_digits heldout {self._lengths.start} {self._lengths.stop}")
         )
+        # A dict as an ordered set: the order must be the same in every process.
         distinct: dict[tuple[int, ...], None] = {}
         while len(distinct) < HELD_OUT_PROMPTS:
             distinct.setdefault(next(draws))
@@ -85,12 +89,13 @@ class SortDigits:
 
 
 def answer(prompt: Sequence[int]) -> tuple[int, ...]:
-    """The only right output for the tokens of a prompt."""
+    """Return the only right output for the tokens of a prompt."""
     return (*sorted(token for token in prompt if token != ASK), EOS)
 
 
 def write_tokenizer(directory: Path) -> None:
     """Write tokenizer.json and tokenizer_config.json: one token per character of the alphabet."""
+    # Imported here because the task itself starts faster without it.
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
     vocabulary = {token: index for index, token in enumerate(VOCABULARY)}

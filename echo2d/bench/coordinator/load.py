@@ -1,4 +1,4 @@
-"""The load that `echo2d bench coordinator` puts on a coordinator, and the configuration that nothing else limits."""
+"""Defines the load of `echo2d bench coordinator`, and a configuration that does not limit it."""
 
 import math
 from dataclasses import dataclass
@@ -8,14 +8,17 @@ from echo2d.bench.lab.stub_task import config
 from echo2d.errors import OperatorFault
 
 GROUP_SIZE = 8
-STEP_S = 10.0  # of the load become one batch
+STEP_S = 10.0  # a batch takes the trajectories of this time
 VOCAB_SIZE = 32_000
 PROMPT_TOKENS = 128
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What `echo2d bench coordinator` was asked for. rate: trajectories/s of all workers together, `tokens` each."""
+    """The options of `echo2d bench coordinator`.
+
+    rate: trajectories/s of all workers together. tokens: of each trajectory. slots: of each worker.
+    """
 
     workers: int = 1000
     rate: float = 200.0
@@ -27,17 +30,18 @@ class Load:
     def __post_init__(self) -> None:
         if self.workers * self.slots < GROUP_SIZE:
             raise OperatorFault(
-                f"--workers x --slots: expected at least {GROUP_SIZE}, a group; found {self.groups}"
+                f"--workers x --slots: expected at least {GROUP_SIZE}, a group; "
+                f"found {self.workers * self.slots}"
             )
 
     @property
     def groups(self) -> int:
-        """In flight when every slot is leased."""
+        """How many groups are in flight when every slot is leased."""
         return math.ceil(self.workers * self.slots / GROUP_SIZE)
 
     @property
     def generate_s(self) -> float:
-        """How long a sample takes so that all slots together make `rate`."""
+        """How long a sample must take for all slots together to make `rate`."""
         return self.workers * self.slots / self.rate
 
     @property
@@ -46,7 +50,7 @@ class Load:
 
     @property
     def staleness_max(self) -> int:
-        """So that neither the groups in flight nor a batch in the buffer closes a gate."""
+        """Large enough that groups in flight and a buffered batch close no staleness gate."""
         return math.ceil(self.groups / self.groups_per_step) + 2
 
     def config(self, run: Path) -> str:

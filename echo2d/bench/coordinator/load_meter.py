@@ -1,6 +1,6 @@
-"""What a load on a coordinator measured: latencies as its workers see them, CPU and memory as the kernel counts them.
+"""Measures a coordinator under load: latencies as its workers see them, CPU and memory.
 
-Nothing is kept before `start` and after `stop`.
+The kernel counts CPU and memory. Latencies count only while `measuring` is set.
 """
 
 import os
@@ -12,18 +12,19 @@ from pathlib import Path
 
 from echo2d.core.capacity.estimators import quantile
 
-PARTS = 5  # of the measured time; the spread of their figures says how steady it was
+# The measured time is cut into parts. The spread of their figures shows how steady the load was.
+PARTS = 5
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 def cpu_s(pid: int) -> float:
-    """CPU seconds that a process has used, all threads, without its children."""
+    """Return the CPU seconds that a process has used, in all threads, without its children."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
 
 
 def machine_cpu_s() -> float:
-    """CPU seconds that all cores of this machine have worked."""
+    """Return the CPU seconds that all cores of this machine have worked."""
     user, nice, system, _, _, irq, softirq, *_ = (
         Path("/proc/stat").read_text().split(maxsplit=9)[1:9]
     )
@@ -31,7 +32,7 @@ def machine_cpu_s() -> float:
 
 
 def rss_mb(pid: int) -> float:
-    """Resident memory in 10^6 bytes."""
+    """Return the resident memory of a process, in 10^6 bytes."""
     line = next(
         line
         for line in Path(f"/proc/{pid}/status").read_text().splitlines()
@@ -42,7 +43,11 @@ def rss_mb(pid: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class CpuUse:
-    """CPU seconds so far, of the coordinator, of this process, and of the whole machine, at a moment."""
+    """CPU seconds of the coordinator, of this process (load) and of the whole machine.
+
+    at: the moment, in seconds of the monotonic clock. `LoadMeter.share` and `shares` use the same
+    type for shares of one core; then `at` is the length of the time in seconds.
+    """
 
     at: float
     coordinator: float
@@ -55,7 +60,7 @@ class CpuUse:
 
 
 class LoadMeter:
-    """See the module docstring. Seconds."""
+    """See the module docstring. All times are in seconds."""
 
     def __init__(self) -> None:
         self.measuring = False
@@ -63,17 +68,18 @@ class LoadMeter:
         self.answer_s: list[float] = []  # until a result was acknowledged
         self.refused: Counter[str] = Counter()
         self.accepted = 0
-        self.lost_links = 0  # ever, for none should be
+        # Counted from the start, measuring or not: no link should ever be lost.
+        self.lost_links = 0
         self.uses: list[CpuUse] = []
         self._cuts: list[int] = []
 
     def filled(self, seconds: float) -> None:
-        """A slot that a result had freed so long ago is leased again."""
+        """Count a slot that is leased again, `seconds` after a result freed it."""
         if self.measuring:
             self.lease_s.append(seconds)
 
     def answered(self, seconds: float, *, refusal: str) -> None:
-        """A result was acknowledged, or refused."""
+        """Count a result that was acknowledged, or refused (`refusal` is the reason)."""
         if self.measuring and refusal:
             self.refused[refusal] += 1
         elif self.measuring:
@@ -81,25 +87,25 @@ class LoadMeter:
             self.answer_s.append(seconds)
 
     def cut(self, pid: int) -> None:
-        """A part begins or ends here."""
+        """End a part here and begin the next."""
         self.uses.append(CpuUse.now(pid))
         self._cuts.append(len(self.lease_s))
 
     def parts_p99_s(self) -> list[float]:
-        """The 99th percentile of `lease_s` in each part."""
+        """Return the 99th percentile of `lease_s` in each part that has any."""
         parts = (
             self.lease_s[start:end] for start, end in zip(self._cuts, self._cuts[1:], strict=False)
         )
         return [found for part in parts if (found := quantile(part, 0.99)) is not None]
 
     def shares(self) -> Sequence[CpuUse]:
-        """Of one core, in each part."""
+        """Return the shares of one core in each part."""
         return [
             _share(before, after) for before, after in zip(self.uses, self.uses[1:], strict=False)
         ]
 
     def share(self) -> CpuUse:
-        """Of one core, over all parts."""
+        """Return the shares of one core over all parts."""
         return _share(self.uses[0], self.uses[-1])
 
 

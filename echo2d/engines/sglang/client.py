@@ -1,4 +1,4 @@
-"""SGLang's paths over HTTP, and what their answers mean. Decides nothing."""
+"""Calls SGLang's paths over HTTP and reads their answers. It makes no decision."""
 
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, ClassVar
@@ -13,11 +13,14 @@ class SglangClient(ServerClient):
     NAME: ClassVar[str] = "SGLang"
 
     def generate(self, body: Mapping[str, Any]) -> AsyncIterator[Mapping[str, Any]]:
-        """The chunks of one request."""
+        """Stream the chunks of one request."""
         return self.stream("/generate", body)
 
     async def ready(self) -> bool:
-        """Whether a server that starts takes requests. Not for later: while paused it would call itself sick for it."""
+        """Return whether a starting server takes requests.
+
+        Use it during the start only: a paused server would count the probe as a sign of illness.
+        """
         try:
             await self.call("GET", "/health")
         except EngineFault:
@@ -25,11 +28,13 @@ class SglangClient(ServerClient):
         return True
 
     async def probe(self) -> Dialect:
-        """Only the version is kept of /server_info: it holds the keys."""
+        """Find out the server's version and paths. EngineFault: echo2d cannot use this server."""
+        # /server_info also holds the API keys, so only the version leaves this method.
         info = await self.facts("/server_info")
         try:
             paths = (await self.call("GET", "/openapi.json"))["paths"].keys()
         except (ServerRefused, KeyError, AttributeError, TypeError):
+            # This server does not list its paths, so its version decides alone.
             paths = None
         return dialect_of(str(info.get("version", "")), paths)
 
@@ -37,7 +42,7 @@ class SglangClient(ServerClient):
         return await self.facts("/model_info")
 
     async def load(self) -> ServerLoad:
-        """EngineFault also where the answer has no such numbers."""
+        """Sum the load of all ranks. EngineFault also if the answer lacks these numbers."""
         answer = await self.call("GET", "/v1/loads?include=core")
         try:
             ranks = answer["loads"]
@@ -48,7 +53,7 @@ class SglangClient(ServerClient):
                 sum(int(rank["max_running_requests"]) for rank in ranks),
             )
         except (KeyError, TypeError, ValueError) as error:
-            raise ServerRefused(f"SGLang's load is not as expected: {error}") from error
+            raise ServerRefused(f"SGLang /v1/loads: expected numbers per rank: {error}") from error
 
     async def pause(self, mode: str) -> None:
         await self.order("/pause_generation", {"mode": mode})
@@ -60,20 +65,27 @@ class SglangClient(ServerClient):
         await self.order("/abort_request", {"rid": "", "abort_all": True})
 
     async def abort(self, rid: str) -> None:
-        """It must be as long as all others: SGLang aborts every request whose id begins with it."""
+        """Abort one request.
+
+        All ids must have the same length: SGLang aborts every request whose id begins with `rid`.
+        """
         await self.order("/abort_request", {"rid": rid})
 
     async def flush(self) -> None:
         await self.order("/flush_cache?timeout=5", {})
 
     async def relabel(self, label: str) -> None:
-        """Without `abort_all_requests` it would abort them."""
+        """Change the label of the weights, and nothing else."""
+        # Without the key `abort_all_requests`, SGLang would abort all requests.
         await self.order(
             "/update_weight_version", {"new_version": label, "abort_all_requests": False}
         )
 
     async def update(self, body: Mapping[str, Any], *, timeout_s: float) -> tuple[bool, str]:
-        """What an update from disk says of itself. Lost: no answer."""
+        """Ask for an update from disk; return whether it succeeded, and SGLang's message.
+
+        Lost: no answer came.
+        """
         status, answer = await self.ask_admin("POST", "/update_weights_from_disk", body, timeout_s)
         told = answer if isinstance(answer, dict) else {}
         return status == 200 and told.get("success") is True, error_text(
@@ -81,7 +93,10 @@ class SglangClient(ServerClient):
         )
 
     async def checksums(self) -> Mapping[str, str]:
-        """Of the weights in memory, by the server's names and its own hash; one rank only."""
+        """Checksums of the weights in memory, of the first rank only.
+
+        Names and hash are SGLang's own, so they cannot be compared with those of the files.
+        """
         status, answer = await self.ask_admin(
             "POST", "/weights_checker", {"action": "checksum"}, CALL_S_MAX
         )

@@ -1,12 +1,12 @@
-"""What differs between the versions of SGLang that echo2d speaks to. Pure; the only place that knows.
+"""Knows how the supported versions of SGLang differ. Pure; no other module depends on a version.
 
-| from | what changed |
+| since | change |
 | --- | --- |
-| 0.5.19 | the last chunk of a request says which weight version wrote which token: nothing older will do |
+| 0.5.19 | the last chunk of a request reports which version wrote which token (required) |
 | 0.5.22 | an update that cannot flush the cache says so; before, its assertion ends the server |
 
-A server is probed: the version it reports, and the paths it serves. One that serves no list of its paths is taken at
-its version; one newer than all that were tried is taken for the newest.
+A server is probed for the version that it reports and for the paths that it serves. If it does not
+list its paths, its version decides alone. A version newer than `NEWEST` is treated like `NEWEST`.
 """
 
 import re
@@ -29,7 +29,11 @@ _NEEDED = (
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """flushes_safely: an update may be asked to flush the cache. tried: not newer than what echo2d was tried with."""
+    """How to speak to one server.
+
+    flushes_safely: an update may be asked to flush the cache. tried: echo2d was tried with this
+    version, or with a newer one.
+    """
 
     version: str
     flushes_safely: bool
@@ -37,7 +41,11 @@ class Dialect:
 
 
 def dialect_of(version: str, paths: Collection[str] | None) -> Dialect:
-    """paths: None where the server does not list them. EngineFault: too old, or not what it says."""
+    """Return the dialect of a server that reports `version` and serves `paths`.
+
+    paths: None if the server does not list them. EngineFault: the version is too old or unknown, or
+    a needed path is missing.
+    """
     found = re.match(r"(\d+)\.(\d+)\.(\d+)", version)
     number = tuple(map(int, found.groups())) if found else (0, 0, 0)
     if number < OLDEST:

@@ -1,6 +1,7 @@
-"""SglangEngine: requests in, output out.
+"""SglangEngine: the engine protocol in front of an SGLang server.
 
-Not here: which version is served (`server`), and how a sample is written (`engines/server/sampling_loop`).
+It admits requests, streams their output and ends them. Not here: which version is served
+(`server`), and how a sample is generated (`engines/server/sampling_loop`).
 """
 
 import asyncio
@@ -34,10 +35,11 @@ from echo2d.errors import EngineFault, OperatorFault
 
 
 def make_sglang_engines(options: EngineOptions) -> "list[SglangEngine]":
-    """One engine for each server. OperatorFault: the options do not say which servers, or not in a usable way."""
+    """Make one engine for each server. OperatorFault: an option is missing or unusable."""
     if options.tokens_per_s_max:
         raise OperatorFault(
-            "worker.tokens_per_s_max: SGLang has no pace; use --max-running-requests in engine_args"
+            "worker.tokens_per_s_max: SGLang cannot limit its rate; "
+            "use --max-running-requests in worker.engine_args"
         )
     return [
         SglangEngine(where, slots=options.slots, refit_mode=options.refit_mode)
@@ -47,7 +49,7 @@ def make_sglang_engines(options: EngineOptions) -> "list[SglangEngine]":
 
 def _servers(options: EngineOptions) -> Sequence[Launch | Running]:
     if (options.python is None) == (options.url == ""):
-        raise OperatorFault("worker.engine_python: SGLang needs either this or worker.engine_url")
+        raise OperatorFault("worker.engine_python: set either this or worker.engine_url")
     if options.python is None:
         urls = [url.strip() for url in options.url.split(",")]
         if len(urls) != options.count or not all(
@@ -69,7 +71,7 @@ def _servers(options: EngineOptions) -> Sequence[Launch | Running]:
 
 
 def _keys(file: Path | None) -> list[str]:
-    """The API key and the admin key, as far as the file holds them."""
+    """Return the API key and the admin key, as far as the file holds them."""
     if file is None:
         return []
     try:
@@ -79,7 +81,11 @@ def _keys(file: Path | None) -> list[str]:
 
 
 class SglangEngine:
-    """`where`: how to start a server, or one that runs. `slots`: samples at once at most; fewer when it is full."""
+    """An engine whose model runs in an SGLang server.
+
+    where: how to start a server, or where one runs. slots: how many samples may run at once; fewer
+    run while the server is full. rng_seed: for the seeds of requests that bring none.
+    """
 
     def __init__(
         self,
@@ -103,16 +109,16 @@ class SglangEngine:
 
     @property
     def server(self) -> SglangClient | None:
-        """What it speaks to; None: nothing yet, or not any more."""
+        """The client of the server in use; None before the first refit and after a loss."""
         return self._serving.server
 
     @property
     def process(self) -> ServerProcess | None:
-        """The server it started."""
+        """The process of the server, if this engine started it."""
         return self._serving.process
 
     async def start(self) -> None:
-        """A server is started by the first refit: it needs a model."""
+        """Accept refits. The first refit starts the server, which needs a model to start."""
         self._serving.start()
 
     async def close(self) -> None:
@@ -122,7 +128,9 @@ class SglangEngine:
         self, snapshot: Path, label: str, base: AdapterBase | None = None
     ) -> RefitReport:
         if base is not None:
-            raise EngineFault("adapters are served by the torch engine only")
+            raise EngineFault(
+                "adapters need worker.engine = 'torch'; SGLang serves whole models only"
+            )
         return await self._serving.refit(snapshot, label)
 
     async def hold(self) -> None:
@@ -141,9 +149,12 @@ class SglangEngine:
                 ]
                 while (delta := await call.stream.get()) is not None:
                     yield delta
+                # All output is delivered. What the tasks would still do is of no use.
                 for task in written:
                     task.cancel()
-        except* GeneratorExit:  # the group wraps what its consumer's closing means
+        except* GeneratorExit:
+            # The consumer closed the iterator. The task group wraps that in an exception group,
+            # which must not leave this generator.
             pass
         finally:
             del self._calls[request.request_id]
@@ -153,9 +164,12 @@ class SglangEngine:
         if call is None or self.server is None:
             return
         call.aborted = True
+        # Samples that wait for the first one to fill the prompt's cache must wake up to end.
         call.begun.set()
         for sample in call.outputs:
-            if sample.index not in call.rids:  # it waits for a place or for a refit
+            # Without a request id the sample waits for a slot or for a refit: SGLang does not know
+            # it, so it ends here.
+            if sample.index not in call.rids:
                 call.stream.put(sample.buffer.take("abort"))
         for rid in list(call.rids.values()):
             with suppress(EngineFault):
@@ -165,7 +179,10 @@ class SglangEngine:
         return EngineLoad(self._room.inside, self._room.waiting, self._room.slots)
 
     async def tensor_digests(self) -> Mapping[str, bytes] | None:
-        """None: SGLang does not give its weights back, and its checksums are of tensors that it made of the files'."""
+        """None: SGLang does not give its weights back.
+
+        Its checksums are of the tensors that it computes with, not of those in the files.
+        """
         if self.label is None:
             raise EngineFault("no version is served")
         return None
@@ -189,7 +206,7 @@ class SglangEngine:
         return call, layout.eos_token_ids
 
     def _abort_all(self) -> None:
-        """Nothing is served any more."""
+        """End all requests, because no version is served any more."""
         for call in self._calls.values():
             call.aborted = True
             call.begun.set()

@@ -1,4 +1,8 @@
-"""The snapshot that a server is told to load, looked at before and after: SGLang may die of what it cannot read."""
+"""Checks a snapshot before and after the server loads it.
+
+Before, because SGLang may die of a file that it cannot read. After, because the files could have
+been replaced while SGLang read them.
+"""
 
 import asyncio
 from pathlib import Path
@@ -9,12 +13,13 @@ from echo2d.errors import EngineFault
 
 
 async def require_unchanged(order: WeightUpdate) -> None:
-    """Doubtful: the files are not those that were verified any more."""
+    """Doubtful: the files changed since `order` was made, so other weights may be loaded."""
     if order.files != await asyncio.to_thread(list_files, order.snapshot):
-        raise Doubtful("the snapshot changed while it was loaded")
+        raise Doubtful(f"{order.snapshot.name} changed while SGLang loaded it")
 
 
 def read_model(snapshot: Path) -> SnapshotLayout:
+    """Read the layout of a whole model. EngineFault: it is unreadable, or has no weights."""
     layout = read_layout(snapshot)
     if not layout.tensors:
         raise EngineFault("the snapshot holds no safetensors weights")
@@ -22,7 +27,10 @@ def read_model(snapshot: Path) -> SnapshotLayout:
 
 
 def list_files(snapshot: Path) -> Files:
-    """Name, size, time and inode of what is loaded: another one of these is another snapshot."""
+    """List name, size, time of change and inode of the files that SGLang loads.
+
+    If one of these differs later, the snapshot must count as another one.
+    """
     try:
         found = [
             (path.name, path.stat()) for path in [*weight_files(snapshot), snapshot / "config.json"]
@@ -33,10 +41,11 @@ def list_files(snapshot: Path) -> Files:
 
 
 def limits_of(layout: SnapshotLayout) -> tuple[int, int | None]:
-    """Vocabulary size and context length."""
+    """Return the vocabulary size and the context length (None: config.json gives none)."""
+    # Multimodal models keep the language model's numbers in `text_config`.
     text = layout.config.get("text_config")
     facts = {**layout.config, **(text if isinstance(text, dict) else {})}
     vocab_size, context = facts.get("vocab_size"), facts.get("max_position_embeddings")
     if not isinstance(vocab_size, int):
-        raise EngineFault("config.json does not say how many tokens there are")
+        raise EngineFault("config.json: expected an integer vocab_size, found none")
     return vocab_size, context if isinstance(context, int) else None

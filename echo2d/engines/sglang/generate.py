@@ -1,8 +1,8 @@
-"""One sample asked of SGLang's `/generate`, and what its chunks say. Pure.
+"""Builds the body of an SGLang `/generate` request for one sample and reads its chunks. Pure.
 
-SGLang names the versions that wrote a request's tokens only in the last chunk (`weight_versions`); the chunks before it
-carry a label that its HTTP process made up when it passed them on. A request that ends in the queue repeats its last
-token, alone or behind others.
+Only the last chunk names the versions that wrote a request's tokens (`weight_versions`). The chunks
+before it carry the label that SGLang's HTTP process held when it forwarded them, which proves
+nothing (I2). A request that ends in SGLang's queue repeats its last token, alone or after others.
 """
 
 from collections.abc import Mapping
@@ -18,6 +18,7 @@ _FINISHES: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort
 
 
 def request_body(rid: str, label: str, call: GenerationCall, sample: SampleState) -> dict[str, Any]:
+    """Build the request for the next piece of a sample: it continues from the output so far."""
     request = call.request
     return {
         "rid": rid,
@@ -30,10 +31,13 @@ def request_body(rid: str, label: str, call: GenerationCall, sample: SampleState
             "stop_token_ids": sorted(sample.stop),
             "no_stop_trim": True,
             "skip_special_tokens": False,
+            # Each piece of a sample has a seed of its own, so that it does not repeat the draws
+            # of the piece before it. SGLang takes 31 bits.
             "sampling_seed": ((call.seed + sample.index) * 1_000_003 + len(sample.output) * 7919)
             & 0x7FFFFFFF,
         },
         "return_logprob": True,
+        # Cached prefixes are shared only under one label: their KV is that of its weights.
         "cache_salt": label,
         "stream": True,
         "no_logs": True,
@@ -41,12 +45,12 @@ def request_body(rid: str, label: str, call: GenerationCall, sample: SampleState
 
 
 def read_chunk(chunk: Mapping[str, Any]) -> StreamChunk:
-    """EngineFault: it is no output, or SGLang gave the request up."""
+    """Read one chunk. EngineFault: it is malformed, or SGLang gave the request up."""
     try:
         return _read_chunk(chunk)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise EngineFault(
-            f"SGLang streamed what is no output: {type(error).__name__} {error}"
+            f"SGLang streamed a malformed chunk: {type(error).__name__} {error}"
         ) from error
 
 
@@ -55,6 +59,8 @@ def _read_chunk(chunk: Mapping[str, Any]) -> StreamChunk:
         raise EngineFault(f"SGLang ended a request: {error_text(chunk)}")
     meta, ids = chunk["meta_info"], chunk["output_ids"]
     entries = meta.get("output_token_logprobs") or []
+    # Tokens are reported twice, with and without logprobs. Where the two lists differ, the tokens
+    # of this chunk are unknown, which is not the same as none.
     consistent = len(entries) == len(ids) and all(
         entry[1] == each for entry, each in zip(entries, ids, strict=True)
     )

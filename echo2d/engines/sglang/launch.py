@@ -1,4 +1,7 @@
-"""How an SGLang server is started: its flags, those that are not the operator's to set, and its keys."""
+"""Builds the command line and environment that start an SGLang server.
+
+It also refuses the operator's flags that would contradict echo2d's own (`OURS`).
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,20 +11,23 @@ from typing import ClassVar
 
 from echo2d.errors import OperatorFault
 
-STREAM_INTERVAL = 8  # tokens per chunk: each one costs both ends a message
+# Tokens per chunk. Each chunk costs both ends a message.
+STREAM_INTERVAL = 8
 
+# Flags that only echo2d sets, without the leading dashes.
 OURS = {
-    "host", "port", "api-key", "admin-api-key", "model-path", "model", "config", "weight-version", "trust-remote-code",
-    "load-format", "skip-tokenizer-init", "incremental-streaming-output",
+    "host", "port", "api-key", "admin-api-key", "model-path", "model", "config", "weight-version",
+    "trust-remote-code", "load-format", "skip-tokenizer-init", "incremental-streaming-output",
 }  # fmt: skip
 _TP = ("--tp", "--tp-size", "--tensor-parallel-size")
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """How a server is started. python: of the environment that SGLang is in. arguments: the operator's flags.
+    """How to start one server.
 
-    folder: for its log. environment: what of this process's the server is given.
+    python: the interpreter of the environment that has SGLang. arguments: the operator's flags.
+    folder: for the server's log. environment: the variables that the server inherits.
     """
 
     python: Path
@@ -31,6 +37,7 @@ class Launch:
     name: ClassVar[str] = "SGLang"
 
     def settings(self) -> Mapping[str, str]:
+        """Variables that echo2d sets for the server."""
         return {
             "HF_HUB_OFFLINE": "1",
             "TRANSFORMERS_OFFLINE": "1",
@@ -39,6 +46,7 @@ class Launch:
         }
 
     def command(self, model: Path, label: str, *, host: str, port: int, keys: Path) -> list[str]:
+        """Return the argument list. `keys` is a file, because other users can read arguments."""
         return [
             str(self.python), "-m", "sglang.launch_server", "--config", str(keys),
             "--model-path", str(model), "--weight-version", label, "--load-format", "auto",
@@ -49,11 +57,16 @@ class Launch:
         ]  # fmt: skip
 
     def keys_text(self, api_key: str, admin_key: str) -> str:
+        """Return the content of the `keys` file, which SGLang reads as its configuration."""
         return f"api-key: {api_key}\nadmin-api-key: {admin_key}\n"
 
 
 def launches(base: Launch, count: int) -> list[Launch]:
-    """For `count` engines of one box: each has its folder and, on GPUs, those after the ones before it."""
+    """Make one launch for each of `count` engines on one box.
+
+    Each gets a folder of its own and, unless the operator placed them, the GPUs that follow those
+    of the engine before it.
+    """
     flags = base.arguments
     gpus = next((int(size) for flag, size in pairwise(flags) if flag in _TP and size.isdigit()), 1)
     placed = count > 1 and "cpu" not in flags and "--base-gpu-id" not in flags
@@ -69,7 +82,7 @@ def launches(base: Launch, count: int) -> list[Launch]:
 
 
 def require_arguments(arguments: Sequence[str]) -> None:
-    """OperatorFault: a flag that is not the operator's to set."""
+    """OperatorFault: the operator set a flag that echo2d sets."""
     for argument in arguments:
         name = argument.partition("=")[0].removeprefix("--").replace("_", "-")
         if argument.startswith("--") and name in OURS:

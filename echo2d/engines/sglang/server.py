@@ -1,12 +1,14 @@
-"""Which server there is, and which version it serves.
+"""Keeps one SGLang server and knows which version it serves.
 
     nothing --start it or attach--> serving v --swap--> serving v+1
        ^                               |
        +----- doubt, death, close -----+
 
-After any doubt nothing is served until a version is loaded again (I3): a managed server is ended and started anew, one
-at a URL gets the next version over whatever it has. A server that died is noticed by the request that finds it dead.
-Not here: requests, and what a refit asks of the server (`weight_update`).
+After any doubt nothing is served until a refit succeeds (I3). A server that was started here is
+ended, and the next refit starts a new one; a server at a URL gets the next version over whatever it
+holds. There is no heartbeat: a request that gets no answer has the server examined (`examine`).
+
+Not here: requests (`engine`), and the calls that make up a refit (`weight_update`).
 """
 
 import asyncio
@@ -28,7 +30,8 @@ from echo2d.engines.sglang.launch import Launch
 from echo2d.engines.sglang.weight_update import Doubtful, RefitMode, WeightUpdate
 from echo2d.errors import EngineFault
 
-START_S_MAX = 900.0  # of a large model from a slow disk, with kernels to compile
+# A large model may come from a slow disk, and kernels may have to be compiled.
+START_S_MAX = 900.0
 START_LOOK_S = 0.25
 
 log = logging.getLogger("echo2d.engines")
@@ -44,10 +47,11 @@ class Running:
 
 
 class Serving:
-    """See the module docstring. nothing, measured: are told when nothing is served any more, and how full a server is.
+    """See the module docstring.
 
-    layout: of the version served last. updates: how many were asked for: tokens of a request that began before the last
-    one may be of another version than that request's.
+    nothing: called when no version is served any more. measured: called with a server's load.
+    layout: of the version served last. updates: how many updates were asked for. If it grew since a
+    request began, the request's tokens may come from another version than the one it began under.
     """
 
     def __init__(
@@ -70,19 +74,19 @@ class Serving:
         self._dialect: Dialect | None = None
         self._running = False
         self._held = False
-        self._quiet = asyncio.Event()  # no refit is under way, and it is not held
+        self._quiet = asyncio.Event()  # see `quiet`
         self._quiet.set()
         self._refits = asyncio.Lock()
         self._examining = asyncio.Lock()
 
     @property
     def quiet(self) -> bool:
-        """No refit is under way, and it is not held."""
+        """Whether neither a refit nor a hold stops generation."""
         return self._quiet.is_set()
 
     @property
     def cuts_requests(self) -> bool:
-        """A refit ends the requests that run."""
+        """Whether a refit ends the running requests."""
         return self.mode != "in_place"
 
     def start(self) -> None:
@@ -91,6 +95,7 @@ class Serving:
     async def close(self) -> None:
         self._running = False
         self._serve_nothing()
+        # A server that somebody else started stays alive, so its requests must be ended.
         if self.server is not None and self.process is None:
             with suppress(EngineFault):
                 await self.server.abort_all()
@@ -101,9 +106,10 @@ class Serving:
             raise EngineFault("the engine is not running")
 
     async def refit(self, snapshot: Path, label: str) -> RefitReport:
-        """Files are checked before the server sees them: it may die of what it cannot read."""
+        """Serve `snapshot` as `label`. EngineFault: the old version is served, or none."""
         async with self._refits:
             self.require_running()
+            # The files are checked first: SGLang may die of a file that it cannot read.
             snapshot = await asyncio.to_thread(snapshot.absolute)
             layout = await asyncio.to_thread(read_model, snapshot)
             files = await asyncio.to_thread(list_files, snapshot)
@@ -116,14 +122,17 @@ class Serving:
             ):
                 report = await self._launch(self._where, order)
             elif self.layout is not None and not same:
-                raise EngineFault("another model than the server has: it has to be started with it")
+                raise EngineFault(
+                    "config.json differs from that of the model that the server has; "
+                    "restart the server with the new model"
+                )
             else:
                 report = await self._swap(await self._attached(), order)
             self.layout = layout
             return report
 
     async def hold(self) -> None:
-        """As a refit begins: requests are cut, and go on as new ones."""
+        """Stop generation as a refit does; cut requests continue as new ones after `release`."""
         async with self._refits:
             if self._held or self.server is None or self.label is None:
                 return
@@ -155,34 +164,38 @@ class Serving:
     # --- for requests
 
     async def served(self) -> tuple[SglangClient, str]:
-        """Once no refit is under way."""
+        """Wait until generation is not stopped; return the client and the label served."""
         await self._quiet.wait()
         if self.server is None or self.label is None:
             raise EngineFault("no version is served")
         return self.server, self.label
 
     async def examine(self, server: SglangClient) -> None:
-        """A request was lost: is the server still what it was? A refit under way finds that out itself."""
+        """After a lost request, check that the server lives and still serves this version.
+
+        During a refit or a hold nothing is done: their own calls find it out.
+        """
         async with self._examining:
             if server is not self.server or self.label is None or not self.quiet:
                 return
             try:
                 model = await server.model()
-                await server.load()  # which its scheduler answers: it may hang while HTTP does not
+                # SGLang's scheduler answers this call. It may hang while HTTP does not.
+                await server.load()
             except EngineFault as fault:
                 reason = str(fault)
             else:
                 reason = (
                     ""
                     if model.get("weight_version") == self.label
-                    else "it serves another version now"
+                    else f"it serves {model.get('weight_version')!r}, not {self.label!r}"
                 )
             if reason and self.quiet:
                 await self.doubt(reason)
 
     async def doubt(self, reason: str) -> None:
-        """Nobody knows what the server's weights are."""
-        log.warning("the SGLang server is in doubt, nothing is served: %s", reason)
+        """Serve nothing, because the server's weights are unknown (I3)."""
+        log.warning("SGLang's weights are unknown, nothing is served: %s", reason)
         self._serve_nothing()
         if self.process is not None:
             await self._leave_server()
@@ -190,7 +203,7 @@ class Serving:
     # --- inside
 
     async def _launch(self, where: Launch, order: WeightUpdate) -> RefitReport:
-        """A new server with this version."""
+        """Start a new server with this version, in place of the one that there may be."""
         began = _now()
         self._serve_nothing()
         await self._leave_server()
@@ -209,6 +222,7 @@ class Serving:
             await require_unchanged(order)
             await self._measure(server)
         except BaseException:
+            # Also when cancelled: a server that nobody uses would keep the GPU's memory.
             await asyncio.shield(self._leave_server())
             raise
         self._say_dialect(self._dialect)
@@ -232,7 +246,7 @@ class Serving:
             await asyncio.sleep(START_LOOK_S)
 
     async def _attached(self) -> SglangClient:
-        """The server at the URL, or the one that was started."""
+        """Return the client of the server; connect to the one at the URL if there is none yet."""
         if self.server is None:
             assert isinstance(self._where, Running)
             server = SglangClient(
@@ -249,7 +263,7 @@ class Serving:
         return self.server
 
     async def _swap(self, server: SglangClient, order: WeightUpdate) -> RefitReport:
-        """See `weight_update`. Whatever ends it in the middle leaves nothing served."""
+        """Refit the running server (see `weight_update`). If it ends halfway, nothing is served."""
         assert self._dialect is not None
         began, done = _now(), False
         self._quiet.clear()
@@ -260,8 +274,10 @@ class Serving:
             except Doubtful:
                 raise
             except EngineFault:
-                done = True  # as before
+                # The server refused the pause and continues as before.
+                done = True
                 raise
+            # From here on new tokens may come from either version.
             self.updates += 1
             await weight_update.update(server, self._dialect, order)
             await require_unchanged(order)
@@ -296,7 +312,7 @@ class Serving:
 
     def _say_dialect(self, dialect: Dialect) -> None:
         if not dialect.tried:
-            log.warning("SGLang %s is newer than what echo2d was tried with", dialect.version)
+            log.warning("SGLang %s is newer than any that echo2d was tried with", dialect.version)
 
 
 def _now() -> float:

@@ -1,19 +1,19 @@
-"""A refit of a running server, in the order that keeps every token's version known.
+"""Refits a running SGLang server in an order that keeps every token's version known (I2).
 
-    pause --> cut --> update --> (flush) --> who are you? --> go on
-      |         |        |          |             |
-      +- no: ---+        +----------+-------------+--> doubtful: nobody knows what its weights are
-      the old version
+    pause --> cut --> update --> (flush) --> identify --> resume
+      |        |         |          |           |           |
+      | refused|         +----------+-----------+-----------+--> doubtful: weights unknown (I3)
+      +--------+--> the old version is still served
 
-*retract* (the default): running requests give their KV back, then they are cut, so that the server says who wrote
-their tokens; each goes on as a new request under the new version. *abort*: pausing itself ends them, which SGLang does
-in steps of a second. *in_place*: they go on with the KV of the old weights; who wrote their tokens is known when they
-end.
+What happens to running requests depends on the mode:
 
-An update that was refused is doubtful too: SGLang says that it rolls back, and loads the new directory again. Only one
-answer is not what it seems: "Weights were updated, but the cache was not flushed" is an update that worked.
-Without a pause an update would wait for every running request to end; without a flush, cached prefixes of the old
-weights would be used again; without a load format, the one that the server was started with is used.
+- retract (the default): they give their KV cache back and are cut. Their last chunks then report
+  who wrote their tokens, and each continues as a new request under the new version.
+- abort: the pause itself ends them, which SGLang does in steps of a second.
+- in_place: they continue on the KV cache of the old weights, and report versions when they end.
+
+A refused update is doubtful too: SGLang claims to roll back, but loads the new directory again.
+Conversely, "Weights were updated, but the cache was not flushed" is an update that worked.
 """
 
 from dataclasses import dataclass
@@ -29,18 +29,20 @@ RefitMode = Literal["retract", "abort", "in_place"]
 
 Files = list[tuple[str, int, int, int]]  # name, size, time and inode
 
-LOAD_BYTES_PER_S_MIN = 100e6  # a slow disk; three times that long is waited, and
-LOAD_S_MIN = 30.0  # so long at least: moving weights into their layout takes time too
+# An update may take three times as long as a slow disk needs to read the files, and LOAD_S_MIN on
+# top, because moving weights into SGLang's layout takes time too.
+LOAD_BYTES_PER_S_MIN = 100e6
+LOAD_S_MIN = 30.0
 _UPDATED_ANYWAY = "Weights were updated, but"
 
 
 class Doubtful(EngineFault):
-    """Neither surely done nor surely not."""
+    """The call may or may not have had its effect, so the server's weights are unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class WeightUpdate:
-    """What is to be served, and how."""
+    """An order to serve `snapshot` as `label`. files: the snapshot's, as they were checked."""
 
     snapshot: Path
     label: str
@@ -53,7 +55,10 @@ class WeightUpdate:
 
 
 async def stop(server: SglangClient, mode: RefitMode) -> None:
-    """No more tokens. EngineFault but Doubtful: it goes on as before."""
+    """Stop generation for a refit or a hold.
+
+    Doubtful: the server's state is unknown. Any other EngineFault: it continues as before.
+    """
     try:
         await server.pause(mode)
         if mode == "retract":
@@ -66,7 +71,7 @@ async def stop(server: SglangClient, mode: RefitMode) -> None:
 
 
 async def update(server: SglangClient, dialect: Dialect, order: WeightUpdate) -> None:
-    """The weights of a paused server. Any fault is Doubtful."""
+    """Replace the weights of a paused server. Every fault is Doubtful."""
     try:
         await _load(server, dialect, order)
         await identify(server, order)
@@ -77,9 +82,12 @@ async def update(server: SglangClient, dialect: Dialect, order: WeightUpdate) ->
 
 
 async def _load(server: SglangClient, dialect: Dialect, order: WeightUpdate) -> None:
+    # A flush keeps cached prefixes of the old weights from being used again. Requests that continue
+    # in place still need their cache.
     flush = order.mode != "in_place"
     body = {
         "model_path": str(order.snapshot),
+        # Without this key SGLang uses the format that the server was started with.
         "load_format": "auto",
         "weight_version": order.label,
         "flush_cache": flush and dialect.flushes_safely,
@@ -92,21 +100,23 @@ async def _load(server: SglangClient, dialect: Dialect, order: WeightUpdate) -> 
         raise Doubtful(f"SGLang did not update: {message}")
     if flush:
         await server.flush()
-    if not done:  # the part of it that answers `/model_info` was not told
+    # SGLang changed the weights without telling its HTTP process, which answers `/model_info`.
+    if not done:
         await server.relabel(order.label)
 
 
 async def identify(server: SglangClient, order: WeightUpdate) -> None:
-    """It is what it was told to be."""
+    """Check that the server says it serves `order`. Doubtful: it says something else."""
     model = await server.model()
     if model.get("weight_version") != order.label or model.get("model_path") != str(order.snapshot):
         raise Doubtful(
-            f"SGLang serves {model.get('weight_version')!r} from {model.get('model_path')!r}, not {order.label!r}"
+            f"SGLang serves {model.get('weight_version')!r} from {model.get('model_path')!r}, "
+            f"expected {order.label!r} from {str(order.snapshot)!r}"
         )
 
 
 async def go_on(server: SglangClient) -> None:
-    """Tokens again. Any fault is Doubtful."""
+    """Resume generation. Every fault is Doubtful."""
     try:
         await server.resume()
     except EngineFault as fault:

@@ -1,11 +1,13 @@
-"""The embedded default engine: any Hugging Face causal LM with attention layers, through transformers, on CPU or GPU.
+"""The default engine. It runs in the worker's process, on CPU or GPU, through transformers.
 
-    engine.py    TorchEngine, the event loop's side: requests in, deltas out
-    decoder.py   the thread that owns the model: admit, step, retire, swap weights between two tokens
-    batch.py     the KV of running sequences as one left-padded batch
+It serves any Hugging Face causal LM whose layers keep their past in an attention cache.
+
+    engine.py    TorchEngine, on the event loop: takes requests, streams deltas
+    decoder.py   the thread that owns the model: admit, step, retire, swap weights between tokens
+    batch.py     the KV cache of running sequences as one left-padded batch
     sampling.py  logits -> tokens and their exact logprobs
-    policy.py    snapshot directory -> model on its device, and its tensors back out of its memory
-    lora.py      an adapter beside a model's weights
+    policy.py    snapshot directory -> model on its device, and tensors read back from its memory
+    lora.py      a LoRA adapter beside a model's weights
 
 Importing this package imports torch and transformers.
 """

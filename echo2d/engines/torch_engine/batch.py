@@ -1,8 +1,14 @@
-"""The KV of running sequences as one batch that sequences enter and leave between two tokens.
+"""Holds the KV cache of running sequences as one batch; sequences enter and leave between tokens.
 
-Rows are sequences, in the order of their caller's list. Columns are right-aligned: row r uses the last `lengths[r]`
-columns and attention masks out the padding before them. Between two calls the KV covers every token of every row,
-`logits` [rows, vocab] belongs to each row's next token, and there are exactly max(lengths) columns.
+Rows are sequences, in the order of the caller's list. Columns are right-aligned: row r uses the
+last `lengths[r]` columns, and attention masks out the padding before them.
+
+    lengths 5, 3, 4      a a a a a
+                         . . b b b
+                         . c c c c
+
+Between two calls the cache covers every token of every row, `logits` [rows, vocab] belongs to each
+row's next token, and there are exactly max(lengths) columns.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,15 +19,14 @@ from transformers import DynamicCache
 
 from echo2d.engines.torch_engine.policy import InferencePolicy
 
-PREFILL_TOKENS_MAX = (
-    8192  # padded tokens of one forward pass: bounds its activations, 200 MB at hidden size 4096
-)
+# Padded tokens of one prefill pass. It bounds the activations: 200 MB at hidden size 4096.
+PREFILL_TOKENS_MAX = 8192
 
 Context = Sequence[int]
 
 
 class DecodeBatch:
-    """Row indices shift only in `keep`; `add` appends rows."""
+    """See the module docstring. `add` appends rows; only `keep` changes the index of a row."""
 
     def __init__(self, policy: InferencePolicy) -> None:
         self._policy = policy
@@ -38,14 +43,14 @@ class DecodeBatch:
         return self._logits
 
     def add(self, contexts: Sequence[Context], repeats: Sequence[int]) -> None:
-        """Append repeats[i] rows for contexts[i], whose KV is computed once."""
+        """Append repeats[i] rows for contexts[i], whose KV cache is computed once."""
         start = 0
         for end in _chunk_ends([len(context) for context in contexts]):
             self._prefill(contexts[start:end], repeats[start:end])
             start = end
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Drop all rows but these (ascending), and the columns that were padding to all that stay."""
+        """Drop all rows but `rows` (ascending), and the columns that become padding in all rows."""
         if len(rows) == len(self):
             return
         if not rows:
@@ -77,6 +82,7 @@ class DecodeBatch:
         cache = DynamicCache()
         padded = [[0] * (columns - len(context)) + list(context) for context in contexts]
         logits = self._forward(cache, padded, lengths)
+        # The samples of one prompt share its prefill: its row is copied for each of them.
         rows = [row for row, count in enumerate(repeats) for _ in range(count)]
         if len(rows) != len(contexts):
             index = torch.tensor(rows, dtype=torch.int64, device=self._policy.device)
@@ -107,7 +113,7 @@ class DecodeBatch:
 
 
 def _stack(upper: Tensor, lower: Tensor) -> Tensor:
-    """Rows of both, [rows, heads, columns, dim], the narrower one padded on the left."""
+    """Join two caches [rows, heads, columns, dim] by rows; pad the narrower one on the left."""
     columns = max(upper.shape[2], lower.shape[2])
     return torch.cat([_widen(upper, columns), _widen(lower, columns)])
 
@@ -118,7 +124,10 @@ def _widen(states: Tensor, columns: int) -> Tensor:
 
 
 def _chunk_ends(lengths: Sequence[int]) -> Iterator[int]:
-    """Ends of consecutive chunks of at most PREFILL_TOKENS_MAX padded tokens (or one row)."""
+    """Yield the ends of consecutive chunks of rows.
+
+    A chunk has at most PREFILL_TOKENS_MAX padded tokens, or is a single row that is longer.
+    """
     start, widest = 0, 0
     for row, length in enumerate(lengths):
         widest = max(widest, length)

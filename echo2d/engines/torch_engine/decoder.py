@@ -1,12 +1,15 @@
-"""The thread that owns the model.
+"""The decoding loop, on the thread that owns the model.
 
     submit --> waiting --admit (prefill)--> running --step, step, ...--> finished
                                              ^   |
-                                             +---+ swap: new weights, same tokens, their KV computed again
+                                             +---+ swap: new weights, same tokens, KV recomputed
 
-One turn of the loop: do what was posted, admit what fits, draw one token for every running sample, hand out what is
-due, let finished samples leave, compute the next logits. Other threads only `post`; what they read (`policy`, `label`,
-`running`) is replaced whole, never changed in place. Output leaves through `emit`, at most twice per step.
+One turn of the loop: run the posted calls, admit the samples that fit, draw one token for every
+running sample, retire finished samples, emit the output that is due, compute the next logits.
+
+Other threads may call `post` only. They may read `policy`, `label` and `running`, because these
+attributes are assigned anew and their values never grow or shrink. A step emits once, and once more
+if it fails.
 """
 
 import logging
@@ -33,7 +36,9 @@ DecoderOutput = list[tuple[RequestStream, SampleOutput]]
 
 @dataclass(frozen=True, slots=True)
 class DecoderOptions:
-    """slots_max: samples running at once. tokens_per_s_max: ceiling over all of them. threads: torch's, on CPU."""
+    """slots_max: how many samples run at once. tokens_per_s_max: of all samples together; None: no
+    limit. threads: CPU threads of torch; None: torch decides.
+    """
 
     device: torch.device
     dtype: torch.dtype
@@ -43,7 +48,7 @@ class DecoderOptions:
 
 
 class DecodedSample:
-    """One continuation: what was asked, what is written so far, what is still to be handed out."""
+    """One sample: its request, its output so far, and a buffer of the output not yet emitted."""
 
     __slots__ = ("_random", "_stop", "buffer", "output", "request", "stream")
 
@@ -67,7 +72,10 @@ class DecodedSample:
         return [*self.request.prompt, *self.output]
 
     def uniform(self) -> float:
-        """The number that decides the next token: a function of the sample's seed and its position alone."""
+        """Return the number in [0, 1) that decides the next token.
+
+        It depends on the sample's seed and position only, so other samples cannot change a draw.
+        """
         return self._random.random()
 
     def append(self, token: int, logprob: float, label: str) -> FinishReason | None:
@@ -79,7 +87,11 @@ class DecodedSample:
 
 
 class Decoder:
-    """All methods but `__init__` and `post` run on the decoder's thread. `label` is None when nothing is served."""
+    """See the module docstring.
+
+    All methods but `__init__` and `post` run on the decoder's thread. label: None while no version
+    is served.
+    """
 
     def __init__(self, options: DecoderOptions, emit: Callable[[DecoderOutput], object]) -> None:
         self.policy: InferencePolicy | None = None
@@ -88,22 +100,22 @@ class Decoder:
         self._options = options
         self._emit = emit
         self._posted: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._waiting: deque[list[DecodedSample]] = (
-            deque()
-        )  # each: samples of one request, at least one
-        self._batch: DecodeBatch | None = None  # one row per running sample, in their order
+        # Each entry holds samples of one request, at least one.
+        self._waiting: deque[list[DecodedSample]] = deque()
+        # One row per running sample, in the order of `running`.
+        self._batch: DecodeBatch | None = None
         self._output: DecoderOutput = []
         self._emitted_at = 0.0
         self._next_step_at = 0.0
-        self._still = False  # no token until it is told to go on
+        self._still = False  # in a hold
         self._stopping = False
 
     def post(self, call: Callable[[], None]) -> None:
-        """Have `call` run on the decoder's thread between two tokens."""
+        """Run `call` on the decoder's thread between two tokens."""
         self._posted.put(call)
 
     def run(self) -> None:
-        """The body of the thread, until `stop`."""
+        """Decode until `stop`: the body of the thread."""
         if self._options.threads is not None:
             torch.set_num_threads(self._options.threads)
         with torch.inference_mode():
@@ -118,7 +130,11 @@ class Decoder:
     def submit(
         self, request: GenerateRequest, stream: RequestStream, seed: int, checked: InferencePolicy
     ) -> None:
-        """Queue the samples of a request; they end at once if the policy that it was checked against is gone."""
+        """Queue the samples of a request that was checked against the policy `checked`.
+
+        If that policy was replaced in the meantime, the samples end at once: the new policy may
+        have another vocabulary.
+        """
         if self.policy is not checked:
             self._output += [
                 (stream, SampleBuffer(index).take("abort")) for index in range(request.samples)
@@ -140,7 +156,11 @@ class Decoder:
         self._emit_output()
 
     def swap(self, prepared: PreparedWeights, label: str) -> RefitReport:
-        """Serve `prepared` as `label` from the next token on. EngineFault: the old one stays, or nothing is served."""
+        """Serve `prepared` as `label` from the next token on.
+
+        EngineFault: the old version is still served, or none.
+        """
+        # Tokens of the old version reach their consumers before the pause, not after it.
         self._emit_held()
         started = time.monotonic()
         if prepared.target is not None and prepared.target is self.policy:
@@ -172,10 +192,10 @@ class Decoder:
         if self._batch is not None:
             self._batch.check()
 
-    # posted calls and pace
+    # --- posted calls and pace
 
     def _do_posted(self) -> None:
-        """Run all posted calls; wait for more while there is nothing to decode or the pace forbids it."""
+        """Run all posted calls; wait for more while no sample can run or no step is due."""
         while not self._stopping:
             idle = self._still or not (self.running or self._waiting)
             pause_s = self._next_step_at - time.monotonic()
@@ -192,7 +212,7 @@ class Decoder:
             earliest = max(self._next_step_at, time.monotonic())
             self._next_step_at = earliest + tokens / self._options.tokens_per_s_max
 
-    # decoding
+    # --- decoding
 
     def _decode(self) -> None:
         if self._batch is None or self.label is None:
@@ -201,12 +221,18 @@ class Decoder:
             self._admit(self._batch)
             if self.running:
                 self._step(self._batch, self.label)
-        except RuntimeError:  # torch: out of memory, device lost
+        except RuntimeError:
+            # torch raises it when memory runs out or the device is lost. The KV cache may be half
+            # written, so nothing can be continued.
             log.exception("decoding failed, nothing is served until the next refit")
             self._lose_policy()
 
     def _admit(self, batch: DecodeBatch) -> None:
-        """Fill free slots in order of arrival; samples of a request that enter together share its prefill."""
+        """Fill free slots in order of arrival.
+
+        Samples of a request that enter together share its prefill. PREFILL_TOKENS_MAX limits the
+        tokens of one turn, so that running samples do not stand still for long.
+        """
         contexts: list[list[int]] = []
         repeats: list[int] = []
         admitted: list[DecodedSample] = []
@@ -253,7 +279,7 @@ class Decoder:
             self._batch.keep(staying)
             self.running = [self.running[row] for row in staying]
 
-    # output
+    # --- output
 
     def _end(self, samples: list[DecodedSample]) -> None:
         self._output += [(sample.stream, sample.buffer.take("abort")) for sample in samples]
@@ -284,10 +310,10 @@ class Decoder:
         self._batch = None if self.policy is None else DecodeBatch(self.policy)
         self._emit_output()
 
-    # weights
+    # --- weights
 
     def _replace(self, policy: InferencePolicy) -> None:
-        """Serve a newly built model. Samples whose tokens it could not continue end."""
+        """Use a newly built model. If it cannot continue the running samples, they end."""
         old = self.policy
         if old is not None and (old.vocab_size, old.context_max) != (
             policy.vocab_size,
@@ -304,7 +330,7 @@ class Decoder:
             raise EngineFault(f"the refit failed halfway, nothing is served: {error}") from error
 
     def _recompute(self) -> None:
-        """The KV and next logits of every running sample, from its tokens, under the policy now in place."""
+        """Compute the KV cache and next logits of every running sample under the current policy."""
         assert self.policy is not None
         batch = DecodeBatch(self.policy)
         try:
@@ -316,6 +342,6 @@ class Decoder:
         self._batch = batch
 
     def _lose_policy(self) -> None:
-        """Serve nothing: the weights or the KV may be a mixture (I3)."""
+        """Serve nothing: the weights or the KV cache may be a mixture of two versions (I3)."""
         self.label = self.policy = None
         self._abort_all()

@@ -1,4 +1,4 @@
-"""`TorchEngine`: the engine protocol on the event loop, in front of the thread that decodes."""
+"""TorchEngine: the engine protocol on the event loop, in front of the decoder's thread."""
 
 import asyncio
 import os
@@ -33,7 +33,10 @@ _SEED_BITS = 64
 
 
 def devices_of(device: str, engines: int) -> list[str]:
-    """Where so many engines run: a GPU each, or all on the CPU. OperatorFault: there are fewer."""
+    """Choose a device for each engine: a GPU each, or the CPU for all.
+
+    OperatorFault: there are too few GPUs, or one named GPU for several engines.
+    """
     gpus = torch.cuda.device_count()
     if device == "cpu" or (device == "auto" and not gpus):
         return ["cpu"] * engines
@@ -41,20 +44,21 @@ def devices_of(device: str, engines: int) -> list[str]:
         return ["cuda" if device == "auto" else device]
     if device not in ("auto", "cuda") or gpus < engines:
         raise OperatorFault(
-            f"engines: {engines} on device {device!r} need a GPU each; there are {gpus}"
+            f"engines: {engines} engines on device {device!r} need a GPU each; found {gpus} GPUs; "
+            "use fewer engines, or device 'auto' or 'cpu'"
         )
     return [f"cuda:{number}" for number in range(engines)]
 
 
 def threads_each(options: EngineOptions) -> int | None:
-    """CPU threads of one engine; None: torch decides, for an engine that has the box for itself."""
+    """Return the CPU threads of one engine; None: torch decides, for the only engine of a box."""
     if options.count == 1:
         return options.threads or None
     return max(1, (options.threads or len(os.sched_getaffinity(0))) // options.count)
 
 
 def make_torch_engines(options: EngineOptions) -> "list[TorchEngine]":
-    """OperatorFault: this machine lacks the devices, or torch the dtype."""
+    """Make the engines. OperatorFault: this machine lacks the devices, or torch the dtype."""
     return [
         TorchEngine(
             device=device,
@@ -73,8 +77,8 @@ def make_torch_engines(options: EngineOptions) -> "list[TorchEngine]":
 class TorchEngine:
     """An engine in this process; see `engines/base.py` for the contract.
 
-    A request with a seed of its own gives the same tokens whatever else runs (up to the rounding of batched matrix
-    products); the others draw their seeds from `rng_seed` in the order they come.
+    A request with a seed of its own gives the same tokens whatever else runs, up to the rounding of
+    batched matrix products. Other requests draw their seeds from `rng_seed` in order of arrival.
     `tensor_digests` stops generation while it reads the weights back.
     """
 
@@ -88,7 +92,7 @@ class TorchEngine:
         tokens_per_s_max: float | None = None,
         threads: int | None = None,
     ) -> None:
-        """OperatorFault if this machine has no such device or torch no such dtype for weights."""
+        """OperatorFault: this machine lacks the device, or `dtype` is unknown."""
         if dtype not in _DTYPES:
             raise OperatorFault(f"engine dtype {dtype!r} is not one of {', '.join(_DTYPES)}")
         self._options = DecoderOptions(
@@ -120,15 +124,17 @@ class TorchEngine:
         if self._decoder is not None:
             self._decoder.post(self._decoder.stop)
         if self._thread is not None:
-            await (
-                self._ended.wait()
-            )  # a thread that hangs is waited for here, where a caller can give up
+            # A hanging thread is waited for here, where the caller can cancel; `join` cannot be.
+            await self._ended.wait()
             await asyncio.to_thread(self._thread.join)
 
     async def refit(
         self, snapshot: Path, label: str, base: AdapterBase | None = None
     ) -> RefitReport:
-        """Reading and checking run beside generation; cancelling has no effect once the swap has begun."""
+        """Read and check the files beside generation, then swap weights between two tokens.
+
+        Cancelling has no effect once the swap has begun.
+        """
         async with self._refits:
             decoder = self._started()
             prepared = await asyncio.to_thread(
@@ -150,6 +156,7 @@ class TorchEngine:
                 yield delta
         finally:
             del self._streams[request.request_id]
+            # The consumer left early: nobody reads the rest.
             if stream.samples_open:
                 decoder.post(partial(decoder.abort, stream))
 
@@ -159,7 +166,10 @@ class TorchEngine:
             self._decoder.post(partial(self._decoder.abort, stream))
 
     async def load(self) -> EngineLoad:
-        """A moment old: the decoder is not asked, so that it is known during a refit too."""
+        """Count without asking the decoder, so that a refit cannot delay the answer.
+
+        The counts may be a moment old.
+        """
         running = 0 if self._decoder is None else len(self._decoder.running)
         return EngineLoad(running, max(0, self._samples_open() - running), self._options.slots_max)
 
@@ -204,7 +214,8 @@ class TorchEngine:
     def _run(self, loop: asyncio.AbstractEventLoop, decoder: Decoder) -> None:
         try:
             decoder.run()
-        finally:  # also when it died of a bug of ours: nobody may wait for it
+        finally:
+            # Also when a bug of ours ended the thread: no caller may wait for it for ever.
             loop.call_soon_threadsafe(self._end)
 
     def _end(self) -> None:
@@ -236,5 +247,6 @@ def _answer(done: Future[_T], call: Callable[[], _T]) -> None:
         done.set_result(call())
     except BaseException as error:
         done.set_exception(error)
+        # Any other exception is a bug. It ends the thread, because the model's state is unknown.
         if not isinstance(error, EngineFault):
             raise

@@ -1,9 +1,12 @@
-"""A policy version in an engine's memory: from a snapshot directory onto a device, and its tensors back for checking.
+"""Loads a policy version from a snapshot directory onto a device, and reads its tensors back.
 
-Two ways in. The next version of the same model is *copied*: its tensors are read and compared with the served layout
-beforehand, then written into the live model, which cannot fail halfway on bad files. Anything else (the first version,
-another architecture, a family that transformers stores under other names than it computes with) is *built* anew by
-transformers beside the old model. The next adapter on the same base is copied too: no more than its own tensors.
+A version enters memory in one of two ways:
+
+- The next version of the same model is *copied* into the live model. Its tensors are read and
+  compared with the served layout first, so a bad file cannot stop the copy halfway. Of the next
+  adapter on the same base, only the adapter's own tensors are copied.
+- Anything else is *built* by transformers beside the old model: the first version, another
+  architecture, and families whose files name tensors otherwise than the model does.
 """
 
 import inspect
@@ -28,17 +31,18 @@ from echo2d.errors import EngineFault
 
 _DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64}
 
-_BUILDING = (
-    threading.Lock()
-)  # transformers changes globals of torch while it loads: engines of a process take turns
+# transformers changes torch's globals while it loads, so the engines of a process take turns.
+_BUILDING = threading.Lock()
 
-transformers_logging.disable_progress_bar()  # a daemon has no terminal
+# A daemon has no terminal for progress bars.
+transformers_logging.disable_progress_bar()
 
 
 class InferencePolicy:
     """A causal LM on its device, ready for inference.
 
-    `layout` is that of the snapshot whose numbers it holds. adapter: the tensors that are the snapshot's, if it is one.
+    layout: of the snapshot whose numbers it holds. adapter: if that snapshot is an adapter, its
+    tensors on the device.
     """
 
     def __init__(
@@ -56,19 +60,26 @@ class InferencePolicy:
 
     @property
     def copyable(self) -> bool:
-        """Whether the snapshot's names are the model's own, so that tensors can be copied in and read back by name."""
+        """Whether the snapshot names its tensors as the model does.
+
+        Only then can tensors be copied in and read back by name.
+        """
         return self.layout.tensors.keys() <= self._state.keys()
 
     def next_logits(self, tokens: Tensor, lengths: Tensor, cache: DynamicCache) -> Tensor:
-        """Append `tokens` [rows, new] to `cache`; the logits [rows, vocab] after the last one.
+        """Append `tokens` [rows, new] to `cache`; return the next token's logits [rows, vocab].
 
-        lengths [rows]: tokens of each row including the new ones; rows are right-aligned, see `batch.py`.
+        lengths [rows]: each row's tokens, the new ones included. Rows are right-aligned, see
+        `batch.py`.
         """
         columns = cache.get_seq_length() + tokens.shape[1]
         mask = torch.arange(columns, device=self.device) >= (columns - lengths)[:, None]
+        # The logits of all positions of a prefill could take gigabytes. Not every model family can
+        # leave them out.
         options: dict[str, object] = (
             {"logits_to_keep": 1} if "logits_to_keep" in self._accepts else {}
         )
+        # Without it, some families would count the padding as positions.
         if "position_ids" in self._accepts:
             options["position_ids"] = (mask.cumsum(dim=1) - 1).clamp_(min=0)[:, -tokens.shape[1] :]
         output = self._model(
@@ -82,24 +93,29 @@ class InferencePolicy:
         return logits
 
     def adapted(self, layout: SnapshotLayout, tensors: Mapping[str, Tensor]) -> "InferencePolicy":
-        """The same model with an adapter beside its weights; this one must not be used again."""
+        """Return a policy of the same model with an adapter; this one must not be used again."""
         attach(self._model, adapter_layout(layout), tensors)
         return InferencePolicy(self._model, layout, tensors)
 
     def copy(self, tensors: Mapping[str, Tensor], layout: SnapshotLayout) -> None:
-        """Overwrite every weight of the snapshot. A failure leaves a mixture: the policy must not be used again."""
+        """Overwrite every tensor that the snapshot holds.
+
+        A failure leaves a mixture of two versions: the policy must not be used again.
+        """
         for name, tensor in tensors.items():
             self._state[name].copy_(tensor)
         self.layout = layout
 
     def digests(self) -> dict[str, bytes]:
-        """blake3-256 of each tensor in memory, by the snapshot's names, cast back to the snapshot's dtype.
+        """Return blake3-256 of each tensor in memory, by the snapshot's names and in its dtype.
 
-        Equal to the files' digests if the engine computes in the snapshot's precision or a wider one.
+        They equal the files' digests if the engine computes in the snapshot's precision or a wider
+        one. EngineFault: the tensors cannot be read back, see `copyable`.
         """
         if not self.copyable:
             raise EngineFault(
-                "this model family computes with other tensors than its files hold: nothing to compare"
+                "transformers names this model's tensors otherwise than its files do: "
+                "nothing to compare"
             )
         return {
             name: _digest(self._state[name], spec.dtype)
@@ -109,10 +125,11 @@ class InferencePolicy:
 
 @dataclass(frozen=True, slots=True)
 class PreparedWeights:
-    """Everything about a new version that can be read and checked while the old one generates.
+    """A new version, as far as it can be read and checked while the old one generates.
 
-    target: the policy that fits `tensors` (in the engine's dtype, in host memory); None: the model has to be built.
-    base: of an adapter, whose tensors are there either way.
+    target: the policy to copy `tensors` into; None: the model has to be built. tensors: in the
+    engine's dtype, in host memory; empty for a whole model that has to be built. base: of an
+    adapter.
     """
 
     snapshot: Path
@@ -128,11 +145,12 @@ def prepare(
     dtype: torch.dtype,
     base: AdapterBase | None = None,
 ) -> PreparedWeights:
-    """Read and check a snapshot; touches no weight. EngineFault if it cannot become the served version."""
+    """Read and check a snapshot; change no weight. EngineFault: it cannot be served."""
     layout = read_layout(snapshot, base)
     if not layout.tensors:
         raise EngineFault("the snapshot holds no safetensors weights")
     if base is not None:
+        # Only to refuse an adapter that is not plain LoRA; `build` reads it again.
         adapter_layout(layout)
     target = served if served is not None and layout.config == served.layout.config else None
     if target is not None:
@@ -143,12 +161,18 @@ def prepare(
 
 
 def build(prepared: PreparedWeights, dtype: torch.dtype, device: torch.device) -> InferencePolicy:
-    """A new model from the directory, proved able to decode. EngineFault if a weight is missing, unknown or misfit."""
+    """Build a new model from the directory and prove that it decodes.
+
+    EngineFault: a weight is missing, unknown or of a wrong shape, the model cannot decode, or an
+    adapter's base is not the one that was verified.
+    """
     if prepared.base is None:
         return _built(prepared.snapshot, prepared.layout, dtype, device)
     base = _built(prepared.base.directory, read_layout(prepared.base.directory), dtype, device)
     if base.digests() != prepared.base.tensors:
-        raise EngineFault("the base model in memory is not the one that was verified")
+        raise EngineFault(
+            f"the base model {prepared.base.directory} in memory is not the one that was verified"
+        )
     tensors = {name: tensor.to(device) for name, tensor in prepared.tensors.items()}
     return base.adapted(prepared.layout, tensors)
 
@@ -172,7 +196,8 @@ def _built(
             model.eval().requires_grad_(requires_grad=False).to(device), layout
         )
         _prove_decoding(policy)
-    # transformers raises anything on a directory that it cannot use; the served model is not touched.
+    # transformers raises any exception on a directory that it cannot use. The served model is not
+    # touched, so every one of them is a fault of this refit only.
     except Exception as error:
         reason = " ".join(str(error).split())[:200]
         raise EngineFault(
@@ -185,13 +210,16 @@ def _built(
 
 
 def _leave_files(model: Any) -> None:
-    """Weights that need no other type may be pages of the files, which a later version is written into."""
+    """Copy all weights into memory of our own.
+
+    transformers may map them from the files, and a later version is written over the weights.
+    """
     for tensor in (*model.parameters(), *model.buffers()):
         tensor.data = tensor.data.clone()
 
 
 def _prove_decoding(policy: InferencePolicy) -> None:
-    """Two tokens, one after the other: shows that every layer keeps its past in an attention cache."""
+    """Decode two tokens, one after the other. EngineFault: the model does not use a KV cache."""
     cache = DynamicCache()
     token = torch.zeros((1, 1), dtype=torch.int64, device=policy.device)
     for length in (1, 2):
@@ -215,5 +243,6 @@ def _read_tensors(snapshot: Path, dtype: torch.dtype) -> dict[str, Tensor]:
 def _digest(tensor: Tensor, dtype: str) -> bytes:
     if dtype not in _DTYPES:
         raise EngineFault(f"tensors of dtype {dtype} cannot be read back")
+    # NumPy has no bfloat16, so the hash takes the bytes of any dtype.
     flat = tensor.detach().to(_DTYPES[dtype]).reshape(-1).contiguous().cpu()
     return blake3(flat.view(torch.uint8).numpy().data).digest()

@@ -1,4 +1,4 @@
-"""From logits to drawn tokens and the exact logprobs of the distribution they were drawn from. Pure tensor code."""
+"""Draws tokens from logits and computes their exact logprobs. Pure tensor code."""
 
 from dataclasses import dataclass
 
@@ -8,10 +8,10 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Chances:
-    """How each row of a batch is drawn. All lists have one entry per row.
+    """How to draw each row of a batch. All lists have one entry per row.
 
-    uniforms: one number in [0, 1) per row decides its token, so a draw depends on the row alone and not on which other
-    rows share its batch.
+    uniforms: a number in [0, 1) that decides the row's token. So a draw depends on its row alone,
+    not on the other rows of the batch.
     """
 
     temperatures: list[float]
@@ -20,10 +20,11 @@ class Chances:
 
 
 def draw(logits: Tensor, chances: Chances) -> tuple[list[int], list[float]]:
-    """Tokens and logprobs, one per row of `logits` [rows, vocab]; one copy to the host.
+    """Return a token and its logprob for each row of `logits` [rows, vocab].
 
-    logprob: log_softmax of logits / temperature over the full vocabulary in float32; temperature 0 takes the likeliest
-    token and reports its logprob at temperature 1. top_p limits the draw, never the logprob.
+    The logprob is log_softmax(logits / temperature) over the full vocabulary, in float32. At
+    temperature 0 the likeliest token is taken, with its logprob at temperature 1. top_p limits the
+    draw, never the logprob.
     """
     table = [chances.temperatures, chances.top_ps, chances.uniforms]
     temperature, top_p, uniform = torch.tensor(
@@ -37,6 +38,7 @@ def draw(logits: Tensor, chances: Chances) -> tuple[list[int], list[float]]:
         weights = _nucleus(weights, top_p)
     tokens = torch.where(greedy, logits.argmax(dim=-1), _invert_cdf(weights, uniform))
     chosen = logprobs.gather(1, tokens[:, None]).squeeze(1)
+    # Stacked, both cross to the host in one copy; float64 holds every token id exactly.
     host_tokens, host_logprobs = torch.stack(
         [tokens.to(torch.float64), chosen.to(torch.float64)]
     ).tolist()
@@ -44,15 +46,23 @@ def draw(logits: Tensor, chances: Chances) -> tuple[list[int], list[float]]:
 
 
 def _invert_cdf(weights: Tensor, uniform: Tensor) -> Tensor:
-    """The first token whose cumulated weight exceeds uniform * total: never one of weight 0 (float64: rare tokens)."""
+    """Return, per row, the first token whose cumulated weight exceeds uniform * total.
+
+    Such a token never has weight 0. weights [rows, vocab] are float64, because in float32 the sum
+    would swallow rare tokens.
+    """
     cdf = weights.cumsum(dim=-1)
     found = torch.searchsorted(cdf, uniform[:, None] * cdf[:, -1:], right=True).squeeze(1)
     return found.clamp(max=weights.shape[1] - 1)
 
 
 def _nucleus(weights: Tensor, top_p: Tensor) -> Tensor:
-    """Zero for all but the likeliest tokens that together reach top_p (equals of the last one stay); [rows, vocab]."""
+    """Set all weights [rows, vocab] to 0 but those of the likeliest tokens that reach top_p.
+
+    Tokens as likely as the last of them stay too.
+    """
     ordered = weights.sort(dim=-1, descending=True).values
     inside = ordered.cumsum(dim=-1) - ordered < top_p[:, None]
+    # The smallest weight inside is a threshold, so the sorted order need not be undone.
     least = torch.where(inside, ordered, torch.inf).amin(dim=-1, keepdim=True)
     return torch.where((weights >= least) | (top_p[:, None] == 1), weights, 0.0)

@@ -1,4 +1,7 @@
-"""What a lying worker says instead of a result, or besides it. None of it may become part of a batch."""
+"""Makes the messages that a lying worker sends instead of a result, or besides it.
+
+No forged token may become part of a batch.
+"""
 
 import random
 from collections.abc import Sequence
@@ -24,7 +27,7 @@ FORGED = Digest(b"\xee" * 32)
 
 
 def forged(result: SampleFinished, chance: random.Random) -> SampleFinished:
-    """A result that a coordinator can see to be wrong."""
+    """Return a result that the coordinator can recognise as wrong."""
     count, first, last = len(result.tokens) // 4, result.spans[0], result.spans[-1]
     lies = [
         replace(result, spans=(*result.spans[:-1], replace(last, end=last.end + 1))),
@@ -48,7 +51,10 @@ def forged(result: SampleFinished, chance: random.Random) -> SampleFinished:
 
 
 def forged_progress(progress: LeaseProgress, chance: random.Random) -> LeaseProgress:
-    """Somebody might go on from it, if it were believed."""
+    """Return progress with one wrong sample.
+
+    If the coordinator believed it, another worker would continue from it.
+    """
     delta = chance.choice(progress.samples)
     first, last = delta.spans[0], delta.spans[-1]
     count = last.end - first.start
@@ -72,7 +78,10 @@ def lie(
     foreign: Sequence[LeaseGranted],
     plan: PlanEdges | None,
 ) -> list[ToCoordinator]:
-    """What to say instead of this result; `foreign`: leases of anybody; `plan`: the newest one."""
+    """Return the messages to send instead of `result`.
+
+    foreign: leases of any worker. plan: the newest one.
+    """
     kind = chance.choice(
         [
             "forged",

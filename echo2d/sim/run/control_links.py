@@ -1,11 +1,12 @@
-"""Control links in virtual time: one session after the other between each peer and the coordinator.
+"""Simulates control links in virtual time: sessions between each peer and the coordinator.
 
-A session keeps its order in each direction and loses nothing until it ends, as TCP does. It ends by a cut, by either
-end closing or dying, or because one end has heard nothing for too long; each end learns of it in its own time, or not
-at all before it gives up. What was under way then is lost, or still arrives after the peer's next session has begun:
-that is where things are reordered and repeated. While a peer is blocked, everything to and from it waits.
+A peer has one session after another. As with TCP, a session keeps its order in each direction and
+loses nothing until it ends. It ends when it is cut, when either end closes it or dies, or when one
+end has heard nothing for too long. Each end learns of that in its own time, or only when it gives
+up. Messages under way are then lost, or still arrive after the peer's next session has begun: so
+messages are reordered and repeated. While a peer is blocked, everything to and from it waits.
 
-Not here: what the two ends do with what they hear.
+Not here: what the two ends do with a message.
 """
 
 import random
@@ -27,15 +28,19 @@ from echo2d.core.protocol.control_messages import (
 from echo2d.sim.kernel.virtual_clock import Clock
 from echo2d.sim.run.process import Process
 
-HELLO_S = 10.0  # a peer that is not welcome by then dials again
-SILENCE_S = 60.0  # then the coordinator gives a session up
-PING_S = 45.0  # then a peer does
-BACKOFF_S = (0.25, 15.0)
-NOTICE_S = 3.0  # at most, until an end learns that a connection was reset
+# A peer without a Welcome after this time dials again.
+HELLO_S = 10.0
+# The coordinator gives up a session in which it has heard nothing for this long.
+SILENCE_S = 60.0
+# The same for a peer.
+PING_S = 45.0
+BACKOFF_S = (0.25, 15.0)  # first and longest
+# An end learns within this time that a connection was reset.
+NOTICE_S = 3.0
 
 
 class _Ended:
-    """The last thing that comes over a session."""
+    """Marks the end of a session, as the last item of a direction."""
 
 
 ENDED = _Ended()
@@ -44,7 +49,11 @@ Word = ToCoordinator | ToPeer | _Ended
 
 @dataclass(slots=True)
 class SessionPipe:
-    """One direction of a session. closed: takes nothing more; dead: nothing more arrives."""
+    """One direction of a session.
+
+    in_order: when the last message arrives. closed: it takes no more messages. dead: messages under
+    way are lost.
+    """
 
     in_order: float = 0.0
     closed: bool = False
@@ -62,10 +71,10 @@ class SimSession:
 
 
 class SimPeer(Process, ABC):
-    """The peer's end: dials, says hello, listens, dials again. Its subclass is the daemon.
+    """The peer's end: it dials, sends Hello, listens, and dials again. A subclass is the daemon.
 
-    latency_s: one way to the coordinator. blocked_until: nothing goes or comes before. barred: its credential is void.
-    closed: nobody can dial it.
+    latency_s: one way to the coordinator. blocked_until: no message passes before. barred: its
+    credential is void. closed: other peers cannot dial it.
     """
 
     def __init__(
@@ -130,7 +139,7 @@ class SimPeer(Process, ABC):
             self.heard(word)
 
     def lose(self, session: SimSession) -> None:
-        """The session is over for this end."""
+        """End the session at this end, and dial again later."""
         if self.session is not session:
             return
         self._control.up(session, ENDED)
@@ -161,7 +170,7 @@ class SimPeer(Process, ABC):
 
 
 class Control:
-    """All sessions. `coordinator` is their other end; `emit` takes its events while it is up."""
+    """All sessions. coordinator: their other end. emit: receives the coordinator's events."""
 
     def __init__(self, clock: Clock, chance: random.Random, coordinator: Process) -> None:
         self._clock = clock
@@ -174,7 +183,7 @@ class Control:
     # --- both ends
 
     def open(self, peer: SimPeer) -> SimSession | None:
-        """A connection, with the peer's hello under way; None: there is no way to the coordinator."""
+        """Open a session and send the peer's Hello; None: the coordinator cannot be reached."""
         if not self._coordinator.up or peer.blocked:
             return None
         self._made += 1
@@ -187,7 +196,7 @@ class Control:
         self._transmit(session, session.up, word)
 
     def down(self, number: SessionId, message: ToPeer) -> None:
-        """To the peer of this session, if the session is still open."""
+        """Send to the peer of this session, if the session is still open."""
         if number in self._sessions:
             self._transmit(self._sessions[number], self._sessions[number].down, message)
 
@@ -195,7 +204,7 @@ class Control:
         self.up(session, Heartbeat(running))
 
     def close(self, number: SessionId) -> None:
-        """By the coordinator, after what was sent before."""
+        """Close a session at the coordinator's end, after the messages sent before."""
         if number in self._sessions:
             self._transmit(self._sessions[number], self._sessions[number].down, ENDED)
 
@@ -206,20 +215,20 @@ class Control:
     # --- what goes wrong
 
     def cut(self, peer: SimPeer) -> None:
-        """The connection is reset; the peer may be dead already."""
+        """Reset the peer's connection. The peer may be dead already."""
         for session in self._of(peer):
             session.down.dead = True
             self._notice_at_peer(session)
             self._lose_up(session)
 
     def vanish(self, peer: SimPeer) -> None:
-        """The peer's machine is gone: nobody tells the coordinator."""
+        """Lose the peer's machine: the coordinator finds out by silence only."""
         for session in self._of(peer):
             session.down.dead = session.up.dead = True
             self._clock.after(self._random.uniform(5.0, SILENCE_S), self._ended_above, session)
 
     def block(self, peer: SimPeer, seconds: float) -> None:
-        """Nothing passes for so long; either end may lose patience before."""
+        """Let no message pass for this long. Either end may give up earlier."""
         peer.blocked_until = max(peer.blocked_until, self._clock.now + seconds)
         for session in self._of(peer):
             self._clock.after(self._random.uniform(0.0, PING_S), self._impatient_peer, session)
@@ -259,17 +268,18 @@ class Control:
             if not session.peer.barred:
                 self.emit(PeerConnected(session.number, session.peer.peer, word))
         else:
-            self.emit(PeerSaid(session.number, word))  # type: ignore[arg-type]  # the way up carries no other
+            # The way up carries no other type.
+            self.emit(PeerSaid(session.number, word))  # type: ignore[arg-type]
 
     def _ended_above(self, session: SimSession) -> None:
-        """The coordinator's socket is closed."""
+        """End the session at the coordinator's end."""
         if self._sessions.pop(session.number, None) is not None:
             session.up.dead = session.up.closed = True
             self._transmit(session, session.down, ENDED)
             self.emit(PeerDisconnected(session.number, "closed"))
 
     def _lose_up(self, session: SimSession) -> None:
-        """What is under way to the coordinator is lost, or still comes."""
+        """Lose the messages under way to the coordinator, or let them arrive: one in two."""
         if self._random.random() < 0.5:
             session.up.dead = True
             self._clock.after(self._random.uniform(0.0, NOTICE_S), self._ended_above, session)

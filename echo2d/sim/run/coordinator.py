@@ -1,10 +1,13 @@
-"""The coordinator's process in the loop: the real CoordinatorState, group commit, and a death at any moment.
+"""Simulates the coordinator's process around the real CoordinatorState, with a death at any moment.
 
-    mailbox --(a turn: up to 256 events)--> handle --> transaction of all Persists --> the other actions, in order
+    mailbox --(a turn: up to 256 events)--> handle --> one transaction of all Persist actions
+                                                   --> the other actions, in order
 
-Between `handle` and the transaction, and between the transaction and any of the actions, the process may die: then the
-next one starts from the ledger alone, and the rest of the actions never happens. Prompts and rewards come from a task
-plane that lives and dies with the process. Not here: what may happen (`invariants`).
+The process may die before the transaction, or between it and any of the actions. Then the next
+process starts from the ledger alone, and the remaining actions never happen. Prompts and rewards
+come from a simulated task that lives and dies with the process.
+
+Not here: the rules that a run must keep (`invariants`).
 """
 
 import random
@@ -45,18 +48,22 @@ from echo2d.sim.run.invariants import InvariantChecker, reward_of
 from echo2d.sim.run.process import Process
 from echo2d.sim.run.worker import Noted
 
-NUMBER = -1  # of this process in traces
+NUMBER = -1  # names this process in traces
 TURN_EVENTS_MAX = 256
 COMMIT_S = (0.001, 0.02)
 LONG_POLL_S = 30.0
 CALL_S = 0.005  # one way between learner and coordinator
-CHECK_EVERY = 16  # turns between two checks of the machine
+CHECK_EVERY = 16  # turns between two checks of the state's invariants
 Death = Literal["before", "after", "between"]
 OnReply = Callable[[Reply | None], None]  # None: the connection broke
 
 
 class SimCoordinator(Process):
-    """See the module docstring. rewards_fail: the next so many. die: in the next turn with a transaction, and where."""
+    """See the module docstring.
+
+    rewards_fail: how many of the next rewards fail. die: where in the next turn with a transaction
+    the process dies; None: it does not.
+    """
 
     def __init__(
         self,
@@ -85,9 +92,8 @@ class SimCoordinator(Process):
         self._calls: dict[RequestId, OnReply] = {}
         self._requests = 0
         self._turns = 0
-        self._barred: list[
-            PeerId
-        ] = []  # peers whose credential is void, as far as this process was told
+        # Peers whose credential is void, as far as this process was told.
+        self._barred: list[PeerId] = []
 
     def start(self) -> None:
         self.begin(skew_s=self._random.uniform(0.0, 1e5))
@@ -129,7 +135,10 @@ class SimCoordinator(Process):
         *,
         after_s: float = CALL_S,
     ) -> None:
-        """A call of the learner; `after_s`: until it becomes an event, also if the caller is gone by then."""
+        """Make a call of the learner.
+
+        It becomes an event after `after_s`, even if the caller is gone by then.
+        """
         if not self.up:
             answered(None)
             return
@@ -142,7 +151,7 @@ class SimCoordinator(Process):
         self.later(LONG_POLL_S, self._poll_ended, request)
 
     def lose_calls(self) -> None:
-        """The callers of all waiting calls are gone."""
+        """Break the connections of all waiting calls."""
         for request in list(self._calls):
             answered = self._calls.pop(request)
             self.emit(RequestGone(request))
@@ -192,6 +201,7 @@ class SimCoordinator(Process):
         if self._turns % CHECK_EVERY == 0:
             self._judge.compare(self.state)
         if self.die is not None:
+            # Some actions may still have happened before the process died.
             survivors = self._random.randint(0, len(actions)) if self.die == "between" else 0
             for action in actions[:survivors]:
                 self._perform(action)
@@ -256,7 +266,7 @@ class SimCoordinator(Process):
         self.later(DIAL_BACK_S if fault else CALL_S, self.emit, DialBackEnded(session, fault))
 
     def _score(self, action: ScoreSample) -> None:
-        """By the task, in a process of its own that may fail."""
+        """Answer for the task's process, which may fail."""
         if self.rewards_fail:
             self.rewards_fail -= 1
             self.emit(SampleScored(action.group, action.sample, None, "crashed"))

@@ -1,8 +1,11 @@
-"""The engine of a simulated worker: writes tokens that tell who wrote them where, and refits between two of them.
+"""Simulates a worker's engine. Each token tells which version wrote it, and at which position.
 
-`mark` is the token by which a version signs a place of a sample, so that a judge can compare spans with what was really
-loaded (I2), and sees a token that stands where it was not written. The place counts from the first token of the prompt:
-whoever goes on from somebody else's output goes on counting. Not here: what is asked and what output means.
+`mark` is the token that a version writes at a position of a sample. So `invariants` can compare
+spans with the version that was really loaded (I2), and finds tokens at a wrong position. Positions
+count from the first token of the prompt, so a worker that continues another worker's output counts
+on. A refit happens between two pieces of output.
+
+Not here: which leases run, and what becomes of their output.
 """
 
 import random
@@ -29,14 +32,18 @@ EngineEvent = SampleProgressed | GenerationFailed | EngineRefitted | EngineRefit
 
 
 def mark(key: VersionKey, group: GroupId, sample: int, place: int) -> int:
-    """The token of this version at this place of this sample."""
+    """Return the token that this version writes at position `place` of this sample."""
     text = f"{version_label(key.version, key.digest)} {group} {sample} {place}"
     return 2 + blake3(text.encode()).digest(1)[0] % (VOCAB - 2)
 
 
 @dataclass(slots=True)
 class Pace:
-    """token_s: seconds per token and sample. faulty: share of refits and generations that fail. hung: nothing moves."""
+    """How well an engine works.
+
+    token_s: seconds per token and sample. faulty: share of refits that fail; a quarter of it is the
+    share of pieces of output that fail. hung: it makes no progress.
+    """
 
     token_s: float
     faulty: float = 0.0
@@ -44,7 +51,10 @@ class Pace:
 
 
 class SimEngine:
-    """Lives with the `process`. read(path): what stands in that slot directory now."""
+    """An engine that lives and dies with `process`.
+
+    read: returns the version whose files lie in a slot directory now.
+    """
 
     def __init__(
         self,
@@ -58,9 +68,8 @@ class SimEngine:
         self._emit, self._read = emit, read
         self.loaded: VersionKey | None = None
         self._running: dict[tuple[LeaseId, int], set[int]] = {}
-        self._held: list[tuple[LeaseGranted, int, int, int, int]] | None = (
-            None  # what is to be written later
-        )
+        # During a hold, the arguments of the `_write` calls that wait for its end.
+        self._held: list[tuple[LeaseGranted, int, int, int, int]] | None = None
 
     def start(self, lease: LeaseGranted) -> None:
         self._running[lease.lease, lease.attempt] = set(lease.samples)
@@ -113,12 +122,12 @@ class SimEngine:
         self._emit(SampleProgressed(*key, sample, tokens, (-0.5,) * len(tokens), (span,), finish))
 
     def _load(self, order: RefitEngines) -> None:
-        """The weights are swapped; what became of it is known a little later."""
+        """Swap the weights. The worker learns the outcome a little later."""
         if self._pace.hung:
             self._process.later(1.0, self._load, order)
             return
         key = VersionKey(order.version, order.digest)
-        assert self._read(order.path) == key, "I3: an engine loads what does not stand there"
+        assert self._read(order.path) == key, "I3: the files in the slot are not those of the order"
         outcome = "done"
         if self._random.random() < self._pace.faulty:
             outcome = self._random.choice(["kept", "doubtful", "memory"])

@@ -1,7 +1,7 @@
-"""Fault schedules: the rules of a run, its workers, and what goes wrong when. All of it drawn from one rng_seed.
+"""Draws a fault schedule from one rng_seed: the rules of a run, its workers, and its faults.
 
-Until `heal_s` anything may happen; then everything that is to go on is running again and nothing more goes wrong, but
-for the workers that are bad for ever: one of them must not hold up the others (I6).
+Until `heal_s` anything may go wrong. Then every process runs again and no more faults come. Only
+bad workers stay bad for ever: they must not hold up the others (I6).
 """
 
 import random
@@ -14,22 +14,23 @@ from echo2d.registry import SHAPES
 from echo2d.sim.run.engine import STOP, VOCAB
 
 FaultKind = Literal[
-    "kill_coordinator",  # kill -9, and the seed with it; it comes back
-    "kill_in_commit",  # the same in the middle of a turn: before its transaction, after it, or between its actions
+    "kill_coordinator",  # kill -9, together with the seed; both come back
+    # The same within a turn: before its transaction, after it, or among its other actions.
+    "kill_in_commit",
     "pause_coordinator",
     "jump_coordinator",
     "kill_seed",
     "encode_fails",
     "kill_worker",
-    "vanish_worker",  # its machine is gone, nobody is told
-    "stop_worker",  # in order
+    "vanish_worker",  # its machine is gone, and the coordinator is not told
+    "stop_worker",  # an orderly end
     "pause_worker",
     "jump_worker",
     "cut",  # its control link is reset
-    "block",  # a partition: neither coordinator nor peers
+    "block",  # a partition: it reaches neither coordinator nor peers
     "cut_links",  # to its peers
-    "hang",  # its engine makes no token
-    "revoke",  # its credential is void, for good
+    "hang",  # its engine makes no tokens
+    "revoke",  # its credential becomes void for ever
     "kill_learner",
     "second_learner",
     "lose_call",  # an answer to the learner gets lost
@@ -37,17 +38,22 @@ FaultKind = Literal[
 ]
 Badness = Literal["", "lies", "hangs", "dead", "slow"]
 
+# How often each kind is drawn, relative to the others.
 KINDS: tuple[tuple[FaultKind, int], ...] = (
-    ("kill_coordinator", 2), ("kill_in_commit", 4), ("pause_coordinator", 1), ("jump_coordinator", 1),
-    ("kill_seed", 1), ("encode_fails", 1), ("kill_worker", 3), ("vanish_worker", 1), ("stop_worker", 1),
-    ("pause_worker", 2), ("jump_worker", 1), ("cut", 4), ("block", 3), ("cut_links", 2), ("hang", 1), ("revoke", 1),
-    ("kill_learner", 4), ("second_learner", 1), ("lose_call", 2), ("rewards_fail", 1),
+    ("kill_coordinator", 2), ("kill_in_commit", 4), ("pause_coordinator", 1),
+    ("jump_coordinator", 1), ("kill_seed", 1), ("encode_fails", 1), ("kill_worker", 3),
+    ("vanish_worker", 1), ("stop_worker", 1), ("pause_worker", 2), ("jump_worker", 1), ("cut", 4),
+    ("block", 3), ("cut_links", 2), ("hang", 1), ("revoke", 1), ("kill_learner", 4),
+    ("second_learner", 1), ("lose_call", 2), ("rewards_fail", 1),
 )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerSpec:
-    """slots 0: a relay peer. lies: share of its results; faulty: of its refits and applies. bad: so for ever."""
+    """One worker. slots: 0 for a relay peer. lies: share of its results that are lies.
+
+    faulty: share of its refits and applies that fail. bad: a fault that never heals.
+    """
 
     slots: int
     latency_s: float
@@ -60,7 +66,7 @@ class WorkerSpec:
 
 @dataclass(frozen=True, slots=True)
 class RunFault:
-    """worker: the number of the one that is struck, where the kind strikes one."""
+    """One fault. worker: the number of the worker that it strikes, if its kind strikes one."""
 
     at_s: float
     kind: FaultKind
@@ -70,7 +76,9 @@ class RunFault:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """train_s: of one step. refusals: share of batches in which the learner refuses a group."""
+    """train_s: seconds per train step. refusals: share of batches of which the learner refuses a
+    group.
+    """
 
     rng_seed: int
     rules: RunRules
@@ -120,7 +128,7 @@ def _rules(rng: random.Random, max_new_tokens: int) -> RunRules:
 
 
 def _workers(rng: random.Random) -> tuple[WorkerSpec, ...]:
-    """The first is a good one with slots and is there from the start."""
+    """Draw the workers. The first is good, has slots and joins at once, so the run can finish."""
     first = WorkerSpec(
         rng.randint(2, 6), rng.uniform(0.001, 0.05), rng.uniform(0.02, 0.3), 0.0, 0.05, 0.0, ""
     )

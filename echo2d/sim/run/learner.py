@@ -1,8 +1,9 @@
-"""A learner in the loop: session, publish, take, train, commit, checkpoint; it dies anywhere and resumes.
+"""Simulates the learner: session, publish, take, train, commit, checkpoint. It may die anywhere.
 
-It does what `learner.train` does, in the same order, with weights that are digests: of the weights before and of the
-batch, and of a salt if its arithmetic is not reproducible. On its disk: its newest checkpoints. One that is fenced is
-over. Anything else but the answer it expects is a defect of the coordinator.
+It makes the same calls as `learner.train`, in the same order. Its weights are digests of the
+previous weights and the batch, with a salt if its arithmetic is not reproducible. Its disk holds
+its newest checkpoints, from which it resumes. A fenced learner ends. Any other unexpected answer is
+a defect of the coordinator and fails an assertion.
 """
 
 import random
@@ -29,9 +30,11 @@ from echo2d.sim.run.process import Process
 
 BASE = digest_of(b"base model")
 RETRY_S = 0.5
-COPY_S = (0.05, 0.5)  # the coordinator copies a snapshot so long before it hears of the publish
+# The coordinator's shell copies a snapshot for this long before its state hears of the publish.
+COPY_S = (0.05, 0.5)
 CHECKPOINTS_KEPT = 2
-REFUSALS_MAX = 2  # of one step by all learners: five end the run
+# Per step, by all learners together. Five refusals of one step would end the run.
+REFUSALS_MAX = 2
 
 MakeEvent = Callable[[RequestId], CoordinatorEvent]
 
@@ -44,7 +47,7 @@ class Checkpoint:
 
 @dataclass(slots=True)
 class ApiCall:
-    """One call under way. reply: None until it has come; broken: the connection went."""
+    """One call under way. reply: None until it arrives. broken: the connection was lost."""
 
     make: MakeEvent
     after_s: float = CALL_S
@@ -60,13 +63,14 @@ LearnerStep = Generator[float | ApiCall, None, None]
 
 
 class _FencedError(Exception):
-    """A newer learner is at work."""
+    """A newer learner has a session."""
 
 
 class SimLearner(Process):
-    """See the module docstring. saved: its checkpoints, oldest first; refused: how often, by step.
+    """See the module docstring.
 
-    Learners of one run share both. step: the last one it committed.
+    saved: its checkpoints, oldest first. refused: how often batches were refused, by step. All
+    learners of a run share both. step: the last one that it committed.
     """
 
     def __init__(
@@ -132,7 +136,7 @@ class SimLearner(Process):
             self._waits_for = None
 
     def _wait(self, call: ApiCall) -> Generator[float | ApiCall, None, Reply]:
-        """Until there is an answer; every call may be repeated."""
+        """Wait for an answer. Every call may be repeated, so a broken or empty one is."""
         while True:
             yield call
             if call.reply is not None and call.reply.status != 204:
@@ -162,6 +166,7 @@ class SimLearner(Process):
         asked = self._ask_batch(epoch, self.step + 1)
         while True:
             batch, digest = yield from self._take(epoch, asked)
+            # The next batch is asked for before this one is trained, so that both overlap.
             asked = self._ask_batch(epoch, batch.step + 1)
             yield self._train_s * self._random.uniform(0.5, 1.5)
             weights = digest_of(weights + digest + self._salt)
@@ -176,9 +181,10 @@ class SimLearner(Process):
                 durable = self.step
 
     def _open(self) -> Generator[float | ApiCall, None, tuple[Checkpoint, Epoch]]:
-        """From the newest checkpoint, or the one before, if the coordinator still can.
+        """Open a session from the newest checkpoint, or sometimes from the one before.
 
-        An older learner may go on making checkpoints until this one has its session.
+        If the coordinator refuses, it must be because an older learner has saved a newer checkpoint
+        in the meantime, which is tried next.
         """
         older = len(self.saved) > 1 and self._random.random() < 0.2
         checkpoint = self.saved[-2 if older else -1]
@@ -205,7 +211,7 @@ class SimLearner(Process):
     def _take(
         self, epoch: Epoch, asked: ApiCall
     ) -> Generator[float | ApiCall, None, tuple[BatchBody, Digest]]:
-        """The batch, after refusing what it does not like."""
+        """Take the batch, perhaps after refusing a group of it."""
         while True:
             reply = yield from self._wait(asked)
             assert isinstance(reply.body, bytes)
@@ -221,7 +227,8 @@ class SimLearner(Process):
             self._ask(asked)
 
     def _check(self, batch: BatchBody) -> None:
-        """I1 and I5, once more."""
+        """Check staleness (I1) and the batch's size again, as the real learner does."""
+        # With "mask" a trajectory counts by its newest span, otherwise by its oldest.
         size, counts = self._rules.group_size, min if self._rules.over_stale == "mask" else max
         assert len(batch.groups) == self._rules.trajectories_per_step // size
         for group in batch.groups:

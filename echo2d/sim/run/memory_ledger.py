@@ -1,7 +1,8 @@
-"""The ledger of a run in memory: what `store.ledger` keeps on disk, as values.
+"""Keeps the ledger of a run in memory, as `store.ledger` keeps it on disk.
 
-Records go in, `Recovered` comes out. A record that contradicts an earlier one is an assertion: the real ledger has a
-key there. Kept true with the real one: what a drop or a checkpoint deletes, and that counters never go back.
+It takes records and gives `Recovered`. A record that contradicts an earlier one fails an assertion,
+where the real ledger has a unique key. Like the real ledger, a drop and a checkpoint delete what
+they make useless, and counters never go back.
 """
 
 from dataclasses import replace
@@ -43,6 +44,7 @@ class MemoryLedger:
         self.form: FormChosen | None = None
 
     def append(self, record: CoordinatorRecord) -> None:  # noqa: C901 - one case per record
+        """Apply one record. AssertionError: it contradicts an earlier one."""
         match record:
             case EpochOpened(epoch, step):
                 assert epoch > self.epoch
@@ -111,11 +113,12 @@ class MemoryLedger:
                     self.rates[rate.peer] = rate
 
     def _forget_work(self) -> None:
-        """Of groups that are no more."""
+        """Delete the leases and answers of groups that no longer exist."""
         self.given = {key: each for key, each in self.given.items() if each.group in self.groups}
         self.answered = {at: each for at, each in self.answered.items() if at[0] in self.groups}
 
     def recover(self) -> Recovered:
+        """Return what a new coordinator process starts from."""
         return Recovered(
             epoch=self.epoch,
             resume_step=self.resume_step,

@@ -1,8 +1,8 @@
-"""Links between peers for the loop: forms of one segment and one frame, passed on by the real relays.
+"""Simulates links between peers. Real relays pass forms of one segment and one frame over them.
 
-What a relay says to another arrives in order after a drawn time, unless the link breaks before. Frames that a stream
-brings after its end are dropped, as `link` does. Many frames, rates and loss belong to `network`; here they would only
-hide what happens around them.
+A message arrives in order after a drawn time, unless the link breaks before. As on a real link,
+frames that arrive after the end of their stream are dropped. Many frames, limited rates and loss
+are simulated elsewhere (`echo2d.sim.broadcast`); here they would only hide the faults of the run.
 """
 
 import random
@@ -15,15 +15,16 @@ from echo2d.core.relay import events as relay_events
 from echo2d.sim.kernel.virtual_clock import Clock
 
 SEGMENT = SegmentId(0)
-SIZES = (1000,)  # of the frames of every segment
+SIZES = (1000,)  # bytes of each frame of a segment
 FRAMES = tuple(frame_id(SEGMENT, index) for index in range(1 + len(SIZES)))
 HANDSHAKE_S = 0.2
-FRAME_S = (0.01, 0.4)  # a hop
-NOTICE_S = 1.0  # at most, until an end learns that a link broke
+FRAME_S = (0.01, 0.4)  # for one hop
+# An end learns within this time that a link broke.
+NOTICE_S = 1.0
 
 
 class Relaying(Protocol):
-    """A process with a relay."""
+    """A process with a relay: the seed or a worker."""
 
     peer: PeerId
     up: bool
@@ -37,7 +38,10 @@ class Relaying(Protocol):
 
 
 class _Way:
-    """One direction of a link. ended: streams the target ended; repairs: those that carry single frames."""
+    """One direction of a link.
+
+    ended: streams that the target has ended. repairs: streams that carry single frames.
+    """
 
     def __init__(self, source: Relaying, target: Relaying) -> None:
         self.source, self.target = source, target
@@ -49,7 +53,7 @@ class _Way:
 
 
 class SimPeerLinks:
-    """All links. blocked peers neither send nor receive; what is under way to them waits."""
+    """All links. Blocked peers neither send nor receive; messages under way to them wait."""
 
     def __init__(self, clock: Clock, chance: random.Random) -> None:
         self._clock = clock
@@ -57,15 +61,14 @@ class SimPeerLinks:
         self._peers: dict[PeerId, Relaying] = {}
         self._expected: dict[tuple[PeerId, PeerId], EdgePeer] = {}
         self._ways: dict[tuple[PeerId, PeerId], _Way] = {}
-        self._unnoticed: set[tuple[PeerId, PeerId]] = (
-            set()
-        )  # (who does not know yet, that its link to whom broke)
+        # (peer, other): the link between them broke, and `peer` does not know it yet.
+        self._unnoticed: set[tuple[PeerId, PeerId]] = set()
 
     def add(self, peer: Relaying) -> None:
         self._peers[peer.peer] = peer
 
     def perform(self, source: Relaying, action: relay_events.LinkAction) -> None:
-        """What a relay asks for."""
+        """Perform an action of a peer's relay."""
         me = source.peer
         match action:
             case relay_events.SendFrame():
@@ -87,14 +90,14 @@ class SimPeerLinks:
                 assert_never(action)
 
     def died(self, peer: PeerId) -> None:
-        """The process is gone: its links break."""
+        """Break the links of a process that has died."""
         for pair in [pair for pair in self._expected if pair[0] == peer]:
             del self._expected[pair]
         self._unnoticed = {pair for pair in self._unnoticed if pair[0] != peer}
         self.cut(peer)
 
     def cut(self, peer: PeerId) -> None:
-        """All links of this peer break; who expects them dials again."""
+        """Break all links of this peer. Ends that still expect a link dial again."""
         for pair in [pair for pair in self._ways if pair[0] == peer]:
             self._break(*pair)
 
@@ -153,7 +156,10 @@ class SimPeerLinks:
         self._clock.after(HANDSHAKE_S, self._connect, one, other)
 
     def _connect(self, one: PeerId, other: PeerId) -> None:
-        """If both want it, by the same secret, and the way is free; the end that dials tries again."""
+        """Connect two peers if both expect each other under one secret and can be reached.
+
+        Otherwise the end that dials tries again later.
+        """
         mine, theirs = self._expected.get((one, other)), self._expected.get((other, one))
         if mine is None or (one, other) in self._ways:
             return
@@ -179,7 +185,7 @@ class SimPeerLinks:
                 self._clock.after(self._random.uniform(0.0, NOTICE_S), self._notice, way)
 
     def _notice(self, way: _Way) -> None:
-        """A process that is paused notices afterwards; of one that has died nothing is left to notice."""
+        """Tell an end that its link broke. A paused end learns it later, a dead one never."""
         if way.source.up and way.source.boots == way.boots[0]:
             way.source.call(way.boots[0], self._broken, way)
         else:
@@ -192,7 +198,7 @@ class SimPeerLinks:
 
 
 def held(form: FormId) -> tuple[relay_events.RelayEvent, ...]:
-    """What a relay is told of a form that is whole on its disk."""
+    """Return the events that tell a relay of a form that is complete on its disk."""
     return relay_events.TableHeld(form, SEGMENT, SIZES), relay_events.FramesFound(form, FRAMES[1:])
 
 

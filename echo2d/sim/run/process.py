@@ -1,9 +1,10 @@
-"""A process of the simulation: it runs or does not, may be stopped for a while, and has a clock of its own.
+"""Simulates a process that starts, dies and pauses, with a monotonic clock of its own.
 
-    down --start--> up --kill--> down        up --pause--> paused --(seconds later)--> up, with everything that came
+    down --begin--> up --end--> down
+    up --pause--> paused --(seconds later)--> up, which then runs all calls that came meanwhile
 
-What a process has scheduled dies with it. Its clock is monotonic, starts anywhere, and may jump ahead (`jump`): a
-virtual machine that was suspended. Not here: what the process does.
+Calls that a process has scheduled die with it. Its clock starts anywhere and may jump ahead, like
+that of a suspended virtual machine. Not here: what the process does.
 """
 
 from collections.abc import Callable
@@ -11,11 +12,12 @@ from typing import Any
 
 from echo2d.sim.kernel.virtual_clock import Clock
 
-TICK_S = 1e-6  # a timer never fires early, whatever rounding does to the sum of two clocks
+# Added to every timer, so that rounding in the sum of two clocks cannot make it fire early.
+TICK_S = 1e-6
 
 
 class Process:
-    """See the module docstring. boots: starts so far."""
+    """See the module docstring. boots: how often it has started."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
@@ -28,33 +30,33 @@ class Process:
 
     @property
     def now(self) -> float:
-        """Its monotonic clock."""
+        """The time on its own monotonic clock, in seconds."""
         return self.clock.now + self._skew_s
 
     def wake_at(self) -> float | None:
-        """When `woken` is due by its own clock; None: not for now."""
+        """Return when `woken` is due, by its own clock; None: no wake-up is due."""
         return None
 
     def woken(self) -> None:
-        """`wake_at` has come."""
+        """Called when `wake_at` has come."""
 
     def begin(self, *, skew_s: float = 0.0) -> None:
-        """The process starts; its clock says what it likes."""
+        """Start the process. skew_s: how far its clock is ahead of the simulation's."""
         assert not self.up
         self.up, self.boots, self._skew_s = True, self.boots + 1, skew_s
 
     def end(self) -> None:
-        """kill -9."""
+        """End the process at once, like kill -9."""
         self.up = self._paused = False
         self._backlog.clear()
         self._alarm = None
 
     def later(self, delay_s: float, act: Callable[..., None], *arguments: Any) -> None:
-        """Calls act(*arguments) if it is still the same process then."""
+        """Call act(*arguments) after `delay_s`, unless this start of the process has ended."""
         self.clock.after(delay_s, self.call, self.boots, act, *arguments)
 
     def call(self, boot: int, act: Callable[..., None], *arguments: Any) -> None:
-        """Calls act(*arguments) if this is still the start number `boot`; a paused process does it afterwards."""
+        """Call act(*arguments) if start number `boot` still runs; if paused, after the pause."""
         if boot != self.boots or not self.up:
             return
         if self._paused:
@@ -63,19 +65,19 @@ class Process:
             act(*arguments)
 
     def pause(self, seconds: float) -> None:
-        """SIGSTOP, and SIGCONT so many seconds later."""
+        """Stop the process like SIGSTOP, and continue it after `seconds` like SIGCONT."""
         if self.up and not self._paused:
             self._paused = True
             self.clock.after(seconds, self._resume, self.boots)
 
     def jump(self, seconds: float) -> None:
-        """Its clock is so many seconds ahead at once."""
+        """Move its clock ahead at once."""
         self._skew_s += seconds
         if self.up:
             self.set_alarm()
 
     def set_alarm(self) -> None:
-        """Call it after every event: `woken` comes when it is due now."""
+        """Set the timer for `woken` anew. Call this after every event, which may move it."""
         wake_at = self.wake_at()
         due = None if wake_at is None else max(self.clock.now, wake_at - self._skew_s) + TICK_S
         if due is None or self._alarm is None or due < self._alarm or self._alarm <= self.clock.now:

@@ -1,6 +1,6 @@
-"""The seed of the loop: a scripted encoder in front of a real relay. It dies with the coordinator.
+"""Simulates the seed: a scripted encoder in front of a real relay. It dies with the coordinator.
 
-Every form is one segment of one frame (`peer_links`), found to be the same whenever it is encoded again.
+Every form is one segment of one frame (`peer_links`). Encoding a form again gives the same bytes.
 """
 
 import random
@@ -31,7 +31,7 @@ from echo2d.sim.run.control_links import Control, SimPeer
 from echo2d.sim.run.peer_links import SEGMENT, SimPeerLinks, held
 from echo2d.sim.run.worker import Noted
 
-ENCODE_S = (0.05, 1.0)  # each of its two parts
+ENCODE_S = (0.05, 1.0)  # for each of the two steps of an encoding
 
 
 def segment_digest(form: FormId) -> Digest:
@@ -39,7 +39,7 @@ def segment_digest(form: FormId) -> Digest:
 
 
 class SimSeed(SimPeer):
-    """Process number 0. failures: how many of the next encodings fail."""
+    """The seed's process, number 0. failures: how many of the next encodings fail."""
 
     def __init__(
         self,
@@ -78,6 +78,7 @@ class SimSeed(SimPeer):
 
     def relayed(self, event: relay_events.RelayEvent) -> None:
         self._inbox.append(event)
+        # An action may cause the next event at once. The queue keeps `handle` from nesting.
         if self._feeding:
             return
         self._feeding = True
@@ -106,6 +107,7 @@ class SimSeed(SimPeer):
     # --- encoding
 
     def _order(self, order: EncodeVersion) -> None:
+        # A repeated order gets the same answers again, unless the encoding failed.
         said = self._said.get(order.form, [])
         if order.form in self._orders and not (said and isinstance(said[-1], EncodeFailed)):
             for message in said:
@@ -161,4 +163,4 @@ class SimSeed(SimPeer):
                 self._said.pop(form, None)
                 self.relayed(relay_events.FormForgotten(form))
             case _:
-                raise AssertionError(f"not for the seed: {message}")
+                raise AssertionError(f"the seed cannot handle {message}")

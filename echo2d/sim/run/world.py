@@ -1,9 +1,11 @@
-"""The whole loop in virtual time under a fault schedule: coordinator, seed, workers, learner, everything between them.
+"""Plays a whole run in virtual time under a fault schedule: coordinator, seed, workers, learner.
 
-Real: CoordinatorState, WorkerState, every Relay. Modelled: disks, engines, task plane, learner, connections. The judge
-looks at every record, answer and lease; the machines' own `check` runs all along. After `heal_s` the run must train
-STEPS_AFTER more steps within LIMIT_S, or it is stuck. The same rng_seed gives the same trace, in any process.
-Forms are one frame long: what frames do under faults is `world`'s subject.
+CoordinatorState, WorkerState and every Relay are real. Disks, engines, tasks, the learner and the
+connections are modelled. `InvariantChecker` looks at every record, answer and lease, and the states
+check themselves all along. After `heal_s` the run must train STEPS_AFTER more steps within LIMIT_S,
+or it is stuck. The same rng_seed gives the same trace, in any process.
+
+Not here: forms of many frames and their faults (`echo2d.sim.broadcast`).
 """
 
 import random
@@ -27,23 +29,26 @@ from echo2d.sim.run.peer_links import SimPeerLinks
 from echo2d.sim.run.seed import SimSeed
 from echo2d.sim.run.worker import SimWorker
 
-STEPS_AFTER = 3  # train steps that show that the run goes on
-# Virtual time for them: a hung engine's leases are given back after 120 s, stuck ones are taken after 180 s.
+STEPS_AFTER = 3  # train steps that show that the run continues
+# Virtual time for these steps. A hung engine's leases are given back after 120 s, and stuck leases
+# are taken away after 180 s.
 LIMIT_S = 400.0
-EVENTS_MAX = 100_000  # of one schedule; more is a machine that spins
+# Of one schedule. A process that makes more events is in an endless loop.
+EVENTS_MAX = 100_000
 _STAMP = struct.Struct("<dhI")
 
 
 class RunStuckError(AssertionError):
-    """The run does not go on although nothing is wrong any more."""
+    """The run does not continue although all faults have healed."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunOutcome:
-    """steps: commits, replays included. after_s: until the steps after the healing were done. trace: of all events.
+    """What a run came to.
 
-    handed_over: leases that went on from another one's output; joined: their results that were kept; outlived: kept
-    results of leases from before a restart of the coordinator.
+    steps: commits, replays included. handed_over: leases that continued the output of another one.
+    joined: kept results of such leases. outlived: kept results of leases from before a restart of
+    the coordinator. after_s: seconds from the healing to the end. trace: a digest of all events.
     """
 
     steps: int
@@ -68,7 +73,7 @@ class SimulatedRun:
         self._lying: set[PeerId] = set()
         self._leases: list[LeaseGranted] = []
         self._gone: set[int] = set()  # workers that do not come back
-        self._refused: dict[int, int] = {}  # how often, by step
+        self._refused: dict[int, int] = {}  # step -> how often a batch of it was refused
         self.judge = InvariantChecker(schedule.rules, lambda peer: peer not in self._lying)
         self.coordinator = SimCoordinator(
             self._clock,
@@ -93,7 +98,11 @@ class SimulatedRun:
         self._learner = self._new_learner([Checkpoint(0, BASE)])
 
     def run(self) -> RunOutcome:
-        """AssertionError, with the rng_seed in a note: an invariant broke. StuckError: it did not go on."""
+        """Play the schedule to its end.
+
+        AssertionError: an invariant broke; a note names the rng_seed. RunStuckError: the run did
+        not continue after the healing.
+        """
         try:
             return self._run()
         except BaseException as error:
@@ -124,7 +133,8 @@ class SimulatedRun:
         epochs = self.judge.ledger.epoch
         judge, trace = self.judge, self._trace.hexdigest()
         return RunOutcome(
-            judge.steps_committed, judge.handed_over, judge.joined, judge.outlived, after_s, self._events, epochs, trace
+            judge.steps_committed, judge.handed_over, judge.joined, judge.outlived,
+            after_s, self._events, epochs, trace,
         )  # fmt: skip
 
     def _check_all(self) -> None:
@@ -135,7 +145,7 @@ class SimulatedRun:
 
     def _noted(self, number: int, event: object, actions: int) -> None:
         self._events += 1
-        assert self._events < EVENTS_MAX, "a machine spins"
+        assert self._events < EVENTS_MAX, f"more than {EVENTS_MAX} events: a process loops for ever"
         self._trace.update(_STAMP.pack(self._clock.now, number, actions))
         self._trace.update(type(event).__name__.encode())
 
@@ -189,7 +199,7 @@ class SimulatedRun:
             worker.start()
 
     def _restart_worker(self, number: int) -> None:
-        """Its supervisor does."""
+        """Start a worker again, as its supervisor would."""
         self._clock.after(
             self._random.uniform(0.2, 10.0), self._start_worker, self.workers[number - 1]
         )
@@ -199,7 +209,7 @@ class SimulatedRun:
             learner.start()
 
     def _kill_coordinator(self, back_s: float = 1.0) -> None:
-        """The seed dies with it."""
+        """Kill the coordinator, and the seed with it; start both after `back_s`."""
         if self.coordinator.up:
             self._kill_seed()
             self.coordinator.end()
@@ -274,14 +284,14 @@ class SimulatedRun:
         worker.pace.hung = self._schedule.workers[worker.number - 1].bad == "hangs"
 
     def _revoke(self, worker: SimWorker) -> None:
-        """But for the first worker: somebody must go on."""
+        """Revoke a worker for ever, except for the first: one must remain to finish the run."""
         if worker.number > 1:
             worker.barred = True
             self._gone.add(worker.number)
             self.coordinator.emit(PeerRevoked(worker.peer))
 
     def _heal(self) -> None:
-        """Nothing goes wrong from now on, but for workers that are bad for ever."""
+        """End all faults, except for those of workers that are bad for ever."""
         self.coordinator.die, self.coordinator.rewards_fail, self._seed.failures = None, 0, 0
         self._start_coordinator()
         self._clock.after(0.1, self._start_seed)
