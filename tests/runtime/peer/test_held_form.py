@@ -19,7 +19,7 @@ async def test_a_write_that_ends_after_the_form_was_begun_anew_is_counted_in_ful
 ) -> None:
     form = build_form(facts(), {f"f{i}.txt": os.urandom(70_000) for i in range(3)})
     name, segment = form.facts.form, form.segments[0]
-    store = FrameStore(tmp_path, DiskBudget(1 << 30))
+    store = await asyncio.to_thread(FrameStore, tmp_path, DiskBudget(1 << 30))
     holdings = FrameHoldings(
         store,
         emit=lambda _: None,
