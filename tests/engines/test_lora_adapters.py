@@ -113,7 +113,7 @@ def test_a_base_is_verified_and_remembered(adapter: Path, base: AdapterBase) -> 
 
 def test_another_base_or_none_is_a_fault(tmp_path: Path, adapter: Path, base: AdapterBase) -> None:
     other = make_base(tmp_path / "other", rng_seed=7)
-    with pytest.raises(EngineFault, match=f"base model {base.digest[:12]}: it needs --base-model"):
+    with pytest.raises(EngineFault, match=f"base model {base.digest[:12]}; pass its directory"):
         LoraBase(None).of(adapter)
     with pytest.raises(EngineFault, match=f"--base-model is {other.digest[:12]}"):
         LoraBase(other.directory).of(adapter)

@@ -44,7 +44,7 @@ def devices_of(device: str, engines: int) -> list[str]:
         return ["cuda" if device == "auto" else device]
     if device not in ("auto", "cuda") or gpus < engines:
         raise OperatorFault(
-            f"engines: {engines} engines on device {device!r} need a GPU each; found {gpus} GPUs; "
+            f"engines: {engines} engines on device {device!r} need a GPU each; GPUs found: {gpus}; "
             "use fewer engines, or device 'auto' or 'cpu'"
         )
     return [f"cuda:{number}" for number in range(engines)]

@@ -239,7 +239,7 @@ def test_too_few_gpus_are_the_operators_mistake(
     monkeypatch: pytest.MonkeyPatch, device: str, gpus: int
 ) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
-    with pytest.raises(OperatorFault, match="2 on device"):
+    with pytest.raises(OperatorFault, match="2 engines on device"):
         devices_of(device, 2)
 
 
