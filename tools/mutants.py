@@ -343,7 +343,9 @@ def caught_by(mutant: Mutant, tree: Path) -> str | None:
     path = tree / mutant.path
     source = path.read_text(encoding="utf-8")
     path.write_text(mutant.planted(source), encoding="utf-8")
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *mutant.tests]
+    # A planted bug may make a test wait for ever; nothing else runs here, so 60 s show that it does.
+    options = ["-x", "-q", "--timeout=60", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", *options, *mutant.tests]
     try:
         done = subprocess.run(
             command, cwd=tree, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
