@@ -225,6 +225,6 @@ def _unbeaten(one: Sequence[_Set], other: Sequence[_Set]) -> list[_Set]:
 
 
 def _coarse(sets: Sequence[_Set], target: float) -> list[_Set]:
-    """Of sets whose mu is nearly the same, keep the one that makes most."""
+    """Among sets of nearly the same mu, keep the set that makes most."""
     kept = {int(mu / target * FRONTIER_MAX): (usd, mu, bits) for usd, mu, bits in sets}
     return list(kept.values())

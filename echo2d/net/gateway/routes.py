@@ -47,7 +47,7 @@ SESSION_HEADER = "X-Session-ID"
 BODY_S_MAX = 30.0
 # The same as for a task's prompts: 512 KiB in a lease.
 PROMPT_TOKENS_MAX = 1 << 17
-# Of all choices of a call together: an answer of some 10 MB with logprobs.
+# The limit for all choices of a call together: a response of some 10 MB with logprobs.
 CALL_TOKENS_MAX = 1 << 17
 # OpenAI's default length of a completion.
 COMPLETION_TOKENS = 16

@@ -1,4 +1,4 @@
-"""What comes in over one link: frames wait here, are verified and stored, and then reported.
+"""The receive queue of one link: frames wait here until they are verified, stored and reported.
 
 Events of one stream are reported in the order in which its frames came, and only frames that verify
 are reported as such. A frame whose digest is not signed yet waits, because the root may come over

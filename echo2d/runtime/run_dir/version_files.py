@@ -27,7 +27,7 @@ from echo2d.store.budget import DiskBudget
 from echo2d.store.disk import store_faults
 from echo2d.store.snapshots import adopt_snapshot, build_manifest, read_chunk, scan_snapshot
 
-# Of one version; no form of a version may be larger.
+# The largest form that a version may have.
 UPLOAD_BYTES_MAX = 256 << 30
 # Manifests of the newest versions in memory. Each takes 32 B per 8 MiB of its version.
 MANIFESTS_MAX = 4
