@@ -41,7 +41,7 @@ soak: $(READY)
 
 sglang-test: $(READY)
 	bash tools/sglang_cpu/setup.sh
-	$(BIN)/pytest -m sglang tests/sglang -rs $(ARGS)
+	$(BIN)/pytest -m sglang tests/sglang -rs --log-level=INFO $(ARGS)
 
 trl-example: $(READY)
 	bash tools/trl/setup.sh

@@ -21,6 +21,10 @@ class Price:
     availability: float = 1.0
     trajectories_per_h: float | None = None
 
+    @property
+    def trajectories_per_s(self) -> float | None:
+        return None if self.trajectories_per_h is None else self.trajectories_per_h / 3600.0
+
 
 @dataclass(frozen=True, slots=True)
 class NamedPrice:

@@ -181,7 +181,7 @@ class ActivationLoop:
     def of(self, peer: Peer) -> WorkerValue:
         measurements, price = self.statistics.measurements, self._price(peer)
         known, used = measurements.rate(peer.peer), 1.0 - measurements.discards.estimate.value
-        mu = measurements.mu(peer.peer, peer.slots, self._expected(peer)) * used or None
+        mu = measurements.mu(peer.peer, peer.slots, price.trajectories_per_s) * used or None
         guessed = known is None or measurements.guessed(peer.peer)
         return WorkerValue(
             price,
@@ -205,14 +205,14 @@ class ActivationLoop:
         copies = self._copies()
         for peer in self._here():
             if peer.serving is not None and (peer.alive or peer.active):
-                price, expected = self._price(peer), self._expected(peer)
-                measurements = self.statistics.measurements
-                mu, guessed = (
-                    measurements.mu(peer.peer, peer.slots, expected),
-                    measurements.guessed(peer.peer),
-                )
+                price, measurements = self._price(peer), self.statistics.measurements
                 yield Candidate(
-                    peer.peer, mu, price, copies.get(peer.peer, 0.0), peer.leaving, guessed
+                    peer.peer,
+                    measurements.mu(peer.peer, peer.slots, price.trajectories_per_s),
+                    price,
+                    copies.get(peer.peer, 0.0),
+                    peer.leaving,
+                    measurements.guessed(peer.peer),
                 )
 
     def _copies(self) -> dict[PeerId, float]:
@@ -231,10 +231,6 @@ class ActivationLoop:
     def _price(self, peer: Peer) -> Price:
         return price_of(self.rules.prices, peer.name, peer.usd_per_h)
 
-    def _expected(self, peer: Peer) -> float | None:
-        per_h = self._price(peer).trajectories_per_h
-        return None if per_h is None else per_h / 3600.0
-
     def _settle(self, period_s: float, now: float) -> None:
         """Bring all rates up to date.
 
@@ -251,7 +247,7 @@ class ActivationLoop:
         said = {
             peer.peer: expected
             for peer in self._here()
-            if (expected := self._expected(peer)) is not None
+            if (expected := self._price(peer).trajectories_per_s) is not None
         }
         self.statistics.measurements.settle(period_s, said, now=now)
 

@@ -5,6 +5,7 @@ It reads every part and decides nothing. The process around the machine adds wha
 
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import cache
 
 from echo2d.core.base.ids import PeerId
 from echo2d.core.broadcast.publishing import Publishing
@@ -152,6 +153,7 @@ class _Workers:
         self._activation_loop = activation_loop
         self._now = now
         self._leases = _by_worker(groups.leases)
+        self._version = cache(_version)  # most workers serve the same few versions
 
     def status(self, peer: Peer) -> WorkerStatus:
         now, leases = self._now, self._leases.get(peer.peer, [])
@@ -172,7 +174,7 @@ class _Workers:
             leases=len(leases),
             leases_end_s=min((lease.silent_at - now for lease in leases), default=None),
             leased=self._groups.leases.load(peer.peer),
-            serving=_version(serving),
+            serving=self._version(serving),
             lag=None if serving is None or newest is None else newest.version - serving.version,
             accepted=peer.accepted,
             refit_pause_s=peer.refit_pause_s,
