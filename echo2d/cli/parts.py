@@ -56,7 +56,7 @@ def coordinator_at(
     neither a run directory nor a URL with a token file was given.
     """
     if run_dir is not None:
-        from echo2d.runtime.run_dir.credentials import find_coordinator
+        from echo2d.runtime.run_dir.run_directory import find_coordinator
 
         return partial(find_coordinator, run_dir)
     if url is None or token_file is None:

@@ -54,7 +54,7 @@ def token_create(
     name: str, role: Any, run_dir: Path, url: str, out: Path | None, max_workers: int, expires: str
 ) -> None:
     """Create the credential NAME and write its token file (mode 0600)."""
-    from echo2d.runtime.run_dir.credentials import create_token
+    from echo2d.runtime.run_dir.tokens import create_token
 
     path = out or Path(f"{name}.token")
     create_token(
@@ -73,7 +73,7 @@ def token_create(
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON array.")
 def token_list(run_dir: Path, *, as_json: bool) -> None:
     """Show all credentials of a run, without their secrets."""
-    from echo2d.runtime.run_dir.credentials import list_tokens
+    from echo2d.runtime.run_dir.tokens import list_tokens
 
     rows = list_tokens(run_dir)
     if as_json:
@@ -93,7 +93,7 @@ def token_list(run_dir: Path, *, as_json: bool) -> None:
 )
 def token_revoke(name: str, run_dir: Path) -> None:
     """Revoke the credential NAME. Its open sessions end within a second."""
-    from echo2d.runtime.run_dir.credentials import revoke_token
+    from echo2d.runtime.run_dir.tokens import revoke_token
 
     revoke_token(run_dir, name)
     click.echo(f"revoked {name}")

@@ -34,7 +34,7 @@ from echo2d.demo.results import (
 )
 from echo2d.demo.tiny_model import TinyRecipe, greedy_accuracy, held_out_prompts, make_tiny_model
 from echo2d.errors import OperatorFault
-from echo2d.runtime.run_dir.credentials import create_token
+from echo2d.runtime.run_dir.tokens import create_token
 
 STEPS = 80
 SLOTS = 96  # samples that one engine generates at once: three workers hold a little over a batch

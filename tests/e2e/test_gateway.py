@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from echo2d.client import Coordinator
-from echo2d.runtime.run_dir.credentials import create_token
+from echo2d.runtime.run_dir.tokens import create_token
 from tests.support.polling import poll
 from tests.support.programs import Site
 

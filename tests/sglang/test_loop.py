@@ -9,7 +9,7 @@ from echo2d.bench.lab.processes import Programs, wait_for
 from echo2d.client import Coordinator
 from echo2d.demo.run import CACHE
 from echo2d.demo.tiny_model import make_tiny_model
-from echo2d.runtime.run_dir.credentials import create_token
+from echo2d.runtime.run_dir.tokens import create_token
 from tests.support.sglang_servers import FLAGS, PYTHON
 
 STEPS, WORKERS = 5, 2

@@ -55,7 +55,8 @@ from echo2d.core.weights.encoding import FRAME_BYTES_MIN, FormFacts
 from echo2d.core.weights.signed_index import FormTotals, Root
 from echo2d.net.control.server import Sessions
 from echo2d.net.security.auth import Denied, peer_id_of, sign_root, write_token_file
-from echo2d.runtime.run_dir.credentials import AccessTable, RunDirectory
+from echo2d.runtime.run_dir.access_table import AccessTable
+from echo2d.runtime.run_dir.run_directory import RunDirectory
 from tests.support.polling import HANG_S
 
 M = TypeVar("M")

@@ -24,7 +24,7 @@ from echo2d.core.coordinator.events import Recovered
 from echo2d.engines.fake import FakeEngine
 from echo2d.runtime.coordinator.loop import Machine
 from echo2d.runtime.coordinator.main import Opened, core_machine, open_coordinator
-from echo2d.runtime.run_dir.credentials import create_token
+from echo2d.runtime.run_dir.tokens import create_token
 from echo2d.runtime.seed.main import Seed
 from tests.support.polling import HANG_S
 

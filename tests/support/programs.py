@@ -14,7 +14,7 @@ import pytest
 from echo2d.bench.lab.processes import Program, Programs, wait_for
 from echo2d.demo.run import CONFIG, LEARNER
 from echo2d.demo.tiny_model import make_tiny_model
-from echo2d.runtime.run_dir.credentials import create_token
+from echo2d.runtime.run_dir.tokens import create_token
 from tests.support.polling import START_S
 
 

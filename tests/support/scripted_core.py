@@ -26,7 +26,7 @@ from echo2d.core.status.schema import Status
 from echo2d.net.control.client import Identity, enrol
 from echo2d.net.security.auth import TokenFile, load_or_make_key, read_token_file
 from echo2d.runtime.coordinator.main import MakeMachine, Opened, open_coordinator
-from echo2d.runtime.run_dir.credentials import create_token
+from echo2d.runtime.run_dir.tokens import create_token
 from echo2d.tasks.sort_digits import write_tokenizer
 from tests.support.coordinator_world import World
 from tests.support.polling import HANG_S

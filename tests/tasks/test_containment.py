@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from echo2d.runtime.run_dir.credentials import RunDirectory
+from echo2d.runtime.run_dir.run_directory import RunDirectory
 from echo2d.tasks.base import Prompt
 from echo2d.tasks.pool import TASK_UIDS, Limits, Score, TaskPool
 from echo2d.tasks.process import TaskFailed

@@ -12,7 +12,7 @@ import pytest
 
 from echo2d.errors import OperatorFault
 from echo2d.runtime.coordinator.main import core_machine
-from echo2d.runtime.run_dir.credentials import find_coordinator
+from echo2d.runtime.run_dir.run_directory import find_coordinator
 from echo2d.views.watch import Asker, Away, Screen, status_once, watch
 from tests.support.polling import HANG_S
 from tests.support.scripted_core import make_config, serving

@@ -34,7 +34,7 @@ from echo2d.client import Batch, Coordinator
 from echo2d.core.capacity.model import Demand, DisseminationMode, share_of_bcast
 from echo2d.engines.fake import FAKE_VOCAB_SIZE
 from echo2d.errors import Fault
-from echo2d.runtime.run_dir.credentials import create_token
+from echo2d.runtime.run_dir.tokens import create_token
 
 T_TRAIN_S = 1.0
 PER_STEP, STALENESS, KAPPA = 16, 4, 3

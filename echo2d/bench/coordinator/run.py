@@ -31,7 +31,7 @@ from echo2d.bench.coordinator.load_result import STALE_SLOT_S, LoadResult, print
 from echo2d.bench.lab.processes import Program, Programs, wait_for
 from echo2d.errors import Fault, first_fault
 from echo2d.net.security.auth import read_token_file
-from echo2d.runtime.run_dir.credentials import create_token
+from echo2d.runtime.run_dir.tokens import create_token
 
 START_S = 60.0  # the coordinator listens, on a busy machine
 FULL_S = 120.0  # every slot has been leased once

@@ -28,7 +28,7 @@ from echo2d.bench.lab.real_versions import RealVersions
 from echo2d.client import Coordinator
 from echo2d.engines.fake import FAKE_VOCAB_SIZE
 from echo2d.errors import Fault
-from echo2d.runtime.run_dir.credentials import create_token
+from echo2d.runtime.run_dir.tokens import create_token
 from echo2d.sim.kernel.scenario import Scenario
 
 PORT = 7700

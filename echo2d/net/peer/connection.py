@@ -15,7 +15,7 @@ from typing import Protocol, cast
 from echo2d.core.base.ids import PeerId
 from echo2d.core.protocol.peer_link import PeerLink
 from echo2d.core.protocol.peer_messages import LinkEvent
-from echo2d.core.topology.uplink_rates import BacklogMeter
+from echo2d.core.topology.link_meters import BacklogMeter
 from echo2d.errors import PeerFault
 from echo2d.net.peer.congestion import Congestion
 

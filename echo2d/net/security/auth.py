@@ -10,7 +10,7 @@
 
 A recorded control link therefore cannot be replayed, and a worker talks to no coordinator but its
 own. Every signed text begins with a prefix of its kind, so that no signature can stand for another.
-Not here: the table of issued credentials (`runtime/run_dir/credentials.py`).
+Not here: the table of issued credentials (`runtime/run_dir/access_table.py`).
 """
 
 import contextlib

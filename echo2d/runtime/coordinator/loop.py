@@ -57,9 +57,10 @@ from echo2d.runtime.coordinator.metrics import CoordinatorMetrics
 from echo2d.runtime.coordinator.task_calls import TaskCalls
 from echo2d.runtime.process.mailbox import EVENTS_MAX, EVENTS_PER_TURN_MAX, Mailbox
 from echo2d.runtime.process.pending_requests import PendingRequests
-from echo2d.runtime.run_dir.credentials import AccessTable, Enrolment, RunDirectory
+from echo2d.runtime.run_dir.access_table import AccessTable, Enrolment
 from echo2d.runtime.run_dir.enrolments import Enrolments
 from echo2d.runtime.run_dir.ledger_thread import LedgerThread
+from echo2d.runtime.run_dir.run_directory import RunDirectory
 from echo2d.runtime.run_dir.version_files import VersionFiles
 from echo2d.sd_notify import Notifier
 

@@ -41,14 +41,10 @@ from echo2d.runtime.coordinator.task_calls import TaskCalls
 from echo2d.runtime.process.lifecycle import Ending, collect_rarely
 from echo2d.runtime.renting.renter import boxes_left_alone, open_renter
 from echo2d.runtime.renting.setup import prices_of
-from echo2d.runtime.run_dir.credentials import (
-    AccessTable,
-    RunDirectory,
-    announce,
-    own_token,
-    withdraw,
-)
+from echo2d.runtime.run_dir.access_table import AccessTable
 from echo2d.runtime.run_dir.ledger_thread import LedgerThread
+from echo2d.runtime.run_dir.run_directory import RunDirectory, announce, withdraw
+from echo2d.runtime.run_dir.tokens import own_token
 from echo2d.runtime.run_dir.version_files import VersionFiles
 from echo2d.runtime.seed.supervisor import SeedHandover, supervise_seed
 from echo2d.store.call_log import CallLog

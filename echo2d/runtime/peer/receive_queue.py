@@ -14,7 +14,7 @@ from collections.abc import Callable
 from echo2d.core.base.ids import FormId, FrameId, PeerId, is_table, segment_of
 from echo2d.core.protocol.peer_messages import FrameReceived, StreamEnded
 from echo2d.core.relay import events as relay_events
-from echo2d.core.topology.uplink_rates import LinkMeter
+from echo2d.core.topology.link_meters import LinkMeter
 from echo2d.errors import IntegrityFault, StoreFault
 from echo2d.net.peer.links import PeerLinks
 from echo2d.runtime.peer.frame_holdings import FrameHoldings

@@ -56,8 +56,9 @@ from echo2d.runtime.renting.setup import (
     rules_of,
     terms_of,
 )
-from echo2d.runtime.run_dir.credentials import AccessTable, RunDirectory
+from echo2d.runtime.run_dir.access_table import AccessTable
 from echo2d.runtime.run_dir.ledger_thread import LedgerThread
+from echo2d.runtime.run_dir.run_directory import RunDirectory
 from echo2d.store.rentals import RentalStore
 
 LEDGER_FILE = "ledger.sqlite"

@@ -3,7 +3,7 @@
     asked --> waiting --(the first caller commits for all)--> committed in a thread --> answered
 
 A whole fleet enrols at the same time, and a disk syncs slowly. Not here: which peers may enrol
-(`credentials`).
+(`access_table`).
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from typing import Protocol
 from echo2d.core.base.ids import PeerId
 from echo2d.errors import StoreFault
 from echo2d.net.security.auth import Denied
-from echo2d.runtime.run_dir.credentials import Enrolment
+from echo2d.runtime.run_dir.access_table import Enrolment
 
 # Enrolments of one transaction. More of them would delay the first one.
 ENROLMENTS_MAX = 256
@@ -23,7 +23,7 @@ EnrolmentOutcome = PeerId | Denied | StoreFault
 
 
 class Access(Protocol):
-    """The part of `credentials.AccessTable` that is used here."""
+    """The part of `AccessTable` that is used here."""
 
     def enrol_all(self, asked: Sequence[Enrolment], *, now_s: float) -> list[PeerId | Denied]: ...
 

@@ -25,7 +25,7 @@ from echo2d.net.control.client import Backoff, Identity
 from echo2d.net.security.auth import public_bytes
 from echo2d.net.security.tls import Tls
 from echo2d.runtime.process.logs import present
-from echo2d.runtime.run_dir.credentials import RunDirectory
+from echo2d.runtime.run_dir.run_directory import RunDirectory
 
 SEED_MODULE = "echo2d.runtime.seed.main"
 # A seed that has not ended this long after SIGTERM is killed.

@@ -31,8 +31,8 @@ from echo2d.core.relay.events import (
 )
 from echo2d.core.relay.frame_set import FrameSet
 from echo2d.core.relay.relay import Relay
+from echo2d.core.topology.link_meters import BacklogMeter, LinkMeter
 from echo2d.core.topology.plan import PeerFacts
-from echo2d.core.topology.uplink_rates import BacklogMeter, LinkMeter
 from echo2d.sim.kernel.scenario import TABLE_ROW_BYTES, PeerSpec
 from echo2d.sim.kernel.virtual_clock import Clock
 

@@ -9,7 +9,6 @@ from echo2d.core.topology import uplink_rates as module
 from echo2d.core.topology.uplink_rates import (
     BEHIND_S,
     HELD_UP,
-    IDLE_S,
     JUMP_MAX,
     LATE_S,
     PACE,
@@ -17,8 +16,6 @@ from echo2d.core.topology.uplink_rates import (
     RAISES_MAX,
     REST_VERSIONS,
     UPLINK_MIN,
-    BacklogMeter,
-    LinkMeter,
     PeerRate,
     Rates,
 )
@@ -51,33 +48,6 @@ def held_up(rates: Rates, uplink: float, noise: float = 1.0) -> None:
 
 def known(bytes_per_s: float) -> Rates:
     return Rates([PeerRate(A, bytes_per_s, held_up=True)])
-
-
-# --- meters
-
-
-def test_a_link_is_measured_while_it_flows() -> None:
-    meter = LinkMeter()
-    for at in (10.0, 10.1, 10.3, 10.3 + IDLE_S, 20.0, 20.1):
-        meter.count(100, at)
-    payload_bytes, seconds = meter.take()
-    assert (payload_bytes, round(seconds, 9)) == (300, 0.4)
-    assert meter.take() == (0, 0.0)
-
-
-def test_a_backlog_is_what_waits_from_one_look_to_the_next() -> None:
-    meter = BacklogMeter()
-    for at, waits in (
-        (5.0, False),
-        (6.0, True),
-        (8.0, True),
-        (9.0, False),
-        (9.5, False),
-        (9.6, True),
-    ):
-        meter.look(at, waits=waits)
-    assert meter.take() == pytest.approx(3.1)
-    assert meter.take() == 0.0
 
 
 # --- samples

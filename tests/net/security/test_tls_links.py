@@ -33,7 +33,7 @@ from echo2d.net.security.auth import TokenFile, public_bytes, read_token_file
 from echo2d.net.security.tls import GIVEN_UP, Tls
 from echo2d.runtime.coordinator import loop as coordinator_loop
 from echo2d.runtime.coordinator.main import Opened, core_machine, open_coordinator
-from echo2d.runtime.run_dir.credentials import create_token, revoke_token
+from echo2d.runtime.run_dir.tokens import create_token, revoke_token
 from tests.support.control_link import Owner
 from tests.support.fake_coordinator import CoordinatorDouble
 from tests.support.peer import a_seed, a_worker, spread

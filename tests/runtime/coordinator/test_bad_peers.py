@@ -33,7 +33,7 @@ from echo2d.core.protocol.trajectory import pack_logprobs, pack_tokens, unpack_t
 from echo2d.net.control.client import ControlLink, Identity, enrol
 from echo2d.net.security.auth import TokenFile, read_token_file
 from echo2d.runtime.coordinator.main import Opened, core_machine
-from echo2d.runtime.run_dir.credentials import create_token
+from echo2d.runtime.run_dir.tokens import create_token
 from echo2d.tasks.sort_digits import answer
 from echo2d.views.status import print_status
 from tests.support.scripted_core import learner, make_config, make_snapshot, serving

@@ -25,7 +25,7 @@ from echo2d.runtime.coordinator import gateway as runtime_gateway
 from echo2d.runtime.coordinator import loop as coordinator_loop
 from echo2d.runtime.coordinator.loop import Machine
 from echo2d.runtime.coordinator.main import Opened, open_coordinator
-from echo2d.runtime.run_dir.credentials import revoke_token
+from echo2d.runtime.run_dir.tokens import revoke_token
 from echo2d.runtime.seed.main import Seed
 from echo2d.runtime.worker.main import Worker
 from echo2d.tasks.sort_digits import VOCABULARY

@@ -36,7 +36,7 @@ from echo2d.runtime.coordinator import loop as coordinator_loop
 from echo2d.runtime.coordinator import main as coordinator_module
 from echo2d.runtime.coordinator.main import open_coordinator, run_coordinator
 from echo2d.runtime.process.mailbox import EVENTS_PER_TURN_MAX
-from echo2d.runtime.run_dir.credentials import find_coordinator
+from echo2d.runtime.run_dir.run_directory import find_coordinator
 from echo2d.tasks.sort_digits import answer
 from tests.support.polling import HANG_S
 from tests.support.scripted_core import (

@@ -23,7 +23,7 @@ from echo2d.errors import OperatorFault
 from echo2d.net.control.client import ControlLink, Identity, enrol
 from echo2d.net.security.auth import TokenFile, verify_root
 from echo2d.runtime.coordinator import loop as coordinator_loop
-from echo2d.runtime.run_dir.credentials import list_tokens, revoke_token
+from echo2d.runtime.run_dir.tokens import list_tokens, revoke_token
 from tests.support.control_link import Owner
 from tests.support.scripted_core import (
     HELLO,

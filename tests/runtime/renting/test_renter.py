@@ -25,7 +25,8 @@ from echo2d.runtime.renting.renter import (
     rented,
     rented_lines,
 )
-from echo2d.runtime.run_dir.credentials import AccessTable, RunDirectory
+from echo2d.runtime.run_dir.access_table import AccessTable
+from echo2d.runtime.run_dir.run_directory import RunDirectory
 from tests.support.coordinator_world import World
 from tests.support.polling import HANG_S
 

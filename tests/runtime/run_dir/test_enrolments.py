@@ -9,7 +9,7 @@ import pytest
 from echo2d.core.base.ids import PeerId
 from echo2d.errors import StoreFault
 from echo2d.net.security.auth import Denied
-from echo2d.runtime.run_dir.credentials import Enrolment
+from echo2d.runtime.run_dir.access_table import Enrolment
 from echo2d.runtime.run_dir.enrolments import ENROLMENTS_MAX, Enrolments
 
 

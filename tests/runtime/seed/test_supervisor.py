@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from echo2d.errors import OperatorFault
 from echo2d.net.control import client as control_client
 from echo2d.net.security.auth import peer_id_of, public_bytes
-from echo2d.runtime.run_dir.credentials import RunDirectory
+from echo2d.runtime.run_dir.run_directory import RunDirectory
 from echo2d.runtime.seed import supervisor
 from echo2d.runtime.seed.supervisor import SeedHandover, receive_handover, supervise_seed
 

@@ -1,30 +1,20 @@
-"""The run directory's credentials: the run's key, its tokens, and the peers enrolled with them.
+"""The access table: the tokens of a run and the peers enrolled with them, in SQLite.
 
-    run_dir/ (0700)   run.key   access.sqlite   tokens/NAME.token
-                      ledger.sqlite   versions/   uploads/
-
-`echo2d token` and a running coordinator share the access table. Every write is a transaction, and
-the coordinator rereads the table every second (`AccessTable.reload`). A token is valid until it
-expires or is revoked, and its peers lose access with it. Secrets are stored as hashes. `now_s` is
-Unix time. Methods that write or reload block; `caller` and `peer` answer from memory.
+`echo2d token` and a running coordinator share the table. Every write is a transaction, and the
+coordinator rereads the table every second (`AccessTable.reload`). A token is valid until it expires
+or is revoked, and its peers lose access with it. Secrets are stored as hashes. `now_s` is Unix
+time. Methods that write or reload block; `caller` and `peer` answer from memory.
 """
 
-import json
-import os
 import re
 import secrets
 import sqlite3
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, cast, get_args
-from urllib.parse import urlsplit
+from dataclasses import dataclass
+from typing import cast, get_args
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
-from echo2d.core.base.ids import PeerId, RunId
+from echo2d.core.base.ids import PeerId
 from echo2d.errors import OperatorFault, StoreFault
 from echo2d.net.security.auth import (
     Caller,
@@ -33,22 +23,13 @@ from echo2d.net.security.auth import (
     TokenFile,
     TokenRole,
     is_enrol_proof,
-    load_or_make_key,
     peer_id_of,
-    public_bytes,
-    read_token_file,
-    run_id_of,
     secret_hash,
-    write_private,
-    write_token_file,
 )
-from echo2d.net.security.tls import Authority
-from echo2d.net.security.urls import coordinator_url
+from echo2d.runtime.run_dir.run_directory import RunDirectory
 
 # A token's name becomes a file name.
 NAME_RULE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-# The address file: where the running coordinator listens.
-COORDINATOR_FILE = "coordinator.json"
 # The whole table is read every second.
 TOKENS_MAX = 10_000
 # Enrolled peers, for the same reason; twenty times the largest fleet.
@@ -60,8 +41,6 @@ SCHEMA = (
     """CREATE TABLE IF NOT EXISTS peers (
     peer TEXT PRIMARY KEY, public_key BLOB NOT NULL, token TEXT NOT NULL)""",
 )
-DURATION_S_MAX = 100 * 365 * 86400.0
-_UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,40 +70,6 @@ class Enrolment:
     secret: str
     public_key: bytes
     proof: bytes
-
-
-def parse_duration_s(text: str) -> float:
-    """Seconds of "30d", "12h", "10m" or "45s"."""
-    matched = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([smhd])", text)
-    if matched is None:
-        raise OperatorFault(f"expected a duration such as 30d, 12h or 10m; found {text!r}")
-    duration_s = float(matched[1]) * _UNITS_S[matched[2]]
-    if duration_s > DURATION_S_MAX:
-        raise OperatorFault(f'expected a duration of at most 100 years, or "never"; found {text}')
-    return duration_s
-
-
-class RunDirectory:
-    """The directory of a run. If it does not exist, it is made, together with the run's key.
-
-    OperatorFault: the directory cannot be used.
-    """
-
-    def __init__(self, path: Path) -> None:
-        try:
-            path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            path.chmod(0o700)
-            (path / "tokens").mkdir(mode=0o700, exist_ok=True)
-        except OSError as error:
-            raise OperatorFault(f"cannot use run directory {path}: {error.strerror}") from error
-        self.path = path
-        self.key: Ed25519PrivateKey = load_or_make_key(path / "run.key")
-        self.public_key = public_bytes(self.key)
-        self.run_id: RunId = run_id_of(self.public_key)
-        self.authority = Authority(self.key)
-
-    def token_path(self, name: str) -> Path:
-        return self.path / "tokens" / f"{name}.token"
 
 
 class AccessTable:
@@ -336,95 +281,3 @@ class AccessTable:
                 database.close()
         except sqlite3.Error as error:
             raise StoreFault(f"{self._path}: {error}") from error
-
-
-# --- the commands --------------------------------------------------------
-
-
-def create_token(
-    run_dir: Path,
-    name: str,
-    *,
-    role: str,
-    url: str,
-    out: Path,
-    max_workers: int | None,
-    expires: str,
-) -> None:
-    """Create a token and write its file to `out`. expires: a duration from now, or "never"."""
-    url = coordinator_url(url)
-    expires_at = None if expires == "never" else time.time() + parse_duration_s(expires)
-    table = AccessTable(RunDirectory(run_dir))
-    token = table.create(name, role, max_workers=max_workers, expires_at=expires_at)
-    try:
-        write_token_file(out, replace(token, url=url))
-    except OperatorFault:
-        # Without its file the secret is lost, and the name must stay free.
-        table.discard(name)
-        raise
-
-
-def list_tokens(run_dir: Path) -> list[dict[str, Any]]:
-    """All tokens as rows for JSON; the secrets are not among them."""
-    now_s = time.time()
-    return [
-        {
-            "name": token.name,
-            "role": token.role,
-            "max_workers": token.max_workers,
-            "expires_in_s": None if token.expires_at is None else round(token.expires_at - now_s),
-            "state": fault.code if (fault := token.fault(now_s)) else "valid",
-        }
-        for token in AccessTable(_existing(run_dir)).tokens()
-    ]
-
-
-def revoke_token(run_dir: Path, name: str) -> None:
-    """Revoke a token of this run. OperatorFault: there is no such run or token."""
-    AccessTable(_existing(run_dir)).revoke(name)
-
-
-def own_token(run: RunDirectory, access: AccessTable, role: TokenRole, url: str) -> Path:
-    """Write the token file of this host's own learner or viewer. Returns the file's path.
-
-    The token is made if its file is missing; the URL in the file is always brought up to date.
-    """
-    path, name = run.token_path(role), f"own-{role}"
-    if path.exists():
-        token = read_token_file(path)
-    else:
-        # The secret of an older token is lost with its file.
-        access.discard(name)
-        token = access.create(name, role)
-    write_token_file(path, replace(token, url=url, authority=run.authority.certificate))
-    return path
-
-
-def announce(run: RunDirectory, url: str) -> None:
-    """Write the address file, which tells programs of this host where the coordinator listens."""
-    facts = {"url": url, "port": urlsplit(url).port, "pid": os.getpid(), "run_id": run.run_id}
-    write_private(run.path / COORDINATOR_FILE, json.dumps(facts) + "\n")
-
-
-def withdraw(run: RunDirectory) -> None:
-    """Remove the address file: no coordinator listens."""
-    (run.path / COORDINATOR_FILE).unlink(missing_ok=True)
-
-
-def find_coordinator(run_dir: Path) -> tuple[str, Path]:
-    """The URL of the coordinator that runs in this directory, and a viewer's token file.
-
-    OperatorFault: no coordinator runs there.
-    """
-    try:
-        url = json.loads((run_dir / COORDINATOR_FILE).read_text())["url"]
-    except OSError as error:
-        raise OperatorFault(f"no coordinator runs in {run_dir}") from error
-    return url, run_dir / "tokens" / "viewer.token"
-
-
-def _existing(run_dir: Path) -> RunDirectory:
-    """Open a run directory, but never make one. OperatorFault: it is none."""
-    if not (run_dir / "run.key").exists():
-        raise OperatorFault(f"{run_dir} is not a run directory")
-    return RunDirectory(run_dir)

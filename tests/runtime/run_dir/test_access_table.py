@@ -13,15 +13,10 @@ from echo2d.net.security.auth import (
     public_bytes,
     read_token_file,
 )
-from echo2d.runtime.run_dir import credentials as run_dir_credentials
-from echo2d.runtime.run_dir.credentials import (
-    AccessTable,
-    RunDirectory,
-    create_token,
-    list_tokens,
-    own_token,
-    parse_duration_s,
-)
+from echo2d.runtime.run_dir import access_table
+from echo2d.runtime.run_dir.access_table import AccessTable
+from echo2d.runtime.run_dir.run_directory import RunDirectory
+from echo2d.runtime.run_dir.tokens import create_token, list_tokens, own_token, parse_duration_s
 
 KEYS = [Ed25519PrivateKey.from_private_bytes(bytes([n]) * 32) for n in range(3)]
 
@@ -190,7 +185,7 @@ def test_a_hosts_own_token_is_kept_made_again_when_lost_and_in_nobodys_way(
 def test_a_run_enrols_so_many_peers_and_no_more(
     table: AccessTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_dir_credentials, "ENROLLED_MAX", 1)
+    monkeypatch.setattr(access_table, "ENROLLED_MAX", 1)
     token = table.create("box", "worker")
     first = enrol(table, token, KEYS[0])
     with pytest.raises(Denied, match="enrolled 1 workers"):

@@ -1,0 +1,73 @@
+"""The directory of a run, with the run's key, and the file that says where its coordinator listens.
+
+run_dir/ (0700)   run.key   access.sqlite   tokens/NAME.token   coordinator.json
+                  ledger.sqlite   versions/   uploads/
+"""
+
+import json
+import os
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from echo2d.core.base.ids import RunId
+from echo2d.errors import OperatorFault
+from echo2d.net.security.auth import load_or_make_key, public_bytes, run_id_of, write_private
+from echo2d.net.security.tls import Authority
+
+# The address file: where the running coordinator listens.
+COORDINATOR_FILE = "coordinator.json"
+
+
+class RunDirectory:
+    """The directory of a run. If it does not exist, it is made, together with the run's key.
+
+    OperatorFault: the directory cannot be used.
+    """
+
+    def __init__(self, path: Path) -> None:
+        try:
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            path.chmod(0o700)
+            (path / "tokens").mkdir(mode=0o700, exist_ok=True)
+        except OSError as error:
+            raise OperatorFault(f"cannot use run directory {path}: {error.strerror}") from error
+        self.path = path
+        self.key: Ed25519PrivateKey = load_or_make_key(path / "run.key")
+        self.public_key = public_bytes(self.key)
+        self.run_id: RunId = run_id_of(self.public_key)
+        self.authority = Authority(self.key)
+
+    def token_path(self, name: str) -> Path:
+        return self.path / "tokens" / f"{name}.token"
+
+
+def existing_run(run_dir: Path) -> RunDirectory:
+    """Open a run directory, but never make one. OperatorFault: it is none."""
+    if not (run_dir / "run.key").exists():
+        raise OperatorFault(f"{run_dir} is not a run directory")
+    return RunDirectory(run_dir)
+
+
+def announce(run: RunDirectory, url: str) -> None:
+    """Write the address file, which tells programs of this host where the coordinator listens."""
+    facts = {"url": url, "port": urlsplit(url).port, "pid": os.getpid(), "run_id": run.run_id}
+    write_private(run.path / COORDINATOR_FILE, json.dumps(facts) + "\n")
+
+
+def withdraw(run: RunDirectory) -> None:
+    """Remove the address file: no coordinator listens."""
+    (run.path / COORDINATOR_FILE).unlink(missing_ok=True)
+
+
+def find_coordinator(run_dir: Path) -> tuple[str, Path]:
+    """The URL of the coordinator that runs in this directory, and a viewer's token file.
+
+    OperatorFault: no coordinator runs there.
+    """
+    try:
+        url = json.loads((run_dir / COORDINATOR_FILE).read_text())["url"]
+    except OSError as error:
+        raise OperatorFault(f"no coordinator runs in {run_dir}") from error
+    return url, run_dir / "tokens" / "viewer.token"
