@@ -1,6 +1,13 @@
 #!/usr/bin/env bash
 set -euo pipefail
+# The environments of SGLang and TRL are installed beside echo2d's: each pip keeps one core busy, and waits for the
+# network. Their own steps install what is missing here, and say why it cannot be had.
+bash tools/sglang_cpu/setup.sh &>/dev/null &
+sglang=$!
+bash tools/trl/setup.sh &>/dev/null &
+trl=$!
 time make setup
+time { wait "$sglang" || true; wait "$trl" || true; }
 # The base install alone must give a working coordinator and relay: no torch behind the back of `import echo2d.cli`.
 .venv/bin/python - <<'PY'
 import sys

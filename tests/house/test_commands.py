@@ -1,5 +1,9 @@
-"""Every command in README and docs/deploy.md names a command that exists, with options that it has."""
+"""Every command in README, docs and examples exists, with the options that it is given there.
 
+So does every name that a program in these pages imports.
+"""
+
+import importlib
 import importlib.util
 import re
 import shlex
@@ -15,26 +19,36 @@ from learner.__main__ import _parse
 from learner.config import LearnerConfig
 from tests.support.paths import REPO
 
-PAGES = [REPO / "README.md", REPO / "docs" / "deploy.md", REPO / "examples" / "README.md"]
+PAGES = [
+    REPO / "README.md",
+    REPO / "examples" / "README.md",
+    *sorted((REPO / "docs").rglob("*.md")),
+]
 TARGETS = set(re.findall(r"^([a-z][a-z-]*):", (REPO / "Makefile").read_text(), re.MULTILINE))
+OURS = re.compile(r"(\S*/)?(echo2d|make|python3?) ")
 LINES_MAX = 120  # of README: it is skimmed
 
 
 def command_lines(text: str) -> Iterator[str]:
-    """What stands behind a prompt in a block, or in a code span, without comments."""
+    """What stands behind a prompt or in an indented block, or in a code span, without comments."""
     text = text.replace("\\\n", " ")
     lines = re.findall(
         r"^[$#] (.+)$", "".join(re.findall(r"```console\n(.*?)```", text, re.DOTALL)), re.MULTILINE
     )
+    lines += re.findall(r"^    ((?:\S*/)?(?:echo2d|make|python3?) .+)$", text, re.MULTILINE)
     spans = re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
     for line in [*lines, *spans]:
-        yield from re.split(r" && | -- (?=/)", re.sub(r" +#.*$", "", line))
+        # An optional part counts as given, and quotes may hold a separator.
+        bare = re.sub(r"\[(--[^]]*)\]", r"\1", re.sub(r" +#.*$", "", line))
+        yield from re.split(r""" -- (?=/)|(?: && |; | \| | &$)(?=(?:[^"]*"[^"]*")*[^"]*$)""", bare)
 
 
 def wrong(line: str) -> str:
     """What is wrong with the command; empty if nothing is, or if it is another program's."""
+    if OURS.match(line) is None:
+        return ""
     words = shlex.split(line)
-    program = Path(words[0]).name if words else ""
+    program = Path(words[0]).name
     if program == "echo2d" and len(words) > 1 and Path(words[0]).suffix == "":
         return wrong_click(main, words[1:])
     if program == "make":
@@ -82,10 +96,24 @@ def test_every_command_exists_with_its_options(page: Path) -> None:
     assert {line: wrong(line) for line in lines if wrong(line)} == {}
 
 
+def imports(text: str) -> Iterator[tuple[str, str]]:
+    """Each (module, name) that a program in the text imports from this project."""
+    for module, names in re.findall(
+        r"from ((?:echo2d|learner|tests|tools)[.\w]*) import (\w+(?:, \w+)*)", text
+    ):
+        yield from ((module, name) for name in names.split(", "))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPO)))
+def test_every_imported_name_exists(page: Path) -> None:
+    for module, name in imports(page.read_text()):
+        assert hasattr(importlib.import_module(module), name), f"{module} has no {name}"
+
+
 def test_the_pages_were_read() -> None:
     lines = [line for page in PAGES for line in command_lines(page.read_text())]
-    ours = [line for line in lines if re.match(r"(\S*/)?(echo2d|make|python3?) ", line)]
-    assert len(ours) > 30
+    assert len([line for line in lines if OURS.match(line)]) > 100
+    assert len([name for page in PAGES for name in imports(page.read_text())]) > 5
 
 
 @pytest.mark.parametrize(
