@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from echo2d.engines.base import GenerateRequest
+from echo2d.engines.server.sampling_loop import PIECES_FRUITLESS_MAX
 from echo2d.engines.sglang import weight_update
 from echo2d.engines.sglang.engine import SglangEngine
 from echo2d.engines.sglang.server import Running
@@ -240,6 +241,30 @@ async def test_a_dead_server_is_noticed_by_the_next_request(tmp_path: Path) -> N
         output = await generated(pair.engine, SHORT)
         assert output.finishes() == ["abort"] * SHORT.samples
         assert pair.engine.label is None
+
+
+async def test_a_sample_whose_stream_breaks_off_goes_on(tmp_path: Path) -> None:
+    """SGLang 0.5.23 breaks a stream off now and then, by an error where an abort meets other output.
+
+    The server serves the same version as before, so the sample continues from the tokens it has.
+    """
+    async with a_pair(tmp_path) as pair:
+        pair.double.cuts = 5
+        request = replace(ENDLESS, max_new_tokens=300, samples=3)
+        output = await generated(pair.engine, request)
+        assert pair.double.cuts == 0
+        assert pair.engine.label == label(0)
+        assert output.finishes() == ["length"] * 3
+        assert [len(sample.tokens) for sample in output.samples] == [300] * 3
+    check_logprobs(pair.harness, output)
+
+
+async def test_streams_that_break_off_for_ever_end_the_sample(tmp_path: Path) -> None:
+    async with a_pair(tmp_path) as pair:
+        pair.double.cuts, pair.double.cut_after = 1000, 0
+        output = await generated(pair.engine, replace(ENDLESS, samples=1))
+        assert output.finishes() == ["abort"]
+        assert pair.double.cuts == 1000 - (PIECES_FRUITLESS_MAX + 1)
 
 
 async def test_a_full_server_gets_less(tmp_path: Path) -> None:

@@ -83,6 +83,8 @@ class SglangDouble:
         self.silent_until: int | None = (
             None  # so many tokens of a request are made, and nothing is sent
         )
+        # So many streams break off after so many tokens, as by an error in SGLang.
+        self.cuts, self.cut_after = 0, 20
         self.live: dict[str, _Request] = {}
         self.cache: dict[tuple[str, tuple[int, ...]], str] = {}  # salted prompts -> whose KV
         self._resumed = asyncio.Event()
@@ -196,14 +198,21 @@ class SglangDouble:
         await response.prepare(http)
         try:
             with suppress(ConnectionError):
-                await self._write(request, response)
+                await self._write(request, response, http)
         finally:
             self.live.pop(request.rid, None)
         return response
 
-    async def _write(self, request: _Request, response: web.StreamResponse) -> None:
+    async def _write(
+        self, request: _Request, response: web.StreamResponse, http: web.Request
+    ) -> None:
         sent = 0
         while True:
+            if self.cuts and sent >= self.cut_after:
+                self.cuts -= 1
+                assert http.transport is not None
+                http.transport.abort()
+                return
             silent = self.silent_until is not None
             if self.silent_until is not None and len(request.output) >= self.silent_until:
                 await asyncio.sleep(0)

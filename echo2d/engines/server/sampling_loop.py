@@ -1,5 +1,5 @@
 """Generates each sample to its end: with one request to the server, and another one wherever a
-refit cut it.
+refit cut it or its stream broke off.
 
 The first sample of a call goes ahead. Its first token shows that the prompt's KV cache is there,
 and the other samples then share it. How many samples run at once follows the server's load
@@ -117,12 +117,17 @@ class SamplingLoop:
             if call.aborted:
                 return "abort"
             piece = Continuation(label)
-            await self._stream(server, call, sample, piece, self._serving.updates)
+            try:
+                await self._stream(server, call, sample, piece, self._serving.updates)
+            except Lost as fault:
+                # The server was examined: if it still serves, the sample goes on from what it has.
+                log.info("a request was lost: %s", fault)
+                piece.finish = "abort"
         if piece.finish != "abort":
             return piece.finish
         sample.fruitless += 1
         if sample.fruitless > PIECES_FRUITLESS_MAX:
-            raise EngineFault("the server aborts every request at once")
+            raise EngineFault("the server aborts or loses every request at once")
         return "abort" if call.aborted else sample.finish()
 
     async def _stream(
