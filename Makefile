@@ -28,12 +28,12 @@ lab: $(READY)
 	$(BIN)/pytest -m lab $(ARGS)
 
 bench: $(READY)
-	$(BIN)/python tools/broadcast_table.py $(ARGS)
+	$(BIN)/python tools/research/broadcast_table.py $(ARGS)
 
 bench-delta: $(READY)
-	$(BIN)/python tools/rl_updates.py runs/rl --lr 1e-6
-	$(BIN)/python tools/rl_updates.py runs/rl --lr 3e-6 1e-5 1e-4 --keep 2
-	$(BIN)/python tools/delta_table.py runs/rl
+	$(BIN)/python tools/research/rl_updates.py runs/rl --lr 1e-6
+	$(BIN)/python tools/research/rl_updates.py runs/rl --lr 3e-6 1e-5 1e-4 --keep 2
+	$(BIN)/python tools/research/delta_table.py runs/rl
 
 soak: $(READY)
 	$(BIN)/pytest -m soak $(ARGS)
@@ -48,13 +48,13 @@ trl-example: $(READY)
 	$(BIN)/pytest -m trl tests/trl $(ARGS)
 
 staleness-sweep: $(READY)
-	$(BIN)/python -m tools.staleness_sweep $(ARGS)
+	$(BIN)/python -m tools.research.staleness_sweep $(ARGS)
 
 figures: $(READY)
-	$(BIN)/python tools/figures.py $(ARGS)
-	$(BIN)/python -m tools.broadcast_figure
-	$(BIN)/python -m tools.bubble_figure $(if $(RUN),--run)
-	$(BIN)/python -m tools.cost_table
+	$(BIN)/python tools/research/scale_figure.py $(ARGS)
+	$(BIN)/python -m tools.research.broadcast_figure
+	$(BIN)/python -m tools.research.bubble_figure $(if $(RUN),--run)
+	$(BIN)/python -m tools.research.cost_table
 
 mutants: $(READY)
 	$(BIN)/python tools/mutants.py $(ARGS)

@@ -102,7 +102,7 @@ def bench() -> None:
 @click.option(
     "--versions",
     type=DIRECTORY,
-    help="Spread these real versions (tools/rl_updates.py) as deltas, repeated up to --bytes.",
+    help="Spread these real versions (tools/research/rl_updates.py) as deltas, repeated up to --bytes.",
 )
 @click.option(
     "--against",

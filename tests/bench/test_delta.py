@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from echo2d.bench.delta.baselines import RIVALS
 from echo2d.cli import main
 from tests.support.snapshots import write_snapshot
-from tools.delta_table import line, misses
+from tools.research.delta_table import line, misses
 
 CHANGED = 0.02
 

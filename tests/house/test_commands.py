@@ -56,6 +56,8 @@ def wrong(line: str) -> str:
         return f"no target {unknown}" if unknown else ""
     if program.startswith("python") and words[1:2] == ["-m"]:
         return wrong_module(words[2], words[3:])
+    if program.startswith("python") and words[1].endswith(".py"):
+        return "" if (REPO / words[1]).is_file() else f"no file {words[1]}"
     return ""
 
 
@@ -125,6 +127,7 @@ def test_the_pages_were_read() -> None:
         "make dmo ARGS=--chaos",
         "python -m learnr --config run.toml",
         "python -m learner --confg run.toml",
+        "python tools/mutant.py",
     ],
 )
 def test_a_planted_mistake_is_found(line: str) -> None:

@@ -13,7 +13,7 @@ from echo2d.core.status.json_form import read_status, status_json
 from echo2d.views.status import TokenRate, age, seconds, size, status_picture
 from echo2d.views.watch import Screen
 from tests.support.coordinator_world import World, train
-from tools.status_picture import svg
+from tools.research.status_picture import svg
 
 
 def seen(facts: dict[str, Any], **options: Any) -> str:

@@ -68,10 +68,11 @@ RoundKind = Literal["cold", "warming up", "warm"]  # of a round
 class BroadcastBench:
     """What was asked for. The culprit of a round is, of the peers with the fastest uplink, the one that passes on most.
 
-    kill, partition: when the median peer has this share of a version, the culprit is gone (SIGKILL), or silent, until
-    the round is over. corrupt: the share of its frames that it spoils, soon after the start; nothing of this while
-    warming up. against: what else is measured, after each warm round once. versions: a run of `tools/rl_updates.py`:
-    its versions go out, the first in full, the others as deltas; with the scenario's bytes each.
+    kill, partition: when the median peer has this share of a version, the culprit is gone
+    (SIGKILL), or silent, until the round is over. corrupt: the share of its frames that it spoils,
+    soon after the start; nothing of this while warming up. against: what else is measured, after
+    each warm round once. versions: a run of `tools/research/rl_updates.py`: its versions go out,
+    the first in full, the others as deltas; with the scenario's bytes each.
     """
 
     scenario: Scenario

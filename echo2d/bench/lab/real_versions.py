@@ -1,4 +1,4 @@
-"""Consecutive versions of a real run (`tools/rl_updates.py`), made as large as a laboratory wants them.
+"""Consecutive versions of a real run (`tools/research/rl_updates.py`), made as large as a laboratory wants them.
 
 A version's weights are repeated until they have so many bytes: what changes from one version to the next, where and by
 how much, is what training changed, and no chunk is encoded by the help of another one. Blocking functions.

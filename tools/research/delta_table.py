@@ -1,8 +1,9 @@
 """The table of docs/delta.md: what versions take on the wire and in CPU time, measured. `make bench-delta`.
 
-Runs `echo2d bench delta` on the last two versions of each run that `tools/rl_updates.py` has made and, where there can
-be a laboratory, `echo2d bench broadcast` on those of the first; keeps what they print in docs/delta.json, and writes
-the tables into docs/delta.md. Exit code 1: something misses what it must reach.
+Runs `echo2d bench delta` on the last two versions of each run that `tools/research/rl_updates.py`
+has made and, where there can be a laboratory, `echo2d bench broadcast` on those of the first; keeps
+what they print in docs/delta.json, and writes the tables into docs/delta.md. Exit code 1: something
+misses what it must reach.
 """
 
 import argparse
@@ -15,9 +16,9 @@ from typing import Any
 from echo2d.bench.lab.netlab import why_not
 from echo2d.bench.lab.real_versions import versions_of
 
-DOCS = Path(__file__).parents[1] / "docs"
+DOCS = Path(__file__).parents[2] / "docs"
 RESULTS, PAGE = DOCS / "delta.json", DOCS / "delta.md"
-BEGIN, END = "<!-- table: tools/delta_table.py -->\n", "<!-- end of the table -->\n"
+BEGIN, END = "<!-- table: tools/research/delta_table.py -->\n", "<!-- end of the table -->\n"
 WIRE_PER_CHANGED_MAX = {"1e-6": 0.73, "3e-6": 0.59, "1e-5": 0.48, "1e-4": 0.35}  # by learning rate
 ENCODE_PER_MEMCPY_MIN, DECODE_PER_MEMCPY_MIN = 0.08, 0.15  # at the first of them
 AGAINST = "xor,index-value,zstd"
@@ -102,7 +103,7 @@ def broken(results: dict[str, Any]) -> bool:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("versions", type=Path, help="what tools/rl_updates.py has made")
+    parser.add_argument("versions", type=Path, help="what tools/research/rl_updates.py has made")
     folder = parser.parse_args().versions
     results: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     for lr in WIRE_PER_CHANGED_MAX:

@@ -1,10 +1,11 @@
 """Bubble over mu_pool / mu_min by the formula, simulated, and in a real run: docs/figures/bubble.{csv,png}.
 
-`python -m tools.bubble_figure` computes the first two anew for the points that docs/figures/bubble_run.csv has;
-`--run` first measures those that it lacks (`echo2d.bench.coordinator.bubble`: programs on loopback, both modes at
-once, two minutes a ratio, a quarter of an hour for all; it goes on where it was stopped). What a run measured of
-T_train, T_bcast, standing still and the pause of a refit goes into formula and simulation: what they predict is the
-bubble.
+`python -m tools.research.bubble_figure` computes the first two anew for the points that
+docs/figures/bubble_run.csv has; `--run` first measures those that it lacks
+(`echo2d.bench.coordinator.bubble`: programs on loopback, both modes at once, two minutes a ratio, a
+quarter of an hour for all; it goes on where it was stopped). What a run measured of T_train,
+T_bcast, standing still and the pause of a refit goes into formula and simulation: what they predict
+is the bubble.
 """
 
 import argparse
@@ -30,7 +31,7 @@ from echo2d.core.capacity.model import Demand, DisseminationMode, bubble, mu_min
 from echo2d.sim.fleet.spec import FleetSpec, read_fleet
 from echo2d.sim.fleet.world import FleetWorld
 from echo2d.sim.kernel.scenario import MBIT
-from tools.artefacts import FIGURES, cell, read, write
+from tools.research.artefacts import FIGURES, cell, read, write
 
 MODES: tuple[DisseminationMode, ...] = ("background", "exclusive")
 RATIOS = (

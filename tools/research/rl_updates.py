@@ -1,4 +1,6 @@
-"""Consecutive policy versions by real AdamW steps, to measure deltas on: `python tools/rl_updates.py OUT --lr 1e-6`.
+"""Consecutive policy versions by real AdamW steps, to measure deltas on.
+
+    python tools/research/rl_updates.py OUT --lr 1e-6
 
     OUT/base-60m-0   what every run starts from: a bf16 Qwen3 model of that size, of that seed
     OUT/1e-6/v1 ...  the versions of a run at that learning rate, as a learner would publish them

@@ -33,9 +33,9 @@ from learner.config import LearnerConfig
 from learner.model import Policy
 from learner.packing import answers_of
 from learner.ranks import Ranks
-from tools.staleness_figure import FIGURES, draw
+from tools.research.staleness_figure import FIGURES, draw
 
-REPO = Path(__file__).parents[1]
+REPO = Path(__file__).parents[2]
 RUNS = REPO / "docs" / "staleness.jsonl"
 
 STEPS, LR = 60, 1e-4

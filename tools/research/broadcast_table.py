@@ -12,9 +12,9 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
-DOCS = Path(__file__).parents[1] / "docs"
+DOCS = Path(__file__).parents[2] / "docs"
 RESULTS, PAGE = DOCS / "broadcast.json", DOCS / "broadcast.md"
-BEGIN, END = "<!-- table: tools/broadcast_table.py -->\n", "<!-- end of the table -->\n"
+BEGIN, END = "<!-- table: tools/research/broadcast_table.py -->\n", "<!-- end of the table -->\n"
 LATE_S = 4.0  # a partition may cost so much more than the survivors' bound
 
 

@@ -1,6 +1,6 @@
 """A picture of `echo2d status` for docs, whatever run the status on stdin is of; docs/operating.md says which it was.
 
-echo2d status --run-dir RUN_DIR --json | python -m tools.status_picture docs/status.svg
+echo2d status --run-dir RUN_DIR --json | python -m tools.research.status_picture docs/status.svg
 """
 
 import argparse

@@ -1,8 +1,9 @@
 """T_verify over the number of workers, for a star and for the plan that is chosen: docs/figures/t_bcast.{csv,png}.
 
-`python -m tools.broadcast_figure`, a minute. The learner's host sends 1 Gbit/s (star, limited), or as much as anybody
-can take (star, unlimited). Predictions of the planner, as `echo2d plan` has them; those of the chosen plan are also
-played frame by frame (`echo2d.sim.broadcast.world`), up to PLAYED_MAX workers.
+`python -m tools.research.broadcast_figure`, a minute. The learner's host sends 1 Gbit/s (star,
+limited), or as much as anybody can take (star, unlimited). Predictions of the planner, as `echo2d
+plan` has them; those of the chosen plan are also played frame by frame
+(`echo2d.sim.broadcast.world`), up to PLAYED_MAX workers.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +15,7 @@ from echo2d.sim.broadcast.world import CHECK_EVERY_LONG, World
 from echo2d.sim.fleet.forecast import Ablation, BroadcastForecasts
 from echo2d.sim.fleet.spec import MBPS_MAX, FleetSpec, read_fleet
 from echo2d.sim.kernel.scenario import MBIT, PeerSpec, Scenario
-from tools.artefacts import FIGURES, cell, write
+from tools.research.artefacts import FIGURES, cell, write
 
 TIMES, PICTURE = FIGURES / "t_bcast.csv", FIGURES / "t_bcast.png"
 WORKERS = (2, 4, 8, 16, 32, 64, 128, 256)

@@ -1,4 +1,4 @@
-"""How long a grouped commit of the ledger takes on a disk: `python tools/ledger_commits.py [--directory D]`.
+"""How long a grouped commit of the ledger takes on a disk: `python tools/research/ledger_commits.py [--directory D]`.
 
 One commit is what a coordinator writes in one busy turn: 256 records, of groups of 8 samples (a prompt, 8 results, 8
 rewards), and groups leave again as in a run that goes on. Beside it: a file of as many bytes, written and synced.

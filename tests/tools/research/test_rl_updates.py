@@ -9,7 +9,7 @@ import pytest
 from echo2d.core.weights.delta import ChunkMode, encode_chunk
 from echo2d.core.weights.manifest import chunk_layout
 from echo2d.store.snapshots import build_manifest, read_chunk, scan_snapshot
-from tools.rl_updates import main
+from tools.research.rl_updates import main
 
 
 def make(out: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

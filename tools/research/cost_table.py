@@ -1,10 +1,10 @@
 """What a train step costs with parts left out, and against one data centre: docs/figures/cost{.csv,.png,_runs.csv}.
 
-`python -m tools.cost_table` plays `scenarios/mix-*.toml` in virtual time, every case with some seeds (of arrivals,
-speeds, lengths and prices, and of the order in which workers are taken without prices): 63 runs, 5 minutes on one
-core. What cost_runs.csv has is not played again; remove it to play anew. Two systems: ECHO-2's (exclusive broadcasts
-of whole versions) and echo2d's (deltas that come while workers generate). "planned" is what `echo2d plan` says
-beforehand.
+`python -m tools.research.cost_table` plays `scenarios/mix-*.toml` in virtual time, every case with
+some seeds (of arrivals, speeds, lengths and prices, and of the order in which workers are taken
+without prices): 63 runs, 5 minutes on one core. What cost_runs.csv has is not played again; remove
+it to play anew. Two systems: ECHO-2's (exclusive broadcasts of whole versions) and echo2d's (deltas
+that come while workers generate). "planned" is what `echo2d plan` says beforehand.
 """
 
 import gc
@@ -19,9 +19,9 @@ from echo2d.core.capacity.model import DisseminationMode
 from echo2d.sim.fleet.forecast import Ablation, provision
 from echo2d.sim.fleet.spec import FleetSpec, load_fleet
 from echo2d.sim.fleet.world import FleetWorld
-from tools.artefacts import FIGURES, cell, read, write
+from tools.research.artefacts import FIGURES, cell, read, write
 
-SCENARIOS = Path(__file__).parents[1] / "scenarios"
+SCENARIOS = Path(__file__).parents[2] / "scenarios"
 MIXES = ("rented", "spot", "metered")
 SEEDS = 3
 RUNS, COSTS, PICTURE = FIGURES / "cost_runs.csv", FIGURES / "cost.csv", FIGURES / "cost.png"

@@ -6,8 +6,8 @@ from statistics import median
 import pytest
 
 from echo2d.bench.coordinator.bubble import KAPPA, PER_STEP, T_TRAIN_S
-from tools import bubble_figure, cost_table
-from tools.artefacts import cell, read, write
+from tools.research import bubble_figure, cost_table
+from tools.research.artefacts import cell, read, write
 
 
 def test_tables_come_back_as_they_were_written(tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tools.staleness_figure import against, draw, fall, final, table
-from tools.staleness_sweep import BEST, BOUNDS, CORRECTIONS, SEEDS, cases, finished, kappas
+from tools.research.staleness_figure import against, draw, fall, final, table
+from tools.research.staleness_sweep import BEST, BOUNDS, CORRECTIONS, SEEDS, cases, finished, kappas
 
 
 def row(

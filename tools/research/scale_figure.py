@@ -1,4 +1,4 @@
-"""The README's figure: a broadcast to ever more peers, simulated. `python tools/figures.py` or `make figures`.
+"""The README's figure: a broadcast to ever more peers, simulated (`make figures`).
 
 Plays `scenarios/mixed.toml` with each shape and number of peers, keeps the figures in docs/scale.json, and draws
 docs/scale.svg from them. What is in the JSON file already is not played again: remove it to measure anew.
@@ -17,7 +17,7 @@ from typing import NamedTuple
 from echo2d.sim.broadcast.world import CHECK_EVERY_LONG, World
 from echo2d.sim.kernel.scenario_file import load_scenario
 
-REPO = Path(__file__).parents[1]
+REPO = Path(__file__).parents[2]
 SCENARIO = REPO / "scenarios" / "mixed.toml"
 PEERS = (16, 64, 256, 1000)
 CURVES = {  # colour of each, by shape and size
