@@ -1,4 +1,6 @@
-"""A provider of kind "exec" whose boxes are processes of this machine: to see renting work, and as a pattern.
+"""Rent "boxes" that are processes on this machine, to see renting work without a cloud.
+
+A pattern for a provider of kind "exec" of your own:
 
     [[provider]]
     name = "here"
@@ -7,8 +9,9 @@
     stop = ["python", "examples/local_boxes.py", "stop"]
     list = ["python", "examples/local_boxes.py", "list"]
 
-A box is a folder in $BOXES_DIR (boxes/ if it is not set), named by its label, with the pid and the log of its
-`echo2d join`. As on a real one, `timeout` ends it when its life is over, whether or not anybody is there to stop it.
+A box is a folder in $BOXES_DIR (by default boxes/). It is named by its label and holds the pid and
+the log of its `echo2d join`. As on a real box, `timeout` ends the worker when its time is over,
+even if nobody stops it.
 """
 
 import contextlib
@@ -51,7 +54,7 @@ def start() -> None:
 
 
 def stop() -> None:
-    """Also of one that is not there."""
+    """End the box and delete its folder. A box that does not exist is no error."""
     box = BOXES / os.environ["ECHO2D_LABEL"]
     if (box / "pid").exists():
         with contextlib.suppress(ProcessLookupError):

@@ -1,4 +1,7 @@
-"""GRPO in plain torch on echo2d: `python examples/own_loop.py URL TOKEN_FILE BASE_MODEL SNAPSHOT_ROOT STEPS`."""
+"""Train with GRPO in plain torch on batches of a coordinator.
+
+python examples/own_loop.py URL TOKEN_FILE BASE_MODEL SNAPSHOT_ROOT STEPS
+"""
 
 import copy
 import shutil
@@ -16,7 +19,10 @@ LR, CLIP, STD_FLOOR = 1e-5, 0.2, 1e-4
 
 
 def too_old(batch: Batch, session: Session) -> dict[int, str]:
-    """The groups that must not be trained (bounded staleness is the trainer's to keep, too), and why."""
+    """Return the groups that are too stale to train, each with the reason.
+
+    The coordinator never hands these out; a trainer checks it again, since the bound is its own.
+    """
     oldest = batch.step - 1 - session.staleness_max
     return {
         group.group_id: f"version {span.version}"
@@ -28,7 +34,10 @@ def too_old(batch: Batch, session: Session) -> dict[int, str]:
 
 
 def loss_of(model: Any, group: Group) -> torch.Tensor:
-    """PPO's clipped surrogate with the rollout's logprobs as the old ones, summed over the group's tokens."""
+    """Return PPO's clipped loss, summed over the tokens of the group.
+
+    The old logprobs are those that the workers reported with the tokens.
+    """
     rewards = torch.tensor([each.reward for each in group.trajectories])
     advantages = (rewards - rewards.mean()) / (rewards.std(correction=0) + STD_FLOOR)
     losses = []
@@ -44,7 +53,10 @@ def loss_of(model: Any, group: Group) -> torch.Tensor:
 
 
 def publish(coordinator: Coordinator, model: Any, base: Path, root: Path, version: int) -> None:
-    """As bf16, with the base model's other files. The coordinator has taken it when the call returns."""
+    """Publish the weights as bf16, with the other files of the base model.
+
+    When the call returns, the coordinator has its own copy, so the folder can go.
+    """
     folder = root / f"own-{version}"
     shutil.copytree(base, folder, ignore=shutil.ignore_patterns("*.safetensors"))
     copy.deepcopy(model).to(torch.bfloat16).save_pretrained(folder)

@@ -1,8 +1,10 @@
-"""TRL's GRPOTrainer on echo2d: `python -m examples.trl_grpo URL TOKEN_FILE BASE_MODEL SNAPSHOT_ROOT STEPS`.
+"""Train with TRL's GRPOTrainer on batches of a coordinator.
 
-Its `rollout_func` is where trajectories come in: prompts, tokens and logprobs are those of the coordinator's batch, and
-what it returns besides, the rewards, goes to the reward function. A callback commits and publishes. TRL's own dataset
-only says how many answers a step has.
+    python -m examples.trl_grpo URL TOKEN_FILE BASE_MODEL SNAPSHOT_ROOT STEPS
+
+TRL calls `rollout_func` for the answers of a step. It returns the prompts, tokens and logprobs of
+the coordinator's batch, and their rewards, which TRL hands to the reward function. A callback
+commits each step and publishes versions. TRL's own dataset only says how many answers a step has.
 """
 
 import sys
@@ -22,8 +24,8 @@ from examples.own_loop import publish, too_old
 LR, MICRO_BATCH = 1e-4, 64
 
 
-class Feed(TrainerCallback):  # type: ignore[misc]  # it has no types
-    """The batches of a session, in the order of train steps."""
+class Feed(TrainerCallback):  # type: ignore[misc]  # TRL has no types
+    """Feeds the trainer the batches of a session, in the order of train steps."""
 
     def __init__(self, coordinator: Coordinator, session: Session, base: Path, root: Path) -> None:
         self._coordinator, self._session, self._base, self._root = coordinator, session, base, root
@@ -32,7 +34,7 @@ class Feed(TrainerCallback):  # type: ignore[misc]  # it has no types
         self._published = 0
 
     def rollout(self, prompts: Sequence[str], trainer: GRPOTrainer) -> dict[str, list[Any]]:
-        """TRL asks for all answers of the next step."""
+        """Return all answers of the next step, as TRL asks for them."""
         step = trainer.state.global_step + 1
         while reasons := too_old(batch := self._coordinator.take_batch(step), self._session):
             self._coordinator.refuse(batch, reasons)
@@ -54,8 +56,11 @@ class Feed(TrainerCallback):  # type: ignore[misc]  # it has no types
             self._published = step
 
 
-class StaleGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # nor has TRL
-    """The clip counts from the rollout's logprobs; without vLLM, TRL takes the data for its own, and fresh."""
+class StaleGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
+    """Clips against the logprobs of the workers.
+
+    Without vLLM, TRL would take the answers for its own and fresh, and clip nothing.
+    """
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         found: dict[str, Any] = super()._generate_and_score_completions(inputs)
@@ -67,7 +72,7 @@ def earned_by(earned: list[float], **_: Any) -> list[float]:
 
 
 def config_of(session: Session, out: Path, steps: int) -> GRPOConfig:
-    """One optimizer step on each batch, as the session has them."""
+    """Return a configuration that takes one optimizer step on each batch of the session."""
     micro = min(MICRO_BATCH, session.trajectories_per_step)
     return GRPOConfig(
         output_dir=str(out),
