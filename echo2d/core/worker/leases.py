@@ -131,6 +131,8 @@ class WorkerLeases:
         self._results: dict[tuple[HeldLease, int], SampleFinished] = {}
         self._confirmed: dict[VersionKey, None] = {}
         self._still = False
+        # When leases whose results all wait for a confirmation report that they are alive.
+        self._alive_at: float | None = None
 
     @property
     def running(self) -> int:
@@ -297,11 +299,12 @@ class WorkerLeases:
             elif now >= held.report_at:
                 held.report_at = now + _report_s(held.grant)
                 actions += [SendControl(message) for message in self._progress(held)]
-        return actions
+        return [*actions, *self._alive(now)]
 
     def wake_at(self) -> float | None:
-        """When `report` is due next, in monotonic seconds; None without leases."""
-        return min((held.report_at for held in self._held.values()), default=None)
+        """When `report` is due next, in monotonic seconds; None: there is nothing to report."""
+        due = [held.report_at for held in self._held.values()]
+        return min(due if self._alive_at is None else [*due, self._alive_at], default=None)
 
     # --- inside ---
 
@@ -352,6 +355,21 @@ class WorkerLeases:
                 room -= fresh
         yield LeaseProgress(held.grant.lease, held.grant.attempt, tuple(deltas))
 
+    def _alive(self, now: float) -> list[LeaseAction]:
+        """Report the leases whose samples are all finished but not confirmed yet.
+
+        A refit of several engines may take longer than the silence after which a lease ends.
+        """
+        if self._alive_at is None or now < self._alive_at:
+            return []
+        waiting = {
+            key
+            for (key, _), result in self._results.items()
+            if key not in self._held and not self._believed(result)
+        }
+        self._alive_at = now + PROGRESS_S if waiting else None
+        return [SendControl(LeaseProgress(key.lease, key.attempt, ())) for key in sorted(waiting)]
+
     def _drop(self, key: HeldLease) -> list[LeaseAction]:
         held = self._held.pop(key, None)
         return (
@@ -373,8 +391,11 @@ class WorkerLeases:
         self._results[held.key, sample] = result
         if not held.outputs:
             del self._held[held.key]
-        sent = [SendControl(result)] if self._believed(result) else []
-        return [*sent, *self._start(now)]
+        if self._believed(result):
+            return [SendControl(result), *self._start(now)]
+        if self._alive_at is None:
+            self._alive_at = now + PROGRESS_S
+        return self._start(now)
 
     def _believed(self, result: SampleFinished) -> bool:
         """Whether every version in the result's spans is confirmed."""

@@ -211,6 +211,21 @@ def test_results_wait_until_their_version_is_confirmed(leases: WorkerLeases) -> 
     assert [span.version for span in result.spans] == [1, 2]
 
 
+def test_a_lease_that_waits_for_a_long_refit_stays_alive(leases: WorkerLeases) -> None:
+    """All its samples are finished, and no engine makes tokens: without a word it would end."""
+    leases.granted(a_lease(samples=(0,)), V1, now=0.0)
+    leases.progressed(output(2, label="2-b", finish="stop"), LABELS, now=1.0)
+    times = []
+    while (wake_at := leases.wake_at()) is not None and wake_at < 10.0:
+        [progress] = sent(leases.report(now=wake_at), LeaseProgress)
+        assert progress == LeaseProgress(key().lease, key().attempt, ())
+        times.append(wake_at)
+    assert times == [3.0, 5.0, 7.0, 9.0]
+    assert sent(leases.confirmed(V2, now=10.0), SampleFinished)
+    assert leases.report(now=11.0) == []
+    assert leases.wake_at() is None
+
+
 def test_results_of_a_refit_in_doubt_are_nobodys(leases: WorkerLeases) -> None:
     leases.granted(a_lease(samples=(0,)), V1, now=0.0)
     leases.progressed(output(1, label="2-b", finish="stop"), LABELS, now=0.0)
