@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from echo2d.bench.coordinator.fake_learner import FakeLearner
 from echo2d.bench.lab.processes import Program, Programs, wait_for
 from echo2d.client import Coordinator
 from echo2d.runtime.run_dir.credentials import create_token
+from echo2d.testing.fake_learner import FakeLearner
 from tests.support.polling import START_S, poll
 
 pytestmark = [pytest.mark.e2e, pytest.mark.alone, pytest.mark.timeout(900)]
