@@ -70,8 +70,9 @@ from echo2d.sim.run.memory_ledger import MemoryLedger
 class FakePeer:
     """A peer as its owner plays it.
 
-    served: versions besides `serving` that its unfinished samples name. stands: the version in its
-    current slot. ready: a version that is verified and not refitted yet. open: samples to generate.
+    served: versions besides `serving` that wrote tokens for the leases that it holds. stands: the
+    version in its current slot. ready: a version that is verified and not refitted yet. open:
+    samples to generate.
     """
 
     name: str
