@@ -9,11 +9,11 @@ from echo2d.bench.broadcast.plot import draw, measurements, run_plot
 from echo2d.bench.broadcast.result import DeltaTarget, Round
 from echo2d.bench.broadcast.run import BroadcastBench, best_plan, result_of, with_undialable
 from echo2d.bench.delta.cost import DeltaCosts, delta_costs
-from echo2d.bench.lab.daemons import write_snapshot
 from echo2d.bench.lab.real_versions import RealVersions
 from echo2d.errors import OperatorFault
 from echo2d.sim.kernel.scenario import MBIT, PeerCrash, PeerSpec, Scenario
 from echo2d.store.snapshots import scan_snapshot
+from echo2d.testing.snapshots import write_model
 
 EIGHT = Scenario.equal(8, PeerSpec(100 * MBIT, 100 * MBIT, 0.0125), wire_bytes=64 << 20)
 MIXED = Scenario(
@@ -83,7 +83,7 @@ def test_what_deltas_may_take() -> None:
 
 def test_real_versions_are_repeated(tmp_path: Path) -> None:
     for number in (2, 10, 9):
-        write_snapshot(tmp_path / f"v{number}", [bytes([number, 0, 0, number]), bytes([0, number])])
+        write_model(tmp_path / f"v{number}", [bytes([number, 0, 0, number]), bytes([0, number])])
     versions = RealVersions(tmp_path, 2)
     assert [versions.weights(index, 4).tolist() for index in range(2)] == [
         [9, 2304, 2304, 9],
@@ -96,7 +96,7 @@ def test_real_versions_are_repeated(tmp_path: Path) -> None:
 def test_what_a_delta_costs_is_measured_on_what_comes_out_right(tmp_path: Path) -> None:
     old = bytes(range(256)) * 64
     for name, data in (("old", old), ("new", b"\x01" + old[1:])):
-        write_snapshot(tmp_path / name, [data])
+        write_model(tmp_path / name, [data])
     costs = delta_costs(tmp_path / "old", tmp_path / "new", tmp_path / "out")
     assert scan_snapshot(tmp_path / "out") == scan_snapshot(tmp_path / "new")
     assert (tmp_path / "out" / "model-0.safetensors").read_bytes().endswith(b"\x01" + old[1:])

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from echo2d.bench.coordinator.fake_learner import FakeLearner
 from echo2d.bench.lab.processes import Program, Programs, wait_for
 from echo2d.client import Coordinator
-from echo2d.runtime.run_dir.tokens import create_token
+from echo2d.testing.fake_learner import FakeLearner
+from tests.support.control_link import worker_token
 from tests.support.polling import START_S, poll
 
 pytestmark = [pytest.mark.e2e, pytest.mark.alone, pytest.mark.timeout(900)]
@@ -76,9 +76,7 @@ class Site:
 
     def join(self, name: str) -> Program:
         token = self.root / f"{name}.token"
-        create_token(
-            self.run_dir, name, role="worker", url=self.url, out=token, max_workers=1, expires="1d"
-        )
+        worker_token(self.run_dir, self.url, name, out=token)
         flags = (
             f"--token-file={token}",
             f"--state-dir={self.root / name}",

@@ -20,7 +20,7 @@ from learner.batch_prefetch import BatchPrefetch
 from learner.config import LearnerConfig
 from learner.train import Learner
 from tests.support.learner import config_in, make_base, record, rows_of, throwing_dice
-from tests.support.recording import Recording
+from tests.support.recorded_learner import Recording
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
@@ -81,9 +81,9 @@ def test_ten_kills_change_nothing(tmp_path: Path) -> None:
     base = make_base(tmp_path / "models")
     batches = record(base, STEPS)
     straight, struck = (config_of(tmp_path / name, base) for name in ("straight", "struck"))
-    run_to_the_end(straight, Recording(tmp_path / "straight.jsonl", batches))
+    run_to_the_end(straight, Recording(tmp_path / "straight", batches, publish_every=4))
 
-    recording = Recording(tmp_path / "struck.jsonl", batches)
+    recording = Recording(tmp_path / "struck", batches, publish_every=4)
     for _ in range(KILLS):
         live_and_kill(struck, recording, rng)
     run_to_the_end(struck, recording)

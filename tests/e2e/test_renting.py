@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from echo2d.bench.coordinator.fake_learner import FakeLearner
 from echo2d.bench.lab.processes import Program, Programs, wait_for
+from echo2d.testing.fake_learner import FakeLearner
 from tests.support.paths import REPO
 from tests.support.polling import START_S, poll
 

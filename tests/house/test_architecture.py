@@ -29,9 +29,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "runtime": {"adapters", "core", "config", "config_renting", "sd_notify", "registry", "errors"}
     | SHELLS,
     "client": {"adapters", "core", "net", "errors"},
+    "testing": {"client", "core", "sim", "errors"},
     "views": {"client", "core", "sim", "errors"},
     "demo": {"views", "bench", "core", "config", "errors", "client", "runtime"} | SHELLS,
-    "bench": {"views", "demo", "core", "config", "errors", "client", "runtime", "sim"} | SHELLS,
+    "bench": {"views", "demo", "core", "config", "errors", "client", "runtime", "sim", "testing"}
+    | SHELLS,
     "cli": {
         "config",
         "quantities",
@@ -287,6 +289,8 @@ PLANTED = [
     ("client", "from echo2d.config_tables import Table"),
     ("tools", "import tests.support.full_disk"),
     ("cli", "import echo2d.core.base.ids"),
+    ("runtime", "from echo2d.testing.memory_run import MemoryRun"),
+    ("sim", "from echo2d.testing.memory_run import MemoryRun"),
 ]
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from echo2d.bench.lab.daemons import write_snapshot
 from echo2d.bench.lab.netlab import why_not
+from echo2d.testing.snapshots import write_model
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(900)]
 PEERS = 4
@@ -66,7 +66,7 @@ def test_versions_of_a_run_go_out_as_deltas(tmp_path: Path) -> None:
     words = np.random.default_rng(0).integers(0, 1 << 16, 100_000, dtype=np.uint16)
     for number in range(1, 4):
         words[number::400] += 1
-        write_snapshot(tmp_path / "run" / f"v{number}", [words.data])
+        write_model(tmp_path / "run" / f"v{number}", [words.data])
     result = bench(tmp_path / "lab", "--rounds=2", f"--versions={tmp_path / 'run'}")
     cold, *warm = result["rounds"]
     assert cold["costs"] is None

@@ -9,7 +9,7 @@ from echo2d.bench.lab.processes import Programs, wait_for
 from echo2d.client import Coordinator
 from echo2d.demo.run import CACHE
 from echo2d.demo.tiny_model import make_tiny_model
-from echo2d.runtime.run_dir.tokens import create_token
+from tests.support.control_link import worker_token
 from tests.support.sglang_servers import FLAGS, PYTHON
 
 STEPS, WORKERS = 5, 2
@@ -79,9 +79,7 @@ def test_some_steps_of_grpo(tmp_path: Path) -> None:
 
 def start_worker(programs: Programs, run: Path, url: str, name: str) -> None:
     token = run / f"{name}.token"
-    create_token(
-        run / "coordinator", name, role="worker", url=url, out=token, max_workers=1, expires="1d"
-    )
+    worker_token(run / "coordinator", url, name, out=token)
     flags = {
         "token-file": token, "state-dir": run / name, "name": name, "slots": 32,
         "engine": "sglang", "engine-python": PYTHON, "engine-args": " ".join(FLAGS),

@@ -5,8 +5,8 @@ from typing import Any
 from echo2d.core.protocol.control_messages import (
     EncodeVersion,
 )
+from echo2d.testing.memory_run import FakePeer
 from tests.support.coordinator_world import (
-    Peer,
     World,
     messages,
     rules,
@@ -35,10 +35,10 @@ def bases(world: World) -> list[str | None]:
     return [order.base_path for order in orders(world)]
 
 
-def newcomer(world: World, name: str, stands: int | None = None) -> Peer:
+def newcomer(world: World, name: str, stands: int | None = None) -> FakePeer:
     """One that comes with this version in its slot."""
     key = None if stands is None else version_key(stands)
-    world.peers[name] = Peer(name, "worker", 4, world.peers["seed"].session, stands=key)
+    world.peers[name] = FakePeer(name, "worker", 4, world.peers["seed"].session, stands=key)
     return world.connect(name)
 
 

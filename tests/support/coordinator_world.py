@@ -1,42 +1,18 @@
-"""A small world around CoordinatorState for tests: a ledger in memory, peers, a learner, and no clock but `now`.
+"""A `MemoryRun` for tests: it checks the state after every event, and what must hold of every batch.
 
-Everything that is under way lies in `World.pending`; a test delivers it in the order it likes. Persists are applied
-before any other action of the same turn, as the runtime does. `crash` forgets everything but the ledger.
+`slow`, `closed`, `receive_only` and `reward` change what its peers and its task do. `crash` forgets
+everything but the ledger.
 """
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
-from echo2d.core.base.ids import (
-    Digest,
-    Epoch,
-    FormId,
-    GroupId,
-    PeerId,
-    RequestId,
-    RunId,
-    SegmentId,
-    SessionId,
-    Version,
-)
-from echo2d.core.broadcast.events import SendRoot
-from echo2d.core.cluster.events import (
-    CloseSession,
-    DeleteVersion,
-    DialBack,
-    DialBackEnded,
-    PeerConnected,
-    PeerSaid,
-    Persist,
-    PublishAsked,
-    Send,
-    StopRun,
-)
+from echo2d.core.base.ids import Digest, FormId, GroupId, RunId, Version
+from echo2d.core.cluster.events import DeleteVersion, DialBack
 from echo2d.core.cluster.rules import RunRules
 from echo2d.core.coordinator.events import (
-    BatchAsked,
     CheckpointAsked,
     CommitAsked,
     CoordinatorAction,
@@ -45,53 +21,20 @@ from echo2d.core.coordinator.events import (
     DeadlinePassed,
     RefuseAsked,
     Reply,
-    SessionAsked,
 )
-from echo2d.core.coordinator.state import CoordinatorState
 from echo2d.core.protocol.control_messages import (
-    PROTOCOL_VERSION,
-    Address,
-    ApplyFailed,
     EncodeVersion,
-    FormEncoded,
     HeldLease,
     Hello,
-    LeaseCancelled,
-    LeaseGranted,
-    LeaseProgress,
-    PeerKind,
-    RefitDone,
     SampleAnswered,
-    SampleDelta,
-    SampleFinished,
-    SegmentEncoded,
-    ToCoordinator,
+    ToPeer,
     VersionKey,
-    VersionSpan,
-    VersionsRevoked,
-    VersionVerified,
-    Welcome,
 )
-from echo2d.core.protocol.peer_handshake import SECRET_BYTES
-from echo2d.core.protocol.trajectory import (
-    BatchBody,
-    batch_digest,
-    pack_logprobs,
-    pack_tokens,
-    unpack_batch,
-)
-from echo2d.core.rollouts.events import (
-    BatchFrozen,
-    DrawPrompt,
-    PromptDrawn,
-    SampleKept,
-    SampleScored,
-    ScoreSample,
-)
+from echo2d.core.protocol.trajectory import BatchBody, batch_digest, unpack_batch
+from echo2d.core.rollouts.events import BatchFrozen, SampleKept, ScoreSample
 from echo2d.core.weights.signed_index import Root
-from echo2d.sim.run.memory_ledger import MemoryLedger
+from echo2d.testing.memory_run import FakePeer, MemoryRun
 
-VOCAB = 32
 RULES = RunRules(
     run_id=RunId("run-1"),
     staleness_max=2,
@@ -102,7 +45,7 @@ RULES = RunRules(
     temperature=1.0,
     top_p=1.0,
     stop_token_ids=(1,),
-    vocab_size=VOCAB,
+    vocab_size=32,
     over_stale="drop",
     filter_zero_variance=True,
     shape="chain",
@@ -122,153 +65,31 @@ def version_key(version: int, salt: int = 0) -> VersionKey:
     return VersionKey(Version(version), version_digest(version, salt))
 
 
-@dataclass
-class Peer:
-    """A peer as the test plays it."""
+class World(MemoryRun):
+    """See the module docstring.
 
-    name: str
-    kind: PeerKind
-    slots: int
-    session: SessionId
-    serving: VersionKey | None = None
-    served: tuple[VersionKey, ...] = ()  # besides, for what it holds
-    stands: VersionKey | None = None  # in its current slot
-    ready: VersionKey | None = None  # verified, not refitted yet
-    leases: dict[HeldLease, LeaseGranted] = field(default_factory=dict)
-    open: list[tuple[HeldLease, int]] = field(default_factory=list)  # samples to generate
-    unanswered: dict[tuple[HeldLease, int], SampleFinished] = field(default_factory=dict)
-    inbox: list[object] = field(default_factory=list)
-    closed: bool = False
-
-    @property
-    def peer(self) -> PeerId:
-        return PeerId(self.name)
-
-    def receive(self, message: object) -> None:
-        self.inbox.append(message)
-        match message:
-            case LeaseGranted(lease, attempt, samples=samples):
-                key = HeldLease(lease, attempt)
-                self.leases[key] = message
-                self.open += [(key, sample) for sample in samples]
-            case LeaseCancelled(lease, attempt):
-                self.forget(HeldLease(lease, attempt))
-            case SampleAnswered(lease, attempt, sample):
-                self.unanswered.pop((HeldLease(lease, attempt), sample), None)
-            case Welcome(keep=keep):
-                for key in [key for key in self.held() if key not in keep]:
-                    self.forget(key)
-            case VersionsRevoked(_, versions):
-                if self.serving in versions:
-                    self.serving = None
-                if self.ready in versions:
-                    self.ready = None
-            case _:
-                pass
-
-    def forget(self, key: HeldLease) -> None:
-        self.leases.pop(key, None)
-        self.open = [each for each in self.open if each[0] != key]
-        self.unanswered = {
-            each: result for each, result in self.unanswered.items() if each[0] != key
-        }
-
-    def held(self) -> tuple[HeldLease, ...]:
-        return tuple(dict.fromkeys([*self.leases, *(key for key, _ in self.unanswered)]))
-
-    def hello(self, boot_id: str = "b") -> Hello:
-        address = Address("127.0.0.1", 4000)
-        holding = tuple(
-            dict.fromkeys(key for key in (self.serving, self.stands) if key is not None)
-        )
-        return Hello(
-            PROTOCOL_VERSION, RULES.run_id, self.kind, self.name, boot_id, self.slots, address, self.serving,
-            holding, self.held(), (), self.served, dial_back_secret=bytes(SECRET_BYTES),
-        )  # fmt: skip
-
-    def finish(
-        self, key: HeldLease, sample: int, *, tokens: tuple[int, ...] | None = None
-    ) -> SampleFinished:
-        """Generate the whole sample under what is served now."""
-        assert self.serving is not None
-        self.open.remove((key, sample))
-        if not any(held == key for held, _ in self.open):
-            self.leases.pop(key, None)
-        output = (3, 4 + sample % 8, 1) if tokens is None else tokens
-        spans = (VersionSpan(0, len(output), self.serving.version, self.serving.digest),)
-        result = SampleFinished(
-            key.lease,
-            key.attempt,
-            sample,
-            pack_tokens(output),
-            pack_logprobs([-0.5] * len(output)),
-            spans,
-            "stop",
-        )
-        self.unanswered[key, sample] = result
-        return result
-
-    def wrote(self, key: HeldLease, sample: int, *tokens: int, start: int = 0) -> LeaseProgress:
-        """It reports these tokens of a sample, behind the first `start`, under what is served now."""
-        assert self.serving is not None
-        end = start + len(tokens)
-        spans = (VersionSpan(start, end, self.serving.version, self.serving.digest),)
-        delta = SampleDelta(
-            sample, pack_tokens(tokens), pack_logprobs([-0.25] * len(tokens)), spans
-        )
-        return LeaseProgress(key.lease, key.attempt, (delta,))
-
-
-class World:
-    """See the module docstring."""
+    actions: of the last event. done: versions that may be deleted. closed: peers that nobody can
+    dial. slow: peers to whom no version gets through. kept: durable results. step_of: the step of
+    every group that was ever frozen. digests: of the frozen batches.
+    """
 
     def __init__(self, the_rules: RunRules = RULES) -> None:
-        self.rules = the_rules
-        self.now = 0.0
-        self.ledger = MemoryLedger()
-        self.pending: list[CoordinatorEvent] = []
-        self.replies: dict[RequestId, Reply] = {}
-        self.peers: dict[str, Peer] = {}
-        self.actions: list[CoordinatorAction] = []  # of the last event
+        self.actions: list[CoordinatorAction] = []
         self.done: list[DeleteVersion] = []
-        self.stopped: str | None = None
-        self.closed: set[str] = set()  # peers that nobody can dial
+        self.closed: set[str] = set()
         self.receive_only: set[str] = set()
-        self.slow: set[str] = set()  # peers to whom no version gets through
+        self.slow: set[str] = set()
         self.reward: Callable[[int, int], float | None] = lambda cursor, sample: float(sample % 2)
         self.trained: dict[int, BatchBody] = {}
-        self.kept: set[tuple[HeldLease, int]] = set()  # durable results
-        self.step_of: dict[GroupId, int] = {}  # of every group that was ever frozen
-        self.digests: dict[int, Digest] = {}  # of the frozen batches
-        self._sessions = 0
-        self._requests = 0
-        self._boots = 0
-        self.state = self._boot()
-
-    def _boot(self) -> CoordinatorState:
-        self._boots += 1
-        secret = self._boots.to_bytes(32, "big")
-        return CoordinatorState(self.rules, self.ledger.recover(), plan_secret=secret, now=self.now)
-
-    # --- time and order
+        self.kept: set[tuple[HeldLease, int]] = set()
+        self.step_of: dict[GroupId, int] = {}
+        self.digests: dict[int, Digest] = {}
+        super().__init__(the_rules)
 
     def handle(self, event: CoordinatorEvent) -> list[CoordinatorAction]:
-        actions = self.actions = self.state.handle(event, now=self.now)
+        self.actions = super().handle(event)
         self.state.check()
-        for action in actions:
-            if isinstance(action, Persist):
-                self._persist(action.record)
-        for action in actions:
-            self._perform(action)
-        return actions
-
-    def deliver(self, index: int = 0) -> None:
-        self.handle(self.pending.pop(index))
-
-    def drain(self) -> None:
-        """Deliver until nothing is under way."""
-        while self.pending:
-            self.deliver()
+        return self.actions
 
     def pass_time(self, seconds: float) -> None:
         """Let the clock run; every deadline on the way is met at its time."""
@@ -283,28 +104,6 @@ class World:
             raise AssertionError("the clock stands still")
         self.now = end
 
-    def work(self) -> None:
-        """Ideal workers: everything is generated, verified and refitted at once, until nothing moves."""
-        while self.pending or self.step_workers():
-            self.drain()
-
-    def step_workers(self) -> bool:
-        moved = False
-        for peer in self.peers.values():
-            moved = self.refit(peer) or moved
-            while peer.open and peer.serving is not None:
-                key, sample = peer.open[0]
-                self.say(peer, peer.finish(key, sample))
-                moved = True
-        return moved
-
-    def refit(self, peer: Peer) -> bool:
-        if peer.ready is None:
-            return False
-        peer.serving, peer.ready = peer.ready, None
-        self.say(peer, RefitDone(peer.serving.version, peer.serving.digest, 0.1, memory_ok=True))
-        return True
-
     def crash(self) -> None:
         """The coordinator dies and comes back; so does the seed. Everything under way is lost."""
         self.pending.clear()
@@ -314,49 +113,10 @@ class World:
         for peer in list(self.peers.values()):
             self.connect(peer.name, kind=peer.kind, slots=peer.slots)
 
-    # --- peers
-
-    def connect(
-        self, name: str, *, kind: PeerKind = "worker", slots: int = 4, boot_id: str = "b"
-    ) -> Peer:
-        """A session of this peer; a known one comes back with what it holds."""
-        self._sessions += 1
-        peer = self.peers.get(name) or Peer(name, kind, slots, SessionId(0))
-        peer.session, peer.closed = SessionId(self._sessions), False
-        self.peers[name] = peer
-        hello = replace(peer.hello(boot_id), receive_only=name in self.receive_only)
-        self.handle(PeerConnected(peer.session, peer.peer, hello))
-        self.pending += [PeerSaid(peer.session, result) for result in peer.unanswered.values()]
-        return peer
-
-    def say(self, peer: Peer, message: ToCoordinator) -> list[CoordinatorAction]:
-        return self.handle(PeerSaid(peer.session, message))
-
     # --- learner
 
-    def ask(self, make: Callable[[RequestId], CoordinatorEvent]) -> RequestId:
-        self._requests += 1
-        request = RequestId(self._requests)
-        self.handle(make(request))
-        return request
-
-    def call(self, make: Callable[[RequestId], CoordinatorEvent]) -> Reply:
-        return self.replies[self.ask(make)]
-
-    def open_session(self, resume_step: int = 0) -> Reply:
-        return self.call(lambda number: SessionAsked(number, resume_step))
-
     def publish(self, version: int, *, salt: int = 0, epoch: int | None = None) -> Reply:
-        mine = self.ledger.epoch if epoch is None else Epoch(epoch)
-        path = f"versions/{mine}-{version}"
-        return self.call(
-            lambda number: PublishAsked(
-                number, mine, Version(version), version_digest(version, salt), path, 1000
-            )
-        )
-
-    def ask_batch(self, step: int) -> RequestId:
-        return self.ask(lambda number: BatchAsked(number, self.ledger.epoch, step))
+        return self.publish_key(version_key(version, salt), epoch=epoch)
 
     @property
     def newest_version(self) -> int | None:
@@ -377,8 +137,17 @@ class World:
 
     # --- inside
 
+    def _hello(self, peer: FakePeer, boot_id: str) -> Hello:
+        return replace(peer.hello(boot_id), receive_only=peer.name in self.receive_only)
+
+    def _reward(self, order: ScoreSample) -> float | None:
+        return self.reward(order.cursor, order.sample)
+
+    def _dial_back(self, order: DialBack) -> str:
+        return "no answer" if order.peer in self.closed else ""
+
     def _persist(self, record: CoordinatorRecord) -> None:
-        self.ledger.append(record)
+        super()._persist(record)
         match record:
             case SampleKept(_, lease, attempt, kept):
                 self.kept.add((HeldLease(lease, attempt), kept.sample))
@@ -406,74 +175,21 @@ class World:
         self.digests[step] = digest
 
     def _perform(self, action: CoordinatorAction) -> None:
-        match action:
-            case Send(session, message):
-                self._deliver_to(session, message)
-            case SendRoot(sessions, root):
-                for session in sessions:
-                    self._root(session, Root.decode(root))
-            case CloseSession(session):
-                for peer in self.peers.values():
-                    peer.closed = peer.closed or peer.session == session
-            case Reply(request):
-                assert request not in self.replies, "answered twice"
-                self.replies[request] = action
-                self._check_batch(action)
-            case DialBack(session, peer):
-                self.pending.append(
-                    DialBackEnded(session, "no answer" if peer in self.closed else "")
-                )
-            case DrawPrompt(cursor):
-                self.pending.append(PromptDrawn(cursor, pack_tokens([2, 3, cursor % VOCAB])))
-            case ScoreSample(group, sample, cursor):
-                reward = self.reward(cursor, sample)
-                self.pending.append(
-                    SampleScored(group, sample, reward, "" if reward is not None else "crashed")
-                )
-            case StopRun(reason):
-                self.stopped = reason
-            case DeleteVersion():
-                self.done.append(action)
-            case _:
-                pass
+        super()._perform(action)
+        if isinstance(action, DeleteVersion):
+            self.done.append(action)
+        elif isinstance(action, Reply):
+            self._check_batch(action)
 
-    def _deliver_to(self, session: SessionId, message: object) -> None:
-        for peer in self.peers.values():
-            if peer.session == session and not peer.closed:
-                if isinstance(message, EncodeVersion):
-                    self._encode(peer, message)
-                if isinstance(message, SampleAnswered) and message.accepted:
-                    key = HeldLease(message.lease, message.attempt)
-                    assert (key, message.sample) in self.kept or self.state._gateway.owns(key)  # I4
-                peer.receive(message)
+    def _receive(self, peer: FakePeer, message: ToPeer) -> None:
+        if isinstance(message, SampleAnswered) and message.accepted:
+            key = HeldLease(message.lease, message.attempt)
+            assert (key, message.sample) in self.kept or self.state._gateway.owns(key)  # I4
+        super()._receive(peer, message)
 
-    def _encode(self, seed: Peer, order: EncodeVersion) -> None:
-        segment = Digest(order.digest[::-1])
-        self.pending.append(
-            PeerSaid(seed.session, SegmentEncoded(order.form, SegmentId(0), segment))
-        )
-        self.pending.append(
-            PeerSaid(seed.session, FormEncoded(order.form, order.digest, 1, 900, 1000, 0.1))
-        )
-
-    def _root(self, session: SessionId, root: Root) -> None:
-        for peer in self.peers.values():
-            if peer.session == session and root.totals is not None and peer.name not in self.slow:
-                key = VersionKey(root.facts.version, root.totals.snapshot)
-                base = root.facts.base_digest
-                if (
-                    base is not None
-                    and peer.stands != key
-                    and (peer.stands is None or peer.stands.digest != base)
-                ):
-                    self.pending.append(
-                        PeerSaid(session, ApplyFailed(root.form, "no base", lacks_base=True))
-                    )
-                    continue
-                peer.ready = peer.stands = key
-                self.pending.append(
-                    PeerSaid(session, VersionVerified(root.form, key.version, key.digest))
-                )
+    def _root(self, peer: FakePeer, root: Root) -> None:
+        if peer.name not in self.slow:
+            super()._root(peer, root)
 
     def _check_batch(self, reply: Reply) -> None:
         """A batch that is given out is the one that was frozen, whatever happened since (I4)."""
@@ -521,7 +237,7 @@ def publish_step(world: World, step: int) -> None:
     world.publish(step)
 
 
-def messages(peer: Peer, kind: type) -> list[Any]:
+def messages(peer: FakePeer, kind: type) -> list[Any]:
     return [message for message in peer.inbox if isinstance(message, kind)]
 
 

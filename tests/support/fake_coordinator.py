@@ -21,8 +21,6 @@ from echo2d.core.base.ids import (
     Epoch,
     FormId,
     Generation,
-    GroupId,
-    LeaseId,
     PeerId,
     PlanId,
     PublishSeq,
@@ -49,7 +47,6 @@ from echo2d.core.protocol.control_messages import (
     ToPeer,
     Welcome,
 )
-from echo2d.core.protocol.trajectory import pack_tokens
 from echo2d.core.weights.encoder import RootWriter
 from echo2d.core.weights.encoding import FRAME_BYTES_MIN, FormFacts
 from echo2d.core.weights.signed_index import FormTotals, Root
@@ -58,6 +55,7 @@ from echo2d.net.security.auth import Denied, peer_id_of, sign_root, write_token_
 from echo2d.runtime.run_dir.access_table import AccessTable
 from echo2d.runtime.run_dir.run_directory import RunDirectory
 from tests.support.polling import HANG_S
+from tests.support.worker import a_lease
 
 M = TypeVar("M")
 
@@ -205,10 +203,9 @@ class CoordinatorDouble:
     def lease(
         self, number: int, *, attempt: int = 1, samples: int = 2, oldest: int = 0, tokens: int = 8
     ) -> LeaseGranted:
-        return LeaseGranted(
-            LeaseId(number), attempt, GroupId(number), pack_tokens([5, 6, 7]), tuple(range(samples)), tokens,
-            1.0, 1.0, (), Version(oldest), 15.0,
-        )  # fmt: skip
+        return a_lease(
+            number, attempt=attempt, samples=range(samples), oldest=oldest, tokens=tokens
+        )
 
     # --- what comes in
 

@@ -9,7 +9,8 @@ from echo2d.core.gateway.call_work import GROUP_FIRST
 from echo2d.core.gateway.events import CallAsked, CallId
 from echo2d.core.protocol.control_messages import HeldLease, LeaseGranted
 from echo2d.core.protocol.trajectory import pack_tokens
-from tests.support.coordinator_world import Peer, World
+from echo2d.testing.memory_run import FakePeer
+from tests.support.coordinator_world import World
 from tests.support.rollouts import world_of
 
 WAIT_S = 20.0
@@ -17,7 +18,7 @@ WAIT_S = 20.0
 IDLE: dict[str, Any] = {"staleness_max": 0, "group_size": 1, "trajectories_per_step": 1}
 
 
-def gateway_world(*slots: int, share: float = 1.0, **changes: Any) -> tuple[World, list[Peer]]:
+def gateway_world(*slots: int, share: float = 1.0, **changes: Any) -> tuple[World, list[FakePeer]]:
     return world_of(*slots, gateway=GatewayRules(share, WAIT_S), **{**IDLE, **changes})
 
 
@@ -38,7 +39,7 @@ def call(number: int, **changes: Any) -> CallAsked:
     return replace(made, **changes)
 
 
-def of_calls(peer: Peer) -> list[LeaseGranted]:
+def of_calls(peer: FakePeer) -> list[LeaseGranted]:
     """The leases that the peer was granted for calls of the gateway, in order."""
     return [m for m in peer.inbox if isinstance(m, LeaseGranted) and m.group >= GROUP_FIRST]
 

@@ -19,17 +19,14 @@ from echo2d.core.protocol.peer_messages import (
 )
 from echo2d.net.peer.links import PeerLinks
 from echo2d.net.security.auth import peer_id_of, public_bytes
-from echo2d.net.security.tls import Authority, Tls
 from tests.support.peer_link import RUN, SECRET, STRIPE
 from tests.support.polling import HANG_S
+from tests.support.tls_peers import make_tls
 
 KEYS = [Ed25519PrivateKey.from_private_bytes(bytes([number]) * 32) for number in range(4)]
 KEY_OF = {peer_id_of(public_bytes(key)): key for key in KEYS}
 ALICE, BROTHER, BOB, CAROL = sorted(KEY_OF)  # the smaller of two opens odd streams
-AUTHORITY = Authority(KEYS[0])
-TLS_OF = {peer: Tls(AUTHORITY.certificate) for peer in KEY_OF}
-for peer, tls in TLS_OF.items():
-    tls.present(KEY_OF[peer], AUTHORITY.certify_peer(public_bytes(KEY_OF[peer])))
+TLS_OF = {peer: make_tls(key) for peer, key in KEY_OF.items()}
 HOST = "127.0.0.1"
 FRAME_BYTES = 256 << 10
 E_ = TypeVar("E_", bound=LinkEvent)

@@ -14,18 +14,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from safetensors.numpy import save_file
-
-from echo2d.client import AsyncCoordinator
 from echo2d.config import CoordinatorConfig
 from echo2d.core.cluster.rules import RunRules
 from echo2d.core.coordinator.events import Recovered
 from echo2d.engines.fake import FakeEngine
 from echo2d.runtime.coordinator.loop import Machine
 from echo2d.runtime.coordinator.main import Opened, core_machine, open_coordinator
-from echo2d.runtime.run_dir.tokens import create_token
 from echo2d.runtime.seed.main import Seed
+from echo2d.testing.fake_learner import FakeLearner
+from tests.support.control_link import worker_token
 from tests.support.polling import HANG_S
 
 TOKENS, VOCAB = 8, 512  # of each trajectory, all alike: as few as a fake engine makes
@@ -67,23 +64,19 @@ def paced(trajectories_per_s: float, *, refit_s: float = 0.0) -> FakeEngine:
 
 
 class Run:
-    """`steps`: that the learner has committed."""
+    """A run, what it says of itself, and tokens for its workers."""
 
-    def __init__(self, folder: Path, opened: Opened, seed: Seed) -> None:
-        self.folder, self.opened, self.seed = folder, opened, seed
+    def __init__(self, opened: Opened, seed: Seed, learner: FakeLearner) -> None:
+        self.opened, self.seed, self._learner = opened, seed, learner
         self.url = opened.url
-        self.steps = 0
+
+    @property
+    def steps(self) -> int:
+        """How many the learner has committed."""
+        return self._learner.steps
 
     def token(self, path: Path, name: str) -> Path:
-        create_token(
-            self.opened.run.path,
-            name,
-            role="worker",
-            url=self.url,
-            out=path,
-            max_workers=1,
-            expires="1h",
-        )
+        worker_token(self.opened.run.path, self.url, name, out=path)
         return path
 
     def status(self) -> Facts:
@@ -99,7 +92,8 @@ class Run:
     async def until(self, holds: Callable[[Facts], bool]) -> Facts:
         """The first status of which that is so."""
         async with asyncio.timeout(HANG_S):
-            while not holds(facts := self.status()):  # noqa: ASYNC110 - it tells nobody
+            while not holds(facts := self.status()):
+                assert self._learner.fault is None
                 await asyncio.sleep(LOOK_S)
         return facts
 
@@ -107,23 +101,6 @@ class Run:
         """Until the learner has done so many more."""
         wanted = self.steps + steps
         return await self.until(lambda _: self.steps >= wanted)
-
-    async def learn(self, t_train_s: float) -> None:
-        token = self.opened.run.path / "tokens" / "learner.token"
-        async with AsyncCoordinator(self.url, token_file=token, timeout_s=HANG_S) as client:
-            await client.open_session(0)
-            await self._publish(client, 0)
-            while True:
-                batch = await client.take_batch(self.steps + 1)
-                await asyncio.sleep(t_train_s)
-                await client.commit(batch, t_train_s=t_train_s)
-                self.steps += 1
-                await self._publish(client, self.steps)
-
-    async def _publish(self, client: AsyncCoordinator, version: int) -> None:
-        await client.publish(
-            version, await asyncio.to_thread(_snapshot, self.folder / "out" / str(version), version)
-        )
 
 
 @asynccontextmanager
@@ -142,24 +119,23 @@ async def a_run(
     ):
         serving = tasks.create_task(opened.coordinator.serve())
         seed = await asyncio.to_thread(Seed, opened.seed)
-        run = Run(folder, opened, seed)
-        helpers = [tasks.create_task(seed.run()), tasks.create_task(run.learn(t_train_s))]
+        seeding = tasks.create_task(seed.run())
+        learner = await asyncio.to_thread(
+            FakeLearner,
+            opened.url,
+            opened.run.path / "tokens" / "learner.token",
+            folder / "out",
+            t_train_s=t_train_s,
+        )
+        learner.start()
         try:
-            yield run
+            yield Run(opened, seed, learner)
         finally:
-            for helper in helpers:
-                helper.cancel()
+            await asyncio.to_thread(learner.stop)
+            seeding.cancel()
             opened.coordinator.stop("the test ends")
             await serving
 
 
 def _with_quick_heartbeats(rules: RunRules, recovered: Recovered) -> Machine:
     return core_machine(replace(rules, heartbeat_s=HEARTBEAT_S), recovered)
-
-
-def _snapshot(path: Path, version: int) -> Path:
-    path.mkdir(parents=True)
-    save_file({"w": np.full(1024, version, dtype=np.float32)}, path / "model.safetensors")
-    for name in ("config.json", "tokenizer.json"):
-        (path / name).write_text("{}")
-    return path

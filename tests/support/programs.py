@@ -14,7 +14,7 @@ import pytest
 from echo2d.bench.lab.processes import Program, Programs, wait_for
 from echo2d.demo.run import CONFIG, LEARNER
 from echo2d.demo.tiny_model import make_tiny_model
-from echo2d.runtime.run_dir.tokens import create_token
+from tests.support.control_link import worker_token
 from tests.support.polling import START_S
 
 
@@ -50,9 +50,7 @@ class Site:
 
     def join(self, name: str, *options: str) -> Program:
         out = self.directory / f"{name}.token"
-        create_token(
-            self.run_dir, name, role="worker", url=self.url(), out=out, max_workers=1, expires="1d"
-        )
+        worker_token(self.run_dir, self.url(), name, out=out)
         state = f"--state-dir={self.directory / name}"
         return self.programs.start(
             name, "-m", "echo2d", "join", self.url(), f"--token-file={out}", state, *options

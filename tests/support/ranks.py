@@ -6,7 +6,7 @@ from typing import Any
 from echo2d.client import Batch
 from learner.config import LearnerConfig
 from tests.support.learner import config_in, learn
-from tests.support.recorded_learner import Source
+from tests.support.recorded_learner import Recording
 
 RANKS = 2
 STEPS = 6
@@ -32,4 +32,4 @@ def config_of(directory: Path, base: Path, **changes: Any) -> LearnerConfig:
 
 def alone(directory: Path, config: LearnerConfig, batches: list[Batch]) -> None:
     """Train in this process, resumed from the newest checkpoint."""
-    learn(config, Source(directory, batches), resume=True)
+    learn(config, Recording(directory, batches), resume=True)

@@ -1,5 +1,4 @@
-"""A rank of a learner that torchrun starts: the learner's program, on recorded batches instead of a
-coordinator's.
+"""A learner on recorded batches: the stand-in for its coordinator, and the program of a rank that torchrun starts.
 
     torchrun --nproc-per-node 2 --module tests.support.recorded_learner DIRECTORY ARGUMENTS...
 
@@ -7,6 +6,8 @@ DIRECTORY/batches.pickle holds the batches. If there is a file DIRECTORY/signal 
 NUMBER", that rank gets that signal when that step is committed.
 """
 
+import dataclasses
+import json
 import os
 import pickle
 import shutil
@@ -16,29 +17,60 @@ from typing import Any, Self
 from unittest.mock import patch
 
 import learner.__main__ as program
-from echo2d.client import Batch, Published
-from tests.support.recording import Recording
+from echo2d.client import Batch, NotResumable, Published, Session
+from tests.support.scripted_coordinator import GROUP_SIZE, GROUPS
 
 
-class Source(Recording):
-    """Keeps what is published, and is a context as a coordinator is."""
+class Recording:
+    """Stands in for `Coordinator`; its state is said.jsonl in this directory, which outlives a kill.
 
-    def __init__(self, directory: Path, batches: list[Batch]) -> None:
-        super().__init__(directory / "said.jsonl", batches)
+    It keeps what is published in `taken`.
+    """
+
+    run_id = "run"
+
+    def __init__(self, directory: Path, batches: list[Batch], *, publish_every: int = 2) -> None:
+        directory.mkdir(exist_ok=True)
         self._directory = directory
+        self._said = directory / "said.jsonl"
+        self._batches = batches
+        self._publish_every = publish_every
+
+    def lines(self) -> list[list[Any]]:
+        if not self._said.exists():
+            return []
+        return [json.loads(line) for line in self._said.read_text().splitlines()]
+
+    def _say(self, *facts: Any) -> None:
+        with self._said.open("a") as file:
+            file.write(json.dumps(facts) + "\n")
+
+    def open_session(self, resume_step: int) -> Session:
+        durable = max((line[1] for line in self.lines() if line[0] == "checkpoint"), default=0)
+        if resume_step < durable:
+            raise NotResumable(f"batches up to step {durable} are deleted")
+        self._epoch = 1 + sum(line[0] == "session" for line in self.lines())
+        self._say("session", resume_step)
+        return Session(self._epoch, self.run_id, 2, 1, GROUPS * GROUP_SIZE, GROUP_SIZE)
 
     def publish(self, version: int, directory: Path) -> Published:
         shutil.copytree(directory, self._directory / "taken" / str(version), dirs_exist_ok=True)
-        return super().publish(version, directory)
+        return Published(version, "00")
+
+    def take_batch(self, step: int) -> Batch:
+        return dataclasses.replace(self._batches[step - 1], epoch=self._epoch)
 
     def commit(self, batch: Batch, *, t_train_s: float) -> int:
-        super().commit(batch, t_train_s=t_train_s)
+        self._say("commit", batch.step, batch.digest)
         strike = self._directory / "signal"
         if strike.exists():
             step, rank, number = map(int, strike.read_text().split())
             if batch.step == step:
                 os.kill(int((self._directory / f"pid-{rank}").read_text()), number)
-        return 2
+        return self._publish_every
+
+    def checkpoint(self, step: int) -> None:
+        self._say("checkpoint", step)
 
     def hurry(self) -> None:
         """It never waits."""
@@ -54,9 +86,9 @@ def main(directory: Path, arguments: list[str]) -> int:
     (directory / f"pid-{os.environ['RANK']}").write_text(str(os.getpid()))
     batches = pickle.loads((directory / "batches.pickle").read_bytes())
 
-    def source(url: str, **_: Any) -> Source:
+    def source(url: str, **_: Any) -> Recording:
         assert os.environ["RANK"] == "0", "rank 0 alone speaks to the coordinator"
-        return Source(directory, batches)
+        return Recording(directory, batches)
 
     with patch.object(program, "Coordinator", source):
         return program.main(arguments)

@@ -3,12 +3,13 @@
 from echo2d.core.cluster.events import Persist
 from echo2d.core.protocol.control_messages import LeaseGranted, SampleAnswered
 from echo2d.core.rollouts.events import GroupDropped
-from tests.support.coordinator_world import Peer, World, rules
+from echo2d.testing.memory_run import FakePeer
+from tests.support.coordinator_world import World, rules
 
 SILENCE_S = 15.0
 
 
-def world_of(*slots: int, **changes: object) -> tuple[World, list[Peer]]:
+def world_of(*slots: int, **changes: object) -> tuple[World, list[FakePeer]]:
     """Workers that serve version 0, with groups waiting to be generated."""
     world = World(rules(**changes))
     world.connect("seed", kind="seed", slots=0)
@@ -21,12 +22,12 @@ def world_of(*slots: int, **changes: object) -> tuple[World, list[Peer]]:
     return world, workers
 
 
-def grants(peer: Peer) -> list[LeaseGranted]:
+def grants(peer: FakePeer) -> list[LeaseGranted]:
     """The leases that the peer was granted, in order."""
     return [message for message in peer.inbox if isinstance(message, LeaseGranted)]
 
 
-def answers(peer: Peer) -> list[tuple[bool, str]]:
+def answers(peer: FakePeer) -> list[tuple[bool, str]]:
     """Whether each of the peer's results was accepted, and why not."""
     return [(m.accepted, m.reason) for m in peer.inbox if isinstance(m, SampleAnswered)]
 

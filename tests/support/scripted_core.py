@@ -1,7 +1,6 @@
 """The coordinator's shell on real sockets and files, around a core that a test scripts, or any other core."""
 
 import asyncio
-import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -21,12 +20,8 @@ from echo2d.core.coordinator.events import (
     Recovered,
     Reply,
 )
-from echo2d.core.protocol.control_messages import PROTOCOL_VERSION, Hello
 from echo2d.core.status.schema import Status
-from echo2d.net.control.client import Identity, enrol
-from echo2d.net.security.auth import TokenFile, load_or_make_key, read_token_file
 from echo2d.runtime.coordinator.main import MakeMachine, Opened, open_coordinator
-from echo2d.runtime.run_dir.tokens import create_token
 from echo2d.tasks.sort_digits import write_tokenizer
 from tests.support.coordinator_world import World
 from tests.support.polling import HANG_S
@@ -122,22 +117,3 @@ def script() -> Script:
 @pytest.fixture
 def run_dir(config: CoordinatorConfig) -> Path:
     return config.run.run_dir
-
-
-# --- a worker ---
-
-HELLO = Hello(PROTOCOL_VERSION, None, "worker", "box", "boot", 4, None, None, (), (), ())
-
-
-def worker_token(run_dir: Path, url: str) -> TokenFile:
-    out = run_dir / "box.token"
-    create_token(run_dir, "box", role="worker", url=url, out=out, max_workers=1, expires="1h")
-    return read_token_file(out)
-
-
-async def enrolled(run_dir: Path, opened: Opened) -> Identity:
-    token = await asyncio.to_thread(worker_token, run_dir, opened.url)
-    key = await asyncio.to_thread(load_or_make_key, run_dir / "box.key")
-    identity = Identity.of(opened.url, token, key)
-    await enrol(opened.url, token, identity, rng=random.Random(1), patience_s=1.0)
-    return identity

@@ -5,20 +5,20 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from echo2d.net.security.auth import peer_id_of, public_bytes
 from echo2d.net.security.tls import Authority, Tls
 
-RUN, OTHER_RUN = (
-    Authority(Ed25519PrivateKey.from_private_bytes(bytes([n]) * 32)) for n in range(2)
+RUN_KEY, OTHER_RUN_KEY, ALICE_KEY, BOB_KEY, CAROL_KEY = (
+    Ed25519PrivateKey.from_private_bytes(bytes([n]) * 32) for n in range(5)
 )
-ALICE_KEY, BOB_KEY, CAROL_KEY = (
-    Ed25519PrivateKey.from_private_bytes(bytes([n]) * 32) for n in range(2, 5)
-)
-ALICE, BOB = peer_id_of(public_bytes(ALICE_KEY)), peer_id_of(public_bytes(BOB_KEY))
+RUN, OTHER_RUN = Authority(RUN_KEY), Authority(OTHER_RUN_KEY)
+ALICE, BOB = (peer_id_of(public_bytes(key)) for key in (ALICE_KEY, BOB_KEY))
 
 
-def make_tls(key: Ed25519PrivateKey, authority: Authority) -> Tls:
-    tls = Tls(RUN.certificate)
-    tls.present(key, authority.certify_peer(public_bytes(key)))
+def make_tls(
+    key: Ed25519PrivateKey, trusts: Authority = RUN, *, certified_by: Authority = RUN
+) -> Tls:
+    tls = Tls(trusts.certificate)
+    tls.present(key, certified_by.certify_peer(public_bytes(key)))
     return tls
 
 
-ALICE_TLS, BOB_TLS, CAROL_TLS = (make_tls(key, RUN) for key in (ALICE_KEY, BOB_KEY, CAROL_KEY))
-FOREIGN_TLS, BARE_TLS = make_tls(BOB_KEY, OTHER_RUN), Tls(RUN.certificate)
+ALICE_TLS, BOB_TLS, CAROL_TLS = (make_tls(key) for key in (ALICE_KEY, BOB_KEY, CAROL_KEY))
+FOREIGN_TLS, BARE_TLS = make_tls(BOB_KEY, certified_by=OTHER_RUN), Tls(RUN.certificate)

@@ -1,8 +1,20 @@
-"""What tests of a worker's machines need: roots, versions, and the answers its shell would give."""
+"""What tests of a worker need: roots, versions, leases, and the answers that its shell would give."""
+
+from collections.abc import Sequence
 
 from echo2d.core.base.canonical import digest_of
-from echo2d.core.base.ids import Digest, Epoch, PublishSeq, RunId, SegmentId, Version
-from echo2d.core.protocol.control_messages import VersionKey
+from echo2d.core.base.ids import (
+    Digest,
+    Epoch,
+    GroupId,
+    LeaseId,
+    PublishSeq,
+    RunId,
+    SegmentId,
+    Version,
+)
+from echo2d.core.protocol.control_messages import LeaseGranted, VersionKey
+from echo2d.core.protocol.trajectory import pack_tokens
 from echo2d.core.weights.encoding import FRAME_BYTES_MIN, FormFacts
 from echo2d.core.weights.signed_index import FormTotals, Root, running_digest
 from echo2d.core.worker.events import (
@@ -19,6 +31,20 @@ RUN = RunId("run")
 
 def a_key(version: int) -> VersionKey:
     return VersionKey(Version(version), digest_of(f"snapshot {version}".encode()))
+
+
+def a_lease(
+    number: int = 1,
+    *,
+    attempt: int = 1,
+    samples: Sequence[int] = (0, 1),
+    oldest: int = 0,
+    tokens: int = 10,
+) -> LeaseGranted:
+    return LeaseGranted(
+        LeaseId(number), attempt, GroupId(number), pack_tokens([5, 6, 7]), tuple(samples), tokens, 1.0, 1.0, (),
+        Version(oldest), 15.0,
+    )  # fmt: skip
 
 
 def a_root(

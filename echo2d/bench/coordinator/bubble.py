@@ -26,7 +26,6 @@ from statistics import median
 from typing import Self
 
 import numpy as np
-from safetensors.numpy import save_file
 
 from echo2d.bench.lab.processes import Programs, wait_for
 from echo2d.bench.lab.stub_task import config
@@ -35,6 +34,7 @@ from echo2d.core.capacity.model import Demand, DisseminationMode, share_of_bcast
 from echo2d.engines.fake import FAKE_VOCAB_SIZE
 from echo2d.errors import Fault
 from echo2d.runtime.run_dir.tokens import create_token
+from echo2d.testing.snapshots import write_model
 
 T_TRAIN_S = 1.0
 PER_STEP, STALENESS, KAPPA = 16, 4, 3
@@ -240,12 +240,8 @@ class _Run:
             time.sleep(POLL_S)
 
     def _publish(self, version: int) -> None:
-        folder = self._folder / "snapshots" / f"v{version}"
-        folder.mkdir()
-        for name in ("config.json", "tokenizer.json"):
-            (folder / name).write_text("{}")
         weights = self._rng.integers(1 << 16, size=VERSION_BYTES // 2, dtype="<u2")
-        save_file({"weights": weights}, folder / "model.safetensors")
+        folder = write_model(self._folder / "snapshots" / f"v{version}", [weights.data])
         self._client.publish(version, folder)
 
 

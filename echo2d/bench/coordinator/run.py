@@ -24,7 +24,6 @@ from rich.console import Console
 from rich.progress import Progress
 
 from echo2d.bench.coordinator.fake_fleet import FakeFleet, Script
-from echo2d.bench.coordinator.fake_learner import FakeLearner
 from echo2d.bench.coordinator.load import GROUP_SIZE, VOCAB_SIZE, Load
 from echo2d.bench.coordinator.load_meter import PARTS, LoadMeter, rss_mb
 from echo2d.bench.coordinator.load_result import STALE_SLOT_S, LoadResult, print_figures
@@ -32,6 +31,7 @@ from echo2d.bench.lab.processes import Program, Programs, wait_for
 from echo2d.errors import Fault, first_fault
 from echo2d.net.security.auth import read_token_file
 from echo2d.runtime.run_dir.tokens import create_token
+from echo2d.testing.fake_learner import FakeLearner
 
 START_S = 60.0  # the coordinator listens, on a busy machine
 FULL_S = 120.0  # every slot has been leased once

@@ -30,6 +30,7 @@ from echo2d.engines.fake import FAKE_VOCAB_SIZE
 from echo2d.errors import Fault
 from echo2d.runtime.run_dir.tokens import create_token
 from echo2d.sim.kernel.scenario import Scenario
+from echo2d.testing.snapshots import write_model
 
 PORT = 7700
 METRICS_PORT = 7701
@@ -214,7 +215,7 @@ class Swarm:
             write_random_snapshot(directory, size, self._scenario.rng_seed * 1000 + version)
             return PreparedVersion(directory, size)
         weights = self._versions.weights(version, size // 2)
-        write_snapshot(directory, (part.data for part in np.array_split(weights, SHARDS)))
+        write_model(directory, (part.data for part in np.array_split(weights, SHARDS)))
         if version == 0:
             return PreparedVersion(directory, size)
         costs = delta_costs(self._directory(self._version), directory, self._run / "rebuilt")
@@ -299,21 +300,7 @@ def write_random_snapshot(directory: Path, data_bytes: int, rng_seed: int) -> No
     rng = np.random.default_rng(rng_seed)
     words = data_bytes // 2
     counts = (words // SHARDS + (words % SHARDS if shard == 0 else 0) for shard in range(SHARDS))
-    write_snapshot(directory, (rng.bytes(2 * count) for count in counts))
-
-
-def write_snapshot(directory: Path, shards: Iterable[bytes | memoryview]) -> None:
-    """A model directory with these weights, bf16, a tensor in each file."""
-    directory.mkdir(parents=True)
-    (directory / "config.json").write_text('{"architectures": ["Qwen3ForCausalLM"]}')
-    (directory / "tokenizer.json").write_text('{"version": "1.0"}')
-    for shard, data in enumerate(shards):
-        size = memoryview(data).nbytes
-        tensor = {"dtype": "BF16", "shape": [size // 2], "data_offsets": [0, size]}
-        header = json.dumps({f"layer.{shard}": tensor}).encode()
-        with (directory / f"model-{shard}.safetensors").open("wb") as file:
-            file.write(len(header).to_bytes(8, "little") + header)
-            file.write(data)
+    write_model(directory, (rng.bytes(2 * count) for count in counts))
 
 
 def _cpu_s(pid: int) -> float:

@@ -13,7 +13,8 @@ from echo2d.core.protocol.control_messages import (
     PlanEdges,
     VersionVerified,
 )
-from tests.support.coordinator_world import Peer, World, form_of, messages, version_digest
+from echo2d.testing.memory_run import FakePeer
+from tests.support.coordinator_world import World, form_of, messages, version_digest
 from tests.support.publishing import deliver_seed, publish_again, published
 
 
@@ -151,7 +152,7 @@ def quarantined(world: World) -> list[str]:
     return [worker.id for worker in world.state.status().workers if worker.quarantined]
 
 
-def place_below(world: World, parent: Peer, child: Peer) -> None:
+def place_below(world: World, parent: FakePeer, child: FakePeer) -> None:
     """The plan has this edge, whatever else it has."""
     transmission = world.state._publishing.spreading
     assert transmission is not None

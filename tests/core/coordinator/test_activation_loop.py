@@ -21,7 +21,8 @@ from echo2d.core.protocol.control_messages import (
     Leaving,
     RefitDone,
 )
-from tests.support.coordinator_world import RULES, Peer, World, train, version_key
+from echo2d.testing.memory_run import FakePeer
+from tests.support.coordinator_world import RULES, World, train, version_key
 
 AUTO = replace(
     RULES, activation="auto", prices=(NamedPrice("a", Price(0.1)), NamedPrice("*", Price(1.0)))
@@ -255,7 +256,7 @@ def test_when_all_leave_the_next_one_works_at_once() -> None:
     for name in "abc":
         world.say(world.peers[name], Leaving("the whole zone"))
     assert active(world) == []
-    world.peers["d"] = Peer("d", "worker", 4, SessionId(0), serving=world.peers["a"].serving)
+    world.peers["d"] = FakePeer("d", "worker", 4, SessionId(0), serving=world.peers["a"].serving)
     world.connect("d")
     world.pass_time(SOON_S)
     assert active(world) == ["d"]

@@ -14,11 +14,12 @@ from echo2d.core.coordinator.events import CoordinatorEvent, DeadlinePassed
 from echo2d.core.coordinator.state import CoordinatorState
 from echo2d.core.gateway.call_work import PATIENCE_S
 from echo2d.core.protocol.control_messages import Heartbeat
-from tests.support.coordinator_world import Peer, World
+from echo2d.testing.memory_run import FakePeer
+from tests.support.coordinator_world import World
 from tests.support.gateway import call, gateway_world, key_of, of_calls
 
 
-def finish_one(world: World, worker: Peer, *, calls: bool) -> None:
+def finish_one(world: World, worker: FakePeer, *, calls: bool) -> None:
     """Of the run's samples the oldest, or of the calls'."""
     mine = {key_of(lease) for lease in of_calls(worker)}
     world.say(
@@ -27,7 +28,7 @@ def finish_one(world: World, worker: Peer, *, calls: bool) -> None:
     world.drain()
 
 
-def callers_of(worker: Peer, numbers: dict[int, str]) -> list[str]:
+def callers_of(worker: FakePeer, numbers: dict[int, str]) -> list[str]:
     return [numbers[lease.group & 0xFFFF] for lease in of_calls(worker)]
 
 
@@ -152,7 +153,7 @@ def costs(waiting: int, *, unserved: bool) -> dict[str, int]:
     return {**spent, "when to wake": functions_called(world.state.wake_at)}
 
 
-def publish_next(world: World, worker: Peer) -> None:
+def publish_next(world: World, worker: FakePeer) -> None:
     """Version 1, which nobody serves yet."""
     finish_one(world, worker, calls=False)
     request = world.ask_batch(1)

@@ -14,7 +14,8 @@ from echo2d.core.protocol.control_messages import (
 )
 from echo2d.core.protocol.result_check import result_fault
 from echo2d.core.protocol.trajectory import pack_logprobs, pack_tokens
-from tests.support.coordinator_world import Peer, World, version_digest, version_key
+from echo2d.testing.memory_run import FakePeer
+from tests.support.coordinator_world import World, version_digest, version_key
 from tests.support.rollouts import world_of
 
 KNOWN = {version_key(2), version_key(3)}
@@ -92,7 +93,7 @@ def test_the_limits_themselves_are_allowed(right: SampleFinished) -> None:
     assert fault(right) == ""
 
 
-def a_late_result() -> tuple[World, Peer, SampleFinished]:
+def a_late_result() -> tuple[World, FakePeer, SampleFinished]:
     """Of a worker that serves version 0 while version 1 is published and verified here, but not served yet."""
     world, (slow, fast) = world_of(2, 4)
     world.ask_batch(1)
@@ -107,7 +108,7 @@ def a_late_result() -> tuple[World, Peer, SampleFinished]:
     return world, slow, slow.finish(*slow.open[0])
 
 
-def answer_to(world: World, peer: Peer, result: SampleFinished) -> tuple[bool, str]:
+def answer_to(world: World, peer: FakePeer, result: SampleFinished) -> tuple[bool, str]:
     world.say(peer, result)
     answer = [message for message in peer.inbox if isinstance(message, SampleAnswered)][-1]
     return answer.accepted, answer.reason

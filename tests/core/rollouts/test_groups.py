@@ -15,6 +15,7 @@ from echo2d.core.protocol.control_messages import (
     LeaseFailed,
     LeaseProgress,
     VersionSpan,
+    Welcome,
 )
 from echo2d.core.protocol.trajectory import pack_tokens
 from echo2d.core.rollouts.events import (
@@ -160,8 +161,8 @@ def test_a_reconnected_worker_keeps_its_leases_and_loses_what_it_forgot() -> Non
     worker.forget(lost)
     worker.leases[HeldLease(LeaseId(9), 0)] = grants(worker)[0]
     world.connect(worker.name, slots=4)
-    welcome = next(m for m in worker.inbox[::-1] if type(m).__name__ == "Welcome")
-    assert (welcome.keep, welcome.cancel) == ((kept,), (HeldLease(LeaseId(9), 0),))  # type: ignore[attr-defined]
+    welcome = [message for message in worker.inbox if isinstance(message, Welcome)][-1]
+    assert (welcome.keep, welcome.cancel) == ((kept,), (HeldLease(LeaseId(9), 0),))
     assert grants(worker)[-1].attempt == 1
 
 

@@ -32,19 +32,20 @@ from echo2d.core.rollouts.partials import FRUITLESS_MAX, PARTIAL_WAIT_S, Partial
 from echo2d.core.rollouts.prompts import DrawnPrompt
 from echo2d.core.rollouts.staleness import Staleness
 from echo2d.core.status.schema import HandedOverCounts
-from tests.support.coordinator_world import Peer, World, rules, version_digest
+from echo2d.testing.memory_run import FakePeer
+from tests.support.coordinator_world import World, rules, version_digest
 from tests.support.rollouts import dropped, grants, world_of
 
 ONE_GROUP = {"staleness_max": 0, "group_size": 1, "trajectories_per_step": 1}
 
 
-def owner_and_other(world: World, *peers: Peer) -> tuple[Peer, Peer, HeldLease]:
+def owner_and_other(world: World, *peers: FakePeer) -> tuple[FakePeer, FakePeer, HeldLease]:
     """Who has the only lease, who has none."""
     owner, other = sorted(peers, key=lambda peer: not peer.leases)
     return owner, other, next(iter(owner.leases))
 
 
-def two_workers(**changes: object) -> tuple[World, Peer, Peer, HeldLease]:
+def two_workers(**changes: object) -> tuple[World, FakePeer, FakePeer, HeldLease]:
     world, peers = world_of(1, 1, **{**ONE_GROUP, **changes})
     return world, *owner_and_other(world, *peers)
 
@@ -98,7 +99,7 @@ def _parts(version: int) -> tuple[Version, Digest]:
     return Version(version), version_digest(version)
 
 
-def two_versions(**changes: object) -> tuple[World, Peer, Peer, HeldLease]:
+def two_versions(**changes: object) -> tuple[World, FakePeer, FakePeer, HeldLease]:
     """`one` has tokens of version 0 under way, and serves it still; `two` serves version 1 and is full."""
     world, (one, two) = world_of(
         1, 1, group_size=1, trajectories_per_step=1, **{"staleness_max": 1, **changes}
@@ -116,7 +117,7 @@ def two_versions(**changes: object) -> tuple[World, Peer, Peer, HeldLease]:
     return world, one, two, key
 
 
-def finish_all(world: World, peer: Peer) -> None:
+def finish_all(world: World, peer: FakePeer) -> None:
     while peer.open:
         world.say(peer, peer.finish(*peer.open[0]))
 
@@ -273,7 +274,7 @@ def test_a_result_always_has_a_token_to_add() -> None:
     assert answer.reason == "2 tokens; 1 to 1 are allowed"
 
 
-def handed_to(world: World, old: Peer, new: Peer) -> tuple[HeldLease, int]:
+def handed_to(world: World, old: FakePeer, new: FakePeer) -> tuple[HeldLease, int]:
     """`new` begins a sample with version 1 and leaves; `old`, which serves it by then, goes on."""
     key = next(iter(new.leases))
     world.say(new, new.wrote(key, 0, 7))

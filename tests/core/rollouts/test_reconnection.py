@@ -23,21 +23,22 @@ from echo2d.core.protocol.control_messages import (
 )
 from echo2d.core.protocol.trajectory import unpack_tokens
 from echo2d.core.rollouts.leases import STUCK_S
-from tests.support.coordinator_world import Peer, World, publish_step, version_key
+from echo2d.testing.memory_run import FakePeer
+from tests.support.coordinator_world import World, publish_step, version_key
 from tests.support.rollouts import SILENCE_S, answers, dropped, grants, world_of
 
 ONE_STEP = {"staleness_max": 0, "trajectories_per_step": 2}
 
 
-def welcome_of(peer: Peer) -> Welcome:
+def welcome_of(peer: FakePeer) -> Welcome:
     return next(message for message in peer.inbox[::-1] if isinstance(message, Welcome))
 
 
-def cut(world: World, peer: Peer) -> None:
+def cut(world: World, peer: FakePeer) -> None:
     world.handle(PeerDisconnected(peer.session, "reset"))
 
 
-def pass_time(world: World, seconds: float, *alive: Peer) -> None:
+def pass_time(world: World, seconds: float, *alive: FakePeer) -> None:
     """These are heard all the time."""
     for _ in range(int(seconds)):
         world.pass_time(1.0)
@@ -45,7 +46,7 @@ def pass_time(world: World, seconds: float, *alive: Peer) -> None:
             world.say(peer, Heartbeat(0))
 
 
-def taken_over() -> tuple[World, Peer, Peer, HeldLease]:
+def taken_over() -> tuple[World, FakePeer, FakePeer, HeldLease]:
     """`one` was silent for too long; `two` works on its lease."""
     world, (one, two) = world_of(2, 2, **ONE_STEP)
     key = next(iter(one.leases))

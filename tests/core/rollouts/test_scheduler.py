@@ -1,16 +1,17 @@
 """The scheduler with kinds of work that are nothing but queues: order, versions, workers."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from echo2d.core.base.ids import Epoch, GroupId, PeerId, PublishSeq, SessionId, Version
 from echo2d.core.cluster.events import PeerConnected, Send, VersionPublished
 from echo2d.core.cluster.membership import Membership, Peer
 from echo2d.core.cluster.statistics import Statistics
 from echo2d.core.cluster.versions import PublishedVersions
-from echo2d.core.protocol.control_messages import PROTOCOL_VERSION, Hello
 from echo2d.core.rollouts.leases import LeaseTable
 from echo2d.core.rollouts.scheduler import LeaseScheduler, PendingSamples
 from tests.support.coordinator_world import RULES, version_key
+from tests.support.hello import HELLO
 
 
 class Queue:
@@ -62,10 +63,9 @@ class Fleet:
         for kind in kinds:
             self.scheduler.add(kind)
         for number, (name, (slots, version)) in enumerate(workers.items()):
-            hello = Hello(
-                PROTOCOL_VERSION, None, "worker", name, "boot", slots, None, version_key(version),
-                (), (), (),
-            )  # fmt: skip
+            hello = replace(
+                HELLO, run_id=None, name=name, slots=slots, serving=version_key(version)
+            )
             event = PeerConnected(SessionId(number), PeerId(name), hello)
             joined, _ = self.members.connected(event, now=0.0)
             assert joined is not None

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from echo2d.core.base.ids import Digest, Epoch, GroupId, LeaseId, PeerId, PublishSeq, RunId, Version
+from echo2d.core.base.ids import Digest, Epoch, LeaseId, PeerId, PublishSeq, RunId, Version
 from echo2d.core.protocol.control_messages import (
     PROGRESS_S,
     Finish,
@@ -20,7 +20,7 @@ from echo2d.core.protocol.control_messages import (
     VersionSpan,
     Welcome,
 )
-from echo2d.core.protocol.trajectory import pack_tokens, unpack_tokens
+from echo2d.core.protocol.trajectory import unpack_tokens
 from echo2d.core.worker.events import (
     AbortGeneration,
     LabelSpan,
@@ -30,16 +30,11 @@ from echo2d.core.worker.events import (
     StartGeneration,
 )
 from echo2d.core.worker.leases import ENGINE_STALL_S, LEASES_MAX, RESULTS_MAX, WorkerLeases
+from tests.support.worker import a_lease
 
 SLOTS = 4
 V1, V2 = (VersionKey(Version(n), Digest(bytes([n]) * 32)) for n in (1, 2))
 LABELS = {"1-a": V1, "2-b": V2}
-
-
-def a_lease(number: int = 1, *, samples: tuple[int, ...] = (0, 1), oldest: int = 0) -> LeaseGranted:
-    return LeaseGranted(
-        LeaseId(number), 1, GroupId(9), pack_tokens([5, 6]), samples, 10, 1.0, 1.0, (), Version(oldest), 15.0
-    )  # fmt: skip
 
 
 def key(number: int = 1) -> HeldLease:

@@ -11,7 +11,6 @@ from echo2d.core.base.ids import (
     FormId,
     FrameId,
     Generation,
-    GroupId,
     LeaseId,
     PeerId,
     PlanId,
@@ -32,7 +31,6 @@ from echo2d.core.protocol.control_messages import (
     HeldLease,
     LeaseCancelled,
     LeaseFailed,
-    LeaseGranted,
     LeaseProgress,
     PlanEdges,
     RefitDone,
@@ -45,7 +43,6 @@ from echo2d.core.protocol.control_messages import (
     Welcome,
 )
 from echo2d.core.protocol.peer_messages import StreamOpened
-from echo2d.core.protocol.trajectory import pack_tokens
 from echo2d.core.relay import events as relay_events
 from echo2d.core.relay.relay import Relay
 from echo2d.core.worker.events import (
@@ -73,14 +70,21 @@ from echo2d.core.worker.events import (
 from echo2d.core.worker.leases import ENGINE_STALL_S
 from echo2d.core.worker.state import WorkerAction, WorkerEvent, WorkerState
 from tests.support.relay_peer import told
-from tests.support.worker import RUN, a_key, a_refit, a_refit_failure, a_root, a_snapshot, an_order
+from tests.support.worker import (
+    RUN,
+    a_key,
+    a_lease,
+    a_refit,
+    a_refit_failure,
+    a_root,
+    a_snapshot,
+    an_order,
+)
 
 ME, PARENT = PeerId("b" * 32), PeerId("a" * 32)
 LABEL = version_label(a_key(0).version, a_key(0).digest)
 WELCOME = Welcome(ME, RUN, Epoch(1), PublishSeq(0), 2.0, (), ())
-LEASE = LeaseGranted(
-    LeaseId(1), 1, GroupId(1), pack_tokens([3]), (4,), 8, 1.0, 1.0, (), Version(0), 15.0
-)
+LEASE = a_lease(1, samples=(4,))
 KEY = HeldLease(LeaseId(1), 1)
 
 
@@ -339,10 +343,7 @@ def test_engines_go_on_when_the_version_does_not_come(end: WorkerEvent) -> None:
 def test_a_drained_worker_leaves_when_all_is_answered(machine: Machine) -> None:
     machine.serve(0)
     machine.on(CoordinatorSaid(LEASE), CoordinatorSaid(Drain("maintenance")))
-    other = LeaseGranted(
-        LeaseId(2), 1, GroupId(1), pack_tokens([3]), (4,), 8, 1.0, 1.0, (), Version(0), 15.0
-    )
-    assert machine.said(CoordinatorSaid(other)) == [LeaseFailed(LeaseId(2), 1, "draining")]
+    assert machine.said(CoordinatorSaid(a_lease(2))) == [LeaseFailed(LeaseId(2), 1, "draining")]
     machine.on(a_token(finish=True))
     assert machine.on(CoordinatorSaid(SampleAnswered(LeaseId(1), 1, 4, True, ""))) == [
         SendControl(Goodbye("drained")),

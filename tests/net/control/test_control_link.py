@@ -15,7 +15,6 @@ from echo2d.core.base.ids import Epoch, PeerId, PublishSeq, RunId, SessionId
 from echo2d.core.cluster.events import PeerConnected, PeerDisconnected, PeerSaid
 from echo2d.core.coordinator.events import CoordinatorEvent
 from echo2d.core.protocol.control_messages import (
-    PROTOCOL_VERSION,
     TO_COORDINATOR,
     TO_PEER,
     Drain,
@@ -44,12 +43,11 @@ from echo2d.net.security.auth import (
     peer_id_of,
     public_bytes,
 )
-from tests.support.control_link import Owner
+from tests.support.control_link import HELLO, Owner
 from tests.support.polling import HANG_S
 
 RUN, PEER, STRANGER = (Ed25519PrivateKey.from_private_bytes(bytes([n]) * 32) for n in range(3))
 IDENTITY = Identity(PEER, public_bytes(RUN))
-HELLO = Hello(PROTOCOL_VERSION, None, "worker", "box", "boot", 4, None, None, (), (), ())
 WELCOME = Welcome(IDENTITY.peer, IDENTITY.run_id, Epoch(1), PublishSeq(0), 60.0, (), ())
 
 
@@ -124,7 +122,7 @@ async def raw_socket(server: Coordinator) -> AsyncIterator[aiohttp.ClientWebSock
 
 
 async def test_hello_welcome_and_messages_both_ways(server: Coordinator) -> None:
-    owner = Owner(HELLO)
+    owner = Owner()
     async with linked(server.url, owner) as link:
         connected = await server.events.get()
         assert connected == PeerConnected(SessionId(0), IDENTITY.peer, HELLO)
@@ -141,7 +139,7 @@ async def test_hello_welcome_and_messages_both_ways(server: Coordinator) -> None
 
 
 async def test_leaving_sends_what_is_queued_first(server: Coordinator) -> None:
-    owner = Owner(HELLO)
+    owner = Owner()
     async with asyncio.TaskGroup() as tasks:
         link = ControlLink(server.url, IDENTITY, owner, rng=random.Random(1))
         tasks.create_task(link.run())
@@ -158,26 +156,26 @@ async def test_leaving_sends_what_is_queued_first(server: Coordinator) -> None:
 async def test_the_coordinator_closes_after_its_last_words_and_the_peer_comes_back(
     server: Coordinator,
 ) -> None:
-    owner = Owner(HELLO)
+    owner = Owner()
     async with linked(server.url, owner):
         session = await server.welcome()
         server.sessions.send(Drain("first"), session)
         server.sessions.close(session)
         assert [await owner.heard.get() for _ in range(2)] == [WELCOME, Drain("first")]
-        assert await owner.heard.get() == "closed by the coordinator"
+        assert await owner.ended.get() == "closed by the coordinator"
         while not isinstance(event := await server.events.get(), PeerConnected):
             pass
         assert event.session == session + 1
 
 
 async def test_a_restarted_coordinator_is_found_again() -> None:
-    server, owner = Coordinator(), Owner(HELLO)
+    server, owner = Coordinator(), Owner()
     async with server.serving():
         link = linked(server.url, owner)
         await link.__aenter__()
         await server.welcome()
         assert await owner.heard.get() == WELCOME
-    assert isinstance(await owner.heard.get(), str)
+    assert await owner.ended.get()
     server.events = asyncio.Queue()
     server.sessions = Sessions(RUN, known_peer=known_peer, emit=server.events.put)
     async with server.serving():
@@ -188,7 +186,7 @@ async def test_a_restarted_coordinator_is_found_again() -> None:
 
 async def run_to_its_end(url: str, identity: Identity = IDENTITY) -> str:
     with pytest.raises(OperatorFault) as caught:
-        await ControlLink(url, identity, Owner(HELLO), rng=random.Random(1)).run()
+        await ControlLink(url, identity, Owner(), rng=random.Random(1)).run()
     return str(caught.value)
 
 

@@ -23,9 +23,9 @@ from echo2d.net.http.admission import (
 )
 from echo2d.net.learner_api.routes import make_runner
 from echo2d.runtime.coordinator.main import core_machine
-from tests.support.control_link import Owner
+from tests.support.control_link import Owner, enrolled
 from tests.support.polling import HANG_S
-from tests.support.scripted_core import HELLO, enrolled, learner, make_config, serving
+from tests.support.scripted_core import learner, make_config, serving
 
 FEW = 16  # strangers of one address
 SILENT = b""
@@ -118,7 +118,7 @@ async def test_strangers_keep_nobody_out(tmp_path: Path) -> None:
     run_dir = config.run.run_dir
     async with serving(config, core_machine) as opened, AsyncExitStack() as stack:
         port = int(opened.url.rpartition(":")[2])
-        identity, owner = await enrolled(run_dir, opened), Owner(HELLO)
+        identity, owner = await enrolled(run_dir, opened.url), Owner()
         strangers = [await Stranger.come(stack, port) for _ in range(2 * FEW)]
         async with asyncio.TaskGroup() as tasks, learner(run_dir, opened) as client:
             linked = tasks.create_task(

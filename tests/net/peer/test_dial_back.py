@@ -29,7 +29,7 @@ from echo2d.net.peer.dial_back import dial_back
 from echo2d.net.peer.links import PeerLinks
 from echo2d.runtime.coordinator.main import core_machine
 from tests.support import tls_peers
-from tests.support.control_link import Owner
+from tests.support.control_link import HELLO, Owner, enrolled
 from tests.support.fake_coordinator import CoordinatorDouble
 from tests.support.live_links import (
     ALICE,
@@ -45,7 +45,7 @@ from tests.support.live_links import (
 )
 from tests.support.peer import a_seed, a_worker, spread
 from tests.support.peer_link import RUN, SECRET
-from tests.support.scripted_core import HELLO, enrolled, make_config, serving
+from tests.support.scripted_core import make_config, serving
 
 MINE, OTHERS = b"m" * SECRET_BYTES, b"o" * SECRET_BYTES
 
@@ -116,7 +116,7 @@ async def test_a_coordinator_dials_back_whoever_says_hello_and_shows_it(
 ) -> None:
     config = make_config(tmp_path, **{"coordinator.tls": tls})
     async with serving(config, core_machine) as opened, asyncio.TaskGroup() as tasks:
-        identity = await enrolled(config.run.run_dir, opened)
+        identity = await enrolled(config.run.run_dir, opened.url)
         links = PeerLinks(
             run_id=identity.run_id, me=identity.peer, on_event=fail, on_ready=fail, tls=identity.tls
         )
@@ -126,9 +126,7 @@ async def test_a_coordinator_dials_back_whoever_says_hello_and_shows_it(
         running = tasks.create_task(
             ControlLink(opened.url, identity, owner, rng=random.Random(1)).run()
         )
-        while not isinstance(heard := await owner.heard.get(), DialledBack):
-            pass
-        assert heard == DialledBack("")
+        assert await owner.hears(DialledBack) == DialledBack("")
         assert [worker["reachable"] for worker in opened.coordinator.status()["workers"]] == [True]
         running.cancel()
         await links.close("test over")

@@ -5,26 +5,21 @@ from datetime import UTC, datetime
 
 import pytest
 from cryptography import x509
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from echo2d.errors import OperatorFault
-from echo2d.net.security.auth import peer_id_of, public_bytes
+from echo2d.net.security.auth import public_bytes
 from echo2d.net.security.tls import COORDINATOR, Authority, Tls, in_words
-
-RUN_KEY, OTHER_RUN_KEY, ALICE_KEY, BOB_KEY = (
-    Ed25519PrivateKey.from_private_bytes(bytes([n]) * 32) for n in range(4)
+from tests.support.tls_peers import (
+    ALICE,
+    ALICE_KEY,
+    BOB,
+    BOB_KEY,
+    OTHER_RUN,
+    RUN,
+    RUN_KEY,
+    make_tls,
 )
-RUN, OTHER_RUN = Authority(RUN_KEY), Authority(OTHER_RUN_KEY)
-ALICE, BOB = (peer_id_of(public_bytes(key)) for key in (ALICE_KEY, BOB_KEY))
-
-
-def an_end(
-    key: Ed25519PrivateKey, trusts: Authority = RUN, *, certified_by: Authority = RUN
-) -> Tls:
-    tls = Tls(trusts.certificate)
-    tls.present(key, certified_by.certify_peer(public_bytes(key)))
-    return tls
 
 
 def faults(dialler: Tls, listener: Tls, expected: str) -> tuple[str, str]:
@@ -50,11 +45,11 @@ def faults(dialler: Tls, listener: Tls, expected: str) -> tuple[str, str]:
 
 
 def test_members_of_a_run_and_its_coordinator_find_each_other() -> None:
-    assert faults(an_end(ALICE_KEY), an_end(BOB_KEY), BOB) == ("", "")
+    assert faults(make_tls(ALICE_KEY), make_tls(BOB_KEY), BOB) == ("", "")
     again = Authority(
         RUN_KEY
     )  # the coordinator was started again, the token files are those of before
-    assert faults(an_end(ALICE_KEY), again.coordinator(), COORDINATOR) == ("", "")
+    assert faults(make_tls(ALICE_KEY), again.coordinator(), COORDINATOR) == ("", "")
     assert faults(Tls(RUN.certificate), RUN.coordinator(), COORDINATOR) == ("", ""), (
         "as one that is to enrol"
     )
@@ -63,11 +58,11 @@ def test_members_of_a_run_and_its_coordinator_find_each_other() -> None:
 @pytest.mark.parametrize(
     ("dialler", "listener", "expected", "words"),
     [
-        (an_end(ALICE_KEY), an_end(BOB_KEY), ALICE, "Hostname mismatch"),
-        (an_end(ALICE_KEY), an_end(BOB_KEY), COORDINATOR, "Hostname mismatch"),
-        (an_end(ALICE_KEY), RUN.coordinator(), BOB, "Hostname mismatch"),
-        (an_end(ALICE_KEY), an_end(BOB_KEY, certified_by=OTHER_RUN), BOB, "certificate"),
-        (an_end(ALICE_KEY, OTHER_RUN), RUN.coordinator(), COORDINATOR, "certificate"),
+        (make_tls(ALICE_KEY), make_tls(BOB_KEY), ALICE, "Hostname mismatch"),
+        (make_tls(ALICE_KEY), make_tls(BOB_KEY), COORDINATOR, "Hostname mismatch"),
+        (make_tls(ALICE_KEY), RUN.coordinator(), BOB, "Hostname mismatch"),
+        (make_tls(ALICE_KEY), make_tls(BOB_KEY, certified_by=OTHER_RUN), BOB, "certificate"),
+        (make_tls(ALICE_KEY, OTHER_RUN), RUN.coordinator(), COORDINATOR, "certificate"),
     ],
 )
 def test_who_dials_somebody_else_notices(
@@ -84,19 +79,19 @@ def test_who_dials_somebody_else_notices(
     [
         (Tls(RUN.certificate), "it shows no certificate"),
         (
-            an_end(ALICE_KEY, certified_by=OTHER_RUN),
+            make_tls(ALICE_KEY, certified_by=OTHER_RUN),
             "its certificate is not of who is expected in this run",
         ),
     ],
 )
 def test_who_has_no_certificate_of_this_run_is_refused_by_peers(dialler: Tls, words: str) -> None:
-    mine, theirs = faults(dialler, an_end(BOB_KEY), BOB)
+    mine, theirs = faults(dialler, make_tls(BOB_KEY), BOB)
     assert mine == "", "with TLS 1.3 the dialler learns of it when it reads"
     assert theirs.startswith(words)
 
 
 def test_the_coordinator_takes_no_certificate_but_none_of_another_run() -> None:
-    dialler = an_end(ALICE_KEY, certified_by=OTHER_RUN)
+    dialler = make_tls(ALICE_KEY, certified_by=OTHER_RUN)
     assert faults(dialler, RUN.coordinator(), COORDINATOR)[1].startswith("its certificate is not")
 
 

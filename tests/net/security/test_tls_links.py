@@ -10,16 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-import numpy as np
 import pytest
-from safetensors.numpy import save_file
 
 from echo2d.client import AsyncCoordinator
 from echo2d.config import CoordinatorConfig
 from echo2d.core.base.ids import PeerId
 from echo2d.core.protocol.control_messages import (
-    PROTOCOL_VERSION,
-    Hello,
     RefitDone,
     VersionVerified,
 )
@@ -29,12 +25,13 @@ from echo2d.net.control import client as control_client
 from echo2d.net.control.client import ControlLink, Identity, enrol
 from echo2d.net.peer import links as peer_links
 from echo2d.net.peer.links import PeerLinks
-from echo2d.net.security.auth import TokenFile, public_bytes, read_token_file
+from echo2d.net.security.auth import TokenFile, public_bytes
 from echo2d.net.security.tls import GIVEN_UP, Tls
 from echo2d.runtime.coordinator import loop as coordinator_loop
 from echo2d.runtime.coordinator.main import Opened, core_machine, open_coordinator
-from echo2d.runtime.run_dir.tokens import create_token, revoke_token
-from tests.support.control_link import Owner
+from echo2d.runtime.run_dir.tokens import revoke_token
+from echo2d.testing.snapshots import write_model
+from tests.support.control_link import Owner, worker_token
 from tests.support.fake_coordinator import CoordinatorDouble
 from tests.support.peer import a_seed, a_worker, spread
 from tests.support.peer_link import RUN as RUN_ID
@@ -54,7 +51,6 @@ from tests.support.tls_peers import (
 )
 
 HOST = "127.0.0.1"
-HELLO = Hello(PROTOCOL_VERSION, None, "worker", "box", "boot", 4, None, None, (), (), ())
 
 
 async def test_a_version_travels_over_tls_alone(
@@ -133,15 +129,9 @@ async def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
         opened.coordinator.stop("the test ends")
 
 
-def token_of(run_dir: Path, url: str) -> TokenFile:
-    out = run_dir / "box.token"
-    create_token(run_dir, "box", role="worker", url=url, out=out, max_workers=1, expires="1h")
-    return read_token_file(out)
-
-
 @pytest.fixture
 async def token(opened: Opened, tmp_path: Path) -> TokenFile:
-    return await asyncio.to_thread(token_of, tmp_path / "run", opened.url)
+    return await asyncio.to_thread(worker_token, tmp_path / "run", opened.url)
 
 
 async def refusal(meeting: Awaitable[object]) -> str:
@@ -158,7 +148,7 @@ async def test_a_learner_and_a_worker_are_served_and_a_revoked_one_is_not(
 ) -> None:
     assert opened.url.startswith("https://")
     snapshot = tmp_path / "out" / "0"
-    await asyncio.to_thread(make_snapshot, snapshot)
+    await asyncio.to_thread(write_model, snapshot, [bytes(4000)])
     async with AsyncCoordinator(
         opened.url, token_file=tmp_path / "run" / "tokens" / "learner.token"
     ) as learner:
@@ -166,7 +156,7 @@ async def test_a_learner_and_a_worker_are_served_and_a_revoked_one_is_not(
         assert (await learner.publish(0, snapshot)).version == 0
     identity = Identity.of(opened.url, token, CAROL_KEY)
     await enrol(opened.url, token, identity, rng=random.Random(1), patience_s=1.0)
-    owner = Owner(HELLO)
+    owner = Owner()
     async with asyncio.TaskGroup() as tasks:
         ending = tasks.create_task(
             refusal(ControlLink(opened.url, identity, owner, rng=random.Random(1)).run())
@@ -174,15 +164,8 @@ async def test_a_learner_and_a_worker_are_served_and_a_revoked_one_is_not(
         await owner.heard.get()
         await asyncio.to_thread(revoke_token, tmp_path / "run", "box")
         assert "revoked" in await ending
-    again = ControlLink(opened.url, identity, Owner(HELLO), rng=random.Random(1))
+    again = ControlLink(opened.url, identity, Owner(), rng=random.Random(1))
     assert "revoked" in await refusal(again.run()), "its certificate is still one of this run"
-
-
-def make_snapshot(directory: Path) -> None:
-    directory.mkdir(parents=True)
-    for name in ("config.json", "tokenizer.json"):
-        (directory / name).write_text("{}")
-    save_file({"weight": np.zeros(1000, dtype=np.float32)}, directory / "model.safetensors")
 
 
 async def test_a_control_link_needs_its_peers_certificate(opened: Opened, token: TokenFile) -> None:
@@ -195,7 +178,7 @@ async def test_a_control_link_needs_its_peers_certificate(opened: Opened, token:
                 tls.present, key, opened.coordinator._run.authority.certify_peer(public_bytes(key))
             )
         link = ControlLink(
-            opened.url, Identity(BOB_KEY, mine.run_key, tls), Owner(HELLO), rng=random.Random(1)
+            opened.url, Identity(BOB_KEY, mine.run_key, tls), Owner(), rng=random.Random(1)
         )
         assert "does not show the peer's certificate" in await refusal(link.run())
 
@@ -226,7 +209,7 @@ async def test_one_line_for_whoever_dials_the_wrong_coordinator(
         assert "does not speak TLS" in await refusal(
             enrol(url, token, identity, rng=random.Random(1), patience_s=9.0)
         )
-        link = ControlLink(url, identity, Owner(HELLO), rng=random.Random(1))
+        link = ControlLink(url, identity, Owner(), rng=random.Random(1))
         async with aiohttp.ClientSession() as http:
             with pytest.raises(
                 control_client._Lost, match="does not speak TLS"
@@ -244,9 +227,7 @@ async def test_a_certificate_of_another_run_is_refused_at_once(
     caplog.set_level(logging.INFO)
     tls = Tls(token.authority)
     await asyncio.to_thread(tls.present, BOB_KEY, OTHER_RUN.certify_peer(public_bytes(BOB_KEY)))
-    link = ControlLink(
-        opened.url, Identity(BOB_KEY, bytes(32), tls), Owner(HELLO), rng=random.Random(1)
-    )
+    link = ControlLink(opened.url, Identity(BOB_KEY, bytes(32), tls), Owner(), rng=random.Random(1))
     async with aiohttp.ClientSession() as http, asyncio.timeout(HANG_S):
         with pytest.raises(control_client._Lost):
             await link._once(http)

@@ -22,7 +22,8 @@ from echo2d.core.protocol.control_messages import (
 )
 from echo2d.core.rollouts.groups import ANSWERED_MAX
 from echo2d.errors import PeerFault
-from tests.support.coordinator_world import Peer, World, train, version_key
+from echo2d.testing.memory_run import FakePeer
+from tests.support.coordinator_world import World, train, version_key
 from tests.support.fuzz import Fuzz, Invent, assert_bounded, damaged
 
 KINDS = get_args(ToCoordinator)
@@ -93,7 +94,7 @@ class Hostile:
         if peer.closed:
             self.world.connect(peer.name, kind=peer.kind, boot_id=rng.choice("bcd"))
 
-    def hello(self, peer: Peer, hello: Hello) -> None:
+    def hello(self, peer: FakePeer, hello: Hello) -> None:
         if (hello.kind == "seed") != (
             peer.kind == "seed"
         ):  # the session refuses it: it knows the credential's role
@@ -134,12 +135,12 @@ class Hostile:
                     world.refit(world.peers[name])
                     self.generate(world.peers[name])
 
-    def generate(self, peer: Peer) -> None:
+    def generate(self, peer: FakePeer) -> None:
         if peer.open and peer.serving is not None:
             key, sample = peer.open[0]
             self.world.say(peer, peer.finish(key, sample))
 
-    def cut(self, peer: Peer) -> None:
+    def cut(self, peer: FakePeer) -> None:
         self.world.handle(PeerDisconnected(peer.session, "reset"))
         self.world.connect(peer.name)
 

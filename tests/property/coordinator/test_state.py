@@ -20,7 +20,8 @@ from echo2d.core.protocol.control_messages import (
     LeaseFailed,
     LeaseProgress,
 )
-from tests.support.coordinator_world import Peer, World, rules, train
+from echo2d.testing.memory_run import FakePeer
+from tests.support.coordinator_world import World, rules, train
 
 NAMES = ("a", "b", "c")
 KINDS = ("good", "bad", "twice", "changed", "stranger")
@@ -200,7 +201,7 @@ class Machine(RuleBasedStateMachine):
 
     # --- peers
 
-    def a_peer(self, data: st.DataObject) -> Peer:
+    def a_peer(self, data: st.DataObject) -> FakePeer:
         return self.world.peers[data.draw(st.sampled_from(sorted(self.world.peers)))]
 
     @rule(name=st.sampled_from(NAMES), slots=st.integers(1, 5), boot=st.sampled_from(["b", "c"]))
@@ -238,7 +239,7 @@ class Machine(RuleBasedStateMachine):
                 key, sample = data.draw(st.sampled_from(peer.open))
                 self.result(peer, key, sample, kind)
 
-    def result(self, peer: Peer, key: HeldLease, sample: int, kind: str) -> None:
+    def result(self, peer: FakePeer, key: HeldLease, sample: int, kind: str) -> None:
         result = peer.finish(key, sample, tokens=(99,) if kind == "bad" else None)
         sender = self.world.peers["seed"] if kind == "stranger" else peer
         self.world.say(sender, result)

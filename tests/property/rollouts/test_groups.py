@@ -15,7 +15,8 @@ from echo2d.core.protocol.control_messages import (
     SampleAnswered,
 )
 from echo2d.core.rollouts.leases import STUCK_S
-from tests.support.coordinator_world import Peer, World, rules
+from echo2d.testing.memory_run import FakePeer
+from tests.support.coordinator_world import World, rules
 
 NAMES = ("a", "b", "c")
 
@@ -46,7 +47,7 @@ class Machine(RuleBasedStateMachine):
         for name in NAMES:
             self.world.refit(self.world.peers[name])
 
-    def peer(self, data: st.DataObject) -> Peer:
+    def peer(self, data: st.DataObject) -> FakePeer:
         return self.world.peers[data.draw(st.sampled_from(NAMES))]
 
     @rule(data=st.data(), times=st.integers(1, 3))

@@ -9,19 +9,15 @@ from typing import Any, get_args
 from echo2d.core.base.ids import (
     Epoch,
     Generation,
-    GroupId,
-    LeaseId,
     PeerId,
     PlanId,
     PublishSeq,
-    Version,
     version_label,
 )
 from echo2d.core.protocol.control_messages import (
     TO_PEER,
     Finish,
     HeldLease,
-    LeaseGranted,
     PlanEdges,
     ToPeer,
     Welcome,
@@ -49,7 +45,7 @@ from echo2d.core.worker.events import (
 from echo2d.core.worker.state import WorkerAction, WorkerEvent, WorkerState
 from echo2d.errors import PeerFault
 from tests.support.fuzz import Fuzz, Invent, assert_bounded, damaged
-from tests.support.worker import RUN, a_key, a_root, a_snapshot
+from tests.support.worker import RUN, a_key, a_lease, a_root, a_snapshot
 
 ME, OTHERS = PeerId("b" * 32), (PeerId("a" * 32), PeerId("c" * 32))
 KINDS = get_args(ToPeer)
@@ -184,7 +180,7 @@ class Hostile:
     def message(self) -> ToPeer | None:
         rng = self.rng
         made = (
-            self.a_lease()
+            a_lease(rng.randrange(40), attempt=0, samples=range(rng.randint(1, 3)), tokens=TOKENS)
             if rng.random() < 0.2
             else Invent(rng, self.pools()).message(rng.choice(KINDS))
         )
@@ -198,12 +194,6 @@ class Hostile:
             self.refused += 1
             return None
         return message
-
-    def a_lease(self) -> LeaseGranted:
-        number, samples = LeaseId(self.rng.randrange(40)), tuple(range(self.rng.randint(1, 3)))
-        return LeaseGranted(
-            number, 0, GroupId(1), pack_tokens([3]), samples, TOKENS, 1.0, 1.0, (), Version(0), 15.0
-        )  # fmt: skip
 
     def pools(self) -> dict[str, Any]:
         keys = [a_key(version) for version in range(4)]

@@ -10,13 +10,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from echo2d.core.base.ids import (
     Epoch,
     Generation,
-    GroupId,
-    LeaseId,
     PeerId,
     PlanId,
     PublishSeq,
     SegmentId,
-    Version,
     frame_id,
     version_label,
 )
@@ -24,7 +21,6 @@ from echo2d.core.protocol.control_messages import (
     Goodbye,
     HeldLease,
     LeaseCancelled,
-    LeaseGranted,
     PlanEdges,
     RefitDone,
     SampleAnswered,
@@ -33,7 +29,6 @@ from echo2d.core.protocol.control_messages import (
     VersionsRevoked,
     Welcome,
 )
-from echo2d.core.protocol.trajectory import pack_tokens
 from echo2d.core.relay import events as relay_events
 from echo2d.core.relay.relay import Relay
 from echo2d.core.weights.signed_index import Root
@@ -59,7 +54,7 @@ from echo2d.core.worker.events import (
     StartGeneration,
 )
 from echo2d.core.worker.state import WorkerAction, WorkerEvent, WorkerState
-from tests.support.worker import RUN, a_key, a_root
+from tests.support.worker import RUN, a_key, a_lease, a_root
 
 ME = PeerId("b" * 32)
 SLOTS, SAMPLES, TOKENS = 3, 2, 4
@@ -199,10 +194,7 @@ class WorkerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.up)
     def grant(self, oldest: int) -> None:
         self.leases += 1
-        lease = LeaseGranted(
-            LeaseId(self.leases), 1, GroupId(1), pack_tokens([3]), tuple(range(SAMPLES)), TOKENS, 1.0, 1.0, (),
-            Version(oldest), 15.0,
-        )  # fmt: skip
+        lease = a_lease(self.leases, samples=range(SAMPLES), oldest=oldest, tokens=TOKENS)
         self.on(CoordinatorSaid(lease))
 
     @rule(data=st.data())

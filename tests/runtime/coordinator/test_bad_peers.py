@@ -5,37 +5,30 @@ import math
 import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from echo2d.client import AsyncCoordinator
 from echo2d.core.base.ids import Digest, FormId, LeaseId, SegmentId, Version
 from echo2d.core.protocol.control_messages import (
-    PROTOCOL_VERSION,
     Goodbye,
-    Heartbeat,
-    Hello,
     LeaseGranted,
     RefitDone,
     SampleAnswered,
     SampleFinished,
     SegmentEncoded,
     ToCoordinator,
-    ToPeer,
     VersionSpan,
     Welcome,
 )
 from echo2d.core.protocol.trajectory import pack_logprobs, pack_tokens, unpack_tokens
-from echo2d.net.control.client import ControlLink, Identity, enrol
-from echo2d.net.security.auth import TokenFile, read_token_file
+from echo2d.net.control.client import ControlLink, Identity
 from echo2d.runtime.coordinator.main import Opened, core_machine
-from echo2d.runtime.run_dir.tokens import create_token
 from echo2d.tasks.sort_digits import answer
 from echo2d.views.status import print_status
+from tests.support.control_link import HELLO, Owner, enrolled
 from tests.support.scripted_core import learner, make_config, make_snapshot, serving
 
 NOWHERE = Digest(bytes(32))
@@ -43,62 +36,21 @@ FLOOD = 1000
 Lie = Callable[[SampleFinished], SampleFinished]
 
 
-@dataclass
-class Box:
-    """A worker without an engine: it says what the test has it say."""
+class Box(Owner):
+    """A worker and its link."""
 
-    name: str
-    shown: str = ""
-    heard: asyncio.Queue[ToPeer] = field(default_factory=asyncio.Queue)
-    ended: asyncio.Queue[str] = field(default_factory=asyncio.Queue)
-    link: ControlLink = field(init=False)
-
-    def hello(self) -> Hello:
-        return Hello(
-            PROTOCOL_VERSION,
-            None,
-            "worker",
-            self.shown or self.name,
-            "boot",
-            4,
-            None,
-            None,
-            (),
-            (),
-            (),
-        )
-
-    def heartbeat(self) -> Heartbeat:
-        return Heartbeat(0)
-
-    async def connected(self, welcome: Welcome) -> None:
-        await self.heard.put(welcome)
-
-    async def received(self, message: ToPeer) -> None:
-        await self.heard.put(message)
-
-    async def disconnected(self, reason: str) -> None:
-        await self.ended.put(reason)
-
-    async def hears(self, kind: type) -> Any:
-        while not isinstance(message := await self.heard.get(), kind):
-            pass
-        return message
-
-
-def token_of(run_dir: Path, url: str, name: str) -> TokenFile:
-    out = run_dir / f"{name}.token"
-    create_token(run_dir, name, role="worker", url=url, out=out, max_workers=1, expires="1h")
-    return read_token_file(out)
+    def __init__(self, url: str, identity: Identity, name: str) -> None:
+        super().__init__(replace(HELLO, name=name))
+        self.link = ControlLink(url, identity, self, rng=random.Random(1))
 
 
 @asynccontextmanager
-async def joined(opened: Opened, run_dir: Path, name: str, **options: Any) -> AsyncIterator[Box]:
-    token = await asyncio.to_thread(token_of, run_dir, opened.url, name)
-    identity = Identity.of(opened.url, token, Ed25519PrivateKey.generate())
-    await enrol(opened.url, token, identity, rng=random.Random(1), patience_s=1.0)
-    box = Box(name, **options)
-    box.link = ControlLink(opened.url, identity, box, rng=random.Random(1))
+async def joined(
+    opened: Opened, run_dir: Path, name: str, *, shown: str = ""
+) -> AsyncIterator[Box]:
+    """shown: the name that it gives itself."""
+    identity = await enrolled(run_dir, opened.url, name)
+    box = Box(opened.url, identity, shown or name)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(box.link.run())
         await box.hears(Welcome)

@@ -43,7 +43,7 @@ SLOW = 20.0
 
 
 class Site:
-    """A coordinator with the gateway on, its seed, and version 0 of a model. See peer_kit.Home."""
+    """A coordinator with the gateway on, its seed, and version 0 of a model. It is a `Home` of tests.support.peer."""
 
     def __init__(self, opened: Opened, directory: Path, stack: AsyncExitStack) -> None:
         self.url = opened.url

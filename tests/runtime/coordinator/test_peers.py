@@ -24,16 +24,13 @@ from echo2d.net.control.client import ControlLink, Identity, enrol
 from echo2d.net.security.auth import TokenFile, verify_root
 from echo2d.runtime.coordinator import loop as coordinator_loop
 from echo2d.runtime.run_dir.tokens import list_tokens, revoke_token
-from tests.support.control_link import Owner
+from tests.support.control_link import Owner, enrolled, worker_token
 from tests.support.scripted_core import (
-    HELLO,
     Script,
     config,
-    enrolled,
     run_dir,
     script,
     serving,
-    worker_token,
 )
 
 __all__ = ["config", "run_dir", "script"]
@@ -61,7 +58,7 @@ async def test_a_worker_enrols_is_spoken_to_and_revoked(
 
     script.on[PeerConnected] = connected
     async with serving(config, script.make) as opened:
-        identity, owner = await enrolled(run_dir, opened), Owner(HELLO)
+        identity, owner = await enrolled(run_dir, opened.url), Owner()
         link = ControlLink(opened.url, identity, owner, rng=random.Random(1))
         with pytest.raises(BaseExceptionGroup) as caught:
             await follow(link, script, owner, identity, run_dir)

@@ -8,15 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from echo2d.core.base.ids import GroupId, LeaseId, Version
-from echo2d.core.protocol.control_messages import LeaseGranted
-from echo2d.core.protocol.trajectory import pack_tokens
+from echo2d.core.base.ids import LeaseId
 from echo2d.core.worker.events import EngineLost, GenerationFailed, SampleProgressed
 from echo2d.engines.base import Engine, GenerateRequest, SampleOutput
 from echo2d.engines.fake import FakeEngine
 from echo2d.runtime.worker.generation import LeaseRunner
 from tests.support.polling import HANG_S
 from tests.support.snapshots import write_snapshot
+from tests.support.worker import a_lease
 
 LABEL = "0-abc"
 
@@ -75,15 +74,9 @@ async def engine(tmp_path: Path) -> AsyncIterator[FakeEngine]:
     await engine.close()
 
 
-def a_lease(number: int, *, samples: tuple[int, ...] = (4, 9)) -> LeaseGranted:
-    return LeaseGranted(
-        LeaseId(number), 1, GroupId(1), pack_tokens([5, 6]), samples, 8, 1.0, 1.0, (), Version(0), 15.0
-    )  # fmt: skip
-
-
 async def test_every_sample_comes_out_under_its_own_number(engine: FakeEngine) -> None:
     async with a_shift(engine) as shift:
-        shift.rollouts.start(a_lease(1))
+        shift.rollouts.start(a_lease(1, samples=(4, 9)))
         await shift.until(2)
     progress = [event for event in shift.events if isinstance(event, SampleProgressed)]
     for sample in (4, 9):

@@ -5,10 +5,10 @@ from concurrent.futures import CancelledError
 from pathlib import Path
 
 import numpy as np
-from safetensors.numpy import save_file
 
 from echo2d.client import Coordinator
 from echo2d.errors import Fault
+from echo2d.testing.snapshots import write_model
 
 WEIGHTS = 1 << 14  # of each version: 64 KiB; only their arrival is of interest here
 
@@ -59,9 +59,6 @@ class FakeLearner:
             self._client.checkpoint(self.steps)
 
     def _publish(self, version: int) -> None:
-        folder = self._root / f"v{version}"
-        folder.mkdir()
-        for name in ("config.json", "tokenizer.json"):
-            (folder / name).write_text("{}")
-        save_file({"weights": np.full(WEIGHTS, version, dtype="<f4")}, folder / "model.safetensors")
+        weights = np.full(WEIGHTS, version, dtype="<f4")
+        folder = write_model(self._root / f"v{version}", [weights.data])
         self._client.publish(version, folder)
