@@ -89,7 +89,9 @@ class Collected:
                 lambda: self._ended or all(reached(sample) for sample in self.samples)
             )
         for sample in self.samples:
-            assert reached(sample), f"it ended too early: {sample.finish}, {len(sample.tokens)} tokens"
+            assert reached(sample), (
+                f"it ended too early: {sample.finish}, {len(sample.tokens)} tokens"
+            )
 
     def finishes(self) -> list[FinishReason | None]:
         return [sample.finish for sample in self.samples]
