@@ -258,10 +258,10 @@ MUTANTS = (
     Mutant(
         "I6, publish",
         "a version waits for the slowest worker",
-        "echo2d/core/broadcast/publishing.py",
-        "return bool(transmission.verified) and now >= self._impatient_at(transmission)",
+        "echo2d/core/broadcast/spread_end.py",
+        "return bool(transmission.verified) and now >= self.latest(transmission)",
         "return False",
-        ("tests/core/broadcast/test_publishing.py",),
+        ("tests/core/broadcast/test_spread_end.py",),
     ),
     Mutant(
         "I6, restart",
