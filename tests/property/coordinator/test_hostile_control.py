@@ -20,7 +20,7 @@ from echo2d.core.protocol.control_messages import (
     SegmentEncoded,
     ToCoordinator,
 )
-from echo2d.core.rollouts.groups import ANSWERED_MAX
+from echo2d.core.rollouts.accepted_results import ANSWERED_MAX
 from echo2d.errors import PeerFault
 from tests.support.coordinator_world import Peer, World, train, version_key
 from tests.support.fuzz import Fuzz, Invent, assert_bounded, damaged
