@@ -149,7 +149,7 @@ MUTANTS = (
         "echo2d/runtime/worker/engine_refit.py",
         "        await asyncio.to_thread(self._slots.require_intact, snapshot, order.digest)\n",
         "",
-        ("tests/runtime/worker/test_main.py",),
+        ("tests/runtime/worker/test_damaged_slots.py",),
     ),
     Mutant(
         "I3, roots",
