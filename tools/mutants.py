@@ -149,7 +149,7 @@ MUTANTS = (
         "echo2d/runtime/worker/engine_refit.py",
         "        await asyncio.to_thread(self._slots.require_intact, snapshot, order.digest)\n",
         "",
-        ("tests/runtime/worker/test_main.py",),
+        ("tests/runtime/worker/test_damaged_slots.py",),
     ),
     Mutant(
         "I3, roots",
@@ -258,10 +258,10 @@ MUTANTS = (
     Mutant(
         "I6, publish",
         "a version waits for the slowest worker",
-        "echo2d/core/broadcast/publishing.py",
-        "return bool(transmission.verified) and now >= self._impatient_at(transmission)",
+        "echo2d/core/broadcast/spread_end.py",
+        "return bool(transmission.verified) and now >= self.latest(transmission)",
         "return False",
-        ("tests/core/broadcast/test_publishing.py",),
+        ("tests/core/broadcast/test_spread_end.py",),
     ),
     Mutant(
         "I6, restart",

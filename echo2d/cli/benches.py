@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from echo2d.cli.parts import DIRECTORY, FILE
+from echo2d.cli.parts import DIRECTORY, FILE, json_option
 from echo2d.registry import SHAPES
 
 
@@ -117,7 +117,7 @@ def bench() -> None:
     type=FILE,
     help="Also measure 2, 4, 8, ... peers and draw T_verify into this file (.png, .svg, .pdf).",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
+@json_option("Print one JSON object instead of a table.")
 def bench_broadcast(
     scenario: Path | None,
     undialable: float,
@@ -190,7 +190,7 @@ def bench_broadcast(
     show_default=True,
     help="Plan shape (dissemination.shape).",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
+@json_option("Print one JSON object instead of a table.")
 def bench_coordinator(*, as_json: bool, **options: Any) -> None:
     """Measure how many workers a coordinator can lead on this host.
 
@@ -221,7 +221,7 @@ def bench_coordinator(*, as_json: bool, **options: Any) -> None:
     type=DIRECTORY,
     help="Directory to keep, in which NEW is rebuilt. Default: a temporary one.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
+@json_option("Print one JSON object instead of a table.")
 def bench_delta(*, against: str, as_json: bool, **options: Any) -> None:
     """Measure the delta between two snapshots: its size, and the speed of encoding and applying it.
 

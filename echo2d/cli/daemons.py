@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from echo2d.cli.parts import DIRECTORY, FILE, log_options, serve
+from echo2d.cli.parts import DIRECTORY, FILE, json_option, log_options, serve
 from echo2d.errors import OperatorFault
 from echo2d.registry import ENGINES, one_of
 
@@ -103,7 +103,7 @@ def coordinate(
     show_default=True,
     help="Most seconds that --stop may take.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of lines.")
+@json_option("Print one JSON object instead of lines.")
 def rented(config: Path, *, stop: bool, within: float, as_json: bool) -> None:
     """Show which boxes a run has rented and what it has spent, or stop them all.
 

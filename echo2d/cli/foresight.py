@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from echo2d.cli.parts import FILE, coordinator_at
+from echo2d.cli.parts import FILE, coordinator_at, json_option
 from echo2d.errors import Fault, OperatorFault
 from echo2d.registry import SHAPES
 
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     type=FILE,
     help="Also draw bubble and cost by throughput into this file (.png, .svg, .pdf).",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
+@json_option("Print one JSON object instead of tables.")
 def plan(
     scenario: Path | None,
     *,
@@ -144,12 +144,7 @@ def _fleet(scenario: Path | None, live: str | None, token_file: Path | None) -> 
     help="Workers are taken in random order, whatever they cost. Fleets only.",
 )
 @click.option("--no-delta", is_flag=True, help="Versions are sent in full. Fleets only.")
-@click.option(
-    "--json",
-    "as_json",
-    is_flag=True,
-    help="Print one JSON object instead of one line per figure.",
-)
+@json_option("Print one JSON object instead of one line per figure.")
 def simulate(
     scenario: Path,
     *,

@@ -29,6 +29,11 @@ def log_options(command: Callable[..., None]) -> Callable[..., None]:
     )
 
 
+def json_option(about: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Adds the option --json, which the command gets as `as_json`."""
+    return click.option("--json", "as_json", is_flag=True, help=about)
+
+
 def serve(
     program: Callable[[], Coroutine[Any, Any, int]], log_level: str, *, log_json: bool
 ) -> None:

@@ -6,7 +6,14 @@ from typing import Any
 
 import click
 
-from echo2d.cli.parts import DIRECTORY, FILE
+from echo2d.cli.parts import DIRECTORY, FILE, json_option
+
+_run_dir_option = click.option(
+    "--run-dir",
+    type=DIRECTORY,
+    required=True,
+    help="The run's directory: run.run_dir of its config.",
+)
 
 
 @click.group()
@@ -25,12 +32,7 @@ def token() -> None:
     required=True,
     help="What the holder may do: join, train, generate, or look.",
 )
-@click.option(
-    "--run-dir",
-    type=DIRECTORY,
-    required=True,
-    help="The run's directory: run.run_dir of its config.",
-)
+@_run_dir_option
 @click.option(
     "--url",
     required=True,
@@ -64,13 +66,8 @@ def token_create(
 
 
 @token.command("list")
-@click.option(
-    "--run-dir",
-    type=DIRECTORY,
-    required=True,
-    help="The run's directory: run.run_dir of its config.",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON array.")
+@_run_dir_option
+@json_option("Print one JSON array.")
 def token_list(run_dir: Path, *, as_json: bool) -> None:
     """Show all credentials of a run, without their secrets."""
     from echo2d.runtime.run_dir.tokens import list_tokens
@@ -85,12 +82,7 @@ def token_list(run_dir: Path, *, as_json: bool) -> None:
 
 @token.command("revoke")
 @click.argument("name")
-@click.option(
-    "--run-dir",
-    type=DIRECTORY,
-    required=True,
-    help="The run's directory: run.run_dir of its config.",
-)
+@_run_dir_option
 def token_revoke(name: str, run_dir: Path) -> None:
     """Revoke the credential NAME. Its open sessions end within a second."""
     from echo2d.runtime.run_dir.tokens import revoke_token

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from echo2d.cli.parts import DIRECTORY, FILE, coordinator_at, end
+from echo2d.cli.parts import DIRECTORY, FILE, coordinator_at, end, json_option
 
 
 @click.command()
@@ -16,12 +16,7 @@ from echo2d.cli.parts import DIRECTORY, FILE, coordinator_at, end
 @click.option(
     "--token-file", type=FILE, help="Token file with the role learner, gateway or viewer."
 )
-@click.option(
-    "--json",
-    "as_json",
-    is_flag=True,
-    help="Print everything as one JSON object; with --watch, one per line.",
-)
+@json_option("Print everything as one JSON object; with --watch, one per line.")
 @click.option("--watch", "again", is_flag=True, help="Refresh the display until Ctrl-C.")
 @click.option(
     "--interval",
@@ -102,9 +97,7 @@ def status(
     default=True,
     help="Send versions as differences (the default), or in full.",
 )
-@click.option(
-    "--json", "as_json", is_flag=True, help="Print one JSON object at the end instead of the table."
-)
+@json_option("Print one JSON object at the end instead of the table.")
 @click.option(
     "--run-dir",
     type=DIRECTORY,

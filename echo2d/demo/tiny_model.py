@@ -97,13 +97,6 @@ def greedy_accuracy(directory: Path, prompts: Sequence[Prompt]) -> float:
     return accuracies(_load(directory), prompts)[0]
 
 
-def sampled_accuracy(directory: Path, prompts: Sequence[Prompt]) -> float:
-    """The mean probability over the prompts that the model in `directory` answers exactly right at
-    temperature 1.
-    """
-    return accuracies(_load(directory), prompts)[1]
-
-
 def _key(recipe: TinyRecipe) -> str:
     described = json.dumps([FORMAT, dataclasses.asdict(recipe)], sort_keys=True)
     return hashlib.blake2b(described.encode(), digest_size=8).hexdigest()

@@ -199,14 +199,6 @@ class FrameStore:
         with store_faults("reading", stored.table(segment)):
             return read_file(stored.table(segment))
 
-    def put_frame(self, form: FormId, span: FrameSpan, payload: Buffer) -> None:
-        """Store a frame of a segment whose table is stored. IntegrityFault: it is not the frame
-        that `span` names.
-        """
-        if not span.is_made_of(payload):
-            raise IntegrityFault(f"frame {span.frame} of form {form} has the wrong digest")
-        self.put_verified(form, [(span, payload)])
-
     def put_verified(self, form: FormId, frames: Iterable[tuple[FrameSpan, Buffer]]) -> None:
         """Store frames that the caller has verified, of segments whose tables are stored."""
         stored = self._stored(form)

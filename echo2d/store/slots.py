@@ -18,7 +18,7 @@ import logging
 import shutil
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -223,11 +223,6 @@ class SlotWriter:
         self._lock = (
             threading.Lock()
         )  # held while writing, so that nothing is written after the end
-
-    @property
-    def standing(self) -> Mapping[ChunkId, Digest]:
-        """The digests of the chunks written so far."""
-        return dict(self._standing)
 
     def write_chunk(self, chunk: ChunkId, data: Buffer, result: Digest) -> None:
         """Write a chunk. IntegrityFault: `data` does not have the digest `result`, or the chunk's

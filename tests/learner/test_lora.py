@@ -16,18 +16,13 @@ from learner.checkpoint import Checkpoints
 from learner.config import LearnerConfig
 from learner.model import load_model
 from learner.train import Learner
-from tests.support.learner import config_in, learn, make_base
+from tests.support.learner import config_in, learn
 from tests.support.lora import merge
 from tests.support.scripted_coordinator import ScriptedCoordinator
 
 STEPS = 3
 OTHER = TinyRecipe(accuracy_stop=0.0, batch=8, layers=1, rng_seed=1)
 TARGETS = ("q_proj", "up_proj")
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_base(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture

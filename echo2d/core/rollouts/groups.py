@@ -10,17 +10,13 @@ the same. The first accepted result of a sample counts. A sample whose lease end
 on from them, alone (`partials`). Leases are durable: they continue after a restart.
 Kept true: every sample is waiting, in one running lease, or kept.
 Not here: which worker gets a lease and when (`group_work`, `scheduler`), the gates and the batches
-(`staleness`).
+(`staleness`), repeated results (`accepted_results`).
 """
 
 import math
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 
-from blake3 import blake3
-
-from echo2d.core.base.bounded_dict import keep_newest
-from echo2d.core.base.codec import pack
 from echo2d.core.base.ids import GroupId, Version
 from echo2d.core.cluster.events import Note, Persist, StopRun
 from echo2d.core.cluster.membership import Membership, Peer
@@ -36,7 +32,8 @@ from echo2d.core.protocol.control_messages import (
     VersionKey,
 )
 from echo2d.core.protocol.result_check import result_fault
-from echo2d.core.protocol.trajectory import GroupRecord, Partial, StoredGroup, TrajectoryRecord
+from echo2d.core.protocol.trajectory import Partial, StoredGroup, TrajectoryRecord
+from echo2d.core.rollouts.accepted_results import AcceptedResults
 from echo2d.core.rollouts.events import (
     DrawPrompt,
     GroupDropped,
@@ -56,15 +53,12 @@ from echo2d.core.rollouts.partials import Partials
 from echo2d.core.rollouts.prompts import DrawnPrompt, Prompts, prompt_fault
 from echo2d.core.rollouts.scheduler import LeaseScheduler
 from echo2d.core.rollouts.staleness import Staleness
+from echo2d.core.rollouts.variance_filter import VarianceFilter
 
 # Leases of one sample that failed or fell silent, before its group is dropped for good.
 LEASE_FAILURES_MAX = 8
 # Malformed results of one group, before it is dropped for good.
 BAD_RESULTS_MAX = 3
-# A step draws at most 4 R trajectories more because groups had no variance.
-EXTRA_STEPS_MAX = 4
-# Accepted results whose repeats are recognised; a worker repeats at most its newest 1024.
-ANSWERED_MAX = 1 << 16
 
 
 class Groups:
@@ -109,11 +103,8 @@ class Groups:
                 scheduler=scheduler,
             )
         )
-        self._answered = {(each.key, each.sample): each.fingerprint for each in recovered.answered}
-        keep_newest(self._answered, ANSWERED_MAX)
-        # Trajectories that were filtered out while `_extra_step` was the open step.
-        self._extra = 0
-        self._extra_step = 0
+        self._accepted = AcceptedResults(recovered.answered)
+        self._variance_filter = VarianceFilter(rules)
         # Groups with older versions than this have been dropped.
         self._aged_to: Version | None = None
         # When the next partial has waited for long enough.
@@ -191,12 +182,10 @@ class Groups:
 
     def finished(self, peer: Peer, message: SampleFinished, *, now: float) -> list[RolloutAction]:
         """Judge a result and answer it: the first accepted result of a sample wins."""
+        repeat = self._accepted.is_repeat(peer, message)
+        if repeat is not None:
+            return self._answer_repeat(peer, message, identical=repeat)
         key = HeldLease(message.lease, message.attempt)
-        before = self._answered.get((key, message.sample))
-        if before is not None:
-            return self._answer_repeat(
-                peer, message, identical=before == _fingerprint(peer, message)
-            )
         group = self._groups.owner(peer.peer, key, message.sample)
         if group is None or not self._fits_rules(group.given[key]):
             known = self.leases.given(message.lease)
@@ -298,8 +287,7 @@ class Groups:
 
     def age(self, *, now: float) -> list[RolloutAction]:
         """Drop the groups and partials that have become useless."""
-        if self._staleness.open_step != self._extra_step:
-            self._extra, self._extra_step = 0, self._staleness.open_step
+        self._variance_filter.opened(self._staleness.open_step)
         actions = self._age() if self._staleness.oldest != self._aged_to else []
         with_partials = [group for group in self._groups.waiting() if group.partials]
         self._patient_until = self._partials.forget(with_partials, now=now)
@@ -346,8 +334,7 @@ class Groups:
             self.leases.renew(group.running[key], tokens=True, now=now)
         peer.succeeded()
         self._statistics.tokens_accepted += whole.length
-        fingerprint = self._answered[key, message.sample] = _fingerprint(peer, message)
-        keep_newest(self._answered, ANSWERED_MAX)
+        fingerprint = self._accepted.add(peer, message)
         actions: list[RolloutAction] = [
             Persist(SampleKept(group.group, message.lease, message.attempt, record, fingerprint)),
             *answer(peer, message),
@@ -396,10 +383,8 @@ class Groups:
         """All samples are scored: buffer the group, unless its rewards are equal or it is old."""
         stored = group.stored()
         actions: list[RolloutAction] = []
-        if self._rules.filter_zero_variance and _no_variance(stored.record):
-            size = self._rules.group_size
-            if self._extra + size <= EXTRA_STEPS_MAX * self._rules.trajectories_per_step:
-                self._extra += size
+        if self._variance_filter.concerns(stored.record):
+            if self._variance_filter.filter():
                 return self._drop(group, "filtered", "all rewards are the same")
             text = "too many groups without variance; this one is taken"
             step = self._staleness.open_step
@@ -525,7 +510,7 @@ class Groups:
     def check(self) -> None:
         self.leases.check()
         self._prompts.check()
-        assert len(self._answered) <= ANSWERED_MAX
+        self._accepted.check()
         self._groups.check()
         for group in self._groups:
             assert all(failures <= LEASE_FAILURES_MAX for failures in group.failures.values())
@@ -533,15 +518,3 @@ class Groups:
             assert group.bad_results < BAD_RESULTS_MAX
             assert group.group not in self._staleness.held()
             assert not self._outdated(group)
-
-
-def _no_variance(record: GroupRecord) -> bool:
-    """Whether all rewards are the same. A group of one trajectory always has variance."""
-    return (
-        len(record.trajectories) > 1
-        and len({trajectory.reward for trajectory in record.trajectories}) == 1
-    )
-
-
-def _fingerprint(peer: Peer, message: SampleFinished) -> bytes:
-    return blake3(peer.peer.encode() + pack(message)).digest(16)

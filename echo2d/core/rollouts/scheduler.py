@@ -93,11 +93,6 @@ class LeaseScheduler:
         return self._ranking.slots
 
     @property
-    def free_slots(self) -> int:
-        """The free slots of workers that serve a version and do not rest."""
-        return self._ranking.free
-
-    @property
     def changes(self) -> int:
         """Grows whenever anything about a worker changes."""
         return self._ranking.changes

@@ -16,7 +16,6 @@ from echo2d.core.base.canonical import digest_of, require
 from echo2d.core.base.ids import ChunkId, Digest, FrameId, SegmentId, index_of, is_table, segment_of
 from echo2d.core.weights.delta import ChunkMode
 from echo2d.core.weights.encoding import (
-    ChunkRecord,
     FormFacts,
     FrameSpan,
     SegmentTable,
@@ -148,12 +147,6 @@ class FormIndex:
         """
         return self._spans.get(segment, ())
 
-    def digest(self, frame: FrameId) -> Digest | None:
-        if is_table(frame):
-            return self.table_digest(segment_of(frame))
-        span = self.span(frame)
-        return None if span is None else span.digest
-
     def length(self, frame: FrameId) -> int | None:
         """The length of a frame. That of a table is known once the table has arrived."""
         if is_table(frame):
@@ -165,13 +158,6 @@ class FormIndex:
         """The place of a payload frame; None for tables and for frames that are not known yet."""
         spans, index = self.spans(segment_of(frame)), index_of(frame)
         return spans[index - 1] if 0 < index <= len(spans) else None
-
-    def record(self, chunk: ChunkId) -> ChunkRecord | None:
-        segment = self._segment_of_chunk.get(chunk)
-        if segment is None:
-            return None
-        table = self._tables[segment]
-        return table.records[chunk - table.first_chunk]
 
     def chunk(self, chunk: ChunkId) -> Chunk | None:
         """The place of the chunk's bytes in the files; known once the first segment's table has

@@ -23,7 +23,8 @@ from echo2d.runtime.process.prometheus import (
     LoopMetrics,
     Samples,
     by_key,
-    value,
+    counter,
+    gauge,
 )
 
 QUANTILES = (0.5, 0.95, 0.99)
@@ -32,24 +33,9 @@ QUANTILES = (0.5, 0.95, 0.99)
 Number = float | None
 
 
-def _newest_version(status: Status) -> Samples:
-    newest = status.newest_version
-    return [((), None if newest is None else newest.version)]
-
-
 def _peers(status: Status) -> Samples:
     count = Counter((peer.kind, peer.state) for peer in (*status.workers, *status.relays))
     return list(count.items())
-
-
-def _groups(status: Status) -> Samples:
-    groups = status.groups
-    return [(("in_flight",), groups.in_flight), (("buffered",), groups.buffered)]
-
-
-def _gateway_choices(status: Status) -> Samples:
-    gateway = status.gateway
-    return [(("waiting",), gateway.waiting), (("running",), gateway.running)]
 
 
 def _recent(
@@ -88,24 +74,16 @@ def _renting(status: Status) -> RentingStatus | None:
 def _rented(name: str, about: str, read: Callable[[RentingStatus], float]) -> Family[Status]:
     """A gauge about renting; it has no sample where nothing is rented."""
 
-    def samples(status: Status) -> Samples:
+    def number(status: Status) -> float | None:
         renting = _renting(status)
-        return [] if renting is None else [((), read(renting))]
+        return None if renting is None else read(renting)
 
-    return Family(f"echo2d_rented_{name}", about, samples)
+    return gauge(f"echo2d_rented_{name}", about, number)
 
 
 def _rented_boxes(status: Status) -> Samples:
     renting = _renting(status)
     return [] if renting is None else [((state,), n) for state, n in renting.states.items()]
-
-
-def _peer_faults(status: Status) -> Samples:
-    return [] if status.process is None else [((), status.process.peer_faults)]
-
-
-def _active(status: Status) -> Samples:
-    return [((), sum(worker.active for worker in status.workers))]
 
 
 def _bottleneck(status: Status) -> Samples:
@@ -128,53 +106,61 @@ def _of_worker(
 
 
 FAMILIES: tuple[Family[Status], ...] = (
-    Family(
-        "echo2d_epoch", "Learner session in force; 0: none yet", value(lambda status: status.epoch)
-    ),
-    Family(
+    gauge("echo2d_epoch", "Learner session in force; 0: none yet", lambda status: status.epoch),
+    gauge(
         "echo2d_open_step",
         "Lowest train step whose batch is not full",
-        value(lambda status: status.open_step),
+        lambda status: status.open_step,
     ),
-    Family(
+    gauge(
         "echo2d_committed_step",
         "Last train step that the learner committed",
-        value(lambda status: status.committed_step),
+        lambda status: status.committed_step,
     ),
-    Family(
+    gauge(
         "echo2d_checkpoint_step",
         "Last train step that is durable at the learner",
-        value(lambda status: status.checkpoint_step),
+        lambda status: status.checkpoint_step,
     ),
-    Family(
+    gauge(
         "echo2d_newest_version",
         "Newest published policy version; no sample before the first",
-        _newest_version,
+        lambda status: None if status.newest_version is None else status.newest_version.version,
     ),
-    Family(
-        "echo2d_versions_published",
-        "Publishes accepted",
-        value(lambda status: status.versions_published),
-        counter=True,
+    counter(
+        "echo2d_versions_published", "Publishes accepted", lambda status: status.versions_published
     ),
-    Family("echo2d_staleness_max", "S, in train steps", value(lambda status: status.staleness_max)),
-    Family(
+    gauge("echo2d_staleness_max", "S, in train steps", lambda status: status.staleness_max),
+    gauge(
         "echo2d_publish_every",
         "kappa in force, in train steps",
-        value(lambda status: status.publish_every),
+        lambda status: status.publish_every,
     ),
-    Family(
-        "echo2d_seed_alive",
-        "1 while the seed can be spoken to",
-        value(lambda status: status.seed_alive),
+    gauge(
+        "echo2d_seed_alive", "1 while the seed can be spoken to", lambda status: status.seed_alive
     ),
     Family("echo2d_peers", "Workers and relay peers, by state", _peers, ("kind", "state")),
-    Family("echo2d_groups", "Groups that are in no batch yet", _groups, ("state",)),
-    Family("echo2d_leases", "Leases that run", value(lambda status: status.groups.leases)),
+    Family(
+        "echo2d_groups",
+        "Groups that are in no batch yet",
+        by_key(
+            lambda status: {
+                "in_flight": status.groups.in_flight,
+                "buffered": status.groups.buffered,
+            }
+        ),
+        ("state",),
+    ),
+    gauge("echo2d_leases", "Leases that run", lambda status: status.groups.leases),
     Family(
         "echo2d_gateway_choices",
         "Samples that calls of the gateway wait for",
-        _gateway_choices,
+        by_key(
+            lambda status: {
+                "waiting": status.gateway.waiting,
+                "running": status.gateway.running,
+            }
+        ),
         ("state",),
     ),
     Family(
@@ -184,17 +170,13 @@ FAMILIES: tuple[Family[Status], ...] = (
         ("outcome",),
         counter=True,
     ),
-    Family(
-        "echo2d_gateway_tokens",
-        "Tokens told to callers",
-        value(lambda status: status.gateway.tokens),
-        counter=True,
+    counter(
+        "echo2d_gateway_tokens", "Tokens told to callers", lambda status: status.gateway.tokens
     ),
-    Family(
+    counter(
         "echo2d_gateway_handed_over",
         "Samples of calls that went on at another worker",
-        value(lambda status: status.gateway.handed_over),
-        counter=True,
+        lambda status: status.gateway.handed_over,
     ),
     Family(
         "echo2d_groups_dropped",
@@ -210,17 +192,15 @@ FAMILIES: tuple[Family[Status], ...] = (
         ("reason",),
         counter=True,
     ),
-    Family(
+    counter(
         "echo2d_trajectories_trained",
         "In committed steps",
-        value(lambda status: status.trajectories.trained),
-        counter=True,
+        lambda status: status.trajectories.trained,
     ),
-    Family(
+    counter(
         "echo2d_trajectories_dropped",
         "Given up with their groups",
-        value(lambda status: status.trajectories.dropped),
-        counter=True,
+        lambda status: status.trajectories.dropped,
     ),
     Family(
         "echo2d_answer_tokens",
@@ -228,34 +208,35 @@ FAMILIES: tuple[Family[Status], ...] = (
         by_key(lambda status: status.answer_tokens),
         ("fate",),
     ),
-    Family(
+    counter(
         "echo2d_learner_train_seconds",
         "Time the learner trained",
-        value(lambda status: status.learner_train_s),
-        counter=True,
+        lambda status: status.learner_train_s,
     ),
-    Family(
+    counter(
         "echo2d_learner_wait_seconds",
         "Time between its commits in which the learner did not train; its share is the bubble",
-        value(lambda status: status.learner_wait_s),
-        counter=True,
+        lambda status: status.learner_wait_s,
     ),
-    Family(
+    gauge(
         "echo2d_mu_pool",
         "Trajectories per second of the active workers, as measured",
-        value(lambda status: status.provision.mu_pool),
+        lambda status: status.provision.mu_pool,
     ),
-    Family(
+    gauge(
         "echo2d_mu_min",
         "Trajectories per second with which the learner never waits",
-        value(lambda status: status.provision.mu_min),
+        lambda status: status.provision.mu_min,
     ),
-    Family("echo2d_active_workers", "Workers that get leases", _active),
-    Family(
+    gauge(
+        "echo2d_active_workers",
+        "Workers that get leases",
+        lambda status: sum(worker.active for worker in status.workers),
+    ),
+    counter(
         "echo2d_activation_changes",
         "Changes of the active workers that no event forced",
-        value(lambda status: status.provision.changes),
-        counter=True,
+        lambda status: status.provision.changes,
     ),
     Family(
         "echo2d_bottleneck",
@@ -284,23 +265,20 @@ FAMILIES: tuple[Family[Status], ...] = (
     _rented(
         "left_usd", "Of the budget, neither spent nor set aside", lambda renting: renting.left_usd
     ),
-    Family(
+    counter(
         "echo2d_tokens_accepted",
         "Tokens of accepted results",
-        value(lambda status: status.tokens_accepted),
-        counter=True,
+        lambda status: status.tokens_accepted,
     ),
-    Family(
+    counter(
         "echo2d_wire_bytes",
         "Bytes of all encoded versions, each counted once",
-        value(lambda status: status.wire_bytes),
-        counter=True,
+        lambda status: status.wire_bytes,
     ),
-    Family(
+    counter(
         "echo2d_full_bytes",
         "Bytes of the snapshots from which these were encoded",
-        value(lambda status: status.full_bytes),
-        counter=True,
+        lambda status: status.full_bytes,
     ),
     Family(
         "echo2d_seed_copies",
@@ -320,16 +298,15 @@ FAMILIES: tuple[Family[Status], ...] = (
         ("kind",),
         counter=True,
     ),
-    Family(
+    counter(
         "echo2d_peer_faults",
         "Sessions closed for what their peer sent",
-        _peer_faults,
-        counter=True,
+        lambda status: None if status.process is None else status.process.peer_faults,
     ),
-    Family(
+    gauge(
         "echo2d_attention",
         "Alerts that `echo2d status` shows; 0: all is well",
-        value(lambda status: len(status.attention)),
+        lambda status: len(status.attention),
     ),
     _recent("train_step", "Train steps, net of waiting", lambda status: status.t_train_s),
     _recent(

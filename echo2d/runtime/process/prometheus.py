@@ -58,9 +58,14 @@ class Family(Generic[StatusT]):
         return family
 
 
-def value(read: Callable[[StatusT], float | None]) -> Callable[[StatusT], Samples]:
-    """One number of a status, without a label."""
-    return lambda status: [((), read(status))]
+def gauge(name: str, about: str, read: Callable[[StatusT], float | None]) -> Family[StatusT]:
+    """A gauge of one number of a status, without a label."""
+    return Family(name, about, lambda status: [((), read(status))])
+
+
+def counter(name: str, about: str, read: Callable[[StatusT], float | None]) -> Family[StatusT]:
+    """A counter of one number of a status, without a label."""
+    return Family(name, about, lambda status: [((), read(status))], counter=True)
 
 
 def number(name: str) -> Callable[[Mapping[str, Any]], Samples]:

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from echo2d.core.base.ids import FrameId, Generation, PeerId, PlanId, Version
+from echo2d.core.base.ids import FrameId, Generation, PeerId, PlanId
 from echo2d.core.broadcast.transmission import Transmission
 from echo2d.core.cluster.quarantine import ALONE_MAX, QUARANTINE_S
 from echo2d.core.coordinator.events import DeadlinePassed
@@ -11,10 +11,9 @@ from echo2d.core.protocol.control_messages import (
     FrameAccused,
     Heartbeat,
     PlanEdges,
-    VersionVerified,
 )
 from echo2d.testing.memory_run import FakePeer
-from tests.support.coordinator_world import World, form_of, messages, version_digest
+from tests.support.coordinator_world import World, form_of, messages
 from tests.support.publishing import deliver_seed, publish_again, published
 
 
@@ -133,19 +132,6 @@ def test_what_the_seed_itself_saw_is_enough() -> None:
     (first,) = transmission.neighbours(PeerId("seed"))
     world.say(world.peers["seed"], FrameAccused(form_of(world), FrameId(1), first))
     assert quarantined(world) == [first]
-
-
-def test_nobody_waits_for_a_quarantined_worker() -> None:
-    world = published("a", "b")
-    deliver_seed(world)
-    transmission = world.state._publishing.spreading
-    assert transmission is not None
-    (first,) = transmission.neighbours(PeerId("seed"))
-    (other,) = {"a", "b"} - {first}
-    world.say(world.peers["seed"], FrameAccused(form_of(world), FrameId(1), first))
-    world.say(world.peers[other], VersionVerified(form_of(world), Version(0), version_digest(0)))
-    assert not world.state._publishing._awaits_anyone(transmission)
-    assert len(world.state.status().t_verify_s) == 1
 
 
 def quarantined(world: World) -> list[str]:

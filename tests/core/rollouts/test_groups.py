@@ -43,20 +43,6 @@ def test_a_result_is_kept_answered_and_scored() -> None:
     assert world.state.status().tokens_accepted == 3
 
 
-def test_the_first_accepted_result_wins() -> None:
-    world, (worker,) = world_of(2)
-    key, sample = worker.open[0]
-    result = worker.finish(key, sample)
-    for message in (result, result, replace(result, finish="length")):
-        world.say(worker, message)
-    assert answers(worker) == [
-        (True, ""),
-        (True, ""),
-        (False, "a different result was accepted before"),
-    ]
-    assert sum(world.state.status().results_refused.values()) == 1
-
-
 def test_results_for_leases_that_are_not_ones_own() -> None:
     world, (one, two) = world_of(2, 2)
     result = one.finish(*one.open[0])
@@ -191,25 +177,6 @@ def test_a_reward_that_is_no_number_is_a_failed_one() -> None:
     world.pending.clear()
     world.handle(SampleScored(GroupId(0), 0, float("inf"), ""))
     assert len(dropped(world)) == 1
-
-
-def test_groups_without_variance_are_filtered_so_often() -> None:
-    world, _ = world_of(2, staleness_max=0)
-    world.reward = lambda cursor, sample: 1.0
-    request = world.ask_batch(1)
-    world.work()
-    assert request in world.replies
-    status = world.state.status()
-    assert status.groups_dropped == {"filtered": 8}  # 4 R = 16 trajectories
-    assert status.trajectories.dropped == 16
-    kept = {
-        each.length
-        for stored in world.ledger.groups.values()
-        for each in stored.record.trajectories
-    }
-    assert [status.answer_tokens] == [
-        {"filtered": length} for length in kept
-    ]  # all are as long as each other
 
 
 def test_prompts_beyond_the_vocabulary_stop_the_run() -> None:

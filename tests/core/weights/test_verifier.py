@@ -39,7 +39,7 @@ def test_roots_and_tables_in_order() -> None:
         number = segment.table.segment
         assert index.missing_segment() is None
         assert index.spans(number) == ()
-        assert index.digest(frame_id(number, 0)) == segment.table.digest
+        assert index.table_digest(number) == segment.table.digest
         assert index.length(frame_id(number, 0)) is None
         index.accept_table(number, segment.table.encode())
         index.check()
@@ -49,10 +49,7 @@ def test_roots_and_tables_in_order() -> None:
         )
         for span, payload in segment.frames(FORM.facts.frame_bytes):
             assert index.span(span.frame) == span
-            assert (index.digest(span.frame), index.length(span.frame)) == (
-                digest_of(payload),
-                len(payload),
-            )
+            assert (span.digest, index.length(span.frame)) == (digest_of(payload), len(payload))
     assert index.complete
     assert index.manifest() == FORM.manifest
 
@@ -175,7 +172,7 @@ def test_tables_in_any_order() -> None:
 def test_where_chunks_go() -> None:
     index = FormIndex(LAST)
     index.accept_page(SegmentId(0), FORM.digests)
-    assert (index.files, index.chunk(ChunkId(0)), index.record(ChunkId(0))) == ((), None, None)
+    assert (index.files, index.chunk(ChunkId(0))) == ((), None)
     assert (
         index.chunk_spans(ChunkId(0)),
         index.spans(SegmentId(9)),
@@ -185,15 +182,14 @@ def test_where_chunks_go() -> None:
     assert index.files == FORM.manifest.files
     assert index.chunk(ChunkId(2)) == Chunk("02.txt", 0, 10_240)
     assert index.chunk(ChunkId(6)) is None
-    record = index.record(ChunkId(2))
-    assert record is not None
+    table = index.table(SegmentId(2))
+    assert table is not None
+    [record] = table.records
     assert (record.chunk, record.result) == (2, digest_of(CONTENTS["02.txt"]))
     assert [span.chunk for span in index.chunk_spans(ChunkId(2))] == [2]
     assert index.span(frame_id(SegmentId(0), 0)) is None
-    assert (index.digest(frame_id(SegmentId(0), 9)), index.length(frame_id(SegmentId(0), 9))) == (
-        None,
-        None,
-    )
+    unknown = frame_id(SegmentId(0), 9)
+    assert (index.span(unknown), index.length(unknown)) == (None, None)
 
 
 def test_a_damaged_or_unsigned_table_is_refused() -> None:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from echo2d.core.base.canonical import digest_of
-from echo2d.core.base.ids import ChunkId, SegmentId, is_table
+from echo2d.core.base.ids import SegmentId, is_table
 from echo2d.core.weights.encoding import SegmentTable, decode_record, frame_layout
 from echo2d.core.weights.manifest import Manifest, chunk_layout
 from echo2d.core.weights.signed_index import Root
@@ -152,7 +152,7 @@ class Receiver(RuleBasedStateMachine):
             self.index.accept_table(segment.table.segment, segment.table.encode())
         self.index.check()
         assert self.index.manifest() == self.form.manifest
-        assert self.index.record(ChunkId(0)) == self.form.segments[0].table.records[0]
+        assert self.index.table(SegmentId(0)) == self.form.segments[0].table
 
 
 TestReceiver = Receiver.TestCase

@@ -2,7 +2,6 @@
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -31,12 +30,6 @@ from tests.support.peer import a_model, a_seed, a_worker, spread, spread_striped
 from tests.support.polling import HANG_S
 
 FIRST = SegmentId(0)
-
-
-@pytest.fixture
-async def double(tmp_path: Path) -> AsyncIterator[CoordinatorDouble]:
-    async with CoordinatorDouble.serving(tmp_path / "run") as double:
-        yield double
 
 
 def sent(peer: Seed | Worker, form: FormId) -> int:

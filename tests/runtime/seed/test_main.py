@@ -7,7 +7,7 @@ import random
 import shutil
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -37,12 +37,6 @@ from echo2d.store.snapshots import build_manifest
 from tests.support.fake_coordinator import CoordinatorDouble
 from tests.support.peer import a_model, a_seed, a_worker
 from tests.support.snapshots import write_snapshot
-
-
-@pytest.fixture
-async def double(tmp_path: Path) -> AsyncIterator[CoordinatorDouble]:
-    async with CoordinatorDouble.serving(tmp_path / "run") as double:
-        yield double
 
 
 async def an_order(double: CoordinatorDouble, version: int) -> EncodeVersion:

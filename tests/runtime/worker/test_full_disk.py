@@ -1,15 +1,20 @@
 """A worker whose disk, or share of it, is too small for a version: it says so, serves the old one, takes the next."""
 
 import asyncio
+import contextlib
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from echo2d.core.base.ids import FormId
 from echo2d.core.protocol.control_messages import ApplyFailed, RefitDone, SampleFinished
+from echo2d.core.weights.encoding import FormFacts
+from echo2d.errors import StoreFault
 from echo2d.runtime.peer.state_dir import open_frames
 from echo2d.store.budget import DiskBudget
+from echo2d.store.frames import FrameStore
 from tests.support.fake_coordinator import CoordinatorDouble
 from tests.support.peer import a_seed, a_worker, spread, spread_striped
 
@@ -85,3 +90,71 @@ async def test_older_versions_make_room_within_the_share_of_the_disk(tmp_path: P
         budget = DiskBudget(1 << 20)
         kept_forms = (await asyncio.to_thread(open_frames, state / "frames", budget)).forms()
         assert [facts.version for facts in kept_forms] == [5]
+
+
+async def test_a_full_disk_is_reported_and_costs_nothing_else(
+    double: CoordinatorDouble, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full_after(version: int) -> Callable[..., None]:
+        put = FrameStore.put_verified
+
+        def put_verified(self: FrameStore, form: FormId, *frames: object) -> None:
+            if "seed" not in str(self._root) and self._forms[form].facts.version == version:
+                raise StoreFault(f"storing frames in {form} failed: No space left on device")
+            put(self, form, *frames)  # type: ignore[arg-type]
+
+        return put_verified
+
+    async with a_seed(double), a_worker(double, tmp_path / "one"):
+        names = await double.peers(2)
+        one = names["one"]
+        await spread(double, 0, names["seed"], one)
+        await double.until_said(RefitDone, one)
+        with monkeypatch.context() as patched:
+            patched.setattr(FrameStore, "put_verified", full_after(1))
+            facts, _ = await spread(double, 1, names["seed"], one)
+            failed = await double.until_said(ApplyFailed, one)
+            assert (failed.form, failed.reason.endswith("No space left on device")) == (
+                facts.form,
+                True,
+            )
+            double.send(one, double.lease(1, samples=1))
+            result = await double.until_said(SampleFinished, one)
+            assert result.spans[0].version == 0
+        await spread(double, 2, names["seed"], one)
+        done = await double.until_said(RefitDone, one, count=2)
+        assert done.version == 2
+
+
+async def test_a_form_that_cannot_even_begin_is_reported(
+    double: CoordinatorDouble, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin = FrameStore.begin
+
+    def full(self: FrameStore, facts: FormFacts) -> None:
+        if "seed" not in str(self._root):
+            raise StoreFault("beginning a form failed: No space left on device")
+        begin(self, facts)
+
+    async with a_seed(double), a_worker(double, tmp_path / "one"):
+        names = await double.peers(2)
+        one = names["one"]
+        with monkeypatch.context() as patched:
+            patched.setattr(FrameStore, "begin", full)
+            facts, _ = await spread(double, 0, names["seed"], one)
+            failed = await double.until_said(ApplyFailed, one)
+            assert (failed.form, failed.reason.endswith("No space left on device")) == (
+                facts.form,
+                True,
+            )
+            double.send(one, double.roots[-1])
+            await double.until_said(ApplyFailed, one, count=2)
+        for plan in range(
+            2, 12
+        ):  # told again, as a coordinator does, for one telling may meet the failure before it
+            double.send(one, double.roots[-1])
+            double.chains(facts.form, [(names["seed"], one)], plan=plan)
+            with contextlib.suppress(TimeoutError):
+                await double.until(lambda: bool(double.said(RefitDone, one)), timeout_s=1.0)
+                break
+        await double.until_said(RefitDone, one)

@@ -3,7 +3,7 @@
 import asyncio
 import dataclasses
 import shutil
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -62,12 +62,6 @@ def fake_logprobs(version: int, label: str, output: list[int]) -> list[float]:
         fake_logprob(label, context[:place], context[place])
         for place in range(len(PROMPT), len(context))
     ]
-
-
-@pytest.fixture
-async def double(tmp_path: Path) -> AsyncIterator[CoordinatorDouble]:
-    async with CoordinatorDouble.serving(tmp_path / "run") as double:
-        yield double
 
 
 @pytest.fixture(params=["fake", "torch"])

@@ -1,0 +1,353 @@
+"""The rows of the ledger's tables: how a record becomes rows, and how a row is checked and read back.
+
+A reward of NaN is stored as NULL, which means not scored yet. Counters never go back.
+Not here: files, transactions and what is deleted (`ledger`).
+"""
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Generic, Literal, TypeVar
+
+from echo2d.core.base.codec import pack, plain_reader, unpacker
+from echo2d.core.base.ids import GroupId
+from echo2d.core.broadcast.events import FormChosen, RatesMeasured
+from echo2d.core.cluster.events import VersionPublished, VersionRevoked
+from echo2d.core.coordinator.events import CheckpointKept, CoordinatorRecord, EpochOpened
+from echo2d.core.protocol.control_messages import VersionSpan
+from echo2d.core.protocol.trajectory import (
+    GROUP_BYTES_MAX,
+    GroupRecord,
+    Partial,
+    StoredGroup,
+    TrajectoryRecord,
+    unpack_logprobs,
+    unpack_tokens,
+)
+from echo2d.core.rollouts.events import (
+    AcceptedResult,
+    BatchCommitted,
+    BatchFrozen,
+    GroupDropped,
+    LeaseGiven,
+    PromptTaken,
+    SampleKept,
+    SampleRewarded,
+)
+from echo2d.core.topology.uplink_rates import UPLINK_MIN, PeerRate
+from echo2d.errors import PeerFault
+
+SCHEMA_VERSION = 4
+SCHEMA = """
+CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE epochs (epoch INTEGER PRIMARY KEY, resume_step INTEGER NOT NULL);
+CREATE TABLE versions (
+    publish_seq INTEGER PRIMARY KEY, epoch INTEGER NOT NULL, version INTEGER NOT NULL,
+    digest BLOB NOT NULL,
+    path TEXT NOT NULL, full_bytes INTEGER NOT NULL, revoked INTEGER NOT NULL DEFAULT 0);
+CREATE TABLE forms (publish_seq INTEGER PRIMARY KEY, base BLOB, frame_bytes INTEGER NOT NULL);
+CREATE TABLE groups (group_id INTEGER PRIMARY KEY, cursor INTEGER NOT NULL, prompt BLOB NOT NULL);
+CREATE TABLE leases (
+    group_id INTEGER NOT NULL REFERENCES groups ON DELETE CASCADE, lease INTEGER NOT NULL,
+    attempt INTEGER NOT NULL,
+    worker TEXT NOT NULL, samples TEXT NOT NULL, version INTEGER NOT NULL, digest BLOB NOT NULL,
+    base BLOB,
+    PRIMARY KEY (group_id, lease, attempt));
+CREATE TABLE samples (
+    group_id INTEGER NOT NULL REFERENCES groups ON DELETE CASCADE, sample INTEGER NOT NULL,
+    lease INTEGER NOT NULL,
+    attempt INTEGER NOT NULL, worker TEXT NOT NULL, tokens BLOB NOT NULL, logprobs BLOB NOT NULL,
+    spans BLOB NOT NULL,
+    fingerprint BLOB NOT NULL, reward REAL, PRIMARY KEY (group_id, sample));
+CREATE TABLE batches (step INTEGER PRIMARY KEY, digest BLOB NOT NULL, groups TEXT NOT NULL,
+    refusals INTEGER NOT NULL);
+CREATE TABLE commits (
+    step INTEGER, epoch INTEGER, digest BLOB NOT NULL, t_train_s REAL NOT NULL,
+    PRIMARY KEY (step, epoch)) WITHOUT ROWID;
+CREATE TABLE rates (peer TEXT PRIMARY KEY, bytes_per_s REAL NOT NULL, held_up INTEGER NOT NULL);
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class _Spans:
+    """The stored form of a sample's spans."""
+
+    spans: tuple[VersionSpan, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Counter:
+    """A counter that never goes back, whatever rows have been deleted."""
+
+    name: Literal["cursor", "group", "checkpoint"]
+    value: int
+
+
+_Row = tuple[Any, ...]
+Read = TypeVar("Read")
+
+
+@dataclass(frozen=True, slots=True)
+class Query(Generic[Read]):
+    """What to select from which table, and how to convert a row.
+
+    make: raises PeerFault, ValueError, TypeError or RecursionError on a damaged row.
+    """
+
+    table: str
+    sql: str
+    make: Callable[[_Row], Read]
+
+
+_unpack_spans = unpacker(_Spans, bytes_max=GROUP_BYTES_MAX)
+_unpack_partial = unpacker(Partial, bytes_max=GROUP_BYTES_MAX)
+
+
+# --- rows -> records
+
+_checked_group = plain_reader(StoredGroup)
+_checked_record = plain_reader(GroupRecord)
+_checked_lease = plain_reader(LeaseGiven)
+_checked_answer = plain_reader(AcceptedResult)
+_checked_batch = plain_reader(BatchFrozen)
+_checked_rate = plain_reader(PeerRate)
+
+
+def _group(row: _Row) -> StoredGroup:
+    """A stored group without its trajectories, which are read from other rows."""
+    group, cursor, prompt = row
+    stored: StoredGroup = _checked_group([[group, prompt, []], cursor])
+    unpack_tokens(stored.record.prompt)
+    return stored
+
+
+def _trajectory(row: _Row) -> tuple[GroupId, TrajectoryRecord]:
+    group, sample, tokens, logprobs, spans, reward, worker = row
+    scored = math.nan if reward is None else reward
+    checked: GroupRecord = _checked_record(
+        [group, b"", [[sample, tokens, logprobs, [], scored, worker]]]
+    )
+    (kept,) = checked.trajectories
+    return checked.group, replace(kept, spans=_spans(_unpack_spans(spans).spans, tokens, logprobs))
+
+
+def _lease(row: _Row) -> LeaseGiven:
+    group, lease, attempt, worker, samples, version, digest, packed = row
+    given: LeaseGiven = _checked_lease(
+        [group, lease, attempt, worker, json.loads(samples), [version, digest], [b"", b"", []]]
+    )
+    if packed is None:
+        return given
+    base: Partial = _unpack_partial(packed)
+    _spans(base.spans, base.tokens, base.logprobs)
+    return replace(given, base=base)
+
+
+def _spans(
+    spans: tuple[VersionSpan, ...], tokens: bytes, logprobs: bytes
+) -> tuple[VersionSpan, ...]:
+    """Return the spans. PeerFault: there are none, or tokens and logprobs differ in number."""
+    if not spans or len(unpack_tokens(tokens)) != len(unpack_logprobs(logprobs)):
+        raise PeerFault("its tokens, logprobs and spans do not fit together")
+    return spans
+
+
+def _answer(row: _Row) -> AcceptedResult:
+    lease, attempt, sample, fingerprint = row
+    answered: AcceptedResult = _checked_answer([[lease, attempt], sample, fingerprint])
+    return answered
+
+
+def _batch(row: _Row) -> BatchFrozen:
+    step, digest, groups, refusals = row
+    frozen: BatchFrozen = _checked_batch([step, digest, json.loads(groups), refusals])
+    return frozen
+
+
+def _rate(row: _Row) -> PeerRate:
+    peer, bytes_per_s, held_up = row
+    rate: PeerRate = _checked_rate([peer, bytes_per_s, {0: False, 1: True}.get(held_up)])
+    if not UPLINK_MIN <= rate.bytes_per_s < math.inf:
+        raise PeerFault(f"bytes_per_s: expected at least {UPLINK_MIN}; found {rate.bytes_per_s}")
+    return rate
+
+
+# --- what `recover` reads
+
+COUNTERS: Query[_Counter] = Query(
+    "counters", "SELECT name, value FROM counters", plain_reader(_Counter)
+)
+NEWEST_EPOCH: Query[EpochOpened] = Query(
+    "epochs",
+    "SELECT epoch, resume_step FROM epochs ORDER BY epoch DESC LIMIT 1",
+    plain_reader(EpochOpened),
+)
+PUBLISHED: Query[VersionPublished] = Query(
+    "versions",
+    "SELECT publish_seq, epoch, version, digest, path, full_bytes FROM versions "
+    "WHERE NOT revoked ORDER BY publish_seq",
+    plain_reader(VersionPublished),
+)
+NEWEST_FORM: Query[FormChosen] = Query(
+    "forms",
+    "SELECT publish_seq, base, frame_bytes FROM forms ORDER BY publish_seq DESC LIMIT 1",
+    plain_reader(FormChosen),
+)
+GROUPS: Query[StoredGroup] = Query(
+    "groups", "SELECT group_id, cursor, prompt FROM groups ORDER BY group_id", _group
+)
+TRAJECTORIES: Query[tuple[GroupId, TrajectoryRecord]] = Query(
+    "samples",
+    "SELECT group_id, sample, tokens, logprobs, spans, reward, worker FROM samples "
+    "ORDER BY group_id, sample",
+    _trajectory,
+)
+GIVEN: Query[LeaseGiven] = Query(
+    "leases",
+    "SELECT group_id, lease, attempt, worker, samples, version, digest, base "
+    "FROM leases ORDER BY rowid",
+    _lease,
+)
+ANSWERED: Query[AcceptedResult] = Query(
+    "samples", "SELECT lease, attempt, sample, fingerprint FROM samples ORDER BY rowid", _answer
+)
+RATES: Query[PeerRate] = Query(
+    "rates", "SELECT peer, bytes_per_s, held_up FROM rates ORDER BY rowid", _rate
+)
+FROZEN: Query[BatchFrozen] = Query(
+    "batches", "SELECT step, digest, groups, refusals FROM batches ORDER BY step", _batch
+)
+COMMITTED: Query[BatchCommitted] = Query(
+    "commits",
+    "SELECT step, max(epoch) AS epoch, digest, t_train_s FROM commits GROUP BY step ORDER BY step",
+    plain_reader(BatchCommitted),
+)
+
+# --- records -> rows
+
+Statement = tuple[str, tuple[Any, ...]]
+_RAISE = (
+    "INSERT INTO counters VALUES (?, ?) "
+    "ON CONFLICT (name) DO UPDATE SET value = max(value, excluded.value)"
+)
+
+
+def _reward(reward: float) -> float | None:
+    return None if math.isnan(reward) else reward
+
+
+def _epoch_opened(record: EpochOpened) -> list[Statement]:
+    return [("INSERT INTO epochs VALUES (?, ?)", (record.epoch, record.resume_step))]
+
+
+def _version_published(record: VersionPublished) -> list[Statement]:
+    row = (
+        record.publish_seq,
+        record.epoch,
+        record.version,
+        record.digest,
+        record.path,
+        record.full_bytes,
+    )
+    return [("INSERT INTO versions VALUES (?, ?, ?, ?, ?, ?, 0)", row)]
+
+
+def _version_revoked(record: VersionRevoked) -> list[Statement]:
+    return [
+        (
+            "UPDATE versions SET revoked = 1 WHERE version = ? AND digest = ?",
+            (record.version, record.digest),
+        )
+    ]
+
+
+def _form_chosen(record: FormChosen) -> list[Statement]:
+    row = (record.publish_seq, record.base, record.frame_bytes)
+    return [("INSERT OR REPLACE INTO forms VALUES (?, ?, ?)", row)]
+
+
+def _prompt_taken(record: PromptTaken) -> list[Statement]:
+    return [
+        ("INSERT INTO groups VALUES (?, ?, ?)", (record.group, record.cursor, record.prompt)),
+        (_RAISE, ("cursor", record.cursor + 1)),
+        (_RAISE, ("group", record.group + 1)),
+    ]
+
+
+def _lease_given(record: LeaseGiven) -> list[Statement]:
+    served, base = record.served, pack(record.base) if record.base.length else None
+    row = (record.group, record.lease, record.attempt, record.worker, json.dumps(record.samples))
+    return [
+        (
+            "INSERT INTO leases VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            (*row, served.version, served.digest, base),
+        )
+    ]
+
+
+def _sample_kept(record: SampleKept) -> list[Statement]:
+    kept = record.trajectory
+    spans = pack(_Spans(kept.spans))
+    row = (
+        record.group,
+        kept.sample,
+        record.lease,
+        record.attempt,
+        kept.worker,
+        kept.tokens,
+        kept.logprobs,
+        spans,
+    )
+    more = (record.fingerprint, _reward(kept.reward))
+    return [("INSERT INTO samples VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", (*row, *more))]
+
+
+def _sample_rewarded(record: SampleRewarded) -> list[Statement]:
+    change = "UPDATE samples SET reward = ? WHERE group_id = ? AND sample = ?"
+    return [(change, (_reward(record.reward), record.group, record.sample))]
+
+
+def _group_dropped(record: GroupDropped) -> list[Statement]:
+    return [("DELETE FROM groups WHERE group_id = ?", (record.group,))]
+
+
+def _batch_frozen(record: BatchFrozen) -> list[Statement]:
+    row = (record.step, record.digest, json.dumps(record.groups), record.refusals)
+    return [("INSERT OR REPLACE INTO batches VALUES (?, ?, ?, ?)", row)]
+
+
+def _batch_committed(record: BatchCommitted) -> list[Statement]:
+    row = (record.step, record.epoch, record.digest, record.t_train_s)
+    return [("INSERT OR REPLACE INTO commits VALUES (?, ?, ?, ?)", row)]
+
+
+def _checkpoint_kept(record: CheckpointKept) -> list[Statement]:
+    return [(_RAISE, ("checkpoint", record.step))]
+
+
+def _rates_measured(record: RatesMeasured) -> list[Statement]:
+    change = "INSERT OR REPLACE INTO rates VALUES (?, ?, ?)"  # the newest gets the highest rowid
+    return [(change, (rate.peer, rate.bytes_per_s, rate.held_up)) for rate in record.rates]
+
+
+_STATEMENTS: dict[type, Callable[[Any], list[Statement]]] = {
+    EpochOpened: _epoch_opened,
+    VersionPublished: _version_published,
+    VersionRevoked: _version_revoked,
+    FormChosen: _form_chosen,
+    PromptTaken: _prompt_taken,
+    LeaseGiven: _lease_given,
+    SampleKept: _sample_kept,
+    SampleRewarded: _sample_rewarded,
+    GroupDropped: _group_dropped,
+    BatchFrozen: _batch_frozen,
+    BatchCommitted: _batch_committed,
+    CheckpointKept: _checkpoint_kept,
+    RatesMeasured: _rates_measured,
+}
+
+
+def statements(record: CoordinatorRecord) -> list[Statement]:
+    """The statements that write this record, each with its values."""
+    return _STATEMENTS[type(record)](record)

@@ -1,0 +1,49 @@
+"""A hardly trained model, the config of a short run on it, and a scripted coordinator."""
+
+import contextlib
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import learner.__main__ as program
+from learner.config import LearnerConfig
+from tests.support.learner import config_in, make_base
+from tests.support.scripted_coordinator import ScriptedCoordinator
+
+
+@pytest.fixture(scope="session")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_base(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture
+def config(tmp_path: Path, base: Path) -> LearnerConfig:
+    (tmp_path / "snapshots").mkdir()
+    return config_in(tmp_path, base, steps=4, checkpoint_every=3)
+
+
+@pytest.fixture
+def coordinator(tmp_path: Path) -> ScriptedCoordinator:
+    return ScriptedCoordinator(tmp_path / "taken", lag=1)
+
+
+@pytest.fixture
+def served(
+    coordinator: ScriptedCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> ScriptedCoordinator:
+    """It is the one that the learner's program finds."""
+    monkeypatch.setattr(
+        program, "Coordinator", lambda *_, **__: contextlib.nullcontext(coordinator)
+    )
+    return coordinator
+
+
+@pytest.fixture(autouse=True)
+def signal_handlers() -> Iterator[None]:
+    """The learner's program sets them; the test runner gets its own back."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)

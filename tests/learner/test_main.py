@@ -1,0 +1,97 @@
+"""The learner's program: its config file, what it prints, and its exit code."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from learner.__main__ import main
+from learner.config import LearnerConfig
+from learner.model import Policy
+from tests.support.learner import write_config
+from tests.support.scripted_coordinator import ScriptedCoordinator
+
+
+def test_the_file_is_read_back_as_written(config: LearnerConfig, tmp_path: Path) -> None:
+    assert LearnerConfig.load(write_config(tmp_path / "run.toml", config)) == config
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"lr": "high"}, "learner.lr: expected a number, more than 0.0; found 'high'"),
+        ({"lr": 0}, "learner.lr: expected a number, more than 0.0; found 0"),
+        ({"steps": 1.5}, "learner.steps: expected an integer, at least 1; found 1.5"),
+        ({"steps": True}, "learner.steps: expected an integer, at least 1; found True"),
+        ({"betas": [0.9]}, "learner.betas: expected [a number, a number]"),
+        ({"betas": [0.9, 1.0]}, "learner.betas: expected [a number, a number]"),
+        (
+            {"objective": "ppo"},
+            'learner.objective: expected "grpo" or "dr_grpo" or "gspo"; found \'ppo\'',
+        ),
+        ({"speed": 1}, "learner.speed: unknown key; expected one of objective, "),
+    ],
+)
+def test_a_wrong_key_is_one_line_and_exit_code_2(
+    config: LearnerConfig,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    changes: dict[str, object],
+    line: str,
+) -> None:
+    assert main(["--config", str(write_config(tmp_path / "run.toml", config, **changes))]) == 2
+    assert capsys.readouterr().err.startswith(f"learner: {line}")
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("[learner]\nlr = 1", "learner.url: expected "),
+        ("[run]", "expected a table [learner]"),
+        ("a = ", "is not TOML"),
+    ],
+)
+def test_a_file_without_a_whole_table_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, line: str
+) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(text)
+    assert main(["--config", str(path)]) == 2
+    assert line in capsys.readouterr().err
+    assert main(["--config", str(tmp_path / "none.toml")]) == 2
+
+
+def test_a_gradient_that_is_no_number_would_be_none_again(
+    config: LearnerConfig,
+    served: ScriptedCoordinator,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The first step leaves weights with which nothing can be reckoned. A service must not begin again for ever."""
+    path = write_config(tmp_path / "run.toml", config, lr=1e30, warmup_steps=0)
+    assert main(["--config", str(path)]) == 2
+    assert (
+        capsys.readouterr()
+        .err.splitlines()[-1]
+        .startswith("learner: the gradient of train step 2 has norm ")
+    )
+    assert served.said("commit") == [1]
+
+
+@pytest.mark.usefixtures("served")
+def test_what_nobody_expected_has_a_traceback_and_a_last_word(
+    config: LearnerConfig,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """So other ranks do not wait for this one, nor it for what libraries do at the end."""
+
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(Policy, "train_step", full)
+    assert main(["--config", str(write_config(tmp_path / "run.toml", config))]) == 1
+    said = capsys.readouterr().err
+    assert "Traceback (most recent call last):" in said
+    assert said.splitlines()[-1] == "learner: OutOfMemoryError: CUDA out of memory"

@@ -1,0 +1,77 @@
+"""Models that cannot be loaded, and rows that several answers share."""
+
+import dataclasses
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from echo2d.client import OperatorFault
+from learner.config import LearnerConfig
+from learner.model import answer_logprobs, keeps_answers_apart, load_model
+from learner.packing import Answer, micro_batches
+from tests.support.learner import learn
+from tests.support.scripted_coordinator import ScriptedCoordinator
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
+def test_an_incomplete_model_is_the_operators_fault(
+    config: LearnerConfig, coordinator: ScriptedCoordinator, tmp_path: Path, name: str
+) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    for path in config.model.iterdir():
+        if path.name != name:
+            (model / path.name).hardlink_to(path)
+    with pytest.raises(OperatorFault, match=r"learner\.model"):
+        learn(dataclasses.replace(config, model=model), coordinator)
+
+
+def test_a_model_without_one_of_its_weights_is_the_operators_fault(
+    config: LearnerConfig, tmp_path: Path
+) -> None:
+    model = shutil.copytree(config.model, tmp_path / "lacking")
+    tensors = load_file(model / "model.safetensors")
+    del tensors["model.norm.weight"]
+    save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(OperatorFault, match=r"lacking lacks the weights model\.norm\.weight"):
+        load_model(model)
+
+
+def test_a_truncated_model_is_the_operators_fault(
+    config: LearnerConfig, coordinator: ScriptedCoordinator, tmp_path: Path
+) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(config.model, model)
+    os.truncate(model / "model.safetensors", 5000)
+    with pytest.raises(OperatorFault, match=r"learner\.model: cannot load"):
+        learn(dataclasses.replace(config, model=model), coordinator)
+
+
+def test_rows_shared_by_several_answers_give_the_same_logprobs(base: Path) -> None:
+    model = load_model(base).eval()
+    assert keeps_answers_apart(model)
+    rng = np.random.default_rng(0)
+    answers = [
+        Answer(
+            rng.integers(0, 17, length, dtype=np.int32),
+            np.arange(length) > 2,
+            np.zeros(length - 3, dtype=np.float32),
+            np.zeros(length - 3, dtype=np.int64),
+            np.float32(index),
+        )
+        for index, length in enumerate((20, 4, 9, 7, 12, 5))
+    ]
+    found = []
+    for packed in (False, True):
+        (micro,) = micro_batches(answers, 1000, packed=packed)
+        with torch.inference_mode():
+            logprobs = answer_logprobs(
+                model, micro.tokens_bt, micro.answer_bt, 1.0, micro.positions_bt
+            )
+        found.append({index: logprobs[micro.advantages_n == index] for index in range(6)})
+    assert all(torch.allclose(found[0][index], found[1][index], atol=1e-5) for index in range(6))
