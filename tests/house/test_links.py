@@ -110,3 +110,20 @@ def test_planted_breaches_are_found() -> None:
         "Groups.finish",
         "NoSuchClass",
     ]
+
+
+def misplaced_names(text: str) -> Iterator[str]:
+    """Names that a row such as "`core/x.py`: `A`, `b`" gives to a file that does not define them."""
+    for path, names in re.findall(r"`([\w/]+\.py)`: ((?:`\w+`(?:, )?)+)", text):
+        root = REPO if path.startswith("learner/") else REPO / "echo2d"
+        defined = re.findall(r"(?:class|def) (\w+)", (root / path).read_text())
+        yield from (
+            f"{name} in {path}" for name in re.findall(r"\w+", names) if name not in defined
+        )
+
+
+def test_every_name_lies_in_the_file_that_is_given() -> None:
+    assert list(misplaced_names(NAMES_CHECKED.read_text())) == []
+    assert list(misplaced_names("`core/relay/relay.py`: `Relay`, `Publishing`")) == [
+        "Publishing in core/relay/relay.py"
+    ]
