@@ -95,7 +95,7 @@ def table(lines: Iterable[dict[str, Any]]) -> Iterator[str]:
         for other in ("full", "copies"):
             sizes = [(received(each[other]), received(each["composed"])) for each in whole]
             shares = [[less[of] / more[of] for more, less in sizes] for of in range(3)]
-            saved = [[100 * (1 - each) for each in of] for of in shares]
+            saved = [[round(100 * (1 - each), 1) + 0.0 for each in of] for of in shares]
             cells = [f"{median(each):.1f} % ({min(each):.1f}-{max(each):.1f})" for each in saved]
             counts = [str(len(whole)), str(len(late) - late.count(None)), str(late.count(None))]
             yield f"| {' | '.join([run, f'{least}-{most}', *counts, f'`{other}`', *cells])} |"
