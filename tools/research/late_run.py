@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
+from echo2d.runtime.run_dir.credentials import create_token
 
 from echo2d.bench.lab import daemons, stub_task
 from echo2d.bench.lab.processes import Program, Programs
@@ -26,7 +27,6 @@ from echo2d.core.coordinator.events import CoordinatorAction, CoordinatorEvent
 from echo2d.core.coordinator.state import CoordinatorState
 from echo2d.core.protocol.control_messages import EncodeVersion
 from echo2d.runtime.coordinator.main import open_coordinator
-from echo2d.runtime.run_dir.credentials import create_token
 from echo2d.runtime.seed.supervisor import supervise_seed
 
 TASK = {"prompt_tokens": 4, "vocab_size": 512}
@@ -121,7 +121,7 @@ class LateRun:
             state = self._folder / f"worker-{worker}"
             if worker in fresh:
                 shutil.rmtree(state)
-            program = ["-m", "tools.counted_worker", f"{state}.frames", "join", url]
+            program = ["-m", "tools.research.counted_worker", f"{state}.frames", "join", url]
             flags = [f"--token-file={token}", f"--state-dir={state}", "--engine=fake"]
             self._workers[worker] = self._programs.start(state.name, *program, *flags)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from echo2d.bench.lab.daemons import write_snapshot
-from tools.late_joiners import absences, measure, table
+from tools.research.late_joiners import absences, measure, table
 
 VERSIONS = 6
 OPTIONS = Namespace(workers=2, versions=VERSIONS, mib=1, leave=1.0, away=[4, 4], fresh=0.0)

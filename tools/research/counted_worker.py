@@ -1,4 +1,4 @@
-"""`python -m tools.counted_worker FILE join ...`: `echo2d join`, which notes what it receives.
+"""`python -m tools.research.counted_worker FILE join ...`: `echo2d join`, which notes what it receives.
 
 Each frame with a payload, over whichever link, becomes a line of FILE: its form, and its bytes. A
 worker that is started again adds to the file.

@@ -1,4 +1,4 @@
-"""What composed deltas save: `python -m tools.late_joiners runs/rl/1e-6 runs/rl/1e-5`.
+"""What composed deltas save: `python -m tools.research.late_joiners runs/rl/1e-6 runs/rl/1e-5`.
 
 A real coordinator, its seed and workers (processes, on loopback) spread the versions of real runs
 (`tools/rl_updates.py`). Workers are killed and come back some versions later, some with an empty
@@ -28,7 +28,7 @@ from unittest.mock import patch
 
 from echo2d.bench.lab.real_versions import RealVersions
 from echo2d.core.broadcast.catch_up_policy import DeltaRoute, choose_route
-from tools.late_run import Absence, LateRun
+from tools.research.late_run import Absence, LateRun
 
 # What `choose_route` is not told of.
 HIDDEN = {"full": ("copies", "deltas"), "copies": ("deltas",), "composed": ()}
