@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
-from echo2d.runtime.run_dir.credentials import create_token
 
 from echo2d.bench.lab import daemons, stub_task
 from echo2d.bench.lab.processes import Program, Programs
@@ -27,7 +26,9 @@ from echo2d.core.coordinator.events import CoordinatorAction, CoordinatorEvent
 from echo2d.core.coordinator.state import CoordinatorState
 from echo2d.core.protocol.control_messages import EncodeVersion
 from echo2d.runtime.coordinator.main import open_coordinator
+from echo2d.runtime.run_dir.tokens import create_token
 from echo2d.runtime.seed.supervisor import supervise_seed
+from echo2d.testing.snapshots import write_model
 
 TASK = {"prompt_tokens": 4, "vocab_size": 512}
 # One trajectory a step, and none while a version spreads.
@@ -143,7 +144,7 @@ class LateRun:
         directory = self._folder / "snapshots" / str(version)
         weights = self._versions.weights(version, self._size // 2)
         parts = np.array_split(weights, daemons.SHARDS)
-        daemons.write_snapshot(directory, [part.data for part in parts])
+        write_model(directory, [part.data for part in parts])
         return directory
 
     async def _all_serve(self, version: int) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from echo2d.bench.lab.daemons import write_snapshot
+from echo2d.testing.snapshots import write_model
 from tools.research.late_joiners import absences, measure, table
 
 VERSIONS = 6
@@ -31,7 +31,7 @@ def a_trained_run(folder: Path) -> Path:
     words = rng.integers(0, 1 << 16, 1 << 19, dtype=np.uint16)
     for version in range(1, VERSIONS + 1):
         words[rng.integers(0, words.size, words.size // 100)] += 1
-        write_snapshot(folder / f"v{version}", [words.data])
+        write_model(folder / f"v{version}", [words.data])
     return folder
 
 
