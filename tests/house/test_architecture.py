@@ -58,6 +58,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "demo",
         "views",
         "tasks",
+        "testing",
         "errors",
     },
 }
