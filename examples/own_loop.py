@@ -19,10 +19,7 @@ LR, CLIP, STD_FLOOR = 1e-5, 0.2, 1e-4
 
 
 def too_old(batch: Batch, session: Session) -> dict[int, str]:
-    """Return the groups that are too stale to train, each with the reason.
-
-    The coordinator never hands these out; a trainer checks it again, since the bound is its own.
-    """
+    """Return the groups that are too stale to train, with the reason: a trainer checks it again."""
     oldest = batch.step - 1 - session.staleness_max
     return {
         group.group_id: f"version {span.version}"
@@ -34,10 +31,7 @@ def too_old(batch: Batch, session: Session) -> dict[int, str]:
 
 
 def loss_of(model: Any, group: Group) -> torch.Tensor:
-    """Return PPO's clipped loss, summed over the tokens of the group.
-
-    The old logprobs are those that the workers reported with the tokens.
-    """
+    """Return PPO's clipped loss, summed over tokens. The workers' logprobs are the old ones."""
     rewards = torch.tensor([each.reward for each in group.trajectories])
     advantages = (rewards - rewards.mean()) / (rewards.std(correction=0) + STD_FLOOR)
     losses = []
@@ -53,14 +47,11 @@ def loss_of(model: Any, group: Group) -> torch.Tensor:
 
 
 def publish(coordinator: Coordinator, model: Any, base: Path, root: Path, version: int) -> None:
-    """Publish the weights as bf16, with the other files of the base model.
-
-    When the call returns, the coordinator has its own copy, so the folder can go.
-    """
+    """Publish the weights as bf16, with the other files of the base model."""
     folder = root / f"own-{version}"
     shutil.copytree(base, folder, ignore=shutil.ignore_patterns("*.safetensors"))
     copy.deepcopy(model).to(torch.bfloat16).save_pretrained(folder)
-    coordinator.publish(version, folder)
+    coordinator.publish(version, folder)  # when it returns, the coordinator has its own copy
     shutil.rmtree(folder)
 
 
