@@ -30,6 +30,7 @@ FOUND = {
     20169: "three refits in a row failed, and the only worker never tried again",
     22947: "the order to encode went to a session that was over, and the seed's next one got none",
     23048: "a second learner read its newest checkpoint, and the first one made two more before it was fenced",
+    60034: "memory that is not the snapshot counted as served when the next refit was refused",
     3985: "what a worker came to serve between its hello and the welcome was never told",
 }
 

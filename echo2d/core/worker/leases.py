@@ -131,7 +131,9 @@ class WorkerLeases:
         self._results: dict[tuple[HeldLease, int], SampleFinished] = {}
         self._confirmed: dict[VersionKey, None] = {}
         self._still = False
-        # When leases whose results all wait for a confirmation report that they are alive.
+        # The leases whose results all wait for a confirmation: until when they report that they are
+        # alive, and when the next report is due.
+        self._waiting: dict[HeldLease, float] = {}
         self._alive_at: float | None = None
 
     @property
@@ -358,17 +360,17 @@ class WorkerLeases:
     def _alive(self, now: float) -> list[LeaseAction]:
         """Report the leases whose samples are all finished but not confirmed yet.
 
-        A refit of several engines may take longer than the silence after which a lease ends.
+        A refit of several engines may take longer than the silence after which a lease ends. After
+        ENGINE_STALL_S it has failed: the lease falls silent, and another worker gets it.
         """
         if self._alive_at is None or now < self._alive_at:
             return []
-        waiting = {
-            key
-            for (key, _), result in self._results.items()
-            if key not in self._held and not self._believed(result)
+        unconfirmed = {key for (key, _), each in self._results.items() if not self._believed(each)}
+        self._waiting = {
+            key: until for key, until in self._waiting.items() if key in unconfirmed and now < until
         }
-        self._alive_at = now + PROGRESS_S if waiting else None
-        return [SendControl(LeaseProgress(key.lease, key.attempt, ())) for key in sorted(waiting)]
+        self._alive_at = now + PROGRESS_S if self._waiting else None
+        return [SendControl(LeaseProgress(key.lease, key.attempt, ())) for key in self._waiting]
 
     def _drop(self, key: HeldLease) -> list[LeaseAction]:
         held = self._held.pop(key, None)
@@ -393,8 +395,9 @@ class WorkerLeases:
             del self._held[held.key]
         if self._believed(result):
             return [SendControl(result), *self._start(now)]
-        if self._alive_at is None:
-            self._alive_at = now + PROGRESS_S
+        if held.key not in self._held:
+            self._waiting[held.key] = now + ENGINE_STALL_S
+            self._alive_at = self._alive_at or now + PROGRESS_S
         return self._start(now)
 
     def _believed(self, result: SampleFinished) -> bool:
@@ -404,6 +407,8 @@ class WorkerLeases:
     def check(self) -> None:
         assert len(self._held) <= LEASES_MAX
         assert len(self._confirmed) <= CONFIRMED_MAX
+        assert len(self._waiting) <= RESULTS_MAX + LEASES_MAX * SAMPLES_MAX
+        assert not self._waiting or self._alive_at is not None
         assert len(self._results) < RESULTS_MAX + LEASES_MAX * SAMPLES_MAX
         started = [held for held in self._held.values() if held.started]
         assert self.running <= self._slots or len(started) == 1

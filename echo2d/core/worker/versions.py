@@ -305,7 +305,10 @@ class WorkerVersions:
         self._retry_at = now + min(
             REFIT_RETRY_S_MAX, REFIT_RETRY_S * 2.0 ** min(failures[key] - 1, 10)
         )
-        self.serving = None if event.label is None else self._labels.get(event.label)
+        # The engines may still hold what they served before. Any other version that they name was
+        # never confirmed: its weights may be those that the check of the memory refused (I3).
+        kept = None if event.label is None else self._labels.get(event.label)
+        self.serving = kept if kept == self.serving else None
         failed = RefitFailed(event.version, event.digest, self.serving, event.reason)
         return [SendControl(failed), *self.choose(now=now)]
 

@@ -221,6 +221,15 @@ def test_a_lease_that_waits_for_a_long_refit_stays_alive(leases: WorkerLeases) -
     assert leases.wake_at() is None
 
 
+def test_a_lease_that_waits_for_a_refit_that_never_ends_falls_silent(leases: WorkerLeases) -> None:
+    leases.granted(a_lease(samples=(0,)), V1, now=0.0)
+    leases.progressed(output(2, label="2-b", finish="stop"), LABELS, now=1.0)
+    last = 1.0
+    while (wake_at := leases.wake_at()) is not None:
+        last = wake_at if sent(leases.report(now=wake_at), LeaseProgress) else last
+    assert ENGINE_STALL_S - PROGRESS_S <= last - 1.0 <= ENGINE_STALL_S
+
+
 def test_results_of_a_refit_in_doubt_are_nobodys(leases: WorkerLeases) -> None:
     leases.granted(a_lease(samples=(0,)), V1, now=0.0)
     leases.progressed(output(1, label="2-b", finish="stop"), LABELS, now=0.0)

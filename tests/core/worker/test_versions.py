@@ -17,6 +17,7 @@ from echo2d.core.worker.events import (
     ApplyForm,
     CancelApply,
     DropForm,
+    EngineRefitFailed,
     IndexRoot,
     KeepPublishSeq,
     SendControl,
@@ -294,6 +295,24 @@ def test_memory_that_is_not_the_snapshot_serves_nothing(versions: WorkerVersions
     assert isinstance(report, RefitFailed)
     assert report.reason == "the engines' memory is not the snapshot"
     assert versions.serving is None
+
+
+def test_a_version_with_wrong_memory_is_not_served_because_a_retry_was_refused(
+    versions: WorkerVersions,
+) -> None:
+    """The engines still name the version, whose weights the check of their memory refused (I3)."""
+    arrive(versions, 0)
+    versions.refitted(a_refit(0, memory_ok=False), now=1.0)
+    retry_at = versions.wake_at()
+    assert retry_at is not None
+    assert an_order(0) in versions.choose(now=retry_at)
+    key = a_key(0)
+    refused = EngineRefitFailed(key.version, key.digest, "busy", version_label(*_parts(key)))
+    [report] = said(versions.refit_failed(refused, now=retry_at), RefitFailed)
+    assert isinstance(report, RefitFailed)
+    assert report.serving is None
+    assert versions.serving is None
+    assert versions.wake_at() is not None, "it is tried again"
 
 
 def test_a_revoked_version_is_not_served_until_it_is_published_again(
