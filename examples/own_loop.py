@@ -36,8 +36,7 @@ def loss_of(model: Any, group: Group) -> torch.Tensor:
     advantages = (rewards - rewards.mean()) / (rewards.std(correction=0) + STD_FLOOR)
     losses = []
     for each, advantage in zip(group.trajectories, advantages, strict=True):
-        prompt = torch.from_numpy(group.prompt.copy()).long()
-        answer = torch.from_numpy(each.tokens.copy()).long()
+        prompt, answer = (torch.from_numpy(a.copy()).long() for a in (group.prompt, each.tokens))
         logits = model(input_ids=torch.cat([prompt, answer])[None]).logits[0, len(prompt) - 1 : -1]
         logprobs = logits.float().log_softmax(-1).gather(1, answer[:, None])[:, 0]
         ratio = (logprobs - torch.from_numpy(each.logprobs.copy())).exp()
