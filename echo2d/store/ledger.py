@@ -84,6 +84,10 @@ class Ledger:
         echo2d.
         """
         lock = path.with_name(path.name + ".lock").open("wb")
+        # SQLite gives its -wal and -shm files the mode of the database.
+        for file in (path, Path(lock.name)):
+            file.touch()
+            file.chmod(0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return Ledger(path, _connect(path), lock)

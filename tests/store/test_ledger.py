@@ -72,6 +72,15 @@ def test_an_empty_ledger_is_the_empty_run(path: Path) -> None:
     assert reopened(path) == Recovered.nothing()
 
 
+def test_nobody_else_reads_its_files(path: Path) -> None:
+    ledger = Ledger.open(path)
+    ledger.append([EpochOpened(Epoch(1), 0)])
+    files = [file for file in path.parent.iterdir() if file.name.startswith(path.name)]
+    assert {file.name[len(path.name) :] for file in files} >= {"", "-wal", ".lock"}
+    assert {file.stat().st_mode & 0o777 for file in files} == {0o600}
+    ledger.close()
+
+
 def test_groups_come_back_whole_with_unscored_rewards_as_nan(path: Path) -> None:
     found = reopened(
         path, group(4, 9), sample(4, 1), sample(4, 0), SampleRewarded(GroupId(4), 0, 0.1)

@@ -12,13 +12,16 @@ may be:
 
 Everything else is a `PeerFault` that names the field: an unknown tag, a wrong type or number of
 fields, a negative or huge integer, a message that is too long.
+
+Bytes come from strangers, so what they cost is bounded before they are looked at: a limit of bytes
+for each tag, at most VALUES_MAX values however they are nested, no maps and no extensions.
 """
 
 import dataclasses
 import operator
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal, Union
 
 import msgpack
@@ -28,10 +31,16 @@ from echo2d.errors import PeerFault
 
 # One control message. A lease with 32k prompt tokens takes 128 KiB, a result 8 bytes a token.
 MESSAGE_BYTES_MAX = 4 << 20
+# One of any kind that carries no tokens, no frames and no long lists.
+SMALL_BYTES_MAX = 64 << 10
 TEXT_CHARS_MAX = 4096  # reasons and names, which people read
 # Of one list in a message: twice the longest one, versions revoked. Bounds the objects a message
 # makes.
 ITEMS_MAX = 8192
+# Of one message, lists included: twice the spans of the longest honest report. Unpacking so many
+# takes 10 ms at most, and checking them 30 ms (tests/property/protocol/test_costly_messages.py).
+VALUES_MAX = 1 << 16
+TAG_CHARS_MAX = 31  # so that a tag follows the head of the message as one short string
 INT_MAX = (1 << 63) - 1
 
 _Check = Callable[[Any], Any]
@@ -184,28 +193,90 @@ def _getter(names: tuple[str, ...]) -> Callable[[Any], tuple[Any, ...]]:
     return lambda record: tuple(getattr(record, name) for name in names)
 
 
-def _unpack(data: bytes | memoryview, *, bytes_max: int, items_max: int) -> Any:
-    if len(data) > bytes_max:
-        raise PeerFault(f"message of {len(data)} bytes; at most {bytes_max} are allowed")
+def _unpack(
+    data: bytes | memoryview, *, bytes_max: int, items_max: int, values_max: int | None = None
+) -> Any:
+    """values_max: how many values there may be in all; None: as many as fit into the bytes."""
+    _require_short(data, bytes_max)
+    # A value takes at least one byte, so a short message needs no counting.
+    counted = values_max is not None and len(data) > values_max
     try:
         return msgpack.unpackb(
-            data, use_list=True, raw=False, strict_map_key=True, max_array_len=items_max
+            data,
+            use_list=True,
+            raw=False,
+            max_array_len=items_max,
+            max_map_len=0,
+            max_ext_len=0,
+            object_pairs_hook=_no_map,
+            list_hook=_counter(values_max) if counted and values_max is not None else None,
         )
     except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
         raise PeerFault("malformed message") from error
 
 
+def _require_short(data: bytes | memoryview, bytes_max: int) -> None:
+    if len(data) > bytes_max:
+        raise PeerFault(f"message of {len(data)} bytes; at most {bytes_max} are allowed")
+
+
+def _no_map(_: object) -> None:
+    raise ValueError("a map")
+
+
+def _counter(values_max: int) -> Callable[[list[Any]], list[Any]]:
+    """Make a hook that is called with each list, once it is whole, and counts its items."""
+    left = values_max
+
+    def count(items: list[Any]) -> list[Any]:
+        nonlocal left
+        left -= len(items)
+        if left < 0:
+            raise ValueError("too many values")
+        return items
+
+    return count
+
+
+def _tag_of(data: bytes | memoryview) -> str:
+    """Read the tag of a message without unpacking it. PeerFault: it has none."""
+    head = bytes(data[: TAG_CHARS_MAX + 4])
+    # A list is one byte up to 15 items, else three; a string of up to 31 bytes has one byte before.
+    at = 1 if head[:1] and 0x91 <= head[0] <= 0x9F else 3
+    if at == 3 and head[:1] != b"\xdc":
+        raise PeerFault("malformed message: expected a tag first")
+    length = head[at] - 0xA0 if len(head) > at else -1
+    if not 0 <= length <= TAG_CHARS_MAX or len(head) < at + 1 + length:
+        raise PeerFault("malformed message: expected a tag first")
+    return head[at + 1 : at + 1 + length].decode(errors="replace")
+
+
 class Codec:
     """The messages of one direction of one protocol, by tag. Tags are words, so that a capture can
     be read.
+
+    large: the tags whose messages may have up to `bytes_max`; others have up to `small_max`.
     """
 
-    def __init__(self, messages: Mapping[str, type], *, bytes_max: int = MESSAGE_BYTES_MAX) -> None:
+    def __init__(
+        self,
+        messages: Mapping[str, type],
+        *,
+        bytes_max: int = MESSAGE_BYTES_MAX,
+        small_max: int = SMALL_BYTES_MAX,
+        large: Collection[str] | None = None,
+    ) -> None:
         self.messages = messages
-        self._checks = {tag: _record(cls) for tag, cls in messages.items()}
         self._tags = {cls: tag for tag, cls in messages.items()}
+        large = messages if large is None else large
         self._bytes_max = bytes_max
+        self._kinds = {
+            tag: (_record(cls), bytes_max if tag in large else min(small_max, bytes_max))
+            for tag, cls in messages.items()
+        }
         assert len(self._tags) == len(messages), "a message has one tag"
+        assert all(len(tag) <= TAG_CHARS_MAX for tag in messages)
+        assert set(large) <= set(messages)
 
     def encode(self, message: object) -> bytes:
         tag = self._tags.get(type(message))
@@ -215,12 +286,13 @@ class Codec:
 
     def decode(self, data: bytes | memoryview) -> Any:
         """Decode a message. PeerFault says what is wrong with it."""
-        value = _unpack(data, bytes_max=self._bytes_max, items_max=ITEMS_MAX)
-        if type(value) is not list or not value or type(value[0]) is not str:
-            raise PeerFault("expected a tagged message")
-        check = self._checks.get(value[0])
-        if check is None:
-            raise PeerFault(f"unknown message {value[0][:64]!r}")
+        _require_short(data, self._bytes_max)
+        tag = _tag_of(data)
+        kind = self._kinds.get(tag)
+        if kind is None:
+            raise PeerFault(f"unknown message {tag!r}")
+        check, bytes_max = kind
+        value = _unpack(data, bytes_max=bytes_max, items_max=ITEMS_MAX, values_max=VALUES_MAX)
         return check(value[1:])
 
 

@@ -608,7 +608,15 @@ TO_COORDINATOR = Codec(
         "LeaseProgress": LeaseProgress,
         "SampleFinished": SampleFinished,
         "LeaseFailed": LeaseFailed,
-    }
+    },
+    # They carry tokens, or one entry for each lease, peer, segment or version.
+    large=(
+        "Hello",
+        "DeltasKept",
+        "TransferReport",
+        "LeaseProgress",
+        "SampleFinished",
+    ),
 )
 TO_PEER = Codec(
     {
@@ -627,3 +635,12 @@ TO_PEER = Codec(
         "DialledBack": DialledBack,
     }
 )
+
+
+def protocol_of(hello: bytes) -> int | None:
+    """The protocol version that the bytes of a Hello begin with; None: they are no Hello.
+
+    It can be read even if the rest is that of another build.
+    """
+    at = hello.find(b"\xa5Hello", 0, 9) + 6
+    return hello[at] if 6 < at < len(hello) and hello[at] < 0x80 else None

@@ -272,14 +272,27 @@ class RentingStatus:
 # --- all of it
 
 
+@dataclass(frozen=True, slots=True)
+class RefusedPeerStatus:
+    """A peer that broke the protocol too often, and for how long it is still refused."""
+
+    id: str
+    name: str
+    refused_s: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessStatus:
-    """What the process around the core knows. learner_silent_s: None before its first call."""
+    """What the process around the core knows. learner_silent_s: None before its first call.
+
+    peer_faults: messages so far that broke the protocol.
+    """
 
     run_id: str
     peer_faults: int
     learner_silent_s: float | None
     renting: RentingStatus | None = None
+    refused_peers: tuple[RefusedPeerStatus, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ to the peer. Not here: which of two connections of one peer stays, and what mess
 
 import asyncio
 import logging
-from collections import Counter
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
@@ -26,14 +26,17 @@ from echo2d.core.cluster.events import PeerConnected, PeerDisconnected, PeerSaid
 from echo2d.core.coordinator.events import CoordinatorEvent
 from echo2d.core.protocol.addresses import IpNetwork, dialable
 from echo2d.core.protocol.control_messages import (
+    PROTOCOL_VERSION,
     TO_COORDINATOR,
     TO_PEER,
     Hello,
     RefusalReason,
     Refused,
     ToPeer,
+    protocol_of,
 )
 from echo2d.errors import PeerFault
+from echo2d.net.control.protocol_faults import FAULTS_MAX, ProtocolFaults
 from echo2d.net.control.send_buffer import CLOSE_TIMEOUT_S, SendBuffer
 from echo2d.net.http.admission import admit
 from echo2d.net.security.auth import (
@@ -65,13 +68,18 @@ class _Refusal(Exception):  # noqa: N818 - an outcome of the handshake, not an e
         self.refused = refused
 
 
+def _is_fault(refused: Refused) -> bool:
+    """Whether a message broke the protocol. A peer of another build is refused for good instead."""
+    return refused.reason == "protocol" and not refused.permanent
+
+
 def _refusal(reason: RefusalReason, detail: str, *, permanent: bool) -> _Refusal:
     return _Refusal(Refused(reason, detail, permanent))
 
 
 @dataclass(frozen=True, slots=True)
 class _Session:
-    peer: PeerId
+    known: KnownPeer
     send_buffer: SendBuffer
 
 
@@ -97,15 +105,15 @@ class Sessions:
         self._open: dict[SessionId, _Session] = {}
         self._opening = 0
         self._ids = count()
-        self.faults: Counter[str] = Counter()  # by peer id
+        self.faults = ProtocolFaults()
 
     def peers(self) -> frozenset[PeerId]:
         """Who has an open session."""
-        return frozenset(session.peer for session in self._open.values())
+        return frozenset(session.known.peer for session in self._open.values())
 
     def peer(self, session: SessionId) -> PeerId | None:
         """Whose session it is, while it is open."""
-        return self._open[session].peer if session in self._open else None
+        return self._open[session].known.peer if session in self._open else None
 
     def send(self, message: ToPeer, *to: SessionId) -> None:
         """Queue it for these sessions; those that have gone are skipped."""
@@ -113,6 +121,8 @@ class Sessions:
         for session in to:
             if session in self._open:
                 self._open[session].send_buffer.put(data)
+                if isinstance(message, Refused) and _is_fault(message):
+                    self._count_fault(self._open[session].known)
 
     def close(self, session: SessionId) -> None:
         """Close after what was sent before has gone out."""
@@ -170,8 +180,21 @@ class Sessions:
             raise _refusal("busy", f"{SESSIONS_MAX} peers are connected already", permanent=False)
         try:
             await self._prove(request, socket, known)
-            hello = TO_COORDINATOR.decode(await _next_binary(socket))
         except PeerFault as fault:
+            raise _refusal("protocol", str(fault), permanent=False) from fault
+        if refused_s := self.faults.refused_s(known.peer, time.monotonic()):
+            raise _refusal(
+                "protocol",
+                f"this peer broke the protocol {FAULTS_MAX} times; "
+                f"it is refused for {refused_s:.0f} s more",
+                permanent=False,
+            )
+        data = await _next_binary(socket)
+        try:
+            hello = TO_COORDINATOR.decode(data)
+        except PeerFault as fault:
+            if protocol_of(data) in (None, PROTOCOL_VERSION):
+                self._count_fault(known)
             raise _refusal("protocol", str(fault), permanent=False) from fault
         if not isinstance(hello, Hello):
             raise _refusal("protocol", "the first message is a Hello", permanent=True)
@@ -186,6 +209,11 @@ class Sessions:
                 hello, listen=dialable(hello.listen, request.remote, self._peer_networks)
             )
         return known, hello
+
+    def _count_fault(self, known: KnownPeer) -> None:
+        # The seed is our own child: refused, it would stop the run.
+        if known.role != "seed":
+            self.faults.count(known.peer, time.monotonic())
 
     async def _prove(
         self, request: web.Request, socket: web.WebSocketResponse, known: KnownPeer
@@ -205,7 +233,7 @@ class Sessions:
     async def _serve(
         self, request: web.Request, socket: web.WebSocketResponse, known: KnownPeer, hello: Hello
     ) -> None:
-        number, session = SessionId(next(self._ids)), _Session(known.peer, SendBuffer(socket))
+        number, session = SessionId(next(self._ids)), _Session(known, SendBuffer(socket))
         self._open[number] = session
         log.info(
             "connected peer=%s name=%s kind=%s session=%d",
@@ -236,7 +264,7 @@ class Sessions:
             reason = f"silent for {SILENCE_S_MAX:g} s"
         except PeerFault as fault:
             reason = f"protocol: {fault}"
-            self.faults[session.peer] += 1
+            self._count_fault(session.known)
             session.send_buffer.put(
                 TO_PEER.encode(Refused("protocol", str(fault), permanent=False))
             )
@@ -244,7 +272,9 @@ class Sessions:
             del self._open[number]
             session.send_buffer.finish()
             reason = SLOW if session.send_buffer.slow else reason
-            log.info("disconnected peer=%s session=%d reason=%s", session.peer, number, reason)
+            log.info(
+                "disconnected peer=%s session=%d reason=%s", session.known.peer, number, reason
+            )
             await self._emit(PeerDisconnected(number, reason))
 
 
@@ -263,7 +293,7 @@ async def _send(send_buffer: SendBuffer, request: web.Request) -> None:
 
 def _heard(silence: asyncio.Timeout) -> None:
     """Restart the silence timer, but not for every message: that costs as much as a message."""
-    until, last = asyncio.get_running_loop().time() + SILENCE_S_MAX, silence.when()
+    until, last = time.monotonic() + SILENCE_S_MAX, silence.when()
     if last is not None and until - last > SILENCE_GRAIN * SILENCE_S_MAX:
         silence.reschedule(until)
 

@@ -72,6 +72,7 @@ from echo2d.net.http.json_fields import (
 from echo2d.net.security.auth import KEY_BYTES, Caller, Denied, Role
 
 # Of JSON; the longest body refuses all groups of a batch, each with a reason.
+ENROL_BYTES_MAX = 1 << 10  # of a stranger: a key and a proof in hex
 BODY_BYTES_MAX = 1 << 20
 LONG_POLL_S = 30.0
 # A coordinator that needs longer is overloaded, and the caller should try again.
@@ -186,6 +187,8 @@ class Api:
 
     async def enrol(self, request: web.Request) -> web.Response:
         secret = secret_of(request)
+        if (request.content_length or ENROL_BYTES_MAX + 1) > ENROL_BYTES_MAX:
+            raise malformed(f"expected a body of at most {ENROL_BYTES_MAX} bytes, with its length")
         body = await fields(request, {"key", "proof"})
         key, proof = (
             from_hex(body["key"], "key", KEY_BYTES),

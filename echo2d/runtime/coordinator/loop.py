@@ -45,7 +45,7 @@ from echo2d.core.protocol.addresses import IpNetwork
 from echo2d.core.protocol.control_messages import SignedRoot
 from echo2d.core.rollouts.events import DrawPrompt, ScoreSample
 from echo2d.core.status.json_form import status_json
-from echo2d.core.status.schema import ProcessStatus, RentingStatus, Status
+from echo2d.core.status.schema import ProcessStatus, RefusedPeerStatus, RentingStatus, Status
 from echo2d.errors import Fault, StoreFault, first_fault
 from echo2d.net.control.server import Sessions
 from echo2d.net.peer.dial_back import dial_back
@@ -372,15 +372,28 @@ class CoordinatorProcess:
         # A learner whose call is still open is present, however long it waits.
         heard_at = now if self._learner_calls else self._learner_heard_at
         renting = None if self.renting is None else self.renting()
+        status = self._machine.status(now=now)
+        refused = self._refused_peers(status, now)
         process = ProcessStatus(
             run_id=self.run_id,
-            peer_faults=sum(self.sessions.faults.values()),
+            peer_faults=self.sessions.faults.total,
+            refused_peers=refused,
             learner_silent_s=None if heard_at is None else now - heard_at,
             renting=renting,
         )
-        status = self._machine.status(now=now)
         more = () if renting is None else renting.attention
-        return replace(status, process=process, attention=(*status.attention, *more))
+        return replace(
+            status,
+            process=process,
+            attention=(*map(_refusal_sentence, refused), *status.attention, *more),
+        )
+
+    def _refused_peers(self, status: Status, now: float) -> tuple[RefusedPeerStatus, ...]:
+        names = {peer.id: peer.name for peer in (*status.workers, *status.relays)}
+        return tuple(
+            RefusedPeerStatus(each.peer, names.get(each.peer, ""), each.refused_s)
+            for each in self.sessions.faults.refused(now)
+        )
 
     def status(self) -> dict[str, Any]:
         return status_json(self.look())
@@ -388,3 +401,11 @@ class CoordinatorProcess:
     def metrics(self) -> bytes:
         self._metrics.events_waiting.set(len(self._mailbox))
         return self._metrics.render(self.look())
+
+
+def _refusal_sentence(refused: RefusedPeerStatus) -> str:
+    name = f"{refused.name} ({refused.id})" if refused.name else f"peer {refused.id}"
+    return (
+        f"{name} broke the protocol again and again: "
+        f"it is refused for {refused.refused_s:.0f} s more; `echo2d token revoke` ends its access"
+    )

@@ -42,6 +42,10 @@ SCHEMA = (
     peer TEXT PRIMARY KEY, public_key BLOB NOT NULL, token TEXT NOT NULL)""",
 )
 
+# Peers of revoked and expired tokens are kept, so that they are told why, until their room is needed.
+FORGET_INVALID = """DELETE FROM peers WHERE token IN
+    (SELECT name FROM tokens WHERE revoked OR expires_at <= ?)"""
+
 
 @dataclass(frozen=True, slots=True)
 class TokenRow:
@@ -249,15 +253,19 @@ class AccessTable:
                 "workers",
                 f"token {token.name} has enrolled its {token.max_workers} workers already",
             )
-        known = database.execute("SELECT count(*) FROM peers WHERE peer != ?", (peer,)).fetchone()[
-            0
-        ]
-        if known >= ENROLLED_MAX:
+        if self._enrolled(database, peer) >= ENROLLED_MAX:
+            database.execute(FORGET_INVALID, (now_s,))
+        if self._enrolled(database, peer) >= ENROLLED_MAX:
             return Denied(403, "workers", f"this run has enrolled {ENROLLED_MAX} workers already")
         database.execute(
             "INSERT OR REPLACE INTO peers VALUES (?, ?, ?)", (peer, asked.public_key, token.name)
         )
         return peer
+
+    @staticmethod
+    def _enrolled(database: sqlite3.Connection, but: PeerId) -> int:
+        (count,) = database.execute("SELECT count(*) FROM peers WHERE peer != ?", (but,)).fetchone()
+        return int(count)
 
     def _token(self, secret: str, now_s: float) -> TokenRow:
         token = self._tokens.get(secret_hash(secret))

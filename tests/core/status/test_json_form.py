@@ -8,7 +8,13 @@ from typing import Any
 import pytest
 
 from echo2d.core.status.json_form import read_status, status_json
-from echo2d.core.status.schema import BoxStatus, ProcessStatus, RentingStatus, Status
+from echo2d.core.status.schema import (
+    BoxStatus,
+    ProcessStatus,
+    RefusedPeerStatus,
+    RentingStatus,
+    Status,
+)
 from echo2d.errors import PeerFault
 from tests.support.coordinator_world import World
 from tests.support.status import RICH, key_paths, pinned_keys
@@ -21,7 +27,12 @@ RENTING = RentingStatus(
     usd_per_h=0.5, usd_per_h_max=4.0, spent_usd=1.0, set_aside_usd=2.0, committed_usd=3.0, left_usd=7.0,
     usd_total_max=10.0, why="", blind=("x",), states={"seen": 1}, boxes=(BOX,), attention=("renting: x",),
 )  # fmt: skip
-PROCESS = ProcessStatus(run_id="run-1", peer_faults=1, learner_silent_s=None)
+PROCESS = ProcessStatus(
+    run_id="run-1",
+    peer_faults=1,
+    learner_silent_s=None,
+    refused_peers=(RefusedPeerStatus("a" * 32, "w1", 500.0),),
+)
 
 
 def of(make: Callable[[], World]) -> Status:
@@ -43,8 +54,9 @@ def test_what_is_read_is_what_was_written(
 def test_the_keys_of_the_process_lie_beside_those_of_the_run() -> None:
     facts = status_json(replace(of(World), process=replace(PROCESS, renting=RENTING)))
     assert (facts["run_id"], facts["peer_faults"], facts["learner_silent_s"]) == ("run-1", 1, None)
-    renting = {path for path in key_paths(facts) if path.split(".")[0] == "renting"}
-    assert renting == {path for path in pinned_keys() if path.split(".")[0] == "renting"}
+    process = ("renting", "refused_peers")
+    found = {path for path in key_paths(facts) if path.startswith(process)}
+    assert found == {path for path in pinned_keys() if path.startswith(process)}
     assert "renting" not in status_json(replace(of(World), process=PROCESS))
     assert "process" not in facts
 

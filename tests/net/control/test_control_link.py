@@ -2,11 +2,13 @@
 
 import asyncio
 import random
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 
 import aiohttp
+import msgpack
 import pytest
 from aiohttp import web
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -15,6 +17,7 @@ from echo2d.core.base.ids import Epoch, PeerId, PublishSeq, RunId, SessionId
 from echo2d.core.cluster.events import PeerConnected, PeerDisconnected, PeerSaid
 from echo2d.core.coordinator.events import CoordinatorEvent
 from echo2d.core.protocol.control_messages import (
+    PROTOCOL_VERSION,
     TO_COORDINATOR,
     TO_PEER,
     Drain,
@@ -30,6 +33,7 @@ from echo2d.net.control import client as control_client
 from echo2d.net.control import send_buffer
 from echo2d.net.control import server as control_server
 from echo2d.net.control.client import Backoff, ControlLink, Identity
+from echo2d.net.control.protocol_faults import FAULTS_MAX
 from echo2d.net.control.server import Sessions
 from echo2d.net.security.auth import (
     ANSWER,
@@ -298,7 +302,40 @@ async def test_what_breaks_the_protocol_is_said_counted_and_closed(
         else str(message.data)
     )
     assert words in said
-    assert server.sessions.faults[IDENTITY.peer] == 1
+    assert server.sessions.faults.total == 1
+
+
+async def test_a_peer_that_breaks_the_protocol_again_and_again_is_refused_by_its_key(
+    server: Coordinator,
+) -> None:
+    for _ in range(FAULTS_MAX):
+        async with raw_socket(server) as socket:
+            await socket.send_bytes(TO_COORDINATOR.encode(HELLO))
+            await server.events.get()
+            await socket.send_bytes(b"\xc1")
+            await server.events.get()
+    async with raw_socket(server) as socket:
+        await socket.send_bytes(TO_COORDINATOR.encode(HELLO))
+        refused = TO_PEER.decode((await socket.receive()).data)
+    assert isinstance(refused, Refused)
+    assert (refused.reason, refused.permanent) == ("protocol", False)
+    assert f"broke the protocol {FAULTS_MAX} times" in refused.detail
+    [peer] = server.sessions.faults.refused(time.monotonic())
+    assert peer.peer == IDENTITY.peer
+    assert server.sessions.faults.refused_s(PeerId("another"), time.monotonic()) == 0.0
+
+
+@pytest.mark.parametrize("ours", [True, False], ids=["this build", "another build"])
+async def test_a_hello_that_cannot_be_read_counts_unless_it_is_of_another_build(
+    server: Coordinator, *, ours: bool
+) -> None:
+    version = PROTOCOL_VERSION + (0 if ours else 1)
+    async with raw_socket(server) as socket:
+        await socket.send_bytes(msgpack.packb(["Hello", version, "fields of another build"]))
+        refused = TO_PEER.decode((await socket.receive()).data)
+    assert isinstance(refused, Refused)
+    assert refused.reason == "protocol"
+    assert server.sessions.faults.total == int(ours)
 
 
 async def test_a_peer_that_does_not_read_is_given_up(

@@ -25,7 +25,13 @@ from echo2d.core.coordinator.events import (
 )
 from echo2d.errors import OperatorFault, StoreFault
 from echo2d.net.learner_api import routes as learner_api_routes
-from echo2d.net.learner_api.routes import DIGEST_HEADER, make_app, make_runner, read_page
+from echo2d.net.learner_api.routes import (
+    DIGEST_HEADER,
+    ENROL_BYTES_MAX,
+    make_app,
+    make_runner,
+    read_page,
+)
 from echo2d.net.security.auth import Caller, Denied, enrol_proof, public_bytes
 
 DIGEST = Digest(b"d" * 32)
@@ -340,6 +346,10 @@ async def test_enrolment(call: Client) -> None:
     assert (await call("POST", "/v1/enrol", secret="nobody", json=body))[0] == 401
     assert (await call("POST", "/v1/enrol", secret=None, json=body))[0] == 401
     assert (await call("POST", "/v1/enrol", secret="W", json={**body, "key": "00"}))[0] == 400
+    long = {**body, "key": "0" * ENROL_BYTES_MAX}
+    status, answer = await call("POST", "/v1/enrol", secret="W", json=long)
+    assert (status, answer["error"]) == (400, "malformed")
+    assert f"at most {ENROL_BYTES_MAX} bytes" in answer["detail"]
 
 
 async def test_status_and_metrics_are_for_readers(call: Client) -> None:

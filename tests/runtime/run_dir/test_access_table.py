@@ -193,6 +193,23 @@ def test_a_run_enrols_so_many_peers_and_no_more(
     assert enrol(table, token, KEYS[0]) == first
 
 
+@pytest.mark.parametrize("ends_by", ["revoked", "expired"])
+def test_peers_of_a_token_that_is_not_valid_make_room(
+    table: AccessTable, monkeypatch: pytest.MonkeyPatch, ends_by: str
+) -> None:
+    monkeypatch.setattr(access_table, "ENROLLED_MAX", 2)
+    bad = table.create("bad", "worker", max_workers=None, expires_at=50.0)
+    good = table.create("good", "worker")
+    enrol(table, bad, KEYS[0])
+    enrol(table, bad, KEYS[1])
+    with pytest.raises(Denied, match="enrolled 2 workers"):
+        enrol(table, good, KEYS[2])
+    if ends_by == "revoked":
+        table.revoke("bad")
+    now_s = 0.0 if ends_by == "revoked" else 60.0
+    assert enrol(table, good, KEYS[2], now_s=now_s) == peer_id_of(public_bytes(KEYS[2]))
+
+
 def test_a_damaged_table_is_the_operators(run: RunDirectory) -> None:
     (run.path / "access.sqlite").write_bytes(b"no database at all, whatever its name says" * 100)
     with pytest.raises(
