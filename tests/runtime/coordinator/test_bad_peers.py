@@ -8,9 +8,11 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import msgpack
 import pytest
 
 from echo2d.client import AsyncCoordinator
+from echo2d.core.base.codec import MESSAGE_BYTES_MAX
 from echo2d.core.base.ids import Digest, FormId, LeaseId, SegmentId, Version
 from echo2d.core.protocol.control_messages import (
     Goodbye,
@@ -25,6 +27,7 @@ from echo2d.core.protocol.control_messages import (
 )
 from echo2d.core.protocol.trajectory import pack_logprobs, pack_tokens, unpack_tokens
 from echo2d.net.control.client import ControlLink, Identity
+from echo2d.net.control.protocol_faults import FAULTS_MAX, REFUSED_S
 from echo2d.runtime.coordinator.main import Opened, core_machine
 from echo2d.tasks.sort_digits import answer
 from echo2d.views.status import print_status
@@ -192,3 +195,30 @@ async def test_a_flood_of_results_under_a_forged_name(
     print_status(facts)
     assert "box all is lost [/x]" in capsys.readouterr().out
     assert len(facts["faults"]) < FLOOD
+
+
+async def test_a_box_that_sends_bombs_is_refused_and_named_and_others_go_on(tmp_path: Path) -> None:
+    """A bomb is 4 MiB of nested lists: unpacked whole, it would hold the event loop for seconds."""
+    bomb = b"\x94" + msgpack.packb("LeaseProgress") + b"\x01\x01\xdc\x1f\x40" + b"\x91" * (4 << 20)
+    config = make_config(tmp_path)
+    run_dir = config.run.run_dir
+    async with serving(config, core_machine) as opened, learner(run_dir, opened) as client:
+        await client.open_session(0)
+        async with (
+            joined(opened, run_dir, "honest") as honest,
+            joined(opened, run_dir, "bomber") as bomber,
+        ):
+            for number in range(FAULTS_MAX):
+                if number:
+                    await bomber.hears(Welcome)
+                link = bomber.link._send_buffer
+                assert link is not None
+                link.put(bomb[:MESSAGE_BYTES_MAX])
+                await bomber.ended.get()
+            status = await client.status()
+            [refused] = status["refused_peers"]
+            assert refused["name"] == "bomber"
+            assert 0.0 < refused["refused_s"] <= REFUSED_S
+            assert status["peer_faults"] == FAULTS_MAX
+            assert any(line.startswith("bomber (") for line in status["attention"])
+            assert honest.ended.empty()
