@@ -95,6 +95,9 @@ class LearnerBackend(Protocol):
     def caller(self, secret: str) -> Caller:
         """The caller with this secret. Denied: the secret is not valid."""
 
+    async def recognise(self, secret: str) -> None:
+        """Denied: the secret is not valid."""
+
     async def enrol(self, secret: str, public_key: bytes, proof: bytes) -> tuple[PeerId, str]:
         """The peer's id and certificate. Denied: the secret, key or proof is not valid."""
 
@@ -187,6 +190,7 @@ class Api:
 
     async def enrol(self, request: web.Request) -> web.Response:
         secret = secret_of(request)
+        await self._backend.recognise(secret)
         if (request.content_length or ENROL_BYTES_MAX + 1) > ENROL_BYTES_MAX:
             raise malformed(f"expected a body of at most {ENROL_BYTES_MAX} bytes, with its length")
         body = await fields(request, {"key", "proof"})

@@ -311,6 +311,9 @@ class CoordinatorProcess:
     def caller(self, secret: str) -> Caller:
         return self._access.caller(secret, now_s=time.time())
 
+    async def recognise(self, secret: str) -> None:
+        await self._enrolments.recognise(secret)
+
     async def enrol(self, secret: str, public_key: bytes, proof: bytes) -> tuple[PeerId, str]:
         peer = await self._enrolments.enrol(Enrolment(secret, public_key, proof))
         return peer, self._run.authority.certify_peer(public_key)

@@ -1,9 +1,12 @@
 """Groups concurrent enrolments into one transaction of the access table.
 
-    asked --> waiting --(the first caller commits for all)--> committed in a thread --> answered
+    recognised --> asked --> waiting --(the first caller commits for all)--> committed --> answered
 
-A whole fleet enrols at the same time, and a disk syncs slowly. Not here: which peers may enrol
-(`access_table`).
+A whole fleet enrols at the same time, and a disk syncs slowly. Anybody may ask, so a secret is
+looked at before anything else. A secret that is not known yet may be of a token made a moment ago:
+the table is read again for it, but never more often than every REREAD_S, however many ask.
+
+Not here: which peers may enrol (`access_table`).
 """
 
 import asyncio
@@ -13,17 +16,22 @@ from typing import Protocol
 
 from echo2d.core.base.ids import PeerId
 from echo2d.errors import StoreFault
-from echo2d.net.security.auth import Denied
+from echo2d.net.security.auth import Caller, Denied
 from echo2d.runtime.run_dir.access_table import Enrolment
 
 # Enrolments of one transaction. More of them would delay the first one.
 ENROLMENTS_MAX = 256
+REREAD_S = 0.25
 
 EnrolmentOutcome = PeerId | Denied | StoreFault
 
 
 class Access(Protocol):
     """The part of `AccessTable` that is used here."""
+
+    def caller(self, secret: str, *, now_s: float) -> Caller: ...
+
+    def reload(self) -> None: ...
 
     def enrol_all(self, asked: Sequence[Enrolment], *, now_s: float) -> list[PeerId | Denied]: ...
 
@@ -35,6 +43,32 @@ class Enrolments:
         self._access = access
         self._waiting: list[tuple[Enrolment, asyncio.Future[EnrolmentOutcome]]] = []
         self._committing = asyncio.Lock()
+        self._reading = asyncio.Lock()
+        self._reads_begun = self._reads_done = 0
+        self._read_at = float("-inf")
+
+    async def recognise(self, secret: str) -> None:
+        """Denied: the secret is not valid. StoreFault: the table failed."""
+        try:
+            self._access.caller(secret, now_s=time.time())
+        except Denied as denied:
+            if denied.code != "credential":
+                raise
+            await self._reread()
+            self._access.caller(secret, now_s=time.time())
+
+    async def _reread(self) -> None:
+        """Read the table, or wait for a read that began after this call did."""
+        asked = self._reads_begun
+        async with self._reading:
+            if self._reads_done > asked:
+                return
+            await asyncio.sleep(max(0.0, self._read_at + REREAD_S - time.monotonic()))
+            self._read_at = time.monotonic()
+            self._reads_begun += 1
+            number = self._reads_begun
+            await asyncio.to_thread(self._access.reload)
+            self._reads_done = number
 
     async def enrol(self, asked: Enrolment) -> PeerId:
         """Enrol a peer; the enrolment is durable when this returns.

@@ -8,7 +8,7 @@ import pytest
 
 from echo2d.core.base.ids import PeerId
 from echo2d.errors import StoreFault
-from echo2d.net.security.auth import Denied
+from echo2d.net.security.auth import Caller, Denied
 from echo2d.runtime.run_dir.access_table import Enrolment
 from echo2d.runtime.run_dir.enrolments import ENROLMENTS_MAX, Enrolments
 
@@ -18,9 +18,22 @@ class Access:
 
     def __init__(self) -> None:
         self.commits: list[int] = []
+        self.known: set[str] = set()
+        self.on_disk = {"s"}
+        self.reads = 0
         self.entered = threading.Event()
         self.go_on = threading.Event()
         self.fault: StoreFault | None = None
+
+    def caller(self, secret: str, *, now_s: float) -> Caller:
+        assert now_s > 0
+        if secret not in self.known:
+            raise Denied(401, "credential", "")
+        return Caller(secret, "worker")
+
+    def reload(self) -> None:
+        self.reads += 1
+        self.known = set(self.on_disk)
 
     def enrol_all(self, asked: Sequence[Enrolment], *, now_s: float) -> list[PeerId | Denied]:
         self.entered.set()
@@ -92,3 +105,23 @@ async def test_who_hangs_up_takes_nobody_along() -> None:
         access.go_on.set()
     assert first.cancelled()
     assert second.result() == enrolment(2).public_key.hex()
+
+
+async def test_a_token_made_a_moment_ago_is_recognised() -> None:
+    access = Access()
+    enrolments = Enrolments(access)
+    await enrolments.recognise("s")
+    access.on_disk.add("t")
+    await enrolments.recognise("t")
+    assert access.reads == 2
+
+
+async def test_unknown_secrets_cost_no_more_reads_however_many_come() -> None:
+    access = Access()
+    enrolments = Enrolments(access)
+    junk = [enrolments.recognise(f"junk-{number}") for number in range(1000)]
+    outcomes = await asyncio.gather(*junk, return_exceptions=True)
+    assert all(isinstance(outcome, Denied) for outcome in outcomes)
+    assert access.reads == 1
+    await enrolments.recognise("s")
+    assert access.reads == 1, "a known secret needs none"
