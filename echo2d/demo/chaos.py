@@ -144,7 +144,7 @@ class Chaos:
         return all(kill.recovery_s is not None for kill in self._kills)
 
     def kills(self) -> tuple[Kill, ...]:
-        """All planned kills in order. One that was never carried out counts as not recovered."""
+        """Return all planned kills in order. A kill that was never made counts as not recovered."""
         now_s = time.monotonic() - self._began
         done = (
             Kill(

@@ -199,7 +199,7 @@ def _unpack(
     """values_max: how many values there may be in all; None: as many as fit into the bytes."""
     _require_short(data, bytes_max)
     # A value takes at least one byte, so a short message needs no counting.
-    counted = values_max is not None and len(data) > values_max
+    count = None if values_max is None or len(data) <= values_max else _counter(values_max)
     try:
         return msgpack.unpackb(
             data,
@@ -209,7 +209,7 @@ def _unpack(
             max_map_len=0,
             max_ext_len=0,
             object_pairs_hook=_no_map,
-            list_hook=_counter(values_max) if counted and values_max is not None else None,
+            list_hook=count,
         )
     except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
         raise PeerFault("malformed message") from error

@@ -139,7 +139,7 @@ class ActivationLoop:
     # --- for the status
 
     def provision(self) -> ProvisionStatus:
-        """What is needed and what there is now; workers' rates are those of the last review."""
+        """Return what the run needs and what it has, with the workers' rates of the last review."""
         kappa, capacity_planner = self.calls.publish_every, self._capacity_planner
         demand = capacity_planner.demand(kappa)
         candidates = [each for each in self._candidates() if not each.leaving]

@@ -39,7 +39,10 @@ def result_fault(
     believed: Believed,
     base: Partial = NOTHING,
 ) -> str:
-    """What is wrong with a result; empty: nothing. base: the partial that it continues."""
+    """Return what is wrong with a result, or "" if nothing is.
+
+    base: the partial that it continues.
+    """
     room = max_new_tokens - base.length
     fault = content_fault(result.tokens, result.logprobs, vocab_size, room)
     return fault or span_fault(
@@ -50,8 +53,8 @@ def result_fault(
 def delta_fault(
     delta: SampleDelta, before: Partial, *, room: int, oldest: Version, believed: Believed
 ) -> str:
-    """What is wrong with the positions and versions of output that follows `before`; empty:
-    nothing.
+    """Return what is wrong with the positions and versions of output that follows `before`, or ""
+    if nothing is.
 
     room: most tokens of both together.
     """
@@ -64,8 +67,8 @@ def delta_fault(
 
 
 def partial_fault(partial: Partial, *, vocab_size: int, stop_token_ids: Collection[int]) -> str:
-    """What is wrong with the tokens of a partial that another worker is to continue; empty:
-    nothing.
+    """Return what is wrong with the tokens of a partial that another worker is to continue, or ""
+    if nothing is.
 
     Their positions and versions were checked before. A partial cannot be continued after a stop
     token.
@@ -76,7 +79,7 @@ def partial_fault(partial: Partial, *, vocab_size: int, stop_token_ids: Collecti
 
 
 def content_fault(packed_tokens: bytes, packed_logprobs: bytes, vocab_size: int, room: int) -> str:
-    """What is wrong with tokens (at most `room`) and their logprobs; empty: nothing."""
+    """Return what is wrong with tokens (at most `room`) and their logprobs, or "" if nothing is."""
     try:
         tokens, logprobs = unpack_tokens(packed_tokens), unpack_logprobs(packed_logprobs)
     except PeerFault as fault:
@@ -97,7 +100,7 @@ def content_fault(packed_tokens: bytes, packed_logprobs: bytes, vocab_size: int,
 def span_fault(
     spans: tuple[VersionSpan, ...], start: int, end: int, oldest: Version, believed: Believed
 ) -> str:
-    """What is wrong with the spans of tokens [start, end); empty: nothing.
+    """Return what is wrong with the spans of tokens [start, end), or "" if nothing is.
 
     oldest: no version may be older than this one.
     """

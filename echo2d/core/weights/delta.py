@@ -27,8 +27,8 @@ from echo2d.core.weights.delta_words import (
 )
 from echo2d.errors import IntegrityFault
 
-# Of the chunk's bytes. Mode full never takes less, because it does not compress one of its two
-# planes.
+# The least that mode full takes, as a share of the chunk's bytes: one of its two planes is not
+# compressed.
 FULL_SHARE_MIN = 0.5
 
 

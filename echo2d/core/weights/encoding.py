@@ -88,8 +88,9 @@ def form_id(
 
 @dataclass(frozen=True, slots=True)
 class FormFacts:
-    """What is known of a form before its first segment. base_digest: snapshot digest of the base;
-    None for full forms.
+    """The facts of a form that are fixed before its first segment is encoded.
+
+    base_digest: the digest of the snapshot that the form is a delta from; None for full forms.
     """
 
     run_id: RunId

@@ -460,7 +460,7 @@ def _unusable(grant: LeaseGranted, serving: VersionKey | None) -> str:
 def _output_fault(
     event: SampleProgressed, output: _Output, grant: LeaseGranted, labels: Mapping[str, VersionKey]
 ) -> str:
-    """What is wrong with new output; empty if nothing is."""
+    """Return what is wrong with new output, or "" if nothing is."""
     length = len(output.tokens) + len(event.tokens)
     if len(event.logprobs) != len(event.tokens) or length > grant.max_new_tokens:
         return f"{len(event.tokens)} tokens, {len(event.logprobs)} logprobs, {length} in all"

@@ -19,7 +19,7 @@ CALL_S_MAX = 30.0
 CONNECT_S_MAX = 10.0  # the server is on this machine
 # Between two chunks of a request; a worker gives a lease back after 120 s without a token.
 STREAM_S_MAX = 100.0
-# Of an answer; even checksums of thousands of tensors take less than a megabyte.
+# The longest answer. Checksums of thousands of tensors take less than a megabyte.
 BODY_BYTES_MAX = 64 << 20
 # Of one event of a stream; a cumulative stream repeats all tokens, 40 bytes each.
 CHUNK_BYTES_MAX = 64 << 20
