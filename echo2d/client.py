@@ -30,7 +30,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Coroutine, Mapping
 from concurrent.futures import wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
 from types import TracebackType
@@ -43,6 +43,7 @@ from numpy.typing import NDArray
 
 from echo2d.adapters import base_digest, pin_base
 from echo2d.core.protocol.trajectory import (
+    TrajectoryRecord,
     batch_digest,
     unpack_batch,
     unpack_logprobs,
@@ -127,12 +128,16 @@ class Published:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """This version wrote output tokens [start, end). digest: of its snapshot, hex."""
+    """This version wrote output tokens [start, end), at worker `author` (its peer id).
+
+    digest: of its snapshot, hex.
+    """
 
     start: int
     end: int
     version: int
     digest: str
+    author: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -140,7 +145,12 @@ class Trajectory:
     """One answer.
 
     tokens: int32 [n]. logprobs: float32 [n], natural log, of the distribution that they were
-    sampled from. worker: the peer id of the worker that finished it.
+    sampled from. worker: the peer id of the worker that finished it. finish: "stop" at a stop token,
+    "length" at the most tokens that it may have, "context" where the model's context was full.
+    reward_parts: named numbers that the reward was made of. given: [start, end) of output tokens that
+    no version wrote; spans cover all others. turns: how often the policy wrote. task, row: where its
+    prompt comes from. episode, branch: trajectories of a group with the same episode share its
+    outcome.
     """
 
     tokens: NDArray[np.int32]
@@ -148,6 +158,14 @@ class Trajectory:
     spans: tuple[Span, ...]
     reward: float
     worker: str
+    finish: str = "stop"
+    reward_parts: Mapping[str, float] = field(default_factory=dict)
+    given: tuple[tuple[int, int], ...] = ()
+    turns: int = 1
+    task: str = ""
+    row: str = ""
+    episode: int = 0
+    branch: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -464,20 +482,26 @@ def read_batch(epoch: int, digest: str, body: bytes) -> Batch:
         Group(
             group.group,
             unpack_tokens(group.prompt),
-            tuple(
-                Trajectory(
-                    unpack_tokens(one.tokens),
-                    unpack_logprobs(one.logprobs),
-                    tuple(
-                        Span(span.start, span.end, span.version, span.digest.hex())
-                        for span in one.spans
-                    ),
-                    one.reward,
-                    one.worker,
-                )
-                for one in group.trajectories
-            ),
+            tuple(map(_trajectory, group.trajectories)),
         )
         for group in found.groups
     )
     return Batch(found.step, epoch, digest, groups)
+
+
+def _trajectory(kept: TrajectoryRecord) -> Trajectory:
+    return Trajectory(
+        unpack_tokens(kept.tokens),
+        unpack_logprobs(kept.logprobs),
+        tuple(Span(s.start, s.end, s.version, s.digest.hex(), s.author) for s in kept.spans),
+        kept.reward,
+        kept.worker,
+        kept.finish,
+        {part.name: part.value for part in kept.reward_parts},
+        tuple((given.start, given.end) for given in kept.given),
+        kept.turns,
+        kept.source.task,
+        kept.source.row,
+        kept.episode,
+        kept.branch,
+    )

@@ -125,6 +125,8 @@ def _trajectory_fault(trajectory: Trajectory, step: int, rules: BatchRules) -> s
     # Written so that NaN fails too.
     if not abs(trajectory.reward) <= REWARD_MAX:
         return f"its reward is {trajectory.reward}"
+    if trajectory.given:
+        return "it has given tokens, which this learner cannot leave out of the loss"
     # Spans cover the tokens if each begins where the one before ends: pairs of equal edges.
     edges = [0, *(edge for span in trajectory.spans for edge in (span.start, span.end)), length]
     if edges[::2] != edges[1::2] or any(span.start >= span.end for span in trajectory.spans):

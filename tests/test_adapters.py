@@ -96,7 +96,6 @@ def test_an_adapter_that_does_not_say_its_base(tmp_path: Path, pin: str | None) 
 def layout(config: dict[str, Any], names: tuple[str, ...] = NAMES) -> SnapshotLayout:
     return SnapshotLayout(
         {"base": "", "adapter": config},
-        frozenset(),
         {name: TensorSpec("F32", (4, 4)) for name in names},
     )
 

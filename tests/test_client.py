@@ -26,8 +26,8 @@ from echo2d.client import (
     Unanswered,
 )
 from echo2d.core.base.ids import Digest, GroupId, PeerId, Version
-from echo2d.core.protocol.control_messages import VersionSpan as WireSpan
 from echo2d.core.protocol.trajectory import (
+    AuthoredSpan,
     BatchBody,
     GroupRecord,
     TrajectoryRecord,
@@ -39,9 +39,9 @@ from echo2d.core.protocol.trajectory import (
 from echo2d.net.learner_api.routes import DIGEST_HEADER
 from echo2d.net.security.auth import TokenFile, write_token_file
 
-SPAN = WireSpan(0, 2, Version(3), Digest(b"d" * 32))
+SPAN = AuthoredSpan(0, 2, Version(3), Digest(b"d" * 32), PeerId("w"))
 TRAJECTORY = TrajectoryRecord(
-    0, pack_tokens([5, 1]), pack_logprobs([-0.5, 0.0]), (SPAN,), 1.0, PeerId("w")
+    0, pack_tokens([5, 1]), pack_logprobs([-0.5, 0.0]), (SPAN,), "stop", 1.0
 )
 BODY = pack_batch(BatchBody(4, (GroupRecord(GroupId(9), pack_tokens([7, 8]), (TRAJECTORY,)),)))
 SESSION = {
@@ -147,7 +147,7 @@ def check_batch(batch: Batch) -> None:
     assert trajectory.tokens.dtype == np.dtype("int32")
     assert trajectory.logprobs.dtype == np.dtype("float32")
     assert (trajectory.tokens.tolist(), trajectory.logprobs.tolist()) == ([5, 1], [-0.5, 0.0])
-    assert trajectory.spans == (Span(0, 2, 3, (b"d" * 32).hex()),)
+    assert trajectory.spans == (Span(0, 2, 3, (b"d" * 32).hex(), "w"),)
     assert (trajectory.reward, trajectory.worker) == (1.0, "w")
 
 

@@ -18,7 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
-FinishReason = Literal["stop", "length", "abort"]
+from echo2d.core.protocol.control_messages import Finish
+
+FinishReason = Finish | Literal["abort"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +29,9 @@ class GenerateRequest:
     distribution.
 
     `prompt` may end with output tokens of an earlier attempt; then `max_new_tokens` was already
-    reduced by them. temperature 0 means greedy. Sampling ends at an end-of-sequence token (which is
-    part of the output, finish "stop") or after `max_new_tokens` (finish "length"). rng_seed: of the
+    reduced by them. temperature 0 means greedy. Sampling ends at one of `stop_token_ids` (which is
+    part of the output, finish "stop"), after `max_new_tokens` (finish "length"), or where the
+    model's context is full (finish "context"). An engine knows no other end tokens. rng_seed: of the
     first sample; the i-th draws as if it were alone in a request with rng_seed + i. None: the
     engine's choice.
     """

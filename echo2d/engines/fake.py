@@ -81,10 +81,11 @@ def make_fake_engines(options: EngineOptions) -> "list[FakeEngine]":
 
 
 class FakeEngine:
-    """An engine whose output is `fake_token`, ended by `eos_token_id` after a drawn length.
+    """An engine whose output is `fake_token`, with `eos_token_id` after a drawn length.
 
-    answer_tokens: the shortest and the longest drawn length, the end token included. A sample is
-    shorter if the hash gives a stop token earlier, or if its request allows fewer tokens.
+    answer_tokens: the shortest and the longest drawn length, the end token included. A sample goes
+    on if its request does not name that token as a stop token, and is shorter if the hash gives a
+    stop token earlier, or if its request allows fewer tokens.
     tokens_per_s: pace of the whole engine; None: as fast as its consumers.
     bundle_tokens: a delta holds up to this many tokens.
     refit_s: seconds that a refit pauses generation.
@@ -270,7 +271,7 @@ class _Request:
     """
 
     def __init__(self, request: GenerateRequest, policy: _Policy, bundle_tokens: int) -> None:
-        stop = frozenset({policy.eos_token_id, *request.stop_token_ids})
+        stop = frozenset(request.stop_token_ids)
         self.samples = [
             _Sample(request, policy, index, stop, draw=policy.draw(request, index))
             for index in range(request.samples)

@@ -1,4 +1,4 @@
-"""Reads the layout of a snapshot directory: its configuration, end tokens, tensor names and shapes.
+"""Reads the layout of a snapshot directory: its configuration, tensor names and shapes.
 
 All engines use it before they load a snapshot. It needs no torch, and reads only headers, except
 for `file_tensor_digests`. The caller has verified the directory; a file that `read_layout` cannot
@@ -40,7 +40,6 @@ class SnapshotLayout:
     """
 
     config: Mapping[str, object]
-    eos_token_ids: frozenset[int]
     tensors: Mapping[str, TensorSpec]
 
     def require_tensors_of(self, served: "SnapshotLayout") -> None:
@@ -64,18 +63,12 @@ def read_layout(snapshot: Path, base: AdapterBase | None = None) -> SnapshotLayo
     """
     if base is not None:
         adapter = _read_json(snapshot / ADAPTER_CONFIG)
-        eos = read_layout(base.directory).eos_token_ids
         return SnapshotLayout(
-            {"base": base.digest, "adapter": adapter}, eos, dict(_tensor_specs(snapshot))
+            {"base": base.digest, "adapter": adapter}, dict(_tensor_specs(snapshot))
         )
     config = _read_json(snapshot / "config.json")
-    # Chat models often name further end tokens in this file, which is optional.
-    generation = snapshot / "generation_config.json"
-    eos = _token_ids(config) | (
-        _token_ids(_read_json(generation)) if generation.exists() else frozenset()
-    )
     kept = {key: value for key, value in config.items() if key not in _CONFIG_NOTES}
-    return SnapshotLayout(kept, eos, dict(_tensor_specs(snapshot)))
+    return SnapshotLayout(kept, dict(_tensor_specs(snapshot)))
 
 
 def weight_files(snapshot: Path) -> list[Path]:
@@ -120,13 +113,3 @@ def _read_json(path: Path) -> dict[str, object]:
     if not isinstance(content, dict):
         raise EngineFault(f"{path.name} must hold a JSON object, found {type(content).__name__}")
     return content
-
-
-def _token_ids(config: Mapping[str, object]) -> frozenset[int]:
-    # One id, a list of ids, or null. Multimodal models keep it in `text_config`.
-    found = config.get("eos_token_id")
-    if found is None and isinstance(text := config.get("text_config"), dict):
-        return _token_ids(text)
-    return frozenset(
-        i for i in (found if isinstance(found, list) else [found]) if isinstance(i, int)
-    )

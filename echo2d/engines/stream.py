@@ -8,6 +8,7 @@ import asyncio
 from collections import deque
 from itertools import pairwise
 
+from echo2d.core.protocol.answer_end import OutputLimit, output_limit
 from echo2d.engines.base import EngineSpan, FinishReason, GenerateRequest, SampleOutput
 from echo2d.errors import EngineFault
 
@@ -22,11 +23,13 @@ SAMPLES_OPEN_MAX = 16_384
 TEMPERATURE_MIN = 1e-3
 
 
-def check_request(request: GenerateRequest, *, vocab_size: int, context_max: int | None) -> None:
-    """Check a request against an engine's vocabulary and context length.
+def check_request(
+    request: GenerateRequest, *, vocab_size: int, context_max: int | None
+) -> OutputLimit:
+    """Check a request against an engine's vocabulary and context; returns where its output ends.
 
     context_max: tokens of prompt and output together; None: no limit. EngineFault: the engine could
-    not run the request to its end.
+    not run the request.
     """
     if request.samples < 1 or request.max_new_tokens < 1:
         raise EngineFault(
@@ -45,11 +48,15 @@ def check_request(request: GenerateRequest, *, vocab_size: int, context_max: int
             f"request {request.request_id}: a prompt token is outside the vocabulary "
             f"of {vocab_size}"
         )
-    if context_max is not None and len(request.prompt) + request.max_new_tokens > context_max:
+    limit = output_limit(
+        request.max_new_tokens, prompt_tokens=len(request.prompt), context_max=context_max
+    )
+    if limit.tokens < 1:
         raise EngineFault(
-            f"request {request.request_id}: prompt and max_new_tokens together exceed "
+            f"request {request.request_id}: a prompt of {len(request.prompt)} tokens fills "
             f"the context of {context_max}"
         )
+    return limit
 
 
 class SampleBuffer:

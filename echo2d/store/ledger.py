@@ -248,7 +248,8 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
         connection.executescript(f"BEGIN; {SCHEMA} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
     elif found != SCHEMA_VERSION:
         raise OperatorFault(
-            f"ledger {path} has format {found}; this echo2d reads format {SCHEMA_VERSION}"
+            f"ledger {path} has format {found}; this echo2d reads format {SCHEMA_VERSION}: finish "
+            "the run with the echo2d that began it, or begin a new run from its newest model"
         )
 
 

@@ -15,10 +15,8 @@ from echo2d.core.base.ids import GroupId
 from echo2d.core.broadcast.events import FormChosen, RatesMeasured
 from echo2d.core.cluster.events import VersionPublished, VersionRevoked
 from echo2d.core.coordinator.events import CheckpointKept, CoordinatorRecord, EpochOpened
-from echo2d.core.protocol.control_messages import VersionSpan
 from echo2d.core.protocol.trajectory import (
     GROUP_BYTES_MAX,
-    GroupRecord,
     Partial,
     StoredGroup,
     TrajectoryRecord,
@@ -38,7 +36,7 @@ from echo2d.core.rollouts.events import (
 from echo2d.core.topology.uplink_rates import UPLINK_MIN, PeerRate
 from echo2d.errors import PeerFault
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 SCHEMA = """
 CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE epochs (epoch INTEGER PRIMARY KEY, resume_step INTEGER NOT NULL);
@@ -56,10 +54,8 @@ CREATE TABLE leases (
     PRIMARY KEY (group_id, lease, attempt));
 CREATE TABLE samples (
     group_id INTEGER NOT NULL REFERENCES groups ON DELETE CASCADE, sample INTEGER NOT NULL,
-    lease INTEGER NOT NULL,
-    attempt INTEGER NOT NULL, worker TEXT NOT NULL, tokens BLOB NOT NULL, logprobs BLOB NOT NULL,
-    spans BLOB NOT NULL,
-    fingerprint BLOB NOT NULL, reward REAL, PRIMARY KEY (group_id, sample));
+    lease INTEGER NOT NULL, attempt INTEGER NOT NULL, fingerprint BLOB NOT NULL,
+    trajectory BLOB NOT NULL, reward REAL, PRIMARY KEY (group_id, sample));
 CREATE TABLE batches (step INTEGER PRIMARY KEY, digest BLOB NOT NULL, groups TEXT NOT NULL,
     refusals INTEGER NOT NULL);
 CREATE TABLE commits (
@@ -67,13 +63,6 @@ CREATE TABLE commits (
     PRIMARY KEY (step, epoch)) WITHOUT ROWID;
 CREATE TABLE rates (peer TEXT PRIMARY KEY, bytes_per_s REAL NOT NULL, held_up INTEGER NOT NULL);
 """
-
-
-@dataclass(frozen=True, slots=True)
-class _Spans:
-    """The stored form of a sample's spans."""
-
-    spans: tuple[VersionSpan, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,14 +89,14 @@ class Query(Generic[Read]):
     make: Callable[[_Row], Read]
 
 
-_unpack_spans = unpacker(_Spans, bytes_max=GROUP_BYTES_MAX)
+_unpack_trajectory = unpacker(TrajectoryRecord, bytes_max=GROUP_BYTES_MAX)
 _unpack_partial = unpacker(Partial, bytes_max=GROUP_BYTES_MAX)
 
 
 # --- rows -> records
 
 _checked_group = plain_reader(StoredGroup)
-_checked_record = plain_reader(GroupRecord)
+_checked_score = plain_reader(SampleRewarded)
 _checked_lease = plain_reader(LeaseGiven)
 _checked_answer = plain_reader(AcceptedResult)
 _checked_batch = plain_reader(BatchFrozen)
@@ -123,13 +112,15 @@ def _group(row: _Row) -> StoredGroup:
 
 
 def _trajectory(row: _Row) -> tuple[GroupId, TrajectoryRecord]:
-    group, sample, tokens, logprobs, spans, reward, worker = row
-    scored = math.nan if reward is None else reward
-    checked: GroupRecord = _checked_record(
-        [group, b"", [[sample, tokens, logprobs, [], scored, worker]]]
-    )
-    (kept,) = checked.trajectories
-    return checked.group, replace(kept, spans=_spans(_unpack_spans(spans).spans, tokens, logprobs))
+    group, sample, packed, reward = row
+    score: SampleRewarded = _checked_score([group, sample, math.nan if reward is None else reward])
+    if not isinstance(packed, bytes):
+        raise PeerFault(f"trajectory: expected bytes; found {type(packed).__name__}")
+    kept: TrajectoryRecord = _unpack_trajectory(packed)
+    if kept.sample != sample:
+        raise PeerFault(f"its trajectory is of sample {kept.sample}")
+    _require_whole(kept)
+    return score.group, kept.scored(math.nan if reward is None else score.reward)
 
 
 def _lease(row: _Row) -> LeaseGiven:
@@ -140,17 +131,14 @@ def _lease(row: _Row) -> LeaseGiven:
     if packed is None:
         return given
     base: Partial = _unpack_partial(packed)
-    _spans(base.spans, base.tokens, base.logprobs)
+    _require_whole(base)
     return replace(given, base=base)
 
 
-def _spans(
-    spans: tuple[VersionSpan, ...], tokens: bytes, logprobs: bytes
-) -> tuple[VersionSpan, ...]:
-    """Return the spans. PeerFault: there are none, or tokens and logprobs differ in number."""
-    if not spans or len(unpack_tokens(tokens)) != len(unpack_logprobs(logprobs)):
+def _require_whole(kept: TrajectoryRecord | Partial) -> None:
+    """PeerFault: there are no spans, or tokens and logprobs differ in number."""
+    if not kept.spans or len(unpack_tokens(kept.tokens)) != len(unpack_logprobs(kept.logprobs)):
         raise PeerFault("its tokens, logprobs and spans do not fit together")
-    return spans
 
 
 def _answer(row: _Row) -> AcceptedResult:
@@ -199,8 +187,7 @@ GROUPS: Query[StoredGroup] = Query(
 )
 TRAJECTORIES: Query[tuple[GroupId, TrajectoryRecord]] = Query(
     "samples",
-    "SELECT group_id, sample, tokens, logprobs, spans, reward, worker FROM samples "
-    "ORDER BY group_id, sample",
+    "SELECT group_id, sample, trajectory, reward FROM samples ORDER BY group_id, sample",
     _trajectory,
 )
 GIVEN: Query[LeaseGiven] = Query(
@@ -288,19 +275,13 @@ def _lease_given(record: LeaseGiven) -> list[Statement]:
 
 def _sample_kept(record: SampleKept) -> list[Statement]:
     kept = record.trajectory
-    spans = pack(_Spans(kept.spans))
-    row = (
-        record.group,
-        kept.sample,
-        record.lease,
-        record.attempt,
-        kept.worker,
-        kept.tokens,
-        kept.logprobs,
-        spans,
-    )
-    more = (record.fingerprint, _reward(kept.reward))
-    return [("INSERT INTO samples VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", (*row, *more))]
+    row = (record.group, kept.sample, record.lease, record.attempt, record.fingerprint)
+    return [
+        (
+            "INSERT INTO samples VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (*row, pack(kept), _reward(kept.reward)),
+        )
+    ]
 
 
 def _sample_rewarded(record: SampleRewarded) -> list[Statement]:

@@ -1,6 +1,7 @@
 """The fake engine's policy can be computed again, and it fails on request. The contract suite covers the rest."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 
@@ -29,7 +30,9 @@ async def serving(engine: FakeEngine, snapshot: Path, label: str = "1-a") -> Fak
 def request(
     samples: int = 3, max_new_tokens: int = 10, rng_seed: int | None = None
 ) -> GenerateRequest:
-    return GenerateRequest("r", PROMPT, samples, max_new_tokens, rng_seed=rng_seed)
+    return GenerateRequest(
+        "r", PROMPT, samples, max_new_tokens, stop_token_ids=(FAKE_EOS,), rng_seed=rng_seed
+    )
 
 
 async def deltas(engine: FakeEngine, request: GenerateRequest) -> list[SampleOutput]:
@@ -65,7 +68,8 @@ async def test_every_token_can_be_computed_again(snapshot: Path) -> None:
     engine = await serving(
         FakeEngine(rng_seed=4, answer_tokens=(99, 99), vocab_size=50, eos_token_id=50), snapshot
     )
-    for sample, output in enumerate(await outputs(engine, request())):
+    endless = replace(request(), stop_token_ids=())
+    for sample, output in enumerate(await outputs(engine, endless)):
         context = list(PROMPT)
         assert len(output) == 10
         for written in output:

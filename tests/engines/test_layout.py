@@ -40,23 +40,6 @@ def test_notes_of_the_writer_do_not_change_the_configuration(tmp_path: Path) -> 
     assert layout.config == {"hidden_size": 8}
 
 
-@pytest.mark.parametrize(
-    ("config", "files", "eos"),
-    [
-        ({}, {}, set()),
-        ({"eos_token_id": None}, {}, set()),
-        ({"eos_token_id": 0}, {}, {0}),
-        ({"eos_token_id": [3, 4]}, {}, {3, 4}),
-        ({"eos_token_id": 3}, {"generation_config": {"eos_token_id": [4, 5]}}, {3, 4, 5}),
-        ({"text_config": {"eos_token_id": 7}}, {}, {7}),
-    ],
-)
-def test_end_tokens(
-    tmp_path: Path, config: object, files: dict[str, object], eos: set[int]
-) -> None:
-    assert read_layout(write(tmp_path, config, **files)).eos_token_ids == eos
-
-
 def test_digests_are_of_the_bytes_in_the_files(tmp_path: Path) -> None:
     digests = {
         name: blake3(tensor.tobytes()).digest()
@@ -92,10 +75,8 @@ def test_a_weight_file_that_lies_is_a_fault(tmp_path: Path, content: bytes) -> N
 def test_a_layout_that_does_not_fit_the_served_one(
     tensors: dict[str, tuple[int, ...]], words: str
 ) -> None:
-    served = SnapshotLayout({}, frozenset(), {"a": TensorSpec("BF16", (2, 3))})
-    new = SnapshotLayout(
-        {}, frozenset(), {name: TensorSpec("BF16", shape) for name, shape in tensors.items()}
-    )
+    served = SnapshotLayout({}, {"a": TensorSpec("BF16", (2, 3))})
+    new = SnapshotLayout({}, {name: TensorSpec("BF16", shape) for name, shape in tensors.items()})
     served.require_tensors_of(served)
     with pytest.raises(EngineFault, match=words):
         new.require_tensors_of(served)

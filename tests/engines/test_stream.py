@@ -109,7 +109,7 @@ def test_a_possible_request_passes(good: GenerateRequest) -> None:
     [
         (request(samples=0), "samples"),
         (request(max_new_tokens=0), "max_new_tokens"),
-        (request(max_new_tokens=5), "context"),
+        (request(prompt=[1] * 6), "context"),
         (request(temperature=TEMPERATURE_MIN / 2), "temperature"),
         (request(temperature=float("nan")), "temperature"),
         (request(top_p=1.1), "top_p"),

@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers import BloomConfig, GPT2Config, MambaConfig, MistralConfig, Qwen3MoeConfig
 
+from echo2d.core.protocol.answer_end import OutputLimit
 from echo2d.engines.base import Engine, GenerateRequest, SampleOutput
 from echo2d.engines.layout import file_tensor_digests
 from echo2d.engines.stream import RequestStream
@@ -248,7 +249,10 @@ async def test_a_request_checked_against_another_model_ends(tmp_path: Path) -> N
     one = decoder(emitted)
     one.swap(prepare(saved(tmp_path), None, torch.float32), "0-a")
     stream = RequestStream(2)
-    one.submit(GenerateRequest("r", [1], 2, 5), stream, 0, loaded(tmp_path))
+    limit = OutputLimit(5, "length")
+    one.submit(
+        GenerateRequest("r", [1], 2, 5), stream, seed=0, limit=limit, checked=loaded(tmp_path)
+    )
     assert [(to, delta.sample, delta.finish) for to, delta in emitted[0]] == [
         (stream, 0, "abort"),
         (stream, 1, "abort"),
@@ -275,18 +279,27 @@ def tokens_of(found: list[SampleOutput], sample: int = 0) -> list[int]:
     return [token for delta in found if delta.sample == sample for token in delta.tokens]
 
 
-async def test_end_tokens_of_the_snapshot_end_a_sample(tmp_path: Path, engine: TorchEngine) -> None:
+async def test_only_the_stop_tokens_of_the_request_end_a_sample(
+    tmp_path: Path, engine: TorchEngine
+) -> None:
     snapshot = saved(tmp_path)
-    (snapshot / "generation_config.json").write_text(
-        json.dumps({"eos_token_id": list(range(0, VOCAB_SIZE, 2))})
-    )
+    every = {"eos_token_id": list(range(VOCAB_SIZE))}
+    (snapshot / "generation_config.json").write_text(json.dumps(every))
     await engine.refit(snapshot, "0-a")
-    found = await deltas(engine, GenerateRequest("r", [1], 8, 64))
+    stops = tuple(range(0, VOCAB_SIZE, 2))
+    found = await deltas(engine, GenerateRequest("r", [1], 8, 64, stop_token_ids=stops))
     for sample in range(8):
         tokens = tokens_of(found, sample)
         assert tokens[-1] % 2 == 0
         assert all(token % 2 == 1 for token in tokens[:-1])
     assert {delta.finish for delta in found} <= {None, "stop"}
+
+
+async def test_a_full_context_ends_a_sample(tmp_path: Path, engine: TorchEngine) -> None:
+    await engine.refit(saved(tmp_path, max_position_embeddings=8), "0-a")
+    found = await deltas(engine, GenerateRequest("r", [1, 2, 3], 2, 64))
+    assert [len(tokens_of(found, sample)) for sample in range(2)] == [5, 5]
+    assert [delta.finish for delta in found if delta.finish] == ["context", "context"]
 
 
 async def test_a_seeded_request_does_not_depend_on_its_company(

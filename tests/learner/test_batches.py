@@ -42,6 +42,7 @@ def test_a_good_batch_has_no_faults() -> None:
         (lambda: trajectory(logprobs=np.array([0, -np.inf, 0], dtype=np.float32)), "logprob"),
         (lambda: trajectory(logprobs=np.array([0, 2e-4, 0], dtype=np.float32)), "logprob"),
         (lambda: trajectory(reward=float("nan")), "reward"),
+        (lambda: trajectory(given=((0, 1),)), "given tokens"),
     ],
 )
 def test_a_bad_trajectory_is_a_fault_of_its_group_only(

@@ -10,8 +10,13 @@ from echo2d.core.base.ids import Digest, Epoch, GroupId, LeaseId, PeerId, Publis
 from echo2d.core.broadcast.events import FormChosen, RatesMeasured
 from echo2d.core.cluster.events import VersionPublished, VersionRevoked
 from echo2d.core.coordinator.events import CheckpointKept, CoordinatorRecord, EpochOpened, Recovered
-from echo2d.core.protocol.control_messages import HeldLease, VersionKey, VersionSpan
-from echo2d.core.protocol.trajectory import Partial, TrajectoryRecord, pack_tokens
+from echo2d.core.protocol.control_messages import HeldLease, VersionKey
+from echo2d.core.protocol.trajectory import (
+    AuthoredSpan,
+    Partial,
+    TrajectoryRecord,
+    pack_tokens,
+)
 from echo2d.core.rollouts.events import (
     AcceptedResult,
     BatchCommitted,
@@ -43,9 +48,8 @@ def sample(
         index,
         tokens,
         bytes(len(tokens)),
-        (VersionSpan(0, 1, Version(3), A),),
-        math.nan,
-        PeerId("w" * 32),
+        (AuthoredSpan(0, 1, Version(3), A, PeerId("w" * 32)),),
+        "stop",
     )
     return SampleKept(GroupId(number), LeaseId(0), 0, kept, fingerprint)
 
@@ -90,12 +94,14 @@ def test_groups_come_back_whole_with_unscored_rewards_as_nan(path: Path) -> None
     assert [kept.sample for kept in stored.record.trajectories] == [0, 1]
     assert stored.record.trajectories[0].reward == 0.1
     assert math.isnan(stored.record.trajectories[1].reward)
-    assert stored.record.trajectories[0].spans == (VersionSpan(0, 1, Version(3), A),)
+    assert stored.record.trajectories[0].spans == (
+        AuthoredSpan(0, 1, Version(3), A, PeerId("w" * 32)),
+    )
     assert (found.next_cursor, found.next_group) == (10, 5)
 
 
 def test_leases_come_back_in_the_order_in_which_they_were_granted(path: Path) -> None:
-    base = Partial(b"\5\0\0\0", b"\0\0\0\0", (VersionSpan(0, 1, Version(3), A),))
+    base = Partial(b"\5\0\0\0", b"\0\0\0\0", (AuthoredSpan(0, 1, Version(3), A, PeerId("w" * 32)),))
     first = LeaseGiven(
         GroupId(4), LeaseId((1 << 63) - 1), 0, PeerId("w"), (1, 0), VersionKey(Version(3), A)
     )

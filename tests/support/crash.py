@@ -26,7 +26,7 @@ from echo2d.demo.chaos import KINDS, VictimKind, kill_process, start_again
 from echo2d.demo.results import read_rows
 from echo2d.demo.run import LEARNER
 from echo2d.store.ledger import Ledger
-from echo2d.store.ledger_rows import _unpack_spans
+from echo2d.store.ledger_rows import _unpack_trajectory
 from tests.support.connection_tap import Tap
 from tests.support.polling import START_S
 from tests.support.programs import Site
@@ -49,7 +49,8 @@ CREATE TRIGGER told_epoch AFTER INSERT ON epochs BEGIN
     INSERT INTO story (what, a, b) VALUES ('epoch', new.epoch, new.resume_step); END;
 CREATE TRIGGER told_sample AFTER INSERT ON samples BEGIN
     INSERT INTO story (what, a, b, c, d)
-    VALUES ('kept', new.group_id, new.sample, new.lease || '.' || new.attempt || '.' || new.sample, new.spans); END;
+    VALUES ('kept', new.group_id, new.sample, new.lease || '.' || new.attempt || '.' || new.sample,
+        new.trajectory); END;
 CREATE TRIGGER told_batch AFTER INSERT ON batches BEGIN
     INSERT INTO story (what, a, b, c) VALUES ('frozen', new.step, new.digest, new.groups); END;
 CREATE TRIGGER told_commit AFTER INSERT ON commits BEGIN
@@ -250,7 +251,7 @@ def nothing_is_lost(story: Story, acknowledged: set[str]) -> None:
         match what:
             case "kept":
                 wrote[first] |= {
-                    (span.version, span.digest) for span in _unpack_spans(fourth).spans
+                    (span.version, span.digest) for span in _unpack_trajectory(fourth).spans
                 }
             case "revoked":
                 revoked.add((first, second))

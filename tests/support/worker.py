@@ -40,9 +40,11 @@ def a_lease(
     samples: Sequence[int] = (0, 1),
     oldest: int = 0,
     tokens: int = 10,
+    stops: Sequence[int] = (),
 ) -> LeaseGranted:
     return LeaseGranted(
-        LeaseId(number), attempt, GroupId(number), pack_tokens([5, 6, 7]), tuple(samples), tokens, 1.0, 1.0, (),
+        LeaseId(number), attempt, GroupId(number), pack_tokens([5, 6, 7]), tuple(samples), tokens, 1.0, 1.0,
+        tuple(stops),
         Version(oldest), 15.0,
     )  # fmt: skip
 

@@ -12,8 +12,15 @@ from typing import Any
 
 import pytest
 
-from echo2d.core.base.ids import Epoch
+from echo2d.core.base.codec import pack
+from echo2d.core.base.ids import (
+    Digest,
+    Epoch,
+    PeerId,
+    Version,
+)
 from echo2d.core.coordinator.events import CoordinatorRecord, EpochOpened
+from echo2d.core.protocol.trajectory import AuthoredSpan, TrajectoryRecord
 from echo2d.errors import OperatorFault
 from echo2d.store.ledger import Ledger
 from tests.support.coordinator_world import World, train
@@ -149,7 +156,7 @@ def test_the_story_of_a_group(sound: Path, capsys: pytest.CaptureFixture[str]) -
 
 
 DAMAGES = {
-    "batch 3 was frozen as": "UPDATE samples SET logprobs = zeroblob(length(logprobs)) WHERE group_id = "
+    "batch 3 was frozen as": "UPDATE samples SET reward = reward + 1 WHERE group_id = "
     "(SELECT json_extract(groups, '$[0]') FROM batches WHERE step = 3);",
     "has a trajectory without a reward": "UPDATE samples SET reward = NULL WHERE group_id = "
     "(SELECT json_extract(groups, '$[0]') FROM batches WHERE step = 2);",
@@ -173,6 +180,11 @@ DAMAGES = {
 }
 
 
+TORN = pack(
+    TrajectoryRecord(
+        0, b"x", b"x", (AuthoredSpan(0, 1, Version(0), Digest(bytes(32)), PeerId("w")),), "stop"
+    )
+)
 VALUES = ("-1", "x'ff'", "9223372036854775807")
 
 
@@ -191,10 +203,10 @@ def test_what_does_not_fit_is_listed(
     ("damage", "words"),
     [
         (
-            "UPDATE samples SET spans = x'ff' WHERE (group_id, sample) = (2, 1);",
+            "UPDATE samples SET trajectory = x'ff' WHERE (group_id, sample) = (2, 1);",
             "group_id=2 sample=1 of samples",
         ),
-        ("UPDATE samples SET tokens = x'00';", "not whole int32"),
+        (f"UPDATE samples SET trajectory = x'{TORN.hex()}';", "not whole int32"),
         ("UPDATE batches SET groups = 'x' WHERE step = 4;", "row step=4 of batches is damaged"),
         (
             "UPDATE batches SET groups = 'x'; UPDATE counters SET value = 9;",

@@ -16,8 +16,10 @@ from pathlib import Path
 
 from echo2d.core.base.ids import Digest, GroupId, LeaseId, PeerId, Version
 from echo2d.core.coordinator.events import CoordinatorRecord
-from echo2d.core.protocol.control_messages import VersionSpan
-from echo2d.core.protocol.trajectory import TrajectoryRecord
+from echo2d.core.protocol.trajectory import (
+    AuthoredSpan,
+    TrajectoryRecord,
+)
 from echo2d.core.rollouts.events import GroupDropped, PromptTaken, SampleKept, SampleRewarded
 from echo2d.store.ledger import Ledger
 
@@ -31,9 +33,9 @@ def group(number: int, tokens: int) -> list[CoordinatorRecord]:
     """The records of one group, its samples of `tokens` tokens each."""
     found: list[CoordinatorRecord] = [PromptTaken(GroupId(number), number, os.urandom(400))]
     for sample in range(GROUP_SIZE):
-        spans = (VersionSpan(0, tokens, Version(1), Digest(bytes(32))),)
+        spans = (AuthoredSpan(0, tokens, Version(1), Digest(bytes(32)), PeerId("w" * 32)),)
         kept = TrajectoryRecord(
-            sample, os.urandom(4 * tokens), os.urandom(4 * tokens), spans, 0.0, PeerId("w" * 32)
+            sample, os.urandom(4 * tokens), os.urandom(4 * tokens), spans, "stop", 0.0
         )
         found += [
             SampleKept(GroupId(number), LeaseId(number), 1, kept),

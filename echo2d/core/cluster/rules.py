@@ -24,12 +24,14 @@ class RunRules:
     """The numbers that the operator chose, by the keys of the configuration.
 
     R = trajectories_per_step, kappa = publish_every (None: "auto"), S = staleness_max.
-    over_stale: "drop" or "mask". shape: "auto", "star" or "chain". mode: with "exclusive" a worker
-    generates nothing while it receives a version. p2p: workers pass versions on. activation: leases
-    go to all workers, or to the cheapest ones that are enough; by_cost: False: to any that are
-    enough. gamma: throughput that is provided, over what is needed. learner_usd_per_h: shown,
-    decides nothing. delta: versions spread as differences from one that most workers have.
-    disk_bytes_max: for snapshot copies; beyond it, bases are deleted. gateway: None: it is off.
+    stop_token_ids: the task's and the model's end tokens. context_max: tokens of prompt and answer
+    together; None: the model does not say. over_stale: "drop" or "mask". shape: "auto", "star" or
+    "chain". mode: with "exclusive" a worker generates nothing while it receives a version. p2p:
+    workers pass versions on. activation: leases go to all workers, or to the cheapest ones that are
+    enough; by_cost: False: to any that are enough. gamma: throughput that is provided, over what is
+    needed. learner_usd_per_h: shown, decides nothing. delta: versions spread as differences from
+    one that most workers have. disk_bytes_max: for snapshot copies; beyond it, bases are deleted.
+    gateway: None: it is off.
     """
 
     run_id: RunId
@@ -55,6 +57,7 @@ class RunRules:
     learner_usd_per_h: float = 0.0
     delta: bool = True
     disk_bytes_max: int = 1 << 62
+    context_max: int | None = None
     lease_silence_s: float = 15.0
     heartbeat_s: float = 2.0
     gateway: GatewayRules | None = None

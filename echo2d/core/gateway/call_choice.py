@@ -10,7 +10,7 @@ from echo2d.core.base.ids import PeerId, Version
 from echo2d.core.gateway.events import CallAsked, CallId
 from echo2d.core.protocol.control_messages import SampleDelta, SampleFinished
 from echo2d.core.protocol.result_check import Believed, content_fault, span_fault
-from echo2d.core.protocol.trajectory import NOTHING, Partial
+from echo2d.core.protocol.trajectory import NOTHING, Partial, authored
 from echo2d.core.rollouts.leases import Lease
 
 # A worker that leaves gives its leases back a moment before it says goodbye.
@@ -53,7 +53,12 @@ class CallChoice:
         return worker == self.avoid and now < self.since + AVOID_S
 
     def grown(
-        self, said: SampleDelta | SampleFinished, *, vocab_size: int, believed: Believed
+        self,
+        said: SampleDelta | SampleFinished,
+        author: PeerId,
+        *,
+        vocab_size: int,
+        believed: Believed,
     ) -> Partial | str:
         """The whole output with these new tokens; or a text that says what is wrong with them."""
         assert self.lease is not None
@@ -69,7 +74,8 @@ class CallChoice:
         )
         if fault:
             return fault
-        grown = before.plus(said.tokens, said.logprobs, said.spans, shift=base.length)
+        spans = authored(said.spans, author)
+        grown = before.plus(said.tokens, said.logprobs, spans, shift=base.length)
         known = min(grown.length, self.told.length)
         same = grown.first(known) == self.told.first(known)
         return grown if same else "it tells its tokens differently than before"

@@ -41,7 +41,11 @@ from echo2d.core.protocol.control_messages import (
     SampleDelta,
     SampleFinished,
 )
-from echo2d.core.protocol.trajectory import NOTHING, Partial
+from echo2d.core.protocol.trajectory import (
+    NOTHING,
+    Partial,
+    version_spans,
+)
 from echo2d.core.rollouts.leases import Lease, LeaseTable, answer, send_to
 from echo2d.core.rollouts.scheduler import LeaseScheduler
 from echo2d.core.status.schema import GatewayStatus
@@ -130,10 +134,12 @@ class GatewayCalls:
         lease = self._leases.held(peer, message)
         if lease is None:
             return [*send_to(peer, LeaseCancelled(message.lease, message.attempt))]
-        self._leases.renew(lease, tokens=any(delta.tokens for delta in message.samples), now=now)
+        wanted = self._work.wanted(lease.key)
+        most = max((choice.call.max_new_tokens for choice in wanted.values()), default=0)
+        self._leases.renew(lease, tokens=lease.grows(message.samples, most=most), now=now)
         actions: list[GatewayAction] = []
         for delta in message.samples:
-            choice = self._work.wanted(lease.key).get(delta.sample)
+            choice = wanted.get(delta.sample)
             if choice is not None and delta.tokens:
                 grown = self._grown(peer, choice, delta)
                 actions += (
@@ -225,6 +231,7 @@ class GatewayCalls:
     ) -> Partial | str:
         return choice.grown(
             said,
+            peer.peer,
             vocab_size=self._vocab_size,
             believed=lambda version: (
                 version in peer.acknowledged and self._versions.live(version) is not None
@@ -241,7 +248,8 @@ class GatewayCalls:
         choice.told = grown
         self._tokens += (len(grown.tokens) - known) // 4
         tokens, logprobs = grown.tokens[known:], grown.logprobs[known:]
-        return [ChoiceGrew(choice.call.call, choice.index, tokens, logprobs, grown.spans, finish)]
+        spans = version_spans(grown.spans)
+        return [ChoiceGrew(choice.call.call, choice.index, tokens, logprobs, spans, finish)]
 
     # --- inside: ends
 

@@ -44,11 +44,11 @@ from echo2d.core.base.ids import (
 from echo2d.core.weights.delta_chain import KeptDelta
 from echo2d.core.weights.encoding import FormKind
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 PROGRESS_S = 2.0  # a worker reports on every lease at least this often
 
 PeerKind = Literal["worker", "relay", "seed"]
-Finish = Literal["stop", "length"]
+Finish = Literal["stop", "length", "context", "stop_string"]  # see `answer_end`
 RefusalReason = Literal[
     "protocol", "run", "credential", "revoked", "superseded", "flapping", "busy"
 ]

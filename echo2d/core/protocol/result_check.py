@@ -1,7 +1,8 @@
 """Checks the output that a worker sends, before anything believes it (I2, I7).
 
-    tokens    1 to max_new_tokens of them, each with 0 <= id < vocab_size
-    logprobs  one per token, finite and at most LOGPROB_MAX
+    tokens    1 to its limit of them, each with 0 <= id < vocab_size
+    logprobs  one per token, between LOGPROB_MIN and LOGPROB_MAX
+    end       as an engine ends an answer (`answer_end`), and as the message says
     spans     cover [0, len) without gaps; their versions never decrease, and each is published, not
               revoked, and acknowledged by this worker
 
@@ -10,12 +11,12 @@ progress messages only positions and versions are checked at once; the rest is c
 worker is to continue from them. Not here: whose lease it is, repeats, and staleness.
 """
 
-import math
 from collections.abc import Callable, Collection
 
 import numpy as np
 
 from echo2d.core.base.ids import Version
+from echo2d.core.protocol.answer_end import OutputLimit, end_fault
 from echo2d.core.protocol.control_messages import (
     SampleDelta,
     SampleFinished,
@@ -26,6 +27,9 @@ from echo2d.core.protocol.trajectory import NOTHING, Partial, unpack_logprobs, u
 from echo2d.errors import PeerFault
 
 LOGPROB_MAX = 1e-4  # a logprob of 0 may be rounded up
+# exp(-50) is 2e-22: no engine ever draws a token as unlikely as that. An invented logprob could give
+# a token any weight in training.
+LOGPROB_MIN = -50.0
 
 # Whether a version is published, not revoked, and acknowledged by this worker.
 Believed = Callable[[VersionKey], bool]
@@ -35,19 +39,22 @@ def result_fault(
     result: SampleFinished,
     *,
     vocab_size: int,
-    max_new_tokens: int,
+    limit: OutputLimit,
+    stop_token_ids: Collection[int],
     believed: Believed,
     base: Partial = NOTHING,
 ) -> str:
     """Return what is wrong with a result, or "" if nothing is.
 
-    base: the partial that it continues.
+    limit: of the whole answer. base: the partial that it continues.
     """
-    room = max_new_tokens - base.length
-    fault = content_fault(result.tokens, result.logprobs, vocab_size, room)
-    return fault or span_fault(
-        result.spans, 0, len(result.tokens) // 4, base.version_last, believed
-    )
+    fault = content_fault(result.tokens, result.logprobs, vocab_size, limit.tokens - base.length)
+    if fault:
+        return fault
+    tokens = unpack_tokens(result.tokens).tolist()
+    return end_fault(
+        tokens, result.finish, before=base.length, limit=limit, stop_token_ids=stop_token_ids
+    ) or span_fault(result.spans, 0, len(tokens), base.version_last, believed)
 
 
 def delta_fault(
@@ -92,8 +99,8 @@ def content_fault(packed_tokens: bytes, packed_logprobs: bytes, vocab_size: int,
     if len(logprobs) != len(tokens):
         return f"{len(logprobs)} logprobs for {len(tokens)} tokens"
     # NaN fails this comparison too.
-    if not -math.inf < float(logprobs.min()) <= float(logprobs.max()) <= LOGPROB_MAX:
-        return "a logprob that is no logarithm of a probability"
+    if not LOGPROB_MIN <= float(logprobs.min()) <= float(logprobs.max()) <= LOGPROB_MAX:
+        return f"a logprob that is not between {LOGPROB_MIN:.0f} and 0"
     return ""
 
 

@@ -1,12 +1,14 @@
 """Trajectories, groups and batches as values, and the byte format in which they are hashed and
 served.
 
-A batch body is `pack_batch(BatchBody)`, and its digest is blake3-256 of these bytes. The learner
-fetches them with `GET /v1/batches/{n}` and commits to their digest.
+A batch body is `pack_batch(BatchBody)`: a byte that names its format, then msgpack. Its digest is
+blake3-256 of all these bytes. The learner fetches them with `GET /v1/batches/{n}` and commits to
+their digest.
 """
 
+import math
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import msgpack
 import numpy as np
@@ -15,9 +17,12 @@ from numpy.typing import NDArray
 from echo2d.core.base.canonical import digest_of
 from echo2d.core.base.codec import pack, unpacker
 from echo2d.core.base.ids import Digest, GroupId, PeerId, Version
-from echo2d.core.protocol.control_messages import VersionKey, VersionSpan
+from echo2d.core.protocol.control_messages import Finish, VersionKey, VersionSpan
 from echo2d.errors import PeerFault
 
+# The first byte of a batch. 1, without that byte, knew neither how answers ended nor their authors.
+BATCH_FORMAT = 2
+_BATCH_HEAD = bytes([BATCH_FORMAT])
 BATCH_BYTES_MAX = 1 << 30  # 16k trajectories of 8k tokens at 8 B a token
 GROUP_BYTES_MAX = 256 << 20  # a quarter of a batch: more than any group of sane size
 
@@ -26,19 +31,97 @@ Logprobs = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
+class AuthoredSpan:
+    """Worker `author` wrote output tokens [start, end) with this version."""
+
+    start: int
+    end: int
+    version: Version
+    digest: Digest
+    author: PeerId
+
+    @property
+    def key(self) -> VersionKey:
+        return VersionKey(self.version, self.digest)
+
+    def continues(self, span: "AuthoredSpan") -> bool:
+        """Whether the same worker wrote both with the same version."""
+        return (self.author, self.version, self.digest) == (span.author, span.version, span.digest)
+
+
+def authored(spans: Iterable[VersionSpan], author: PeerId) -> tuple[AuthoredSpan, ...]:
+    """These spans of a worker's message, with its name."""
+    return tuple(AuthoredSpan(s.start, s.end, s.version, s.digest, author) for s in spans)
+
+
+def version_spans(spans: Iterable[AuthoredSpan]) -> tuple[VersionSpan, ...]:
+    """Which version wrote what, whoever used it: neighbours of one version merge."""
+    joined: list[VersionSpan] = []
+    for span in spans:
+        start = span.start
+        if joined and joined[-1].key == span.key:
+            start = joined.pop().start
+        joined.append(VersionSpan(start, span.end, span.version, span.digest))
+    return tuple(joined)
+
+
+@dataclass(frozen=True, slots=True)
+class GivenTokens:
+    """Output tokens [start, end) that no version wrote: an environment gave them."""
+
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class RewardPart:
+    """A named number that a reward was made of."""
+
+    name: str
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a prompt comes from: the name of its task, and the key of its row there."""
+
+    task: str = ""
+    row: str = ""
+
+
+NO_SOURCE = Source()
+
+
+@dataclass(frozen=True, slots=True)
 class TrajectoryRecord:
-    """One whole sample: output tokens (int32), logprobs (float32), version spans and reward."""
+    """One whole sample.
+
+    tokens: the output, int32. logprobs: float32. spans: who wrote which of the tokens; they cover
+    all of them but `given`. reward: NaN until it is scored. turns: how often a policy wrote.
+    episode, branch: samples with the same episode of a group share its outcome.
+    """
 
     sample: int
     tokens: bytes
     logprobs: bytes
-    spans: tuple[VersionSpan, ...]
-    reward: float
-    worker: PeerId
+    spans: tuple[AuthoredSpan, ...]
+    finish: Finish
+    reward: float = math.nan
+    reward_parts: tuple[RewardPart, ...] = ()
+    given: tuple[GivenTokens, ...] = ()
+    turns: int = 1
+    source: Source = NO_SOURCE
+    episode: int = 0
+    branch: int = 0
 
     @property
     def length(self) -> int:
         return len(self.tokens) // 4
+
+    @property
+    def worker(self) -> PeerId:
+        """The worker that finished it."""
+        return self.spans[-1].author
 
     @property
     def version_min(self) -> Version:
@@ -51,8 +134,20 @@ class TrajectoryRecord:
         return self.spans[-1].version
 
     def scored(self, reward: float) -> "TrajectoryRecord":
+        # `replace` would take ten times as long, for every sample of a run.
         return TrajectoryRecord(
-            self.sample, self.tokens, self.logprobs, self.spans, reward, self.worker
+            self.sample,
+            self.tokens,
+            self.logprobs,
+            self.spans,
+            self.finish,
+            reward,
+            self.reward_parts,
+            self.given,
+            self.turns,
+            self.source,
+            self.episode,
+            self.branch,
         )
 
 
@@ -62,7 +157,7 @@ class Partial:
 
     tokens: bytes = b""
     logprobs: bytes = b""
-    spans: tuple[VersionSpan, ...] = ()
+    spans: tuple[AuthoredSpan, ...] = ()
 
     @property
     def length(self) -> int:
@@ -79,29 +174,27 @@ class Partial:
         return self.spans[-1].version if self.spans else Version(0)
 
     def plus(
-        self, tokens: bytes, logprobs: bytes, spans: Iterable[VersionSpan], *, shift: int = 0
+        self, tokens: bytes, logprobs: bytes, spans: Iterable[AuthoredSpan], *, shift: int = 0
     ) -> "Partial":
         """This partial followed by more tokens.
 
-        shift: is added to the positions of `spans`. Neighbouring spans of one version are merged.
+        shift: is added to the positions of `spans`. Neighbours of one version and author merge.
         """
         joined = list(self.spans)
         for span in spans:
             start = span.start + shift
-            if joined and joined[-1].key == span.key:
+            if joined and joined[-1].continues(span):
                 start = joined.pop().start
-            joined.append(VersionSpan(start, span.end + shift, span.version, span.digest))
+            joined.append(
+                AuthoredSpan(start, span.end + shift, span.version, span.digest, span.author)
+            )
         return Partial(self.tokens + tokens, self.logprobs + logprobs, tuple(joined))
 
     def first(self, length: int) -> "Partial":
         """The first `length` tokens, or all if there are fewer."""
         if self.length <= length:
             return self
-        spans = (
-            VersionSpan(s.start, min(s.end, length), s.version, s.digest)
-            for s in self.spans
-            if s.start < length
-        )
+        spans = (replace(s, end=min(s.end, length)) for s in self.spans if s.start < length)
         return Partial(self.tokens[: 4 * length], self.logprobs[: 4 * length], tuple(spans))
 
 
@@ -148,7 +241,15 @@ class BatchBody:
     groups: tuple[GroupRecord, ...]
 
 
-unpack_batch = unpacker(BatchBody, bytes_max=BATCH_BYTES_MAX)
+_unpack_batch = unpacker(BatchBody, bytes_max=BATCH_BYTES_MAX)
+
+
+def unpack_batch(body: bytes) -> BatchBody:
+    """PeerFault: it is no batch, or has another format."""
+    if body[:1] != _BATCH_HEAD:
+        raise PeerFault(f"this is no batch of format {BATCH_FORMAT}; it begins with {body[:1]!r}")
+    batch: BatchBody = _unpack_batch(memoryview(body)[1:])
+    return batch
 
 
 def batch_digest(body: bytes) -> Digest:
@@ -156,7 +257,7 @@ def batch_digest(body: bytes) -> Digest:
 
 
 def pack_batch(batch: BatchBody) -> bytes:
-    return pack(batch)
+    return _BATCH_HEAD + pack(batch)
 
 
 def pack_group(group: GroupRecord) -> bytes:
@@ -170,7 +271,7 @@ def join_batch(step: int, groups: Sequence[bytes]) -> bytes:
     packer.pack_array_header(len(fields(BatchBody)))
     packer.pack(step)
     packer.pack_array_header(len(groups))
-    return b"".join([packer.bytes(), *groups])
+    return b"".join([_BATCH_HEAD, packer.bytes(), *groups])
 
 
 def pack_tokens(tokens: Iterable[int]) -> bytes:

@@ -23,6 +23,7 @@ from echo2d.core.cluster.membership import Membership, Peer
 from echo2d.core.cluster.rules import RunRules
 from echo2d.core.cluster.statistics import Statistics
 from echo2d.core.cluster.versions import PublishedVersions, key_of
+from echo2d.core.protocol.answer_end import output_limit
 from echo2d.core.protocol.control_messages import (
     HeldLease,
     LeaseCancelled,
@@ -32,7 +33,7 @@ from echo2d.core.protocol.control_messages import (
     VersionKey,
 )
 from echo2d.core.protocol.result_check import result_fault
-from echo2d.core.protocol.trajectory import Partial, StoredGroup, TrajectoryRecord
+from echo2d.core.protocol.trajectory import Partial, StoredGroup, TrajectoryRecord, authored
 from echo2d.core.rollouts.accepted_results import AcceptedResults
 from echo2d.core.rollouts.events import (
     DrawPrompt,
@@ -140,7 +141,7 @@ class Groups:
 
     def prompt_drawn(self, event: PromptDrawn) -> list[RolloutAction]:
         """A prompt has come. One that no engine can take is the task's fault, and stops the run."""
-        fault = prompt_fault(event.tokens, self._rules.vocab_size)
+        fault = prompt_fault(event.tokens, self._rules.vocab_size, self._rules.context_max)
         if fault:
             return [StopRun(f"prompt {event.cursor} of the task {fault}")]
         self._prompts.drawn(event.cursor, event.tokens)
@@ -176,7 +177,8 @@ class Groups:
         if lease is None:
             return [*send_to(peer, LeaseCancelled(message.lease, message.attempt))]
         # A worker that must refit first cannot make tokens; its lease is not stuck.
-        tokens = any(sample.tokens for sample in message.samples) or self._must_refit(peer)
+        most = self._rules.max_new_tokens - lease.given.base.length
+        tokens = lease.grows(message.samples, most=most) or self._must_refit(peer)
         self.leases.renew(lease, tokens=tokens, now=now)
         return [*self._partials.gather(peer, lease, message.samples)]
 
@@ -198,13 +200,19 @@ class Groups:
         fault = result_fault(
             message,
             vocab_size=self._rules.vocab_size,
-            max_new_tokens=self._rules.max_new_tokens,
+            limit=output_limit(
+                self._rules.max_new_tokens,
+                prompt_tokens=len(group.prompt.tokens) // 4,
+                context_max=self._rules.context_max,
+            ),
+            stop_token_ids=self._rules.stop_token_ids,
             believed=self._partials.believed(peer),
             base=base,
         )
         if fault:
             return self._bad_result(peer, group, message, fault, now)
-        whole = base.plus(message.tokens, message.logprobs, message.spans, shift=base.length)
+        spans = authored(message.spans, peer.peer)
+        whole = base.plus(message.tokens, message.logprobs, spans, shift=base.length)
         # It is well-formed, but a version that wrote it has been revoked or is too old by now.
         if not self._partials.good(whole):
             return self._refuse(peer, message, "the lease is over")
@@ -322,7 +330,7 @@ class Groups:
     ) -> list[RolloutAction]:
         """Keep a good result. whole: what its attempt went on from, followed by the result."""
         record = TrajectoryRecord(
-            message.sample, whole.tokens, whole.logprobs, whole.spans, math.nan, peer.peer
+            message.sample, whole.tokens, whole.logprobs, whole.spans, message.finish
         )
         key = HeldLease(message.lease, message.attempt)
         lease = group.running.get(key)

@@ -24,6 +24,7 @@ from echo2d.core.protocol.control_messages import (
     LeaseFailed,
     LeaseProgress,
     SampleAnswered,
+    SampleDelta,
     SampleFinished,
     VersionKey,
 )
@@ -40,7 +41,8 @@ GATHERED_BYTES_MAX = 256 << 20
 class Lease:
     """One running attempt, as it was `given`.
 
-    samples: those still open. since: when the attempt began or was resumed.
+    samples: those still open. since: when the attempt began or was resumed. longest: the most
+    tokens that were reported of a sample beyond the base.
     outputs: what open samples have so far beyond the base; None: not known any more.
     """
 
@@ -51,6 +53,23 @@ class Lease:
     silent_at: float
     stuck_at: float
     outputs: dict[int, Partial | None] = field(default_factory=dict)
+    longest: dict[int, int] = field(default_factory=dict)
+
+    def grows(self, deltas: Iterable[SampleDelta], *, most: int) -> bool:
+        """Whether a sample has more tokens now than were ever reported of it.
+
+        most: tokens that a sample of this lease may have. Tokens that are told again are no news:
+        otherwise a worker could hold a lease for as long as it likes.
+        """
+        grown = False
+        for delta in deltas:
+            end = delta.spans[-1].end if delta.spans else 0
+            whole = end and len(delta.tokens) == 4 * (end - delta.spans[0].start)
+            longest = self.longest.get(delta.sample, 0)
+            if whole and delta.sample in self.samples and longest < end <= most:
+                self.longest[delta.sample] = end
+                grown = True
+        return grown
 
     @property
     def worker(self) -> PeerId:
@@ -153,7 +172,7 @@ class LeaseTable:
         return lease
 
     def renew(self, lease: Lease, *, tokens: bool, now: float) -> None:
-        """The worker gave a sign of life. tokens: the lease has made some."""
+        """The worker gave a sign of life. tokens: the lease has made new ones."""
         lease.silent_at = now + self._silence_s
         if tokens:
             lease.stuck_at = now + STUCK_S

@@ -23,7 +23,7 @@ from echo2d.core.cluster.statistics import Statistics
 from echo2d.core.cluster.versions import PublishedVersions
 from echo2d.core.protocol.control_messages import SampleDelta, VersionKey
 from echo2d.core.protocol.result_check import Believed, delta_fault, partial_fault
-from echo2d.core.protocol.trajectory import NOTHING, Partial
+from echo2d.core.protocol.trajectory import NOTHING, Partial, authored
 from echo2d.core.rollouts.group_table import OpenGroup, Waiting
 from echo2d.core.rollouts.leases import Lease, LeaseTable
 from echo2d.core.rollouts.staleness import Staleness
@@ -71,7 +71,8 @@ class Partials:
             fault = delta_fault(
                 delta, before, room=room, oldest=oldest, believed=self.believed(peer)
             )
-            grown = None if fault else before.plus(delta.tokens, delta.logprobs, delta.spans)
+            spans = authored(delta.spans, peer.peer)
+            grown = None if fault else before.plus(delta.tokens, delta.logprobs, spans)
             self._leases.gather(lease, delta.sample, grown)
             if fault:
                 notes.append(self._statistics.fault("progress", f"{peer.name}: {fault}"))

@@ -28,14 +28,19 @@ class DrawnPrompt:
     tokens: bytes
 
 
-def prompt_fault(tokens: bytes, vocab_size: int) -> str:
-    """Why no engine can take this prompt; empty if engines can."""
+def prompt_fault(tokens: bytes, vocab_size: int, context_max: int | None) -> str:
+    """Why no engine can take this prompt; empty if engines can.
+
+    context_max: tokens of prompt and answer together; None: not known.
+    """
     try:
         ids = unpack_tokens(tokens)
     except PeerFault as fault:
         return f"is malformed: {fault}"
     if not len(ids):
         return "has no tokens"
+    if context_max is not None and len(ids) >= context_max:
+        return f"has {len(ids)} tokens; the model's context of {context_max} leaves no answer"
     return (
         ""
         if 0 <= int(ids.min()) <= int(ids.max()) < vocab_size

@@ -35,7 +35,7 @@ from echo2d.core.protocol.control_messages import (
     VersionSpan,
     Welcome,
 )
-from echo2d.core.protocol.result_check import LOGPROB_MAX
+from echo2d.core.protocol.result_check import LOGPROB_MAX, LOGPROB_MIN
 from echo2d.core.protocol.trajectory import pack_logprobs, pack_tokens
 from echo2d.core.worker.events import (
     AbortGeneration,
@@ -464,8 +464,8 @@ def _output_fault(
     length = len(output.tokens) + len(event.tokens)
     if len(event.logprobs) != len(event.tokens) or length > grant.max_new_tokens:
         return f"{len(event.tokens)} tokens, {len(event.logprobs)} logprobs, {length} in all"
-    if not all(-math.inf < logprob <= LOGPROB_MAX for logprob in event.logprobs):
-        return "a logprob that is no logarithm of a probability"
+    if not all(LOGPROB_MIN <= logprob <= LOGPROB_MAX for logprob in event.logprobs):
+        return f"a logprob that is not between {LOGPROB_MIN:.0f} and 0"
     end, newest = len(output.tokens), output.spans[-1].version if output.spans else grant.oldest
     for span in event.spans:
         key = labels.get(span.label)

@@ -3,6 +3,7 @@
 import asyncio
 from dataclasses import dataclass, field
 
+from echo2d.core.protocol.answer_end import OutputLimit
 from echo2d.engines.base import FinishReason, GenerateRequest
 from echo2d.engines.server.continuation import ReportedToken
 from echo2d.engines.stream import RequestStream, SampleBuffer
@@ -15,6 +16,7 @@ class GenerationCall:
     request: GenerateRequest
     stream: RequestStream
     seed: int
+    limit: OutputLimit
     # Set once the prompt's KV cache is there, or never will be.
     begun: asyncio.Event = field(default_factory=asyncio.Event)
     # The request id of each sample that the server is working on.
@@ -27,10 +29,10 @@ class GenerationCall:
 class SampleState:
     """One sample of a call: its output so far."""
 
-    def __init__(self, call: GenerationCall, index: int, eos: frozenset[int]) -> None:
-        self._request = call.request
+    def __init__(self, call: GenerationCall, index: int) -> None:
         self.index = index
-        self.stop = eos.union(call.request.stop_token_ids)
+        self._limit = call.limit
+        self.stop = frozenset(call.request.stop_token_ids)
         self.output: list[int] = []
         self.buffer = SampleBuffer(index)
         self.fruitless = 0
@@ -38,7 +40,7 @@ class SampleState:
     @property
     def room(self) -> int:
         """How many tokens may still come."""
-        return self._request.max_new_tokens - len(self.output)
+        return self._limit.tokens - len(self.output)
 
     def extend(self, tokens: list[ReportedToken]) -> None:
         for each in tokens:
@@ -50,4 +52,4 @@ class SampleState:
         """How the sample finished, judged by its tokens; None: it is not finished."""
         if self.output and self.output[-1] in self.stop:
             return "stop"
-        return None if self.room else "length"
+        return None if self.room else self._limit.finish

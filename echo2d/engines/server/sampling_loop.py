@@ -123,12 +123,14 @@ class SamplingLoop:
                 # The server was examined: if it still serves, the sample goes on from what it has.
                 log.info("a request was lost: %s", fault)
                 piece.finish = "abort"
-        if piece.finish != "abort":
-            return piece.finish
+        # A server may end a request early: at an end token of the model that the request does not
+        # name, for one. The sample goes on until its own tokens say that it is finished.
+        if (finish := sample.finish()) is not None:
+            return finish
         sample.fruitless += 1
         if sample.fruitless > PIECES_FRUITLESS_MAX:
             raise EngineFault("the server aborts or loses every request at once")
-        return "abort" if call.aborted else sample.finish()
+        return "abort" if call.aborted else None
 
     async def _stream(
         self,

@@ -140,10 +140,10 @@ class SglangEngine:
         await self._serving.release()
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[SampleOutput]:
-        call, eos = self._admit(request)
+        call = self._admit(request)
         try:
             async with asyncio.TaskGroup() as tasks:
-                call.outputs = [SampleState(call, index, eos) for index in range(request.samples)]
+                call.outputs = [SampleState(call, index) for index in range(request.samples)]
                 written = [
                     tasks.create_task(self._writing.write(call, sample)) for sample in call.outputs
                 ]
@@ -187,7 +187,7 @@ class SglangEngine:
             raise EngineFault("no version is served")
         return None
 
-    def _admit(self, request: GenerateRequest) -> tuple[GenerationCall, frozenset[int]]:
+    def _admit(self, request: GenerateRequest) -> GenerationCall:
         self._serving.require_running()
         if self.label is None or (layout := self._serving.layout) is None:
             raise EngineFault("no version is served")
@@ -199,11 +199,11 @@ class SglangEngine:
         ):
             raise EngineFault(f"more than {SAMPLES_OPEN_MAX} samples are running or waiting")
         vocab_size, context_max = limits_of(layout)
-        check_request(request, vocab_size=vocab_size, context_max=context_max)
+        limit = check_request(request, vocab_size=vocab_size, context_max=context_max)
         seed = self._seeds.getrandbits(31) if request.rng_seed is None else request.rng_seed
-        call = GenerationCall(request, RequestStream(request.samples), seed)
+        call = GenerationCall(request, RequestStream(request.samples), seed, limit)
         self._calls[request.request_id] = call
-        return call, layout.eos_token_ids
+        return call
 
     def _abort_all(self) -> None:
         """End all requests, because no version is served any more."""

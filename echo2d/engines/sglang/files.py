@@ -7,6 +7,7 @@ been replaced while SGLang read them.
 import asyncio
 from pathlib import Path
 
+from echo2d.core.base.model_config import context_max, vocab_size
 from echo2d.engines.layout import SnapshotLayout, read_layout, weight_files
 from echo2d.engines.sglang.weight_update import Doubtful, Files, WeightUpdate
 from echo2d.errors import EngineFault
@@ -42,10 +43,7 @@ def list_files(snapshot: Path) -> Files:
 
 def limits_of(layout: SnapshotLayout) -> tuple[int, int | None]:
     """Return the vocabulary size and the context length (None: config.json gives none)."""
-    # Multimodal models keep the language model's numbers in `text_config`.
-    text = layout.config.get("text_config")
-    facts = {**layout.config, **(text if isinstance(text, dict) else {})}
-    vocab_size, context = facts.get("vocab_size"), facts.get("max_position_embeddings")
-    if not isinstance(vocab_size, int):
+    size = vocab_size(layout.config)
+    if size is None:
         raise EngineFault("config.json: expected an integer vocab_size, found none")
-    return vocab_size, context if isinstance(context, int) else None
+    return size, context_max(layout.config)

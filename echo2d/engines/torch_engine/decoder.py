@@ -22,6 +22,7 @@ from random import Random
 
 import torch
 
+from echo2d.core.protocol.answer_end import OutputLimit
 from echo2d.engines.base import FinishReason, GenerateRequest, RefitReport, SampleOutput
 from echo2d.engines.stream import BUNDLE_S_MAX, BUNDLE_TOKENS_MAX, RequestStream, SampleBuffer
 from echo2d.engines.torch_engine.batch import PREFILL_TOKENS_MAX, DecodeBatch
@@ -50,7 +51,7 @@ class DecoderOptions:
 class DecodedSample:
     """One sample: its request, its output so far, and a buffer of the output not yet emitted."""
 
-    __slots__ = ("_random", "_stop", "buffer", "output", "request", "stream")
+    __slots__ = ("_limit", "_random", "_stop", "buffer", "output", "request", "stream")
 
     def __init__(
         self,
@@ -58,13 +59,14 @@ class DecodedSample:
         stream: RequestStream,
         index: int,
         seed: int,
-        eos: frozenset[int],
+        limit: OutputLimit,
     ) -> None:
         self.request = request
         self.stream = stream
         self.buffer = SampleBuffer(index)
         self.output: list[int] = []
-        self._stop = eos.union(request.stop_token_ids)
+        self._limit = limit
+        self._stop = frozenset(request.stop_token_ids)
         self._random = Random(f"{seed + index}")
 
     @property
@@ -83,7 +85,7 @@ class DecodedSample:
         self.buffer.add(token, logprob, label)
         if token in self._stop:
             return "stop"
-        return "length" if len(self.output) == self.request.max_new_tokens else None
+        return self._limit.finish if len(self.output) == self._limit.tokens else None
 
 
 class Decoder:
@@ -128,7 +130,13 @@ class Decoder:
         self._stopping = True
 
     def submit(
-        self, request: GenerateRequest, stream: RequestStream, seed: int, checked: InferencePolicy
+        self,
+        request: GenerateRequest,
+        stream: RequestStream,
+        *,
+        seed: int,
+        limit: OutputLimit,
+        checked: InferencePolicy,
     ) -> None:
         """Queue the samples of a request that was checked against the policy `checked`.
 
@@ -141,9 +149,8 @@ class Decoder:
             ]
             self._emit_output()
             return
-        eos = checked.layout.eos_token_ids
         self._waiting.append(
-            [DecodedSample(request, stream, index, seed, eos) for index in range(request.samples)]
+            [DecodedSample(request, stream, index, seed, limit) for index in range(request.samples)]
         )
 
     def abort(self, stream: RequestStream) -> None:

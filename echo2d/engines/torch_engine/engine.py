@@ -193,10 +193,12 @@ class TorchEngine:
             raise EngineFault(f"request {request.request_id} is running already")
         if self._samples_open() + request.samples > SAMPLES_OPEN_MAX:
             raise EngineFault(f"more than {SAMPLES_OPEN_MAX} samples are running or waiting")
-        check_request(request, vocab_size=policy.vocab_size, context_max=policy.context_max)
+        limit = check_request(request, vocab_size=policy.vocab_size, context_max=policy.context_max)
         seed = self._seeds.getrandbits(_SEED_BITS) if request.rng_seed is None else request.rng_seed
         stream = self._streams[request.request_id] = RequestStream(request.samples)
-        decoder.post(partial(decoder.submit, request, stream, seed, policy))
+        decoder.post(
+            partial(decoder.submit, request, stream, seed=seed, limit=limit, checked=policy)
+        )
         return stream
 
     def _samples_open(self) -> int:

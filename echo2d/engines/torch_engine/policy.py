@@ -23,6 +23,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache
 from transformers.utils import logging as transformers_logging
 
+from echo2d.core.base.model_config import context_max
 from echo2d.engines.adapter import adapter_layout
 from echo2d.engines.base import AdapterBase
 from echo2d.engines.layout import SnapshotLayout, read_layout, weight_files
@@ -51,9 +52,7 @@ class InferencePolicy:
         self.layout = layout
         self.device: torch.device = model.device
         self.vocab_size: int = model.get_input_embeddings().num_embeddings
-        self.context_max: int | None = getattr(
-            model.config.get_text_config(), "max_position_embeddings", None
-        )
+        self.context_max = context_max(model.config.to_dict())
         self._model = model
         self._state: Mapping[str, Tensor] = model.state_dict() if adapter is None else adapter
         self._accepts = frozenset(inspect.signature(model.forward).parameters)

@@ -15,6 +15,7 @@ from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
+from echo2d.core.base.model_config import context_max
 from echo2d.core.cluster.statistics import printable
 from echo2d.errors import OperatorFault
 from echo2d.net.gateway.errors import unusable
@@ -24,7 +25,6 @@ TEXT_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", 
 PROMPT_CHARS_MAX = 4 << 20
 # Characters of a template's own error message.
 TEMPLATE_WORDS_MAX = 300
-LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len")
 
 
 class GatewayTokenizer:
@@ -42,13 +42,7 @@ class GatewayTokenizer:
             model = _object(files.get("config.json"))
         except Exception as error:
             raise OperatorFault(f"the snapshot's tokenizer cannot be read: {error}") from error
-        inner = model.get("text_config")
-        lengths = [
-            of.get(key) for of in (model, inner) if isinstance(of, dict) for key in LENGTH_KEYS
-        ]
-        self.context_max = next(
-            (found for found in lengths if type(found) is int and found > 0), None
-        )
+        self.context_max = context_max(model)
         self.special = frozenset(
             each
             for each, token in self.tokenizer.get_added_tokens_decoder().items()

@@ -15,7 +15,7 @@ import random
 import secrets
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,6 +26,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from echo2d.config import CoordinatorConfig, LinkTable, PriceTable, ServeTable, notifier
 from echo2d.core.base.ids import RunId
+from echo2d.core.base.model_config import context_max, end_token_ids, vocab_size
 from echo2d.core.capacity.prices import NamedPrice, Price
 from echo2d.core.cluster.rules import GatewayRules, RunRules
 from echo2d.core.coordinator.events import Recovered
@@ -150,6 +151,8 @@ async def open_coordinator(
         )
         await stack.enter_async_context(pool)
         rules = await asyncio.to_thread(make_rules, config, run.run_id, pool.stop_token_ids)
+        if not rules.stop_token_ids:
+            log.warning("neither the task nor the model names a stop token: no answer ends early")
 
         template = await asyncio.to_thread(read_template, config.gateway.chat_template)
 
@@ -196,11 +199,16 @@ async def open_coordinator(
 def make_rules(
     config: CoordinatorConfig, run_id: RunId, stop_token_ids: tuple[int, ...]
 ) -> RunRules:
-    """The rules that the core enforces, from the configuration.
+    """The rules that the core enforces, from the configuration and the base model.
+
+    stop_token_ids: the task's own; the model's end tokens join them.
 
     OperatorFault: neither sampling.vocab_size nor the base model gives the vocabulary size.
     """
-    policy, sampling = config.policy, config.sampling
+    policy, sampling, model = config.policy, config.sampling, config.run.base_model
+    facts = {} if model is None else _json_of(model / "config.json")
+    generation = None if model is None else _json_of(model / "generation_config.json", needed=False)
+    ends = end_token_ids(facts, generation)
     return RunRules(
         run_id=run_id,
         staleness_max=policy.staleness_max,
@@ -210,8 +218,9 @@ def make_rules(
         max_new_tokens=sampling.max_new_tokens,
         temperature=sampling.temperature,
         top_p=sampling.top_p,
-        stop_token_ids=stop_token_ids,
-        vocab_size=sampling.vocab_size or _vocab_size(config.run.base_model),
+        stop_token_ids=tuple(dict.fromkeys((*stop_token_ids, *ends))),
+        vocab_size=sampling.vocab_size or _vocab_size(model, facts),
+        context_max=context_max(facts),
         over_stale=policy.over_stale,
         filter_zero_variance=policy.filter_zero_variance,
         shape=config.dissemination.shape,
@@ -242,22 +251,31 @@ def _named_price(row: PriceTable) -> NamedPrice:
     return NamedPrice(row.workers, price)
 
 
-def _vocab_size(model: Path | None) -> int:
-    """The vocabulary size in the model directory's config.json."""
+def _vocab_size(model: Path | None, facts: Mapping[str, Any]) -> int:
+    """The vocabulary size of the model whose config.json holds these facts."""
     assert model is not None, "the config is checked"
-    path = model / "config.json"
-    try:
-        size = json.loads(path.read_text())["vocab_size"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    size = vocab_size(facts)
+    if size is None:
         raise OperatorFault(
-            f"{path} has no readable vocab_size; set sampling.vocab_size"
-        ) from error
-    if type(size) is not int or size < 1:
-        raise OperatorFault(
-            f"{path}: vocab_size: expected a positive integer; found {size!r}; "
-            "set sampling.vocab_size"
+            f"{model / 'config.json'}: vocab_size: expected a positive integer; "
+            f"found {facts.get('vocab_size')!r}; set sampling.vocab_size"
         )
     return size
+
+
+def _json_of(path: Path, *, needed: bool = True) -> dict[str, Any]:
+    """The object in a file of the base model. OperatorFault: it cannot be read."""
+    try:
+        found = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        if not needed:
+            return {}
+        raise OperatorFault(f"run.base_model: there is no {path}") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise OperatorFault(f"run.base_model: {path} cannot be read: {error}") from error
+    if not isinstance(found, dict):
+        raise OperatorFault(f"run.base_model: {path} must hold a JSON object")
+    return found
 
 
 def _uses_tls(config: CoordinatorConfig) -> bool:

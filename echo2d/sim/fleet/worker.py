@@ -23,7 +23,8 @@ from echo2d.core.protocol.trajectory import pack_logprobs, pack_tokens
 from echo2d.sim.fleet.spec import WorkersTable
 
 TOKENS_MAX = 2
-_TOKENS = {count: pack_tokens([2] * count) for count in (1, TOKENS_MAX)}
+STOP = 1
+_TOKENS = {1: pack_tokens([STOP]), TOKENS_MAX: pack_tokens([2, STOP])}
 _LOGPROBS = {count: pack_logprobs([-1.0] * count) for count in (1, TOKENS_MAX)}
 
 

@@ -41,7 +41,7 @@ from echo2d.errors import OperatorFault
 from echo2d.sim.fleet.forecast import Ablation
 from echo2d.sim.fleet.spec import FleetSpec, WorkersTable
 from echo2d.sim.fleet.versions import FleetVersions
-from echo2d.sim.fleet.worker import TOKENS_MAX, FleetSample, FleetWorker
+from echo2d.sim.fleet.worker import STOP, TOKENS_MAX, FleetSample, FleetWorker
 from echo2d.sim.kernel.virtual_clock import Clock
 
 ADVANCE_SHARE = 0.01  # of a sample's time, between two grants: for half of that a slot stays empty on average ...
@@ -69,7 +69,7 @@ class FleetWorld:
         kappa = learner.publish_every if isinstance(learner.publish_every, int) else None
         self._rules = RunRules(
             RunId("fleet"), learner.staleness_max, kappa, learner.trajectories_per_step, self._simulate.group_size,
-            TOKENS_MAX, 1.0, 1.0, (), 8, "drop", True, "auto", 1, lease_silence_s=FOREVER_S, heartbeat_s=FOREVER_S,
+            TOKENS_MAX, 1.0, 1.0, (STOP,), 8, "drop", True, "auto", 1, lease_silence_s=FOREVER_S, heartbeat_s=FOREVER_S,
         )  # fmt: skip
         nothing = Recovered.nothing()
         self.measurements = Measurements(self._simulate.group_size)

@@ -46,6 +46,9 @@ def forged(result: SampleFinished, chance: random.Random) -> SampleFinished:
         replace(result, tokens=pack_tokens([VOCAB] * count)),
         replace(result, tokens=result.tokens[:-1]),
         replace(result, tokens=b"", logprobs=b"", spans=()),
+        replace(result, logprobs=pack_logprobs([-51.0] * count)),
+        replace(result, finish="context"),
+        replace(result, tokens=pack_tokens([STOP] * count), finish="length"),
     ]
     return chance.choice(lies)
 

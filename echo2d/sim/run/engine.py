@@ -114,8 +114,10 @@ class SimEngine:
             mark(self.loaded, lease.group, sample, first + at) for at in range(start, stop)
         )
         span = LabelSpan(start, stop, version_label(self.loaded.version, self.loaded.digest))
-        finish: Finish | None = "stop" if stop == end else None
-        if finish:
+        finish: Finish | None = None
+        if stop == end:
+            finish = "length" if end == lease.max_new_tokens else "stop"
+            tokens = (*tokens[:-1], STOP) if finish == "stop" else tokens
             self._running[key].discard(sample)
         else:
             self._write_later(lease, sample, stop, end)

@@ -188,7 +188,11 @@ class InvariantChecker:
         tokens, logprobs = unpack_tokens(kept.tokens), unpack_logprobs(kept.logprobs)
         assert 0 < len(tokens) == len(logprobs) <= self._rules.max_new_tokens
         assert all(0 <= token < VOCAB for token in tokens.tolist())
-        assert all(math.isfinite(logprob) and logprob <= 1e-4 for logprob in logprobs.tolist())
+        ends = [token in self._rules.stop_token_ids for token in tokens.tolist()]
+        assert not any(ends[:-1]), "tokens after the end of an answer"
+        full = len(tokens) == self._rules.max_new_tokens
+        assert kept.finish == "stop" if ends[-1] else full and kept.finish == "length"
+        assert all(-50 <= logprob <= 1e-4 for logprob in logprobs.tolist())
         edges = [0, *(edge for span in kept.spans for edge in (span.start, span.end)), len(tokens)]
         assert edges[::2] == edges[1::2], "I2: spans do not cover the tokens"
         versions = [span.version for span in kept.spans]
@@ -205,6 +209,8 @@ class InvariantChecker:
             signed = [
                 mark(version, group, kept.sample, first + at) for at in range(span.start, span.end)
             ]
+            if span.end == len(tokens) and kept.finish == "stop":
+                signed[-1] = wrote[-1]
             assert not honest or wrote == signed, (
                 "I2: a span names a version that did not write this here"
             )

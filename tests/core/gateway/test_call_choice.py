@@ -4,7 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from echo2d.core.base.ids import Digest, PeerId, Version
+from echo2d.core.base.ids import (
+    Digest,
+    PeerId,
+    Version,
+)
 from echo2d.core.gateway.call_choice import AVOID_S, CallChoice
 from echo2d.core.protocol.control_messages import SampleDelta, VersionSpan
 from echo2d.core.protocol.trajectory import Partial
@@ -33,7 +37,7 @@ def leased() -> CallChoice:
 
 
 def grown(choice: CallChoice, said: SampleDelta) -> Partial | str:
-    return choice.grown(said, vocab_size=16, believed=lambda _: True)
+    return choice.grown(said, PeerId("w"), vocab_size=16, believed=lambda _: True)
 
 
 def test_tokens_come_behind_those_before(leased: CallChoice) -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from echo2d.core.base.ids import LeaseId, Version
+from echo2d.core.protocol.answer_end import OutputLimit
 from echo2d.core.protocol.control_messages import (
     SampleAnswered,
     SampleFinished,
@@ -37,7 +38,13 @@ GOOD = SampleFinished(
 
 
 def fault(result: SampleFinished, known: set[VersionKey] = KNOWN) -> str:
-    return result_fault(result, vocab_size=32, max_new_tokens=4, believed=known.__contains__)
+    return result_fault(
+        result,
+        vocab_size=32,
+        limit=OutputLimit(4, "length"),
+        stop_token_ids=(31,),
+        believed=known.__contains__,
+    )
 
 
 def test_a_good_one() -> None:
@@ -54,9 +61,13 @@ def test_a_good_one() -> None:
         (replace(GOOD, tokens=GOOD.tokens + b"x"), "whole int32"),
         (replace(GOOD, logprobs=GOOD.logprobs[:-1]), "whole float32"),
         (replace(GOOD, logprobs=GOOD.logprobs[:-4]), "2 logprobs for 3"),
-        (replace(GOOD, logprobs=pack_logprobs([0.0, math.nan, 0.0])), "logarithm"),
-        (replace(GOOD, logprobs=pack_logprobs([0.0, -math.inf, 0.0])), "logarithm"),
-        (replace(GOOD, logprobs=pack_logprobs([0.0, 2e-4, 0.0])), "logarithm"),
+        (replace(GOOD, logprobs=pack_logprobs([0.0, math.nan, 0.0])), "between -50 and 0"),
+        (replace(GOOD, logprobs=pack_logprobs([0.0, -math.inf, 0.0])), "between -50 and 0"),
+        (replace(GOOD, logprobs=pack_logprobs([0.0, 2e-4, 0.0])), "between -50 and 0"),
+        (replace(GOOD, logprobs=pack_logprobs([0.0, -50.1, 0.0])), "between -50 and 0"),
+        (replace(GOOD, tokens=pack_tokens([0, 31, 31])), "1 tokens after a stop token"),
+        (replace(GOOD, tokens=pack_tokens([0, 5, 5])), "ends after 3 tokens"),
+        (replace(GOOD, finish="length"), "finish 'length', but it ended with 'stop'"),
         (replace(GOOD, spans=()), "cover 0 of 3"),
         (replace(GOOD, spans=(span(0, 2),)), "cover 2 of 3"),
         (replace(GOOD, spans=(span(0, 4),)), "cover 4 of 3"),
@@ -74,19 +85,19 @@ def test_a_bad_one(wrong: SampleFinished, says: str) -> None:
 @pytest.mark.parametrize(
     "right",
     [
-        replace(GOOD, tokens=pack_tokens([31, 0, 31])),
+        replace(GOOD, tokens=pack_tokens([30, 0, 31])),
         replace(
             GOOD,
             tokens=pack_tokens([1] * 4),
             logprobs=pack_logprobs([0.0] * 4),
             spans=(span(0, 4),),
+            finish="length",
         ),
         replace(
-            GOOD, tokens=pack_tokens([1]), logprobs=pack_logprobs([-3e38]), spans=(span(0, 1),)
+            GOOD, tokens=pack_tokens([31]), logprobs=pack_logprobs([-50.0]), spans=(span(0, 1),)
         ),
         replace(GOOD, logprobs=pack_logprobs([1e-4, 1e-4, 1e-4])),
         replace(GOOD, spans=(span(0, 1), span(1, 2), span(2, 3))),
-        replace(GOOD, finish="length"),
     ],
 )
 def test_the_limits_themselves_are_allowed(right: SampleFinished) -> None:

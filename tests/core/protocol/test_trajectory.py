@@ -3,8 +3,8 @@
 import pytest
 
 from echo2d.core.base.ids import Digest, GroupId, PeerId, Version
-from echo2d.core.protocol.control_messages import VersionSpan
 from echo2d.core.protocol.trajectory import (
+    AuthoredSpan,
     BatchBody,
     GroupRecord,
     TrajectoryRecord,
@@ -23,11 +23,12 @@ DIGEST = Digest(b"d" * 32)
 
 def trajectory(sample: int, *versions: int) -> TrajectoryRecord:
     spans = tuple(
-        VersionSpan(i, i + 1, Version(version), DIGEST) for i, version in enumerate(versions)
+        AuthoredSpan(i, i + 1, Version(version), DIGEST, PeerId("w"))
+        for i, version in enumerate(versions)
     )
     count = len(versions)
     return TrajectoryRecord(
-        sample, pack_tokens(range(count)), pack_logprobs([-0.5] * count), spans, 1.0, PeerId("w")
+        sample, pack_tokens(range(count)), pack_logprobs([-0.5] * count), spans, "stop", 1.0
     )
 
 

@@ -1,7 +1,5 @@
 """Where each sample of a group is."""
 
-import math
-
 from echo2d.core.base.ids import GroupId, PeerId
 from echo2d.core.protocol.trajectory import TrajectoryRecord, pack_tokens
 from echo2d.core.rollouts.group_table import GroupTable, OpenGroup
@@ -28,7 +26,7 @@ class Book:
         return lease
 
     def keep(self, sample: int) -> Lease | None:
-        ended = self.table.keep(self.group, TrajectoryRecord(sample, b"", b"", (), math.nan, ONE))
+        ended = self.table.keep(self.group, TrajectoryRecord(sample, b"", b"", (), "stop"))
         self.table.check()
         return ended
 

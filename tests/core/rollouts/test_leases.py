@@ -3,6 +3,7 @@
 import pytest
 
 from echo2d.core.base.ids import TAG_SHIFT, GroupId, LeaseId, PeerId
+from echo2d.core.protocol.control_messages import SampleDelta, VersionSpan
 from echo2d.core.protocol.trajectory import Partial, pack_logprobs, pack_tokens
 from echo2d.core.rollouts import leases as leases_module
 from echo2d.core.rollouts.leases import STUCK_S, Lease, LeaseTable
@@ -55,6 +56,34 @@ def test_silence_ends_a_lease_and_so_does_progress_without_tokens() -> None:
     assert leases.expired(now=STUCK_S) == [lease]
     leases.renew(lease, tokens=True, now=STUCK_S - 1)
     assert leases.expired(now=STUCK_S) == []
+
+
+def told(sample: int, start: int, end: int, *, tokens: int | None = None) -> SampleDelta:
+    """Tokens [start, end) of a sample; tokens: how many there really are."""
+    count = end - start if tokens is None else tokens
+    span = VersionSpan(start, end, *version_key(0))
+    return SampleDelta(sample, pack_tokens([3] * count), pack_logprobs([0.0] * count), (span,))
+
+
+@pytest.mark.parametrize(
+    ("said", "grows"),
+    [
+        ([told(0, 0, 2)], [True]),
+        ([told(0, 0, 2), told(0, 2, 3)], [True, True]),
+        ([told(0, 0, 2), told(0, 0, 2)], [True, False]),
+        ([told(0, 0, 2), told(0, 0, 3)], [True, True]),
+        ([told(0, 0, 2), told(1, 0, 1)], [True, True]),
+        ([told(0, 0, 9)], [False]),
+        ([told(0, 0, 4, tokens=1)], [False]),
+        ([told(7, 0, 1)], [False]),
+    ],
+    ids=["new", "more", "again", "again and more", "another", "too many", "claimed", "unknown"],
+)
+def test_only_tokens_that_were_never_told_are_new(
+    said: list[SampleDelta], grows: list[bool]
+) -> None:
+    lease = start(LeaseTable(1, silence_s=15.0))
+    assert [lease.grows([delta], most=8) for delta in said] == grows
 
 
 def test_a_worker_that_reports_without_tokens_is_idle_and_a_silent_one_is_silent() -> None:

@@ -4,7 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from echo2d.core.base.ids import Digest, Epoch, GroupId, PublishSeq, Version
+from echo2d.core.base.ids import (
+    Digest,
+    Epoch,
+    GroupId,
+    PeerId,
+    PublishSeq,
+    Version,
+)
 from echo2d.core.cluster.events import PeerDisconnected, PeerRevoked, Persist, VersionPublished
 from echo2d.core.cluster.statistics import Statistics
 from echo2d.core.cluster.versions import PublishedVersions
@@ -19,6 +26,7 @@ from echo2d.core.protocol.control_messages import (
     VersionSpan,
 )
 from echo2d.core.protocol.trajectory import (
+    AuthoredSpan,
     Partial,
     TrajectoryRecord,
     pack_logprobs,
@@ -83,7 +91,10 @@ def test_a_dying_workers_tokens_go_on_elsewhere() -> None:
     record = kept(world)
     assert tokens_of(record.tokens) == [7, 8, 9, 3, 4, 1]
     assert record.logprobs == pack_logprobs([-0.25] * 3 + [-0.5] * 3)
-    assert record.spans == (VersionSpan(0, 6, *_parts(0)),)
+    assert record.spans == (
+        AuthoredSpan(0, 3, *_parts(0), one.peer),
+        AuthoredSpan(3, 6, *_parts(0), two.peer),
+    )
     assert record.worker == two.peer
     assert [action.tokens for action in world.actions if isinstance(action, ScoreSample)] == [
         record.tokens
@@ -128,7 +139,10 @@ def test_the_joined_spans_name_who_wrote_what() -> None:
     while not (again := grants(two)[-1]).attempt:
         world.say(two, two.finish(*two.open[0]))
     world.say(two, two.finish(HeldLease(again.lease, 1), 0))
-    assert kept(world).spans == (VersionSpan(0, 2, *_parts(0)), VersionSpan(2, 5, *_parts(1)))
+    assert kept(world).spans == (
+        AuthoredSpan(0, 2, *_parts(0), one.peer),
+        AuthoredSpan(2, 5, *_parts(1), two.peer),
+    )
     assert kept(world).version_min == 0
     assert world.ledger.groups[again.group].record.trajectories[-1] is kept(world)
 
@@ -251,7 +265,7 @@ def test_bad_progress_is_forgotten_and_counted_once(bad: SampleDelta) -> None:
     assert len(faults(world)) == 1
     assert grants(two)[-1].max_new_tokens == 8
     world.say(two, two.finish(*two.open[0]))
-    assert kept(world).spans == (VersionSpan(0, 3, *_parts(0)),)
+    assert kept(world).spans == (AuthoredSpan(0, 3, *_parts(0), two.peer),)
 
 
 def test_progress_of_what_is_not_open_is_nothing() -> None:
@@ -368,7 +382,8 @@ def test_a_partial_that_is_too_old_is_forgotten() -> None:
         spans = {1: [0], 2: [2], 3: [1, 2], 4: [2, 3]}  # version 3 is not published
         for sample, versions in spans.items():
             written = tuple(
-                VersionSpan(at, at + 1, *_parts(version)) for at, version in enumerate(versions)
+                AuthoredSpan(at, at + 1, *_parts(version), PeerId("w"))
+                for at, version in enumerate(versions)
             )
             group.partials[sample] = Waiting(
                 Partial(b"1234" * len(versions), b"", written), until=30.0

@@ -264,6 +264,17 @@ def test_a_lease_is_renewed_by_progress() -> None:
     assert len(grants(worker)) == 1
 
 
+def test_a_lease_whose_tokens_are_told_again_and_again_ends_too() -> None:
+    world, (one, two) = world_of(2, 2, **ONE_STEP)
+    (key,) = one.leases
+    for _ in range(int(STUCK_S) + 1):
+        world.pass_time(1.0)
+        world.say(one, one.wrote(key, 0, 5, 6))
+        world.say(two, Heartbeat(0))
+    assert HeldLease(key.lease, 1) in two.leases
+    assert key not in one.leases
+
+
 def test_a_lease_whose_progress_has_no_token_ends_too() -> None:
     world, (one, two) = world_of(2, 2, **ONE_STEP)
     (key,) = one.leases

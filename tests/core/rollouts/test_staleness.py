@@ -7,8 +7,8 @@ import pytest
 from echo2d.core.base.ids import GroupId, PeerId, Version
 from echo2d.core.cluster.rules import RunRules
 from echo2d.core.coordinator.events import Recovered
-from echo2d.core.protocol.control_messages import VersionSpan
 from echo2d.core.protocol.trajectory import (
+    AuthoredSpan,
     GroupRecord,
     StoredGroup,
     TrajectoryRecord,
@@ -24,10 +24,11 @@ from tests.support.coordinator_world import rules, version_digest, version_key
 def group(number: int, *versions: int) -> StoredGroup:
     """One trajectory, a token of each version."""
     spans = tuple(
-        VersionSpan(i, i + 1, Version(v), version_digest(v)) for i, v in enumerate(versions)
+        AuthoredSpan(i, i + 1, Version(v), version_digest(v), PeerId("w"))
+        for i, v in enumerate(versions)
     )
     tokens, logprobs = pack_tokens(range(len(versions))), pack_logprobs([0.0] * len(versions))
-    record = TrajectoryRecord(0, tokens, logprobs, spans, 1.0, PeerId("w"))
+    record = TrajectoryRecord(0, tokens, logprobs, spans, "stop", 1.0)
     return StoredGroup(GroupRecord(GroupId(number), pack_tokens([1]), (record,)), cursor=number)
 
 

@@ -3,20 +3,24 @@
 import pytest
 
 from echo2d.core.base.ids import GroupId, PeerId, Version
-from echo2d.core.protocol.control_messages import VersionSpan
-from echo2d.core.protocol.trajectory import GroupRecord, TrajectoryRecord, pack_tokens
+from echo2d.core.protocol.trajectory import (
+    AuthoredSpan,
+    GroupRecord,
+    TrajectoryRecord,
+    pack_tokens,
+)
 from echo2d.core.rollouts.variance_filter import EXTRA_STEPS_MAX, VarianceFilter
 from tests.support.coordinator_world import rules, version_digest
 from tests.support.rollouts import world_of
 
 
 def group_of(*rewards: float) -> GroupRecord:
-    span = VersionSpan(0, 1, Version(0), version_digest(0))
+    span = AuthoredSpan(0, 1, Version(0), version_digest(0), PeerId("w"))
     return GroupRecord(
         GroupId(0),
         pack_tokens([1]),
         tuple(
-            TrajectoryRecord(sample, pack_tokens([2]), bytes(4), (span,), reward, PeerId("w"))
+            TrajectoryRecord(sample, pack_tokens([2]), bytes(4), (span,), "stop", reward)
             for sample, reward in enumerate(rewards)
         ),
     )

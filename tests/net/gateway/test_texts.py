@@ -8,10 +8,16 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from echo2d.core.base.ids import Digest, Version
+from echo2d.core.base.ids import (
+    Digest,
+    Version,
+)
 from echo2d.core.gateway.events import CallId, ChoiceGrew
 from echo2d.core.protocol.control_messages import VersionSpan
-from echo2d.core.protocol.trajectory import pack_logprobs, pack_tokens
+from echo2d.core.protocol.trajectory import (
+    pack_logprobs,
+    pack_tokens,
+)
 from echo2d.errors import OperatorFault
 from echo2d.net.gateway.detokenizer import UNREADABLE_TOKENS_MAX, Detokenizer, TextStream
 from echo2d.net.gateway.errors import CallRefusal

@@ -14,9 +14,10 @@ from echo2d.core.base.ids import Digest, Epoch, GroupId, LeaseId, PeerId, Publis
 from echo2d.core.broadcast.events import RatesMeasured
 from echo2d.core.cluster.events import VersionPublished, VersionRevoked
 from echo2d.core.coordinator.events import CheckpointKept, CoordinatorRecord, EpochOpened, Recovered
-from echo2d.core.protocol.control_messages import HeldLease, VersionKey, VersionSpan
+from echo2d.core.protocol.control_messages import HeldLease, VersionKey
 from echo2d.core.protocol.trajectory import (
     NOTHING,
+    AuthoredSpan,
     GroupRecord,
     Partial,
     StoredGroup,
@@ -102,9 +103,8 @@ class LedgerMachine(RuleBasedStateMachine):
             len(record.trajectories),
             tokens,
             tokens,
-            (VersionSpan(0, 1, Version(1), digest),),
-            math.nan,
-            PeerId("p"),
+            (AuthoredSpan(0, 1, Version(1), digest, PeerId("p")),),
+            "length",
         )
         fingerprint = b"%d" % len(self.answered)
         self.answered.append(
@@ -123,7 +123,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def give_lease(self, data: st.DataObject, lease: int, digest: Digest, tokens: bytes) -> None:
         group = data.draw(st.sampled_from(self.model.groups)).record.group
         base = (
-            Partial(tokens, tokens, (VersionSpan(0, 2, Version(1), digest),))
+            Partial(tokens, tokens, (AuthoredSpan(0, 2, Version(1), digest, PeerId("p")),))
             if len(tokens) == 8
             else NOTHING
         )

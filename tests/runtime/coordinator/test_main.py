@@ -265,6 +265,10 @@ async def test_what_cannot_start_says_why(
     assert "link.host" in await opens(make_config(tmp_path, **{"link.host": "198.51.100.1"}))
     assert "task nothing" in await opens(make_config(tmp_path, **{"task.name": "nothing"}))
     model = {"run.base_model": str(tmp_path), "sampling.vocab_size": 0}
+    assert f"there is no {tmp_path}/config.json" in await opens(make_config(tmp_path, **model))
+    (tmp_path / "config.json").write_text("[]")
+    assert "must hold a JSON object" in await opens(make_config(tmp_path, **model))
+    (tmp_path / "config.json").write_text("{}")
     assert "vocab_size" in await opens(make_config(tmp_path, **model))
     (tmp_path / "config.json").write_text('{"vocab_size": "many"}')
     assert "'many'" in await opens(make_config(tmp_path, **model))

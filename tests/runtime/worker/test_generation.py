@@ -11,7 +11,7 @@ import pytest
 from echo2d.core.base.ids import LeaseId
 from echo2d.core.worker.events import EngineLost, GenerationFailed, SampleProgressed
 from echo2d.engines.base import Engine, GenerateRequest, SampleOutput
-from echo2d.engines.fake import FakeEngine
+from echo2d.engines.fake import FAKE_EOS, FakeEngine
 from echo2d.runtime.worker.generation import LeaseRunner
 from tests.support.polling import HANG_S
 from tests.support.snapshots import write_snapshot
@@ -76,7 +76,7 @@ async def engine(tmp_path: Path) -> AsyncIterator[FakeEngine]:
 
 async def test_every_sample_comes_out_under_its_own_number(engine: FakeEngine) -> None:
     async with a_shift(engine) as shift:
-        shift.rollouts.start(a_lease(1, samples=(4, 9)))
+        shift.rollouts.start(a_lease(1, samples=(4, 9), stops=[FAKE_EOS]))
         await shift.until(2)
     progress = [event for event in shift.events if isinstance(event, SampleProgressed)]
     for sample in (4, 9):

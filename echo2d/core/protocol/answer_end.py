@@ -1,0 +1,56 @@
+"""How an answer ends: engines follow these rules, and the coordinator checks that they did.
+
+    stop         with its first stop token, which is its last token
+    length       without a stop token, at the most tokens that its lease allows
+    context      without a stop token, where prompt and answer fill the model's context
+    stop_string  with the token that completes a stop string; no lease asks for any yet
+
+The stop tokens are those of the lease alone. The coordinator puts the model's own end tokens into
+each lease, and an engine adds none.
+"""
+
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+from echo2d.core.protocol.control_messages import Finish
+
+
+class OutputLimit(NamedTuple):
+    """The most tokens that an answer may have, and how one ends that has so many."""
+
+    tokens: int
+    finish: Finish
+
+
+def output_limit(
+    max_new_tokens: int, *, prompt_tokens: int, context_max: int | None
+) -> OutputLimit:
+    """The limit of an answer to a prompt of this length.
+
+    context_max: tokens of prompt and answer together that the model can read; None: not known.
+    """
+    if context_max is None or prompt_tokens + max_new_tokens <= context_max:
+        return OutputLimit(max_new_tokens, "length")
+    return OutputLimit(context_max - prompt_tokens, "context")
+
+
+def end_fault(
+    tokens: Sequence[int],
+    finish: Finish,
+    *,
+    before: int,
+    limit: OutputLimit,
+    stop_token_ids: Collection[int],
+) -> str:
+    """Return what is wrong with the end of an answer, or "" if an engine can have ended it so.
+
+    tokens: of the answer, but for the first `before`, none of which is a stop token.
+    """
+    stops = [at for at, token in enumerate(tokens) if token in stop_token_ids]
+    if stops and stops[0] < len(tokens) - 1:
+        return f"{len(tokens) - 1 - stops[0]} tokens after a stop token"
+    length = before + len(tokens)
+    if not stops and length != limit.tokens:
+        return f"it ends after {length} tokens, without a stop token and not at {limit.tokens}"
+    ended = "stop" if stops else limit.finish
+    return "" if finish == ended else f"finish {finish!r}, but it ended with {ended!r}"
