@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 
 from blake3 import blake3
 
+from echo2d.core.base.ids import PeerId
 from echo2d.core.capacity.activation import NOTHING_ENOUGH, Activation, ActivationRules, Decision
 from echo2d.core.capacity.estimators import Estimate
 from echo2d.core.capacity.measurements import Measurements
@@ -137,15 +138,15 @@ class CapacityPlanner:
 
         period_s: between two publishes; None: traffic is taken to cost nothing.
         """
-        wire, kept = (
-            self.measurements.wire_bytes.estimate,
-            1.0 - self.measurements.discards.estimate.value,
-        )
+        wire, yields = self.measurements.wire_bytes.estimate, self.measurements.yields
         publishes_per_h, wire_bytes = (
             3600.0 / period_s if period_s else 0.0,
             0.0 if wire is None else wire.value,
         )
-        found = [_offer(each, publishes_per_h, wire_bytes, kept) for each in candidates]
+        found = [
+            _offer(each, publishes_per_h, wire_bytes, yields.of(PeerId(each.name)))
+            for each in candidates
+        ]
         return found if self.rules.by_cost else sorted(found, key=self._drawn)
 
     def review(self, candidates: Collection[Candidate], kappa: int, *, now: float) -> Decision:
@@ -227,8 +228,8 @@ class CapacityPlanner:
         return blake3(f"{self.rules.rng_seed} {offer.name}".encode()).digest(8)
 
 
-def _offer(each: Candidate, publishes_per_h: float, wire_bytes: float, kept: float) -> WorkerOffer:
-    """kept: share of what it makes that is not thrown away."""
+def _offer(each: Candidate, publishes_per_h: float, wire_bytes: float, used: float) -> WorkerOffer:
+    """used: the worker's yield, the share of what it makes that is trained on."""
     price = each.price
     traffic = bandwidth_usd_per_h(
         publishes_per_h=publishes_per_h,
@@ -238,7 +239,7 @@ def _offer(each: Candidate, publishes_per_h: float, wire_bytes: float, kept: flo
         usd_per_gb_up=price.usd_per_gb_up,
     )
     return WorkerOffer(
-        each.name, each.mu * kept, price.usd_per_h + traffic, price.availability, each.guessed
+        each.name, each.mu * used, price.usd_per_h + traffic, price.availability, each.guessed
     )
 
 

@@ -5,6 +5,7 @@
     refit pause   `Smoothed`
     mu_i          `WorkerRate`   accepted fresh trajectories/s of a worker with all slots leased
     discards      `Share`        of the trajectories made, those that were never trained on
+    yield         `Yields`       of a worker's trajectories, those that were worth training on
     bytes         `Smoothed`     on the wire, of a version
 
 A `Smoothed` bounds every sample to OUTLIER usual deviations, so that a single outlier hardly moves

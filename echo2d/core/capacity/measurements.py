@@ -29,6 +29,7 @@ from echo2d.core.capacity.estimators import (
     Tail,
     WorkerRate,
 )
+from echo2d.core.capacity.yields import Yields
 
 # A worker's rate remembers so many publish periods of leased time, but no less than MEMORY_S_MIN:
 # short periods hold only a handful of trajectories each.
@@ -93,6 +94,7 @@ class Measurements:
     still: Smoothed = field(default_factory=Smoothed)  # the pool's pause for one version
     wire_bytes: Smoothed = field(default_factory=Smoothed)  # one version, as it spreads
     discards: Share = field(default_factory=Share)
+    yields: Yields = field(default_factory=Yields)
     _work: dict[PeerId, _Work] = field(default_factory=dict)
     _drift: float = 1.0
     _slot_makes: float | None = None  # trajectories/s, as of the last `settle`
@@ -249,6 +251,7 @@ class Measurements:
         return self._slot_makes * slots if self._slot_makes is not None and slots else None
 
     def check(self) -> None:
+        self.yields.check()
         assert len(self._work) <= WORKERS_MAX
         assert 0 < self._drift < math.inf
         assert all(

@@ -13,7 +13,7 @@ from echo2d.core.base.bounded_dict import keep_newest
 from echo2d.core.base.ids import GroupId, PeerId
 from echo2d.core.capacity.measurements import Measurements
 from echo2d.core.cluster.events import Note
-from echo2d.core.protocol.trajectory import StoredGroup
+from echo2d.core.protocol.trajectory import StoredGroup, TrajectoryRecord
 
 # Measurements kept of each kind: more steps than any p95 here needs.
 RECENT_MAX = 256
@@ -110,6 +110,7 @@ class Statistics:
     def trained(self, step: int, groups: Iterable[StoredGroup], t_train_s: float) -> None:
         """Batch `step` was committed for the first time."""
         trajectories = [trajectory for group in groups for trajectory in group.record.trajectories]
+        self.judged(trajectories, trained=True)
         self.t_train_s.append(t_train_s)
         self.measurements.discards.add(len(trajectories), 0)
         if t_train_s > 0:
@@ -121,6 +122,11 @@ class Statistics:
             self.batch_rewards.append(
                 (step, sum(each.reward for each in trajectories) / len(trajectories))
             )
+
+    def judged(self, trajectories: Iterable[TrajectoryRecord], *, trained: bool) -> None:
+        """Whole groups were trained on, or thrown away because they were not worth it."""
+        workers = [each.spans[-1].author for each in trajectories]
+        self.measurements.yields.judged(workers, trained=trained)
 
     def _stepped(self, t_train_s: float) -> None:
         self.measurements.t_train.add(t_train_s)

@@ -180,7 +180,7 @@ class ActivationLoop:
 
     def of(self, peer: Peer) -> WorkerValue:
         measurements, price = self.statistics.measurements, self._price(peer)
-        known, used = measurements.rate(peer.peer), 1.0 - measurements.discards.estimate.value
+        known, used = measurements.rate(peer.peer), measurements.yields.of(peer.peer)
         mu = measurements.mu(peer.peer, peer.slots, price.trajectories_per_s) * used or None
         guessed = known is None or measurements.guessed(peer.peer)
         return WorkerValue(

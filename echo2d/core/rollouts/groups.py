@@ -60,6 +60,8 @@ from echo2d.core.rollouts.variance_filter import VarianceFilter
 LEASE_FAILURES_MAX = 8
 # Malformed results of one group, before it is dropped for good.
 BAD_RESULTS_MAX = 3
+# Why groups are dropped that were not worth training on. Other reasons say nothing against workers.
+WORTHLESS = ("filtered", "refused")
 
 
 class Groups:
@@ -319,6 +321,8 @@ class Groups:
         if again:
             self._prompts.give_back(DrawnPrompt(stored.cursor, stored.record.prompt))
         self._statistics.dropped(reason, len(stored.record.trajectories), lengths)
+        if reason in WORTHLESS:
+            self._statistics.judged(stored.record.trajectories, trained=False)
         return [
             Persist(GroupDropped(stored.record.group, f"{reason}: {detail}" if detail else reason))
         ]

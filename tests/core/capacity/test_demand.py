@@ -2,6 +2,7 @@
 
 import pytest
 
+from echo2d.core.base.ids import PeerId
 from echo2d.core.capacity.demand import Assumptions, Candidate, CapacityPlanner, CapacityRules
 from echo2d.core.capacity.estimators import Estimate
 from echo2d.core.capacity.measurements import Measurements
@@ -91,7 +92,9 @@ def test_what_workers_say_makes_nothing_short_beyond_five_times_what_the_learner
     assert (mu_min(demand) or 0.0) > 400.0
     assert slow.shortfall(fleet(3), 1) == pytest.approx(50.0 - 3 * 2.0)
     wasteful = capacity_planner()
-    wasteful.measurements.discards.add(0, 100_000)
+    wasteful.measurements.yields.judged(
+        [PeerId(each.name) for each in fleet(30)] * 1000, trained=False
+    )
     assert wasteful.shortfall(fleet(30), 1) == pytest.approx(50.0 - 30 * 2.0)
 
 
@@ -101,11 +104,13 @@ def test_what_is_measured_takes_the_place_of_what_was_said_and_what_is_thrown_aw
     known = capacity_planner()
     for _ in range(4):
         known.measurements.t_train.add(20.0)
-    known.measurements.discards.add(5000, 5000)
+    (worker,) = fleet(1)
+    for trained in (True, False) * 500:
+        known.measurements.yields.judged([PeerId(worker.name)], trained=trained)
     demand = known.demand(1)
     assert demand is not None
     assert demand.t_train_s == 20.0
-    assert known.offers(fleet(1), None)[0].counts == pytest.approx(1.0, rel=0.05)
+    assert known.offers([worker], None)[0].counts == pytest.approx(1.0, rel=0.05)
 
 
 def test_workers_that_stop_for_a_version_lose_what_was_measured_and_before_that_all_of_a_broadcast() -> (

@@ -1,0 +1,64 @@
+"""How much of what each worker makes is worth training on.
+
+A worker's *yield* is trained / judged, counted over the trajectories that were accepted from it and
+then judged: trained on, or thrown away because all rewards of their group are the same (or because
+the learner refused it). What became too old, or shared a group with a failure, counts for nobody.
+So a worker that sends short garbage has a high mu_i and a low yield, and their product is what it
+adds to the run.
+
+Until a worker has a record, PRIOR judged trajectories at the pool's share stand for it. Old records
+fade. Not here: who is activated for it (`demand`).
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from echo2d.core.base.bounded_dict import keep_newest
+from echo2d.core.base.ids import PeerId
+from echo2d.core.capacity.estimators import Share
+
+PRIOR = 50.0  # trajectories at the pool's share, before a worker's own record counts as much
+MEMORY = 512.0  # judged trajectories after which a worker's record has lost all but 1/e
+WORKERS_MAX = 1024  # whose record is kept: as many as there are peers
+
+
+@dataclass(slots=True)
+class _Record:
+    """Of one worker, older ones faded."""
+
+    trained: float = 0.0
+    judged: float = 0.0
+
+
+@dataclass(slots=True)
+class Yields:
+    """See the module docstring."""
+
+    pool: Share = field(default_factory=Share)  # of all workers, thrown away
+    _used: float = 0.99  # of all workers, trained on
+    _records: dict[PeerId, _Record] = field(default_factory=dict)
+
+    def judged(self, workers: Iterable[PeerId], *, trained: bool) -> None:
+        """Trajectories were trained on, or thrown away. workers: who made each."""
+        for worker, count in Counter(workers).items():
+            record = self._records.pop(worker, None) or _Record()
+            keep = math.exp(-count / MEMORY)
+            record.trained = record.trained * keep + count * trained
+            record.judged = record.judged * keep + count
+            self._records[worker] = record
+            self.pool.add(count * trained, count * (not trained))
+        self._used = 1.0 - self.pool.estimate.value
+        keep_newest(self._records, WORKERS_MAX)
+
+    def of(self, worker: PeerId) -> float:
+        """The worker's yield, in (0, 1)."""
+        record = self._records.get(worker)
+        if record is None:
+            return self._used
+        return (record.trained + PRIOR * self._used) / (record.judged + PRIOR)
+
+    def check(self) -> None:
+        assert len(self._records) <= WORKERS_MAX
+        assert all(0 <= each.trained <= each.judged for each in self._records.values())
