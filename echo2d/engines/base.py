@@ -31,9 +31,10 @@ class GenerateRequest:
     `prompt` may end with output tokens of an earlier attempt; then `max_new_tokens` was already
     reduced by them. temperature 0 means greedy. Sampling ends at one of `stop_token_ids` (which is
     part of the output, finish "stop"), after `max_new_tokens` (finish "length"), or where the
-    model's context is full (finish "context"). An engine knows no other end tokens. rng_seed: of the
-    first sample; the i-th draws as if it were alone in a request with rng_seed + i. None: the
-    engine's choice.
+    model's context is full (finish "context"). An engine knows no other end tokens. rng_seeds: one
+    for each sample, which draws as if it were alone in a request with that seed; None: the engine's
+    choice. written: so many tokens at the end of `prompt` are output of an earlier attempt; a
+    *seeded* engine goes on drawing where that attempt left off (`core/protocol/seeds`).
     """
 
     request_id: str
@@ -43,7 +44,8 @@ class GenerateRequest:
     temperature: float = 1.0
     top_p: float = 1.0
     stop_token_ids: Sequence[int] = ()
-    rng_seed: int | None = None
+    rng_seeds: Sequence[int] | None = None
+    written: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -257,7 +257,9 @@ class _Policy:
         """Return the seed under which a sample draws, and the sample number it draws as."""
         if request.temperature == 0:
             return 0, 0
-        return (self.rng_seed, index) if request.rng_seed is None else (request.rng_seed + index, 0)
+        return (
+            (self.rng_seed, index) if request.rng_seeds is None else (request.rng_seeds[index], 0)
+        )
 
     def answer_length(self, prompt: Sequence[int], sample: int, rng_seed: int) -> int:
         least, most = self.answer_tokens

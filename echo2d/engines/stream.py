@@ -41,6 +41,10 @@ def check_request(
         )
     if not 0 < request.top_p <= 1:
         raise EngineFault(f"request {request.request_id}: top_p must be in (0, 1]")
+    if request.rng_seeds is not None and len(request.rng_seeds) != request.samples:
+        raise EngineFault(
+            f"request {request.request_id}: {len(request.rng_seeds)} seeds for {request.samples} samples"
+        )
     if not request.prompt:
         raise EngineFault(f"request {request.request_id}: the prompt is empty")
     if not 0 <= min(request.prompt) <= max(request.prompt) < vocab_size:

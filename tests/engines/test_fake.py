@@ -1,6 +1,7 @@
 """The fake engine's policy can be computed again, and it fails on request. The contract suite covers the rest."""
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from time import monotonic
@@ -28,10 +29,10 @@ async def serving(engine: FakeEngine, snapshot: Path, label: str = "1-a") -> Fak
 
 
 def request(
-    samples: int = 3, max_new_tokens: int = 10, rng_seed: int | None = None
+    samples: int = 3, max_new_tokens: int = 10, rng_seeds: Sequence[int] | None = None
 ) -> GenerateRequest:
     return GenerateRequest(
-        "r", PROMPT, samples, max_new_tokens, stop_token_ids=(FAKE_EOS,), rng_seed=rng_seed
+        "r", PROMPT, samples, max_new_tokens, stop_token_ids=(FAKE_EOS,), rng_seeds=rng_seeds
     )
 
 
@@ -81,7 +82,8 @@ async def test_the_seed_of_the_request_goes_first(snapshot: Path) -> None:
     engine = await serving(FakeEngine(rng_seed=4), snapshot)
     other = await serving(FakeEngine(rng_seed=5), snapshot)
     assert await outputs(engine, request()) != await outputs(other, request())
-    assert await outputs(engine, request(rng_seed=6)) == await outputs(other, request(rng_seed=6))
+    seeded = request(rng_seeds=(6, 7, 8))
+    assert await outputs(engine, seeded) == await outputs(other, seeded)
 
 
 async def test_answers_end_within_their_length_range(snapshot: Path) -> None:

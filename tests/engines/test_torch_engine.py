@@ -251,7 +251,7 @@ async def test_a_request_checked_against_another_model_ends(tmp_path: Path) -> N
     stream = RequestStream(2)
     limit = OutputLimit(5, "length")
     one.submit(
-        GenerateRequest("r", [1], 2, 5), stream, seed=0, limit=limit, checked=loaded(tmp_path)
+        GenerateRequest("r", [1], 2, 5), stream, seeds=(0, 0), limit=limit, checked=loaded(tmp_path)
     )
     assert [(to, delta.sample, delta.finish) for to, delta in emitted[0]] == [
         (stream, 0, "abort"),
@@ -306,7 +306,7 @@ async def test_a_seeded_request_does_not_depend_on_its_company(
     tmp_path: Path, engine: TorchEngine
 ) -> None:
     await engine.refit(saved(tmp_path), "0-a")
-    seeded = GenerateRequest("seeded", [1, 2], 3, 20, rng_seed=5)
+    seeded = GenerateRequest("seeded", [1, 2], 3, 20, rng_seeds=(5, 6, 1 << 62))
     alone = await deltas(engine, seeded)
     async with asyncio.TaskGroup() as tasks:
         for i in range(5):
@@ -315,6 +315,21 @@ async def test_a_seeded_request_does_not_depend_on_its_company(
     for sample in range(3):
         assert tokens_of(again.result(), sample) == tokens_of(alone, sample)
     await engine.check()
+
+
+async def test_the_next_attempt_goes_on_drawing_where_this_one_left_off(
+    tmp_path: Path, engine: TorchEngine
+) -> None:
+    """An answer is the same whether one lease wrote it or two."""
+    await engine.refit(saved(tmp_path), "0-a")
+    for seed in range(8):
+        whole = tokens_of(
+            await deltas(engine, GenerateRequest("r", [1, 2], 1, 20, rng_seeds=[seed]))
+        )
+        for count in (1, 7, 19):
+            prompt = [1, 2, *whole[:count]]
+            rest = GenerateRequest("r", prompt, 1, 20 - count, rng_seeds=[seed], written=count)
+            assert tokens_of(await deltas(engine, rest)) == whole[count:]
 
 
 async def test_short_answers_come_in_one_delta_and_long_ones_in_bundles(

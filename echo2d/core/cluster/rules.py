@@ -1,11 +1,12 @@
 """The numbers that the operator chose for a run, as the core reads them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from echo2d.core.base.ids import RunId
 from echo2d.core.capacity.model import GAMMA, DisseminationMode
 from echo2d.core.capacity.prices import NamedPrice
+from echo2d.core.protocol.seeds import KEY_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,7 @@ class RunRules:
     enough; by_cost: False: to any that are enough. gamma: throughput that is provided, over what is
     needed. learner_usd_per_h: shown, decides nothing. delta: versions spread as differences from
     one that most workers have. disk_bytes_max: for snapshot copies; beyond it, bases are deleted.
-    gateway: None: it is off.
+    gateway: None: it is off. seed_key: what the seeds of samples are made with, told to nobody.
     """
 
     run_id: RunId
@@ -61,3 +62,4 @@ class RunRules:
     lease_silence_s: float = 15.0
     heartbeat_s: float = 2.0
     gateway: GatewayRules | None = None
+    seed_key: bytes = field(default=bytes(KEY_BYTES), repr=False)

@@ -165,7 +165,11 @@ class CallWork:
 
     def _grant_message(self, first: CallChoice, lease: Lease) -> LeaseGranted:
         call, given = first.call, lease.given
-        seed = None if call.rng_seed is None else (call.rng_seed + first.index) % _SEEDS
+        seeds = (
+            ()
+            if call.rng_seed is None
+            else tuple((call.rng_seed + index) % _SEEDS for index in given.samples)
+        )
         return LeaseGranted(
             given.lease,
             given.attempt,
@@ -179,7 +183,8 @@ class CallWork:
             first.oldest,
             self._rules.lease_silence_s,
             REPORT_S,
-            seed,
+            seeds,
+            first.told.length,
         )
 
     def _now_is(self) -> tuple[int, ...]:

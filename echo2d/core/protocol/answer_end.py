@@ -44,13 +44,12 @@ def end_fault(
 ) -> str:
     """Return what is wrong with the end of an answer, or "" if an engine can have ended it so.
 
-    tokens: of the answer, but for the first `before`, none of which is a stop token.
+    tokens: of the answer, at least one, but for the first `before`, none of which is a stop token.
     """
-    stops = [at for at, token in enumerate(tokens) if token in stop_token_ids]
-    if stops and stops[0] < len(tokens) - 1:
-        return f"{len(tokens) - 1 - stops[0]} tokens after a stop token"
-    length = before + len(tokens)
-    if not stops and length != limit.tokens:
+    if not set(stop_token_ids).isdisjoint(tokens[:-1]):
+        return "tokens after a stop token"
+    stopped, length = tokens[-1] in stop_token_ids, before + len(tokens)
+    if not stopped and length != limit.tokens:
         return f"it ends after {length} tokens, without a stop token and not at {limit.tokens}"
-    ended = "stop" if stops else limit.finish
+    ended = "stop" if stopped else limit.finish
     return "" if finish == ended else f"finish {finish!r}, but it ended with {ended!r}"

@@ -524,12 +524,12 @@ class VersionsRevoked:
 class LeaseGranted:
     """One generation call: samples of one prompt.
 
-    samples: their indices within the group. The prompt may end with output of an earlier attempt;
-    then max_new_tokens is already reduced by it, and the result is only what comes after it.
-    oldest: the oldest version that may write a token. silence_s: without a LeaseProgress or
-    SampleFinished for this long, the lease goes to another worker. report_s: how often to report
-    progress; shorter when a client reads the tokens as they come. rng_seed: of the first sample;
-    None: the engine chooses.
+    samples: their indices within the group. written: so many tokens at the end of the prompt are
+    output of an earlier attempt; max_new_tokens is already reduced by them, and the result is only
+    what comes after them. oldest: the oldest version that may write a token. silence_s: without a
+    LeaseProgress or SampleFinished for this long, the lease goes to another worker. report_s: how
+    often to report progress; shorter when a client reads the tokens as they come. rng_seeds: one
+    for each sample (see `seeds`); empty: the engine chooses.
     """
 
     lease: LeaseId
@@ -544,7 +544,8 @@ class LeaseGranted:
     oldest: Version
     silence_s: float
     report_s: float = PROGRESS_S
-    rng_seed: int | None = None
+    rng_seeds: tuple[int, ...] = ()
+    written: int = 0
 
 
 @dataclass(frozen=True, slots=True)

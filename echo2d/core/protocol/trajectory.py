@@ -51,7 +51,7 @@ class AuthoredSpan:
 
 def authored(spans: Iterable[VersionSpan], author: PeerId) -> tuple[AuthoredSpan, ...]:
     """These spans of a worker's message, with its name."""
-    return tuple(AuthoredSpan(s.start, s.end, s.version, s.digest, author) for s in spans)
+    return tuple([AuthoredSpan(s.start, s.end, s.version, s.digest, author) for s in spans])
 
 
 def version_spans(spans: Iterable[AuthoredSpan]) -> tuple[VersionSpan, ...]:

@@ -450,6 +450,11 @@ def _unusable(grant: LeaseGranted, serving: VersionKey | None) -> str:
         return "malformed lease: samples"
     if not grant.prompt or len(grant.prompt) % 4 or len(grant.prompt) > 4 * TOKENS_MAX:
         return "malformed lease: prompt"
+    if (
+        len(grant.rng_seeds) not in (0, len(grant.samples))
+        or grant.written >= len(grant.prompt) // 4
+    ):
+        return "malformed lease: seeds, or tokens written before"
     if not 0 < grant.max_new_tokens <= TOKENS_MAX:
         return "malformed lease: max_new_tokens"
     if not (math.isfinite(grant.temperature) and grant.temperature >= 0 and 0 < grant.top_p <= 1):

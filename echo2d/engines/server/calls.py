@@ -1,6 +1,7 @@
 """One generation call while it runs: its samples, and what each has so far. No I/O."""
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from echo2d.core.protocol.answer_end import OutputLimit
@@ -15,7 +16,7 @@ class GenerationCall:
 
     request: GenerateRequest
     stream: RequestStream
-    seed: int
+    seeds: Sequence[int]
     limit: OutputLimit
     # Set once the prompt's KV cache is there, or never will be.
     begun: asyncio.Event = field(default_factory=asyncio.Event)
@@ -32,6 +33,7 @@ class SampleState:
     def __init__(self, call: GenerationCall, index: int) -> None:
         self.index = index
         self._limit = call.limit
+        self.seed = call.seeds[index]
         self.stop = frozenset(call.request.stop_token_ids)
         self.output: list[int] = []
         self.buffer = SampleBuffer(index)

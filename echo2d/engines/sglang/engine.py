@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from random import Random
 
+from echo2d.core.protocol.seeds import SEED_BITS
 from echo2d.engines.base import (
     AdapterBase,
     EngineLoad,
@@ -200,8 +201,10 @@ class SglangEngine:
             raise EngineFault(f"more than {SAMPLES_OPEN_MAX} samples are running or waiting")
         vocab_size, context_max = limits_of(layout)
         limit = check_request(request, vocab_size=vocab_size, context_max=context_max)
-        seed = self._seeds.getrandbits(31) if request.rng_seed is None else request.rng_seed
-        call = GenerationCall(request, RequestStream(request.samples), seed, limit)
+        seeds = request.rng_seeds
+        if seeds is None:
+            seeds = [self._seeds.getrandbits(SEED_BITS) for _ in range(request.samples)]
+        call = GenerationCall(request, RequestStream(request.samples), seeds, limit)
         self._calls[request.request_id] = call
         return call
 

@@ -14,6 +14,7 @@ from echo2d.engines.server.continuation import StreamChunk
 from echo2d.engines.server.http_client import error_text
 from echo2d.errors import EngineFault
 
+SEED_MASK = 0x7FFFFFFF  # 0.5.19 takes 31 bits
 _FINISHES: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
 
 
@@ -31,10 +32,10 @@ def request_body(rid: str, label: str, call: GenerationCall, sample: SampleState
             "stop_token_ids": sorted(sample.stop),
             "no_stop_trim": True,
             "skip_special_tokens": False,
-            # Each piece of a sample has a seed of its own, so that it does not repeat the draws
-            # of the piece before it. SGLang takes 31 bits.
-            "sampling_seed": ((call.seed + sample.index) * 1_000_003 + len(sample.output) * 7919)
-            & 0x7FFFFFFF,
+            # Only a server with --enable-deterministic-inference heeds it. It draws by the seed and
+            # by the token's place behind the prompt's first token, so all pieces of a sample and all
+            # its attempts have one seed.
+            "sampling_seed": sample.seed & SEED_MASK,
         },
         "return_logprob": True,
         # Cached prefixes are shared only under one label: their KV is that of its weights.

@@ -16,13 +16,13 @@ import logging
 import queue
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from random import Random
 
 import torch
 
 from echo2d.core.protocol.answer_end import OutputLimit
+from echo2d.core.protocol.seeds import Uniforms
 from echo2d.engines.base import FinishReason, GenerateRequest, RefitReport, SampleOutput
 from echo2d.engines.stream import BUNDLE_S_MAX, BUNDLE_TOKENS_MAX, RequestStream, SampleBuffer
 from echo2d.engines.torch_engine.batch import PREFILL_TOKENS_MAX, DecodeBatch
@@ -51,7 +51,7 @@ class DecoderOptions:
 class DecodedSample:
     """One sample: its request, its output so far, and a buffer of the output not yet emitted."""
 
-    __slots__ = ("_limit", "_random", "_stop", "buffer", "output", "request", "stream")
+    __slots__ = ("_limit", "_stop", "_uniforms", "buffer", "output", "request", "stream")
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class DecodedSample:
         self.output: list[int] = []
         self._limit = limit
         self._stop = frozenset(request.stop_token_ids)
-        self._random = Random(f"{seed + index}")
+        self._uniforms = Uniforms(seed, request.written)
 
     @property
     def context(self) -> list[int]:
@@ -78,7 +78,7 @@ class DecodedSample:
 
         It depends on the sample's seed and position only, so other samples cannot change a draw.
         """
-        return self._random.random()
+        return self._uniforms.draw()
 
     def append(self, token: int, logprob: float, label: str) -> FinishReason | None:
         self.output.append(token)
@@ -134,7 +134,7 @@ class Decoder:
         request: GenerateRequest,
         stream: RequestStream,
         *,
-        seed: int,
+        seeds: Sequence[int],
         limit: OutputLimit,
         checked: InferencePolicy,
     ) -> None:
@@ -150,7 +150,7 @@ class Decoder:
             self._emit_output()
             return
         self._waiting.append(
-            [DecodedSample(request, stream, index, seed, limit) for index in range(request.samples)]
+            [DecodedSample(request, stream, index, seed, limit) for index, seed in enumerate(seeds)]
         )
 
     def abort(self, stream: RequestStream) -> None:

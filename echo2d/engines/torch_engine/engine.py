@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from echo2d.core.protocol.seeds import SEED_BITS
 from echo2d.engines.base import (
     AdapterBase,
     EngineLoad,
@@ -29,7 +30,6 @@ from echo2d.errors import EngineFault, OperatorFault
 _T = TypeVar("_T")
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-_SEED_BITS = 64
 
 
 def devices_of(device: str, engines: int) -> list[str]:
@@ -77,8 +77,9 @@ def make_torch_engines(options: EngineOptions) -> "list[TorchEngine]":
 class TorchEngine:
     """An engine in this process; see `engines/base.py` for the contract.
 
-    A request with a seed of its own gives the same tokens whatever else runs, up to the rounding of
-    batched matrix products. Other requests draw their seeds from `rng_seed` in order of arrival.
+    It is seeded: a request with seeds of its own gives the same tokens whatever else runs, up to the
+    rounding of batched matrix products. Other requests draw their seeds from `rng_seed` in order of
+    arrival.
     `tensor_digests` stops generation while it reads the weights back.
     """
 
@@ -194,10 +195,12 @@ class TorchEngine:
         if self._samples_open() + request.samples > SAMPLES_OPEN_MAX:
             raise EngineFault(f"more than {SAMPLES_OPEN_MAX} samples are running or waiting")
         limit = check_request(request, vocab_size=policy.vocab_size, context_max=policy.context_max)
-        seed = self._seeds.getrandbits(_SEED_BITS) if request.rng_seed is None else request.rng_seed
+        seeds = request.rng_seeds
+        if seeds is None:
+            seeds = [self._seeds.getrandbits(SEED_BITS) for _ in range(request.samples)]
         stream = self._streams[request.request_id] = RequestStream(request.samples)
         decoder.post(
-            partial(decoder.submit, request, stream, seed=seed, limit=limit, checked=policy)
+            partial(decoder.submit, request, stream, seeds=seeds, limit=limit, checked=policy)
         )
         return stream
 

@@ -31,6 +31,7 @@ from echo2d.core.capacity.prices import NamedPrice, Price
 from echo2d.core.cluster.rules import GatewayRules, RunRules
 from echo2d.core.coordinator.events import Recovered
 from echo2d.core.coordinator.state import CoordinatorState
+from echo2d.core.protocol.seeds import seed_key
 from echo2d.errors import OperatorFault
 from echo2d.net.learner_api.routes import make_app, make_runner, read_page
 from echo2d.net.security.auth import Caller, public_bytes
@@ -151,6 +152,7 @@ async def open_coordinator(
         )
         await stack.enter_async_context(pool)
         rules = await asyncio.to_thread(make_rules, config, run.run_id, pool.stop_token_ids)
+        rules = replace(rules, seed_key=seed_key(run.key.private_bytes_raw()))
         if not rules.stop_token_ids:
             log.warning("neither the task nor the model names a stop token: no answer ends early")
 

@@ -159,5 +159,6 @@ def _request(lease: LeaseGranted) -> GenerateRequest:
         temperature=lease.temperature,
         top_p=lease.top_p,
         stop_token_ids=lease.stop_token_ids,
-        rng_seed=lease.rng_seed,
+        rng_seeds=lease.rng_seeds or None,
+        written=lease.written,
     )

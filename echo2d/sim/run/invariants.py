@@ -78,6 +78,7 @@ class InvariantChecker:
             set
         )  # who may have written for a sample
         self._kept: set[tuple[HeldLease, int]] = set()
+        self._seeds: dict[tuple[GroupId, int], int] = {}
         self._step_of: dict[GroupId, int] = {}  # of every group that was ever frozen
         self._trained_in: dict[GroupId, int] = {}  # of every group of a committed batch
         self._refused: set[GroupId] = set()  # by the learner
@@ -295,10 +296,15 @@ class InvariantChecker:
         key = HeldLease(lease.lease, lease.attempt)
         assert key not in self._granted, "I4: an attempt given twice"
         self._granted[key] = (peer, lease)
+        for sample, seed in zip(lease.samples, lease.rng_seeds, strict=True):
+            first = self._seeds.setdefault((lease.group, sample), seed)
+            assert seed == first, "another attempt would draw another answer"
         for sample in lease.samples:
             self._writers[lease.group, sample].add(peer)
         stored = self.ledger.groups.get(lease.group)
-        self.handed_over += stored is not None and lease.prompt != stored.record.prompt
+        if stored is not None:
+            assert 4 * lease.written == len(lease.prompt) - len(stored.record.prompt)
+            self.handed_over += lease.written > 0
 
     def asked(self, request: RequestId, event: CoordinatorEvent) -> None:
         self._asked[request] = event

@@ -55,11 +55,11 @@ def test_a_call_is_a_lease_outside_of_the_run() -> None:
         8,
         0,
     )
-    assert (lease.temperature, lease.top_p, lease.stop_token_ids, lease.rng_seed) == (
+    assert (lease.temperature, lease.top_p, lease.stop_token_ids, lease.rng_seeds) == (
         0.7,
         0.9,
         (1,),
-        3,
+        (3,),
     )
     assert lease.report_s == REPORT_S
     world.say(worker, worker.wrote(key_of(lease), 0, 7, 8))
@@ -250,13 +250,16 @@ def test_choices_of_one_prompt_share_a_lease() -> None:
     world, (worker,) = gateway_world(4)
     world.handle(call(1, choices=3))
     [lease] = of_calls(worker)
-    assert (lease.samples, lease.rng_seed) == ((0, 1, 2), 3)
+    assert (lease.samples, lease.rng_seeds) == ((0, 1, 2), (3, 4, 5))
     world.say(worker, worker.finish(key_of(lease), 1, tokens=(7, 1)))
     world.handle(call(2, choices=3))
     assert [granted.samples for granted in of_calls(worker)] == [(0, 1, 2), (0,)]
     world.handle(CallGone(CallId(1)))
     assert [granted.samples for granted in of_calls(worker)] == [(0, 1, 2), (0,), (1, 2)]
-    assert of_calls(worker)[-1].rng_seed == 4  # the sample's own, whoever it shares a lease with
+    assert of_calls(worker)[-1].rng_seeds == (
+        4,
+        5,
+    )  # the sample's own, whoever it shares a lease with
 
 
 def test_of_a_shared_lease_each_choice_goes_on_from_its_own_tokens() -> None:
@@ -268,7 +271,11 @@ def test_of_a_shared_lease_each_choice_goes_on_from_its_own_tokens() -> None:
     world.say(one, Goodbye("SIGTERM"))
     again = {granted.samples: unpack_tokens(granted.prompt).tolist() for granted in of_calls(two)}
     assert again == {(1,): [5, 6, 7, 8], (0,): [5, 6], (2, 3): [5, 6]}
-    assert {granted.samples[0]: granted.rng_seed for granted in of_calls(two)} == {0: 3, 1: 4, 2: 5}
+    assert {each.samples: (each.rng_seeds, each.written) for each in of_calls(two)} == {
+        (1,): ((4,), 2),
+        (0,): ((3,), 0),
+        (2, 3): ((5, 6), 0),
+    }
 
 
 def test_a_stopped_choice_goes_and_the_others_go_on() -> None:

@@ -65,7 +65,7 @@ def test_a_good_one() -> None:
         (replace(GOOD, logprobs=pack_logprobs([0.0, -math.inf, 0.0])), "between -50 and 0"),
         (replace(GOOD, logprobs=pack_logprobs([0.0, 2e-4, 0.0])), "between -50 and 0"),
         (replace(GOOD, logprobs=pack_logprobs([0.0, -50.1, 0.0])), "between -50 and 0"),
-        (replace(GOOD, tokens=pack_tokens([0, 31, 31])), "1 tokens after a stop token"),
+        (replace(GOOD, tokens=pack_tokens([0, 31, 31])), "tokens after a stop token"),
         (replace(GOOD, tokens=pack_tokens([0, 5, 5])), "ends after 3 tokens"),
         (replace(GOOD, finish="length"), "finish 'length', but it ended with 'stop'"),
         (replace(GOOD, spans=()), "cover 0 of 3"),
