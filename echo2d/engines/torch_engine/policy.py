@@ -91,6 +91,14 @@ class InferencePolicy:
         logits: Tensor = output.logits[:, -1]
         return logits
 
+    def logits(self, tokens: Tensor) -> Tensor:
+        """Return the logits [rows, columns, vocab] behind every token of whole sequences [rows,
+        columns], without padding.
+        """
+        output = self._model(input_ids=tokens, use_cache=False)
+        logits: Tensor = output.logits
+        return logits
+
     def adapted(self, layout: SnapshotLayout, tensors: Mapping[str, Tensor]) -> "InferencePolicy":
         """Return a policy of the same model with an adapter; this one must not be used again."""
         attach(self._model, adapter_layout(layout), tensors)

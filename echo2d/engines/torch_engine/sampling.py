@@ -31,11 +31,8 @@ def draw(logits: Tensor, chances: Chances) -> tuple[list[int], list[float]]:
         table, dtype=torch.float64, device=logits.device
     ).unbind(0)
     greedy = temperature == 0
-    scale = torch.where(greedy, 1.0, temperature).to(torch.float32)
-    logprobs = torch.log_softmax(logits.to(torch.float32) / scale[:, None], dim=-1)
-    weights = logprobs.to(torch.float64).exp()
-    if min(chances.top_ps) < 1:
-        weights = _nucleus(weights, top_p)
+    cut = top_p if min(chances.top_ps) < 1 else None
+    logprobs, weights = chances_of(logits, torch.where(greedy, 1.0, temperature), cut)
     tokens = torch.where(greedy, logits.argmax(dim=-1), _invert_cdf(weights, uniform))
     chosen = logprobs.gather(1, tokens[:, None]).squeeze(1)
     # Stacked, both cross to the host in one copy; float64 holds every token id exactly.
@@ -43,6 +40,19 @@ def draw(logits: Tensor, chances: Chances) -> tuple[list[int], list[float]]:
         [tokens.to(torch.float64), chosen.to(torch.float64)]
     ).tolist()
     return [int(token) for token in host_tokens], host_logprobs
+
+
+def chances_of(logits: Tensor, temperature: Tensor, top_p: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The distribution of each row of `logits` [rows, vocab], at temperatures > 0.
+
+    temperature, top_p: float64 [rows]; top_p None: it is 1 in all rows. Returns logprobs, float32
+    [rows, vocab], of the whole distribution at this temperature; and float64 weights [rows, vocab]
+    to draw from, 0 beyond top_p, which need not sum to 1.
+    """
+    scale = temperature.to(torch.float32)[:, None]
+    logprobs = torch.log_softmax(logits.to(torch.float32) / scale, dim=-1)
+    weights = logprobs.to(torch.float64).exp()
+    return logprobs, weights if top_p is None else _nucleus(weights, top_p)
 
 
 def _invert_cdf(weights: Tensor, uniform: Tensor) -> Tensor:
