@@ -69,7 +69,9 @@ from echo2d.net.http.json_fields import (
     secret_of,
     text,
 )
+from echo2d.net.http.tls_accept import TlsSite
 from echo2d.net.security.auth import KEY_BYTES, Caller, Denied, Role
+from echo2d.net.security.tls import Tls
 
 # Of JSON; the longest body refuses all groups of a batch, each with a reason.
 ENROL_BYTES_MAX = 1 << 10  # of a stranger: a key and a proof in hex
@@ -413,3 +415,10 @@ def make_runner(app: web.Application, *, shutdown_timeout_s: float) -> web.AppRu
         handler_cancellation=True,
         shutdown_timeout=shutdown_timeout_s,
     )
+
+
+def make_site(runner: web.AppRunner, host: str, port: int, tls: Tls | None) -> web.BaseSite:
+    """Where the runner listens once it is started. OSError from `start`: it cannot."""
+    if tls is None:
+        return web.TCPSite(runner, host, port)
+    return TlsSite(runner, host, port, tls.listener)
