@@ -132,7 +132,11 @@ class Endpoints:
         )
         texts = await self._backend.texts()
         prompt = await self._desk.do(
-            lambda: pack_tokens(texts.encode(texts.render(messages, options), special=False))
+            lambda: pack_tokens(
+                texts.encode(
+                    texts.render(messages, options), special=False, tokens_max=PROMPT_TOKENS_MAX
+                )
+            )
         )
         if not prompt:
             raise unusable("messages", "the chat template makes no tokens of them")
@@ -207,7 +211,9 @@ class Endpoints:
             given = given[0]
         if isinstance(given, str):
             text = checked_text(given, "prompt")
-            prompt = await self._desk.do(lambda: pack_tokens(texts.encode(text, special=True)))
+            prompt = await self._desk.do(
+                lambda: pack_tokens(texts.encode(text, special=True, tokens_max=PROMPT_TOKENS_MAX))
+            )
             if not prompt:
                 raise unusable("prompt", "is empty")
             return prompt

@@ -14,6 +14,7 @@ from jinja2 import TemplateError
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
+from tokenizers.pre_tokenizers import ByteLevel
 
 from echo2d.core.base.model_config import context_max
 from echo2d.core.cluster.statistics import printable
@@ -43,6 +44,7 @@ class GatewayTokenizer:
         except Exception as error:
             raise OperatorFault(f"the snapshot's tokenizer cannot be read: {error}") from error
         self.context_max = context_max(model)
+        self._bytes_per_token = _bytes_per_token(json.loads(files["tokenizer.json"]))
         self.special = frozenset(
             each
             for each, token in self.tokenizer.get_added_tokens_decoder().items()
@@ -54,8 +56,20 @@ class GatewayTokenizer:
             for name in ("bos_token", "eos_token", "pad_token")
         }
 
-    def encode(self, text: str, *, special: bool) -> list[int]:
-        """The text's token ids. special: with the tokens that the tokenizer puts around a text."""
+    def encode(self, text: str, *, special: bool, tokens_max: int | None = None) -> list[int]:
+        """The text's token ids. special: with the tokens that the tokenizer puts around a text.
+
+        CallRefusal: it has so many bytes that it cannot fit into tokens_max or the context.
+        """
+        limits = [most for most in (tokens_max, self.context_max) if most is not None]
+        if limits and self._bytes_per_token is not None:
+            bytes_max, size = min(limits) * self._bytes_per_token, len(text.encode())
+            if size > bytes_max:
+                detail = (
+                    f"this model's maximum context length is {min(limits)} tokens; "
+                    f"{size} bytes of text are too many"
+                )
+                raise unusable("prompt", detail, "context_length_exceeded")
         # `encode` would hold the GIL, and with it the coordinator's loop.
         (encoded,) = self.tokenizer.encode_batch([text], add_special_tokens=special)
         ids: list[int] = encoded.ids
@@ -91,6 +105,31 @@ class GatewayTokenizer:
                 f"the chat template makes more than {PROMPT_CHARS_MAX} characters of them",
             )
         return text
+
+
+def _bytes_per_token(tokenizer: Mapping[str, Any]) -> int | None:
+    """The most bytes of a text that one token stands for; None if it cannot be told.
+
+    It can if nothing of a text is changed, dropped or cut off before the merges: a byte-level BPE
+    without normalizer. In its vocabulary every byte is one character.
+    """
+    model, added = tokenizer["model"], tokenizer.get("added_tokens") or []
+    steps = tokenizer.get("pre_tokenizer") or {}
+    steps = steps.get("pretokenizers") or [steps]
+    if (
+        tokenizer.get("normalizer") is not None
+        or tokenizer.get("truncation") is not None
+        or model.get("type") != "BPE"
+        or not set(ByteLevel.alphabet()) <= model["vocab"].keys()
+        or not any(step.get("type") == "ByteLevel" for step in steps)
+        or not all(step.get("type") in ("ByteLevel", "Digits", "Split") for step in steps)
+        or any(step.get("behavior") == "Removed" for step in steps)
+        # Such a token swallows the spaces beside it.
+        or any(token.get("lstrip") or token.get("rstrip") for token in added)
+    ):
+        return None
+    own = (len(token["content"].encode()) for token in added)
+    return max(*map(len, model["vocab"]), *own)
 
 
 def _environment() -> ImmutableSandboxedEnvironment:

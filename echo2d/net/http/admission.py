@@ -1,9 +1,12 @@
-"""Limits HTTP connections that have not shown a credential yet: how many there are, and how long.
+"""Limits connections that have not shown a credential yet: how many there are, and how long.
 
     accepted --a control link or a call shows a credential--> admitted: no longer counted or limited
-       | STRANGER_S_MAX have passed, whatever was sent; or it is the oldest of too many
+       | its seconds have passed, whatever was sent; or it is the oldest of too many
        v
     closed
+
+Under TLS a connection counts from before its handshake (`tls_accept`). The HTTP port has the limits
+below; `net/peer/links.py` has its own.
 
 When there are too many such connections, from one address or in total, the oldest is closed. A
 caller with a credential needs only a moment to show it, and one without cannot keep others out by
@@ -12,6 +15,7 @@ staying. Not here: what a credential is.
 
 import asyncio
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from aiohttp import web
@@ -20,7 +24,8 @@ from aiohttp.web_protocol import RequestHandler
 STRANGERS_MAX = 2048  # 15 KiB each, half a header included
 # All workers of a run (PEERS_MAX) may return at once from behind one NAT.
 STRANGERS_PER_ADDRESS_MAX = 1024
-# For the first header and all that follows; HELLO_TIMEOUT_S and a busy start fit into it.
+# For the TLS handshake, the first header and all that follows; HELLO_TIMEOUT_S and a busy start fit
+# into it.
 STRANGER_S_MAX = 30.0
 
 DOOR: web.AppKey["ConnectionAdmission"] = web.AppKey("door")
@@ -29,18 +34,33 @@ log = logging.getLogger("echo2d.api")
 
 
 @dataclass(frozen=True, slots=True)
+class StrangerLimits:
+    """On connections without a credential: in all, of one address, and seconds of each."""
+
+    strangers_max: int
+    per_address_max: int
+    seconds_max: float
+
+
+@dataclass(slots=True)
 class _Stranger:
     address: str
-    transport: asyncio.Transport
+    close: Callable[[str], None]
     timer: asyncio.TimerHandle
 
 
 class ConnectionAdmission:
-    """The strangers of one server."""
+    """The strangers of one server. limits: None for those of the HTTP port, above.
 
-    def __init__(self) -> None:
-        self._strangers: dict[RequestHandler, _Stranger] = {}  # oldest first
-        self._of: dict[str, dict[RequestHandler, None]] = {}  # the same by address
+    A connection may be any object. `close(reason)` closes it.
+    """
+
+    def __init__(self, limits: StrangerLimits | None = None) -> None:
+        self._limits = limits or StrangerLimits(
+            STRANGERS_MAX, STRANGERS_PER_ADDRESS_MAX, STRANGER_S_MAX
+        )
+        self._strangers: dict[object, _Stranger] = {}  # oldest first
+        self._of: dict[str, dict[object, None]] = {}  # the same by address
 
     def __len__(self) -> int:
         return len(self._strangers)
@@ -51,7 +71,7 @@ class ConnectionAdmission:
 
         def connection_made(handler: RequestHandler, transport: asyncio.Transport) -> None:
             made(handler, transport)
-            self._came(handler, transport)
+            self.came(handler, address_of(transport), lambda _: transport.abort())
 
         def connection_lost(handler: RequestHandler, exc: BaseException | None = None) -> None:
             self.admit(handler)
@@ -60,27 +80,29 @@ class ConnectionAdmission:
         server.connection_made = connection_made  # type: ignore[method-assign]
         server.connection_lost = connection_lost  # type: ignore[method-assign]
 
-    def _came(self, connection: RequestHandler, transport: asyncio.Transport) -> None:
-        peer = transport.get_extra_info("peername")
-        address = str(peer[0]) if peer else "gone"
+    def came(self, connection: object, address: str, close: Callable[[str], None]) -> None:
+        """Count this connection. One that is counted already is only closed in another way."""
+        if connection in self._strangers:
+            self._strangers[connection].close = close
+            return
         neighbours = self._of.get(address, {})
-        if len(neighbours) >= STRANGERS_PER_ADDRESS_MAX:
-            self._close(next(iter(neighbours)), "too many of its address")
-        elif len(self) >= STRANGERS_MAX:
-            self._close(next(iter(self._strangers)), "too many")
+        if len(neighbours) >= self._limits.per_address_max:
+            self._close(next(iter(neighbours)), "too many of its address show no credential")
+        elif len(self) >= self._limits.strangers_max:
+            self._close(next(iter(self._strangers)), "too many show no credential")
         timer = asyncio.get_running_loop().call_later(
-            STRANGER_S_MAX, self._close, connection, "showed no credential"
+            self._limits.seconds_max, self._close, connection, "showed no credential in time"
         )
-        self._strangers[connection] = _Stranger(address, transport, timer)
+        self._strangers[connection] = _Stranger(address, close, timer)
         self._of.setdefault(address, {})[connection] = None
 
-    def _close(self, connection: RequestHandler, reason: str) -> None:
+    def _close(self, connection: object, reason: str) -> None:
         stranger = self._strangers[connection]
         self.admit(connection)
         log.info("stranger closed remote=%s reason=%s", stranger.address, reason)
-        stranger.transport.abort()
+        stranger.close(reason)
 
-    def admit(self, connection: RequestHandler) -> None:
+    def admit(self, connection: object) -> None:
         """It is no stranger any more."""
         stranger = self._strangers.pop(connection, None)
         if stranger is not None:
@@ -88,6 +110,12 @@ class ConnectionAdmission:
             del self._of[stranger.address][connection]
             if not self._of[stranger.address]:
                 del self._of[stranger.address]
+
+
+def address_of(transport: asyncio.BaseTransport) -> str:
+    """The other end's IP address; "gone" if it has hung up already."""
+    peer = transport.get_extra_info("peername")
+    return str(peer[0]) if peer else "gone"
 
 
 def admit(request: web.Request) -> None:

@@ -22,8 +22,11 @@ Every error is {"error": a short code, "detail": one line}, with status 400 (mal
 never decompressed.
 """
 
+import base64
+import hashlib
 import io
 import logging
+import re
 from collections.abc import AsyncIterator, Callable, Mapping
 from http import HTTPStatus
 from importlib import resources
@@ -31,6 +34,8 @@ from typing import Any, Protocol
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.web_request import BaseRequest
+from aiohttp.web_urldispatcher import MatchInfoError
 
 from echo2d.core.base.ids import (
     DIGEST_BYTES,
@@ -69,7 +74,9 @@ from echo2d.net.http.json_fields import (
     secret_of,
     text,
 )
+from echo2d.net.http.tls_accept import TlsSite
 from echo2d.net.security.auth import KEY_BYTES, Caller, Denied, Role
+from echo2d.net.security.tls import Tls
 
 # Of JSON; the longest body refuses all groups of a batch, each with a reason.
 ENROL_BYTES_MAX = 1 << 10  # of a stranger: a key and a proof in hex
@@ -81,6 +88,9 @@ REASON_CHARS_MAX = 500
 # For idle connections of authenticated callers. Our clients close theirs after 15 s.
 KEEPALIVE_S = 75.0
 DIGEST_HEADER = "X-Echo2d-Digest"
+NONE = "'none'"
+# The content security policy of an answer that is no page: it may load, embed or send nothing.
+NOTHING = "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 
 LEARNER: frozenset[Role] = frozenset({"learner"})
 GATEWAY: frozenset[Role] = frozenset({"gateway"})
@@ -330,9 +340,16 @@ def _answer(reply: Reply | None) -> web.Response:
     return web.json_response(reply.body, status=reply.status)
 
 
+_SCRIPT = re.compile(r"<script>(.*?)</script>", re.DOTALL)
+
+
 def _show(page: str) -> Handler:
+    hashes = [
+        f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
+        for script in _SCRIPT.findall(page)
+    ]
     policy = (
-        "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
+        f"{NOTHING}; script-src {' '.join(hashes) or NONE}; style-src 'unsafe-inline'; "
         "connect-src 'self'"
     )
 
@@ -342,6 +359,14 @@ def _show(page: str) -> Handler:
         )
 
     return show
+
+
+# A signal of aiohttp is a coroutine.
+async def _guard(request: web.Request, response: web.StreamResponse) -> None:  # noqa: ARG001
+    """Add to every answer what browsers should know, and tell nobody the versions of libraries."""
+    response.headers.setdefault("Content-Security-Policy", NOTHING)
+    response.headers["X-Content-Type-Options"] = "nosniff"
+    response.headers.pop("Server", None)
 
 
 def read_page() -> str:
@@ -360,6 +385,7 @@ def make_app(
         Api(backend),
         web.Application(middlewares=[_faults_to_json], client_max_size=BODY_BYTES_MAX),
     )
+    app.on_response_prepare.append(_guard)
     app[DOOR] = ConnectionAdmission()
     app.router.add_get("/", _show(page))
     app.router.add_get("/v1/worker", worker)
@@ -389,6 +415,21 @@ def _callers_mistakes(record: logging.LogRecord) -> bool:
     return True
 
 
+def _guard_errors(app: web.Application, server: web.Server) -> None:
+    """Also answer what is not HTTP as the application would: aiohttp routes it nowhere."""
+    make, nowhere = server.request_factory, MatchInfoError(web.HTTPBadRequest())
+    nowhere.add_app(app)
+
+    def request_factory(*arguments: Any) -> BaseRequest:
+        request = make(*arguments)
+        if isinstance(request, web.Request):
+            # Replaced as soon as the application finds the route.
+            request._match_info = nowhere  # noqa: SLF001
+        return request
+
+    server.request_factory = request_factory
+
+
 class _Runner(web.AppRunner):
     """Limits connections as soon as there is a server."""
 
@@ -396,6 +437,7 @@ class _Runner(web.AppRunner):
         await super().setup()
         assert self.server is not None
         self.app[DOOR].watch(self.server)
+        _guard_errors(self.app, self.server)
 
 
 def make_runner(app: web.Application, *, shutdown_timeout_s: float) -> web.AppRunner:
@@ -413,3 +455,10 @@ def make_runner(app: web.Application, *, shutdown_timeout_s: float) -> web.AppRu
         handler_cancellation=True,
         shutdown_timeout=shutdown_timeout_s,
     )
+
+
+def make_site(runner: web.AppRunner, host: str, port: int, tls: Tls | None) -> web.BaseSite:
+    """Where the runner listens once it is started. OSError from `start`: it cannot."""
+    if tls is None:
+        return web.TCPSite(runner, host, port)
+    return TlsSite(runner, host, port, tls.listener)

@@ -37,14 +37,18 @@ from echo2d.core.protocol.peer_messages import (
 )
 from echo2d.core.topology.pacing import share_out
 from echo2d.errors import PeerFault
+from echo2d.net.http.admission import ConnectionAdmission, StrangerLimits, address_of
+from echo2d.net.http.tls_accept import TlsAcceptor
 from echo2d.net.peer.connection import PeerConnection
 from echo2d.net.peer.uplink_limit import UplinkLimit
 from echo2d.net.security.tls import Tls, in_words, shows
 
 # From dialling to LinkOpened: a few round trips, even on a bad line.
 HANDSHAKE_S = 10.0
-# Accepted connections that have not proved who they are. One more evicts the oldest.
-STRANGERS_MAX = 64
+# Accepted connections that have not proved who they are, TLS handshakes included. One more evicts
+# the oldest, of its own address first.
+STRANGERS_MAX = 128
+STRANGERS_PER_ADDRESS_MAX = 64
 # Any dial that began before the link opened has ended by then.
 SETTLED_S = 2 * HANDSHAKE_S
 REPLACED = "another link of these two peers stays"
@@ -75,8 +79,10 @@ class PeerLinks:
         self._tls = tls
         self._secrets: dict[PeerId, bytes] = {}
         self._connections: set[PeerConnection] = set()
-        # Accepted connections before their handshake, oldest first.
-        self._strangers: dict[PeerConnection, asyncio.TimerHandle] = {}
+        self._admission = ConnectionAdmission(
+            StrangerLimits(STRANGERS_MAX, STRANGERS_PER_ADDRESS_MAX, HANDSHAKE_S)
+        )
+        self._acceptor: TlsAcceptor | None = None
         self._live: dict[PeerId, PeerConnection] = {}
         self._paces: dict[PeerId, float] = {}
         # The paced peers that were being sent to when the paces were last shared out.
@@ -133,14 +139,12 @@ class PeerLinks:
     async def listen(self, host: str, port: int) -> tuple[str, int]:
         """Accept links from now on, at the returned address. OSError: cannot listen there."""
         assert self._server is None
-        loop, tls = asyncio.get_running_loop(), self._tls
-        self._server = await loop.create_server(
-            lambda: self._connection(None),
-            host,
-            port,
-            ssl=None if tls is None else tls.listener,
-            ssl_handshake_timeout=None if tls is None else HANDSHAKE_S,
-        )
+        make: Callable[[], asyncio.BaseProtocol] = lambda: self._connection(None)  # noqa: E731
+        if self._tls is not None:
+            make = self._acceptor = TlsAcceptor(
+                self._tls.listener, make, self._admission, handshake_s_max=HANDSHAKE_S
+            )
+        self._server = await asyncio.get_running_loop().create_server(make, host, port)
         address = self._server.sockets[0].getsockname()
         return address[0], address[1]
 
@@ -177,6 +181,8 @@ class PeerLinks:
         self._closing = True
         if self._server is not None:
             self._server.close()
+        if self._acceptor is not None:
+            await self._acceptor.close()
         for connection in list(self._connections):
             connection.end(reason)
         self._all_lost.clear()
@@ -266,17 +272,13 @@ class PeerLinks:
         return PeerConnection(self, link, dialled=dialled is not None)
 
     def made(self, connection: PeerConnection) -> None:
-        """TCP and TLS are up. An accepted connection has HANDSHAKE_S to prove itself."""
+        """TCP and TLS are up. An accepted connection has HANDSHAKE_S, with TLS, to prove itself."""
         self._connections.add(connection)
         if self._closing:
             connection.end("closing")
         elif not connection.dialled:
-            timer = connection.loop.call_later(
-                HANDSHAKE_S, connection.end, "the handshake took too long"
-            )
-            self._strangers[connection] = timer
-            if len(self._strangers) > STRANGERS_MAX:
-                next(iter(self._strangers)).end("too many connections without a handshake")
+            assert connection.transport is not None
+            self._admission.came(connection, address_of(connection.transport), connection.end)
 
     def received(self, connection: PeerConnection, event: LinkEvent) -> None:
         """Handle the events of the link's own life; the others go to `on_event`."""
@@ -300,7 +302,7 @@ class PeerLinks:
 
     def ended(self, connection: PeerConnection, reason: str) -> None:
         """Nothing more will arrive on the connection or be sent on it."""
-        self._no_stranger(connection)
+        self._admission.admit(connection)
         peer = connection.peer
         if peer is not None and self._live.get(peer) is connection:
             del self._live[peer]
@@ -314,7 +316,7 @@ class PeerLinks:
             self._all_lost.set()
 
     def _opened(self, connection: PeerConnection, peer: PeerId) -> None:
-        self._no_stranger(connection)
+        self._admission.admit(connection)
         # The listener accepts any member's certificate, so check that it is this peer's.
         if not shows(connection.transport, peer):
             connection.end("the certificate is not that of the peer")
@@ -338,8 +340,3 @@ class PeerLinks:
         if new.dialled == old.dialled or new.opened_at - old.opened_at > SETTLED_S:
             return True
         return new.dialled == (self._me < peer)
-
-    def _no_stranger(self, connection: PeerConnection) -> None:
-        timer = self._strangers.pop(connection, None)
-        if timer is not None:
-            timer.cancel()

@@ -21,7 +21,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from aiohttp import web
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from echo2d.config import CoordinatorConfig, LinkTable, PriceTable, ServeTable, notifier
@@ -33,7 +32,7 @@ from echo2d.core.coordinator.events import Recovered
 from echo2d.core.coordinator.state import CoordinatorState
 from echo2d.core.protocol.seeds import seed_key
 from echo2d.errors import OperatorFault
-from echo2d.net.learner_api.routes import make_app, make_runner, read_page
+from echo2d.net.learner_api.routes import make_app, make_runner, make_site, read_page
 from echo2d.net.security.auth import Caller, public_bytes
 from echo2d.net.security.tls import GIVEN_UP, Tls
 from echo2d.net.security.urls import is_loopback
@@ -323,9 +322,7 @@ async def _listen(
     await runner.setup()
     stack.push_async_callback(runner.cleanup)
     try:
-        await web.TCPSite(
-            runner, serve.host, serve.port, ssl_context=None if tls is None else tls.listener
-        ).start()
+        await make_site(runner, serve.host, serve.port, tls).start()
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise OperatorFault(

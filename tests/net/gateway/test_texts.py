@@ -251,3 +251,53 @@ def test_records_are_bounded(tmp_path: Path) -> None:
     assert sum(path.stat().st_size for path in files) <= 400
     lines = [json.loads(line)["number"] for path in files for line in path.read_text().splitlines()]
     assert sorted(lines) == list(range(100 - len(lines), 100))
+
+
+class Untouched:
+    """A tokenizer that must not be asked."""
+
+    def encode_batch(self, texts: list[str], **options: Any) -> list[Any]:
+        raise AssertionError((texts, options))
+
+
+def with_words(**changes: Any) -> GatewayTokenizer:
+    """Tokens of up to four bytes, and a context of eight."""
+    document = json.loads(bytes_tokenizer().to_str())
+    document["model"]["vocab"] |= {"ab": 256, "abab": 257}
+    document["model"]["merges"] = [["a", "b"], ["ab", "ab"]]
+    files = {
+        "tokenizer.json": json.dumps({**document, **changes}).encode(),
+        "config.json": b'{"max_position_embeddings": 8}',
+    }
+    return GatewayTokenizer(files)
+
+
+def test_a_text_that_cannot_fit_is_refused_by_its_bytes() -> None:
+    made = with_words()
+    assert len(made.encode("abab" * 8, special=False, tokens_max=99)) == 8
+    made.tokenizer = Untouched()  # type: ignore[assignment]
+    for text, tokens_max in (("abab" * 8 + "a", 99), ("é" * 17, 99), ("abab" * 2 + "a", 2)):
+        with pytest.raises(CallRefusal, match="maximum context length") as refused:
+            made.encode(text, special=False, tokens_max=tokens_max)
+        assert refused.value.code == "context_length_exceeded"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"normalizer": {"type": "NFC"}},
+        {"truncation": {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}},
+        {"pre_tokenizer": {"type": "Whitespace"}},
+        {
+            "added_tokens": [
+                {"id": 258, "content": "<m>", "single_word": False, "lstrip": True,
+                 "rstrip": False, "normalized": False, "special": True}
+            ]
+        },
+    ],
+    ids=["changed", "cut off", "dropped", "swallowed"],
+)  # fmt: skip
+def test_where_a_token_may_stand_for_more_bytes_all_text_is_tokenized(
+    changes: dict[str, Any],
+) -> None:
+    with_words(**changes).encode(" " * 1000, special=False, tokens_max=8)

@@ -2,17 +2,20 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+import uvloop
 from aiohttp import web
 
 from echo2d.core.cluster.membership import PEERS_MAX
 from echo2d.net.control.client import ControlLink
 from echo2d.net.control.server import HELLO_TIMEOUT_S
 from echo2d.net.http import admission as door_module
+from echo2d.net.http import tls_accept
 from echo2d.net.http.admission import (
     DOOR,
     STRANGER_S_MAX,
@@ -21,11 +24,13 @@ from echo2d.net.http.admission import (
     ConnectionAdmission,
     admit,
 )
-from echo2d.net.learner_api.routes import make_runner
+from echo2d.net.learner_api.routes import make_runner, make_site
+from echo2d.net.security.tls import COORDINATOR
 from echo2d.runtime.coordinator.main import core_machine
 from tests.support.control_link import Owner, enrolled
 from tests.support.polling import HANG_S
 from tests.support.scripted_core import learner, make_config, serving
+from tests.support.tls_peers import BARE_TLS, RUN
 
 FEW = 16  # strangers of one address
 SILENT = b""
@@ -33,6 +38,7 @@ HALF_A_HEADER = b"GET /v1/status HTTP/1.1\r\nHost: x\r\nX-Slow: "
 HALF_A_BODY = (
     b"POST /v1/enrol HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer x\r\nContent-Length: 99\r\n\r\n{"
 )
+HALF_A_TLS_HELLO = bytes.fromhex("1603010200010001fc0303")
 A_PAGE = b"GET /page HTTP/1.1\r\nHost: x\r\n\r\n"
 A_CALL = b"GET /call HTTP/1.1\r\nHost: x\r\n\r\n"
 
@@ -74,7 +80,10 @@ class Stranger:
 
 
 @asynccontextmanager
-async def guarded() -> AsyncIterator[tuple[int, ConnectionAdmission, AsyncExitStack]]:
+async def guarded(
+    *,
+    tls: bool = False,
+) -> AsyncIterator[tuple[int, ConnectionAdmission, AsyncExitStack]]:
     """A server where /page needs no credential, /call shows one, and /v1/enrol reads what it is sent; its port."""
 
     async def page(request: web.Request) -> web.Response:
@@ -94,7 +103,8 @@ async def guarded() -> AsyncIterator[tuple[int, ConnectionAdmission, AsyncExitSt
     app.router.add_post("/v1/enrol", enrol)
     runner = make_runner(app, shutdown_timeout_s=0.1)
     await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    shown = await asyncio.to_thread(RUN.coordinator) if tls else None
+    await make_site(runner, "127.0.0.1", 0, shown).start()
     async with AsyncExitStack() as stack:
         yield runner.addresses[0][1], app[DOOR], stack
     await runner.cleanup()
@@ -171,3 +181,95 @@ async def test_a_stranger_has_so_much_time(said: bytes, monkeypatch: pytest.Monk
         await (await Stranger.come(stack, port, said)).closed()
         assert len(door) == 0
         assert await admitted.is_open()
+
+
+# --- before the end of a TLS handshake
+
+
+async def met(stack: AsyncExitStack, port: int) -> Stranger:
+    """A connection with TLS that is served."""
+    stranger = Stranger(
+        *await asyncio.open_connection(
+            "127.0.0.1", port, ssl=BARE_TLS.dialler, server_hostname=COORDINATOR
+        )
+    )
+    stack.callback(stranger._writer.close)
+    assert await stranger.is_open()
+    return stranger
+
+
+async def of_too_many_handshakes_the_oldest_goes() -> None:
+    async with guarded(tls=True) as (port, door, stack):
+        admitted = await met(stack, port)
+        strangers = [
+            await Stranger.come(stack, port, (SILENT, HALF_A_TLS_HELLO)[number % 2])
+            for number in range(FEW)
+        ]
+        for number in range(FEW):
+            await Stranger.come(stack, port)
+            await strangers[number].closed()
+            assert len(door) == FEW
+        # Neither those who were there before nor a newcomer is kept out.
+        assert await admitted.is_open()
+        await met(stack, port)
+
+
+async def of_too_many_addresses_the_oldest_handshake_goes() -> None:
+    async with guarded(tls=True) as (port, door, stack):
+        first, *_ = [
+            await Stranger.come(stack, port, address=f"127.0.1.{number}")
+            for number in range(1, 2 * FEW + 1)
+        ]
+        await Stranger.come(stack, port, address="127.0.2.1")
+        await first.closed()
+        assert len(door) == 2 * FEW
+
+
+async def handshakes_have_so_much_time() -> None:
+    async with guarded(tls=True) as (port, door, stack):
+        admitted = await met(stack, port)
+        for said in (SILENT, HALF_A_TLS_HELLO, A_PAGE):
+            await (await Stranger.come(stack, port, said)).closed()
+        assert len(door) == 0
+        assert await admitted.is_open()
+
+
+async def a_handshake_and_its_first_call_are_one_stranger() -> None:
+    async with guarded(tls=True) as (port, door, stack):
+        reader, writer = await asyncio.open_connection(
+            "127.0.0.1", port, ssl=BARE_TLS.dialler, server_hostname=COORDINATOR
+        )
+        stack.callback(writer.close)
+        stranger = Stranger(reader, writer)
+        writer.write(A_PAGE)
+        await stranger.answered()
+        assert len(door) == 1
+        assert await stranger.is_open()
+        assert len(door) == 0
+
+
+LOOPS = pytest.mark.parametrize("loop", [asyncio, uvloop])
+
+
+@LOOPS
+@pytest.mark.parametrize(
+    "scenario",
+    [
+        of_too_many_handshakes_the_oldest_goes,
+        of_too_many_addresses_the_oldest_handshake_goes,
+        a_handshake_and_its_first_call_are_one_stranger,
+    ],
+)
+@pytest.mark.usefixtures("few")
+def test_tls_handshakes_are_counted(
+    scenario: Callable[[], Coroutine[None, None, None]], loop: ModuleType
+) -> None:
+    loop.run(scenario())
+
+
+@LOOPS
+def test_a_tls_handshake_has_so_much_time(
+    loop: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tls_accept, "TLS_HANDSHAKE_S_MAX", 0.1)
+    loop.run(handshakes_have_so_much_time())

@@ -1,9 +1,11 @@
 """The public API over real HTTP, before a backend that writes down what it is asked."""
 
 import asyncio
+import base64
 import gzip
+import hashlib
 import io
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 
 import aiohttp
@@ -401,3 +403,33 @@ async def test_who_is_fenced_need_not_send_its_bytes(call: Client, backend: Back
     ) == (409, fenced)
     assert backend.asked == [EpochAsked(RequestId(7), Epoch(2))] * 2
     assert (backend.uploaded, backend.published) == ([], [])
+
+
+@pytest.mark.parametrize("path", ["/", "/v1/status", "/metrics", "/v1/models", "/nothing"])
+async def test_every_answer_tells_browsers_to_keep_out(call: Client, path: str) -> None:
+    async with call.http.get(call.url + path) as response:
+        check_headers(response.headers)
+
+
+async def test_so_does_the_answer_to_what_is_no_http(call: Client) -> None:
+    address = yarl.URL(call.url)
+    reader, writer = await asyncio.open_connection(address.host, address.port)
+    writer.write(b"GET / HTTP/9.9\r\n\r\n")
+    _, *lines = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")[:-2]
+    check_headers(dict(line.split(": ", 1) for line in lines))
+    writer.close()
+
+
+def check_headers(headers: Mapping[str, str]) -> None:
+    policy = headers["Content-Security-Policy"].split("; ")
+    assert {"default-src 'none'", "frame-ancestors 'none'", "form-action 'none'"} <= set(policy)
+    assert headers["X-Content-Type-Options"] == "nosniff"
+    assert "Server" not in headers
+
+
+async def test_the_page_may_run_its_own_script_alone(call: Client) -> None:
+    script = PAGE.split("<script>")[1].split("</script>")[0]
+    own = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    async with call.http.get(call.url) as response:
+        policy = response.headers["Content-Security-Policy"].split("; ")
+    assert f"script-src 'sha256-{own}'" in policy

@@ -22,6 +22,14 @@ from echo2d.core.protocol.control_messages import (
     VersionVerified,
 )
 from echo2d.core.protocol.peer_handshake import DIAL_BACK, SECRET_BYTES
+from echo2d.core.protocol.peer_link import PeerLink
+from echo2d.core.protocol.peer_messages import (
+    HANDSHAKE_BYTES_MAX,
+    HEADER_BYTES,
+    TYPE_OF,
+    LinkEvent,
+    LinkHello,
+)
 from echo2d.core.topology.token_bucket import BURST_S, HEADERS
 from echo2d.net.control.client import ControlLink
 from echo2d.net.peer import dial_back as dial_back_module
@@ -108,6 +116,34 @@ async def test_a_port_that_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPa
 async def test_a_port_that_says_something_else_is_not_believed() -> None:
     async with saying(b"HTTP/1.1 400 Bad Request\r\n\r\n" * 9) as address:
         assert await dialled(ALICE, address) != ""
+
+
+HELLO_OF_ITS_SIZE = bytes.fromhex("01000000 00000000 00000000 00040000")  # of HANDSHAKE_BYTES_MAX
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        bytes([TYPE_OF[LinkHello]]) + b"\xff" * (8 << 20),
+        HELLO_OF_ITS_SIZE + b"\x91" * (8 << 20),
+        HELLO_OF_ITS_SIZE + b"\xdd\xff\xff\xff\xff" * (1 << 20),
+    ],
+    ids=["longer than is allowed", "nested", "lists of billions"],
+)
+async def test_a_port_that_says_too_much_costs_little(
+    words: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parsed: list[int] = []
+    receive = PeerLink.bytes_received
+
+    def counted(link: PeerLink, count: int) -> LinkEvent | None:
+        parsed.append(count)
+        return receive(link, count)
+
+    monkeypatch.setattr(PeerLink, "bytes_received", counted)
+    async with saying(words) as address:
+        assert await dialled(ALICE, address) != ""
+    assert 0 < sum(parsed) <= HEADER_BYTES + HANDSHAKE_BYTES_MAX
 
 
 @pytest.mark.parametrize("tls", ["off", "on"])

@@ -26,7 +26,7 @@ from echo2d.errors import PeerFault
 from echo2d.net.peer import connection as peer_connection
 from echo2d.net.peer import links as peer_links
 from echo2d.net.peer.connection import PeerConnection
-from echo2d.net.peer.links import REPLACED, STRANGERS_MAX
+from echo2d.net.peer.links import REPLACED, STRANGERS_PER_ADDRESS_MAX
 from tests.support.live_links import (
     ALICE,
     BOB,
@@ -217,10 +217,13 @@ async def test_a_stranger_who_says_nothing_is_cut_off(monkeypatch: pytest.Monkey
 async def test_of_too_many_strangers_the_oldest_goes() -> None:
     alice, bob = Peer(ALICE, BOB), Peer(BOB, ALICE)
     async with listening(alice):
-        strangers = [await asyncio.open_connection(*alice.address) for _ in range(STRANGERS_MAX)]
+        strangers = [
+            await asyncio.open_connection(*alice.address) for _ in range(STRANGERS_PER_ADDRESS_MAX)
+        ]
         await bob.links.dial(ALICE, *alice.address)
         await within(at_end(strangers[0][0]))
-        assert len(alice.links._connections) <= STRANGERS_MAX + 1
+        assert len(alice.links._connections) <= STRANGERS_PER_ADDRESS_MAX + 1
+        assert len(alice.links._admission) <= STRANGERS_PER_ADDRESS_MAX
         for _, writer in strangers:
             writer.close()
         await bob.links.close("enough")
@@ -440,7 +443,7 @@ ALL = [(scenario, *way) for scenario in SCENARIOS for way in WAYS]
 
 @pytest.mark.parametrize(
     ("scenario", "loop", "with_tls"),
-    [*ALL, (test_of_too_many_strangers_the_oldest_goes, uvloop, False)],
+    [*ALL, *((test_of_too_many_strangers_the_oldest_goes, *way) for way in WAYS)],
 )
 def test_all_the_same(
     scenario: Callable[[], Coroutine[None, None, None]],
