@@ -71,6 +71,11 @@ class ServeTable(Table):
     tls: Literal["auto", "on", "off"] = key(
         "TLS on all connections; auto: on if host or link.host is not loopback", "auto"
     )
+    names: tuple[str, ...] = key(
+        "host names under which browsers may ask, besides addresses, localhost and this machine's"
+        " own name",
+        (),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -67,6 +67,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 CORE_MAY_IMPORT: dict[str, set[str]] = {
     "base": set(),
     "weights": set(),
+    "audit": set(),
     "capacity": set(),
     "protocol": {"weights"},
     "topology": {"protocol"},

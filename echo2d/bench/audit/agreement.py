@@ -41,7 +41,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True, slots=True)
-class Writer:
+class HonestWriter:
     """An honest engine. slots: samples that it runs at once."""
 
     dtype: str
@@ -53,25 +53,29 @@ class Writer:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class WrittenAnswer:
     group: int
     sample: int
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
 
 
-WRITERS = (Writer("float32", 1), Writer("float32", 64), Writer("bfloat16", 64))
+WRITERS = (HonestWriter("float32", 1), HonestWriter("float32", 64), HonestWriter("bfloat16", 64))
 
 
 async def write(
-    model: Path, writer: Writer, prompts: Sequence[Sequence[int]], tokens: int, ends: Sequence[int]
-) -> list[Answer]:
-    """Answer every prompt GROUP_SIZE times, in the order of prompts and samples."""
+    model: Path,
+    writer: HonestWriter,
+    prompts: Sequence[Sequence[int]],
+    tokens: int,
+    ends: Sequence[int],
+) -> list[WrittenAnswer]:
+    """WrittenAnswer every prompt GROUP_SIZE times, in the order of prompts and samples."""
     engine = TorchEngine(dtype=writer.dtype, slots_max=writer.slots)
     await engine.start()
     await engine.refit(model, "0-a")
 
-    async def group(number: int, prompt: Sequence[int]) -> list[Answer]:
+    async def group(number: int, prompt: Sequence[int]) -> list[WrittenAnswer]:
         seeds = [sample_seed(KEY, GroupId(number), sample) for sample in range(GROUP_SIZE)]
         request = GenerateRequest(
             str(number), prompt, GROUP_SIZE, tokens, stop_token_ids=ends, rng_seeds=seeds
@@ -82,7 +86,7 @@ async def write(
             written[delta.sample] += delta.tokens
             logprobs[delta.sample] += delta.logprobs
         return [
-            Answer(number, sample, tuple(written[sample]), tuple(logprobs[sample]))
+            WrittenAnswer(number, sample, tuple(written[sample]), tuple(logprobs[sample]))
             for sample in range(GROUP_SIZE)
         ]
 
@@ -91,7 +95,7 @@ async def write(
     return [answer for answers in found for answer in answers]
 
 
-def replay(policy: InferencePolicy, prompt: Sequence[int], answer: Answer) -> Evidence:
+def replay(policy: InferencePolicy, prompt: Sequence[int], answer: WrittenAnswer) -> Evidence:
     """What the policy says about an answer at temperature 1."""
     scored = score(policy, prompt, answer.tokens, temperature=1.0, top_p=1.0)
     seed = sample_seed(KEY, GroupId(answer.group), answer.sample)
@@ -106,7 +110,9 @@ def replay(policy: InferencePolicy, prompt: Sequence[int], answer: Answer) -> Ev
     )
 
 
-def row(writer: Writer, auditor: str, found: Sequence[Evidence], same: float, whole: int) -> str:
+def row(
+    writer: HonestWriter, auditor: str, found: Sequence[Evidence], same: float, whole: int
+) -> str:
     ks, zs = np.array([each.k for each in found]), np.array([each.z for each in found])
     tokens, misses = sum(each.tokens for each in found), sum(each.misses or 0 for each in found)
     inside = sum(not each.misses for each in found) / whole

@@ -2,8 +2,8 @@
 
     trusted trajectories --> BASELINE_TRAJECTORIES of them --> limits: flags from now on
 
-A trajectory is flagged if its K, or its share of missed seeds, is beyond MARGIN times what all but
-one in a thousand trusted trajectories have. Without a whole baseline nothing is flagged, and nobody
+A trajectory is flagged if its K, or its share of missed seeds, is beyond MARGIN times the largest of
+the trusted ones. Without a whole baseline nothing is flagged, and nobody
 is convicted.
 """
 
@@ -12,17 +12,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from echo2d.core.audit.evidence import Evidence
-from echo2d.core.capacity.estimators import quantile
 
 BASELINE_TRAJECTORIES = 200
 MARGIN = 3.0
-USUAL = 0.999  # the quantile that MARGIN multiplies
 # Rounding alone; a class whose trusted workers agree exactly still needs room.
 K_MIN = 1e-4
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class HonestLimits:
     """k, misses: beyond these a trajectory is flagged; misses as a share of its tokens. z_mean,
     z_sd: of trusted trajectories.
     """
@@ -48,7 +46,7 @@ class Baseline:
     """Of one engine class; see the module docstring."""
 
     trusted: list[Evidence] = field(default_factory=list)
-    limits: Limits | None = None
+    limits: HonestLimits | None = None
 
     def add(self, found: Evidence) -> None:
         """A trajectory of a trusted worker; after the last one that is needed nothing changes."""
@@ -59,16 +57,16 @@ class Baseline:
                 self.trusted = []
 
 
-def limits_of(trusted: Sequence[Evidence]) -> Limits:
+def limits_of(trusted: Sequence[Evidence]) -> HonestLimits:
     """The limits that these trajectories give; at least two."""
     ks = [each.k for each in trusted]
     missed = [0.0 if each.misses is None else each.misses / each.tokens for each in trusted]
     zs = [each.z for each in trusted]
     mean = sum(zs) / len(zs)
     sd = math.sqrt(sum((z - mean) ** 2 for z in zs) / (len(zs) - 1))
-    return Limits(
-        max(K_MIN, MARGIN * (quantile(ks, USUAL) or 0.0)),
-        MARGIN * (quantile(missed, USUAL) or 0.0),
+    return HonestLimits(
+        max(K_MIN, MARGIN * max(ks)),
+        MARGIN * max(missed),
         mean,
         max(sd, 0.1),
     )

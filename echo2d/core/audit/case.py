@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
-from echo2d.core.audit.baseline import Limits
+from echo2d.core.audit.baseline import HonestLimits
 from echo2d.core.audit.evidence import Evidence
 from echo2d.core.audit.sequential import FlagTest, ShiftTest
 from echo2d.core.base.bounded_dict import keep_newest
@@ -22,7 +22,7 @@ from echo2d.core.base.ids import PeerId
 CLEARED = 100  # audited trajectories in a row without a flag, after one
 CASES_MAX = 10_000  # as many as a run enrols
 
-Standing = Literal["new", "clear", "flagged", "convicted"]
+TrustStanding = Literal["new", "clear", "flagged", "convicted"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Case:
     shift: ShiftTest = field(default_factory=ShiftTest)
 
     @property
-    def standing(self) -> Standing:
+    def standing(self) -> TrustStanding:
         if self.verdict:
             return "convicted"
         if not self.left:
@@ -88,7 +88,7 @@ class Cases:
         """Whether nothing of this worker is trained on before its verdict."""
         return self.of(worker).left > 0
 
-    def judge(self, worker: PeerId, found: Evidence, limits: Limits | None) -> str:
+    def judge(self, worker: PeerId, found: Evidence, limits: HonestLimits | None) -> str:
         """Take in what an audit found; returns why the worker is convicted now, or "".
 
         limits: of its engine class; None: there is no baseline, and nothing is decided.

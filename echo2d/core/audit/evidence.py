@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 # docs/security.md for how far, by engine.
 TOLERANCE = 0.02
 
-Numbers = NDArray[np.float64]
+TokenNumbers = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +43,13 @@ class Evidence:
 
 
 def evidence(
-    logprobs: Numbers,
-    claimed: Numbers,
+    logprobs: TokenNumbers,
+    claimed: TokenNumbers,
     *,
-    surprises: Numbers,
-    entropies: Numbers,
-    variances: Numbers,
-    outside: Numbers | None,
+    surprises: TokenNumbers,
+    entropies: TokenNumbers,
+    variances: TokenNumbers,
+    outside: TokenNumbers | None,
 ) -> Evidence:
     """Sum up what is known of each token; all arrays are float64 [n], n >= 1.
 
@@ -65,7 +65,7 @@ def evidence(
     )
 
 
-def outside(numbers: Numbers, lows: Numbers, highs: Numbers) -> Numbers:
+def outside(numbers: TokenNumbers, lows: TokenNumbers, highs: TokenNumbers) -> TokenNumbers:
     """How far each number lies outside [low, high): 0 inside."""
-    distance: Numbers = np.maximum(np.maximum(lows - numbers, numbers - highs), 0.0)
+    distance: TokenNumbers = np.maximum(np.maximum(lows - numbers, numbers - highs), 0.0)
     return distance

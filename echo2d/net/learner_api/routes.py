@@ -27,7 +27,7 @@ import hashlib
 import io
 import logging
 import re
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from http import HTTPStatus
 from importlib import resources
 from typing import Any, Protocol
@@ -62,6 +62,7 @@ from echo2d.net.gateway.errors import error_response
 from echo2d.net.gateway.routes import GATEWAY_PATHS, mount
 from echo2d.net.gateway.routes import GatewayBackend as Gateway
 from echo2d.net.http.admission import DOOR, ConnectionAdmission, admit
+from echo2d.net.http.host_names import known_names
 from echo2d.net.http.json_fields import (
     Handler,
     HttpRefusal,
@@ -375,15 +376,23 @@ def read_page() -> str:
 
 
 def make_app(
-    backend: LearnerBackend, *, worker: Handler, page: str, gateway: Gateway | None = None
+    backend: LearnerBackend,
+    *,
+    worker: Handler,
+    page: str,
+    gateway: Gateway | None = None,
+    names: Collection[str] = (),
 ) -> web.Application:
     """The application, to be served with `make_runner`.
 
     worker: handles the control links. page: the dashboard's HTML. gateway: None if it is disabled.
+    names: under which browsers may ask, besides addresses and localhost.
     """
     api, app = (
         Api(backend),
-        web.Application(middlewares=[_faults_to_json], client_max_size=BODY_BYTES_MAX),
+        web.Application(
+            middlewares=[_faults_to_json, known_names(names)], client_max_size=BODY_BYTES_MAX
+        ),
     )
     app.on_response_prepare.append(_guard)
     app[DOOR] = ConnectionAdmission()

@@ -316,7 +316,11 @@ async def _listen(
     """Start serving. Returns the URL at which programs of this host reach the coordinator."""
     page = await asyncio.to_thread(read_page)
     app = make_app(
-        coordinator, worker=coordinator.sessions.handle, page=page, gateway=coordinator.gateway
+        coordinator,
+        worker=coordinator.sessions.handle,
+        page=page,
+        gateway=coordinator.gateway,
+        names=(*serve.names, serve.host, socket.gethostname()),
     )
     runner = make_runner(app, shutdown_timeout_s=SHUTDOWN_S)
     await runner.setup()

@@ -127,7 +127,10 @@ def backend() -> Backend:
 
 @pytest.fixture
 async def call(backend: Backend) -> AsyncIterator[Client]:
-    runner = make_runner(make_app(backend, worker=no_worker, page=PAGE), shutdown_timeout_s=0.1)
+    runner = make_runner(
+        make_app(backend, worker=no_worker, page=PAGE, names=["run.example.org"]),
+        shutdown_timeout_s=0.1,
+    )
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     async with aiohttp.ClientSession() as http:
@@ -425,6 +428,32 @@ def check_headers(headers: Mapping[str, str]) -> None:
     assert {"default-src 'none'", "frame-ancestors 'none'", "form-action 'none'"} <= set(policy)
     assert headers["X-Content-Type-Options"] == "nosniff"
     assert "Server" not in headers
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("127.0.0.1", 200),
+        ("127.0.0.1:7700", 200),
+        ("[::1]:7700", 200),
+        ("localhost:7700", 200),
+        ("run.example.org:7700", 200),
+        ("RUN.example.org.", 200),
+        ("evil.example.org", 421),
+        ("127.0.0.1.evil.org:7700", 421),
+        ("", 421),
+    ],
+)
+async def test_a_browser_must_ask_under_a_name_of_this_run(
+    call: Client, host: str, status: int
+) -> None:
+    assert (await call("GET", "/", headers={"Host": host}))[0] == status
+    told = {"Host": host, "Sec-Fetch-Site": "same-origin"}
+    assert ((await call("GET", "/v1/status", headers=told))[0] == 421) == (status == 421)
+
+
+async def test_a_program_may_ask_under_any_name(call: Client) -> None:
+    assert (await call("GET", "/v1/status", headers={"Host": "evil.example.org"}))[0] == 200
 
 
 async def test_the_page_may_run_its_own_script_alone(call: Client) -> None:
