@@ -28,7 +28,9 @@ BAR_CELLS = 24
 SPARK = "▁▂▃▄▅▆▇█"
 SPARK_CELLS = 50
 # The width of the output where there is no terminal.
-PLAIN_COLUMNS = 120
+PLAIN_COLUMNS = 140
+# From this width on there is room for what workers' answers look like.
+WIDE_COLUMNS = 140
 TILES_PER_ROW = 4
 FAULTS_SHOWN = 5
 # At least this many workers are shown, however small the terminal is.
@@ -45,7 +47,8 @@ COLOURS = {"joined": "green", "suspected": "yellow", "gone": "red"}
 def print_status(facts: Mapping[str, Any]) -> None:
     """Print the answer of `GET /v1/status` in a few lines. PeerFault: it is not one."""
     console, status = plain_console(), read_status(facts)
-    console.print(status_picture(status, lines=console.height if console.is_terminal else None))
+    lines = console.height if console.is_terminal else None
+    console.print(status_picture(status, lines=lines, wide=console.width >= WIDE_COLUMNS))
 
 
 def plain_console() -> Console:
@@ -55,9 +58,16 @@ def plain_console() -> Console:
 
 
 def status_picture(
-    status: Status, *, tokens_per_s: float | None = None, lines: int | None = None
+    status: Status,
+    *,
+    tokens_per_s: float | None = None,
+    lines: int | None = None,
+    wide: bool = False,
 ) -> RenderableType:
-    """The whole picture. lines: of the terminal; workers that do not fit are counted."""
+    """The whole picture. lines: of the terminal; workers that do not fit are counted.
+
+    wide: it has WIDE_COLUMNS.
+    """
     sentences, faults = status.attention, status.faults[-FAULTS_SHOWN:]
     room = None
     if lines is not None:
@@ -75,7 +85,7 @@ def status_picture(
         *_reward_and_staleness(status),
         *_spreading(status),
         Text(),
-        workers_table(status, rows=room),
+        workers_table(status, rows=room, wide=wide),
     ]
     if sentences or faults:
         parts.append(Text())
@@ -206,15 +216,15 @@ def _label(text: str) -> tuple[str, str]:
     return f"  {text:<14}", "dim"
 
 
-def workers_table(status: Status, *, rows: int | None = None) -> Table:
+def workers_table(status: Status, *, rows: int | None = None, wide: bool = False) -> Table:
     """The workers, and how much of the spreading version each has.
 
-    Where not all fit, workers in trouble come first.
+    Where not all fit, workers in trouble come first. wide: with what their answers look like.
     """
     broadcast = status.broadcast
     progress = {peer.id: peer for peer in broadcast.peers} if broadcast else {}
     table = Table(box=SIMPLE_HEAD, show_edge=False, header_style="dim", padding=(0, 1, 0, 0))
-    columns = _columns(status)
+    columns = _columns(status, wide=wide)
     for name in columns:
         table.add_column(name, justify="left" if name in WORDS else "right", no_wrap=True)
     table.add_column(f"gets v{broadcast.version}" if broadcast else "broadcast", no_wrap=True)
@@ -250,17 +260,22 @@ COLUMNS = (
     "leases",
     "accepted",
     "per h",
+    "used",
+    "reward",
+    "tokens",
     "usd/h",
     "refit",
     "heard",
 )
 WORDS = {"worker", "state"}
+OF_ANSWERS = ("used", "reward", "tokens")
 
 
-def _columns(status: Status) -> list[str]:
+def _columns(status: Status, *, wide: bool) -> list[str]:
     """The columns to show; prices only where a worker has one."""
     priced = any(worker.usd_per_h for worker in status.workers)
-    return [name for name in COLUMNS if priced or name != "usd/h"]
+    hidden = {*(() if priced else ["usd/h"]), *(() if wide else OF_ANSWERS)}
+    return [name for name in COLUMNS if name not in hidden]
 
 
 def _trouble(worker: WorkerStatus) -> tuple[bool, bool, int, str]:
@@ -288,6 +303,9 @@ def _worker_cells(worker: WorkerStatus) -> dict[str, Text]:
         "leases": Text(str(worker.leases)),
         "accepted": Text(f"{worker.accepted:,}"),
         "per h": _makes(worker),
+        "used": Text(f"{worker.used:.0%}"),
+        "reward": _reward(worker),
+        "tokens": Text("-" if worker.answer_tokens is None else f"{worker.answer_tokens:.0f}"),
         "usd/h": Text(f"{worker.usd_per_h:.2f}"),
         "refit": Text(seconds(worker.refit_pause_s)),
         "heard": Text(age(worker.silent_s), style="dim"),
@@ -300,6 +318,14 @@ def _makes(worker: WorkerStatus) -> Text:
     if mu is None or worker.state == "gone":
         return Text("-")
     return Text(per_h(mu)) if worker.mu_sd is not None else Text(f"~{per_h(mu)}", style="dim")
+
+
+def _reward(worker: WorkerStatus) -> Text:
+    """Its mean reward, and by how much that is above others' on the same prompts."""
+    if worker.reward is None:
+        return Text("-")
+    above = "" if worker.reward_above is None else f" {worker.reward_above:+.2f}"
+    return Text.assemble(f"{worker.reward:.2f}", (above, "dim"))
 
 
 def _state(worker: WorkerStatus) -> str:

@@ -10,14 +10,21 @@ from rich.console import Console
 import echo2d
 from echo2d.core.protocol.control_messages import Heartbeat
 from echo2d.core.status.json_form import read_status, status_json
-from echo2d.views.status import TokenRate, age, seconds, size, status_picture
+from echo2d.views.status import (
+    WIDE_COLUMNS,
+    TokenRate,
+    age,
+    seconds,
+    size,
+    status_picture,
+)
 from echo2d.views.watch import Screen
 from tests.support.coordinator_world import World, train
 from tools.research.status_picture import svg
 
 
-def seen(facts: dict[str, Any], **options: Any) -> str:
-    console = Console(file=io.StringIO(), width=110, highlight=False)
+def seen(facts: dict[str, Any], *, width: int = 110, **options: Any) -> str:
+    console = Console(file=io.StringIO(), width=width, highlight=False)
     console.print(status_picture(read_status(facts), **options))
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
@@ -44,6 +51,23 @@ def trained() -> World:
     for name in ("seed", "b[/x]"):
         world.say(world.peers[name], Heartbeat(2))
     return world
+
+
+def test_where_there_is_room_it_tells_what_answers_look_like() -> None:
+    world = trained()
+    quality = world.state._statistics.qualities.of(world.peers["a"].peer)
+    assert quality is not None
+    quality.reward, quality.above, quality.tokens = 0.75, -0.25, 3.2
+    text = seen(facts_of(world), width=WIDE_COLUMNS, wide=True)
+    (row,) = [line for line in text.splitlines() if line.strip().startswith("● a ")]
+    assert [word for word in row.split() if word in ("100%", "0.75", "-0.25", "3")][:4] == [
+        "100%",
+        "0.75",
+        "-0.25",
+        "3",
+    ]
+    assert "…" not in text
+    assert " tokens  refit" not in seen(facts_of(world))
 
 
 def test_a_run_with_a_silent_worker() -> None:

@@ -28,7 +28,7 @@ import torch
 from echo2d.core.audit.evidence import Evidence, evidence, outside
 from echo2d.core.base.ids import GroupId
 from echo2d.core.base.model_config import end_token_ids
-from echo2d.core.protocol.seeds import sample_seed, seed_key, uniforms
+from echo2d.core.protocol.seeds import sample_seeds, seed_key, uniforms
 from echo2d.demo.tiny_model import make_tiny_model
 from echo2d.engines.base import GenerateRequest
 from echo2d.engines.torch_engine.engine import TorchEngine
@@ -76,7 +76,7 @@ async def write(
     await engine.refit(model, "0-a")
 
     async def group(number: int, prompt: Sequence[int]) -> list[WrittenAnswer]:
-        seeds = [sample_seed(KEY, GroupId(number), sample) for sample in range(GROUP_SIZE)]
+        seeds = sample_seeds(KEY, GroupId(number), range(GROUP_SIZE))
         request = GenerateRequest(
             str(number), prompt, GROUP_SIZE, tokens, stop_token_ids=ends, rng_seeds=seeds
         )
@@ -98,7 +98,7 @@ async def write(
 def replay(policy: InferencePolicy, prompt: Sequence[int], answer: WrittenAnswer) -> Evidence:
     """What the policy says about an answer at temperature 1."""
     scored = score(policy, prompt, answer.tokens, temperature=1.0, top_p=1.0)
-    seed = sample_seed(KEY, GroupId(answer.group), answer.sample)
+    (seed,) = sample_seeds(KEY, GroupId(answer.group), [answer.sample])
     numbers = uniforms(seed, np.arange(len(answer.tokens)))
     return evidence(
         scored.logprobs,

@@ -13,6 +13,7 @@ from echo2d.core.base.bounded_dict import keep_newest
 from echo2d.core.base.ids import GroupId, PeerId
 from echo2d.core.capacity.measurements import Measurements
 from echo2d.core.cluster.events import Note
+from echo2d.core.cluster.worker_quality import WorkerQualities
 from echo2d.core.protocol.trajectory import StoredGroup, TrajectoryRecord
 
 # Measurements kept of each kind: more steps than any p95 here needs.
@@ -78,6 +79,7 @@ class Statistics:
         self.t_bcast_s: deque[float] = deque(maxlen=RECENT_MAX)
         self.refit_pause_s: deque[float] = deque(maxlen=RECENT_MAX)
         self.still_s: deque[float] = deque(maxlen=RECENT_MAX)
+        self.qualities = WorkerQualities()
         self.batch_rewards: deque[tuple[int, float]] = deque(maxlen=RECENT_MAX)
         self.faults: dict[tuple[str, str], FaultSeen] = {}
         self.fault_counts: Counter[str] = Counter()

@@ -151,6 +151,7 @@ class _Workers:
         self._versions = versions
         self._groups = groups
         self._activation_loop = activation_loop
+        self._statistics = activation_loop.statistics
         self._now = now
         self._leases = _by_worker(groups.leases)
         self._version = cache(_version)  # most workers serve the same few versions
@@ -159,6 +160,7 @@ class _Workers:
         now, leases = self._now, self._leases.get(peer.peer, [])
         serving, newest = self._versions.live(peer.serving), self._versions.newest
         value = self._activation_loop.of(peer)
+        quality = self._statistics.qualities.of(peer.peer)
         return WorkerStatus(
             id=peer.peer,
             name=peer.name,
@@ -188,6 +190,10 @@ class _Workers:
             usd_per_gb_up=value.price.usd_per_gb_up,
             availability=value.price.availability,
             rho=value.rho,
+            reward=None if quality is None else quality.reward,
+            reward_above=None if quality is None else quality.above,
+            answer_tokens=None if quality is None else quality.tokens,
+            used=self._statistics.measurements.yields.of(peer.peer),
         )
 
 

@@ -7,6 +7,8 @@ token i, counted from the answer's first token whatever lease it falls into, is 
 seed and weights can check it.
 """
 
+from collections.abc import Iterable
+
 import numpy as np
 from blake3 import blake3
 from numpy.typing import ArrayLike, NDArray
@@ -29,10 +31,13 @@ def seed_key(run_key: bytes) -> bytes:
     return blake3(run_key, derive_key_context="echo2d 2026-11 seeds of samples").digest(KEY_BYTES)
 
 
-def sample_seed(key: bytes, group: GroupId, sample: int) -> int:
-    """The seed of this sample: SEED_BITS bits."""
-    digest = blake3(b"%d %d" % (group, sample), key=key).digest(8)
-    return int.from_bytes(digest, "little") >> (64 - SEED_BITS)
+def sample_seeds(key: bytes, group: GroupId, samples: Iterable[int]) -> tuple[int, ...]:
+    """The seeds of these samples of a group: SEED_BITS bits each."""
+    seeds = []
+    for sample in samples:
+        digest = blake3(b"%d %d" % (group, sample), key=key).digest(8)
+        seeds.append(int.from_bytes(digest, "little") >> (64 - SEED_BITS))
+    return tuple(seeds)
 
 
 def uniforms(seeds: ArrayLike, positions: ArrayLike) -> NDArray[np.float64]:

@@ -20,7 +20,7 @@ from echo2d.core.cluster.membership import Peer
 from echo2d.core.cluster.rules import RunRules
 from echo2d.core.cluster.statistics import Statistics
 from echo2d.core.protocol.control_messages import LeaseGranted
-from echo2d.core.protocol.seeds import sample_seed
+from echo2d.core.protocol.seeds import sample_seeds
 from echo2d.core.rollouts.events import LeaseGiven, PromptTaken, RolloutAction
 from echo2d.core.rollouts.group_table import GroupTable, OpenGroup
 from echo2d.core.rollouts.leases import LeaseTable
@@ -131,8 +131,6 @@ class GroupWork:
             rules.stop_token_ids,
             max(self._staleness.oldest, base.version_last),
             rules.lease_silence_s,
-            rng_seeds=tuple(
-                [sample_seed(rules.seed_key, group.group, sample) for sample in given.samples]
-            ),
+            rng_seeds=sample_seeds(rules.seed_key, group.group, given.samples),
             written=base.length,
         )

@@ -394,6 +394,7 @@ class Groups:
     def _complete(self, group: OpenGroup) -> list[RolloutAction]:
         """All samples are scored: buffer the group, unless its rewards are equal or it is old."""
         stored = group.stored()
+        self._statistics.qualities.scored(stored.record.trajectories)
         actions: list[RolloutAction] = []
         if self._variance_filter.concerns(stored.record):
             if self._variance_filter.filter():

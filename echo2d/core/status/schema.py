@@ -54,7 +54,9 @@ class WorkerStatus(PeerStatus):
     leases: it holds. leased: samples in them. leases_end_s: until the first of them goes to another
     worker, if this one stays silent. lag: in versions. active: it gets leases. mu: trajectories/s
     that it makes while its slots are leased, without those that are thrown away; an expectation
-    while mu_sd is None. rho: usd per trajectory.
+    while mu_sd is None. rho: usd per trajectory. reward, answer_tokens: means over its scored
+    trajectories. reward_above: its reward over that of others on the same prompts. used: the share
+    of what it makes that is trained on.
     """
 
     slots: int
@@ -76,6 +78,10 @@ class WorkerStatus(PeerStatus):
     usd_per_gb_up: float
     availability: float
     rho: float | None
+    reward: float | None
+    reward_above: float | None
+    answer_tokens: float | None
+    used: float
 
 
 # --- how versions spread

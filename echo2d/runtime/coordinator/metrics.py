@@ -350,6 +350,18 @@ FAMILIES: tuple[Family[Status], ...] = (
         "Its throughput while its slots are leased; the expected one until it is measured",
         lambda worker: worker.mu,
     ),
+    _of_worker(
+        "trained_share",
+        "Of its trajectories that were trained on or not worth it, those that were trained on",
+        lambda worker: worker.used,
+    ),
+    _of_worker("reward_mean", "Reward of its trajectories", lambda worker: worker.reward),
+    _of_worker(
+        "reward_above_others",
+        "Its reward minus that of other workers on the same prompts",
+        lambda worker: worker.reward_above,
+    ),
+    _of_worker("answer_tokens", "Tokens of its answers", lambda worker: worker.answer_tokens),
     _of_worker("accepted", "Its accepted results", lambda worker: worker.accepted, counter=True),
 )
 

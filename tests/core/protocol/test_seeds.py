@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from echo2d.core.base.ids import GroupId
-from echo2d.core.protocol.seeds import SEED_BITS, Uniforms, sample_seed, seed_key, uniforms
+from echo2d.core.protocol.seeds import SEED_BITS, Uniforms, sample_seeds, seed_key, uniforms
 
 FIRST_OF_5 = [0.4167470637848455, 0.5363275499442233, 0.7833177685093605]
 KEY = seed_key(b"k" * 32)
@@ -13,14 +13,14 @@ KEY = seed_key(b"k" * 32)
 def test_a_seed_depends_on_the_run_the_group_and_the_sample() -> None:
     other = seed_key(b"j" * 32)
     seeds = [
-        sample_seed(key, GroupId(group), sample)
+        seed
         for key in (KEY, other)
         for group in (0, 1, 11)
-        for sample in (0, 1, 11)
+        for seed in sample_seeds(key, GroupId(group), (0, 1, 11))
     ]
     assert len(set(seeds)) == len(seeds)
     assert all(0 <= seed < 1 << SEED_BITS for seed in seeds)
-    assert sample_seed(KEY, GroupId(1), 1) == seeds[4]
+    assert sample_seeds(KEY, GroupId(1), [1]) == (seeds[4],)
 
 
 def test_the_numbers_are_the_same_in_every_build() -> None:

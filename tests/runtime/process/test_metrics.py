@@ -68,6 +68,9 @@ def trained() -> Status:
     )
     statistics = world.state._statistics
     statistics.measurements.settle(1.0, {PeerId("a"): 1.0}, now=world.now)
+    quality = statistics.qualities.of(PeerId("a"))
+    assert quality is not None
+    quality.above = 0.25
     statistics.fault("lease", "x")
     statistics.dropped("stale", 2, [40, 60, 80])
     statistics.refused_results["bad"] += 1

@@ -1,0 +1,52 @@
+"""What each worker's answers are worth."""
+
+import pytest
+
+from echo2d.core.base.ids import PeerId, Version
+from echo2d.core.cluster.worker_quality import MEMORY, WORKERS_MAX, WorkerQualities, WorkerQuality
+from echo2d.core.protocol.trajectory import AuthoredSpan, TrajectoryRecord
+from tests.support.coordinator_world import version_digest
+
+GOOD, BAD = PeerId("good"), PeerId("bad")
+
+
+def answer(worker: PeerId, reward: float, tokens: int = 4) -> TrajectoryRecord:
+    span = AuthoredSpan(0, tokens, Version(0), version_digest(0), worker)
+    return TrajectoryRecord(0, bytes(4 * tokens), bytes(4 * tokens), (span,), "stop", reward)
+
+
+def quality(qualities: WorkerQualities, worker: PeerId) -> WorkerQuality:
+    found = qualities.of(worker)
+    assert found is not None
+    return found
+
+
+def test_a_worker_alone_has_means_and_nobody_to_compare_with() -> None:
+    qualities = WorkerQualities()
+    qualities.scored([answer(GOOD, 1.0, 2), answer(GOOD, 0.0, 4)])
+    assert qualities.of(BAD) is None
+    assert quality(qualities, GOOD) == WorkerQuality(2, 0.5, 3.0, 0, None)
+
+
+def test_workers_that_share_prompts_are_compared() -> None:
+    """However hard the prompts are."""
+    qualities = WorkerQualities()
+    for base in (0.0, 5.0):
+        qualities.scored([answer(GOOD, base + 1), answer(GOOD, base + 1), answer(BAD, base)])
+    assert quality(qualities, GOOD).above == pytest.approx(1.0)
+    assert quality(qualities, BAD).above == pytest.approx(-1.0)
+    assert quality(qualities, GOOD).reward == pytest.approx(3.5)
+
+
+def test_old_answers_fade() -> None:
+    qualities = WorkerQualities()
+    qualities.scored([answer(GOOD, 0.0)] * 5000)
+    qualities.scored([answer(GOOD, 1.0)] * (3 * MEMORY))
+    assert quality(qualities, GOOD).reward > 0.9
+
+
+def test_only_so_many_workers_are_remembered() -> None:
+    qualities = WorkerQualities()
+    qualities.scored([answer(PeerId(str(number)), 1.0) for number in range(2 * WORKERS_MAX)])
+    assert qualities.of(PeerId("0")) is None
+    assert qualities.of(PeerId(str(2 * WORKERS_MAX - 1))) is not None
