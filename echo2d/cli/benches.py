@@ -177,6 +177,13 @@ def bench_broadcast(
     "--slots", type=click.IntRange(1, 256), default=4, show_default=True, help="Slots of a worker."
 )
 @click.option(
+    "--bombers",
+    type=click.IntRange(0, 16),
+    default=0,
+    show_default=True,
+    help="Workers more that attack with messages which are costly to refuse.",
+)
+@click.option(
     "--seconds",
     type=click.FloatRange(1, 3600),
     default=60,

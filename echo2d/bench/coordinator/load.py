@@ -18,6 +18,7 @@ class Load:
     """The options of `echo2d bench coordinator`.
 
     rate: trajectories/s of all workers together. tokens: of each trajectory. slots: of each worker.
+    bombers: workers more that attack with messages which are costly to refuse.
     """
 
     workers: int = 1000
@@ -26,6 +27,7 @@ class Load:
     slots: int = 4
     seconds: float = 60.0
     shape: str = "auto"
+    bombers: int = 0
 
     def __post_init__(self) -> None:
         if self.workers * self.slots < GROUP_SIZE:

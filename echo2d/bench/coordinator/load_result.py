@@ -1,13 +1,14 @@
 """What `echo2d bench coordinator` found, as an object and as a table."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from echo2d.bench.coordinator.bombers import Bomber, StatusProbe
 from echo2d.bench.coordinator.load import GROUP_SIZE, Load
 from echo2d.bench.coordinator.load_meter import LoadMeter
 from echo2d.core.capacity.estimators import quantile
@@ -25,6 +26,8 @@ class LoadResult:
     was acknowledged, so durable. load_cpu_share: of this process. other_cpu_share: of everything else on this machine,
     the coordinator's seed and task process among it. slots_empty: freed STALE_SLOT_S ago and still empty at the end.
     enrol_s, connect_s: until all workers were enrolled, and welcomed. steps: train steps in the measured time.
+    status_*: until the status was answered. leases_lapsed: of the scripted workers. bombs, bombers_refused: sent, and
+    dials of the attackers that were refused.
     """
 
     lease_p50_ms: float
@@ -42,6 +45,12 @@ class LoadResult:
     results_refused: dict[str, int]
     links_lost: int
     steps: int
+    status_p50_ms: float
+    status_p99_ms: float
+    status_max_ms: float
+    leases_lapsed: int
+    bombs: int
+    bombers_refused: int
     enrol_s: float
     connect_s: float
     load_cpu_share: float
@@ -58,6 +67,8 @@ class LoadResult:
         steps: int,
         took: Mapping[str, float],
         memory_mb: float,
+        probe: StatusProbe,
+        bombers: Sequence[Bomber],
     ) -> "LoadResult":
         """What the meter has. took: seconds by what was done before."""
         if not meter.lease_s or not meter.answer_s:
@@ -83,6 +94,12 @@ class LoadResult:
             results_refused=dict(meter.refused),
             links_lost=meter.lost_links,
             steps=steps,
+            status_p50_ms=_ms(quantile(probe.took_s, 0.5)),
+            status_p99_ms=_ms(quantile(probe.took_s, 0.99)),
+            status_max_ms=_ms(max(probe.took_s, default=0.0)),
+            leases_lapsed=probe.lapsed,
+            bombs=sum(bomber.sent for bomber in bombers),
+            bombers_refused=sum(bomber.refused for bomber in bombers),
             enrol_s=round(took["enrolling"], 2),
             connect_s=round(took["connecting"], 2),
             load_cpu_share=round(share.load, 3),
@@ -109,6 +126,7 @@ class LoadResult:
             f"{self.slots_empty} slots stayed empty": self.slots_empty > 0,
             f"results were refused: {self.results_refused}": bool(self.results_refused),
             f"{self.links_lost} control links were lost": self.links_lost > 0,
+            f"{self.leases_lapsed} leases lapsed": self.leases_lapsed > 0,
         }
         return [text for text, is_so in found.items() if is_so]
 
@@ -130,6 +148,15 @@ def print_figures(result: LoadResult) -> None:
     table.add_row(
         "result acknowledged p50, p99", f"{result.answer_p50_ms} ms, {result.answer_p99_ms} ms", ""
     )
+    table.add_row(
+        "status answered p50, p99, max",
+        f"{result.status_p50_ms} ms, {result.status_p99_ms} ms, {result.status_max_ms} ms",
+        "",
+    )
+    if result.settings["bombers"]:
+        table.add_row(
+            "bombs sent", f"{result.bombs}, then {result.bombers_refused} dials refused", ""
+        )
     low, high = result.cpu_share_parts
     table.add_row(
         "coordinator: share of one core", f"{result.cpu_share:.0%}", f"{low:.0%} - {high:.0%}"

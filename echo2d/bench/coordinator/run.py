@@ -23,6 +23,7 @@ from typing import Any, Self
 from rich.console import Console
 from rich.progress import Progress
 
+from echo2d.bench.coordinator.bombers import Bomber, StatusProbe, attack
 from echo2d.bench.coordinator.fake_fleet import FakeFleet, Script
 from echo2d.bench.coordinator.load import GROUP_SIZE, VOCAB_SIZE, Load
 from echo2d.bench.coordinator.load_meter import PARTS, LoadMeter, rss_mb
@@ -103,7 +104,10 @@ class _Run:
         token = await asyncio.to_thread(read_token_file, token_file)
         script = Script(load.slots, load.tokens, VOCAB_SIZE, load.generate_s)
         fleet = FakeFleet(load.workers, script, self._meter, rng_seed=0)
-        learner = FakeLearner(url, run / "tokens" / "learner.token", self._folder / "snapshots")
+        learner_token = run / "tokens" / "learner.token"
+        learner = FakeLearner(url, learner_token, self._folder / "snapshots")
+        bombers = [Bomber(f"bomber-{number}") for number in range(load.bombers)]
+        probe = StatusProbe(url, learner_token)
         try:
             async with asyncio.TaskGroup() as tasks:
                 await self._timed("enrolling", fleet.enrol(url, token))
@@ -113,13 +117,20 @@ class _Run:
                 learner.start()
                 try:
                     await self._fill(fleet, learner)
+                    asking = tasks.create_task(probe.run())
+                    tasks.create_task(attack(bombers, url, token))
+                    probe.measuring = True
                     steps = await self._load_for(coordinator.pid, learner)
+                    probe.measuring = False
+                    asking.cancel()
                     empty = fleet.empty_for(STALE_SLOT_S, time.monotonic())
                     return LoadResult.of(
                         self._load, self._meter, slots_empty=empty, steps=steps, took=self._took,
-                        memory_mb=rss_mb(coordinator.pid),
+                        memory_mb=rss_mb(coordinator.pid), probe=probe, bombers=bombers,
                     )  # fmt: skip
                 finally:
+                    for bomber in bombers:
+                        bomber.leave()
                     await asyncio.to_thread(learner.stop)
                     fleet.leave()
         except* Fault as faults:
@@ -138,7 +149,7 @@ class _Run:
         return program, str(announced["url"])
 
     def _make_token(self, url: str, path: Path) -> None:
-        run_dir, workers = self._folder / "coordinator", self._load.workers
+        run_dir, workers = self._folder / "coordinator", self._load.workers + self._load.bombers
         create_token(
             run_dir, "fleet", role="worker", url=url, out=path, max_workers=workers, expires="1d"
         )

@@ -1,0 +1,130 @@
+"""Workers with a valid token that attack: each sends a bomb whenever it is let in, and dials again at once.
+
+A bomb is a message of the most bytes that is allowed, made of lists in lists. A probe meanwhile asks for
+the status as a person's browser does, and notes how long it takes.
+"""
+
+import asyncio
+import random
+import secrets
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import msgpack
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from echo2d.client import AsyncCoordinator
+from echo2d.core.base.codec import MESSAGE_BYTES_MAX
+from echo2d.core.protocol.control_messages import (
+    PROTOCOL_VERSION,
+    Heartbeat,
+    Hello,
+    ToPeer,
+    Welcome,
+)
+from echo2d.errors import Fault
+from echo2d.net.control.client import ControlLink, Identity, enrol
+from echo2d.net.security.auth import TokenFile
+
+AGAIN_S = 0.02  # from being thrown out to the next dial
+PROBE_S = 0.1  # between two questions for the status
+_HEAD = b"\x94" + msgpack.packb("LeaseProgress") + b"\x01\x01\xdc\x1f\x40"
+_ONE = b"\x91" * 500 + b"\x90"
+BOMB = (_HEAD + _ONE * 8000)[:MESSAGE_BYTES_MAX]
+
+
+class _BombLink(ControlLink):
+    """A link that does not wait between two dials."""
+
+    def drop(self) -> None:
+        if self._send_buffer is not None:
+            self._send_buffer.put(BOMB)
+
+    async def _wait(self, reason: str) -> None:  # noqa: ARG002 - as in ControlLink
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._leaving.wait(), AGAIN_S)
+
+
+class Bomber:
+    """One attacker. sent: bombs. refused: dials after which it was not let in."""
+
+    def __init__(self, name: str) -> None:
+        self.key = Ed25519PrivateKey.generate()
+        self.sent = self.dials = 0
+        self._name = name
+        self._boot_id = secrets.token_hex(8)
+        self._link: _BombLink | None = None
+
+    @property
+    def refused(self) -> int:
+        return self.dials - self.sent
+
+    async def run(self, url: str, token: TokenFile) -> None:
+        """Attack until `leave`."""
+        identity = Identity.of(url, token, self.key)
+        await enrol(url, token, identity, rng=random.Random(), patience_s=60.0)
+        link = self._link = _BombLink(
+            url, Identity(self.key, bytes.fromhex(token.run_key)), self, rng=random.Random()
+        )
+        await link.run()
+
+    def leave(self) -> None:
+        if self._link is not None:
+            self._link.leave()
+
+    # --- what its link asks
+
+    def hello(self) -> Hello:
+        self.dials += 1
+        return Hello(
+            PROTOCOL_VERSION, None, "worker", self._name, self._boot_id, 4, None, None, (), (), ()
+        )
+
+    def heartbeat(self) -> Heartbeat:
+        return Heartbeat(0)
+
+    async def connected(self, welcome: Welcome) -> None:  # noqa: ARG002 - a link owner's signature
+        assert self._link is not None
+        self.sent += 1
+        self._link.drop()
+
+    async def disconnected(self, reason: str) -> None:
+        """It was thrown out, as expected."""
+
+    async def received(self, message: ToPeer) -> None:
+        """Whatever it is told, it goes on."""
+
+
+class StatusProbe:
+    """Asks for the status every PROBE_S while `measuring`. took_s: of each answer."""
+
+    def __init__(self, url: str, token_file: Path) -> None:
+        self.measuring = False
+        self.took_s: list[float] = []
+        self.lapsed = 0
+        self._url, self._token_file = url, token_file
+
+    async def run(self) -> None:
+        async with AsyncCoordinator(self._url, token_file=self._token_file) as coordinator:
+            while True:
+                began = time.monotonic()
+                status = await coordinator.status()
+                if self.measuring:
+                    self.took_s.append(time.monotonic() - began)
+                self.lapsed = sum(
+                    fault["times"] for fault in status["faults"] if fault["kind"] == "lease"
+                )
+                await asyncio.sleep(PROBE_S)
+
+
+async def attack(bombers: list[Bomber], url: str, token: TokenFile) -> None:
+    """All of them, until they leave. A fault of one ends only that one's attack."""
+    async with asyncio.TaskGroup() as tasks:
+        for bomber in bombers:
+            tasks.create_task(_attack(bomber, url, token))
+
+
+async def _attack(bomber: Bomber, url: str, token: TokenFile) -> None:
+    with suppress(Fault):
+        await bomber.run(url, token)
