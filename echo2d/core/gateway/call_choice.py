@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 from echo2d.core.base.ids import PeerId, Version
 from echo2d.core.gateway.events import CallAsked, CallId
-from echo2d.core.protocol.control_messages import SampleDelta, SampleFinished
+from echo2d.core.protocol.answer_end import OutputLimit, end_fault
+from echo2d.core.protocol.control_messages import Finish, SampleDelta, SampleFinished
 from echo2d.core.protocol.result_check import Believed, content_fault, span_fault
-from echo2d.core.protocol.trajectory import NOTHING, Partial, authored
+from echo2d.core.protocol.trajectory import NOTHING, Partial, authored, unpack_tokens
 from echo2d.core.rollouts.leases import Lease
 
 # A worker that leaves gives its leases back a moment before it says goodbye.
@@ -48,6 +49,17 @@ class CallChoice:
     def room(self) -> int:
         """The number of tokens that it may still get."""
         return self.call.max_new_tokens - self.told.length
+
+    def end_fault(self, whole: Partial, finish: Finish) -> str:
+        """Return what is wrong with the end of its whole output, or "" if nothing is."""
+        return end_fault(
+            unpack_tokens(whole.tokens).tolist(),
+            finish,
+            before=0,
+            # The call was checked against the model's context.
+            limit=OutputLimit(self.call.max_new_tokens, "length"),
+            stop_token_ids=self.call.stop_token_ids,
+        )
 
     def avoids(self, worker: PeerId, now: float) -> bool:
         return worker == self.avoid and now < self.since + AVOID_S

@@ -159,6 +159,8 @@ class GatewayCalls:
         grown = self._grown(peer, choice, message)
         if not isinstance(grown, str) and grown.length < choice.told.length:
             grown = "it is shorter than what was reported of it"
+        if not isinstance(grown, str):
+            grown = choice.end_fault(grown, message.finish) or grown
         if isinstance(grown, str):
             return [*answer(peer, message, grown), *self._fail(peer, choice, grown, now)]
         told = self._tell(choice, grown, message.finish)

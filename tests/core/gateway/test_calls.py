@@ -19,6 +19,7 @@ from echo2d.core.gateway.events import (
 )
 from echo2d.core.gateway.open_calls import CHOICES_OF_CALLER_MAX, CHOICES_OPEN_MAX
 from echo2d.core.protocol.control_messages import (
+    Finish,
     Goodbye,
     LeaseCancelled,
     LeaseFailed,
@@ -367,3 +368,20 @@ def test_without_a_version_there_is_nothing_to_say() -> None:
     world.handle(call(1))
     assert refused(world) == [("late", None)]
     assert not any(isinstance(action, SampleAnswered) for action in world.actions)
+
+
+@pytest.mark.parametrize(
+    ("written", "finish"), [((7,), "stop"), ((7, 8), "length"), ((1, 7, 1), "stop")]
+)
+def test_an_answer_that_is_cut_short_goes_on_elsewhere(
+    written: tuple[int, ...], finish: Finish
+) -> None:
+    """Whoever answers quickly and badly does not end a caller's answer."""
+    world, peers = gateway_world(4, 4)
+    world.handle(call(1))
+    one, two = sorted(peers, key=lambda peer: not of_calls(peer))
+    [lease] = of_calls(one)
+    world.say(one, one.finish(key_of(lease), 0, tokens=written, finish=finish))
+    answers = [message for message in one.inbox if isinstance(message, SampleAnswered)]
+    assert not answers[-1].accepted
+    assert len(of_calls(two)) == 1
