@@ -29,7 +29,7 @@ import random
 import threading
 import time
 from collections.abc import AsyncIterator, Coroutine, Mapping
-from concurrent.futures import wait
+from concurrent.futures import CancelledError, wait
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
@@ -359,6 +359,9 @@ class Coordinator:
         self.run_id: str = read_token_file(token_file).run_id
         self._inner = AsyncCoordinator(url, token_file=token_file, timeout_s=timeout_s)
         self._hurried_at = float("inf")
+        # Held while a call is handed to the loop, so that `close` cancels all that were.
+        self._submitting = threading.Lock()
+        self._closed = False
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(
             target=self._loop.run_forever, name="echo2d-client", daemon=True
@@ -394,12 +397,17 @@ class Coordinator:
         self._hurried_at = time.monotonic()
 
     def close(self) -> None:
-        """End the connection. Calls under way in other threads raise CancelledError."""
-        if not self._loop.is_closed():
-            self._wait(self._end())
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
-            self._loop.close()
+        """End the connection. Calls under way in other threads, and later ones, raise
+        CancelledError.
+        """
+        with self._submitting:
+            if self._closed:
+                return
+            self._closed = True
+        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
 
     def __enter__(self) -> Self:
         return self
@@ -420,7 +428,11 @@ class Coordinator:
         await self._inner.close()
 
     def _wait(self, call: Coroutine[Any, Any, _Result]) -> _Result:
-        future = asyncio.run_coroutine_threadsafe(call, self._loop)
+        with self._submitting:
+            if self._closed:
+                call.close()
+                raise CancelledError("the connection is closed")
+            future = asyncio.run_coroutine_threadsafe(call, self._loop)
         started_at = time.monotonic()
         while not wait([future], WAKE_S).done:
             if time.monotonic() > max(started_at, self._hurried_at) + HURRY_S:

@@ -294,6 +294,14 @@ async def test_an_upload_that_was_taken_without_an_answer_is_sent_again(
         await coordinator.publish(3, tmp_path / "3")
 
 
+def test_a_call_after_the_end_is_cancelled(token_file: Path) -> None:
+    client = Coordinator("http://127.0.0.1:1", token_file=token_file)
+    client.close()
+    client.close()
+    with pytest.raises(concurrent.futures.CancelledError):
+        client.status()
+
+
 async def test_the_synchronous_client_does_the_same(server: Server, token_file: Path) -> None:
     server.script = [
         reply(SESSION),

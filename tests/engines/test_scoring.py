@@ -100,8 +100,8 @@ def test_likely_tokens_surprise_too_little_and_made_up_ones_too_much(tmp_path: P
     greedy, rare = list(PROMPT), list(PROMPT)
     with torch.inference_mode():
         for _ in range(TOKENS):
-            greedy.append(int(policy.logits(torch.tensor([greedy]))[0, -1].argmax()))
-            rare.append(int(policy.logits(torch.tensor([rare]))[0, -1].argmin()))
+            greedy.append(int(policy.logits(torch.tensor([greedy]), 1)[0, -1].argmax()))
+            rare.append(int(policy.logits(torch.tensor([rare]), 1)[0, -1].argmin()))
     for tokens, sign in ((greedy, -1), (rare, 1)):
         answer = tokens[len(PROMPT) :]
         scored = score(policy, PROMPT, answer, temperature=1.0, top_p=1.0)

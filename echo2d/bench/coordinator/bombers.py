@@ -52,6 +52,7 @@ class Bomber:
     def __init__(self, name: str) -> None:
         self.key = Ed25519PrivateKey.generate()
         self.sent = self.dials = 0
+        self._left = False
         self._name = name
         self._boot_id = secrets.token_hex(8)
         self._link: _BombLink | None = None
@@ -64,12 +65,14 @@ class Bomber:
         """Attack until `leave`."""
         identity = Identity.of(url, token, self.key)
         await enrol(url, token, identity, rng=random.Random(), patience_s=60.0)
-        link = self._link = _BombLink(
+        self._link = _BombLink(
             url, Identity(self.key, bytes.fromhex(token.run_key)), self, rng=random.Random()
         )
-        await link.run()
+        if not self._left:
+            await self._link.run()
 
     def leave(self) -> None:
+        self._left = True
         if self._link is not None:
             self._link.leave()
 

@@ -12,11 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from echo2d.core.audit.evidence import Evidence
+from echo2d.core.audit.sequential import Z_MAX
 
 BASELINE_TRAJECTORIES = 200
 MARGIN = 3.0
 # Rounding alone; a class whose trusted workers agree exactly still needs room.
 K_MIN = 1e-4
+MISSES_MIN = 0.005
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +63,12 @@ def limits_of(trusted: Sequence[Evidence]) -> HonestLimits:
     """The limits that these trajectories give; at least two."""
     ks = [each.k for each in trusted]
     missed = [0.0 if each.misses is None else each.misses / each.tokens for each in trusted]
-    zs = [each.z for each in trusted]
+    zs = [min(Z_MAX, max(-Z_MAX, each.z)) for each in trusted]
     mean = sum(zs) / len(zs)
     sd = math.sqrt(sum((z - mean) ** 2 for z in zs) / (len(zs) - 1))
     return HonestLimits(
         max(K_MIN, MARGIN * max(ks)),
-        MARGIN * max(missed),
+        max(MISSES_MIN, MARGIN * max(missed)),
         mean,
         max(sd, 0.1),
     )

@@ -26,10 +26,12 @@ WORKERS_MAX = 1024  # whose record is kept: as many as there are peers
 
 @dataclass(slots=True)
 class _Record:
-    """Of one worker, older ones faded."""
+    """Of one worker, older ones faded. expected: to be trained at the pool's share of that time, so
+    that a record from when the model knew less does not count against a worker that stood by.
+    """
 
     trained: float = 0.0
-    judged: float = 0.0
+    expected: float = 0.0
 
 
 @dataclass(slots=True)
@@ -46,19 +48,20 @@ class Yields:
             record = self._records.pop(worker, None) or _Record()
             keep = math.exp(-count / MEMORY)
             record.trained = record.trained * keep + count * trained
-            record.judged = record.judged * keep + count
+            record.expected = record.expected * keep + count * self._used
             self._records[worker] = record
             self.pool.add(count * trained, count * (not trained))
         self._used = 1.0 - self.pool.estimate.value
         keep_newest(self._records, WORKERS_MAX)
 
     def of(self, worker: PeerId) -> float:
-        """The worker's yield, in (0, 1)."""
+        """The worker's yield, in (0, 1]."""
         record = self._records.get(worker)
         if record is None:
             return self._used
-        return (record.trained + PRIOR * self._used) / (record.judged + PRIOR)
+        prior = PRIOR * self._used
+        return min(1.0, self._used * (record.trained + prior) / (record.expected + prior))
 
     def check(self) -> None:
         assert len(self._records) <= WORKERS_MAX
-        assert all(0 <= each.trained <= each.judged for each in self._records.values())
+        assert all(each.trained >= 0 <= each.expected for each in self._records.values())

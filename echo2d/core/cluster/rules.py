@@ -6,6 +6,7 @@ from typing import Literal
 from echo2d.core.base.ids import RunId
 from echo2d.core.capacity.model import GAMMA, DisseminationMode
 from echo2d.core.capacity.prices import NamedPrice
+from echo2d.core.protocol.answer_end import OutputLimit, output_limit
 from echo2d.core.protocol.seeds import KEY_BYTES
 
 
@@ -26,7 +27,7 @@ class RunRules:
 
     R = trajectories_per_step, kappa = publish_every (None: "auto"), S = staleness_max.
     stop_token_ids: the task's and the model's end tokens. context_max: tokens of prompt and answer
-    together; None: the model does not say. over_stale: "drop" or "mask". shape: "auto", "star" or
+    together that leases may use; None: the model does not say. over_stale: "drop" or "mask". shape: "auto", "star" or
     "chain". mode: with "exclusive" a worker generates nothing while it receives a version. p2p:
     workers pass versions on. activation: leases go to all workers, or to the cheapest ones that are
     enough; by_cost: False: to any that are enough. gamma: throughput that is provided, over what is
@@ -63,3 +64,9 @@ class RunRules:
     heartbeat_s: float = 2.0
     gateway: GatewayRules | None = None
     seed_key: bytes = field(default=bytes(KEY_BYTES), repr=False)
+
+    def limit(self, prompt: bytes) -> OutputLimit:
+        """The limit of a whole answer to this prompt (int32)."""
+        return output_limit(
+            self.max_new_tokens, prompt_tokens=len(prompt) // 4, context_max=self.context_max
+        )

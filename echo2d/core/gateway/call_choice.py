@@ -50,8 +50,18 @@ class CallChoice:
         """The number of tokens that it may still get."""
         return self.call.max_new_tokens - self.told.length
 
+    def before_stop(self, partial: Partial) -> Partial:
+        """The part before the first stop token. Only a result brings that: if its worker fails
+        before, another one can go on.
+        """
+        tokens = unpack_tokens(partial.tokens).tolist()
+        ends = (at for at, token in enumerate(tokens) if token in self.call.stop_token_ids)
+        return partial.first(next(ends, partial.length))
+
     def end_fault(self, whole: Partial, finish: Finish) -> str:
         """Return what is wrong with the end of its whole output, or "" if nothing is."""
+        if finish == "context":
+            return ""  # it may end a little earlier than the model's own context
         return end_fault(
             unpack_tokens(whole.tokens).tolist(),
             finish,

@@ -46,7 +46,12 @@ from echo2d.core.protocol.trajectory import (
     Partial,
     version_spans,
 )
-from echo2d.core.rollouts.leases import Lease, LeaseTable, answer, send_to
+from echo2d.core.rollouts.leases import (
+    Lease,
+    LeaseTable,
+    answer,
+    send_to,
+)
 from echo2d.core.rollouts.scheduler import LeaseScheduler
 from echo2d.core.status.schema import GatewayStatus
 
@@ -145,7 +150,7 @@ class GatewayCalls:
                 actions += (
                     self._fail(peer, choice, grown, now)
                     if isinstance(grown, str)
-                    else self._tell(choice, grown)
+                    else self._tell(choice, choice.before_stop(grown))
                 )
         return actions
 
@@ -163,7 +168,9 @@ class GatewayCalls:
             grown = choice.end_fault(grown, message.finish) or grown
         if isinstance(grown, str):
             return [*answer(peer, message, grown), *self._fail(peer, choice, grown, now)]
-        told = self._tell(choice, grown, message.finish)
+        told = self._tell(
+            choice, grown, "length" if message.finish == "context" else message.finish
+        )
         return [
             *answer(peer, message),
             *told,

@@ -2,7 +2,8 @@
 
     stop         with its first stop token, which is its last token
     length       without a stop token, at the most tokens that its lease allows
-    context      without a stop token, where prompt and answer fill the model's context
+    context      without a stop token, where prompt and answer fill the model's context. Leases allow
+                 no more tokens than fit, so a worker calls this "length"
     stop_string  with the token that completes a stop string; no lease asks for any yet
 
 The stop tokens are those of the lease alone. The coordinator puts the model's own end tokens into
@@ -10,9 +11,13 @@ each lease, and an engine adds none.
 """
 
 from collections.abc import Collection, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from echo2d.core.protocol.control_messages import Finish
+
+# Tokens of the model's context that leases leave free: SGLang cannot fill the last ones.
+CONTEXT_SPARE = 8
 
 
 class OutputLimit(NamedTuple):
@@ -22,6 +27,8 @@ class OutputLimit(NamedTuple):
     finish: Finish
 
 
+# Asked for every lease and every result, mostly of few lengths.
+@lru_cache(maxsize=4096)
 def output_limit(
     max_new_tokens: int, *, prompt_tokens: int, context_max: int | None
 ) -> OutputLimit:
@@ -52,4 +59,5 @@ def end_fault(
     if not stopped and length != limit.tokens:
         return f"it ends after {length} tokens, without a stop token and not at {limit.tokens}"
     ended = "stop" if stopped else limit.finish
-    return "" if finish == ended else f"finish {finish!r}, but it ended with {ended!r}"
+    agrees = finish == ended or (finish == "length" and ended == "context")
+    return "" if agrees else f"finish {finish!r}, but it ended with {ended!r}"

@@ -125,7 +125,7 @@ class GroupWork:
             group.group,
             group.prompt.tokens + base.tokens,
             given.samples,
-            rules.max_new_tokens - base.length,
+            rules.limit(group.prompt.tokens).tokens - base.length,
             rules.temperature,
             rules.top_p,
             rules.stop_token_ids,

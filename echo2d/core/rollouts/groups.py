@@ -23,8 +23,9 @@ from echo2d.core.cluster.membership import Membership, Peer
 from echo2d.core.cluster.rules import RunRules
 from echo2d.core.cluster.statistics import Statistics
 from echo2d.core.cluster.versions import PublishedVersions, key_of
-from echo2d.core.protocol.answer_end import output_limit
+from echo2d.core.protocol.answer_end import OutputLimit
 from echo2d.core.protocol.control_messages import (
+    Finish,
     HeldLease,
     LeaseCancelled,
     LeaseFailed,
@@ -142,10 +143,19 @@ class Groups:
     # --- tasks
 
     def prompt_drawn(self, event: PromptDrawn) -> list[RolloutAction]:
-        """A prompt has come. One that no engine can take is the task's fault, and stops the run."""
-        fault = prompt_fault(event.tokens, self._rules.vocab_size, self._rules.context_max)
+        """A prompt has come. One that no engine can take is the task's fault, and stops the run.
+
+        One that is too long for the model is left out.
+        """
+        fault = prompt_fault(event.tokens, self._rules.vocab_size)
         if fault:
             return [StopRun(f"prompt {event.cursor} of the task {fault}")]
+        context, length = self._rules.context_max, len(event.tokens) // 4
+        if context is not None and length >= context:
+            text = f"has {length} tokens; the model's context of {context} leaves no answer"
+            if not self._prompts.skip(event.cursor):
+                return [StopRun(f"prompt {event.cursor} of the task, like many before, {text}")]
+            return [self._statistics.fault("prompt", f"prompt {event.cursor} {text}")]
         self._prompts.drawn(event.cursor, event.tokens)
         return []
 
@@ -198,15 +208,14 @@ class Groups:
             )
         if message.sample in group.kept:
             return self._refuse(peer, message, "another attempt was first")
-        base = group.given[key].base
+        base, limit = group.given[key].base, self._rules.limit(group.prompt.tokens)
+        if message.finish == "context" and self._rules.context_max is None:
+            # Only the worker knows this model's context.
+            limit = OutputLimit(base.length + len(message.tokens) // 4, "context")
         fault = result_fault(
             message,
             vocab_size=self._rules.vocab_size,
-            limit=output_limit(
-                self._rules.max_new_tokens,
-                prompt_tokens=len(group.prompt.tokens) // 4,
-                context_max=self._rules.context_max,
-            ),
+            limit=limit,
             stop_token_ids=self._rules.stop_token_ids,
             believed=self._partials.believed(peer),
             base=base,
@@ -218,7 +227,8 @@ class Groups:
         # It is well-formed, but a version that wrote it has been revoked or is too old by now.
         if not self._partials.good(whole):
             return self._refuse(peer, message, "the lease is over")
-        return self._accept(peer, group, message, whole, now)
+        finish = "stop" if message.finish == "stop" else limit.finish
+        return self._accept(peer, group, message, whole, finish, now)
 
     def failed(self, peer: Peer, message: LeaseFailed, *, now: float) -> list[RolloutAction]:
         """The worker gives a lease back, and rests for a while."""
@@ -330,12 +340,16 @@ class Groups:
     # --- inside: results
 
     def _accept(
-        self, peer: Peer, group: OpenGroup, message: SampleFinished, whole: Partial, now: float
+        self,
+        peer: Peer,
+        group: OpenGroup,
+        message: SampleFinished,
+        whole: Partial,
+        finish: Finish,
+        now: float,
     ) -> list[RolloutAction]:
         """Keep a good result. whole: what its attempt went on from, followed by the result."""
-        record = TrajectoryRecord(
-            message.sample, whole.tokens, whole.logprobs, whole.spans, message.finish
-        )
+        record = TrajectoryRecord(message.sample, whole.tokens, whole.logprobs, whole.spans, finish)
         key = HeldLease(message.lease, message.attempt)
         lease = group.running.get(key)
         self._statistics.measurements.accepted(
@@ -365,11 +379,14 @@ class Groups:
     ) -> list[RolloutAction]:
         """Refuse a malformed result: its sample waits for another lease unless one has it already.
 
-        After BAD_RESULTS_MAX of them the group is dropped.
+        After BAD_RESULTS_MAX of them the group is dropped. A lease from before a restart may have
+        had other limits, so its result is no fault.
         """
-        group.bad_results += 1
-        peer.rest(now)
-        actions = self._refuse(peer, message, fault, fault=True)
+        resumed = self.leases.resumed(message.lease)
+        if not resumed:
+            group.bad_results += 1
+            peer.rest(now)
+        actions = self._refuse(peer, message, fault, fault=not resumed)
         self._groups.put_back(group, HeldLease(message.lease, message.attempt), message.sample)
         if group.bad_results >= BAD_RESULTS_MAX:
             actions += self._drop(group, "result", fault)

@@ -121,6 +121,10 @@ class LeaseTable:
         """Whether this process ever granted or resumed a lease with this id."""
         return self._first <= lease < self._next or lease in self._resumed
 
+    def resumed(self, lease: LeaseId) -> bool:
+        """Whether it was granted before a restart."""
+        return lease in self._resumed
+
     @property
     def tokens_under_way(self) -> int:
         """Tokens of unfinished samples that workers have reported."""

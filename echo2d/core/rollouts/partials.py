@@ -89,7 +89,8 @@ class Partials:
                 notes.append(self._statistics.fault("progress", f"from {lease.worker}: {fault}"))
                 output = NOTHING
             partial = self._usable(
-                base.plus(output.tokens, output.logprobs, output.spans, shift=base.length)
+                base.plus(output.tokens, output.logprobs, output.spans, shift=base.length),
+                self._rules.limit(group.prompt.tokens).tokens - 1,
             )
             grew = partial.length > base.length
             group.fruitless[sample] = 0 if grew else group.fruitless[sample] + 1
@@ -129,10 +130,10 @@ class Partials:
             else ""
         )
 
-    def _usable(self, partial: Partial) -> Partial:
-        """The part before the first revoked version, short enough that a token can be added."""
+    def _usable(self, partial: Partial, most: int) -> Partial:
+        """The part before the first revoked version, of at most so many tokens."""
         revoked = (span.start for span in partial.spans if not self._live(span.key))
-        return partial.first(min(self._rules.max_new_tokens - 1, next(revoked, partial.length)))
+        return partial.first(min(most, next(revoked, partial.length)))
 
 
 def _before(lease: Lease, delta: SampleDelta) -> Partial | None:

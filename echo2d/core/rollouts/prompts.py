@@ -18,6 +18,8 @@ from echo2d.errors import PeerFault
 AHEAD_MAX = 64
 # Prompts given back; more than S + 2 steps ever hold.
 AGAIN_MAX = 4096
+# Prompts in a row that are too long for the model: then the task does not fit it.
+SKIPPED_MAX = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,19 +30,14 @@ class DrawnPrompt:
     tokens: bytes
 
 
-def prompt_fault(tokens: bytes, vocab_size: int, context_max: int | None) -> str:
-    """Why no engine can take this prompt; empty if engines can.
-
-    context_max: tokens of prompt and answer together; None: not known.
-    """
+def prompt_fault(tokens: bytes, vocab_size: int) -> str:
+    """Why no engine can take this prompt; empty if engines can."""
     try:
         ids = unpack_tokens(tokens)
     except PeerFault as fault:
         return f"is malformed: {fault}"
     if not len(ids):
         return "has no tokens"
-    if context_max is not None and len(ids) >= context_max:
-        return f"has {len(ids)} tokens; the model's context of {context_max} leaves no answer"
     return (
         ""
         if 0 <= int(ids.min()) <= int(ids.max()) < vocab_size
@@ -54,6 +51,7 @@ class Prompts:
     def __init__(self, next_cursor: int) -> None:
         self._next_cursor = next_cursor
         self._asked: set[int] = set()
+        self._skipped = 0
         self._ready: dict[int, bytes] = {}
         self._again: deque[DrawnPrompt] = deque(maxlen=AGAIN_MAX)
 
@@ -71,6 +69,13 @@ class Prompts:
         if cursor in self._asked:
             self._asked.remove(cursor)
             self._ready[cursor] = tokens
+            self._skipped = 0
+
+    def skip(self, cursor: int) -> bool:
+        """Leave this prompt out. False: SKIPPED_MAX in a row were left out."""
+        self._asked.discard(cursor)
+        self._skipped += 1
+        return self._skipped < SKIPPED_MAX
 
     def give_back(self, prompt: DrawnPrompt) -> None:
         """A prompt whose group was dropped is used again.

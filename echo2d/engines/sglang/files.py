@@ -8,6 +8,7 @@ import asyncio
 from pathlib import Path
 
 from echo2d.core.base.model_config import context_max, vocab_size
+from echo2d.core.protocol.answer_end import CONTEXT_SPARE
 from echo2d.engines.layout import SnapshotLayout, read_layout, weight_files
 from echo2d.engines.sglang.weight_update import Doubtful, Files, WeightUpdate
 from echo2d.errors import EngineFault
@@ -42,8 +43,11 @@ def list_files(snapshot: Path) -> Files:
 
 
 def limits_of(layout: SnapshotLayout) -> tuple[int, int | None]:
-    """Return the vocabulary size and the context length (None: config.json gives none)."""
+    """Return the vocabulary size, and the tokens of the context that SGLang can fill (None:
+    config.json does not say it).
+    """
     size = vocab_size(layout.config)
     if size is None:
         raise EngineFault("config.json: expected an integer vocab_size, found none")
-    return size, context_max(layout.config)
+    context = context_max(layout.config)
+    return size, None if context is None else context - CONTEXT_SPARE

@@ -42,17 +42,23 @@ transformers_logging.disable_progress_bar()
 class InferencePolicy:
     """A causal LM on its device, ready for inference.
 
-    layout: of the snapshot whose numbers it holds. adapter: if that snapshot is an adapter, its
+    layout: of the snapshot whose numbers it holds. context: tokens of prompt and answer together, as
+    config.json says it. adapter: if that snapshot is an adapter, its
     tensors on the device.
     """
 
     def __init__(
-        self, model: Any, layout: SnapshotLayout, adapter: Mapping[str, Tensor] | None = None
+        self,
+        model: Any,
+        layout: SnapshotLayout,
+        adapter: Mapping[str, Tensor] | None = None,
+        *,
+        context: int | None,
     ) -> None:
         self.layout = layout
         self.device: torch.device = model.device
         self.vocab_size: int = model.get_input_embeddings().num_embeddings
-        self.context_max = context_max(model.config.to_dict())
+        self.context_max = context
         self._model = model
         self._state: Mapping[str, Tensor] = model.state_dict() if adapter is None else adapter
         self._accepts = frozenset(inspect.signature(model.forward).parameters)
@@ -91,18 +97,19 @@ class InferencePolicy:
         logits: Tensor = output.logits[:, -1]
         return logits
 
-    def logits(self, tokens: Tensor) -> Tensor:
-        """Return the logits [rows, columns, vocab] behind every token of whole sequences [rows,
+    def logits(self, tokens: Tensor, last: int) -> Tensor:
+        """Return the logits [rows, last, vocab] behind the last tokens of whole sequences [rows,
         columns], without padding.
         """
-        output = self._model(input_ids=tokens, use_cache=False)
-        logits: Tensor = output.logits
+        options = {"logits_to_keep": last} if "logits_to_keep" in self._accepts else {}
+        output = self._model(input_ids=tokens, use_cache=False, **options)
+        logits: Tensor = output.logits[:, -last:]
         return logits
 
     def adapted(self, layout: SnapshotLayout, tensors: Mapping[str, Tensor]) -> "InferencePolicy":
         """Return a policy of the same model with an adapter; this one must not be used again."""
         attach(self._model, adapter_layout(layout), tensors)
-        return InferencePolicy(self._model, layout, tensors)
+        return InferencePolicy(self._model, layout, tensors, context=self.context_max)
 
     def copy(self, tensors: Mapping[str, Tensor], layout: SnapshotLayout) -> None:
         """Overwrite every tensor that the snapshot holds.
@@ -200,7 +207,9 @@ def _built(
         if device.type == "cpu":
             _leave_files(model)
         policy = InferencePolicy(
-            model.eval().requires_grad_(requires_grad=False).to(device), layout
+            model.eval().requires_grad_(requires_grad=False).to(device),
+            layout,
+            context=context_max(layout.config),
         )
         _prove_decoding(policy)
     # transformers raises any exception on a directory that it cannot use. The served model is not

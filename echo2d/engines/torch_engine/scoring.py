@@ -56,7 +56,7 @@ def score(
     tokens = torch.tensor([[*prompt, *answer]], dtype=torch.int64, device=policy.device)
     with torch.inference_mode():
         # The logits at a position are those of the token behind it.
-        logits = policy.logits(tokens)[0, len(prompt) - 1 : -1]
+        logits = policy.logits(tokens, len(answer) + 1)[0, :-1]
         columns = [
             _facts(part, written, temperature, top_p)
             for part, written in zip(

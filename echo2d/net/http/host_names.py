@@ -26,7 +26,7 @@ def known_names(names: Collection[str]) -> Middleware:
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
         browser = request.path == "/" or any(each in request.headers for each in FROM_BROWSER)
-        if browser and not _is_known(request.host, known):
+        if browser and not _is_known(request.headers.get("Host", ""), known):
             raise HttpRefusal(
                 HTTPStatus.MISDIRECTED_REQUEST,
                 "host",

@@ -30,6 +30,7 @@ from echo2d.core.capacity.prices import NamedPrice, Price
 from echo2d.core.cluster.rules import GatewayRules, RunRules
 from echo2d.core.coordinator.events import Recovered
 from echo2d.core.coordinator.state import CoordinatorState
+from echo2d.core.protocol.answer_end import CONTEXT_SPARE
 from echo2d.core.protocol.seeds import seed_key
 from echo2d.errors import OperatorFault
 from echo2d.net.learner_api.routes import make_app, make_runner, make_site, read_page
@@ -210,6 +211,12 @@ def make_rules(
     facts = {} if model is None else _json_of(model / "config.json")
     generation = None if model is None else _json_of(model / "generation_config.json", needed=False)
     ends = end_token_ids(facts, generation)
+    if unused := set(end_token_ids(facts)) - {*ends, *stop_token_ids}:
+        log.warning(
+            "answers do not end at tokens %s: config.json calls them end tokens, generation_config.json "
+            "and the task do not",
+            sorted(unused),
+        )
     return RunRules(
         run_id=run_id,
         staleness_max=policy.staleness_max,
@@ -221,7 +228,7 @@ def make_rules(
         top_p=sampling.top_p,
         stop_token_ids=tuple(dict.fromkeys((*stop_token_ids, *ends))),
         vocab_size=sampling.vocab_size or _vocab_size(model, facts),
-        context_max=context_max(facts),
+        context_max=None if (fits := context_max(facts)) is None else fits - CONTEXT_SPARE,
         over_stale=policy.over_stale,
         filter_zero_variance=policy.filter_zero_variance,
         shape=config.dissemination.shape,
@@ -306,6 +313,11 @@ def _check_link(link: LinkTable) -> None:
         ) from error
 
 
+def _own_names() -> tuple[str, str]:
+    """This machine's, short and in full. Blocking: the full one may be looked up."""
+    return socket.gethostname(), socket.getfqdn()
+
+
 def _family(host: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in host else socket.AF_INET
 
@@ -320,7 +332,7 @@ async def _listen(
         worker=coordinator.sessions.handle,
         page=page,
         gateway=coordinator.gateway,
-        names=(*serve.names, serve.host, socket.gethostname()),
+        names=(*serve.names, serve.host, *await asyncio.to_thread(_own_names)),
     )
     runner = make_runner(app, shutdown_timeout_s=SHUTDOWN_S)
     await runner.setup()

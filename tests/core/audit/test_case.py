@@ -103,4 +103,4 @@ def test_without_a_baseline_nobody_is_convicted() -> None:
     for _ in range(100):
         cases.delivered(WORKER, 0.0)
         assert cases.judge(WORKER, found(k=9.0, misses=TOKENS), None) == ""
-    assert cases.of(WORKER).standing == "new"
+    assert cases.of(WORKER).standing == "clear"

@@ -385,3 +385,18 @@ def test_an_answer_that_is_cut_short_goes_on_elsewhere(
     answers = [message for message in one.inbox if isinstance(message, SampleAnswered)]
     assert not answers[-1].accepted
     assert len(of_calls(two)) == 1
+
+
+@pytest.mark.parametrize("said", [(7, 1), (7, 1, 8)])
+def test_a_stop_token_is_believed_in_a_result_only(said: tuple[int, ...]) -> None:
+    """Nobody could go on behind it if its worker fails before."""
+    world, peers = gateway_world(4, 4)
+    world.handle(call(1))
+    one, two = sorted(peers, key=lambda peer: not of_calls(peer))
+    [lease] = of_calls(one)
+    world.say(one, one.wrote(key_of(lease), 0, *said))
+    world.say(one, Goodbye("SIGTERM"))
+    [again] = of_calls(two)
+    assert unpack_tokens(again.prompt).tolist() == [5, 6, 7]
+    world.say(two, two.finish(key_of(again), 0, tokens=(8, 1)))
+    assert told(world)[-1] == ([8, 1], "stop")

@@ -34,7 +34,7 @@ def test_the_lease_or_the_context_limits_an_answer(
         ([5], "stop", 0, OutputLimit(4, "length"), "it ends after 1 tokens, without a stop token"),
         ([1] + [5] * 3, "stop", 0, OutputLimit(4, "length"), "tokens after a stop token"),
         ([1, 1], "stop", 0, OutputLimit(4, "length"), "tokens after a stop token"),
-        ([5, 6], "length", 0, OutputLimit(2, "context"), "but it ended with 'context'"),
+        ([5, 6], "length", 0, OutputLimit(2, "context"), ""),
         ([5, 6], "context", 0, OutputLimit(2, "length"), "but it ended with 'length'"),
         ([5, 1], "length", 0, OutputLimit(2, "length"), "but it ended with 'stop'"),
         ([5, 1], "stop_string", 0, OutputLimit(4, "length"), "but it ended with 'stop'"),

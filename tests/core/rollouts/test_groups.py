@@ -13,6 +13,7 @@ from echo2d.core.protocol.control_messages import (
     HeldLease,
     LeaseCancelled,
     LeaseFailed,
+    LeaseGranted,
     LeaseProgress,
     VersionSpan,
     Welcome,
@@ -26,6 +27,7 @@ from echo2d.core.rollouts.events import (
     ScoreSample,
 )
 from echo2d.core.rollouts.groups import BAD_RESULTS_MAX, LEASE_FAILURES_MAX
+from echo2d.core.rollouts.prompts import SKIPPED_MAX
 from tests.support.coordinator_world import World, publish_step, rules, version_key
 from tests.support.rollouts import SILENCE_S, answers, dropped, grants, world_of
 
@@ -213,3 +215,53 @@ def test_a_changed_group_size_drops_what_does_not_fit() -> None:
     world.rules = rules(group_size=1)
     world.crash()
     assert world.state.status().groups_dropped == {"rules": 1}
+
+
+def test_a_worker_may_call_the_end_of_the_context_a_length() -> None:
+    """Leases allow no more tokens than fit, so no engine has to know the model's context."""
+    world, (worker,) = world_of(1, group_size=1, trajectories_per_step=1, context_max=6)
+    [lease] = [m for m in worker.inbox if isinstance(m, LeaseGranted)][-1:]
+    room = 6 - len(lease.prompt) // 4
+    assert lease.max_new_tokens == room
+    world.say(worker, worker.finish(*worker.open[0], tokens=[7] * room, finish="length"))
+    assert _kept(world) == ("context", room)
+
+
+def test_where_the_coordinator_does_not_know_the_context_workers_are_believed() -> None:
+    world, (worker,) = world_of(1, group_size=1, trajectories_per_step=1)
+    world.say(worker, worker.finish(*worker.open[0], tokens=[7, 7], finish="context"))
+    assert _kept(world) == ("context", 2)
+
+
+def test_a_prompt_that_fills_the_context_is_left_out() -> None:
+    world, _ = world_of(1, group_size=1, trajectories_per_step=1, context_max=6)
+    groups = world.state._groups
+    [note] = groups.prompt_drawn(PromptDrawn(10_000, pack_tokens([3] * 6)))
+    assert isinstance(note, Note)
+    assert "leaves no answer" in note.text
+    for _ in range(SKIPPED_MAX - 2):
+        groups.prompt_drawn(PromptDrawn(10_000, pack_tokens([3] * 6)))
+    [stop] = groups.prompt_drawn(PromptDrawn(10_000, pack_tokens([3] * 6)))
+    assert isinstance(stop, StopRun)
+
+
+def _kept(world: World) -> tuple[str, int]:
+    """How the last accepted answer ended, and its length."""
+    (kept,) = [
+        action.record.trajectory
+        for action in world.actions
+        if isinstance(action, Persist) and isinstance(action.record, SampleKept)
+    ]
+    return kept.finish, kept.length
+
+
+def test_a_result_that_fitted_the_rules_before_a_restart_is_no_fault() -> None:
+    world, (worker,) = world_of(1, group_size=1, trajectories_per_step=1)
+    result = worker.finish(*worker.open[0], tokens=[7] * 8, finish="length")
+    world.rules = replace(world.rules, max_new_tokens=16)
+    world.crash()
+    world.say(worker, result)
+    assert not answers(worker)[-1][0]
+    status = world.state.status()
+    assert [fault for fault in status.faults if fault.kind == "result"] == []
+    assert dropped(world) == []
