@@ -4,8 +4,9 @@
                                               ^----CLEARED audited in a row-------|
     any --a test convicts--> convicted (for good)
 
-Of a new or flagged worker every trajectory is audited, and none is trained on before its verdict.
-Of a clear one, a share is audited, which it cannot foresee. A worker is its key: a new key is new.
+Every trajectory of a new or flagged worker is audited, and none is trained on before its verdict. A
+clear worker has a share of its trajectories audited, and cannot foresee which. Workers are told apart
+by their keys, so a new key is a new worker.
 Not here: the tests (`sequential`), what is flagged (`baseline`), and who does the auditing.
 """
 

@@ -26,8 +26,11 @@ WORKERS_MAX = 1024  # whose record is kept: as many as there are peers
 
 @dataclass(slots=True)
 class _Record:
-    """Of one worker, older ones faded. expected: to be trained at the pool's share of that time, so
-    that a record from when the model knew less does not count against a worker that stood by.
+    """The trajectories of one worker; older ones fade.
+
+    trained: so many were trained on. expected: so many would have been at the pool's share of that
+    time. The pool's share changes while the model learns, and a worker that stands by makes nothing
+    that could correct an old record; so only the quotient of the two counts.
     """
 
     trained: float = 0.0

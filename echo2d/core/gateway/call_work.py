@@ -26,6 +26,7 @@ from echo2d.core.gateway.call_choice import CallChoice
 from echo2d.core.gateway.events import CallAsked
 from echo2d.core.gateway.fair_queue import CallQueue
 from echo2d.core.protocol.control_messages import HeldLease, LeaseGranted
+from echo2d.core.protocol.seeds import SEED_BITS
 from echo2d.core.rollouts.leases import Lease, LeaseTable
 from echo2d.core.rollouts.scheduler import LeaseScheduler, PendingSamples
 
@@ -39,7 +40,7 @@ PATIENCE_S = 5.0
 REPORT_S = 0.2
 # Calls have group ids too, for logs. Those of the run never become so large.
 GROUP_FIRST = 1 << 62
-_SEEDS = 1 << 63
+_SEEDS = 1 << SEED_BITS
 
 
 @dataclass(slots=True)

@@ -143,9 +143,10 @@ class Groups:
     # --- tasks
 
     def prompt_drawn(self, event: PromptDrawn) -> list[RolloutAction]:
-        """A prompt has come. One that no engine can take is the task's fault, and stops the run.
+        """A prompt has come.
 
-        One that is too long for the model is left out.
+        A malformed prompt stops the run, because the task is at fault. A prompt that is too long
+        for the model is left out.
         """
         fault = prompt_fault(event.tokens, self._rules.vocab_size)
         if fault:

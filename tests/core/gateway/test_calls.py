@@ -376,7 +376,7 @@ def test_without_a_version_there_is_nothing_to_say() -> None:
 def test_an_answer_that_is_cut_short_goes_on_elsewhere(
     written: tuple[int, ...], finish: Finish
 ) -> None:
-    """Whoever answers quickly and badly does not end a caller's answer."""
+    """A worker that sends a short, wrong result does not end the answer of the caller."""
     world, peers = gateway_world(4, 4)
     world.handle(call(1))
     one, two = sorted(peers, key=lambda peer: not of_calls(peer))
