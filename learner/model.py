@@ -8,6 +8,7 @@ row-major order.
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.tensor import DTensor
 
-from echo2d.client import OperatorFault
+from echo2d.client import OperatorFault, TrajectoryScore
 from learner import lora, rng_state
 from learner.config import LearnerConfig
 from learner.objectives import LossTotals, distance_to_base, policy_loss, token_shares
@@ -36,6 +37,7 @@ from learner.staleness_metrics import (
     tally,
 )
 from learner.token_weights import WeightInputs, weigh
+from learner.trajectory_scores import ScoreSums, no_sums, score_sums, scores_of
 
 CONFIGURED = ("lr", "betas", "weight_decay")  # optimizer settings that the config decides
 RANK_SEED_STEP = 1_000_003  # between the seeds of two ranks; runs use seeds closer together
@@ -47,12 +49,15 @@ log = logging.getLogger("echo2d.learner")
 class StepReport:
     """Loss, largest gradient norm of the optimizer steps, and means over all tokens and by
     staleness.
+
+    scores: of the trajectories of all ranks, on rank 0; nothing elsewhere.
     """
 
     loss: float
     grad_norm: float
     means: Means
     staleness: dict[int, Means]
+    scores: tuple[TrajectoryScore, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +98,8 @@ class Policy:
         self._optimizer = torch.optim.AdamW(
             trained, lr=config.lr, betas=config.betas, weight_decay=config.weight_decay
         )
+        # Workers cannot foresee which of their tokens are scored, so it has no seed.
+        self._unforeseen = np.random.default_rng()
         # All ranks have built the same model. From here on each has its own dropout.
         rng_state.seed(config.rng_seed + ranks.rank * RANK_SEED_STEP)
 
@@ -119,14 +126,20 @@ class Policy:
         for group in self._optimizer.param_groups:
             group["lr"] = config.lr * min(1.0, step / max(1, config.warmup_steps))
         proximal = self._proximal(parts)
-        tallies, norms = [], []
+        tallies: list[Tally] = []
+        scored: list[ScoreSums] = []
+        norms = []
         for part in parts:
-            tallies += [
-                self._accumulate(each, part.totals, staleness_max, proximal.get(id(each)))
-                for each in part.micro
-            ]
+            for each in part.micro:
+                tallied, sums = self._accumulate(
+                    each, part.totals, staleness_max, proximal.get(id(each))
+                )
+                tallies.append(tallied)
+                scored.append(sums)
             norms.append(self._optimize(step))
-        return _report(over_ranks(add_up(tallies), self._ranks), max(norms), len(parts))
+        # A trajectory is on one rank, in one micro-batch.
+        scores = tuple(chain.from_iterable(self._ranks.gather(scores_of(scored))))
+        return _report(over_ranks(add_up(tallies), self._ranks), max(norms), len(parts), scores)
 
     def _optimize(self, step: int) -> float:
         """Apply one optimizer step and return the norm of its gradient before clipping."""
@@ -196,17 +209,17 @@ class Policy:
 
     def _accumulate(
         self, micro: MicroBatch, totals: LossTotals, staleness_max: int, proximal_n: Tensor | None
-    ) -> Tally:
+    ) -> tuple[Tally, ScoreSums]:
         """Run one micro-batch forward and backward; its gradient is added to that of the optimizer
         step.
         """
         config = self._config
-        logprobs_n = self._logprobs(self.model, micro)
+        logprobs_n, scored = self._scored_logprobs(micro)
         base_n = self._base_logprobs(micro)
         if not micro.tokens:
             # Other ranks have answers here, and FSDP2 needs every rank to run forward and backward.
             torch.autograd.backward(logprobs_n.sum())
-            return empty_tally(staleness_max + 1, self._ranks.device)
+            return empty_tally(staleness_max + 1, self._ranks.device), scored
         inputs = WeightInputs(
             logprobs_n,
             self._here(micro.rollout_logprobs_n),
@@ -222,7 +235,7 @@ class Policy:
             loss = loss + config.kl_coef * (shares_n * distance_to_base(logprobs_n, base_n)).sum()
         # FSDP2 averages gradients over the ranks; the factor turns the mean into the sum.
         torch.autograd.backward(loss * self._ranks.size)
-        return tally(
+        tallied = tally(
             loss,
             found.log_ratio_n,
             found.keeps_n,
@@ -230,6 +243,7 @@ class Policy:
             inputs.staleness_n,
             staleness_max + 1,
         )
+        return tallied, scored
 
     def _base_logprobs(self, micro: MicroBatch) -> Tensor | None:
         if self._base is None:
@@ -237,8 +251,22 @@ class Policy:
         with torch.no_grad():
             return self._logprobs(self._base, micro)
 
+    def _scored_logprobs(self, micro: MicroBatch) -> tuple[Tensor, ScoreSums]:
+        """`_logprobs` of the model under training, and what they say about each trajectory.
+
+        The distributions over the vocabulary are not kept: the backward pass frees them.
+        """
+        everything_nv, tokens_n = self._distributions(self.model, micro)
+        logprobs_n = _at(everything_nv, tokens_n)
+        if not micro.tokens:
+            return logprobs_n, no_sums(self._ranks.device)
+        return logprobs_n, score_sums(micro, everything_nv, logprobs_n, self._unforeseen)
+
     def _logprobs(self, model: Any, micro: MicroBatch) -> Tensor:
-        return answer_logprobs(
+        return _at(*self._distributions(model, micro))
+
+    def _distributions(self, model: Any, micro: MicroBatch) -> tuple[Tensor, Tensor]:
+        return answer_distributions(
             model, micro.tokens_bt, micro.answer_bt, self._config.temperature, micro.positions_bt
         )
 
@@ -246,10 +274,16 @@ class Policy:
         return torch.from_numpy(values).to(self._ranks.device)
 
 
-def _report(tallied: Tally, norm: float, optimizer_steps: int) -> StepReport:
+def _report(
+    tallied: Tally, norm: float, optimizer_steps: int, scores: tuple[TrajectoryScore, ...]
+) -> StepReport:
     """The report of a train step, whose loss is the mean over its optimizer steps."""
     return StepReport(
-        float(tallied.loss) / optimizer_steps, norm, overall(tallied), by_staleness(tallied)
+        float(tallied.loss) / optimizer_steps,
+        norm,
+        overall(tallied),
+        by_staleness(tallied),
+        scores,
     )
 
 
@@ -270,6 +304,19 @@ def answer_logprobs(
 ) -> Tensor:
     """log p [n] of each answer token at `temperature` over the full vocabulary: float32, with
     gradient.
+    """
+    return _at(*answer_distributions(model, tokens_bt, answer_bt, temperature, positions_bt))
+
+
+def answer_distributions(
+    model: Any,
+    tokens_bt: NDArray[np.int64],
+    answer_bt: NDArray[np.bool_],
+    temperature: float,
+    positions_bt: NDArray[np.int64] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """log p [n, v] of the whole vocabulary at each answer token: float32, with gradient; and the
+    tokens [n].
 
     No attention mask is passed: rows are padded on the right, attention is causal, and where
     positions_bt restarts at 0 the model does not look further back (checked by
@@ -284,7 +331,12 @@ def answer_logprobs(
     )
     logits_btv = model(input_ids=tokens, use_cache=False, **positions).logits[:, :-1]
     logits_nv = logits_btv[marked].float() / temperature
-    return -torch.nn.functional.cross_entropy(logits_nv, tokens[:, 1:][marked], reduction="none")
+    return torch.log_softmax(logits_nv, dim=1), tokens[:, 1:][marked]
+
+
+def _at(everything_nv: Tensor, tokens_n: Tensor) -> Tensor:
+    """log p [n] of these tokens."""
+    return -torch.nn.functional.nll_loss(everything_nv, tokens_n, reduction="none")
 
 
 def keeps_answers_apart(model: Any) -> bool:

@@ -22,7 +22,16 @@ from typing import Any, cast
 import numpy as np
 from blake3 import blake3
 
-from echo2d.client import Batch, Coordinator, Group, Published, Session, Span, Trajectory
+from echo2d.client import (
+    Batch,
+    Coordinator,
+    Group,
+    Published,
+    Session,
+    Span,
+    Trajectory,
+    TrajectoryScore,
+)
 from learner.batch_prefetch import BatchPrefetch
 from learner.config import LearnerConfig
 from learner.stopwatch import TRAIN, WAIT
@@ -67,7 +76,13 @@ class StubCoordinator:
         groups = [self._group(step * GROUPS + index, step, rng) for index in range(GROUPS)]
         return Batch(step, 1, f"batch-{step}", tuple(groups))
 
-    def commit(self, batch: Batch, *, t_train_s: float) -> int:
+    def commit(
+        self,
+        batch: Batch,
+        *,
+        t_train_s: float,
+        scores: Sequence[TrajectoryScore] = (),  # noqa: ARG002 - as the real one's
+    ) -> int:
         self.t_train_s[batch.step] = t_train_s
         return 1 if publishes(batch.step) else NEVER
 

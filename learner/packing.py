@@ -32,9 +32,11 @@ PAD = 0  # any token id: attention is causal, so padding on the right is never s
 @dataclass(frozen=True, slots=True)
 class Answer:
     """A prompt and one trajectory [t]. counts [t]: which tokens are in the loss; the others have no
-    entry in n.
+    entry in n. group_id, sample: the trajectory's group, and its place there.
     """
 
+    group_id: int
+    sample: int
     tokens: NDArray[np.int32]
     counts: NDArray[np.bool_]
     logprobs_n: NDArray[np.float32]
@@ -47,8 +49,8 @@ class MicroBatch:
     """The rows of one forward pass, padded on the right.
 
     answer_bt marks the tokens in the loss. positions_bt restarts at 0 in each answer, and is None
-    if no two answers share a row. answers_n is the index of each token's answer. answers is the
-    number of answers.
+    if no two answers share a row. answers_n is the index of each token's answer.
+    trajectories names the group of each answer, and its place there.
     """
 
     tokens_bt: NDArray[np.int64]
@@ -58,7 +60,11 @@ class MicroBatch:
     staleness_n: NDArray[np.int64]
     advantages_n: NDArray[np.float32]
     answers_n: NDArray[np.int64]
-    answers: int
+    trajectories: tuple[tuple[int, int], ...]
+
+    @property
+    def answers(self) -> int:
+        return len(self.trajectories)
 
     @property
     def tokens(self) -> int:
@@ -74,7 +80,7 @@ _NOTHING = MicroBatch(
     np.zeros(0, dtype=np.int64),
     np.zeros(0, dtype=np.float32),
     np.zeros(0, dtype=np.int64),
-    0,
+    (),
 )
 
 
@@ -125,7 +131,8 @@ def _cut(rows: Sequence[list[Answer]], tokens_max: int) -> list[Sequence[list[An
 def _answers(group: Group, step: int, rules: BatchRules, *, scaled: bool) -> Iterator[Answer]:
     rewards = np.array([trajectory.reward for trajectory in group.trajectories], dtype=np.float32)
     advantages = group_advantages(rewards, scaled=scaled)
-    for trajectory, advantage in zip(group.trajectories, advantages, strict=True):
+    members = enumerate(zip(group.trajectories, advantages, strict=True))
+    for sample, (trajectory, advantage) in members:
         fresh = np.zeros(len(trajectory.tokens), dtype=np.bool_)
         staleness = np.zeros(len(trajectory.tokens), dtype=np.int64)
         for span in trajectory.spans:
@@ -134,7 +141,15 @@ def _answers(group: Group, step: int, rules: BatchRules, *, scaled: bool) -> Ite
         if fresh.any():
             tokens = np.concatenate([group.prompt, trajectory.tokens])
             counts = np.concatenate([np.zeros(len(group.prompt), dtype=np.bool_), fresh])
-            yield Answer(tokens, counts, trajectory.logprobs[fresh], staleness[fresh], advantage)
+            yield Answer(
+                group.group_id,
+                sample,
+                tokens,
+                counts,
+                trajectory.logprobs[fresh],
+                staleness[fresh],
+                advantage,
+            )
 
 
 def _best_fit(answers: Sequence[Answer]) -> list[list[Answer]]:
@@ -184,5 +199,5 @@ def _collate(rows: Sequence[Sequence[Answer]]) -> MicroBatch:
         np.concatenate([answer.staleness_n for answer in answers]),
         np.repeat([answer.advantage for answer in answers], lengths).astype(np.float32),
         np.repeat(np.arange(len(answers)), lengths),
-        len(answers),
+        tuple((answer.group_id, answer.sample) for answer in answers),
     )

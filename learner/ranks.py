@@ -150,6 +150,10 @@ class Ranks:
             self._main_channel.keep_waiting()
         return self._main_channel.any(flag=stopped)
 
+    def gather(self, value: _T) -> list[_T]:
+        """`Channel.gather` for the main thread."""
+        return self._main_channel.gather(value)
+
     def add_up(self, sums: Tensor) -> Tensor:
         return self._reduce(sums, dist.ReduceOp.SUM)
 

@@ -243,7 +243,7 @@ class Learner:
         t_train_s, self._step_began_at = now - self._step_began_at - wait_s, now
         with self.watch("commit"):
             self._publish_every = self._ranks.share(
-                lambda: self._coordinator.commit(batch, t_train_s=t_train_s)
+                lambda: self._coordinator.commit(batch, t_train_s=t_train_s, scores=report.scores)
             )
         if step - self._published >= self._publish_every or step == self._config.steps:
             with self.watch("publish"):

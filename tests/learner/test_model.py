@@ -58,6 +58,8 @@ def test_rows_shared_by_several_answers_give_the_same_logprobs(base: Path) -> No
     rng = np.random.default_rng(0)
     answers = [
         Answer(
+            0,
+            index,
             rng.integers(0, 17, length, dtype=np.int32),
             np.arange(length) > 2,
             np.zeros(length - 3, dtype=np.float32),

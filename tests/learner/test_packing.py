@@ -16,6 +16,8 @@ def answers(*lengths: int, prompt: int = 1) -> list[Answer]:
     """Each with tokens, logprobs and an advantage of its own."""
     return [
         Answer(
+            group_id=0,
+            sample=index,
             tokens=np.arange(100 * index, 100 * index + length, dtype=np.int32),
             counts=np.arange(length) >= prompt,
             logprobs_n=-np.arange(1, length - prompt + 1, dtype=np.float32) / np.float32(index + 1),

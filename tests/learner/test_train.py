@@ -86,6 +86,19 @@ def test_fresh_rollouts_have_ratio_one(
         assert row["clip_share"] == 0.0
 
 
+def test_every_commit_tells_the_scores_of_its_trajectories(
+    config: LearnerConfig, coordinator: ScriptedCoordinator
+) -> None:
+    coordinator.lag = 0
+    learn(config, coordinator)
+    for step in range(1, 5):
+        names = [(score.group, score.sample) for score in coordinator.scores[step]]
+        groups = range(GROUPS * step, GROUPS * (step + 1))
+        assert sorted(names) == [(group, n) for group in groups for n in range(GROUP_SIZE)]
+        # What is published is rounded to bfloat16.
+        assert max(score.k for score in coordinator.scores[step]) < 0.1
+
+
 @pytest.mark.parametrize(
     ("at_start", "answered", "published"),
     [(2, 2, [0, 2, 4]), (1, 3, [0, 3, 4]), (1, 1, [0, 1, 2, 3, 4])],
