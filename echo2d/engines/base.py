@@ -16,9 +16,10 @@ To add an engine, write a factory (`EngineOptions` -> list of engines), add it t
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
-from echo2d.core.protocol.control_messages import Finish
+from echo2d.core.protocol.control_messages import AnswerToScore, Finish, SeedReplay
+from echo2d.core.protocol.evidence import Evidence
 
 FinishReason = Finish | Literal["abort"]
 
@@ -189,4 +190,27 @@ class Engine(Protocol):
         names and dtype.
 
         Of an adapter only its own tensors. None: this engine cannot read its memory back.
+        """
+
+
+@runtime_checkable
+class ScoringEngine(Engine, Protocol):
+    """An engine that can also score answers that others wrote."""
+
+    def free_bytes(self) -> int:
+        """Memory that is free on its device now."""
+
+    async def score(
+        self,
+        answers: Sequence[AnswerToScore],
+        *,
+        label: str,
+        temperature: float,
+        top_p: float,
+        replay: SeedReplay,
+    ) -> list[Evidence]:
+        """What the served version says about each answer, with one prefill each.
+
+        temperature, top_p: as they were drawn. EngineFault: another version than `label` is served,
+        or an answer has tokens that it does not know.
         """

@@ -1,6 +1,8 @@
 """Starts SGLang's server on a CPU. A script, not a module: the server's children run its first lines again.
 
 PyPI's torchvision is the CUDA build, whose operators do not load here; SGLang only needs to know their names.
+With --enable-deterministic-inference, SGLang asks for GPU kernels that make its numbers independent of the batch. Here
+it goes without them, so that its draws from seeds can be tested.
 """
 
 import runpy
@@ -13,6 +15,13 @@ sys.path.insert(0, str(Path(__file__).parent))  # sgl_kernel.py
 _operators = torch.library.Library("torchvision", "DEF")  # type: ignore[no-untyped-call]
 for _name in ("nms", "qnms"):
     _operators.define(f"{_name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")  # type: ignore[no-untyped-call]
+
+if "--enable-deterministic-inference" in sys.argv:
+    from sglang.srt import batch_invariant_ops  # type: ignore[import-not-found]
+    from sglang.srt.arg_groups import choices  # type: ignore[import-not-found]
+
+    choices.DETERMINISTIC_ATTENTION_BACKEND_CHOICES.append("torch_native")
+    batch_invariant_ops.enable_batch_invariant_mode = lambda: None
 
 if __name__ == "__main__":
     runpy.run_module("sglang.launch_server", run_name="__main__")

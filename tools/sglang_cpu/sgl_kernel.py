@@ -1,10 +1,32 @@
-"""Stand-in for SGLang's package of CPU operations, which PyPI lacks: the one its server needs here, in plain torch.
+"""Stand-in for SGLang's package of CPU operations, which PyPI lacks: the two that its server needs here.
 
 Without AMX all layers take SGLang's own pure-torch path. Nothing of the server itself is replaced.
 """
 
 from collections.abc import Callable
 from typing import Any, NoReturn
+
+import torch
+
+_operators = torch.library.Library("sgl_kernel", "FRAGMENT")  # type: ignore[no-untyped-call]
+_operators.define("murmur_hash32_cpu(Tensor seed, Tensor positions, Tensor columns) -> Tensor")  # type: ignore[no-untyped-call]
+
+
+def _murmur_hash32(seed: torch.Tensor, positions: torch.Tensor, columns: torch.Tensor) -> Any:
+    """SGLang's own Triton kernel, in Triton's interpreter."""
+    from sglang.kernels.ops.sampling.murmur_hash import (  # type: ignore[import-not-found]
+        murmur_hash32_kernel,
+    )
+
+    rows, width = len(seed), len(columns)
+    hashes = torch.empty((rows, width), dtype=torch.uint32)
+    grid = (rows, -(-width // _BLOCK))
+    murmur_hash32_kernel[grid](seed, positions, columns, hashes, rows, width, BLOCK_SIZE=_BLOCK)
+    return hashes
+
+
+_BLOCK = 1024
+_operators.impl("murmur_hash32_cpu", _murmur_hash32, "CPU")  # type: ignore[no-untyped-call]
 
 
 def assign_req_to_token_pool_cpu(

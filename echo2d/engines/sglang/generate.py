@@ -8,13 +8,13 @@ nothing (I2). A request that ends in SGLang's queue repeats its last token, alon
 from collections.abc import Mapping
 from typing import Any
 
+from echo2d.core.protocol.seeds import SGLANG_SEED_MASK
 from echo2d.engines.base import EngineSpan, FinishReason
 from echo2d.engines.server.calls import GenerationCall, SampleState
 from echo2d.engines.server.continuation import StreamChunk
 from echo2d.engines.server.http_client import error_text
 from echo2d.errors import EngineFault
 
-SEED_MASK = 0x7FFFFFFF  # 0.5.19 takes 31 bits
 _FINISHES: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
 
 
@@ -32,10 +32,10 @@ def request_body(rid: str, label: str, call: GenerationCall, sample: SampleState
             "stop_token_ids": sorted(sample.stop),
             "no_stop_trim": True,
             "skip_special_tokens": False,
-            # Only a server with --enable-deterministic-inference heeds it. It draws by the seed and
-            # by the token's place behind the prompt's first token, so all pieces of a sample and all
-            # its attempts have one seed.
-            "sampling_seed": sample.seed & SEED_MASK,
+            # Only a server with --enable-deterministic-inference heeds it. It draws a token by the
+            # seed and by the number of tokens before it, the prompt's included. So all pieces of a
+            # sample and all its attempts have one seed (see torch_engine/gumbel.py).
+            "sampling_seed": sample.seed & SGLANG_SEED_MASK,
         },
         "return_logprob": True,
         # Cached prefixes are shared only under one label: their KV is that of its weights.

@@ -6,6 +6,8 @@ It serves any Hugging Face causal LM whose layers keep their past in an attentio
     decoder.py   the thread that owns the model: admit, step, retire, swap weights between tokens
     batch.py     the KV cache of running sequences as one left-padded batch
     sampling.py  logits -> tokens and their exact logprobs
+    scoring.py   how likely an answer is that somebody else wrote, and whether its seed gives it
+    gumbel.py    the draws of an SGLang server, for scoring
     policy.py    snapshot directory -> model on its device, and tensors read back from its memory
     lora.py      a LoRA adapter beside a model's weights
 

@@ -22,9 +22,11 @@ from dataclasses import dataclass
 import torch
 
 from echo2d.core.protocol.answer_end import OutputLimit
+from echo2d.core.protocol.evidence import Evidence
 from echo2d.core.protocol.seeds import Uniforms
 from echo2d.engines.base import FinishReason, GenerateRequest, RefitReport, SampleOutput
 from echo2d.engines.stream import BUNDLE_S_MAX, BUNDLE_TOKENS_MAX, RequestStream, SampleBuffer
+from echo2d.engines.torch_engine.answer_score import CheckedAnswer, SampledHow, score_pass
 from echo2d.engines.torch_engine.batch import PREFILL_TOKENS_MAX, DecodeBatch
 from echo2d.engines.torch_engine.policy import InferencePolicy, PreparedWeights, build
 from echo2d.engines.torch_engine.sampling import Chances, draw
@@ -152,6 +154,18 @@ class Decoder:
         self._waiting.append(
             [DecodedSample(request, stream, index, seed, limit) for index, seed in enumerate(seeds)]
         )
+
+    def serving(self, label: str) -> InferencePolicy:
+        """The policy, if it is the one with this label. EngineFault: it is not."""
+        if self.policy is None or self.label != label:
+            raise EngineFault(f"version {label} is not served")
+        return self.policy
+
+    def score(
+        self, together: Sequence[CheckedAnswer], label: str, sampled: SampledHow
+    ) -> list[Evidence]:
+        """Score answers that other engines wrote, in one forward pass."""
+        return score_pass(self.serving(label), together, sampled)
 
     def abort(self, stream: RequestStream) -> None:
         for group in [*self._waiting, self.running]:

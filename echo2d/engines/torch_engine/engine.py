@@ -3,7 +3,7 @@
 import asyncio
 import os
 import secrets
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -13,6 +13,8 @@ from typing import Any, TypeVar
 
 import torch
 
+from echo2d.core.protocol.control_messages import AnswerToScore, SeedReplay
+from echo2d.core.protocol.evidence import Evidence
 from echo2d.core.protocol.seeds import SEED_BITS
 from echo2d.engines.base import (
     AdapterBase,
@@ -23,6 +25,7 @@ from echo2d.engines.base import (
     SampleOutput,
 )
 from echo2d.engines.stream import SAMPLES_OPEN_MAX, RequestStream, check_request
+from echo2d.engines.torch_engine.answer_score import SampledHow, passes_of
 from echo2d.engines.torch_engine.decoder import Decoder, DecoderOptions, DecoderOutput
 from echo2d.engines.torch_engine.policy import prepare
 from echo2d.errors import EngineFault, OperatorFault
@@ -176,6 +179,34 @@ class TorchEngine:
 
     async def tensor_digests(self) -> Mapping[str, bytes]:
         return await self._on_decoder(self._started().digests)
+
+    def free_bytes(self) -> int:
+        """Of the GPU, or of this machine's memory."""
+        device = self._options.device
+        if device.type == "cuda":
+            return int(torch.cuda.mem_get_info(device)[0])
+        facts = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+        return 1024 * int(facts["MemAvailable"].split()[0])
+
+    async def score(
+        self,
+        answers: Sequence[AnswerToScore],
+        *,
+        label: str,
+        temperature: float,
+        top_p: float,
+        replay: SeedReplay,
+    ) -> list[Evidence]:
+        """Score the answers, a few at a time, between two tokens of what is generated."""
+        sampled = SampledHow(temperature, top_p, replay)
+        decoder = self._started()
+        found: dict[int, Evidence] = {}
+        for together in passes_of(decoder.serving(label), answers, replay):
+            scored = await self._on_decoder(partial(decoder.score, together, label, sampled))
+            for each, evidence in zip(together, scored, strict=True):
+                before = found.get(each.place)
+                found[each.place] = evidence if before is None else before.plus(evidence)
+        return [found[place] for place in range(len(answers))]
 
     async def check(self) -> None:
         """Assert the decoder's invariants between two of its turns."""

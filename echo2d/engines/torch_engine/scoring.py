@@ -1,42 +1,91 @@
 """Scores answers that somebody else wrote: one prefill, no generation.
 
 For each token of an answer it tells how likely the token was, how surprised a sampler is on average
-there, and which part of [0, 1) the token holds in the cumulated distribution from which `sampling`
-draws. Pure tensor code around one forward pass of a policy.
+there and, given the sample's seed, whether an honest engine would have drawn this token (replay):
+
+    torch    the token's part of the cumulated distribution of `sampling` holds u(seed, i), i being
+             counted from the answer's first token
+    sglang   the token has the largest log p + noise, see `gumbel`
+
+Rounding moves the borders, so a token may miss by a tolerance. Tensor code around one forward pass
+of a policy.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from echo2d.core.protocol.evidence import COLD, HOT, Evidence, evidence
+from echo2d.core.protocol.seeds import SGLANG_SEED_MASK, uniforms
+from echo2d.engines.torch_engine.gumbel import shortfalls
 from echo2d.engines.torch_engine.policy import InferencePolicy
 from echo2d.engines.torch_engine.sampling import chances_of
+
+Replay = Literal["torch", "sglang"]
 
 # Logits of so many positions are turned into distributions at once: 160 MB at 150k tokens in
 # float64, of which a few are alive.
 POSITIONS_MAX = 128
 
+# How far u may lie outside a token's part of [0, 1), and how many nats may be missing to the best
+# log p + noise. docs/security.md has the figures.
+UNIFORM_TOLERANCE = 0.02
+NATS_TOLERANCE = 0.4
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScoredAnswer:
-    """What a policy says about the tokens of an answer; every array is float64 [n].
+    """What a policy says about the tokens of an answer; every array is [n], float64 unless noted.
 
     logprobs: of the full distribution at this temperature, as engines report them. surprises: minus
-    the logprob of the distribution that is drawn from (top_p applied). entropies, variances: mean
-    and variance of the surprise there. lows, highs: the token is drawn for numbers u with
-    low <= u < high.
+    the logprob of the distribution that is drawn from (top_p applied); a token beyond top_p counts
+    as if it were drawn too, because rounding moves that border. entropies, variances: mean and
+    variance of the surprise there. colds, hots: the tokens' parts of those of `Evidence`. missed:
+    bool, the seed points to another token, beyond the tolerance. distances: how far each token is
+    from where its seed points, in the tolerance's unit. Both are None without replay.
     """
 
     logprobs: NDArray[np.float64]
     surprises: NDArray[np.float64]
     entropies: NDArray[np.float64]
     variances: NDArray[np.float64]
-    lows: NDArray[np.float64]
-    highs: NDArray[np.float64]
+    colds: NDArray[np.float64]
+    hots: NDArray[np.float64]
+    missed: NDArray[np.bool_] | None
+    distances: NDArray[np.float64] | None = None
+
+    def evidence(self, claimed: NDArray[np.float64]) -> Evidence:
+        """Sum it up. claimed: the logprobs [n] that the worker reported."""
+        return evidence(
+            self.logprobs,
+            claimed,
+            surprises=self.surprises,
+            entropies=self.entropies,
+            variances=self.variances,
+            colds=self.colds,
+            hots=self.hots,
+            missed=self.missed,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Scorable:
+    """An answer, or a piece of one; prompt and answer have at least one token each.
+
+    prompt: everything before the scored tokens. written: how many of its last tokens belong to the
+    answer already. seed: of the sample; None: no replay.
+    """
+
+    prompt: Sequence[int]
+    answer: Sequence[int]
+    seed: int | None = None
+    written: int = 0
 
 
 def score(
@@ -46,51 +95,146 @@ def score(
     *,
     temperature: float,
     top_p: float,
+    seed: int | None = None,
+    written: int = 0,
+    replay: Replay = "torch",
 ) -> ScoredAnswer:
-    """Score an answer to a prompt; each has at least one token.
+    """Score one answer; the arguments are those of `Scorable` and `score_all`."""
+    asked = [Scorable(prompt, answer, seed, written)]
+    (scored,) = score_all(policy, asked, temperature=temperature, top_p=top_p, replay=replay)
+    return scored
 
-    temperature: above 0, because a greedy answer has no distribution.
+
+def score_all(
+    policy: InferencePolicy,
+    asked: Sequence[Scorable],
+    *,
+    temperature: float,
+    top_p: float,
+    replay: Replay = "torch",
+) -> list[ScoredAnswer]:
+    """Score answers in one forward pass, padded to the longest: the caller sees to the memory.
+
+    temperature: above 0, because a greedy answer has no distribution. replay: the kind of engine
+    that wrote the answers.
     """
-    assert len(prompt) > 0 < len(answer)
     assert temperature > 0
-    tokens = torch.tensor([[*prompt, *answer]], dtype=torch.int64, device=policy.device)
+    assert all(len(each.prompt) > each.written >= 0 < len(each.answer) for each in asked)
     with torch.inference_mode():
-        # The logits at a position are those of the token behind it.
-        logits = policy.logits(tokens, len(answer) + 1)[0, :-1]
-        columns = [
-            _facts(part, written, temperature, top_p)
-            for part, written in zip(
-                torch.split(logits, POSITIONS_MAX),
-                torch.split(tokens[0, len(prompt) :], POSITIONS_MAX),
-                strict=True,
-            )
+        rows = _answer_logits(policy, asked)
+        lines = [
+            _Line(token, len(each.prompt) - 1 + at, each.written + at, each.seed)
+            for each in asked
+            for at, token in enumerate(each.answer)
         ]
-        joined = torch.cat(columns, dim=1).cpu().numpy()
-    return ScoredAnswer(*joined)
+        columns, distances = [], []
+        for start in range(0, len(lines), POSITIONS_MAX):
+            end = start + POSITIONS_MAX
+            part = _Part(rows[start:end], lines[start:end], temperature, top_p)
+            columns.append(part.facts())
+            if lines[0].seed is not None:
+                distances.append(part.outside() if replay == "torch" else part.shortfalls())
+        facts = torch.cat(columns, dim=1).cpu().numpy()
+        far = torch.cat(distances).cpu().numpy() if distances else None
+    tolerance = UNIFORM_TOLERANCE if replay == "torch" else NATS_TOLERANCE
+    scored, start = [], 0
+    for each in asked:
+        own = slice(start, start + len(each.answer))
+        mine = None if far is None else far[own]
+        missed = None if mine is None else mine > tolerance
+        logprobs, surprises, entropies, variances, colds, hots = facts[:, own]
+        scored.append(
+            ScoredAnswer(logprobs, surprises, entropies, variances, colds, hots, missed, mine)
+        )
+        start = own.stop
+    return scored
 
 
-def _facts(logits: Tensor, tokens: Tensor, temperature: float, top_p: float) -> Tensor:
-    """The arrays of a ScoredAnswer, stacked [6, rows], for logits [rows, vocab]."""
-    rows = logits.shape[0]
-    scale = torch.full((rows,), temperature, dtype=torch.float64, device=logits.device)
-    nucleus = torch.full_like(scale, top_p) if top_p < 1 else None
-    logprobs, weights = chances_of(logits, scale, nucleus)
-    cdf = weights.cumsum(dim=-1)
-    total = cdf[:, -1:]
-    drawn = (weights / total).clamp_min(torch.finfo(torch.float64).tiny).log()
-    shares = weights / total
-    entropies = -(shares * drawn).sum(dim=-1)
-    variances = (shares * drawn.square()).sum(dim=-1) - entropies.square()
-    at = tokens[:, None]
-    highs = (cdf / total).gather(1, at)
-    lows = highs - shares.gather(1, at)
-    picked = [logprobs.to(torch.float64).gather(1, at), -drawn.gather(1, at)]
-    return torch.stack(
+def _answer_logits(policy: InferencePolicy, asked: Sequence[Scorable]) -> Tensor:
+    """The logits of every answer token [tokens, vocab], answer by answer."""
+    longest = max(len(each.prompt) + len(each.answer) for each in asked)
+    padded = [
+        [*each.prompt, *each.answer, *[0] * (longest - len(each.prompt) - len(each.answer))]
+        for each in asked
+    ]
+    tokens = torch.tensor(padded, dtype=torch.int64, device=policy.device)
+    # The logits at a position are those of the token behind it. What follows a position cannot
+    # change it, so padding on the right does no harm.
+    first = min(len(each.prompt) for each in asked) - 1
+    logits = policy.logits(tokens, longest - first)
+    starts = [len(each.prompt) - 1 - first for each in asked]
+    return torch.cat(
         [
-            *(each.squeeze(1) for each in picked),
-            entropies,
-            variances.clamp_min(0.0),
-            lows.squeeze(1),
-            highs.squeeze(1),
+            logits[row, start : start + len(each.answer)]
+            for row, (start, each) in enumerate(zip(starts, asked, strict=True))
         ]
     )
+
+
+class _Line(NamedTuple):
+    """A token of an answer. position: tokens before it, less 1. place: within the whole answer."""
+
+    token: int
+    position: int
+    place: int
+    seed: int | None
+
+
+class _Part:
+    """The distributions of at most POSITIONS_MAX tokens."""
+
+    def __init__(
+        self, logits: Tensor, lines: Sequence[_Line], temperature: float, top_p: float
+    ) -> None:
+        scale = torch.full((len(lines),), temperature, dtype=torch.float64, device=logits.device)
+        nucleus = torch.full_like(scale, top_p) if top_p < 1 else None
+        self._logprobs, weights = chances_of(logits, scale, nucleus)
+        self._total = weights.sum(dim=-1, keepdim=True)
+        self._shares = weights / self._total
+        self._tokens = torch.tensor([line.token for line in lines], device=logits.device)
+        self._lines = lines
+        self._top_p = top_p
+
+    def facts(self) -> Tensor:
+        """The first six arrays of a ScoredAnswer, stacked [6, rows]."""
+        own = self._own(self._logprobs).to(torch.float64)
+        drawn = self._shares.clamp_min(torch.finfo(torch.float64).tiny).log()
+        entropies = -(self._shares * drawn).sum(dim=-1)
+        variances = (self._shares * drawn.square()).sum(dim=-1) - entropies.square()
+        surprises = self._total.log().squeeze(1) - own
+        # log of p^b / sum(p^b) over p, at the token.
+        ratios = [
+            (1 - power) * surprises - torch.logsumexp(power * drawn, dim=-1)
+            for power in (COLD, HOT)
+        ]
+        return torch.stack([own, surprises, entropies, variances.clamp_min(0.0), *ratios])
+
+    def outside(self) -> Tensor:
+        """How far u lies outside each token's part of [0, 1): float64 [rows], 0 inside."""
+        seeds, places = zip(*((line.seed, line.place) for line in self._lines), strict=True)
+        numbers = torch.from_numpy(uniforms(seeds, places)).to(self._shares.device)
+        highs = self._own(self._shares.cumsum(dim=-1))
+        lows = highs - self._own(self._shares)
+        return torch.maximum(lows - numbers, numbers - highs).clamp_min(0.0)
+
+    def shortfalls(self) -> Tensor:
+        """The nats of `gumbel.shortfalls`: float64 [rows]."""
+        found, start = [], 0
+        for seed, same in groupby(self._lines, key=lambda line: line.seed):
+            assert seed is not None
+            positions = torch.tensor([line.position for line in same], device=self._tokens.device)
+            own = slice(start, start + len(positions))
+            found.append(
+                shortfalls(
+                    self._logprobs[own],
+                    self._tokens[own],
+                    seed & SGLANG_SEED_MASK,
+                    positions,
+                    self._top_p,
+                )
+            )
+            start = own.stop
+        return torch.cat(found)
+
+    def _own(self, table: Tensor) -> Tensor:
+        return table.gather(1, self._tokens[:, None]).squeeze(1)

@@ -1,0 +1,121 @@
+"""Scores answers as the coordinator sends them, and sums up what was found about their tokens."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from echo2d.core.protocol.control_messages import AnswerToScore, SeedReplay
+from echo2d.core.protocol.evidence import Evidence, TokenNumbers
+from echo2d.core.protocol.trajectory import unpack_logprobs, unpack_tokens
+from echo2d.engines.torch_engine.policy import InferencePolicy
+from echo2d.engines.torch_engine.scoring import Scorable, score_all
+from echo2d.errors import EngineFault, PeerFault
+
+# Of one forward pass: logits, 256 MB in float32, and tokens with their padding.
+LOGITS_MAX = 64 << 20
+TOKENS_MAX = 16384
+
+
+@dataclass(frozen=True, slots=True)
+class SampledHow:
+    """How answers were drawn."""
+
+    temperature: float
+    top_p: float
+    replay: SeedReplay
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedAnswer:
+    """An answer, or a piece of one, whose tokens the model knows. place: among those of its order."""
+
+    place: int
+    asked: Scorable
+    claimed: TokenNumbers
+
+    @property
+    def length(self) -> int:
+        return len(self.asked.prompt) + len(self.asked.answer)
+
+
+def passes_of(
+    policy: InferencePolicy, answers: Sequence[AnswerToScore], replay: SeedReplay
+) -> list[list[CheckedAnswer]]:
+    """Which answers share a forward pass: those of similar length, as many as fit. An answer whose
+    logits do not fit comes in several pieces.
+
+    EngineFault: an answer is malformed, too long for the model, or has a token that is not in the
+    vocabulary.
+    """
+    checked = [_checked(policy, place, each, replay) for place, each in enumerate(answers)]
+    most = max(1, LOGITS_MAX // policy.vocab_size)
+    pieces = [piece for each in checked for piece in _pieces(each, most)]
+    return list(_packed(sorted(pieces, key=lambda each: each.length), policy.vocab_size))
+
+
+def score_pass(
+    policy: InferencePolicy, together: Sequence[CheckedAnswer], sampled: SampledHow
+) -> list[Evidence]:
+    """Score what `passes_of` put together. EngineFault: the memory is too small."""
+    try:
+        scored = score_all(
+            policy,
+            [each.asked for each in together],
+            temperature=sampled.temperature,
+            top_p=sampled.top_p,
+            replay="torch" if sampled.replay == "none" else sampled.replay,
+        )
+    except RuntimeError as error:
+        # Mostly the memory; on a CPU it has no class of its own.
+        longest = max(each.length for each in together)
+        reason = str(error).partition("\n")[0][:200]
+        raise EngineFault(f"answers of up to {longest} tokens are not scored: {reason}") from error
+    return [found.evidence(each.claimed) for found, each in zip(scored, together, strict=True)]
+
+
+def _pieces(answer: CheckedAnswer, most: int) -> Iterator[CheckedAnswer]:
+    """The answer in pieces of at most so many tokens; each takes a forward pass over all before it."""
+    asked = answer.asked
+    for start in range(0, len(asked.answer), most):
+        part = asked.answer[start : start + most]
+        prompt = [*asked.prompt, *asked.answer[:start]]
+        scorable = Scorable(prompt, part, asked.seed, asked.written + start)
+        yield CheckedAnswer(answer.place, scorable, answer.claimed[start : start + most])
+
+
+def _packed(answers: Sequence[CheckedAnswer], vocab_size: int) -> Iterator[list[CheckedAnswer]]:
+    """answers: by length."""
+    together: list[CheckedAnswer] = []
+    for each in answers:
+        rows, longest = len(together) + 1, each.length
+        kept = longest - min(len(one.asked.prompt) for one in (*together, each)) + 1
+        too_many = rows * kept * vocab_size > LOGITS_MAX or rows * longest > TOKENS_MAX
+        if together and too_many:
+            yield together
+            together = []
+        together.append(each)
+    if together:
+        yield together
+
+
+def _checked(
+    policy: InferencePolicy, place: int, answer: AnswerToScore, replay: SeedReplay
+) -> CheckedAnswer:
+    try:
+        prompt, tokens = unpack_tokens(answer.prompt), unpack_tokens(answer.tokens)
+        claimed = unpack_logprobs(answer.logprobs).astype(np.float64)
+    except PeerFault as fault:
+        raise EngineFault(str(fault)) from fault
+    if not (len(prompt) > answer.written >= 0 and len(tokens) == len(claimed) > 0):
+        raise EngineFault("an answer without tokens, or without a logprob for each")
+    if max(prompt.max(), tokens.max()) >= policy.vocab_size or min(prompt.min(), tokens.min()) < 0:
+        raise EngineFault(f"a token is not below the vocabulary size of {policy.vocab_size}")
+    if policy.context_max is not None and len(prompt) + len(tokens) > policy.context_max:
+        raise EngineFault(
+            f"{len(prompt) + len(tokens)} tokens; the context is {policy.context_max}"
+        )
+    seed = None if replay == "none" else answer.seed
+    return CheckedAnswer(
+        place, Scorable(prompt.tolist(), tokens.tolist(), seed, answer.written), claimed
+    )

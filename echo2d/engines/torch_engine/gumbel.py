@@ -1,0 +1,118 @@
+"""Replays the draws of an SGLang server with --enable-deterministic-inference. Pure tensor code.
+
+Checked against SGLang 0.5.23 (`srt/layers/sampler.py`, `kernels/ops/sampling/murmur_hash.py`). It
+draws the column with the largest log p + noise:
+
+    noise     -log(-log(x)) in float64, x = hash / (2^32 - 1)
+    hash      MurmurHash3, 32 bits, seed 0, over 16 bytes, little endian: the request's sampling_seed
+              (8), the position (4), the column (4)
+    position  the number of tokens before the drawn one, minus 1. The prompt counts, so an answer
+              that goes on in another request keeps its positions.
+    column    the token's id while every request of the batch has top_p 1 and a temperature above 0,
+              else the token's rank by falling probability. A request cannot tell which one it got.
+    log p     at the request's temperature. Ranks beyond top_p are left out, the others keep their p.
+"""
+
+import torch
+from torch import Tensor
+
+# Entries of the table rows x columns that are hashed at once: a few tables of 16 MB are alive.
+ENTRIES_MAX = 1 << 21
+
+# Ranks whose tokens begin this close to top_p may lie on either side of it: rounding moves the
+# border. docs/security.md has the figures.
+BORDER = 0.02
+
+_WORD = 0xFFFFFFFF
+# The constants of MurmurHash3_x86_32 (Austin Appleby, public domain).
+_FIRST, _SECOND, _ADDED = 0xCC9E2D51, 0x1B873593, 0xE6546B64
+_MIX_FIRST, _MIX_SECOND = 0x85EBCA6B, 0xC2B2AE35
+_HASHED_BYTES = 16
+
+
+def shortfalls(
+    logprobs: Tensor, tokens: Tensor, seed: int, positions: Tensor, top_p: float
+) -> Tensor:
+    """How far, in nats, each token is from being the drawn one: float64 [rows], 0 if it is.
+
+    By id it is what the token's log p + noise lacks to the largest. By rank it is the least error
+    of the log probabilities that gives the token a rank and lets that rank win; both orders count
+    where top_p is 1. logprobs: [rows, vocab] at this temperature. tokens, positions: int64 [rows].
+    """
+    rows = max(1, ENTRIES_MAX // logprobs.shape[1])
+    parts = zip(*(torch.split(each, rows) for each in (logprobs, tokens, positions)), strict=True)
+    return torch.cat([_shortfalls(part, at, seed, where, top_p) for part, at, where in parts])
+
+
+def _shortfalls(
+    logprobs: Tensor, tokens: Tensor, seed: int, positions: Tensor, top_p: float
+) -> Tensor:
+    noise = gumbel_noise(seed, positions, logprobs.shape[1])
+    # Infinities would give NaN below.
+    levels = logprobs.to(torch.float64).clamp_min(torch.finfo(torch.float32).min)
+    at = tokens[:, None]
+    if top_p < 1:
+        return _by_rank(levels, levels.gather(1, at), noise, top_p)
+    totals = levels + noise
+    found = totals.amax(dim=-1) - totals.gather(1, at).squeeze(1)
+    # Sorting takes longer than the rest, and few tokens need it.
+    rows = found.nonzero().squeeze(1)
+    levels = levels[rows]
+    found[rows] = found[rows].minimum(
+        _by_rank(levels, levels.gather(1, at[rows]), noise[rows], top_p)
+    )
+    return found
+
+
+def _by_rank(levels: Tensor, own: Tensor, noise: Tensor, top_p: float) -> Tensor:
+    """The shortfalls [rows] if ranks are drawn; own: the levels [rows, 1] of the tokens."""
+    ordered = levels.sort(dim=-1, descending=True).values
+    totals = ordered + noise
+    distances = (ordered - own).abs()
+    best = totals
+    if top_p < 1:
+        shares = ordered.exp()
+        before = shares.cumsum(dim=-1) - shares
+        # The first rank begins at 0 and is always drawn from.
+        best = totals.masked_fill(before > max(top_p - BORDER, 0.0), -torch.inf)
+        distances = distances.masked_fill(before > top_p + BORDER, torch.inf)
+    gaps = best.amax(dim=-1, keepdim=True) - totals
+    return torch.maximum(distances, gaps).amin(dim=-1)
+
+
+def gumbel_noise(seed: int, positions: Tensor, columns: int) -> Tensor:
+    """SGLang's noise for each position and column: float64 [rows, columns]; positions int64."""
+    numbers = murmur_hash(seed, positions, columns).to(torch.float64) / _WORD
+    # The largest hash would give infinite noise; SGLang lets it count as its neighbour.
+    exponents = numbers.log_().clamp_(min=torch.finfo(torch.float64).min, max=-(2.0**-32))
+    return exponents.neg_().log_().neg_()
+
+
+def murmur_hash(seed: int, positions: Tensor, columns: int) -> Tensor:
+    """MurmurHash3 over seed, position and column: int64 [rows, columns], 32 bits each.
+
+    seed: 64 bits.
+    """
+    state = torch.zeros_like(positions)
+    for word in (seed & _WORD, seed >> 32 & _WORD, positions & _WORD):
+        state = _blended(state, torch.as_tensor(word, device=positions.device))
+    hashes = _blended(state[:, None], torch.arange(columns, device=positions.device))
+    hashes = hashes ^ _HASHED_BYTES
+    hashes = _multiplied(hashes ^ (hashes >> 16), _MIX_FIRST)
+    hashes = _multiplied(hashes ^ (hashes >> 13), _MIX_SECOND)
+    return hashes ^ (hashes >> 16)
+
+
+def _blended(state: Tensor, words: Tensor) -> Tensor:
+    """Take the next four bytes of the message into the hash."""
+    words = _multiplied(_rotated(_multiplied(words, _FIRST), 15), _SECOND)
+    return (_rotated(state ^ words, 13) * 5 + _ADDED) & _WORD
+
+
+def _multiplied(words: Tensor, factor: int) -> Tensor:
+    # As a signed number the factor is below 2^31 in size, so the product fits into int64.
+    return (words * (factor - (factor >> 31 << 32))) & _WORD
+
+
+def _rotated(words: Tensor, bits: int) -> Tensor:
+    return (words << bits | words >> (32 - bits)) & _WORD
