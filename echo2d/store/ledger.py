@@ -38,6 +38,7 @@ from echo2d.store.ledger_rows import (
     FROZEN,
     GIVEN,
     GROUPS,
+    LIMITS,
     NEWEST_EPOCH,
     NEWEST_FORM,
     PUBLISHED,
@@ -57,7 +58,18 @@ DELETE FROM groups WHERE group_id IN (
 """
 # Columns that identify a row in an error message.
 KEYS = frozenset(
-    {"name", "epoch", "publish_seq", "group_id", "lease", "attempt", "sample", "step", "peer"}
+    {
+        "name",
+        "epoch",
+        "publish_seq",
+        "engine_class",
+        "group_id",
+        "lease",
+        "attempt",
+        "sample",
+        "step",
+        "peer",
+    }
 )
 TRIM_GROUPS_MAX = 16  # per call of `trim`, which commits wait for: a few milliseconds
 
@@ -167,6 +179,7 @@ class Ledger:
                 given=self._all(GIVEN),
                 answered=self._all(ANSWERED),
                 rates=self._all(RATES),
+                limits=self._all(LIMITS),
                 form=next(self._read(NEWEST_FORM), None),
             )
 

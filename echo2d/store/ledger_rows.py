@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Generic, Literal, TypeVar
 
+from echo2d.core.audit.events import LimitsLearnt
 from echo2d.core.base.codec import pack, plain_reader, unpacker
 from echo2d.core.base.ids import GroupId
 from echo2d.core.broadcast.events import FormChosen, RatesMeasured
@@ -31,12 +32,13 @@ from echo2d.core.rollouts.events import (
     LeaseGiven,
     PromptTaken,
     SampleKept,
+    SampleReturned,
     SampleRewarded,
 )
 from echo2d.core.topology.uplink_rates import UPLINK_MIN, PeerRate
 from echo2d.errors import PeerFault
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 SCHEMA = """
 CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE epochs (epoch INTEGER PRIMARY KEY, resume_step INTEGER NOT NULL);
@@ -61,6 +63,8 @@ CREATE TABLE batches (step INTEGER PRIMARY KEY, digest BLOB NOT NULL, groups TEX
 CREATE TABLE commits (
     step INTEGER, epoch INTEGER, digest BLOB NOT NULL, t_train_s REAL NOT NULL,
     PRIMARY KEY (step, epoch)) WITHOUT ROWID;
+CREATE TABLE limits (
+    engine_class TEXT PRIMARY KEY, k REAL NOT NULL, misses REAL NOT NULL) WITHOUT ROWID;
 CREATE TABLE rates (peer TEXT PRIMARY KEY, bytes_per_s REAL NOT NULL, held_up INTEGER NOT NULL);
 """
 
@@ -100,6 +104,7 @@ _checked_score = plain_reader(SampleRewarded)
 _checked_lease = plain_reader(LeaseGiven)
 _checked_answer = plain_reader(AcceptedResult)
 _checked_batch = plain_reader(BatchFrozen)
+_checked_limits = plain_reader(LimitsLearnt)
 _checked_rate = plain_reader(PeerRate)
 
 
@@ -161,6 +166,13 @@ def _rate(row: _Row) -> PeerRate:
     return rate
 
 
+def _limits(row: _Row) -> LimitsLearnt:
+    limits: LimitsLearnt = _checked_limits(row)
+    if not (math.isfinite(limits.k) and math.isfinite(limits.misses)):
+        raise PeerFault(f"expected finite limits; found {limits.k}, {limits.misses}")
+    return limits
+
+
 # --- what `recover` reads
 
 COUNTERS: Query[_Counter] = Query(
@@ -201,6 +213,11 @@ ANSWERED: Query[AcceptedResult] = Query(
 )
 RATES: Query[PeerRate] = Query(
     "rates", "SELECT peer, bytes_per_s, held_up FROM rates ORDER BY rowid", _rate
+)
+LIMITS: Query[LimitsLearnt] = Query(
+    "limits",
+    "SELECT engine_class, k, misses FROM limits ORDER BY engine_class",
+    _limits,
 )
 FROZEN: Query[BatchFrozen] = Query(
     "batches", "SELECT step, digest, groups, refusals FROM batches ORDER BY step", _batch
@@ -289,6 +306,16 @@ def _sample_rewarded(record: SampleRewarded) -> list[Statement]:
     return [(change, (_reward(record.reward), record.group, record.sample))]
 
 
+def _sample_returned(record: SampleReturned) -> list[Statement]:
+    delete = "DELETE FROM samples WHERE group_id = ? AND sample = ?"
+    return [(delete, (record.group, record.sample))]
+
+
+def _limits_learnt(record: LimitsLearnt) -> list[Statement]:
+    row = (record.engine_class, record.k, record.misses)
+    return [("INSERT OR REPLACE INTO limits VALUES (?, ?, ?)", row)]
+
+
 def _group_dropped(record: GroupDropped) -> list[Statement]:
     return [("DELETE FROM groups WHERE group_id = ?", (record.group,))]
 
@@ -321,11 +348,13 @@ _STATEMENTS: dict[type, Callable[[Any], list[Statement]]] = {
     LeaseGiven: _lease_given,
     SampleKept: _sample_kept,
     SampleRewarded: _sample_rewarded,
+    SampleReturned: _sample_returned,
     GroupDropped: _group_dropped,
     BatchFrozen: _batch_frozen,
     BatchCommitted: _batch_committed,
     CheckpointKept: _checkpoint_kept,
     RatesMeasured: _rates_measured,
+    LimitsLearnt: _limits_learnt,
 }
 
 

@@ -11,36 +11,35 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from echo2d.core.audit.evidence import Evidence
-from echo2d.core.audit.sequential import Z_MAX
+from echo2d.core.protocol.evidence import Evidence
 
 BASELINE_TRAJECTORIES = 200
 MARGIN = 3.0
-# Rounding alone; a class whose trusted workers agree exactly still needs room.
-K_MIN = 1e-4
-MISSES_MIN = 0.005
+# Without replay: an honest answer is that much likelier under another temperature once in a thousand
+# times at most, for e^ratio is 1 on average.
+RATIO_MAX = math.log(1000)
+# A class whose trusted workers agree exactly still needs room: another honest worker may compute in
+# bfloat16, which docs/security.md has the figures of.
+K_MIN = 0.1
+MISSES_MIN = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class HonestLimits:
-    """k, misses: beyond these a trajectory is flagged; misses as a share of its tokens. z_mean,
-    z_sd: of trusted trajectories.
-    """
+    """k, misses: beyond these a trajectory is flagged; misses as a share of its tokens."""
 
     k: float
     misses: float
-    z_mean: float
-    z_sd: float
 
     def flags(self, found: Evidence) -> tuple[str, ...]:
-        """Why this trajectory is flagged: "logprobs", "seed", both or neither."""
+        """Why this trajectory is flagged: "logprobs", and "seed", or "draw" without replay."""
         missed = 0.0 if found.misses is None else found.misses / found.tokens
-        reasons = {"logprobs": found.k > self.k, "seed": missed > self.misses}
+        reasons = {
+            "logprobs": found.k > self.k,
+            "seed": missed > self.misses,
+            "draw": found.misses is None and max(found.cold, found.hot) > RATIO_MAX,
+        }
         return tuple(name for name, wrong in reasons.items() if wrong)
-
-    def z(self, found: Evidence) -> float:
-        """The trajectory's Z in standard deviations from that of trusted ones."""
-        return (found.z - self.z_mean) / self.z_sd
 
 
 @dataclass(slots=True)
@@ -49,6 +48,13 @@ class Baseline:
 
     trusted: list[Evidence] = field(default_factory=list)
     limits: HonestLimits | None = None
+
+    @property
+    def learnt(self) -> float:
+        """Of the trajectories that limits are made of, the share that is there."""
+        if self.limits is not None:
+            return 1.0
+        return len(self.trusted) / BASELINE_TRAJECTORIES
 
     def add(self, found: Evidence) -> None:
         """A trajectory of a trusted worker; after the last one that is needed nothing changes."""
@@ -59,16 +65,19 @@ class Baseline:
                 self.trusted = []
 
 
+# Beyond these no engine is honest, whatever it computes in: for runs that trust nobody.
+GROSS = HonestLimits(k=1.0, misses=0.5)
+
+
 def limits_of(trusted: Sequence[Evidence]) -> HonestLimits:
-    """The limits that these trajectories give; at least two."""
+    """The limits that these trajectories give; at least two.
+
+    One broken answer of a trusted worker must not make the audit blind, so nothing beyond GROSS is
+    allowed.
+    """
     ks = [each.k for each in trusted]
     missed = [0.0 if each.misses is None else each.misses / each.tokens for each in trusted]
-    zs = [min(Z_MAX, max(-Z_MAX, each.z)) for each in trusted]
-    mean = sum(zs) / len(zs)
-    sd = math.sqrt(sum((z - mean) ** 2 for z in zs) / (len(zs) - 1))
     return HonestLimits(
-        max(K_MIN, MARGIN * max(ks)),
-        max(MISSES_MIN, MARGIN * max(missed)),
-        mean,
-        max(sd, 0.1),
+        min(GROSS.k, max(K_MIN, MARGIN * max(ks))),
+        min(GROSS.misses, max(MISSES_MIN, MARGIN * max(missed))),
     )

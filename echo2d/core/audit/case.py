@@ -2,7 +2,7 @@
 
     new --NEWCOMER audited, none flagged--> clear --a trajectory is flagged--> flagged
                                               ^----CLEARED audited in a row-------|
-    any --a test convicts--> convicted (for good)
+    any --a test convicts--> convicted (until a person pardons it)
 
 Every trajectory of a new or flagged worker is audited, and none is trained on before its verdict. A
 clear worker has a share of its trajectories audited, and cannot foresee which. Workers are told apart
@@ -15,10 +15,11 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from echo2d.core.audit.baseline import HonestLimits
-from echo2d.core.audit.evidence import Evidence
-from echo2d.core.audit.sequential import FlagTest, ShiftTest
+from echo2d.core.audit.sequential import FlagTest, TemperTest
 from echo2d.core.base.bounded_dict import keep_newest
 from echo2d.core.base.ids import PeerId
+from echo2d.core.cluster.rules import AuditRules
+from echo2d.core.protocol.evidence import Evidence
 
 CLEARED = 100  # audited trajectories in a row without a flag, after one
 CASES_MAX = 10_000  # as many as a run enrols
@@ -26,29 +27,20 @@ CASES_MAX = 10_000  # as many as a run enrols
 TrustStanding = Literal["new", "clear", "flagged", "convicted"]
 
 
-@dataclass(frozen=True, slots=True)
-class AuditRules:
-    """newcomer: trajectories of a new worker that are audited before any is trained on. share: of
-    the trajectories of a clear worker that are audited.
-    """
-
-    newcomer: int = 20
-    share: float = 0.05
-
-
 @dataclass(slots=True)
 class Case:
-    """delivered, audited, flagged: trajectories. left: to be audited without a flag before the
+    """delivered, audited, flagged: trajectories. doubted: by the learner. left: to be audited without a flag before the
     worker is clear. verdict: why it was convicted; empty: it was not.
     """
 
     left: int
+    doubted: bool = False
     delivered: int = 0
     audited: int = 0
     flagged: int = 0
     verdict: str = ""
     flags: FlagTest = field(default_factory=FlagTest)
-    shift: ShiftTest = field(default_factory=ShiftTest)
+    temper: TemperTest = field(default_factory=TemperTest)
 
     @property
     def standing(self) -> TrustStanding:
@@ -56,7 +48,7 @@ class Case:
             return "convicted"
         if not self.left:
             return "clear"
-        return "flagged" if self.flagged else "new"
+        return "flagged" if self.flagged or self.doubted else "new"
 
 
 class Cases:
@@ -69,6 +61,10 @@ class Cases:
     def __iter__(self) -> Iterator[tuple[PeerId, Case]]:
         return iter(self._cases.items())
 
+    def get(self, worker: PeerId) -> Case | None:
+        """None: nothing of this worker was ever delivered or audited."""
+        return self._cases.get(worker)
+
     def of(self, worker: PeerId) -> Case:
         case = self._cases.get(worker)
         if case is None:
@@ -76,34 +72,42 @@ class Cases:
             keep_newest(self._cases, CASES_MAX)
         return case
 
-    def delivered(self, worker: PeerId, draw: float) -> bool:
-        """The worker delivered a trajectory; returns whether it is to be audited.
+    def forget(self, worker: PeerId) -> None:
+        """From now on it is a new worker."""
+        self._cases.pop(worker, None)
 
-        draw: a number in [0, 1) that the worker cannot know.
-        """
+    def doubt(self, worker: PeerId) -> None:
+        """Somebody else doubts this worker: it is audited like a flagged one."""
         case = self.of(worker)
-        case.delivered += 1
-        return bool(case.left) or draw < self._rules.share
+        case.left, case.doubted = CLEARED, True
 
-    def waits(self, worker: PeerId) -> bool:
-        """Whether nothing of this worker is trained on before its verdict."""
-        return self.of(worker).left > 0
+    def suspect(self, worker: PeerId, found: Evidence, limits: HonestLimits) -> tuple[str, ...]:
+        """Take in what an audit found, and convict nobody. Returns why the answer is flagged."""
+        case = self.of(worker)
+        reasons = limits.flags(found)
+        case.audited += 1
+        case.flagged += bool(reasons)
+        return reasons
 
-    def judge(self, worker: PeerId, found: Evidence, limits: HonestLimits | None) -> str:
-        """Take in what an audit found; returns why the worker is convicted now, or "".
+    def judge(
+        self, worker: PeerId, found: Evidence, limits: HonestLimits, *, drawn: bool = True
+    ) -> tuple[tuple[str, ...], str]:
+        """Take in what an audit found.
 
-        limits: of its engine class; None: there is no baseline, and nothing is decided.
+        Returns why the answer is flagged, and why the worker is convicted now; both may be empty.
+        limits: of its engine class. drawn: by the worker's share; an answer that is audited because
+        its worker is on trial counts against it only, so that honest phases excuse no lies.
         """
         case = self.of(worker)
         case.audited += 1
-        if limits is None:
-            # A new worker is let in; the operator is told that nothing is judged.
-            case.left = max(0, case.left - 1)
-        if limits is None or case.verdict:
-            return ""
         reasons = limits.flags(found)
-        case.flags.add(flagged=bool(reasons))
-        case.shift.add(limits.z(found))
+        if case.verdict:
+            return reasons, ""
+        if reasons or drawn:
+            case.flags.add(flagged=bool(reasons))
+        if found.misses is None:
+            # Replayed seeds say more, and about each token.
+            case.temper.add(found)
         if reasons:
             case.flagged += 1
             case.left = CLEARED
@@ -111,10 +115,10 @@ class Cases:
             case.left -= 1
         if case.flags.convicts:
             case.verdict = f"{case.flagged} of {case.audited} audited: {' and '.join(reasons)}"
-        elif case.shift.convicts:
-            low = case.shift.sums[1] > case.shift.sums[0]
+        elif case.temper.convicts:
+            low = case.temper.cold > case.temper.hot
             case.verdict = f"its tokens are too {'likely' if low else 'unlikely'} to be drawn"
-        return case.verdict
+        return reasons, case.verdict
 
     def check(self) -> None:
         assert len(self._cases) <= CASES_MAX

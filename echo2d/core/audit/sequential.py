@@ -10,17 +10,19 @@ Not here: what is flagged (`baseline`), and who is audited when (`case`).
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+from echo2d.core.protocol.evidence import Evidence
 
 ALPHA = 1e-6
 THRESHOLD = -math.log(ALPHA)
 # Share of flagged trajectories: of an honest worker at most, and of one that is worth convicting.
 FLAGS_HONEST = 0.005
 FLAGS_LIAR = 0.1
-# Shift of Z per trajectory for which its test is made, in standard deviations.
-Z_SHIFT = 0.4
-# One trajectory counts as no further off than this: short answers have no normal distribution.
-Z_MAX = 4.0
+# One trajectory counts as no more than this, so that no single one convicts.
+TRAJECTORY_MAX = 4.0
+# Audited answers whose ratios are added up before they count: twice what a worker on trial holds.
+BLOCK = 64
 
 _FLAGGED = math.log(FLAGS_LIAR / FLAGS_HONEST)
 _CLEAN = math.log((1 - FLAGS_LIAR) / (1 - FLAGS_HONEST))
@@ -44,23 +46,31 @@ class FlagTest:
 
 
 @dataclass(slots=True)
-class ShiftTest:
-    """Whether a worker's Z lies too high or too low on the whole, two-sided.
+class TemperTest:
+    """Whether a worker's tokens are drawn too cold or too hot, or not at all.
 
-    The ratio is that of N(+-Z_SHIFT, 1) and N(0, 1).
+    The ratios are those of `Evidence.cold` and `hot`, exact for any model and any length: e^ratio is
+    1 on average over what an honest worker draws. But of what runs at the same time short answers
+    come first, and they differ from long ones. So BLOCK answers are added up before the sum is
+    looked at: that is more than run at a time, and what came early and late evens out.
     """
 
-    sums: list[float] = field(default_factory=lambda: [0.0, 0.0])
+    cold: float = 0.0
+    hot: float = 0.0
+    block_cold: float = 0.0
+    block_hot: float = 0.0
+    answers: int = 0
 
-    def add(self, z: float) -> None:
-        """z: standardised by the baseline of the worker's engine class."""
-        assert math.isfinite(z)
-        z = min(Z_MAX, max(-Z_MAX, z))
-        for side, sign in enumerate((1.0, -1.0)):
-            step = Z_SHIFT * (sign * z - Z_SHIFT / 2)
-            self.sums[side] = max(0.0, self.sums[side] + step)
+    def add(self, found: Evidence) -> None:
+        self.block_cold += min(TRAJECTORY_MAX, found.cold)
+        self.block_hot += min(TRAJECTORY_MAX, found.hot)
+        self.answers += 1
+        if self.answers % BLOCK == 0:
+            self.cold = max(0.0, self.cold + self.block_cold)
+            self.hot = max(0.0, self.hot + self.block_hot)
+            self.block_cold = self.block_hot = 0.0
 
     @property
     def convicts(self) -> bool:
         # Two tests share the error.
-        return max(self.sums) >= THRESHOLD + math.log(2)
+        return max(self.cold, self.hot) >= THRESHOLD + math.log(2)

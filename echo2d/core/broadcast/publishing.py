@@ -212,6 +212,8 @@ class Publishing:
 
         renewed: its daemon has started anew, or its address has changed.
         """
+        if peer.kind == "auditor":
+            return []
         self.served(peer, now=now)
         self._plan_updates.joined(peer)
         if peer.kind == "seed":

@@ -25,11 +25,15 @@ RecordT_co = TypeVar("RecordT_co", covariant=True)
 
 @dataclass(frozen=True, slots=True)
 class PeerConnected:
-    """A peer with a valid credential opened a session and said hello."""
+    """A peer with a valid credential opened a session and said hello.
+
+    trusted: its token is one that the operator trusts.
+    """
 
     session: SessionId
     peer: PeerId
     hello: Hello
+    trusted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +55,13 @@ class PeerDisconnected:
 @dataclass(frozen=True, slots=True)
 class PeerRevoked:
     """The peer's credential was revoked."""
+
+    peer: PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class PeerPardoned:
+    """A person lets a convicted worker in again."""
 
     peer: PeerId
 

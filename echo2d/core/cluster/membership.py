@@ -61,6 +61,9 @@ REST_S_MAX = 30.0
 # Forms that one hello may name; a peer keeps the frames of four.
 FORMS_MAX = 64
 
+# What a convicted worker is told.
+CONVICTED = "an audit found that this worker's answers are not the model's; ask the run's operator"
+
 PeerState = Literal["joined", "suspected", "gone"]
 
 
@@ -78,7 +81,10 @@ class Peer:
     send; None: as fast as it can. uplink_limit: bytes/s that it sends at most, as it says. leaving:
     it announced that it will be taken away. usd_per_h: as its owner says. dial_back_at: when it is
     dialled next; None: it is being dialled, or there is nothing to dial. dialled_back_at: when it
-    was dialled last. failures: leases failed since the last accepted result.
+    was dialled last. failures: leases failed since the last accepted result. trusted: the operator
+    trusts its answers. held_back: it gets no leases, because the audit does not know yet what honest
+    answers look like. slots_allowed: of its slots, so many may be leased; None: all. scores: its
+    engine can score answers of others.
     """
 
     peer: PeerId
@@ -111,6 +117,10 @@ class Peer:
     dialled_back_at: float | None = None
     memory_ok: bool | None = None
     quarantined: bool = False
+    trusted: bool = False
+    held_back: bool = False
+    slots_allowed: int | None = None
+    scores: bool = False
     failures: int = 0
     rest_until: float = 0.0
     flips: deque[float] = field(default_factory=lambda: deque(maxlen=FLIPS_MAX))
@@ -196,8 +206,8 @@ class Membership:
         return [peer for peer in self if peer.kind == "worker" and peer.alive]
 
     def receivers(self) -> list[Peer]:
-        """The alive peers that versions are sent to: all but the seed."""
-        return [peer for peer in self if peer.kind != "seed" and peer.alive]
+        """The alive peers that versions are sent to."""
+        return [peer for peer in self if peer.kind in ("worker", "relay") and peer.alive]
 
     # --- what happens
 
@@ -257,13 +267,14 @@ class Membership:
         self.changed.add(peer.peer)
         return self._close(peer)
 
-    def revoked(self, peer: Peer) -> list[ClusterAction]:
-        """The peer's credential was revoked: its session is refused and closed."""
-        refused = (
-            []
-            if peer.session is None
-            else _refuse(peer.session, "revoked", "the credential was revoked")
-        )
+    def revoked(
+        self,
+        peer: Peer,
+        reason: RefusalReason = "revoked",
+        detail: str = "the credential was revoked",
+    ) -> list[ClusterAction]:
+        """The peer has lost its access: its session is refused and closed."""
+        refused = [] if peer.session is None else _refuse(peer.session, reason, detail)
         self.left(peer)
         return refused
 
@@ -324,6 +335,7 @@ class Membership:
         peer = _peer(event, now) if old is None else old
         peer.quarantined = event.peer in self._quarantine
         _take_hello(peer, event.hello, p2p=self._p2p)
+        peer.trusted = event.trusted
         peer.session, peer.state, peer.heard_at = event.session, "joined", now
         self.changed.add(event.peer)
         self._peers[event.peer] = peer
@@ -375,7 +387,7 @@ class Membership:
 def _refuse(
     session: SessionId, reason: RefusalReason, detail: str, *, permanent: bool | None = None
 ) -> list[ClusterAction]:
-    final = reason == "revoked" if permanent is None else permanent
+    final = reason in ("revoked", "convicted") if permanent is None else permanent
     return [Send(session, Refused(reason, detail, final)), CloseSession(session)]
 
 
@@ -396,6 +408,7 @@ def _take_hello(peer: Peer, hello: Hello, *, p2p: bool) -> None:
     peer.kind, peer.boot_id, peer.listen = hello.kind, hello.boot_id, hello.listen
     peer.receive_only = hello.receive_only or not (p2p or hello.kind == "seed")
     peer.uplink_limit = hello.uplink_limit or None
+    peer.scores = hello.scores
     peer.usd_per_h = (
         None if hello.usd_per_h is None or not 0 <= hello.usd_per_h <= USD_MAX else hello.usd_per_h
     )

@@ -7,6 +7,7 @@ from echo2d.core.base.ids import RunId
 from echo2d.core.capacity.model import GAMMA, DisseminationMode
 from echo2d.core.capacity.prices import NamedPrice
 from echo2d.core.protocol.answer_end import OutputLimit, output_limit
+from echo2d.core.protocol.control_messages import SeedReplay
 from echo2d.core.protocol.seeds import KEY_BYTES
 
 
@@ -22,6 +23,30 @@ class GatewayRules:
 
 
 @dataclass(frozen=True, slots=True)
+class AuditRules:
+    """newcomer: trajectories of a new worker that are audited before any is trained on. share: of
+    the trajectories of a clear worker that are audited. wait_s: a sample waits so long for its
+    verdict, then another worker gets it. replay: by which engine's rule seeds are replayed.
+    logprobs: whether a clean prefill gives the logprobs that workers report. trusts: the operator
+    trusts some workers. scored_as: how answers are drawn and scored, in words.
+    """
+
+    newcomer: int = 20
+    share: float = 0.05
+    wait_s: float = 60.0
+    replay: SeedReplay = "torch"
+    logprobs: bool = True
+    trusts: bool = True
+    scored_as: str = ""
+
+    @property
+    def engine_class(self) -> str:
+        """What limits are learnt for; another class has other limits."""
+        facts = (self.replay, "" if self.logprobs else "logprobs off", self.scored_as)
+        return ", ".join(filter(None, facts))
+
+
+@dataclass(frozen=True, slots=True)
 class RunRules:
     """The numbers that the operator chose, by the keys of the configuration.
 
@@ -33,7 +58,7 @@ class RunRules:
     enough; by_cost: False: to any that are enough. gamma: throughput that is provided, over what is
     needed. learner_usd_per_h: shown, decides nothing. delta: versions spread as differences from
     one that most workers have. disk_bytes_max: for snapshot copies; beyond it, bases are deleted.
-    gateway: None: it is off. seed_key: what the seeds of samples are made with, told to nobody.
+    gateway, audit: None: it is off. seed_key: what the seeds of samples are made with, told to nobody.
     """
 
     run_id: RunId
@@ -63,6 +88,7 @@ class RunRules:
     lease_silence_s: float = 15.0
     heartbeat_s: float = 2.0
     gateway: GatewayRules | None = None
+    audit: AuditRules | None = None
     seed_key: bytes = field(default=bytes(KEY_BYTES), repr=False)
 
     def limit(self, prompt: bytes) -> OutputLimit:

@@ -129,6 +129,8 @@ class Statistics:
         """Whole groups were trained on, or thrown away because they were not worth it."""
         workers = [each.spans[-1].author for each in trajectories]
         self.measurements.yields.judged(workers, trained=trained)
+        if trained:
+            self.qualities.trained(workers)
 
     def _stepped(self, t_train_s: float) -> None:
         self.measurements.t_train.add(t_train_s)

@@ -64,6 +64,8 @@ class PublishedVersions:
         # path; both in the order of publish_seq.
         self._live: dict[VersionKey, VersionPublished] = {}
         self._copies: dict[str, VersionPublished] = {}
+        # Copies that an audit needs are kept, too.
+        self.pinned: Collection[str] = ()
         self.publish_seq = publish_seq
         for record in published:
             self._take(record)
@@ -179,6 +181,7 @@ class PublishedVersions:
         """
         newest = self.newest
         kept = dict.fromkeys([*needed, *([] if newest is None else [newest.path])])
+        kept |= dict.fromkeys(path for path in self.pinned if self.fit([*kept, path], bytes_max))
         for record in self.copies()[:bases]:
             if self.fit([*kept, record.path], bytes_max):
                 kept[record.path] = None

@@ -1,24 +1,32 @@
 """What each worker's answers are worth: reward, length, and reward against others on the same prompts.
 
 Counted are the trajectories of whole, scored groups, whatever becomes of the group. Older ones fade.
-For people who look for a worker that is not like the others; nothing is decided by it.
+The learner adds how far its own forward pass lies from what the worker reported, of the trajectories
+that it trained. For people who look for a worker that is not like the others; nothing is decided by
+it.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from echo2d.core.base.bounded_dict import keep_newest
 from echo2d.core.base.ids import PeerId
-from echo2d.core.protocol.trajectory import TrajectoryRecord
+from echo2d.core.protocol.trajectory import TrajectoryRecord, TrajectoryScore
 
 MEMORY = 512  # trajectories after which an old one has lost all but 1/e
 WORKERS_MAX = 1024
+# One trajectory counts as no further off than this, in the mean of z: where the model is nearly
+# certain of every token, the rounding of an honest engine can make z as large as it likes.
+LEARNER_Z_MAX = 10.0
 
 
 @dataclass(slots=True)
 class WorkerQuality:
     """Means over a worker's trajectories. above: its reward minus the mean reward of other workers'
-    samples of the same prompt; None: it never shared a prompt.
+    samples of the same prompt; None: it never shared a prompt. trained: of its trajectories, so many
+    were trained on. learner_k, learner_z: of the `learned` trajectories that the learner scored
+    (`TrajectoryScore`); None: it scored none.
     """
 
     scored: int = 0
@@ -26,6 +34,10 @@ class WorkerQuality:
     tokens: float = 0.0
     compared: int = 0
     above: float | None = None
+    learned: int = 0
+    learner_k: float | None = None
+    learner_z: float | None = None
+    trained: int = 0
 
 
 class WorkerQualities:
@@ -36,6 +48,13 @@ class WorkerQualities:
 
     def of(self, worker: PeerId) -> WorkerQuality | None:
         return self._of.get(worker)
+
+    def trained(self, workers: Iterable[PeerId]) -> None:
+        """A batch is committed. workers: who made each of its trajectories."""
+        for worker, count in Counter(workers).items():
+            found = self._of.get(worker)
+            if found is not None:
+                found.trained += count
 
     def scored(self, trajectories: Iterable[TrajectoryRecord]) -> None:
         """A group is whole and scored."""
@@ -58,4 +77,22 @@ class WorkerQualities:
                 found.compared += 1
                 before = found.above or 0.0
                 found.above = before + (above - before) / min(found.compared, MEMORY)
+        keep_newest(self._of, WORKERS_MAX)
+
+    def scored_by_learner(self, scored: Iterable[tuple[TrajectoryRecord, TrajectoryScore]]) -> None:
+        """The learner trained on these for the first time, and scored them.
+
+        A trajectory that several workers wrote says nothing about one of them.
+        """
+        for trajectory, score in scored:
+            worker = trajectory.worker
+            if any(span.author != worker for span in trajectory.spans):
+                continue
+            found = self._of.get(worker) or self._of.setdefault(worker, WorkerQuality())
+            found.learned += 1
+            share = 1 / min(found.learned, MEMORY)
+            z = min(LEARNER_Z_MAX, max(-LEARNER_Z_MAX, score.z))
+            k_before, z_before = found.learner_k or 0.0, found.learner_z or 0.0
+            found.learner_k = k_before + share * (score.k - k_before)
+            found.learner_z = z_before + share * (z - z_before)
         keep_newest(self._of, WORKERS_MAX)

@@ -3,16 +3,21 @@
 It reads a `Status` and decides nothing. There are no sentences when all is well.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from echo2d.core.cluster.membership import GONE_S
-from echo2d.core.status.schema import Status, WorkerStatus
+from echo2d.core.status.schema import AuditStatus, Status, WorkerStatus
 
 # One screen: what 500 silent workers have to say, a few of them say.
 SENTENCES_MAX = 24
 # The first version spreads in full, and later ones may: so many broadcasts are measured before the
 # run is told that they take too long.
 BROADCASTS_MIN = 16
+# Of so many parts of answers, no larger share may go without being scored.
+AUDITS_MIN = 100
+SKIPPED_SHARE_MAX = 0.1
+# Nats between the learner's logprobs and a worker's, mean; staleness and rounding make hundredths.
+LEARNER_K_MAX = 1.0
 # A worker that misses so many heartbeats is mentioned; after one more it is suspected.
 HEARTBEATS_LATE = 2
 
@@ -36,10 +41,35 @@ def _of_the_run(status: Status) -> Iterator[str]:
         yield (
             f"a broadcast takes longer than S + 1 = {steps} train steps: the learner waits for data"
         )
+    if status.audit is not None:
+        yield from _of_the_audit(status.audit, status.workers)
+
+
+def _of_the_audit(audit: AuditStatus, workers: Iterable[WorkerStatus]) -> Iterator[str]:
+    if not audit.trusts:
+        yield (
+            "the audit convicts nobody, because no worker is trusted: create a token for a box of "
+            "yours, and name it in audit.trusted"
+        )
+    trusted = any(worker.alive and worker.standing == "trusted" for worker in workers)
+    if audit.trusts and audit.learnt < 1 and not trusted:
+        yield (
+            "no trusted worker is here: other workers get no leases before it has shown what honest "
+            "answers look like"
+        )
+    if not audit.auditors and audit.waiting:
+        yield f"no auditor is here, and {audit.waiting} answers wait for their verdict"
+    done = audit.scored + audit.skipped
+    if done >= AUDITS_MIN and audit.skipped > SKIPPED_SHARE_MAX * done:
+        yield (
+            f"the auditor cannot keep up: {audit.skipped} of {done} answers were never scored; "
+            "give it a faster audit.device, or lower audit.share"
+        )
 
 
 def _of_workers(status: Status) -> Iterator[str]:
     """Silent workers come first, those that hold the most leases before the others."""
+    yield from (_convicted(worker) for worker in status.workers if worker.verdict)
     workers = [
         worker
         for worker in status.workers
@@ -73,10 +103,27 @@ def _consequence(worker: WorkerStatus) -> str:
     return f"{theirs} to others in {max(0.0, worker.leases_end_s):.0f} s"
 
 
+def _convicted(worker: WorkerStatus) -> str:
+    return (
+        f"{worker.name} is convicted ({worker.verdict}); `echo2d audit show {worker.id}` has the "
+        "evidence"
+    )
+
+
 def _of_one(worker: WorkerStatus, status: Status) -> Iterator[str]:
     serving, lag = worker.serving, worker.lag
     if worker.quarantined:
         yield "is quarantined: frames that it passed on were bad, so it only receives"
+    if worker.learner_k is not None and worker.learner_k > LEARNER_K_MAX:
+        yield (
+            f"reports logprobs that are not the model's: the learner finds {worker.learner_k:.1f} "
+            "nats a token between them and its own"
+        )
+    if worker.standing == "suspected":
+        yield (
+            f"looks like a liar: {worker.flagged} of {worker.audited} audited answers are wrong; "
+            "nothing follows, because no worker is trusted"
+        )
     if serving is None and status.newest_version is not None:
         yield "serves no version yet"
     if serving is not None and lag is not None and lag > status.staleness_max:

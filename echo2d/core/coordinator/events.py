@@ -10,13 +10,15 @@ durable (I4).
 from dataclasses import dataclass
 from typing import Any
 
-from echo2d.core.base.ids import Digest, Epoch, GroupId, PublishSeq, RequestId
+from echo2d.core.audit.events import AuditAction, AuditRecord, LimitsLearnt
+from echo2d.core.base.ids import Digest, Epoch, GroupId, PeerId, PublishSeq, RequestId
 from echo2d.core.broadcast.events import BroadcastAction, BroadcastRecord, FormChosen
 from echo2d.core.cluster.events import (
     ClusterAction,
     DialBackEnded,
     PeerConnected,
     PeerDisconnected,
+    PeerPardoned,
     PeerRevoked,
     PeerSaid,
     Persist,
@@ -26,6 +28,7 @@ from echo2d.core.cluster.events import (
     VersionRevoked,
 )
 from echo2d.core.gateway.events import CallEvent, GatewayAction
+from echo2d.core.protocol.trajectory import TrajectoryScore
 from echo2d.core.rollouts.events import (
     PromptDrawn,
     RecoveredRollouts,
@@ -68,13 +71,17 @@ class BatchAsked:
 
 @dataclass(frozen=True, slots=True)
 class CommitAsked:
-    """POST /v1/batches/{step}/commit."""
+    """POST /v1/batches/{step}/commit.
+
+    scores: of trajectories in the batch, as many as the learner likes; others are ignored.
+    """
 
     request: RequestId
     epoch: Epoch
     step: int
     batch_digest: Digest
     t_train_s: float
+    scores: tuple[TrajectoryScore, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +123,7 @@ CoordinatorEvent = (
     | PeerSaid
     | PeerDisconnected
     | PeerRevoked
+    | PeerPardoned
     | RemovalPlanned
     | DialBackEnded
     | SessionAsked
@@ -157,6 +165,7 @@ CoordinatorRecord = (
     | VersionRevoked
     | BroadcastRecord
     | RolloutRecord
+    | AuditRecord
 )
 
 
@@ -165,14 +174,19 @@ class Recovered(RecoveredRollouts):
     """Everything durable of a run, as the ledger had it at the start.
 
     published: by publish_seq, without revoked versions. rates: the one measured longest ago comes
-    first. form: the one chosen last. lost: paths of published versions whose copies are gone.
+    first. form: the one chosen last. limits: of every class that was audited. lost: paths of
+    published versions whose copies are gone. convicted, trusted: workers, as the access table has
+    them.
     """
 
     publish_seq: PublishSeq
     published: tuple[VersionPublished, ...]
     rates: tuple[PeerRate, ...] = ()
     form: FormChosen | None = None
+    limits: tuple[LimitsLearnt, ...] = ()
     lost: frozenset[str] = frozenset()
+    convicted: frozenset[PeerId] = frozenset()
+    trusted: frozenset[PeerId] = frozenset()
 
     @staticmethod
     def nothing() -> "Recovered":
@@ -213,5 +227,6 @@ CoordinatorAction = (
     | BroadcastAction
     | RolloutAction
     | GatewayAction
+    | AuditAction
     | Reply
 )

@@ -10,9 +10,10 @@ error is {"error": a word, "detail": a sentence}. Not here: the staleness gates
 (`rollouts/staleness.py`), and how versions travel (`broadcast/publishing.py`).
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Any
 
+from echo2d.core.audit.audits import Audits
 from echo2d.core.base.ids import Epoch, RequestId
 from echo2d.core.broadcast.publishing import Publishing
 from echo2d.core.cluster.events import Note, Persist, PublishAsked, Send, StopRun, VersionRevoked
@@ -34,7 +35,12 @@ from echo2d.core.coordinator.events import (
     SessionAsked,
 )
 from echo2d.core.protocol.control_messages import VersionKey, VersionsRevoked
-from echo2d.core.protocol.trajectory import GroupRecord
+from echo2d.core.protocol.trajectory import (
+    GroupRecord,
+    StoredGroup,
+    TrajectoryRecord,
+    TrajectoryScore,
+)
 from echo2d.core.rollouts.events import BatchCommitted
 from echo2d.core.rollouts.groups import Groups
 from echo2d.core.rollouts.staleness import PREFETCH_STEPS, REFUSALS_MAX, Staleness, StepBatch
@@ -57,7 +63,9 @@ class LearnerCalls:
         groups: Groups,
         publishing: Publishing,
         statistics: Statistics,
+        audits: Audits | None,
     ) -> None:
+        self._audits = audits
         self._rules = rules
         self._members = members
         self._versions = versions
@@ -214,6 +222,11 @@ class LearnerCalls:
             return [reply]
         if self._staleness.commit(event.step):
             self._statistics.trained(event.step, batch.groups, event.t_train_s)
+            if event.scores:
+                scored = _scored(batch.groups, event.scores)
+                self._statistics.qualities.scored_by_learner(scored)
+                if self._audits is not None:
+                    self._audits.scored_by_learner(scored)
         committed = Persist(BatchCommitted(event.step, self.epoch, batch.digest, event.t_train_s))
         return [committed, Reply(event.request, 200, {"publish_every": self.publish_every})]
 
@@ -305,7 +318,7 @@ class LearnerCalls:
         self._versions.revoke(keys)
         self._publishing.revoked(keys)
         actions += self._groups.revoke(keys, now=now)
-        for stored in self._staleness.revoke(keys):
+        for stored in self._staleness.withdraw(lambda group: group.uses(keys)):
             actions += self._groups.discard(stored, "revoked", again=True)
         message = VersionsRevoked(self.epoch, tuple(keys))
         peers = [peer for peer in self._members if peer.session is not None and peer.kind != "seed"]
@@ -343,3 +356,16 @@ def _error(request: RequestId, error: str, detail: str, *, status: int = 409, **
 
 def _batch_reply(request: RequestId, batch: StepBatch) -> Reply:
     return Reply(request, 200, batch.body(), batch.digest)
+
+
+def _scored(
+    groups: Iterable[StoredGroup], scores: Iterable[TrajectoryScore]
+) -> list[tuple[TrajectoryRecord, TrajectoryScore]]:
+    """The trajectories of these groups that have a score, each with its last one."""
+    found = {(score.group, score.sample): score for score in scores}
+    return [
+        (trajectory, found[stored.record.group, trajectory.sample])
+        for stored in groups
+        for trajectory in stored.record.trajectories
+        if (stored.record.group, trajectory.sample) in found
+    ]

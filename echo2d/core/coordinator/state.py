@@ -18,6 +18,7 @@ from typing import assert_never
 
 from blake3 import blake3
 
+from echo2d.core.audit.audits import Audits
 from echo2d.core.base.ids import SessionId
 from echo2d.core.broadcast.publishing import Publishing
 from echo2d.core.capacity.measurements import Measurements
@@ -27,13 +28,14 @@ from echo2d.core.cluster.events import (
     Note,
     PeerConnected,
     PeerDisconnected,
+    PeerPardoned,
     PeerRevoked,
     PeerSaid,
     PublishAsked,
     RemovalPlanned,
     Send,
 )
-from echo2d.core.cluster.membership import Membership, Peer
+from echo2d.core.cluster.membership import CONVICTED, Membership, Peer
 from echo2d.core.cluster.reachability import Reachability
 from echo2d.core.cluster.rules import RunRules
 from echo2d.core.cluster.statistics import FAULT_CHARS_MAX, Statistics, printable
@@ -57,6 +59,7 @@ from echo2d.core.coordinator.status import make_status
 from echo2d.core.gateway.calls import GatewayCalls
 from echo2d.core.gateway.events import CallAsked, CallGone, ChoiceGrew, ChoiceStopped
 from echo2d.core.protocol.control_messages import (
+    AnswersScored,
     ApplyFailed,
     DeltasKept,
     EdgeBroken,
@@ -74,6 +77,7 @@ from echo2d.core.protocol.control_messages import (
     RefitFailed,
     Refused,
     SampleFinished,
+    ScoringFailed,
     SegmentEncoded,
     SegmentsWanted,
     ToCoordinator,
@@ -120,6 +124,26 @@ class CoordinatorState:
         self._scheduler = LeaseScheduler(
             members=self._members, versions=self._versions, statistics=self._statistics
         )
+        self._audits = (
+            None
+            if rules.audit is None
+            else Audits(
+                rules,
+                next(
+                    (
+                        each
+                        for each in recovered.limits
+                        if each.engine_class == rules.audit.engine_class
+                    ),
+                    None,
+                ),
+                members=self._members,
+                versions=self._versions,
+                statistics=self._statistics,
+                convicted=recovered.convicted,
+                trusted=recovered.trusted,
+            )
+        )
         self._groups = Groups(
             rules,
             recovered,
@@ -129,6 +153,7 @@ class CoordinatorState:
             statistics=self._statistics,
             scheduler=self._scheduler,
             tag=tag,
+            audits=self._audits,
         )
         self._gateway = GatewayCalls(
             rules,
@@ -158,6 +183,7 @@ class CoordinatorState:
             groups=self._groups,
             publishing=self._publishing,
             statistics=self._statistics,
+            audits=self._audits,
         )
         self._activation_loop = ActivationLoop(
             rules,
@@ -197,6 +223,7 @@ class CoordinatorState:
             self._scheduler,
             self._publishing,
             self._activation_loop,
+            *(() if self._audits is None else (self._audits,)),
         )
         return min(
             (at for at in (part.wake_at() for part in parts) if at is not None), default=None
@@ -216,6 +243,7 @@ class CoordinatorState:
             calls=self._calls,
             statistics=self._statistics,
             activation_loop=self._activation_loop,
+            audits=self._audits,
         )
 
     # --- routes
@@ -229,7 +257,14 @@ class CoordinatorState:
             case PeerSaid(session, message):
                 return self._said(session, message, now)
             case PeerDisconnected(session):
+                peer = self._members.of_session(session)
+                if peer is not None and self._audits is not None:
+                    self._audits.gone(peer.peer)
                 self._members.disconnected(session)
+                return []
+            case PeerPardoned(peer_id):
+                if self._audits is not None:
+                    self._audits.pardoned(peer_id)
                 return []
             case PeerRevoked(peer):
                 known = self._members.get(peer)
@@ -278,10 +313,15 @@ class CoordinatorState:
                 assert_never(event)
 
     def _connected(self, event: PeerConnected, now: float) -> Sequence[CoordinatorAction]:
+        if self._audits is not None and self._audits.is_convicted(event.peer):
+            refused = Refused("convicted", CONVICTED, permanent=True)
+            return [Send(event.session, refused), CloseSession(event.session)]
         joined, actions = self._members.connected(event, now=now)
         if joined is None:
             return actions
         peer, hello = joined.peer, event.hello
+        if self._audits is not None:
+            self._audits.joined(peer)
         self._activation_loop.changed()
         gateway_keys = [key for key in hello.leases if self._gateway.owns(key)]
         keep_for_gateway, gateway_actions = self._gateway.rejoined(peer, gateway_keys, now=now)
@@ -382,6 +422,14 @@ class CoordinatorState:
                 return self._granted_by(message).finished(peer, message, now=now)
             case LeaseFailed():
                 return self._granted_by(message).failed(peer, message, now=now)
+            case AnswersScored():
+                if self._audits is None:
+                    raise PeerFault("this run audits nothing")
+                return self._audits.found(peer, message, now=now)
+            case ScoringFailed():
+                if self._audits is None:
+                    raise PeerFault("this run audits nothing")
+                return self._audits.failed(peer, message)
             case Hello():
                 raise PeerFault("a second hello")
             case _:
@@ -464,6 +512,8 @@ class CoordinatorState:
         for peer in suspected:
             self._activation_loop.changed()
             repairs += self._publishing.lost(peer)
+        if self._audits is not None:
+            self._audits.deadlines(now=now)
         return [
             *session_actions,
             *repairs,
@@ -473,8 +523,23 @@ class CoordinatorState:
             *self._gateway.deadlines(now=now),
         ]
 
+    def _settle_audits(self, audits: Audits, now: float) -> Sequence[CoordinatorAction]:
+        """Do what the audit has decided, and give auditors their next orders."""
+        verdicts, convicted = audits.take_verdicts()
+        actions: list[CoordinatorAction] = []
+        for worker in convicted:
+            if (peer := self._members.get(worker)) is not None:
+                actions += self._members.revoked(peer, "convicted", CONVICTED)
+                actions += self._gone(peer, now, revoked=True)
+            actions += self._groups.convicted(worker, now=now)
+        for verdict in verdicts:
+            actions += self._groups.judged(verdict)
+        return [*actions, *audits.advance(now=now)]
+
     def _advance(self, now: float) -> Sequence[CoordinatorAction]:
+        audit_actions = [] if self._audits is None else self._settle_audits(self._audits, now)
         actions = [
+            *audit_actions,
             *self._calls.advance(),
             *self._activation_loop.advance(now=now),
             *self._publishing.advance(now=now),
@@ -506,6 +571,8 @@ class CoordinatorState:
             self._publishing,
         ):
             part.check()
+        if self._audits is not None:
+            self._audits.check()
         self._reachability.check()
         self._gateway.check()
         self._calls.check()

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache
 
+from echo2d.core.audit.audits import Audits
 from echo2d.core.base.ids import PeerId
 from echo2d.core.broadcast.publishing import Publishing
 from echo2d.core.broadcast.transmission import Transmission
@@ -15,6 +16,7 @@ from echo2d.core.cluster.membership import Membership, Peer
 from echo2d.core.cluster.rules import RunRules
 from echo2d.core.cluster.statistics import Statistics
 from echo2d.core.cluster.versions import PublishedVersions
+from echo2d.core.cluster.worker_quality import WorkerQuality
 from echo2d.core.coordinator.activation_loop import ActivationLoop
 from echo2d.core.coordinator.alerts import alerts
 from echo2d.core.coordinator.learner_api import LearnerCalls
@@ -23,6 +25,7 @@ from echo2d.core.rollouts.groups import Groups
 from echo2d.core.rollouts.leases import Lease
 from echo2d.core.rollouts.staleness import Staleness
 from echo2d.core.status.schema import (
+    AuditStatus,
     BroadcastStatus,
     FaultStatus,
     FormStatus,
@@ -36,6 +39,9 @@ from echo2d.core.status.schema import (
     VersionStatus,
     WorkerStatus,
 )
+
+# Of a worker without a scored trajectory.
+NO_QUALITY = WorkerQuality()
 
 
 def make_status(
@@ -51,9 +57,10 @@ def make_status(
     calls: LearnerCalls,
     statistics: Statistics,
     activation_loop: ActivationLoop,
+    audits: Audits | None,
 ) -> Status:
     """The run at one moment; `now` is monotonic seconds."""
-    workers = _Workers(versions, groups, activation_loop, now)
+    workers = _Workers(versions, groups, activation_loop, audits, now)
     status = Status(
         epoch=calls.epoch,
         open_step=staleness.open_step,
@@ -81,6 +88,7 @@ def make_status(
         seed_alive=members.seed is not None,
         seed_uplink=None if members.seed is None else members.seed.uplink,
         gateway=gateway.status(),
+        audit=None if audits is None else _audit(audits, members),
         bubble_ratio=statistics.bubble_ratio,
         learner_train_s=statistics.learner_train_s,
         learner_wait_s=statistics.learner_wait_s,
@@ -138,6 +146,24 @@ def _relay(peer: Peer, now: float) -> PeerStatus:
     )
 
 
+def _audit(audits: Audits, members: Membership) -> AuditStatus:
+    limits = audits.baseline.limits
+    return AuditStatus(
+        auditors=sum(peer.kind == "auditor" and peer.alive for peer in members),
+        trusts=audits.trusts,
+        learnt=audits.baseline.learnt,
+        k_max=None if limits is None else limits.k,
+        misses_max=None if limits is None else limits.misses,
+        pending=audits.pending,
+        waiting=audits.waiting,
+        scored=audits.scored,
+        skipped=audits.skipped,
+        delay_s=audits.delay_s,
+        scoring_s=audits.scoring_s,
+        loading_s=audits.loading_s,
+    )
+
+
 class _Workers:
     """Makes the status of each worker, with the leases sorted by worker once."""
 
@@ -146,8 +172,10 @@ class _Workers:
         versions: PublishedVersions,
         groups: Groups,
         activation_loop: ActivationLoop,
+        audits: Audits | None,
         now: float,
     ) -> None:
+        self._audits = audits
         self._versions = versions
         self._groups = groups
         self._activation_loop = activation_loop
@@ -160,7 +188,8 @@ class _Workers:
         now, leases = self._now, self._leases.get(peer.peer, [])
         serving, newest = self._versions.live(peer.serving), self._versions.newest
         value = self._activation_loop.of(peer)
-        quality = self._statistics.qualities.of(peer.peer)
+        case = None if self._audits is None else self._audits.cases.get(peer.peer)
+        quality = self._statistics.qualities.of(peer.peer) or NO_QUALITY
         return WorkerStatus(
             id=peer.peer,
             name=peer.name,
@@ -190,10 +219,17 @@ class _Workers:
             usd_per_gb_up=value.price.usd_per_gb_up,
             availability=value.price.availability,
             rho=value.rho,
-            reward=None if quality is None else quality.reward,
-            reward_above=None if quality is None else quality.above,
-            answer_tokens=None if quality is None else quality.tokens,
+            reward=quality.reward if quality.scored else None,
+            reward_above=quality.above,
+            answer_tokens=quality.tokens if quality.scored else None,
             used=self._statistics.measurements.yields.of(peer.peer),
+            trained=quality.trained,
+            audited=0 if case is None else case.audited,
+            flagged=0 if case is None else case.flagged,
+            standing="" if self._audits is None else self._audits.standing(peer.peer),
+            verdict="" if case is None else case.verdict,
+            learner_k=quality.learner_k,
+            learner_z=quality.learner_z,
         )
 
 

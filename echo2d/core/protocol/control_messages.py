@@ -15,6 +15,7 @@ each message is one binary frame (`codec.Codec`, at most 4 MiB). The first messa
     LeaseProgress, SampleFinished, LeaseFailed              LeaseGranted, LeaseCancelled,
                                                             SampleAnswered
     Leaving, Goodbye                                        Drain, DialledBack
+    AnswersScored, ScoringFailed     (auditors only)        ScoreAnswers (to auditors)
 
 Tokens travel as little-endian int32 and logprobs as little-endian float32, both as bytes
 (`trajectory.pack_tokens`). Durations are seconds left or seconds measured, never clock values.
@@ -41,17 +42,20 @@ from echo2d.core.base.ids import (
     StripeId,
     Version,
 )
+from echo2d.core.protocol.evidence import Evidence
 from echo2d.core.weights.delta_chain import KeptDelta
 from echo2d.core.weights.encoding import FormKind
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 PROGRESS_S = 2.0  # a worker reports on every lease at least this often
 
-PeerKind = Literal["worker", "relay", "seed"]
+PeerKind = Literal["worker", "relay", "seed", "auditor"]
 Finish = Literal["stop", "length", "context", "stop_string"]  # see `answer_end`
 RefusalReason = Literal[
-    "protocol", "run", "credential", "revoked", "superseded", "flapping", "busy"
+    "protocol", "run", "credential", "revoked", "convicted", "superseded", "flapping", "busy"
 ]
+# By which engine's rule a seed decides a token; "none": engines draw as they like.
+SeedReplay = Literal["torch", "sglang", "none"]
 
 
 # --- parts ----------------------------------------------------------------------------------------
@@ -152,6 +156,21 @@ class EdgePeer:
     pace: float | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class AnswerToScore:
+    """Consecutive tokens of one answer that one worker wrote with one version.
+
+    prompt: everything before them, also earlier tokens of the answer, of which there are `written`.
+    logprobs: as the worker reported them. seed: the sample's; None: it is not replayed.
+    """
+
+    prompt: bytes
+    tokens: bytes
+    logprobs: bytes
+    written: int
+    seed: int | None
+
+
 # --- peer -> coordinator --------------------------------------------------------------------------
 
 
@@ -168,7 +187,7 @@ class Hello:
     engines served. receive_only: it passes nothing on. uplink_limit: most bytes/s that it sends to
     other peers, whatever a plan says. usd_per_h: its price as its owner states it; a price in the
     run's config wins. dial_back_secret: the peer that answers at `listen` must prove that it knows
-    this.
+    this. scores: its engine can score answers that others wrote.
     """
 
     protocol: int
@@ -187,6 +206,7 @@ class Hello:
     uplink_limit: int | None = None
     dial_back_secret: bytes = b""
     usd_per_h: float | None = None
+    scores: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -404,6 +424,27 @@ class LeaseFailed:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class AnswersScored:
+    """Answers a ScoreAnswers: what was found about each answer, in the same order.
+
+    scoring_s, loading_s: seconds that scoring, and loading the version, took.
+    """
+
+    order: int
+    found: tuple[Evidence, ...]
+    scoring_s: float
+    loading_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ScoringFailed:
+    """Answers a ScoreAnswers that cannot be done: the version is not here, or does not fit."""
+
+    order: int
+    reason: str
+
+
 # --- coordinator -> peer --------------------------------------------------------------------------
 
 
@@ -577,14 +618,38 @@ class Drain:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class ScoreAnswers:
+    """To an auditor: score these answers under this version, with one prefill each.
+
+    path: of the version's copy, relative to the run directory; a worker scores with the version
+    that it serves. temperature, top_p: as the answers were drawn.
+    """
+
+    order: int
+    version: Version
+    digest: Digest
+    path: str
+    temperature: float
+    top_p: float
+    replay: SeedReplay
+    answers: tuple[AnswerToScore, ...]
+
+    @property
+    def key(self) -> VersionKey:
+        return VersionKey(self.version, self.digest)
+
+
 ToCoordinator = (
     Hello | Heartbeat | Leaving | Goodbye | SegmentEncoded | FormEncoded | EncodeFailed
     | DeltasKept | SegmentsWanted | EdgeBroken | FrameAccused | TransferReport | VersionVerified
     | ApplyFailed | RefitDone | RefitFailed | LeaseProgress | SampleFinished | LeaseFailed
+    | AnswersScored | ScoringFailed
 )  # fmt: skip
 ToPeer = (
     Welcome | Refused | EncodeVersion | ForgetForm | SignedRoot | SegmentPage | PlanEdges
     | VersionsRevoked | LeaseGranted | LeaseCancelled | SampleAnswered | Drain | DialledBack
+    | ScoreAnswers
 )  # fmt: skip
 
 # The tags are part of the protocol: a tag stays when its class is renamed.
@@ -609,6 +674,8 @@ TO_COORDINATOR = Codec(
         "LeaseProgress": LeaseProgress,
         "SampleFinished": SampleFinished,
         "LeaseFailed": LeaseFailed,
+        "AnswersScored": AnswersScored,
+        "ScoringFailed": ScoringFailed,
     },
     # They carry tokens, or one entry for each lease, peer, segment or version.
     large=(
@@ -634,6 +701,7 @@ TO_PEER = Codec(
         "SampleAnswered": SampleAnswered,
         "Drain": Drain,
         "DialledBack": DialledBack,
+        "ScoreAnswers": ScoreAnswers,
     }
 )
 

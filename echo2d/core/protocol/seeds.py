@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from echo2d.core.base.ids import GroupId
 
 SEED_BITS = 63  # what a message carries as an integer
+SGLANG_SEED_MASK = 0x7FFFFFFF  # SGLang 0.5.19 takes 31 bits of a seed
 KEY_BYTES = 32
 
 _BLOCK = 64  # numbers that are computed at once: one alone takes as long as fifty

@@ -152,6 +152,25 @@ class TrajectoryRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class TrajectoryScore:
+    """What the learner's forward pass says about one trajectory that it trained.
+
+    sample: its number in the group, which is its place in `Group.trajectories` of `echo2d.client`.
+    p: a token's probability by the learner, at the run's temperature. q: the logprob that its
+    worker reported.
+
+    k: the mean of |log p - q| over the tokens in the loss, in nats, at least 0. z: the sum of
+    (surprise - entropy) over the square root of the sum of the surprises' variances; a token's
+    surprise is -log p, the entropy is its mean. About N(0, 1) for tokens that were drawn from p.
+    """
+
+    group: int
+    sample: int
+    k: float
+    z: float
+
+
+@dataclass(frozen=True, slots=True)
 class Partial:
     """The first output tokens of an unfinished sample, packed as in TrajectoryRecord."""
 

@@ -90,6 +90,14 @@ class SampleRewarded:
 
 
 @dataclass(frozen=True, slots=True)
+class SampleReturned:
+    """A kept sample is forgotten, because its worker may have lied: another one writes it."""
+
+    group: GroupId
+    sample: int
+
+
+@dataclass(frozen=True, slots=True)
 class GroupDropped:
     """The group was dropped for good with everything it had: too old, filtered, failed, refused."""
 
@@ -125,6 +133,7 @@ RolloutRecord = (
     | LeaseGiven
     | SampleKept
     | SampleRewarded
+    | SampleReturned
     | GroupDropped
     | BatchFrozen
     | BatchCommitted

@@ -2,8 +2,8 @@
 kept.
 
     waiting --granted--> leased --answered--> kept
-       ^                    |
-       +--- lease ended ----+
+       ^                    |                  |
+       +--- lease ended ----+--- not wanted ---+
 
 A late answer under an ended attempt moves a sample to `kept` from wherever it is. A waiting sample
 may have tokens already. This module keeps the books and decides nothing.
@@ -47,7 +47,9 @@ class OpenGroup:
     leases that run.
     kept: by sample, the accepted results; a reward that is NaN has not been scored. partials: of
     waiting samples.
-    failures: by sample, leases that failed. fruitless: by sample, leases in a row that continued a
+    unwanted: kept samples that go back as soon as they are scored. returned: by sample that went
+    back, the workers that may not write it again. failures: by sample, leases that
+    failed. fruitless: by sample, leases in a row that continued a
     partial and added nothing.
     """
 
@@ -59,6 +61,8 @@ class OpenGroup:
     given: dict[HeldLease, LeaseGiven] = field(default_factory=dict)
     ended: list[HeldLease] = field(default_factory=list)
     running: dict[HeldLease, Lease] = field(default_factory=dict)
+    unwanted: set[int] = field(default_factory=set)
+    returned: dict[int, set[PeerId]] = field(default_factory=dict)
     failures: Counter[int] = field(default_factory=Counter)
     fruitless: Counter[int] = field(default_factory=Counter)
     bad_results: int = 0
@@ -216,7 +220,8 @@ class GroupTable:
     def revive(self, given: LeaseGiven, *, now: float) -> None:
         """A worker came back with an ended attempt: it runs again with its waiting samples."""
         group = self._owners[given.key]
-        samples = group.waiting.intersection(given.samples)
+        # Its worker has answered those that went back, and may not answer again.
+        samples = group.waiting.intersection(given.samples).difference(group.returned)
         if samples and given.key in group.ended:
             group.ended.remove(given.key)
             for sample in samples:
@@ -227,6 +232,14 @@ class GroupTable:
         """Keep the result of a sample; returns the lease if this was its last open one."""
         group.kept[record.sample] = record
         return self._take(group, record.sample)
+
+    def give_back(self, group: OpenGroup, sample: int) -> None:
+        """A kept sample is not wanted: it waits for a worker other than those that wrote it."""
+        kept = group.kept.pop(sample)
+        group.unwanted.discard(sample)
+        group.returned.setdefault(sample, set()).update(span.author for span in kept.spans)
+        group.waiting.add(sample)
+        self._note(group)
 
     def put_back(self, group: OpenGroup, key: HeldLease, sample: int) -> None:
         """A result under this attempt was useless: its sample waits again.
@@ -281,6 +294,7 @@ class GroupTable:
             places = sorted([*group.waiting, *group.kept, *leased])
             assert places == list(range(self._size)), "a sample is lost or in two places"
             assert group.partials.keys() <= group.waiting
+            assert group.unwanted <= group.kept.keys()
             assert all(group.given[key] is lease.given for key, lease in group.running.items())
             running |= group.running
         assert list(self._groups) == sorted(self._groups)

@@ -11,10 +11,10 @@ Not here: which worker gets them (`scheduler`), what comes back (`groups`), wher
 group are (`group_table`), what an unfinished sample has (`partials`).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from echo2d.core.base.ids import GroupId
+from echo2d.core.base.ids import GroupId, PeerId
 from echo2d.core.cluster.events import Persist, Send
 from echo2d.core.cluster.membership import Peer
 from echo2d.core.cluster.rules import RunRules
@@ -70,8 +70,11 @@ class GroupWork:
         self._can_begin_anew = True
         for group in self._groups.waiting():
             yield from self._with_tokens(group, now)
-            if fresh := sorted(group.waiting.difference(group.partials)):
+            fresh = sorted(group.waiting.difference(group.partials))
+            if fresh and not group.returned:
                 yield PendingOfGroup(fresh, self._staleness.oldest, group=group)
+            elif fresh:
+                yield from self._with_returned(group, fresh)
         samples = range(self._rules.group_size)
         while (prompt := self._prompts.next()) is not None:
             group = OpenGroup(self._next_group, prompt, set(samples))
@@ -97,12 +100,22 @@ class GroupWork:
 
     # --- inside
 
+    def _with_returned(self, group: OpenGroup, fresh: Sequence[int]) -> Iterator[PendingOfGroup]:
+        """Samples without tokens, of which some went back from a worker that may lie."""
+        oldest = self._staleness.oldest
+        for sample in [each for each in fresh if each in group.returned]:
+            suits = _all_but(group.returned[sample])
+            yield PendingOfGroup((sample,), oldest, suits=suits, group=group)
+        if others := [sample for sample in fresh if sample not in group.returned]:
+            yield PendingOfGroup(others, oldest, group=group)
+
     def _with_tokens(self, group: OpenGroup, now: float) -> Iterator[PendingOfGroup]:
         """Each waiting sample that has tokens. Only workers of their version or newer may go on."""
         for sample, waiting in sorted(group.partials.items()):
             oldest = self._staleness.oldest
             versions_grow = max(oldest, waiting.partial.version_last)
-            yield PendingOfGroup((sample,), versions_grow, group=group)
+            suits = _all_but(group.returned[sample]) if sample in group.returned else None
+            yield PendingOfGroup((sample,), versions_grow, suits=suits, group=group)
             # It has waited for long, and some worker could begin it anew: drop its tokens.
             late = sample in group.partials and now >= waiting.until
             if late and self._can_begin_anew:
@@ -134,3 +147,7 @@ class GroupWork:
             rng_seeds=sample_seeds(rules.seed_key, group.group, given.samples),
             written=base.length,
         )
+
+
+def _all_but(workers: Collection[PeerId]) -> Callable[[PeerId], bool]:
+    return lambda worker: worker not in workers

@@ -6,7 +6,8 @@
 
 A group is dropped whole (I5), with everything that it has: when it is too old, a reward failed, its
 leases or results failed too often, a version that wrote for it is revoked, or all its rewards are
-the same. The first accepted result of a sample counts. A sample whose lease ended with tokens goes
+the same. The first accepted result of a sample counts. A kept sample goes back if the audit says that
+it may be a lie, or cannot say so in time. A sample whose lease ended with tokens goes
 on from them, alone (`partials`). Leases are durable: they continue after a restart.
 Kept true: every sample is waiting, in one running lease, or kept.
 Not here: which worker gets a lease and when (`group_work`, `scheduler`), the gates and the batches
@@ -15,9 +16,10 @@ Not here: which worker gets a lease and when (`group_work`, `scheduler`), the ga
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
-from echo2d.core.base.ids import GroupId, Version
+from echo2d.core.audit.audits import Audits, SampleVerdict
+from echo2d.core.base.ids import GroupId, PeerId, Version
 from echo2d.core.cluster.events import Note, Persist, StopRun
 from echo2d.core.cluster.membership import Membership, Peer
 from echo2d.core.cluster.rules import RunRules
@@ -34,7 +36,13 @@ from echo2d.core.protocol.control_messages import (
     VersionKey,
 )
 from echo2d.core.protocol.result_check import result_fault
-from echo2d.core.protocol.trajectory import Partial, StoredGroup, TrajectoryRecord, authored
+from echo2d.core.protocol.trajectory import (
+    AuthoredSpan,
+    Partial,
+    StoredGroup,
+    TrajectoryRecord,
+    authored,
+)
 from echo2d.core.rollouts.accepted_results import AcceptedResults
 from echo2d.core.rollouts.events import (
     DrawPrompt,
@@ -44,6 +52,7 @@ from echo2d.core.rollouts.events import (
     RecoveredRollouts,
     RolloutAction,
     SampleKept,
+    SampleReturned,
     SampleRewarded,
     SampleScored,
     ScoreSample,
@@ -61,6 +70,8 @@ from echo2d.core.rollouts.variance_filter import VarianceFilter
 LEASE_FAILURES_MAX = 8
 # Malformed results of one group, before it is dropped for good.
 BAD_RESULTS_MAX = 3
+# A sample that went back from one worker waits so long for another one; then its group begins anew.
+RETURNED_WAIT_S = 60.0
 # Why groups are dropped that were not worth training on. Other reasons say nothing against workers.
 WORTHLESS = ("filtered", "refused")
 
@@ -82,8 +93,10 @@ class Groups:
         statistics: Statistics,
         scheduler: LeaseScheduler,
         tag: int,
+        audits: Audits | None = None,
     ) -> None:
         self._rules = rules
+        self._audits = audits
         self._members = members
         self._versions = versions
         self._staleness = staleness
@@ -111,6 +124,8 @@ class Groups:
         self._variance_filter = VarianceFilter(rules)
         # Groups with older versions than this have been dropped.
         self._aged_to: Version | None = None
+        # By group with returned samples: when it is dropped if one of them still waits.
+        self._returned: dict[GroupId, float] = {}
         # When the next partial has waited for long enough.
         self._patient_until: float | None = None
 
@@ -122,7 +137,9 @@ class Groups:
     @property
     def unscored(self) -> int:
         """The number of groups whose results are all there, and that wait for rewards only."""
-        return sum(map(self._is_whole, self._groups))
+        whole = sum(map(self._is_whole, self._groups))
+        # Those that wait for a verdict may have all their rewards.
+        return whole if self._audits is None else max(0, whole - self._audits.groups_waiting)
 
     def lack_only_rewards(self, groups: int) -> bool:
         """Whether at least this many groups, and at least one, wait for rewards only."""
@@ -179,8 +196,42 @@ class Groups:
             return [note, *self._drop(group, "reward", event.reason)]
         group.kept[event.sample] = kept.scored(event.reward)
         rewarded = Persist(SampleRewarded(event.group, event.sample, event.reward))
+        if event.sample in group.unwanted:
+            return [rewarded, *self._give_back(group, event.sample)]
         done = self._is_whole(group) and not group.unscored()
         return [rewarded, *(self._complete(group) if done else [])]
+
+    # --- the audit
+
+    def judged(self, verdict: SampleVerdict) -> list[RolloutAction]:
+        """A sample need not wait any more: its group may be complete, or the sample goes back."""
+        group = self._groups.get(verdict.group)
+        if group is None or verdict.sample not in group.kept:
+            return []
+        if not verdict.good:
+            return self._give_back(group, verdict.sample)
+        return self._complete(group) if self._is_whole(group) and not group.unscored() else []
+
+    def convicted(self, worker: PeerId, *, now: float) -> list[RolloutAction]:
+        """Forget what this worker wrote, except in full batches. Its leases have ended."""
+
+        def theirs(spans: Iterable[AuthoredSpan]) -> bool:
+            return any(span.author == worker for span in spans)
+
+        actions: list[RolloutAction] = []
+        for lease in [each for each in self.leases if theirs(each.given.base.spans)]:
+            actions += [*self._scheduler.cancel(lease), *self._end(lease, now, failures=0)]
+        for stored in self._staleness.withdraw(
+            lambda group: any(theirs(each.spans) for each in group.trajectories)
+        ):
+            actions += self.discard(stored, "convicted", again=True)
+        for group in self._groups:
+            group.partials = {
+                at: each for at, each in group.partials.items() if not theirs(each.partial.spans)
+            }
+            for sample in [at for at, kept in group.kept.items() if theirs(kept.spans)]:
+                actions += self._give_back(group, sample)
+        return actions
 
     # --- workers
 
@@ -225,8 +276,10 @@ class Groups:
             return self._bad_result(peer, group, message, fault, now)
         spans = authored(message.spans, peer.peer)
         whole = base.plus(message.tokens, message.logprobs, spans, shift=base.length)
-        # It is well-formed, but a version that wrote it has been revoked or is too old by now.
-        if not self._partials.good(whole):
+        # It is well-formed, but a version that wrote it has been revoked or is too old by now, or it
+        # goes on from what a convicted worker wrote.
+        lies = self._audits is not None and self._by_convicted(whole)
+        if lies or not self._partials.good(whole):
             return self._refuse(peer, message, "the lease is over")
         finish = "stop" if message.finish == "stop" else limit.finish
         return self._accept(peer, group, message, whole, finish, now)
@@ -299,11 +352,19 @@ class Groups:
             note = self._statistics.fault("lease", f"{name}: silent or stuck", lease.given.group)
             actions += [note, *self._scheduler.cancel(lease)]
             actions += self._lease_failed(lease, worker, now)
+        while self._returned and next(iter(self._returned.values())) <= now:
+            number = next(iter(self._returned))
+            del self._returned[number]
+            group = self._groups.get(number)
+            if group is not None and group.waiting.intersection(group.returned):
+                actions += self._drop(group, "returned", "nobody else can write it", again=True)
         return actions
 
     def wake_at(self) -> float | None:
-        """When a lease expires, or a partial has waited for long enough."""
-        times = (self.leases.wake_at(), self._patient_until)
+        """When a lease expires, or something has waited for long enough."""
+        # All wait equally long, so the first is due first.
+        returned = next(iter(self._returned.values())) if self._returned else None
+        times = (self.leases.wake_at(), self._patient_until, returned)
         return min((at for at in times if at is not None), default=None)
 
     def age(self, *, now: float) -> list[RolloutAction]:
@@ -362,6 +423,8 @@ class Groups:
         peer.succeeded()
         self._statistics.tokens_accepted += whole.length
         fingerprint = self._accepted.add(peer, message)
+        if self._audits is not None:
+            self._audits.delivered(group.group, group.prompt.tokens, record, now=now)
         actions: list[RolloutAction] = [
             Persist(SampleKept(group.group, message.lease, message.attempt, record, fingerprint)),
             *answer(peer, message),
@@ -411,6 +474,8 @@ class Groups:
 
     def _complete(self, group: OpenGroup) -> list[RolloutAction]:
         """All samples are scored: buffer the group, unless its rewards are equal or it is old."""
+        if self._audits is not None and self._audits.waits(group.group):
+            return []
         stored = group.stored()
         self._statistics.qualities.scored(stored.record.trajectories)
         actions: list[RolloutAction] = []
@@ -471,10 +536,24 @@ class Groups:
             return self._drop(group, "lease", "its leases failed")
         return [*self._partials.left(group, lease, now=now)]
 
+    def _give_back(self, group: OpenGroup, sample: int) -> list[RolloutAction]:
+        """A kept sample is not wanted; once it is scored, another worker may write it."""
+        if self._audits is not None:
+            self._audits.withdraw(group.group, sample)
+        if math.isnan(group.kept[sample].reward):
+            # Its reward must have come before another answer waits for one.
+            group.unwanted.add(sample)
+            return []
+        self._groups.give_back(group, sample)
+        self._returned.setdefault(group.group, self._statistics.now + RETURNED_WAIT_S)
+        return [Persist(SampleReturned(group.group, sample))]
+
     def _drop(
         self, group: OpenGroup, reason: str, detail: str, *, again: bool = False
     ) -> list[RolloutAction]:
         lengths = group.lengths()
+        if self._audits is not None:
+            self._audits.forget(group.group)
         cancelled = [self._scheduler.cancel(lease) for lease in self._groups.remove(group)]
         actions = [action for actions in cancelled for action in actions]
         return [*actions, *self._discard(group.stored(), reason, detail, lengths, again=again)]
@@ -493,7 +572,12 @@ class Groups:
             kept,
         )
         unscored = group.unscored()
-        if group.waiting or unscored:
+        if self._audits is not None:
+            # What was judged before a restart is not known any more.
+            for each in kept.values():
+                self._audits.delivered(group.group, record.prompt, each, now=now)
+        waits = self._audits is not None and self._audits.waits(group.group)
+        if group.waiting or unscored or waits:
             self._groups.add(group)
             self._groups.recover(group, given, self._may_count, now=now)
             return [
@@ -524,8 +608,14 @@ class Groups:
         return (
             fits
             and self._partials.good(given.base)
+            and not self._by_convicted(given.base)
             and not self._staleness.outdated(given.oldest, None)
         )
+
+    def _by_convicted(self, partial: Partial) -> bool:
+        """Whether a convicted worker wrote some of these tokens."""
+        authors = (span.author for span in partial.spans)
+        return self._audits is not None and self._audits.any_convicted(authors)
 
     def _goes_on(self, peer: Peer, key: HeldLease, now: float) -> bool:
         """Whether a worker that comes back with this attempt may keep it."""

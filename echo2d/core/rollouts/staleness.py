@@ -21,12 +21,11 @@ refused (I4, I5); nothing that is buffered is too old for batch n.
 Not here: leases, replies, and what is persisted when.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from echo2d.core.base.ids import Digest, GroupId, Version
 from echo2d.core.cluster.rules import RunRules
-from echo2d.core.protocol.control_messages import VersionKey
 from echo2d.core.protocol.trajectory import (
     BatchBody,
     GroupRecord,
@@ -244,16 +243,16 @@ class Staleness:
         self.open_step = self._lowest_open()
         return out
 
-    def revoke(self, keys: Collection[VersionKey]) -> list[StoredGroup]:
-        """Remove and return what these versions wrote, from the buffer and from open batches.
+    def withdraw(self, void: Callable[[GroupRecord], bool]) -> list[StoredGroup]:
+        """Remove and return the groups that are void, from the buffer and from open batches.
 
         Full batches stay as they are.
         """
-        out = self._take_out(g.record.group for g in self._buffer.values() if g.record.uses(keys))
+        out = self._take_out(g.record.group for g in self._buffer.values() if void(g.record))
         for batch in self._batches.values():
             if batch.digest is None:
-                out += [group for group in batch.groups if group.record.uses(keys)]
-                batch.groups = [group for group in batch.groups if not group.record.uses(keys)]
+                out += [group for group in batch.groups if void(group.record)]
+                batch.groups = [group for group in batch.groups if not void(group.record)]
         return out
 
     def resume(self, step: int) -> tuple[list[StepBatch], list[StoredGroup]]:

@@ -240,7 +240,11 @@ class WorkerRanking:
 
 
 def _row(peer: Peer | None, load: int, reserved: int) -> _Row | None:
-    if peer is None or peer.kind != "worker" or not peer.alive or not peer.active or peer.leaving:
+    if peer is None or peer.kind != "worker" or not peer.alive:
+        return None
+    if not peer.active or peer.leaving or peer.held_back:
         return None
     slots = max(0, peer.slots - reserved)
+    if peer.slots_allowed is not None:
+        slots = min(slots, peer.slots_allowed)
     return _Row(peer.serving, slots, peer.rest_until, slots - load if slots > load else 0)

@@ -56,7 +56,10 @@ class WorkerStatus(PeerStatus):
     that it makes while its slots are leased, without those that are thrown away; an expectation
     while mu_sd is None. rho: usd per trajectory. reward, answer_tokens: means over its scored
     trajectories. reward_above: its reward over that of others on the same prompts. used: the share
-    of what it makes that is trained on.
+    of what it makes that is trained on. trained, audited, flagged: trajectories since the
+    coordinator started. standing: what the audit thinks of it; empty: nothing. verdict: why it is
+    convicted. learner_k (nats), learner_z: means over its trajectories that the learner scored
+    (`core/protocol/trajectory.py`, `TrajectoryScore`).
     """
 
     slots: int
@@ -82,6 +85,13 @@ class WorkerStatus(PeerStatus):
     reward_above: float | None
     answer_tokens: float | None
     used: float
+    trained: int
+    audited: int
+    flagged: int
+    standing: str
+    verdict: str
+    learner_k: float | None
+    learner_z: float | None
 
 
 # --- how versions spread
@@ -208,6 +218,29 @@ class GatewayStatus:
     handed_over: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditStatus:
+    """The audit. auditors: connected. trusts: some workers are trusted. learnt: of the answers of
+    trusted workers that limits are made of, the share that is scored. k_max, misses_max: the
+    limits. pending: parts of answers that wait for an auditor. waiting: samples whose groups wait
+    for a verdict. scored, skipped: parts so far. delay_s: how long a verdict takes.
+    scoring_s, loading_s: what auditors spent so far.
+    """
+
+    auditors: int
+    trusts: bool
+    learnt: float
+    k_max: float | None
+    misses_max: float | None
+    pending: int
+    waiting: int
+    scored: int
+    skipped: int
+    delay_s: float | None
+    scoring_s: float
+    loading_s: float
+
+
 @dataclass(frozen=True, slots=True)
 class TrajectoryCounts:
     """dropped: given up with their groups."""
@@ -308,7 +341,7 @@ class Status:
     bubble_ratio and the lists of durations are of the newest steps and versions, at most RECENT_MAX
     (`cluster/statistics.py`). staleness: trained trajectories by staleness. rewards: pairs of step
     and mean reward. seed_copies, version_bytes: by version. attention: sentences for a person.
-    process: None for a machine without a process around it, as in simulations.
+    audit: None: it is off. process: None for a machine without a process around it, as in simulations.
     """
 
     epoch: int
@@ -331,6 +364,7 @@ class Status:
     seed_alive: bool
     seed_uplink: float | None
     gateway: GatewayStatus
+    audit: AuditStatus | None
     bubble_ratio: float | None
     learner_train_s: float
     learner_wait_s: float

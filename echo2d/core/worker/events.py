@@ -10,6 +10,7 @@ from echo2d.core.base.ids import Digest, FormId, LeaseId, PublishSeq, Version
 from echo2d.core.protocol.control_messages import (
     Finish,
     LeaseGranted,
+    ScoreAnswers,
     ToCoordinator,
     ToPeer,
     VersionKey,
@@ -203,6 +204,13 @@ class StartGeneration:
 
 
 @dataclass(frozen=True, slots=True)
+class StartScoring:
+    """Score these answers of others. One order comes at a time; the answer is a message."""
+
+    order: ScoreAnswers
+
+
+@dataclass(frozen=True, slots=True)
 class AbortGeneration:
     """Stop generating this attempt; report nothing more of it."""
 
@@ -280,7 +288,7 @@ class WorkerNote:
     text: str
 
 
-LeaseAction = SendControl | StartGeneration | AbortGeneration
+LeaseAction = SendControl | StartGeneration | StartScoring | AbortGeneration
 VersionAction = (
     SendControl
     | IndexRoot

@@ -40,6 +40,7 @@ from echo2d.core.protocol.control_messages import (
     RefitFailed,
     Refused,
     SampleAnswered,
+    ScoreAnswers,
     SegmentPage,
     SignedRoot,
     ToPeer,
@@ -70,6 +71,7 @@ from echo2d.core.worker.events import (
     ShutDown,
     SnapshotReady,
     Standing,
+    StartScoring,
     StopAsked,
     VersionAction,
     VersionEvent,
@@ -274,7 +276,9 @@ class WorkerState:
             case _:
                 assert_never(event)
 
-    def _on_message(self, message: ToPeer, now: float) -> Sequence[WorkerAction]:
+    def _on_message(  # noqa: C901 - one line per message
+        self, message: ToPeer, now: float
+    ) -> Sequence[WorkerAction]:
         match message:
             case LeaseGranted():
                 if self._draining:
@@ -303,6 +307,8 @@ class WorkerState:
             case Drain():
                 self._draining = True
                 return []
+            case ScoreAnswers():
+                return [StartScoring(message)]
             case DialledBack(fault):
                 return self._dialled_back(fault)
             case Welcome() | Refused() | SignedRoot() | SegmentPage() | EncodeVersion():

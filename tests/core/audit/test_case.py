@@ -5,10 +5,11 @@ from collections.abc import Callable
 
 import pytest
 
-from echo2d.core.audit.baseline import Baseline, HonestLimits
-from echo2d.core.audit.case import CLEARED, AuditRules, Cases
-from echo2d.core.audit.evidence import Evidence
+from echo2d.core.audit.baseline import GROSS, Baseline, HonestLimits
+from echo2d.core.audit.case import CLEARED, Cases
 from echo2d.core.base.ids import PeerId
+from echo2d.core.cluster.rules import AuditRules
+from echo2d.core.protocol.evidence import Evidence
 
 WORKER = PeerId("w")
 TOKENS = 12
@@ -16,7 +17,9 @@ Draw = Callable[[random.Random], Evidence]
 
 
 def found(k: float = 1e-6, z: float = 0.0, misses: int | None = 0) -> Evidence:
-    return Evidence(TOKENS, k, z * 2.0, 4.0, misses)
+    """z: how far off its mean surprise lies, in standard deviations."""
+    cold, hot = (0.4 * (sign * z - 0.2) for sign in (-1, 1))
+    return Evidence(TOKENS, k, z * 2.0, 4.0, cold, hot, misses)
 
 
 def honest(rng: random.Random) -> Evidence:
@@ -31,18 +34,19 @@ def limits(draw: Draw = honest) -> HonestLimits:
     return baseline.limits
 
 
-def liar(k: float, seed: float, shift: float) -> Draw:
+def liar(k: float, seed: float | None, shift: float) -> Draw:
     """Flags and shifts of the audit's table: shares of trajectories that each measure flags."""
     return lambda rng: found(
-        1.0 if rng.random() < k else 1e-3, rng.gauss(shift, 1.0), int(rng.random() < seed)
+        1.0 if rng.random() < k else 1e-3,
+        rng.gauss(shift, 1.0),
+        None if seed is None else int(rng.random() < seed),
     )
 
 
 def convicted_after(draw: Draw, most: int, rng_seed: int) -> int | None:
     rng, cases, allowed = random.Random(rng_seed), Cases(AuditRules()), limits()
     for count in range(1, most + 1):
-        cases.delivered(WORKER, 0.0)
-        if cases.judge(WORKER, draw(rng), allowed):
+        if cases.judge(WORKER, draw(rng), allowed)[1]:
             return count
     cases.check()
     return None
@@ -58,7 +62,7 @@ def convicted_after(draw: Draw, most: int, rng_seed: int) -> int | None:
         (liar(0.36, 0.18, 0.17), 30),
         (liar(0.0, 0.23, -0.51), 60),
         (liar(0.0, 0.24, -0.49), 60),
-        (liar(0.0, 0.0, -0.5), 250),
+        (liar(0.0, None, -0.5), 260),
     ],
     ids=[
         "made up", "made up, true logprobs", "version 0", "three versions old", "int4", "greedy",
@@ -75,32 +79,38 @@ def test_an_honest_worker_is_never_convicted(rng_seed: int) -> None:
     assert convicted_after(honest, 20_000, rng_seed) is None, f"rng_seed={rng_seed}"
 
 
-def test_a_newcomer_waits_until_its_first_trajectories_are_clean() -> None:
-    cases, allowed = Cases(AuditRules(newcomer=3, share=0.05)), limits()
+def test_a_newcomer_is_clear_after_its_first_clean_answers() -> None:
+    cases, allowed = Cases(AuditRules(newcomer=3)), limits()
+    assert cases.of(WORKER).standing == "new"
     for _ in range(3):
-        assert cases.waits(WORKER)
-        assert cases.delivered(WORKER, 0.99)
-        cases.judge(WORKER, found(), allowed)
+        assert cases.of(WORKER).left > 0
+        assert cases.judge(WORKER, found(), allowed) == ((), "")
     assert cases.of(WORKER).standing == "clear"
-    assert not cases.waits(WORKER)
-    assert not cases.delivered(WORKER, 0.06)
-    assert cases.delivered(WORKER, 0.04)
 
 
-def test_a_flag_has_everything_audited_for_a_while() -> None:
+def test_a_flag_has_everything_audited_until_a_hundred_are_clean() -> None:
     cases, allowed = Cases(AuditRules(newcomer=0)), limits()
-    cases.delivered(WORKER, 0.0)
-    cases.judge(WORKER, found(k=9.0), allowed)
-    assert (cases.of(WORKER).standing, cases.waits(WORKER)) == ("flagged", True)
-    for _ in range(CLEARED):
-        assert cases.delivered(WORKER, 0.99)
+    assert cases.judge(WORKER, found(k=9.0), allowed) == (("logprobs",), "")
+    for left in range(CLEARED, 0, -1):
+        assert (cases.of(WORKER).left, cases.of(WORKER).standing) == (left, "flagged")
         cases.judge(WORKER, found(), allowed)
     assert cases.of(WORKER).standing == "clear"
 
 
-def test_without_a_baseline_nobody_is_convicted() -> None:
+def test_a_convicted_worker_stays_so_until_it_is_forgotten() -> None:
+    cases, allowed = Cases(AuditRules()), limits()
+    verdicts = [cases.judge(WORKER, found(k=9.0, misses=12), allowed)[1] for _ in range(7)]
+    assert verdicts.count("") == 6, verdicts
+    assert "logprobs and seed" in verdicts[4]
+    assert cases.of(WORKER).standing == "convicted"
+    cases.forget(WORKER)
+    assert cases.get(WORKER) is None
+
+
+def test_without_a_baseline_a_worker_is_only_suspected() -> None:
     cases = Cases(AuditRules())
-    for _ in range(100):
-        cases.delivered(WORKER, 0.0)
-        assert cases.judge(WORKER, found(k=9.0, misses=TOKENS), None) == ""
-    assert cases.of(WORKER).standing == "clear"
+    reasons = [cases.suspect(WORKER, found(k=9.0, misses=12), GROSS) for _ in range(50)]
+    assert set(reasons) == {("logprobs", "seed")}
+    case = cases.of(WORKER)
+    assert (case.audited, case.flagged, case.verdict) == (50, 50, "")
+    cases.check()

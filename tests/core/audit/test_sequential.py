@@ -2,9 +2,21 @@
 
 import random
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
-from echo2d.core.audit.sequential import FLAGS_HONEST, THRESHOLD, FlagTest, ShiftTest
+from echo2d.core.audit.sequential import (
+    BLOCK,
+    FLAGS_HONEST,
+    THRESHOLD,
+    TRAJECTORY_MAX,
+    FlagTest,
+    TemperTest,
+)
+from echo2d.core.protocol.evidence import COLD, HOT, Evidence
+
+Chances = NDArray[np.float64]
 
 
 def test_five_flags_in_a_row_convict_and_four_do_not() -> None:
@@ -33,17 +45,66 @@ def test_flags_at_the_honest_rate_do_not_convict(rng_seed: int) -> None:
     assert highest < THRESHOLD, f"rng_seed={rng_seed}"
 
 
-@pytest.mark.parametrize("sign", [1.0, -1.0])
-def test_a_lasting_shift_convicts_on_either_side(sign: float) -> None:
-    rng, test, count = random.Random(1), ShiftTest(), 0
+def drawn(rng: np.random.Generator, p: Chances, q: Chances, tokens: int) -> Evidence:
+    """Evidence about tokens that were drawn from q, and ought to be drawn from p."""
+    chosen = rng.choice(len(p), size=tokens, p=q)
+    cold, hot = (
+        float(((power - 1) * np.log(p[chosen]) - np.log((p**power).sum())).sum())
+        for power in (COLD, HOT)
+    )
+    return Evidence(tokens, 0.0, 0.0, 1.0, cold, hot, None)
+
+
+def chances(rng: np.random.Generator, sharpness: float) -> Chances:
+    logits = sharpness * rng.standard_normal(50)
+    found: Chances = np.exp(logits) / np.exp(logits).sum()
+    return found
+
+
+def tempered(p: Chances, power: float) -> Chances:
+    found: Chances = p**power / (p**power).sum()
+    return found
+
+
+@pytest.mark.parametrize("sharpness", [0.5, 2.0, 6.0, 12.0])
+@pytest.mark.parametrize("tokens", [1, 12, 200])
+def test_what_is_drawn_honestly_does_not_convict_however_sure_the_model_is(
+    sharpness: float, tokens: int
+) -> None:
+    """The ratios are exact: with 4,000 answers the sum comes this close to THRESHOLD in one run of 80."""
+    rng, test, highest = np.random.default_rng(3), TemperTest(), 0.0
+    for _ in range(4000):
+        p = chances(rng, sharpness)
+        test.add(drawn(rng, p, p, tokens))
+        highest = max(highest, test.cold, test.hot)
+    assert highest < THRESHOLD, highest
+
+
+@pytest.mark.parametrize("power", [0.5, 1.5, 4.0])
+def test_another_temperature_convicts(power: float) -> None:
+    rng, test, count = np.random.default_rng(1), TemperTest(), 0
     while not test.convicts and count < 1000:
-        test.add(rng.gauss(sign * 0.5, 1.0))
+        p = chances(rng, 2.0)
+        test.add(drawn(rng, p, tempered(p, power), 12))
         count += 1
-    assert 30 < count < 300
+    assert count in (BLOCK, 2 * BLOCK)
+    assert (test.cold > test.hot) == (power > 1)
 
 
-def test_one_outlier_counts_as_no_more_than_four() -> None:
-    test, usual = ShiftTest(), ShiftTest()
-    test.add(1e9)
-    usual.add(4.0)
-    assert test.sums == usual.sums
+def test_one_trajectory_counts_as_no_more_than_its_limit() -> None:
+    test = TemperTest()
+    for count in range(1, BLOCK + 1):
+        assert (test.cold, test.hot) == (0.0, 0.0), count
+        test.add(Evidence(1000, 0.0, 0.0, 1.0, 500.0, -500.0, None))
+    assert (test.cold, test.hot) == (BLOCK * TRAJECTORY_MAX, 0.0)
+
+
+def test_short_answers_that_come_first_do_not_convict() -> None:
+    """Of 32 that run at a time, the surprising ones end early."""
+    rng, test = np.random.default_rng(5), TemperTest()
+    for _ in range(500):
+        p = chances(rng, 6.0)
+        wave = [drawn(rng, p, p, 12) for _ in range(BLOCK // 2)]
+        for found in sorted(wave, key=lambda each: -each.hot):
+            test.add(found)
+            assert not test.convicts

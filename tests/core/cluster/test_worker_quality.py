@@ -3,8 +3,14 @@
 import pytest
 
 from echo2d.core.base.ids import PeerId, Version
-from echo2d.core.cluster.worker_quality import MEMORY, WORKERS_MAX, WorkerQualities, WorkerQuality
-from echo2d.core.protocol.trajectory import AuthoredSpan, TrajectoryRecord
+from echo2d.core.cluster.worker_quality import (
+    LEARNER_Z_MAX,
+    MEMORY,
+    WORKERS_MAX,
+    WorkerQualities,
+    WorkerQuality,
+)
+from echo2d.core.protocol.trajectory import AuthoredSpan, TrajectoryRecord, TrajectoryScore
 from tests.support.coordinator_world import version_digest
 
 GOOD, BAD = PeerId("good"), PeerId("bad")
@@ -50,3 +56,43 @@ def test_only_so_many_workers_are_remembered() -> None:
     qualities.scored([answer(PeerId(str(number)), 1.0) for number in range(2 * WORKERS_MAX)])
     assert qualities.of(PeerId("0")) is None
     assert qualities.of(PeerId(str(2 * WORKERS_MAX - 1))) is not None
+
+
+def score(k: float, z: float) -> TrajectoryScore:
+    return TrajectoryScore(0, 0, k, z)
+
+
+def test_what_the_learner_found_is_a_mean_of_each_author() -> None:
+    qualities = WorkerQualities()
+    qualities.scored([answer(GOOD, 1.0)])
+    assert (quality(qualities, GOOD).learner_k, quality(qualities, GOOD).learner_z) == (None, None)
+    qualities.scored_by_learner(
+        [
+            (answer(GOOD, 1.0), score(0.0, 1.0)),
+            (answer(BAD, 0.0), score(4.0, 9.0)),
+            (answer(GOOD, 1.0), score(0.5, -2.0)),
+        ]
+    )
+    assert quality(qualities, GOOD) == WorkerQuality(1, 1.0, 4.0, 0, None, 2, 0.25, -0.5)
+    assert quality(qualities, BAD) == WorkerQuality(learned=1, learner_k=4.0, learner_z=9.0)
+
+
+def test_what_two_workers_wrote_says_nothing_about_one_of_them() -> None:
+    qualities = WorkerQualities()
+    spans = (
+        AuthoredSpan(0, 2, Version(0), version_digest(0), BAD),
+        AuthoredSpan(2, 4, Version(0), version_digest(0), GOOD),
+    )
+    shared = TrajectoryRecord(0, bytes(16), bytes(16), spans, "stop", 1.0)
+    qualities.scored_by_learner([(shared, score(4.0, 9.0))])
+    assert qualities.of(GOOD) is qualities.of(BAD) is None
+
+
+def test_what_the_learner_found_fades_and_one_trajectory_cannot_outweigh_all() -> None:
+    qualities = WorkerQualities()
+    qualities.scored_by_learner([(answer(GOOD, 0.0), score(0.0, 0.0))] * 5000)
+    qualities.scored_by_learner([(answer(GOOD, 0.0), score(1.0, 1e6))])
+    assert quality(qualities, GOOD).learner_z == pytest.approx(LEARNER_Z_MAX / MEMORY)
+    qualities.scored_by_learner([(answer(GOOD, 0.0), score(1.0, -1e6))] * (3 * MEMORY))
+    assert quality(qualities, GOOD).learner_k == pytest.approx(1.0, abs=0.1)
+    assert quality(qualities, GOOD).learner_z == pytest.approx(-LEARNER_Z_MAX, rel=0.1)

@@ -23,6 +23,7 @@ from echo2d.core.protocol.control_messages import (
     VersionKey,
     VersionsRevoked,
 )
+from echo2d.core.protocol.trajectory import TrajectoryScore, unpack_batch
 from echo2d.core.rollouts.events import BatchCommitted
 from echo2d.core.rollouts.staleness import REFUSALS_MAX
 from tests.support.coordinator_world import World, rules, train, version_digest, version_key
@@ -316,6 +317,54 @@ def test_commits_are_idempotent_checked_and_in_order() -> None:
     assert error(world.checkpoint(4)) == (409, "order")
     world.checkpoint(2)
     assert world.commit(1, NO_DIGEST).status == 200  # its batch is deleted; it was this one
+
+
+def scores_of(reply: Reply, k: dict[str, float]) -> tuple[TrajectoryScore, ...]:
+    """A score of every trajectory of the batch, by its worker; z is 2 k."""
+    assert isinstance(reply.body, bytes)
+    return tuple(
+        TrajectoryScore(group.group, each.sample, k[each.worker], 2 * k[each.worker])
+        for group in unpack_batch(reply.body).groups
+        for each in group.trajectories
+    )
+
+
+def learner_found(world: World) -> dict[str, tuple[float | None, float | None]]:
+    return {each.id: (each.learner_k, each.learner_z) for each in world.state.status().workers}
+
+
+def test_the_learners_scores_count_once_for_the_workers_that_wrote() -> None:
+    world = World(rules(staleness_max=1))
+    world.connect("seed", kind="seed", slots=0)
+    for name in "ab":
+        world.connect(name, slots=1)
+    train(world, 1)
+    batch = batch_of(world, 2)
+    assert batch.digest is not None
+    scores = scores_of(batch, {"a": 0.5, "b": 4.0})
+    assert {score.k for score in scores} == {0.5, 4.0}, "both workers wrote something"
+    strange = (
+        TrajectoryScore(10**9, 0, 100.0, 100.0),
+        TrajectoryScore(scores[0].group, 99, 1.0, 1.0),
+    )
+    assert learner_found(world) == {"a": (None, None), "b": (None, None)}
+    assert world.commit(2, batch.digest, scores=(*scores, *strange)).status == 200
+    found = {"a": (0.5, 1.0), "b": (4.0, 8.0)}
+    assert learner_found(world) == found
+    worse = scores_of(batch, {"a": 9.0, "b": 9.0})
+    assert world.commit(2, batch.digest, scores=worse).status == 200
+    world.open_session(1)
+    world.publish(1)
+    assert world.commit(2, batch.digest, scores=worse).status == 200
+    assert learner_found(world) == found, "a step that is trained again counts once"
+
+
+def test_a_commit_that_is_refused_tells_nothing() -> None:
+    world = trained(2)
+    batch = batch_of(world, 3)
+    scores = scores_of(batch, {"a": 0.5})
+    assert error(world.commit(3, NO_DIGEST, scores=scores)) == (409, "digest")
+    assert learner_found(world) == {"a": (None, None)}
 
 
 def test_commit_tells_the_period_in_force() -> None:

@@ -155,7 +155,7 @@ def test_revocation_spares_full_batches_only() -> None:
     staleness.freeze(2)
     staleness.refuse(2, {GroupId(2): "bad"}, lambda record: False)
     fill(staleness, group(5, 0), group(6, 1))
-    out = staleness.revoke([version_key(0)])
+    out = staleness.withdraw(lambda group: group.uses([version_key(0)]))
     assert sorted(g.record.group for g in out) == [3, 5]
     staleness.check()
     assert staleness.batch(1) is not None

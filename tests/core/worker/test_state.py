@@ -37,6 +37,7 @@ from echo2d.core.protocol.control_messages import (
     RefitFailed,
     SampleAnswered,
     SampleFinished,
+    ScoreAnswers,
     StripeEdge,
     VersionsRevoked,
     VersionVerified,
@@ -65,6 +66,7 @@ from echo2d.core.worker.events import (
     ShutDown,
     Standing,
     StartGeneration,
+    StartScoring,
     StopAsked,
 )
 from echo2d.core.worker.leases import ENGINE_STALL_S
@@ -338,6 +340,11 @@ def test_engines_go_on_when_the_version_does_not_come(end: WorkerEvent) -> None:
         machine.on(a_snapshot(root))
     assert HoldEngines(False) in machine.on(end)
     assert machine.state.running == 1
+
+
+def test_answers_of_others_are_scored_as_ordered(machine: Machine) -> None:
+    order = ScoreAnswers(3, Version(0), Digest(bytes(32)), "", 1.0, 1.0, "torch", ())
+    assert machine.on(CoordinatorSaid(order)) == [StartScoring(order)]
 
 
 def test_a_drained_worker_leaves_when_all_is_answered(machine: Machine) -> None:

@@ -1,6 +1,6 @@
-"""Write the gateway's calls as JSON lines into rotating files of bounded size.
+"""Write records, such as the gateway's calls, as JSON lines into rotating files of bounded size.
 
-    gateway.jsonl (newest) -> gateway.1.jsonl -> ... -> gateway.<FILES - 1>.jsonl -> deleted
+    NAME.jsonl (newest) -> NAME.1.jsonl -> ... -> NAME.<FILES - 1>.jsonl -> deleted
 
 Files are private (mode 0600) and not synced: a crash may lose the last lines. Blocking functions.
 Not here: the contents of the records.
@@ -14,7 +14,6 @@ from typing import Any, Protocol
 
 from echo2d.store.disk import opened, store_faults
 
-NAME = "gateway.jsonl"
 FILES = 4  # so a rotation deletes the oldest quarter
 
 
@@ -26,18 +25,18 @@ class Numbers(Protocol):
     def tolist(self) -> list[Any]: ...
 
 
-class CallLog:
-    """The log in `directory`: at most bytes_max bytes. A record longer than a whole file is left
-    out.
+class JsonLog:
+    """The log `name` in `directory`: at most bytes_max bytes. A record longer than a whole file is
+    left out.
     """
 
-    def __init__(self, directory: Path, bytes_max: int) -> None:
-        self._directory = directory
+    def __init__(self, directory: Path, name: str, bytes_max: int) -> None:
+        self._paths = log_files(directory, name)
         self._file_bytes_max = bytes_max // FILES
 
     def append(self, records: Iterable[Mapping[str, Any]]) -> None:
         """Append records. StoreFault: the disk refused; some of them may have been written."""
-        path = self._directory / NAME
+        path = self._paths[0]
         with store_faults("writing", path):
             size = path.stat().st_size if path.exists() else 0
             for record in records:
@@ -50,10 +49,15 @@ class CallLog:
                 size += _append(path, line)
 
     def _rotate(self) -> None:
-        names = [NAME, *(f"gateway.{number}.jsonl" for number in range(1, FILES))]
-        for older, newer in zip(names[:0:-1], names[-2::-1], strict=True):
-            if (self._directory / newer).exists():
-                (self._directory / newer).replace(self._directory / older)
+        for older, newer in zip(self._paths[:0:-1], self._paths[-2::-1], strict=True):
+            if newer.exists():
+                newer.replace(older)
+
+
+def log_files(directory: Path, name: str) -> list[Path]:
+    """The files of a log, the newest first; some of them may not exist yet."""
+    older = (f"{name}.{number}.jsonl" for number in range(1, FILES))
+    return [directory / file for file in (f"{name}.jsonl", *older)]
 
 
 def _plain(numbers: Numbers) -> list[Any]:

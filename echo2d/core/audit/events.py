@@ -1,0 +1,45 @@
+"""What the audit tells the other parts of the coordinator: records and actions."""
+
+from dataclasses import dataclass
+
+from echo2d.core.base.ids import GroupId, PeerId
+from echo2d.core.cluster.events import Note, Persist, Send
+from echo2d.core.protocol.evidence import Evidence
+
+
+@dataclass(frozen=True, slots=True)
+class LimitsLearnt:
+    """What honest engines of this class look like; see `baseline.HonestLimits`."""
+
+    engine_class: str
+    k: float
+    misses: float
+
+
+@dataclass(frozen=True, slots=True)
+class AuditTold:
+    """For the audit log: what one worker wrote of one sample, and what an audit found.
+
+    reasons: why it is flagged. verdict: why the worker is convicted; empty: it is not.
+    """
+
+    worker: PeerId
+    name: str
+    group: GroupId
+    sample: int
+    versions: tuple[int, ...]
+    found: Evidence
+    reasons: tuple[str, ...]
+    verdict: str
+
+
+@dataclass(frozen=True, slots=True)
+class Convict:
+    """Refuse this worker from now on, also after a restart, until a person pardons it."""
+
+    worker: PeerId
+    reason: str
+
+
+AuditRecord = LimitsLearnt
+AuditAction = Persist[AuditRecord] | Send | AuditTold | Convict | Note

@@ -1,0 +1,90 @@
+"""What one forward pass says about the tokens that one worker wrote.
+
+    K       mean |log p - q|: p as the auditor computes it under the version that the span names, q
+            as the worker reported it. Made-up tokens with made-up logprobs, another version and
+            other weights show in it.
+    Z       sum of (surprise - entropy), over the square root of the sum of their variances: about
+            N(0, 1) if the tokens were drawn from p, whatever q says. Chosen tokens show in it.
+    cold    log likelihood ratio of drawing from p^COLD instead of p (rescaled to a distribution):
+            positive if likely tokens come too often. hot: the same with HOT, for unlikely ones.
+    misses  tokens that do not lie where their seed points. Another draw shows in it.
+
+Not here: the forward pass and the replay (an engine's `score`), and what follows from it (`audit/case`).
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+TokenNumbers = NDArray[np.float64]
+
+# Exponents of the distributions that liars are compared with: temperatures of 2/3 and 3/2.
+COLD, HOT = 1.5, 2 / 3
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """About `tokens` tokens of one trajectory and one author; see the module docstring.
+
+    excess, variance: the sums whose quotient is Z. misses: None: the seed was not replayed.
+    """
+
+    tokens: int
+    k: float
+    excess: float
+    variance: float
+    cold: float
+    hot: float
+    misses: int | None
+
+    @property
+    def z(self) -> float:
+        return self.excess / math.sqrt(self.variance) if self.variance > 0 else 0.0
+
+    def plus(self, other: "Evidence") -> "Evidence":
+        """The evidence of two pieces of one trajectory.
+
+        A piece without replay leaves the whole without misses.
+        """
+        tokens = self.tokens + other.tokens
+        return Evidence(
+            tokens=tokens,
+            k=(self.tokens * self.k + other.tokens * other.k) / tokens,
+            excess=self.excess + other.excess,
+            variance=self.variance + other.variance,
+            cold=self.cold + other.cold,
+            hot=self.hot + other.hot,
+            misses=None
+            if self.misses is None or other.misses is None
+            else self.misses + other.misses,
+        )
+
+
+def evidence(
+    logprobs: TokenNumbers,
+    claimed: TokenNumbers,
+    *,
+    surprises: TokenNumbers,
+    entropies: TokenNumbers,
+    variances: TokenNumbers,
+    colds: TokenNumbers,
+    hots: TokenNumbers,
+    missed: NDArray[np.bool_] | None,
+) -> Evidence:
+    """Sum up what is known of each token; all arrays are [n], n >= 1, float64 but `missed`.
+
+    logprobs: log p. claimed: q. surprises, entropies, variances: of the distribution that is drawn
+    from. colds, hots: each token's part of the ratios. missed: whether the seed points to another
+    token; None: without replay.
+    """
+    return Evidence(
+        tokens=len(logprobs),
+        k=float(np.abs(logprobs - claimed).mean()),
+        excess=float((surprises - entropies).sum()),
+        variance=float(variances.sum()),
+        cold=float(colds.sum()),
+        hot=float(hots.sum()),
+        misses=None if missed is None else int(missed.sum()),
+    )

@@ -1,0 +1,567 @@
+"""The audit within the whole machine: who waits, who is convicted, and what becomes of groups."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from echo2d.core.audit import audits as audits_module
+from echo2d.core.audit.audits import Audits
+from echo2d.core.audit.baseline import BASELINE_TRAJECTORIES
+from echo2d.core.audit.events import AuditTold, Convict, LimitsLearnt
+from echo2d.core.audit.scoring_queue import PATIENCE_S
+from echo2d.core.base.ids import PeerId
+from echo2d.core.cluster.events import PeerDisconnected, PeerPardoned
+from echo2d.core.cluster.rules import AuditRules
+from echo2d.core.coordinator.events import CoordinatorAction, CoordinatorEvent, Recovered
+from echo2d.core.coordinator.state import PLAN_SECRET_BYTES, CoordinatorState
+from echo2d.core.protocol.control_messages import (
+    AnswersScored,
+    AnswerToScore,
+    Heartbeat,
+    Refused,
+    ScoreAnswers,
+    ScoringFailed,
+)
+from echo2d.core.protocol.evidence import Evidence
+from echo2d.core.protocol.seeds import sample_seeds
+from echo2d.core.protocol.trajectory import TrajectoryScore
+from echo2d.core.rollouts.events import SampleReturned
+from echo2d.core.rollouts.groups import RETURNED_WAIT_S
+from tests.support.coordinator_world import World, messages, publish_step, rules, train
+
+LIE = (9, 9, 1)  # what liars write; honest workers of a `MemoryRun` write (3, x, 1)
+LEARNT = LimitsLearnt("torch", 0.1, 0.05)
+
+
+class AuditedWorld(World):
+    """A world whose auditor sees lies, unless it is away. told: what audits told."""
+
+    def __init__(self, *, learnt: bool = True, **changes: Any) -> None:
+        self.told: list[AuditTold] = []
+        self.convicts: list[Convict] = []
+        self.returned: list[SampleReturned] = []
+        self.learnt = learnt
+        self.liars: set[str] = set()
+        audit = AuditRules(**{"newcomer": 3, "share": 0.0, **changes})
+        plenty = {"trajectories_per_step": 8, "filter_zero_variance": False}
+        super().__init__(rules(audit=audit, **plenty))
+
+    def _boot(self) -> Any:
+        if self.learnt:
+            self.ledger.limits["torch"] = LEARNT
+        return super()._boot()
+
+    def _score(self, answer: AnswerToScore) -> Evidence:
+        found = super()._score(answer)
+        lies = answer.tokens[:4] == b"\x09\0\0\0"
+        return replace(found, k=6.0, misses=found.tokens) if lies else found
+
+    def handle(self, event: CoordinatorEvent) -> list[CoordinatorAction]:
+        actions = super().handle(event)
+        self.told += [each for each in actions if isinstance(each, AuditTold)]
+        self.convicts += [each for each in actions if isinstance(each, Convict)]
+        return actions
+
+    def _persist(self, record: Any) -> None:
+        super()._persist(record)
+        if isinstance(record, SampleReturned):
+            self.returned.append(record)
+
+    @property
+    def audits(self) -> Audits:
+        audits = self.state._audits
+        assert audits is not None
+        return audits
+
+    def standing(self, name: str) -> str:
+        return self.audits.standing(PeerId(name))
+
+    def step_workers(self) -> bool:
+        lied = [self.refit(self.peers[name]) + self.lie(name) for name in self.liars]
+        return super().step_workers() or any(lied)
+
+    def lie(self, name: str) -> bool:
+        """This worker finishes everything that it has with made-up tokens; whether it had any."""
+        peer = self.peers[name]
+        said = 0
+        while peer.open and not peer.closed:
+            key, sample = peer.open[0]
+            self.say(peer, peer.finish(key, sample, tokens=LIE))
+            said += 1
+        return said > 0
+
+
+def started(*names: str, auditor: bool = True, **changes: Any) -> AuditedWorld:
+    """Version 0 is served by these workers, of which "mine" is trusted."""
+    world = AuditedWorld(**changes)
+    world.connect("seed", kind="seed", slots=0)
+    if auditor:
+        world.connect("auditor", kind="auditor", slots=0)
+    for name in names:
+        world.connect(name, trusted=name == "mine")
+    world.open_session()
+    world.publish(0)
+    while world.pending or any(world.refit(peer) for peer in world.peers.values()):
+        world.drain()
+    return world
+
+
+def test_a_newcomer_is_audited_before_its_first_answers_are_trained_on() -> None:
+    world = started("a", auditor=False)
+    request = world.ask_batch(1)
+    world.work()
+    assert request not in world.replies, "an answer was trained on without a verdict"
+    assert world.state.status().audit.waiting > 0  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("learnt", [True, False])
+def test_honest_workers_train_as_without_an_audit(learnt: bool) -> None:
+    world = AuditedWorld(learnt=learnt)
+    world.connect("seed", kind="seed", slots=0)
+    world.connect("auditor", kind="auditor", slots=0)
+    world.connect("a")
+    world.connect("mine", trusted=True)
+    train(world, 60)
+    assert world.audits.baseline.limits is not None
+    assert (world.standing("mine"), world.standing("a")) == ("trusted", "clear")
+    assert (world.convicts, world.returned) == ([], [])
+    assert world.ledger.limits["torch"].k == pytest.approx(0.1)
+
+
+def test_a_liar_is_convicted_and_nothing_of_it_is_trained_on() -> None:
+    world = started("liar", "mine")
+    world.ask_batch(1)
+    for _ in range(40):
+        world.lie("liar")
+        world.drain()
+        if world.convicts:
+            break
+        world.step_workers()
+    assert [each.worker for each in world.convicts] == ["liar"]
+    assert "logprobs and seed" in world.convicts[0].reason
+    refusal = messages(world.peers["liar"], Refused)[-1]
+    assert (refusal.reason, refusal.permanent) == ("convicted", True)
+    assert world.state.status().workers[0].verdict
+    world.work()
+    train_on(world, 6)
+    assert [t for t in trajectories(world) if t.worker == "liar"] == []
+    # It cannot come back before somebody pardons it.
+    assert world.connect("liar").closed
+    world.handle(PeerPardoned(PeerId("liar")))
+    assert not world.connect("liar").closed
+    assert world.standing("liar") == "new"
+
+
+def train_until_convicted(world: AuditedWorld) -> None:
+    for _ in range(40):
+        if world.convicts:
+            return
+        train_on(world, 1)
+    raise AssertionError("nobody was convicted")
+
+
+def train_on(world: AuditedWorld, steps: int) -> None:
+    done = world.state.status().committed_step
+    for step in range(done + 1, done + steps + 1):
+        world.now += 2 * PATIENCE_S
+        publish_step(world, step)
+
+
+def trajectories(world: AuditedWorld) -> list[Any]:
+    stored = world.ledger.groups.values()
+    return [each for group in stored for each in group.record.trajectories]
+
+
+def test_what_a_worker_wrote_before_it_was_convicted_leaves_the_buffer() -> None:
+    world = started("liar", "mine", newcomer=0, share=1.0)
+    world.work()  # honest so far: groups are complete and buffered
+    before = [group for group in world.ledger.groups if any_of(world, group, "liar")]
+    assert before
+    world.liars.add("liar")
+    train_until_convicted(world)
+    frozen = {group for batch in world.ledger.frozen.values() for group in batch.groups}
+    for group in world.ledger.groups.keys() - frozen:
+        assert not any_of(world, group, "liar")
+    world.work()
+    train_on(world, 3)
+
+
+def any_of(world: AuditedWorld, group: Any, worker: str) -> bool:
+    return any(t.worker == worker for t in world.ledger.groups[group].record.trajectories)
+
+
+def test_a_flagged_answer_goes_back_and_another_worker_gets_its_sample() -> None:
+    world = started("liar", "other", "mine")
+    liar = world.peers["liar"]
+    key, sample = liar.open[0]
+    group = liar.leases[key].group
+    world.say(liar, liar.finish(key, sample, tokens=LIE))
+    world.drain()
+    assert world.returned == [SampleReturned(group, sample)]
+    assert world.standing("liar") == "flagged"
+    # Slots become free: of the liar's and of others'.
+    for peer in [world.peers[name] for name in ("liar", "other", "mine")]:
+        for held, number in list(peer.open)[:2]:
+            world.say(peer, peer.finish(held, number))
+    world.drain()
+    holders = [
+        peer.name
+        for peer in world.peers.values()
+        for held, number in peer.open
+        if peer.leases[held].group == group and number == sample
+    ]
+    assert holders
+    assert "liar" not in holders
+    world.work()
+    train_on(world, 3)
+
+
+def test_a_sample_whose_reward_is_under_way_goes_back_when_it_has_come() -> None:
+    world = started("liar", "mine")
+    liar = world.peers["liar"]
+    key, sample = liar.open[0]
+    world.say(liar, liar.finish(key, sample, tokens=LIE))
+    # The auditor answers before the task does.
+    order = next(
+        at for at, event in enumerate(world.pending)
+        if isinstance(getattr(event, "message", None), AnswersScored)
+    )  # fmt: skip
+    world.deliver(order)
+    assert world.returned == []
+    world.drain()
+    assert len(world.returned) == 1
+
+
+def test_who_waits_too_long_for_a_verdict_loses_its_sample_to_another_worker() -> None:
+    world = started("a", "mine", auditor=False, wait_s=5.0)
+    world.work()
+    assert world.state.status().audit.waiting > 0  # type: ignore[union-attr]
+    world.pass_time(5.1)
+    assert world.returned
+    assert world.state.status().audit.waiting == 0  # type: ignore[union-attr]
+    for _ in range(3):
+        world.work()
+    train_on(world, 2)
+
+
+def test_without_another_worker_nothing_is_given_back() -> None:
+    world = started("a", auditor=False, wait_s=5.0)
+    world.work()
+    world.pass_time(30.0)
+    assert world.returned == []
+    assert any("no auditor is here" in each for each in world.state.status().attention)
+
+
+def test_limits_are_learnt_from_trusted_workers_before_others_get_leases() -> None:
+    world = started("a", learnt=False)
+    assert any("no trusted worker" in each for each in world.state.status().attention)
+    assert world.peers["a"].leases == {}
+    world.connect("mine", trusted=True)
+    assert world.audits.learns
+    for _ in range(BASELINE_TRAJECTORIES):
+        if world.audits.baseline.limits is not None:
+            break
+        assert [t for t in trajectories(world) if t.worker == "a"] == []
+        train_on(world, 1)
+    assert world.ledger.limits["torch"] is not None
+    train_on(world, 5)
+    assert world.standing("a") == "clear"
+    world.crash()
+    assert not world.audits.learns
+
+
+def test_without_a_trusted_worker_nobody_waits_and_nobody_is_convicted() -> None:
+    world = started("liar", learnt=False, trusts=False, share=1.0)
+    world.liars.add("liar")
+    train_on(world, 8)
+    assert world.convicts == []
+    assert world.standing("liar") == "suspected"
+    sentences = world.state.status().attention
+    assert any("audit.trusted" in each for each in sentences)
+    assert any("looks like a liar" in each for each in sentences)
+
+
+def test_a_trusted_worker_that_lies_is_told_on_but_stays() -> None:
+    world = started("mine", share=1.0)
+    world.liars.add("mine")
+    train_on(world, 12)
+    assert world.convicts == []
+    assert any("is trusted, but" in fault.text for fault in world.state.status().faults)
+
+
+def test_a_partial_is_blamed_on_who_wrote_it() -> None:
+    world = started("liar", "mine", newcomer=0, share=1.0)
+    liar = world.peers["liar"]
+    key, sample = liar.open[0]
+    group = liar.leases[key].group
+    world.say(liar, liar.wrote(key, sample, 9, 9))
+    world.handle(PeerDisconnected(liar.session, "gone"))
+    world.pass_time(16.0)
+    world.say(world.peers["mine"], Heartbeat(0))
+    world.say(world.peers["auditor"], Heartbeat(0))
+    train_on(world, 3)
+    by_worker = {
+        each.worker: each.reasons
+        for each in world.told
+        if (each.group, each.sample) == (group, sample)
+    }
+    assert by_worker[PeerId("liar")] == ("logprobs", "seed")
+    assert by_worker.get(PeerId("mine"), ()) == ()
+
+
+def test_an_order_names_prompt_seed_and_place_of_each_answer() -> None:
+    world = started("a")
+    peer = world.peers["a"]
+    key, sample = peer.open[0]
+    lease = peer.leases[key]
+    world.say(peer, peer.finish(key, sample))
+    (order,) = messages(world.peers["auditor"], ScoreAnswers)
+    assert (order.path, order.temperature, order.top_p) == ("versions/1-0", 1.0, 1.0)
+    (answer,) = order.answers
+    (seed,) = sample_seeds(world.rules.seed_key, lease.group, (sample,))
+    assert (answer.prompt, answer.written, answer.seed) == (lease.prompt, 0, seed)
+    assert lease.rng_seeds[lease.samples.index(sample)] == seed
+
+
+LostAuditor = Callable[[AuditedWorld], None]
+
+
+def goes(world: AuditedWorld) -> None:
+    world.handle(PeerDisconnected(world.peers["auditor"].session, "killed"))
+    world.connect("auditor", kind="auditor", slots=0)
+
+
+def fails(world: AuditedWorld) -> None:
+    (order,) = messages(world.peers["auditor"], ScoreAnswers)
+    world.say(world.peers["auditor"], ScoringFailed(order.order, "out of memory"))
+    world.pass_time(audits_module.REST_S)
+
+
+@pytest.mark.parametrize("lost", [goes, fails])
+def test_what_an_auditor_did_not_do_is_ordered_again(lost: LostAuditor) -> None:
+    world = started("a", wait_s=1e6)
+    peer = world.peers["a"]
+    world.say(peer, peer.finish(*peer.open[0]))
+    world.pending.clear()
+    lost(world)
+    first, second = messages(world.peers["auditor"], ScoreAnswers)[:2]
+    assert first.order != second.order
+    assert first.answers == second.answers
+    # A late answer to the first order changes nothing.
+    before = world.audits.scored
+    late = AnswersScored(first.order, tuple(map(world._score, first.answers)), 0.1, 0.1)
+    world.say(world.peers["auditor"], late)
+    assert world.audits.scored == before
+
+
+def test_an_auditor_that_is_late_gets_its_next_order_when_it_has_answered() -> None:
+    world = started("a", "b", wait_s=1e6)
+    auditor = world.peers["auditor"]
+    world.say(world.peers["a"], world.peers["a"].finish(*world.peers["a"].open[0]))
+    world.pending.clear()
+    for _ in range(int(audits_module.ORDER_S_MAX) // 2 + 1):
+        world.pass_time(2.0)
+        for peer in world.peers.values():
+            world.say(peer, Heartbeat(0))
+    (order,) = messages(auditor, ScoreAnswers)
+    assert world.audits.pending == 1
+    late = AnswersScored(order.order, tuple(map(world._score, order.answers)), 0.1, 0.1)
+    world.say(auditor, late)
+    first, second = messages(auditor, ScoreAnswers)
+    assert first.answers == second.answers
+
+
+def test_only_auditors_score_and_only_what_they_were_told() -> None:
+    world = started("a", "b")
+    world.say(world.peers["b"], AnswersScored(0, (), 0.1, 0.1))
+    assert world.peers["b"].closed
+    peer = world.peers["a"]
+    world.say(peer, peer.finish(*peer.open[0]))
+    (order,) = messages(world.peers["auditor"], ScoreAnswers)
+    world.say(world.peers["auditor"], AnswersScored(order.order, (), 0.1, 0.1))
+    assert world.peers["auditor"].closed
+
+
+def test_a_restart_judges_again_what_waits() -> None:
+    world = started("a", "mine", auditor=False, wait_s=1e6)
+    world.work()
+    waiting = world.audits.waiting
+    assert waiting
+    world.crash()
+    # Whom the operator trusts is not known before they say hello again.
+    assert world.audits.waiting >= waiting
+    world.connect("auditor", kind="auditor", slots=0)
+    world.work()
+    assert world.audits.waiting == 0
+
+
+def test_copies_that_an_audit_needs_are_kept() -> None:
+    world = started("a", auditor=False)
+    peer = world.peers["a"]
+    world.say(peer, peer.finish(*peer.open[0]))
+    assert set(world.state._versions.pinned) == {"versions/1-0"}
+
+
+def test_a_newcomer_holds_few_samples_until_it_is_clear(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audits_module, "TRIAL_MAX", 2)
+    world = started("a", auditor=False)
+    peer = world.peers["a"]
+    assert (peer.slots, len(peer.open)) == (4, 2)
+    while peer.open:
+        world.say(peer, peer.finish(*peer.open[0]))
+    world.drain()
+    assert peer.open == []
+    world.connect("auditor", kind="auditor", slots=0)
+    world.drain()
+    assert len(peer.open) == 2
+    for _ in range(3):
+        world.work()
+        world.drain()
+    assert world.standing("a") == "clear"
+    train_on(world, 1)
+    assert peer.peer in {t.worker for t in trajectories(world)}
+
+
+def test_an_answer_that_cannot_be_scored_does_not_take_others_with_it() -> None:
+    world = started("a", "b", wait_s=1e6)
+    for name in "ab":
+        peer = world.peers[name]
+        world.say(peer, peer.finish(*peer.open[0]))
+    world.pending.clear()
+    auditor = world.peers["auditor"]
+    orders = messages(auditor, ScoreAnswers)
+    world.say(auditor, ScoringFailed(orders[-1].order, "no memory"))
+    world.pass_time(audits_module.REST_S)
+    world.pending.clear()
+    for _ in range(8):
+        orders.append(messages(auditor, ScoreAnswers)[-1])
+        if orders[-1] is orders[-2]:
+            break
+        assert len(orders[-1].answers) == 1
+        world.say(auditor, ScoringFailed(orders[-1].order, "no memory"))
+        world.pass_time(audits_module.REST_S)
+        world.pending.clear()
+    assert world.audits.skipped >= 1
+    assert world.audits.pending == 0
+
+
+def test_a_group_of_which_one_verdict_is_bad_is_not_complete_with_the_good_ones() -> None:
+    world = started("a", wait_s=1e6)
+    peer = world.peers["a"]
+    lease = peer.leases[peer.open[0][0]]
+    first, second = [each for each in peer.open if peer.leases[each[0]].group == lease.group][:2]
+    world.handle(PeerDisconnected(world.peers["auditor"].session, "killed"))
+    world.say(peer, peer.finish(*first))
+    world.say(peer, peer.finish(*second, tokens=LIE))
+    world.drain()
+    world.connect("auditor", kind="auditor", slots=0)
+    world.drain()
+    assert world.returned == [SampleReturned(lease.group, second[1])]
+    kept = world.ledger.groups[lease.group].record.trajectories
+    assert [each.sample for each in kept] == [first[1]]
+    assert world.state.status().groups.buffered == 0
+
+
+def test_whom_the_learner_doubts_is_audited_like_a_flagged_worker() -> None:
+    world = started("a", "mine", newcomer=0)
+    assert world.standing("a") == "new"
+    publish_step(world, 1)
+    publish_step(world, 2)
+    assert world.standing("a") == "clear"
+    record = next(t for t in trajectories(world) if t.worker == "a")
+    world.audits.scored_by_learner([(record, TrajectoryScore(1, record.sample, 0.5, 0.0))])
+    assert world.standing("a") == "clear"
+    world.audits.scored_by_learner([(record, TrajectoryScore(1, record.sample, 6.0, 0.0))])
+    assert world.standing("a") == "flagged"
+
+
+def test_a_version_that_nobody_can_score_puts_its_author_on_trial() -> None:
+    """Whoever names a version without a copy escapes no audit: its next answers wait."""
+    world = started("liar", "mine", newcomer=0, share=1.0)
+    liar = world.peers["liar"]
+    world.state._versions._copies.clear()
+    world.say(liar, liar.finish(*liar.open[0], tokens=LIE))
+    world.drain()
+    assert world.audits.skipped == 1
+    assert world.standing("liar") == "new"
+    world.say(liar, liar.finish(*liar.open[0], tokens=LIE))
+    assert world.audits.waiting == 1
+
+
+def test_honest_answers_on_trial_excuse_no_lies() -> None:
+    world = started("liar", "mine", newcomer=0, share=0.0)
+    case, limits = world.audits.cases, world.audits.baseline.limits
+    assert limits is not None
+    lie, honest = Evidence(3, 6.0, 0.0, 1.0, 0.0, 0.0, 3), Evidence(3, 0.0, 0.0, 1.0, 0.0, 0.0, 0)
+    for _ in range(4):
+        assert case.judge(PeerId("liar"), lie, limits)[1] == ""
+        for _ in range(200):
+            case.judge(PeerId("liar"), honest, limits, drawn=False)
+    assert case.judge(PeerId("liar"), lie, limits)[1]
+
+
+def test_a_sample_that_nobody_else_can_write_begins_anew_with_its_group() -> None:
+    world = started("liar", newcomer=3)
+    liar = world.peers["liar"]
+    key, sample = liar.open[0]
+    group = liar.leases[key].group
+    world.say(liar, liar.finish(key, sample, tokens=LIE))
+    world.work()
+    assert world.returned == [SampleReturned(group, sample)]
+    assert group in world.ledger.groups
+    for _ in range(int(RETURNED_WAIT_S)):
+        world.pass_time(1.01)
+        world.say(liar, Heartbeat(0))
+        world.say(world.peers["auditor"], Heartbeat(0))
+        world.work()
+    assert group not in world.ledger.groups
+    train_on(world, 1)
+
+
+def test_what_goes_on_from_a_convicted_worker_is_not_accepted() -> None:
+    world = started("liar", "mine", newcomer=0, share=0.0)
+    liar, mine = world.peers["liar"], world.peers["mine"]
+    key, sample = liar.open[0]
+    group = liar.leases[key].group
+    world.say(liar, liar.wrote(key, sample, 9, 9))
+    world.handle(PeerDisconnected(liar.session, "gone"))
+    world.pass_time(16.0)
+    world.say(mine, Heartbeat(0))
+    found = [
+        (held, number)
+        for held, number in mine.open
+        if (mine.leases[held].group, number) == (group, sample) and mine.leases[held].written
+    ]
+    assert found
+    world.audits.cases.of(PeerId("liar")).verdict = "caught"
+    world.say(mine, mine.finish(*found[0]))
+    kept = [t for t in trajectories(world) if any(s.author == "liar" for s in t.spans)]
+    assert kept == []
+
+
+def test_trust_and_convictions_are_known_before_anybody_says_hello() -> None:
+    recovered = replace(
+        Recovered.nothing(),
+        convicted=frozenset([PeerId("liar")]),
+        trusted=frozenset([PeerId("mine")]),
+    )
+    state = CoordinatorState(
+        rules(audit=AuditRules()), recovered, plan_secret=bytes(PLAN_SECRET_BYTES), now=0.0
+    )
+    assert state._audits is not None
+    assert state._audits.standing(PeerId("mine")) == "trusted"
+    assert state._audits.is_convicted(PeerId("liar"))
+
+
+def test_a_clear_worker_uses_more_slots_the_more_of_its_answers_were_audited() -> None:
+    world = started("a", newcomer=0, share=1.0)
+    peer = world.state._members.get(PeerId("a"))
+    assert peer is not None
+    publish_step(world, 1)
+    before = peer.slots_allowed
+    train_on(world, 3)
+    assert before is not None
+    assert peer.slots_allowed is not None
+    assert peer.slots_allowed > before

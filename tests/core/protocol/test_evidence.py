@@ -1,0 +1,75 @@
+"""What is known of each token, summed up."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from echo2d.core.protocol.evidence import Evidence, evidence
+
+ONES = np.ones(4)
+TOKENS = 30
+
+
+def of_tokens(numbers: np.ndarray, *, replayed: bool = True) -> Evidence:
+    """Evidence of the columns of `numbers` [5, n]."""
+    return evidence(
+        numbers[0],
+        numbers[1],
+        surprises=numbers[2],
+        entropies=numbers[3],
+        variances=numbers[4] ** 2,
+        colds=numbers[2] - 1,
+        hots=numbers[3] - 1,
+        missed=numbers[4] > 0 if replayed else None,
+    )
+
+
+def test_the_sums_of_four_tokens() -> None:
+    found = evidence(
+        -ONES,
+        np.array([-1.0, -1.5, -0.5, -1.0]),
+        surprises=2 * ONES,
+        entropies=ONES,
+        variances=4 * ONES,
+        colds=-ONES,
+        hots=3 * ONES,
+        missed=np.array([False, False, True, True]),
+    )
+    assert (found.tokens, found.k, found.misses) == (4, 0.25, 2)
+    assert (found.excess, found.variance, found.z) == (4.0, 16.0, 1.0)
+    assert (found.cold, found.hot) == (-4.0, 12.0)
+
+
+def test_without_replay_nothing_is_missed_and_without_variance_there_is_no_z() -> None:
+    found = evidence(
+        -ONES,
+        -ONES,
+        surprises=ONES,
+        entropies=ONES,
+        variances=0 * ONES,
+        colds=ONES,
+        hots=ONES,
+        missed=None,
+    )
+    assert (found.misses, found.z) == (None, 0.0)
+
+
+@pytest.mark.parametrize("split", [1, 10, TOKENS - 1])
+def test_two_pieces_make_the_evidence_of_the_whole(split: int) -> None:
+    numbers = np.random.default_rng(split).normal(size=(5, TOKENS))
+    whole = of_tokens(numbers)
+    joined = of_tokens(numbers[:, :split]).plus(of_tokens(numbers[:, split:]))
+    assert (joined.tokens, joined.misses) == (whole.tokens, whole.misses)
+    assert joined.k == pytest.approx(whole.k)
+    assert joined.excess == pytest.approx(whole.excess)
+    assert joined.variance == pytest.approx(whole.variance)
+    assert joined.z == pytest.approx(whole.z)
+    assert (joined.cold, joined.hot) == pytest.approx((whole.cold, whole.hot))
+
+
+def test_a_piece_without_replay_leaves_the_whole_without_misses() -> None:
+    replayed = of_tokens(np.random.default_rng(0).normal(size=(5, TOKENS)))
+    unknown = replace(replayed, misses=None)
+    assert replayed.plus(unknown).misses is None
+    assert unknown.plus(replayed).misses is None
