@@ -28,7 +28,7 @@ import logging
 import random
 import threading
 import time
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from concurrent.futures import CancelledError, wait
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -44,6 +44,7 @@ from numpy.typing import NDArray
 from echo2d.adapters import base_digest, pin_base
 from echo2d.core.protocol.trajectory import (
     TrajectoryRecord,
+    TrajectoryScore,
     batch_digest,
     unpack_batch,
     unpack_logprobs,
@@ -51,7 +52,7 @@ from echo2d.core.protocol.trajectory import (
 )
 from echo2d.errors import IntegrityFault, OperatorFault, PeerFault, StoreFault
 from echo2d.net.control.client import Backoff
-from echo2d.net.learner_api.routes import DIGEST_HEADER
+from echo2d.net.learner_api.routes import DIGEST_HEADER, SCORE_MAX, SCORES_MAX
 from echo2d.net.security.auth import read_token_file
 from echo2d.net.security.tls import Tls, in_words, is_for_good, to_coordinator
 from echo2d.net.security.urls import coordinator_url, is_loopback
@@ -59,7 +60,7 @@ from echo2d.net.security.urls import coordinator_url, is_loopback
 __all__ = [
     "AsyncCoordinator", "Batch", "Coordinator", "Fenced", "Group", "IntegrityFault", "NotResumable",
     "OperatorFault", "PeerFault", "Published", "Session", "Span", "StoreFault", "Trajectory",
-    "Unanswered", "Unreachable", "base_digest", "pin_base", "read_batch",
+    "TrajectoryScore", "Unanswered", "Unreachable", "base_digest", "pin_base", "read_batch",
 ]  # fmt: skip
 
 CONNECT_TIMEOUT_S = 10.0
@@ -234,9 +235,22 @@ class AsyncCoordinator:
             if status != HTTPStatus.NO_CONTENT:
                 return read_batch(self._epoch, headers.get(DIGEST_HEADER, ""), body)
 
-    async def commit(self, batch: Batch, *, t_train_s: float) -> int:
-        """Report that the optimizer step was applied; returns the train steps per publish now."""
-        body = {"batch_digest": batch.digest, "epoch": batch.epoch, "t_train_s": t_train_s}
+    async def commit(
+        self, batch: Batch, *, t_train_s: float, scores: Sequence[TrajectoryScore] = ()
+    ) -> int:
+        """Report that the optimizer step was applied; returns the train steps per publish now.
+
+        scores: what the trainer's own forward pass says about trajectories of the batch, if it is
+        known; the coordinator shows it per worker. PeerFault: k or z is not a number. At most SCORES_MAX are
+        sent, and no number beyond SCORE_MAX.
+        """
+        body: dict[str, Any] = {
+            "batch_digest": batch.digest,
+            "epoch": batch.epoch,
+            "t_train_s": t_train_s,
+        }
+        if scores:
+            body["scores"] = [_score_row(score) for score in scores[:SCORES_MAX]]
         answer = await self._call("POST", f"/v1/batches/{batch.step}/commit", body)
         publish_every: int = answer["publish_every"]
         return publish_every
@@ -377,8 +391,10 @@ class Coordinator:
     def take_batch(self, step: int) -> Batch:
         return self._wait(self._inner.take_batch(step))
 
-    def commit(self, batch: Batch, *, t_train_s: float) -> int:
-        return self._wait(self._inner.commit(batch, t_train_s=t_train_s))
+    def commit(
+        self, batch: Batch, *, t_train_s: float, scores: Sequence[TrajectoryScore] = ()
+    ) -> int:
+        return self._wait(self._inner.commit(batch, t_train_s=t_train_s, scores=scores))
 
     def refuse(self, batch: Batch, reasons: Mapping[int, str]) -> None:
         self._wait(self._inner.refuse(batch, reasons))
@@ -439,6 +455,13 @@ class Coordinator:
                 future.cancel()
                 raise Unanswered(f"the coordinator did not answer within {HURRY_S:g} s")
         return future.result()
+
+
+def _score_row(score: TrajectoryScore) -> list[float]:
+    """As JSON has it: six digits are plenty, and keep the largest body below its limit."""
+    # NaN stays NaN, which the coordinator refuses.
+    k, z = (float(f"{max(min(each, SCORE_MAX), -SCORE_MAX):.6g}") for each in (score.k, score.z))
+    return [score.group, score.sample, k, z]
 
 
 def _files_in(directory: Path) -> list[Path]:

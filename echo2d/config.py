@@ -174,6 +174,51 @@ class ActivationTable(Table):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AuditTable(Table):
+    TABLE: ClassVar[str] = "audit"
+
+    enabled: bool = key(
+        "score workers' answers again, and quarantine workers whose answers are not the model's",
+        False,
+    )
+    trusted: tuple[str, ...] = key(
+        "tokens whose workers are trusted: what honest engines look like is learnt from them", ()
+    )
+    share: float = key(
+        "share of the answers of a worker in good standing that is scored",
+        0.05,
+        low=0.0,
+        high=1.0,
+    )
+    newcomer: int = key(
+        "so many answers of a new worker are scored before any of them is trained on",
+        20,
+        low=0,
+        high=1000,
+    )
+    wait_s: float = key(
+        "seconds that an answer waits for its verdict before another worker gets its prompt",
+        60.0,
+        above=0.0,
+        high=3600.0,
+    )
+    seeds: Literal["torch", "sglang", "none"] = key(
+        "how all engines of this run draw: torch; sglang with --enable-deterministic-inference; "
+        "none: not by the coordinator's seeds",
+        "torch",
+    )
+    logprobs: bool = key(
+        "a clean prefill gives the logprobs that engines report; false with quantized weights",
+        True,
+    )
+    device: str = key("where the auditor runs: cpu, cuda, cuda:1", "cpu")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = key(
+        "what the auditor computes in; auto: float32 on the CPU, else bfloat16", "auto"
+    )
+    threads: int = key("CPU threads of the auditor; 0: torch decides", 1, low=0, high=1024)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PriceTable(Table):
     """One [[price]]. The first one whose pattern fits a worker's name is that worker's price."""
 
@@ -383,7 +428,7 @@ class WorkerConfig(Table):
 
 _COORDINATOR_TABLES: tuple[type[Table], ...] = (
     RunTable, ServeTable, PolicyTable, SamplingTable, TaskTable, DisseminationTable,
-    ActivationTable, LinkTable, GatewayTable, RentTable,
+    ActivationTable, LinkTable, GatewayTable, AuditTable, RentTable,
 )  # fmt: skip
 
 
@@ -400,6 +445,7 @@ class CoordinatorConfig:
     activation: ActivationTable
     link: LinkTable
     gateway: GatewayTable
+    audit: AuditTable
     rent: RentTable
     prices: tuple[PriceTable, ...] = ()
     providers: tuple[ProviderConfig, ...] = ()

@@ -3,6 +3,7 @@
 import asyncio
 import concurrent.futures
 import json
+import math
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,10 @@ from echo2d.client import (
     Published,
     Session,
     Span,
+    TrajectoryScore,
     Unanswered,
 )
+from echo2d.core.base.codec import INT_MAX
 from echo2d.core.base.ids import Digest, GroupId, PeerId, Version
 from echo2d.core.protocol.trajectory import (
     AuthoredSpan,
@@ -36,7 +39,12 @@ from echo2d.core.protocol.trajectory import (
     pack_logprobs,
     pack_tokens,
 )
-from echo2d.net.learner_api.routes import DIGEST_HEADER
+from echo2d.net.learner_api.routes import (
+    BODY_BYTES_MAX,
+    DIGEST_HEADER,
+    SCORE_MAX,
+    SCORES_MAX,
+)
 from echo2d.net.security.auth import TokenFile, write_token_file
 
 SPAN = AuthoredSpan(0, 2, Version(3), Digest(b"d" * 32), PeerId("w"))
@@ -137,6 +145,25 @@ async def test_a_session_and_its_epoch_in_every_call(
         ("POST", "/v1/learner/checkpoint", {"step": 4, "epoch": 2}),
         ("GET", "/v1/status", None),
     ]
+
+
+async def test_a_commit_may_carry_scores(server: Server, coordinator: AsyncCoordinator) -> None:
+    server.script = [reply({"publish_every": 1}), reply({"publish_every": 1})]
+    batch = Batch(4, 2, "00", ())
+    scores = [
+        TrajectoryScore(9, 0, 1.23456789e-7, -0.5),
+        TrajectoryScore(9, 1, 3.0, math.inf),
+        TrajectoryScore(10, 0, 0.0, math.nan),
+    ]
+    assert await coordinator.commit(batch, t_train_s=0.5, scores=scores) == 1
+    longest = TrajectoryScore(INT_MAX, 1023, 1.23456789e-7, -1.23456789e-5)
+    many = [longest] * (SCORES_MAX + 1)
+    assert await coordinator.commit(batch, t_train_s=0.5, scores=many) == 1
+    (_, _, first), (_, _, second) = server.said()
+    assert first["scores"][:2] == [[9, 0, 1.23457e-07, -0.5], [9, 1, 3.0, SCORE_MAX]]
+    assert math.isnan(first["scores"][2][3]), "the coordinator refuses it"
+    assert len(second["scores"]) == SCORES_MAX
+    assert len(server.heard[1][2]) <= BODY_BYTES_MAX
 
 
 def check_batch(batch: Batch) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from echo2d import __version__
+from echo2d.cli.audits import audit
 from echo2d.cli.benches import bench
 from echo2d.cli.daemons import coordinate, join, rented
 from echo2d.cli.foresight import plan, simulate
@@ -41,5 +42,5 @@ def main() -> None:
     """
 
 
-for command in (coordinate, join, status, plan, simulate, demo, token, rented, bench):
+for command in (coordinate, join, status, plan, simulate, demo, token, audit, rented, bench):
     main.add_command(command)

@@ -6,7 +6,9 @@ from typing import Any
 
 import click
 
+from echo2d.bench.liars.kinds import LIES
 from echo2d.cli.parts import DIRECTORY, FILE, json_option
+from echo2d.errors import OperatorFault
 from echo2d.registry import SHAPES
 
 
@@ -242,3 +244,68 @@ def bench_delta(*, against: str, as_json: bool, **options: Any) -> None:
             DeltaBench(against=tuple(filter(None, against.split(","))), **options), as_json=as_json
         )
     )
+
+
+@bench.command("liars")
+@click.option(
+    "--lies", default=",".join(LIES), show_default=True, help="Which lies, one worker for each."
+)
+@click.option(
+    "--share",
+    type=click.FloatRange(0, 1, min_open=True),
+    default=1.0,
+    show_default=True,
+    help="Share of its samples that a liar lies about; lies about weights are always told.",
+)
+@click.option(
+    "--audit-share",
+    type=click.FloatRange(0, 1),
+    default=0.05,
+    show_default=True,
+    help="Share of a clear worker's answers that is audited (audit.share).",
+)
+@click.option(
+    "--newcomer",
+    type=click.IntRange(0),
+    default=20,
+    show_default=True,
+    help="Answers that are audited before any is trained on (audit.newcomer).",
+)
+@click.option(
+    "--liars-from",
+    type=click.IntRange(0),
+    default=30,
+    show_default=True,
+    help="Train step from which on liars join; before it an old version is hardly a lie.",
+)
+@click.option(
+    "--unseeded",
+    is_flag=True,
+    help="Replay no seeds, as with SGLang as usual (audit.seeds = none).",
+)
+@click.option(
+    "--steps", type=click.IntRange(1), default=400, show_default=True, help="Train steps at most."
+)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(1),
+    default=900.0,
+    show_default=True,
+    help="Seconds at most.",
+)
+@click.option("--seed", "rng_seed", type=int, default=0, show_default=True, help="Random seed.")
+@click.option("--out", type=DIRECTORY, help="Keep the run in this new directory.")
+@json_option("Print one JSON object instead of a table.")
+def bench_liars(*, lies: str, out: Path | None, as_json: bool, **options: Any) -> None:
+    """Measure how soon the audit convicts workers that lie, each in another way.
+
+    Coordinator, auditor, learner, honest and lying workers are real processes with the demo's model.
+    Exit code 1: a liar came through for too long, or an honest worker was convicted.
+    """
+    from echo2d.bench.liars.run import LiarsPlan, run_liars_bench
+
+    chosen = tuple(filter(None, lies.split(",")))
+    if unknown := set(chosen) - set(LIES):
+        raise OperatorFault(f"--lies: expected some of {', '.join(LIES)}; found {min(unknown)}")
+    plan = LiarsPlan(lies=chosen, **options)  # type: ignore[arg-type]
+    sys.exit(run_liars_bench(plan, out=out, as_json=as_json))

@@ -14,6 +14,13 @@ from echo2d.errors import OperatorFault
 FILE = click.Path(path_type=Path, dir_okay=False)
 DIRECTORY = click.Path(path_type=Path, file_okay=False)
 
+run_dir_option = click.option(
+    "--run-dir",
+    type=DIRECTORY,
+    required=True,
+    help="The run's directory: run.run_dir of its config.",
+)
+
 
 def log_options(command: Callable[..., None]) -> Callable[..., None]:
     """Adds the options --log-level and --log-json."""

@@ -6,14 +6,7 @@ from typing import Any
 
 import click
 
-from echo2d.cli.parts import DIRECTORY, FILE, json_option
-
-_run_dir_option = click.option(
-    "--run-dir",
-    type=DIRECTORY,
-    required=True,
-    help="The run's directory: run.run_dir of its config.",
-)
+from echo2d.cli.parts import FILE, json_option, run_dir_option
 
 
 @click.group()
@@ -32,7 +25,7 @@ def token() -> None:
     required=True,
     help="What the holder may do: join, train, generate, or look.",
 )
-@_run_dir_option
+@run_dir_option
 @click.option(
     "--url",
     required=True,
@@ -66,7 +59,7 @@ def token_create(
 
 
 @token.command("list")
-@_run_dir_option
+@run_dir_option
 @json_option("Print one JSON array.")
 def token_list(run_dir: Path, *, as_json: bool) -> None:
     """Show all credentials of a run, without their secrets."""
@@ -82,7 +75,7 @@ def token_list(run_dir: Path, *, as_json: bool) -> None:
 
 @token.command("revoke")
 @click.argument("name")
-@_run_dir_option
+@run_dir_option
 def token_revoke(name: str, run_dir: Path) -> None:
     """Revoke the credential NAME. Its open sessions end within a second."""
     from echo2d.runtime.run_dir.tokens import revoke_token

@@ -84,6 +84,7 @@ def status_picture(
         *_rented(status),
         *_reward_and_staleness(status),
         *_spreading(status),
+        *_auditing(status),
         Text(),
         workers_table(status, rows=room, wide=wide),
     ]
@@ -190,6 +191,19 @@ def staleness_bars(histogram: Mapping[Any, int]) -> str:
     )
 
 
+def _auditing(status: Status) -> Iterable[Text]:
+    audit = status.audit
+    if audit is None:
+        return
+    learns = f", limits learnt to {audit.learnt:.0%}" if audit.learnt < 1 else ""
+    delay = "" if audit.delay_s is None else f", a verdict takes {seconds(audit.delay_s)}"
+    yield Text.assemble(
+        _label("audit"),
+        f"{audit.scored:,} scored, {audit.pending} waiting{learns}{delay}",
+        ("" if audit.auditors else ", no auditor is here", "bold red"),
+    )
+
+
 def _spreading(status: Status) -> Iterable[Text]:
     broadcast = status.broadcast
     if not broadcast or not broadcast.peers:
@@ -263,11 +277,12 @@ COLUMNS = (
     "used",
     "reward",
     "tokens",
+    "audit",
     "usd/h",
     "refit",
     "heard",
 )
-WORDS = {"worker", "state"}
+WORDS = {"worker", "state", "audit"}
 OF_ANSWERS = ("used", "reward", "tokens")
 
 
@@ -275,6 +290,7 @@ def _columns(status: Status, *, wide: bool) -> list[str]:
     """The columns to show; prices only where a worker has one."""
     priced = any(worker.usd_per_h for worker in status.workers)
     hidden = {*(() if priced else ["usd/h"]), *(() if wide else OF_ANSWERS)}
+    hidden |= {"audit"} if status.audit is None else set()
     return [name for name in COLUMNS if name not in hidden]
 
 
@@ -306,6 +322,7 @@ def _worker_cells(worker: WorkerStatus) -> dict[str, Text]:
         "used": Text(f"{worker.used:.0%}"),
         "reward": _reward(worker),
         "tokens": Text("-" if worker.answer_tokens is None else f"{worker.answer_tokens:.0f}"),
+        "audit": _audit(worker),
         "usd/h": Text(f"{worker.usd_per_h:.2f}"),
         "refit": Text(seconds(worker.refit_pause_s)),
         "heard": Text(age(worker.silent_s), style="dim"),
@@ -326,6 +343,13 @@ def _reward(worker: WorkerStatus) -> Text:
         return Text("-")
     above = "" if worker.reward_above is None else f" {worker.reward_above:+.2f}"
     return Text.assemble(f"{worker.reward:.2f}", (above, "dim"))
+
+
+def _audit(worker: WorkerStatus) -> Text:
+    """What the audit thinks of it, and how many of its audited answers are flagged."""
+    style = {"convicted": "bold red", "flagged": "yellow", "suspected": "red"}
+    words = (worker.standing or "-", style.get(worker.standing, ""))
+    return Text.assemble(words, (f" {worker.flagged}/{worker.audited}", "dim"))
 
 
 def _state(worker: WorkerStatus) -> str:

@@ -13,7 +13,7 @@ to the peer. Not here: which of two connections of one peer stays, and what mess
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 
@@ -44,6 +44,7 @@ from echo2d.net.security.auth import (
     CHALLENGE,
     NONCE_BYTES,
     NONCE_HEADER,
+    OWN_ROLES,
     PEER_HEADER,
     Denied,
     KnownPeer,
@@ -57,6 +58,8 @@ SESSIONS_MAX = 2048  # sockets of one process, well above the largest fleet
 HELLO_TIMEOUT_S = 10.0
 SILENCE_S_MAX = 60.0  # heartbeats come every few seconds
 SILENCE_GRAIN = 0.02  # a session may be given up sooner by this share of SILENCE_S_MAX
+# What a peer without access is told, by the word of the denial; others have a wrong credential.
+DENIALS: Mapping[str, RefusalReason] = {"revoked": "revoked", "convicted": "convicted"}
 SLOW = "slow: it does not read what it is sent"
 
 log = logging.getLogger("echo2d.control")
@@ -168,9 +171,7 @@ class Sessions:
             known = self._known_peer(PeerId(request.headers.get(PEER_HEADER, "")))
         except Denied as denied:
             raise _refusal(
-                "revoked" if denied.code == "revoked" else "credential",
-                denied.detail,
-                permanent=True,
+                DENIALS.get(denied.code, "credential"), denied.detail, permanent=True
             ) from denied
         if not shows(request.transport, known.peer):
             raise _refusal(
@@ -198,21 +199,22 @@ class Sessions:
             raise _refusal("protocol", str(fault), permanent=False) from fault
         if not isinstance(hello, Hello):
             raise _refusal("protocol", "the first message is a Hello", permanent=True)
-        if (hello.kind == "seed") != (known.role == "seed"):
+        own = hello.kind in OWN_ROLES
+        if own != (known.role in OWN_ROLES) or (own and hello.kind != known.role):
             raise _refusal(
                 "credential",
                 f"a {known.role}'s credential is not for a {hello.kind}",
                 permanent=True,
             )
-        if hello.kind != "seed":  # which is our own child, and listens where the operator says
+        if not own:  # our own children listen where the operator says
             hello = replace(
                 hello, listen=dialable(hello.listen, request.remote, self._peer_networks)
             )
         return known, hello
 
     def _count_fault(self, known: KnownPeer) -> None:
-        # The seed is our own child: refused, it would stop the run.
-        if known.role != "seed":
+        # Our own children, if refused, would stop the run.
+        if known.role not in OWN_ROLES:
             self.faults.count(known.peer, time.monotonic())
 
     async def _prove(
@@ -243,7 +245,7 @@ class Sessions:
             number,
         )
         try:
-            await self._emit(PeerConnected(number, known.peer, hello))
+            await self._emit(PeerConnected(number, known.peer, hello, known.trusted))
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(_send(session.send_buffer, request))
                 await self._converse(socket, number, session)

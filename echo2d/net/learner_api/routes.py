@@ -11,6 +11,8 @@ The core takes every decision; this module only turns requests into events, and 
     PUT  /v1/versions/{n}/files/{name}  ?epoch=E, the file's bytes -> {bytes}
     GET  /v1/batches/{n}                ?epoch=E, long poll -> the batch's bytes, or 204
     POST /v1/batches/{n}/commit         {batch_digest, epoch, t_train_s} -> {publish_every}
+                                        scores: [[group, sample, k, z], ...] may be added, see
+                                        `TrajectoryScore` in core/protocol/trajectory.py
     POST /v1/batches/{n}/refuse         {groups, reasons, epoch} -> {}
     POST /v1/learner/checkpoint         {step, epoch} -> {}
     GET  /v1/status, /metrics, /        facts as JSON, as Prometheus text, as a page
@@ -57,6 +59,7 @@ from echo2d.core.coordinator.events import (
     Reply,
     SessionAsked,
 )
+from echo2d.core.protocol.trajectory import TrajectoryScore
 from echo2d.errors import OperatorFault, PeerFault, StoreFault
 from echo2d.net.gateway.errors import error_response
 from echo2d.net.gateway.routes import GATEWAY_PATHS, mount
@@ -86,6 +89,11 @@ LONG_POLL_S = 30.0
 # A coordinator that needs longer is overloaded, and the caller should try again.
 ANSWER_S_MAX = 60.0
 REASON_CHARS_MAX = 500
+# Scores of one commit: of every trajectory of the largest batch (`BATCH_BYTES_MAX`), and a body of
+# so many is below BODY_BYTES_MAX.
+SCORES_MAX = 1 << 14
+# Of k, and of z on either side: larger ones say nothing more, and means of such numbers are finite.
+SCORE_MAX = 1e6
 # For idle connections of authenticated callers. Our clients close theirs after 15 s.
 KEEPALIVE_S = 75.0
 DIGEST_HEADER = "X-Echo2d-Digest"
@@ -254,13 +262,17 @@ class Api:
         return web.Response(status=HTTPStatus.NO_CONTENT) if reply is None else _answer(reply)
 
     async def commit(self, request: web.Request) -> web.Response:
-        body, step = await fields(request, {"batch_digest", "epoch", "t_train_s"}), _step(request)
+        required = {"batch_digest", "epoch", "t_train_s"}
+        body, step = await fields(request, required, frozenset({"scores"})), _step(request)
         digest = Digest(from_hex(body["batch_digest"], "batch_digest", DIGEST_BYTES))
         epoch, t_train_s = (
             Epoch(integer(body["epoch"], "epoch")),
             seconds(body["t_train_s"], "t_train_s"),
         )
-        return await self._ask(lambda number: CommitAsked(number, epoch, step, digest, t_train_s))
+        scores = _scores(body.get("scores", []))
+        return await self._ask(
+            lambda number: CommitAsked(number, epoch, step, digest, t_train_s, scores)
+        )
 
     async def refuse(self, request: web.Request) -> web.Response:
         body, step = await fields(request, {"groups", "reasons", "epoch"}), _step(request)
@@ -311,6 +323,24 @@ def _refused_groups(body: Mapping[str, Any]) -> tuple[tuple[GroupId, str], ...]:
     ids = [GroupId(integer(group, "groups")) for group in groups]
     said = [text(reason, "reasons")[:REASON_CHARS_MAX] for reason in reasons]
     return tuple(zip(ids, said, strict=True))
+
+
+def _scores(value: Any) -> tuple[TrajectoryScore, ...]:
+    if not isinstance(value, list) or len(value) > SCORES_MAX:
+        raise malformed(f"scores: expected a list of at most {SCORES_MAX} scores")
+    return tuple(_score(row, f"scores[{at}]") for at, row in enumerate(value))
+
+
+def _score(row: Any, name: str) -> TrajectoryScore:
+    if not isinstance(row, list) or len(row) != 4:
+        raise malformed(f"{name}: expected [group, sample, k, z]")
+    group, sample = integer(row[0], name), integer(row[1], name)
+    # Written so that NaN fails too.
+    if not all(type(each) in (int, float) and abs(each) <= SCORE_MAX for each in row[2:]):
+        raise malformed(f"{name}: expected numbers k and z of at most {SCORE_MAX:g}")
+    if row[2] < 0:
+        raise malformed(f"{name}: expected k >= 0")
+    return TrajectoryScore(group, sample, float(row[2]), float(row[3]))
 
 
 def _epoch(request: web.Request) -> Epoch:

@@ -31,8 +31,9 @@ from echo2d.core.base.codec import Codec
 from echo2d.core.base.ids import PEER_ID_CHARS, PeerId, RunId
 from echo2d.errors import IntegrityFault, OperatorFault, PeerFault
 
-Role = Literal["worker", "learner", "gateway", "viewer", "seed"]
-# No "seed": the coordinator hands its seed a key directly.
+Role = Literal["worker", "learner", "gateway", "viewer", "seed", "auditor"]
+# The coordinator hands its children, the seed and the auditor, a key directly.
+OWN_ROLES = ("seed", "auditor")
 TokenRole = Literal["worker", "learner", "gateway", "viewer"]
 
 KEY_BYTES = 32
@@ -68,11 +69,12 @@ class Caller:
 
 @dataclass(frozen=True, slots=True)
 class KnownPeer:
-    """A peer whose key is bound to a valid token."""
+    """A peer whose key is bound to a valid token. trusted: by the run's operator."""
 
     peer: PeerId
     public_key: bytes
     role: Role
+    trusted: bool = False
 
 
 # --- keys

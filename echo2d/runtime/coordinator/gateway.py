@@ -39,7 +39,7 @@ from echo2d.net.gateway.tokenizer import TEXT_FILES, GatewayTokenizer
 from echo2d.net.http.json_fields import secret_of
 from echo2d.net.security.auth import Caller
 from echo2d.runtime.run_dir.version_files import VersionFiles
-from echo2d.store.call_log import CallLog
+from echo2d.store.json_log import JsonLog
 
 # Tokenizer files of one version; a tokenizer of 250,000 tokens takes 20 MB.
 TEXT_BYTES_MAX = 64 << 20
@@ -107,7 +107,7 @@ class Gateway:
         files: VersionFiles,
         *,
         template: str | None,
-        call_log: CallLog | None,
+        call_log: JsonLog | None,
         newest: VersionPublished | None,
         caller: Callable[[str], Caller],
         emit: Callable[[CoordinatorEvent], Awaitable[None]],

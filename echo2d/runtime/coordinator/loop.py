@@ -14,9 +14,11 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Protocol, assert_never
 
+from echo2d.core.audit.events import AuditTold, Convict
 from echo2d.core.base.ids import Epoch, PeerId, RequestId, Version
 from echo2d.core.broadcast.events import SendRoot
 from echo2d.core.cluster.events import (
@@ -25,6 +27,7 @@ from echo2d.core.cluster.events import (
     DialBack,
     DialBackEnded,
     Note,
+    PeerPardoned,
     PeerRevoked,
     Persist,
     PublishAsked,
@@ -51,6 +54,7 @@ from echo2d.net.control.server import Sessions
 from echo2d.net.peer.dial_back import dial_back
 from echo2d.net.security.auth import Caller, Denied, KnownPeer, sign_root
 from echo2d.net.security.tls import Tls
+from echo2d.runtime.audit.audit_log import audit_record
 from echo2d.runtime.coordinator.gateway import Gateway
 from echo2d.runtime.coordinator.group_log import GroupLog
 from echo2d.runtime.coordinator.metrics import CoordinatorMetrics
@@ -63,6 +67,7 @@ from echo2d.runtime.run_dir.ledger_thread import LedgerThread
 from echo2d.runtime.run_dir.run_directory import RunDirectory
 from echo2d.runtime.run_dir.version_files import VersionFiles
 from echo2d.sd_notify import Notifier
+from echo2d.store.json_log import JsonLog
 
 LEDGER_FILE = "ledger.sqlite"  # in the run directory
 # The access table is reread this often, so a revoked token works no longer than this.
@@ -75,6 +80,9 @@ LATE_S = 1.0
 LATE_ROUNDS = 4
 # Turns after a stop: enough for a full mailbox. The bound is needed as events may keep coming.
 LAST_TURNS_MAX = EVENTS_MAX // EVENTS_PER_TURN_MAX
+
+# What audits found and is not written yet; beyond it the newest is left out of the log.
+AUDITED_MAX = 4096
 
 log = logging.getLogger("echo2d.coordinator")
 
@@ -112,6 +120,7 @@ class CoordinatorProcess:
         peer_networks: Sequence[IpNetwork] = (),
         service: Notifier | None = None,
         make_gateway: Callable[[Emit], Gateway] | None = None,
+        audit_log: JsonLog | None = None,
     ) -> None:
         self.run_id = run.run_id
         self._run = run
@@ -132,6 +141,8 @@ class CoordinatorProcess:
             emit=self._mailbox.put,
             peer_networks=peer_networks,
         )
+        self._audit_log = audit_log
+        self._audited: asyncio.Queue[AuditTold] = asyncio.Queue(AUDITED_MAX)
         self._group_log = GroupLog(self.sessions.peer)
         self._metrics = CoordinatorMetrics(ledger=run.path / LEDGER_FILE)
         self._tasks = asyncio.TaskGroup()
@@ -186,7 +197,8 @@ class CoordinatorProcess:
             self._ledger.keep_small(),
         )
         records = () if self.gateway is None else (self.gateway.keep_records(),)
-        return (self._turns(), *watches, *records, *others)
+        audited = () if self._audit_log is None else (self._keep_audited(self._audit_log),)
+        return (self._turns(), *watches, *records, *audited, *others)
 
     async def _turns(self) -> None:
         while not self._stop.is_set():
@@ -266,6 +278,11 @@ class CoordinatorProcess:
             case ChoiceGrew() | CallRefused():
                 if self.gateway is not None:
                     self.gateway.take(action)
+            case AuditTold():
+                with suppress(asyncio.QueueFull):
+                    self._audited.put_nowait(action)
+            case Convict(worker, reason):
+                self._tasks.create_task(self._convict(worker, reason))
             case Persist() | Note():
                 pass
             case _:
@@ -282,9 +299,31 @@ class CoordinatorProcess:
     async def _score(self, action: ScoreSample) -> None:
         await self._mailbox.put(await self._data_plane.score(action))
 
+    async def _convict(self, worker: PeerId, reason: str) -> None:
+        log.warning("convicted peer=%s reason=%s", worker, reason)
+        try:
+            await asyncio.to_thread(self._access.convict, worker, reason, now_s=time.time())
+        except StoreFault as fault:
+            # The core refuses it as long as this process lives.
+            log.warning("the conviction of %s is not durable: %s", worker, fault)
+
+    async def _keep_audited(self, audit_log: JsonLog) -> None:
+        """Write what audits found, as many records at a time as are there."""
+        while True:
+            told = [await self._audited.get()]
+            while not self._audited.empty():
+                told.append(self._audited.get_nowait())
+            now_s = time.time()
+            try:
+                await asyncio.to_thread(audit_log.append, [audit_record(e, now_s) for e in told])
+            except StoreFault as fault:
+                log.warning("%d records of audits are lost: %s", len(told), fault)
+
     async def _watch_access(self) -> None:
-        # The core hears once of each peer whose credential was revoked or has expired.
+        # The core hears once of each peer whose credential was revoked or has expired, and of each
+        # that a person has pardoned.
         told: frozenset[PeerId] = frozenset()
+        convicted = self._access.convicted().keys()
         while True:
             await asyncio.sleep(ACCESS_RELOAD_S)
             try:
@@ -295,6 +334,9 @@ class CoordinatorProcess:
             for peer in revoked - told:
                 await self._mailbox.put(PeerRevoked(peer))
             told = revoked
+            before, convicted = convicted, self._access.convicted().keys()
+            for peer in before - convicted:
+                await self._mailbox.put(PeerPardoned(peer))
 
     def _lost_access(self, peer: PeerId) -> bool:
         try:

@@ -27,16 +27,18 @@ from echo2d.config import CoordinatorConfig, LinkTable, PriceTable, ServeTable, 
 from echo2d.core.base.ids import RunId
 from echo2d.core.base.model_config import context_max, end_token_ids, vocab_size
 from echo2d.core.capacity.prices import NamedPrice, Price
-from echo2d.core.cluster.rules import GatewayRules, RunRules
+from echo2d.core.cluster.rules import AuditRules, GatewayRules, RunRules
 from echo2d.core.coordinator.events import Recovered
 from echo2d.core.coordinator.state import CoordinatorState
 from echo2d.core.protocol.answer_end import CONTEXT_SPARE
 from echo2d.core.protocol.seeds import seed_key
 from echo2d.errors import OperatorFault
 from echo2d.net.learner_api.routes import make_app, make_runner, make_site, read_page
-from echo2d.net.security.auth import Caller, public_bytes
+from echo2d.net.security.auth import Caller, Role, public_bytes
 from echo2d.net.security.tls import GIVEN_UP, Tls
 from echo2d.net.security.urls import is_loopback
+from echo2d.runtime.audit.audit_log import open_audit_log
+from echo2d.runtime.audit.supervisor import AuditHandover, supervise_auditor
 from echo2d.runtime.coordinator.gateway import Gateway, read_template
 from echo2d.runtime.coordinator.loop import LEDGER_FILE, CoordinatorProcess, Emit, Machine
 from echo2d.runtime.coordinator.task_calls import TaskCalls
@@ -49,7 +51,7 @@ from echo2d.runtime.run_dir.run_directory import RunDirectory, announce, withdra
 from echo2d.runtime.run_dir.tokens import own_token
 from echo2d.runtime.run_dir.version_files import VersionFiles
 from echo2d.runtime.seed.supervisor import SeedHandover, supervise_seed
-from echo2d.store.call_log import CallLog
+from echo2d.store.json_log import JsonLog
 from echo2d.tasks.pool import Limits, TaskPool
 
 WILDCARDS = ("", "0.0.0.0", "::")  # noqa: S104 - compared, not bound
@@ -70,11 +72,12 @@ def core_machine(rules: RunRules, recovered: Recovered) -> Machine:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A coordinator that listens, with what its seed process needs to join it."""
+    """A coordinator that listens, with what its seed and its auditor need to join it."""
 
     coordinator: CoordinatorProcess
     url: str
     seed: SeedHandover
+    audit: AuditHandover | None
     run: RunDirectory
     access: AccessTable
 
@@ -88,6 +91,8 @@ async def run_coordinator(config: CoordinatorConfig, *, rent: bool = False) -> i
     with Ending() as ending:
         async with open_coordinator(config) as opened, AsyncExitStack() as stack:
             helpers = [supervise_seed(opened.seed, rng=random.Random())]
+            if opened.audit is not None:
+                helpers.append(supervise_auditor(opened.audit, rng=random.Random()))
             if rent:
                 helpers.append(await stack.enter_async_context(_renting(config, opened)))
             elif left := await asyncio.to_thread(boxes_left_alone, config):
@@ -130,7 +135,8 @@ async def open_coordinator(
         recovered = await ledger.open()
         # The ledger is locked now, so an address file is from a coordinator that was killed.
         await asyncio.to_thread(withdraw, run)
-        access = await asyncio.to_thread(AccessTable, run)
+        names = config.audit.trusted if config.audit.enabled else ()
+        access = await asyncio.to_thread(AccessTable, run, names)
         files = VersionFiles(
             run.path,
             config.run.snapshot_root,
@@ -141,7 +147,8 @@ async def open_coordinator(
         lost = await asyncio.to_thread(
             files.prepare, {version.path for version in recovered.published}
         )
-        recovered = replace(recovered, lost=lost)
+        convicted, trusted = frozenset(access.convicted()), access.trusted()
+        recovered = replace(recovered, lost=lost, convicted=convicted, trusted=trusted)
         task = config.task
         pool = TaskPool(
             task.name,
@@ -164,7 +171,7 @@ async def open_coordinator(
         def make_gateway(emit: Emit) -> Gateway:
             newest = recovered.published[-1] if recovered.published else None
             call_log = (
-                CallLog(run.path, config.gateway.record_bytes_max)
+                JsonLog(run.path, "gateway", config.gateway.record_bytes_max)
                 if config.gateway.record_bytes_max
                 else None
             )
@@ -190,12 +197,15 @@ async def open_coordinator(
             peer_networks=config.link.networks,
             service=notifier(),
             make_gateway=make_gateway if config.gateway.enabled else None,
+            audit_log=open_audit_log(run.path) if config.audit.enabled else None,
         )
         url = await _listen(stack, config.coordinator, coordinator, tls)
         await asyncio.to_thread(_tell_this_host, run, access, url)
         stack.push_async_callback(asyncio.to_thread, withdraw, run)
         log.info("listening url=%s run=%s run_dir=%s", url, run.run_id, run.path)
-        yield Opened(coordinator, url, _seed_handover(config, run, access, url), run, access)
+        seed = _seed_handover(config, run, access, url)
+        audit = _audit_handover(config, run, access, url) if config.audit.enabled else None
+        yield Opened(coordinator, url, seed, audit, run, access)
 
 
 def make_rules(
@@ -245,6 +255,21 @@ def make_rules(
         gateway=GatewayRules(config.gateway.share, config.gateway.wait_s)
         if config.gateway.enabled
         else None,
+        audit=_audit_rules(config) if config.audit.enabled else None,
+    )
+
+
+def _audit_rules(config: CoordinatorConfig) -> AuditRules:
+    audit, sampling = config.audit, config.sampling
+    return AuditRules(
+        scored_as=f"temperature {sampling.temperature:g}, top_p {sampling.top_p:g}, "
+        f"{audit.dtype} on {audit.device}",
+        newcomer=audit.newcomer,
+        share=audit.share,
+        wait_s=audit.wait_s,
+        replay=audit.seeds,
+        logprobs=audit.logprobs,
+        trusts=bool(audit.trusted),
     )
 
 
@@ -364,9 +389,7 @@ def _tell_this_host(run: RunDirectory, access: AccessTable, url: str) -> None:
 def _seed_handover(
     config: CoordinatorConfig, run: RunDirectory, access: AccessTable, url: str
 ) -> SeedHandover:
-    # The seed gets a fresh key per process, which no table on disk knows.
-    key = Ed25519PrivateKey.generate()
-    access.admit_seed(public_bytes(key))
+    key = _own_key(access, "seed")
     return SeedHandover.make(
         url,
         key,
@@ -375,3 +398,25 @@ def _seed_handover(
         link_port=config.link.port,
         disk_bytes_max=config.run.disk_bytes_max,
     )
+
+
+def _audit_handover(
+    config: CoordinatorConfig, run: RunDirectory, access: AccessTable, url: str
+) -> AuditHandover:
+    audit, model = config.audit, config.run.base_model
+    return AuditHandover.make(
+        url,
+        _own_key(access, "auditor"),
+        run=run,
+        device=audit.device,
+        dtype=audit.dtype,
+        base_model="" if model is None else str(model.absolute()),
+        threads=audit.threads,
+    )
+
+
+def _own_key(access: AccessTable, role: Role) -> Ed25519PrivateKey:
+    """The key of a child process: a fresh one, which no table on disk knows."""
+    key = Ed25519PrivateKey.generate()
+    access.admit_own(public_bytes(key), role)
+    return key

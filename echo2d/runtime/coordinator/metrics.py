@@ -16,7 +16,7 @@ from prometheus_client.metrics_core import Metric
 from echo2d.core.capacity.bottleneck import KINDS
 from echo2d.core.capacity.estimators import quantile
 from echo2d.core.cluster.statistics import RECENT_MAX
-from echo2d.core.status.schema import RentingStatus, Status, WorkerStatus
+from echo2d.core.status.schema import AuditStatus, RentingStatus, Status, WorkerStatus
 from echo2d.runtime.process.prometheus import (
     PERSIST_BUCKETS_S,
     Family,
@@ -28,6 +28,7 @@ from echo2d.runtime.process.prometheus import (
 )
 
 QUANTILES = (0.5, 0.95, 0.99)
+STANDINGS = ("trusted", "new", "clear", "flagged", "convicted", "suspected")
 
 
 Number = float | None
@@ -88,6 +89,23 @@ def _rented_boxes(status: Status) -> Samples:
 
 def _bottleneck(status: Status) -> Samples:
     return [((kind,), kind == status.provision.bottleneck.kind) for kind in KINDS]
+
+
+def _audit(
+    name: str, about: str, read: Callable[[AuditStatus], Number], *, counter: bool = False
+) -> Family[Status]:
+    """A metric about the audit; it has no sample where nothing is audited."""
+
+    def samples(status: Status) -> Samples:
+        number = None if status.audit is None else read(status.audit)
+        return [] if number is None else [((), number)]
+
+    return Family(f"echo2d_audit_{name}", about, samples, (), counter)
+
+
+def _standings(status: Status) -> Samples:
+    count = Counter(worker.standing for worker in status.workers)
+    return [((standing,), count[standing]) for standing in STANDINGS]
 
 
 def _of_worker(
@@ -362,7 +380,49 @@ FAMILIES: tuple[Family[Status], ...] = (
         lambda worker: worker.reward_above,
     ),
     _of_worker("answer_tokens", "Tokens of its answers", lambda worker: worker.answer_tokens),
+    _of_worker(
+        "learner_k",
+        "Nats between its logprobs and the learner's, per token of its trained answers",
+        lambda worker: worker.learner_k,
+    ),
+    _of_worker(
+        "learner_z",
+        "Mean Z of its trained answers by the learner; about 0 for tokens drawn from its model",
+        lambda worker: worker.learner_z,
+    ),
     _of_worker("accepted", "Its accepted results", lambda worker: worker.accepted, counter=True),
+    _of_worker(
+        "trained", "Its answers that were trained on", lambda worker: worker.trained, counter=True
+    ),
+    _of_worker(
+        "audited", "Its answers that an audit scored", lambda worker: worker.audited, counter=True
+    ),
+    _of_worker(
+        "flagged",
+        "Its audited answers that are not the model's",
+        lambda worker: worker.flagged,
+        counter=True,
+    ),
+    Family(
+        "echo2d_audit_workers",
+        "Workers, by what the audit thinks of them",
+        _standings,
+        ("standing",),
+    ),
+    _audit("auditors", "Auditors that are connected", lambda audit: audit.auditors),
+    _audit("pending", "Parts of answers that wait for an auditor", lambda audit: audit.pending),
+    _audit("waiting", "Samples whose groups wait for a verdict", lambda audit: audit.waiting),
+    _audit(
+        "delay_seconds", "How long a group waits for a verdict, mean", lambda audit: audit.delay_s
+    ),
+    _audit("scored", "Parts of answers scored", lambda audit: audit.scored, counter=True),
+    _audit("skipped", "Parts of answers given up", lambda audit: audit.skipped, counter=True),
+    _audit(
+        "busy_seconds",
+        "Time that auditors scored or loaded versions",
+        lambda audit: audit.scoring_s + audit.loading_s,
+        counter=True,
+    ),
 )
 
 

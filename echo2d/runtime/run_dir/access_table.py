@@ -9,17 +9,19 @@ time. Methods that write or reload block; `caller` and `peer` answer from memory
 import re
 import secrets
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import cast, get_args
 
 from echo2d.core.base.ids import PeerId
+from echo2d.core.cluster.membership import CONVICTED
 from echo2d.errors import OperatorFault, StoreFault
 from echo2d.net.security.auth import (
     Caller,
     Denied,
     KnownPeer,
+    Role,
     TokenFile,
     TokenRole,
     is_enrol_proof,
@@ -40,6 +42,8 @@ SCHEMA = (
     max_workers INTEGER, expires_at REAL, revoked INTEGER NOT NULL DEFAULT 0)""",
     """CREATE TABLE IF NOT EXISTS peers (
     peer TEXT PRIMARY KEY, public_key BLOB NOT NULL, token TEXT NOT NULL)""",
+    """CREATE TABLE IF NOT EXISTS convictions (
+    peer TEXT PRIMARY KEY, reason TEXT NOT NULL, at REAL NOT NULL)""",
 )
 
 # Peers of revoked and expired tokens are kept, so that they are told why, until their room is needed.
@@ -68,6 +72,14 @@ class TokenRow:
 
 
 @dataclass(frozen=True, slots=True)
+class Conviction:
+    """Why an audit convicted a peer, and when (Unix time)."""
+
+    reason: str
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Enrolment:
     """A worker's request: its token's secret, its key, and the proof that it owns the key."""
 
@@ -79,10 +91,13 @@ class Enrolment:
 class AccessTable:
     """Tokens and peers of one run: on disk, and in memory as last read."""
 
-    def __init__(self, run: RunDirectory) -> None:
+    def __init__(self, run: RunDirectory, trusted: Collection[str] = ()) -> None:
+        """trusted: the names of tokens whose workers the operator trusts."""
         self._run = run
+        self._trusted = frozenset(trusted)
         self._path = run.path / "access.sqlite"
-        self._seeds: dict[PeerId, KnownPeer] = {}
+        self._own: dict[PeerId, KnownPeer] = {}
+        self._convicted: dict[PeerId, Conviction] = {}
         self._tokens: dict[bytes, TokenRow] = {}
         self._peers: dict[PeerId, tuple[bytes, TokenRow]] = {}
         try:
@@ -167,10 +182,10 @@ class AccessTable:
 
     # --- the coordinator -----------------------------------------------------
 
-    def admit_seed(self, public_key: bytes) -> PeerId:
-        """Admit the holder of this key as the seed until this process ends."""
+    def admit_own(self, public_key: bytes, role: Role) -> PeerId:
+        """Admit a child process of the coordinator, by its key, until this process ends."""
         peer = peer_id_of(public_key)
-        self._seeds[peer] = KnownPeer(peer, public_key, "seed")
+        self._own[peer] = KnownPeer(peer, public_key, role)
         return peer
 
     def caller(self, secret: str, *, now_s: float) -> Caller:
@@ -179,15 +194,42 @@ class AccessTable:
         return Caller(token.name, token.role)
 
     def peer(self, peer: PeerId, *, now_s: float) -> KnownPeer:
-        """A known peer. Denied: it is not enrolled, or its token is no longer valid."""
-        if peer in self._seeds:
-            return self._seeds[peer]
+        """A known peer. Denied: it is not enrolled, is convicted, or its token is not valid now."""
+        if peer in self._own:
+            return self._own[peer]
         if peer not in self._peers:
             raise Denied(401, "credential", "this peer is not enrolled in this run")
         public_key, token = self._peers[peer]
         if fault := token.fault(now_s):
             raise fault
-        return KnownPeer(peer, public_key, token.role)
+        if peer in self._convicted:
+            raise Denied(403, "convicted", CONVICTED)
+        return KnownPeer(peer, public_key, token.role, token.name in self._trusted)
+
+    def convict(self, peer: PeerId, reason: str, *, now_s: float) -> None:
+        """Refuse this peer until it is pardoned. reason: for the operator."""
+        with self._database() as database:
+            row = (peer, reason, now_s)
+            database.execute("INSERT OR REPLACE INTO convictions VALUES (?, ?, ?)", row)
+        self.reload()
+
+    def pardon(self, peer: PeerId) -> None:
+        """Let a convicted peer in again. OperatorFault: it is not convicted."""
+        with self._database() as database:
+            gone = database.execute("DELETE FROM convictions WHERE peer = ?", (peer,))
+            if not gone.rowcount:
+                raise OperatorFault(f"worker {peer} is not convicted")
+        self.reload()
+
+    def convicted(self) -> dict[PeerId, "Conviction"]:
+        """The convicted peers, as last read."""
+        return dict(self._convicted)
+
+    def trusted(self) -> frozenset[PeerId]:
+        """The enrolled peers that the operator trusts, as last read."""
+        return frozenset(
+            peer for peer, (_, token) in self._peers.items() if token.name in self._trusted
+        )
 
     def token_of(self, peer: PeerId) -> str | None:
         """The name of the token with which a peer enrolled; None: it is not enrolled."""
@@ -220,7 +262,11 @@ class AccessTable:
             )
             tokens = [TokenRow(*row) for row in rows]
             peers = database.execute("SELECT peer, public_key, token FROM peers").fetchall()
+            convicted = database.execute("SELECT peer, reason, at FROM convictions").fetchall()
         by_name = {token.name: token for token in tokens}
+        self._convicted = {
+            PeerId(peer): Conviction(reason, at_s) for peer, reason, at_s in convicted
+        }
         self._tokens = {token.secret_hash: token for token in tokens}
         self._peers = {
             PeerId(peer): (public_key, by_name[token]) for peer, public_key, token in peers

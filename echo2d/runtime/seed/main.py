@@ -55,7 +55,7 @@ from echo2d.runtime.process.lifecycle import collect_rarely
 from echo2d.runtime.process.logs import start_logging
 from echo2d.runtime.seed.delta_bases import BaseChain, BaseCopy, BaseLost
 from echo2d.runtime.seed.encoder import Base, Encoder
-from echo2d.runtime.seed.supervisor import SeedHandover, receive_handover
+from echo2d.runtime.seed.supervisor import SeedHandover
 from echo2d.store.budget import DiskBudget
 from echo2d.store.deltas import DeltaStore
 
@@ -356,7 +356,7 @@ def main() -> int:
     try:
         import uvloop
 
-        handover = receive_handover(sys.stdin.buffer)
+        handover = SeedHandover.receive(sys.stdin.buffer)
         start_logging(handover.log_level, as_json=handover.log_json)
         code: int = uvloop.run(run_seed(handover))
     except Fault as fault:

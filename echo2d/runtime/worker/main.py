@@ -29,6 +29,8 @@ from echo2d.core.protocol.control_messages import (
     Address,
     Heartbeat,
     Hello,
+    ScoreAnswers,
+    ScoringFailed,
     SegmentPage,
     SignedRoot,
     ToPeer,
@@ -55,16 +57,18 @@ from echo2d.core.worker.events import (
     SendControl,
     ShutDown,
     StartGeneration,
+    StartScoring,
     StopAsked,
     WorkerNote,
 )
 from echo2d.core.worker.state import WorkerAction, WorkerEvent, WorkerState
-from echo2d.engines.base import Engine
-from echo2d.errors import IntegrityFault, OperatorFault, StoreFault
+from echo2d.engines.base import Engine, ScoringEngine
+from echo2d.errors import EngineFault, IntegrityFault, OperatorFault, StoreFault
 from echo2d.net.control.client import Identity, enrol
 from echo2d.net.security.auth import TokenFile, read_token_file, verify_root
 from echo2d.net.security.tls import GIVEN_UP
 from echo2d.net.security.urls import coordinator_url, is_loopback
+from echo2d.runtime.audit.scoring import score_order
 from echo2d.runtime.peer.base_model import BaseModel
 from echo2d.runtime.peer.peer_process import PeerProcess, outcome
 from echo2d.runtime.peer.state_dir import StateDir
@@ -245,6 +249,8 @@ class Worker:
                 self._control.send(message)
             case StartGeneration(lease):
                 self._rollouts.start(lease)
+            case StartScoring(order):
+                self._spawn(self._score(order))
             case AbortGeneration(lease, attempt):
                 self._rollouts.abort(lease, attempt)
             case HoldEngines(hold):
@@ -273,6 +279,20 @@ class Worker:
 
     async def _refit(self, order: RefitEngines) -> None:
         self._peer.put(await self._refits.refit(order))
+
+    async def _score(self, order: ScoreAnswers) -> None:
+        """Score answers with the version that is served, on any engine that can."""
+        engine = self._scoring_engine()
+        if engine is None:
+            self._control.send(ScoringFailed(order.order, "no engine here can score answers"))
+            return
+        try:
+            self._control.send(await score_order(engine, order))
+        except EngineFault as fault:
+            self._control.send(ScoringFailed(order.order, str(fault)))
+
+    def _scoring_engine(self) -> ScoringEngine | None:
+        return next((each for each in self._engines if isinstance(each, ScoringEngine)), None)
 
     async def _keep_publish_seq(self, publish_seq: PublishSeq) -> None:
         async with self._saving:
@@ -318,6 +338,7 @@ class Worker:
             uplink_limit=self._config.uplink_bytes_per_s_max,
             dial_back_secret=self._dial_back_secret,
             usd_per_h=self._config.usd_per_h or None,
+            scores=self._scoring_engine() is not None,
         )
 
     def heartbeat(self) -> Heartbeat:

@@ -24,7 +24,7 @@ from echo2d.net.gateway.errors import CallRefusal
 from echo2d.net.gateway.requests import read_ask, read_messages
 from echo2d.net.gateway.responses import ChoiceOutput
 from echo2d.net.gateway.tokenizer import GatewayTokenizer
-from echo2d.store.call_log import FILES, CallLog
+from echo2d.store.json_log import FILES, JsonLog
 
 NONE = frozenset[str]()
 
@@ -243,7 +243,7 @@ def test_messages_are_text(messages: Any) -> None:
 
 
 def test_records_are_bounded(tmp_path: Path) -> None:
-    log = CallLog(tmp_path, 400)
+    log = JsonLog(tmp_path, "gateway", 400)
     for number in range(100):
         log.append([{"number": number}, {"long": "x" * 200}])
     files = sorted(tmp_path.iterdir())

@@ -112,7 +112,14 @@ def good_requests(bearer: str, out: Path) -> list[Request]:
         Request("PUT", "/v1/versions/0/files/sub/model.safetensors?epoch=1", b"x" * 40),
         Request("GET", "/v1/batches/1?epoch=1"),
         Request(
-            "POST", "/v1/batches/1/commit", {"batch_digest": digest, "epoch": 1, "t_train_s": 1.0}
+            "POST",
+            "/v1/batches/1/commit",
+            {
+                "batch_digest": digest,
+                "epoch": 1,
+                "t_train_s": 1.0,
+                "scores": [[0, 0, 0.1, -1.0], [0, 1, 0.2, 2.0]],
+            },
         ),
         Request("POST", "/v1/batches/1/refuse", {"groups": [1], "reasons": ["stale"], "epoch": 1}),
         Request("POST", "/v1/learner/checkpoint", {"step": 0, "epoch": 1}),

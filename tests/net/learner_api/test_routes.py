@@ -5,6 +5,7 @@ import base64
 import gzip
 import hashlib
 import io
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 
@@ -25,6 +26,7 @@ from echo2d.core.coordinator.events import (
     Reply,
     SessionAsked,
 )
+from echo2d.core.protocol.trajectory import TrajectoryScore
 from echo2d.errors import OperatorFault, StoreFault
 from echo2d.net.learner_api import routes as learner_api_routes
 from echo2d.net.learner_api.routes import (
@@ -201,6 +203,57 @@ async def test_digests_and_seconds_are_checked(
     status, answer = await call("POST", "/v1/batches/3/commit", json=body)
     assert (status, backend.asked) == (400, [])
     assert field in answer["detail"]
+
+
+def commit_with(scores: Any) -> dict[str, Any]:
+    return {"batch_digest": DIGEST.hex(), "epoch": 2, "t_train_s": 1.0, "scores": scores}
+
+
+async def test_a_commit_carries_scores(call: Client, backend: Backend) -> None:
+    body = commit_with([[9, 0, 0, -1.5], [9, 1, 1e6, 3]])
+    assert (await call("POST", "/v1/batches/3/commit", json=body))[0] == 200
+    scores = (TrajectoryScore(9, 0, 0.0, -1.5), TrajectoryScore(9, 1, 1e6, 3.0))
+    assert backend.asked == [CommitAsked(RequestId(7), Epoch(2), 3, DIGEST, 1.0, scores)]
+
+
+@pytest.mark.parametrize(
+    "scores",
+    [
+        None,
+        {},
+        "scores",
+        [1],
+        [[9, 0, 0.5]],
+        [[9, 0, 0.5, 0.5, 0.5]],
+        [{"group": 9}],
+        [[-1, 0, 0.5, 0.5]],
+        [[9, 0.0, 0.5, 0.5]],
+        [[9, 1 << 63, 0.5, 0.5]],
+        [[9, 0, "0.5", 0.5]],
+        [[9, 0, 0.5, None]],
+        [[9, 0, True, 0.5]],
+        [[9, 0, -0.5, 0.5]],
+        [[9, 0, 0.5, math.nan]],
+        [[9, 0, math.inf, 0.5]],
+        [[9, 0, 0.5, -math.inf]],
+        [[9, 0, 0.5, 10**400]],
+        [[9, 0, 1e300, 0.5]],
+        [[9, 0, 0.5, 0.5]] * (learner_api_routes.SCORES_MAX + 1),
+    ],
+)
+async def test_scores_are_checked(call: Client, backend: Backend, scores: Any) -> None:
+    status, answer = await call("POST", "/v1/batches/3/commit", json=commit_with(scores))
+    assert (status, answer["error"], backend.asked) == (400, "malformed", [])
+    assert answer["detail"].startswith("scores")
+    assert "\n" not in answer["detail"]
+
+
+async def test_the_scores_of_the_largest_batch_are_taken(call: Client, backend: Backend) -> None:
+    rows = [[number, 0, 0.5, 0.5] for number in range(learner_api_routes.SCORES_MAX)]
+    assert (await call("POST", "/v1/batches/3/commit", json=commit_with(rows)))[0] == 200
+    (event,) = backend.asked
+    assert isinstance(event, CommitAsked)
+    assert len(event.scores) == learner_api_routes.SCORES_MAX
 
 
 async def test_seconds_are_finite(call: Client, backend: Backend) -> None:

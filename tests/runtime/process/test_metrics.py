@@ -71,6 +71,7 @@ def trained() -> Status:
     quality = statistics.qualities.of(PeerId("a"))
     assert quality is not None
     quality.above = 0.25
+    quality.learner_k, quality.learner_z = 0.01, -0.5
     statistics.fault("lease", "x")
     statistics.dropped("stale", 2, [40, 60, 80])
     statistics.refused_results["bad"] += 1

@@ -134,7 +134,7 @@ def test_tokens_are_listed_by_name(table: AccessTable) -> None:
 
 
 def test_the_seed_is_known_by_its_key_alone(table: AccessTable) -> None:
-    peer = table.admit_seed(public_bytes(KEYS[0]))
+    peer = table.admit_own(public_bytes(KEYS[0]), "seed")
     assert table.peer(peer, now_s=0.0).role == "seed"
 
 

@@ -237,7 +237,7 @@ async def test_a_base_that_is_not_what_was_published_is_said(double: Coordinator
 
 async def test_the_process_joins_and_ends_with_its_parent(double: CoordinatorDouble) -> None:
     key = Ed25519PrivateKey.generate()
-    double.access.admit_seed(public_bytes(key))
+    double.access.admit_own(public_bytes(key), "seed")
     handover = SeedHandover.make(
         double.url, key, run=double.run, link_host="127.0.0.1", link_port=0
     )

@@ -16,9 +16,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from echo2d.errors import OperatorFault
 from echo2d.net.control import client as control_client
 from echo2d.net.security.auth import peer_id_of, public_bytes
+from echo2d.runtime.process import child as child_process
 from echo2d.runtime.run_dir.run_directory import RunDirectory
 from echo2d.runtime.seed import supervisor
-from echo2d.runtime.seed.supervisor import SeedHandover, receive_handover, supervise_seed
+from echo2d.runtime.seed.supervisor import SeedHandover, supervise_seed
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(32))
 
@@ -59,18 +60,18 @@ async def test_a_seed_gets_its_handover_and_is_restarted_and_ended(
 
 
 def test_a_seed_started_by_hand_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "PR_SET_PDEATHSIG", -1)
+    monkeypatch.setattr(child_process, "PR_SET_PDEATHSIG", -1)
     for line in (b"", b"{}", b"[]", b"what"):
         with pytest.raises(OperatorFault, match="not by hand"):
-            receive_handover(io.BytesIO(line))
+            SeedHandover.receive(io.BytesIO(line))
 
 
 def test_a_seed_whose_parent_has_gone_ends(
     handover: SeedHandover, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervisor, "PR_SET_PDEATHSIG", -1)
+    monkeypatch.setattr(child_process, "PR_SET_PDEATHSIG", -1)
     orphan = replace(handover, parent_pid=os.getpid())
     with pytest.raises(OperatorFault, match="coordinator has ended"):
-        receive_handover(io.BytesIO(json.dumps(asdict(orphan)).encode()))
+        SeedHandover.receive(io.BytesIO(json.dumps(asdict(orphan)).encode()))
     child = replace(handover, parent_pid=os.getppid())
-    assert receive_handover(io.BytesIO(json.dumps(asdict(child)).encode())) == child
+    assert SeedHandover.receive(io.BytesIO(json.dumps(asdict(child)).encode())) == child

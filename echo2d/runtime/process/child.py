@@ -1,0 +1,149 @@
+"""Runs a child process of the coordinator, and restarts it whenever it ends.
+
+The child is `python -m MODULE`; the kernel kills it if the coordinator dies. It receives its
+credentials as one JSON line on stdin, never in argv or the environment, where other processes could
+read them. The child calls `receive_handover` before anything else but logging.
+"""
+
+import asyncio
+import contextlib
+import ctypes
+import json
+import logging
+import os
+import random
+import signal
+import sys
+from dataclasses import asdict, dataclass
+from typing import IO, Any, Self
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from echo2d.errors import OperatorFault
+from echo2d.net.control.client import Backoff, Identity
+from echo2d.net.security.auth import public_bytes
+from echo2d.net.security.tls import Tls
+from echo2d.runtime.process.logs import present
+from echo2d.runtime.run_dir.run_directory import RunDirectory
+
+# A child that has not ended this long after SIGTERM is killed.
+STOP_S = 5.0
+# The exit code of an operator's mistake, which a restart does not mend.
+MISTAKE = 2
+PR_SET_PDEATHSIG = 1
+
+log = logging.getLogger("echo2d.coordinator")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Handover:
+    """What the coordinator tells any child of its own.
+
+    key: Ed25519, hex. authority, certificate: PEM. run_key: hex.
+    """
+
+    url: str
+    private_key: str
+    run_key: str
+    certificate: str
+    authority: str
+    run_dir: str
+    parent_pid: int
+    log_level: int
+    log_json: bool
+
+    @classmethod
+    def make(cls, url: str, key: Ed25519PrivateKey, run: RunDirectory, **more: Any) -> Self:
+        """The handover from this process, whose pid and logging settings the child takes over."""
+        log_level, log_json = present()
+        return cls(
+            url=url,
+            private_key=key.private_bytes_raw().hex(),
+            run_key=run.public_key.hex(),
+            certificate=run.authority.certify_peer(public_bytes(key)),
+            authority=run.authority.certificate,
+            run_dir=str(run.path),
+            parent_pid=os.getpid(),
+            log_level=log_level,
+            log_json=log_json,
+            **more,
+        )
+
+    def identity(self) -> Identity:
+        """The child's identity, with its certificate unless the URL is http://. Blocking."""
+        key = Ed25519PrivateKey.from_private_bytes(bytes.fromhex(self.private_key))
+        tls = Tls.of(self.url, self.authority)
+        if tls is not None:
+            tls.present(key, self.certificate)
+        return Identity(key, bytes.fromhex(self.run_key), tls)
+
+    @classmethod
+    def receive(cls, stdin: IO[bytes]) -> Self:
+        """In the child: arrange to die with the parent, and read the handover from stdin.
+
+        OperatorFault: stdin holds no handover, or the parent has ended already.
+        """
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        try:
+            handover = cls(**json.loads(stdin.readline()))
+        except (ValueError, TypeError) as error:
+            raise OperatorFault(
+                "this program is started by `echo2d coordinate`, not by hand"
+            ) from error
+        # A parent that died before the prctl above sends no signal.
+        if os.getppid() != handover.parent_pid:
+            raise OperatorFault("the coordinator has ended; start it again, and it starts this")
+        return handover
+
+
+async def supervise(module: str, handover: Handover, *, rng: random.Random) -> None:
+    """Keep one child running until cancelled. OperatorFault: it ended by an operator's mistake,
+    which it has told on stdout.
+    """
+    backoff = Backoff(rng)
+    loop = asyncio.get_running_loop()
+    while True:
+        started_at = loop.time()
+        code, words = await _run_once(module, handover)
+        if code == MISTAKE and words:
+            raise OperatorFault(words)
+        # A child that lived for a while had started properly: begin again with the shortest delay.
+        if loop.time() - started_at > STOP_S:
+            backoff.reset()
+        delay_s = backoff.next_s()
+        log.warning("child ended module=%s code=%d restart_s=%.2f", module, code, delay_s)
+        await asyncio.sleep(delay_s)
+
+
+async def _run_once(module: str, handover: Handover) -> tuple[int, str]:
+    """Its exit code, and what it wrote to stdout."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        module,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    try:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        # A child that dies before it reads is reported by its exit code below.
+        with contextlib.suppress(ConnectionError):
+            process.stdin.write(json.dumps(asdict(handover)).encode() + b"\n")
+            await process.stdin.drain()
+        process.stdin.close()
+        words = (await process.stdout.read()).decode(errors="replace").strip()
+        return await process.wait(), words
+    finally:
+        if process.returncode is None:
+            await _end(process)
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    process.terminate()
+    try:
+        async with asyncio.timeout(STOP_S):
+            await process.wait()
+    except TimeoutError:
+        process.kill()
+        await process.wait()
