@@ -75,7 +75,7 @@ MUTANTS = (
         "I1, revocation",
         "what revoked versions wrote stays in the buffer",
         "echo2d/core/rollouts/staleness.py",
-        "out = self._take_out(g.record.group for g in self._buffer.values() if g.record.uses(keys))",
+        "out = self._take_out(g.record.group for g in self._buffer.values() if void(g.record))",
         "out: list[StoredGroup] = []",
         (FAULTS,),
     ),

@@ -36,6 +36,8 @@ from echo2d.core.coordinator.state import PLAN_SECRET_BYTES, CoordinatorState
 from echo2d.core.protocol.control_messages import (
     PROTOCOL_VERSION,
     Address,
+    AnswersScored,
+    AnswerToScore,
     ApplyFailed,
     EncodeVersion,
     Finish,
@@ -50,6 +52,7 @@ from echo2d.core.protocol.control_messages import (
     SampleAnswered,
     SampleDelta,
     SampleFinished,
+    ScoreAnswers,
     SegmentEncoded,
     ToCoordinator,
     ToPeer,
@@ -59,6 +62,7 @@ from echo2d.core.protocol.control_messages import (
     VersionVerified,
     Welcome,
 )
+from echo2d.core.protocol.evidence import Evidence
 from echo2d.core.protocol.peer_handshake import SECRET_BYTES
 from echo2d.core.protocol.trajectory import pack_logprobs, pack_tokens
 from echo2d.core.rollouts.events import DrawPrompt, PromptDrawn, SampleScored, ScoreSample
@@ -87,6 +91,7 @@ class FakePeer:
     open: list[tuple[HeldLease, int]] = field(default_factory=list)
     unanswered: dict[tuple[HeldLease, int], SampleFinished] = field(default_factory=dict)
     inbox: list[ToPeer] = field(default_factory=list)
+    trusted: bool = False
     closed: bool = False
     run_id: RunId | None = None
 
@@ -240,15 +245,23 @@ class MemoryRun:
     # --- peers
 
     def connect(
-        self, name: str, *, kind: PeerKind = "worker", slots: int = 4, boot_id: str = "b"
+        self,
+        name: str,
+        *,
+        kind: PeerKind = "worker",
+        slots: int = 4,
+        boot_id: str = "b",
+        trusted: bool = False,
     ) -> FakePeer:
         """A session of this peer; a known one comes back with what it holds."""
         self._sessions += 1
-        peer = self.peers.get(name) or FakePeer(name, kind, slots, SessionId(0))
+        peer = self.peers.get(name) or FakePeer(name, kind, slots, SessionId(0), trusted=trusted)
         peer.session, peer.closed = SessionId(self._sessions), False
         peer.run_id = self.rules.run_id
         self.peers[name] = peer
-        self.handle(PeerConnected(peer.session, peer.peer, self._hello(peer, boot_id)))
+        self.handle(
+            PeerConnected(peer.session, peer.peer, self._hello(peer, boot_id), peer.trusted)
+        )
         self.pending += [PeerSaid(peer.session, result) for result in peer.unanswered.values()]
         return peer
 
@@ -295,6 +308,10 @@ class MemoryRun:
         """Of two samples of a group one is right. None: the task crashed."""
         return float(order.sample % 2)
 
+    def _score(self, answer: AnswerToScore) -> Evidence:
+        """What an auditor finds about an answer: it is honest."""
+        return Evidence(len(answer.tokens) // 4, 1e-6, 0.0, 1.0, 0.0, 0.0, 0)
+
     def _dial_back(self, order: DialBack) -> str:  # noqa: ARG002 - for owners who need it
         """Why the peer cannot be dialled; empty if it can."""
         return ""
@@ -336,6 +353,10 @@ class MemoryRun:
             return
         if isinstance(message, EncodeVersion):
             self._encode(peer, message)
+        if isinstance(message, ScoreAnswers):
+            found = tuple(map(self._score, message.answers))
+            scored = AnswersScored(message.order, found, 0.1, 0.1)
+            self.pending.append(PeerSaid(peer.session, scored))
         peer.receive(message)
 
     def _encode(self, seed: FakePeer, order: EncodeVersion) -> None:

@@ -1,6 +1,7 @@
 """A learner of two processes, started by torchrun: it trains what one process trains, and they end together."""
 
 import dataclasses
+import json
 import os
 import pickle
 import signal
@@ -19,6 +20,7 @@ from tests.support.learner import make_base, record, rows_of, write_config
 from tests.support.paths import REPO
 from tests.support.polling import poll
 from tests.support.ranks import LOSS_ERROR_MAX, PROGRAM, RANKS, STEPS, alone, config_of
+from tests.support.scripted_coordinator import GROUP_SIZE, GROUPS
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
@@ -101,8 +103,25 @@ def test_a_run_moves_from_one_rank_to_two_and_back(
             assert other[name] == pytest.approx(one[name], rel=NORM_ERROR_MAX, abs=1e-6)
         for name in ("batch", "tokens", "clip_share", "reward_mean"):
             assert other[name] == one[name]
+    said, told = (scores_told(directory) for directory in (straight, handed))
+    assert list(said) == list(told) == list(range(1, STEPS + 1))
+    for step, scores in said.items():
+        assert len(scores) == GROUPS * GROUP_SIZE
+        assert told[step].keys() == scores.keys(), "of both ranks"
+        for trajectory, numbers in scores.items():
+            assert told[step][trajectory] == pytest.approx(numbers, rel=1e-2, abs=1e-3)
     for version in (4, STEPS):
         same_weights(*(directory / "taken" / str(version) for directory in (straight, handed)))
+
+
+def scores_told(directory: Path) -> dict[int, dict[tuple[int, int], tuple[float, float]]]:
+    """k and z of each trajectory, by step."""
+    lines = [json.loads(line) for line in (directory / "said.jsonl").read_text().splitlines()]
+    return {
+        line[1]: {(group, sample): (k, z) for group, sample, k, z in line[2]}
+        for line in lines
+        if line[0] == "scores"
+    }
 
 
 def last_word(done: "subprocess.CompletedProcess[str]") -> str:

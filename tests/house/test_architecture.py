@@ -67,7 +67,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 CORE_MAY_IMPORT: dict[str, set[str]] = {
     "base": set(),
     "weights": set(),
-    "audit": set(),
+    "audit": {"protocol", "cluster"},
     "capacity": set(),
     "protocol": {"weights"},
     "topology": {"protocol"},
@@ -76,10 +76,11 @@ CORE_MAY_IMPORT: dict[str, set[str]] = {
     "renting": {"capacity", "status"},
     "worker": {"weights", "protocol", "relay", "topology"},
     "cluster": {"protocol", "topology", "capacity"},
-    "rollouts": {"protocol", "cluster"},
+    "rollouts": {"protocol", "cluster", "audit"},
     "broadcast": {"weights", "protocol", "topology", "cluster"},
     "gateway": {"protocol", "cluster", "rollouts", "status"},
     "coordinator": {
+        "audit",
         "weights",
         "capacity",
         "protocol",

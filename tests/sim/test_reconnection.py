@@ -36,10 +36,10 @@ def struck(rng_seed: int, kind: FaultKind, *at_s: float, staleness_max: int = 4)
     )
 
 
-AGAIN = (0, 23, 28, 30)
+AGAIN = (0, 16, 23, 28)
 
 
-@pytest.mark.parametrize("rng_seed", sorted({*range(6), *AGAIN}))
+@pytest.mark.parametrize("rng_seed", sorted({*range(5), *AGAIN}))
 def test_workers_carry_on_and_generate_nothing_twice(
     rng_seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

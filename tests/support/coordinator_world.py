@@ -30,7 +30,12 @@ from echo2d.core.protocol.control_messages import (
     ToPeer,
     VersionKey,
 )
-from echo2d.core.protocol.trajectory import BatchBody, batch_digest, unpack_batch
+from echo2d.core.protocol.trajectory import (
+    BatchBody,
+    TrajectoryScore,
+    batch_digest,
+    unpack_batch,
+)
 from echo2d.core.rollouts.events import BatchFrozen, SampleKept, ScoreSample
 from echo2d.core.weights.signed_index import Root
 from echo2d.testing.memory_run import FakePeer, MemoryRun
@@ -111,7 +116,7 @@ class World(MemoryRun):
         self.state = self._boot()
         self.state.check()
         for peer in list(self.peers.values()):
-            self.connect(peer.name, kind=peer.kind, slots=peer.slots)
+            self.connect(peer.name, kind=peer.kind, slots=peer.slots, trusted=peer.trusted)
 
     # --- learner
 
@@ -123,9 +128,16 @@ class World(MemoryRun):
         newest = self.state.status().newest_version
         return None if newest is None else newest.version
 
-    def commit(self, step: int, digest: Digest, *, t_train_s: float = 1.0) -> Reply:
+    def commit(
+        self,
+        step: int,
+        digest: Digest,
+        *,
+        t_train_s: float = 1.0,
+        scores: tuple[TrajectoryScore, ...] = (),
+    ) -> Reply:
         return self.call(
-            lambda number: CommitAsked(number, self.ledger.epoch, step, digest, t_train_s)
+            lambda number: CommitAsked(number, self.ledger.epoch, step, digest, t_train_s, scores)
         )
 
     def refuse(self, step: int, *groups: GroupId) -> Reply:

@@ -39,7 +39,7 @@ class Home(Protocol):
 @asynccontextmanager
 async def a_seed(double: CoordinatorDouble) -> AsyncIterator[Seed]:
     key = Ed25519PrivateKey.generate()
-    double.access.admit_seed(public_bytes(key))
+    double.access.admit_own(public_bytes(key), "seed")
     handover = SeedHandover.make(
         double.url, key, run=double.run, link_host="127.0.0.1", link_port=0
     )

@@ -12,12 +12,13 @@ import os
 import pickle
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 from unittest.mock import patch
 
 import learner.__main__ as program
-from echo2d.client import Batch, NotResumable, Published, Session
+from echo2d.client import Batch, NotResumable, Published, Session, TrajectoryScore
 from tests.support.scripted_coordinator import GROUP_SIZE, GROUPS
 
 
@@ -60,8 +61,11 @@ class Recording:
     def take_batch(self, step: int) -> Batch:
         return dataclasses.replace(self._batches[step - 1], epoch=self._epoch)
 
-    def commit(self, batch: Batch, *, t_train_s: float) -> int:
+    def commit(
+        self, batch: Batch, *, t_train_s: float, scores: Sequence[TrajectoryScore] = ()
+    ) -> int:
         self._say("commit", batch.step, batch.digest)
+        self._say("scores", batch.step, sorted(map(dataclasses.astuple, scores)))
         strike = self._directory / "signal"
         if strike.exists():
             step, rank, number = map(int, strike.read_text().split())

@@ -6,14 +6,23 @@ computed from the published files. The version of batch n is the oldest publishe
 
 import dataclasses
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from echo2d.client import Batch, Group, NotResumable, Published, Session, Span, Trajectory
+from echo2d.client import (
+    Batch,
+    Group,
+    NotResumable,
+    Published,
+    Session,
+    Span,
+    Trajectory,
+    TrajectoryScore,
+)
 from echo2d.tasks.sort_digits import EOS, SortDigits, answer
 from learner.model import answer_logprobs, load_model
 from tests.support.polling import HANG_S
@@ -34,6 +43,7 @@ class ScriptedCoordinator:
         self.kappa_answered = publish_every
         self.events: list[tuple[str, int]] = []
         self.refused: dict[int, str] = {}
+        self.scores: dict[int, Sequence[TrajectoryScore]] = {}  # by step
         self.spoil: dict[
             int, Change
         ] = {}  # step -> what happens to its batch before the first refusal
@@ -95,10 +105,13 @@ class ScriptedCoordinator:
         batch = dataclasses.replace(self._batches[step], epoch=self._epoch)
         return self.spoil[step](batch) if step in self.spoil else batch
 
-    def commit(self, batch: Batch, *, t_train_s: float) -> int:
+    def commit(
+        self, batch: Batch, *, t_train_s: float, scores: Sequence[TrajectoryScore] = ()
+    ) -> int:
         assert batch.step == self._committed + 1
         assert t_train_s > 0
         self._committed = batch.step
+        self.scores[batch.step] = scores
         self.events.append(("commit", batch.step))
         self.on_commit(batch.step)
         return self.kappa_answered

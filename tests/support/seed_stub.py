@@ -5,10 +5,10 @@ import signal
 import sys
 from pathlib import Path
 
-from echo2d.runtime.seed.supervisor import receive_handover
+from echo2d.runtime.seed.supervisor import SeedHandover
 
 if __name__ == "__main__":
-    handover = receive_handover(sys.stdin.buffer)
+    handover = SeedHandover.receive(sys.stdin.buffer)
     run_dir = Path(handover.run_dir)
     stays = (
         run_dir / "stay"

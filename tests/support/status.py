@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from echo2d.core.base.ids import Version
+from echo2d.core.cluster.rules import AuditRules
 from echo2d.core.gateway.events import CallAsked, CallId
 from tests.support.catch_up import newcomer, running
 from tests.support.coordinator_world import RULES, World, train
@@ -67,4 +68,15 @@ def catching_up() -> World:
     return world
 
 
-RICH: tuple[Callable[[], World], ...] = (trained, catching_up)
+def auditing() -> World:
+    """An auditor has scored something, and learnt what honest engines look like."""
+    world = World(replace(RULES, audit=AuditRules()))
+    world.connect("seed", kind="seed")
+    world.connect("auditor", kind="auditor", slots=0)
+    world.connect("a", trusted=True)
+    world.connect("b")
+    train(world, 60)
+    return world
+
+
+RICH: tuple[Callable[[], World], ...] = (trained, catching_up, auditing)

@@ -23,6 +23,7 @@ from echo2d.core.protocol.control_messages import (
 from echo2d.core.protocol.trajectory import pack_logprobs, pack_tokens
 from echo2d.sim.run.engine import STOP, VOCAB
 
+INVENTED = 0.3  # share of lies that only an audit can recognise, where there is one
 FORGED = Digest(b"\xee" * 32)
 
 
@@ -73,6 +74,15 @@ def forged_progress(progress: LeaseProgress, chance: random.Random) -> LeaseProg
         replace(delta, tokens=delta.tokens[:-1]),
     ]
     return replace(progress, samples=(chance.choice(lies),))
+
+
+def invented(result: SampleFinished, chance: random.Random) -> SampleFinished:
+    """Return a result that only an audit can recognise as wrong."""
+    count = len(result.tokens) // 4
+    tokens = [chance.randrange(2, VOCAB) for _ in range(count)]
+    if result.finish == "stop":
+        tokens[-1] = STOP
+    return replace(result, tokens=pack_tokens(tokens))
 
 
 def lie(

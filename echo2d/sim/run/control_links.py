@@ -74,7 +74,7 @@ class SimPeer(Process, ABC):
     """The peer's end: it dials, sends Hello, listens, and dials again. A subclass is the daemon.
 
     latency_s: one way to the coordinator. blocked_until: no message passes before. barred: its
-    credential is void. closed: other peers cannot dial it.
+    credential is void. trusted: by the operator. closed: other peers cannot dial it.
     """
 
     def __init__(
@@ -86,6 +86,7 @@ class SimPeer(Process, ABC):
         self.latency_s = latency_s
         self.blocked_until = 0.0
         self.barred = False
+        self.trusted = False
         self.closed = False
         self.session: SimSession | None = None
         self.welcome: Welcome | None = None
@@ -212,6 +213,12 @@ class Control:
         session = self._sessions.get(number)
         return None if session is None else session.peer
 
+    def bar(self, peer: PeerId) -> None:
+        """The credential of a peer that is connected, or was, is void from now on."""
+        for session in self._sessions.values():
+            if session.peer.peer == peer:
+                session.peer.barred = True
+
     # --- what goes wrong
 
     def cut(self, peer: SimPeer) -> None:
@@ -266,7 +273,8 @@ class Control:
             self._ended_above(session)
         elif isinstance(word, Hello):
             if not session.peer.barred:
-                self.emit(PeerConnected(session.number, session.peer.peer, word))
+                peer = session.peer
+                self.emit(PeerConnected(session.number, peer.peer, word, peer.trusted))
         else:
             # The way up carries no other type.
             self.emit(PeerSaid(session.number, word))  # type: ignore[arg-type]

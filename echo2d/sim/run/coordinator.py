@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Literal, assert_never
 
+from echo2d.core.audit.events import AuditTold, Convict
 from echo2d.core.base.ids import PeerId, RequestId, SessionId
 from echo2d.core.broadcast.events import SendRoot
 from echo2d.core.cluster.events import (
@@ -219,7 +220,7 @@ class SimCoordinator(Process):
         else:
             self.set_alarm()
 
-    def _perform(self, action: CoordinatorAction) -> None:
+    def _perform(self, action: CoordinatorAction) -> None:  # noqa: C901 - one line per action
         self._judge.performs(action)
         match action:
             case Send(session, message):
@@ -246,6 +247,10 @@ class SimCoordinator(Process):
             case StopRun(reason):
                 raise AssertionError(f"the run stopped: {reason}")
             case Persist() | DeleteVersion() | Note() | ChoiceGrew() | CallRefused():
+                pass
+            case Convict(worker):
+                self.control.bar(worker)
+            case AuditTold():
                 pass
             case _:
                 assert_never(action)

@@ -5,11 +5,12 @@ bad workers stay bad for ever: they must not hold up the others (I6).
 """
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
+from echo2d.core.audit.events import LimitsLearnt
 from echo2d.core.base.ids import RunId
-from echo2d.core.cluster.rules import RunRules
+from echo2d.core.cluster.rules import AuditRules, RunRules
 from echo2d.registry import SHAPES
 from echo2d.sim.run.engine import STOP, VOCAB
 
@@ -35,9 +36,16 @@ FaultKind = Literal[
     "second_learner",
     "lose_call",  # an answer to the learner gets lost
     "rewards_fail",
+    "kill_auditor",
 ]
 Badness = Literal["", "lies", "hangs", "dead", "slow"]
 
+# A newcomer for ever: none of its answers may be trained on before its verdict.
+NEVER_CLEAR = 1 << 30
+
+# What an earlier process learnt of honest engines.
+LEARNT = LimitsLearnt("torch", 0.1, 0.05)
+AUDITED = 0.25  # share of runs that have an audit
 # How often each kind is drawn, relative to the others.
 KINDS: tuple[tuple[FaultKind, int], ...] = (
     ("kill_coordinator", 2), ("kill_in_commit", 4), ("pause_coordinator", 1),
@@ -76,8 +84,8 @@ class RunFault:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """train_s: seconds per train step. refusals: share of batches of which the learner refuses a
-    group.
+    """learnt: what the audit knows from the start. train_s: seconds per train step. refusals: share
+    of batches of which the learner refuses a group.
     """
 
     rng_seed: int
@@ -88,21 +96,33 @@ class Schedule:
     train_s: float
     checkpoint_every: int
     refusals: float
+    learnt: LimitsLearnt | None = None
 
     @staticmethod
     def draw(rng_seed: int) -> "Schedule":
         rng = random.Random(rng_seed)
         workers = _workers(rng)
         heal_s = rng.uniform(15.0, 60.0)
+        rules = _rules(rng, random.Random(rng_seed ^ 0x1E46).choice([8, 8, 24]))
+        faults = _faults(rng, len(workers), heal_s)
+        chance = random.Random(rng_seed ^ 0xA0D17)
+        learnt = None
+        if chance.random() < AUDITED:
+            rules = replace(rules, audit=_audit(chance))
+            learnt = LEARNT if chance.random() < 0.8 else None
+            kills = [chance.uniform(0.5, heal_s) for _ in range(chance.randint(0, 3))]
+            died = [RunFault(at, "kill_auditor", 1, chance.uniform(0.2, 20.0)) for at in kills]
+            faults = tuple(sorted([*faults, *died], key=lambda fault: fault.at_s))
         return Schedule(
             rng_seed=rng_seed,
-            rules=_rules(rng, random.Random(rng_seed ^ 0x1E46).choice([8, 8, 24])),
+            rules=rules,
             workers=workers,
-            faults=_faults(rng, len(workers), heal_s),
+            faults=faults,
             heal_s=heal_s,
             train_s=rng.choice([0.3, 1.0, 3.0]),
             checkpoint_every=rng.randint(1, 4),
             refusals=rng.choice([0.0, 0.0, 0.2]),
+            learnt=learnt,
         )
 
 
@@ -125,6 +145,15 @@ def _rules(rng: random.Random, max_new_tokens: int) -> RunRules:
         filter_zero_variance=rng.random() < 0.7,
         shape=rng.choice(list(SHAPES)),
         chains=rng.randint(1, 2),
+    )
+
+
+def _audit(chance: random.Random) -> AuditRules:
+    return AuditRules(
+        newcomer=chance.choice([0, 3, NEVER_CLEAR]),
+        share=chance.choice([0.0, 0.1, 1.0]),
+        wait_s=chance.choice([2.0, 20.0, 60.0]),
+        trusts=chance.random() < 0.9,
     )
 
 

@@ -12,6 +12,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable
 
+from echo2d.core.audit.events import Convict
 from echo2d.core.base.ids import Digest, FormId, GroupId, PeerId, RequestId
 from echo2d.core.broadcast.events import SendRoot
 from echo2d.core.cluster.events import PublishAsked, Send, VersionPublished
@@ -53,11 +54,13 @@ from echo2d.core.rollouts.events import (
     LeaseGiven,
     PromptTaken,
     SampleKept,
+    SampleReturned,
     SampleRewarded,
 )
 from echo2d.core.weights.encoding import FormFacts
 from echo2d.core.weights.signed_index import Root
 from echo2d.sim.run.engine import VOCAB, mark
+from echo2d.sim.run.fault_schedule import NEVER_CLEAR
 from echo2d.sim.run.memory_ledger import MemoryLedger
 
 
@@ -83,6 +86,11 @@ class InvariantChecker:
         self._trained_in: dict[GroupId, int] = {}  # of every group of a committed batch
         self._refused: set[GroupId] = set()  # by the learner
         self.barred: set[PeerId] = set()
+        self.convicted: set[PeerId] = set()
+        # Kept answers that the version they name would not have written.
+        self._lies: set[tuple[GroupId, int]] = set()
+        audit = rules.audit
+        self._all_wait = audit is not None and audit.trusts and audit.newcomer == NEVER_CLEAR
         self.steps_committed = self.newest_step = 0
         self.handed_over = self.joined = (
             0  # leases that go on from somebody's output, results of such
@@ -93,6 +101,10 @@ class InvariantChecker:
         self.forms: Counter[str] = (
             Counter()
         )  # what the seed was told to make, by kind; for a few peers only: "aside"
+
+    @property
+    def audited(self) -> bool:
+        return self._rules.audit is not None
 
     def restarted(self) -> None:
         """Another coordinator process begins."""
@@ -125,6 +137,10 @@ class InvariantChecker:
                 self._check_given(record)
             case SampleKept(group, lease, attempt, kept):
                 self._check_kept(group, HeldLease(lease, attempt), kept)
+            case SampleReturned(group, sample):
+                assert self.audited
+                assert group not in self._step_of, "a sample of a frozen group goes back"
+                self._lies.discard((group, sample))
             case SampleRewarded(group, sample, reward):
                 assert reward == reward_of(self.ledger.groups[group].cursor, sample), (
                     "a reward nobody gave"
@@ -215,6 +231,8 @@ class InvariantChecker:
             assert not honest or wrote == signed, (
                 "I2: a span names a version that did not write this here"
             )
+            if wrote != signed:
+                self._lies.add((group, kept.sample))
         assert math.isnan(kept.reward)
         self._kept.add((key, kept.sample))
 
@@ -239,7 +257,10 @@ class InvariantChecker:
                 ]
                 assert record.group in self._refused or any(void)
             case _:
-                assert reason in ("stale", "reward", "lease", "result"), reason
+                assert reason in ("stale", "reward", "lease", "result", "convicted", "returned"), (
+                    reason
+                )
+                assert reason != "convicted" or self.convicted
         assert record.group not in self._trained_in or reason == "refused", (
             "a committed group is dropped"
         )
@@ -270,6 +291,9 @@ class InvariantChecker:
             "I5: not whole"
         )
         assert not any(math.isnan(each.reward) for each in trajectories), "I5: not scored"
+        assert not self._all_wait or not any(
+            (group, each.sample) in self._lies for each in trajectories
+        ), "a lie is trained on before its verdict"
         spans = [span for each in trajectories for span in each.spans]
         ages = [step - 1 - span.version for span in spans]
         counts = min if self._rules.over_stale == "mask" else max
@@ -293,6 +317,7 @@ class InvariantChecker:
 
     def granted(self, peer: PeerId, lease: LeaseGranted) -> None:
         assert peer not in self.barred, "I7: a lease for a peer whose credential is void"
+        assert peer not in self.convicted, "a lease for a convicted worker"
         key = HeldLease(lease.lease, lease.attempt)
         assert key not in self._granted, "I4: an attempt given twice"
         self._granted[key] = (peer, lease)
@@ -329,6 +354,9 @@ class InvariantChecker:
                 assert facts.base_digest is None or facts.base_digest in known, (
                     "a delta from nobody's version"
                 )
+            case Convict(worker):
+                assert not self._honest(worker), "an honest worker is convicted"
+                self.convicted.add(worker)
             case Reply(request, status):
                 event = self._asked.pop(request, None)
                 assert event is not None, "answered twice"

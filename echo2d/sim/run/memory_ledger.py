@@ -7,6 +7,7 @@ they make useless, and counters never go back.
 
 from dataclasses import replace
 
+from echo2d.core.audit.events import LimitsLearnt
 from echo2d.core.base.ids import Epoch, GroupId, PeerId, PublishSeq
 from echo2d.core.broadcast.events import FormChosen, RatesMeasured
 from echo2d.core.cluster.events import VersionPublished, VersionRevoked
@@ -21,6 +22,7 @@ from echo2d.core.rollouts.events import (
     LeaseGiven,
     PromptTaken,
     SampleKept,
+    SampleReturned,
     SampleRewarded,
 )
 from echo2d.core.topology.uplink_rates import PeerRate
@@ -42,6 +44,7 @@ class MemoryLedger:
         self.committed: dict[int, BatchCommitted] = {}
         self.rates: dict[PeerId, PeerRate] = {}
         self.form: FormChosen | None = None
+        self.limits: dict[str, LimitsLearnt] = {}
 
     def append(self, record: CoordinatorRecord) -> None:  # noqa: C901 - one case per record
         """Apply one record. AssertionError: it contradicts an earlier one."""
@@ -89,6 +92,16 @@ class MemoryLedger:
                 self.groups[group] = replace(
                     stored, record=replace(stored.record, trajectories=tuple(scored))
                 )
+            case SampleReturned(group, sample):
+                stored = self.groups[group]
+                del self.answered[group, sample]
+                left = tuple(t for t in stored.record.trajectories if t.sample != sample)
+                assert len(left) == len(stored.record.trajectories) - 1
+                self.groups[group] = replace(
+                    stored, record=replace(stored.record, trajectories=left)
+                )
+            case LimitsLearnt(engine_class):
+                self.limits[engine_class] = record
             case GroupDropped(group):
                 del self.groups[group]
                 self._forget_work()
@@ -136,4 +149,5 @@ class MemoryLedger:
             answered=tuple(self.answered.values()),
             rates=tuple(self.rates.values()),
             form=self.form,
+            limits=tuple(self.limits.values()),
         )

@@ -48,12 +48,13 @@ from echo2d.core.worker.events import (
     SnapshotReady,
     Standing,
     StartGeneration,
+    StartScoring,
     StopAsked,
     WorkerNote,
 )
 from echo2d.core.worker.state import WorkerAction, WorkerEvent, WorkerState
 from echo2d.sim.kernel.virtual_clock import Clock
-from echo2d.sim.run.byzantine_worker import forged_progress, lie
+from echo2d.sim.run.byzantine_worker import INVENTED, forged_progress, invented, lie
 from echo2d.sim.run.control_links import Control, SimPeer
 from echo2d.sim.run.engine import Pace, SimEngine
 from echo2d.sim.run.peer_links import SimPeerLinks, held
@@ -127,6 +128,7 @@ class SimWorker(SimPeer):
         self.pace = pace
         self.closed = number % 2 == 0
         self.lies = 0.0
+        self.invents = False
         self._noted, self._granted, self._stopped = noted, granted, stopped
         self._slots = Slots()
         self._disk: dict[FormId, None] = {}
@@ -224,7 +226,7 @@ class SimWorker(SimPeer):
             self._inbox.append(held(form)[1])
         self._inbox.append(relay_events.FormSearched(form))
 
-    def _perform(self, action: WorkerAction) -> None:
+    def _perform(self, action: WorkerAction) -> None:  # noqa: C901 - one line per action
         match action:
             case SendControl(message):
                 self._tell(message)
@@ -252,13 +254,18 @@ class SimWorker(SimPeer):
                 self._apply_cancelled |= form == self._applying
             case WorkerNote() | ShutDown():
                 pass
+            case StartScoring():
+                raise AssertionError("simulated workers are not trusted, and score nothing")
             case _:
                 self._links.perform(self, action)
 
     def _tell(self, message: ToCoordinator) -> None:
         words: list[ToCoordinator] = [message]
         if isinstance(message, SampleFinished) and self.lies and self.chance.random() < self.lies:
-            words = lie(message, self.chance, self._granted, self._plan)
+            if self.invents and self.chance.random() < INVENTED:
+                words = [invented(message, self.chance)]
+            else:
+                words = lie(message, self.chance, self._granted, self._plan)
         if (
             isinstance(message, LeaseProgress)
             and message.samples

@@ -19,6 +19,7 @@ from echo2d.core.base.ids import PeerId
 from echo2d.core.cluster.events import PeerRevoked
 from echo2d.core.protocol.control_messages import LeaseGranted
 from echo2d.sim.kernel.virtual_clock import Clock
+from echo2d.sim.run.auditor import SimAuditor
 from echo2d.sim.run.control_links import Control
 from echo2d.sim.run.coordinator import SimCoordinator
 from echo2d.sim.run.engine import Pace
@@ -75,6 +76,8 @@ class SimulatedRun:
         self._gone: set[int] = set()  # workers that do not come back
         self._refused: dict[int, int] = {}  # step -> how often a batch of it was refused
         self.judge = InvariantChecker(schedule.rules, lambda peer: peer not in self._lying)
+        if schedule.learnt is not None:
+            self.judge.ledger.append(schedule.learnt)
         self.coordinator = SimCoordinator(
             self._clock,
             self._random,
@@ -92,6 +95,7 @@ class SimulatedRun:
         self._seed = SimSeed(
             self._clock, self._random, self._control, self._links, run_id, self._noted
         )
+        self._auditor = SimAuditor(self._clock, self._random, self._control, run_id, self._leases)
         self.workers = [
             self._worker(number, spec) for number, spec in enumerate(schedule.workers, 1)
         ]
@@ -166,7 +170,8 @@ class SimulatedRun:
             granted=self._leases,
             stopped=self._restart_worker,
         )
-        worker.lies = spec.lies
+        worker.lies, worker.invents = spec.lies, self._schedule.rules.audit is not None
+        worker.trusted = number == 1
         if spec.lies:
             self._lying.add(worker.peer)
         return worker
@@ -189,10 +194,20 @@ class SimulatedRun:
         if not self.coordinator.up:
             self.coordinator.start()
             self._clock.after(0.1, self._start_seed)
+            self._clock.after(0.2, self._start_auditor)
 
     def _start_seed(self) -> None:
         if not self._seed.up and self.coordinator.up:
             self._seed.start()
+
+    def _start_auditor(self) -> None:
+        if self.judge.audited and not self._auditor.up and self.coordinator.up:
+            self._auditor.start()
+
+    def _kill_auditor(self) -> None:
+        if self._auditor.up:
+            self._control.cut(self._auditor)
+            self._auditor.end()
 
     def _start_worker(self, worker: SimWorker) -> None:
         if not worker.up and worker.number not in self._gone:
@@ -212,6 +227,7 @@ class SimulatedRun:
         """Kill the coordinator, and the seed with it; start both after `back_s`."""
         if self.coordinator.up:
             self._kill_seed()
+            self._kill_auditor()
             self.coordinator.end()
             self._clock.after(back_s, self._start_coordinator)
 
@@ -277,6 +293,9 @@ class SimulatedRun:
                 self.coordinator.lose_calls()
             case "rewards_fail":
                 self.coordinator.rewards_fail = 2
+            case "kill_auditor":
+                self._kill_auditor()
+                self._clock.after(lasts_s, self._start_auditor)
             case _:
                 assert_never(fault.kind)
 
@@ -295,6 +314,7 @@ class SimulatedRun:
         self.coordinator.die, self.coordinator.rewards_fail, self._seed.failures = None, 0, 0
         self._start_coordinator()
         self._clock.after(0.1, self._start_seed)
+        self._clock.after(0.2, self._start_auditor)
         self._learner.refusals = 0.0
         self._start_learner(self._learner)
         for worker, spec in zip(self.workers, self._schedule.workers, strict=True):

@@ -95,7 +95,8 @@ class Machine(RuleBasedStateMachine):
     def resumes(self, back: int) -> None:
         step = max(self.staleness.checkpoint, self.staleness.committed - back)
         self.staleness.resume(step)
-        self.staleness.revoke([version_key(version) for version in range(step + 1, step + 10)])
+        revoked = [version_key(version) for version in range(step + 1, step + 10)]
+        self.staleness.withdraw(lambda group: group.uses(revoked))
         self.staleness.age()
         assert self.staleness.committed == step
 
