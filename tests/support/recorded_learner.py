@@ -99,4 +99,6 @@ def main(directory: Path, arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), sys.argv[2:]))
+    # As the learner itself ends. A thread of gloo that frees a tensor while Python shuts down aborts
+    # the process.
+    program.end_with(main(Path(sys.argv[1]), sys.argv[2:]))
