@@ -687,4 +687,6 @@ def _to_score(
 
 def _is_sane(found: Evidence) -> bool:
     numbers = (found.k, found.excess, found.variance, found.cold, found.hot)
-    return found.tokens > 0 and found.k >= 0 <= found.variance and all(map(math.isfinite, numbers))
+    if not (all(map(math.isfinite, numbers)) and found.k >= 0 <= found.variance):
+        return False
+    return 0 <= (found.misses or 0) <= found.tokens > 0

@@ -2,9 +2,10 @@
 
     trusted trajectories --> BASELINE_TRAJECTORIES of them --> limits: flags from now on
 
-A trajectory is flagged if its K, or its share of missed seeds, is beyond MARGIN times the largest of
-the trusted ones. Without a whole baseline nothing is flagged, and nobody
-is convicted.
+A trajectory is flagged if its K is beyond MARGIN times the largest of the trusted ones, or if so many
+missed seeds have a chance below RARE at MARGIN times the share of tokens that trusted ones missed.
+Short answers have more room: of few tokens a mean is far off by chance. Without a whole baseline
+nothing is flagged, and nobody is convicted.
 """
 
 import math
@@ -21,22 +22,26 @@ RATIO_MAX = math.log(1000)
 # A class whose trusted workers agree exactly still needs room: another honest worker may compute in
 # bfloat16, which docs/security.md has the figures of.
 K_MIN = 0.1
-MISSES_MIN = 0.05
+MISSES_MIN = 0.002
+# The limit on K is for long answers. One of n tokens may differ by as much in all as one of n +
+# SHORT_TOKENS at that limit.
+SHORT_TOKENS = 4
+RARE = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
 class HonestLimits:
-    """k, misses: beyond these a trajectory is flagged; misses as a share of its tokens."""
+    """k: of a long answer at most. misses: share of tokens that may miss in the long run."""
 
     k: float
     misses: float
 
     def flags(self, found: Evidence) -> tuple[str, ...]:
         """Why this trajectory is flagged: "logprobs", and "seed", or "draw" without replay."""
-        missed = 0.0 if found.misses is None else found.misses / found.tokens
+        misses = found.misses or 0
         reasons = {
-            "logprobs": found.k > self.k,
-            "seed": missed > self.misses,
+            "logprobs": _long_k(found) > self.k,
+            "seed": chance_of(misses, found.tokens, self.misses) < RARE,
             "draw": found.misses is None and max(found.cold, found.hot) > RATIO_MAX,
         }
         return tuple(name for name, wrong in reasons.items() if wrong)
@@ -66,7 +71,7 @@ class Baseline:
 
 
 # Beyond these no engine is honest, whatever it computes in: for runs that trust nobody.
-GROSS = HonestLimits(k=1.0, misses=0.5)
+GROSS = HonestLimits(k=1.0, misses=0.1)
 
 
 def limits_of(trusted: Sequence[Evidence]) -> HonestLimits:
@@ -75,9 +80,31 @@ def limits_of(trusted: Sequence[Evidence]) -> HonestLimits:
     One broken answer of a trusted worker must not make the audit blind, so nothing beyond GROSS is
     allowed.
     """
-    ks = [each.k for each in trusted]
-    missed = [0.0 if each.misses is None else each.misses / each.tokens for each in trusted]
+    missed = sum(each.misses or 0 for each in trusted) / sum(each.tokens for each in trusted)
     return HonestLimits(
-        min(GROSS.k, max(K_MIN, MARGIN * max(ks))),
-        min(GROSS.misses, max(MISSES_MIN, MARGIN * max(missed))),
+        min(GROSS.k, max(K_MIN, MARGIN * max(map(_long_k, trusted)))),
+        min(GROSS.misses, max(MISSES_MIN, MARGIN * missed)),
     )
+
+
+def _long_k(found: Evidence) -> float:
+    """What a long answer may show where this one shows its K."""
+    return found.k * found.tokens / (found.tokens + SHORT_TOKENS)
+
+
+def chance_of(misses: int, tokens: int, share: float) -> float:
+    """The chance of at least so many misses, if each token misses by itself with this chance.
+
+    1 if they are no more than expected. share: in (0, 1). The upper tail of a binomial distribution.
+    """
+    if misses <= tokens * share:
+        return 1.0
+    ways = math.lgamma(tokens + 1) - math.lgamma(misses + 1) - math.lgamma(tokens - misses + 1)
+    term = math.exp(ways + misses * math.log(share) + (tokens - misses) * math.log1p(-share))
+    total, odds = 0.0, share / (1 - share)
+    for more in range(misses, tokens + 1):
+        total += term
+        term *= odds * (tokens - more) / (more + 1)
+        if term <= 1e-9 * total:
+            break
+    return min(1.0, total)

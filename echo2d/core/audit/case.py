@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from echo2d.core.audit.baseline import HonestLimits
-from echo2d.core.audit.sequential import FlagTest, TemperTest
+from echo2d.core.audit.sequential import FlagTest, SeedTest, TemperTest
 from echo2d.core.base.bounded_dict import keep_newest
 from echo2d.core.base.ids import PeerId
 from echo2d.core.cluster.rules import AuditRules
@@ -40,6 +40,7 @@ class Case:
     flagged: int = 0
     verdict: str = ""
     flags: FlagTest = field(default_factory=FlagTest)
+    seeds: SeedTest = field(default_factory=SeedTest)
     temper: TemperTest = field(default_factory=TemperTest)
 
     @property
@@ -95,8 +96,8 @@ class Cases:
         """Take in what an audit found.
 
         Returns why the answer is flagged, and why the worker is convicted now; both may be empty.
-        limits: of its engine class. drawn: by the worker's share; an answer that is audited because
-        its worker is on trial counts against it only, so that honest phases excuse no lies.
+        limits: of its engine class. drawn: by the worker's share; a flag counts always, but an
+        answer without one only if it was drawn, so that honest phases on trial excuse no lies.
         """
         case = self.of(worker)
         case.audited += 1
@@ -106,8 +107,9 @@ class Cases:
         if reasons or drawn:
             case.flags.add(flagged=bool(reasons))
         if found.misses is None:
-            # Replayed seeds say more, and about each token.
             case.temper.add(found)
+        else:
+            case.seeds.add(found.misses, found.tokens, limits.misses)
         if reasons:
             case.flagged += 1
             case.left = CLEARED
@@ -115,6 +117,9 @@ class Cases:
             case.left -= 1
         if case.flags.convicts:
             case.verdict = f"{case.flagged} of {case.audited} audited: {' and '.join(reasons)}"
+        elif case.seeds.convicts:
+            seeds = case.seeds
+            case.verdict = f"{seeds.misses} of {seeds.tokens} tokens are not those of their seeds"
         elif case.temper.convicts:
             low = case.temper.cold > case.temper.hot
             case.verdict = f"its tokens are too {'likely' if low else 'unlikely'} to be drawn"

@@ -19,6 +19,8 @@ THRESHOLD = -math.log(ALPHA)
 # Share of flagged trajectories: of an honest worker at most, and of one that is worth convicting.
 FLAGS_HONEST = 0.005
 FLAGS_LIAR = 0.1
+# A liar that is worth convicting misses so many times as many seeds as the limit allows.
+MISSES_LIAR = 4.0
 # One trajectory counts as no more than this, so that no single one convicts.
 TRAJECTORY_MAX = 4.0
 # Audited answers whose ratios are added up before they count: twice what a worker on trial holds.
@@ -39,6 +41,32 @@ class FlagTest:
 
     def add(self, *, flagged: bool) -> None:
         self.sum = max(0.0, self.sum + (_FLAGGED if flagged else _CLEAN))
+
+    @property
+    def convicts(self) -> bool:
+        return self.sum >= THRESHOLD
+
+
+@dataclass(slots=True)
+class SeedTest:
+    """Whether too many of a worker's tokens are not those of their seeds.
+
+    The ratio is that of two binomial distributions: MISSES_LIAR times as many misses as the limit
+    allows, and as many. misses, tokens: of all that was audited.
+    """
+
+    sum: float = 0.0
+    misses: int = 0
+    tokens: int = 0
+
+    def add(self, misses: int, tokens: int, honest: float) -> None:
+        """honest: the share of tokens that an honest worker misses at most; below 1 / MISSES_LIAR."""
+        self.misses += misses
+        self.tokens += tokens
+        liar = MISSES_LIAR * honest
+        ratio = misses * math.log(MISSES_LIAR)
+        ratio += (tokens - misses) * math.log((1 - liar) / (1 - honest))
+        self.sum = max(0.0, self.sum + min(TRAJECTORY_MAX, ratio))
 
     @property
     def convicts(self) -> bool:

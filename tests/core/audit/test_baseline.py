@@ -1,5 +1,6 @@
 """What honest engines look like, and what is flagged."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -9,17 +10,21 @@ from echo2d.core.audit.baseline import (
     GROSS,
     K_MIN,
     MISSES_MIN,
+    RARE,
     RATIO_MAX,
+    SHORT_TOKENS,
     Baseline,
+    chance_of,
     limits_of,
 )
 from echo2d.core.protocol.evidence import Evidence
 
 TOKENS = 12
+ROOM = 1 + SHORT_TOKENS / TOKENS
 
 
-def found(k: float = 1e-6, misses: int | None = 0) -> Evidence:
-    return Evidence(TOKENS, k, 0.0, 4.0, 0.0, 0.0, misses)
+def found(k: float = 1e-6, misses: int | None = 0, tokens: int = TOKENS) -> Evidence:
+    return Evidence(tokens, k, 0.0, 4.0, 0.0, 0.0, misses)
 
 
 def test_a_baseline_is_whole_or_there_is_none() -> None:
@@ -30,9 +35,10 @@ def test_a_baseline_is_whole_or_there_is_none() -> None:
         baseline.add(found(k=0.05))
     assert baseline.limits == limits_of([found(k=0.05) for _ in range(200)])
     assert baseline.learnt == 1.0
-    assert baseline.limits.k == pytest.approx(0.15)
-    assert baseline.limits.flags(found(k=0.16)) == ("logprobs",)
-    assert baseline.limits.flags(found(misses=1)) == ("seed",)
+    assert baseline.limits.k == pytest.approx(0.15 / ROOM)
+    assert baseline.limits.flags(found(k=0.149)) == ()
+    assert baseline.limits.flags(found(k=0.151)) == ("logprobs",)
+    assert baseline.limits.flags(found(misses=2)) == ("seed",)
     assert baseline.limits.flags(found(misses=None)) == ()
 
 
@@ -41,15 +47,49 @@ def test_trusted_workers_that_agree_exactly_leave_room_for_bfloat16() -> None:
     assert (allowed.k, allowed.misses) == (K_MIN, MISSES_MIN)
 
 
-def test_one_missed_seed_of_a_trusted_worker_widens_the_limit() -> None:
-    allowed = limits_of([found(misses=0)] * 199 + [found(misses=1)])
-    assert allowed.flags(found(misses=3)) == ()
-    assert allowed.flags(found(misses=4)) == ("seed",)
+def test_missed_seeds_of_trusted_workers_widen_the_limit() -> None:
+    """As SmolLM2 in bfloat16 with a narrow tolerance: 1.6 % of the tokens."""
+    allowed = limits_of([found(misses=0)] * 162 + [found(misses=1)] * 38)
+    assert allowed.misses == pytest.approx(3 * 38 / 2400)
+    assert [allowed.flags(found(misses=misses)) for misses in (4, 5)] == [(), ("seed",)]
+    assert allowed.flags(found(tokens=400, misses=30)) == ()
+    assert allowed.flags(found(tokens=400, misses=40)) == ("seed",)
+
+
+def test_short_answers_have_more_room() -> None:
+    """SmolLM2 in bfloat16 against float32: of 4,000 answers the largest K, by their tokens."""
+    allowed = limits_of([found()] * 200)
+    for tokens, k in ((1, 0.336), (2, 0.254), (3, 0.201), (8, 0.1), (20, 0.064), (60, 0.053)):
+        assert allowed.flags(found(tokens=tokens, k=k)) == (), tokens
+    assert allowed.flags(found(tokens=1, k=0.51)) == ("logprobs",)
+    assert allowed.flags(found(tokens=400, k=0.11)) == ("logprobs",)
 
 
 def test_a_broken_answer_of_a_trusted_worker_does_not_blind_the_audit() -> None:
     allowed = limits_of([found()] * 199 + [found(k=9.0, misses=TOKENS)])
-    assert (allowed.k, allowed.misses) == (GROSS.k, GROSS.misses)
+    assert allowed.k == GROSS.k
+    assert allowed.misses == pytest.approx(3 * TOKENS / 2400)
+    all_broken = limits_of([found(k=9.0, misses=TOKENS)] * 200)
+    assert (all_broken.k, all_broken.misses) == (GROSS.k, GROSS.misses)
+
+
+@pytest.mark.parametrize("share", [0.002, 0.05, 0.5])
+@pytest.mark.parametrize("tokens", [1, 7, 60])
+def test_the_chance_of_misses_is_that_of_a_binomial_distribution(tokens: int, share: float) -> None:
+    for misses in range(tokens + 1):
+        tail = sum(
+            math.comb(tokens, n) * share**n * (1 - share) ** (tokens - n)
+            for n in range(misses, tokens + 1)
+        )
+        expected = 1.0 if misses <= tokens * share else tail
+        assert chance_of(misses, tokens, share) == pytest.approx(expected)
+
+
+def test_the_chance_of_misses_in_a_long_answer() -> None:
+    tokens, share = 32_768, 0.1
+    mean, deviation = tokens * share, math.sqrt(tokens * share * (1 - share))
+    assert chance_of(int(mean + 3 * deviation), tokens, share) == pytest.approx(1.4e-3, rel=0.15)
+    assert chance_of(tokens, tokens, share) == 0.0 < RARE
 
 
 def test_an_answer_that_was_hardly_drawn_is_flagged_where_no_seed_is_replayed() -> None:

@@ -35,11 +35,14 @@ def limits(draw: Draw = honest) -> HonestLimits:
 
 
 def liar(k: float, seed: float | None, shift: float) -> Draw:
-    """Flags and shifts of the audit's table: shares of trajectories that each measure flags."""
+    """Flags and shifts of the audit's table: shares of trajectories that each measure flags.
+
+    Of the answers that miss a seed, half miss two.
+    """
     return lambda rng: found(
-        1.0 if rng.random() < k else 1e-3,
+        2.0 if rng.random() < k else 1e-3,
         rng.gauss(shift, 1.0),
-        None if seed is None else int(rng.random() < seed),
+        None if seed is None else (rng.random() < seed) * rng.choice((1, 2)),
     )
 
 
@@ -56,7 +59,7 @@ def convicted_after(draw: Draw, most: int, rng_seed: int) -> int | None:
     ("draw", "median_max"),
     [
         (liar(1.0, 1.0, 19), 5),
-        (liar(0.0, 1.0, 19), 5),
+        (liar(0.0, 1.0, 19), 8),
         (liar(0.92, 0.6, 1.6), 6),
         (liar(0.23, 0.13, 0.1), 40),
         (liar(0.36, 0.18, 0.17), 30),
@@ -99,12 +102,14 @@ def test_a_flag_has_everything_audited_until_a_hundred_are_clean() -> None:
 
 def test_a_convicted_worker_stays_so_until_it_is_forgotten() -> None:
     cases, allowed = Cases(AuditRules()), limits()
-    verdicts = [cases.judge(WORKER, found(k=9.0, misses=12), allowed)[1] for _ in range(7)]
+    verdicts = [cases.judge(WORKER, found(k=9.0), allowed)[1] for _ in range(7)]
     assert verdicts.count("") == 6, verdicts
-    assert "logprobs and seed" in verdicts[4]
+    assert "5 of 5 audited: logprobs" in verdicts[4]
     assert cases.of(WORKER).standing == "convicted"
     cases.forget(WORKER)
     assert cases.get(WORKER) is None
+    verdicts = [cases.judge(WORKER, found(misses=12), allowed)[1] for _ in range(4)]
+    assert "48 of 48 tokens are not those of their seeds" in verdicts[3]
 
 
 def test_without_a_baseline_a_worker_is_only_suspected() -> None:

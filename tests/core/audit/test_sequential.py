@@ -12,6 +12,7 @@ from echo2d.core.audit.sequential import (
     THRESHOLD,
     TRAJECTORY_MAX,
     FlagTest,
+    SeedTest,
     TemperTest,
 )
 from echo2d.core.protocol.evidence import COLD, HOT, Evidence
@@ -43,6 +44,30 @@ def test_flags_at_the_honest_rate_do_not_convict(rng_seed: int) -> None:
         test.add(flagged=rng.random() < FLAGS_HONEST)
         highest = max(highest, test.sum)
     assert highest < THRESHOLD, f"rng_seed={rng_seed}"
+
+
+@pytest.mark.parametrize("tokens", [1, 12, 400])
+def test_as_many_missed_seeds_as_the_limit_allows_do_not_convict(tokens: int) -> None:
+    rng, test, highest = np.random.default_rng(5), SeedTest(), 0.0
+    for misses in rng.binomial(tokens, 0.002, size=20_000):
+        test.add(int(misses), tokens, 0.002)
+        highest = max(highest, test.sum)
+    assert highest < THRESHOLD
+    assert test.tokens == 20_000 * tokens
+
+
+@pytest.mark.parametrize(("share", "answers_max"), [(0.02, 60), (0.07, 12), (1.0, 4)])
+def test_too_many_missed_seeds_convict(share: float, answers_max: int) -> None:
+    """Greedy, another seed, made up: shares of missed tokens of the demo's model."""
+    rng, counts = np.random.default_rng(5), []
+    for _ in range(21):
+        test, count = SeedTest(), 0
+        while not test.convicts:
+            test.add(int(rng.binomial(29, share)), 29, 0.002)
+            count += 1
+        counts.append(count)
+    assert sorted(counts)[10] <= answers_max, counts
+    assert min(counts) >= 4, "no single answer convicts"
 
 
 def drawn(rng: np.random.Generator, p: Chances, q: Chances, tokens: int) -> Evidence:
