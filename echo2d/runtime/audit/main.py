@@ -13,7 +13,6 @@ import asyncio
 import logging
 import random
 import secrets
-import signal
 import sys
 from pathlib import Path
 
@@ -29,15 +28,13 @@ from echo2d.core.protocol.control_messages import (
     Welcome,
 )
 from echo2d.engines.base import EngineOptions, ScoringEngine
-from echo2d.errors import EngineFault, Fault, IntegrityFault, OperatorFault, StoreFault
+from echo2d.errors import EngineFault, IntegrityFault, OperatorFault, StoreFault
 from echo2d.net.control.client import ControlLink
 from echo2d.registry import ENGINES, load
 from echo2d.runtime.audit.scoring import score_order
 from echo2d.runtime.audit.supervisor import AuditHandover
-from echo2d.runtime.peer.peer_process import outcome
-from echo2d.runtime.process.child import MISTAKE
+from echo2d.runtime.process.child import child_main
 from echo2d.runtime.process.lifecycle import collect_rarely
-from echo2d.runtime.process.logs import start_logging
 from echo2d.runtime.worker.lora_base import LoraBase
 from echo2d.store.snapshots import build_manifest, scan_snapshot
 
@@ -161,37 +158,12 @@ def make_engine(handover: AuditHandover) -> ScoringEngine:
     return engine
 
 
-async def run_auditor(handover: AuditHandover) -> int:
-    """Serve until the coordinator ends this process; returns the exit code."""
-    try:
-        engine = await asyncio.to_thread(make_engine, handover)
-        collect_rarely()
-        await Auditor(handover, engine).run()
-    except BaseExceptionGroup as group:
-        return outcome(group)
-    return 0
-
-
-def main() -> int:
-    start_logging()
-    # Ctrl-C is for the coordinator, which ends its auditor itself.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        import uvloop
-
-        handover = AuditHandover.receive(sys.stdin.buffer)
-        start_logging(handover.log_level, as_json=handover.log_json)
-        code: int = uvloop.run(run_auditor(handover))
-    except Fault as fault:
-        log.critical("%s", fault)
-        if isinstance(fault, OperatorFault):
-            # The coordinator reads it, and ends with these words.
-            sys.stdout.write(f"{fault}\n")
-            sys.stdout.flush()
-            return MISTAKE
-        return 1
-    return code
+async def run_auditor(handover: AuditHandover) -> None:
+    """Serve until the coordinator ends this process."""
+    engine = await asyncio.to_thread(make_engine, handover)
+    collect_rarely()
+    await Auditor(handover, engine).run()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(child_main(AuditHandover, run_auditor))

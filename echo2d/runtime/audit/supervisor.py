@@ -22,4 +22,4 @@ class AuditHandover(Handover):
 
 async def supervise_auditor(handover: AuditHandover, *, rng: random.Random) -> None:
     """Keep one auditor running until cancelled. OperatorFault: it cannot run as configured."""
-    await supervise(AUDIT_MODULE, handover, rng=rng)
+    await supervise(AUDIT_MODULE, handover, rng=rng, mistakes_end=True)

@@ -19,7 +19,7 @@ from typing import Generic, Protocol, TypeVar
 
 from echo2d.core.protocol.control_messages import Address
 from echo2d.core.relay.events import RelayDeadlinePassed, RelayEvent
-from echo2d.errors import Fault, OperatorFault, PeerFault
+from echo2d.errors import OperatorFault, PeerFault
 from echo2d.net.control.client import ControlLink, Identity, LinkOwner
 from echo2d.runtime.peer.receiver import PeerOwner, Receiver
 from echo2d.store.frames import FrameStore
@@ -140,15 +140,3 @@ class PeerProcess(Generic[PeerEvent]):
         finally:
             if alarm is not None:
                 alarm.cancel()
-
-
-def outcome(group: BaseExceptionGroup[BaseException]) -> int:
-    """The one catch-all: raises the group's first `Fault`; anything else is a bug, exit code 1."""
-    faults = group.subgroup(Fault)
-    while faults is not None and isinstance(faults, BaseExceptionGroup):
-        first = faults.exceptions[0]
-        if isinstance(first, Fault):
-            raise first from None
-        faults = first if isinstance(first, BaseExceptionGroup) else None
-    log.critical("failed", exc_info=group)
-    return 1

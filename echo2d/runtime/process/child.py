@@ -2,7 +2,7 @@
 
 The child is `python -m MODULE`; the kernel kills it if the coordinator dies. It receives its
 credentials as one JSON line on stdin, never in argv or the environment, where other processes could
-read them. The child calls `receive_handover` before anything else but logging.
+read them. What the operator has to mend the child tells on stdout, and ends with MISTAKE.
 """
 
 import asyncio
@@ -14,16 +14,19 @@ import os
 import random
 import signal
 import sys
+from collections.abc import Callable, Coroutine
 from dataclasses import asdict, dataclass
-from typing import IO, Any, Self
+from typing import IO, Any, Self, TypeVar
 
+import uvloop
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from echo2d.errors import OperatorFault
+from echo2d.errors import Fault, OperatorFault
 from echo2d.net.control.client import Backoff, Identity
 from echo2d.net.security.auth import public_bytes
 from echo2d.net.security.tls import Tls
-from echo2d.runtime.process.logs import present
+from echo2d.runtime.process.lifecycle import outcome
+from echo2d.runtime.process.logs import present, start_logging
 from echo2d.runtime.run_dir.run_directory import RunDirectory
 
 # A child that has not ended this long after SIGTERM is killed.
@@ -96,22 +99,60 @@ class Handover:
         return handover
 
 
-async def supervise(module: str, handover: Handover, *, rng: random.Random) -> None:
-    """Keep one child running until cancelled. OperatorFault: it ended by an operator's mistake,
-    which it has told on stdout.
+H = TypeVar("H", bound=Handover)
+
+
+def child_main(kind: type[H], serve: Callable[[H], Coroutine[Any, Any, None]]) -> int:
+    """The child's program: serves what it is handed over, until the coordinator ends this process.
+
+    Returns the exit code.
+    """
+    start_logging()
+    # Ctrl-C is for the coordinator, which ends its children itself.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        handover = kind.receive(sys.stdin.buffer)
+        start_logging(handover.log_level, as_json=handover.log_json)
+        code: int = uvloop.run(_ended(serve(handover)))
+        return code
+    except Fault as fault:
+        log.critical("%s", fault)
+        if not isinstance(fault, OperatorFault):
+            return 1
+        # For the coordinator.
+        sys.stdout.write(f"{fault}\n")
+        sys.stdout.flush()
+        return MISTAKE
+
+
+async def _ended(served: Coroutine[Any, Any, None]) -> int:
+    try:
+        await served
+    except BaseExceptionGroup as group:
+        return outcome(group)
+    return 0
+
+
+async def supervise(
+    module: str, handover: Handover, *, rng: random.Random, mistakes_end: bool
+) -> None:
+    """Keep one child running until cancelled.
+
+    mistakes_end: a mistake of the operator is raised as an OperatorFault; otherwise the child is
+    started again, as after anything else.
     """
     backoff = Backoff(rng)
     loop = asyncio.get_running_loop()
     while True:
         started_at = loop.time()
         code, words = await _run_once(module, handover)
-        if code == MISTAKE and words:
+        if mistakes_end and code == MISTAKE and words:
             raise OperatorFault(words)
         # A child that lived for a while had started properly: begin again with the shortest delay.
         if loop.time() - started_at > STOP_S:
             backoff.reset()
         delay_s = backoff.next_s()
-        log.warning("child ended module=%s code=%d restart_s=%.2f", module, code, delay_s)
+        log.warning("child ended module=%s code=%d restart_s=%.2f %s", module, code, delay_s, words)
         await asyncio.sleep(delay_s)
 
 

@@ -25,6 +25,8 @@ from typing import Any, Self
 
 import uvloop
 
+from echo2d.errors import Fault
+
 # For last messages over a slow line, engines, seed and task processes. Each of these has a shorter
 # bound of its own.
 STOP_S_MAX = 30.0
@@ -71,6 +73,18 @@ def collect_rarely() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
+
+
+def outcome(group: BaseExceptionGroup[BaseException]) -> int:
+    """The one catch-all: raises the group's first `Fault`; anything else is a bug, exit code 1."""
+    faults = group.subgroup(Fault)
+    while faults is not None and isinstance(faults, BaseExceptionGroup):
+        first = faults.exceptions[0]
+        if isinstance(first, Fault):
+            raise first from None
+        faults = first if isinstance(first, BaseExceptionGroup) else None
+    log.critical("failed", exc_info=group)
+    return 1
 
 
 class Ending:

@@ -16,7 +16,6 @@ import asyncio
 import logging
 import random
 import secrets
-import signal
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -46,13 +45,13 @@ from echo2d.core.relay.relay import Relay
 from echo2d.core.weights.encoder import RootWriter, Segment
 from echo2d.core.weights.encoding import FormFacts
 from echo2d.core.weights.manifest import Chunk, Manifest
-from echo2d.errors import Fault, IntegrityFault, OperatorFault, StoreFault
+from echo2d.errors import IntegrityFault, OperatorFault, StoreFault
 from echo2d.net.security.urls import is_loopback
 from echo2d.runtime.peer.base_model import BaseModel
-from echo2d.runtime.peer.peer_process import PeerProcess, outcome
+from echo2d.runtime.peer.peer_process import PeerProcess
 from echo2d.runtime.peer.state_dir import open_frames
+from echo2d.runtime.process.child import child_main
 from echo2d.runtime.process.lifecycle import collect_rarely
-from echo2d.runtime.process.logs import start_logging
 from echo2d.runtime.seed.delta_bases import BaseChain, BaseCopy, BaseLost
 from echo2d.runtime.seed.encoder import Base, Encoder
 from echo2d.runtime.seed.supervisor import SeedHandover
@@ -338,32 +337,12 @@ def _next(segments: Iterator[Segment]) -> Segment | None:
     return next(segments, None)
 
 
-async def run_seed(handover: SeedHandover) -> int:
-    """Serve until the coordinator ends this process; returns the exit code."""
-    try:
-        seed = Seed(handover)
-        collect_rarely()
-        await seed.run()
-    except BaseExceptionGroup as group:
-        return outcome(group)
-    return 0
-
-
-def main() -> int:
-    start_logging()
-    # Ctrl-C is for the coordinator, which ends its seed itself.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        import uvloop
-
-        handover = SeedHandover.receive(sys.stdin.buffer)
-        start_logging(handover.log_level, as_json=handover.log_json)
-        code: int = uvloop.run(run_seed(handover))
-    except Fault as fault:
-        log.critical("%s", fault)
-        return 2 if isinstance(fault, OperatorFault) else 1
-    return code
+async def run_seed(handover: SeedHandover) -> None:
+    """Serve until the coordinator ends this process."""
+    seed = Seed(handover)
+    collect_rarely()
+    await seed.run()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(child_main(SeedHandover, run_seed))

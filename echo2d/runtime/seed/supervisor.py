@@ -20,4 +20,4 @@ class SeedHandover(Handover):
 
 async def supervise_seed(handover: SeedHandover, *, rng: random.Random) -> None:
     """Keep one seed running until cancelled."""
-    await supervise(SEED_MODULE, handover, rng=rng)
+    await supervise(SEED_MODULE, handover, rng=rng, mistakes_end=False)

@@ -70,9 +70,9 @@ from echo2d.net.security.tls import GIVEN_UP
 from echo2d.net.security.urls import coordinator_url, is_loopback
 from echo2d.runtime.audit.scoring import score_order
 from echo2d.runtime.peer.base_model import BaseModel
-from echo2d.runtime.peer.peer_process import PeerProcess, outcome
+from echo2d.runtime.peer.peer_process import PeerProcess
 from echo2d.runtime.peer.state_dir import StateDir
-from echo2d.runtime.process.lifecycle import Ending, collect_rarely
+from echo2d.runtime.process.lifecycle import Ending, collect_rarely, outcome
 from echo2d.runtime.worker.engine_refit import EngineRefits, make_engines
 from echo2d.runtime.worker.generation import LeaseRunner
 from echo2d.runtime.worker.metrics import WorkerMetrics, serve_metrics
