@@ -15,8 +15,9 @@ Not here: whose answers are audited (`audits`), and where a version's copy is (`
 
 from collections import Counter
 from collections.abc import Collection, Container
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from echo2d.core.audit.waiting_samples import WaitingSample
 from echo2d.core.base.ids import GroupId, PeerId
 from echo2d.core.protocol.control_messages import AnswerToScore, VersionKey
 from echo2d.core.protocol.evidence import Evidence
@@ -31,20 +32,6 @@ PATIENCE_S = 10.0
 FAIR_TURN = 4
 # Orders that an answer may be part of; after that something is wrong with it.
 TRIES_MAX = 3
-
-
-@dataclass(slots=True)
-class WaitingSample:
-    """A kept sample whose group waits. authors: who wrote it and has to be judged; left: so many of
-    them are not yet. decided: its verdict is on the way.
-    """
-
-    group: GroupId
-    sample: int
-    since: float
-    authors: set[PeerId] = field(default_factory=set)
-    left: int = 0
-    decided: bool = False
 
 
 @dataclass(slots=True)

@@ -259,7 +259,7 @@ class CoordinatorState:
             case PeerDisconnected(session):
                 peer = self._members.of_session(session)
                 if peer is not None and self._audits is not None:
-                    self._audits.gone(peer.peer)
+                    self._audits.scorers.gone(peer.peer)
                 self._members.disconnected(session)
                 return []
             case PeerPardoned(peer_id):
@@ -525,16 +525,16 @@ class CoordinatorState:
 
     def _settle_audits(self, audits: Audits, now: float) -> Sequence[CoordinatorAction]:
         """Do what the audit has decided, and give auditors their next orders."""
-        verdicts, convicted = audits.take_verdicts()
+        verdicts = audits.waiting.take_decided()
         actions: list[CoordinatorAction] = []
-        for worker in convicted:
+        for worker in audits.take_convicted():
             if (peer := self._members.get(worker)) is not None:
                 actions += self._members.revoked(peer, "convicted", CONVICTED)
                 actions += self._gone(peer, now, revoked=True)
             actions += self._groups.convicted(worker, now=now)
         for verdict in verdicts:
             actions += self._groups.judged(verdict)
-        return [*actions, *audits.advance(now=now)]
+        return [*actions, *audits.scorers.advance(now)]
 
     def _advance(self, now: float) -> Sequence[CoordinatorAction]:
         audit_actions = [] if self._audits is None else self._settle_audits(self._audits, now)

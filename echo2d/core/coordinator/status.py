@@ -154,13 +154,13 @@ def _audit(audits: Audits, members: Membership) -> AuditStatus:
         learnt=audits.baseline.learnt,
         k_max=None if limits is None else limits.k,
         misses_max=None if limits is None else limits.misses,
-        pending=audits.pending,
-        waiting=audits.waiting,
-        scored=audits.scored,
+        pending=audits.scorers.pending,
+        waiting=len(audits.waiting),
+        scored=audits.scorers.scored,
         skipped=audits.skipped,
-        delay_s=audits.delay_s,
-        scoring_s=audits.scoring_s,
-        loading_s=audits.loading_s,
+        delay_s=audits.waiting.delay_s,
+        scoring_s=audits.scorers.scoring_s,
+        loading_s=audits.scorers.loading_s,
     )
 
 

@@ -18,7 +18,8 @@ import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 
-from echo2d.core.audit.audits import Audits, SampleVerdict
+from echo2d.core.audit.audits import Audits
+from echo2d.core.audit.waiting_samples import SampleVerdict
 from echo2d.core.base.ids import GroupId, PeerId, Version
 from echo2d.core.cluster.events import Note, Persist, StopRun
 from echo2d.core.cluster.membership import Membership, Peer
@@ -139,7 +140,7 @@ class Groups:
         """The number of groups whose results are all there, and that wait for rewards only."""
         whole = sum(map(self._is_whole, self._groups))
         # Those that wait for a verdict may have all their rewards.
-        return whole if self._audits is None else max(0, whole - self._audits.groups_waiting)
+        return whole if self._audits is None else max(0, whole - self._audits.waiting.groups)
 
     def lack_only_rewards(self, groups: int) -> bool:
         """Whether at least this many groups, and at least one, wait for rewards only."""
@@ -474,7 +475,7 @@ class Groups:
 
     def _complete(self, group: OpenGroup) -> list[RolloutAction]:
         """All samples are scored: buffer the group, unless its rewards are equal or it is old."""
-        if self._audits is not None and self._audits.waits(group.group):
+        if self._audits is not None and group.group in self._audits.waiting:
             return []
         stored = group.stored()
         self._statistics.qualities.scored(stored.record.trajectories)
@@ -539,7 +540,7 @@ class Groups:
     def _give_back(self, group: OpenGroup, sample: int) -> list[RolloutAction]:
         """A kept sample is not wanted; once it is scored, another worker may write it."""
         if self._audits is not None:
-            self._audits.withdraw(group.group, sample)
+            self._audits.waiting.withdraw(group.group, sample)
         if math.isnan(group.kept[sample].reward):
             # Its reward must have come before another answer waits for one.
             group.unwanted.add(sample)
@@ -553,7 +554,7 @@ class Groups:
     ) -> list[RolloutAction]:
         lengths = group.lengths()
         if self._audits is not None:
-            self._audits.forget(group.group)
+            self._audits.waiting.forget(group.group)
         cancelled = [self._scheduler.cancel(lease) for lease in self._groups.remove(group)]
         actions = [action for actions in cancelled for action in actions]
         return [*actions, *self._discard(group.stored(), reason, detail, lengths, again=again)]
@@ -576,7 +577,7 @@ class Groups:
             # What was judged before a restart is not known any more.
             for each in kept.values():
                 self._audits.delivered(group.group, record.prompt, each, now=now)
-        waits = self._audits is not None and self._audits.waits(group.group)
+        waits = self._audits is not None and group.group in self._audits.waiting
         if group.waiting or unscored or waits:
             self._groups.add(group)
             self._groups.recover(group, given, self._may_count, now=now)

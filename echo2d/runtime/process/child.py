@@ -114,7 +114,6 @@ def child_main(kind: type[H], serve: Callable[[H], Coroutine[Any, Any, None]]) -
         handover = kind.receive(sys.stdin.buffer)
         start_logging(handover.log_level, as_json=handover.log_json)
         code: int = uvloop.run(_ended(serve(handover)))
-        return code
     except Fault as fault:
         log.critical("%s", fault)
         if not isinstance(fault, OperatorFault):
@@ -123,6 +122,7 @@ def child_main(kind: type[H], serve: Callable[[H], Coroutine[Any, Any, None]]) -
         sys.stdout.write(f"{fault}\n")
         sys.stdout.flush()
         return MISTAKE
+    return code
 
 
 async def _ended(served: Coroutine[Any, Any, None]) -> int:

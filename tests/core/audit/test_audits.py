@@ -1,111 +1,28 @@
 """The audit within the whole machine: who waits, who is convicted, and what becomes of groups."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from echo2d.core.audit import audits as audits_module
-from echo2d.core.audit.audits import Audits
 from echo2d.core.audit.baseline import BASELINE_TRAJECTORIES
-from echo2d.core.audit.events import AuditTold, Convict, LimitsLearnt
-from echo2d.core.audit.scoring_queue import PATIENCE_S
 from echo2d.core.base.ids import PeerId
 from echo2d.core.cluster.events import PeerDisconnected, PeerPardoned
 from echo2d.core.cluster.rules import AuditRules
-from echo2d.core.coordinator.events import CoordinatorAction, CoordinatorEvent, Recovered
+from echo2d.core.coordinator.events import Recovered
 from echo2d.core.coordinator.state import PLAN_SECRET_BYTES, CoordinatorState
 from echo2d.core.protocol.control_messages import (
     AnswersScored,
-    AnswerToScore,
     Heartbeat,
     Refused,
-    ScoreAnswers,
-    ScoringFailed,
 )
 from echo2d.core.protocol.evidence import Evidence
-from echo2d.core.protocol.seeds import sample_seeds
 from echo2d.core.protocol.trajectory import TrajectoryScore
 from echo2d.core.rollouts.events import SampleReturned
 from echo2d.core.rollouts.groups import RETURNED_WAIT_S
-from tests.support.coordinator_world import World, messages, publish_step, rules, train
-
-LIE = (9, 9, 1)  # what liars write; honest workers of a `MemoryRun` write (3, x, 1)
-LEARNT = LimitsLearnt("torch", 0.1, 0.002)
-
-
-class AuditedWorld(World):
-    """A world whose auditor sees lies, unless it is away. told: what audits told."""
-
-    def __init__(self, *, learnt: bool = True, **changes: Any) -> None:
-        self.told: list[AuditTold] = []
-        self.convicts: list[Convict] = []
-        self.returned: list[SampleReturned] = []
-        self.learnt = learnt
-        self.liars: set[str] = set()
-        audit = AuditRules(**{"newcomer": 3, "share": 0.0, **changes})
-        plenty = {"trajectories_per_step": 8, "filter_zero_variance": False}
-        super().__init__(rules(audit=audit, **plenty))
-
-    def _boot(self) -> Any:
-        if self.learnt:
-            self.ledger.limits["torch"] = LEARNT
-        return super()._boot()
-
-    def _score(self, answer: AnswerToScore) -> Evidence:
-        found = super()._score(answer)
-        lies = answer.tokens[:4] == b"\x09\0\0\0"
-        return replace(found, k=6.0, misses=found.tokens) if lies else found
-
-    def handle(self, event: CoordinatorEvent) -> list[CoordinatorAction]:
-        actions = super().handle(event)
-        self.told += [each for each in actions if isinstance(each, AuditTold)]
-        self.convicts += [each for each in actions if isinstance(each, Convict)]
-        return actions
-
-    def _persist(self, record: Any) -> None:
-        super()._persist(record)
-        if isinstance(record, SampleReturned):
-            self.returned.append(record)
-
-    @property
-    def audits(self) -> Audits:
-        audits = self.state._audits
-        assert audits is not None
-        return audits
-
-    def standing(self, name: str) -> str:
-        return self.audits.standing(PeerId(name))
-
-    def step_workers(self) -> bool:
-        lied = [self.refit(self.peers[name]) + self.lie(name) for name in self.liars]
-        return super().step_workers() or any(lied)
-
-    def lie(self, name: str) -> bool:
-        """This worker finishes everything that it has with made-up tokens; whether it had any."""
-        peer = self.peers[name]
-        said = 0
-        while peer.open and not peer.closed:
-            key, sample = peer.open[0]
-            self.say(peer, peer.finish(key, sample, tokens=LIE))
-            said += 1
-        return said > 0
-
-
-def started(*names: str, auditor: bool = True, **changes: Any) -> AuditedWorld:
-    """Version 0 is served by these workers, of which "mine" is trusted."""
-    world = AuditedWorld(**changes)
-    world.connect("seed", kind="seed", slots=0)
-    if auditor:
-        world.connect("auditor", kind="auditor", slots=0)
-    for name in names:
-        world.connect(name, trusted=name == "mine")
-    world.open_session()
-    world.publish(0)
-    while world.pending or any(world.refit(peer) for peer in world.peers.values()):
-        world.drain()
-    return world
+from tests.support.audited_world import LIE, AuditedWorld, started, train_on, trajectories
+from tests.support.coordinator_world import messages, publish_step, rules, train
 
 
 def test_a_newcomer_is_audited_before_its_first_answers_are_trained_on() -> None:
@@ -160,18 +77,6 @@ def train_until_convicted(world: AuditedWorld) -> None:
             return
         train_on(world, 1)
     raise AssertionError("nobody was convicted")
-
-
-def train_on(world: AuditedWorld, steps: int) -> None:
-    done = world.state.status().committed_step
-    for step in range(done + 1, done + steps + 1):
-        world.now += 2 * PATIENCE_S
-        publish_step(world, step)
-
-
-def trajectories(world: AuditedWorld) -> list[Any]:
-    stored = world.ledger.groups.values()
-    return [each for group in stored for each in group.record.trajectories]
 
 
 def test_what_a_worker_wrote_before_it_was_convicted_leaves_the_buffer() -> None:
@@ -311,97 +216,17 @@ def test_a_partial_is_blamed_on_who_wrote_it() -> None:
     assert by_worker.get(PeerId("mine"), ()) == ()
 
 
-def test_an_order_names_prompt_seed_and_place_of_each_answer() -> None:
-    world = started("a")
-    peer = world.peers["a"]
-    key, sample = peer.open[0]
-    lease = peer.leases[key]
-    world.say(peer, peer.finish(key, sample))
-    (order,) = messages(world.peers["auditor"], ScoreAnswers)
-    assert (order.path, order.temperature, order.top_p) == ("versions/1-0", 1.0, 1.0)
-    (answer,) = order.answers
-    (seed,) = sample_seeds(world.rules.seed_key, lease.group, (sample,))
-    assert (answer.prompt, answer.written, answer.seed) == (lease.prompt, 0, seed)
-    assert lease.rng_seeds[lease.samples.index(sample)] == seed
-
-
-LostAuditor = Callable[[AuditedWorld], None]
-
-
-def goes(world: AuditedWorld) -> None:
-    world.handle(PeerDisconnected(world.peers["auditor"].session, "killed"))
-    world.connect("auditor", kind="auditor", slots=0)
-
-
-def fails(world: AuditedWorld) -> None:
-    (order,) = messages(world.peers["auditor"], ScoreAnswers)
-    world.say(world.peers["auditor"], ScoringFailed(order.order, "out of memory"))
-    world.pass_time(audits_module.REST_S)
-
-
-@pytest.mark.parametrize("lost", [goes, fails])
-def test_what_an_auditor_did_not_do_is_ordered_again(lost: LostAuditor) -> None:
-    world = started("a", wait_s=1e6)
-    peer = world.peers["a"]
-    world.say(peer, peer.finish(*peer.open[0]))
-    world.pending.clear()
-    lost(world)
-    first, second = messages(world.peers["auditor"], ScoreAnswers)[:2]
-    assert first.order != second.order
-    assert first.answers == second.answers
-    # A late answer to the first order changes nothing.
-    before = world.audits.scored
-    late = AnswersScored(first.order, tuple(map(world._score, first.answers)), 0.1, 0.1)
-    world.say(world.peers["auditor"], late)
-    assert world.audits.scored == before
-
-
-def test_an_auditor_that_is_late_gets_its_next_order_when_it_has_answered() -> None:
-    world = started("a", "b", wait_s=1e6)
-    auditor = world.peers["auditor"]
-    world.say(world.peers["a"], world.peers["a"].finish(*world.peers["a"].open[0]))
-    world.pending.clear()
-    for _ in range(int(audits_module.ORDER_S_MAX) // 2 + 1):
-        world.pass_time(2.0)
-        for peer in world.peers.values():
-            world.say(peer, Heartbeat(0))
-    (order,) = messages(auditor, ScoreAnswers)
-    assert world.audits.pending == 1
-    late = AnswersScored(order.order, tuple(map(world._score, order.answers)), 0.1, 0.1)
-    world.say(auditor, late)
-    first, second = messages(auditor, ScoreAnswers)
-    assert first.answers == second.answers
-
-
-def test_only_auditors_score_and_only_what_they_were_told() -> None:
-    world = started("a", "b")
-    world.say(world.peers["b"], AnswersScored(0, (), 0.1, 0.1))
-    assert world.peers["b"].closed
-    peer = world.peers["a"]
-    world.say(peer, peer.finish(*peer.open[0]))
-    (order,) = messages(world.peers["auditor"], ScoreAnswers)
-    world.say(world.peers["auditor"], AnswersScored(order.order, (), 0.1, 0.1))
-    assert world.peers["auditor"].closed
-
-
 def test_a_restart_judges_again_what_waits() -> None:
     world = started("a", "mine", auditor=False, wait_s=1e6)
     world.work()
-    waiting = world.audits.waiting
+    waiting = len(world.audits.waiting)
     assert waiting
     world.crash()
     # Whom the operator trusts is not known before they say hello again.
-    assert world.audits.waiting >= waiting
+    assert len(world.audits.waiting) >= waiting
     world.connect("auditor", kind="auditor", slots=0)
     world.work()
-    assert world.audits.waiting == 0
-
-
-def test_copies_that_an_audit_needs_are_kept() -> None:
-    world = started("a", auditor=False)
-    peer = world.peers["a"]
-    world.say(peer, peer.finish(*peer.open[0]))
-    assert set(world.state._versions.pinned) == {"versions/1-0"}
+    assert len(world.audits.waiting) == 0
 
 
 def test_a_newcomer_holds_few_samples_until_it_is_clear(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -422,29 +247,6 @@ def test_a_newcomer_holds_few_samples_until_it_is_clear(monkeypatch: pytest.Monk
     assert world.standing("a") == "clear"
     train_on(world, 1)
     assert peer.peer in {t.worker for t in trajectories(world)}
-
-
-def test_an_answer_that_cannot_be_scored_does_not_take_others_with_it() -> None:
-    world = started("a", "b", wait_s=1e6)
-    for name in "ab":
-        peer = world.peers[name]
-        world.say(peer, peer.finish(*peer.open[0]))
-    world.pending.clear()
-    auditor = world.peers["auditor"]
-    orders = messages(auditor, ScoreAnswers)
-    world.say(auditor, ScoringFailed(orders[-1].order, "no memory"))
-    world.pass_time(audits_module.REST_S)
-    world.pending.clear()
-    for _ in range(8):
-        orders.append(messages(auditor, ScoreAnswers)[-1])
-        if orders[-1] is orders[-2]:
-            break
-        assert len(orders[-1].answers) == 1
-        world.say(auditor, ScoringFailed(orders[-1].order, "no memory"))
-        world.pass_time(audits_module.REST_S)
-        world.pending.clear()
-    assert world.audits.skipped >= 1
-    assert world.audits.pending == 0
 
 
 def test_a_group_of_which_one_verdict_is_bad_is_not_complete_with_the_good_ones() -> None:
@@ -487,7 +289,7 @@ def test_a_version_that_nobody_can_score_puts_its_author_on_trial() -> None:
     assert world.audits.skipped == 1
     assert world.standing("liar") == "new"
     world.say(liar, liar.finish(*liar.open[0], tokens=LIE))
-    assert world.audits.waiting == 1
+    assert len(world.audits.waiting) == 1
 
 
 def test_honest_answers_on_trial_excuse_no_lies() -> None:

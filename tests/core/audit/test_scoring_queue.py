@@ -12,8 +12,8 @@ from echo2d.core.audit.scoring_queue import (
     AnswerPart,
     AuditItem,
     ScoringQueue,
-    WaitingSample,
 )
+from echo2d.core.audit.waiting_samples import WaitingSample
 from echo2d.core.base.ids import GroupId, PeerId
 from echo2d.core.protocol.control_messages import AnswerToScore
 from tests.support.coordinator_world import version_key

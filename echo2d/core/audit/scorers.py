@@ -1,0 +1,246 @@
+"""Who scores answers, and what each of them is told: orders, one at a time.
+
+    waits in the queue --order--> is being scored --AnswersScored--> back to the audit
+        ^                                 |
+        +--the scorer fails, is late or gone--+--tried too often, or the version has no copy--> lost
+
+A scorer is the run's own auditor, which loads any version that has a copy on the learner host, or a
+trusted worker whose engine can score what it serves. An order is as large as the scorer does in
+ORDER_S, by its measured speed.
+Not here: which answers wait (`audits`) and their order (`scoring_queue`).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from echo2d.core.audit.scoring_queue import AnswerPart, ScoringQueue
+from echo2d.core.base.bounded_dict import keep_newest
+from echo2d.core.base.ids import PeerId
+from echo2d.core.cluster.events import Send
+from echo2d.core.cluster.membership import Membership, Peer
+from echo2d.core.cluster.rules import RunRules
+from echo2d.core.cluster.versions import PublishedVersions, key_of
+from echo2d.core.protocol.control_messages import AnswersScored, ScoreAnswers, VersionKey
+from echo2d.errors import PeerFault
+
+# An order that takes longer goes to another scorer.
+ORDER_S_MAX = 120.0
+# What an order should take. TOKEN_S is believed of a scorer that was never measured.
+ORDER_S = 10.0
+TOKEN_S = 0.01
+SCORERS_MAX = 1024
+# A scorer that failed gets no order for so long.
+REST_S = 5.0
+# Snapshot copies that are kept because answers may name their versions.
+COPIES_MAX = 6
+
+
+@dataclass(frozen=True, slots=True)
+class ScoringOrder:
+    """What a scorer is scoring. until: then another one gets it."""
+
+    order: int
+    parts: list[AnswerPart]
+    until: float
+
+
+class Scorers:
+    """See the module docstring. `now` is monotonic seconds.
+
+    lost: called with each part that nobody will score.
+    """
+
+    def __init__(
+        self,
+        rules: RunRules,
+        *,
+        members: Membership,
+        versions: PublishedVersions,
+        lost: Callable[[AnswerPart], None],
+    ) -> None:
+        assert rules.audit is not None
+        self._rules, self._replay = rules, rules.audit.replay
+        self._members, self._versions, self._lost = members, versions, lost
+        self._queue = ScoringQueue()
+        self._peers: set[PeerId] = set()
+        self._orders: dict[PeerId, ScoringOrder] = {}
+        self._loaded: dict[PeerId, VersionKey] = {}
+        # Orders that were given up and not answered yet; until when a scorer rests after a failure;
+        # and seconds per token.
+        self._overdue: dict[PeerId, int] = {}
+        self._rests: dict[PeerId, float] = {}
+        self._token_s: dict[PeerId, float] = {}
+        self._next_order = 0
+        self.scored = 0
+        self.scoring_s = self.loading_s = 0.0
+
+    @property
+    def pending(self) -> int:
+        """Parts of answers that wait for a scorer or are being scored."""
+        return len(self._queue) + sum(len(order.parts) for order in self._orders.values())
+
+    # --- what happens
+
+    def joined(self, peer: Peer) -> None:
+        """A peer said hello: it has no order any more."""
+        self.gone(peer.peer)
+        if peer.kind == "auditor" or (peer.trusted and peer.scores):
+            self._peers.add(peer.peer)
+
+    def gone(self, peer: PeerId) -> None:
+        """A peer's session ended, or is another one now."""
+        self._loaded.pop(peer, None)
+        self._peers.discard(peer)
+        self._overdue.pop(peer, None)
+        if (order := self._orders.pop(peer, None)) is not None:
+            self._put_back(order)
+
+    def put(self, part: AnswerPart) -> None:
+        """Let it wait for a scorer."""
+        self._lose(self._queue.put(part))
+
+    def forget(self, worker: PeerId) -> list[AnswerPart]:
+        """Nothing of this worker that still waits needs to be scored; returns it."""
+        return self._queue.forget(worker)
+
+    def answered(self, peer: Peer, message: AnswersScored) -> list[AnswerPart]:
+        """The parts that the answer is about, in its order; none: the order is another's by now.
+
+        PeerFault: this peer may not score, or the answer does not fit the order.
+        """
+        order = self._take(peer, message.order)
+        if order is None:
+            return []
+        self._measure(peer.peer, order, message.scoring_s)
+        if len(message.found) != len(order.parts):
+            raise PeerFault("an audit's answer does not fit its order")
+        self.scored += len(order.parts)
+        self.scoring_s += message.scoring_s
+        self.loading_s += message.loading_s
+        return order.parts
+
+    def failed(self, peer: Peer, order: int, now: float) -> bool:
+        """Its answers wait for another try. Whether it had this order. PeerFault: as above."""
+        taken = self._take(peer, order)
+        if taken is None:
+            return False
+        self._loaded.pop(peer.peer, None)
+        self._rests[peer.peer] = now + REST_S
+        self._put_back(taken)
+        return True
+
+    def deadlines(self, now: float) -> None:
+        """Give up orders that take too long."""
+        for peer, order in list(self._orders.items()):
+            if now >= order.until:
+                # It gets no other one before it has answered this one, or comes back.
+                del self._orders[peer]
+                self._overdue[peer] = order.order
+                self._put_back(order)
+
+    def wake_at(self, now: float) -> float | None:
+        times = [order.until for order in self._orders.values()]
+        if self._queue.versions() and self._peers:
+            due = self._queue.due_at(self._newest)
+            later = [*self._rests.values(), *(() if due is None else (due,))]
+            times += [at for at in later if at > now]
+        return min(times, default=None)
+
+    def advance(self, now: float) -> list[Send]:
+        """Give every idle scorer its next order."""
+        for key in list(self._queue.versions()):
+            if self._versions.live(key) is None:
+                self._lose(self._queue.lose(key))
+        self._versions.pinned = self._needed()
+        idle = self._idle(now) if self._queue.versions() else []
+        if not idle:
+            return []
+        sends = []
+        newest = self._newest
+        copies = {key_of(record): record.path for record in self._versions.copies()}
+        served = {peer.serving for peer in idle}
+        for key in [key for key in self._queue.versions() if key not in {*copies, *served}]:
+            self._lose(self._queue.lose(key))
+        for peer in idle:
+            parts = self._queue.take(
+                copies if peer.kind == "auditor" else {peer.serving},
+                loaded=self._loaded.get(peer.peer, peer.serving),
+                newest=newest,
+                tokens_max=int(ORDER_S / self._token_s.get(peer.peer, TOKEN_S)),
+                now=now,
+            )
+            if parts:
+                sends.append(self._order(peer, parts, copies.get(parts[0].key, ""), now))
+        return sends
+
+    # --- inside
+
+    @property
+    def _newest(self) -> VersionKey | None:
+        newest = self._versions.newest
+        return None if newest is None else key_of(newest)
+
+    def _needed(self) -> set[str]:
+        """The paths of the snapshot copies that auditors still need, and may need: what workers
+        write now may name any version within the staleness bound.
+        """
+        window = self._versions.copies()[: min(COPIES_MAX, self._rules.staleness_max + 2)]
+        keys = {*self._queue.versions(), *(o.parts[0].key for o in self._orders.values())}
+        records = (self._versions.live(key) for key in keys)
+        return {record.path for record in (*records, *window) if record is not None}
+
+    def _idle(self, now: float) -> list[Peer]:
+        """The scorers without an order."""
+        self._rests = {peer: until for peer, until in self._rests.items() if until > now}
+        busy = self._orders.keys() | self._overdue.keys() | self._rests.keys()
+        peers = map(self._members.get, sorted(self._peers - busy))
+        return [
+            peer
+            for peer in peers
+            if peer is not None and peer.alive and (peer.kind == "auditor" or peer.serving)
+        ]
+
+    def _order(self, peer: Peer, parts: list[AnswerPart], path: str, now: float) -> Send:
+        assert peer.session is not None
+        order, key, rules = self._next_order, parts[0].key, self._rules
+        self._next_order += 1
+        self._orders[peer.peer] = ScoringOrder(order, parts, now + ORDER_S_MAX)
+        self._loaded[peer.peer] = key
+        answers = tuple(part.answer for part in parts)
+        return Send(
+            peer.session,
+            ScoreAnswers(
+                order, key.version, key.digest, path, rules.temperature, rules.top_p, self._replay, answers
+            ),
+        )  # fmt: skip
+
+    def _take(self, peer: Peer, number: int) -> ScoringOrder | None:
+        """PeerFault: this peer may not score. None: the order is another one's by now."""
+        if peer.kind != "auditor" and not peer.trusted:
+            raise PeerFault("only auditors score answers")
+        if self._overdue.get(peer.peer) == number:
+            del self._overdue[peer.peer]
+        order = self._orders.get(peer.peer)
+        if order is None or order.order != number:
+            return None
+        return self._orders.pop(peer.peer)
+
+    def _put_back(self, order: ScoringOrder) -> None:
+        for part in order.parts:
+            part.tries += 1
+            self.put(part)
+
+    def _lose(self, parts: list[AnswerPart]) -> None:
+        for part in parts:
+            self._lost(part)
+
+    def _measure(self, peer: PeerId, order: ScoringOrder, scoring_s: float) -> None:
+        """How long a token takes here, so that orders take ORDER_S."""
+        tokens = sum(part.tokens for part in order.parts)
+        before = self._token_s.get(peer, TOKEN_S)
+        self._token_s[peer] = before + 0.5 * (max(0.0, scoring_s) / tokens - before)
+        keep_newest(self._token_s, SCORERS_MAX)
+
+    def check(self) -> None:
+        self._queue.check()
+        assert all(order.parts for order in self._orders.values())

@@ -1,0 +1,149 @@
+"""The samples that wait for a verdict, with their groups, and what is decided about them.
+
+    begin --> waits --every author is judged good--> good: its group may go on
+                 |--one is not, or wait_s passed---> bad: another worker gets the sample
+
+A sample that somebody continued has several authors, and each is judged. What is decided is handed
+out by `take_decided` only, because a group must not go on in the middle of a turn.
+Not here: who has to wait, and how an author is judged (`audits`).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+
+from echo2d.core.base.ids import GroupId, PeerId
+
+# Verdicts after which an old delay has lost all but 1/e of its weight.
+DELAY_MEMORY = 64
+
+
+@dataclass(slots=True)
+class WaitingSample:
+    """A kept sample whose group waits. authors: who wrote it and has to be judged; left: so many of
+    them are not yet. decided: its verdict is on the way.
+    """
+
+    group: GroupId
+    sample: int
+    since: float
+    authors: set[PeerId] = field(default_factory=set)
+    left: int = 0
+    decided: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SampleVerdict:
+    """What to do with a sample that waited. good: it may be trained on; otherwise give it back."""
+
+    group: GroupId
+    sample: int
+    good: bool
+
+
+class WaitingSamples:
+    """See the module docstring. `now` is monotonic seconds.
+
+    delay_s: how long a verdict takes, a moving average; None: there was none.
+    """
+
+    def __init__(self, wait_s: float) -> None:
+        self._wait_s = wait_s
+        self._groups: dict[GroupId, dict[int, WaitingSample]] = {}
+        # When to look at a sample that still waits: (time, number, sample), a heap.
+        self._looks: list[tuple[float, int, WaitingSample]] = []
+        self._looks_made = 0
+        self._decided: list[SampleVerdict] = []
+        self.delay_s: float | None = None
+
+    def __len__(self) -> int:
+        return sum(map(len, self._groups.values()))
+
+    def __contains__(self, group: GroupId) -> bool:
+        return group in self._groups
+
+    @property
+    def groups(self) -> int:
+        return len(self._groups)
+
+    @property
+    def wake_at(self) -> float | None:
+        return self._looks[0][0] if self._looks else None
+
+    def begin(self, author: PeerId, group: GroupId, number: int, now: float) -> WaitingSample:
+        """One more author of this sample is to be judged."""
+        samples = self._groups.setdefault(group, {})
+        if number not in samples:
+            samples[number] = WaitingSample(group, number, now)
+            self.look_later(samples[number], now)
+        samples[number].authors.add(author)
+        samples[number].left += 1
+        return samples[number]
+
+    def look_later(self, sample: WaitingSample, now: float) -> None:
+        """Look after `wait_s` whether it still waits."""
+        self._looks_made += 1
+        heappush(self._looks, (now + self._wait_s, self._looks_made, sample))
+
+    def overdue(self, now: float) -> Iterator[WaitingSample]:
+        """The samples that have waited for long enough; each is yielded once."""
+        while self._looks and self._looks[0][0] <= now:
+            sample = heappop(self._looks)[2]
+            if self._waits(sample):
+                yield sample
+
+    def settle(self, sample: WaitingSample | None, *, good: bool) -> None:
+        """A sample has a verdict about one of its authors, or will not get one."""
+        if sample is None or not self._waits(sample):
+            return
+        sample.left -= 1
+        if not good or not sample.left:
+            self.decide(sample, good=good)
+
+    def decide(self, sample: WaitingSample, *, good: bool) -> None:
+        # It is taken out of what waits only with its verdict: its group must not go on before.
+        sample.decided = True
+        self._decided.append(SampleVerdict(sample.group, sample.sample, good))
+
+    def measure(self, sample: WaitingSample | None, now: float) -> None:
+        """A verdict is there: how long did it take?"""
+        if sample is not None and self._waits(sample):
+            before = now - sample.since if self.delay_s is None else self.delay_s
+            self.delay_s = before + (now - sample.since - before) / DELAY_MEMORY
+
+    def withdraw(self, group: GroupId, number: int) -> None:
+        """The sample is given back: its verdict does not matter any more."""
+        samples = self._groups.get(group, {})
+        if samples.pop(number, None) is not None and not samples:
+            del self._groups[group]
+
+    def forget(self, group: GroupId) -> None:
+        """The group is gone: nothing of it waits."""
+        self._groups.pop(group, None)
+
+    def take_decided(self) -> list[SampleVerdict]:
+        """What was decided since the last call.
+
+        Samples that go back come first, so that no group is complete with one of them.
+        """
+        decided = sorted(self._decided, key=lambda each: each.good)
+        self._decided = []
+        for verdict in decided:
+            sample = self._groups.get(verdict.group, {}).get(verdict.sample)
+            if sample is not None and sample.decided:
+                self.withdraw(verdict.group, verdict.sample)
+        return decided
+
+    def _waits(self, sample: WaitingSample) -> bool:
+        """False: it is decided, its group is gone, or another worker got the sample meanwhile."""
+        if sample.decided:
+            return False
+        return self._groups.get(sample.group, {}).get(sample.sample) is sample
+
+    def check(self) -> None:
+        assert all(self._groups.values())
+        assert all(
+            each.left > 0 or each.decided
+            for samples in self._groups.values()
+            for each in samples.values()
+        )

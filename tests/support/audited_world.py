@@ -1,0 +1,105 @@
+"""A coordinator with an audit, whose auditor sees what liars write."""
+
+from dataclasses import replace
+from typing import Any
+
+from echo2d.core.audit.audits import Audits
+from echo2d.core.audit.events import AuditTold, Convict, LimitsLearnt
+from echo2d.core.audit.scoring_queue import PATIENCE_S
+from echo2d.core.base.ids import PeerId
+from echo2d.core.cluster.rules import AuditRules
+from echo2d.core.coordinator.events import CoordinatorAction, CoordinatorEvent
+from echo2d.core.protocol.control_messages import (
+    AnswerToScore,
+)
+from echo2d.core.protocol.evidence import Evidence
+from echo2d.core.rollouts.events import SampleReturned
+from tests.support.coordinator_world import World, publish_step, rules
+
+LIE = (9, 9, 1)  # what liars write; honest workers of a `MemoryRun` write (3, x, 1)
+LEARNT = LimitsLearnt("torch", 0.1, 0.002)
+
+
+class AuditedWorld(World):
+    """A world whose auditor sees lies, unless it is away. told: what audits told."""
+
+    def __init__(self, *, learnt: bool = True, **changes: Any) -> None:
+        self.told: list[AuditTold] = []
+        self.convicts: list[Convict] = []
+        self.returned: list[SampleReturned] = []
+        self.learnt = learnt
+        self.liars: set[str] = set()
+        audit = AuditRules(**{"newcomer": 3, "share": 0.0, **changes})
+        plenty = {"trajectories_per_step": 8, "filter_zero_variance": False}
+        super().__init__(rules(audit=audit, **plenty))
+
+    def _boot(self) -> Any:
+        if self.learnt:
+            self.ledger.limits["torch"] = LEARNT
+        return super()._boot()
+
+    def _score(self, answer: AnswerToScore) -> Evidence:
+        found = super()._score(answer)
+        lies = answer.tokens[:4] == b"\x09\0\0\0"
+        return replace(found, k=6.0, misses=found.tokens) if lies else found
+
+    def handle(self, event: CoordinatorEvent) -> list[CoordinatorAction]:
+        actions = super().handle(event)
+        self.told += [each for each in actions if isinstance(each, AuditTold)]
+        self.convicts += [each for each in actions if isinstance(each, Convict)]
+        return actions
+
+    def _persist(self, record: Any) -> None:
+        super()._persist(record)
+        if isinstance(record, SampleReturned):
+            self.returned.append(record)
+
+    @property
+    def audits(self) -> Audits:
+        audits = self.state._audits
+        assert audits is not None
+        return audits
+
+    def standing(self, name: str) -> str:
+        return self.audits.standing(PeerId(name))
+
+    def step_workers(self) -> bool:
+        lied = [self.refit(self.peers[name]) + self.lie(name) for name in self.liars]
+        return super().step_workers() or any(lied)
+
+    def lie(self, name: str) -> bool:
+        """This worker finishes everything that it has with made-up tokens; whether it had any."""
+        peer = self.peers[name]
+        said = 0
+        while peer.open and not peer.closed:
+            key, sample = peer.open[0]
+            self.say(peer, peer.finish(key, sample, tokens=LIE))
+            said += 1
+        return said > 0
+
+
+def started(*names: str, auditor: bool = True, **changes: Any) -> AuditedWorld:
+    """Version 0 is served by these workers, of which "mine" is trusted."""
+    world = AuditedWorld(**changes)
+    world.connect("seed", kind="seed", slots=0)
+    if auditor:
+        world.connect("auditor", kind="auditor", slots=0)
+    for name in names:
+        world.connect(name, trusted=name == "mine")
+    world.open_session()
+    world.publish(0)
+    while world.pending or any(world.refit(peer) for peer in world.peers.values()):
+        world.drain()
+    return world
+
+
+def train_on(world: AuditedWorld, steps: int) -> None:
+    done = world.state.status().committed_step
+    for step in range(done + 1, done + steps + 1):
+        world.now += 2 * PATIENCE_S
+        publish_step(world, step)
+
+
+def trajectories(world: AuditedWorld) -> list[Any]:
+    stored = world.ledger.groups.values()
+    return [each for group in stored for each in group.record.trajectories]
