@@ -56,6 +56,8 @@ def end_fault(
     if not set(stop_token_ids).isdisjoint(tokens[:-1]):
         return "tokens after a stop token"
     stopped, length = tokens[-1] in stop_token_ids, before + len(tokens)
+    if length > limit.tokens:
+        return f"{length} tokens; at most {limit.tokens} are allowed"
     if not stopped and length != limit.tokens:
         return f"it ends after {length} tokens, without a stop token and not at {limit.tokens}"
     ended = "stop" if stopped else limit.finish
