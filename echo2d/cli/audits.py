@@ -41,7 +41,7 @@ def audit_show(worker: str | None, run_dir: Path, *, as_json: bool) -> None:
 @click.argument("worker")
 @run_dir_option
 def audit_pardon(worker: str, run_dir: Path) -> None:
-    """Let the convicted WORKER (its id) join again. Its owner starts `echo2d join` again."""
+    """Let the convicted WORKER (its name or id) join again. Its owner starts `echo2d join` again."""
     from echo2d.runtime.audit.report import pardon
 
     click.echo(f"pardoned {pardon(run_dir, worker)}")

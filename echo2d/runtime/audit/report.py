@@ -33,11 +33,23 @@ def read_reports(run_dir: Path, worker: str | None) -> list[WorkerReport]:
 
 
 def pardon(run_dir: Path, worker: str) -> PeerId:
-    """Pardon a convicted worker: its id, or the beginning of it. OperatorFault: there is no such."""
+    """Pardon a convicted worker: its name, or the beginning of its id.
+
+    OperatorFault: no convicted worker has it, or several have.
+    """
     table = AccessTable(existing_run(run_dir))
-    found = [peer for peer in table.convicted() if peer.startswith(worker)]
-    if len(found) != 1 or len(worker) < ID_CHARS_MIN:
-        known = ", ".join(sorted(table.convicted())) or "nobody"
-        raise OperatorFault(f"worker {worker!r}: expected a convicted worker's id, of {known}")
+    names = {peer: report.name for peer, report in summed_up(read_audit_log(run_dir)).items()}
+    convicted = sorted(table.convicted())
+    long_enough = len(worker) >= ID_CHARS_MIN
+    found = [
+        peer
+        for peer in convicted
+        if names.get(peer) == worker or (long_enough and peer.startswith(worker))
+    ]
+    if len(found) != 1:
+        known = ", ".join(f"{peer} ({names.get(peer, 'no name')})" for peer in convicted)
+        raise OperatorFault(
+            f"worker {worker!r}: expected one convicted worker's name or id, of {known or 'nobody'}"
+        )
     table.pardon(found[0])
     return found[0]

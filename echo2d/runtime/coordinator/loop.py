@@ -126,6 +126,8 @@ class CoordinatorProcess:
         self._run = run
         self._machine = machine
         self._access = access
+        # Whom the core refuses because the access table says so.
+        self._convicted = set(access.convicted())
         self._enrolments = Enrolments(access)
         self._ledger = ledger
         self._data_plane = data_plane
@@ -303,6 +305,7 @@ class CoordinatorProcess:
         log.warning("convicted peer=%s reason=%s", worker, reason)
         try:
             await asyncio.to_thread(self._access.convict, worker, reason, now_s=time.time())
+            self._convicted.add(worker)
         except StoreFault as fault:
             # The core refuses it as long as this process lives.
             log.warning("the conviction of %s is not durable: %s", worker, fault)
@@ -323,7 +326,6 @@ class CoordinatorProcess:
         # The core hears once of each peer whose credential was revoked or has expired, and of each
         # that a person has pardoned.
         told: frozenset[PeerId] = frozenset()
-        convicted = self._access.convicted().keys()
         while True:
             await asyncio.sleep(ACCESS_RELOAD_S)
             try:
@@ -334,8 +336,9 @@ class CoordinatorProcess:
             for peer in revoked - told:
                 await self._mailbox.put(PeerRevoked(peer))
             told = revoked
-            before, convicted = convicted, self._access.convicted().keys()
-            for peer in before - convicted:
+            pardoned = self._convicted - self._access.convicted().keys()
+            self._convicted -= pardoned
+            for peer in pardoned:
                 await self._mailbox.put(PeerPardoned(peer))
 
     def _lost_access(self, peer: PeerId) -> bool:

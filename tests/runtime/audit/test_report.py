@@ -69,9 +69,14 @@ def test_nothing_audited_is_said(tmp_path: Path) -> None:
 
 
 def test_a_pardon_is_for_a_convicted_worker(run_dir: Path) -> None:
-    with pytest.raises(OperatorFault, match="expected a convicted worker's id, of abab"):
+    with pytest.raises(OperatorFault, match="expected one convicted worker's name or id, of abab"):
         pardon(run_dir, HONEST)
+    with pytest.raises(OperatorFault, match=r"\(liar\)"):
+        pardon(run_dir, LIAR[:3])
     assert pardon(run_dir, LIAR[:8]) == LIAR
-    assert AccessTable(RunDirectory(run_dir)).convicted() == {}
+    table = AccessTable(RunDirectory(run_dir))
+    assert table.convicted() == {}
+    table.convict(LIAR, "again", now_s=1.0)
+    assert pardon(run_dir, "liar") == LIAR
     refused = CliRunner().invoke(main, ["audit", "pardon", LIAR, "--run-dir", str(run_dir)])
     assert (refused.exit_code, refused.output.count("\n")) == (2, 1)

@@ -8,12 +8,14 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from echo2d.config import CoordinatorConfig
-from echo2d.core.base.ids import Epoch, PublishSeq
+from echo2d.core.audit.events import Convict
+from echo2d.core.base.ids import Epoch, PeerId, PublishSeq
 from echo2d.core.broadcast.events import SendRoot
 from echo2d.core.cluster.events import (
     CloseSession,
     PeerConnected,
     PeerDisconnected,
+    PeerPardoned,
     PeerRevoked,
     Send,
 )
@@ -23,8 +25,11 @@ from echo2d.errors import OperatorFault
 from echo2d.net.control.client import ControlLink, Identity, enrol
 from echo2d.net.security.auth import TokenFile, verify_root
 from echo2d.runtime.coordinator import loop as coordinator_loop
+from echo2d.runtime.run_dir.access_table import AccessTable
+from echo2d.runtime.run_dir.run_directory import RunDirectory
 from echo2d.runtime.run_dir.tokens import list_tokens, revoke_token
 from tests.support.control_link import Owner, enrolled, worker_token
+from tests.support.polling import poll
 from tests.support.scripted_core import (
     Script,
     config,
@@ -81,6 +86,33 @@ async def follow(
         await asyncio.to_thread(revoke_token, run_dir, "box")
         assert await script.hears(PeerRevoked) == PeerRevoked(identity.peer)
         assert await script.hears(PeerDisconnected) == PeerDisconnected(joined.session, "closed")
+
+
+async def test_a_pardon_is_heard_of_however_soon_it_comes(
+    config: CoordinatorConfig, script: Script, run_dir: Path
+) -> None:
+    """Also if conviction and pardon lie between two looks at the access table, a second apart."""
+    script.on[PeerConnected] = lambda event: [Convict(event.peer, "a lie")]
+    async with serving(config, script.make) as opened:
+        identity, owner = await enrolled(run_dir, opened.url), Owner()
+        link = ControlLink(opened.url, identity, owner, rng=random.Random(1))
+        async with asyncio.TaskGroup() as tasks:
+            running = tasks.create_task(link.run())
+            await script.hears(PeerConnected)
+            await asyncio.to_thread(pardon_when_convicted, run_dir, identity.peer)
+            assert await script.hears(PeerPardoned) == PeerPardoned(identity.peer)
+            running.cancel()
+
+
+def pardon_when_convicted(run_dir: Path, peer: PeerId) -> None:
+    table = AccessTable(RunDirectory(run_dir))
+
+    def convicted() -> bool:
+        table.reload()
+        return peer in table.convicted()
+
+    poll(convicted, interval_s=0.01)
+    table.pardon(peer)
 
 
 @pytest.mark.usefixtures("fast_reload")
