@@ -1,0 +1,106 @@
+"""Every route of a coordinator with a gateway, asked with every kind of credential: nobody gets what is not theirs."""
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from echo2d.core.cluster.rules import RunRules
+from echo2d.core.coordinator.events import Recovered
+from echo2d.core.coordinator.state import PLAN_SECRET_BYTES, CoordinatorState
+from echo2d.runtime.run_dir.access_table import AccessTable
+from echo2d.runtime.run_dir.run_directory import RunDirectory
+from tests.support.scripted_core import make_config, serving
+
+CREDENTIALS = ("none", "junk", "worker", "viewer", "gateway", "learner")
+# Statuses in the order of CREDENTIALS. A call that is let in has a bad body, and says so with 400 or
+# 404, or with 409, because no learner has a session.
+LEARNER = (401, 401, 403, 403, 403, 400)
+FENCED = (*LEARNER[:-1], 409)
+READERS = (401, 401, 403, 200, 200, 200)
+CALLS = (401, 401, 403, 403, 404, 403)
+NOTHING = (404,) * 6
+ROUTES: Mapping[tuple[str, str], tuple[int, ...]] = {
+    ("GET", "/"): (200,) * 6,
+    ("GET", "/v1/worker"): (400,) * 6,
+    # Whoever has a secret has its body read; a token of another role enrols nobody.
+    ("POST", "/v1/enrol"): (401, 401, 400, 400, 400, 400),
+    ("POST", "/v1/learner/session"): LEARNER,
+    ("POST", "/v1/learner/checkpoint"): LEARNER,
+    ("POST", "/v1/versions"): LEARNER,
+    ("PUT", "/v1/versions/0/files/model.safetensors"): LEARNER,
+    ("PUT", "/v1/versions/0/files/model.safetensors?epoch=7"): FENCED,
+    ("GET", "/v1/batches/1"): LEARNER,
+    ("GET", "/v1/batches/1?epoch=7"): FENCED,
+    ("POST", "/v1/batches/1/commit"): LEARNER,
+    ("POST", "/v1/batches/1/refuse"): LEARNER,
+    ("GET", "/v1/status"): READERS,
+    ("GET", "/metrics"): READERS,
+    ("GET", "/v1/models"): (401, 401, 403, 403, 200, 403),
+    ("POST", "/v1/chat/completions"): CALLS,
+    ("POST", "/v1/completions"): CALLS,
+    ("POST", "/inference/v1/generate"): CALLS,
+    ("GET", "/v1/nothing"): NOTHING,
+    ("GET", "/v1/versions/0/files/../../../run.key"): NOTHING,
+    ("DELETE", "/v1/status"): (405,) * 6,
+    ("OPTIONS", "/v1/learner/session"): (405,) * 6,
+    ("TRACE", "/v1/status"): (405,) * 6,
+}
+
+
+def machine(rules: RunRules, recovered: Recovered) -> CoordinatorState:
+    secret = bytes(PLAN_SECRET_BYTES)
+    return CoordinatorState(rules, recovered, plan_secret=secret, now=time.monotonic())
+
+
+def secrets_of(run_dir: Path) -> dict[str, str | None]:
+    table = AccessTable(RunDirectory(run_dir))
+    made = {role: table.create(f"a-{role}", role).secret for role in CREDENTIALS[2:]}
+    return {"none": None, "junk": "junk", **made}
+
+
+Place = Callable[[str], dict[str, Any]]
+PLACES: Mapping[str, Place] = {
+    "bearer": lambda secret: {"headers": {"Authorization": f"Bearer {secret}"}},
+    "basic": lambda secret: {
+        "headers": {"Authorization": aiohttp.encode_basic_auth("user", secret)}
+    },
+    "cookie": lambda secret: {"cookies": {"token": secret, "Authorization": f"Bearer {secret}"}},
+    "query": lambda secret: {"params": {"token": secret, "access_token": secret}},
+}
+
+
+async def ask_all(
+    url: str, secrets: Mapping[str, str | None], place: Place
+) -> dict[tuple[str, str], tuple[int, ...]]:
+    """The statuses of every route, in the order of CREDENTIALS."""
+    found: dict[tuple[str, str], tuple[int, ...]] = {}
+    for method, path in ROUTES:
+        statuses = []
+        for credential in CREDENTIALS:
+            secret = secrets[credential]
+            more = {} if secret is None else place(secret)
+            body = b"{}" if method in ("POST", "PUT") else None
+            async with (
+                aiohttp.ClientSession(cookies=more.pop("cookies", None)) as session,
+                session.request(method, url + path, data=body, **more) as response,
+            ):
+                await response.read()
+                statuses.append(response.status)
+        found[method, path] = tuple(statuses)
+    return found
+
+
+@pytest.mark.parametrize("place", PLACES)
+async def test_nobody_gets_what_is_not_theirs(tmp_path: Path, place: str) -> None:
+    """Only a bearer secret counts; anywhere else it is as good as none."""
+    config = make_config(tmp_path, **{"gateway.enabled": True})
+    async with serving(config, machine) as opened:
+        secrets = await asyncio.to_thread(secrets_of, config.run.run_dir)
+        found = await ask_all(opened.url, secrets, PLACES[place])
+    nobody = {route: (statuses[0],) * 6 for route, statuses in ROUTES.items()}
+    assert found == (dict(ROUTES) if place == "bearer" else nobody)
