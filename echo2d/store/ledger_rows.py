@@ -10,12 +10,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Generic, Literal, TypeVar
 
+from echo2d.core.audit.baseline import GROSS
 from echo2d.core.audit.events import LimitsLearnt
 from echo2d.core.base.codec import pack, plain_reader, unpacker
 from echo2d.core.base.ids import GroupId
 from echo2d.core.broadcast.events import FormChosen, RatesMeasured
 from echo2d.core.cluster.events import VersionPublished, VersionRevoked
 from echo2d.core.coordinator.events import CheckpointKept, CoordinatorRecord, EpochOpened
+from echo2d.core.protocol.evidence import TOLERANCES
 from echo2d.core.protocol.trajectory import (
     GROUP_BYTES_MAX,
     Partial,
@@ -64,7 +66,8 @@ CREATE TABLE commits (
     step INTEGER, epoch INTEGER, digest BLOB NOT NULL, t_train_s REAL NOT NULL,
     PRIMARY KEY (step, epoch)) WITHOUT ROWID;
 CREATE TABLE limits (
-    engine_class TEXT PRIMARY KEY, k REAL NOT NULL, misses REAL NOT NULL) WITHOUT ROWID;
+    engine_class TEXT PRIMARY KEY, k REAL NOT NULL, misses REAL NOT NULL,
+    tolerance INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE rates (peer TEXT PRIMARY KEY, bytes_per_s REAL NOT NULL, held_up INTEGER NOT NULL);
 """
 
@@ -168,8 +171,12 @@ def _rate(row: _Row) -> PeerRate:
 
 def _limits(row: _Row) -> LimitsLearnt:
     limits: LimitsLearnt = _checked_limits(row)
-    if not (math.isfinite(limits.k) and math.isfinite(limits.misses)):
-        raise PeerFault(f"expected finite limits; found {limits.k}, {limits.misses}")
+    if not (
+        0 < limits.k <= GROSS.k
+        and 0 < limits.misses <= GROSS.misses
+        and limits.tolerance in range(len(TOLERANCES))
+    ):
+        raise PeerFault(f"expected limits of an audit; found {limits}")
     return limits
 
 
@@ -216,7 +223,7 @@ RATES: Query[PeerRate] = Query(
 )
 LIMITS: Query[LimitsLearnt] = Query(
     "limits",
-    "SELECT engine_class, k, misses FROM limits ORDER BY engine_class",
+    "SELECT engine_class, k, misses, tolerance FROM limits ORDER BY engine_class",
     _limits,
 )
 FROZEN: Query[BatchFrozen] = Query(
@@ -312,7 +319,7 @@ def _sample_returned(record: SampleReturned) -> list[Statement]:
 
 
 def _limits_learnt(record: LimitsLearnt) -> list[Statement]:
-    row = (record.engine_class, record.k, record.misses)
+    row = (record.engine_class, record.k, record.misses, record.tolerance)
     return [("INSERT OR REPLACE INTO limits VALUES (?, ?, ?)", row)]
 
 

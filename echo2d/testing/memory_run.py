@@ -62,7 +62,7 @@ from echo2d.core.protocol.control_messages import (
     VersionVerified,
     Welcome,
 )
-from echo2d.core.protocol.evidence import Evidence
+from echo2d.core.protocol.evidence import TOLERANCES, Evidence
 from echo2d.core.protocol.peer_handshake import SECRET_BYTES
 from echo2d.core.protocol.trajectory import pack_logprobs, pack_tokens
 from echo2d.core.rollouts.events import DrawPrompt, PromptDrawn, SampleScored, ScoreSample
@@ -310,7 +310,7 @@ class MemoryRun:
 
     def _score(self, answer: AnswerToScore) -> Evidence:
         """What an auditor finds about an answer: it is honest."""
-        return Evidence(len(answer.tokens) // 4, 1e-6, 0.0, 1.0, 0.0, 0.0, 0)
+        return Evidence(len(answer.tokens) // 4, 1e-6, 0.0, 1.0, 0.0, 0.0, (0,) * len(TOLERANCES))
 
     def _dial_back(self, order: DialBack) -> str:  # noqa: ARG002 - for owners who need it
         """Why the peer cannot be dialled; empty if it can."""

@@ -52,7 +52,7 @@ def print_report(report: WorkerReport) -> None:
     for line in report.evidence:
         table.add_row(
             str(line["group"]), str(line["sample"]), ", ".join(map(str, line["versions"])), str(line["tokens"]),
-            f"{line['k']:.3g}", f"{line['z']:+.2f}", "-" if line["misses"] is None else str(line["misses"]),
+            f"{line['k']:.3g}", f"{line['z']:+.2f}", "-" if line["misses"] is None else str(line["misses"][0]),
             ", ".join(line["flags"]),
         )  # fmt: skip
     console.print(table)

@@ -78,7 +78,7 @@ def weighed(scored: ScoredAnswer, claimed: list[float]) -> Evidence:
         variances=scored.variances,
         colds=scored.colds,
         hots=scored.hots,
-        missed=scored.missed,
+        distances=scored.distances,
     )
 
 
@@ -93,7 +93,7 @@ async def test_an_honest_answer_lies_where_its_seed_points(
         scored = score(policy, PROMPT, tokens, temperature=temperature, top_p=top_p, seed=seed)
         found = weighed(scored, logprobs)
         assert found.k < 1e-4
-        assert found.misses == 0
+        assert found.missed == 0
         zs.append(found.z)
     assert abs(np.mean(zs)) < 1.0
 
@@ -117,7 +117,7 @@ def test_an_answer_of_sglang_has_the_largest_noise(
         )
         found = weighed(scored, logprobs)
         assert found.k < 1e-4
-        assert found.misses == 0
+        assert found.missed == 0
         assert scored.distances is not None
         assert scored.distances.max() < 1e-3
         zs.append(found.z)
@@ -141,8 +141,8 @@ async def test_the_answer_to_another_seed_does_not(tmp_path: Path) -> None:
 
 def misses_of(policy: InferencePolicy, answer: Sequence[int], seed: int, replay: Replay) -> int:
     scored = score(policy, PROMPT, answer, temperature=1.0, top_p=1.0, seed=seed, replay=replay)
-    assert scored.missed is not None
-    return int(scored.missed.sum())
+    assert scored.distances is not None
+    return int((scored.distances > 1).sum())
 
 
 @pytest.mark.may_block
@@ -169,7 +169,9 @@ async def test_the_pieces_of_an_answer_agree_with_the_whole(
                 )
                 for start, end in ((0, at), (at, TOKENS))
             ]
-            assert all(piece.missed is not None and not piece.missed.any() for piece in pieces)
+            assert all(
+                piece.distances is not None and piece.distances.max() <= 1 for piece in pieces
+            )
         whole = score(policy, PROMPT, tokens, temperature=1.0, top_p=1.0, seed=seed, replay=replay)
         with monkeypatch.context() as patch:
             patch.setattr(scoring, "POSITIONS_MAX", 7)
@@ -190,7 +192,7 @@ def test_sglang_gets_the_low_bits_of_a_seed(tmp_path: Path) -> None:
 
 def test_without_a_seed_nothing_is_replayed(tmp_path: Path) -> None:
     scored = score(policy_of(saved(tmp_path)), PROMPT, [1, 2], temperature=1.0, top_p=1.0)
-    assert (scored.missed, scored.distances) == (None, None)
+    assert scored.distances is None
 
 
 @pytest.mark.may_block
@@ -219,7 +221,7 @@ def test_likely_tokens_surprise_too_little_and_made_up_ones_too_much(
         found = weighed(scored, scored.logprobs.tolist())
         assert found.k == 0
         assert sign * found.z > 1
-        assert (found.misses or 0) > TOKENS // 3
+        assert (found.missed or 0) > TOKENS // 3
 
 
 def test_the_ratios_are_one_on_average_over_what_is_drawn(tmp_path: Path) -> None:

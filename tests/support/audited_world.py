@@ -12,12 +12,12 @@ from echo2d.core.coordinator.events import CoordinatorAction, CoordinatorEvent
 from echo2d.core.protocol.control_messages import (
     AnswerToScore,
 )
-from echo2d.core.protocol.evidence import Evidence
+from echo2d.core.protocol.evidence import TOLERANCES, Evidence
 from echo2d.core.rollouts.events import SampleReturned
 from tests.support.coordinator_world import World, publish_step, rules
 
 LIE = (9, 9, 1)  # what liars write; honest workers of a `MemoryRun` write (3, x, 1)
-LEARNT = LimitsLearnt("torch", 0.1, 0.002)
+LEARNT = LimitsLearnt("torch", 0.1, 0.002, 0)
 
 
 class AuditedWorld(World):
@@ -41,7 +41,7 @@ class AuditedWorld(World):
     def _score(self, answer: AnswerToScore) -> Evidence:
         found = super()._score(answer)
         lies = answer.tokens[:4] == b"\x09\0\0\0"
-        return replace(found, k=6.0, misses=found.tokens) if lies else found
+        return replace(found, k=6.0, misses=(found.tokens,) * len(TOLERANCES)) if lies else found
 
     def handle(self, event: CoordinatorEvent) -> list[CoordinatorAction]:
         actions = super().handle(event)

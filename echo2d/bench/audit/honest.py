@@ -90,7 +90,9 @@ def recorded_in(run_dir: Path) -> dict[str, list[Evidence]]:
         dtype = row["name"].rpartition("-")[2]
         # Z comes with the ratios, from which the verdicts are made; its parts are not kept.
         numbers = (row["k"], row["z"], 1.0, row["cold"], row["hot"])
-        found[dtype].append(Evidence(row["tokens"], *numbers, row["misses"]))
+        found[dtype].append(
+            Evidence(row["tokens"], *numbers, row["misses"] and tuple(row["misses"]))
+        )
     return found
 
 

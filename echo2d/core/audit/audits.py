@@ -39,7 +39,7 @@ from echo2d.core.protocol.control_messages import (
     AnswerToScore,
     ScoringFailed,
 )
-from echo2d.core.protocol.evidence import Evidence
+from echo2d.core.protocol.evidence import TOLERANCES, Evidence
 from echo2d.core.protocol.seeds import sample_seeds
 from echo2d.core.protocol.trajectory import AuthoredSpan, TrajectoryRecord, TrajectoryScore
 
@@ -87,7 +87,7 @@ class Audits:
             and learnt is not None
             and learnt.engine_class == rules.audit.engine_class
         ):
-            self.baseline.limits = HonestLimits(learnt.k, learnt.misses)
+            self.baseline.limits = HonestLimits(learnt.k, learnt.misses, learnt.tolerance)
         self.scorers = Scorers(rules, members=members, versions=versions, lost=self._skip)
         self.waiting = WaitingSamples(rules.audit.wait_s)
         self._unjudged: list[AuditItem] = []
@@ -354,10 +354,11 @@ class Audits:
                 self._members.changed.add(peer.peer)
             self._bound(peer.peer)
         waiting, self._unjudged = self._unjudged, []
-        learnt = LimitsLearnt(self._rules.engine_class, limits.k, limits.misses)
-        actions: list[AuditAction] = [
-            Persist(learnt), Note("audit", f"limits are learnt: K {limits.k:.2g}, missed seeds {limits.misses:.2g}")
-        ]  # fmt: skip
+        learnt = LimitsLearnt(self._rules.engine_class, limits.k, limits.misses, limits.tolerance)
+        text = f"limits are learnt: K {limits.k:.2g}, missed seeds {limits.misses:.2g}"
+        if limits.exact:
+            text += "; they fit no other precision than that of your trusted workers"
+        actions: list[AuditAction] = [Persist(learnt), Note("audit", text)]
         for item in waiting:
             actions += self._judge(item, now)
         return actions
@@ -424,4 +425,9 @@ def _is_sane(found: Evidence) -> bool:
     numbers = (found.k, found.excess, found.variance, found.cold, found.hot)
     if not (all(map(math.isfinite, numbers)) and found.k >= 0 <= found.variance):
         return False
-    return 0 <= (found.misses or 0) <= found.tokens > 0
+    misses = (0,) * len(TOLERANCES) if found.misses is None else found.misses
+    return (
+        found.tokens > 0
+        and len(misses) == len(TOLERANCES)
+        and 0 <= min(misses) <= max(misses) <= found.tokens
+    )

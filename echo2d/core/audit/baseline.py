@@ -3,16 +3,16 @@
     trusted trajectories --> BASELINE_TRAJECTORIES of them --> limits: flags from now on
 
 A trajectory is flagged if its K is beyond MARGIN times the largest of the trusted ones, or if so many
-missed seeds have a chance below RARE at MARGIN times the share of tokens that trusted ones missed.
-Short answers have more room: of few tokens a mean is far off by chance. Without a whole baseline
-nothing is flagged, and nobody is convicted.
+missed seeds have a chance below RARE at MARGIN times the share of tokens that trusted ones missed. The
+tolerance is the narrowest within which these agree. Short answers have more room: of few tokens a
+mean is far off by chance. Without a whole baseline nothing is flagged, and nobody is convicted.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from echo2d.core.protocol.evidence import Evidence
+from echo2d.core.protocol.evidence import TOLERANCES, Evidence
 
 BASELINE_TRAJECTORIES = 200
 MARGIN = 3.0
@@ -21,27 +21,39 @@ MARGIN = 3.0
 RATIO_MAX = math.log(1000)
 # A class whose trusted workers agree exactly still needs room: another honest worker may compute in
 # bfloat16, which docs/security.md has the figures of.
-K_MIN = 0.1
-MISSES_MIN = 0.002
+K_MIN = 0.08
+MISSES_MIN = 1e-4
+# A tolerance is too narrow if trusted workers miss a larger share of tokens.
+MISSES_AGREED = 0.002
 # The limit on K is for long answers. One of n tokens may differ by as much in all as one of n +
 # SHORT_TOKENS at that limit.
 SHORT_TOKENS = 4
-RARE = 1e-3
+RARE = 0.01
 
 
 @dataclass(frozen=True, slots=True)
 class HonestLimits:
-    """k: of a long answer at most. misses: share of tokens that may miss in the long run."""
+    """k: of a long answer at most. misses: share of tokens that may miss in the long run, within
+    TOLERANCES[tolerance].
+    """
 
     k: float
     misses: float
+    tolerance: int
+
+    @property
+    def exact(self) -> bool:
+        """Whether trusted workers computed as the auditor does. Another precision may lie outside."""
+        return self.k == K_MIN and not self.tolerance
+
+    def missed(self, found: Evidence) -> int:
+        return 0 if found.misses is None else found.misses[self.tolerance]
 
     def flags(self, found: Evidence) -> tuple[str, ...]:
         """Why this trajectory is flagged: "logprobs", and "seed", or "draw" without replay."""
-        misses = found.misses or 0
         reasons = {
             "logprobs": _long_k(found) > self.k,
-            "seed": chance_of(misses, found.tokens, self.misses) < RARE,
+            "seed": chance_of(self.missed(found), found.tokens, self.misses) < RARE,
             "draw": found.misses is None and max(found.cold, found.hot) > RATIO_MAX,
         }
         return tuple(name for name, wrong in reasons.items() if wrong)
@@ -71,7 +83,7 @@ class Baseline:
 
 
 # Beyond these no engine is honest, whatever it computes in: for runs that trust nobody.
-GROSS = HonestLimits(k=1.0, misses=0.1)
+GROSS = HonestLimits(k=1.0, misses=0.1, tolerance=len(TOLERANCES) - 1)
 
 
 def limits_of(trusted: Sequence[Evidence]) -> HonestLimits:
@@ -80,10 +92,19 @@ def limits_of(trusted: Sequence[Evidence]) -> HonestLimits:
     One broken answer of a trusted worker must not make the audit blind, so nothing beyond GROSS is
     allowed.
     """
-    missed = sum(each.misses or 0 for each in trusted) / sum(each.tokens for each in trusted)
+    tokens = sum(each.tokens for each in trusted)
+    missed = [
+        sum(each.misses[at] for each in trusted if each.misses is not None)
+        for at in range(len(TOLERANCES))
+    ]
+    agreed = (at for at, misses in enumerate(missed) if misses <= MISSES_AGREED * tokens)
+    tolerance = next(agreed, GROSS.tolerance)
+    # One more than there were, because few tokens say little about rare misses.
+    share = (missed[tolerance] + 1) / tokens
     return HonestLimits(
         min(GROSS.k, max(K_MIN, MARGIN * max(map(_long_k, trusted)))),
-        min(GROSS.misses, max(MISSES_MIN, MARGIN * missed)),
+        min(GROSS.misses, max(MISSES_MIN, MARGIN * share)),
+        tolerance,
     )
 
 

@@ -109,7 +109,7 @@ class Cases:
         if found.misses is None:
             case.temper.add(found)
         else:
-            case.seeds.add(found.misses, found.tokens, limits.misses)
+            case.seeds.add(limits.missed(found), found.tokens, limits.misses)
         if reasons:
             case.flagged += 1
             case.left = CLEARED

@@ -14,6 +14,7 @@ class LimitsLearnt:
     engine_class: str
     k: float
     misses: float
+    tolerance: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ SHOWN_MAX = 10
 @dataclass(slots=True)
 class WorkerReport:
     """One worker. k, z: means over its audited answers. misses: tokens that do not lie where their
-    seed points. convicted: why; empty: it is not. at_s: of the conviction (Unix time).
+    seed points, within the narrowest tolerance. convicted: why; empty: it is not. at_s: of the conviction (Unix time).
     evidence: its last flagged answers, as the log has them.
     """
 
@@ -36,7 +36,7 @@ class WorkerReport:
         self.audited += 1
         self.flagged += bool(line["flags"])
         self.tokens += line["tokens"]
-        self.misses += line["misses"] or 0
+        self.misses += (line["misses"] or (0,))[0]
         self.k += (line["k"] - self.k) / self.audited
         self.z += (line["z"] - self.z) / self.audited
         for flag in line["flags"]:

@@ -7,7 +7,8 @@
             N(0, 1) if the tokens were drawn from p, whatever q says. Chosen tokens show in it.
     cold    log likelihood ratio of drawing from p^COLD instead of p (rescaled to a distribution):
             positive if likely tokens come too often. hot: the same with HOT, for unlikely ones.
-    misses  tokens that do not lie where their seed points. Another draw shows in it.
+    misses  tokens that do not lie where their seed points, within each of TOLERANCES. Another draw
+            shows in it.
 
 Not here: the forward pass and the replay (an engine's `score`), and what follows from it (`audit/case`).
 """
@@ -20,6 +21,10 @@ from numpy.typing import NDArray
 
 TokenNumbers = NDArray[np.float64]
 
+# Multiples of what an engine's replay allows (`distances`): how precisely honest engines agree depends
+# on the model and on what they compute in.
+TOLERANCES = (1.0, 2.5, 5.0)
+
 # Exponents of the distributions that liars are compared with: temperatures of 2/3 and 3/2.
 COLD, HOT = 1.5, 2 / 3
 
@@ -28,7 +33,8 @@ COLD, HOT = 1.5, 2 / 3
 class Evidence:
     """About `tokens` tokens of one trajectory and one author; see the module docstring.
 
-    excess, variance: the sums whose quotient is Z. misses: None: the seed was not replayed.
+    excess, variance: the sums whose quotient is Z. misses: one number for each of TOLERANCES, never
+    rising; None: the seed was not replayed.
     """
 
     tokens: int
@@ -37,11 +43,16 @@ class Evidence:
     variance: float
     cold: float
     hot: float
-    misses: int | None
+    misses: tuple[int, ...] | None
 
     @property
     def z(self) -> float:
         return self.excess / math.sqrt(self.variance) if self.variance > 0 else 0.0
+
+    @property
+    def missed(self) -> int | None:
+        """Misses within the narrowest tolerance."""
+        return None if self.misses is None else self.misses[0]
 
     def plus(self, other: "Evidence") -> "Evidence":
         """The evidence of two pieces of one trajectory.
@@ -58,7 +69,7 @@ class Evidence:
             hot=self.hot + other.hot,
             misses=None
             if self.misses is None or other.misses is None
-            else self.misses + other.misses,
+            else tuple(a + b for a, b in zip(self.misses, other.misses, strict=True)),
         )
 
 
@@ -71,13 +82,13 @@ def evidence(
     variances: TokenNumbers,
     colds: TokenNumbers,
     hots: TokenNumbers,
-    missed: NDArray[np.bool_] | None,
+    distances: TokenNumbers | None,
 ) -> Evidence:
     """Sum up what is known of each token; all arrays are [n], n >= 1, float64 but `missed`.
 
     logprobs: log p. claimed: q. surprises, entropies, variances: of the distribution that is drawn
-    from. colds, hots: each token's part of the ratios. missed: whether the seed points to another
-    token; None: without replay.
+    from. colds, hots: each token's part of the ratios. distances: how far each token is from where its
+    seed points, in tolerances of its engine; None: without replay.
     """
     return Evidence(
         tokens=len(logprobs),
@@ -86,5 +97,7 @@ def evidence(
         variance=float(variances.sum()),
         cold=float(colds.sum()),
         hot=float(hots.sum()),
-        misses=None if missed is None else int(missed.sum()),
+        misses=None
+        if distances is None
+        else tuple(int((distances > each).sum()) for each in TOLERANCES),
     )

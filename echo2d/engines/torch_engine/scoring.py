@@ -34,8 +34,8 @@ Replay = Literal["torch", "sglang"]
 POSITIONS_MAX = 128
 
 # How far u may lie outside a token's part of [0, 1), and how many nats may be missing to the best
-# log p + noise. docs/security.md has the figures.
-UNIFORM_TOLERANCE = 0.05
+# log p + noise, at the narrowest of TOLERANCES. docs/security.md has the figures.
+UNIFORM_TOLERANCE = 0.02
 NATS_TOLERANCE = 0.4
 
 
@@ -46,9 +46,8 @@ class ScoredAnswer:
     logprobs: of the full distribution at this temperature, as engines report them. surprises: minus
     the logprob of the distribution that is drawn from (top_p applied); a token beyond top_p counts
     as if it were drawn too, because rounding moves that border. entropies, variances: mean and
-    variance of the surprise there. colds, hots: the tokens' parts of those of `Evidence`. missed:
-    bool, the seed points to another token, beyond the tolerance. distances: how far each token is
-    from where its seed points, in the tolerance's unit. Both are None without replay.
+    variance of the surprise there. colds, hots: the tokens' parts of those of `Evidence`. distances:
+    how far each token is from where its seed points, in tolerances; None without replay.
     """
 
     logprobs: NDArray[np.float64]
@@ -57,7 +56,6 @@ class ScoredAnswer:
     variances: NDArray[np.float64]
     colds: NDArray[np.float64]
     hots: NDArray[np.float64]
-    missed: NDArray[np.bool_] | None
     distances: NDArray[np.float64] | None = None
 
     def evidence(self, claimed: NDArray[np.float64]) -> Evidence:
@@ -70,7 +68,7 @@ class ScoredAnswer:
             variances=self.variances,
             colds=self.colds,
             hots=self.hots,
-            missed=self.missed,
+            distances=self.distances,
         )
 
 
@@ -140,12 +138,9 @@ def score_all(
     scored, start = [], 0
     for each in asked:
         own = slice(start, start + len(each.answer))
-        mine = None if far is None else far[own]
-        missed = None if mine is None else mine > tolerance
+        mine = None if far is None else far[own] / tolerance
         logprobs, surprises, entropies, variances, colds, hots = facts[:, own]
-        scored.append(
-            ScoredAnswer(logprobs, surprises, entropies, variances, colds, hots, missed, mine)
-        )
+        scored.append(ScoredAnswer(logprobs, surprises, entropies, variances, colds, hots, mine))
         start = own.stop
     return scored
 

@@ -37,7 +37,7 @@ def audit_record(told: AuditTold, now_s: float) -> dict[str, Any]:
         "z": found.z,
         "cold": found.cold,
         "hot": found.hot,
-        "misses": found.misses,
+        "misses": None if found.misses is None else list(found.misses),
         "flags": list(told.reasons),
         "verdict": told.verdict,
     }

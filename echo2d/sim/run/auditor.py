@@ -17,7 +17,7 @@ from echo2d.core.protocol.control_messages import (
     ScoringFailed,
     ToPeer,
 )
-from echo2d.core.protocol.evidence import Evidence
+from echo2d.core.protocol.evidence import TOLERANCES, Evidence
 from echo2d.core.protocol.trajectory import unpack_tokens
 from echo2d.sim.kernel.virtual_clock import Clock
 from echo2d.sim.run.control_links import Control, SimPeer
@@ -81,4 +81,6 @@ def evidence_of(answer: AnswerToScore, right: Sequence[int]) -> Evidence:
     """What replay finds: tokens that the version would not have written. A stop may come any time."""
     wrote = unpack_tokens(answer.tokens).tolist()
     wrong = sum(token not in (sign, STOP) for token, sign in zip(wrote, right, strict=True))
-    return Evidence(len(wrote), 9.0 * wrong / len(wrote), 0.0, 1.0, 0.0, 0.0, wrong)
+    return Evidence(
+        len(wrote), 9.0 * wrong / len(wrote), 0.0, 1.0, 0.0, 0.0, (wrong,) * len(TOLERANCES)
+    )

@@ -44,7 +44,7 @@ Badness = Literal["", "lies", "hangs", "dead", "slow"]
 NEVER_CLEAR = 1 << 30
 
 # What an earlier process learnt of honest engines.
-LEARNT = LimitsLearnt("torch", 0.1, 0.002)
+LEARNT = LimitsLearnt("torch", 0.1, 0.002, 0)
 AUDITED = 0.25  # share of runs that have an audit
 # How often each kind is drawn, relative to the others.
 KINDS: tuple[tuple[FaultKind, int], ...] = (

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from echo2d.core.audit import audits as audits_module
-from echo2d.core.audit.baseline import BASELINE_TRAJECTORIES
+from echo2d.core.audit.baseline import BASELINE_TRAJECTORIES, K_MIN
 from echo2d.core.base.ids import PeerId
 from echo2d.core.cluster.events import PeerDisconnected, PeerPardoned
 from echo2d.core.cluster.rules import AuditRules
@@ -44,7 +44,7 @@ def test_honest_workers_train_as_without_an_audit(learnt: bool) -> None:
     assert world.audits.baseline.limits is not None
     assert (world.standing("mine"), world.standing("a")) == ("trusted", "clear")
     assert (world.convicts, world.returned) == ([], [])
-    assert world.ledger.limits["torch"].k == pytest.approx(0.1)
+    assert world.ledger.limits["torch"].k == K_MIN
 
 
 def test_a_liar_is_convicted_and_nothing_of_it_is_trained_on() -> None:
@@ -296,7 +296,10 @@ def test_honest_answers_on_trial_excuse_no_lies() -> None:
     world = started("liar", "mine", newcomer=0, share=0.0)
     case, limits = world.audits.cases, world.audits.baseline.limits
     assert limits is not None
-    lie, honest = Evidence(3, 6.0, 0.0, 1.0, 0.0, 0.0, 3), Evidence(3, 0.0, 0.0, 1.0, 0.0, 0.0, 0)
+    lie, honest = (
+        Evidence(3, 6.0, 0.0, 1.0, 0.0, 0.0, (3, 3, 3)),
+        Evidence(3, 0.0, 0.0, 1.0, 0.0, 0.0, (0, 0, 0)),
+    )
     for _ in range(4):
         assert case.judge(PeerId("liar"), lie, limits)[1] == ""
         for _ in range(200):

@@ -17,14 +17,17 @@ from echo2d.core.audit.baseline import (
     chance_of,
     limits_of,
 )
-from echo2d.core.protocol.evidence import Evidence
+from echo2d.core.protocol.evidence import TOLERANCES, Evidence
 
 TOKENS = 12
 ROOM = 1 + SHORT_TOKENS / TOKENS
 
 
 def found(k: float = 1e-6, misses: int | None = 0, tokens: int = TOKENS) -> Evidence:
-    return Evidence(tokens, k, 0.0, 4.0, 0.0, 0.0, misses)
+    """misses: within any tolerance."""
+    return Evidence(
+        tokens, k, 0.0, 4.0, 0.0, 0.0, None if misses is None else (misses,) * len(TOLERANCES)
+    )
 
 
 def test_a_baseline_is_whole_or_there_is_none() -> None:
@@ -44,31 +47,39 @@ def test_a_baseline_is_whole_or_there_is_none() -> None:
 
 def test_trusted_workers_that_agree_exactly_leave_room_for_bfloat16() -> None:
     allowed = limits_of([found(k=1e-7)] * 200)
-    assert (allowed.k, allowed.misses) == (K_MIN, MISSES_MIN)
+    assert allowed.k == K_MIN
+    assert allowed.misses == pytest.approx(3 / 2400), "one miss may have been missed"
+    much = limits_of([found(k=1e-7, tokens=1000)] * 200)
+    assert much.misses == MISSES_MIN
 
 
-def test_missed_seeds_of_trusted_workers_widen_the_limit() -> None:
-    """As SmolLM2 in bfloat16 with a narrow tolerance: 1.6 % of the tokens."""
-    allowed = limits_of([found(misses=0)] * 162 + [found(misses=1)] * 38)
-    assert allowed.misses == pytest.approx(3 * 38 / 2400)
-    assert [allowed.flags(found(misses=misses)) for misses in (4, 5)] == [(), ("seed",)]
-    assert allowed.flags(found(tokens=400, misses=30)) == ()
-    assert allowed.flags(found(tokens=400, misses=40)) == ("seed",)
+def test_the_tolerance_is_the_narrowest_within_which_trusted_workers_agree() -> None:
+    """As SmolLM2 in bfloat16: within the narrowest, 1.6 % of the tokens miss, then 0.12 %."""
+    honest = replace(found(), misses=(0, 0, 0))
+    trusted = [honest] * 162 + [replace(honest, misses=(1, 0, 0))] * 35
+    allowed = limits_of([*trusted, *[replace(honest, misses=(1, 1, 0))] * 3])
+    assert allowed.tolerance == 1
+    assert allowed.misses == pytest.approx(3 * 4 / 2400)
+    assert allowed.flags(replace(honest, misses=(9, 0, 0))) == ()
+    assert allowed.flags(replace(honest, misses=(9, 1, 0))) == ()
+    assert allowed.flags(replace(honest, misses=(9, 2, 0))) == ("seed",)
+    assert limits_of([honest] * 200).tolerance == 0
+    assert limits_of([found(misses=1)] * 200).tolerance == len(TOLERANCES) - 1
 
 
 def test_short_answers_have_more_room() -> None:
-    """SmolLM2 in bfloat16 against float32: of 4,000 answers the largest K, by their tokens."""
+    """SmolLM2 in bfloat16 against float32: 99.9 % of the answers have a smaller K, by their tokens."""
     allowed = limits_of([found()] * 200)
-    for tokens, k in ((1, 0.336), (2, 0.254), (3, 0.201), (8, 0.1), (20, 0.064), (60, 0.053)):
+    for tokens, k in ((1, 0.255), (2, 0.165), (3, 0.173), (8, 0.089), (20, 0.064), (60, 0.053)):
         assert allowed.flags(found(tokens=tokens, k=k)) == (), tokens
-    assert allowed.flags(found(tokens=1, k=0.51)) == ("logprobs",)
-    assert allowed.flags(found(tokens=400, k=0.11)) == ("logprobs",)
+    assert allowed.flags(found(tokens=1, k=0.41)) == ("logprobs",)
+    assert allowed.flags(found(tokens=400, k=0.09)) == ("logprobs",)
 
 
 def test_a_broken_answer_of_a_trusted_worker_does_not_blind_the_audit() -> None:
     allowed = limits_of([found()] * 199 + [found(k=9.0, misses=TOKENS)])
     assert allowed.k == GROSS.k
-    assert allowed.misses == pytest.approx(3 * TOKENS / 2400)
+    assert allowed.misses == pytest.approx(3 * (TOKENS + 1) / 2400)
     all_broken = limits_of([found(k=9.0, misses=TOKENS)] * 200)
     assert (all_broken.k, all_broken.misses) == (GROSS.k, GROSS.misses)
 
@@ -96,5 +107,5 @@ def test_an_answer_that_was_hardly_drawn_is_flagged_where_no_seed_is_replayed() 
     allowed = limits_of([found()] * 200)
     odd = replace(found(misses=None), hot=RATIO_MAX + 0.1)
     assert allowed.flags(odd) == ("draw",)
-    assert allowed.flags(replace(odd, misses=0)) == ()
+    assert allowed.flags(replace(odd, misses=(0,) * len(TOLERANCES))) == ()
     assert allowed.flags(replace(odd, hot=RATIO_MAX - 0.1)) == ()

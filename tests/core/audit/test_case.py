@@ -9,7 +9,7 @@ from echo2d.core.audit.baseline import GROSS, Baseline, HonestLimits
 from echo2d.core.audit.case import CLEARED, Cases
 from echo2d.core.base.ids import PeerId
 from echo2d.core.cluster.rules import AuditRules
-from echo2d.core.protocol.evidence import Evidence
+from echo2d.core.protocol.evidence import TOLERANCES, Evidence
 
 WORKER = PeerId("w")
 TOKENS = 12
@@ -19,7 +19,8 @@ Draw = Callable[[random.Random], Evidence]
 def found(k: float = 1e-6, z: float = 0.0, misses: int | None = 0) -> Evidence:
     """z: how far off its mean surprise lies, in standard deviations."""
     cold, hot = (0.4 * (sign * z - 0.2) for sign in (-1, 1))
-    return Evidence(TOKENS, k, z * 2.0, 4.0, cold, hot, misses)
+    missed = None if misses is None else (misses,) * len(TOLERANCES)
+    return Evidence(TOKENS, k, z * 2.0, 4.0, cold, hot, missed)
 
 
 def honest(rng: random.Random) -> Evidence:

@@ -8,7 +8,7 @@ from echo2d.core.audit.report import SHOWN_MAX, summed_up
 def line(worker: str = "w1", **changes: Any) -> dict[str, Any]:
     return {
         "at": 1.0, "worker": worker, "name": "box", "group": 7, "sample": 1, "versions": [3],
-        "tokens": 10, "k": 0.5, "z": -1.0, "misses": 2, "flags": [], "verdict": "", **changes,
+        "tokens": 10, "k": 0.5, "z": -1.0, "misses": [2, 1, 0], "flags": [], "verdict": "", **changes,
     }  # fmt: skip
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from echo2d.core.protocol.evidence import Evidence, evidence
+from echo2d.core.protocol.evidence import TOLERANCES, Evidence, evidence
 
 ONES = np.ones(4)
 TOKENS = 30
@@ -21,7 +21,7 @@ def of_tokens(numbers: np.ndarray, *, replayed: bool = True) -> Evidence:
         variances=numbers[4] ** 2,
         colds=numbers[2] - 1,
         hots=numbers[3] - 1,
-        missed=numbers[4] > 0 if replayed else None,
+        distances=3 * numbers[4] if replayed else None,
     )
 
 
@@ -34,9 +34,9 @@ def test_the_sums_of_four_tokens() -> None:
         variances=4 * ONES,
         colds=-ONES,
         hots=3 * ONES,
-        missed=np.array([False, False, True, True]),
+        distances=np.array([0.0, 1.0, 2.0, TOLERANCES[-1] + 0.1]),
     )
-    assert (found.tokens, found.k, found.misses) == (4, 0.25, 2)
+    assert (found.tokens, found.k, found.misses) == (4, 0.25, (2, 1, 1))
     assert (found.excess, found.variance, found.z) == (4.0, 16.0, 1.0)
     assert (found.cold, found.hot) == (-4.0, 12.0)
 
@@ -50,7 +50,7 @@ def test_without_replay_nothing_is_missed_and_without_variance_there_is_no_z() -
         variances=0 * ONES,
         colds=ONES,
         hots=ONES,
-        missed=None,
+        distances=None,
     )
     assert (found.misses, found.z) == (None, 0.0)
 

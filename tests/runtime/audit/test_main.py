@@ -92,10 +92,10 @@ async def test_honest_answers_and_lies_are_told_apart_version_by_version(
         double.send(peer, await asyncio.to_thread(an_order, 0, old, answer, made_up))
         scored = await double.until_said(AnswersScored)
         honest, lie = scored.found
-        assert (honest.tokens, honest.misses) == (TOKENS, 0)
+        assert (honest.tokens, honest.missed) == (TOKENS, 0)
         assert honest.k < 1e-5
-        assert lie.misses is not None
-        assert lie.misses > TOKENS / 2
+        assert lie.missed is not None
+        assert lie.missed > TOKENS / 2
         assert lie.k > 0.1
         assert scored.loading_s > 0 < scored.scoring_s
         # The same answer under another version is a lie about the version.
@@ -119,8 +119,8 @@ async def test_a_piece_that_goes_on_from_another_workers_is_replayed_at_its_plac
         order = await asyncio.to_thread(an_order, 0, model, tail, replace(tail, written=0))
         double.send(peer, order)
         right, wrong_place = (await double.until_said(AnswersScored)).found
-        assert right.misses == 0
-        assert wrong_place.misses
+        assert right.missed == 0
+        assert wrong_place.missed
 
 
 @pytest.mark.parametrize("how", ["gone", "rotten", "vocabulary", "logprobs"])

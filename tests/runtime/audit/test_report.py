@@ -20,7 +20,7 @@ LIAR, HONEST = PeerId("ab" * 16), PeerId("cd" * 16)
 
 
 def told(worker: PeerId, name: str, *reasons: str, verdict: str = "") -> AuditTold:
-    found = Evidence(10, 0.5, 1.0, 4.0, -1.0, 2.0, 2)
+    found = Evidence(10, 0.5, 1.0, 4.0, -1.0, 2.0, (2, 1, 1))
     return AuditTold(worker, name, GroupId(7), 1, (3,), found, reasons, verdict)
 
 

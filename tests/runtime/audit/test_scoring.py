@@ -51,7 +51,7 @@ async def test_scores_come_in_the_order_of_the_answers(engine: TorchEngine) -> N
     scored = await score_order(engine, order, loading_s=0.5)
     assert (scored.order, scored.loading_s) == (7, 0.5)
     assert [each.tokens for each in scored.found] == [TOKENS, 2, TOKENS]
-    assert all(each.misses == 0 and each.k < 1e-5 for each in scored.found)
+    assert all(each.missed == 0 and each.k < 1e-5 for each in scored.found)
     assert len(await running) == 8
     await engine.close()
 
