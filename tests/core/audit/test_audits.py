@@ -21,7 +21,7 @@ from echo2d.core.protocol.evidence import Evidence
 from echo2d.core.protocol.trajectory import TrajectoryScore
 from echo2d.core.rollouts.events import SampleReturned
 from echo2d.core.rollouts.groups import RETURNED_WAIT_S
-from tests.support.audited_world import LIE, AuditedWorld, started, train_on, trajectories
+from tests.support.audited_world import LEARNT, LIE, AuditedWorld, started, train_on, trajectories
 from tests.support.coordinator_world import messages, publish_step, rules, train
 
 
@@ -44,7 +44,7 @@ def test_honest_workers_train_as_without_an_audit(learnt: bool) -> None:
     assert world.audits.baseline.limits is not None
     assert (world.standing("mine"), world.standing("a")) == ("trusted", "clear")
     assert (world.convicts, world.returned) == ([], [])
-    assert world.ledger.limits["torch"].k == K_MIN
+    assert world.ledger.limits["torch"].k == (LEARNT.k if learnt else K_MIN)
 
 
 def test_a_liar_is_convicted_and_nothing_of_it_is_trained_on() -> None:
