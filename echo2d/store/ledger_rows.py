@@ -320,7 +320,7 @@ def _sample_returned(record: SampleReturned) -> list[Statement]:
 
 def _limits_learnt(record: LimitsLearnt) -> list[Statement]:
     row = (record.engine_class, record.k, record.misses, record.tolerance)
-    return [("INSERT OR REPLACE INTO limits VALUES (?, ?, ?)", row)]
+    return [("INSERT OR REPLACE INTO limits VALUES (?, ?, ?, ?)", row)]
 
 
 def _group_dropped(record: GroupDropped) -> list[Statement]:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from echo2d.core.audit.events import LimitsLearnt
 from echo2d.core.base.ids import Digest, Epoch, GroupId, LeaseId, PeerId, PublishSeq, Version
 from echo2d.core.broadcast.events import FormChosen, RatesMeasured
 from echo2d.core.cluster.events import VersionPublished, VersionRevoked
@@ -149,6 +150,22 @@ def test_the_newest_rate_of_a_peer_counts_and_comes_last(path: Path) -> None:
     )
     assert reopened(path, RatesMeasured((a, b))).rates == (a, b)
     assert reopened(path, RatesMeasured((faster,))).rates == (b, faster)
+
+
+def test_the_limits_of_an_audit_come_back_by_engine_class(path: Path) -> None:
+    first, other = LimitsLearnt("torch", 0.1, 0.002, 1), LimitsLearnt("sglang", 0.2, 0.003, 0)
+    assert reopened(path, first, other).limits == (other, first)
+    newer = LimitsLearnt("torch", 0.3, 0.001, 2)
+    assert reopened(path, newer).limits == (other, newer)
+
+
+@pytest.mark.parametrize("column", ["k", "misses", "tolerance"])
+def test_limits_that_cannot_be_are_refused(path: Path, column: str) -> None:
+    reopened(path, LimitsLearnt("torch", 0.1, 0.002, 1))
+    with sqlite3.connect(path) as database:
+        database.execute(f"UPDATE limits SET {column} = 7")
+    with Ledger.open(path) as ledger, pytest.raises(OperatorFault, match="expected limits"):
+        ledger.recover()
 
 
 def test_of_the_forms_that_were_chosen_the_last_one_counts(path: Path) -> None:
