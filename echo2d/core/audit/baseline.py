@@ -3,7 +3,7 @@
     trusted trajectories --> BASELINE_TRAJECTORIES of them --> limits: flags from now on
 
 A trajectory is flagged if its K is beyond MARGIN times the largest of the trusted ones, or if so many
-missed seeds have a chance below RARE at MARGIN times the share of tokens that trusted ones missed. The
+missed seeds have a chance below RARE at MISSES_MARGIN times the share that trusted ones missed. The
 tolerance is the narrowest within which these agree. Short answers have more room: of few tokens a
 mean is far off by chance. Without a whole baseline nothing is flagged, and nobody is convicted.
 """
@@ -16,6 +16,7 @@ from echo2d.core.protocol.evidence import TOLERANCES, Evidence
 
 BASELINE_TRAJECTORIES = 200
 MARGIN = 3.0
+MISSES_MARGIN = 1.5
 # Without replay: an honest answer is that much likelier under another temperature once in a thousand
 # times at most, for e^ratio is 1 on average.
 RATIO_MAX = math.log(1000)
@@ -28,7 +29,7 @@ MISSES_AGREED = 0.002
 # The limit on K is for long answers. One of n tokens may differ by as much in all as one of n +
 # SHORT_TOKENS at that limit.
 SHORT_TOKENS = 4
-RARE = 0.01
+RARE = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +100,11 @@ def limits_of(trusted: Sequence[Evidence]) -> HonestLimits:
     ]
     agreed = (at for at, misses in enumerate(missed) if misses <= MISSES_AGREED * tokens)
     tolerance = next(agreed, GROSS.tolerance)
-    # One more than there were, because few tokens say little about rare misses.
-    share = (missed[tolerance] + 1) / tokens
+    # Two more than there were, because few tokens say little about rare misses.
+    share = (missed[tolerance] + 2) / tokens
     return HonestLimits(
         min(GROSS.k, max(K_MIN, MARGIN * max(map(_long_k, trusted)))),
-        min(GROSS.misses, max(MISSES_MIN, MARGIN * share)),
+        min(GROSS.misses, max(MISSES_MIN, MISSES_MARGIN * share)),
         tolerance,
     )
 

@@ -41,14 +41,14 @@ def test_a_baseline_is_whole_or_there_is_none() -> None:
     assert baseline.limits.k == pytest.approx(0.15 / ROOM)
     assert baseline.limits.flags(found(k=0.149)) == ()
     assert baseline.limits.flags(found(k=0.151)) == ("logprobs",)
-    assert baseline.limits.flags(found(misses=2)) == ("seed",)
+    assert baseline.limits.flags(found(misses=1)) == ("seed",)
     assert baseline.limits.flags(found(misses=None)) == ()
 
 
 def test_trusted_workers_that_agree_exactly_leave_room_for_bfloat16() -> None:
     allowed = limits_of([found(k=1e-7)] * 200)
     assert allowed.k == K_MIN
-    assert allowed.misses == pytest.approx(3 / 2400), "one miss may have been missed"
+    assert allowed.misses == pytest.approx(1.5 * 2 / 2400), "two may have been overlooked"
     much = limits_of([found(k=1e-7, tokens=1000)] * 200)
     assert much.misses == MISSES_MIN
 
@@ -59,7 +59,7 @@ def test_the_tolerance_is_the_narrowest_within_which_trusted_workers_agree() -> 
     trusted = [honest] * 162 + [replace(honest, misses=(1, 0, 0))] * 35
     allowed = limits_of([*trusted, *[replace(honest, misses=(1, 1, 0))] * 3])
     assert allowed.tolerance == 1
-    assert allowed.misses == pytest.approx(3 * 4 / 2400)
+    assert allowed.misses == pytest.approx(1.5 * 5 / 2400)
     assert allowed.flags(replace(honest, misses=(9, 0, 0))) == ()
     assert allowed.flags(replace(honest, misses=(9, 1, 0))) == ()
     assert allowed.flags(replace(honest, misses=(9, 2, 0))) == ("seed",)
@@ -79,7 +79,7 @@ def test_short_answers_have_more_room() -> None:
 def test_a_broken_answer_of_a_trusted_worker_does_not_blind_the_audit() -> None:
     allowed = limits_of([found()] * 199 + [found(k=9.0, misses=TOKENS)])
     assert allowed.k == GROSS.k
-    assert allowed.misses == pytest.approx(3 * (TOKENS + 1) / 2400)
+    assert allowed.misses == pytest.approx(1.5 * (TOKENS + 2) / 2400)
     all_broken = limits_of([found(k=9.0, misses=TOKENS)] * 200)
     assert (all_broken.k, all_broken.misses) == (GROSS.k, GROSS.misses)
 
