@@ -69,7 +69,7 @@ class Baseline:
 
     @property
     def learnt(self) -> float:
-        """Of the trajectories that limits are made of, the share that is there."""
+        """The share of the BASELINE_TRAJECTORIES that is there; 1.0: limits are learnt."""
         if self.limits is not None:
             return 1.0
         return len(self.trusted) / BASELINE_TRAJECTORIES

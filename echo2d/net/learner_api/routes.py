@@ -92,7 +92,7 @@ REASON_CHARS_MAX = 500
 # Scores of one commit: of every trajectory of the largest batch (`BATCH_BYTES_MAX`), and a body of
 # so many is below BODY_BYTES_MAX.
 SCORES_MAX = 1 << 14
-# Of k, and of z on either side: larger ones say nothing more, and means of such numbers are finite.
+# The largest k and |z|: beyond them a number says nothing more, and a mean might not be finite.
 SCORE_MAX = 1e6
 # For idle connections of authenticated callers. Our clients close theirs after 15 s.
 KEEPALIVE_S = 75.0

@@ -280,7 +280,7 @@ def test_whom_the_learner_doubts_is_audited_like_a_flagged_worker() -> None:
 
 
 def test_a_version_that_nobody_can_score_puts_its_author_on_trial() -> None:
-    """Whoever names a version without a copy escapes no audit: its next answers wait."""
+    """Its answers cannot be scored, so its next ones wait for a verdict."""
     world = started("liar", "mine", newcomer=0, share=1.0)
     liar = world.peers["liar"]
     world.state._versions._copies.clear()

@@ -27,7 +27,7 @@ NOTHING = (404,) * 6
 ROUTES: Mapping[tuple[str, str], tuple[int, ...]] = {
     ("GET", "/"): (200,) * 6,
     ("GET", "/v1/worker"): (400,) * 6,
-    # Whoever has a secret has its body read; a token of another role enrols nobody.
+    # The body is read once the secret is known. A token of another role enrols nobody even then.
     ("POST", "/v1/enrol"): (401, 401, 400, 400, 400, 400),
     ("POST", "/v1/learner/session"): LEARNER,
     ("POST", "/v1/learner/checkpoint"): LEARNER,
