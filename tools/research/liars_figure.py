@@ -106,8 +106,11 @@ def draw(points: Sequence[LiarPoint], path: Path) -> None:
         yscale="log",
         xlabel="share of its answers that the worker lies about",
         ylabel="answers delivered until it is convicted",
-        title="5 % of clear workers' answers audited; x: not convicted when the run ended",
+        title="5 % of clear workers' answers are audited; x: not convicted",
     )
+    shares = sorted({each.share for each in points})
+    axes.set_xticks(shares, [f"{share:.0%}" for share in shares])
+    axes.minorticks_off()
     axes.grid(alpha=0.3)
     axes.legend()
     figure.savefig(path)
