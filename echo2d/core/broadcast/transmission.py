@@ -325,15 +325,13 @@ class Transmission:
         )
 
     def neighbours(self, peer: PeerId) -> set[PeerId]:
-        """The peers that share an edge with this one.
+        """The peers that share an edge with this one; none if it has no place in the plan.
 
         It cannot know whether others are at fault.
         """
-        return (
-            set()
-            if self.plan is None
-            else {edge.peer for edge in edges_for(self.plan, peer, self.secret).peers}
-        )
+        if self.plan is None or not self.has_place(peer):
+            return set()
+        return {edge.peer for edge in edges_for(self.plan, peer, self.secret).peers}
 
     def _edges(self, peers: Sequence[PeerId] | set[PeerId]) -> dict[PeerId, PlanEdges]:
         if self.plan is None:

@@ -13,7 +13,8 @@ from echo2d.core.protocol.control_messages import (
     PlanEdges,
 )
 from echo2d.testing.memory_run import FakePeer
-from tests.support.coordinator_world import World, form_of, messages
+from tests.support.catch_up import newcomer, running, taken_order
+from tests.support.coordinator_world import World, form_of, messages, publish_step
 from tests.support.publishing import deliver_seed, publish_again, published
 
 
@@ -146,3 +147,15 @@ def place_below(world: World, parent: FakePeer, child: FakePeer) -> None:
     if child.peer not in transmission.neighbours(parent.peer):
         sources = {**transmission.plan.sources, child.peer: (parent.peer,)}
         transmission.plan = replace(transmission.plan, sources=sources)
+
+
+def test_a_worker_that_takes_another_form_accuses_nobody() -> None:
+    """It has no place in the plan of the form that it names; the coordinator ended with a KeyError."""
+    world = running("a", "b")
+    publish_step(world, 2)
+    deliver_seed(world)
+    spreading, accused = form_of(world), world.peers["a"].peer
+    late = newcomer(world, "late")
+    assert taken_order(world).form != spreading
+    world.say(late, FrameAccused(spreading, FrameId(0), accused))
+    assert world.state.status().faults[-1].kind == "frame"
