@@ -24,9 +24,20 @@ MAY_IMPORT: dict[str, set[str]] = {
     "config_renting": {"config_tables", "registry", "errors"},
     "config": {"config_tables", "config_renting", "sd_notify", "quantities", "registry", "errors"},
     **{shell: {"core", "errors"} for shell in SHELLS},
-    "tasks": {"core", "registry", "errors"},
+    "texts": {"core", "errors"},
+    "net": {"core", "texts", "errors"},
+    "tasks": {"core", "texts", "registry", "errors"},
     "sim": {"core", "quantities", "config_tables", "registry", "errors"},
-    "runtime": {"adapters", "core", "config", "config_renting", "sd_notify", "registry", "errors"}
+    "runtime": {
+        "adapters",
+        "core",
+        "config",
+        "config_renting",
+        "sd_notify",
+        "registry",
+        "texts",
+        "errors",
+    }
     | SHELLS,
     "client": {"adapters", "core", "net", "errors"},
     "testing": {"client", "core", "sim", "errors"},

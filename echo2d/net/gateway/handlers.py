@@ -23,9 +23,9 @@ from echo2d.errors import PeerFault
 from echo2d.net.gateway.errors import VERSION_HEADER, CallRefusal, Unread, error_body
 from echo2d.net.gateway.requests import Ask
 from echo2d.net.gateway.responses import ChoiceOutput, OutputStep, usage_of
-from echo2d.net.gateway.tokenizer import GatewayTokenizer
 from echo2d.net.http.json_fields import HttpRefusal
 from echo2d.net.security.auth import Caller
+from echo2d.texts.model_texts import ModelTexts
 
 # For sending one piece, or a whole answer. A caller that reads more slowly is given up.
 SEND_S_MAX = 60.0
@@ -83,7 +83,7 @@ class Question:
     ask: Ask
     prompt: bytes
     session: str
-    texts: GatewayTokenizer
+    texts: ModelTexts
     spelling: Spelling
 
     @property

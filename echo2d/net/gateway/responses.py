@@ -14,8 +14,8 @@ from typing import Any
 from echo2d.core.gateway.events import ChoiceGrew
 from echo2d.core.protocol.control_messages import Finish, VersionSpan
 from echo2d.core.protocol.trajectory import unpack_logprobs, unpack_tokens
-from echo2d.net.gateway.detokenizer import Detokenizer
-from echo2d.net.gateway.tokenizer import GatewayTokenizer
+from echo2d.texts.detokenizer import Detokenizer
+from echo2d.texts.model_texts import ModelTexts
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class ChoiceOutput:
     """The output of one choice: text, tokens, logprobs, version spans and how it finished."""
 
     def __init__(
-        self, index: int, texts: GatewayTokenizer, stops: Sequence[str], *, special: bool
+        self, index: int, texts: ModelTexts, stops: Sequence[str], *, special: bool
     ) -> None:
         self.index = index
         self._texts = texts

@@ -13,7 +13,7 @@ tokens (`core/gateway`).
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from http import HTTPStatus
 from typing import Any, Protocol
@@ -35,8 +35,8 @@ from echo2d.net.gateway.requests import (
     wants_legacy_logprobs,
     wants_logprobs,
 )
-from echo2d.net.gateway.tokenizer import GatewayTokenizer
 from echo2d.net.http.json_fields import Handler, integer_text, json_object
+from echo2d.texts.model_texts import ModelTexts, UnusableText
 
 GATEWAY_PATHS = frozenset(
     {"/v1/models", "/v1/chat/completions", "/v1/completions", "/inference/v1/generate"}
@@ -68,7 +68,7 @@ class GatewayBackend(Answering, Protocol):
     max_new_tokens: int
     stop_token_ids: tuple[int, ...]
 
-    async def texts(self) -> GatewayTokenizer:
+    async def texts(self) -> ModelTexts:
         """The newest published version's tokenizer. CallRefusal: nothing is published yet."""
 
     def newest(self) -> dict[str, Any] | None:
@@ -131,11 +131,9 @@ class Endpoints:
             _template_options(body.get("chat_template_kwargs")),
         )
         texts = await self._backend.texts()
-        prompt = await self._desk.do(
-            lambda: pack_tokens(
-                texts.encode(
-                    texts.render(messages, options), special=False, tokens_max=PROMPT_TOKENS_MAX
-                )
+        prompt = await self._tokenized(
+            lambda: texts.encode(
+                texts.render(messages, options), special=False, tokens_max=PROMPT_TOKENS_MAX
             )
         )
         if not prompt:
@@ -206,13 +204,13 @@ class Endpoints:
             raise CallRefusal(HTTPStatus.NOT_FOUND, "model_not_found", detail, param="model")
         return body
 
-    async def _completion_prompt(self, given: Any, texts: GatewayTokenizer) -> bytes:
+    async def _completion_prompt(self, given: Any, texts: ModelTexts) -> bytes:
         if isinstance(given, list) and len(given) == 1 and isinstance(given[0], str | list):
             given = given[0]
         if isinstance(given, str):
             text = checked_text(given, "prompt")
-            prompt = await self._desk.do(
-                lambda: pack_tokens(texts.encode(text, special=True, tokens_max=PROMPT_TOKENS_MAX))
+            prompt = await self._tokenized(
+                lambda: texts.encode(text, special=True, tokens_max=PROMPT_TOKENS_MAX)
             )
             if not prompt:
                 raise unusable("prompt", "is empty")
@@ -220,6 +218,13 @@ class Endpoints:
         if isinstance(given, list) and given and not isinstance(given[0], int):
             raise unusable("prompt", "one prompt per call", "unsupported_value")
         return pack_tokens(read_tokens(given, "prompt", PROMPT_TOKENS_MAX))
+
+    async def _tokenized(self, work: Callable[[], Sequence[int]]) -> bytes:
+        """Do this tokenizer's work; returns its tokens. CallRefusal: the text cannot be used."""
+        try:
+            return await self._desk.do(lambda: pack_tokens(work()))
+        except UnusableText as fault:
+            raise unusable(fault.part, fault.detail, fault.code) from fault
 
     def _session(self, request: web.Request, body: Mapping[str, Any], prefix: Any) -> str:
         """The session's id: from a header or field if given, otherwise from the prompt's beginning.

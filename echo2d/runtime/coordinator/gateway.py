@@ -35,11 +35,12 @@ from echo2d.core.gateway.events import (
 )
 from echo2d.errors import Fault, OperatorFault, StoreFault
 from echo2d.net.gateway.errors import CallRefusal, Unread
-from echo2d.net.gateway.tokenizer import TEXT_FILES, GatewayTokenizer
 from echo2d.net.http.json_fields import secret_of
 from echo2d.net.security.auth import Caller
 from echo2d.runtime.run_dir.version_files import VersionFiles
 from echo2d.store.json_log import JsonLog
+from echo2d.texts.files import TEXT_FILES
+from echo2d.texts.model_texts import ModelTexts
 
 # Tokenizer files of one version; a tokenizer of 250,000 tokens takes 20 MB.
 TEXT_BYTES_MAX = 64 << 20
@@ -123,7 +124,7 @@ class Gateway:
         self._ids = count()
         self._closed = False
         # With the digest of the files that it was made from.
-        self._tokenizer: tuple[bytes, GatewayTokenizer] | None = None
+        self._tokenizer: tuple[bytes, ModelTexts] | None = None
         # The path of the version for which that tokenizer was checked.
         self._texts_of: str | None = None
         self._reading = asyncio.Lock()
@@ -183,7 +184,7 @@ class Gateway:
             del self._calls[number]
             await self._emit(CallGone(number, "slow" if slow else "gone"))
 
-    async def texts(self) -> GatewayTokenizer:
+    async def texts(self) -> ModelTexts:
         """The tokenizer of the newest version. CallRefusal: there is none, or it is unreadable."""
         newest = self._newest
         if newest is None:
@@ -216,7 +217,7 @@ class Gateway:
 
     # --- inside
 
-    def _read_texts(self, of: VersionPublished) -> tuple[bytes, GatewayTokenizer]:
+    def _read_texts(self, of: VersionPublished) -> tuple[bytes, ModelTexts]:
         """The tokenizer of a version, with the digest of its files. Blocking.
 
         It is made anew only if the files changed, because making one takes a second.
@@ -225,7 +226,7 @@ class Gateway:
         digest = blake3(repr(sorted(files.items())).encode()).digest()
         if self._tokenizer is not None and self._tokenizer[0] == digest:
             return self._tokenizer
-        return digest, GatewayTokenizer(files, self._template)
+        return digest, ModelTexts(files, self._template)
 
     async def _write(self, records: list[Mapping[str, Any]]) -> None:
         assert self._log is not None

@@ -94,7 +94,7 @@ def config_of(tmp_path: Path, **keys: str) -> CoordinatorConfig:
         "run": {"run_dir": str(tmp_path / "run"), "snapshot_root": str(tmp_path / "out")},
         "coordinator": {"port": 0, **keys},
         "sampling": {"vocab_size": 17},
-        "task": {"name": "sort_digits", "processes": 1},
+        "task": {"kind": "sort_digits", "processes": 1},
     }
     return CoordinatorConfig.read(document)
 

@@ -2,6 +2,7 @@
 
 A template runs in jinja2's sandbox, because it comes with the weights and sees strangers' messages.
 The output of engines is only decoded, never tokenized again.
+This is the only place that tokenizes: the gateway's calls and the tasks' prompts come through here.
 Not here: the choice of the snapshot, and the verification of its bytes.
 """
 
@@ -18,17 +19,23 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 from echo2d.core.base.model_config import context_max
 from echo2d.core.cluster.statistics import printable
-from echo2d.errors import OperatorFault
-from echo2d.net.gateway.errors import unusable
+from echo2d.errors import Fault, OperatorFault
 
-TEXT_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "config.json")
 # Of a rendered template; the request has 1 MiB at most.
 PROMPT_CHARS_MAX = 4 << 20
 # Characters of a template's own error message.
 TEMPLATE_WORDS_MAX = 300
 
 
-class GatewayTokenizer:
+class UnusableText(Fault):
+    """A text that this model cannot take. part: "prompt" or "messages". code: one short word."""
+
+    def __init__(self, part: str, detail: str, code: str = "invalid_value") -> None:
+        super().__init__(f"{part}: {detail}")
+        self.part, self.detail, self.code = part, detail, code
+
+
+class ModelTexts:
     """The tokenizer and chat template of one snapshot.
 
     files: the content of the TEXT_FILES that the snapshot has. template: replaces its own one.
@@ -59,7 +66,7 @@ class GatewayTokenizer:
     def encode(self, text: str, *, special: bool, tokens_max: int | None = None) -> list[int]:
         """The text's token ids. special: with the tokens that the tokenizer puts around a text.
 
-        CallRefusal: it has so many bytes that it cannot fit into tokens_max or the context.
+        UnusableText: it has so many bytes that it cannot fit into tokens_max or the context.
         """
         limits = [most for most in (tokens_max, self.context_max) if most is not None]
         if limits and self._bytes_per_token is not None:
@@ -69,7 +76,7 @@ class GatewayTokenizer:
                     f"this model's maximum context length is {min(limits)} tokens; "
                     f"{size} bytes of text are too many"
                 )
-                raise unusable("prompt", detail, "context_length_exceeded")
+                raise UnusableText("prompt", detail, "context_length_exceeded")
         # `encode` would hold the GIL, and with it the coordinator's loop.
         (encoded,) = self.tokenizer.encode_batch([text], add_special_tokens=special)
         ids: list[int] = encoded.ids
@@ -82,10 +89,10 @@ class GatewayTokenizer:
     def render(self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> str:
         """The prompt that the chat template makes of the messages, up to where the answer begins.
 
-        options: further variables of the template. CallRefusal: there is no template, or it fails.
+        options: further variables of the template. UnusableText: there is no template, or it fails.
         """
         if self._template is None:
-            raise unusable(
+            raise UnusableText(
                 "messages",
                 "this model has no chat template; use /v1/completions",
                 "no_chat_template",
@@ -98,9 +105,9 @@ class GatewayTokenizer:
         # The template is a foreign program and may raise anything.
         except Exception as error:
             detail = f"the chat template says: {printable(str(error), TEMPLATE_WORDS_MAX)}"
-            raise unusable("messages", detail, "chat_template") from error
+            raise UnusableText("messages", detail, "chat_template") from error
         if len(text) > PROMPT_CHARS_MAX:
-            raise unusable(
+            raise UnusableText(
                 "messages",
                 f"the chat template makes more than {PROMPT_CHARS_MAX} characters of them",
             )

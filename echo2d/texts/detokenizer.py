@@ -6,7 +6,7 @@ The work for each token does not depend on how many came before it.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from echo2d.net.gateway.tokenizer import GatewayTokenizer
+from echo2d.texts.model_texts import ModelTexts
 
 UNREADABLE_TOKENS_MAX = (
     8  # held back at most: a character has four bytes, so what is no text by then never will be
@@ -19,7 +19,7 @@ class TextStream:
     A token may read differently after others, so the last ones before it are decoded again.
     """
 
-    def __init__(self, texts: GatewayTokenizer, *, special: bool) -> None:
+    def __init__(self, texts: ModelTexts, *, special: bool) -> None:
         self._texts = texts
         self._silent = frozenset() if special else texts.special
         self._ids: list[int] = []  # those told last, and those not told yet
@@ -60,7 +60,7 @@ class TextPiece:
 class Detokenizer:
     """See the module docstring. stops: texts that end the output, and do not belong to it."""
 
-    def __init__(self, texts: GatewayTokenizer, stops: Sequence[str], *, special: bool) -> None:
+    def __init__(self, texts: ModelTexts, stops: Sequence[str], *, special: bool) -> None:
         self._stream = TextStream(texts, special=special)
         self._stops = stops
         self._hold = (
