@@ -1,6 +1,6 @@
 """The names that an operator can choose from, and where the code behind each one is.
 
-To add an engine, a provider, a plan shape or a task, write its module and add one line here. The
+To add an engine, a provider, a plan shape, a task or a scorer, write its module and add one line here. The
 config's checks, `--print-config`, `--help` and the programs read these tables.
 
 An entry is the text "module:attribute": reading the names imports nothing, and `load` imports the
@@ -9,7 +9,8 @@ one that is needed.
     ENGINES     factory: engines.base.EngineOptions -> list[Engine]
     PROVIDERS   factory: providers.base.ProviderOptions -> Provider
     SHAPES      planner: core.topology.shapes.Planner
-    TASKS       class:   tasks.base.Task
+    TASKS       class:   tasks.base.Task or TextTask
+    SCORERS     factory: the scorer's options -> tasks.scorers.base.Scorer
 """
 
 import importlib
@@ -57,7 +58,16 @@ SHAPES: Mapping[str, str] = {
 }
 
 TASKS: Mapping[str, str] = {
+    "rows": "echo2d.tasks.rows.task:RowsTask",
+    "gym": "echo2d.tasks.gym:GymTask",
     "sort_digits": "echo2d.tasks.sort_digits:SortDigits",
+}
+
+SCORERS: Mapping[str, str] = {
+    "math": "echo2d.tasks.scorers.math:math",
+    "exact": "echo2d.tasks.scorers.text:exact",
+    "regex": "echo2d.tasks.scorers.text:regex",
+    "choice": "echo2d.tasks.scorers.text:choice",
 }
 
 

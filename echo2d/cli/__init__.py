@@ -13,6 +13,7 @@ from echo2d.cli.audits import audit
 from echo2d.cli.benches import bench
 from echo2d.cli.daemons import coordinate, join, rented
 from echo2d.cli.foresight import plan, simulate
+from echo2d.cli.tasks import tasks
 from echo2d.cli.tokens import token
 from echo2d.cli.watching import demo, status
 from echo2d.errors import Fault, OperatorFault
@@ -42,5 +43,7 @@ def main() -> None:
     """
 
 
-for command in (coordinate, join, status, plan, simulate, demo, token, audit, rented, bench):
+for command in (
+    coordinate, join, status, tasks, plan, simulate, demo, token, audit, rented, bench
+):  # fmt: skip
     main.add_command(command)

@@ -1,44 +1,118 @@
-"""The interface of a task: it makes prompts and computes the reward of an answer.
+"""The interfaces of a task: it makes prompts and computes the reward of an answer.
+
+    TextTask   messages in, text out: echo2d tokenizes, with the model's own template
+    Task       tokens in, tokens out: the task owns its alphabet
 
 A task runs in a process of its own (`tasks/pool.py`), never in the coordinator. It may hang, crash
-or print gigabytes: its process is killed, and the run loses at most the group of the prompt at
-hand. So a task is plain synchronous Python. It receives and returns tokens: the task owns its
-tokenizer, and nothing is ever tokenised again elsewhere.
+or print gigabytes: its process is killed, and only the call at hand fails.
 """
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+if TYPE_CHECKING:
+    # The start of a task process takes longer with it.
+    from echo2d.core.protocol.control_messages import Finish
+
+Split = Literal["train", "heldout"]
+
+PARTS_MAX = 32  # named numbers of one reward
+NAME_CHARS_MAX = 64  # of a reward's part, a tag or a row's key
+
+
+class NoMorePrompts(Exception):  # noqa: N818 - an outcome
+    """`prompt` raises it where the task's prompts end. A task that never does is endless."""
+
+
+class Unjudged(Exception):  # noqa: N818 - an outcome
+    """`reward` raises it if nobody can say what the answer is worth. It is worth 0, and counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """One prompt.
 
-    secret: what the reward needs, such as the reference answer; msgpack must be able to encode it.
-    It stays with the coordinator and the task's processes: workers see only `tokens`.
+    secret: what the reward needs, such as the reference answer. It never leaves the task's
+    processes: workers see only the tokens. tags: facts that reach the metrics. row: a name of the
+    prompt that stays the same over runs, if it has one.
     """
 
     tokens: Sequence[int]
     secret: Any = None
-    tags: dict[str, str] = field(default_factory=dict)
+    tags: Mapping[str, str] = field(default_factory=dict)
+    row: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TextPrompt:
+    """A prompt as messages, each with "role" and "content". The other fields are as in `Prompt`."""
+
+    messages: Sequence[Mapping[str, Any]]
+    secret: Any = None
+    tags: Mapping[str, str] = field(default_factory=dict)
+    row: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One finished answer.
+
+    text: without the end token. finish: how it ended; all but "stop" and "stop_string" mean that it
+    was cut off. tokens: how many it has.
+    """
+
+    text: str
+    finish: "Finish"
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reward:
+    """What an answer is worth: a finite number, and named numbers that it is made of.
+
+    At most PARTS_MAX parts; they reach the metrics.
+    """
+
+    value: float
+    parts: Mapping[str, float] = field(default_factory=dict)
+
+
+class TextTask:
+    """A family of prompts with a reward, in text. Subclass it.
+
+    Both methods must depend only on their arguments and on the options given to the constructor.
+    name: its default name. Either of `prompt` and `reward` may raise anything: that is an error of
+    this call.
+    """
+
+    name: str
+
+    def prompt(self, index: int) -> TextPrompt:
+        """Prompt number `index`; an index always gives the same prompt. NoMorePrompts: the end."""
+        raise NotImplementedError
+
+    def reward(
+        self, prompt: TextPrompt, answer: Answer
+    ) -> float | Reward | Awaitable[float | Reward]:
+        """What the answer is worth. It may be `async def`; then many run at once in one process.
+
+        Unjudged: nobody can say.
+        """
+        raise NotImplementedError
 
 
 class Task(Protocol):
-    """A family of prompts with a reward.
+    """A family of prompts with a reward, in tokens. What `TextTask` says holds here, too.
 
-    Both methods must depend only on their arguments and on the options given to the constructor.
+    An answer ends with one of `stop_token_ids` or of the model's own end tokens.
     """
 
     name: str
     stop_token_ids: Sequence[int]
 
     def prompt(self, index: int) -> Prompt:
-        """Prompt number `index` of an endless sequence; an index always gives the same prompt."""
+        """Prompt number `index`; an index always gives the same prompt. NoMorePrompts: the end."""
 
-    def reward(self, prompt: Prompt, output: Sequence[int]) -> float:
-        """The reward of one finished trajectory, a finite number.
-
-        An exception, or a reward that does not come in time, costs the trajectory's group: it is
-        dropped and another prompt takes its place.
-        """
+    def reward(self, prompt: Prompt, output: Sequence[int]) -> float | Reward:
+        """The reward of one finished trajectory. Unjudged: nobody can say."""

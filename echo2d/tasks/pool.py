@@ -17,12 +17,13 @@ import asyncio
 import dataclasses
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field
 from typing import Any, Self
 
+from echo2d.core.protocol.control_messages import Finish
 from echo2d.errors import OperatorFault
-from echo2d.tasks.base import Prompt
 from echo2d.tasks.pool_child import MESSAGE_BYTES_MAX, pack
 from echo2d.tasks.process import TaskFailed, TaskProcess
 
@@ -32,11 +33,37 @@ PIPELINED_MAX = 64
 TASK_UIDS = range(65520, 65534)
 
 
+# Calls of a concurrent process that are under way at once.
+CONCURRENT_MAX = 64
+
+
+@dataclass(frozen=True, slots=True)
+class TaskPrompt:
+    """A prompt as the task's process made it.
+
+    tokens: packed int32. tags: facts that reach the metrics. row: its name, if it has one.
+    """
+
+    tokens: bytes
+    tags: Mapping[str, str] = field(default_factory=dict)
+    row: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreCall:
+    """The answer to prompt `index` whose reward is wanted. tokens: the output, packed int32."""
+
+    index: int
+    tokens: bytes
+    finish: Finish = "stop"
+
+
 @dataclass(frozen=True, slots=True)
 class Score:
-    """The reward of one output, a finite number."""
+    """The reward of one output, a finite number, and the named numbers that it is made of."""
 
     reward: float
+    parts: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,15 +78,46 @@ class Limits:
     cpu_s_max: int = 60  # of one call
     # False takes the network away, but only where we are root.
     network: bool = False
+    # Files and directories that the task needs, besides Python's and its own.
+    read_paths: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TextSettings:
+    """How a task in text becomes tokens.
+
+    directory: a model's, with tokenizer.json. template: replaces its chat template. system: the
+    first message, if not empty. options: further variables of the template.
+    """
+
+    directory: str
+    template: str | None = None
+    system: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class TaskIntroduction:
+    """What a task says of itself.
+
+    digest: of its data; empty if it has none. epoch_length: prompts after which they repeat; None:
+    it does not say. concurrent: its rewards are `async def`.
+    """
+
+    name: str
+    stop_token_ids: tuple[int, ...]
+    digest: bytes
+    epoch_length: int | None
+    concurrent: bool
 
 
 class TaskPool:
     """Prompts and rewards of one task, made by at most `processes` processes.
 
     task: a name in `registry.TASKS`, or "module:Class" of a module that this interpreter can
-    import. options: keyword arguments of the class, plain values. timeout_s: of one call. uid: the
-    user that runs the task; None: where we are root, one of TASK_UIDS for each process, else our
-    own user.
+    import. options: keyword arguments of the class, plain values. timeout_s: of one call. texts:
+    for a task in text. environment: its environment variables. uid: the user that runs the task;
+    None: where we are root, one of TASK_UIDS for each process, else our own user.
     """
 
     def __init__(
@@ -70,12 +128,20 @@ class TaskPool:
         processes: int = 1,
         timeout_s: float = 10.0,
         limits: Limits | None = None,
+        texts: TextSettings | None = None,
+        environment: Mapping[str, str] | None = None,
         uid: int | None = None,
     ) -> None:
         uids: Sequence[int | None] = [uid] if uid is not None or os.geteuid() != 0 else TASK_UIDS
-        start = ["start", task, dict(options or {}), dataclasses.asdict(limits or Limits())]
+        bounds = {**dataclasses.asdict(limits or Limits()), "timeout_s": timeout_s}
+        start = ["start", task, dict(options or {}), bounds]
+        model = None if texts is None else dataclasses.asdict(texts)
         self._processes = [
-            TaskProcess(pack([*start, uids[number % len(uids)]]), timeout_s=timeout_s)
+            TaskProcess(
+                pack([*start, uids[number % len(uids)], model]),
+                timeout_s=timeout_s,
+                environment=environment,
+            )
             for number in range(processes)
         ]
         # Last in, first out: a light load keeps few processes busy, and the others never start.
@@ -83,11 +149,21 @@ class TaskPool:
         for process in self._processes:
             self._idle.put_nowait(process)
         self._closed = False
-        self.name = task
-        self.stop_token_ids: tuple[int, ...] = ()
+        self._task = task
+        self.about = TaskIntroduction(task, (), b"", None, concurrent=False)
+
+    @property
+    def at_once(self) -> int:
+        """How many calls of `rewards` can be under way without waiting for each other."""
+        return len(self._processes) * (CONCURRENT_MAX if self.about.concurrent else 1)
+
+    @property
+    def concurrent(self) -> bool:
+        """Whether rewards run beside each other in one process."""
+        return self.about.concurrent
 
     async def start(self) -> None:
-        """Start one process, to learn the task's name and stop tokens; others start when needed.
+        """Start one process, to learn what the task is; others start when needed.
 
         OperatorFault: the task cannot be imported or constructed.
         """
@@ -95,16 +171,22 @@ class TaskPool:
         introduction = await self._processes[-1].start()
         if isinstance(introduction, TaskFailed):
             await self.close()
-            raise OperatorFault(f"task {self.name}: {introduction.reason}")
+            raise OperatorFault(f"task {self._task}: {introduction.reason}")
         match introduction:
-            case [str() as name, list() as stop_token_ids] if _are_tokens(stop_token_ids):
-                self.name, self.stop_token_ids = name, tuple(stop_token_ids)
+            case [str(name), list(stop_token_ids), bytes(digest), length, bool(concurrent)] if (
+                _are_tokens(stop_token_ids) and (length is None or type(length) is int)
+            ):
+                stops = tuple(stop_token_ids)
+                self.about = TaskIntroduction(name, stops, digest, length, concurrent)
             case _:
                 await self.close()
                 raise OperatorFault(
-                    f"task {self.name} introduces itself wrongly: expected a string as name and "
+                    f"task {self._task} introduces itself wrongly: expected a string as name and "
                     "integers as stop_token_ids"
                 )
+        for _ in range(CONCURRENT_MAX - 1 if self.about.concurrent else 0):
+            for process in self._processes:
+                self._idle.put_nowait(process)
 
     async def close(self) -> None:
         """Kill all processes. Calls under way fail."""
@@ -118,58 +200,66 @@ class TaskPool:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def prompt(self, index: int) -> Prompt | TaskFailed:
+    async def prompt(self, index: int) -> TaskPrompt | TaskFailed:
         """Make prompt number `index`."""
-        (reply,) = await self._call([["prompt", index]])
+        (reply,) = [reply async for reply in self._call([["prompt", index]])]
         match reply:
             case TaskFailed():
                 return reply
-            case [list() as tokens, secret, dict() as tags] if tokens and _are_tokens(tokens):
-                return Prompt(tuple(tokens), secret, tags)
+            case [bytes(tokens), dict(tags), str(row)] if len(tokens) % 4 == 0 and all(
+                type(each) is str for pair in tags.items() for each in pair
+            ):
+                return TaskPrompt(tokens, tags, row)
         return TaskFailed("error", "a malformed prompt")
 
-    async def reward(self, prompt: Prompt, output: Sequence[int]) -> Score | TaskFailed:
+    async def reward(self, call: ScoreCall) -> Score | TaskFailed:
         """Compute the reward of one output."""
-        (score,) = await self.rewards([(prompt, output)])
+        (score,) = [score async for score in self.rewards([call])]
         return score
 
-    async def rewards(
-        self, calls: Iterable[tuple[Prompt, Sequence[int]]]
-    ) -> list[Score | TaskFailed]:
-        """Compute many rewards, if possible in one process; return them in order of the calls."""
-        replies = await self._call([_reward_request(prompt, output) for prompt, output in calls])
-        return [_score(reply) for reply in replies]
+    async def rewards(self, calls: Sequence[ScoreCall]) -> AsyncIterator[Score | TaskFailed]:
+        """Compute many rewards, if possible in one process; yield them in order of the calls."""
+        asked = [["reward", call.index, call.tokens, call.finish] for call in calls]
+        async for reply in self._call(asked):
+            yield _score(reply)
 
-    async def _call(self, requests: Sequence[object]) -> list[Any]:
-        """Return one reply or TaskFailed per request, in order."""
-        replies: list[Any] = []
-        while len(replies) < len(requests):
-            packed = _pack_next(requests[len(replies) :])
-            if isinstance(packed, TaskFailed):
-                replies.append(packed)
+    async def _call(self, requests: Sequence[object]) -> AsyncIterator[Any]:
+        """Yield one reply or TaskFailed per request, in order."""
+        if self.about.concurrent:
+            for reply in await asyncio.gather(*map(self._call_beside_others, requests)):
+                yield reply
+            return
+        done = 0
+        while done < len(requests):
+            packed = _pack_next(requests[done:])
+            if isinstance(packed, TaskFailed) or self._closed:
+                yield packed if isinstance(packed, TaskFailed) else CLOSED
+                done += 1
                 continue
             # A process may answer only the first requests, if one of them cost its life. The loop
             # sends the rest again.
-            process = await self._idle.get()
-            try:
-                replies += (
-                    [TaskFailed("error", "the pool is closed")]
-                    if self._closed
-                    else await process.ask(packed)
-                )
-            finally:
-                self._idle.put_nowait(process)
-        return replies
+            async with self._process() as process, aclosing(process.ask(packed)) as replies:
+                async for reply in replies:
+                    yield CLOSED if self._closed else reply
+                    done += 1
+
+    async def _call_beside_others(self, request: object) -> Any:
+        packed = _pack_next([request])
+        if isinstance(packed, TaskFailed):
+            return packed
+        async with self._process() as process:
+            return CLOSED if self._closed else await process.ask_beside_others(packed[0])
+
+    @asynccontextmanager
+    async def _process(self) -> AsyncIterator[TaskProcess]:
+        process = await self._idle.get()
+        try:
+            yield process
+        finally:
+            self._idle.put_nowait(process)
 
 
-def _reward_request(prompt: Prompt, output: Sequence[int]) -> list[Any]:
-    return [
-        "reward",
-        list(map(int, prompt.tokens)),
-        prompt.secret,
-        prompt.tags,
-        list(map(int, output)),
-    ]
+CLOSED = TaskFailed("error", "the pool is closed")
 
 
 def _are_tokens(values: list[Any]) -> bool:
@@ -181,8 +271,11 @@ def _score(reply: Any) -> Score | TaskFailed:
     match reply:
         case TaskFailed():
             return reply
-        case float() if math.isfinite(reply):
-            return Score(reply)
+        case [float(value), dict(parts)] if math.isfinite(value) and all(
+            type(name) is str and type(part) is float and math.isfinite(part)
+            for name, part in parts.items()
+        ):
+            return Score(value, parts)
     return TaskFailed("error", "a malformed reward")
 
 

@@ -1,13 +1,15 @@
 """The process that runs a task. Its parent starts, limits and kills it (`process`, `pool`).
 
 Both speak over one socket, with a header and msgpack. The child answers requests one by one, in
-order, under their numbers:
+order, under their numbers; a task with `async def reward` answers as its rewards end:
 
-    ["start", task, options, limits, uid]           ->  ["ok", [name, stop_token_ids]]      first, once
-    ["prompt", index]                               ->  ["ok", [tokens, secret, tags]]
-    ["reward", tokens, secret, tags, output]        ->  ["ok", reward]
+    ["start", task, options, limits, uid, texts]  ->  ["ok", introduction]            first, once
+    ["prompt", index]                             ->  ["ok", [tokens, tags, row]] or ["end", ""]
+    ["reward", index, output, finish]             ->  ["ok", [value, parts]] or ["unjudged", reason]
 
-or ["error", reason], or ["broken", reason]: an error after which this process should be killed.
+or ["error", reason], ["timeout", reason] or ["broken", reason]: an error after which this process
+should be killed. Tokens are packed int32. Prompts are not sent back with their answers: the task
+makes prompt `index` again if it is not among the last ones.
 
     parent --SIGTERM, or its death--> guard --SIGKILL--> task process and all that it started
 
@@ -21,22 +23,24 @@ installation. Construction, prompts and rewards run under the task's user id.
 This module's imports are the start-up time of a task process, so it imports little.
 """
 
+import asyncio
 import contextlib
-import ctypes
 import math
 import os
 import resource
 import signal
 import socket
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgpack
 
 from echo2d.registry import TASKS, load
-from echo2d.tasks.base import Prompt, Task
+from echo2d.tasks.base import NoMorePrompts, Task, TextTask, Unjudged
+from echo2d.tasks.confinement import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, confine, prctl
+from echo2d.tasks.served_task import ModelFiles, ServedTask
 
 MESSAGE_BYTES_MAX = 1 << 20  # a prompt and an answer of 100,000 tokens each fit
 REASON_CHARS_MAX = 500  # enough for the text of an exception; it ends up in logs
@@ -44,12 +48,6 @@ REASON_CHARS_MAX = 500  # enough for the text of an exception; it ends up in log
 HEADER = struct.Struct(">II")
 NUMBER_MAX = (1 << 32) - 1
 
-PR_SET_PDEATHSIG = 1
-PR_SET_DUMPABLE = 4
-PR_SET_CHILD_SUBREAPER = 36
-PR_SET_NO_NEW_PRIVS = 38
-CLONE_NEWIPC = 0x08000000
-CLONE_NEWNET = 0x40000000
 # Processes may start others while the guard kills them. It looks again this often.
 SWEEP_S = 0.01
 
@@ -62,10 +60,11 @@ def main(descriptor: int) -> None:
     guard(link)
     server = TaskServer()
     try:
-        while True:
+        while not server.concurrent:
             number, request = _receive(link)
             body = _packed(server.answer(request))
             link.sendall(HEADER.pack(len(body), number) + body)
+        asyncio.run(serve_concurrently(link, server))
     except EOFError:
         return
 
@@ -78,8 +77,8 @@ def guard(link: socket.socket) -> None:
     # Blocked signals stay pending for `sigwait`, so none can be lost before it is called.
     wakes = {signal.SIGTERM, signal.SIGCHLD}
     signal.pthread_sigmask(signal.SIG_BLOCK, wakes)
-    _prctl(PR_SET_CHILD_SUBREAPER, 1)
-    _prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
+    prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     parent, task = os.getppid(), os.fork()
     if task == 0:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, wakes)
@@ -118,90 +117,111 @@ class TaskServer:
     """Answers requests with the task that the first one names. It lets no exception of it pass."""
 
     def __init__(self) -> None:
-        self._task: Task
-        self._cpu_s_max = resource.RLIM_INFINITY
+        self._task: ServedTask | None = None
+        self._limits: Mapping[str, Any] = {"cpu_s_max": resource.RLIM_INFINITY, "timeout_s": 0.0}
+
+    @property
+    def concurrent(self) -> bool:
+        """Whether rewards may run beside each other."""
+        return self._task is not None and self._task.concurrent
 
     def answer(self, request: list[Any]) -> TaskReply:
         process = os.getpid()
         self._allow_cpu()
         try:
-            reply = ("ok", self._perform(request))
+            with _in_time(self._limits["timeout_s"]):
+                reply = self._perform(request)
         # SystemExit too is an error of this request only.
         except BaseException as error:  # noqa: BLE001
-            reply = ("error", f"{type(error).__name__}: {error}"[:REASON_CHARS_MAX])
+            reply = _failed(error, of_reward=request[0] == "reward")
         # The task may have forked, and the copy came back here. Only the original answers.
         if os.getpid() != process:
             os._exit(0)
         return ("broken", "it left processes behind") if _has_children() else reply
 
-    def _perform(self, request: list[Any]) -> Any:
+    async def answer_beside_others(self, request: list[Any]) -> TaskReply:
+        self._allow_cpu()
+        try:
+            async with asyncio.timeout(self._limits["timeout_s"]) as limit:
+                match request:
+                    case ["reward", index, output, finish] if self._task is not None:
+                        return "ok", await self._task.reward_later(index, output, finish)
+                return self._perform(request)
+        except BaseException as error:  # noqa: BLE001
+            if limit.expired():
+                return "timeout", f"no answer in {self._limits['timeout_s']:g} s"
+            return _failed(error, of_reward=request[0] == "reward")
+
+    def _perform(self, request: list[Any]) -> TaskReply:
         match request:
-            case ["start", task, options, limits, uid]:
-                self._cpu_s_max = limits["cpu_s_max"]
+            case ["start", task, options, limits, uid, texts]:
+                self._limits = limits
                 make = _import(task)
-                confine(limits, uid)
-                self._task = make(**options)
-                return self._task.name, [int(token) for token in self._task.stop_token_ids]
-            case ["prompt", index]:
-                prompt = self._task.prompt(index)
-                return [int(token) for token in prompt.tokens], prompt.secret, prompt.tags
-            case ["reward", tokens, secret, tags, output]:
-                reward = float(self._task.reward(Prompt(tuple(tokens), secret, tags), output))
-                if not math.isfinite(reward):
-                    raise ValueError(f"the reward is {reward}")
-                return reward
+                # Read while this process may read everything.
+                model = None if texts is None else ModelFiles.read(texts)
+                reads = getattr(make, "reads", lambda **_: ())
+                confine(limits, uid, [*limits["read_paths"], *reads(**options)])
+                self._task = ServedTask(make(**options), model)
+                return "ok", self._task.introduction()
+            case ["prompt", index] if self._task is not None:
+                return "ok", self._task.prompt(index)
+            case ["reward", index, output, finish] if self._task is not None:
+                return "ok", self._task.reward(index, output, finish)
             case _:
                 raise ValueError("an unknown request")
 
     def _allow_cpu(self) -> None:
         """Allow `cpu_s_max` more seconds of CPU time. After them SIGXCPU ends this process."""
         used = resource.getrusage(resource.RUSAGE_SELF)
-        soft = self._cpu_s_max
+        soft = self._limits["cpu_s_max"]
         if soft != resource.RLIM_INFINITY:
             soft += math.ceil(used.ru_utime + used.ru_stime)
         resource.setrlimit(resource.RLIMIT_CPU, (soft, resource.RLIM_INFINITY))
 
 
-def confine(limits: Mapping[str, int], uid: int | None) -> None:
-    """Limit this process and all that it starts, and change to user `uid` if given.
-
-    From then on it cannot gain privileges, and it dies with the guard.
-    """
-    os.umask(0o077)
-    if not limits["network"]:
-        # Only root may do this. For another user the call fails, and the network stays.
-        _libc().unshare(CLONE_NEWNET | CLONE_NEWIPC)
-    for what, limit in (
-        (resource.RLIMIT_AS, limits["memory_bytes_max"]),
-        (resource.RLIMIT_FSIZE, limits["file_bytes_max"]),
-        (resource.RLIMIT_NOFILE, limits["files_max"]),
-        (resource.RLIMIT_CORE, 0),
-    ):
-        resource.setrlimit(what, (limit, limit))
-    # The kernel counts processes per user. Without a user of its own, the task would be limited by
-    # the operator's processes.
-    if uid is not None:
-        resource.setrlimit(
-            resource.RLIMIT_NPROC, (limits["processes_max"], limits["processes_max"])
-        )
-        os.setgroups([])
-        os.setgid(uid)
-        os.setuid(uid)
-    _prctl(PR_SET_NO_NEW_PRIVS, 1)
-    # No other process of this user may read its memory.
-    _prctl(PR_SET_DUMPABLE, 0)
-    # After setuid, which clears it.
-    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    # A detached grandchild becomes a child, so `_has_children` sees it.
-    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+class OutOfTime(BaseException):
+    """This call has had its time. A task that catches every Exception does not catch it."""
 
 
-def _libc() -> ctypes.CDLL:
-    return ctypes.CDLL(None, use_errno=True)
+@contextlib.contextmanager
+def _in_time(timeout_s: float) -> Iterator[None]:
+    """Interrupt the block after `timeout_s`; 0: never. Python code only can be interrupted."""
+
+    def interrupt(*_: object) -> None:
+        raise OutOfTime(f"no answer in {timeout_s:g} s")
+
+    signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, timeout_s)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
 
 
-def _prctl(option: int, value: int) -> None:
-    _libc().prctl(option, value, 0, 0, 0)
+def _failed(error: BaseException, *, of_reward: bool) -> TaskReply:
+    if isinstance(error, NoMorePrompts) and not of_reward:
+        return "end", str(error)
+    if isinstance(error, Unjudged | OutOfTime) and of_reward:
+        return "unjudged", str(error)[:REASON_CHARS_MAX]
+    return "error", f"{type(error).__name__}: {error}"[:REASON_CHARS_MAX]
+
+
+async def serve_concurrently(link: socket.socket, server: TaskServer) -> None:
+    """Answer requests as their answers come, until the parent closes the socket."""
+    reader, writer = await asyncio.open_connection(sock=link)
+
+    async def answer(number: int, request: list[Any]) -> None:
+        body = _packed(await server.answer_beside_others(request))
+        writer.write(HEADER.pack(len(body), number) + body)
+
+    async with asyncio.TaskGroup() as answers:
+        while True:
+            try:
+                length, number = HEADER.unpack(await reader.readexactly(HEADER.size))
+                request = msgpack.unpackb(await reader.readexactly(length))
+            except (asyncio.IncompleteReadError, ConnectionError):
+                os._exit(0)
+            answers.create_task(answer(number, request))
 
 
 def pack(message: object) -> bytes:
@@ -222,9 +242,9 @@ def _packed(reply: TaskReply) -> bytes:
         return pack(("error", f"{type(error).__name__}: {error}"[:REASON_CHARS_MAX]))
 
 
-def _import(task: str) -> Callable[..., Task]:
+def _import(task: str) -> Callable[..., Task | TextTask]:
     # The registry knows echo2d's own tasks by a short name; any other is "module:Class".
-    make: Callable[..., Task] = load(TASKS.get(task, task))
+    make: Callable[..., Task | TextTask] = load(TASKS.get(task, task))
     return make
 
 

@@ -6,17 +6,18 @@
                        v or the asking task is cancelled
                      none
 
-Only one `ask` runs at a time. The process answers requests one by one, in order, so the guilty one
-is the first without a reply.
+A process answers requests one by one, in order, so the guilty one is the first without a reply. A
+*concurrent* one, whose rewards are `async def`, answers as they end; if it dies, all that it was
+asked fails.
 """
 
 import asyncio
-import contextlib
 import json
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -29,21 +30,28 @@ OUTPUT_BYTES_MAX = 1 << 20  # stdout and stderr of one call; all of it is droppe
 # The guard has this long to end everything. Then it is killed itself.
 KILL_S = 5.0
 START_TIMEOUT_S = 60.0  # the task's module may import a lot
+# A call that is not over in time is interrupted by the process itself, which then goes on. One that
+# cannot be interrupted costs the process its life, so much later.
+GRACE_S = 1.0
 # `-I` ignores the user's settings and paths, so the child gets this interpreter's module path.
 BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from echo2d.tasks.pool_child import main; main(int(sys.argv[2]))"
 )
 
+FailureKind = Literal["error", "unjudged", "end", "timeout", "died"]
+
 
 @dataclass(frozen=True, slots=True)
 class TaskFailed:
-    """A call without a result. kind "timeout": it did not end in time; "error": everything else.
+    """A call without a result.
 
-    reason: if the child wrote it, at most REASON_CHARS_MAX characters.
+    kind "error": the task raised something, or answered nonsense. "unjudged": nobody can say what
+    the answer is worth. "end": there are no more prompts. "timeout": it did not end in time. "died":
+    the process ended. reason: at most REASON_CHARS_MAX characters, mostly the child's own words.
     """
 
-    kind: Literal["error", "timeout"]
+    kind: FailureKind
     reason: str
 
 
@@ -51,33 +59,58 @@ class TaskProcess:
     """See the module docstring.
 
     start_request: the first request to every fresh process, which names its task. timeout_s: for
-    one request.
+    one request. environment: all of its environment variables.
     """
 
-    def __init__(self, start_request: bytes, *, timeout_s: float) -> None:
+    def __init__(
+        self,
+        start_request: bytes,
+        *,
+        timeout_s: float,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self._start_request = start_request
         self._timeout_s = timeout_s
+        self._environment = dict(environment or {})
         self._child: Child | None = None
+        self._starting = asyncio.Lock()
         # Requests so far. An answer carries the number of its request, so a late answer to an
         # older request cannot pass for another one.
         self._asked = 0
 
-    async def ask(self, requests: Sequence[bytes]) -> list[Any]:
-        """Return replies to the first requests, at least one.
+    async def ask(self, requests: Sequence[bytes]) -> AsyncGenerator[Any, None]:
+        """Yield replies to the first requests, at least one, as they come.
 
         After a TaskFailed that cost the process its life there are no more.
         """
         if self._child is None and isinstance(introduction := await self.start(), TaskFailed):
-            return [introduction]
-        return await self._converse(requests, self._timeout_s)
+            yield introduction
+            return
+        async with aclosing(self._converse(requests, self._timeout_s + GRACE_S)) as replies:
+            async for reply in replies:
+                yield reply
+
+    async def ask_beside_others(self, request: bytes) -> Any:
+        """Ask a concurrent process; other calls may be under way."""
+        async with self._starting:
+            if self._child is None and isinstance(introduction := await self.start(), TaskFailed):
+                return introduction
+            child = self._child
+        assert child is not None
+        (waiting,) = self._send(child, [request])
+        reply, sound = await child.reply(waiting, self._timeout_s + GRACE_S)
+        if not sound and self._child is child:
+            await self.kill()
+        return reply
 
     async def start(self) -> Any:
         """Start the process while none runs; return the reply to `start_request` or TaskFailed."""
         try:
-            self._child = await _spawn()
+            self._child = await _spawn(self._environment)
         except OSError as error:
-            return TaskFailed("error", f"cannot start a task process: {error}")
-        (introduction,) = await self._converse([self._start_request], START_TIMEOUT_S)
+            return TaskFailed("died", f"cannot start a task process: {error}")
+        async with aclosing(self._converse([self._start_request], START_TIMEOUT_S)) as replies:
+            introduction = await anext(replies)
         if isinstance(introduction, TaskFailed):
             await self.kill()
         return introduction
@@ -88,55 +121,128 @@ class TaskProcess:
         if child is not None:
             await child.close()
 
-    async def _converse(self, requests: Sequence[bytes], timeout_s: float) -> list[Any]:
+    async def _converse(
+        self, requests: Sequence[bytes], timeout_s: float
+    ) -> AsyncGenerator[Any, None]:
         assert self._child is not None
-        replies: list[Any] = []
-        sound = False
+        answered = 0
         try:
-            first, self._asked = self._asked, self._asked + len(requests)
-            numbers = [number % (NUMBER_MAX + 1) for number in range(first, self._asked)]
-            framed = (
-                HEADER.pack(len(body), at) + body
-                for at, body in zip(numbers, requests, strict=True)
-            )
-            self._child.writer.write(b"".join(framed))
-            while len(replies) < len(requests):
-                reply, sound = await self._child.reply(numbers[len(replies)], timeout_s)
-                replies.append(reply)
+            for waiting in self._send(self._child, requests):
+                reply, sound = await self._child.reply(waiting, timeout_s)
+                answered += sound
+                yield reply
                 if not sound:
                     break
         finally:
-            if not sound or len(replies) < len(requests):
+            # A caller that goes away leaves answers behind that nobody would read.
+            if answered < len(requests):
                 await self.kill()
-        return replies
+
+    def _send(self, child: "Child", requests: Sequence[bytes]) -> list["PendingReply"]:
+        first, self._asked = self._asked, self._asked + len(requests)
+        numbers = [number % (NUMBER_MAX + 1) for number in range(first, self._asked)]
+        return child.link.ask(dict(zip(numbers, requests, strict=True)))
+
+
+PendingReply = asyncio.Future[tuple[Any, Any]]
+
+
+class TaskLink(asyncio.Protocol):
+    """The parent's end of the socket: matches answers with the requests that wait for them.
+
+    fault: why nothing can be asked any more.
+    """
+
+    def __init__(self) -> None:
+        self.fault: str | None = None
+        self._transport: asyncio.Transport
+        self._buffer = bytearray()
+        self._waiting: dict[int, PendingReply] = {}
+
+    def ask(self, requests: Mapping[int, bytes]) -> list[PendingReply]:
+        """Send these bodies, each under its number. A future fails if its answer cannot come."""
+        loop = asyncio.get_running_loop()
+        waiting: dict[int, PendingReply] = {number: loop.create_future() for number in requests}
+        self._waiting |= waiting
+        if self.fault is None:
+            framed = [HEADER.pack(len(body), number) + body for number, body in requests.items()]
+            self._transport.write(b"".join(framed))
+        else:
+            self._break(self.fault)
+        return list(waiting.values())
+
+    def close(self) -> None:
+        self._break("the task process was ended")
+        self._transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        while self.fault is None and len(self._buffer) >= HEADER.size:
+            length, number = HEADER.unpack_from(self._buffer)
+            if length > MESSAGE_BYTES_MAX or number not in self._waiting:
+                text = f"a message of {length} bytes to request {number}"
+                self._break(f"the task process answered nonsense: {text}")
+            elif len(self._buffer) < HEADER.size + length:
+                return
+            else:
+                body = bytes(self._buffer[HEADER.size : HEADER.size + length])
+                del self._buffer[: HEADER.size + length]
+                self._answered(number, body)
+
+    def connection_lost(self, _: Exception | None) -> None:
+        self._break("the task process died")
+
+    def _answered(self, number: int, body: bytes) -> None:
+        try:
+            status, value = msgpack.unpackb(body)
+        except (ValueError, TypeError) as error:
+            self._break(f"the task process answered nonsense: {error}")
+            return
+        waiting = self._waiting.pop(number)
+        # The asking task may have been cancelled.
+        if not waiting.done():
+            waiting.set_result((status, value))
+
+    def _break(self, why: str) -> None:
+        self.fault = self.fault or why[:REASON_CHARS_MAX]
+        waiting, self._waiting = self._waiting, {}
+        for each in waiting.values():
+            if not each.done():
+                each.set_exception(ConnectionError(self.fault))
+                # It may be one that nobody looks at any more.
+                each.exception()
 
 
 class Child(asyncio.SubprocessProtocol):
     """A running process: its socket, its end, and its output, which is counted and dropped."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.writer = writer
-        self._reader = reader
+    def __init__(self, link: TaskLink) -> None:
+        self.link = link
         self._transport: asyncio.SubprocessTransport
         self._printed = 0
         self._gone = asyncio.Event()
 
-    async def reply(self, number: int, timeout_s: float) -> tuple[Any, bool]:
-        """Wait for the reply to request `number`.
+    async def reply(self, waiting: PendingReply, timeout_s: float) -> tuple[Any, bool]:
+        """Wait for a reply.
 
         Returns the value or TaskFailed, and whether the process can be asked again.
         """
         self._printed = 0
         try:
             async with asyncio.timeout(timeout_s):
-                status, value = await self._receive(number)
+                status, value = await waiting
         except TimeoutError:
             return TaskFailed("timeout", f"no answer in {timeout_s:g} s"), False
-        except (ValueError, TypeError, asyncio.IncompleteReadError, ConnectionError) as error:
-            return TaskFailed("error", self._why_broken(error)), False
+        except ConnectionError as error:
+            return self._why_broken(str(error)), False
+        if status == "ok":
+            return value, True
         reason = value if isinstance(value, str) else "an error without a reason"
-        failed = TaskFailed("error", reason[:REASON_CHARS_MAX])
-        return (value if status == "ok" else failed), status in ("ok", "error")
+        sound = status in ("error", "unjudged", "end", "timeout")
+        return TaskFailed(status if sound else "error", reason[:REASON_CHARS_MAX]), sound
 
     async def close(self) -> None:
         self._kill()
@@ -148,35 +254,19 @@ class Child(asyncio.SubprocessProtocol):
             self._signal(signal.SIGKILL)
             await self._gone.wait()
         self._transport.close()
-        self.writer.close()
-        with contextlib.suppress(OSError):
-            await self.writer.wait_closed()
+        self.link.close()
 
-    async def _receive(self, number: int) -> tuple[Any, Any]:
-        length, answered = HEADER.unpack(await self._reader.readexactly(HEADER.size))
-        if length > MESSAGE_BYTES_MAX or answered != number:
-            raise ValueError(
-                f"a message of {length} bytes to request {answered} instead of {number}"
-            )
-        status, value = msgpack.unpackb(await self._reader.readexactly(length))
-        return status, value
-
-    def _why_broken(self, error: Exception) -> str:
+    def _why_broken(self, fault: str) -> TaskFailed:
         if self._printed > OUTPUT_BYTES_MAX:
-            return f"it printed more than {OUTPUT_BYTES_MAX} bytes"
-        ended = isinstance(error, asyncio.IncompleteReadError | ConnectionError)
-        return (
-            "the task process died"
-            if ended
-            else f"the task process answered nonsense: {error}"[:REASON_CHARS_MAX]
-        )
+            return TaskFailed("error", f"it printed more than {OUTPUT_BYTES_MAX} bytes")
+        return TaskFailed("error" if "nonsense" in fault else "died", fault)
 
     def _kill(self) -> None:
         """Tell the guard to end everything; see `pool_child.guard`."""
         self._signal(signal.SIGTERM)
 
     def _signal(self, number: signal.Signals) -> None:
-        with contextlib.suppress(ProcessLookupError):
+        with suppress(ProcessLookupError):
             self._transport.send_signal(number)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -191,26 +281,29 @@ class Child(asyncio.SubprocessProtocol):
         self._gone.set()
 
 
-async def _spawn() -> Child:
+async def _spawn(environment: Mapping[str, str]) -> Child:
     """Start an isolated Python at the other end of a socket."""
     ours, theirs = socket.socketpair()
+    loop = asyncio.get_running_loop()
     with theirs:
-        reader, writer = await asyncio.open_connection(sock=ours)
+        ours.setblocking(False)
+        link = TaskLink()
+        await loop.create_connection(lambda: link, sock=ours)
         paths = [entry for entry in sys.path if Path(entry).is_absolute()]
         try:
-            _, child = await asyncio.get_running_loop().subprocess_exec(
-                lambda: Child(reader, writer),
+            _, child = await loop.subprocess_exec(
+                lambda: Child(link),
                 *(sys.executable, "-I", "-c", BOOT, json.dumps(paths), str(theirs.fileno())),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
-                env={},
+                env=dict(environment),
                 cwd="/",
             )
         except BaseException:
             # If the child already reads, it sees the end of the file and exits.
-            writer.close()
+            link.close()
             raise
     return child

@@ -13,10 +13,9 @@ import json
 import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Literal
 
 from echo2d.errors import OperatorFault
-from echo2d.tasks.base import Prompt
+from echo2d.tasks.base import Prompt, Split
 
 VOCABULARY = ("<pad>", "<eos>", "=", *"0123456789", "+", ">", "<", "#")
 PAD, EOS = 0, 1
@@ -29,8 +28,6 @@ HELD_OUT_PROMPTS = 200
 DIGITS_FEWEST = 4
 # Prompt and answer are then 102 tokens. The tiny model learns about 8 digits.
 DIGITS_MOST = 50
-
-Split = Literal["train", "heldout"]
 
 
 class SortDigits:

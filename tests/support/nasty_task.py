@@ -2,16 +2,27 @@
 
 import contextlib
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from echo2d.tasks.base import Prompt
+from echo2d.tasks.base import Prompt, Reward, Unjudged
 from echo2d.tasks.pool_child import HEADER, pack
 
 HUGE = 2 << 20
-FORGED = pack(["ok", 99.0])
+FORGED = pack(["ok", [99.0, {}]])
+ACTS = (
+    "fine", "raise", "quit", "crash", "hang", "spin", "fork", "detach", "print", "chat", "memory",
+    "file", "twice", "forge", "who", "nan", "text", "none", "unjudged", "deaf", "parts",
+)  # fmt: skip
+FIRST_ACT = 1 << 30
+
+
+def index_of(act: str) -> int:
+    """The prompt whose reward does this."""
+    return FIRST_ACT + ACTS.index(act)
 
 
 class NastyTask:
@@ -26,6 +37,8 @@ class NastyTask:
     def prompt(self, index: int) -> Prompt:
         if index < 0:
             os._exit(3)
+        if index >= FIRST_ACT:
+            return Prompt([1, 2], ACTS[index - FIRST_ACT])
         stuck = self._directory / f"draw-{index}"
         if stuck.is_fifo():
             stuck.write_text(f"{os.getpid()} {os.getppid()}")
@@ -42,6 +55,8 @@ class NastyTask:
             "fork": lambda: self._fork(2),
             "detach": self._detach,
             "print": lambda: [os.write(1, b"x" * HUGE) for _ in range(1024)],
+            "deaf": _deaf,
+            "unjudged": _unjudged,
             "chat": lambda: print("x" * 100_000),  # noqa: T201
             "memory": lambda: bytearray(1 << 34),
             "file": lambda: (self._directory / "big").write_bytes(b"x" * (8 << 20)),
@@ -56,6 +71,7 @@ class NastyTask:
             "text": "x" * HUGE,
             "none": None,
             "fine": len(output),
+            "parts": Reward(0.5, {"form": 1, "length": -0.5}),
         }
         secret = str(prompt.secret)
         if secret in acts:
@@ -77,6 +93,16 @@ class NastyTask:
                 time.sleep(600)
             os._exit(0)
         os.wait()
+
+
+def _deaf() -> None:
+    """It cannot be interrupted."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})
+    time.sleep(600)
+
+
+def _unjudged() -> None:
+    raise Unjudged("too hard for me")
 
 
 def _write_to_all(data: bytes) -> int:

@@ -13,11 +13,22 @@ from typing import Any
 
 import pytest
 
+from echo2d.core.protocol.trajectory import pack_tokens
+from echo2d.errors import OperatorFault
 from echo2d.runtime.run_dir.run_directory import RunDirectory
-from echo2d.tasks.base import Prompt
-from echo2d.tasks.pool import TASK_UIDS, Limits, Score, TaskPool
+from echo2d.tasks.pool import (
+    TASK_UIDS,
+    Limits,
+    Score,
+    ScoreCall,
+    TaskPool,
+    TaskPrompt,
+    TextSettings,
+)
 from echo2d.tasks.process import TaskFailed
+from tests.support.escaping_task import WAYS
 from tests.support.processes import is_running
+from tests.support.texts import write_text_model
 
 ESCAPING = "tests.support.escaping_task:EscapingTask"
 TIMEOUT_S = 3.0
@@ -62,7 +73,7 @@ def told(notes: Path) -> dict[str, Any]:
 
 
 async def tries(pool: TaskPool, way: str) -> Score | TaskFailed:
-    return await pool.reward(Prompt((1,), way), [1])
+    return await pool.reward(ScoreCall(WAYS.index(way), pack_tokens([1])))
 
 
 @as_root
@@ -106,7 +117,7 @@ async def test_another_user_gets_nowhere(pool: TaskPool, way: str) -> None:
 )
 async def test_limits_hold(pool: TaskPool, way: str) -> None:
     assert isinstance(await tries(pool, way), TaskFailed)
-    assert await pool.prompt(0) == Prompt((1,), None, {})
+    assert await pool.prompt(0) == TaskPrompt(pack_tokens([1]))
 
 
 @pytest.mark.parametrize("way", ["leave a session behind", "leave a session behind and die"])
@@ -115,7 +126,7 @@ async def test_nothing_outlives_its_process(pool: TaskPool, notes: Path, way: st
     left = [int(line) for line in (await asyncio.to_thread(notes.read_text)).split()]
     assert len(left) == 1
     assert not any(map(is_running, left))
-    assert await pool.prompt(0) == Prompt((1,), None, {})
+    assert await pool.prompt(0) == TaskPrompt(pack_tokens([1]))
 
 
 async def test_what_a_task_is_born_with(pool: TaskPool, notes: Path) -> None:
@@ -152,3 +163,36 @@ async def test_two_processes_of_a_pool_are_two_users(notes: Path, tmp_path: Path
     assert {path.name for path in notes.parent.iterdir()} == {
         f"facts-{uid}" for uid in TASK_UIDS[:2]
     }
+
+
+@as_root
+async def test_files_in_a_home_that_others_may_not_enter_are_readable(tmp_path: Path) -> None:
+    """And nothing else of that home is; on a rented box everything lies in the home of root."""
+    home = tmp_path / "home"
+    rows = home / "data" / "rows.csv"
+    rows.parent.mkdir(parents=True)
+    rows.write_text("prompt,answer\n1+1,2\n")
+    (home / "secret").write_text("x")
+    home.chmod(0o700)
+    model = write_text_model(home / "model")
+    settings = TextSettings(str(model))
+    async with TaskPool("rows", {"files": str(rows)}, texts=settings) as pool:
+        assert isinstance(await pool.prompt(0), TaskPrompt)
+        outside = await asyncio.to_thread(list, home.iterdir())
+    assert len(outside) == 3
+    options = {"files": str(rows), "scorer": "tests.support.text_task:list_home"}
+    options["scorer_options"] = {"home": str(home)}  # type: ignore[assignment]
+    async with TaskPool("rows", options, texts=settings) as pool:
+        assert await pool.reward(ScoreCall(0, pack_tokens([1]))) == Score(1.0)
+
+
+@as_root
+async def test_a_file_for_its_owner_only_is_named_at_the_start(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.csv"
+    rows.write_text("prompt,answer\n1+1,2\n")
+    rows.chmod(0o600)
+    with pytest.raises(
+        OperatorFault, match=r"user 65520.* cannot read .*rows.csv: make it"
+    ) as told:
+        await TaskPool("rows", {"files": str(rows)}, texts=TextSettings(str(tmp_path))).start()
+    assert "\n" not in str(told.value)

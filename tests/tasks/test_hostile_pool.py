@@ -4,15 +4,16 @@ import asyncio
 import math
 import random
 import socket
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
 
+from echo2d.core.protocol.trajectory import pack_tokens
 from echo2d.errors import OperatorFault
-from echo2d.tasks.base import Prompt
-from echo2d.tasks.pool import Score, TaskPool
+from echo2d.tasks.pool import Score, ScoreCall, TaskPool
 from echo2d.tasks.pool_child import HEADER, MESSAGE_BYTES_MAX, REASON_CHARS_MAX, pack
-from echo2d.tasks.process import Child, TaskFailed, TaskProcess
+from echo2d.tasks.process import Child, TaskFailed, TaskLink, TaskProcess
 from tests.support.fuzz import (
     INTERESTING_FLOATS,
     INTERESTING_INTS,
@@ -20,8 +21,10 @@ from tests.support.fuzz import (
     Fuzz,
     damaged,
 )
+from tests.support.nasty_task import index_of
 
 TIMEOUT_S = 5.0
+FINE = ScoreCall(index_of("fine"), pack_tokens([1]))
 NASTY = "tests.support.nasty_task:NastyTask"
 KINDS: tuple[type, ...] = (list, str, bytes, int, float, dict, bool, type(None), TaskFailed)
 
@@ -51,14 +54,16 @@ def a_reply(rng: random.Random) -> bytes:
 async def heard(data: bytes) -> tuple[Any, bool]:
     """What the parent makes of a child that says this and goes."""
     ours, theirs = socket.socketpair()
+    link = TaskLink()
     with theirs:
-        reader, writer = await asyncio.open_connection(sock=ours)
+        ours.setblocking(False)
+        await asyncio.get_running_loop().create_connection(lambda: link, sock=ours)
+        (waiting,) = link.ask({0: b""})
         theirs.sendall(data)
     try:
-        return await Child(reader, writer).reply(0, TIMEOUT_S)
+        return await Child(link).reply(waiting, TIMEOUT_S)
     finally:
-        writer.close()
-        await writer.wait_closed()
+        link.close()
 
 
 async def test_any_bytes_for_an_answer(fuzz: Fuzz) -> None:
@@ -80,18 +85,28 @@ async def test_a_long_answer_is_not_read(length: int) -> None:
 
 @pytest.mark.parametrize(
     "value",
-    [math.nan, math.inf, -math.inf, 1, True, None, "1.0", [1.0], {}, b"1"],
+    [
+        *([each, {}] for each in (math.nan, math.inf, -math.inf, 1, True, None, "1.0", b"1")),
+        [1.0, []],
+        [1.0, None],
+        [1.0, {"a": 1}],
+        [1.0, {"a": math.nan}],
+        [1.0, {1: 1.0}],
+        1.0,
+        [1.0],
+    ],
     ids=lambda value: repr(value),
 )
 async def test_only_a_finite_number_is_a_reward(
     value: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def ask(_: TaskProcess, requests: list[bytes]) -> list[Any]:
-        return [value for _ in requests]
+    async def ask(_: TaskProcess, requests: list[bytes]) -> AsyncGenerator[Any, None]:
+        for _each in requests:
+            yield value
 
     monkeypatch.setattr(TaskProcess, "ask", ask)
     pool = TaskPool("sort_digits")
-    assert isinstance(await pool.reward(Prompt((1,)), [1]), TaskFailed)
+    assert isinstance(await pool.reward(FINE), TaskFailed)
 
 
 @pytest.mark.parametrize(
@@ -99,25 +114,40 @@ async def test_only_a_finite_number_is_a_reward(
     [
         None,
         [],
-        [1],
-        [[1], None],
-        [["1"], None, {}],
-        [[1.0], None, {}],
-        [[True], 0, {}],
-        [[1], 0, []],
+        [b""],
+        [b"", {}, None],
+        [b"123", {}, ""],
+        [[1], {}, ""],
+        [b"", [], ""],
+        [b"", {"a": 1}, ""],
+        [b"", {1: "a"}, ""],
         "abc",
     ],
 )
 async def test_only_tokens_are_a_prompt(value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def ask(_: TaskProcess, requests: list[bytes]) -> list[Any]:
-        return [value for _ in requests]
+    async def ask(_: TaskProcess, requests: list[bytes]) -> AsyncGenerator[Any, None]:
+        for _each in requests:
+            yield value
 
     monkeypatch.setattr(TaskProcess, "ask", ask)
     assert isinstance(await TaskPool("sort_digits").prompt(0), TaskFailed)
 
 
 @pytest.mark.parametrize(
-    "value", [None, 7, [], ["n"], ["n", 7], ["n", ["x"]], [7, []], ["n", [True]], "ab"]
+    "value",
+    [
+        None,
+        7,
+        [],
+        ["n"],
+        ["n", [], b"", None],
+        ["n", ["x"], b"", None, False],
+        [7, [], b"", None, False],
+        ["n", [True], b"", None, False],
+        ["n", [], "", None, False],
+        ["n", [], b"", True, False],
+        ["n", [], b"", None, 0],
+    ],
 )
 async def test_a_task_that_introduces_itself_badly_cannot_start(
     value: Any, monkeypatch: pytest.MonkeyPatch
@@ -133,9 +163,8 @@ async def test_a_task_that_introduces_itself_badly_cannot_start(
 async def test_a_forged_answer_is_not_that_of_the_next_call() -> None:
     """It answers twice, with the right number: the second answer is not taken for that of another request."""
     async with TaskPool(NASTY, timeout_s=TIMEOUT_S) as pool:
-        forged, failed, after = await pool.rewards(
-            [(Prompt((1,), secret), [1]) for secret in ("twice", "fine", "fine")]
-        )
+        calls = [ScoreCall(index_of(act), pack_tokens([1])) for act in ("twice", "fine", "fine")]
+        forged, failed, after = [score async for score in pool.rewards(calls)]
     assert (forged, after) == (Score(99.0), Score(1.0))
     assert isinstance(failed, TaskFailed)
-    assert "to request 1 instead of 2" in failed.reason
+    assert "bytes to request 1" in failed.reason

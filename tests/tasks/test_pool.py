@@ -4,18 +4,28 @@ import asyncio
 import os
 import re
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 import uvloop
 
+from echo2d.core.protocol.trajectory import pack_tokens
 from echo2d.errors import OperatorFault
-from echo2d.tasks.base import Prompt
-from echo2d.tasks.pool import PIPELINED_MAX, TASK_UIDS, Limits, Score, TaskPool
+from echo2d.tasks.pool import (
+    PIPELINED_MAX,
+    TASK_UIDS,
+    Limits,
+    Score,
+    ScoreCall,
+    TaskIntroduction,
+    TaskPool,
+    TaskPrompt,
+)
 from echo2d.tasks.pool_child import MESSAGE_BYTES_MAX
 from echo2d.tasks.process import TaskFailed
 from echo2d.tasks.sort_digits import SortDigits, answer
+from tests.support.nasty_task import index_of
 from tests.support.polling import HANG_S
 from tests.support.processes import is_running
 
@@ -24,8 +34,12 @@ TIMEOUT_S = 600.0  # no test waits for it: what is to die of something else has 
 HANG_TIMEOUT_S = 0.5
 
 
-def ask(secret: str) -> Prompt:
-    return Prompt((1, 2), secret)
+def ask(act: str, tokens: int = 1) -> ScoreCall:
+    return ScoreCall(index_of(act), pack_tokens([1] * tokens))
+
+
+async def rewards(pool: TaskPool, calls: Sequence[ScoreCall]) -> list[Score | TaskFailed]:
+    return [score async for score in pool.rewards(calls)]
 
 
 @pytest.fixture
@@ -49,11 +63,11 @@ async def test_a_task_by_name_and_its_prompts_and_rewards() -> None:
     async with TaskPool("sort_digits", {"rng_seed": 3}) as pool:
         task = SortDigits(3)
         prompt = await pool.prompt(7)
-        assert (pool.name, pool.stop_token_ids) == ("sort_digits", (1,))
-        assert prompt == task.prompt(7)
-        assert isinstance(prompt, Prompt)
-        assert await pool.reward(prompt, answer(prompt.tokens)) == Score(1.0)
-        assert await pool.reward(prompt, [1]) == Score(0.0)
+        assert pool.about == TaskIntroduction("sort_digits", (1,), b"", None, concurrent=False)
+        assert prompt == TaskPrompt(pack_tokens(task.prompt(7).tokens), {"digits": "8"})
+        right = answer(task.prompt(7).tokens)
+        assert await pool.reward(ScoreCall(7, pack_tokens(right))) == Score(1.0)
+        assert await pool.reward(ScoreCall(7, pack_tokens([1]))) == Score(0.0)
 
 
 @pytest.mark.parametrize(
@@ -77,24 +91,41 @@ async def test_a_task_by_name_and_its_prompts_and_rewards() -> None:
 async def test_a_misbehaving_reward_is_an_error_of_its_call_only(
     nasty: TaskPool, secret: str, reason: str
 ) -> None:
-    before, failed, after = await nasty.rewards(
-        [(ask("fine"), [1]), (ask(secret), [1]), (ask("fine"), [1, 1])]
-    )
+    before, failed, after = await rewards(nasty, [ask("fine"), ask(secret), ask("fine", 2)])
     assert isinstance(failed, TaskFailed), failed
-    assert failed.kind == "error"
+    assert failed.kind in ("error", "died")
     assert re.search(reason, failed.reason), failed.reason
     assert (before, after) == (Score(1.0), Score(2.0))
 
 
-async def test_a_hanging_reward_times_out() -> None:
+async def test_a_hanging_reward_is_interrupted_and_its_process_goes_on(directory: Path) -> None:
+    async with TaskPool(NASTY, {"directory": str(directory)}, timeout_s=HANG_TIMEOUT_S) as pool:
+        _, failed, _, after = await rewards(
+            pool, [ask(act) for act in ("who", "hang", "unjudged", "fine")]
+        )
+        before = (directory / "who").read_text()
+        await pool.reward(ask("who"))
+    assert failed == TaskFailed("unjudged", "no answer in 0.5 s")
+    assert after == Score(1.0)
+    assert (directory / "who").read_text() == before
+
+
+async def test_a_reward_that_cannot_be_interrupted_costs_the_process_its_life() -> None:
     async with TaskPool(NASTY, timeout_s=HANG_TIMEOUT_S) as pool:
-        failed, after = await pool.rewards([(ask("hang"), [1]), (ask("fine"), [1])])
-    assert failed == TaskFailed("timeout", "no answer in 0.5 s")
+        failed, after = await rewards(pool, [ask("deaf"), ask("fine")])
+    assert failed == TaskFailed("timeout", "no answer in 1.5 s")
     assert after == Score(1.0)
 
 
+async def test_a_reward_has_parts_and_an_answer_may_not_be_judged(nasty: TaskPool) -> None:
+    assert await rewards(nasty, [ask("parts"), ask("unjudged")]) == [
+        Score(0.5, {"form": 1.0, "length": -0.5}),
+        TaskFailed("unjudged", "too hard for me"),
+    ]
+
+
 async def test_what_a_reward_forked_is_killed(nasty: TaskPool, directory: Path) -> None:
-    await nasty.reward(ask("fork"), [1])
+    await nasty.reward(ask("fork"))
     pids = [int(line) for line in (directory / "pids").read_text().split()]
     assert len(pids) == 2
     async with asyncio.timeout(HANG_S):
@@ -103,41 +134,38 @@ async def test_what_a_reward_forked_is_killed(nasty: TaskPool, directory: Path) 
 
 
 async def test_printing_a_little_in_every_call_is_fine(nasty: TaskPool, directory: Path) -> None:
-    assert await nasty.rewards([(ask("chat"), [1])] * 40) == [Score(0.0)] * 40
+    assert await rewards(nasty, [ask("chat")] * 40) == [Score(0.0)] * 40
 
 
 async def test_a_prompt_that_crashes_or_is_too_long_fails_alone(nasty: TaskPool) -> None:
     assert isinstance(await nasty.prompt(-1), TaskFailed)
     assert isinstance(await nasty.prompt(MESSAGE_BYTES_MAX + 1), TaskFailed)
-    assert await nasty.prompt(2) == Prompt((0, 1), "fine", {"index": "2"})
+    assert await nasty.prompt(2) == TaskPrompt(pack_tokens([0, 1]), {"index": "2"})
 
 
 async def test_an_output_too_long_to_send_fails_alone(nasty: TaskPool) -> None:
-    long = [1] * (MESSAGE_BYTES_MAX + 1)
-    first, second = await nasty.rewards([(ask("fine"), long), (ask("fine"), [1])])
+    first, second = await rewards(nasty, [ask("fine", MESSAGE_BYTES_MAX), ask("fine")])
     assert isinstance(first, TaskFailed)
     assert second == Score(1.0)
 
 
 async def test_more_calls_than_are_sent_at_once(nasty: TaskPool) -> None:
-    calls = [(ask("fine"), [1] * n) for n in range(3 * PIPELINED_MAX)]
-    assert await nasty.rewards(calls) == [Score(float(n)) for n in range(3 * PIPELINED_MAX)]
-    wide = [(ask("fine"), [1] * (MESSAGE_BYTES_MAX // 3))] * 5
-    assert await nasty.rewards(wide) == [Score(float(MESSAGE_BYTES_MAX // 3))] * 5
+    calls = [ask("fine", n) for n in range(3 * PIPELINED_MAX)]
+    assert await rewards(nasty, calls) == [Score(float(n)) for n in range(3 * PIPELINED_MAX)]
+    wide = [ask("fine", MESSAGE_BYTES_MAX // 12)] * 5
+    assert await rewards(nasty, wide) == [Score(float(MESSAGE_BYTES_MAX // 12))] * 5
 
 
 async def test_a_cancelled_call_leaves_the_pool_usable(nasty: TaskPool) -> None:
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.05):
-            await nasty.reward(ask("hang"), [1])
-    assert await nasty.reward(ask("fine"), [1]) == Score(1.0)
+            await nasty.reward(ask("hang"))
+    assert await nasty.reward(ask("fine")) == Score(1.0)
 
 
 async def test_processes_work_side_by_side() -> None:
     async with TaskPool(NASTY, processes=2, timeout_s=HANG_TIMEOUT_S) as pool:
-        hang, fine = await asyncio.gather(
-            pool.reward(ask("hang"), [1]), pool.reward(ask("fine"), [1])
-        )
+        hang, fine = await asyncio.gather(pool.reward(ask("hang")), pool.reward(ask("fine")))
     assert isinstance(hang, TaskFailed)
     assert fine == Score(1.0)
 
@@ -145,8 +173,8 @@ async def test_processes_work_side_by_side() -> None:
 def test_all_the_same_under_uvloop() -> None:
     async def scenario() -> list[Score | TaskFailed]:
         async with TaskPool(NASTY, timeout_s=TIMEOUT_S) as pool:
-            return await pool.rewards(
-                [(ask(secret), [1]) for secret in ("fine", "crash", "print", "fork", "fine")]
+            return await rewards(
+                pool, [ask(secret) for secret in ("fine", "crash", "print", "fork", "fine")]
             )
 
     results = uvloop.run(scenario())
@@ -162,7 +190,7 @@ def test_all_the_same_under_uvloop() -> None:
 async def test_the_process_has_its_own_user_and_no_environment(
     nasty: TaskPool, directory: Path
 ) -> None:
-    assert await nasty.reward(ask("who"), [1]) == Score(0.0)
+    assert await nasty.reward(ask("who")) == Score(0.0)
     pid, uid, environment = (directory / "who").read_text().split(" ", 2)
     assert int(pid) != os.getpid()
     assert int(uid) == (TASK_UIDS[0] if os.geteuid() == 0 else os.getuid())
@@ -174,13 +202,13 @@ async def test_the_process_has_its_own_user_and_no_environment(
 async def test_closing_kills_the_process_and_fails_calls(directory: Path) -> None:
     pool = TaskPool(NASTY, {"directory": str(directory)})
     await pool.start()
-    await pool.reward(ask("who"), [1])
+    await pool.reward(ask("who"))
     async with asyncio.TaskGroup() as tasks:
-        waiting = tasks.create_task(pool.reward(ask("hang"), [1]))
+        waiting = tasks.create_task(pool.reward(ask("hang")))
         await asyncio.sleep(0)
         await pool.close()
     assert isinstance(waiting.result(), TaskFailed)
-    assert isinstance(await pool.reward(ask("fine"), [1]), TaskFailed)
+    assert isinstance(await pool.reward(ask("fine")), TaskFailed)
     assert not is_running(int((directory / "who").read_text().split()[0]))
 
 

@@ -1,0 +1,130 @@
+"""Walls around a task process: its own user, the kernel's limits, and what it may read.
+
+    root, in our namespaces --unshare, bind mounts--> its files are readable
+                            --setuid--> a user who can read little, for good
+
+A task runs as a user who is nobody else. Where Python or the task's files lie in a home directory
+that other users may not enter, such as that of root on a rented box, the process gets a view of the
+disk of its own, in which that directory holds these files only. Where the kernel does not allow
+this, or a file may be read by its owner only, the start fails with a sentence that says what to do.
+"""
+
+import ctypes
+import os
+import resource
+import signal
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from echo2d.errors import OperatorFault
+
+PR_SET_PDEATHSIG = 1
+PR_SET_DUMPABLE = 4
+PR_SET_CHILD_SUBREAPER = 36
+PR_SET_NO_NEW_PRIVS = 38
+CLONE_NEWNS = 0x00020000
+CLONE_NEWIPC = 0x08000000
+CLONE_NEWNET = 0x40000000
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_REMOUNT = 1, 2, 4, 32
+MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
+OTHERS_MAY_ENTER, OTHERS_MAY_READ = 0o001, 0o004
+
+
+def confine(limits: Mapping[str, Any], uid: int | None, reads: Iterable[str] = ()) -> None:
+    """Limit this process and all that it starts, and change to user `uid` if given.
+
+    From then on it cannot gain privileges, and it dies with the guard. reads: files and directories
+    that it needs, besides Python's. OperatorFault: it could not read one of them.
+    """
+    os.umask(0o077)
+    if not limits["network"]:
+        # Only root may do this. For another user the call fails, and the network stays.
+        libc().unshare(CLONE_NEWNET | CLONE_NEWIPC)
+    needed = [path for path in map(Path, (*sys.path, sys.prefix, sys.base_prefix)) if path.exists()]
+    needed += map(Path, reads)
+    if uid is not None:
+        _make_reachable(needed)
+    for what, limit in (
+        (resource.RLIMIT_AS, limits["memory_bytes_max"]),
+        (resource.RLIMIT_FSIZE, limits["file_bytes_max"]),
+        (resource.RLIMIT_NOFILE, limits["files_max"]),
+        (resource.RLIMIT_CORE, 0),
+    ):
+        resource.setrlimit(what, (limit, limit))
+    # The kernel counts processes per user. Without a user of its own, the task would be limited by
+    # the operator's processes.
+    if uid is not None:
+        resource.setrlimit(
+            resource.RLIMIT_NPROC, (limits["processes_max"], limits["processes_max"])
+        )
+        os.setgroups([])
+        os.setgid(uid)
+        os.setuid(uid)
+    prctl(PR_SET_NO_NEW_PRIVS, 1)
+    # No other process of this user may read its memory.
+    prctl(PR_SET_DUMPABLE, 0)
+    # After setuid, which clears it.
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    # A detached grandchild becomes a child, so that the end of a call can see it.
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
+    for path in needed:
+        _require_readable(path, uid)
+
+
+def libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
+def prctl(option: int, value: int) -> None:
+    libc().prctl(option, value, 0, 0, 0)
+
+
+def _make_reachable(paths: Iterable[Path]) -> None:
+    """Show these paths to other users where a directory above them is closed; we are root.
+
+    If the kernel does not allow it, nothing changes.
+    """
+    hidden: dict[Path, set[Path]] = {}
+    for path in {each for given in paths for each in (given, given.resolve()) if each.exists()}:
+        above = [each for each in path.parents if not each.stat().st_mode & OTHERS_MAY_ENTER]
+        if above:
+            hidden.setdefault(above[-1], set()).add(path)
+    if not hidden or libc().unshare(CLONE_NEWNS) != 0:
+        return
+    _mount("none", Path("/"), MS_REC | MS_PRIVATE)
+    for closed, below in hidden.items():
+        shown = [path for path in below if not below.intersection(path.parents)]
+        sources = {path: os.open(path, os.O_PATH | os.O_CLOEXEC) for path in sorted(shown)}
+        _mount("tmpfs", closed, MS_NOSUID | MS_NODEV, "tmpfs", "mode=0755,size=1m")
+        for path, source in sources.items():
+            # The parents are to be entered by others, whatever our umask is.
+            before = os.umask(0o022)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            origin = Path(f"/proc/self/fd/{source}")
+            path.mkdir() if origin.is_dir() else path.touch()
+            os.umask(before)
+            _mount(str(origin), path, MS_BIND | MS_REC)
+            _mount("none", path, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID)
+            os.close(source)
+
+
+def _mount(source: str, target: Path, flags: int, kind: str = "none", data: str = "") -> None:
+    """OperatorFault: the kernel refuses."""
+    arguments = (source.encode(), os.fsencode(target), kind.encode(), flags, data.encode())
+    if libc().mount(*arguments) != 0:
+        raise OperatorFault(
+            f"the task's files cannot be shown to its user: mount on {target}: "
+            f"{os.strerror(ctypes.get_errno())}"
+        )
+
+
+def _require_readable(path: Path, uid: int | None) -> None:
+    if os.access(path, os.R_OK | os.X_OK if path.is_dir() else os.R_OK):
+        return
+    who = "this user" if uid is None else f"user {uid}, as which the task runs,"
+    raise OperatorFault(
+        f"{who} cannot read {path}: make it readable for others (chmod o+rX), or move it to a "
+        "directory that others may enter"
+    )

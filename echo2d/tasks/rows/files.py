@@ -1,0 +1,252 @@
+"""Reads rows from files: JSON lines, CSV, Parquet, and data sets that `datasets` saved to disk.
+
+A file is opened once and never read whole: JSON lines and CSV are memory-mapped with an index of
+where rows begin, 8 bytes a row; Parquet and Arrow are read by batches of rows, of which the last
+one is kept. A digest of all bytes says whether the rows are those of an earlier start.
+"""
+
+import bisect
+import csv
+import json
+import mmap
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from glob import has_magic
+from io import StringIO
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, Protocol
+
+from blake3 import blake3
+
+from echo2d.errors import OperatorFault
+
+DataRow = Mapping[str, Any]
+
+READ_BYTES = 1 << 20
+ROWS_KEPT = 1024  # of a Parquet or Arrow file, decoded at once
+
+
+class RowFile(Protocol):
+    """The rows of one file."""
+
+    def __len__(self) -> int: ...
+
+    def row(self, number: int) -> DataRow:
+        """DataRow `number` of the file. OperatorFault: it cannot be read."""
+
+
+class RowFiles:
+    """The rows of several files, one after the other.
+
+    digest: blake3-256 of the files' bytes. OperatorFault: a file is missing, unreadable or empty.
+    """
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        try:
+            self._files = [_open(path) for path in paths]
+            self.digest = blake3(b"".join(_digest(path) for path in paths)).digest()
+        except OSError as error:
+            raise OperatorFault(f"rows: cannot read {error.filename}: {error.strerror}") from error
+        self._ends = list(accumulate(map(len, self._files)))
+        if not len(self):
+            raise OperatorFault(f"rows: {paths[0]} has no rows")
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    def row(self, number: int) -> DataRow:
+        file = bisect.bisect_right(self._ends, number)
+        before = self._ends[file - 1] if file else 0
+        return self._files[file].row(number - before)
+
+
+class _MappedFile:
+    """A file in memory, with the places where its rows begin."""
+
+    def __init__(self, path: Path, begins: Callable[[bytes | mmap.mmap], Iterator[int]]) -> None:
+        self.path = path
+        with path.open("rb") as file:
+            # An empty file cannot be mapped.
+            empty = path.stat().st_size == 0
+            self.data: bytes | mmap.mmap = (
+                b"" if empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            )
+        self._begins = array("Q", begins(self.data))
+
+    def __len__(self) -> int:
+        return max(0, len(self._begins) - 1)
+
+    def text(self, number: int) -> str:
+        """The text of row `number`. OperatorFault: it is not UTF-8."""
+        try:
+            return self.data[self._begins[number] : self._begins[number + 1]].decode()
+        except UnicodeDecodeError as error:
+            raise OperatorFault(f"rows: {self.path}: row {number} is not UTF-8: {error}") from error
+
+
+class JsonRows:
+    """A JSON object in each line."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = _MappedFile(path, _line_begins)
+
+    def __len__(self) -> int:
+        return len(self._file)
+
+    def row(self, number: int) -> DataRow:
+        try:
+            row = json.loads(self._file.text(number))
+        except (ValueError, RecursionError) as error:
+            raise OperatorFault(
+                f"rows: {self._file.path}: row {number} is not JSON: {error}"
+            ) from error
+        if not isinstance(row, dict):
+            raise OperatorFault(f"rows: {self._file.path}: row {number} is not a JSON object")
+        return row
+
+
+class CsvRows:
+    """Comma-separated values; the first row has the names of the columns."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = _MappedFile(path, _record_begins)
+        self._columns = self._values(0) if len(self._file) else []
+
+    def __len__(self) -> int:
+        return max(0, len(self._file) - 1)
+
+    def row(self, number: int) -> DataRow:
+        return dict(zip(self._columns, self._values(number + 1), strict=False))
+
+    def _values(self, number: int) -> list[str]:
+        try:
+            # Blank lines after a row belong to its text.
+            values = next(csv.reader(StringIO(self._file.text(number), newline=""), strict=True))
+        except csv.Error as error:
+            raise OperatorFault(
+                f"rows: {self._file.path}: row {number} is not CSV: {error}"
+            ) from error
+        return values
+
+
+class ArrowRows:
+    """A Parquet or Arrow file: batches of rows, of which the last one that was asked for is kept."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            import pyarrow as pa
+            import pyarrow.parquet
+        except ImportError as error:
+            raise OperatorFault(
+                f"rows: {path} needs pyarrow: pip install 'echo2d[rows]'"
+            ) from error
+        try:
+            if path.suffix == ".parquet":
+                table = pa.parquet.ParquetFile(path, memory_map=True)
+                sizes = [
+                    table.metadata.row_group(at).num_rows for at in range(table.num_row_groups)
+                ]
+                self._read: Callable[[int], Any] = table.read_row_group
+            else:
+                batches = pa.ipc.open_stream(pa.memory_map(str(path))).read_all().to_batches()
+                sizes = [batch.num_rows for batch in batches]
+                self._read = batches.__getitem__
+        except pa.ArrowException as error:
+            raise OperatorFault(f"rows: {path} cannot be read: {error}") from error
+        self._ends = list(accumulate(sizes))
+        self._kept: tuple[int, list[DataRow]] = (-1, [])
+        self._batch: tuple[int, Any] = (-1, None)
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def row(self, number: int) -> DataRow:
+        batch = bisect.bisect_right(self._ends, number)
+        first = self._ends[batch - 1] if batch else 0
+        if self._batch[0] != batch:
+            self._batch = batch, self._read(batch)
+        block = first + (number - first) // ROWS_KEPT * ROWS_KEPT
+        if self._kept[0] != block:
+            self._kept = block, self._batch[1].slice(block - first, ROWS_KEPT).to_pylist()
+        return self._kept[1][number - block]
+
+
+# The ending of a file's name says what it is.
+KINDS: Mapping[str, Callable[[Path], RowFile]] = {
+    ".jsonl": JsonRows,
+    ".ndjson": JsonRows,
+    ".csv": CsvRows,
+    ".parquet": ArrowRows,
+    ".arrow": ArrowRows,
+}
+
+
+def found_files(paths: Sequence[str] | str) -> list[Path]:
+    """The files of these paths. OperatorFault: there is none."""
+    patterns = [paths] if isinstance(paths, str) else paths
+    found = [path for pattern in patterns for path in _found(pattern)]
+    if not found:
+        raise OperatorFault(f"rows: expected at least one file; found none at {paths}")
+    return found
+
+
+def _found(pattern: str) -> list[Path]:
+    """The files of a path, which may be a pattern or a directory that `datasets` saved."""
+    path = Path(pattern).expanduser()
+    if has_magic(pattern):
+        return sorted(path.parent.glob(path.name))
+    if not path.is_dir():
+        return [path]
+    state = path / "state.json"
+    try:
+        names = [each["filename"] for each in json.loads(state.read_bytes())["_data_files"]]
+    except FileNotFoundError:
+        raise OperatorFault(
+            f"rows: {path} is a directory without state.json; expected a file, a pattern such as "
+            f"{path}/*.jsonl, or one split of what `datasets` saved to disk"
+        ) from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise OperatorFault(f"rows: {state} cannot be read: {error}") from error
+    return [path / name for name in names]
+
+
+def _open(path: Path) -> RowFile:
+    if path.suffix not in KINDS:
+        raise OperatorFault(
+            f"rows: {path}: expected a file that ends in {', '.join(KINDS)}; found {path.suffix!r}"
+        )
+    return KINDS[path.suffix](path)
+
+
+def _digest(path: Path) -> bytes:
+    return blake3(max_threads=blake3.AUTO).update_mmap(path).digest()
+
+
+def _line_begins(data: bytes | mmap.mmap) -> Iterator[int]:
+    """Where each line with anything in it begins, and where the last one ends."""
+    at = 0
+    while (end := data.find(b"\n", at)) >= 0:
+        if end > at and data[at:end].strip():
+            yield at
+        at = end + 1
+    if data[at:].strip():
+        yield at
+    yield len(data)
+
+
+def _record_begins(data: bytes | mmap.mmap) -> Iterator[int]:
+    """Where each record begins: a line break between quotes is part of a value."""
+    at = begin = quotes = 0
+    while at < len(data):
+        end = data.find(b"\n", at)
+        end = len(data) if end < 0 else end + 1
+        quotes += data[at:end].count(b'"')
+        at = end
+        if quotes % 2 == 0:
+            if data[begin:at].strip():
+                yield begin
+            begin = at
+    if begin < len(data):
+        yield begin
+    yield len(data)

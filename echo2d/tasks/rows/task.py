@@ -1,0 +1,152 @@
+"""The task "rows": asks the questions of a data set, and scores answers by a scorer of its name.
+
+    prompt `index` --> epoch, place --keyed permutation--> row --> messages, expected answer
+
+Each epoch asks every row of the split once, in another order. Nothing but the options decides which
+row an index is, so the order is the same after a restart.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from echo2d.errors import OperatorFault
+from echo2d.tasks.base import Answer, NoMorePrompts, Split, TextPrompt, TextTask
+from echo2d.tasks.rows.files import DataRow, RowFiles, found_files
+from echo2d.tasks.rows.permutation import permuted
+from echo2d.tasks.rows.split import row_key, rows_of
+from echo2d.tasks.scorers.base import Expected, load_scorer
+
+ROLES = ("system", "user", "assistant")
+
+
+class RowsTask(TextTask):
+    """The questions of a data set, each once in every epoch, in another order.
+
+    files: paths, patterns, or directories that `datasets` saved. prompt: the column with the
+    question, or a text with columns in braces, such as "{question} Answer with a number."
+    messages: the column with a list of messages, instead of `prompt`. answer: the column with the
+    expected answer. answer_after: only what comes after this text in it counts, such as "####".
+    scorer: a name of `registry.SCORERS` or "module:function"; scorer_options: its keyword
+    arguments. held_out: the share of rows that is for evaluation only. split: which side this task
+    asks. epochs: 0: without end. tags: columns that reach the metrics.
+    """
+
+    name = "rows"
+
+    def __init__(
+        self,
+        files: Sequence[str] | str,
+        *,
+        prompt: str = "prompt",
+        messages: str = "",
+        answer: str = "answer",
+        answer_after: str = "",
+        scorer: str = "exact",
+        scorer_options: Mapping[str, Any] | None = None,
+        held_out: float = 0.0,
+        split: Split = "train",
+        epochs: int = 0,
+        shuffle: bool = True,
+        rng_seed: int = 0,
+        tags: Sequence[str] = (),
+    ) -> None:
+        if not 0 <= held_out < 1:
+            raise OperatorFault(f"rows: held_out: expected 0 to less than 1; found {held_out}")
+        if split not in ("train", "heldout"):
+            raise OperatorFault(f'rows: split: expected "train" or "heldout"; found {split!r}')
+        self._rows = RowFiles(found_files(files))
+        self._prompt, self._messages, self._answer = prompt, messages, answer
+        self._answer_after, self._tags = answer_after, tuple(tags)
+        self.scorer = load_scorer(scorer, scorer_options or {})
+        self._epochs, self._shuffle, self._rng_seed = epochs, shuffle, rng_seed
+        self._require_columns()
+        self._numbers = rows_of(split, len(self._rows), self._key, held_out=held_out)
+        if not self._numbers:
+            raise OperatorFault(f"rows: the split {split!r} of {len(self._rows)} rows is empty")
+        self.digest = self._rows.digest
+
+    @staticmethod
+    def reads(files: Sequence[str] | str, **_: Any) -> list[str]:
+        """The files that a task with these options reads."""
+        return [str(path) for path in found_files(files)]
+
+    def __len__(self) -> int:
+        """Prompts of one epoch."""
+        return len(self._numbers)
+
+    def prompt(self, index: int) -> TextPrompt:
+        epoch, place = divmod(index, len(self._numbers))
+        if self._epochs and epoch >= self._epochs:
+            raise NoMorePrompts
+        if self._shuffle:
+            count = len(self._numbers)
+            place = permuted(place, count, rng_seed=self._rng_seed, epoch=epoch)
+        number = self._numbers[place]
+        row = self._rows.row(number)
+        return TextPrompt(
+            self._ask(row, number),
+            secret=number,
+            tags={tag: str(self._value(row, tag, number)) for tag in self._tags},
+            row=self._key(number),
+        )
+
+    def reward(self, prompt: TextPrompt, answer: Answer) -> Any:
+        row = self._rows.row(prompt.secret)
+        return self.scorer(answer, Expected(self._expected(row, prompt.secret), row))
+
+    # --- inside
+
+    def _key(self, number: int) -> str:
+        row = self._rows.row(number)
+        return row_key("\n".join(message["content"] for message in self._ask(row, number)))
+
+    def _ask(self, row: DataRow, number: int) -> list[dict[str, str]]:
+        if not self._messages:
+            return [{"role": "user", "content": self._question(row, number)}]
+        messages = self._value(row, self._messages, number)
+        if not isinstance(messages, list) or not messages or not all(map(_is_message, messages)):
+            raise OperatorFault(
+                f"rows: row {number}: {self._messages}: expected a list of messages with "
+                "role and content"
+            )
+        return [{"role": each["role"], "content": each["content"]} for each in messages]
+
+    def _question(self, row: DataRow, number: int) -> str:
+        if "{" not in self._prompt:
+            return str(self._value(row, self._prompt, number))
+        try:
+            return self._prompt.format_map(row)
+        except (KeyError, IndexError, ValueError, AttributeError) as error:
+            raise OperatorFault(
+                f"rows: row {number}: prompt {self._prompt!r} cannot be filled in: {error!r}; "
+                f"its columns are {', '.join(row)}"
+            ) from error
+
+    def _expected(self, row: DataRow, number: int) -> str:
+        found = str(self._value(row, self._answer, number))
+        if self._answer_after:
+            found = found.rpartition(self._answer_after)[2]
+        return found.strip()
+
+    def _value(self, row: DataRow, column: str, number: int) -> Any:
+        if column not in row or row[column] is None:
+            raise OperatorFault(
+                f"rows: row {number} has no {column!r}; its columns are {', '.join(row)}"
+            )
+        return row[column]
+
+    def _require_columns(self) -> None:
+        """OperatorFault: the first row lacks a column that is asked for."""
+        first = self._rows.row(0)
+        self._ask(first, 0)
+        self._expected(first, 0)
+        for tag in self._tags:
+            self._value(first, tag, 0)
+
+
+def _is_message(value: Any) -> bool:
+    return (
+        isinstance(value, dict)
+        and value.get("role") in ROLES
+        and isinstance(value.get("content"), str)
+    )

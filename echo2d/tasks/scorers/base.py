@@ -1,0 +1,46 @@
+"""The interface of a scorer: what a text is worth, compared with the expected one.
+
+A scorer is a function (Answer, Expected) -> float or Reward; it may be `async def`. A factory with
+the scorer's options makes it. Names of `registry.SCORERS` are echo2d's own; "module:function" is
+yours, and is the function itself.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from echo2d.errors import OperatorFault
+from echo2d.registry import SCORERS, load, one_of
+from echo2d.tasks.base import Answer, Reward
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What is expected of an answer. text: the expected answer. row: all of its data set's row."""
+
+    text: str
+    row: Mapping[str, Any] = field(default_factory=dict)
+
+
+Scorer = Callable[[Answer, Expected], Any]
+Scored = float | Reward | Awaitable[float | Reward]
+
+
+def load_scorer(name: str, options: Mapping[str, Any]) -> Scorer:
+    """The scorer of this name. OperatorFault: there is none, or its options are wrong."""
+    if ":" not in name and name not in SCORERS:
+        raise OperatorFault(
+            f"scorer: expected {one_of(SCORERS)}, or yours as package.module:function; "
+            f"found {name!r}"
+        )
+    try:
+        if ":" in name:
+            function: Scorer = load(name)
+            return partial(function, **options) if options else function
+        scorer: Scorer = load(SCORERS[name])(**options)
+    except ImportError as error:
+        raise OperatorFault(f"scorer {name}: {error}") from error
+    except (AttributeError, TypeError) as error:
+        raise OperatorFault(f"scorer {name}: {error}") from error
+    return scorer

@@ -1,0 +1,35 @@
+"""The scorer `math`: whether two formulas or numbers are equal, as math-verify judges.
+
+math-verify reads the last formula, boxed if there is one, and compares it symbolically. Its own
+time limits are off: the task's `timeout_s` holds for the whole call.
+"""
+
+from functools import lru_cache
+from typing import Any
+
+from echo2d.tasks.base import Answer
+from echo2d.tasks.scorers.base import Expected, Scorer
+
+EXPECTED_KEPT = 4096  # parsed expected answers
+
+
+def math() -> Scorer:
+    """The last formula or number of the answer equals the expected one.
+
+    ImportError: math-verify is not installed.
+    """
+    try:
+        from math_verify import parse, verify
+    except ImportError as error:
+        raise ImportError("it needs math-verify: pip install 'echo2d[math]'") from error
+
+    @lru_cache(maxsize=EXPECTED_KEPT)
+    def wanted(text: str) -> Any:
+        # As a formula: an expected answer such as "1/2" or "x^2" has no dollars around it.
+        return parse(f"${text}$", parsing_timeout=0)
+
+    def score(answer: Answer, expected: Expected) -> float:
+        found = parse(answer.text, parsing_timeout=0)
+        return float(verify(wanted(expected.text), found, timeout_seconds=0))
+
+    return score

@@ -1,0 +1,175 @@
+"""A task as its process serves it: numbers of prompts in, packed tokens and rewards out.
+
+    prompt index --> the task's prompt --a text task--> chat template --> tokenizer --> tokens
+    output tokens --a text task--> text --> the task's reward --> value and parts
+
+The last prompts are kept, because their answers come soon. An older one is made again: a task gives
+the same prompt for the same index.
+"""
+
+import inspect
+import math
+from array import array
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from echo2d.core.base.bounded_dict import keep_newest
+from echo2d.errors import OperatorFault
+from echo2d.tasks.base import (
+    NAME_CHARS_MAX,
+    PARTS_MAX,
+    Answer,
+    Prompt,
+    Reward,
+    Task,
+    TextPrompt,
+    TextTask,
+)
+from echo2d.texts.files import read_text_files
+
+if TYPE_CHECKING:
+    from echo2d.core.protocol.control_messages import Finish
+
+PROMPTS_KEPT = 1024
+TAGS_MAX = 16  # facts of one prompt
+NEEDS_MODEL = "a task in text needs a model with tokenizer.json and a chat template"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """What makes tokens of text: a model's files, and how its chat template is used.
+
+    template: replaces its chat template. system: the first message of every prompt, if not empty.
+    options: further variables of the template.
+    """
+
+    directory: str
+    files: Mapping[str, bytes]
+    template: str | None
+    system: str
+    options: Mapping[str, Any]
+
+    @staticmethod
+    def read(facts: Mapping[str, Any]) -> "ModelFiles":
+        """facts: all but "files". Blocking. OperatorFault: a file cannot be read."""
+        return ModelFiles(files=read_text_files(Path(facts["directory"])), **facts)
+
+
+class TokenizedTask:
+    """What makes tokens of a text task's prompts, and text of the answers.
+
+    OperatorFault: the model's tokenizer cannot be read.
+    """
+
+    def __init__(self, model: ModelFiles) -> None:
+        # Imported here because a task of tokens starts faster without it.
+        from echo2d.texts.model_texts import ModelTexts
+
+        if "tokenizer.json" not in model.files:
+            raise OperatorFault(f"{model.directory} has no tokenizer.json; {NEEDS_MODEL}")
+        self._texts = ModelTexts(model.files, model.template)
+        self._system, self._options = model.system, model.options
+
+    def tokens(self, prompt: TextPrompt) -> list[int]:
+        """UnusableText: the chat template does not take these messages."""
+        messages = list(prompt.messages)
+        if self._system and messages[0].get("role") != "system":
+            messages.insert(0, {"role": "system", "content": self._system})
+        return self._texts.encode(self._texts.render(messages, self._options), special=False)
+
+    def answer(self, tokens: Sequence[int], finish: "Finish") -> Answer:
+        told = tokens[:-1] if finish == "stop" else tokens
+        return Answer(self._texts.decode(told), finish, len(tokens))
+
+
+class ServedTask:
+    """See the module docstring. OperatorFault: a text task without a model."""
+
+    def __init__(self, task: Task | TextTask, model: ModelFiles | None) -> None:
+        self._task: Any = task
+        self._texts: TokenizedTask | None = None
+        if isinstance(task, TextTask):
+            if model is None:
+                raise OperatorFault(f"there is no run.base_model; {NEEDS_MODEL}")
+            self._texts = TokenizedTask(model)
+        self._prompts: dict[int, Prompt | TextPrompt] = {}
+        scorer = getattr(task, "scorer", task.reward)
+        self.concurrent = inspect.iscoroutinefunction(scorer)
+
+    def introduction(self) -> list[Any]:
+        """[name, stop_token_ids, digest of its data, prompts of an epoch or None, concurrent]."""
+        task = self._task
+        return [
+            str(task.name),
+            [] if self._texts else [int(token) for token in task.stop_token_ids],
+            bytes(getattr(task, "digest", b"")),
+            len(task) if hasattr(task, "__len__") else None,
+            self.concurrent,
+        ]
+
+    def prompt(self, index: int) -> list[Any]:
+        """[tokens, tags, row]. NoMorePrompts: the prompts have ended."""
+        prompt = self._prompt(index)
+        tokens = (
+            self._texts.tokens(prompt)
+            if self._texts is not None and isinstance(prompt, TextPrompt)
+            else prompt.tokens  # type: ignore[union-attr] # of a task of tokens
+        )
+        tags = {_name(key): str(value)[:NAME_CHARS_MAX] for key, value in prompt.tags.items()}
+        if len(tags) > TAGS_MAX:
+            raise ValueError(f"{len(tags)} tags; at most {TAGS_MAX} are allowed")
+        return [_packed(tokens), tags, _name(prompt.row)]
+
+    def reward(self, index: int, output: bytes, finish: "Finish") -> list[Any]:
+        """[value, parts]. Unjudged: nobody can say."""
+        return _checked(self._ask(index, output, finish))
+
+    async def reward_later(self, index: int, output: bytes, finish: "Finish") -> list[Any]:
+        """`reward` of a concurrent task."""
+        return _checked(await self._ask(index, output, finish))
+
+    # --- inside
+
+    def _ask(self, index: int, output: bytes, finish: "Finish") -> Any:
+        prompt, tokens = self._prompt(index), array("i", output).tolist()
+        if self._texts is None:
+            return self._task.reward(prompt, tokens)
+        return self._task.reward(prompt, self._texts.answer(tokens, finish))
+
+    def _prompt(self, index: int) -> Prompt | TextPrompt:
+        found = self._prompts.get(index)
+        if found is None:
+            found = self._prompts[index] = self._task.prompt(index)
+            keep_newest(self._prompts, PROMPTS_KEPT)
+        return found
+
+
+def _packed(tokens: Sequence[int]) -> bytes:
+    """TypeError, OverflowError: not all of them are 32-bit integers."""
+    packed = array("i", tokens)
+    if any(type(token) is bool for token in tokens):
+        raise TypeError("a bool is no token")
+    return packed.tobytes()
+
+
+def _name(text: object) -> str:
+    if len(name := str(text)) > NAME_CHARS_MAX:
+        raise ValueError(f"{name[:NAME_CHARS_MAX]!r}...: at most {NAME_CHARS_MAX} characters")
+    return name
+
+
+def _checked(found: Any) -> list[Any]:
+    """ValueError: a number is not finite, or there are too many."""
+    if isinstance(found, Awaitable):
+        raise TypeError("the reward is awaitable, but `reward` is not declared `async def`")
+    reward = found if isinstance(found, Reward) else Reward(found)
+    parts = {_name(name): float(value) for name, value in reward.parts.items()}
+    value = float(reward.value)
+    if len(parts) > PARTS_MAX:
+        raise ValueError(f"{len(parts)} parts; at most {PARTS_MAX} are allowed")
+    for number in (value, *parts.values()):
+        if not math.isfinite(number):
+            raise ValueError(f"the reward is {number}")
+    return [value, parts]

@@ -1,0 +1,54 @@
+"""Tasks in text, used inside task processes."""
+
+import asyncio
+from pathlib import Path
+
+from echo2d.tasks.base import Answer, NoMorePrompts, Reward, TextPrompt, TextTask
+from echo2d.tasks.scorers.base import Expected
+
+
+class Echo(TextTask):
+    """Ask for a number of letters; the reward knows how the answer ended."""
+
+    name = "echo"
+
+    def __init__(self, count: int = 4) -> None:
+        self._count = count
+
+    def prompt(self, index: int) -> TextPrompt:
+        if index >= self._count:
+            raise NoMorePrompts
+        return TextPrompt(
+            [{"role": "user", "content": "é" * (index + 1)}],
+            index,
+            {"level": str(index)},
+            f"r{index}",
+        )
+
+    def reward(self, prompt: TextPrompt, answer: Answer) -> Reward:
+        right = answer.text == prompt.messages[0]["content"]
+        parts = {"right": float(right), "tokens": float(answer.tokens)}
+        return Reward(right - 0.5 * (answer.finish == "length"), parts)
+
+
+class Judge(TextTask):
+    """Wait for somebody else, as a judge in another place; "never" takes for ever."""
+
+    name = "judge"
+
+    def __init__(self, wait_s: float = 0.5) -> None:
+        self._wait_s = wait_s
+
+    def prompt(self, index: int) -> TextPrompt:
+        return TextPrompt([{"role": "user", "content": "?"}])
+
+    async def reward(self, prompt: TextPrompt, answer: Answer) -> float:
+        await asyncio.sleep(600 if answer.text == "never" else self._wait_s)
+        if answer.text == "raise":
+            raise ValueError("no")
+        return float(len(answer.text))
+
+
+def list_home(answer: Answer, expected: Expected, home: str) -> float:
+    """How many things the task's process sees there."""
+    return float(len(list(Path(home).iterdir())))

@@ -1,0 +1,102 @@
+"""The task "rows": which row is asked when, and what is said about rows that do not fit."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from echo2d.errors import OperatorFault
+from echo2d.tasks.base import Answer, NoMorePrompts
+from echo2d.tasks.rows.task import RowsTask
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    path = tmp_path / "sums.jsonl"
+    rows = [
+        {"question": f"{n} + 1?", "answer": f"We add. #### {n + 1} ", "level": n % 3}
+        for n in range(50)
+    ]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return str(path)
+
+
+def task(file: str, **options: Any) -> RowsTask:
+    return RowsTask(file, **{"prompt": "question", "answer_after": "####", **options})
+
+
+def asked(made: RowsTask, count: int) -> list[str]:
+    return [made.prompt(index).messages[0]["content"] for index in range(count)]
+
+
+def test_each_epoch_asks_each_row_once_in_another_order(file: str) -> None:
+    made = task(file)
+    first, second = asked(made, 100)[:50], asked(made, 100)[50:]
+    assert sorted(first) == sorted(second) == sorted(f"{n} + 1?" for n in range(50))
+    assert first != second
+    assert asked(task(file), 100) == first + second
+    assert asked(task(file, rng_seed=1), 50) != first
+    assert asked(task(file, shuffle=False), 3) == ["0 + 1?", "1 + 1?", "2 + 1?"]
+
+
+def test_the_prompts_end_after_the_last_epoch(file: str) -> None:
+    made = task(file, epochs=2)
+    assert made.prompt(99)
+    with pytest.raises(NoMorePrompts):
+        made.prompt(100)
+
+
+def test_the_splits_share_no_question(file: str) -> None:
+    train, held_out = task(file, held_out=0.2), task(file, held_out=0.2, split="heldout")
+    assert len(train) + len(held_out) == 50
+    assert 0 < len(held_out) < 25
+    assert not set(asked(train, len(train))) & set(asked(held_out, len(held_out)))
+
+
+def test_the_answer_behind_the_marker_counts(file: str) -> None:
+    made = task(file, shuffle=False, tags=["level"])
+    prompt = made.prompt(4)
+    assert made.reward(prompt, Answer(" 5\n", "stop", 2)) == 1.0
+    assert made.reward(prompt, Answer("6", "stop", 1)) == 0.0
+    assert prompt.tags == {"level": "1"}
+    assert prompt.row == task(file).prompt(asked(task(file), 50).index("4 + 1?")).row
+
+
+def test_a_prompt_may_be_a_text_with_columns(file: str) -> None:
+    made = task(file, prompt="What is {question} Only the number.", shuffle=False)
+    assert asked(made, 1) == ["What is 0 + 1? Only the number."]
+
+
+def test_messages_come_from_a_column(tmp_path: Path) -> None:
+    path = tmp_path / "chats.jsonl"
+    messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
+    path.write_text(json.dumps({"chat": messages, "answer": 3}))
+    made = RowsTask(str(path), messages="chat")
+    assert made.prompt(0).messages == messages
+    assert made.reward(made.prompt(0), Answer("3", "stop", 1)) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"prompt": "ask"}, "has no 'ask'; its columns are question, answer, level"),
+        ({"prompt": "{ask}"}, "cannot be filled in.*its columns are"),
+        ({"answer": "gold"}, "has no 'gold'"),
+        ({"tags": ["no"]}, "has no 'no'"),
+        ({"messages": "question"}, "expected a list of messages"),
+        ({"split": "test"}, '"train" or "heldout"'),
+        ({"held_out": 1.0}, "0 to less than 1"),
+        ({"split": "heldout"}, "is empty"),
+        ({"scorer": "no"}, 'expected "math", "exact"'),
+        ({"scorer": "no_module:score"}, "no_module"),
+        ({"scorer": "regex"}, "pattern"),
+        ({"scorer": "regex", "scorer_options": {"pattern": "("}}, "pattern"),
+    ],
+)
+def test_what_does_not_fit_is_told_in_one_line(
+    options: dict[str, Any], says: str, file: str
+) -> None:
+    with pytest.raises(OperatorFault, match=says) as fault:
+        task(file, **options)
+    assert "\n" not in str(fault.value)
