@@ -107,7 +107,8 @@ class Session:
     """The rules of a learner session.
 
     publish_every: train steps per publish at first; each commit returns the current number.
-    checkpoint: the last durable step. over_stale: "drop", or "mask": then a group may hold tokens
+    group_min: a group may have fewer trajectories than group_size, but at least so many. checkpoint:
+    the last durable step. over_stale: "drop", or "mask": then a group may hold tokens
     that are too old, which the learner must leave out of the loss.
     """
 
@@ -117,6 +118,7 @@ class Session:
     publish_every: int
     trajectories_per_step: int
     group_size: int
+    group_min: int
     checkpoint: int = 0
     over_stale: str = "drop"
 
@@ -143,7 +145,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trajectory:
-    """One answer.
+    """One answer. sample: its number in its group.
 
     tokens: int32 [n]. logprobs: float32 [n], natural log, of the distribution that they were
     sampled from. worker: the peer id of the worker that finished it. finish: "stop" at a stop token,
@@ -167,15 +169,20 @@ class Trajectory:
     row: str = ""
     episode: int = 0
     branch: int = 0
+    sample: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Group:
-    """All trajectories of one prompt. prompt: int32 [p]."""
+    """The trajectories of one prompt. prompt: int32 [p].
+
+    left_out: the samples that it lacks, because nobody could compute their reward.
+    """
 
     group_id: int
     prompt: NDArray[np.int32]
     trajectories: tuple[Trajectory, ...]
+    left_out: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -518,6 +525,7 @@ def read_batch(epoch: int, digest: str, body: bytes) -> Batch:
             group.group,
             unpack_tokens(group.prompt),
             tuple(map(_trajectory, group.trajectories)),
+            group.left_out,
         )
         for group in found.groups
     )
@@ -539,4 +547,5 @@ def _trajectory(kept: TrajectoryRecord) -> Trajectory:
         kept.source.row,
         kept.episode,
         kept.branch,
+        kept.sample,
     )

@@ -94,6 +94,12 @@ class PolicyTable(Table):
     group_size: int = key(
         "trajectories per prompt; divides trajectories_per_step", 8, low=1, high=1024
     )
+    group_min: int = key(
+        "trajectories that a group must have if the rewards of others fail; 0: half of group_size",
+        0,
+        low=0,
+        high=1024,
+    )
     over_stale: Literal["drop", "mask"] = key(
         "groups with tokens older than S: drop them, or keep them and mask these tokens", "drop"
     )
@@ -118,8 +124,18 @@ class SamplingTable(Table):
 class TaskTable(Table):
     TABLE: ClassVar[str] = "task"
 
-    name: str = key(f"a task of echo2d ({', '.join(TASKS)}), or yours as package.module:Class")
-    options: dict[str, Any] = key("keyword arguments of the task's class", dict)
+    kind: str = key(f"a task of echo2d ({', '.join(TASKS)}), or yours as package.module:Class")
+    name: str = key("name in metrics and trajectories; empty: the task's own name", "")
+    options: dict[str, Any] = key("keyword arguments of the task's class (`echo2d tasks`)", dict)
+    system: str = key("the system message of each prompt of a task in text; empty: none", "")
+    template: dict[str, Any] = key(
+        "further variables of the model's chat template, such as enable_thinking", dict
+    )
+    on_error: Literal["zero", "drop_sample", "retry"] = key(
+        "what happens to an answer whose reward raises an error; retry: three tries, then as"
+        " drop_sample",
+        "drop_sample",
+    )
     processes: int = key("processes that draw prompts and compute rewards", 2, low=1, high=256)
     timeout_s: float = key("seconds one prompt or reward may take", 10.0, above=0.0, high=3600.0)
     network: bool = key(
@@ -463,6 +479,11 @@ class CoordinatorConfig:
             raise OperatorFault(
                 "policy.group_size: expected a divisor of trajectories_per_step = "
                 f"{policy.trajectories_per_step}; found {policy.group_size}"
+            )
+        if policy.group_min > policy.group_size:
+            raise OperatorFault(
+                f"policy.group_min: expected at most group_size = {policy.group_size}; "
+                f"found {policy.group_min}"
             )
         if self.sampling.vocab_size == 0 and self.run.base_model is None:
             raise OperatorFault(

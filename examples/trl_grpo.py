@@ -39,6 +39,8 @@ class Feed(TrainerCallback):  # type: ignore[misc]  # TRL has no types
         while reasons := too_old(batch := self._coordinator.take_batch(step), self._session):
             self._coordinator.refuse(batch, reasons)
         self._batch, self._taken = batch, time.monotonic()
+        if any(group.left_out for group in batch.groups):
+            raise SystemExit("TRL trains whole groups: set policy.group_min = group_size")
         answers = [(group.prompt, each) for group in batch.groups for each in group.trajectories]
         assert len(answers) == len(prompts)
         return {

@@ -22,12 +22,17 @@ TRAINED_MAX = 1 << 14  # groups remembered: those of hundreds of steps
 
 @dataclass(frozen=True, slots=True)
 class BatchRules:
-    """What the session promises about every batch. masks: whether over_stale is "mask"."""
+    """What the session promises about every batch.
+
+    group_min: a group may lack some of its trajectories, but not more. masks: whether over_stale is
+    "mask".
+    """
 
     staleness_max: int
     groups: int
     group_size: int
     vocab_size: int
+    group_min: int
     masks: bool = False
 
     def fresh(self, span: Span, step: int) -> bool:
@@ -100,8 +105,11 @@ def staleness_histogram(batch: Batch) -> dict[int, int]:
 
 
 def _group_fault(group: Group, step: int, rules: BatchRules) -> str:
-    if len(group.trajectories) != rules.group_size:
-        return f"expected {rules.group_size} trajectories; found {len(group.trajectories)}"
+    samples = sorted([*(each.sample for each in group.trajectories), *group.left_out])
+    if samples != list(range(rules.group_size)):
+        return f"expected samples 0 to {rules.group_size - 1}; found {samples}"
+    if len(group.trajectories) < rules.group_min:
+        return f"expected at least {rules.group_min} trajectories; found {len(group.trajectories)}"
     if len(group.prompt) == 0 or not _in_vocabulary(group.prompt, rules.vocab_size):
         return "its prompt is empty or has tokens outside the vocabulary"
     for index, trajectory in enumerate(group.trajectories):

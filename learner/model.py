@@ -24,7 +24,7 @@ from echo2d.client import OperatorFault, TrajectoryScore
 from learner import lora, rng_state
 from learner.config import LearnerConfig
 from learner.objectives import LossTotals, distance_to_base, policy_loss, token_shares
-from learner.packing import Answer, MicroBatch, micro_batches
+from learner.packing import MicroBatch, PackedAnswer, micro_batches
 from learner.ranks import Ranks
 from learner.staleness_metrics import (
     Means,
@@ -107,11 +107,11 @@ class Policy:
     def vocab_size(self) -> int:
         return int(self.model.config.vocab_size)
 
-    def lay_out(self, parts: Sequence[Sequence[Answer]]) -> list[Part]:
+    def lay_out(self, parts: Sequence[Sequence[PackedAnswer]]) -> list[Part]:
         """Pack the answers of each optimizer step into micro-batches."""
         return [Part(_totals(part), self._micro_batches(part)) for part in parts]
 
-    def _micro_batches(self, answers: Sequence[Answer]) -> list[MicroBatch]:
+    def _micro_batches(self, answers: Sequence[PackedAnswer]) -> list[MicroBatch]:
         tokens_max, ranks = self._config.micro_batch_tokens, self._ranks
         return micro_batches(
             answers, tokens_max, packed=self._packed, rank=ranks.rank, ranks=ranks.size
@@ -287,7 +287,7 @@ def _report(
     )
 
 
-def _totals(answers: Sequence[Answer]) -> LossTotals:
+def _totals(answers: Sequence[PackedAnswer]) -> LossTotals:
     return LossTotals(sum(len(each.logprobs_n) for each in answers), len(answers))
 
 

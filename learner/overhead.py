@@ -59,7 +59,7 @@ class StubCoordinator:
 
     def open_session(self, resume_step: int) -> Session:
         assert resume_step == 0
-        return Session(1, "run", 2, NEVER, GROUPS * GROUP_SIZE, GROUP_SIZE)
+        return Session(1, "run", 2, NEVER, GROUPS * GROUP_SIZE, GROUP_SIZE, GROUP_SIZE)
 
     def publish(self, version: int, directory: Path) -> Published:
         copy, begun = self._root / "taken", time.monotonic()
@@ -91,10 +91,10 @@ class StubCoordinator:
 
     def _group(self, group_id: int, step: int, rng: np.random.Generator) -> Group:
         prompt = rng.integers(0, VOCABULARY, PROMPT_TOKENS, dtype=np.int32)
-        members = [self._trajectory(step, rng) for _ in range(GROUP_SIZE)]
+        members = [self._trajectory(sample, step, rng) for sample in range(GROUP_SIZE)]
         return Group(group_id, prompt, tuple(members))
 
-    def _trajectory(self, step: int, rng: np.random.Generator) -> Trajectory:
+    def _trajectory(self, sample: int, step: int, rng: np.random.Generator) -> Trajectory:
         length = int(rng.integers(self._tokens // 2, self._tokens + 1))
         tokens = rng.integers(0, VOCABULARY, length, dtype=np.int32)
         logprobs = np.full(length, -np.log(VOCABULARY), dtype=np.float32)
@@ -104,6 +104,7 @@ class StubCoordinator:
             (Span(0, length, step - 1, "00"),),
             float(rng.integers(0, 2)),
             "recorded",
+            sample=sample,
         )
 
 

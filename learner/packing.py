@@ -30,9 +30,9 @@ PAD = 0  # any token id: attention is causal, so padding on the right is never s
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class PackedAnswer:
     """A prompt and one trajectory [t]. counts [t]: which tokens are in the loss; the others have no
-    entry in n. group_id, sample: the trajectory's group, and its place there.
+    entry in n. group_id, sample: the trajectory's group, and its number there.
     """
 
     group_id: int
@@ -50,7 +50,7 @@ class MicroBatch:
 
     answer_bt marks the tokens in the loss. positions_bt restarts at 0 in each answer, and is None
     if no two answers share a row. answers_n is the index of each token's answer.
-    trajectories names the group of each answer, and its place there.
+    trajectories names the group of each answer, and its number there.
     """
 
     tokens_bt: NDArray[np.int64]
@@ -84,14 +84,14 @@ _NOTHING = MicroBatch(
 )
 
 
-def answers_of(batch: Batch, rules: BatchRules, *, scaled: bool) -> list[list[Answer]]:
+def answers_of(batch: Batch, rules: BatchRules, *, scaled: bool) -> list[list[PackedAnswer]]:
     """Answers with tokens in the loss, by group. scaled: as in `objectives.group_advantages`."""
     return [list(_answers(group, batch.step, rules, scaled=scaled)) for group in batch.groups]
 
 
 def parts(
-    groups: Sequence[list[Answer]], count: int, *, step: int, rng_seed: int
-) -> list[list[Answer]]:
+    groups: Sequence[list[PackedAnswer]], count: int, *, step: int, rng_seed: int
+) -> list[list[PackedAnswer]]:
     """The answers of each optimizer step, without empty parts. With one part the order stays as it
     is.
     """
@@ -100,14 +100,14 @@ def parts(
         if count > 1
         else range(len(groups))
     )
-    dealt: list[list[Answer]] = [[] for _ in range(count)]
+    dealt: list[list[PackedAnswer]] = [[] for _ in range(count)]
     for place, index in enumerate(order):
         dealt[place % count] += groups[index]
     return [part for part in dealt if part]
 
 
 def micro_batches(
-    answers: Sequence[Answer], tokens_max: int, *, packed: bool, rank: int = 0, ranks: int = 1
+    answers: Sequence[PackedAnswer], tokens_max: int, *, packed: bool, rank: int = 0, ranks: int = 1
 ) -> list[MicroBatch]:
     """The micro-batches of one rank. packed: whether answers may share rows."""
     by_length = sorted(answers, key=lambda answer: len(answer.tokens), reverse=True)
@@ -118,7 +118,7 @@ def micro_batches(
     return mine + [_NOTHING] * (max(map(len, dealt)) - len(mine))
 
 
-def _cut(rows: Sequence[list[Answer]], tokens_max: int) -> list[Sequence[list[Answer]]]:
+def _cut(rows: Sequence[list[PackedAnswer]], tokens_max: int) -> list[Sequence[list[PackedAnswer]]]:
     """Cut rows, longest first, into micro-batches."""
     micro = []
     while rows:
@@ -128,11 +128,10 @@ def _cut(rows: Sequence[list[Answer]], tokens_max: int) -> list[Sequence[list[An
     return micro
 
 
-def _answers(group: Group, step: int, rules: BatchRules, *, scaled: bool) -> Iterator[Answer]:
+def _answers(group: Group, step: int, rules: BatchRules, *, scaled: bool) -> Iterator[PackedAnswer]:
     rewards = np.array([trajectory.reward for trajectory in group.trajectories], dtype=np.float32)
     advantages = group_advantages(rewards, scaled=scaled)
-    members = enumerate(zip(group.trajectories, advantages, strict=True))
-    for sample, (trajectory, advantage) in members:
+    for trajectory, advantage in zip(group.trajectories, advantages, strict=True):
         fresh = np.zeros(len(trajectory.tokens), dtype=np.bool_)
         staleness = np.zeros(len(trajectory.tokens), dtype=np.int64)
         for span in trajectory.spans:
@@ -141,9 +140,9 @@ def _answers(group: Group, step: int, rules: BatchRules, *, scaled: bool) -> Ite
         if fresh.any():
             tokens = np.concatenate([group.prompt, trajectory.tokens])
             counts = np.concatenate([np.zeros(len(group.prompt), dtype=np.bool_), fresh])
-            yield Answer(
+            yield PackedAnswer(
                 group.group_id,
-                sample,
+                trajectory.sample,
                 tokens,
                 counts,
                 trajectory.logprobs[fresh],
@@ -152,9 +151,9 @@ def _answers(group: Group, step: int, rules: BatchRules, *, scaled: bool) -> Ite
             )
 
 
-def _best_fit(answers: Sequence[Answer]) -> list[list[Answer]]:
+def _best_fit(answers: Sequence[PackedAnswer]) -> list[list[PackedAnswer]]:
     """Pack answers, longest first, into rows that are at most as long as the first answer."""
-    rows: list[list[Answer]] = []
+    rows: list[list[PackedAnswer]] = []
     free: list[tuple[int, int]] = []  # (free tokens, row), ascending
     for answer in answers:
         length = len(answer.tokens)
@@ -170,11 +169,11 @@ def _best_fit(answers: Sequence[Answer]) -> list[list[Answer]]:
     return rows
 
 
-def _width(row: Sequence[Answer]) -> int:
+def _width(row: Sequence[PackedAnswer]) -> int:
     return sum(len(answer.tokens) for answer in row)
 
 
-def _collate(rows: Sequence[Sequence[Answer]]) -> MicroBatch:
+def _collate(rows: Sequence[Sequence[PackedAnswer]]) -> MicroBatch:
     shape = (len(rows), _width(rows[0]))
     tokens_bt = np.full(shape, PAD, dtype=np.int64)
     answer_bt = np.zeros(shape, dtype=np.bool_)

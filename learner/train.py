@@ -40,7 +40,7 @@ from learner.checkpoint import OWN, Checkpoints
 from learner.config import LearnerConfig, Place
 from learner.lora import AdapterWriter
 from learner.model import Policy, StepReport
-from learner.packing import Answer, answers_of, parts
+from learner.packing import PackedAnswer, answers_of, parts
 from learner.publish import Publisher, SnapshotWriter
 from learner.ranks import Ranks, device_of
 from learner.step_metrics import line_of, row_of
@@ -257,7 +257,7 @@ class Learner:
                 self._checkpoint()
         self._report_durable(wait=False)
 
-    def _parts(self, batch: Batch) -> list[list[Answer]]:
+    def _parts(self, batch: Batch) -> list[list[PackedAnswer]]:
         """The answers of each optimizer step."""
         config = self._config
         groups = answers_of(batch, self._rules, scaled=config.scaled)
@@ -334,6 +334,7 @@ def _rules(session: Session, vocab_size: int) -> BatchRules:
         session.trajectories_per_step // session.group_size,
         session.group_size,
         vocab_size,
+        session.group_min,
         masks=session.over_stale == "mask",
     )
 

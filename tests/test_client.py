@@ -51,10 +51,10 @@ SPAN = AuthoredSpan(0, 2, Version(3), Digest(b"d" * 32), PeerId("w"))
 TRAJECTORY = TrajectoryRecord(
     0, pack_tokens([5, 1]), pack_logprobs([-0.5, 0.0]), (SPAN,), "stop", 1.0
 )
-BODY = pack_batch(BatchBody(4, (GroupRecord(GroupId(9), pack_tokens([7, 8]), (TRAJECTORY,)),)))
+BODY = pack_batch(BatchBody.of(4, (GroupRecord(GroupId(9), pack_tokens([7, 8]), (TRAJECTORY,)),)))
 SESSION = {
     "epoch": 2, "run_id": "run", "staleness_max": 2, "publish_every": 1, "trajectories_per_step": 16,
-    "group_size": 4, "checkpoint": 1, "over_stale": "mask",
+    "group_size": 4, "group_min": 2, "checkpoint": 1, "over_stale": "mask",
 }  # fmt: skip
 
 
@@ -125,7 +125,7 @@ async def test_a_session_and_its_epoch_in_every_call(
 ) -> None:
     server.script = [reply(SESSION), reply({"version": 3, "digest": "ab"}), batch_reply()]
     server.script += [reply({"publish_every": 2}), reply({}), reply({}), reply({"workers": []})]
-    assert await coordinator.open_session(1) == Session(2, "run", 2, 1, 16, 4, 1, "mask")
+    assert await coordinator.open_session(1) == Session(2, "run", 2, 1, 16, 4, 2, 1, "mask")
     assert await coordinator.publish(3, Path("/out/3")) == Published(3, "ab")
     batch = await coordinator.take_batch(4)
     assert await coordinator.commit(batch, t_train_s=0.5) == 2

@@ -11,7 +11,7 @@ from echo2d.errors import OperatorFault
 MINIMAL: dict[str, Any] = {
     "run": {"run_dir": "run", "snapshot_root": "out"},
     "sampling": {"vocab_size": 20},
-    "task": {"name": "sort_digits"},
+    "task": {"kind": "sort_digits"},
 }
 
 
@@ -78,7 +78,7 @@ def test_a_missing_key_is_named() -> None:
 def test_overrides_win_over_the_file(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text(
-        '[run]\nrun_dir = "a"\nsnapshot_root = "b"\n[task]\nname = "t"\n[sampling]\nvocab_size = 9\n'
+        '[run]\nrun_dir = "a"\nsnapshot_root = "b"\n[task]\nkind = "t"\n[sampling]\nvocab_size = 9\n'
     )
     config = CoordinatorConfig.load(file, {"coordinator.port": 0, "run.run_dir": "elsewhere"})
     assert (config.coordinator.port, config.run.run_dir) == (0, Path("elsewhere"))

@@ -227,8 +227,8 @@ MUTANTS = (
         "I5",
         "a group is complete before its last result",
         "echo2d/core/rollouts/groups.py",
-        "done = self._is_whole(group) and not group.unscored()",
-        "done = not group.unscored()",
+        "return self._complete(group) if self._is_whole(group) and not group.unscored() else []",
+        "return self._complete(group) if not group.unscored() else []",
         (FAULTS,),
     ),
     Mutant(

@@ -227,9 +227,7 @@ def _batch_faults(evidence: Evidence, rules: Rules) -> Iterator[str]:
 def _full_batch_faults(
     batch: BatchFrozen, groups: list[StoredGroup], rules: Rules
 ) -> Iterator[str]:
-    rebuilt = batch_digest(
-        pack_batch(BatchBody(batch.step, tuple(group.record for group in groups)))
-    )
+    rebuilt = batch_digest(pack_batch(BatchBody.of(batch.step, [group.record for group in groups])))
     if rebuilt != batch.digest:
         yield f"batch {batch.step} was frozen as {_short(batch.digest)}; its groups give {_short(rebuilt)}"
     for group in groups:

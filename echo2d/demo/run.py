@@ -63,7 +63,7 @@ group_size = 8
 max_new_tokens = 12
 
 [task]
-name = "sort_digits"
+kind = "sort_digits"
 options = {{ rng_seed = {seed} }}
 processes = 1
 

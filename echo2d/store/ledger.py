@@ -38,6 +38,7 @@ from echo2d.store.ledger_rows import (
     FROZEN,
     GIVEN,
     GROUPS,
+    LEFT_OUT,
     LIMITS,
     NEWEST_EPOCH,
     NEWEST_FORM,
@@ -223,8 +224,16 @@ class Ledger:
         samples: dict[GroupId, list[TrajectoryRecord]] = {}
         for group, trajectory in self._read(TRAJECTORIES):
             samples.setdefault(group, []).append(trajectory)
+        left_out: dict[GroupId, list[int]] = {}
+        for each in self._read(LEFT_OUT):
+            left_out.setdefault(each.group, []).append(each.sample)
         return tuple(
-            _with(group, samples.get(group.record.group, ())) for group in self._read(GROUPS)
+            _with(
+                group,
+                samples.get(group.record.group, ()),
+                tuple(left_out.get(group.record.group, ())),
+            )
+            for group in self._read(GROUPS)
         )
 
 
@@ -274,5 +283,8 @@ def _text(raw: bytes) -> str | bytes:
         return raw
 
 
-def _with(stored: StoredGroup, trajectories: Sequence[TrajectoryRecord]) -> StoredGroup:
-    return replace(stored, record=replace(stored.record, trajectories=tuple(trajectories)))
+def _with(
+    stored: StoredGroup, trajectories: Sequence[TrajectoryRecord], left_out: tuple[int, ...]
+) -> StoredGroup:
+    record = replace(stored.record, trajectories=tuple(trajectories), left_out=left_out)
+    return replace(stored, record=record)

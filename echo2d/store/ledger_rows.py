@@ -7,7 +7,7 @@ Not here: files, transactions and what is deleted (`ledger`).
 import json
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from typing import Any, Generic, Literal, TypeVar
 
 from echo2d.core.audit.baseline import GROSS
@@ -34,13 +34,14 @@ from echo2d.core.rollouts.events import (
     LeaseGiven,
     PromptTaken,
     SampleKept,
+    SampleLeftOut,
     SampleReturned,
     SampleRewarded,
 )
 from echo2d.core.topology.uplink_rates import UPLINK_MIN, PeerRate
 from echo2d.errors import PeerFault
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 SCHEMA = """
 CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE epochs (epoch INTEGER PRIMARY KEY, resume_step INTEGER NOT NULL);
@@ -49,7 +50,9 @@ CREATE TABLE versions (
     digest BLOB NOT NULL,
     path TEXT NOT NULL, full_bytes INTEGER NOT NULL, revoked INTEGER NOT NULL DEFAULT 0);
 CREATE TABLE forms (publish_seq INTEGER PRIMARY KEY, base BLOB, frame_bytes INTEGER NOT NULL);
-CREATE TABLE groups (group_id INTEGER PRIMARY KEY, cursor INTEGER NOT NULL, prompt BLOB NOT NULL);
+CREATE TABLE groups (
+    group_id INTEGER PRIMARY KEY, cursor INTEGER NOT NULL, prompt BLOB NOT NULL,
+    task TEXT NOT NULL, source_row TEXT NOT NULL);
 CREATE TABLE leases (
     group_id INTEGER NOT NULL REFERENCES groups ON DELETE CASCADE, lease INTEGER NOT NULL,
     attempt INTEGER NOT NULL,
@@ -59,7 +62,8 @@ CREATE TABLE leases (
 CREATE TABLE samples (
     group_id INTEGER NOT NULL REFERENCES groups ON DELETE CASCADE, sample INTEGER NOT NULL,
     lease INTEGER NOT NULL, attempt INTEGER NOT NULL, fingerprint BLOB NOT NULL,
-    trajectory BLOB NOT NULL, reward REAL, PRIMARY KEY (group_id, sample));
+    trajectory BLOB NOT NULL, reward REAL, parts TEXT,
+    left_out INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (group_id, sample));
 CREATE TABLE batches (step INTEGER PRIMARY KEY, digest BLOB NOT NULL, groups TEXT NOT NULL,
     refusals INTEGER NOT NULL);
 CREATE TABLE commits (
@@ -113,22 +117,24 @@ _checked_rate = plain_reader(PeerRate)
 
 def _group(row: _Row) -> StoredGroup:
     """A stored group without its trajectories, which are read from other rows."""
-    group, cursor, prompt = row
-    stored: StoredGroup = _checked_group([[group, prompt, []], cursor])
+    group, cursor, prompt, task, source_row = row
+    stored: StoredGroup = _checked_group([[group, prompt, [], []], cursor, [task, source_row]])
     unpack_tokens(stored.record.prompt)
     return stored
 
 
 def _trajectory(row: _Row) -> tuple[GroupId, TrajectoryRecord]:
-    group, sample, packed, reward = row
-    score: SampleRewarded = _checked_score([group, sample, math.nan if reward is None else reward])
+    group, sample, packed, reward, parts = row
+    score: SampleRewarded = _checked_score(
+        [group, sample, math.nan if reward is None else reward, json.loads(parts or "[]")]
+    )
     if not isinstance(packed, bytes):
         raise PeerFault(f"trajectory: expected bytes; found {type(packed).__name__}")
     kept: TrajectoryRecord = _unpack_trajectory(packed)
     if kept.sample != sample:
         raise PeerFault(f"its trajectory is of sample {kept.sample}")
     _require_whole(kept)
-    return score.group, kept.scored(math.nan if reward is None else score.reward)
+    return score.group, kept.scored(math.nan if reward is None else score.reward, score.parts)
 
 
 def _lease(row: _Row) -> LeaseGiven:
@@ -202,12 +208,20 @@ NEWEST_FORM: Query[FormChosen] = Query(
     plain_reader(FormChosen),
 )
 GROUPS: Query[StoredGroup] = Query(
-    "groups", "SELECT group_id, cursor, prompt FROM groups ORDER BY group_id", _group
+    "groups",
+    "SELECT group_id, cursor, prompt, task, source_row FROM groups ORDER BY group_id",
+    _group,
 )
 TRAJECTORIES: Query[tuple[GroupId, TrajectoryRecord]] = Query(
     "samples",
-    "SELECT group_id, sample, trajectory, reward FROM samples ORDER BY group_id, sample",
+    "SELECT group_id, sample, trajectory, reward, parts FROM samples WHERE NOT left_out "
+    "ORDER BY group_id, sample",
     _trajectory,
+)
+LEFT_OUT: Query[SampleLeftOut] = Query(
+    "samples",
+    "SELECT group_id, sample FROM samples WHERE left_out ORDER BY group_id, sample",
+    plain_reader(SampleLeftOut),
 )
 GIVEN: Query[LeaseGiven] = Query(
     "leases",
@@ -280,7 +294,16 @@ def _form_chosen(record: FormChosen) -> list[Statement]:
 
 def _prompt_taken(record: PromptTaken) -> list[Statement]:
     return [
-        ("INSERT INTO groups VALUES (?, ?, ?)", (record.group, record.cursor, record.prompt)),
+        (
+            "INSERT INTO groups VALUES (?, ?, ?, ?, ?)",
+            (
+                record.group,
+                record.cursor,
+                record.prompt,
+                record.source.task,
+                record.source.row,
+            ),
+        ),
         (_RAISE, ("cursor", record.cursor + 1)),
         (_RAISE, ("group", record.group + 1)),
     ]
@@ -302,20 +325,27 @@ def _sample_kept(record: SampleKept) -> list[Statement]:
     row = (record.group, kept.sample, record.lease, record.attempt, record.fingerprint)
     return [
         (
-            "INSERT INTO samples VALUES (?, ?, ?, ?, ?, ?, ?)",
+            "INSERT INTO samples VALUES (?, ?, ?, ?, ?, ?, ?, NULL, 0)",
             (*row, pack(kept), _reward(kept.reward)),
         )
     ]
 
 
 def _sample_rewarded(record: SampleRewarded) -> list[Statement]:
-    change = "UPDATE samples SET reward = ? WHERE group_id = ? AND sample = ?"
-    return [(change, (_reward(record.reward), record.group, record.sample))]
+    change = "UPDATE samples SET reward = ?, parts = ? WHERE group_id = ? AND sample = ?"
+    parts = json.dumps([astuple(part) for part in record.parts]) if record.parts else None
+    return [(change, (_reward(record.reward), parts, record.group, record.sample))]
 
 
 def _sample_returned(record: SampleReturned) -> list[Statement]:
     delete = "DELETE FROM samples WHERE group_id = ? AND sample = ?"
     return [(delete, (record.group, record.sample))]
+
+
+def _sample_left_out(record: SampleLeftOut) -> list[Statement]:
+    # The row stays, so that repeats of the result are recognised.
+    change = "UPDATE samples SET left_out = 1 WHERE group_id = ? AND sample = ?"
+    return [(change, (record.group, record.sample))]
 
 
 def _limits_learnt(record: LimitsLearnt) -> list[Statement]:
@@ -356,6 +386,7 @@ _STATEMENTS: dict[type, Callable[[Any], list[Statement]]] = {
     SampleKept: _sample_kept,
     SampleRewarded: _sample_rewarded,
     SampleReturned: _sample_returned,
+    SampleLeftOut: _sample_left_out,
     GroupDropped: _group_dropped,
     BatchFrozen: _batch_frozen,
     BatchCommitted: _batch_committed,

@@ -46,7 +46,7 @@ filter_zero_variance = false
 max_new_tokens = {tokens}
 vocab_size = 512
 [task]
-name = "echo2d.bench.lab.stub_task:StubTask"
+kind = "echo2d.bench.lab.stub_task:StubTask"
 options = {{ prompt_tokens = 4, vocab_size = 512 }}
 processes = 1
 [activation]

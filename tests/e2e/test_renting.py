@@ -32,7 +32,7 @@ filter_zero_variance = false
 max_new_tokens = 4
 vocab_size = 32000
 [task]
-name = "echo2d.bench.lab.stub_task:StubTask"
+kind = "echo2d.bench.lab.stub_task:StubTask"
 options = {{ prompt_tokens = 4, vocab_size = 100 }}
 processes = 1
 [rent]

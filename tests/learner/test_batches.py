@@ -54,10 +54,16 @@ def test_a_bad_trajectory_is_a_fault_of_its_group_only(
     assert found[11].startswith("trajectory 1: ")
 
 
-def test_a_group_is_whole_and_has_a_prompt() -> None:
+def test_a_group_is_whole_or_as_it_declares_and_has_a_prompt() -> None:
     assert faults(batch_of(trajectory()), STEP, RULES, Trained()) == {
-        11: "expected 2 trajectories; found 1"
+        11: "expected samples 0 to 1; found [0]"
     }
+    batch = batch_of(trajectory())
+    good, cut = batch.groups
+    declared = dataclasses.replace(batch, groups=(good, dataclasses.replace(cut, left_out=(1,))))
+    few = {11: "expected at least 2 trajectories; found 1"}
+    assert faults(declared, STEP, RULES, Trained()) == few
+    assert faults(declared, STEP, dataclasses.replace(RULES, group_min=1), Trained()) == {}
     for prompt in ((), (17,)):
         assert (
             "prompt"

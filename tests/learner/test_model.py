@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from echo2d.client import OperatorFault
 from learner.config import LearnerConfig
 from learner.model import answer_logprobs, keeps_answers_apart, load_model
-from learner.packing import Answer, micro_batches
+from learner.packing import PackedAnswer, micro_batches
 from tests.support.learner import learn
 from tests.support.scripted_coordinator import ScriptedCoordinator
 
@@ -57,7 +57,7 @@ def test_rows_shared_by_several_answers_give_the_same_logprobs(base: Path) -> No
     assert keeps_answers_apart(model)
     rng = np.random.default_rng(0)
     answers = [
-        Answer(
+        PackedAnswer(
             0,
             index,
             rng.integers(0, 17, length, dtype=np.int32),

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from learner.packing import Answer, MicroBatch, answers_of, micro_batches, parts
+from learner.packing import MicroBatch, PackedAnswer, answers_of, micro_batches, parts
 from tests.support.batches import MASKS, NEW, OLD, RULES, STEP, TOO_OLD, batch_of, trajectory
 
 
-def answers(*lengths: int, prompt: int = 1) -> list[Answer]:
+def answers(*lengths: int, prompt: int = 1) -> list[PackedAnswer]:
     """Each with tokens, logprobs and an advantage of its own."""
     return [
-        Answer(
+        PackedAnswer(
             group_id=0,
             sample=index,
             tokens=np.arange(100 * index, 100 * index + length, dtype=np.int32),

@@ -14,7 +14,7 @@ from echo2d.client import TrajectoryScore
 from learner import trajectory_scores
 from learner.config import LearnerConfig
 from learner.model import Policy, answer_logprobs, load_model
-from learner.packing import Answer, MicroBatch, micro_batches
+from learner.packing import MicroBatch, PackedAnswer, micro_batches
 from learner.ranks import Ranks
 from learner.trajectory_scores import (
     Z_TOKENS,
@@ -67,7 +67,7 @@ def scored(
     settings: dict[str, Any] = {"temperature": TEMPERATURE, "micro_batch_tokens": 200, **changes}
     policy = Policy(dataclasses.replace(config, **settings), Ranks())
     answers = [
-        Answer(
+        PackedAnswer(
             group_id=100 + number // 8,
             sample=number % 8,
             tokens=tokens[number].astype(np.int32),
@@ -194,7 +194,7 @@ def one_answer(claimed: NDArray[np.float32]) -> MicroBatch:
     tokens = np.zeros(len(claimed) + 1, dtype=np.int32)
     counts = np.arange(len(tokens)) > 0
     staleness = np.zeros(len(claimed), dtype=np.int64)
-    answer = Answer(7, 1, tokens, counts, claimed, staleness, np.float32(1.0))
+    answer = PackedAnswer(7, 1, tokens, counts, claimed, staleness, np.float32(1.0))
     (micro,) = micro_batches([answer], len(tokens), packed=True)
     return micro
 

@@ -32,7 +32,7 @@ group_size = 8
 max_new_tokens = 12
 
 [task]
-name = "sort_digits"
+kind = "sort_digits"
 processes = 1
 """
 LEARNER = """

@@ -1,6 +1,7 @@
 """Batches as the learner takes them from the coordinator, for one train step."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,7 @@ import numpy as np
 from echo2d.client import Batch, Group, Span, Trajectory
 from learner.batches import BatchRules
 
-RULES = BatchRules(staleness_max=2, groups=2, group_size=2, vocab_size=17)
+RULES = BatchRules(staleness_max=2, groups=2, group_size=2, vocab_size=17, group_min=2)
 STEP = 8
 
 
@@ -30,8 +31,16 @@ def trajectory(
 def batch_of(*members: Trajectory, prompt: tuple[int, ...] = (3, 4)) -> Batch:
     """A batch of two groups: group 10 is right, group 11 has these members."""
     tokens = np.array(prompt, dtype=np.int32)
-    good = Group(10, np.array([5], dtype=np.int32), (trajectory(), trajectory(2, reward=0.0)))
-    return Batch(step=STEP, epoch=1, digest="d", groups=(good, Group(11, tokens, members)))
+    good = (trajectory(), trajectory(2, reward=0.0))
+    groups = (
+        Group(10, np.array([5], dtype=np.int32), numbered(good)),
+        Group(11, tokens, numbered(members)),
+    )
+    return Batch(step=STEP, epoch=1, digest="d", groups=groups)
+
+
+def numbered(members: Sequence[Trajectory]) -> tuple[Trajectory, ...]:
+    return tuple(dataclasses.replace(each, sample=at) for at, each in enumerate(members))
 
 
 MASKS = dataclasses.replace(RULES, masks=True)

@@ -46,6 +46,7 @@ RULES = RunRules(
     publish_every=1,
     trajectories_per_step=4,
     group_size=2,
+    group_min=2,
     max_new_tokens=8,
     temperature=1.0,
     top_p=1.0,
@@ -174,8 +175,11 @@ class World(MemoryRun):
         assert len(set(groups)) == self.rules.trajectories_per_step // size
         for group in groups:
             assert self.step_of.setdefault(group, step) == step
-            trajectories = self.ledger.groups[group].record.trajectories
-            assert [trajectory.sample for trajectory in trajectories] == list(range(size))
+            record = self.ledger.groups[group].record
+            trajectories = record.trajectories
+            samples = [*(trajectory.sample for trajectory in trajectories), *record.left_out]
+            assert sorted(samples) == list(range(size))
+            assert len(trajectories) >= min(self.rules.group_min, size)
             assert not any(math.isnan(trajectory.reward) for trajectory in trajectories)
             spans = [span for trajectory in trajectories for span in trajectory.spans]
             ages = [step - 1 - span.version for span in spans]

@@ -44,7 +44,7 @@ def config_of_run(folder: Path, prices: dict[str, float], **changes: Any) -> Coo
         },
         "sampling": {"vocab_size": VOCAB, "max_new_tokens": TOKENS},
         "task": {
-            "name": "echo2d.bench.lab.stub_task:StubTask",
+            "kind": "echo2d.bench.lab.stub_task:StubTask",
             "options": {"prompt_tokens": 4, "vocab_size": VOCAB},
             "processes": 1,
         },

@@ -52,7 +52,7 @@ class Recording:
             raise NotResumable(f"batches up to step {durable} are deleted")
         self._epoch = 1 + sum(line[0] == "session" for line in self.lines())
         self._say("session", resume_step)
-        return Session(self._epoch, self.run_id, 2, 1, GROUPS * GROUP_SIZE, GROUP_SIZE)
+        return Session(self._epoch, self.run_id, 2, 1, GROUPS * GROUP_SIZE, GROUP_SIZE, GROUP_SIZE)
 
     def publish(self, version: int, directory: Path) -> Published:
         shutil.copytree(directory, self._directory / "taken" / str(version), dirs_exist_ok=True)

@@ -73,6 +73,7 @@ class ScriptedCoordinator:
             publish_every=self.publish_every,
             trajectories_per_step=GROUPS * GROUP_SIZE,
             group_size=GROUP_SIZE,
+            group_min=GROUP_SIZE,
             checkpoint=0,
         )
 
@@ -140,8 +141,8 @@ def make_batch(model: Any, step: int, version: int) -> Batch:
         wrong = (*right[1:-1], right[0], EOS)
         outputs = [right if sample % 2 else wrong for sample in range(GROUP_SIZE)]
         trajectories = [
-            _trajectory(model, prompt.tokens, tokens, task.reward(prompt, tokens), version)
-            for tokens in outputs
+            _trajectory(model, prompt.tokens, tokens, task.reward(prompt, tokens), version, sample)
+            for sample, tokens in enumerate(outputs)
         ]
         groups.append(
             Group(
@@ -152,7 +153,7 @@ def make_batch(model: Any, step: int, version: int) -> Batch:
 
 
 def _trajectory(
-    model: Any, prompt: Any, output: tuple[int, ...], reward: float, version: int
+    model: Any, prompt: Any, output: tuple[int, ...], reward: float, version: int, sample: int
 ) -> Trajectory:
     tokens_bt = np.array([[*prompt, *output]], dtype=np.int64)
     answer_bt = np.arange(tokens_bt.shape[1])[None] >= len(prompt)
@@ -164,4 +165,5 @@ def _trajectory(
         spans=(Span(0, len(output), version, "00"),),
         reward=reward,
         worker="worker",
+        sample=sample,
     )

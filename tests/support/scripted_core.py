@@ -67,7 +67,7 @@ def make_config(tmp_path: Path, **changes: Any) -> CoordinatorConfig:
         "coordinator": {"port": 0},
         "policy": {"trajectories_per_step": 4, "group_size": 2},
         "sampling": {"vocab_size": 17},
-        "task": {"name": "sort_digits", "processes": 1},
+        "task": {"kind": "sort_digits", "processes": 1},
     }
     return CoordinatorConfig.read(document, changes)
 

@@ -37,7 +37,7 @@ group_size = 2
 [sampling]
 vocab_size = 32
 [task]
-name = "sort_digits"
+kind = "sort_digits"
 """
 
 

@@ -97,7 +97,7 @@ class Run:
         self._held_out = held_out_prompts(recipe)
         self._policy = Policy(_config(case, model), Ranks())
         self._rules = BatchRules(
-            case.staleness, PER_STEP // GROUP_SIZE, GROUP_SIZE, len(VOCABULARY)
+            case.staleness, PER_STEP // GROUP_SIZE, GROUP_SIZE, len(VOCABULARY), GROUP_SIZE
         )
         self._writer = TorchWriter(model, frozenset({EOS}), MAX_NEW_TOKENS, case.seed)
         self._swarm = InProcess(_rules(case), SortDigits(case.seed), self._writer, slots=PER_STEP)

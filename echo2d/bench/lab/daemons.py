@@ -60,7 +60,7 @@ filter_zero_variance = false
 max_new_tokens = 4
 vocab_size = {vocab_size}
 [task]
-name = "sort_digits"
+kind = "sort_digits"
 processes = 1
 [dissemination]
 shape = "{shape}"

@@ -21,7 +21,7 @@ from echo2d.core.coordinator.events import CommitAsked
 from echo2d.core.protocol.control_messages import VersionKey
 from echo2d.core.protocol.trajectory import pack_tokens, unpack_tokens
 from echo2d.core.rollouts.events import ScoreSample
-from echo2d.tasks.base import Task
+from echo2d.tasks.base import Reward, Task
 from echo2d.testing.memory_run import MemoryRun
 
 OK = 200
@@ -114,6 +114,7 @@ class InProcess(MemoryRun):
         return pack_tokens(self._task.prompt(cursor).tokens)
 
     def _reward(self, order: ScoreSample) -> float:
-        return self._task.reward(
+        reward = self._task.reward(
             self._task.prompt(order.cursor), unpack_tokens(order.tokens).tolist()
         )
+        return reward.value if isinstance(reward, Reward) else reward

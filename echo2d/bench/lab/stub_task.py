@@ -43,7 +43,7 @@ def config(
         "coordinator": {"port": 0},
         "policy": policy,
         "sampling": {"max_new_tokens": tokens, "vocab_size": task["vocab_size"]},
-        "task": {"name": f"{__name__}:{StubTask.__name__}", "processes": 1},
+        "task": {"kind": f"{__name__}:{StubTask.__name__}", "processes": 1},
         "task.options": task,
         "dissemination": dissemination,
     }

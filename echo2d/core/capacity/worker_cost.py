@@ -57,7 +57,8 @@ class WorkerOffer:
     @property
     def rho(self) -> float:
         """Usd per trajectory; infinite for a worker that makes none."""
-        return self.usd_per_h / (3600.0 * self.counts) if self.counts > 0 else float("inf")
+        counts = self.counts
+        return self.usd_per_h / (3600.0 * counts) if counts > 0 else float("inf")
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,7 +50,8 @@ class AuditRules:
 class RunRules:
     """The numbers that the operator chose, by the keys of the configuration.
 
-    R = trajectories_per_step, kappa = publish_every (None: "auto"), S = staleness_max.
+    R = trajectories_per_step, G = group_size, kappa = publish_every (None: "auto"), S = staleness_max.
+    group_min: a group may lack samples whose reward failed, as long as it has so many.
     stop_token_ids: the task's and the model's end tokens. context_max: tokens of prompt and answer
     together that leases may use; None: the model does not say. over_stale: "drop" or "mask". shape: "auto", "star" or
     "chain". mode: with "exclusive" a worker generates nothing while it receives a version. p2p:
@@ -89,6 +90,7 @@ class RunRules:
     heartbeat_s: float = 2.0
     gateway: GatewayRules | None = None
     audit: AuditRules | None = None
+    group_min: int = 1
     seed_key: bytes = field(default=bytes(KEY_BYTES), repr=False)
 
     def limit(self, prompt: bytes) -> OutputLimit:

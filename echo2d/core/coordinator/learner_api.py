@@ -303,6 +303,7 @@ class LearnerCalls:
             "publish_every": self.publish_every,
             "trajectories_per_step": rules.trajectories_per_step,
             "group_size": rules.group_size,
+            "group_min": rules.group_min,
             "over_stale": rules.over_stale,
             "checkpoint": self._staleness.checkpoint,
         }

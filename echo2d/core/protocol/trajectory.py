@@ -20,8 +20,9 @@ from echo2d.core.base.ids import Digest, GroupId, PeerId, Version
 from echo2d.core.protocol.control_messages import Finish, VersionKey, VersionSpan
 from echo2d.errors import PeerFault
 
-# The first byte of a batch. 1, without that byte, knew neither how answers ended nor their authors.
-BATCH_FORMAT = 2
+# The first byte of a batch. 1, without that byte, knew neither how answers ended nor their authors;
+# 2 had no groups without some of their samples.
+BATCH_FORMAT = 3
 _BATCH_HEAD = bytes([BATCH_FORMAT])
 BATCH_BYTES_MAX = 1 << 30  # 16k trajectories of 8k tokens at 8 B a token
 GROUP_BYTES_MAX = 256 << 20  # a quarter of a batch: more than any group of sane size
@@ -133,7 +134,7 @@ class TrajectoryRecord:
         """The newest version that wrote one of its tokens."""
         return self.spans[-1].version
 
-    def scored(self, reward: float) -> "TrajectoryRecord":
+    def scored(self, reward: float, parts: tuple[RewardPart, ...] = ()) -> "TrajectoryRecord":
         # `replace` would take ten times as long, for every sample of a run.
         return TrajectoryRecord(
             self.sample,
@@ -142,7 +143,7 @@ class TrajectoryRecord:
             self.spans,
             self.finish,
             reward,
-            self.reward_parts,
+            parts,
             self.given,
             self.turns,
             self.source,
@@ -155,9 +156,8 @@ class TrajectoryRecord:
 class TrajectoryScore:
     """What the learner's forward pass says about one trajectory that it trained.
 
-    sample: its number in the group, which is its place in `Group.trajectories` of `echo2d.client`.
-    p: a token's probability by the learner, at the run's temperature. q: the logprob that its
-    worker reported.
+    sample: its number in the group. p: a token's probability by the learner, at the run's
+    temperature. q: the logprob that its worker reported.
 
     k: the mean of |log p - q| over the tokens in the loss, in nats, at least 0. z: the sum of
     (surprise - entropy) over the square root of the sum of the surprises' variances; a token's
@@ -222,11 +222,15 @@ NOTHING = Partial()
 
 @dataclass(frozen=True, slots=True)
 class GroupRecord:
-    """The trajectories of one prompt. A group reaches the learner whole or not at all (I5)."""
+    """The trajectories of one prompt. A group reaches the learner whole or as it declares (I5).
+
+    left_out: samples without a trajectory, because nobody could compute their reward.
+    """
 
     group: GroupId
     prompt: bytes
     trajectories: tuple[TrajectoryRecord, ...]
+    left_out: tuple[int, ...] = ()
 
     @property
     def version_min(self) -> Version:
@@ -250,14 +254,23 @@ class StoredGroup:
 
     record: GroupRecord
     cursor: int
+    source: Source = NO_SOURCE
 
 
 @dataclass(frozen=True, slots=True)
 class BatchBody:
-    """The groups of one train step, in the order they were admitted."""
+    """The groups of one train step, in the order they were admitted.
+
+    trajectories: how many they have, all together.
+    """
 
     step: int
+    trajectories: int
     groups: tuple[GroupRecord, ...]
+
+    @staticmethod
+    def of(step: int, groups: Sequence[GroupRecord]) -> "BatchBody":
+        return BatchBody(step, sum(len(group.trajectories) for group in groups), tuple(groups))
 
 
 _unpack_batch = unpacker(BatchBody, bytes_max=BATCH_BYTES_MAX)
@@ -268,6 +281,8 @@ def unpack_batch(body: bytes) -> BatchBody:
     if body[:1] != _BATCH_HEAD:
         raise PeerFault(f"this is no batch of format {BATCH_FORMAT}; it begins with {body[:1]!r}")
     batch: BatchBody = _unpack_batch(memoryview(body)[1:])
+    if (count := sum(len(group.trajectories) for group in batch.groups)) != batch.trajectories:
+        raise PeerFault(f"batch {batch.step} has {count} trajectories, not {batch.trajectories}")
     return batch
 
 
@@ -284,11 +299,12 @@ def pack_group(group: GroupRecord) -> bytes:
     return pack(group)
 
 
-def join_batch(step: int, groups: Sequence[bytes]) -> bytes:
-    """`pack_batch` of groups that are packed already."""
+def join_batch(step: int, trajectories: int, groups: Sequence[bytes]) -> bytes:
+    """`pack_batch` of groups that are packed already, with so many trajectories."""
     packer = msgpack.Packer(autoreset=False)
     packer.pack_array_header(len(fields(BatchBody)))
     packer.pack(step)
+    packer.pack(trajectories)
     packer.pack_array_header(len(groups))
     return b"".join([_BATCH_HEAD, packer.bytes(), *groups])
 

@@ -4,8 +4,16 @@ from dataclasses import dataclass
 
 from echo2d.core.base.ids import Digest, Epoch, GroupId, LeaseId, PeerId, Version
 from echo2d.core.cluster.events import Note, Persist, Send, StopRun
-from echo2d.core.protocol.control_messages import HeldLease, VersionKey
-from echo2d.core.protocol.trajectory import NOTHING, Partial, StoredGroup, TrajectoryRecord
+from echo2d.core.protocol.control_messages import Finish, HeldLease, VersionKey
+from echo2d.core.protocol.trajectory import (
+    NO_SOURCE,
+    NOTHING,
+    Partial,
+    RewardPart,
+    Source,
+    StoredGroup,
+    TrajectoryRecord,
+)
 
 # --- events
 
@@ -16,16 +24,21 @@ class PromptDrawn:
 
     cursor: int
     tokens: bytes
+    source: Source = NO_SOURCE
 
 
 @dataclass(frozen=True, slots=True)
 class SampleScored:
-    """The reward of one trajectory (answers ScoreSample); None: it failed for `reason`."""
+    """The reward of one trajectory (answers ScoreSample); None: it failed for `reason`.
+
+    A reward with a reason is 0 because nobody could say what the answer is worth.
+    """
 
     group: GroupId
     sample: int
     reward: float | None
     reason: str
+    parts: tuple[RewardPart, ...] = ()
 
 
 # --- records
@@ -38,6 +51,7 @@ class PromptTaken:
     group: GroupId
     cursor: int
     prompt: bytes
+    source: Source = NO_SOURCE
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +101,20 @@ class SampleRewarded:
     group: GroupId
     sample: int
     reward: float
+    parts: tuple[RewardPart, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class SampleReturned:
     """A kept sample is forgotten, because its worker may have lied: another one writes it."""
+
+    group: GroupId
+    sample: int
+
+
+@dataclass(frozen=True, slots=True)
+class SampleLeftOut:
+    """Nobody could compute the reward of a kept sample: its group goes on without it."""
 
     group: GroupId
     sample: int
@@ -134,6 +157,7 @@ RolloutRecord = (
     | SampleKept
     | SampleRewarded
     | SampleReturned
+    | SampleLeftOut
     | GroupDropped
     | BatchFrozen
     | BatchCommitted
@@ -186,6 +210,7 @@ class ScoreSample:
     sample: int
     cursor: int
     tokens: bytes
+    finish: Finish
 
 
 RolloutAction = Persist[RolloutRecord] | Send | DrawPrompt | ScoreSample | StopRun | Note

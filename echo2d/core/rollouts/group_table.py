@@ -47,6 +47,7 @@ class OpenGroup:
     leases that run.
     kept: by sample, the accepted results; a reward that is NaN has not been scored. partials: of
     waiting samples.
+    left_out: samples that the group goes on without.
     unwanted: kept samples that go back as soon as they are scored. returned: by sample that went
     back, the workers that may not write it again. failures: by sample, leases that
     failed. fruitless: by sample, leases in a row that continued a
@@ -62,6 +63,7 @@ class OpenGroup:
     ended: list[HeldLease] = field(default_factory=list)
     running: dict[HeldLease, Lease] = field(default_factory=dict)
     unwanted: set[int] = field(default_factory=set)
+    left_out: set[int] = field(default_factory=set)
     returned: dict[int, set[PeerId]] = field(default_factory=dict)
     failures: Counter[int] = field(default_factory=Counter)
     fruitless: Counter[int] = field(default_factory=Counter)
@@ -70,9 +72,10 @@ class OpenGroup:
     def stored(self) -> StoredGroup:
         """The group with the results that it has so far, in the order of samples."""
         trajectories = tuple(self.kept[sample] for sample in sorted(self.kept))
-        return StoredGroup(
-            GroupRecord(self.group, self.prompt.tokens, trajectories), self.prompt.cursor
-        )
+        prompt = self.prompt
+        left_out = tuple(sorted(self.left_out))
+        record = GroupRecord(self.group, prompt.tokens, trajectories, left_out)
+        return StoredGroup(record, prompt.cursor, prompt.source)
 
     def lengths(self) -> list[int]:
         """The tokens of each sample that has any; of unfinished ones, the reported tokens."""
@@ -141,7 +144,7 @@ class GroupTable:
             group is None
             or given is None
             or given.worker != peer
-            or group.kept.keys() >= set(given.samples)
+            or group.left_out | group.kept.keys() >= set(given.samples)
         ):
             return None
         return given
@@ -241,6 +244,11 @@ class GroupTable:
         group.waiting.add(sample)
         self._note(group)
 
+    def leave_out(self, group: OpenGroup, sample: int) -> None:
+        """The group goes on without this kept sample."""
+        del group.kept[sample]
+        group.left_out.add(sample)
+
     def put_back(self, group: OpenGroup, key: HeldLease, sample: int) -> None:
         """A result under this attempt was useless: its sample waits again.
 
@@ -291,7 +299,7 @@ class GroupTable:
         running: dict[HeldLease, Lease] = {}
         for group in self._groups.values():
             leased = [sample for lease in group.running.values() for sample in lease.samples]
-            places = sorted([*group.waiting, *group.kept, *leased])
+            places = sorted([*group.waiting, *group.kept, *group.left_out, *leased])
             assert places == list(range(self._size)), "a sample is lost or in two places"
             assert group.partials.keys() <= group.waiting
             assert group.unwanted <= group.kept.keys()

@@ -128,7 +128,8 @@ class GroupWork:
         assert taken == group.prompt
         self._next_group = GroupId(self._next_group + 1)
         self._groups.add(group)
-        return [Persist(PromptTaken(group.group, group.prompt.cursor, group.prompt.tokens))]
+        prompt = group.prompt
+        return [Persist(PromptTaken(group.group, prompt.cursor, prompt.tokens, prompt.source))]
 
     def _grant_message(self, group: OpenGroup, given: LeaseGiven) -> LeaseGranted:
         rules, base = self._rules, given.base

@@ -4,12 +4,13 @@
                         ^                  |                |            |
                         +-- lease ended ---+                +------------+--> group dropped
 
-A group is dropped whole (I5), with everything that it has: when it is too old, a reward failed, its
-leases or results failed too often, a version that wrote for it is revoked, or all its rewards are
-the same. The first accepted result of a sample counts. A kept sample goes back if the audit says that
-it may be a lie, or cannot say so in time. A sample whose lease ended with tokens goes
-on from them, alone (`partials`). Leases are durable: they continue after a restart.
-Kept true: every sample is waiting, in one running lease, or kept.
+A group is dropped whole (I5), with everything that it has: when it is too old, too many of its
+rewards failed, its leases or results failed too often, a version that wrote for it is revoked, or
+all its rewards are the same. A sample whose reward failed is left out, as long as `group_min` others
+stay; the batch says so. The first accepted result of a sample counts. A kept sample goes back if
+the audit says that it may be a lie, or cannot say so in time. A sample whose lease ended with tokens
+goes on from them, alone (`partials`). Leases are durable: they continue after a restart.
+Kept true: every sample is waiting, in one running lease, kept, or left out.
 Not here: which worker gets a lease and when (`group_work`, `scheduler`), the gates and the batches
 (`staleness`), repeated results (`accepted_results`).
 """
@@ -53,6 +54,7 @@ from echo2d.core.rollouts.events import (
     RecoveredRollouts,
     RolloutAction,
     SampleKept,
+    SampleLeftOut,
     SampleReturned,
     SampleRewarded,
     SampleScored,
@@ -175,13 +177,13 @@ class Groups:
             if not self._prompts.skip(event.cursor):
                 return [StopRun(f"prompt {event.cursor} of the task, like many before, {text}")]
             return [self._statistics.fault("prompt", f"prompt {event.cursor} {text}")]
-        self._prompts.drawn(event.cursor, event.tokens)
+        self._prompts.drawn(DrawnPrompt(event.cursor, event.tokens, event.source))
         return []
 
     def scored(self, event: SampleScored) -> list[RolloutAction]:
         """A reward has come, or failed. The last one completes its group.
 
-        A failed reward drops the group: no reward is better than a wrong one.
+        No reward is better than a wrong one: a sample whose reward failed is left out.
         """
         group = self._groups.get(event.group)
         kept = None if group is None else group.kept.get(event.sample)
@@ -189,18 +191,16 @@ class Groups:
         if group is None or kept is None or not math.isnan(kept.reward):
             return []
         if event.reward is None or not math.isfinite(event.reward):
-            note = self._statistics.fault(
-                "reward",
-                f"sample {event.sample} of group {event.group}: {event.reason}",
-                event.group,
-            )
-            return [note, *self._drop(group, "reward", event.reason)]
-        group.kept[event.sample] = kept.scored(event.reward)
-        rewarded = Persist(SampleRewarded(event.group, event.sample, event.reward))
+            return self._leave_out(group, event)
+        group.kept[event.sample] = kept.scored(event.reward, event.parts)
+        actions: list[RolloutAction] = [
+            Persist(SampleRewarded(event.group, event.sample, event.reward, event.parts))
+        ]
+        if event.reason:
+            actions.append(self._statistics.fault("unjudged", event.reason, event.group))
         if event.sample in group.unwanted:
-            return [rewarded, *self._give_back(group, event.sample)]
-        done = self._is_whole(group) and not group.unscored()
-        return [rewarded, *(self._complete(group) if done else [])]
+            return [*actions, *self._give_back(group, event.sample)]
+        return [*actions, *self._complete_if_scored(group)]
 
     # --- the audit
 
@@ -211,7 +211,7 @@ class Groups:
             return []
         if not verdict.good:
             return self._give_back(group, verdict.sample)
-        return self._complete(group) if self._is_whole(group) and not group.unscored() else []
+        return self._complete_if_scored(group)
 
     def convicted(self, worker: PeerId, *, now: float) -> list[RolloutAction]:
         """Forget what this worker wrote, except in full batches. Its leases have ended."""
@@ -259,7 +259,7 @@ class Groups:
             return self._refuse(
                 peer, message, "the lease is over" if known else "no such lease", fault=not known
             )
-        if message.sample in group.kept:
+        if message.sample in group.kept or message.sample in group.left_out:
             return self._refuse(peer, message, "another attempt was first")
         base, limit = group.given[key].base, self._rules.limit(group.prompt.tokens)
         if message.finish == "context" and self._rules.context_max is None:
@@ -392,7 +392,7 @@ class Groups:
     ) -> list[RolloutAction]:
         """lengths: in tokens, of all samples of the group, also of those not in `stored`."""
         if again:
-            self._prompts.give_back(DrawnPrompt(stored.cursor, stored.record.prompt))
+            self._prompts.give_back(DrawnPrompt(stored.cursor, stored.record.prompt, stored.source))
         self._statistics.dropped(reason, len(stored.record.trajectories), lengths)
         if reason in WORTHLESS:
             self._statistics.judged(stored.record.trajectories, trained=False)
@@ -412,7 +412,14 @@ class Groups:
         now: float,
     ) -> list[RolloutAction]:
         """Keep a good result. whole: what its attempt went on from, followed by the result."""
-        record = TrajectoryRecord(message.sample, whole.tokens, whole.logprobs, whole.spans, finish)
+        record = TrajectoryRecord(
+            message.sample,
+            whole.tokens,
+            whole.logprobs,
+            whole.spans,
+            finish,
+            source=group.prompt.source,
+        )
         key = HeldLease(message.lease, message.attempt)
         lease = group.running.get(key)
         self._statistics.measurements.accepted(
@@ -436,7 +443,9 @@ class Groups:
             return [*actions, *self._drop(group, "stale", "", again=True)]
         return [
             *actions,
-            ScoreSample(group.group, message.sample, group.prompt.cursor, whole.tokens),
+            ScoreSample(
+                group.group, message.sample, group.prompt.cursor, whole.tokens, record.finish
+            ),
         ]
 
     def _bad_result(
@@ -472,6 +481,25 @@ class Groups:
         return self._refuse(peer, message, "a different result was accepted before")
 
     # --- inside: ends
+
+    def _leave_out(self, group: OpenGroup, event: SampleScored) -> list[RolloutAction]:
+        """A reward failed: the group goes on without the sample, if enough others are left."""
+        sample = event.sample
+        note = self._statistics.fault(
+            "reward", f"sample {sample} of group {event.group}: {event.reason}", event.group
+        )
+        if sample in group.unwanted:
+            return [note, *self._return(group, sample)]
+        if self._rules.group_size - len(group.left_out) <= self._rules.group_min:
+            return [note, *self._drop(group, "reward", event.reason)]
+        if self._audits is not None:
+            self._audits.waiting.withdraw(group.group, sample)
+        self._groups.leave_out(group, sample)
+        record = Persist(SampleLeftOut(group.group, sample))
+        return [note, record, *self._complete_if_scored(group)]
+
+    def _complete_if_scored(self, group: OpenGroup) -> list[RolloutAction]:
+        return self._complete(group) if self._is_whole(group) and not group.unscored() else []
 
     def _complete(self, group: OpenGroup) -> list[RolloutAction]:
         """All samples are scored: buffer the group, unless its rewards are equal or it is old."""
@@ -516,7 +544,7 @@ class Groups:
         return bool(oldest) and self._staleness.outdated(min(oldest), newest)
 
     def _is_whole(self, group: OpenGroup) -> bool:
-        return len(group.kept) == self._rules.group_size
+        return len(group.kept) + len(group.left_out) == self._rules.group_size
 
     def _lease_failed(self, lease: Lease, worker: Peer | None, now: float) -> list[RolloutAction]:
         if worker is not None:
@@ -545,6 +573,9 @@ class Groups:
             # Its reward must have come before another answer waits for one.
             group.unwanted.add(sample)
             return []
+        return self._return(group, sample)
+
+    def _return(self, group: OpenGroup, sample: int) -> list[RolloutAction]:
         self._groups.give_back(group, sample)
         self._returned.setdefault(group.group, self._statistics.now + RETURNED_WAIT_S)
         return [Persist(SampleReturned(group.group, sample))]
@@ -564,13 +595,14 @@ class Groups:
     ) -> list[RolloutAction]:
         record, size = stored.record, self._rules.group_size
         kept = {trajectory.sample: trajectory for trajectory in record.trajectories}
-        if any(sample >= size for sample in kept):
+        if any(sample >= size for sample in (*kept, *record.left_out)):
             return self.discard(stored, "rules", "the group size has changed")
         group = OpenGroup(
             record.group,
-            DrawnPrompt(stored.cursor, record.prompt),
-            set(range(size)) - set(kept),
+            DrawnPrompt(stored.cursor, record.prompt, stored.source),
+            set(range(size)) - set(kept) - set(record.left_out),
             kept,
+            left_out=set(record.left_out),
         )
         unscored = group.unscored()
         if self._audits is not None:
@@ -582,7 +614,7 @@ class Groups:
             self._groups.add(group)
             self._groups.recover(group, given, self._may_count, now=now)
             return [
-                ScoreSample(group.group, each.sample, stored.cursor, each.tokens)
+                ScoreSample(group.group, each.sample, stored.cursor, each.tokens, each.finish)
                 for each in unscored
             ]
         return [] if self._staleness.admit(stored) else self.discard(stored, "stale", again=True)

@@ -10,7 +10,7 @@ Not here: groups, and what a prompt means.
 from collections import deque
 from dataclasses import dataclass
 
-from echo2d.core.protocol.trajectory import unpack_tokens
+from echo2d.core.protocol.trajectory import NO_SOURCE, Source, unpack_tokens
 from echo2d.core.rollouts.events import DrawPrompt
 from echo2d.errors import PeerFault
 
@@ -24,10 +24,11 @@ SKIPPED_MAX = 1000
 
 @dataclass(frozen=True, slots=True)
 class DrawnPrompt:
-    """Prompt number `cursor` of the task: its tokens as little-endian int32."""
+    """Prompt number `cursor` of the task: its tokens as little-endian int32, and its name."""
 
     cursor: int
     tokens: bytes
+    source: Source = NO_SOURCE
 
 
 def prompt_fault(tokens: bytes, vocab_size: int) -> str:
@@ -52,7 +53,7 @@ class Prompts:
         self._next_cursor = next_cursor
         self._asked: set[int] = set()
         self._skipped = 0
-        self._ready: dict[int, bytes] = {}
+        self._ready: dict[int, DrawnPrompt] = {}
         self._again: deque[DrawnPrompt] = deque(maxlen=AGAIN_MAX)
 
     def ask(self, count: int) -> list[DrawPrompt]:
@@ -64,11 +65,11 @@ class Prompts:
             self._next_cursor += 1
         return actions
 
-    def drawn(self, cursor: int, tokens: bytes) -> None:
+    def drawn(self, prompt: DrawnPrompt) -> None:
         """A prompt has come. One that was not asked for is ignored."""
-        if cursor in self._asked:
-            self._asked.remove(cursor)
-            self._ready[cursor] = tokens
+        if prompt.cursor in self._asked:
+            self._asked.remove(prompt.cursor)
+            self._ready[prompt.cursor] = prompt
             self._skipped = 0
 
     def skip(self, cursor: int) -> bool:
@@ -88,10 +89,7 @@ class Prompts:
         """The prompt that `take` would return."""
         if self._again:
             return self._again[0]
-        if not self._ready:
-            return None
-        cursor = min(self._ready)
-        return DrawnPrompt(cursor, self._ready[cursor])
+        return self._ready[min(self._ready)] if self._ready else None
 
     def take(self) -> DrawnPrompt | None:
         """Remove and return the next prompt: those given back first, then by cursor."""

@@ -73,7 +73,7 @@ class StepBatch:
         assert self.missing == 0
         if self.packed is not None:
             return self.packed
-        return pack_batch(BatchBody(self.step, tuple(group.record for group in self.groups)))
+        return pack_batch(BatchBody.of(self.step, [group.record for group in self.groups]))
 
     def frozen(self) -> BatchFrozen:
         """The record of a full batch's composition."""
@@ -207,10 +207,9 @@ class Staleness:
             del self._ages[group]
         batch.groups.sort(key=lambda group: group.record.group)
         self._last_full.packed = None
-        self._last_full, batch.packed = (
-            batch,
-            join_batch(step, [self._take_packed(group) for group in batch.groups]),
-        )
+        trajectories = sum(len(group.record.trajectories) for group in batch.groups)
+        packed = [self._take_packed(group) for group in batch.groups]
+        self._last_full, batch.packed = batch, join_batch(step, trajectories, packed)
         batch.digest = batch_digest(batch.packed)
         self._batches[step] = batch
         self.open_step = self._lowest_open()

@@ -228,6 +228,10 @@ class CoordinatorProcess:
         await self._persist([action.record for action in actions if isinstance(action, Persist)])
         for action in actions:
             self._perform(action)
+        # All samples of a turn go to the task's processes together.
+        scoring = [action for action in actions if isinstance(action, ScoreSample)]
+        for share in self._data_plane.shares(scoring):
+            self._tasks.create_task(self._score(share))
 
     def _words(self) -> str:
         """One line for `systemctl status`."""
@@ -269,8 +273,6 @@ class CoordinatorProcess:
                 self._requests.answer(action)
             case DrawPrompt():
                 self._tasks.create_task(self._draw(action))
-            case ScoreSample():
-                self._tasks.create_task(self._score(action))
             case DeleteVersion(path):
                 self._published_paths.discard(path)
                 self._tasks.create_task(asyncio.to_thread(self._files.delete, path))
@@ -285,7 +287,7 @@ class CoordinatorProcess:
                     self._audited.put_nowait(action)
             case Convict(worker, reason):
                 self._tasks.create_task(self._convict(worker, reason))
-            case Persist() | Note():
+            case Persist() | Note() | ScoreSample():
                 pass
             case _:
                 assert_never(action)
@@ -298,8 +300,9 @@ class CoordinatorProcess:
     async def _draw(self, action: DrawPrompt) -> None:
         await self._mailbox.put(await self._data_plane.draw(action))
 
-    async def _score(self, action: ScoreSample) -> None:
-        await self._mailbox.put(await self._data_plane.score(action))
+    async def _score(self, actions: Sequence[ScoreSample]) -> None:
+        async for event in self._data_plane.score(actions):
+            await self._mailbox.put(event)
 
     async def _convict(self, worker: PeerId, reason: str) -> None:
         log.warning("convicted peer=%s reason=%s", worker, reason)

@@ -52,7 +52,7 @@ from echo2d.runtime.run_dir.tokens import own_token
 from echo2d.runtime.run_dir.version_files import VersionFiles
 from echo2d.runtime.seed.supervisor import SeedHandover, supervise_seed
 from echo2d.store.json_log import JsonLog
-from echo2d.tasks.pool import Limits, TaskPool
+from echo2d.tasks.pool import Limits, TaskPool, TextSettings
 
 WILDCARDS = ("", "0.0.0.0", "::")  # noqa: S104 - compared, not bound
 # Calls under way and closing links get this long when the coordinator stops.
@@ -150,15 +150,19 @@ async def open_coordinator(
         convicted, trusted = frozenset(access.convicted()), access.trusted()
         recovered = replace(recovered, lost=lost, convicted=convicted, trusted=trusted)
         task = config.task
+        model = config.run.base_model
         pool = TaskPool(
-            task.name,
+            task.kind,
             task.options,
             processes=task.processes,
             timeout_s=task.timeout_s,
             limits=Limits(network=task.network),
+            texts=None
+            if model is None
+            else TextSettings(str(model.absolute()), system=task.system, options=task.template),
         )
         await stack.enter_async_context(pool)
-        rules = await asyncio.to_thread(make_rules, config, run.run_id, pool.stop_token_ids)
+        rules = await asyncio.to_thread(make_rules, config, run.run_id, pool.about.stop_token_ids)
         rules = replace(rules, seed_key=seed_key(run.key.private_bytes_raw()))
         if not rules.stop_token_ids:
             log.warning("neither the task nor the model names a stop token: no answer ends early")
@@ -191,7 +195,12 @@ async def open_coordinator(
             make_machine(rules, recovered),
             access=access,
             ledger=ledger,
-            data_plane=TaskCalls(pool, vocab_size=rules.vocab_size),
+            data_plane=TaskCalls(
+                pool,
+                name=task.name or pool.about.name,
+                vocab_size=rules.vocab_size,
+                on_error=task.on_error,
+            ),
             files=files,
             tls=tls,
             peer_networks=config.link.networks,
@@ -233,6 +242,7 @@ def make_rules(
         publish_every=policy.publish_every if isinstance(policy.publish_every, int) else None,
         trajectories_per_step=policy.trajectories_per_step,
         group_size=policy.group_size,
+        group_min=policy.group_min or (policy.group_size + 1) // 2,
         max_new_tokens=sampling.max_new_tokens,
         temperature=sampling.temperature,
         top_p=sampling.top_p,

@@ -3,24 +3,30 @@
 Every DrawPrompt and every ScoreSample is answered by exactly one event, so the core never asks
 twice. The pool answers each call even if a task process dies, hangs or cannot be started. An
 exception that the pool does not turn into TaskFailed ends the coordinator.
+
+    the task's reward   the event
+    a number            that reward
+    nobody can say      0, with the reason: the answer is to blame
+    raised something    as `task.on_error` says
+    its process died    asked again; after RETRIES a failure: the machinery is to blame
 """
 
 import asyncio
 import logging
-from typing import Protocol
+from collections.abc import AsyncIterator, Sequence
+from typing import Literal, Protocol
 
-from echo2d.core.base.bounded_dict import keep_newest
-from echo2d.core.protocol.trajectory import pack_tokens, unpack_tokens
+from echo2d.core.protocol.trajectory import RewardPart, Source, unpack_tokens
 from echo2d.core.rollouts.events import DrawPrompt, PromptDrawn, SampleScored, ScoreSample
-from echo2d.tasks.base import Prompt
-from echo2d.tasks.pool import Score
+from echo2d.tasks.pool import Score, ScoreCall, TaskPrompt
 from echo2d.tasks.process import TaskFailed
 
-# Prompts kept for scoring. An evicted prompt is drawn again when its sample is scored.
-PROMPTS_KEPT_MAX = 4096
 PROMPT_TOKENS_MAX = 1 << 17  # 512 KiB in a lease
 RETRY_S_MIN = 0.1
 RETRY_S_MAX = 30.0
+RETRIES = 2  # of a reward
+
+OnError = Literal["zero", "drop_sample", "retry"]
 
 log = logging.getLogger("echo2d.task")
 
@@ -28,18 +34,27 @@ log = logging.getLogger("echo2d.task")
 class Pool(Protocol):
     """The part of `tasks.pool.TaskPool` that is used here."""
 
-    async def prompt(self, index: int) -> Prompt | TaskFailed: ...
+    @property
+    def at_once(self) -> int: ...
 
-    async def reward(self, prompt: Prompt, output: list[int]) -> Score | TaskFailed: ...
+    @property
+    def concurrent(self) -> bool: ...
+
+    async def prompt(self, index: int) -> TaskPrompt | TaskFailed: ...
+
+    def rewards(self, calls: Sequence[ScoreCall]) -> AsyncIterator[Score | TaskFailed]: ...
 
 
 class TaskCalls:
-    """Prompts and rewards of one task."""
+    """Prompts and rewards of one task. name: of the task, in metrics and trajectories."""
 
-    def __init__(self, pool: Pool, *, vocab_size: int) -> None:
+    def __init__(
+        self, pool: Pool, *, name: str, vocab_size: int, on_error: OnError = "drop_sample"
+    ) -> None:
         self._pool = pool
+        self._name = name
         self._vocab_size = vocab_size
-        self._prompts: dict[int, Prompt] = {}
+        self._on_error = on_error
 
     async def draw(self, action: DrawPrompt) -> PromptDrawn:
         """Draw a prompt, retrying with backoff until it succeeds.
@@ -53,40 +68,70 @@ class TaskCalls:
             )
             await asyncio.sleep(delay_s)
             delay_s = min(RETRY_S_MAX, 2 * delay_s)
-        return PromptDrawn(action.cursor, pack_tokens(found.tokens))
+        return PromptDrawn(action.cursor, found.tokens, Source(self._name, found.row))
 
-    async def score(self, action: ScoreSample) -> SampleScored:
-        """Score a sample once; after a failure the reward is None and the reason is given."""
-        found = await self._prompt(action.cursor)
-        if isinstance(found, Prompt):
-            result = await self._pool.reward(found, unpack_tokens(action.tokens).tolist())
-            if isinstance(result, Score):
-                return SampleScored(action.group, action.sample, result.reward, "")
-            found = result
-        log.warning(
-            "reward failed group=%d sample=%d reason=%s", action.group, action.sample, found.reason
+    def shares(self, actions: Sequence[ScoreSample]) -> list[Sequence[ScoreSample]]:
+        """Divide samples among as many calls of `score` as the pool can work on at once."""
+        count = min(len(actions), self._pool.at_once)
+        return [actions[first::count] for first in range(count)]
+
+    async def score(self, actions: Sequence[ScoreSample]) -> AsyncIterator[SampleScored]:
+        """Score samples as their rewards come; after a failure a reward is None, with a reason."""
+        waiting = list(actions)
+        for attempt in range(RETRIES + 1):
+            again: list[ScoreSample] = []
+            calls = [ScoreCall(each.cursor, each.tokens, each.finish) for each in waiting]
+            asked = iter(waiting)
+            async for result in self._pool.rewards(calls):
+                action = next(asked)
+                if attempt < RETRIES and self._may_pass(result):
+                    again.append(action)
+                else:
+                    yield self._scored(action, result)
+            if not again:
+                return
+            waiting = again
+            await asyncio.sleep(RETRY_S_MIN * 2**attempt)
+
+    # --- inside
+
+    def _may_pass(self, result: Score | TaskFailed) -> bool:
+        """Whether this is a failure that another try may not have."""
+        match result:
+            case TaskFailed("died"):
+                return True
+            case TaskFailed("timeout"):
+                # A concurrent task waits for somebody else, not for its own arithmetic.
+                return self._pool.concurrent
+            case TaskFailed("error"):
+                return self._on_error == "retry"
+        return False
+
+    def _scored(self, action: ScoreSample, result: Score | TaskFailed) -> SampleScored:
+        group, sample = action.group, action.sample
+        if isinstance(result, Score):
+            parts = tuple(RewardPart(name, value) for name, value in result.parts.items())
+            return SampleScored(group, sample, result.reward, "", parts)
+        reason = f"{result.kind}: {result.reason}"
+        log.warning("reward failed group=%d sample=%d reason=%s", group, sample, reason)
+        too_hard = result.kind == "unjudged" or (
+            result.kind == "timeout" and not self._pool.concurrent
         )
-        return SampleScored(action.group, action.sample, None, f"{found.kind}: {found.reason}")
+        zero = too_hard or (result.kind == "error" and self._on_error == "zero")
+        return SampleScored(group, sample, 0.0 if zero else None, reason)
 
-    async def _prompt(self, cursor: int) -> Prompt | TaskFailed:
+    async def _prompt(self, cursor: int) -> TaskPrompt | TaskFailed:
         """The prompt at a cursor. A prompt that is empty, too long or out of vocabulary fails."""
-        if cursor in self._prompts:
-            return self._prompts[cursor]
         found = await self._pool.prompt(cursor)
         if isinstance(found, TaskFailed):
             return found
-        if not 1 <= len(found.tokens) <= PROMPT_TOKENS_MAX or not all(
-            map(self._is_token, found.tokens)
+        tokens = unpack_tokens(found.tokens)
+        if 1 <= len(tokens) <= PROMPT_TOKENS_MAX and (
+            0 <= int(tokens.min()) <= int(tokens.max()) < self._vocab_size
         ):
-            return TaskFailed(
-                "error",
-                f"prompt {cursor}: expected 1 to {PROMPT_TOKENS_MAX} tokens, "
-                f"each from 0 to {self._vocab_size - 1}",
-            )
-        self._prompts[cursor] = found
-        keep_newest(self._prompts, PROMPTS_KEPT_MAX)
-        return found
-
-    def _is_token(self, token: object) -> bool:
-        # `type` and not `isinstance`: a bool is no token.
-        return type(token) is int and 0 <= token < self._vocab_size
+            return found
+        return TaskFailed(
+            "error",
+            f"prompt {cursor}: expected 1 to {PROMPT_TOKENS_MAX} tokens, "
+            f"each from 0 to {self._vocab_size - 1}",
+        )

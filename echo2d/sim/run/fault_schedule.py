@@ -135,6 +135,7 @@ def _rules(rng: random.Random, max_new_tokens: int) -> RunRules:
         publish_every=rng.choice([None, rng.randint(1, staleness_max + 1)]),
         trajectories_per_step=trajectories,
         group_size=group_size,
+        group_min=(group_size + 1) // 2,
         max_new_tokens=max_new_tokens,
         temperature=1.0,
         top_p=1.0,

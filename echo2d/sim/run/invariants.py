@@ -54,6 +54,7 @@ from echo2d.core.rollouts.events import (
     LeaseGiven,
     PromptTaken,
     SampleKept,
+    SampleLeftOut,
     SampleReturned,
     SampleRewarded,
 )
@@ -141,10 +142,8 @@ class InvariantChecker:
                 assert self.audited
                 assert group not in self._step_of, "a sample of a frozen group goes back"
                 self._lies.discard((group, sample))
-            case SampleRewarded(group, sample, reward):
-                assert reward == reward_of(self.ledger.groups[group].cursor, sample), (
-                    "a reward nobody gave"
-                )
+            case SampleLeftOut() | SampleRewarded():
+                self._check_rewarded(record)
             case GroupDropped():
                 self._check_dropped(record)
             case BatchFrozen():
@@ -236,6 +235,14 @@ class InvariantChecker:
         assert math.isnan(kept.reward)
         self._kept.add((key, kept.sample))
 
+    def _check_rewarded(self, record: SampleLeftOut | SampleRewarded) -> None:
+        stored = self.ledger.groups[record.group]
+        (kept,) = [each for each in stored.record.trajectories if each.sample == record.sample]
+        assert math.isnan(kept.reward), "I5: a sample has a reward already"
+        if isinstance(record, SampleRewarded):
+            right = reward_of(stored.cursor, record.sample)
+            assert record.reward == right, "a reward nobody gave"
+
     def _check_dropped(self, record: GroupDropped) -> None:
         """Work is thrown away for a reason that holds only."""
         stored = self.ledger.groups[record.group]
@@ -249,7 +256,7 @@ class InvariantChecker:
                 )
             case "filtered":
                 assert self._rules.filter_zero_variance
-                assert len(rewards) == self._rules.group_size > 1
+                assert len(rewards) + len(stored.record.left_out) == self._rules.group_size > 1
                 assert len(set(rewards)) == 1
             case "refused":
                 void = [
@@ -282,14 +289,15 @@ class InvariantChecker:
             assert self._step_of.setdefault(group, step) == step, "I4: a group in two batches"
             assert before is None or group in before.groups or group not in self._refused
             self._check_group(group, step, fresh=before is None or group not in before.groups)
-        body = pack_batch(BatchBody(step, tuple(ledger.groups[group].record for group in groups)))
+        body = pack_batch(BatchBody.of(step, [ledger.groups[group].record for group in groups]))
         assert batch_digest(body) == record.digest
 
     def _check_group(self, group: GroupId, step: int, *, fresh: bool) -> None:
-        trajectories = self.ledger.groups[group].record.trajectories
-        assert [each.sample for each in trajectories] == list(range(self._rules.group_size)), (
-            "I5: not whole"
-        )
+        record = self.ledger.groups[group].record
+        trajectories = record.trajectories
+        samples = sorted([*(each.sample for each in trajectories), *record.left_out])
+        assert samples == list(range(self._rules.group_size)), "I5: neither whole nor declared"
+        assert len(trajectories) >= self._rules.group_min, "I5: too many samples are left out"
         assert not any(math.isnan(each.reward) for each in trajectories), "I5: not scored"
         assert not self._all_wait or not any(
             (group, each.sample) in self._lies for each in trajectories

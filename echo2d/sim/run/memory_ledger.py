@@ -22,6 +22,7 @@ from echo2d.core.rollouts.events import (
     LeaseGiven,
     PromptTaken,
     SampleKept,
+    SampleLeftOut,
     SampleReturned,
     SampleRewarded,
 )
@@ -65,9 +66,9 @@ class MemoryLedger:
                     for s, p in self.published.items()
                     if (p.version, p.digest) == (version, digest)
                 }
-            case PromptTaken(group, cursor, prompt):
+            case PromptTaken(group, cursor, prompt, source):
                 assert group not in self.groups
-                self.groups[group] = StoredGroup(GroupRecord(group, prompt, ()), cursor)
+                self.groups[group] = StoredGroup(GroupRecord(group, prompt, ()), cursor, source)
                 self.next_cursor, self.next_group = max(self.next_cursor, cursor + 1), group + 1
             case LeaseGiven(group):
                 assert group in self.groups
@@ -83,10 +84,10 @@ class MemoryLedger:
                 self.groups[group] = replace(
                     stored, record=replace(stored.record, trajectories=tuple(both))
                 )
-            case SampleRewarded(group, sample, reward):
+            case SampleRewarded(group, sample, reward, parts):
                 stored = self.groups[group]
                 scored = [
-                    replace(t, reward=reward) if t.sample == sample else t
+                    t.scored(reward, parts) if t.sample == sample else t
                     for t in stored.record.trajectories
                 ]
                 self.groups[group] = replace(
@@ -99,6 +100,14 @@ class MemoryLedger:
                 assert len(left) == len(stored.record.trajectories) - 1
                 self.groups[group] = replace(
                     stored, record=replace(stored.record, trajectories=left)
+                )
+            case SampleLeftOut(group, sample):
+                stored = self.groups[group]
+                left = tuple(t for t in stored.record.trajectories if t.sample != sample)
+                assert len(left) == len(stored.record.trajectories) - 1
+                left_out = tuple(sorted((*stored.record.left_out, sample)))
+                self.groups[group] = replace(
+                    stored, record=replace(stored.record, trajectories=left, left_out=left_out)
                 )
             case LimitsLearnt(engine_class):
                 self.limits[engine_class] = record

@@ -59,7 +59,7 @@ def test_a_session_tells_the_rules() -> None:
     world = World()
     assert world.open_session().body == {
         "epoch": 1, "run_id": "run-1", "staleness_max": 2, "publish_every": 1, "trajectories_per_step": 4,
-        "group_size": 2, "over_stale": "drop", "checkpoint": 0,
+        "group_size": 2, "group_min": 2, "over_stale": "drop", "checkpoint": 0,
     }  # fmt: skip
     assert world.publish(0).body == {
         "version": 0,

@@ -18,7 +18,7 @@ from echo2d.core.protocol.control_messages import (
     VersionSpan,
     Welcome,
 )
-from echo2d.core.protocol.trajectory import pack_tokens
+from echo2d.core.protocol.trajectory import RewardPart, pack_tokens
 from echo2d.core.rollouts.events import (
     PromptDrawn,
     PromptTaken,
@@ -171,6 +171,50 @@ def test_a_failed_reward_ends_its_group_and_is_said() -> None:
     assert any(
         isinstance(a, Persist) and isinstance(a.record, PromptTaken) for a in actions
     )  # a new prompt
+
+
+def test_a_group_goes_on_without_a_sample_whose_reward_failed() -> None:
+    """Also over a restart; another result for that sample is refused, and a repeat of it is known."""
+    world, (worker,) = world_of(3, group_size=3, group_min=2, trajectories_per_step=3)
+    world.reward = lambda cursor, sample: None if sample == 0 else float(sample)
+    [(key, *_), *_] = worker.open
+    first = worker.finish(key, 0)
+    world.say(worker, first)
+    world.handle(world.pending.pop())
+    assert dropped(world) == []
+    world.crash()
+    world.say(worker, first)
+    assert answers(worker)[-1] == (True, "")
+    world.say(worker, replace(first, finish="length"))
+    assert answers(worker)[-1] == (False, "a different result was accepted before")
+    world.say(worker, worker.finish(key, 1))
+    world.say(worker, worker.finish(key, 2))
+    world.drain()
+    stored = world.ledger.groups[GroupId(0)]
+    assert [each.sample for each in stored.record.trajectories] == [1, 2]
+    assert stored.record.left_out == (0,)
+    assert world.state.status().groups.buffered == 1
+
+
+def test_a_group_that_would_be_too_small_is_dropped() -> None:
+    world, (worker,) = world_of(3, group_size=3, group_min=2, trajectories_per_step=3)
+    world.reward = lambda cursor, sample: None
+    [(key, *_), *_] = worker.open
+    for sample in range(2):
+        world.say(worker, worker.finish(key, sample))
+        world.handle(world.pending.pop())
+    assert dropped(world) == ["reward: crashed"]
+
+
+def test_a_reward_with_a_reason_counts_and_is_said() -> None:
+    world, (worker,) = world_of(2)
+    world.say(worker, worker.finish(*worker.open[0]))
+    world.pending.clear()
+    parts = (RewardPart("form", 0.5),)
+    actions = world.handle(SampleScored(GroupId(0), 0, 0.0, "unjudged: too hard", parts))
+    assert any(isinstance(each, Note) and each.kind == "unjudged" for each in actions)
+    [kept] = world.ledger.groups[GroupId(0)].record.trajectories
+    assert (kept.reward, kept.reward_parts) == (0.0, parts)
 
 
 def test_a_reward_that_is_no_number_is_a_failed_one() -> None:

@@ -8,9 +8,9 @@ def test_drawn_ahead_and_taken_in_order() -> None:
     prompts = Prompts(7)
     assert prompts.ask(2) == [DrawPrompt(7), DrawPrompt(8)]
     assert prompts.ask(2) == []
-    prompts.drawn(8, b"8")
-    prompts.drawn(7, b"7")
-    prompts.drawn(99, b"?")  # never asked for
+    prompts.drawn(DrawnPrompt(8, b"8"))
+    prompts.drawn(DrawnPrompt(7, b"7"))
+    prompts.drawn(DrawnPrompt(99, b"?"))  # never asked for
     prompts.check()
     assert [prompts.take(), prompts.take(), prompts.take()] == [
         DrawnPrompt(7, b"7"),

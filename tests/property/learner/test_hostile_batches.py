@@ -14,7 +14,7 @@ from learner.batches import BatchRules, Trained, faults
 from learner.packing import answers_of
 
 VOCAB, STEP, STALENESS, GROUPS, SIZE = 17, 20, 3, 4, 3
-RULES = BatchRules(STALENESS, GROUPS, SIZE, VOCAB)
+RULES = BatchRules(STALENESS, GROUPS, SIZE, VOCAB, group_min=SIZE)
 versions = st.integers(STEP - 1 - STALENESS, STEP - 1)
 
 
@@ -34,7 +34,9 @@ def made(length: int, cut: int, old: int, new: int) -> Trajectory:
 
 
 trajectories = st.builds(made, st.integers(1, 8), st.integers(0, 8), versions, versions)
-groups = st.lists(trajectories, min_size=SIZE, max_size=SIZE).map(tuple)
+groups = st.lists(trajectories, min_size=SIZE, max_size=SIZE).map(
+    lambda members: tuple(dataclasses.replace(one, sample=at) for at, one in enumerate(members))
+)
 batches = st.lists(groups, min_size=GROUPS, max_size=GROUPS).map(
     lambda members: Batch(
         STEP,

@@ -76,15 +76,19 @@ groups = st.builds(
     ids.map(GroupId),
     st.lists(st.integers(0, 99), max_size=4).map(pack_tokens),
     st.lists(trajectories(), max_size=3).map(tuple),
+    st.lists(st.integers(0, 63), max_size=2).map(tuple),
 )
-batches = st.builds(BatchBody, ids, st.lists(groups, max_size=3).map(tuple))
+batches = st.builds(BatchBody.of, ids, st.lists(groups, max_size=3))
 
 
 @given(batches)
 def test_a_batch_survives(batch: BatchBody) -> None:
     packed = pack_batch(batch)
     assert unpack_batch(packed) == batch
-    assert join_batch(batch.step, [pack_group(each) for each in batch.groups]) == packed
+    assert (
+        join_batch(batch.step, batch.trajectories, [pack_group(each) for each in batch.groups])
+        == packed
+    )
 
 
 @given(pieces(), st.integers(0, 20))
@@ -163,7 +167,7 @@ def test_any_structure_in_the_place_of_another_is_refused(
 
 @pytest.mark.parametrize("head", range(256))
 def test_another_format_is_refused_by_name(head: int) -> None:
-    data = pack_batch(BatchBody(1, ()))
+    data = pack_batch(BatchBody.of(1, ()))
     if head == data[0]:
         return
     with pytest.raises(PeerFault, match="no batch of format"):

@@ -152,7 +152,7 @@ async def test_without_p2p_nobody_but_the_seed_sends(tmp_path: Path) -> None:
 
 
 SLOW_TASK: dict[str, Any] = {
-    "task.name": "tests.support.slow_task:SlowTask",
+    "task.kind": "tests.support.slow_task:SlowTask",
     "task.options": {"reward_s": 0.05},
 }
 

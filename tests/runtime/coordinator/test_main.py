@@ -28,7 +28,7 @@ from echo2d.core.coordinator.events import (
     RequestGone,
     SessionAsked,
 )
-from echo2d.core.protocol.trajectory import pack_tokens, unpack_tokens
+from echo2d.core.protocol.trajectory import Source, pack_tokens, unpack_tokens
 from echo2d.core.rollouts.events import DrawPrompt, PromptDrawn, SampleScored, ScoreSample
 from echo2d.errors import Fault, OperatorFault
 from echo2d.net.security.auth import read_token_file
@@ -190,8 +190,8 @@ async def test_prompts_are_drawn_and_outputs_scored(
     def drawn(event: PromptDrawn) -> list[CoordinatorAction]:
         right = pack_tokens(answer(unpack_tokens(event.tokens).tolist()))
         return [
-            ScoreSample(GroupId(1), 0, event.cursor, right),
-            ScoreSample(GroupId(1), 1, event.cursor, right[:-4]),
+            ScoreSample(GroupId(1), 0, event.cursor, right, "stop"),
+            ScoreSample(GroupId(1), 1, event.cursor, right[:-4], "length"),
         ]
 
     script.on[DeadlinePassed] = lambda event: [DrawPrompt(5)]
@@ -227,7 +227,7 @@ async def test_a_prompt_whose_process_is_killed_comes_all_the_same(
 
         script.wake, script.on[DeadlinePassed] = 0.0, draw
         task = {
-            "task.name": "tests.support.nasty_task:NastyTask",
+            "task.kind": "tests.support.nasty_task:NastyTask",
             "task.options": {"directory": name},
         }
         async with serving(make_config(tmp_path, **task, **{"task.timeout_s": 600.0}), script.make):
@@ -235,7 +235,8 @@ async def test_a_prompt_whose_process_is_killed_comes_all_the_same(
             await asyncio.to_thread(fifo.unlink)
             for each in killed:
                 os.kill(int(processes[each]), signal.SIGKILL)
-            assert await script.hears(PromptDrawn) == PromptDrawn(5, pack_tokens(range(5)))
+            drawn = PromptDrawn(5, pack_tokens(range(5)), Source("nasty"))
+            assert await script.hears(PromptDrawn) == drawn
 
 
 # --- starting and stopping ------------------------------------------------------------------------------------------
@@ -263,7 +264,7 @@ async def test_what_cannot_start_says_why(
         )
     assert "can dial" in await opens(make_config(tmp_path, **{"link.host": "0.0.0.0"}))
     assert "link.host" in await opens(make_config(tmp_path, **{"link.host": "198.51.100.1"}))
-    assert "task nothing" in await opens(make_config(tmp_path, **{"task.name": "nothing"}))
+    assert "task nothing" in await opens(make_config(tmp_path, **{"task.kind": "nothing"}))
     model = {"run.base_model": str(tmp_path), "sampling.vocab_size": 0}
     assert f"there is no {tmp_path}/config.json" in await opens(make_config(tmp_path, **model))
     (tmp_path / "config.json").write_text("[]")

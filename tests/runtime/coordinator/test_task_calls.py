@@ -1,36 +1,50 @@
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 
 import pytest
 
 from echo2d.core.base.ids import GroupId
-from echo2d.core.protocol.trajectory import pack_tokens
+from echo2d.core.protocol.trajectory import RewardPart, Source, pack_tokens
 from echo2d.core.rollouts.events import DrawPrompt, PromptDrawn, SampleScored, ScoreSample
 from echo2d.runtime.coordinator import task_calls
-from echo2d.runtime.coordinator.task_calls import TaskCalls
-from echo2d.tasks.base import Prompt
-from echo2d.tasks.pool import Score
+from echo2d.runtime.coordinator.task_calls import RETRIES, OnError, TaskCalls
+from echo2d.tasks.pool import Score, ScoreCall, TaskPrompt
 from echo2d.tasks.process import TaskFailed
 
-BROKEN = TaskFailed("timeout", "10 s passed")
-OUTPUT = pack_tokens([3, 4])
+LATE, DIED = TaskFailed("timeout", "10 s passed"), TaskFailed("died", "it died")
+RAISED, TOO_HARD = TaskFailed("error", "ValueError: x"), TaskFailed("unjudged", "too hard")
 
 
 class Pool:
     """Prompt n is the token n; its reward counts the output's tokens. `failures` come first."""
 
+    at_once = 2
+    concurrent = False
+
     def __init__(self) -> None:
         self.drawn: list[int] = []
+        self.asked: list[int] = []
         self.failures: list[TaskFailed] = []
-        self.make: Callable[[int], Prompt] = lambda index: Prompt((index,))
+        self.make: Callable[[int], TaskPrompt] = lambda index: TaskPrompt(
+            pack_tokens([index]), {}, f"row {index}"
+        )
 
-    async def prompt(self, index: int) -> Prompt | TaskFailed:
+    async def prompt(self, index: int) -> TaskPrompt | TaskFailed:
         self.drawn.append(index)
         return self.failures.pop(0) if self.failures else self.make(index)
 
-    async def reward(self, prompt: Prompt, output: list[int]) -> Score | TaskFailed:
-        return (
-            self.failures.pop(0) if self.failures else Score(float(len(output) + prompt.tokens[0]))
-        )
+    async def rewards(self, calls: Sequence[ScoreCall]) -> AsyncIterator[Score | TaskFailed]:
+        self.asked.append(len(calls))
+        for call in calls:
+            if self.failures:
+                yield self.failures.pop(0)
+            else:
+                parts = {"form": 1.0} if call.finish == "length" else {}
+                yield Score(float(len(call.tokens) // 4 + call.index), parts)
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(task_calls, "RETRY_S_MIN", 0.0)
 
 
 @pytest.fixture
@@ -38,58 +52,97 @@ def pool() -> Pool:
     return Pool()
 
 
-@pytest.fixture
-def plane(pool: Pool) -> TaskCalls:
-    return TaskCalls(pool, vocab_size=100)
+def calls(pool: Pool, on_error: OnError = "drop_sample") -> TaskCalls:
+    return TaskCalls(pool, name="sums", vocab_size=100, on_error=on_error)
 
 
-def score(cursor: int) -> ScoreSample:
-    return ScoreSample(GroupId(1), 0, cursor, OUTPUT)
+def sample(number: int) -> ScoreSample:
+    return ScoreSample(GroupId(1), number, 7, pack_tokens([3, 4]), "stop")
 
 
-async def test_a_prompt_is_drawn_once_and_scored(plane: TaskCalls, pool: Pool) -> None:
-    assert await plane.draw(DrawPrompt(7)) == PromptDrawn(7, pack_tokens([7]))
-    assert await plane.score(score(7)) == SampleScored(GroupId(1), 0, 9.0, "")
-    assert pool.drawn == [7]
+async def scores(made: TaskCalls, *actions: ScoreSample) -> list[SampleScored]:
+    return [event async for event in made.score(actions)]
 
 
-async def test_after_a_restart_the_prompt_is_drawn_again(plane: TaskCalls, pool: Pool) -> None:
-    assert await plane.score(score(7)) == SampleScored(GroupId(1), 0, 9.0, "")
-    assert pool.drawn == [7]
+async def test_a_prompt_is_drawn_and_its_samples_are_scored_together(pool: Pool) -> None:
+    made = calls(pool)
+    assert await made.draw(DrawPrompt(7)) == PromptDrawn(
+        7, pack_tokens([7]), Source("sums", "row 7")
+    )
+    cut = ScoreSample(GroupId(1), 1, 7, pack_tokens([3]), "length")
+    assert await scores(made, sample(0), cut) == [
+        SampleScored(GroupId(1), 0, 9.0, ""),
+        SampleScored(GroupId(1), 1, 8.0, "", (RewardPart("form", 1.0),)),
+    ]
+    assert (pool.drawn, pool.asked) == ([7], [2])
 
 
-async def test_a_failed_reward_is_an_error_of_that_sample(plane: TaskCalls, pool: Pool) -> None:
-    await plane.draw(DrawPrompt(7))
-    pool.failures = [BROKEN]
-    assert await plane.score(score(7)) == SampleScored(GroupId(1), 0, None, "timeout: 10 s passed")
+def test_samples_are_divided_among_the_processes(pool: Pool) -> None:
+    made, samples = calls(pool), [sample(number) for number in range(5)]
+    assert made.shares(samples) == [samples[::2], samples[1::2]]
+    assert made.shares(samples[:1]) == [samples[:1]]
+    assert made.shares([]) == []
 
 
-async def test_a_lost_prompt_is_an_error_of_that_sample(plane: TaskCalls, pool: Pool) -> None:
-    pool.failures = [BROKEN]
-    assert await plane.score(score(7)) == SampleScored(GroupId(1), 0, None, "timeout: 10 s passed")
-
-
-async def test_a_failed_prompt_is_tried_again(
-    plane: TaskCalls, pool: Pool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("failed", "on_error", "reward"),
+    [
+        (TOO_HARD, "drop_sample", 0.0),
+        (LATE, "drop_sample", 0.0),
+        (RAISED, "drop_sample", None),
+        (RAISED, "zero", 0.0),
+    ],
+)
+async def test_what_a_failure_is_worth(
+    failed: TaskFailed, on_error: OnError, reward: float | None, pool: Pool
 ) -> None:
-    monkeypatch.setattr(task_calls, "RETRY_S_MIN", 0.001)
-    pool.failures = [BROKEN, BROKEN]
-    assert await plane.draw(DrawPrompt(7)) == PromptDrawn(7, pack_tokens([7]))
+    pool.failures = [failed]
+    assert await scores(calls(pool, on_error), sample(0), sample(1)) == [
+        SampleScored(GroupId(1), 0, reward, f"{failed.kind}: {failed.reason}"),
+        SampleScored(GroupId(1), 1, 9.0, ""),
+    ]
+
+
+@pytest.mark.parametrize(("failed", "on_error"), [(DIED, "zero"), (RAISED, "retry")])
+async def test_what_may_pass_is_tried_again(
+    failed: TaskFailed, on_error: OnError, pool: Pool
+) -> None:
+    """Only the sample that failed; in the end it has no reward, for nobody judged its answer."""
+    made = calls(pool, on_error)
+    pool.failures = [failed] * RETRIES
+    right = SampleScored(GroupId(1), 0, 9.0, "")
+    other = SampleScored(GroupId(1), 1, 9.0, "")
+    assert sorted(await scores(made, sample(0), sample(1)), key=lambda each: each.sample) == [
+        right,
+        other,
+    ]
+    pool.failures = [failed] * (RETRIES + 1)
+    assert await scores(made, sample(0)) == [
+        SampleScored(GroupId(1), 0, None, f"{failed.kind}: {failed.reason}")
+    ]
+
+
+async def test_a_concurrent_task_that_is_late_is_tried_again(pool: Pool) -> None:
+    pool.concurrent = True
+    pool.failures = [LATE]
+    assert await scores(calls(pool), sample(0)) == [SampleScored(GroupId(1), 0, 9.0, "")]
+
+
+async def test_a_failed_prompt_is_tried_again(pool: Pool) -> None:
+    pool.failures = [LATE, DIED]
+    assert (await calls(pool).draw(DrawPrompt(7))).tokens == pack_tokens([7])
     assert pool.drawn == [7, 7, 7]
 
 
-@pytest.mark.parametrize("tokens", [(), (100,), (-1,), (True,), ("1",), (1,) * 200_000])
+@pytest.mark.parametrize("tokens", [(), (100,), (-1,), (1,) * 200_000])
 async def test_prompts_outside_the_vocabulary_are_failures(
-    plane: TaskCalls, pool: Pool, tokens: tuple[int, ...]
+    tokens: tuple[int, ...], pool: Pool
 ) -> None:
-    pool.make = lambda index: Prompt(tokens)
-    assert (await plane.score(score(0))).reward is None
+    right = pool.make
 
+    def mended(index: int) -> TaskPrompt:
+        pool.make = right
+        return TaskPrompt(pack_tokens(tokens))
 
-async def test_old_prompts_are_forgotten(
-    plane: TaskCalls, pool: Pool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(task_calls, "PROMPTS_KEPT_MAX", 2)
-    for cursor in (0, 1, 2, 0, 2):
-        await plane.draw(DrawPrompt(cursor))
-    assert pool.drawn == [0, 1, 2, 0]
+    pool.make = mended
+    assert (await calls(pool).draw(DrawPrompt(7))).tokens == pack_tokens([7])

@@ -46,7 +46,7 @@ snapshot_root = "{root}"
 [sampling]
 vocab_size = 100
 [task]
-name = "echo2d.bench.lab.stub_task:StubTask"
+kind = "echo2d.bench.lab.stub_task:StubTask"
 [rent]
 usd_per_h = 1.0
 usd_total = 10.0

@@ -1,0 +1,56 @@
+"""A run whose task is a file of questions: messages, a chat template and a scorer, and no code."""
+
+import json
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.support.polling import START_S, poll
+from tests.support.programs import Site
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+
+STEPS = 3
+ROWS = 200
+# The tiny model sorts what stands before ">".
+TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}>"
+
+
+def write_rows(path: Path) -> None:
+    rng = random.Random(0)
+    questions = ["".join(rng.choices("0123456789", k=8)) for _ in range(ROWS)]
+    rows = [{"digits": each, "sorted": "".join(sorted(each))} for each in questions]
+    path.write_text("\n".join(map(json.dumps, rows)))
+
+
+def test_rows_are_asked_scored_and_trained_on(site: Site) -> None:
+    model = site.directory / "model"
+    shutil.copytree(str(site.facts["model"]), model)
+    (model / "chat_template.jinja").write_text(TEMPLATE)
+    write_rows(site.directory / "rows.jsonl")
+    options = {"prompt": "digits", "answer": "sorted", "held_out": 0.2}
+    table = ", ".join(f"{name} = {json.dumps(value)}" for name, value in options.items())
+    text = site.config.read_text()
+    for old, new in (
+        ('kind = "sort_digits"', 'kind = "rows"\nname = "digits"'),
+        (
+            "options = { rng_seed = 0 }",
+            f'options = {{ files = "{site.directory}/*.jsonl", {table} }}',
+        ),
+        (str(site.facts["model"]), str(model)),
+    ):
+        assert old in text
+        text = text.replace(old, new)
+    site.config.write_text(text)
+    site.facts["model"] = model
+    site.coordinate()
+    site.join("box", "--threads=1")
+    learner = site.learn(STEPS)
+    assert learner.wait(3 * START_S) == 0, learner.tail()
+    poll(lambda: site.serving() == STEPS)
+    metrics = (site.directory / "learner" / "metrics.jsonl").read_text().splitlines()
+    rewards = [json.loads(line)["reward_mean"] for line in metrics]
+    # The tiny model is right about every third time.
+    assert all(0.05 < reward < 0.95 for reward in rewards)
