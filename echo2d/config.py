@@ -145,6 +145,18 @@ class TaskTable(Table):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SamplesTable(Table):
+    TABLE: ClassVar[str] = "samples"
+
+    bytes_max: int = key(
+        "bytes of prompts, answers and rewards kept as text in run_dir/samples.jsonl for"
+        " `echo2d samples`; 0: keep none",
+        64 << 20,
+        low=0,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DisseminationTable(Table):
     TABLE: ClassVar[str] = "dissemination"
 
@@ -443,7 +455,7 @@ class WorkerConfig(Table):
 
 
 _COORDINATOR_TABLES: tuple[type[Table], ...] = (
-    RunTable, ServeTable, PolicyTable, SamplingTable, TaskTable, DisseminationTable,
+    RunTable, ServeTable, PolicyTable, SamplingTable, TaskTable, SamplesTable, DisseminationTable,
     ActivationTable, LinkTable, GatewayTable, AuditTable, RentTable,
 )  # fmt: skip
 
@@ -457,6 +469,7 @@ class CoordinatorConfig:
     policy: PolicyTable
     sampling: SamplingTable
     task: TaskTable
+    samples: SamplesTable
     dissemination: DisseminationTable
     activation: ActivationTable
     link: LinkTable

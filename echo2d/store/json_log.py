@@ -8,10 +8,11 @@ Not here: the contents of the records.
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from echo2d.errors import OperatorFault
 from echo2d.store.disk import opened, store_faults
 
 FILES = 4  # so a rotation deletes the oldest quarter
@@ -58,6 +59,25 @@ def log_files(directory: Path, name: str) -> list[Path]:
     """The files of a log, the newest first; some of them may not exist yet."""
     older = (f"{name}.{number}.jsonl" for number in range(1, FILES))
     return [directory / file for file in (f"{name}.jsonl", *older)]
+
+
+def read_json_log(directory: Path, name: str) -> Iterator[dict[str, Any]]:
+    """The lines of a log, the oldest first. OperatorFault: a file cannot be read.
+
+    A line that a crash cut short is left out.
+    """
+    for path in reversed(log_files(directory, name)):
+        try:
+            lines = path.read_bytes().splitlines()
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise OperatorFault(f"cannot read {path}: {error.strerror}") from error
+        for line in lines:
+            try:
+                yield json.loads(line)
+            except ValueError:
+                continue
 
 
 def _plain(numbers: Numbers) -> list[Any]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.polling import START_S, poll
-from tests.support.programs import Site
+from tests.support.programs import Site, run
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
@@ -54,3 +54,12 @@ def test_rows_are_asked_scored_and_trained_on(site: Site) -> None:
     rewards = [json.loads(line)["reward_mean"] for line in metrics]
     # The tiny model is right about every third time.
     assert all(0.05 < reward < 0.95 for reward in rewards)
+    shown = run("samples", f"--run-dir={site.run_dir}", "--step=2", "--json", "--count=9")
+    lines = [json.loads(line) for line in shown.splitlines()]
+    assert len(lines) == 4
+    for line in lines:
+        digits = line["prompt"].removesuffix(">")
+        right = {each["answer"] for each in line["samples"] if each["reward"]}
+        assert right <= {"".join(sorted(digits)) + "<eos>"}
+        assert {each["reward"] for each in line["samples"]} == {0.0, 1.0}
+    assert "step 2" in run("samples", f"--run-dir={site.run_dir}", "--step=2", "--worst")

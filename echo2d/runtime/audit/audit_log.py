@@ -5,14 +5,12 @@
 It is evidence for a person. Nothing is decided by it, and a restart does not read it.
 """
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from echo2d.core.audit.events import AuditTold
-from echo2d.errors import OperatorFault
-from echo2d.store.json_log import JsonLog, log_files
+from echo2d.store.json_log import JsonLog, read_json_log
 
 LOG_NAME = "audit"
 LOG_BYTES_MAX = 64 << 20
@@ -44,19 +42,5 @@ def audit_record(told: AuditTold, now_s: float) -> dict[str, Any]:
 
 
 def read_audit_log(run_dir: Path) -> Iterator[dict[str, Any]]:
-    """The lines of the log, the oldest first. OperatorFault: a file cannot be read.
-
-    A line that a crash cut short is left out.
-    """
-    for path in reversed(log_files(run_dir, LOG_NAME)):
-        try:
-            lines = path.read_bytes().splitlines()
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            raise OperatorFault(f"cannot read {path}: {error.strerror}") from error
-        for line in lines:
-            try:
-                yield json.loads(line)
-            except ValueError:
-                continue
+    """The lines of the log, the oldest first. OperatorFault: a file cannot be read."""
+    return read_json_log(run_dir, LOG_NAME)

@@ -58,6 +58,7 @@ from echo2d.runtime.audit.audit_log import audit_record
 from echo2d.runtime.coordinator.gateway import Gateway
 from echo2d.runtime.coordinator.group_log import GroupLog
 from echo2d.runtime.coordinator.metrics import CoordinatorMetrics
+from echo2d.runtime.coordinator.sample_log import SampleLog
 from echo2d.runtime.coordinator.task_calls import TaskCalls
 from echo2d.runtime.process.mailbox import EVENTS_MAX, EVENTS_PER_TURN_MAX, Mailbox
 from echo2d.runtime.process.pending_requests import PendingRequests
@@ -121,6 +122,7 @@ class CoordinatorProcess:
         service: Notifier | None = None,
         make_gateway: Callable[[Emit], Gateway] | None = None,
         audit_log: JsonLog | None = None,
+        sample_log: SampleLog | None = None,
     ) -> None:
         self.run_id = run.run_id
         self._run = run
@@ -144,6 +146,7 @@ class CoordinatorProcess:
             peer_networks=peer_networks,
         )
         self._audit_log = audit_log
+        self._sample_log = sample_log
         self._audited: asyncio.Queue[AuditTold] = asyncio.Queue(AUDITED_MAX)
         self._group_log = GroupLog(self.sessions.peer)
         self._metrics = CoordinatorMetrics(ledger=run.path / LEDGER_FILE)
@@ -200,7 +203,8 @@ class CoordinatorProcess:
         )
         records = () if self.gateway is None else (self.gateway.keep_records(),)
         audited = () if self._audit_log is None else (self._keep_audited(self._audit_log),)
-        return (self._turns(), *watches, *records, *audited, *others)
+        samples = () if self._sample_log is None else (self._sample_log.keep(),)
+        return (self._turns(), *watches, *records, *audited, *samples, *others)
 
     async def _turns(self) -> None:
         while not self._stop.is_set():
@@ -254,6 +258,8 @@ class CoordinatorProcess:
             for record in records:
                 if self.gateway is not None:
                     self.gateway.durable(record)
+                if self._sample_log is not None:
+                    self._sample_log.tell(record)
             self._published_paths.update(
                 record.path for record in records if isinstance(record, VersionPublished)
             )

@@ -41,6 +41,7 @@ from echo2d.runtime.audit.audit_log import open_audit_log
 from echo2d.runtime.audit.supervisor import AuditHandover, supervise_auditor
 from echo2d.runtime.coordinator.gateway import Gateway, read_template
 from echo2d.runtime.coordinator.loop import LEDGER_FILE, CoordinatorProcess, Emit, Machine
+from echo2d.runtime.coordinator.sample_log import open_sample_log
 from echo2d.runtime.coordinator.task_calls import TaskCalls
 from echo2d.runtime.process.lifecycle import Ending, collect_rarely
 from echo2d.runtime.renting.renter import boxes_left_alone, open_renter
@@ -207,6 +208,11 @@ async def open_coordinator(
             service=notifier(),
             make_gateway=make_gateway if config.gateway.enabled else None,
             audit_log=open_audit_log(run.path) if config.audit.enabled else None,
+            sample_log=await asyncio.to_thread(
+                open_sample_log, run.path, config.samples.bytes_max, recovered.groups, model
+            )
+            if config.samples.bytes_max
+            else None,
         )
         url = await _listen(stack, config.coordinator, coordinator, tls)
         await asyncio.to_thread(_tell_this_host, run, access, url)

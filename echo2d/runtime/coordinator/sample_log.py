@@ -1,0 +1,188 @@
+"""The sample log of a run: every scored group with its prompt, answers and rewards as text.
+
+    <run_dir>/samples.jsonl, samples.1.jsonl, ...   (`store/json_log.py`)
+
+    records --tell--> open groups --frozen in a batch, or filtered--> queue --a thread--> one line
+
+It is for people to look at (`echo2d samples`). Nothing is decided by it, and a restart does not read
+it. Files are private (0600), for prompts and answers may be. Text is made of the very tokens that
+are trained on, special tokens included, with the tokenizer of `run.base_model`; without one a line
+has token ids.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from echo2d.core.base.ids import GroupId
+from echo2d.core.coordinator.events import CoordinatorRecord
+from echo2d.core.protocol.trajectory import Source, StoredGroup, TrajectoryRecord, unpack_tokens
+from echo2d.core.rollouts.events import (
+    BatchFrozen,
+    GroupDropped,
+    PromptTaken,
+    SampleKept,
+    SampleLeftOut,
+    SampleReturned,
+    SampleRewarded,
+)
+from echo2d.errors import StoreFault
+from echo2d.runtime.run_dir.run_directory import existing_run
+from echo2d.store.json_log import JsonLog, read_json_log
+from echo2d.texts.files import read_text_files
+from echo2d.texts.model_texts import ModelTexts
+
+LOG_NAME = "samples"
+# Groups that wait for the disk: those of a few large batches. Beyond, the newest are left out.
+WAITING_MAX = 4096
+
+log = logging.getLogger("echo2d.samples")
+
+
+@dataclass(slots=True)
+class _LoggedGroup:
+    """What is known of a group. samples: its answers, by number."""
+
+    group: GroupId
+    prompt: bytes
+    source: Source
+    samples: dict[int, TrajectoryRecord]
+
+
+class SampleLog:
+    """See the module docstring.
+
+    groups: those that are open when the coordinator starts. texts: None: lines have token ids.
+    """
+
+    def __init__(
+        self, files: JsonLog, groups: Iterable[StoredGroup], texts: ModelTexts | None
+    ) -> None:
+        self._files, self._texts = files, texts
+        self._open = {each.record.group: _of_stored(each) for each in groups}
+        self._waiting: asyncio.Queue[tuple[_LoggedGroup, int | None, str]] = asyncio.Queue(
+            WAITING_MAX
+        )
+
+    def tell(self, record: CoordinatorRecord) -> None:
+        """A record is durable."""
+        match record:
+            case PromptTaken(group, _, prompt, source):
+                self._open[group] = _LoggedGroup(group, prompt, source, {})
+            case SampleKept(group, trajectory=kept) if group in self._open:
+                self._open[group].samples[kept.sample] = kept
+            case SampleRewarded(group, sample, reward, parts) if group in self._open:
+                samples = self._open[group].samples
+                if sample in samples:
+                    samples[sample] = samples[sample].scored(reward, parts)
+            case SampleReturned(group, sample) | SampleLeftOut(group, sample) if (
+                group in self._open
+            ):
+                self._open[group].samples.pop(sample, None)
+            case GroupDropped(group, reason):
+                self._ended(group, None, reason.partition(":")[0])
+            case BatchFrozen(step, groups=groups):
+                for group in groups:
+                    self._ended(group, step, "")
+            case _:
+                pass
+
+    async def keep(self) -> None:
+        """Write lines until cancelled."""
+        while True:
+            ended = [await self._waiting.get()]
+            ended += [self._waiting.get_nowait() for _ in range(self._waiting.qsize())]
+            try:
+                await asyncio.to_thread(self._write, ended)
+            except StoreFault as fault:
+                log.warning("the samples of %d groups are not logged: %s", len(ended), fault)
+
+    # --- inside
+
+    def _ended(self, group: GroupId, step: int | None, dropped: str) -> None:
+        found = self._open.pop(group, None)
+        # A group that was dropped unscored has nothing to show.
+        if found is None or dropped not in ("", "filtered"):
+            return
+        try:
+            self._waiting.put_nowait((found, step, dropped))
+        except asyncio.QueueFull:
+            log.warning("a group is not logged: the disk is too slow")
+
+    def _write(self, ended: Sequence[tuple[_LoggedGroup, int | None, str]]) -> None:
+        now_s = round(time.time(), 3)
+        self._files.append(
+            {"at": now_s, "step": step, "dropped": dropped or None, **self._line(each)}
+            for each, step, dropped in ended
+        )
+
+    def _line(self, group: _LoggedGroup) -> dict[str, Any]:
+        return {
+            "group": group.group,
+            "task": group.source.task,
+            "row": group.source.row,
+            "prompt": self._text(group.prompt),
+            "samples": [self._sample(group.samples[at]) for at in sorted(group.samples)],
+        }
+
+    def _sample(self, kept: TrajectoryRecord) -> dict[str, Any]:
+        return {
+            "sample": kept.sample,
+            "reward": kept.reward,
+            "parts": {part.name: part.value for part in kept.reward_parts},
+            "answer": self._text(kept.tokens),
+            "tokens": kept.length,
+            "finish": kept.finish,
+            "versions": [kept.version_min, kept.version_max],
+            "worker": kept.worker,
+        }
+
+    def _text(self, packed: bytes) -> str | list[int]:
+        tokens = unpack_tokens(packed).tolist()
+        return tokens if self._texts is None else self._texts.decode(tokens)
+
+
+def open_sample_log(
+    run_dir: Path, bytes_max: int, groups: Iterable[StoredGroup], model: Path | None
+) -> SampleLog:
+    """The sample log of a run, with the tokenizer of `model` if it has one. Blocking.
+
+    OperatorFault: the tokenizer cannot be read.
+    """
+    files = {} if model is None else read_text_files(model)
+    texts = ModelTexts(files) if "tokenizer.json" in files else None
+    return SampleLog(JsonLog(run_dir, LOG_NAME, bytes_max), groups, texts)
+
+
+def read_samples(
+    run_dir: Path, *, step: int | None = None, filtered: bool = False, worst: bool = False
+) -> list[dict[str, Any]]:
+    """Lines of the log of a run, the newest first; or with `worst` those of the lowest mean reward.
+
+    step: only of this train step. filtered: only groups that were filtered. OperatorFault: there is
+    no run, or a file cannot be read.
+    """
+    existing_run(run_dir)
+    found = [
+        line
+        for line in read_json_log(run_dir, LOG_NAME)
+        if (step is None or line["step"] == step) and (not filtered or line["dropped"])
+    ]
+    if worst:
+        return sorted(found, key=_mean_reward)
+    return found[::-1]
+
+
+def _mean_reward(line: Mapping[str, Any]) -> float:
+    return fmean([each["reward"] for each in line["samples"]] or [0.0])
+
+
+def _of_stored(stored: StoredGroup) -> _LoggedGroup:
+    record = stored.record
+    samples = {each.sample: each for each in record.trajectories}
+    return _LoggedGroup(record.group, record.prompt, stored.source, samples)
