@@ -9,6 +9,7 @@ or print gigabytes: its process is killed, and only the call at hand fails.
 
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
+from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
@@ -87,6 +88,11 @@ class TextTask:
     """
 
     name: str
+
+    @property
+    def concurrent(self) -> bool:
+        """Whether many rewards may wait beside each other in one process."""
+        return iscoroutinefunction(self.reward)
 
     def prompt(self, index: int) -> TextPrompt:
         """Prompt number `index`; an index always gives the same prompt. NoMorePrompts: the end."""

@@ -120,9 +120,22 @@ def _mount(source: str, target: Path, flags: int, kind: str = "none", data: str 
         )
 
 
+def _exists(path: Path) -> bool:
+    """Whether there is such a path, as far as this user may know."""
+    try:
+        path.stat()
+    except FileNotFoundError:
+        return False
+    except OSError:
+        pass
+    return True
+
+
 def _require_readable(path: Path, uid: int | None) -> None:
     if os.access(path, os.R_OK | os.X_OK if path.is_dir() else os.R_OK):
         return
+    if not _exists(path):
+        raise OperatorFault(f"there is no {path}")
     who = "this user" if uid is None else f"user {uid}, as which the task runs,"
     raise OperatorFault(
         f"{who} cannot read {path}: make it readable for others (chmod o+rX), or move it to a "

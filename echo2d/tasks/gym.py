@@ -1,17 +1,20 @@
 """The task "gym": problems that reasoning-gym generates, scored by their own generator.
 
 A generator makes problem i from (rng_seed, i), so nothing is stored. Problems whose question is
-held out never come in training: index i is the first of CANDIDATES problems that is on its side.
+held out never come in training: index i is the first of some candidates that is on its side.
 """
 
 from collections.abc import Mapping
+from math import ceil
 from typing import Any
 
 from echo2d.errors import OperatorFault
 from echo2d.tasks.base import Answer, NoMorePrompts, Split, TextPrompt, TextTask
 from echo2d.tasks.rows.split import is_held_out, row_key
 
-CANDIDATES = 64
+# Candidates for one index, over the share of the wanted side: a side has none of them once in
+# exp(40) indices.
+CANDIDATES = 40
 # reasoning-gym wants to know how many problems there will be.
 SIZE = 1 << 40
 
@@ -50,10 +53,12 @@ class GymTask(TextTask):
         except (ValueError, TypeError, AssertionError) as error:
             raise OperatorFault(f"gym: {dataset}: {error}") from error
         self._prompt, self._held_out, self._split = prompt, held_out, split
+        share = held_out if split == "heldout" else 1 - held_out
+        self._candidates = ceil(CANDIDATES / share)
         self.name = dataset
 
     def prompt(self, index: int) -> TextPrompt:
-        for number in range(index * CANDIDATES, (index + 1) * CANDIDATES):
+        for number in range(index * self._candidates, (index + 1) * self._candidates):
             problem = self._problems[number]
             question = problem["question"]
             key = row_key(question)

@@ -184,6 +184,9 @@ class TaskPool:
                     f"task {self._task} introduces itself wrongly: expected a string as name and "
                     "integers as stop_token_ids"
                 )
+        # Another process, or a later one, must not read other data: prompts are asked by number.
+        for process in self._processes:
+            process.introduction = introduction
         for _ in range(CONCURRENT_MAX - 1 if self.about.concurrent else 0):
             for process in self._processes:
                 self._idle.put_nowait(process)

@@ -159,8 +159,10 @@ class TaskServer:
                 make = _import(task)
                 # Read while this process may read everything.
                 model = None if texts is None else ModelFiles.read(texts)
-                reads = getattr(make, "reads", lambda **_: ())
-                confine(limits, uid, [*limits["read_paths"], *reads(**options)])
+                reads: list[str] = []
+                if hasattr(make, "locate"):
+                    options, reads = make.locate(**options)
+                confine(limits, uid, [*limits["read_paths"], *reads])
                 self._task = ServedTask(make(**options), model)
                 return "ok", self._task.introduction()
             case ["prompt", index] if self._task is not None:

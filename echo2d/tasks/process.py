@@ -29,7 +29,7 @@ from echo2d.tasks.pool_child import HEADER, MESSAGE_BYTES_MAX, NUMBER_MAX, REASO
 OUTPUT_BYTES_MAX = 1 << 20  # stdout and stderr of one call; all of it is dropped
 # The guard has this long to end everything. Then it is killed itself.
 KILL_S = 5.0
-START_TIMEOUT_S = 60.0  # the task's module may import a lot
+START_TIMEOUT_S = 600.0  # the task's module may import a lot, and index many rows
 # A call that is not over in time is interrupted by the process itself, which then goes on. One that
 # cannot be interrupted costs the process its life, so much later.
 GRACE_S = 1.0
@@ -58,8 +58,9 @@ class TaskFailed:
 class TaskProcess:
     """See the module docstring.
 
-    start_request: the first request to every fresh process, which names its task. timeout_s: for
-    one request. environment: all of its environment variables.
+    introduction: what the process must say at every start; None: anything. start_request: the first
+    request to every fresh process, which names its task. timeout_s: for one request. environment:
+    all of its environment variables.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class TaskProcess:
         self._start_request = start_request
         self._timeout_s = timeout_s
         self._environment = dict(environment or {})
+        self.introduction: Any = None
         self._child: Child | None = None
         self._starting = asyncio.Lock()
         # Requests so far. An answer carries the number of its request, so a late answer to an
@@ -83,8 +85,8 @@ class TaskProcess:
 
         After a TaskFailed that cost the process its life there are no more.
         """
-        if self._child is None and isinstance(introduction := await self.start(), TaskFailed):
-            yield introduction
+        if self._child is None and (failed := await self._start_again()) is not None:
+            yield failed
             return
         async with aclosing(self._converse(requests, self._timeout_s + GRACE_S)) as replies:
             async for reply in replies:
@@ -93,8 +95,8 @@ class TaskProcess:
     async def ask_beside_others(self, request: bytes) -> Any:
         """Ask a concurrent process; other calls may be under way."""
         async with self._starting:
-            if self._child is None and isinstance(introduction := await self.start(), TaskFailed):
-                return introduction
+            if self._child is None and (failed := await self._start_again()) is not None:
+                return failed
             child = self._child
         assert child is not None
         (waiting,) = self._send(child, [request])
@@ -115,6 +117,16 @@ class TaskProcess:
             await self.kill()
         return introduction
 
+    async def _start_again(self) -> TaskFailed | None:
+        """Start the process for a call; None: it runs. A call is not to blame if it does not."""
+        introduction = await self.start()
+        if isinstance(introduction, TaskFailed):
+            return TaskFailed("died", f"it does not start: {introduction.reason}")
+        if self.introduction not in (None, introduction):
+            await self.kill()
+            return TaskFailed("died", "its data or options have changed since the run began")
+        return None
+
     async def kill(self) -> None:
         """End the process, if any, and all that it started; wait until its guard is gone."""
         child, self._child = self._child, None
@@ -124,11 +136,12 @@ class TaskProcess:
     async def _converse(
         self, requests: Sequence[bytes], timeout_s: float
     ) -> AsyncGenerator[Any, None]:
-        assert self._child is not None
+        child = self._child
+        assert child is not None
         answered = 0
         try:
-            for waiting in self._send(self._child, requests):
-                reply, sound = await self._child.reply(waiting, timeout_s)
+            for waiting in self._send(child, requests):
+                reply, sound = await child.reply(waiting, timeout_s)
                 answered += sound
                 yield reply
                 if not sound:

@@ -7,7 +7,6 @@ The last prompts are kept, because their answers come soon. An older one is made
 the same prompt for the same index.
 """
 
-import inspect
 import math
 from array import array
 from collections.abc import Awaitable, Mapping, Sequence
@@ -95,8 +94,7 @@ class ServedTask:
                 raise OperatorFault(f"there is no run.base_model; {NEEDS_MODEL}")
             self._texts = TokenizedTask(model)
         self._prompts: dict[int, Prompt | TextPrompt] = {}
-        scorer = getattr(task, "scorer", task.reward)
-        self.concurrent = inspect.iscoroutinefunction(scorer)
+        self.concurrent = isinstance(task, TextTask) and task.concurrent
 
     def introduction(self) -> list[Any]:
         """[name, stop_token_ids, digest of its data, prompts of an epoch or None, concurrent]."""

@@ -3,7 +3,7 @@
 import pytest
 
 from echo2d.errors import OperatorFault
-from echo2d.tasks.base import Answer
+from echo2d.tasks.base import Answer, Split
 from echo2d.tasks.gym import GymTask
 
 SUMS = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
@@ -25,6 +25,12 @@ def test_held_out_questions_never_come_in_training() -> None:
     asked = [{each.prompt(index).row for index in range(500)} for each in (train, held_out)]
     assert not asked[0] & asked[1]
     assert len(asked[1]) > 20
+
+
+@pytest.mark.parametrize(("share", "split"), [(0.02, "heldout"), (0.98, "train")])
+def test_a_small_side_does_not_end(share: float, split: Split) -> None:
+    made = GymTask("chain_sum", {"max_terms": 4}, held_out=share, split=split)
+    assert all(made.prompt(index) for index in range(40))
 
 
 def test_a_prompt_may_be_put_in_words() -> None:

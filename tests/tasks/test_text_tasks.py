@@ -125,3 +125,17 @@ async def test_a_tower_of_powers_costs_its_own_answer_only(model: TextSettings) 
     others = [1.0, 0.0, 1.0, 1.0, 0.0, 1.0, 1.0]
     assert [score for at, score in enumerate(scores) if at != 3] == list(map(Score, others))
     assert scores[3] in (Score(0.0), TaskFailed("unjudged", "no answer in 2 s"))
+
+
+async def test_a_process_that_starts_again_with_other_rows_scores_nothing(
+    model: TextSettings,
+) -> None:
+    """Prompts are asked by number: another file would give an answer another question's reward."""
+    rows = Path(model.directory) / "rows.csv"
+    await asyncio.to_thread(rows.write_text, "prompt,answer\n1+1,2\n")
+    async with TaskPool("rows", {"files": str(rows)}, texts=model) as pool:
+        await asyncio.to_thread(rows.write_text, "prompt,answer\n1+1,2\n2+2,4\n")
+        for process in pool._processes:
+            await process.kill()
+        failed = await pool.reward(answer(0, "2"))
+    assert failed == TaskFailed("died", "its data or options have changed since the run began")

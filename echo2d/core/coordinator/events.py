@@ -31,6 +31,7 @@ from echo2d.core.gateway.events import CallEvent, GatewayAction
 from echo2d.core.protocol.trajectory import TrajectoryScore
 from echo2d.core.rollouts.events import (
     PromptDrawn,
+    PromptFailed,
     RecoveredRollouts,
     RolloutAction,
     RolloutRecord,
@@ -135,6 +136,7 @@ CoordinatorEvent = (
     | CheckpointAsked
     | RequestGone
     | PromptDrawn
+    | PromptFailed
     | SampleScored
     | DeadlinePassed
     | CallEvent

@@ -87,7 +87,7 @@ from echo2d.core.protocol.control_messages import (
     VersionVerified,
     Welcome,
 )
-from echo2d.core.rollouts.events import PromptDrawn, SampleScored
+from echo2d.core.rollouts.events import PromptDrawn, PromptFailed, SampleScored
 from echo2d.core.rollouts.groups import Groups
 from echo2d.core.rollouts.scheduler import LeaseScheduler
 from echo2d.core.rollouts.staleness import Staleness
@@ -299,6 +299,8 @@ class CoordinatorState:
                 return []
             case PromptDrawn():
                 return self._groups.prompt_drawn(event)
+            case PromptFailed():
+                return self._groups.prompt_failed(event)
             case SampleScored():
                 return self._groups.scored(event)
             case CallAsked():

@@ -28,6 +28,14 @@ class PromptDrawn:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptFailed:
+    """Prompt number `cursor` of the task cannot be made (answers DrawPrompt)."""
+
+    cursor: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class SampleScored:
     """The reward of one trajectory (answers ScoreSample); None: it failed for `reason`.
 

@@ -51,6 +51,7 @@ from echo2d.core.rollouts.events import (
     GroupDropped,
     LeaseGiven,
     PromptDrawn,
+    PromptFailed,
     RecoveredRollouts,
     RolloutAction,
     SampleKept,
@@ -179,6 +180,13 @@ class Groups:
             return [self._statistics.fault("prompt", f"prompt {event.cursor} {text}")]
         self._prompts.drawn(DrawnPrompt(event.cursor, event.tokens, event.source))
         return []
+
+    def prompt_failed(self, event: PromptFailed) -> list[RolloutAction]:
+        """The task cannot make this prompt, however often it is asked: it is left out."""
+        text = f"prompt {event.cursor} of the task cannot be made: {event.reason}"
+        if not self._prompts.skip(event.cursor):
+            return [StopRun(f"{text}; neither could many before it")]
+        return [self._statistics.fault("prompt", text)]
 
     def scored(self, event: SampleScored) -> list[RolloutAction]:
         """A reward has come, or failed. The last one completes its group.
@@ -495,8 +503,11 @@ class Groups:
         if self._audits is not None:
             self._audits.waiting.withdraw(group.group, sample)
         self._groups.leave_out(group, sample)
-        record = Persist(SampleLeftOut(group.group, sample))
-        return [note, record, *self._complete_if_scored(group)]
+        actions: list[RolloutAction] = [note, Persist(SampleLeftOut(group.group, sample))]
+        # With over_stale "mask" its newest version may have gone with the sample.
+        if self._is_whole(group) and self._outdated(group):
+            return [*actions, *self._drop(group, "stale", "", again=True)]
+        return [*actions, *self._complete_if_scored(group)]
 
     def _complete_if_scored(self, group: OpenGroup) -> list[RolloutAction]:
         return self._complete(group) if self._is_whole(group) and not group.unscored() else []
@@ -597,6 +608,8 @@ class Groups:
         kept = {trajectory.sample: trajectory for trajectory in record.trajectories}
         if any(sample >= size for sample in (*kept, *record.left_out)):
             return self.discard(stored, "rules", "the group size has changed")
+        if record.left_out and size - len(record.left_out) < self._rules.group_min:
+            return self.discard(stored, "rules", "too few samples are left")
         group = OpenGroup(
             record.group,
             DrawnPrompt(stored.cursor, record.prompt, stored.source),

@@ -28,7 +28,8 @@ class VarianceFilter:
 
     def concerns(self, record: GroupRecord) -> bool:
         """Whether this group ought to be filtered."""
-        return self._rules.filter_zero_variance and _no_variance(record)
+        alone = len(record.trajectories) == 1 < self._rules.group_size
+        return self._rules.filter_zero_variance and (alone or _no_variance(record))
 
     def filter(self) -> bool:
         """Filter one group. False: the step has filtered enough, and the group is taken."""
@@ -40,7 +41,7 @@ class VarianceFilter:
 
 
 def _no_variance(record: GroupRecord) -> bool:
-    """Whether all rewards are the same. A group of one trajectory always has variance."""
+    """Whether all rewards are the same. A group of one sample always has variance."""
     return (
         len(record.trajectories) > 1
         and len({trajectory.reward for trajectory in record.trajectories}) == 1

@@ -17,14 +17,20 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Literal, Protocol
 
 from echo2d.core.protocol.trajectory import RewardPart, Source, unpack_tokens
-from echo2d.core.rollouts.events import DrawPrompt, PromptDrawn, SampleScored, ScoreSample
+from echo2d.core.rollouts.events import (
+    DrawPrompt,
+    PromptDrawn,
+    PromptFailed,
+    SampleScored,
+    ScoreSample,
+)
 from echo2d.tasks.pool import Score, ScoreCall, TaskPrompt
 from echo2d.tasks.process import TaskFailed
 
 PROMPT_TOKENS_MAX = 1 << 17  # 512 KiB in a lease
 RETRY_S_MIN = 0.1
 RETRY_S_MAX = 30.0
-RETRIES = 2  # of a reward
+RETRIES = 2  # of a reward, and of a prompt that is in error
 
 OnError = Literal["zero", "drop_sample", "retry"]
 
@@ -56,13 +62,17 @@ class TaskCalls:
         self._vocab_size = vocab_size
         self._on_error = on_error
 
-    async def draw(self, action: DrawPrompt) -> PromptDrawn:
+    async def draw(self, action: DrawPrompt) -> PromptDrawn | PromptFailed:
         """Draw a prompt, retrying with backoff until it succeeds.
 
-        A run without prompts stands still, but the coordinator keeps serving.
+        A prompt that is in error is tried RETRIES times more, and then given up. A run without
+        prompts stands still, but the coordinator keeps serving.
         """
-        delay_s = RETRY_S_MIN
+        delay_s, errors = RETRY_S_MIN, 0
         while isinstance(found := await self._prompt(action.cursor), TaskFailed):
+            errors += found.kind == "error"
+            if errors > RETRIES:
+                return PromptFailed(action.cursor, found.reason)
             log.warning(
                 "prompt failed cursor=%d kind=%s reason=%s", action.cursor, found.kind, found.reason
             )

@@ -80,7 +80,8 @@ class _MappedFile:
     def text(self, number: int) -> str:
         """The text of row `number`. OperatorFault: it is not UTF-8."""
         try:
-            return self.data[self._begins[number] : self._begins[number + 1]].decode()
+            # A file may begin with a byte order mark.
+            return self.data[self._begins[number] : self._begins[number + 1]].decode("utf-8-sig")
         except UnicodeDecodeError as error:
             raise OperatorFault(f"rows: {self.path}: row {number} is not UTF-8: {error}") from error
 
@@ -112,12 +113,32 @@ class CsvRows:
     def __init__(self, path: Path) -> None:
         self._file = _MappedFile(path, _record_begins)
         self._columns = self._values(0) if len(self._file) else []
+        self._require_well_formed(path)
 
     def __len__(self) -> int:
         return max(0, len(self._file) - 1)
 
     def row(self, number: int) -> DataRow:
         return dict(zip(self._columns, self._values(number + 1), strict=False))
+
+    def _require_well_formed(self, path: Path) -> None:
+        """OperatorFault: a row has another number of values than the first, as with a stray quote."""
+        count = 0
+        with path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
+            for values in csv.reader(file):
+                if not values:
+                    continue
+                if len(values) != len(self._columns):
+                    raise OperatorFault(
+                        f"rows: {path}: row {count} has {len(values)} values; its columns are "
+                        f"{', '.join(self._columns)}; quote texts that have commas or quotes"
+                    )
+                count += 1
+        if count != len(self._file):
+            raise OperatorFault(
+                f"rows: {path}: {len(self._file)} lines hold {count} rows; a quote inside a text "
+                'must be doubled: ""'
+            )
 
     def _values(self, number: int) -> list[str]:
         try:

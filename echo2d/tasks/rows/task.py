@@ -7,6 +7,8 @@ row an index is, so the order is the same after a restart.
 """
 
 from collections.abc import Mapping, Sequence
+from inspect import iscoroutinefunction
+from string import Formatter
 from typing import Any
 
 from echo2d.errors import OperatorFault
@@ -57,6 +59,8 @@ class RowsTask(TextTask):
         self._rows = RowFiles(found_files(files))
         self._prompt, self._messages, self._answer = prompt, messages, answer
         self._answer_after, self._tags = answer_after, tuple(tags)
+        named = [name for _, name, _, _ in Formatter().parse(prompt) if name]
+        self._columns = sorted(set(named)) or [prompt]
         self.scorer = load_scorer(scorer, scorer_options or {})
         self._epochs, self._shuffle, self._rng_seed = epochs, shuffle, rng_seed
         self._require_columns()
@@ -66,9 +70,14 @@ class RowsTask(TextTask):
         self.digest = self._rows.digest
 
     @staticmethod
-    def reads(files: Sequence[str] | str, **_: Any) -> list[str]:
-        """The files that a task with these options reads."""
-        return [str(path) for path in found_files(files)]
+    def locate(files: Sequence[str] | str, **others: Any) -> tuple[dict[str, Any], list[str]]:
+        """The same options with the files' full paths, and the paths that the task reads."""
+        paths = [str(path.absolute()) for path in found_files(files)]
+        return {"files": paths, **others}, paths
+
+    @property
+    def concurrent(self) -> bool:
+        return iscoroutinefunction(self.scorer)
 
     def __len__(self) -> int:
         """Prompts of one epoch."""
@@ -97,8 +106,13 @@ class RowsTask(TextTask):
     # --- inside
 
     def _key(self, number: int) -> str:
+        """The hash of what the row asks, however the prompt puts it in words."""
         row = self._rows.row(number)
-        return row_key("\n".join(message["content"] for message in self._ask(row, number)))
+        if self._messages:
+            asked = [each["content"] for each in self._ask(row, number) if each["role"] == "user"]
+        else:
+            asked = [str(self._value(row, column, number)) for column in self._columns]
+        return row_key("\n".join(asked))
 
     def _ask(self, row: DataRow, number: int) -> list[dict[str, str]]:
         if not self._messages:

@@ -21,6 +21,7 @@ from echo2d.core.protocol.control_messages import (
 from echo2d.core.protocol.trajectory import RewardPart, pack_tokens
 from echo2d.core.rollouts.events import (
     PromptDrawn,
+    PromptFailed,
     PromptTaken,
     SampleKept,
     SampleScored,
@@ -204,6 +205,28 @@ def test_a_group_that_would_be_too_small_is_dropped() -> None:
         world.say(worker, worker.finish(key, sample))
         world.handle(world.pending.pop())
     assert dropped(world) == ["reward: crashed"]
+
+
+def test_a_prompt_that_cannot_be_made_is_left_out() -> None:
+    """Another one takes its place, and the run stops only if many in a row cannot be made."""
+    world, _ = world_of(2)
+    cursor = world.ledger.next_cursor + 50
+    actions = world.handle(PromptFailed(cursor, "row 3 has no 'question'"))
+    assert [each.kind for each in actions if isinstance(each, Note)] == ["prompt"]
+    assert world.stopped is None
+    for _ in range(SKIPPED_MAX):
+        world.handle(PromptFailed(cursor, "x"))
+    assert "neither could many before it" in str(world.stopped)
+
+
+def test_a_group_with_one_sample_left_teaches_nothing() -> None:
+    world, (worker,) = world_of(2, group_min=1)
+    world.reward = lambda cursor, sample: None if sample else 1.0
+    [(key, *_), *_] = worker.open
+    for sample in range(2):
+        world.say(worker, worker.finish(key, sample))
+        world.drain()
+    assert world.state.status().groups_dropped == {"filtered": 1}
 
 
 def test_a_reward_with_a_reason_counts_and_is_said() -> None:

@@ -28,11 +28,15 @@ def group_of(*rewards: float) -> GroupRecord:
 
 @pytest.mark.parametrize(
     ("rewards", "concerned"),
-    [((1.0, 1.0), True), ((0.0, 0.0, 0.0), True), ((1.0, 0.0), False), ((1.0,), False)],
+    [((1.0, 1.0), True), ((0.0, 0.0, 0.0), True), ((1.0, 0.0), False), ((1.0,), True)],
 )
 def test_rewards_that_are_all_the_same(rewards: tuple[float, ...], concerned: bool) -> None:
     assert VarianceFilter(rules()).concerns(group_of(*rewards)) is concerned
     assert not VarianceFilter(rules(filter_zero_variance=False)).concerns(group_of(*rewards))
+
+
+def test_where_groups_have_one_sample_it_is_not_filtered() -> None:
+    assert not VarianceFilter(rules(group_size=1)).concerns(group_of(1.0))
 
 
 def test_each_step_filters_only_so_many() -> None:

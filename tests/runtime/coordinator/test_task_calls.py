@@ -4,7 +4,13 @@ import pytest
 
 from echo2d.core.base.ids import GroupId
 from echo2d.core.protocol.trajectory import RewardPart, Source, pack_tokens
-from echo2d.core.rollouts.events import DrawPrompt, PromptDrawn, SampleScored, ScoreSample
+from echo2d.core.rollouts.events import (
+    DrawPrompt,
+    PromptDrawn,
+    PromptFailed,
+    SampleScored,
+    ScoreSample,
+)
 from echo2d.runtime.coordinator import task_calls
 from echo2d.runtime.coordinator.task_calls import RETRIES, OnError, TaskCalls
 from echo2d.tasks.pool import Score, ScoreCall, TaskPrompt
@@ -130,8 +136,17 @@ async def test_a_concurrent_task_that_is_late_is_tried_again(pool: Pool) -> None
 
 async def test_a_failed_prompt_is_tried_again(pool: Pool) -> None:
     pool.failures = [LATE, DIED]
-    assert (await calls(pool).draw(DrawPrompt(7))).tokens == pack_tokens([7])
+    drawn = await calls(pool).draw(DrawPrompt(7))
+    assert drawn == PromptDrawn(7, pack_tokens([7]), Source("sums", "row 7"))
     assert pool.drawn == [7, 7, 7]
+
+
+async def test_a_prompt_that_stays_in_error_is_given_up(pool: Pool) -> None:
+    """One broken row of a file must not hold a place among the prompts for ever."""
+    pool.failures = [RAISED] * (RETRIES + 1)
+    assert await calls(pool).draw(DrawPrompt(7)) == PromptFailed(7, RAISED.reason)
+    pool.failures = [DIED] * (RETRIES + 3)
+    assert isinstance(await calls(pool).draw(DrawPrompt(8)), PromptDrawn)
 
 
 @pytest.mark.parametrize("tokens", [(), (100,), (-1,), (1,) * 200_000])
@@ -145,4 +160,4 @@ async def test_prompts_outside_the_vocabulary_are_failures(
         return TaskPrompt(pack_tokens(tokens))
 
     pool.make = mended
-    assert (await calls(pool).draw(DrawPrompt(7))).tokens == pack_tokens([7])
+    assert isinstance(await calls(pool).draw(DrawPrompt(7)), PromptDrawn)

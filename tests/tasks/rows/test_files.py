@@ -124,3 +124,28 @@ def test_what_is_not_there_is_named(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     with pytest.raises(OperatorFault, match=r"without state.json"):
         RowFiles(found_files([str(tmp_path / "folder")]))
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('q,a\nHow long is 5" of pipe,12.7\nx,1\nand 6" of it?,15.24\n', "quote"),
+        ("q,a\nWhat is 1,000+1?,1001\n", "row 1 has 3 values"),
+        ("q,a\nonly\n", "row 1 has 1 values"),
+    ],
+    ids=["a quote inside a text", "a comma inside a text", "too few"],
+)
+def test_csv_that_reads_otherwise_than_it_looks_is_refused(
+    text: str, says: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text(text)
+    with pytest.raises(OperatorFault, match=says) as fault:
+        RowFiles([path])
+    assert "\n" not in str(fault.value)
+
+
+def test_a_byte_order_mark_is_no_part_of_a_column(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_bytes("q,a\n1,2\n".encode("utf-8-sig"))
+    assert RowFiles([path]).row(0) == {"q": "1", "a": "2"}

@@ -54,6 +54,11 @@ def test_the_splits_share_no_question(file: str) -> None:
     assert not set(asked(train, len(train))) & set(asked(held_out, len(held_out)))
 
 
+def test_other_words_around_a_question_do_not_change_its_side(file: str) -> None:
+    plain, worded = task(file), task(file, prompt="What is {question} Only the number.")
+    assert [plain.prompt(n).row for n in range(50)] == [worded.prompt(n).row for n in range(50)]
+
+
 def test_the_answer_behind_the_marker_counts(file: str) -> None:
     made = task(file, shuffle=False, tags=["level"])
     prompt = made.prompt(4)
