@@ -29,7 +29,7 @@ CLONE_NEWIPC = 0x08000000
 CLONE_NEWNET = 0x40000000
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_REMOUNT = 1, 2, 4, 32
 MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
-OTHERS_MAY_ENTER, OTHERS_MAY_READ = 0o001, 0o004
+OTHERS_MAY_ENTER = 0o001
 
 
 def confine(limits: Mapping[str, Any], uid: int | None, reads: Iterable[str] = ()) -> None:

@@ -23,7 +23,6 @@ from echo2d.errors import OperatorFault
 
 DataRow = Mapping[str, Any]
 
-READ_BYTES = 1 << 20
 ROWS_KEPT = 1024  # of a Parquet or Arrow file, decoded at once
 
 
@@ -33,7 +32,7 @@ class RowFile(Protocol):
     def __len__(self) -> int: ...
 
     def row(self, number: int) -> DataRow:
-        """DataRow `number` of the file. OperatorFault: it cannot be read."""
+        """Row `number` of the file. OperatorFault: it cannot be read."""
 
 
 class RowFiles:
