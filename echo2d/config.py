@@ -7,7 +7,7 @@ all programs of a host: each program reads its own tables and ignores those of t
 
 import ipaddress
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -141,6 +141,16 @@ class TaskTable(Table):
     network: bool = key(
         "the task may use the network (false takes effect only if the coordinator runs as root)",
         False,
+    )
+    memory_bytes_max: int = key(
+        "address space of one task process, mapped files included", 4 << 30, low=256 << 20
+    )
+    cpu_s_max: int = key("CPU seconds of one prompt or reward", 60, low=1, high=3600)
+    environment: tuple[str, ...] = key(
+        "names of environment variables of the coordinator that the task gets", ()
+    )
+    read_paths: tuple[str, ...] = key(
+        "files and directories that the task needs, besides Python's and its rows", ()
     )
 
 
@@ -552,6 +562,11 @@ def notifier() -> Notifier:
 def engine_environment() -> dict[str, str]:
     """The environment variables for the servers that a worker starts."""
     return dict(os.environ)
+
+
+def task_environment(names: Collection[str]) -> dict[str, str]:
+    """The environment variables of a task: those of these names that there are."""
+    return {name: os.environ[name] for name in names if name in os.environ}
 
 
 def command_environment() -> dict[str, str]:

@@ -186,6 +186,35 @@ async def test_files_in_a_home_that_others_may_not_enter_are_readable(tmp_path: 
         assert await pool.reward(ScoreCall(0, pack_tokens([1]))) == Score(1.0)
 
 
+async def test_a_task_gets_the_environment_that_it_is_given(notes: Path, tmp_path: Path) -> None:
+    options = {"notes": str(notes), "run_dir": str(tmp_path), "coordinator": os.getpid(), "port": 1}
+    async with TaskPool(ESCAPING, options, limits=LIMITS, environment={"KEY": "x"}) as pool:
+        await tries(pool, "tell")
+    assert set(told(notes)["environment"]) - {"LC_CTYPE"} == {"KEY"}
+
+
+@as_root
+async def test_paths_that_a_task_needs_are_readable(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    rows = home / "rows.csv"
+    rows.write_text("prompt,answer\n1+1,2\n")
+    (home / "more").mkdir()
+    home.chmod(0o700)
+    settings = TextSettings(str(write_text_model(tmp_path / "model")))
+    options = {
+        "files": str(rows),
+        "scorer": "tests.support.text_task:list_home",
+        "scorer_options": {"home": str(home)},
+    }
+    limits = Limits(read_paths=(str(home / "more"),))
+    async with TaskPool("rows", options, texts=settings, limits=limits) as pool:
+        assert await pool.reward(ScoreCall(0, pack_tokens([1]))) == Score(2.0)
+    missing = Limits(read_paths=(str(home / "none"),))
+    with pytest.raises(OperatorFault, match=r"there is no .*none"):
+        await TaskPool("rows", options, texts=settings, limits=missing).start()
+
+
 @as_root
 async def test_a_file_for_its_owner_only_is_named_at_the_start(tmp_path: Path) -> None:
     rows = tmp_path / "rows.csv"

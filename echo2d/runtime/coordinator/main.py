@@ -23,7 +23,14 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from echo2d.config import CoordinatorConfig, LinkTable, PriceTable, ServeTable, notifier
+from echo2d.config import (
+    CoordinatorConfig,
+    LinkTable,
+    PriceTable,
+    ServeTable,
+    notifier,
+    task_environment,
+)
 from echo2d.core.base.ids import RunId
 from echo2d.core.base.model_config import context_max, end_token_ids, vocab_size
 from echo2d.core.capacity.prices import NamedPrice, Price
@@ -157,7 +164,13 @@ async def open_coordinator(
             task.options,
             processes=task.processes,
             timeout_s=task.timeout_s,
-            limits=Limits(network=task.network),
+            limits=Limits(
+                memory_bytes_max=task.memory_bytes_max,
+                cpu_s_max=task.cpu_s_max,
+                network=task.network,
+                read_paths=task.read_paths,
+            ),
+            environment=task_environment(task.environment),
             texts=None
             if model is None
             else TextSettings(str(model.absolute()), system=task.system, options=task.template),
