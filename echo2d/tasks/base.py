@@ -7,6 +7,7 @@ A task runs in a process of its own (`tasks/pool.py`), never in the coordinator.
 or print gigabytes: its process is killed, and only the call at hand fails.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
 from inspect import iscoroutinefunction
@@ -79,7 +80,7 @@ class Reward:
     parts: Mapping[str, float] = field(default_factory=dict)
 
 
-class TextTask:
+class TextTask(ABC):
     """A family of prompts with a reward, in text. Subclass it.
 
     Both methods must depend only on their arguments and on the options given to the constructor.
@@ -94,10 +95,11 @@ class TextTask:
         """Whether many rewards may wait beside each other in one process."""
         return iscoroutinefunction(self.reward)
 
+    @abstractmethod
     def prompt(self, index: int) -> TextPrompt:
         """Prompt number `index`; an index always gives the same prompt. NoMorePrompts: the end."""
-        raise NotImplementedError
 
+    @abstractmethod
     def reward(
         self, prompt: TextPrompt, answer: Answer
     ) -> float | Reward | Awaitable[float | Reward]:
@@ -105,7 +107,6 @@ class TextTask:
 
         Unjudged: nobody can say.
         """
-        raise NotImplementedError
 
 
 class Task(Protocol):

@@ -56,8 +56,8 @@ class ModelFiles:
         return ModelFiles(files=read_text_files(Path(facts["directory"])), **facts)
 
 
-class TokenizedTask:
-    """What makes tokens of a text task's prompts, and text of the answers.
+class TaskTexts:
+    """Turns the prompts of a text task into tokens, and answers into text.
 
     OperatorFault: the model's tokenizer cannot be read.
     """
@@ -88,11 +88,11 @@ class ServedTask:
 
     def __init__(self, task: Task | TextTask, model: ModelFiles | None) -> None:
         self._task: Any = task
-        self._texts: TokenizedTask | None = None
+        self._texts: TaskTexts | None = None
         if isinstance(task, TextTask):
             if model is None:
                 raise OperatorFault(f"there is no run.base_model; {NEEDS_MODEL}")
-            self._texts = TokenizedTask(model)
+            self._texts = TaskTexts(model)
         self._prompts: dict[int, Prompt | TextPrompt] = {}
         self.concurrent = isinstance(task, TextTask) and task.concurrent
 

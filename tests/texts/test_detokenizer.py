@@ -10,7 +10,7 @@ from tests.support.texts import bytes_tokenizer, texts
 
 
 def read(made: ModelTexts, text: str, *stops: str, bundle: int = 1) -> tuple[list[str], bool, int]:
-    """What was handed out as the tokens of this text came, whether a stop ended it, and how many tokens it took."""
+    """The pieces of text as its tokens came, whether a stop text ended them, and how many tokens that took."""
     reader, ids = Detokenizer(made, stops, special=False), made.encode(text, special=False)
     out, taken = [], 0
     for start in range(0, len(ids), bundle):

@@ -122,7 +122,7 @@ class SampleReturned:
 
 @dataclass(frozen=True, slots=True)
 class SampleLeftOut:
-    """Nobody could compute the reward of a kept sample: its group goes on without it."""
+    """The reward of a kept sample failed, so its group goes on without that sample."""
 
     group: GroupId
     sample: int

@@ -46,7 +46,7 @@ log = logging.getLogger("echo2d.samples")
 
 @dataclass(slots=True)
 class _LoggedGroup:
-    """What is known of a group. samples: its answers, by number."""
+    """A group that may be logged. samples: its answers, by number."""
 
     group: GroupId
     prompt: bytes

@@ -17,7 +17,7 @@ from echo2d.tasks.base import Answer, Reward
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What is expected of an answer. text: the expected answer. row: all of its data set's row."""
+    """The answer that is expected. row: the row of the data set, with all its columns."""
 
     text: str
     row: Mapping[str, Any] = field(default_factory=dict)
