@@ -14,9 +14,9 @@ waits until the coordinator has been unreachable for `timeout_s`. `AsyncCoordina
 asyncio.
 
 A call raises Fenced when a newer learner has taken the run, NotResumable when the run cannot
-continue at the step asked for, OperatorFault for a wrong credential or URL, PeerFault when the
-coordinator refuses (with its code and reason), and IntegrityFault when a batch's bytes do not have
-its digest.
+continue at the step asked for, PromptsOver when no batch will come any more, OperatorFault for a
+wrong credential or URL, PeerFault when the coordinator refuses (with its code and reason), and
+IntegrityFault when a batch's bytes do not have its digest.
 
 A published directory may hold a LoRA adapter as PEFT writes it, without its README.md. Call
 `pin_base` on it first: it records to which base model the adapter belongs.
@@ -42,6 +42,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from echo2d.adapters import base_digest, pin_base
+from echo2d.core.protocol.sampling import WHOLE, Sampling
 from echo2d.core.protocol.trajectory import (
     TrajectoryRecord,
     TrajectoryScore,
@@ -59,8 +60,9 @@ from echo2d.net.security.urls import coordinator_url, is_loopback
 
 __all__ = [
     "AsyncCoordinator", "Batch", "Coordinator", "Fenced", "Group", "IntegrityFault", "NotResumable",
-    "OperatorFault", "PeerFault", "Published", "Session", "Span", "StoreFault", "Trajectory",
-    "TrajectoryScore", "Unanswered", "Unreachable", "base_digest", "pin_base", "read_batch",
+    "OperatorFault", "PeerFault", "PromptsOver", "Published", "Sampling", "Session", "Span",
+    "StoreFault", "Trajectory", "TrajectoryScore", "Unanswered", "Unreachable", "base_digest",
+    "pin_base", "read_batch",
 ]  # fmt: skip
 
 CONNECT_TIMEOUT_S = 10.0
@@ -94,6 +96,10 @@ class NotResumable(OperatorFault):
     """
 
 
+class PromptsOver(PeerFault):
+    """A task's prompts have ended, so this batch can never be filled: the run is over."""
+
+
 class Unanswered(PeerFault):
     """A call was not answered in time after `hurry`. It may still have had its effect."""
 
@@ -109,7 +115,8 @@ class Session:
     publish_every: train steps per publish at first; each commit returns the current number.
     group_min: a group may have fewer trajectories than group_size, but at least so many. checkpoint:
     the last durable step. over_stale: "drop", or "mask": then a group may hold tokens
-    that are too old, which the learner must leave out of the loss.
+    that are too old, which the learner must leave out of the loss. samplings: how each task's answers
+    are drawn; a group says so too.
     """
 
     epoch: int
@@ -121,6 +128,7 @@ class Session:
     group_min: int
     checkpoint: int = 0
     over_stale: str = "drop"
+    samplings: Mapping[str, Sampling] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,13 +184,15 @@ class Trajectory:
 class Group:
     """The trajectories of one prompt. prompt: int32 [p].
 
-    left_out: the samples that it lacks, because nobody could compute their reward.
+    left_out: the samples that it lacks, because nobody could compute their reward. sampling: as all
+    its tokens were drawn.
     """
 
     group_id: int
     prompt: NDArray[np.int32]
     trajectories: tuple[Trajectory, ...]
     left_out: tuple[int, ...] = ()
+    sampling: Sampling = WHOLE
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -216,7 +226,9 @@ class AsyncCoordinator:
     async def open_session(self, resume_step: int) -> Session:
         """Begin a new epoch. From now on, calls of older learners raise Fenced."""
         body = await self._call("POST", "/v1/learner/session", {"resume_step": resume_step})
-        session = Session(**{name: body[name] for name in Session.__slots__ if name in body})
+        found = {name: body[name] for name in Session.__slots__ if name in body}
+        drawn = {task: Sampling(**each) for task, each in body.get("samplings", {}).items()}
+        session = Session(**{**found, "samplings": drawn})
         self._epoch = session.epoch
         return session
 
@@ -510,6 +522,8 @@ def _refusal(status: int, answer: bytes) -> Exception:
         return OperatorFault(f"the coordinator does not accept this token: {detail}")
     if code == "fenced":
         return Fenced(detail)
+    if code == "ended":
+        return PromptsOver(detail)
     if code == "resume":
         return NotResumable(f"cannot resume: {detail}")
     return PeerFault(f"{code}: {detail}")
@@ -526,6 +540,7 @@ def read_batch(epoch: int, digest: str, body: bytes) -> Batch:
             unpack_tokens(group.prompt),
             tuple(map(_trajectory, group.trajectories)),
             group.left_out,
+            group.sampling,
         )
         for group in found.groups
     )

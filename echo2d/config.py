@@ -9,7 +9,7 @@ import ipaddress
 import os
 from collections.abc import Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -32,6 +32,8 @@ DISK_BYTES_MAX = 256 << 30
 ENGINES_MAX = 16  # GPUs of the largest boxes
 # More than this per hour, or per 10^9 bytes, is a typing mistake.
 USD_MAX = 1e6
+# Each of them has processes of its own.
+TASKS_MAX = 64
 # Each worker's name is compared with every price.
 PRICES_MAX = 256
 UPLINK_LIMIT_MIN = 125e3  # bytes/s, 1mbit: below it, one frame takes seconds
@@ -108,12 +110,29 @@ class PolicyTable(Table):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingTable(Table):
+    """How answers are drawn. A task may have some of these keys as its own, in `task.sampling`."""
+
     TABLE: ClassVar[str] = "sampling"
 
     max_new_tokens: int = key("output tokens per trajectory", 1024, low=1, high=NEW_TOKENS_MAX)
-    temperature: float = key("temperature of the sampling distribution", 1.0, above=0.0, high=10.0)
+    temperature: float = key(
+        "temperature of the sampling distribution",
+        1.0,
+        low=0.001,
+        high=10.0,
+    )
     top_p: float = key(
-        "nucleus sampling; 1.0 samples from the full vocabulary", 1.0, above=0.0, high=1.0
+        "draw from the likeliest tokens that together have this probability; 1.0: from all",
+        1.0,
+        above=0.0,
+        high=1.0,
+    )
+    top_k: int = key("draw from this many of the likeliest tokens; 0: from all", 0, low=0)
+    min_p: float = key(
+        "draw from tokens at least this likely, as a share of the likeliest one's; 0.0: from all",
+        0.0,
+        low=0.0,
+        high=0.999,
     )
     vocab_size: int = key(
         "every token id is below this; 0: read it from run.base_model", 0, low=0, high=1 << 24
@@ -122,10 +141,33 @@ class SamplingTable(Table):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskTable(Table):
+    """One [[task]]; with a single one, [task] does too."""
+
     TABLE: ClassVar[str] = "task"
 
     kind: str = key(f"a task of echo2d ({', '.join(TASKS)}), or yours as package.module:Class")
     name: str = key("name in metrics and trajectories; empty: the task's own name", "")
+    weight: float = key(
+        "with several tasks: its share of the groups of a step is this over the sum of all weights",
+        1.0,
+        above=0.0,
+        high=1e6,
+    )
+    groups_per_step: int = key(
+        "with several tasks: exactly so many groups of each step, instead of weight", 0, low=0
+    )
+    sampling: dict[str, Any] = key("keys of [sampling] that are otherwise for this task", dict)
+    sampler: Literal["shuffle", "filter"] = key(
+        "shuffle: every row is asked once in an epoch; filter: rows whose rewards are all the same"
+        " are retired for a while",
+        "shuffle",
+    )
+    retire_after: int = key(
+        "with filter: groups in a row with equal rewards, after which a row is retired", 1, low=1
+    )
+    retest_after: int = key(
+        "with filter: versions after which a retired row is asked again", 100, low=1
+    )
     options: dict[str, Any] = key("keyword arguments of the task's class (`echo2d tasks`)", dict)
     system: str = key("the system message of each prompt of a task in text; empty: none", "")
     template: dict[str, Any] = key(
@@ -465,7 +507,7 @@ class WorkerConfig(Table):
 
 
 _COORDINATOR_TABLES: tuple[type[Table], ...] = (
-    RunTable, ServeTable, PolicyTable, SamplingTable, TaskTable, SamplesTable, DisseminationTable,
+    RunTable, ServeTable, PolicyTable, SamplingTable, SamplesTable, DisseminationTable,
     ActivationTable, LinkTable, GatewayTable, AuditTable, RentTable,
 )  # fmt: skip
 
@@ -478,7 +520,7 @@ class CoordinatorConfig:
     coordinator: ServeTable
     policy: PolicyTable
     sampling: SamplingTable
-    task: TaskTable
+    tasks: tuple[TaskTable, ...]
     samples: SamplesTable
     dissemination: DisseminationTable
     activation: ActivationTable
@@ -508,10 +550,29 @@ class CoordinatorConfig:
                 f"policy.group_min: expected at most group_size = {policy.group_size}; "
                 f"found {policy.group_min}"
             )
+        self._check_tasks()
         if self.sampling.vocab_size == 0 and self.run.base_model is None:
             raise OperatorFault(
                 "sampling.vocab_size: expected at least 1, or run.base_model to read it from; "
                 "found neither"
+            )
+
+    def sampling_of(self, task: TaskTable) -> SamplingTable:
+        """How this task's answers are drawn. OperatorFault: its own keys are wrong."""
+        common = {each.name: getattr(self.sampling, each.name) for each in fields(SamplingTable)}
+        if "vocab_size" in task.sampling:
+            raise OperatorFault("task.sampling.vocab_size: all tasks have that of [sampling]")
+        return SamplingTable.read({**common, **task.sampling})
+
+    def _check_tasks(self) -> None:
+        for task in self.tasks:
+            self.sampling_of(task)
+        exact = [task.groups_per_step for task in self.tasks]
+        groups = self.policy.trajectories_per_step // self.policy.group_size
+        if any(exact) and (not all(exact) or sum(exact) != groups):
+            raise OperatorFault(
+                f"task.groups_per_step: expected numbers of all tasks that add up to {groups} "
+                f"(trajectories_per_step / group_size); found {exact}"
             )
 
     @staticmethod
@@ -525,33 +586,38 @@ class CoordinatorConfig:
     ) -> "CoordinatorConfig":
         """Read a parsed TOML document."""
         tables = {cls.TABLE: dict(table_of(document, cls.TABLE)) for cls in _COORDINATOR_TABLES}
+        several = (TaskTable.TABLE, PriceTable.TABLE)
         for name in document:
-            if name not in tables and name not in OTHER_TABLES and name != PriceTable.TABLE:
-                expected = (*tables, f"[{PriceTable.TABLE}]", *sorted(OTHER_TABLES))
+            if name not in tables and name not in OTHER_TABLES and name not in several:
+                expected = (*tables, *(f"[{each}]" for each in several), *sorted(OTHER_TABLES))
                 raise OperatorFault(f"[{name}]: unknown table; expected {', '.join(expected)}")
+        tasks = _rows(document, TaskTable.TABLE, TASKS_MAX) or [{}]
         for dotted, value in (overrides or {}).items():
             table, _, name = dotted.partition(".")
-            tables[table][name] = value
+            for row in tasks if table == TaskTable.TABLE else [tables[table]]:
+                row[name] = value
         checked: dict[str, Any] = {
             cls.TABLE: cls.read(tables[cls.TABLE]) for cls in _COORDINATOR_TABLES
         }
         return CoordinatorConfig(
-            **checked, prices=_prices(document), providers=read_providers(document)
+            **checked,
+            tasks=tuple(map(TaskTable.read, tasks)),
+            prices=tuple(map(PriceTable.read, _rows(document, PriceTable.TABLE, PRICES_MAX))),
+            providers=read_providers(document),
         )
 
 
-def _prices(document: Mapping[str, Any]) -> tuple[PriceTable, ...]:
-    """All [[price]] tables of a parsed file."""
-    rows = document.get(PriceTable.TABLE, [])
+def _rows(document: Mapping[str, Any], name: str, most: int) -> list[dict[str, Any]]:
+    """All [[name]] tables of a parsed file; a single task may stand in [task]."""
+    found = document.get(name, [])
+    rows = [found] if isinstance(found, dict) and name == TaskTable.TABLE else found
     if (
         not isinstance(rows, list)
         or not all(isinstance(row, dict) for row in rows)
-        or len(rows) > PRICES_MAX
+        or len(rows) > most
     ):
-        raise OperatorFault(
-            f"[[{PriceTable.TABLE}]]: expected at most {PRICES_MAX} tables, in double brackets"
-        )
-    return tuple(map(PriceTable.read, rows))
+        raise OperatorFault(f"[[{name}]]: expected at most {most} tables, in double brackets")
+    return [dict(row) for row in rows]
 
 
 def notifier() -> Notifier:
@@ -580,5 +646,7 @@ def print_config() -> str:
     prices = "".join(
         f"# {line}\n" if line else "\n" for line in print_tables(PriceTable).splitlines()
     )
-    tables = print_tables(*_COORDINATOR_TABLES, WorkerConfig)
-    return f"{tables}\n{prices.replace('[price]', '[[price]]')}\n{print_providers()}"
+    tables = print_tables(*_COORDINATOR_TABLES, TaskTable, WorkerConfig)
+    for name in (TaskTable.TABLE, PriceTable.TABLE):
+        tables, prices = (text.replace(f"[{name}]", f"[[{name}]]") for text in (tables, prices))
+    return f"{tables}\n{prices}\n{print_providers()}"

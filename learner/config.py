@@ -110,7 +110,11 @@ class LearnerConfig(Recipe):
     )
     steps: int = key("train until this step", low=1)
 
-    temperature: float = key("the coordinator's sampling.temperature", 1.0, above=0.0)
+    temperature: float = key(
+        "refuse a run that samples at another temperature; 0.0: any, the coordinator says it",
+        0.0,
+        low=0.0,
+    )
 
     lora_rank: int = key(
         "rank of a LoRA adapter, which alone is trained and published; 0: train the whole model",

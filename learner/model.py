@@ -267,7 +267,7 @@ class Policy:
 
     def _distributions(self, model: Any, micro: MicroBatch) -> tuple[Tensor, Tensor]:
         return answer_distributions(
-            model, micro.tokens_bt, micro.answer_bt, self._config.temperature, micro.positions_bt
+            model, micro.tokens_bt, micro.answer_bt, micro.temperatures_n, micro.positions_bt
         )
 
     def _here(self, values: NDArray[Any]) -> Tensor:
@@ -299,11 +299,12 @@ def answer_logprobs(
     model: Any,
     tokens_bt: NDArray[np.int64],
     answer_bt: NDArray[np.bool_],
-    temperature: float,
+    temperature: float | NDArray[np.float32],
     positions_bt: NDArray[np.int64] | None = None,
 ) -> Tensor:
-    """log p [n] of each answer token at `temperature` over the full vocabulary: float32, with
-    gradient.
+    """log p [n] of each answer token over the full vocabulary: float32, with gradient.
+
+    temperature: at which the tokens were drawn, one for all or one for each [n].
     """
     return _at(*answer_distributions(model, tokens_bt, answer_bt, temperature, positions_bt))
 
@@ -312,11 +313,11 @@ def answer_distributions(
     model: Any,
     tokens_bt: NDArray[np.int64],
     answer_bt: NDArray[np.bool_],
-    temperature: float,
+    temperature: float | NDArray[np.float32],
     positions_bt: NDArray[np.int64] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """log p [n, v] of the whole vocabulary at each answer token: float32, with gradient; and the
-    tokens [n].
+    tokens [n]. temperature: as in `answer_logprobs`.
 
     No attention mask is passed: rows are padded on the right, attention is causal, and where
     positions_bt restarts at 0 the model does not look further back (checked by
@@ -330,7 +331,8 @@ def answer_distributions(
         {} if positions_bt is None else {"position_ids": torch.from_numpy(positions_bt).to(device)}
     )
     logits_btv = model(input_ids=tokens, use_cache=False, **positions).logits[:, :-1]
-    logits_nv = logits_btv[marked].float() / temperature
+    heat = torch.as_tensor(temperature, dtype=torch.float32, device=device).reshape(-1, 1)
+    logits_nv = logits_btv[marked].float() / heat
     return torch.log_softmax(logits_nv, dim=1), tokens[:, 1:][marked]
 
 

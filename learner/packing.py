@@ -42,6 +42,7 @@ class PackedAnswer:
     logprobs_n: NDArray[np.float32]
     staleness_n: NDArray[np.int64]
     advantage: np.float32
+    temperature: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,7 @@ class MicroBatch:
     staleness_n: NDArray[np.int64]
     advantages_n: NDArray[np.float32]
     answers_n: NDArray[np.int64]
+    temperatures_n: NDArray[np.float32]
     trajectories: tuple[tuple[int, int], ...]
 
     @property
@@ -80,6 +82,7 @@ _NOTHING = MicroBatch(
     np.zeros(0, dtype=np.int64),
     np.zeros(0, dtype=np.float32),
     np.zeros(0, dtype=np.int64),
+    np.zeros(0, dtype=np.float32),
     (),
 )
 
@@ -148,6 +151,7 @@ def _answers(group: Group, step: int, rules: BatchRules, *, scaled: bool) -> Ite
                 trajectory.logprobs[fresh],
                 staleness[fresh],
                 advantage,
+                group.sampling.temperature,
             )
 
 
@@ -198,5 +202,6 @@ def _collate(rows: Sequence[Sequence[PackedAnswer]]) -> MicroBatch:
         np.concatenate([answer.staleness_n for answer in answers]),
         np.repeat([answer.advantage for answer in answers], lengths).astype(np.float32),
         np.repeat(np.arange(len(answers)), lengths),
+        np.repeat([answer.temperature for answer in answers], lengths).astype(np.float32),
         tuple((answer.group_id, answer.sample) for answer in answers),
     )

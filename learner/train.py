@@ -29,6 +29,7 @@ from echo2d.client import (
     IntegrityFault,
     NotResumable,
     OperatorFault,
+    PromptsOver,
     Session,
     Unanswered,
     base_digest,
@@ -88,6 +89,7 @@ class Learner:
         self._writer = self._make_writer()
         self._publisher = Publisher(self._writer, coordinator, self._ranks)
         self._resume, self._trained = resume, Trained()
+        self._over = False
         self._step = self._saved = self._published = self._restore() if resume else 0
 
     def run(self) -> None:
@@ -120,6 +122,7 @@ class Learner:
         self._published = self._step
         self._epoch, self._publish_every = session.epoch, session.publish_every
         self._rules = _rules(session, self._policy.vocab_size)
+        _check_temperature(self._config.temperature, session)
         # Before the first publish, for its room on the disk. The epoch before may not know yet that
         # it is fenced and may still be publishing: its version stays until this session has
         # published.
@@ -133,6 +136,8 @@ class Learner:
                 lambda: self._take(self._step + 1), stopped=lambda: self._prefetch.stopped
             )
             if batch is None:
+                if self._ranks.share(lambda: self._over) and self._published < self._step:
+                    self._publish(self._step)
                 break
             self._advance(batch, wait_s=time.monotonic() - waiting)
 
@@ -209,11 +214,16 @@ class Learner:
 
     def _wait_for_batch(self) -> Batch | None:
         with self.watch(WAIT):
-            return self._prefetch.wait(self._while_waiting)
+            try:
+                return self._prefetch.wait(self._while_waiting)
+            except PromptsOver as ended:
+                log.info("the run ends after step %d: %s", self._step, ended)
+                self._over = True
+                return None
 
     def _take(self, step: int) -> Batch | None:
         """Return the requested batch of `step` once it has no faults; None when the learner is to
-        stop.
+        stop, or no batch will come any more.
         """
         while (batch := self._wait_for_batch()) is not None:
             with self.watch("check"):
@@ -337,6 +347,16 @@ def _rules(session: Session, vocab_size: int) -> BatchRules:
         session.group_min,
         masks=session.over_stale == "mask",
     )
+
+
+def _check_temperature(configured: float, session: Session) -> None:
+    """OperatorFault: a temperature is configured, and a task is sampled at another one."""
+    for task, sampling in session.samplings.items() if configured else ():
+        if sampling.temperature != configured:
+            raise OperatorFault(
+                f"learner.temperature: the coordinator samples task {task!r} at "
+                f"{sampling.temperature:g}; found {configured:g}. Leave the key out: each batch says it"
+            )
 
 
 def _make(key: str, directory: Path) -> None:

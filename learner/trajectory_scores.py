@@ -5,7 +5,7 @@
     z   sum of (surprise - entropy) / square root of the sum of the surprises' variances. About
         N(0, 1) if the tokens were drawn from p, whatever q says.
 
-p: a token's probability by the learner at the run's temperature, under the weights of that forward
+p: a token's probability by the learner at the temperature of its draw, under the weights of that forward
 pass. Older weights wrote the token (staleness), and other parts of the batch may have been trained
 on before (`optimizer_steps`), so an honest worker's figures grow with both: compare workers with
 each other, not with 0.

@@ -24,7 +24,7 @@ def test_defaults_and_paths() -> None:
     assert config.run.run_dir == Path("run")
     assert config.coordinator.host == "127.0.0.1"
     assert config.policy.publish_every == "auto"
-    assert config.task.options == {}
+    assert config.tasks[0].options == {}
 
 
 def test_other_programs_tables_are_ignored() -> None:
@@ -50,7 +50,7 @@ def test_other_programs_tables_are_ignored() -> None:
         ("policy", "publish_every", 4, ["policy.publish_every", "1 to 3", "4"]),
         ("policy", "group_size", 7, ["policy.group_size", "divisor", "7"]),
         ("policy", "over_stale", "keep", ["policy.over_stale", '"drop" or "mask"', "'keep'"]),
-        ("sampling", "temperature", 0.0, ["sampling.temperature", "more than 0.0"]),
+        ("sampling", "temperature", 0.0, ["sampling.temperature", "at least 0.001"]),
         ("sampling", "temperature", float("nan"), ["sampling.temperature", "nan"]),
         ("sampling", "vocab_size", 0, ["sampling.vocab_size", "run.base_model"]),
         ("coordinator", "port", 70000, ["coordinator.port", "at most 65535", "70000"]),
@@ -71,7 +71,7 @@ def test_wrong_keys_are_named(table: str, name: str, value: Any, words: list[str
 def test_a_missing_key_is_named() -> None:
     with pytest.raises(OperatorFault, match=r"run\.run_dir: expected a path; found nothing"):
         CoordinatorConfig.read({})
-    with pytest.raises(OperatorFault, match="task: expected a table"):
+    with pytest.raises(OperatorFault, match=r"\[\[task\]\]: expected at most 64 tables"):
         CoordinatorConfig.read({**MINIMAL, "task": 3})
 
 

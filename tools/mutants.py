@@ -43,8 +43,8 @@ MUTANTS = (
         "I1, gate 1",
         "a worker one version too old may start a group",
         "echo2d/core/rollouts/staleness.py",
-        "self.next_step(in_flight) - 1 - self._bound",
-        "self.next_step(in_flight) - 2 - self._bound",
+        "max(0, step - 1 - self._bound)",
+        "max(0, step - 2 - self._bound)",
         ("tests/core/rollouts/test_staleness.py",),
     ),
     Mutant(
@@ -195,8 +195,8 @@ MUTANTS = (
         "I4, once",
         "a frozen group stays in the buffer for the next batch",
         "echo2d/core/rollouts/staleness.py",
-        "batch.groups.append(self._buffer.pop(group))",
-        "batch.groups.append(self._buffer[group])",
+        "stored = self._buffer.pop(group)",
+        "stored = self._buffer[group]",
         (FAULTS,),
     ),
     Mutant(

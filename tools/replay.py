@@ -31,6 +31,12 @@ from tools.replay_core import (
 BATCHES_SHOWN = 12
 
 
+def _cursors(recovered: Recovered) -> str:
+    if len(recovered.tasks) <= 1:
+        return f"prompt {sum(each.next_cursor for each in recovered.tasks)}"
+    return ", ".join(f"prompt {each.next_cursor} of {each.task}" for each in recovered.tasks)
+
+
 def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
     try:
@@ -84,7 +90,7 @@ def _facts(
         "versions": [[each.version, each.digest.hex()] for each in recovered.published],
         "versions_revoked": evidence.revoked,
         "next_group": recovered.next_group,
-        "next_cursor": recovered.next_cursor,
+        "next_cursors": {each.task: each.next_cursor for each in recovered.tasks},
         "groups": len(recovered.groups),
         "groups_in_no_batch": waiting_groups(evidence, rules),
         "batches": batches(evidence),
@@ -114,7 +120,7 @@ def _lines(evidence: Evidence, rules: Rules) -> list[str]:
         f"epoch     {recovered.epoch}, begun after step {recovered.resume_step}; checkpoint {recovered.checkpoint}",
         f"versions  {newest}; {len(recovered.published)} published, {evidence.revoked} revoked",
         f"groups    {len(recovered.groups)} stored: {held} in batches{waiting}",
-        f"next      prompt {recovered.next_cursor}, group {recovered.next_group}",
+        f"next      {_cursors(recovered)}, group {recovered.next_group}",
         *_batch_lines(evidence),
     ]
 

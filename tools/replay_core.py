@@ -21,7 +21,7 @@ from typing import Any
 from echo2d.config import STALENESS_MAX, CoordinatorConfig
 from echo2d.core.base.ids import Digest, GroupId, RequestId, RunId, Version
 from echo2d.core.cluster.events import Persist
-from echo2d.core.cluster.rules import RunRules
+from echo2d.core.cluster.rules import RunRules, TaskRules
 from echo2d.core.coordinator.events import (
     CoordinatorAction,
     DeadlinePassed,
@@ -190,7 +190,7 @@ def guessed_rules(recovered: Recovered) -> Rules:
     groups = max([1, *(len(batch.groups) for batch in recovered.frozen)])
     rules = RunRules(
         run_id=ANY_RUN, staleness_max=STALENESS_MAX, publish_every=1, trajectories_per_step=size * groups,
-        group_size=size, max_new_tokens=1, temperature=1.0, top_p=1.0, stop_token_ids=(), vocab_size=1,
+        group_size=size, tasks=(TaskRules(max_new_tokens=1),), vocab_size=1,
         over_stale="drop", filter_zero_variance=False, shape="auto", chains=1,
     )  # fmt: skip
     return Rules(rules, known=False)
@@ -295,8 +295,10 @@ def _trajectory_fault(trajectory: TrajectoryRecord, versions: frozenset[VersionK
 def _counter_faults(recovered: Recovered) -> Iterator[str]:
     if any(group.record.group >= recovered.next_group for group in recovered.groups):
         yield f"the next group would be {recovered.next_group}, and there is one with that number or a higher one"
-    if any(group.cursor >= recovered.next_cursor for group in recovered.groups):
-        yield f"the next prompt would be {recovered.next_cursor}, and it or a later one has been drawn"
+    for task in {group.source.task for group in recovered.groups}:
+        behind = recovered.next_cursor(task)
+        if any(g.cursor >= behind for g in recovered.groups if g.source.task == task):
+            yield f"the next prompt would be {behind}, and it or a later one has been drawn"
 
 
 def _short(digest: Digest) -> str:

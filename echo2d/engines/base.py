@@ -20,6 +20,7 @@ from typing import Literal, Protocol, runtime_checkable
 
 from echo2d.core.protocol.control_messages import AnswerToScore, Finish, SeedReplay
 from echo2d.core.protocol.evidence import Evidence
+from echo2d.core.protocol.sampling import WHOLE, Sampling
 
 FinishReason = Finish | Literal["abort"]
 
@@ -30,7 +31,7 @@ class GenerateRequest:
     distribution.
 
     `prompt` may end with output tokens of an earlier attempt; then `max_new_tokens` was already
-    reduced by them. temperature 0 means greedy. Sampling ends at one of `stop_token_ids` (which is
+    reduced by them. Sampling ends at one of `stop_token_ids` (which is
     part of the output, finish "stop"), after `max_new_tokens` (finish "length"), or where the
     model's context is full (finish "context"). An engine knows no other end tokens. rng_seeds: one
     for each sample, which draws as if it were alone in a request with that seed; None: the engine's
@@ -42,8 +43,7 @@ class GenerateRequest:
     prompt: Sequence[int]
     samples: int
     max_new_tokens: int
-    temperature: float = 1.0
-    top_p: float = 1.0
+    sampling: Sampling = WHOLE
     stop_token_ids: Sequence[int] = ()
     rng_seeds: Sequence[int] | None = None
     written: int = 0
@@ -205,12 +205,10 @@ class ScoringEngine(Engine, Protocol):
         answers: Sequence[AnswerToScore],
         *,
         label: str,
-        temperature: float,
-        top_p: float,
         replay: SeedReplay,
     ) -> list[Evidence]:
         """What the served version says about each answer, with one prefill each.
 
-        temperature, top_p: as they were drawn. EngineFault: another version than `label` is served,
+        EngineFault: another version than `label` is served,
         or an answer has tokens that it does not know.
         """

@@ -255,7 +255,7 @@ class _Policy:
 
     def draw(self, request: GenerateRequest, index: int) -> tuple[int, int]:
         """Return the seed under which a sample draws, and the sample number it draws as."""
-        if request.temperature == 0:
+        if request.sampling.temperature == 0:
             return 0, 0
         return (
             (self.rng_seed, index) if request.rng_seeds is None else (request.rng_seeds[index], 0)

@@ -20,7 +20,6 @@ BUNDLE_S_MAX = 0.05
 # Running and waiting samples of one engine. A caller that asks for more is broken.
 SAMPLES_OPEN_MAX = 16_384
 # Below it, logits / temperature can leave float32; a request can ask for 0 (greedy) instead.
-TEMPERATURE_MIN = 1e-3
 
 
 def check_request(
@@ -35,12 +34,8 @@ def check_request(
         raise EngineFault(
             f"request {request.request_id}: samples and max_new_tokens must be at least 1"
         )
-    if not (request.temperature == 0 or TEMPERATURE_MIN <= request.temperature < float("inf")):
-        raise EngineFault(
-            f"request {request.request_id}: temperature must be 0 or at least {TEMPERATURE_MIN}"
-        )
-    if not 0 < request.top_p <= 1:
-        raise EngineFault(f"request {request.request_id}: top_p must be in (0, 1]")
+    if fault := request.sampling.fault:
+        raise EngineFault(f"request {request.request_id}: {fault}")
     if request.rng_seeds is not None and len(request.rng_seeds) != request.samples:
         raise EngineFault(
             f"request {request.request_id}: {len(request.rng_seeds)} seeds for {request.samples} samples"

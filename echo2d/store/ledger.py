@@ -44,8 +44,10 @@ from echo2d.store.ledger_rows import (
     NEWEST_FORM,
     PUBLISHED,
     RATES,
+    ROWS,
     SCHEMA,
     SCHEMA_VERSION,
+    TASKS,
     TRAJECTORIES,
     Query,
     Read,
@@ -70,6 +72,8 @@ KEYS = frozenset(
         "sample",
         "step",
         "peer",
+        "task",
+        "source_row",
     }
 )
 TRIM_GROUPS_MAX = 16  # per call of `trim`, which commits wait for: a few milliseconds
@@ -171,7 +175,6 @@ class Ledger:
                     (self._row("SELECT max(publish_seq) FROM versions") or (0,))[0] or 0
                 ),
                 published=self._all(PUBLISHED),
-                next_cursor=counters.get("cursor", 0),
                 next_group=GroupId(counters.get("group", 0)),
                 groups=self._groups(),
                 frozen=self._all(FROZEN),
@@ -180,6 +183,8 @@ class Ledger:
                 given=self._all(GIVEN),
                 answered=self._all(ANSWERED),
                 rates=self._all(RATES),
+                tasks=self._all(TASKS),
+                rows=self._all(ROWS),
                 limits=self._all(LIMITS),
                 form=next(self._read(NEWEST_FORM), None),
             )

@@ -33,15 +33,18 @@ from echo2d.core.rollouts.events import (
     GroupDropped,
     LeaseGiven,
     PromptTaken,
+    RowJudged,
     SampleKept,
     SampleLeftOut,
     SampleReturned,
     SampleRewarded,
+    TaskBegun,
+    TaskProgress,
 )
 from echo2d.core.topology.uplink_rates import UPLINK_MIN, PeerRate
 from echo2d.errors import PeerFault
 
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 SCHEMA = """
 CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE epochs (epoch INTEGER PRIMARY KEY, resume_step INTEGER NOT NULL);
@@ -52,7 +55,7 @@ CREATE TABLE versions (
 CREATE TABLE forms (publish_seq INTEGER PRIMARY KEY, base BLOB, frame_bytes INTEGER NOT NULL);
 CREATE TABLE groups (
     group_id INTEGER PRIMARY KEY, cursor INTEGER NOT NULL, prompt BLOB NOT NULL,
-    task TEXT NOT NULL, source_row TEXT NOT NULL);
+    task TEXT NOT NULL, source_row TEXT NOT NULL, sampling TEXT NOT NULL);
 CREATE TABLE leases (
     group_id INTEGER NOT NULL REFERENCES groups ON DELETE CASCADE, lease INTEGER NOT NULL,
     attempt INTEGER NOT NULL,
@@ -64,6 +67,12 @@ CREATE TABLE samples (
     lease INTEGER NOT NULL, attempt INTEGER NOT NULL, fingerprint BLOB NOT NULL,
     trajectory BLOB NOT NULL, reward REAL, parts TEXT,
     left_out INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (group_id, sample));
+CREATE TABLE tasks (
+    task TEXT PRIMARY KEY, next_cursor INTEGER NOT NULL, data BLOB NOT NULL,
+    texts BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE rows (
+    task TEXT NOT NULL, source_row TEXT NOT NULL, equal INTEGER NOT NULL,
+    version INTEGER NOT NULL, PRIMARY KEY (task, source_row));
 CREATE TABLE batches (step INTEGER PRIMARY KEY, digest BLOB NOT NULL, groups TEXT NOT NULL,
     refusals INTEGER NOT NULL);
 CREATE TABLE commits (
@@ -80,7 +89,7 @@ CREATE TABLE rates (peer TEXT PRIMARY KEY, bytes_per_s REAL NOT NULL, held_up IN
 class _Counter:
     """A counter that never goes back, whatever rows have been deleted."""
 
-    name: Literal["cursor", "group", "checkpoint"]
+    name: Literal["group", "checkpoint"]
     value: int
 
 
@@ -113,12 +122,17 @@ _checked_answer = plain_reader(AcceptedResult)
 _checked_batch = plain_reader(BatchFrozen)
 _checked_limits = plain_reader(LimitsLearnt)
 _checked_rate = plain_reader(PeerRate)
+_checked_row = plain_reader(RowJudged)
 
 
 def _group(row: _Row) -> StoredGroup:
     """A stored group without its trajectories, which are read from other rows."""
-    group, cursor, prompt, task, source_row = row
-    stored: StoredGroup = _checked_group([[group, prompt, [], []], cursor, [task, source_row]])
+    group, cursor, prompt, task, source_row, sampling = row
+    stored: StoredGroup = _checked_group(
+        [[group, prompt, [], [], json.loads(sampling)], cursor, [task, source_row]]
+    )
+    if fault := stored.record.sampling.fault:
+        raise PeerFault(fault)
     unpack_tokens(stored.record.prompt)
     return stored
 
@@ -175,6 +189,12 @@ def _rate(row: _Row) -> PeerRate:
     return rate
 
 
+def _row_judged(row: _Row) -> RowJudged:
+    task, source_row, equal, version = row
+    judged: RowJudged = _checked_row([[task, source_row], equal, version])
+    return judged
+
+
 def _limits(row: _Row) -> LimitsLearnt:
     limits: LimitsLearnt = _checked_limits(row)
     if not (
@@ -209,7 +229,7 @@ NEWEST_FORM: Query[FormChosen] = Query(
 )
 GROUPS: Query[StoredGroup] = Query(
     "groups",
-    "SELECT group_id, cursor, prompt, task, source_row FROM groups ORDER BY group_id",
+    "SELECT group_id, cursor, prompt, task, source_row, sampling FROM groups ORDER BY group_id",
     _group,
 )
 TRAJECTORIES: Query[tuple[GroupId, TrajectoryRecord]] = Query(
@@ -235,6 +255,14 @@ ANSWERED: Query[AcceptedResult] = Query(
 RATES: Query[PeerRate] = Query(
     "rates", "SELECT peer, bytes_per_s, held_up FROM rates ORDER BY rowid", _rate
 )
+TASKS: Query[TaskProgress] = Query(
+    "tasks",
+    "SELECT task, next_cursor, data, texts FROM tasks ORDER BY task",
+    plain_reader(TaskProgress),
+)
+ROWS: Query[RowJudged] = Query(
+    "rows", "SELECT task, source_row, equal, version FROM rows ORDER BY rowid", _row_judged
+)
 LIMITS: Query[LimitsLearnt] = Query(
     "limits",
     "SELECT engine_class, k, misses, tolerance FROM limits ORDER BY engine_class",
@@ -255,6 +283,16 @@ Statement = tuple[str, tuple[Any, ...]]
 _RAISE = (
     "INSERT INTO counters VALUES (?, ?) "
     "ON CONFLICT (name) DO UPDATE SET value = max(value, excluded.value)"
+)
+
+
+_RAISE_CURSOR = (
+    "INSERT INTO tasks VALUES (?, ?, x'', x'') "
+    "ON CONFLICT (task) DO UPDATE SET next_cursor = max(next_cursor, excluded.next_cursor)"
+)
+_BEGIN_TASK = (
+    "INSERT INTO tasks VALUES (?, 0, ?, ?) "
+    "ON CONFLICT (task) DO UPDATE SET data = excluded.data, texts = excluded.texts"
 )
 
 
@@ -292,19 +330,34 @@ def _form_chosen(record: FormChosen) -> list[Statement]:
     return [("INSERT OR REPLACE INTO forms VALUES (?, ?, ?)", row)]
 
 
+def _task_begun(record: TaskBegun) -> list[Statement]:
+    return [(_BEGIN_TASK, (record.task, record.data, record.texts))]
+
+
+def _row_is_judged(record: RowJudged) -> list[Statement]:
+    key = (record.source.task, record.source.row)
+    if not record.equal:
+        return [("DELETE FROM rows WHERE task = ? AND source_row = ?", key)]
+    # Replaced, it gets the highest rowid: the order in which rows were judged.
+    return [
+        ("INSERT OR REPLACE INTO rows VALUES (?, ?, ?, ?)", (*key, record.equal, record.version))
+    ]
+
+
 def _prompt_taken(record: PromptTaken) -> list[Statement]:
     return [
         (
-            "INSERT INTO groups VALUES (?, ?, ?, ?, ?)",
+            "INSERT INTO groups VALUES (?, ?, ?, ?, ?, ?)",
             (
                 record.group,
                 record.cursor,
                 record.prompt,
                 record.source.task,
                 record.source.row,
+                json.dumps(astuple(record.sampling)),
             ),
         ),
-        (_RAISE, ("cursor", record.cursor + 1)),
+        (_RAISE_CURSOR, (record.source.task, record.cursor + 1)),
         (_RAISE, ("group", record.group + 1)),
     ]
 
@@ -381,6 +434,8 @@ _STATEMENTS: dict[type, Callable[[Any], list[Statement]]] = {
     VersionPublished: _version_published,
     VersionRevoked: _version_revoked,
     FormChosen: _form_chosen,
+    TaskBegun: _task_begun,
+    RowJudged: _row_is_judged,
     PromptTaken: _prompt_taken,
     LeaseGiven: _lease_given,
     SampleKept: _sample_kept,

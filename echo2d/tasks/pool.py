@@ -101,7 +101,7 @@ class TaskIntroduction:
     """What a task says of itself.
 
     digest: of its data; empty if it has none. epoch_length: prompts after which they repeat; None:
-    it does not say. concurrent: its rewards are `async def`.
+    it does not say. concurrent: its rewards are `async def`. in_text: echo2d makes its tokens.
     """
 
     name: str
@@ -109,6 +109,7 @@ class TaskIntroduction:
     digest: bytes
     epoch_length: int | None
     concurrent: bool
+    in_text: bool
 
 
 class TaskPool:
@@ -150,7 +151,7 @@ class TaskPool:
             self._idle.put_nowait(process)
         self._closed = False
         self._task = task
-        self.about = TaskIntroduction(task, (), b"", None, concurrent=False)
+        self.about = TaskIntroduction(task, (), b"", None, concurrent=False, in_text=False)
 
     @property
     def at_once(self) -> int:
@@ -173,11 +174,16 @@ class TaskPool:
             await self.close()
             raise OperatorFault(f"task {self._task}: {introduction.reason}")
         match introduction:
-            case [str(name), list(stop_token_ids), bytes(digest), length, bool(concurrent)] if (
-                _are_tokens(stop_token_ids) and (length is None or type(length) is int)
-            ):
+            case [
+                str(name),
+                list(stop_token_ids),
+                bytes(digest),
+                length,
+                bool(concurrent),
+                bool(in_text),
+            ] if _are_tokens(stop_token_ids) and (length is None or type(length) is int):
                 stops = tuple(stop_token_ids)
-                self.about = TaskIntroduction(name, stops, digest, length, concurrent)
+                self.about = TaskIntroduction(name, stops, digest, length, concurrent, in_text)
             case _:
                 await self.close()
                 raise OperatorFault(

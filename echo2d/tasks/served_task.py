@@ -97,7 +97,9 @@ class ServedTask:
         self.concurrent = isinstance(task, TextTask) and task.concurrent
 
     def introduction(self) -> list[Any]:
-        """[name, stop_token_ids, digest of its data, prompts of an epoch or None, concurrent]."""
+        """[name, stop_token_ids, digest of its data, prompts of an epoch or None, concurrent, in
+        text].
+        """
         task = self._task
         return [
             str(task.name),
@@ -105,6 +107,7 @@ class ServedTask:
             bytes(getattr(task, "digest", b"")),
             len(task) if hasattr(task, "__len__") else None,
             self.concurrent,
+            self._texts is not None,
         ]
 
     def prompt(self, index: int) -> list[Any]:

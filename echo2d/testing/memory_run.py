@@ -64,7 +64,7 @@ from echo2d.core.protocol.control_messages import (
 )
 from echo2d.core.protocol.evidence import TOLERANCES, Evidence
 from echo2d.core.protocol.peer_handshake import SECRET_BYTES
-from echo2d.core.protocol.trajectory import pack_logprobs, pack_tokens
+from echo2d.core.protocol.trajectory import Source, pack_logprobs, pack_tokens
 from echo2d.core.rollouts.events import DrawPrompt, PromptDrawn, SampleScored, ScoreSample
 from echo2d.core.weights.signed_index import Root
 from echo2d.sim.run.memory_ledger import MemoryLedger
@@ -301,6 +301,9 @@ class MemoryRun:
     def _persist(self, record: CoordinatorRecord) -> None:
         self.ledger.append(record)
 
+    def _drawn(self, order: DrawPrompt) -> CoordinatorEvent:
+        return PromptDrawn(order.cursor, self._prompt(order.cursor), Source(order.task))
+
     def _prompt(self, cursor: int) -> bytes:
         return pack_tokens([2, 3, cursor % self.rules.vocab_size])
 
@@ -332,8 +335,8 @@ class MemoryRun:
                 self.replies[request] = action
             case DialBack(session):
                 self.pending.append(DialBackEnded(session, self._dial_back(action)))
-            case DrawPrompt(cursor):
-                self.pending.append(PromptDrawn(cursor, self._prompt(cursor)))
+            case DrawPrompt():
+                self.pending.append(self._drawn(action))
             case ScoreSample(group, sample):
                 reward = self._reward(action)
                 fault = "" if reward is not None else "crashed"

@@ -2,9 +2,15 @@
 
 from pathlib import Path
 
+from blake3 import blake3
+
 from echo2d.errors import OperatorFault
 
 TEXT_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "config.json")
+
+
+# They decide which tokens a text has.
+TOKEN_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 
 def read_text_files(directory: Path) -> dict[str, bytes]:
@@ -17,3 +23,16 @@ def read_text_files(directory: Path) -> dict[str, bytes]:
         return {path.name: path.read_bytes() for path in found}
     except OSError as error:
         raise OperatorFault(f"cannot read {error.filename}: {error.strerror}") from error
+
+
+def text_digest(directory: Path) -> bytes:
+    """blake3-256 of those of TOKEN_FILES that a model's directory has, with their names. Blocking.
+
+    OperatorFault: one of them cannot be read.
+    """
+    files = read_text_files(directory)
+    told = blake3()
+    for name in TOKEN_FILES:
+        if name in files:
+            told.update(b"%s %d " % (name.encode(), len(files[name])) + files[name])
+    return told.digest()

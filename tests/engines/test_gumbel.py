@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from echo2d.core.protocol.sampling import WHOLE, Sampling
 from echo2d.engines.torch_engine import gumbel
 from echo2d.engines.torch_engine.gumbel import gumbel_noise, murmur_hash, shortfalls
 
@@ -70,16 +71,16 @@ def test_draws_follow_the_distribution(by_rank: bool) -> None:
 def test_the_drawn_token_lacks_nothing_and_others_do(by_rank: bool, top_p: float) -> None:
     logprobs, positions = logprobs_of(ROWS), torch.arange(ROWS)
     tokens = drawn(logprobs, 9, by_rank=by_rank, top_p=top_p)
-    assert float(shortfalls(logprobs, tokens, 9, positions, top_p).max()) < 1e-6
+    assert float(shortfalls(logprobs, tokens, 9, positions, Sampling(top_p=top_p)).max()) < 1e-6
     others = drawn(logprobs, 10, by_rank=by_rank, top_p=top_p)
-    far = shortfalls(logprobs, others, 9, positions, top_p)
+    far = shortfalls(logprobs, others, 9, positions, Sampling(top_p=top_p))
     assert (far[others != tokens] > 0.1).float().mean() > 0.7
 
 
 def test_a_token_beyond_top_p_is_never_the_drawn_one() -> None:
     logprobs = logprobs_of(ROWS)
     least = logprobs.argmin(dim=-1)
-    far = shortfalls(logprobs, least, 9, torch.arange(ROWS), 0.5)
+    far = shortfalls(logprobs, least, 9, torch.arange(ROWS), Sampling(top_p=0.5))
     assert float(far.min()) > 0.1
 
 
@@ -90,20 +91,20 @@ def test_an_error_in_log_p_costs_at_most_twice_itself(by_rank: bool) -> None:
     wrong = logprobs + error * (2 * torch.rand(ROWS, VOCAB, generator=random) - 1)
     wrong = torch.log_softmax(wrong, dim=-1)
     tokens = drawn(wrong, 9, by_rank=by_rank)
-    far = shortfalls(logprobs, tokens, 9, torch.arange(ROWS), 1.0)
+    far = shortfalls(logprobs, tokens, 9, torch.arange(ROWS), WHOLE)
     assert float(far.max()) <= 2 * error
 
 
 def test_the_size_of_the_tables_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     logprobs, tokens, positions = logprobs_of(7), torch.arange(7), torch.arange(7)
-    whole = shortfalls(logprobs, tokens, 9, positions, 1.0)
+    whole = shortfalls(logprobs, tokens, 9, positions, WHOLE)
     for entries in (1, 3 * VOCAB):
         monkeypatch.setattr(gumbel, "ENTRIES_MAX", entries)
-        assert torch.equal(shortfalls(logprobs, tokens, 9, positions, 1.0), whole)
+        assert torch.equal(shortfalls(logprobs, tokens, 9, positions, WHOLE), whole)
 
 
 def test_impossible_tokens_give_numbers() -> None:
     logprobs = torch.tensor([[0.0, -torch.inf, -torch.inf]])
     at = torch.tensor([0])
-    assert float(shortfalls(logprobs, torch.tensor([0]), 9, at, 1.0)) == 0
-    assert float(shortfalls(logprobs, torch.tensor([1]), 9, at, 1.0)) > 1e9
+    assert float(shortfalls(logprobs, torch.tensor([0]), 9, at, WHOLE)) == 0
+    assert float(shortfalls(logprobs, torch.tensor([1]), 9, at, WHOLE)) > 1e9

@@ -9,6 +9,7 @@ import torch
 
 from echo2d.bench.audit.gumbel_writer import write_gumbel
 from echo2d.core.protocol.evidence import Evidence, evidence
+from echo2d.core.protocol.sampling import WHOLE, Sampling
 from echo2d.core.protocol.seeds import SEED_BITS
 from echo2d.engines.base import GenerateRequest
 from echo2d.engines.torch_engine import scoring
@@ -27,19 +28,29 @@ def saved(folder: Path, version: int = 0) -> Path:
     return folder
 
 
+SAMPLINGS = [
+    WHOLE,
+    Sampling(0.7),
+    Sampling(1.3, 0.8),
+    Sampling(top_k=5),
+    Sampling(1.5, min_p=0.3),
+    Sampling(1.2, 0.9, 7, 0.05),
+]
+
+
 def policy_of(snapshot: Path) -> InferencePolicy:
     with torch.inference_mode():
         return build(prepare(snapshot, None, torch.float32), torch.float32, torch.device("cpu"))
 
 
 async def written(
-    snapshot: Path, *, temperature: float = 1.0, top_p: float = 1.0
+    snapshot: Path, *, sampling: Sampling = WHOLE
 ) -> list[tuple[list[int], list[float]]]:
     """Tokens and logprobs of one answer for each of SEEDS."""
     engine = TorchEngine(threads=1)
     await engine.start()
     await engine.refit(snapshot, "0-a")
-    request = GenerateRequest("r", PROMPT, len(SEEDS), TOKENS, temperature, top_p, rng_seeds=SEEDS)
+    request = GenerateRequest("r", PROMPT, len(SEEDS), TOKENS, sampling, rng_seeds=SEEDS)
     found: list[tuple[list[int], list[float]]] = [([], []) for _ in SEEDS]
     async for delta in engine.generate(request):
         found[delta.sample][0].extend(delta.tokens)
@@ -52,8 +63,7 @@ def written_as_sglang(
     policy: InferencePolicy,
     seeds: Sequence[int] = SEEDS,
     *,
-    temperature: float = 1.0,
-    top_p: float = 1.0,
+    sampling: Sampling = WHOLE,
     by_rank: bool = False,
 ) -> list[tuple[list[int], list[float]]]:
     """Tokens and logprobs of one answer for each seed."""
@@ -63,8 +73,7 @@ def written_as_sglang(
         seeds,
         tokens=TOKENS,
         ends=(),
-        temperature=temperature,
-        top_p=top_p,
+        sampling=sampling,
         by_rank=by_rank,
     )
 
@@ -83,14 +92,14 @@ def weighed(scored: ScoredAnswer, claimed: list[float]) -> Evidence:
 
 
 @pytest.mark.may_block
-@pytest.mark.parametrize(("temperature", "top_p"), [(1.0, 1.0), (0.7, 1.0), (1.3, 0.8)])
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
 async def test_an_honest_answer_lies_where_its_seed_points(
-    tmp_path: Path, temperature: float, top_p: float
+    tmp_path: Path, sampling: Sampling
 ) -> None:
-    answers = await written(saved(tmp_path), temperature=temperature, top_p=top_p)
+    answers = await written(saved(tmp_path), sampling=sampling)
     policy, zs = policy_of(tmp_path), []
     for seed, (tokens, logprobs) in zip(SEEDS, answers, strict=True):
-        scored = score(policy, PROMPT, tokens, temperature=temperature, top_p=top_p, seed=seed)
+        scored = score(policy, PROMPT, tokens, sampling=sampling, seed=seed)
         found = weighed(scored, logprobs)
         assert found.k < 1e-4
         assert found.missed == 0
@@ -99,19 +108,18 @@ async def test_an_honest_answer_lies_where_its_seed_points(
 
 
 @pytest.mark.parametrize("by_rank", [False, True])
-@pytest.mark.parametrize(("temperature", "top_p"), [(1.0, 1.0), (0.7, 1.0), (1.3, 0.8)])
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
 def test_an_answer_of_sglang_has_the_largest_noise(
-    tmp_path: Path, temperature: float, top_p: float, by_rank: bool
+    tmp_path: Path, sampling: Sampling, by_rank: bool
 ) -> None:
     policy, zs = policy_of(saved(tmp_path)), []
-    answers = written_as_sglang(policy, temperature=temperature, top_p=top_p, by_rank=by_rank)
+    answers = written_as_sglang(policy, sampling=sampling, by_rank=by_rank)
     for seed, (tokens, logprobs) in zip(SEEDS, answers, strict=True):
         scored = score(
             policy,
             PROMPT,
             tokens,
-            temperature=temperature,
-            top_p=top_p,
+            sampling=sampling,
             seed=seed,
             replay="sglang",
         )
@@ -140,7 +148,7 @@ async def test_the_answer_to_another_seed_does_not(tmp_path: Path) -> None:
 
 
 def misses_of(policy: InferencePolicy, answer: Sequence[int], seed: int, replay: Replay) -> int:
-    scored = score(policy, PROMPT, answer, temperature=1.0, top_p=1.0, seed=seed, replay=replay)
+    scored = score(policy, PROMPT, answer, sampling=Sampling(1.0, 1.0), seed=seed, replay=replay)
     assert scored.distances is not None
     return int((scored.distances > 1).sum())
 
@@ -161,8 +169,7 @@ async def test_the_pieces_of_an_answer_agree_with_the_whole(
                     policy,
                     [*PROMPT, *tokens[:start]],
                     tokens[start:end],
-                    temperature=1.0,
-                    top_p=1.0,
+                    sampling=WHOLE,
                     seed=seed,
                     written=start,
                     replay=replay,
@@ -172,11 +179,11 @@ async def test_the_pieces_of_an_answer_agree_with_the_whole(
             assert all(
                 piece.distances is not None and piece.distances.max() <= 1 for piece in pieces
             )
-        whole = score(policy, PROMPT, tokens, temperature=1.0, top_p=1.0, seed=seed, replay=replay)
+        whole = score(policy, PROMPT, tokens, sampling=Sampling(1.0, 1.0), seed=seed, replay=replay)
         with monkeypatch.context() as patch:
             patch.setattr(scoring, "POSITIONS_MAX", 7)
             parts = score(
-                policy, PROMPT, tokens, temperature=1.0, top_p=1.0, seed=seed, replay=replay
+                policy, PROMPT, tokens, sampling=Sampling(1.0, 1.0), seed=seed, replay=replay
             )
         assert parts.surprises == pytest.approx(whole.surprises)
         assert parts.distances == pytest.approx(whole.distances)
@@ -191,7 +198,7 @@ def test_sglang_gets_the_low_bits_of_a_seed(tmp_path: Path) -> None:
 
 
 def test_without_a_seed_nothing_is_replayed(tmp_path: Path) -> None:
-    scored = score(policy_of(saved(tmp_path)), PROMPT, [1, 2], temperature=1.0, top_p=1.0)
+    scored = score(policy_of(saved(tmp_path)), PROMPT, [1, 2], sampling=Sampling(1.0, 1.0))
     assert scored.distances is None
 
 
@@ -200,7 +207,7 @@ async def test_another_versions_answer_has_other_logprobs(tmp_path: Path) -> Non
     answers = await written(saved(tmp_path / "0"))
     policy = policy_of(saved(tmp_path / "1", 1))
     for tokens, logprobs in answers:
-        found = weighed(score(policy, PROMPT, tokens, temperature=1.0, top_p=1.0), logprobs)
+        found = weighed(score(policy, PROMPT, tokens, sampling=Sampling(1.0, 1.0)), logprobs)
         assert found.k > 0.01
 
 
@@ -217,7 +224,7 @@ def test_likely_tokens_surprise_too_little_and_made_up_ones_too_much(
             rare.append(int(policy.logits(torch.tensor([rare]), 1)[0, -1].argmin()))
     for tokens, sign in ((greedy, -1), (rare, 1)):
         answer = tokens[len(PROMPT) :]
-        scored = score(policy, PROMPT, answer, temperature=1.0, top_p=1.0, seed=7, replay=replay)
+        scored = score(policy, PROMPT, answer, sampling=Sampling(1.0, 1.0), seed=7, replay=replay)
         found = weighed(scored, scored.logprobs.tolist())
         assert found.k == 0
         assert sign * found.z > 1
@@ -229,7 +236,7 @@ def test_the_ratios_are_one_on_average_over_what_is_drawn(tmp_path: Path) -> Non
     policy = policy_of(saved(tmp_path))
     for top_p in (1.0, 0.8):
         found = [
-            score(policy, PROMPT, [token], temperature=0.7, top_p=top_p)
+            score(policy, PROMPT, [token], sampling=Sampling(0.7, top_p))
             for token in range(VOCAB_SIZE)
         ]
         surprises = np.array([each.surprises[0] for each in found])
@@ -247,7 +254,7 @@ def test_every_number_points_to_one_token(tmp_path: Path) -> None:
     policy, seeds = policy_of(saved(tmp_path)), range(20)
     each = [
         [
-            score(policy, PROMPT, [token], temperature=1.0, top_p=0.9, seed=seed)
+            score(policy, PROMPT, [token], sampling=Sampling(1.0, 0.9), seed=seed)
             for token in range(VOCAB_SIZE)
         ]
         for seed in seeds
@@ -263,7 +270,7 @@ def test_surprises_and_entropy_are_those_of_the_tokens_within_top_p(
 ) -> None:
     policy = policy_of(saved(tmp_path))
     each = [
-        score(policy, PROMPT, [token], temperature=1.0, top_p=top_p) for token in range(VOCAB_SIZE)
+        score(policy, PROMPT, [token], sampling=Sampling(1.0, top_p)) for token in range(VOCAB_SIZE)
     ]
     logprobs = np.array([float(one.logprobs[0]) for one in each])
     surprises = np.array([float(one.surprises[0]) for one in each])

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from echo2d.core.protocol.sampling import TEMPERATURE_MIN, Sampling
 from echo2d.engines.base import EngineSpan, GenerateRequest, SampleOutput
-from echo2d.engines.stream import TEMPERATURE_MIN, RequestStream, SampleBuffer, check_request
+from echo2d.engines.stream import RequestStream, SampleBuffer, check_request
 from echo2d.errors import EngineFault
 
 
@@ -94,9 +95,9 @@ async def test_what_follows_a_finish_is_dropped() -> None:
     "good",
     [
         request(),
-        request(temperature=0.0),
-        request(temperature=TEMPERATURE_MIN),
-        request(prompt=[0, 9], top_p=0.1),
+        request(sampling=Sampling(0.0)),
+        request(sampling=Sampling(TEMPERATURE_MIN)),
+        request(prompt=[0, 9], sampling=Sampling(top_p=0.1)),
     ],
 )
 def test_a_possible_request_passes(good: GenerateRequest) -> None:
@@ -110,9 +111,9 @@ def test_a_possible_request_passes(good: GenerateRequest) -> None:
         (request(samples=0), "samples"),
         (request(max_new_tokens=0), "max_new_tokens"),
         (request(prompt=[1] * 6), "context"),
-        (request(temperature=TEMPERATURE_MIN / 2), "temperature"),
-        (request(temperature=float("nan")), "temperature"),
-        (request(top_p=1.1), "top_p"),
+        (request(sampling=Sampling(TEMPERATURE_MIN / 2)), "temperature"),
+        (request(sampling=Sampling(float("nan"))), "temperature"),
+        (request(sampling=Sampling(top_p=1.1)), "top_p"),
         (request(prompt=[]), "empty"),
         (request(prompt=[10]), "vocabulary"),
         (request(prompt=[-1]), "vocabulary"),

@@ -12,6 +12,7 @@ import torch
 from transformers import BloomConfig, GPT2Config, MambaConfig, MistralConfig, Qwen3MoeConfig
 
 from echo2d.core.protocol.answer_end import OutputLimit
+from echo2d.core.protocol.sampling import WHOLE, Sampling
 from echo2d.engines.base import Engine, GenerateRequest, SampleOutput
 from echo2d.engines.layout import file_tensor_digests
 from echo2d.engines.stream import RequestStream
@@ -19,7 +20,7 @@ from echo2d.engines.torch_engine import TorchEngine
 from echo2d.engines.torch_engine.batch import PREFILL_TOKENS_MAX, DecodeBatch
 from echo2d.engines.torch_engine.decoder import Decoder, DecoderOptions, DecoderOutput
 from echo2d.engines.torch_engine.policy import InferencePolicy, build, prepare
-from echo2d.engines.torch_engine.sampling import Chances, draw
+from echo2d.engines.torch_engine.sampling import draw
 from echo2d.errors import EngineFault, OperatorFault
 from tests.support.engine_harness import (
     VOCAB_SIZE,
@@ -63,23 +64,17 @@ def loaded(snapshot: Path) -> InferencePolicy:
 
 
 def table(
-    rows: int,
-    *,
-    temperature: float = 1.0,
-    top_p: float = 1.0,
-    uniform: Sequence[float] | None = None,
-) -> Chances:
-    return Chances(
-        [temperature] * rows, [top_p] * rows, list(uniform) if uniform is not None else [0.5] * rows
-    )
+    rows: int, sampling: Sampling = WHOLE, uniform: Sequence[float] | None = None
+) -> tuple[list[Sampling], list[float]]:
+    return [sampling] * rows, list(uniform) if uniform is not None else [0.5] * rows
 
 
 def test_tokens_are_drawn_by_their_probability() -> None:
     """Evenly spread uniforms meet each token in proportion to its probability at this temperature."""
     logits = torch.tensor([[0.0, 1.0, 3.0, -2.0]])
     count = 1000
-    chances = table(count, temperature=2.0, uniform=[(i + 0.5) / count for i in range(count)])
-    tokens, logprobs = draw(logits.expand(count, 4), chances)
+    chances = table(count, Sampling(2.0), uniform=[(i + 0.5) / count for i in range(count)])
+    tokens, logprobs = draw(logits.expand(count, 4), *chances)
     truth = torch.log_softmax(logits[0] / 2.0, dim=-1)
     assert logprobs == pytest.approx(truth[torch.tensor(tokens)].tolist(), abs=1e-6)
     for token in range(4):
@@ -90,7 +85,7 @@ def test_tokens_are_drawn_by_their_probability() -> None:
 
 def test_greedy_takes_the_likeliest_and_scores_it_at_temperature_1() -> None:
     logits = torch.tensor([[0.0, 1.0, 3.0, -2.0]])
-    tokens, logprobs = draw(logits, table(1, temperature=0.0, uniform=[0.0]))
+    tokens, logprobs = draw(logits, *table(1, Sampling(0.0), uniform=[0.0]))
     assert tokens == [2]
     assert logprobs == pytest.approx([torch.log_softmax(logits[0], dim=-1)[2].item()])
 
@@ -98,24 +93,24 @@ def test_greedy_takes_the_likeliest_and_scores_it_at_temperature_1() -> None:
 def test_top_p_limits_the_draw_but_not_the_logprob() -> None:
     logits = torch.tensor([0.5, 0.3, 0.15, 0.05]).log().expand(100, 4)
     uniform = [i / 100 for i in range(100)]
-    tokens, logprobs = draw(logits, table(100, top_p=0.6, uniform=uniform))
+    tokens, logprobs = draw(logits, *table(100, Sampling(top_p=0.6), uniform=uniform))
     assert set(tokens) == {0, 1}
     assert tokens.count(0) == pytest.approx(100 * 0.5 / 0.8, abs=1)
     assert logprobs[0] == pytest.approx(torch.tensor(0.5).log().item())
-    assert set(draw(logits, table(100, top_p=1e-6, uniform=uniform))[0]) == {0}
+    assert set(draw(logits, *table(100, Sampling(top_p=1e-6), uniform=uniform))[0]) == {0}
 
 
 @pytest.mark.parametrize("uniform", [0.0, 1 - 2**-53])
 def test_an_impossible_token_is_never_drawn(uniform: float) -> None:
     logits = torch.tensor([[-1e9, 0.0, 0.0, -1e9]])
-    assert draw(logits, table(1, uniform=[uniform]))[0][0] in {1, 2}
+    assert draw(logits, *table(1, uniform=[uniform]))[0][0] in {1, 2}
 
 
 def test_each_row_has_its_own_parameters() -> None:
     logits = torch.tensor([[0.0, 1.0, 3.0, -2.0]]).expand(3, 4)
-    mixed = draw(logits, Chances([0.0, 1.0, 0.5], [1.0, 0.5, 1.0], [0.1, 0.9, 0.3]))
+    mixed = draw(logits, [Sampling(0.0), Sampling(1.0, 0.5), Sampling(0.5)], [0.1, 0.9, 0.3])
     alone = [
-        draw(logits[:1], Chances([t], [p], [u]))
+        draw(logits[:1], [Sampling(t, p)], [u])
         for t, p, u in [(0.0, 1.0, 0.1), (1.0, 0.5, 0.9), (0.5, 1.0, 0.3)]
     ]
     assert mixed == ([one[0][0] for one in alone], [one[1][0] for one in alone])

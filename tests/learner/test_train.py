@@ -8,7 +8,14 @@ from typing import Any
 
 import pytest
 
-from echo2d.client import Batch, IntegrityFault, OperatorFault, PeerFault
+from echo2d.client import (
+    Batch,
+    IntegrityFault,
+    OperatorFault,
+    PeerFault,
+    PromptsOver,
+    Sampling,
+)
 from learner import train
 from learner.config import LearnerConfig
 from tests.support.learner import learn
@@ -223,3 +230,37 @@ def test_dr_grpo_and_several_optimizer_steps_train(
         rows[0]["ratio_max"] > 1.0
     )  # the second optimizer step finds other weights than the rollouts'
     assert rows[0]["by_staleness"]["0"]["tokens"] == rows[0]["tokens"] == GROUPS * GROUP_SIZE * 9
+
+
+def test_where_the_prompts_end_the_run_ends_with_its_last_version(
+    config: LearnerConfig, coordinator: ScriptedCoordinator
+) -> None:
+    def over(batch: Batch) -> Batch:
+        raise PromptsOver("the prompts of task 'sums' have ended")
+
+    coordinator.publish_every = coordinator.kappa_answered = 3
+    coordinator.lag = 2
+    coordinator.spoil[3] = over
+    learn(config, coordinator)
+    assert coordinator.said("commit") == [1, 2]
+    assert coordinator.said("publish") == [0, 2]
+
+
+def test_another_temperature_than_the_coordinators_is_refused(
+    config: LearnerConfig, coordinator: ScriptedCoordinator
+) -> None:
+    coordinator.samplings = {"sums": Sampling(0.6)}
+    with pytest.raises(OperatorFault, match=r"samples task 'sums' at 0\.6; found 1"):
+        learn(dataclasses.replace(config, temperature=1.0), coordinator)
+    assert coordinator.said("publish") == []
+    learn(dataclasses.replace(config, temperature=0.6), coordinator)
+
+
+def test_tokens_are_scored_at_the_temperature_of_their_group(
+    config: LearnerConfig, coordinator: ScriptedCoordinator
+) -> None:
+    """Groups of one batch may have been drawn at different temperatures."""
+    coordinator.temperatures = (1.0, 0.5)
+    rows = learn(config, coordinator)
+    assert rows[0]["ratio_mean"] == pytest.approx(1.0, abs=1e-5)
+    assert max(abs(score.k) for score in coordinator.scores[1]) < 1e-5

@@ -64,7 +64,7 @@ def scored(
     **changes: Any,
 ) -> tuple[TrajectoryScore, ...]:
     """What the first train step says. The first `masked` tokens of each answer are not in the loss."""
-    settings: dict[str, Any] = {"temperature": TEMPERATURE, "micro_batch_tokens": 200, **changes}
+    settings: dict[str, Any] = {"micro_batch_tokens": 200, **changes}
     policy = Policy(dataclasses.replace(config, **settings), Ranks())
     answers = [
         PackedAnswer(
@@ -75,6 +75,7 @@ def scored(
             logprobs_n=logprobs[number, masked:],
             staleness_n=np.zeros(LENGTH - masked, dtype=np.int64),
             advantage=np.float32(0.0),
+            temperature=TEMPERATURE,
         )
         for number in range(ANSWERS)
     ]

@@ -11,6 +11,7 @@ import pytest
 import pytest_asyncio
 import torch
 
+from echo2d.core.protocol.sampling import WHOLE, Sampling
 from echo2d.engines.base import GenerateRequest
 from echo2d.engines.server.process import ServerProcess
 from echo2d.engines.sglang.engine import SglangEngine
@@ -93,8 +94,7 @@ def scored(
         policy,
         request.prompt,
         answer,
-        temperature=request.temperature,
-        top_p=request.top_p,
+        sampling=request.sampling,
         seed=seed,
         replay="sglang",
     )
@@ -134,11 +134,15 @@ def test_the_hash_is_that_of_sglangs_kernel() -> None:
     assert json.loads(run.stdout.splitlines()[-1]) == ours
 
 
-@pytest.mark.parametrize(("temperature", "top_p"), [(1.0, 1.0), (0.7, 1.0), (1.3, 0.8)])
+@pytest.mark.parametrize(
+    "sampling",
+    [WHOLE, Sampling(0.7), Sampling(1.3, 0.8), Sampling(top_k=40), Sampling(1.2, 0.95, 50, 0.05)],
+    ids=str,
+)
 async def test_a_server_draws_what_its_seeds_say(
-    engine: SglangEngine, policy: InferencePolicy, temperature: float, top_p: float
+    engine: SglangEngine, policy: InferencePolicy, sampling: Sampling
 ) -> None:
-    request = replace(REQUEST, temperature=temperature, top_p=top_p)
+    request = replace(REQUEST, sampling=sampling)
     answers = await answers_of(engine, request)
     assert farthest(policy, request, answers) < FAR
     found = scored(policy, request, answers[0], SEEDS[1])
@@ -146,15 +150,13 @@ async def test_a_server_draws_what_its_seeds_say(
     assert (found.distances > 1).sum() > TOKENS // 3
 
 
-@pytest.mark.parametrize(("temperature", "top_p"), [(0.0, 1.0), (1.0, 0.5)])
+@pytest.mark.parametrize("sampling", [Sampling(0.0), Sampling(1.0, 0.5)], ids=str)
 async def test_beside_another_kind_of_request_it_draws_ranks(
-    engine: SglangEngine, policy: InferencePolicy, temperature: float, top_p: float
+    engine: SglangEngine, policy: InferencePolicy, sampling: Sampling
 ) -> None:
     """One greedy request, or one with top_p, changes what all others of the batch get."""
     alone = await answers_of(engine, REQUEST)
-    other = replace(
-        REQUEST, request_id="o", max_new_tokens=2 * TOKENS, temperature=temperature, top_p=top_p
-    )
+    other = replace(REQUEST, request_id="o", max_new_tokens=2 * TOKENS, sampling=sampling)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(answers_of(engine, other))
         beside = tasks.create_task(answers_of(engine, REQUEST))

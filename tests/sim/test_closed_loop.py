@@ -10,7 +10,7 @@ import pytest
 
 from echo2d.core.base.ids import RunId
 from echo2d.core.capacity.prices import NamedPrice, Price
-from echo2d.core.cluster.rules import RunRules
+from echo2d.core.cluster.rules import RunRules, TaskRules
 from echo2d.core.status.schema import Status
 from echo2d.sim.fleet.forecast import provision
 from echo2d.sim.fleet.from_status import fleet_of
@@ -33,8 +33,9 @@ PRICES = tuple(
 
 
 def closed(rng_seed: int, periods: int, **changes: Any) -> SimulatedRun:
+    task = TaskRules(max_new_tokens=TOKENS_MAX, stop_token_ids=(STOP,))
     rules = RunRules(
-        RunId("run-1"), 3, 1, PER_STEP, 2, TOKENS_MAX, 1.0, 1.0, (STOP,), VOCAB, "drop", False, "auto", 1,
+        RunId("run-1"), 3, 1, PER_STEP, 2, (task,), VOCAB, "drop", False, "auto", 1,
         activation="auto", prices=PRICES, **changes,
     )  # fmt: skip
     worker = WorkerSpec(SLOTS, 0.005, TOKEN_S, 0.0, 0.0, 0.0, "")

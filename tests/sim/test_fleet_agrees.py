@@ -6,7 +6,7 @@ import pytest
 
 from echo2d.core.base.ids import RunId
 from echo2d.core.capacity.estimators import quantile
-from echo2d.core.cluster.rules import RunRules
+from echo2d.core.cluster.rules import RunRules, TaskRules
 from echo2d.sim.fleet.spec import read_fleet
 from echo2d.sim.fleet.world import FleetWorld
 from echo2d.sim.kernel.scenario import MBIT
@@ -23,8 +23,9 @@ REFIT_S = 0.3  # of the full simulation's engines, on average and nearly
 
 def full(train_s: float) -> tuple[int, Counter[int], float]:
     """Steps committed, trained trajectories by staleness, and T_bcast of a publish that waited for no other."""
+    task = TaskRules(max_new_tokens=TOKENS_MAX, stop_token_ids=(STOP,))
     rules = RunRules(
-        RunId("run-1"), BOUND, 1, PER_STEP, GROUP, TOKENS_MAX, 1.0, 1.0, (STOP,), VOCAB, "drop", False, "auto", 1,
+        RunId("run-1"), BOUND, 1, PER_STEP, GROUP, (task,), VOCAB, "drop", False, "auto", 1,
     )  # fmt: skip
     worker = WorkerSpec(SLOTS, 0.005, TOKEN_S, 0.0, 0.0, 0.0, "")
     loop = SimulatedRun(Schedule(0, rules, (worker,) * WORKERS, (), SECONDS, train_s, 1, 0.0))

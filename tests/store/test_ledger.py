@@ -98,7 +98,7 @@ def test_groups_come_back_whole_with_unscored_rewards_as_nan(path: Path) -> None
     assert stored.record.trajectories[0].spans == (
         AuthoredSpan(0, 1, Version(3), A, PeerId("w" * 32)),
     )
-    assert (found.next_cursor, found.next_group) == (10, 5)
+    assert (found.next_cursor(""), found.next_group) == (10, 5)
 
 
 def test_leases_come_back_in_the_order_in_which_they_were_granted(path: Path) -> None:
@@ -119,7 +119,7 @@ def test_leases_come_back_in_the_order_in_which_they_were_granted(path: Path) ->
 def test_counters_survive_the_groups_they_counted(path: Path) -> None:
     found = reopened(path, group(4), sample(4, 0), GroupDropped(GroupId(4), "aged out"))
     assert found.groups == ()
-    assert (found.next_cursor, found.next_group) == (5, 5)
+    assert (found.next_cursor(""), found.next_group) == (5, 5)
 
 
 def test_a_revoked_version_is_left_out_until_it_is_published_again(path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from echo2d.core.base.ids import Digest, FormId, GroupId, RunId, Version
 from echo2d.core.cluster.events import DeleteVersion, DialBack
-from echo2d.core.cluster.rules import RunRules
+from echo2d.core.cluster.rules import RunRules, TaskRules
 from echo2d.core.coordinator.events import (
     CheckpointAsked,
     CommitAsked,
@@ -32,11 +32,19 @@ from echo2d.core.protocol.control_messages import (
 )
 from echo2d.core.protocol.trajectory import (
     BatchBody,
+    Source,
     TrajectoryScore,
     batch_digest,
     unpack_batch,
 )
-from echo2d.core.rollouts.events import BatchFrozen, SampleKept, ScoreSample
+from echo2d.core.rollouts.events import (
+    BatchFrozen,
+    DrawPrompt,
+    PromptDrawn,
+    PromptsEnded,
+    SampleKept,
+    ScoreSample,
+)
 from echo2d.core.weights.signed_index import Root
 from echo2d.testing.memory_run import FakePeer, MemoryRun
 
@@ -47,10 +55,7 @@ RULES = RunRules(
     trajectories_per_step=4,
     group_size=2,
     group_min=2,
-    max_new_tokens=8,
-    temperature=1.0,
-    top_p=1.0,
-    stop_token_ids=(1,),
+    tasks=(TaskRules(max_new_tokens=8, stop_token_ids=(1,)),),
     vocab_size=32,
     over_stale="drop",
     filter_zero_variance=True,
@@ -61,6 +66,12 @@ RULES = RunRules(
 
 def rules(**changes: Any) -> RunRules:
     return replace(RULES, **changes)
+
+
+def with_room(before: RunRules, max_new_tokens: int) -> RunRules:
+    """The same rules with so many tokens per answer."""
+    tasks = tuple(replace(task, max_new_tokens=max_new_tokens) for task in before.tasks)
+    return replace(before, tasks=tasks)
 
 
 def version_digest(version: int, salt: int = 0) -> Digest:
@@ -76,7 +87,8 @@ class World(MemoryRun):
 
     actions: of the last event. done: versions that may be deleted. closed: peers that nobody can
     dial. slow: peers to whom no version gets through. kept: durable results. step_of: the step of
-    every group that was ever frozen. digests: of the frozen batches.
+    every group that was ever frozen. digests: of the frozen batches. ends: by task, how many prompts
+    it has. rows: the name of the row of a prompt.
     """
 
     def __init__(self, the_rules: RunRules = RULES) -> None:
@@ -86,6 +98,8 @@ class World(MemoryRun):
         self.receive_only: set[str] = set()
         self.slow: set[str] = set()
         self.reward: Callable[[int, int], float | None] = lambda cursor, sample: float(sample % 2)
+        self.ends: dict[str, int] = {}
+        self.rows: Callable[[int], str] = lambda cursor: ""
         self.trained: dict[int, BatchBody] = {}
         self.kept: set[tuple[HeldLease, int]] = set()
         self.step_of: dict[GroupId, int] = {}
@@ -152,6 +166,12 @@ class World(MemoryRun):
 
     def _hello(self, peer: FakePeer, boot_id: str) -> Hello:
         return replace(peer.hello(boot_id), receive_only=peer.name in self.receive_only)
+
+    def _drawn(self, order: DrawPrompt) -> CoordinatorEvent:
+        if order.cursor >= self.ends.get(order.task, order.cursor + 1):
+            return PromptsEnded(order.cursor, order.task)
+        source = Source(order.task, self.rows(order.cursor))
+        return PromptDrawn(order.cursor, self._prompt(order.cursor), source)
 
     def _reward(self, order: ScoreSample) -> float | None:
         return self.reward(order.cursor, order.sample)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from echo2d.core.protocol.sampling import Sampling
 from echo2d.engines.base import (
     Engine,
     EngineLoad,
@@ -127,7 +128,9 @@ def check_logprobs(harness: Harness, collected: Collected) -> None:
     request = collected.request
     for sample in collected.samples:
         for version in sorted({int(name.partition("-")[0]) for name in sample.labels}):
-            truth = harness.logprobs(version, request.prompt, sample.tokens, request.temperature)
+            truth = harness.logprobs(
+                version, request.prompt, sample.tokens, request.sampling.temperature
+            )
             errors = [abs(a - b) for a, b in zip(truth, sample.logprobs, strict=True)]
             mine = [name == label(version) for name in sample.labels]
             assert max(compress(errors, mine)) < LOGPROB_ERROR_MAX
@@ -175,11 +178,11 @@ REFUSED = {
     "token beyond the vocabulary": replace(SHORT, prompt=[VOCAB_SIZE]),
     "no samples": replace(SHORT, samples=0),
     "no tokens": replace(SHORT, max_new_tokens=0),
-    "negative temperature": replace(SHORT, temperature=-1.0),
-    "tiny temperature": replace(SHORT, temperature=1e-9),
-    "endless temperature": replace(SHORT, temperature=float("inf")),
-    "temperature is no number": replace(SHORT, temperature=float("nan")),
-    "top_p of nothing": replace(SHORT, top_p=0.0),
+    "negative temperature": replace(SHORT, sampling=Sampling(-1.0)),
+    "tiny temperature": replace(SHORT, sampling=Sampling(1e-9)),
+    "endless temperature": replace(SHORT, sampling=Sampling(float("inf"))),
+    "temperature is no number": replace(SHORT, sampling=Sampling(float("nan"))),
+    "top_p of nothing": replace(SHORT, sampling=Sampling(top_p=0.0)),
     "more samples than an engine keeps": replace(SHORT, samples=SAMPLES_OPEN_MAX + 1),
 }
 
@@ -230,7 +233,7 @@ class EngineContract:
     async def test_every_sample_is_whole(
         self, harness: Harness, engine: Engine, temperature: float
     ) -> None:
-        output = await generated(engine, replace(SHORT, samples=5, temperature=temperature))
+        output = await generated(engine, replace(SHORT, samples=5, sampling=Sampling(temperature)))
         assert output.finishes() == ["length"] * 5
         assert [len(sample.tokens) for sample in output.samples] == [12] * 5
         check_logprobs(harness, output)
@@ -239,7 +242,9 @@ class EngineContract:
 
     async def test_greedy_is_deterministic(self, engine: Engine) -> None:
         first, second = [
-            await generated(engine, replace(SHORT, request_id=name, temperature=0.0, samples=1))
+            await generated(
+                engine, replace(SHORT, request_id=name, sampling=Sampling(0.0), samples=1)
+            )
             for name in "ab"
         ]
         assert first.samples[0].tokens == second.samples[0].tokens
@@ -291,8 +296,13 @@ class EngineContract:
     ) -> None:
         requests = [
             replace(ENDLESS, request_id="plain"),
-            replace(ENDLESS, request_id="cold", temperature=0.7, prompt=[1]),
-            replace(ENDLESS, request_id="narrow", top_p=0.8, prompt=[*PROMPT, *PROMPT, 3]),
+            replace(ENDLESS, request_id="cold", sampling=Sampling(0.7), prompt=[1]),
+            replace(
+                ENDLESS,
+                request_id="narrow",
+                sampling=Sampling(top_p=0.8),
+                prompt=[*PROMPT, *PROMPT, 3],
+            ),
         ]
         async with running(engine, *requests) as outputs:
             for version in (1, 2, 3):

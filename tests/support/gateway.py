@@ -8,6 +8,7 @@ from echo2d.core.cluster.rules import GatewayRules
 from echo2d.core.gateway.call_work import GROUP_FIRST
 from echo2d.core.gateway.events import CallAsked, CallId
 from echo2d.core.protocol.control_messages import HeldLease, LeaseGranted
+from echo2d.core.protocol.sampling import Sampling
 from echo2d.core.protocol.trajectory import pack_tokens
 from echo2d.testing.memory_run import FakePeer
 from tests.support.coordinator_world import World
@@ -29,8 +30,7 @@ def call(number: int, **changes: Any) -> CallAsked:
         pack_tokens([5, 6]),
         1,
         8,
-        0.7,
-        0.9,
+        Sampling(0.7, 0.9),
         (1,),
         3,
         Version(0),

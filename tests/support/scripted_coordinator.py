@@ -18,6 +18,7 @@ from echo2d.client import (
     Group,
     NotResumable,
     Published,
+    Sampling,
     Session,
     Span,
     Trajectory,
@@ -49,6 +50,8 @@ class ScriptedCoordinator:
         ] = {}  # step -> what happens to its batch before the first refusal
         self.on_commit: Callable[[int], None] = lambda step: None
         self.lowest = 0  # step to resume at
+        self.temperatures: Sequence[float] = (1.0,)  # of the groups of a batch, in turn
+        self.samplings: dict[str, Sampling] = {}
         self._epoch = 0
         self._committed = 0
         self._batches: dict[int, Batch] = {}
@@ -75,6 +78,7 @@ class ScriptedCoordinator:
             group_size=GROUP_SIZE,
             group_min=GROUP_SIZE,
             checkpoint=0,
+            samplings=self.samplings,
         )
 
     def publish(self, version: int, directory: Path) -> Published:
@@ -102,7 +106,9 @@ class ScriptedCoordinator:
                 version = min(
                     version for version in self._versions if version >= step - 1 - self.lag
                 )
-                self._batches[step] = make_batch(self._models[version], step, version)
+                self._batches[step] = make_batch(
+                    self._models[version], step, version, self.temperatures
+                )
         batch = dataclasses.replace(self._batches[step], epoch=self._epoch)
         return self.spoil[step](batch) if step in self.spoil else batch
 
@@ -131,34 +137,50 @@ class ScriptedCoordinator:
         return [number for event, number in self.events if event == what]
 
 
-def make_batch(model: Any, step: int, version: int) -> Batch:
-    """What `model`, being this version, might have written for this step."""
+def make_batch(
+    model: Any, step: int, version: int, temperatures: Sequence[float] = (1.0,)
+) -> Batch:
+    """What `model`, being this version, might have written for this step.
+
+    temperatures: of the groups, in turn.
+    """
     task = SortDigits(rng_seed=step)
     groups = []
     for index in range(GROUPS):
-        prompt = task.prompt(index)
+        prompt, heat = task.prompt(index), temperatures[index % len(temperatures)]
         right = answer(prompt.tokens)
         wrong = (*right[1:-1], right[0], EOS)
         outputs = [right if sample % 2 else wrong for sample in range(GROUP_SIZE)]
         trajectories = [
-            _trajectory(model, prompt.tokens, tokens, task.reward(prompt, tokens), version, sample)
+            _trajectory(
+                model, prompt.tokens, tokens, task.reward(prompt, tokens), version, sample, heat
+            )
             for sample, tokens in enumerate(outputs)
         ]
         groups.append(
             Group(
-                GROUPS * step + index, np.array(prompt.tokens, dtype=np.int32), tuple(trajectories)
+                GROUPS * step + index,
+                np.array(prompt.tokens, dtype=np.int32),
+                tuple(trajectories),
+                sampling=Sampling(heat),
             )
         )
     return Batch(step=step, epoch=0, digest=f"batch-{step}", groups=tuple(groups))
 
 
 def _trajectory(
-    model: Any, prompt: Any, output: tuple[int, ...], reward: float, version: int, sample: int
+    model: Any,
+    prompt: Any,
+    output: tuple[int, ...],
+    reward: float,
+    version: int,
+    sample: int,
+    heat: float,
 ) -> Trajectory:
     tokens_bt = np.array([[*prompt, *output]], dtype=np.int64)
     answer_bt = np.arange(tokens_bt.shape[1])[None] >= len(prompt)
     with torch.inference_mode():
-        logprobs = answer_logprobs(model, tokens_bt, answer_bt, temperature=1.0)
+        logprobs = answer_logprobs(model, tokens_bt, answer_bt, heat)
     return Trajectory(
         tokens=np.array(output, dtype=np.int32),
         logprobs=logprobs.numpy(),

@@ -178,6 +178,7 @@ class SglangDouble:
             "temperature",
             "top_p",
             "top_k",
+            "min_p",
             "stop_token_ids",
             "no_stop_trim",
         }

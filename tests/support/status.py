@@ -8,6 +8,7 @@ from typing import Any
 from echo2d.core.base.ids import Version
 from echo2d.core.cluster.rules import AuditRules
 from echo2d.core.gateway.events import CallAsked, CallId
+from echo2d.core.protocol.sampling import WHOLE
 from tests.support.catch_up import newcomer, running
 from tests.support.coordinator_world import RULES, World, train
 
@@ -47,9 +48,7 @@ def trained() -> World:
     train(world, 3)
     world.drain()
     world.refit(world.peers["a"])
-    world.handle(
-        CallAsked(CallId(0), "app", b"\1\0\0\0", 1, 8, 1.0, 1.0, (), None, Version(99), "")
-    )
+    world.handle(CallAsked(CallId(0), "app", b"\1\0\0\0", 1, 8, WHOLE, (), None, Version(99), ""))
     statistics = world.state._statistics
     statistics.fault("refit", "out of memory")
     statistics.dropped("stale", 2, [40, 60])

@@ -14,6 +14,7 @@ from echo2d.core.base.ids import (
     Version,
 )
 from echo2d.core.protocol.control_messages import LeaseGranted, VersionKey
+from echo2d.core.protocol.sampling import WHOLE
 from echo2d.core.protocol.trajectory import pack_tokens
 from echo2d.core.weights.encoding import FRAME_BYTES_MIN, FormFacts
 from echo2d.core.weights.signed_index import FormTotals, Root, running_digest
@@ -43,7 +44,7 @@ def a_lease(
     stops: Sequence[int] = (),
 ) -> LeaseGranted:
     return LeaseGranted(
-        LeaseId(number), attempt, GroupId(number), pack_tokens([5, 6, 7]), tuple(samples), tokens, 1.0, 1.0,
+        LeaseId(number), attempt, GroupId(number), pack_tokens([5, 6, 7]), tuple(samples), tokens, WHOLE,
         tuple(stops),
         Version(oldest), 15.0,
     )  # fmt: skip

@@ -63,7 +63,9 @@ async def test_a_task_by_name_and_its_prompts_and_rewards() -> None:
     async with TaskPool("sort_digits", {"rng_seed": 3}) as pool:
         task = SortDigits(3)
         prompt = await pool.prompt(7)
-        assert pool.about == TaskIntroduction("sort_digits", (1,), b"", None, concurrent=False)
+        assert pool.about == TaskIntroduction(
+            "sort_digits", (1,), b"", None, concurrent=False, in_text=False
+        )
         assert prompt == TaskPrompt(pack_tokens(task.prompt(7).tokens), {"digits": "8"})
         right = answer(task.prompt(7).tokens)
         assert await pool.reward(ScoreCall(7, pack_tokens(right))) == Score(1.0)

@@ -24,7 +24,7 @@ from echo2d.bench.broadcast.torch_writer import TorchWriter
 from echo2d.bench.lab.in_process import InProcess
 from echo2d.client import read_batch
 from echo2d.core.base.ids import RunId
-from echo2d.core.cluster.rules import RunRules
+from echo2d.core.cluster.rules import RunRules, TaskRules
 from echo2d.demo.run import CACHE
 from echo2d.demo.tiny_model import TinyRecipe, accuracies, held_out_prompts, make_tiny_model
 from echo2d.tasks.sort_digits import EOS, VOCABULARY, SortDigits
@@ -172,7 +172,8 @@ def _config(case: Case, model: Path) -> LearnerConfig:
 def _rules(case: Case) -> RunRules:
     """Groups whose rewards are all equal are not replaced: they teach nothing, in every run alike."""
     return RunRules(
-        RunId("sweep"), case.staleness, case.publish_every, PER_STEP, GROUP_SIZE, MAX_NEW_TOKENS, 1.0, 1.0, (EOS,),
+        RunId("sweep"), case.staleness, case.publish_every, PER_STEP, GROUP_SIZE,
+        (TaskRules(max_new_tokens=MAX_NEW_TOKENS, stop_token_ids=(EOS,)),),
         len(VOCABULARY), "drop", filter_zero_variance=False, shape="star", chains=1, delta=False,
     )  # fmt: skip
 

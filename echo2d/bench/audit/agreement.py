@@ -34,6 +34,7 @@ from echo2d.bench.audit.gumbel_writer import write_gumbel
 from echo2d.core.base.ids import GroupId
 from echo2d.core.base.model_config import end_token_ids
 from echo2d.core.protocol.evidence import TOLERANCES, Evidence
+from echo2d.core.protocol.sampling import Sampling
 from echo2d.core.protocol.seeds import sample_seeds, seed_key
 from echo2d.demo.tiny_model import make_tiny_model
 from echo2d.engines.base import GenerateRequest
@@ -84,8 +85,7 @@ class AuditBench:
     tokens: int
     ends: Sequence[int]
     replay: Replay
-    temperature: float
-    top_p: float
+    sampling: Sampling
 
 
 WRITERS = (HonestWriter("float32", 1), HonestWriter("float32", 64), HonestWriter("bfloat16", 64))
@@ -111,8 +111,7 @@ async def write(bench: AuditBench, writer: HonestWriter) -> list[WrittenAnswer]:
             prompt,
             GROUP_SIZE,
             bench.tokens,
-            bench.temperature,
-            bench.top_p,
+            bench.sampling,
             stop_token_ids=bench.ends,
             rng_seeds=seeds,
         )
@@ -151,8 +150,7 @@ def write_as_sglang(
             [each.seed for each in batch],
             tokens=bench.tokens,
             ends=bench.ends,
-            temperature=bench.temperature,
-            top_p=bench.top_p,
+            sampling=bench.sampling,
             by_rank=writer.ranks,
         )
         answers += [
@@ -185,8 +183,7 @@ def audit(
         policy,
         bench.prompts[answer.group],
         answer.tokens,
-        temperature=bench.temperature,
-        top_p=bench.top_p,
+        sampling=bench.sampling,
         seed=seed,
         replay=bench.replay,
     )
@@ -221,6 +218,8 @@ def main() -> None:
     parser.add_argument("--replay", choices=("torch", "sglang"), default="torch")
     parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--top-p", type=float, default=1.0)
+    parser.add_argument("--top-k", type=int, default=0)
+    parser.add_argument("--min-p", type=float, default=0.0)
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         model = asked.model or make_tiny_model(Path(folder))
@@ -232,8 +231,7 @@ def main() -> None:
             tokens=asked.tokens,
             ends=end_token_ids(config),
             replay=asked.replay,
-            temperature=asked.temperature,
-            top_p=asked.top_p,
+            sampling=Sampling(asked.temperature, asked.top_p, asked.top_k, asked.min_p),
         )
         policies = {
             name: build(prepare(model, None, dtype), dtype, torch.device("cpu"))
@@ -251,8 +249,8 @@ def measure(bench: AuditBench, policies: dict[str, InferencePolicy]) -> None:
     if bench.replay == "torch":
         written = {writer: asyncio.run(write(bench, writer)) for writer in WRITERS}
     else:
-        # With top_p below 1 every writer draws ranks.
-        writers = (*WRITERS, *(RANKS if bench.top_p == 1 else ()))
+        # Where tokens are cut off every writer draws ranks.
+        writers = (*WRITERS, *(() if bench.sampling.cuts else RANKS))
         written = {
             writer: write_as_sglang(bench, writer, policies[writer.dtype]) for writer in writers
         }

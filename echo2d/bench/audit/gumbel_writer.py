@@ -10,6 +10,7 @@ from collections.abc import Collection, Sequence
 import torch
 from torch import Tensor
 
+from echo2d.core.protocol.sampling import Sampling
 from echo2d.core.protocol.seeds import SGLANG_SEED_MASK
 from echo2d.engines.torch_engine.batch import DecodeBatch
 from echo2d.engines.torch_engine.gumbel import gumbel_noise
@@ -25,14 +26,13 @@ def write_gumbel(
     *,
     tokens: int,
     ends: Collection[int],
-    temperature: float,
-    top_p: float,
+    sampling: Sampling,
     by_rank: bool = False,
 ) -> list[WrittenTokens]:
     """Answer all prompts in one batch, each with its seed, with at most `tokens` tokens each.
 
-    by_rank: draw ranks, as SGLang does while some request of its batch is greedy or has a top_p
-    below 1; top_p below 1 implies it.
+    by_rank: draw ranks, as SGLang does while some request of its batch is greedy or cuts its
+    distribution; a sampling that cuts implies it.
     """
     answers: list[WrittenTokens] = [([], []) for _ in prompts]
     running = list(range(len(prompts)))
@@ -40,11 +40,13 @@ def write_gumbel(
         batch = DecodeBatch(policy)
         batch.add(prompts, [1] * len(prompts))
         while True:
-            logprobs = torch.log_softmax(batch.logits.to(torch.float32) / temperature, dim=-1)
+            logprobs = torch.log_softmax(
+                batch.logits.to(torch.float32) / sampling.temperature, dim=-1
+            )
             for row, index in enumerate(running):
                 position = len(prompts[index]) + len(answers[index][0]) - 1
-                ranked = by_rank or top_p < 1
-                token = _drawn(logprobs[row], seeds[index], position, top_p, by_rank=ranked)
+                ranked = by_rank or sampling.cuts
+                token = _drawn(logprobs[row], seeds[index], position, sampling, by_rank=ranked)
                 answers[index][0].append(token)
                 answers[index][1].append(float(logprobs[row, token]))
             kept = [
@@ -59,12 +61,15 @@ def write_gumbel(
             batch.step([answers[index][0][-1] for index in running])
 
 
-def _drawn(logprobs: Tensor, seed: int, position: int, top_p: float, *, by_rank: bool) -> int:
+def _drawn(logprobs: Tensor, seed: int, position: int, sampling: Sampling, *, by_rank: bool) -> int:
     """The token that SGLang draws from logprobs [vocab]."""
     at = torch.tensor([position], device=logprobs.device)
     noise = gumbel_noise(seed & SGLANG_SEED_MASK, at, len(logprobs))[0]
     if not by_rank:
         return int((logprobs + noise).argmax())
     chances, order = logprobs.exp().sort(descending=True)
-    chances[chances.cumsum(dim=0) - chances > top_p] = 0.0
+    least = sampling.min_p * chances[0]
+    chances[chances.cumsum(dim=0) - chances > sampling.top_p] = 0.0
+    chances[sampling.top_k or len(chances) :] = 0.0
+    chances[chances < least] = 0.0
     return int(order[(chances.to(torch.float64).log() + noise).argmax()])

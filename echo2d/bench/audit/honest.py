@@ -27,6 +27,7 @@ from echo2d.core.audit.case import Cases
 from echo2d.core.base.ids import PeerId
 from echo2d.core.cluster.rules import AuditRules
 from echo2d.core.protocol.evidence import Evidence
+from echo2d.core.protocol.sampling import WHOLE
 from echo2d.demo.run import CACHE
 from echo2d.demo.tiny_model import make_tiny_model
 from echo2d.engines.torch_engine.policy import build, prepare
@@ -46,7 +47,7 @@ def record(model: Path, answers: int, tokens: int) -> dict[str, list[Evidence]]:
     task = SortDigits(rng_seed=1)
     prompts = [list(task.prompt(number).tokens) for number in range(-(-answers // GROUP_SIZE))]
     bench = AuditBench(
-        model=model, prompts=prompts, tokens=tokens, ends=(EOS,), temperature=1.0, top_p=1.0,
+        model=model, prompts=prompts, tokens=tokens, ends=(EOS,), sampling=WHOLE,
         replay="torch",
     )  # fmt: skip
     found: dict[str, list[Evidence]] = {}
@@ -56,9 +57,7 @@ def record(model: Path, answers: int, tokens: int) -> dict[str, list[Evidence]]:
         for start in range(0, len(written), TOGETHER):
             part = written[start : start + TOGETHER]
             asked = [Scorable(prompts[each.group], each.tokens, each.seed) for each in part]
-            for each, scored in zip(
-                part, score_all(policy, asked, temperature=1.0, top_p=1.0), strict=True
-            ):
+            for each, scored in zip(part, score_all(policy, asked, sampling=WHOLE), strict=True):
                 found[dtype].append(scored.evidence(np.array(each.logprobs)))
     return found
 

@@ -15,9 +15,10 @@ from torch import Tensor
 from echo2d.bench.lab.in_process import Written
 from echo2d.core.base.ids import Digest
 from echo2d.core.protocol.control_messages import VersionKey
+from echo2d.core.protocol.sampling import WHOLE
 from echo2d.engines.torch_engine.batch import DecodeBatch
 from echo2d.engines.torch_engine.policy import build, prepare
-from echo2d.engines.torch_engine.sampling import Chances, draw
+from echo2d.engines.torch_engine.sampling import draw
 
 
 class TorchWriter:
@@ -63,9 +64,8 @@ class TorchWriter:
         batch, running = DecodeBatch(self._policy), list(written)
         batch.add(prompts, samples)
         while running:
-            ones = [1.0] * len(running)
             tokens, logprobs = draw(
-                batch.logits, Chances(ones, ones, [self._random.random() for _ in running])
+                batch.logits, [WHOLE] * len(running), [self._random.random() for _ in running]
             )
             for each, token, logprob in zip(running, tokens, logprobs, strict=True):
                 each.tokens.append(token)

@@ -99,7 +99,7 @@ class InProcess(MemoryRun):
         answers = self._writer.write(prompts, [len(lease.samples) for _, lease in granted])
         for (key, lease), written in zip(granted, answers, strict=True):
             for sample, each in zip(lease.samples, written, strict=True):
-                stopped = each.tokens[-1] in self.rules.stop_token_ids
+                stopped = each.tokens[-1] in self.rules.tasks[0].stop_token_ids
                 result = worker.finish(
                     key,
                     sample,

@@ -20,6 +20,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from echo2d.bench.liars.kinds import LieKind
+from echo2d.core.protocol.sampling import WHOLE, Sampling
 from echo2d.engines.base import (
     AdapterBase,
     EngineOptions,
@@ -37,7 +38,7 @@ from echo2d.errors import EngineFault
 
 OF_WEIGHTS = ("version_0", "three_old", "int4", "int8")
 OLD_VERSIONS = 3
-TEMPERATURE = 0.7
+GREEDY, COOL = Sampling(0.0), Sampling(0.7)
 DRAWS = 4
 # Weights that share one scale when they are rounded to a few bits.
 ROUNDED_TOGETHER = 32
@@ -127,9 +128,9 @@ class LyingEngine(TorchEngine):
     async def _wanted(self, request: GenerateRequest) -> OwnAnswer:
         match self._lie:
             case "greedy":
-                answer = await self._drawn(replace(request, temperature=0.0))
+                answer = await self._drawn(replace(request, sampling=GREEDY))
             case "temperature":
-                answer = await self._drawn(replace(request, temperature=TEMPERATURE))
+                answer = await self._drawn(replace(request, sampling=COOL))
             case "best_of_4":
                 draws = [
                     await self._drawn(replace(request, request_id=self._name(), rng_seeds=None))
@@ -172,8 +173,7 @@ class LyingEngine(TorchEngine):
             self._policy(),
             list(request.prompt),
             list(tokens),
-            temperature=request.temperature or 1.0,
-            top_p=request.top_p,
+            sampling=request.sampling if request.sampling.temperature else WHOLE,
         )
         found = await self._on_decoder(scoring)
         return tuple(found.logprobs.tolist())

@@ -40,6 +40,7 @@ from echo2d.core.protocol.control_messages import (
     ScoringFailed,
 )
 from echo2d.core.protocol.evidence import TOLERANCES, Evidence
+from echo2d.core.protocol.sampling import WHOLE, Sampling
 from echo2d.core.protocol.seeds import sample_seeds
 from echo2d.core.protocol.trajectory import AuthoredSpan, TrajectoryRecord, TrajectoryScore
 
@@ -270,9 +271,13 @@ class Audits:
         if waiting is not None:
             self._on_trial[author] += 1
             self._bound(author)
-        (seed,) = sample_seeds(self._run.seed_key, group, (record.sample,))
+        seed = None
+        if self._rules.replay != "none":
+            (seed,) = sample_seeds(self._run.seed_key, group, (record.sample,))
+        task = self._run.task(record.source.task)
+        sampling = WHOLE if task is None else task.sampling
         for span in spans:
-            answer = _to_score(prompt, record, span, None if self._rules.replay == "none" else seed)
+            answer = _to_score(prompt, record, span, seed, sampling)
             self.scorers.put(AnswerPart(item, span.key, answer, now))
 
     def _skip(self, part: AnswerPart) -> None:
@@ -409,7 +414,11 @@ class Audits:
 
 
 def _to_score(
-    prompt: bytes, record: TrajectoryRecord, span: AuthoredSpan, seed: int | None
+    prompt: bytes,
+    record: TrajectoryRecord,
+    span: AuthoredSpan,
+    seed: int | None,
+    sampling: Sampling,
 ) -> AnswerToScore:
     start, end = 4 * span.start, 4 * span.end
     return AnswerToScore(
@@ -418,6 +427,7 @@ def _to_score(
         record.logprobs[start:end],
         span.start,
         seed,
+        sampling,
     )
 
 

@@ -202,17 +202,15 @@ class Scorers:
 
     def _order(self, peer: Peer, parts: list[AnswerPart], path: str, now: float) -> Send:
         assert peer.session is not None
-        order, key, rules = self._next_order, parts[0].key, self._rules
+        order, key = self._next_order, parts[0].key
         self._next_order += 1
         self._orders[peer.peer] = ScoringOrder(order, parts, now + ORDER_S_MAX)
         self._loaded[peer.peer] = key
         answers = tuple(part.answer for part in parts)
         return Send(
             peer.session,
-            ScoreAnswers(
-                order, key.version, key.digest, path, rules.temperature, rules.top_p, self._replay, answers
-            ),
-        )  # fmt: skip
+            ScoreAnswers(order, key.version, key.digest, path, self._replay, answers),
+        )
 
     def _take(self, peer: Peer, number: int) -> ScoringOrder | None:
         """PeerFault: this peer may not score. None: the order is another one's by now."""

@@ -1,6 +1,7 @@
 """The numbers that the operator chose for a run, as the core reads them."""
 
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Literal
 
 from echo2d.core.base.ids import RunId
@@ -8,6 +9,7 @@ from echo2d.core.capacity.model import GAMMA, DisseminationMode
 from echo2d.core.capacity.prices import NamedPrice
 from echo2d.core.protocol.answer_end import OutputLimit, output_limit
 from echo2d.core.protocol.control_messages import SeedReplay
+from echo2d.core.protocol.sampling import WHOLE, Sampling
 from echo2d.core.protocol.seeds import KEY_BYTES
 
 
@@ -47,12 +49,38 @@ class AuditRules:
 
 
 @dataclass(frozen=True, slots=True)
+class RowFilter:
+    """When a row is not asked any more: after `retire_after` groups in a row whose rewards were all
+    the same. It is asked again `retest_after` versions later.
+    """
+
+    retire_after: int = 1
+    retest_after: int = 100
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRules:
+    """One task of the run, and how its prompts are answered.
+
+    weight: its share of the groups of a step is this over the sum of all weights. stop_token_ids:
+    the task's and the model's end tokens. row_filter: None: every row is asked.
+    """
+
+    name: str = ""
+    weight: Fraction = Fraction(1)
+    sampling: Sampling = WHOLE
+    max_new_tokens: int = 1024
+    stop_token_ids: tuple[int, ...] = ()
+    row_filter: RowFilter | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class RunRules:
     """The numbers that the operator chose, by the keys of the configuration.
 
     R = trajectories_per_step, G = group_size, kappa = publish_every (None: "auto"), S = staleness_max.
     group_min: a group may lack samples whose reward failed, as long as it has so many.
-    stop_token_ids: the task's and the model's end tokens. context_max: tokens of prompt and answer
+    context_max: tokens of prompt and answer
     together that leases may use; None: the model does not say. over_stale: "drop" or "mask". shape: "auto", "star" or
     "chain". mode: with "exclusive" a worker generates nothing while it receives a version. p2p:
     workers pass versions on. activation: leases go to all workers, or to the cheapest ones that are
@@ -67,10 +95,7 @@ class RunRules:
     publish_every: int | None
     trajectories_per_step: int
     group_size: int
-    max_new_tokens: int
-    temperature: float
-    top_p: float
-    stop_token_ids: tuple[int, ...]
+    tasks: tuple[TaskRules, ...]
     vocab_size: int
     over_stale: str
     filter_zero_variance: bool
@@ -93,8 +118,21 @@ class RunRules:
     group_min: int = 1
     seed_key: bytes = field(default=bytes(KEY_BYTES), repr=False)
 
-    def limit(self, prompt: bytes) -> OutputLimit:
+    @property
+    def stop_token_ids(self) -> tuple[int, ...]:
+        """The end tokens of all tasks."""
+        return tuple(dict.fromkeys(token for task in self.tasks for token in task.stop_token_ids))
+
+    @property
+    def groups_per_step(self) -> int:
+        return self.trajectories_per_step // self.group_size
+
+    def task(self, name: str) -> TaskRules | None:
+        """The task of this name; None: the run has none."""
+        return next((task for task in self.tasks if task.name == name), None)
+
+    def limit(self, task: TaskRules, prompt: bytes) -> OutputLimit:
         """The limit of a whole answer to this prompt (int32)."""
         return output_limit(
-            self.max_new_tokens, prompt_tokens=len(prompt) // 4, context_max=self.context_max
+            task.max_new_tokens, prompt_tokens=len(prompt) // 4, context_max=self.context_max
         )

@@ -32,6 +32,7 @@ from echo2d.core.protocol.trajectory import TrajectoryScore
 from echo2d.core.rollouts.events import (
     PromptDrawn,
     PromptFailed,
+    PromptsEnded,
     RecoveredRollouts,
     RolloutAction,
     RolloutRecord,
@@ -137,6 +138,7 @@ CoordinatorEvent = (
     | RequestGone
     | PromptDrawn
     | PromptFailed
+    | PromptsEnded
     | SampleScored
     | DeadlinePassed
     | CallEvent
@@ -196,7 +198,6 @@ class Recovered(RecoveredRollouts):
         return Recovered(
             epoch=Epoch(0),
             resume_step=0,
-            next_cursor=0,
             next_group=GroupId(0),
             groups=(),
             frozen=(),

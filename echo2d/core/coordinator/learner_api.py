@@ -11,6 +11,7 @@ error is {"error": a word, "detail": a sentence}. Not here: the staleness gates
 """
 
 from collections.abc import Collection, Iterable
+from dataclasses import asdict
 from typing import Any
 
 from echo2d.core.audit.audits import Audits
@@ -94,10 +95,7 @@ class LearnerCalls:
     @property
     def missing(self) -> int:
         """How many groups the next batch still lacks."""
-        return max(
-            0,
-            self._rules.trajectories_per_step // self._rules.group_size - self._staleness.buffered,
-        )
+        return self._staleness.missing
 
     # --- calls
 
@@ -286,6 +284,11 @@ class LearnerCalls:
             if full is not None:
                 del self._waiting[request]
                 actions.append(_batch_reply(request, full))
+        if self._waiting and (task := self._groups.ended):
+            step = self._staleness.open_step
+            detail = f"the prompts of task {task!r} have ended: batch {step} cannot be filled"
+            actions += [_error(each, "ended", detail) for each in self._waiting]
+            self._waiting.clear()
         waits = self.waits
         self._statistics.learner_waits(
             waits=waits, lacks_rewards=waits and self._groups.lack_only_rewards(self.missing)
@@ -305,6 +308,7 @@ class LearnerCalls:
             "group_size": rules.group_size,
             "group_min": rules.group_min,
             "over_stale": rules.over_stale,
+            "samplings": {task.name: asdict(task.sampling) for task in rules.tasks},
             "checkpoint": self._staleness.checkpoint,
         }
 

@@ -87,7 +87,7 @@ from echo2d.core.protocol.control_messages import (
     VersionVerified,
     Welcome,
 )
-from echo2d.core.rollouts.events import PromptDrawn, PromptFailed, SampleScored
+from echo2d.core.rollouts.events import PromptDrawn, PromptFailed, PromptsEnded, SampleScored
 from echo2d.core.rollouts.groups import Groups
 from echo2d.core.rollouts.scheduler import LeaseScheduler
 from echo2d.core.rollouts.staleness import Staleness
@@ -301,6 +301,8 @@ class CoordinatorState:
                 return self._groups.prompt_drawn(event)
             case PromptFailed():
                 return self._groups.prompt_failed(event)
+            case PromptsEnded():
+                return self._groups.prompts_ended(event)
             case SampleScored():
                 return self._groups.scored(event)
             case CallAsked():

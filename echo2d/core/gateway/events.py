@@ -12,6 +12,7 @@ from typing import Literal, NewType
 from echo2d.core.base.ids import Version
 from echo2d.core.cluster.events import Note, Send
 from echo2d.core.protocol.control_messages import Finish, VersionSpan
+from echo2d.core.protocol.sampling import Sampling
 
 # One for each call, never reused within a process.
 CallId = NewType("CallId", int)
@@ -37,8 +38,7 @@ class CallAsked:
     prompt: bytes
     choices: int
     max_new_tokens: int
-    temperature: float
-    top_p: float
+    sampling: Sampling
     stop_token_ids: tuple[int, ...]
     rng_seed: int | None
     min_version: Version

@@ -43,10 +43,11 @@ from echo2d.core.base.ids import (
     Version,
 )
 from echo2d.core.protocol.evidence import Evidence
+from echo2d.core.protocol.sampling import WHOLE, Sampling
 from echo2d.core.weights.delta_chain import KeptDelta
 from echo2d.core.weights.encoding import FormKind
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 PROGRESS_S = 2.0  # a worker reports on every lease at least this often
 
 PeerKind = Literal["worker", "relay", "seed", "auditor"]
@@ -161,7 +162,8 @@ class AnswerToScore:
     """Consecutive tokens of one answer that one worker wrote with one version.
 
     prompt: everything before them, also earlier tokens of the answer, of which there are `written`.
-    logprobs: as the worker reported them. seed: the sample's; None: it is not replayed.
+    logprobs: as the worker reported them. seed: the sample's; None: it is not replayed. sampling:
+    as the answer was drawn.
     """
 
     prompt: bytes
@@ -169,6 +171,7 @@ class AnswerToScore:
     logprobs: bytes
     written: int
     seed: int | None
+    sampling: Sampling = WHOLE
 
 
 # --- peer -> coordinator --------------------------------------------------------------------------
@@ -579,8 +582,7 @@ class LeaseGranted:
     prompt: bytes
     samples: tuple[int, ...]
     max_new_tokens: int
-    temperature: float
-    top_p: float
+    sampling: Sampling
     stop_token_ids: tuple[int, ...]
     oldest: Version
     silence_s: float
@@ -623,15 +625,13 @@ class ScoreAnswers:
     """To an auditor: score these answers under this version, with one prefill each.
 
     path: of the version's copy, relative to the run directory; a worker scores with the version
-    that it serves. temperature, top_p: as the answers were drawn.
+    that it serves.
     """
 
     order: int
     version: Version
     digest: Digest
     path: str
-    temperature: float
-    top_p: float
     replay: SeedReplay
     answers: tuple[AnswerToScore, ...]
 

@@ -18,11 +18,12 @@ from echo2d.core.base.canonical import digest_of
 from echo2d.core.base.codec import pack, unpacker
 from echo2d.core.base.ids import Digest, GroupId, PeerId, Version
 from echo2d.core.protocol.control_messages import Finish, VersionKey, VersionSpan
+from echo2d.core.protocol.sampling import WHOLE, Sampling
 from echo2d.errors import PeerFault
 
 # The first byte of a batch. 1, without that byte, knew neither how answers ended nor their authors;
-# 2 had no groups without some of their samples.
-BATCH_FORMAT = 3
+# 2 had no groups without some of their samples; 3 did not say how they were drawn.
+BATCH_FORMAT = 4
 _BATCH_HEAD = bytes([BATCH_FORMAT])
 BATCH_BYTES_MAX = 1 << 30  # 16k trajectories of 8k tokens at 8 B a token
 GROUP_BYTES_MAX = 256 << 20  # a quarter of a batch: more than any group of sane size
@@ -224,13 +225,15 @@ NOTHING = Partial()
 class GroupRecord:
     """The trajectories of one prompt. A group reaches the learner whole or as it declares (I5).
 
-    left_out: samples without a trajectory, because nobody could compute their reward.
+    left_out: samples without a trajectory, because nobody could compute their reward. sampling: as
+    all its tokens were drawn.
     """
 
     group: GroupId
     prompt: bytes
     trajectories: tuple[TrajectoryRecord, ...]
     left_out: tuple[int, ...] = ()
+    sampling: Sampling = WHOLE
 
     @property
     def version_min(self) -> Version:

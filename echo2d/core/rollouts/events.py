@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from echo2d.core.base.ids import Digest, Epoch, GroupId, LeaseId, PeerId, Version
 from echo2d.core.cluster.events import Note, Persist, Send, StopRun
 from echo2d.core.protocol.control_messages import Finish, HeldLease, VersionKey
+from echo2d.core.protocol.sampling import WHOLE, Sampling
 from echo2d.core.protocol.trajectory import (
     NO_SOURCE,
     NOTHING,
@@ -20,7 +21,7 @@ from echo2d.core.protocol.trajectory import (
 
 @dataclass(frozen=True, slots=True)
 class PromptDrawn:
-    """Prompt number `cursor` of the task (answers DrawPrompt)."""
+    """Prompt number `cursor` of the task `source.task` (answers DrawPrompt)."""
 
     cursor: int
     tokens: bytes
@@ -29,10 +30,19 @@ class PromptDrawn:
 
 @dataclass(frozen=True, slots=True)
 class PromptFailed:
-    """Prompt number `cursor` of the task cannot be made (answers DrawPrompt)."""
+    """Prompt number `cursor` of this task cannot be made (answers DrawPrompt)."""
 
     cursor: int
     reason: str
+    task: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptsEnded:
+    """This task has no prompt number `cursor`, nor any after it (answers DrawPrompt)."""
+
+    cursor: int
+    task: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +63,30 @@ class SampleScored:
 
 
 @dataclass(frozen=True, slots=True)
+class TaskBegun:
+    """The run has this task from now on.
+
+    data, texts: digests of the task's data, and of the files that turn its text into tokens; empty
+    where there are none.
+    """
+
+    task: str
+    data: bytes
+    texts: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class PromptTaken:
-    """The prompt at this cursor became this group; the next prompt is that of cursor + 1."""
+    """The prompt at this cursor of the task `source.task` became this group.
+
+    The task's next prompt is that of cursor + 1. sampling: as its answers are drawn.
+    """
 
     group: GroupId
     cursor: int
     prompt: bytes
     source: Source = NO_SOURCE
+    sampling: Sampling = WHOLE
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +156,18 @@ class SampleLeftOut:
 
 
 @dataclass(frozen=True, slots=True)
+class RowJudged:
+    """So many groups of this row in a row had rewards that were all the same.
+
+    version: the newest one that wrote for the last of them. 0 groups: the row is forgotten.
+    """
+
+    source: Source
+    equal: int
+    version: Version
+
+
+@dataclass(frozen=True, slots=True)
 class GroupDropped:
     """The group was dropped for good with everything it had: too old, filtered, failed, refused."""
 
@@ -160,12 +199,14 @@ class BatchCommitted:
 
 
 RolloutRecord = (
-    PromptTaken
+    TaskBegun
+    | PromptTaken
     | LeaseGiven
     | SampleKept
     | SampleRewarded
     | SampleReturned
     | SampleLeftOut
+    | RowJudged
     | GroupDropped
     | BatchFrozen
     | BatchCommitted
@@ -181,6 +222,16 @@ class AcceptedResult:
     fingerprint: bytes
 
 
+@dataclass(frozen=True, slots=True)
+class TaskProgress:
+    """A task that the run has had: the number of its next prompt, and the digests of `TaskBegun`."""
+
+    task: str
+    next_cursor: int
+    data: bytes
+    texts: bytes
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveredRollouts:
     """The groups and batches that the ledger gives back after a restart.
@@ -190,7 +241,6 @@ class RecoveredRollouts:
 
     epoch: Epoch
     resume_step: int
-    next_cursor: int
     next_group: GroupId
     groups: tuple[StoredGroup, ...]  # by group id
     frozen: tuple[BatchFrozen, ...]  # by step; only steps > checkpoint
@@ -198,6 +248,12 @@ class RecoveredRollouts:
     checkpoint: int
     given: tuple[LeaseGiven, ...] = ()
     answered: tuple[AcceptedResult, ...] = ()
+    tasks: tuple[TaskProgress, ...] = ()
+    rows: tuple[RowJudged, ...] = ()
+
+    def next_cursor(self, task: str) -> int:
+        """The number of this task's next prompt."""
+        return next((each.next_cursor for each in self.tasks if each.task == task), 0)
 
 
 # --- actions
@@ -205,20 +261,22 @@ class RecoveredRollouts:
 
 @dataclass(frozen=True, slots=True)
 class DrawPrompt:
-    """Draw prompt number `cursor` of the task."""
+    """Draw prompt number `cursor` of this task."""
 
     cursor: int
+    task: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class ScoreSample:
-    """Score the output of one sample of the group whose prompt is number `cursor`."""
+    """Score the output of one sample of the group whose prompt is number `cursor` of the task."""
 
     group: GroupId
     sample: int
     cursor: int
     tokens: bytes
     finish: Finish
+    task: str = ""
 
 
 RolloutAction = Persist[RolloutRecord] | Send | DrawPrompt | ScoreSample | StopRun | Note

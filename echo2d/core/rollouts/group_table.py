@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from echo2d.core.base.ids import GroupId, LeaseId, PeerId
+from echo2d.core.cluster.rules import TaskRules
 from echo2d.core.protocol.control_messages import HeldLease, VersionKey
 from echo2d.core.protocol.trajectory import (
     NOTHING,
@@ -56,6 +57,7 @@ class OpenGroup:
 
     group: GroupId
     prompt: DrawnPrompt
+    task: TaskRules
     waiting: set[int]
     kept: dict[int, TrajectoryRecord] = field(default_factory=dict)
     partials: dict[int, Waiting] = field(default_factory=dict)
@@ -74,7 +76,7 @@ class OpenGroup:
         trajectories = tuple(self.kept[sample] for sample in sorted(self.kept))
         prompt = self.prompt
         left_out = tuple(sorted(self.left_out))
-        record = GroupRecord(self.group, prompt.tokens, trajectories, left_out)
+        record = GroupRecord(self.group, prompt.tokens, trajectories, left_out, self.task.sampling)
         return StoredGroup(record, prompt.cursor, prompt.source)
 
     def lengths(self) -> list[int]:
@@ -107,6 +109,8 @@ class GroupTable:
         self._size = group_size
         self._leases = leases
         self._groups: dict[GroupId, OpenGroup] = {}
+        # By task, the number of its groups.
+        self.by_task: Counter[str] = Counter()
         self._owners: dict[HeldLease, OpenGroup] = {}
         # The groups with waiting samples.
         self._waiting: set[GroupId] = set()
@@ -151,11 +155,13 @@ class GroupTable:
 
     def add(self, group: OpenGroup) -> None:
         self._groups[group.group] = group
+        self.by_task[group.task.name] += 1
         self._note(group)
 
     def remove(self, group: OpenGroup) -> list[Lease]:
         """Remove a finished or dropped group; its running leases end, and are returned."""
         del self._groups[group.group]
+        self.by_task[group.task.name] -= 1
         self._waiting.discard(group.group)
         for key in group.given:
             del self._owners[key]
@@ -306,6 +312,7 @@ class GroupTable:
             assert all(group.given[key] is lease.given for key, lease in group.running.items())
             running |= group.running
         assert list(self._groups) == sorted(self._groups)
+        assert +self.by_task == Counter(group.task.name for group in self._groups.values())
         assert self._waiting == {group.group for group in self._groups.values() if group.waiting}
         assert running == {lease.key: lease for lease in self._leases}
         assert self._owners == {

@@ -11,7 +11,7 @@ Not here: which worker gets them (`scheduler`), what comes back (`groups`), wher
 group are (`group_table`), what an unfinished sample has (`partials`).
 """
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from echo2d.core.base.ids import GroupId, PeerId
@@ -19,14 +19,15 @@ from echo2d.core.cluster.events import Persist, Send
 from echo2d.core.cluster.membership import Peer
 from echo2d.core.cluster.rules import RunRules
 from echo2d.core.cluster.statistics import Statistics
+from echo2d.core.cluster.versions import PublishedVersions
 from echo2d.core.protocol.control_messages import LeaseGranted
 from echo2d.core.protocol.seeds import sample_seeds
 from echo2d.core.rollouts.events import LeaseGiven, PromptTaken, RolloutAction
 from echo2d.core.rollouts.group_table import GroupTable, OpenGroup
 from echo2d.core.rollouts.leases import LeaseTable
-from echo2d.core.rollouts.prompts import Prompts
+from echo2d.core.rollouts.prompts import DrawnPrompt, Prompts
 from echo2d.core.rollouts.scheduler import LeaseScheduler, PendingSamples
-from echo2d.core.rollouts.staleness import Staleness
+from echo2d.core.rollouts.staleness import NextGroup, Staleness
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,9 +45,10 @@ class GroupWork:
         rules: RunRules,
         next_group: GroupId,
         *,
-        prompts: Prompts,
+        prompts: Mapping[str, Prompts],
         groups: GroupTable,
         leases: LeaseTable,
+        versions: PublishedVersions,
         staleness: Staleness,
         statistics: Statistics,
         scheduler: LeaseScheduler,
@@ -56,6 +58,7 @@ class GroupWork:
         self._prompts = prompts
         self._groups = groups
         self.leases = leases
+        self._versions = versions
         self._staleness = staleness
         self._statistics = statistics
         self._scheduler = scheduler
@@ -76,9 +79,9 @@ class GroupWork:
             elif fresh:
                 yield from self._with_returned(group, fresh)
         samples = range(self._rules.group_size)
-        while (prompt := self._prompts.next()) is not None:
-            group = OpenGroup(self._next_group, prompt, set(samples))
-            oldest = self._staleness.oldest_start(len(self._groups))
+        while (found := self._next()) is not None:
+            (task, _, oldest), prompt = found
+            group = OpenGroup(self._next_group, prompt, task, set(samples))
             yield PendingOfGroup(samples, oldest, group=group)
             if self._groups.get(group.group) is None:
                 return
@@ -123,26 +126,39 @@ class GroupWork:
                 if self._can_begin_anew:
                     del group.partials[sample]
 
+    def _next(self) -> tuple[NextGroup, DrawnPrompt] | None:
+        """The next group to begin: of the task that the open steps lack most, of those that have a
+        prompt.
+        """
+        newest = self._versions.newest
+        version = None if newest is None else newest.version
+        for group in self._staleness.next_groups(self._groups.by_task):
+            prompt = self._prompts[group.task.name].next(version)
+            if prompt is not None:
+                return group, prompt
+        return None
+
     def _admit(self, group: OpenGroup) -> list[RolloutAction]:
-        taken = self._prompts.take()
-        assert taken == group.prompt
+        self._prompts[group.task.name].take(group.prompt)
         self._next_group = GroupId(self._next_group + 1)
         self._groups.add(group)
         prompt = group.prompt
-        return [Persist(PromptTaken(group.group, prompt.cursor, prompt.tokens, prompt.source))]
+        sampling = group.task.sampling
+        return [
+            Persist(PromptTaken(group.group, prompt.cursor, prompt.tokens, prompt.source, sampling))
+        ]
 
     def _grant_message(self, group: OpenGroup, given: LeaseGiven) -> LeaseGranted:
-        rules, base = self._rules, given.base
+        rules, base, task = self._rules, given.base, group.task
         return LeaseGranted(
             given.lease,
             given.attempt,
             group.group,
             group.prompt.tokens + base.tokens,
             given.samples,
-            rules.limit(group.prompt.tokens).tokens - base.length,
-            rules.temperature,
-            rules.top_p,
-            rules.stop_token_ids,
+            rules.limit(task, group.prompt.tokens).tokens - base.length,
+            task.sampling,
+            task.stop_token_ids,
             max(self._staleness.oldest, base.version_last),
             rules.lease_silence_s,
             rng_seeds=sample_seeds(rules.seed_key, group.group, given.samples),

@@ -17,14 +17,14 @@ Not here: which worker gets a lease and when (`group_work`, `scheduler`), the ga
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from echo2d.core.audit.audits import Audits
 from echo2d.core.audit.waiting_samples import SampleVerdict
 from echo2d.core.base.ids import GroupId, PeerId, Version
 from echo2d.core.cluster.events import Note, Persist, StopRun
 from echo2d.core.cluster.membership import Membership, Peer
-from echo2d.core.cluster.rules import RunRules
+from echo2d.core.cluster.rules import RunRules, TaskRules
 from echo2d.core.cluster.statistics import Statistics
 from echo2d.core.cluster.versions import PublishedVersions, key_of
 from echo2d.core.protocol.answer_end import OutputLimit
@@ -52,6 +52,7 @@ from echo2d.core.rollouts.events import (
     LeaseGiven,
     PromptDrawn,
     PromptFailed,
+    PromptsEnded,
     RecoveredRollouts,
     RolloutAction,
     SampleKept,
@@ -66,9 +67,10 @@ from echo2d.core.rollouts.group_work import GroupWork
 from echo2d.core.rollouts.leases import Lease, LeaseTable, answer, send_to
 from echo2d.core.rollouts.partials import Partials
 from echo2d.core.rollouts.prompts import DrawnPrompt, Prompts, prompt_fault
+from echo2d.core.rollouts.sampler import Sampler
 from echo2d.core.rollouts.scheduler import LeaseScheduler
 from echo2d.core.rollouts.staleness import Staleness
-from echo2d.core.rollouts.variance_filter import VarianceFilter
+from echo2d.core.rollouts.variance_filter import VarianceFilter, no_variance
 
 # Leases of one sample that failed or fell silent, before its group is dropped for good.
 LEASE_FAILURES_MAX = 8
@@ -105,7 +107,16 @@ class Groups:
         self._versions = versions
         self._staleness = staleness
         self._statistics = statistics
-        self._prompts = Prompts(recovered.next_cursor)
+        self._prompts = {
+            task.name: Prompts(
+                recovered.next_cursor(task.name),
+                Sampler(
+                    task.row_filter, (row for row in recovered.rows if row.source.task == task.name)
+                ),
+                task.name,
+            )
+            for task in rules.tasks
+        }
         self.leases = LeaseTable(tag, rules.lease_silence_s)
         self._groups = GroupTable(rules.group_size, self.leases)
         self._partials = Partials(
@@ -119,6 +130,7 @@ class Groups:
                 prompts=self._prompts,
                 groups=self._groups,
                 leases=self.leases,
+                versions=versions,
                 staleness=staleness,
                 statistics=statistics,
                 scheduler=scheduler,
@@ -137,6 +149,23 @@ class Groups:
     def in_flight(self) -> int:
         """The number of admitted groups that are not complete yet."""
         return len(self._groups)
+
+    @property
+    def prompts(self) -> Mapping[str, Prompts]:
+        """The prompts of each task."""
+        return self._prompts
+
+    @property
+    def ended(self) -> str:
+        """The task whose prompts have ended, so that batch n can never be filled; or ""."""
+        return next(
+            (
+                name
+                for name, prompts in self._prompts.items()
+                if prompts.over and self._groups.by_task[name] < self._staleness.lacking(name)
+            ),
+            "",
+        )
 
     @property
     def unscored(self) -> int:
@@ -169,24 +198,31 @@ class Groups:
         A malformed prompt stops the run, because the task is at fault. A prompt that is too long
         for the model is left out.
         """
+        prompts = self._prompts[event.source.task]
+        name = f"prompt {event.cursor} of task {event.source.task!r}"
         fault = prompt_fault(event.tokens, self._rules.vocab_size)
         if fault:
-            return [StopRun(f"prompt {event.cursor} of the task {fault}")]
+            return [StopRun(f"{name} {fault}")]
         context, length = self._rules.context_max, len(event.tokens) // 4
         if context is not None and length >= context:
             text = f"has {length} tokens; the model's context of {context} leaves no answer"
-            if not self._prompts.skip(event.cursor):
-                return [StopRun(f"prompt {event.cursor} of the task, like many before, {text}")]
-            return [self._statistics.fault("prompt", f"prompt {event.cursor} {text}")]
-        self._prompts.drawn(DrawnPrompt(event.cursor, event.tokens, event.source))
+            if not prompts.skip(event.cursor):
+                return [StopRun(f"{name}, like many before, {text}")]
+            return [self._statistics.fault("prompt", f"{name} {text}")]
+        prompts.drawn(DrawnPrompt(event.cursor, event.tokens, event.source))
         return []
 
     def prompt_failed(self, event: PromptFailed) -> list[RolloutAction]:
         """The task cannot make this prompt, however often it is asked: it is left out."""
-        text = f"prompt {event.cursor} of the task cannot be made: {event.reason}"
-        if not self._prompts.skip(event.cursor):
+        text = f"prompt {event.cursor} of task {event.task!r} cannot be made: {event.reason}"
+        if not self._prompts[event.task].skip(event.cursor):
             return [StopRun(f"{text}; neither could many before it")]
         return [self._statistics.fault("prompt", text)]
+
+    def prompts_ended(self, event: PromptsEnded) -> list[RolloutAction]:
+        """The task has no more prompts: its last groups are still trained on."""
+        self._prompts[event.task].ended(event.cursor)
+        return []
 
     def scored(self, event: SampleScored) -> list[RolloutAction]:
         """A reward has come, or failed. The last one completes its group.
@@ -250,10 +286,12 @@ class Groups:
         if lease is None:
             return [*send_to(peer, LeaseCancelled(message.lease, message.attempt))]
         # A worker that must refit first cannot make tokens; its lease is not stuck.
-        most = self._rules.max_new_tokens - lease.given.base.length
-        tokens = lease.grows(message.samples, most=most) or self._must_refit(peer)
-        self.leases.renew(lease, tokens=tokens, now=now)
-        return [*self._partials.gather(peer, lease, message.samples)]
+        group = self._groups.get(lease.given.group)
+        assert group is not None
+        most = group.task.max_new_tokens - lease.given.base.length
+        grows = lease.grows(message.samples, most=most)
+        self.leases.renew(lease, tokens=grows, refits=self._must_refit(peer), now=now)
+        return [*self._partials.gather(peer, lease, message.samples, room=most)]
 
     def finished(self, peer: Peer, message: SampleFinished, *, now: float) -> list[RolloutAction]:
         """Judge a result and answer it: the first accepted result of a sample wins."""
@@ -262,14 +300,14 @@ class Groups:
             return self._answer_repeat(peer, message, identical=repeat)
         key = HeldLease(message.lease, message.attempt)
         group = self._groups.owner(peer.peer, key, message.sample)
-        if group is None or not self._fits_rules(group.given[key]):
+        if group is None or not self._fits_rules(group.given[key], group.task):
             known = self.leases.given(message.lease)
             return self._refuse(
                 peer, message, "the lease is over" if known else "no such lease", fault=not known
             )
         if message.sample in group.kept or message.sample in group.left_out:
             return self._refuse(peer, message, "another attempt was first")
-        base, limit = group.given[key].base, self._rules.limit(group.prompt.tokens)
+        base, limit = group.given[key].base, self._rules.limit(group.task, group.prompt.tokens)
         if message.finish == "context" and self._rules.context_max is None:
             # Only the worker knows this model's context.
             limit = OutputLimit(base.length + len(message.tokens) // 4, "context")
@@ -277,7 +315,7 @@ class Groups:
             message,
             vocab_size=self._rules.vocab_size,
             limit=limit,
-            stop_token_ids=self._rules.stop_token_ids,
+            stop_token_ids=group.task.stop_token_ids,
             believed=self._partials.believed(peer),
             base=base,
         )
@@ -386,7 +424,8 @@ class Groups:
 
     def draw_ahead(self, slots: int) -> list[DrawPrompt]:
         """Ask for the prompts that these slots can take next."""
-        return self._prompts.ask(1 + slots // self._rules.group_size)
+        count = 1 + slots // self._rules.group_size
+        return [ask for prompts in self._prompts.values() for ask in prompts.ask(count)]
 
     def discard(
         self, stored: StoredGroup, reason: str, detail: str = "", *, again: bool = False
@@ -399,8 +438,8 @@ class Groups:
         self, stored: StoredGroup, reason: str, detail: str, lengths: Sequence[int], *, again: bool
     ) -> list[RolloutAction]:
         """lengths: in tokens, of all samples of the group, also of those not in `stored`."""
-        if again:
-            self._prompts.give_back(DrawnPrompt(stored.cursor, stored.record.prompt, stored.source))
+        if again and (prompts := self._prompts.get(stored.source.task)) is not None:
+            prompts.give_back(DrawnPrompt(stored.cursor, stored.record.prompt, stored.source))
         self._statistics.dropped(reason, len(stored.record.trajectories), lengths)
         if reason in WORTHLESS:
             self._statistics.judged(stored.record.trajectories, trained=False)
@@ -451,8 +490,14 @@ class Groups:
             return [*actions, *self._drop(group, "stale", "", again=True)]
         return [
             *actions,
+            # Not `_score`: this is for every sample of a run.
             ScoreSample(
-                group.group, message.sample, group.prompt.cursor, whole.tokens, record.finish
+                group.group,
+                message.sample,
+                group.prompt.cursor,
+                whole.tokens,
+                record.finish,
+                group.task.name,
             ),
         ]
 
@@ -519,14 +564,19 @@ class Groups:
         stored = group.stored()
         self._statistics.qualities.scored(stored.record.trajectories)
         actions: list[RolloutAction] = []
+        sampler = self._prompts[group.task.name].sampler
+        if sampler.filters:
+            equal, version = no_variance(stored.record), stored.record.version_max
+            judged = sampler.judged(stored.source, equal=equal, version=version)
+            actions += [] if judged is None else [Persist(judged)]
         if self._variance_filter.concerns(stored.record):
             if self._variance_filter.filter():
-                return self._drop(group, "filtered", "all rewards are the same")
+                return [*actions, *self._drop(group, "filtered", "all rewards are the same")]
             text = "too many groups without variance; this one is taken"
             step = self._staleness.open_step
-            actions = [Note("variance", f"step {step}: {text}", group.group)]
+            actions.append(Note("variance", f"step {step}: {text}", group.group))
         if not self._staleness.admit(stored):
-            return self._drop(group, "stale", "", again=True)
+            return [*actions, *self._drop(group, "stale", "", again=True)]
         self._groups.remove(group)
         return [*actions, Note("buffered", f"version_min={stored.record.version_min}", group.group)]
 
@@ -610,9 +660,13 @@ class Groups:
             return self.discard(stored, "rules", "the group size has changed")
         if record.left_out and size - len(record.left_out) < self._rules.group_min:
             return self.discard(stored, "rules", "too few samples are left")
+        task = self._rules.task(stored.source.task)
+        if task is None:
+            return self.discard(stored, "rules", "the run has no such task any more")
         group = OpenGroup(
             record.group,
             DrawnPrompt(stored.cursor, record.prompt, stored.source),
+            task,
             set(range(size)) - set(kept) - set(record.left_out),
             kept,
             left_out=set(record.left_out),
@@ -624,19 +678,19 @@ class Groups:
                 self._audits.delivered(group.group, record.prompt, each, now=now)
         waits = self._audits is not None and group.group in self._audits.waiting
         if group.waiting or unscored or waits:
+            if record.sampling != task.sampling:
+                return self.discard(stored, "rules", "its task is sampled otherwise now")
             self._groups.add(group)
-            self._groups.recover(group, given, self._may_count, now=now)
-            return [
-                ScoreSample(group.group, each.sample, stored.cursor, each.tokens, each.finish)
-                for each in unscored
-            ]
+            self._groups.recover(
+                group, given, lambda attempt: self._may_count(attempt, task), now=now
+            )
+            return [_score(group, each) for each in unscored]
         return [] if self._staleness.admit(stored) else self.discard(stored, "stale", again=True)
 
-    def _fits_rules(self, given: LeaseGiven) -> bool:
+    def _fits_rules(self, given: LeaseGiven, task: TaskRules) -> bool:
         """Whether an attempt fits the rules: it may be from before a restart with other rules."""
         return (
-            max(given.samples) < self._rules.group_size
-            and given.base.length < self._rules.max_new_tokens
+            max(given.samples) < self._rules.group_size and given.base.length < task.max_new_tokens
         )
 
     def _must_refit(self, peer: Peer) -> bool:
@@ -648,9 +702,9 @@ class Groups:
             and peer.serving != key_of(newest)
         )
 
-    def _may_count(self, given: LeaseGiven) -> bool:
+    def _may_count(self, given: LeaseGiven, task: TaskRules) -> bool:
         """Whether tokens of this attempt may still become part of a batch."""
-        fits = self._fits_rules(given) and self._versions.live(given.served) is not None
+        fits = self._fits_rules(given, task) and self._versions.live(given.served) is not None
         return (
             fits
             and self._partials.good(given.base)
@@ -669,14 +723,17 @@ class Groups:
         if lease is not None:
             return lease.worker == peer.peer
         given = self._groups.wanted(peer.peer, key)
-        if given is None or not self._may_count(given):
+        group = None if given is None else self._groups.get(given.group)
+        if given is None or group is None or not self._may_count(given, group.task):
             return False
         self._groups.revive(given, now=now)
         return True
 
     def check(self) -> None:
         self.leases.check()
-        self._prompts.check()
+        for prompts in self._prompts.values():
+            prompts.check()
+            prompts.sampler.check()
         self._accepted.check()
         self._groups.check()
         for group in self._groups:
@@ -685,3 +742,9 @@ class Groups:
             assert group.bad_results < BAD_RESULTS_MAX
             assert group.group not in self._staleness.held()
             assert not self._outdated(group)
+
+
+def _score(group: OpenGroup, kept: TrajectoryRecord) -> ScoreSample:
+    return ScoreSample(
+        group.group, kept.sample, group.prompt.cursor, kept.tokens, kept.finish, group.task.name
+    )

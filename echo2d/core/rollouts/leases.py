@@ -33,6 +33,8 @@ from echo2d.core.rollouts.events import LeaseGiven
 
 # A lease that makes no token for so long is stuck (I6). Workers give up after 120 s by themselves.
 STUCK_S = 180.0
+# In exclusive mode a worker makes no token while it receives a version, which may never arrive.
+REFIT_S = 300.0
 # Tokens and logprobs of unfinished samples: 32 million tokens, as 1,000 workers may have.
 GATHERED_BYTES_MAX = 256 << 20
 
@@ -41,7 +43,8 @@ GATHERED_BYTES_MAX = 256 << 20
 class Lease:
     """One running attempt, as it was `given`.
 
-    samples: those still open. since: when the attempt began or was resumed. longest: the most
+    samples: those still open. since: when the attempt began or was resumed. wrote_at: when it last
+    made a token. longest: the most
     tokens that were reported of a sample beyond the base.
     outputs: what open samples have so far beyond the base; None: not known any more.
     """
@@ -50,6 +53,7 @@ class Lease:
     given: LeaseGiven
     samples: set[int]
     since: float
+    wrote_at: float
     silent_at: float
     stuck_at: float
     outputs: dict[int, Partial | None] = field(default_factory=dict)
@@ -168,18 +172,25 @@ class LeaseTable:
         return self._run(given, samples, now)
 
     def _run(self, given: LeaseGiven, samples: Iterable[int], now: float) -> Lease:
-        lease = Lease(given.key, given, set(samples), now, now + self._silence_s, now + STUCK_S)
+        lease = Lease(
+            given.key, given, set(samples), now, now, now + self._silence_s, now + STUCK_S
+        )
         self._running[lease.key] = lease
         self._by_worker.setdefault(lease.worker, {})[lease.key] = lease
         self._ends.set(lease.key)
         self._carry(lease.worker, len(lease.samples))
         return lease
 
-    def renew(self, lease: Lease, *, tokens: bool, now: float) -> None:
-        """The worker gave a sign of life. tokens: the lease has made new ones."""
+    def renew(self, lease: Lease, *, tokens: bool, refits: bool = False, now: float) -> None:
+        """The worker gave a sign of life. tokens: the lease has made new ones. refits: it cannot
+        make any before its worker has a newer version, which is waited for REFIT_S.
+        """
         lease.silent_at = now + self._silence_s
         if tokens:
+            lease.wrote_at = now
             lease.stuck_at = now + STUCK_S
+        elif refits:
+            lease.stuck_at = min(now + STUCK_S, lease.wrote_at + REFIT_S)
 
     def gather(self, lease: Lease, sample: int, output: Partial | None) -> None:
         """Remember what a sample has now; None: it is not known.

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Sequence
 
 from echo2d.core.cluster.events import Note
 from echo2d.core.cluster.membership import Peer
-from echo2d.core.cluster.rules import RunRules
+from echo2d.core.cluster.rules import RunRules, TaskRules
 from echo2d.core.cluster.statistics import Statistics
 from echo2d.core.cluster.versions import PublishedVersions
 from echo2d.core.protocol.control_messages import SampleDelta, VersionKey
@@ -56,8 +56,10 @@ class Partials:
         """A test for versions: whether one may have written what this peer reports."""
         return lambda version: version in peer.acknowledged and self._live(version)
 
-    def gather(self, peer: Peer, lease: Lease, deltas: Sequence[SampleDelta]) -> list[Note]:
-        """A lease's worker reports new output.
+    def gather(
+        self, peer: Peer, lease: Lease, deltas: Sequence[SampleDelta], *, room: int
+    ) -> list[Note]:
+        """A lease's worker reports new output, of at most `room` tokens beyond its base.
 
         Output that begins at the first token replaces what was reported before.
         """
@@ -66,8 +68,7 @@ class Partials:
             before = _before(lease, delta)
             if before is None or not delta.tokens or delta.sample not in lease.samples:
                 continue
-            base = lease.given.base
-            room, oldest = self._rules.max_new_tokens - base.length, base.version_last
+            oldest = lease.given.base.version_last
             fault = delta_fault(
                 delta, before, room=room, oldest=oldest, believed=self.believed(peer)
             )
@@ -84,13 +85,13 @@ class Partials:
         base = lease.given.base
         for sample in sorted(lease.samples):
             output = lease.outputs.get(sample) or NOTHING
-            fault = self._fault(output)
+            fault = self._fault(output, group.task)
             if fault:
                 notes.append(self._statistics.fault("progress", f"from {lease.worker}: {fault}"))
                 output = NOTHING
             partial = self._usable(
                 base.plus(output.tokens, output.logprobs, output.spans, shift=base.length),
-                self._rules.limit(group.prompt.tokens).tokens - 1,
+                self._rules.limit(group.task, group.prompt.tokens).tokens - 1,
             )
             grew = partial.length > base.length
             group.fruitless[sample] = 0 if grew else group.fruitless[sample] + 1
@@ -122,10 +123,10 @@ class Partials:
     def _live(self, version: VersionKey) -> bool:
         return self._versions.live(version) is not None
 
-    def _fault(self, output: Partial) -> str:
-        rules = self._rules
+    def _fault(self, output: Partial, task: TaskRules) -> str:
+        stops = task.stop_token_ids
         return (
-            partial_fault(output, vocab_size=rules.vocab_size, stop_token_ids=rules.stop_token_ids)
+            partial_fault(output, vocab_size=self._rules.vocab_size, stop_token_ids=stops)
             if output.length
             else ""
         )

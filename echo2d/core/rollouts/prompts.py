@@ -1,17 +1,21 @@
-"""The queue of prompts: drawn from the task a little ahead, and taken in the order of its cursor.
+"""The queue of one task's prompts: drawn a little ahead, and taken in the order of their cursor.
 
     DrawPrompt --> asked --PromptDrawn--> ready --> taken by a group
                                             ^------ given back: the group was dropped for no
                                                     fault of its prompt
 
+A prompt whose row is retired (`sampler`) is passed over. Where the prompts end, nothing is asked
+any more.
 Not here: groups, and what a prompt means.
 """
 
 from collections import deque
 from dataclasses import dataclass
 
+from echo2d.core.base.ids import Version
 from echo2d.core.protocol.trajectory import NO_SOURCE, Source, unpack_tokens
 from echo2d.core.rollouts.events import DrawPrompt
+from echo2d.core.rollouts.sampler import Sampler
 from echo2d.errors import PeerFault
 
 # Prompts that are asked for or ready; drawing one takes a task process milliseconds.
@@ -24,7 +28,7 @@ SKIPPED_MAX = 1000
 
 @dataclass(frozen=True, slots=True)
 class DrawnPrompt:
-    """Prompt number `cursor` of the task: its tokens as little-endian int32, and its name."""
+    """Prompt number `cursor` of its task: its tokens as little-endian int32, and its name."""
 
     cursor: int
     tokens: bytes
@@ -47,21 +51,32 @@ def prompt_fault(tokens: bytes, vocab_size: int) -> str:
 
 
 class Prompts:
-    """See the module docstring."""
+    """See the module docstring. task: its name."""
 
-    def __init__(self, next_cursor: int) -> None:
+    def __init__(self, next_cursor: int, sampler: Sampler, task: str = "") -> None:
+        self.sampler = sampler
+        self._task = task
         self._next_cursor = next_cursor
+        self._end: int | None = None
         self._asked: set[int] = set()
         self._skipped = 0
         self._ready: dict[int, DrawnPrompt] = {}
         self._again: deque[DrawnPrompt] = deque(maxlen=AGAIN_MAX)
 
+    @property
+    def over(self) -> bool:
+        """Whether the prompts have ended and none is left to take."""
+        return self._end is not None and not (self._asked or self._ready or self._again)
+
     def ask(self, count: int) -> list[DrawPrompt]:
         """Ask for prompts until `count` of them are asked for, ready or given back."""
         actions = []
-        while len(self._asked) + len(self._ready) + len(self._again) < min(count, AHEAD_MAX):
+        while (
+            len(self._asked) + len(self._ready) + len(self._again) < min(count, AHEAD_MAX)
+            and self._end is None
+        ):
             self._asked.add(self._next_cursor)
-            actions.append(DrawPrompt(self._next_cursor))
+            actions.append(DrawPrompt(self._next_cursor, self._task))
             self._next_cursor += 1
         return actions
 
@@ -78,6 +93,11 @@ class Prompts:
         self._skipped += 1
         return self._skipped < SKIPPED_MAX
 
+    def ended(self, cursor: int) -> None:
+        """The task has no prompt from this cursor on."""
+        self._end = cursor if self._end is None else min(self._end, cursor)
+        self._asked = {asked for asked in self._asked if asked < self._end}
+
     def give_back(self, prompt: DrawnPrompt) -> None:
         """A prompt whose group was dropped is used again.
 
@@ -85,20 +105,28 @@ class Prompts:
         """
         self._again.append(prompt)
 
-    def next(self) -> DrawnPrompt | None:
-        """The prompt that `take` would return."""
+    def next(self, newest: Version | None) -> DrawnPrompt | None:
+        """The prompt that `take` would return: those given back first, then by cursor.
+
+        newest: the newest version that is published. Prompts of retired rows are thrown away.
+        """
         if self._again:
             return self._again[0]
-        return self._ready[min(self._ready)] if self._ready else None
-
-    def take(self) -> DrawnPrompt | None:
-        """Remove and return the next prompt: those given back first, then by cursor."""
-        prompt = self.next()
-        if self._again:
-            self._again.popleft()
-        elif prompt is not None:
+        while self._ready:
+            prompt = self._ready[min(self._ready)]
+            # A prompt of a lower cursor may come yet, but it cannot be waited for.
+            if not self.sampler.filters or self.sampler.wants(prompt.source.row, newest):
+                return prompt
             del self._ready[prompt.cursor]
-        return prompt
+        return None
+
+    def take(self, prompt: DrawnPrompt) -> None:
+        """Remove this prompt, which `next` returned."""
+        if self._again and self._again[0] is prompt:
+            self._again.popleft()
+        else:
+            del self._ready[prompt.cursor]
+            self.sampler.asked()
 
     def check(self) -> None:
         assert not self._asked & self._ready.keys()

@@ -9,7 +9,8 @@ batch is not full (`open_step`). q: groups that are buffered, in flight, or held
 the last step committed in this epoch.
 
 Gate 1. A worker that serves version w may start a group meant for step m if (m - 1) - w <= S. The
-next group is meant for the first free place after all q groups have theirs: m = n + q // G. Full
+next group is meant for the first free place after all q groups have theirs: m = n + q // G. With
+several tasks q and G are those of the group's task, whose places each step has (`quotas`). Full
 batches above n have no free places: a refusal opens a batch below them, and counting their places
 could make the replay of a long run wait for ever.
 Gates 2 and 3. A group may enter batch n if 0 <= (n - 1) - v <= S. v is the oldest version of its
@@ -21,11 +22,14 @@ refused (I4, I5); nothing that is buffered is too old for batch n.
 Not here: leases, replies, and what is persisted when.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
+from typing import NamedTuple
 
 from echo2d.core.base.ids import Digest, GroupId, Version
-from echo2d.core.cluster.rules import RunRules
+from echo2d.core.cluster.rules import RunRules, TaskRules
 from echo2d.core.protocol.trajectory import (
     BatchBody,
     GroupRecord,
@@ -36,6 +40,7 @@ from echo2d.core.protocol.trajectory import (
     pack_group,
 )
 from echo2d.core.rollouts.events import BatchFrozen, RecoveredRollouts
+from echo2d.core.rollouts.quotas import Quotas
 from echo2d.errors import IntegrityFault
 
 # While the learner trains on batch c + 1, it may fetch batch c + 2.
@@ -68,6 +73,10 @@ class StepBatch:
         """How many groups the batch still lacks."""
         return self.size - len(self.groups)
 
+    def of_task(self, task: str) -> int:
+        """How many of its groups are this task's."""
+        return sum(group.source.task == task for group in self.groups)
+
     def body(self) -> bytes:
         """The bytes of a full batch, the same ones at every call."""
         assert self.missing == 0
@@ -86,18 +95,32 @@ class StepBatch:
         )
 
 
+class NextGroup(NamedTuple):
+    """A group of this task would be meant for step m, and may start at workers of version `oldest`
+    or a newer one (gate 1).
+    """
+
+    task: TaskRules
+    step: int
+    oldest: Version
+
+
 class Staleness:
     """See the module docstring.
 
-    `in_flight`: admitted groups that are not complete yet; the caller counts them.
+    `in_flight`: by task, admitted groups that are not complete yet; the caller counts them.
     """
 
     def __init__(self, rules: RunRules, recovered: RecoveredRollouts) -> None:
         self._bound = rules.staleness_max
-        self._per_step = rules.trajectories_per_step // rules.group_size
+        self._per_step = rules.groups_per_step
+        self._tasks = rules.tasks
+        self._quotas = Quotas([task.weight for task in rules.tasks], rules.groups_per_step)
         self._mask = rules.over_stale == "mask"
         self._resume_step = recovered.resume_step
         self._buffer: dict[GroupId, StoredGroup] = {}
+        # By task, the number of buffered groups.
+        self._by_task: Counter[str] = Counter()
         # Buffered groups are packed and dated when they come, so that a batch is filled fast.
         # By group: the version that counts for the gates, and the newest version.
         self._packed: dict[GroupId, bytes] = {}
@@ -145,17 +168,23 @@ class Staleness:
         )
         return len(self._buffer) + in_flight + held
 
-    def next_step(self, in_flight: int) -> int:
-        """m: the step that the next group is meant for."""
-        step, ahead = self.open_step, len(self._buffer) + in_flight
-        while ahead >= (places := self._places(step)):
-            ahead -= places
-            step += 1
-        return step
+    def next_groups(self, in_flight: Mapping[str, int]) -> list[NextGroup]:
+        """The next group of each task; the one that the open steps lack most comes first."""
+        # A list without a sort where there is one task: groups begin hundreds of times a second.
+        if len(self._tasks) == 1:
+            return [self._next_group(0, in_flight)[-1]]
+        found = [self._next_group(number, in_flight) for number in range(len(self._tasks))]
+        return [group for *_, group in sorted(found)]
 
-    def oldest_start(self, in_flight: int) -> Version:
-        """Gate 1: the oldest version that a worker may serve to start the next group."""
-        return Version(max(0, self.next_step(in_flight) - 1 - self._bound))
+    def lacking(self, task: str) -> int:
+        """How many of its groups batch n lacks, besides those that are buffered."""
+        number = next(at for at, each in enumerate(self._tasks) if each.name == task)
+        return max(0, self._places(self.open_step, number) - self._by_task[task])
+
+    @property
+    def missing(self) -> int:
+        """How many groups batch n lacks, besides those that are buffered."""
+        return sum(self.lacking(task.name) for task in self._tasks)
 
     def outdated(self, oldest: Version, newest: Version | None) -> bool:
         """Gate 2: whether no batch from n on can take a group with these token versions.
@@ -183,6 +212,7 @@ class Staleness:
         if age[0] < self.oldest:
             return False
         self._buffer[group.record.group] = group
+        self._by_task[group.source.task] += 1
         self._packed[group.record.group] = pack_group(group.record)
         self._ages[group.record.group] = age
         return True
@@ -195,15 +225,20 @@ class Staleness:
         batch = self._batches.get(step) or StepBatch(step, self._per_step)
         if len(self._buffer) < batch.missing:
             return None
-        fitting = [
+        fitting = sorted(
             (counts, group)
             for group, (counts, newest) in self._ages.items()
             if step - 1 - counts <= self._bound and newest <= step - 1
-        ]
-        if len(fitting) < batch.missing:
+        )
+        chosen: list[GroupId] = []
+        for number, task in enumerate(self._tasks):
+            its = (group for _, group in fitting if self._buffer[group].source.task == task.name)
+            chosen += islice(its, self._places(step, number))
+        if len(chosen) < batch.missing:
             return None
-        for _, group in sorted(fitting)[: batch.missing]:
-            batch.groups.append(self._buffer.pop(group))
+        # A task may have more groups than its share in a batch from before its weight was changed.
+        for group in chosen[: batch.missing]:
+            batch.groups.append(self._take(group))
             del self._ages[group]
         batch.groups.sort(key=lambda group: group.record.group)
         self._last_full.packed = None
@@ -297,10 +332,35 @@ class Staleness:
             step += 1
         return step
 
-    def _places(self, step: int) -> int:
-        """How many groups the batch of this step can still take."""
-        batch = self._batches.get(step)
-        return self._per_step if batch is None else batch.missing
+    def _places(self, step: int, task: int) -> int:
+        """How many groups of the task with this number the batch of this step can still take."""
+        quota, batch = self._quotas.of(step)[task], self._batches.get(step)
+        if batch is None:
+            return quota
+        its_own = batch.of_task(self._tasks[task].name)
+        return max(0, quota - its_own) if batch.missing else 0
+
+    def _next_group(
+        self, task: int, in_flight: Mapping[str, int]
+    ) -> tuple[int, float, int, NextGroup]:
+        """(m, how full the task's share of step m is, task, its next group)."""
+        rules = self._tasks[task]
+        name = rules.name
+        step, ahead = self.open_step, self._by_task[name] + in_flight.get(name, 0)
+        alone = len(self._tasks) == 1
+        while True:
+            untouched = alone and step not in self._batches
+            places = self._per_step if untouched else self._places(step, task)
+            if ahead < places:
+                group = NextGroup(rules, step, Version(max(0, step - 1 - self._bound)))
+                return step, ahead / places, task, group
+            ahead -= places
+            step += 1
+
+    def _take(self, group: GroupId) -> StoredGroup:
+        stored = self._buffer.pop(group)
+        self._by_task[stored.source.task] -= 1
+        return stored
 
     def _full(self, step: int) -> bool:
         batch = self._batches.get(step)
@@ -316,7 +376,7 @@ class Staleness:
         return pack_group(group.record) if packed is None else packed
 
     def _take_out(self, groups: Iterable[GroupId]) -> list[StoredGroup]:
-        out = [self._buffer.pop(group) for group in list(groups)]
+        out = [self._take(group) for group in list(groups)]
         for group in out:
             del self._packed[group.record.group], self._ages[group.record.group]
         return out
@@ -329,6 +389,7 @@ class Staleness:
         assert len(held) == len(set(held)), "a group is in two batches"
         assert not buffered & set(held)
         assert buffered == set(self._packed)
+        assert +self._by_task == Counter(each.source.task for each in self._buffer.values())
         assert self._ages == {
             group: self._age_of(stored.record) for group, stored in self._buffer.items()
         }

@@ -29,7 +29,7 @@ class VarianceFilter:
     def concerns(self, record: GroupRecord) -> bool:
         """Whether this group ought to be filtered."""
         alone = len(record.trajectories) == 1 < self._rules.group_size
-        return self._rules.filter_zero_variance and (alone or _no_variance(record))
+        return self._rules.filter_zero_variance and (alone or no_variance(record))
 
     def filter(self) -> bool:
         """Filter one group. False: the step has filtered enough, and the group is taken."""
@@ -40,7 +40,7 @@ class VarianceFilter:
         return True
 
 
-def _no_variance(record: GroupRecord) -> bool:
+def no_variance(record: GroupRecord) -> bool:
     """Whether all rewards are the same. A group of one sample always has variance."""
     return (
         len(record.trajectories) > 1

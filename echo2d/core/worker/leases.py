@@ -16,7 +16,6 @@ kept sample is reported again from its first token.
 Not here: which version is served (`versions`), and the engines.
 """
 
-import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -457,9 +456,7 @@ def _unusable(grant: LeaseGranted, serving: VersionKey | None) -> str:
         return "malformed lease: seeds, or tokens written before"
     if not 0 < grant.max_new_tokens <= TOKENS_MAX:
         return "malformed lease: max_new_tokens"
-    if not (math.isfinite(grant.temperature) and grant.temperature >= 0 and 0 < grant.top_p <= 1):
-        return "malformed lease: sampling parameters"
-    return ""
+    return f"malformed lease: {fault}" if (fault := grant.sampling.fault) else ""
 
 
 def _output_fault(

@@ -20,15 +20,16 @@ _FINISHES: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort
 
 def request_body(rid: str, label: str, call: GenerationCall, sample: SampleState) -> dict[str, Any]:
     """Build the request for the next piece of a sample: it continues from the output so far."""
-    request = call.request
+    request, sampling = call.request, call.request.sampling
     return {
         "rid": rid,
         "input_ids": [*request.prompt, *sample.output],
         "sampling_params": {
             "max_new_tokens": sample.room,
-            "temperature": request.temperature,
-            "top_p": request.top_p,
-            "top_k": -1,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k or -1,
+            "min_p": sampling.min_p,
             "stop_token_ids": sorted(sample.stop),
             "no_stop_trim": True,
             "skip_special_tokens": False,

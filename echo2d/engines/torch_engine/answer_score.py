@@ -1,12 +1,14 @@
 """Scores answers as the coordinator sends them, and sums up what was found about their tokens."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import astuple, dataclass, replace
+from itertools import groupby
 
 import numpy as np
 
 from echo2d.core.protocol.control_messages import AnswerToScore, SeedReplay
 from echo2d.core.protocol.evidence import Evidence, TokenNumbers
+from echo2d.core.protocol.sampling import Sampling
 from echo2d.core.protocol.trajectory import unpack_logprobs, unpack_tokens
 from echo2d.engines.torch_engine.policy import InferencePolicy
 from echo2d.engines.torch_engine.scoring import Scorable, score_all
@@ -18,21 +20,13 @@ TOKENS_MAX = 16384
 
 
 @dataclass(frozen=True, slots=True)
-class SampledHow:
-    """How answers were drawn."""
-
-    temperature: float
-    top_p: float
-    replay: SeedReplay
-
-
-@dataclass(frozen=True, slots=True)
 class CheckedAnswer:
     """An answer, or a piece of one, whose tokens the model knows. place: among those of its order."""
 
     place: int
     asked: Scorable
     claimed: TokenNumbers
+    sampling: Sampling
 
     @property
     def length(self) -> int:
@@ -42,8 +36,8 @@ class CheckedAnswer:
 def passes_of(
     policy: InferencePolicy, answers: Sequence[AnswerToScore], replay: SeedReplay
 ) -> list[list[CheckedAnswer]]:
-    """Which answers share a forward pass: those of similar length, as many as fit. An answer whose
-    logits do not fit comes in several pieces.
+    """Which answers share a forward pass: those that were drawn alike, of similar length, as many
+    as fit. An answer whose logits do not fit comes in several pieces.
 
     EngineFault: an answer is malformed, too long for the model, or has a token that is not in the
     vocabulary.
@@ -51,20 +45,24 @@ def passes_of(
     checked = [_checked(policy, place, each, replay) for place, each in enumerate(answers)]
     most = max(1, LOGITS_MAX // policy.vocab_size)
     pieces = [piece for each in checked for piece in _pieces(each, most)]
-    return list(_packed(sorted(pieces, key=lambda each: each.length), policy.vocab_size))
+    pieces.sort(key=lambda each: (astuple(each.sampling), each.length))
+    return [
+        together
+        for _, alike in groupby(pieces, key=lambda each: each.sampling)
+        for together in _packed(alike, policy.vocab_size)
+    ]
 
 
 def score_pass(
-    policy: InferencePolicy, together: Sequence[CheckedAnswer], sampled: SampledHow
+    policy: InferencePolicy, together: Sequence[CheckedAnswer], replay: SeedReplay
 ) -> list[Evidence]:
     """Score what `passes_of` put together. EngineFault: the memory is too small."""
     try:
         scored = score_all(
             policy,
             [each.asked for each in together],
-            temperature=sampled.temperature,
-            top_p=sampled.top_p,
-            replay="torch" if sampled.replay == "none" else sampled.replay,
+            sampling=together[0].sampling,
+            replay="torch" if replay == "none" else replay,
         )
     except RuntimeError as error:
         # Mostly the memory; on a CPU it has no class of its own.
@@ -81,10 +79,10 @@ def _pieces(answer: CheckedAnswer, most: int) -> Iterator[CheckedAnswer]:
         part = asked.answer[start : start + most]
         prompt = [*asked.prompt, *asked.answer[:start]]
         scorable = Scorable(prompt, part, asked.seed, asked.written + start)
-        yield CheckedAnswer(answer.place, scorable, answer.claimed[start : start + most])
+        yield replace(answer, asked=scorable, claimed=answer.claimed[start : start + most])
 
 
-def _packed(answers: Sequence[CheckedAnswer], vocab_size: int) -> Iterator[list[CheckedAnswer]]:
+def _packed(answers: Iterable[CheckedAnswer], vocab_size: int) -> Iterator[list[CheckedAnswer]]:
     """answers: by length."""
     together: list[CheckedAnswer] = []
     for each in answers:
@@ -117,5 +115,8 @@ def _checked(
         )
     seed = None if replay == "none" else answer.seed
     return CheckedAnswer(
-        place, Scorable(prompt.tolist(), tokens.tolist(), seed, answer.written), claimed
+        place,
+        Scorable(prompt.tolist(), tokens.tolist(), seed, answer.written),
+        claimed,
+        answer.sampling,
     )

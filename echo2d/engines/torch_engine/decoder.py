@@ -22,14 +22,15 @@ from dataclasses import dataclass
 import torch
 
 from echo2d.core.protocol.answer_end import OutputLimit
+from echo2d.core.protocol.control_messages import SeedReplay
 from echo2d.core.protocol.evidence import Evidence
 from echo2d.core.protocol.seeds import Uniforms
 from echo2d.engines.base import FinishReason, GenerateRequest, RefitReport, SampleOutput
 from echo2d.engines.stream import BUNDLE_S_MAX, BUNDLE_TOKENS_MAX, RequestStream, SampleBuffer
-from echo2d.engines.torch_engine.answer_score import CheckedAnswer, SampledHow, score_pass
+from echo2d.engines.torch_engine.answer_score import CheckedAnswer, score_pass
 from echo2d.engines.torch_engine.batch import PREFILL_TOKENS_MAX, DecodeBatch
 from echo2d.engines.torch_engine.policy import InferencePolicy, PreparedWeights, build
-from echo2d.engines.torch_engine.sampling import Chances, draw
+from echo2d.engines.torch_engine.sampling import draw
 from echo2d.errors import EngineFault
 
 log = logging.getLogger("echo2d.engines")
@@ -162,10 +163,10 @@ class Decoder:
         return self.policy
 
     def score(
-        self, together: Sequence[CheckedAnswer], label: str, sampled: SampledHow
+        self, together: Sequence[CheckedAnswer], label: str, replay: SeedReplay
     ) -> list[Evidence]:
         """Score answers that other engines wrote, in one forward pass."""
-        return score_pass(self.serving(label), together, sampled)
+        return score_pass(self.serving(label), together, replay)
 
     def abort(self, stream: RequestStream) -> None:
         for group in [*self._waiting, self.running]:
@@ -274,15 +275,9 @@ class Decoder:
 
     def _step(self, batch: DecodeBatch, label: str) -> None:
         self._pace(len(self.running))
-        asked = [sample.request for sample in self.running]
-        tokens, logprobs = draw(
-            batch.logits,
-            Chances(
-                [r.temperature for r in asked],
-                [r.top_p for r in asked],
-                [s.uniform() for s in self.running],
-            ),
-        )
+        samplings = [sample.request.sampling for sample in self.running]
+        uniforms = [sample.uniform() for sample in self.running]
+        tokens, logprobs = draw(batch.logits, samplings, uniforms)
         staying = []
         for row, sample in enumerate(self.running):
             finish = sample.append(tokens[row], logprobs[row], label)

@@ -25,7 +25,7 @@ from echo2d.engines.base import (
     SampleOutput,
 )
 from echo2d.engines.stream import SAMPLES_OPEN_MAX, RequestStream, check_request
-from echo2d.engines.torch_engine.answer_score import SampledHow, passes_of
+from echo2d.engines.torch_engine.answer_score import passes_of
 from echo2d.engines.torch_engine.decoder import Decoder, DecoderOptions, DecoderOutput
 from echo2d.engines.torch_engine.policy import prepare
 from echo2d.errors import EngineFault, OperatorFault
@@ -193,16 +193,13 @@ class TorchEngine:
         answers: Sequence[AnswerToScore],
         *,
         label: str,
-        temperature: float,
-        top_p: float,
         replay: SeedReplay,
     ) -> list[Evidence]:
         """Score the answers, a few at a time, between two tokens of what is generated."""
-        sampled = SampledHow(temperature, top_p, replay)
         decoder = self._started()
         found: dict[int, Evidence] = {}
         for together in passes_of(decoder.serving(label), answers, replay):
-            scored = await self._on_decoder(partial(decoder.score, together, label, sampled))
+            scored = await self._on_decoder(partial(decoder.score, together, label, replay))
             for each, evidence in zip(together, scored, strict=True):
                 before = found.get(each.place)
                 found[each.place] = evidence if before is None else before.plus(evidence)

@@ -8,19 +8,24 @@ draws the column with the largest log p + noise:
               (8), the position (4), the column (4)
     position  the number of tokens before the drawn one, minus 1. The prompt counts, so an answer
               that goes on in another request keeps its positions.
-    column    the token's id while every request of the batch has top_p 1 and a temperature above 0,
-              else the token's rank by falling probability. A request cannot tell which one it got.
-    log p     at the request's temperature. Ranks beyond top_p are left out, the others keep their p.
+    column    the token's id while no request of the batch is greedy or cuts its distribution, else
+              the token's rank by falling probability. A request cannot tell which one it got.
+    log p     at the request's temperature. Ranks that are cut off are left out, the others keep
+              their p.
 """
+
+import math
 
 import torch
 from torch import Tensor
 
+from echo2d.core.protocol.sampling import Sampling
+
 # Entries of the table rows x columns that are hashed at once: a few tables of 16 MB are alive.
 ENTRIES_MAX = 1 << 21
 
-# Ranks whose tokens begin this close to top_p may lie on either side of it: rounding moves the
-# border. docs/security.md has the figures.
+# Ranks whose tokens begin this close to top_p, or are this close to min_p as a share of it, may lie
+# on either side of it: rounding moves the border. docs/security.md has the figures.
 BORDER = 0.02
 
 _WORD = 0xFFFFFFFF
@@ -31,51 +36,59 @@ _HASHED_BYTES = 16
 
 
 def shortfalls(
-    logprobs: Tensor, tokens: Tensor, seed: int, positions: Tensor, top_p: float
+    logprobs: Tensor, tokens: Tensor, seed: int, positions: Tensor, sampling: Sampling
 ) -> Tensor:
     """How far, in nats, each token is from being the drawn one: float64 [rows], 0 if it is.
 
     By id it is what the token's log p + noise lacks to the largest. By rank it is the least error
     of the log probabilities that gives the token a rank and lets that rank win; both orders count
-    where top_p is 1. logprobs: [rows, vocab] at this temperature. tokens, positions: int64 [rows].
+    where nothing is cut off. logprobs: [rows, vocab] at this temperature. tokens, positions: int64 [rows].
     """
     rows = max(1, ENTRIES_MAX // logprobs.shape[1])
     parts = zip(*(torch.split(each, rows) for each in (logprobs, tokens, positions)), strict=True)
-    return torch.cat([_shortfalls(part, at, seed, where, top_p) for part, at, where in parts])
+    return torch.cat([_shortfalls(part, at, seed, where, sampling) for part, at, where in parts])
 
 
 def _shortfalls(
-    logprobs: Tensor, tokens: Tensor, seed: int, positions: Tensor, top_p: float
+    logprobs: Tensor, tokens: Tensor, seed: int, positions: Tensor, sampling: Sampling
 ) -> Tensor:
     noise = gumbel_noise(seed, positions, logprobs.shape[1])
     # Infinities would give NaN below.
     levels = logprobs.to(torch.float64).clamp_min(torch.finfo(torch.float32).min)
     at = tokens[:, None]
-    if top_p < 1:
-        return _by_rank(levels, levels.gather(1, at), noise, top_p)
+    if sampling.cuts:
+        return _by_rank(levels, levels.gather(1, at), noise, sampling)
     totals = levels + noise
     found = totals.amax(dim=-1) - totals.gather(1, at).squeeze(1)
     # Sorting takes longer than the rest, and few tokens need it.
     rows = found.nonzero().squeeze(1)
     levels = levels[rows]
     found[rows] = found[rows].minimum(
-        _by_rank(levels, levels.gather(1, at[rows]), noise[rows], top_p)
+        _by_rank(levels, levels.gather(1, at[rows]), noise[rows], sampling)
     )
     return found
 
 
-def _by_rank(levels: Tensor, own: Tensor, noise: Tensor, top_p: float) -> Tensor:
+def _by_rank(levels: Tensor, own: Tensor, noise: Tensor, sampling: Sampling) -> Tensor:
     """The shortfalls [rows] if ranks are drawn; own: the levels [rows, 1] of the tokens."""
     ordered = levels.sort(dim=-1, descending=True).values
     totals = ordered + noise
     distances = (ordered - own).abs()
     best = totals
-    if top_p < 1:
+    if sampling.top_p < 1:
         shares = ordered.exp()
         before = shares.cumsum(dim=-1) - shares
         # The first rank begins at 0 and is always drawn from.
-        best = totals.masked_fill(before > max(top_p - BORDER, 0.0), -torch.inf)
-        distances = distances.masked_fill(before > top_p + BORDER, torch.inf)
+        best = best.masked_fill(before > max(sampling.top_p - BORDER, 0.0), -torch.inf)
+        distances = distances.masked_fill(before > sampling.top_p + BORDER, torch.inf)
+    if sampling.top_k:
+        # A rank is exact; which token has it is judged by the distances.
+        best[:, sampling.top_k :] = -torch.inf
+    if sampling.min_p:
+        relative = ordered - ordered[:, :1] - math.log(sampling.min_p)
+        best = best.masked_fill(relative < math.log1p(BORDER), -torch.inf)
+        best[:, 0] = totals[:, 0]
+        distances = distances.masked_fill(relative < math.log1p(-BORDER), torch.inf)
     gaps = best.amax(dim=-1, keepdim=True) - totals
     return torch.maximum(distances, gaps).amin(dim=-1)
 

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from echo2d.core.protocol.evidence import COLD, HOT, Evidence, evidence
+from echo2d.core.protocol.sampling import Sampling
 from echo2d.core.protocol.seeds import SGLANG_SEED_MASK, uniforms
 from echo2d.engines.torch_engine.gumbel import shortfalls
 from echo2d.engines.torch_engine.policy import InferencePolicy
@@ -44,8 +45,8 @@ class ScoredAnswer:
     """What a policy says about the tokens of an answer; every array is [n], float64 unless noted.
 
     logprobs: of the full distribution at this temperature, as engines report them. surprises: minus
-    the logprob of the distribution that is drawn from (top_p applied); a token beyond top_p counts
-    as if it were drawn too, because rounding moves that border. entropies, variances: mean and
+    the logprob of the distribution that is drawn from; a token that the sampling cuts off counts as
+    if it were drawn too, because rounding moves that border. entropies, variances: mean and
     variance of the surprise there. colds, hots: the tokens' parts of those of `Evidence`. distances:
     how far each token is from where its seed points, in tolerances; None without replay.
     """
@@ -91,15 +92,14 @@ def score(
     prompt: Sequence[int],
     answer: Sequence[int],
     *,
-    temperature: float,
-    top_p: float,
+    sampling: Sampling,
     seed: int | None = None,
     written: int = 0,
     replay: Replay = "torch",
 ) -> ScoredAnswer:
     """Score one answer; the arguments are those of `Scorable` and `score_all`."""
     asked = [Scorable(prompt, answer, seed, written)]
-    (scored,) = score_all(policy, asked, temperature=temperature, top_p=top_p, replay=replay)
+    (scored,) = score_all(policy, asked, sampling=sampling, replay=replay)
     return scored
 
 
@@ -107,16 +107,15 @@ def score_all(
     policy: InferencePolicy,
     asked: Sequence[Scorable],
     *,
-    temperature: float,
-    top_p: float,
+    sampling: Sampling,
     replay: Replay = "torch",
 ) -> list[ScoredAnswer]:
     """Score answers in one forward pass, padded to the longest: the caller sees to the memory.
 
-    temperature: above 0, because a greedy answer has no distribution. replay: the kind of engine
-    that wrote the answers.
+    sampling: how all of them were drawn; its temperature is above 0, because a greedy answer has no
+    distribution. replay: the kind of engine that wrote the answers.
     """
-    assert temperature > 0
+    assert sampling.temperature > 0
     assert all(len(each.prompt) > each.written >= 0 < len(each.answer) for each in asked)
     with torch.inference_mode():
         rows = _answer_logits(policy, asked)
@@ -128,7 +127,7 @@ def score_all(
         columns, distances = [], []
         for start in range(0, len(lines), POSITIONS_MAX):
             end = start + POSITIONS_MAX
-            part = _Part(rows[start:end], lines[start:end], temperature, top_p)
+            part = _Part(rows[start:end], lines[start:end], sampling)
             columns.append(part.facts())
             if lines[0].seed is not None:
                 distances.append(part.outside() if replay == "torch" else part.shortfalls())
@@ -178,17 +177,13 @@ class _Line(NamedTuple):
 class _Part:
     """The distributions of at most POSITIONS_MAX tokens."""
 
-    def __init__(
-        self, logits: Tensor, lines: Sequence[_Line], temperature: float, top_p: float
-    ) -> None:
-        scale = torch.full((len(lines),), temperature, dtype=torch.float64, device=logits.device)
-        nucleus = torch.full_like(scale, top_p) if top_p < 1 else None
-        self._logprobs, weights = chances_of(logits, scale, nucleus)
+    def __init__(self, logits: Tensor, lines: Sequence[_Line], sampling: Sampling) -> None:
+        self._logprobs, weights = chances_of(logits, [sampling] * len(lines))
         self._total = weights.sum(dim=-1, keepdim=True)
         self._shares = weights / self._total
         self._tokens = torch.tensor([line.token for line in lines], device=logits.device)
         self._lines = lines
-        self._top_p = top_p
+        self._sampling = sampling
 
     def facts(self) -> Tensor:
         """The first six arrays of a ScoredAnswer, stacked [6, rows]."""
@@ -225,7 +220,7 @@ class _Part:
                     self._tokens[own],
                     seed & SGLANG_SEED_MASK,
                     positions,
-                    self._top_p,
+                    self._sampling,
                 )
             )
             start = own.stop

@@ -11,7 +11,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from http import HTTPStatus
 from typing import Any, Protocol
 
@@ -169,8 +169,7 @@ class GrowingAnswer:
             "outcome": outcome,
             "seconds": round(seconds, 3),
             "sampling": {
-                "temperature": ask.temperature,
-                "top_p": ask.top_p,
+                **asdict(ask.sampling),
                 "seed": ask.rng_seed,
                 "stop": ask.stops,
             },

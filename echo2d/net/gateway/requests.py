@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from echo2d.core.gateway.open_calls import CHOICES_MAX
+from echo2d.core.protocol.sampling import TEMPERATURE_MAX, TEMPERATURE_MIN, Sampling
 from echo2d.net.gateway.errors import unusable
 
 # OpenAI's limit.
@@ -20,17 +21,17 @@ STOP_IDS_MAX = 64
 # Leaves room for the seeds of further choices, which count up from the given one.
 SEED_MAX = (1 << 62) - 1
 # A lower temperature becomes 0, greedy.
-TEMPERATURE_MIN = 1e-3
-TEMPERATURE_MAX = 10.0
+TOP_K_MAX = 1 << 24
+MIN_P_MAX = 0.999
 MESSAGES_MAX = 4096
 
 # Fields that the engines do not support, with the values under which they would have no effect.
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "best_of": (1,), "echo": (False,), "frequency_penalty": (0,), "function_call": ("none",),
     "functions": ([],), "ignore_eos": (False,), "logit_bias": ({},), "length_penalty": (1,),
-    "min_p": (0,), "min_tokens": (0,), "modalities": (["text"],), "presence_penalty": (0,),
+    "min_tokens": (0,), "modalities": (["text"],), "presence_penalty": (0,),
     "repetition_penalty": (1,), "response_format": ({"type": "text"},), "suffix": ("",),
-    "tool_choice": ("none", "auto"), "tools": ([],), "top_k": (-1, 0), "top_logprobs": (0,),
+    "tool_choice": ("none", "auto"), "tools": ([],), "top_logprobs": (0,),
     "use_beam_search": (False,), "prompt_logprobs": (0,), "features": (None,),
     "return_routed_experts": (False,),
 }  # fmt: skip
@@ -41,8 +42,8 @@ IGNORED = frozenset({
 })  # fmt: skip
 # Fields that `read_ask` reads for every endpoint.
 COMMON = frozenset({
-    "temperature", "top_p", "max_tokens", "n", "stop", "stop_token_ids", "seed", "logprobs",
-    "skip_special_tokens",
+    "temperature", "top_p", "top_k", "min_p", "max_tokens", "n", "stop", "stop_token_ids", "seed",
+    "logprobs", "skip_special_tokens",
 })  # fmt: skip
 STREAMED = frozenset({"stream", "stream_options"})
 
@@ -57,8 +58,7 @@ class Ask:
 
     choices: int
     max_new_tokens: int | None
-    temperature: float
-    top_p: float
+    sampling: Sampling
     stops: tuple[str, ...]
     stop_token_ids: tuple[int, ...]
     rng_seed: int | None
@@ -85,8 +85,12 @@ def read_ask(body: Mapping[str, Any], own: frozenset[str], *, logprobs: bool) ->
     return Ask(
         choices=_integer(body, "n", 1, 1, CHOICES_MAX),
         max_new_tokens=None if body.get(name) is None else _integer(body, name, 1, 1, 1 << 31),
-        temperature=_temperature(body),
-        top_p=_number(body, "top_p", 1.0, 0.0, 1.0, above=True),
+        sampling=Sampling(
+            _temperature(body),
+            _number(body, "top_p", 1.0, 0.0, 1.0, above=True),
+            _top_k(body),
+            _number(body, "min_p", 0.0, 0.0, MIN_P_MAX),
+        ),
         stops=_stops(body.get("stop")),
         stop_token_ids=_token_ids(body, "stop_token_ids", STOP_IDS_MAX),
         rng_seed=None if seed is None else _integer(body, "seed", 0, 0, SEED_MAX),
@@ -196,6 +200,11 @@ def _token_ids(body: Mapping[str, Any], name: str, most: int) -> tuple[int, ...]
 def _temperature(body: Mapping[str, Any]) -> float:
     found = _number(body, "temperature", 1.0, 0.0, TEMPERATURE_MAX)
     return found if found >= TEMPERATURE_MIN else 0.0
+
+
+def _top_k(body: Mapping[str, Any]) -> int:
+    """0: all tokens. Callers also say so by -1, as with vLLM."""
+    return max(0, _integer(body, "top_k", 0, -1, TOP_K_MAX))
 
 
 def _number(

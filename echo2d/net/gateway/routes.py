@@ -255,7 +255,7 @@ class Endpoints:
         ends = tuple(dict.fromkeys((*self._backend.stop_token_ids, *ask.stop_token_ids)))
         caller = self._backend.caller(request).name
         return lambda number: CallAsked(
-            number, caller, question.prompt, ask.choices, room, ask.temperature, ask.top_p, ends,
+            number, caller, question.prompt, ask.choices, room, ask.sampling, ends,
             ask.rng_seed, oldest, question.session,
         )  # fmt: skip
 

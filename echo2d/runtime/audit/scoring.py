@@ -16,8 +16,6 @@ async def score_order(
     found = await engine.score(
         order.answers,
         label=version_label(order.version, order.digest),
-        temperature=order.temperature,
-        top_p=order.top_p,
         replay=order.replay,
     )
     return AnswersScored(order.order, tuple(found), loop.time() - begun, loading_s)

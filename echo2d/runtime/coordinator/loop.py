@@ -55,11 +55,11 @@ from echo2d.net.peer.dial_back import dial_back
 from echo2d.net.security.auth import Caller, Denied, KnownPeer, sign_root
 from echo2d.net.security.tls import Tls
 from echo2d.runtime.audit.audit_log import audit_record
+from echo2d.runtime.coordinator.data_plane import DataPlane
 from echo2d.runtime.coordinator.gateway import Gateway
 from echo2d.runtime.coordinator.group_log import GroupLog
 from echo2d.runtime.coordinator.metrics import CoordinatorMetrics
 from echo2d.runtime.coordinator.sample_log import SampleLog
-from echo2d.runtime.coordinator.task_calls import TaskCalls
 from echo2d.runtime.process.mailbox import EVENTS_MAX, EVENTS_PER_TURN_MAX, Mailbox
 from echo2d.runtime.process.pending_requests import PendingRequests
 from echo2d.runtime.run_dir.access_table import AccessTable, Enrolment
@@ -115,7 +115,7 @@ class CoordinatorProcess:
         *,
         access: AccessTable,
         ledger: LedgerThread,
-        data_plane: TaskCalls,
+        data_plane: DataPlane,
         files: VersionFiles,
         tls: Tls | None = None,
         peer_networks: Sequence[IpNetwork] = (),

@@ -15,7 +15,7 @@ import random
 import secrets
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,7 +29,6 @@ from echo2d.config import (
     PriceTable,
     ServeTable,
     notifier,
-    task_environment,
 )
 from echo2d.core.base.ids import RunId
 from echo2d.core.base.model_config import context_max, end_token_ids, vocab_size
@@ -46,10 +45,17 @@ from echo2d.net.security.tls import GIVEN_UP, Tls
 from echo2d.net.security.urls import is_loopback
 from echo2d.runtime.audit.audit_log import open_audit_log
 from echo2d.runtime.audit.supervisor import AuditHandover, supervise_auditor
+from echo2d.runtime.coordinator.data_plane import (
+    OpenTask,
+    begin_tasks,
+    data_plane,
+    drawn,
+    open_tasks,
+    task_rules,
+)
 from echo2d.runtime.coordinator.gateway import Gateway, read_template
 from echo2d.runtime.coordinator.loop import LEDGER_FILE, CoordinatorProcess, Emit, Machine
 from echo2d.runtime.coordinator.sample_log import open_sample_log
-from echo2d.runtime.coordinator.task_calls import TaskCalls
 from echo2d.runtime.process.lifecycle import Ending, collect_rarely
 from echo2d.runtime.renting.renter import boxes_left_alone, open_renter
 from echo2d.runtime.renting.setup import prices_of
@@ -60,7 +66,6 @@ from echo2d.runtime.run_dir.tokens import own_token
 from echo2d.runtime.run_dir.version_files import VersionFiles
 from echo2d.runtime.seed.supervisor import SeedHandover, supervise_seed
 from echo2d.store.json_log import JsonLog
-from echo2d.tasks.pool import Limits, TaskPool, TextSettings
 
 WILDCARDS = ("", "0.0.0.0", "::")  # noqa: S104 - compared, not bound
 # Calls under way and closing links get this long when the coordinator stops.
@@ -157,30 +162,14 @@ async def open_coordinator(
         )
         convicted, trusted = frozenset(access.convicted()), access.trusted()
         recovered = replace(recovered, lost=lost, convicted=convicted, trusted=trusted)
-        task = config.task
-        model = config.run.base_model
-        pool = TaskPool(
-            task.kind,
-            task.options,
-            processes=task.processes,
-            timeout_s=task.timeout_s,
-            limits=Limits(
-                memory_bytes_max=task.memory_bytes_max,
-                cpu_s_max=task.cpu_s_max,
-                network=task.network,
-                read_paths=task.read_paths,
-            ),
-            environment=task_environment(task.environment),
-            texts=None
-            if model is None
-            else TextSettings(str(model.absolute()), system=task.system, options=task.template),
-        )
-        await stack.enter_async_context(pool)
-        rules = await asyncio.to_thread(make_rules, config, run.run_id, pool.about.stop_token_ids)
+        tasks = await open_tasks(stack, config)
+        if config.run.base_model is not None and any(task.texts for task in tasks):
+            await asyncio.to_thread(files.pin_texts, config.run.base_model)
+        if begun := begin_tasks(tasks, recovered.tasks):
+            await ledger.append(begun)
+        rules = await asyncio.to_thread(make_rules, config, run.run_id, tasks)
         rules = replace(rules, seed_key=seed_key(run.key.private_bytes_raw()))
-        if not rules.stop_token_ids:
-            log.warning("neither the task nor the model names a stop token: no answer ends early")
-
+        _warn_of(rules)
         template = await asyncio.to_thread(read_template, config.gateway.chat_template)
 
         def caller(secret: str) -> Caller:
@@ -209,12 +198,7 @@ async def open_coordinator(
             make_machine(rules, recovered),
             access=access,
             ledger=ledger,
-            data_plane=TaskCalls(
-                pool,
-                name=task.name or pool.about.name,
-                vocab_size=rules.vocab_size,
-                on_error=task.on_error,
-            ),
+            data_plane=data_plane(tasks, rules.vocab_size),
             files=files,
             tls=tls,
             peer_networks=config.link.networks,
@@ -222,7 +206,11 @@ async def open_coordinator(
             make_gateway=make_gateway if config.gateway.enabled else None,
             audit_log=open_audit_log(run.path) if config.audit.enabled else None,
             sample_log=await asyncio.to_thread(
-                open_sample_log, run.path, config.samples.bytes_max, recovered.groups, model
+                open_sample_log,
+                run.path,
+                config.samples.bytes_max,
+                recovered.groups,
+                config.run.base_model,
             )
             if config.samples.bytes_max
             else None,
@@ -236,12 +224,8 @@ async def open_coordinator(
         yield Opened(coordinator, url, seed, audit, run, access)
 
 
-def make_rules(
-    config: CoordinatorConfig, run_id: RunId, stop_token_ids: tuple[int, ...]
-) -> RunRules:
-    """The rules that the core enforces, from the configuration and the base model.
-
-    stop_token_ids: the task's own; the model's end tokens join them.
+def make_rules(config: CoordinatorConfig, run_id: RunId, tasks: Sequence[OpenTask]) -> RunRules:
+    """The rules that the core enforces, from the configuration, its tasks and the base model.
 
     OperatorFault: neither sampling.vocab_size nor the base model gives the vocabulary size.
     """
@@ -249,7 +233,8 @@ def make_rules(
     facts = {} if model is None else _json_of(model / "config.json")
     generation = None if model is None else _json_of(model / "generation_config.json", needed=False)
     ends = end_token_ids(facts, generation)
-    if unused := set(end_token_ids(facts)) - {*ends, *stop_token_ids}:
+    told = {token for task in tasks for token in task.pool.about.stop_token_ids}
+    if unused := set(end_token_ids(facts)) - {*ends, *told}:
         log.warning(
             "answers do not end at tokens %s: config.json calls them end tokens, generation_config.json "
             "and the task do not",
@@ -262,10 +247,7 @@ def make_rules(
         trajectories_per_step=policy.trajectories_per_step,
         group_size=policy.group_size,
         group_min=policy.group_min or (policy.group_size + 1) // 2,
-        max_new_tokens=sampling.max_new_tokens,
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        stop_token_ids=tuple(dict.fromkeys((*stop_token_ids, *ends))),
+        tasks=tuple(task_rules(config, task, ends) for task in tasks),
         vocab_size=sampling.vocab_size or _vocab_size(model, facts),
         context_max=None if (fits := context_max(facts)) is None else fits - CONTEXT_SPARE,
         over_stale=policy.over_stale,
@@ -288,11 +270,28 @@ def make_rules(
     )
 
 
+def _warn_of(rules: RunRules) -> None:
+    """Say once what the operator may not know of how the tasks' answers are drawn."""
+    for task in rules.tasks:
+        if not task.stop_token_ids:
+            log.warning(
+                "task %s: neither it nor the model names a stop token: no answer ends early",
+                task.name,
+            )
+        if task.sampling.cuts:
+            log.warning(
+                "task %s draws with %s: logprobs are those of the whole distribution, so the "
+                "learner takes drawn tokens for less likely than they were; its ratios stay near 1",
+                task.name,
+                task.sampling,
+            )
+
+
 def _audit_rules(config: CoordinatorConfig) -> AuditRules:
-    audit, sampling = config.audit, config.sampling
+    audit = config.audit
+    samplings = sorted({str(drawn(config.sampling_of(task))) for task in config.tasks})
     return AuditRules(
-        scored_as=f"temperature {sampling.temperature:g}, top_p {sampling.top_p:g}, "
-        f"{audit.dtype} on {audit.device}",
+        scored_as=f"{', or '.join(samplings)}, {audit.dtype} on {audit.device}",
         newcomer=audit.newcomer,
         share=audit.share,
         wait_s=audit.wait_s,

@@ -21,6 +21,7 @@ from echo2d.core.rollouts.events import (
     DrawPrompt,
     PromptDrawn,
     PromptFailed,
+    PromptsEnded,
     SampleScored,
     ScoreSample,
 )
@@ -62,7 +63,7 @@ class TaskCalls:
         self._vocab_size = vocab_size
         self._on_error = on_error
 
-    async def draw(self, action: DrawPrompt) -> PromptDrawn | PromptFailed:
+    async def draw(self, action: DrawPrompt) -> PromptDrawn | PromptFailed | PromptsEnded:
         """Draw a prompt, retrying with backoff until it succeeds.
 
         A prompt that is in error is tried RETRIES times more, and then given up. A run without
@@ -70,9 +71,11 @@ class TaskCalls:
         """
         delay_s, errors = RETRY_S_MIN, 0
         while isinstance(found := await self._prompt(action.cursor), TaskFailed):
+            if found.kind == "end":
+                return PromptsEnded(action.cursor, self._name)
             errors += found.kind == "error"
             if errors > RETRIES:
-                return PromptFailed(action.cursor, found.reason)
+                return PromptFailed(action.cursor, found.reason, self._name)
             log.warning(
                 "prompt failed cursor=%d kind=%s reason=%s", action.cursor, found.kind, found.reason
             )

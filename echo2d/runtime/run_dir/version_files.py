@@ -26,6 +26,7 @@ from echo2d.errors import IntegrityFault, OperatorFault, StoreFault
 from echo2d.store.budget import DiskBudget
 from echo2d.store.disk import store_faults
 from echo2d.store.snapshots import adopt_snapshot, build_manifest, read_chunk, scan_snapshot
+from echo2d.texts.files import TOKEN_FILES, read_text_files
 
 # The largest form that a version may have.
 UPLOAD_BYTES_MAX = 256 << 30
@@ -63,6 +64,17 @@ class VersionFiles:
         self._uploads = run_dir / "uploads"
         self._budget = DiskBudget(disk_bytes_max)
         self._manifests: dict[str, Manifest] = {}
+        # The files that turn text into tokens, if the run has a task in text.
+        self._texts: dict[str, bytes] = {}
+
+    def pin_texts(self, model: Path) -> None:
+        """Refuse versions whose tokenizer or chat template is not this model's: prompts are made by
+        the model's files, so such a version would be asked in another language.
+
+        OperatorFault: a file cannot be read.
+        """
+        found = read_text_files(model)
+        self._texts = {name: found[name] for name in TOKEN_FILES if name in found}
 
     def prepare(self, kept: Collection[str]) -> frozenset[str]:
         """Delete what no published version needs; to be called once, at the start.
@@ -86,8 +98,8 @@ class VersionFiles:
     def adopt(self, epoch: Epoch, version: Version, path: str | None) -> Adopted:
         """Adopt the learner's directory, or its upload if `path` is None, and hash it.
 
-        OperatorFault: the path is outside the snapshot root, is no model or adapter directory, or
-        holds an adapter of another base model. StoreFault: there is no room for it.
+        OperatorFault: the path is outside the snapshot root, is no model or adapter directory, holds
+        an adapter of another base model, or has another tokenizer. StoreFault: there is no room for it.
         """
         source = (
             self._upload_folder(epoch, version) if path is None else self._inside_root(Path(path))
@@ -95,6 +107,7 @@ class VersionFiles:
         relative = f"versions/{version}-{secrets.token_hex(4)}"
         size = sum(file.size for file in scan_snapshot(source))
         self._check_base(source)
+        self._check_texts(source, version)
         # An upload is moved, not copied: its bytes must not be counted twice.
         if path is None:
             with store_faults("looking at", self._uploads):
@@ -169,6 +182,16 @@ class VersionFiles:
         finally:
             await asyncio.to_thread(scratch.unlink, missing_ok=True)
         return size
+
+    def _check_texts(self, source: Path, version: Version) -> None:
+        """OperatorFault: a file of the directory is not the pinned one; it may lack some."""
+        found = read_text_files(source) if self._texts else {}
+        for name, pinned in self._texts.items():
+            if found.get(name, pinned) != pinned:
+                raise OperatorFault(
+                    f"version {version} has another {name} than run.base_model; publish the base "
+                    "model's file with it"
+                )
 
     def _check_base(self, source: Path) -> None:
         """OperatorFault: the directory holds an adapter of another base model."""

@@ -20,7 +20,7 @@ from echo2d.core.capacity.model import Demand, mu_min
 from echo2d.core.capacity.prices import Price
 from echo2d.core.cluster.events import PeerConnected, Persist, Send, StopRun
 from echo2d.core.cluster.membership import PEERS_MAX, Membership
-from echo2d.core.cluster.rules import RunRules
+from echo2d.core.cluster.rules import RunRules, TaskRules
 from echo2d.core.cluster.statistics import Statistics
 from echo2d.core.cluster.versions import PublishedVersions
 from echo2d.core.coordinator.events import CoordinatorAction, Recovered
@@ -67,9 +67,10 @@ class FleetWorld:
         self._chance = random.Random(self._simulate.rng_seed)
         self._clock = Clock()
         kappa = learner.publish_every if isinstance(learner.publish_every, int) else None
+        task = TaskRules(max_new_tokens=TOKENS_MAX, stop_token_ids=(STOP,))
         self._rules = RunRules(
             RunId("fleet"), learner.staleness_max, kappa, learner.trajectories_per_step, self._simulate.group_size,
-            TOKENS_MAX, 1.0, 1.0, (STOP,), 8, "drop", True, "auto", 1, lease_silence_s=FOREVER_S, heartbeat_s=FOREVER_S,
+            (task,), 8, "drop", True, "auto", 1, lease_silence_s=FOREVER_S, heartbeat_s=FOREVER_S,
         )  # fmt: skip
         nothing = Recovered.nothing()
         self.measurements = Measurements(self._simulate.group_size)

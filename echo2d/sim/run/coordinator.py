@@ -41,7 +41,7 @@ from echo2d.core.coordinator.events import (
 from echo2d.core.coordinator.state import PLAN_SECRET_BYTES, CoordinatorState
 from echo2d.core.gateway.events import CallRefused, ChoiceGrew
 from echo2d.core.protocol.control_messages import LeaseGranted, Refused, SignedRoot, ToPeer
-from echo2d.core.protocol.trajectory import pack_tokens
+from echo2d.core.protocol.trajectory import Source, pack_tokens
 from echo2d.core.rollouts.events import DrawPrompt, PromptDrawn, SampleScored, ScoreSample
 from echo2d.sim.kernel.virtual_clock import Clock
 from echo2d.sim.run.control_links import Control
@@ -49,6 +49,8 @@ from echo2d.sim.run.invariants import InvariantChecker, reward_of
 from echo2d.sim.run.process import Process
 from echo2d.sim.run.worker import Noted
 
+# Rows of each task; prompts ask them in turn.
+ROWS = 7
 NUMBER = -1  # names this process in traces
 TURN_EVENTS_MAX = 256
 COMMIT_S = (0.001, 0.02)
@@ -236,11 +238,12 @@ class SimCoordinator(Process):
                 answered = self._calls.pop(request, None)
                 if answered is not None:
                     self.clock.after(CALL_S, answered, action)
-            case DrawPrompt(cursor):
+            case DrawPrompt(cursor, task):
+                source = Source(task, f"row {cursor % ROWS}")
                 self.later(
                     self._random.uniform(0.001, 0.1),
                     self.emit,
-                    PromptDrawn(cursor, prompt_of(cursor)),
+                    PromptDrawn(cursor, prompt_of(cursor), source),
                 )
             case ScoreSample():
                 self.later(self._random.uniform(0.001, 0.5), self._score, action)

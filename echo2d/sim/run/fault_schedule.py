@@ -6,11 +6,12 @@ bad workers stay bad for ever: they must not hold up the others (I6).
 
 import random
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import Literal
 
 from echo2d.core.audit.events import LimitsLearnt
 from echo2d.core.base.ids import RunId
-from echo2d.core.cluster.rules import AuditRules, RunRules
+from echo2d.core.cluster.rules import AuditRules, RowFilter, RunRules, TaskRules
 from echo2d.registry import SHAPES
 from echo2d.sim.run.engine import STOP, VOCAB
 
@@ -136,10 +137,7 @@ def _rules(rng: random.Random, max_new_tokens: int) -> RunRules:
         trajectories_per_step=trajectories,
         group_size=group_size,
         group_min=(group_size + 1) // 2,
-        max_new_tokens=max_new_tokens,
-        temperature=1.0,
-        top_p=1.0,
-        stop_token_ids=(STOP,),
+        tasks=_tasks(rng, max_new_tokens),
         context_max=1 << 16,  # no answer reaches it
         vocab_size=VOCAB,
         over_stale=rng.choice(["drop", "drop", "mask"]),
@@ -147,6 +145,25 @@ def _rules(rng: random.Random, max_new_tokens: int) -> RunRules:
         shape=rng.choice(list(SHAPES)),
         chains=rng.randint(1, 2),
     )
+
+
+def _tasks(rng: random.Random, max_new_tokens: int) -> tuple[TaskRules, ...]:
+    """One to three tasks. The last of several filters its rows, and has shorter answers."""
+    weights = rng.choice([(1,), (1,), (1, 1), (5, 3, 2)])
+    tasks = [
+        TaskRules(
+            name=f"task {number}",
+            weight=Fraction(weight),
+            max_new_tokens=max_new_tokens,
+            stop_token_ids=(STOP,),
+        )
+        for number, weight in enumerate(weights)
+    ]
+    if len(tasks) > 1:
+        tasks[-1] = replace(
+            tasks[-1], max_new_tokens=max(1, max_new_tokens // 2), row_filter=RowFilter(1, 2)
+        )
+    return tuple(tasks)
 
 
 def _audit(chance: random.Random) -> AuditRules:

@@ -58,6 +58,7 @@ from echo2d.core.rollouts.events import (
     SampleReturned,
     SampleRewarded,
 )
+from echo2d.core.rollouts.quotas import Quotas
 from echo2d.core.weights.encoding import FormFacts
 from echo2d.core.weights.signed_index import Root
 from echo2d.sim.run.engine import VOCAB, mark
@@ -76,6 +77,7 @@ class InvariantChecker:
     def __init__(self, rules: RunRules, honest: Callable[[PeerId], bool]) -> None:
         self.ledger = MemoryLedger()
         self._rules, self._honest = rules, honest
+        self._quotas = Quotas([task.weight for task in rules.tasks], rules.groups_per_step)
         self._asked: dict[RequestId, CoordinatorEvent] = {}
         self._granted: dict[HeldLease, tuple[PeerId, LeaseGranted]] = {}
         self._writers: dict[tuple[GroupId, int], set[PeerId]] = defaultdict(
@@ -130,10 +132,10 @@ class InvariantChecker:
                 assert epoch == self.ledger.epoch + 1
             case VersionPublished():
                 self._check_published(record)
-            case PromptTaken(_, cursor):
-                assert cursor not in {stored.cursor for stored in self.ledger.groups.values()}, (
-                    "a prompt twice"
-                )
+            case PromptTaken(_, cursor, _, source):
+                open_groups = self.ledger.groups.values()
+                taken = {(stored.source.task, stored.cursor) for stored in open_groups}
+                assert (source.task, cursor) not in taken, "a prompt twice"
             case LeaseGiven():
                 self._check_given(record)
             case SampleKept(group, lease, attempt, kept):
@@ -181,10 +183,10 @@ class InvariantChecker:
             unpack_tokens(record.base.tokens).tolist(),
             unpack_logprobs(record.base.logprobs).tolist(),
         )
-        assert len(tokens) == len(logprobs) < self._rules.max_new_tokens
-        assert all(
-            0 <= token < VOCAB and token not in self._rules.stop_token_ids for token in tokens
-        )
+        task = self._rules.task(stored.source.task)
+        assert task is not None
+        assert len(tokens) == len(logprobs) < task.max_new_tokens
+        assert all(0 <= token < VOCAB and token not in task.stop_token_ids for token in tokens)
         assert all(math.isfinite(logprob) and logprob <= 1e-4 for logprob in logprobs)
 
     def _check_kept(self, group: GroupId, key: HeldLease, kept: TrajectoryRecord) -> None:
@@ -202,11 +204,13 @@ class InvariantChecker:
         self.outlived += key in self._before
         assert kept.worker not in self.barred, "I7: a result of a peer whose credential is void"
         tokens, logprobs = unpack_tokens(kept.tokens), unpack_logprobs(kept.logprobs)
-        assert 0 < len(tokens) == len(logprobs) <= self._rules.max_new_tokens
+        task = self._rules.task(self.ledger.groups[group].source.task)
+        assert task is not None
+        assert 0 < len(tokens) == len(logprobs) <= task.max_new_tokens
         assert all(0 <= token < VOCAB for token in tokens.tolist())
-        ends = [token in self._rules.stop_token_ids for token in tokens.tolist()]
+        ends = [token in task.stop_token_ids for token in tokens.tolist()]
         assert not any(ends[:-1]), "tokens after the end of an answer"
-        full = len(tokens) == self._rules.max_new_tokens
+        full = len(tokens) == task.max_new_tokens
         assert kept.finish == "stop" if ends[-1] else full and kept.finish == "length"
         assert all(-50 <= logprob <= 1e-4 for logprob in logprobs.tolist())
         edges = [0, *(edge for span in kept.spans for edge in (span.start, span.end)), len(tokens)]
@@ -289,6 +293,9 @@ class InvariantChecker:
             assert self._step_of.setdefault(group, step) == step, "I4: a group in two batches"
             assert before is None or group in before.groups or group not in self._refused
             self._check_group(group, step, fresh=before is None or group not in before.groups)
+        sources = [ledger.groups[group].source.task for group in groups]
+        found = tuple(sources.count(task.name) for task in self._rules.tasks)
+        assert found == self._quotas.of(step), "a task has more or less than its share of the step"
         body = pack_batch(BatchBody.of(step, [ledger.groups[group].record for group in groups]))
         assert batch_digest(body) == record.digest
 

@@ -13,7 +13,7 @@ from echo2d.core.broadcast.events import FormChosen, RatesMeasured
 from echo2d.core.cluster.events import VersionPublished, VersionRevoked
 from echo2d.core.coordinator.events import CheckpointKept, CoordinatorRecord, EpochOpened, Recovered
 from echo2d.core.protocol.control_messages import HeldLease, VersionKey
-from echo2d.core.protocol.trajectory import GroupRecord, StoredGroup
+from echo2d.core.protocol.trajectory import GroupRecord, Source, StoredGroup
 from echo2d.core.rollouts.events import (
     AcceptedResult,
     BatchCommitted,
@@ -21,10 +21,13 @@ from echo2d.core.rollouts.events import (
     GroupDropped,
     LeaseGiven,
     PromptTaken,
+    RowJudged,
     SampleKept,
     SampleLeftOut,
     SampleReturned,
     SampleRewarded,
+    TaskBegun,
+    TaskProgress,
 )
 from echo2d.core.topology.uplink_rates import PeerRate
 
@@ -34,7 +37,9 @@ class MemoryLedger:
 
     def __init__(self) -> None:
         self.epoch, self.resume_step, self.checkpoint = Epoch(0), 0, 0
-        self.next_cursor = self.next_group = 0
+        self.tasks: dict[str, TaskProgress] = {}
+        self.rows: dict[Source, RowJudged] = {}
+        self.next_group = 0
         self.published: dict[int, VersionPublished] = {}
         self.revoked: set[VersionKey] = set()
         self.void: set[int] = set()  # publish_seqs that were revoked
@@ -66,10 +71,25 @@ class MemoryLedger:
                     for s, p in self.published.items()
                     if (p.version, p.digest) == (version, digest)
                 }
-            case PromptTaken(group, cursor, prompt, source):
+            case TaskBegun(task, data, texts):
+                before = self.tasks.get(task)
+                self.tasks[task] = TaskProgress(
+                    task, 0 if before is None else before.next_cursor, data, texts
+                )
+            case RowJudged(source):
+                self.rows.pop(source, None)
+                if record.equal:
+                    self.rows[source] = record
+            case PromptTaken(group, cursor, prompt, source, sampling):
                 assert group not in self.groups
-                self.groups[group] = StoredGroup(GroupRecord(group, prompt, ()), cursor, source)
-                self.next_cursor, self.next_group = max(self.next_cursor, cursor + 1), group + 1
+                self.groups[group] = StoredGroup(
+                    GroupRecord(group, prompt, (), (), sampling), cursor, source
+                )
+                begun = self.tasks.get(source.task, TaskProgress(source.task, 0, b"", b""))
+                self.tasks[source.task] = replace(
+                    begun, next_cursor=max(begun.next_cursor, cursor + 1)
+                )
+                self.next_group = group + 1
             case LeaseGiven(group):
                 assert group in self.groups
                 assert record.key not in self.given
@@ -148,7 +168,8 @@ class MemoryLedger:
             published=tuple(
                 self.published[seq] for seq in sorted(self.published.keys() - self.void)
             ),
-            next_cursor=self.next_cursor,
+            tasks=tuple(self.tasks[task] for task in sorted(self.tasks)),
+            rows=tuple(self.rows.values()),
             next_group=GroupId(self.next_group),
             groups=tuple(self.groups[group] for group in sorted(self.groups)),
             frozen=tuple(self.frozen[step] for step in sorted(self.frozen)),

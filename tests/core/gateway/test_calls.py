@@ -25,6 +25,7 @@ from echo2d.core.protocol.control_messages import (
     LeaseFailed,
     SampleAnswered,
 )
+from echo2d.core.protocol.sampling import Sampling
 from echo2d.core.protocol.trajectory import pack_tokens, unpack_tokens
 from echo2d.core.status.schema import GatewayStatus
 from tests.support.coordinator_world import World, rules
@@ -56,9 +57,8 @@ def test_a_call_is_a_lease_outside_of_the_run() -> None:
         8,
         0,
     )
-    assert (lease.temperature, lease.top_p, lease.stop_token_ids, lease.rng_seeds) == (
-        0.7,
-        0.9,
+    assert (lease.sampling, lease.stop_token_ids, lease.rng_seeds) == (
+        Sampling(0.7, 0.9),
         (1,),
         (3,),
     )

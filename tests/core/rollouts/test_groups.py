@@ -29,7 +29,7 @@ from echo2d.core.rollouts.events import (
 )
 from echo2d.core.rollouts.groups import BAD_RESULTS_MAX, LEASE_FAILURES_MAX
 from echo2d.core.rollouts.prompts import SKIPPED_MAX
-from tests.support.coordinator_world import World, publish_step, rules, version_key
+from tests.support.coordinator_world import World, publish_step, rules, version_key, with_room
 from tests.support.rollouts import SILENCE_S, answers, dropped, grants, world_of
 
 
@@ -210,7 +210,7 @@ def test_a_group_that_would_be_too_small_is_dropped() -> None:
 def test_a_prompt_that_cannot_be_made_is_left_out() -> None:
     """Another one takes its place, and the run stops only if many in a row cannot be made."""
     world, _ = world_of(2)
-    cursor = world.ledger.next_cursor + 50
+    cursor = world.ledger.tasks[""].next_cursor + 50
     actions = world.handle(PromptFailed(cursor, "row 3 has no 'question'"))
     assert [each.kind for each in actions if isinstance(each, Note)] == ["prompt"]
     assert world.stopped is None
@@ -325,7 +325,7 @@ def _kept(world: World) -> tuple[str, int]:
 def test_a_result_that_fitted_the_rules_before_a_restart_is_no_fault() -> None:
     world, (worker,) = world_of(1, group_size=1, trajectories_per_step=1)
     result = worker.finish(*worker.open[0], tokens=[7] * 8, finish="length")
-    world.rules = replace(world.rules, max_new_tokens=16)
+    world.rules = with_room(world.rules, 16)
     world.crash()
     world.say(worker, result)
     assert not answers(worker)[-1][0]

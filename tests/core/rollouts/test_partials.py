@@ -378,7 +378,9 @@ def test_a_partial_that_is_too_old_is_forgotten() -> None:
             staleness=Staleness(run, recovered),
             statistics=Statistics(),
         )
-        group = OpenGroup(GroupId(0), DrawnPrompt(0, pack_tokens([1])), {0, 1, 2, 3, 4, 5})
+        group = OpenGroup(
+            GroupId(0), DrawnPrompt(0, pack_tokens([1])), run.tasks[0], {0, 1, 2, 3, 4, 5}
+        )
         spans = {1: [0], 2: [2], 3: [1, 2], 4: [2, 3]}  # version 3 is not published
         for sample, versions in spans.items():
             written = tuple(

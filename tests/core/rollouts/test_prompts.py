@@ -2,17 +2,25 @@
 
 from echo2d.core.rollouts.events import DrawPrompt
 from echo2d.core.rollouts.prompts import AHEAD_MAX, DrawnPrompt, Prompts
+from echo2d.core.rollouts.sampler import Sampler
+
+
+def taken(prompts: Prompts) -> DrawnPrompt | None:
+    prompt = prompts.next(None)
+    if prompt is not None:
+        prompts.take(prompt)
+    return prompt
 
 
 def test_drawn_ahead_and_taken_in_order() -> None:
-    prompts = Prompts(7)
+    prompts = Prompts(7, Sampler(None))
     assert prompts.ask(2) == [DrawPrompt(7), DrawPrompt(8)]
     assert prompts.ask(2) == []
     prompts.drawn(DrawnPrompt(8, b"8"))
     prompts.drawn(DrawnPrompt(7, b"7"))
     prompts.drawn(DrawnPrompt(99, b"?"))  # never asked for
     prompts.check()
-    assert [prompts.take(), prompts.take(), prompts.take()] == [
+    assert [taken(prompts), taken(prompts), taken(prompts)] == [
         DrawnPrompt(7, b"7"),
         DrawnPrompt(8, b"8"),
         None,
@@ -20,14 +28,14 @@ def test_drawn_ahead_and_taken_in_order() -> None:
 
 
 def test_given_back_ones_come_first_and_count() -> None:
-    prompts = Prompts(0)
+    prompts = Prompts(0, Sampler(None))
     prompts.give_back(DrawnPrompt(3, b"3"))
     assert prompts.ask(1) == []
-    assert prompts.take() == DrawnPrompt(3, b"3")
+    assert taken(prompts) == DrawnPrompt(3, b"3")
     assert prompts.ask(1) == [DrawPrompt(0)]
 
 
 def test_never_more_than_the_limit() -> None:
-    prompts = Prompts(0)
+    prompts = Prompts(0, Sampler(None))
     assert len(prompts.ask(10 * AHEAD_MAX)) == AHEAD_MAX
     prompts.check()

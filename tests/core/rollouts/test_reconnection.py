@@ -24,7 +24,7 @@ from echo2d.core.protocol.control_messages import (
 from echo2d.core.protocol.trajectory import unpack_tokens
 from echo2d.core.rollouts.leases import STUCK_S
 from echo2d.testing.memory_run import FakePeer
-from tests.support.coordinator_world import World, publish_step, version_key
+from tests.support.coordinator_world import World, publish_step, version_key, with_room
 from tests.support.rollouts import SILENCE_S, answers, dropped, grants, world_of
 
 ONE_STEP = {"staleness_max": 0, "trajectories_per_step": 2}
@@ -378,7 +378,7 @@ def test_a_changed_limit_ends_leases_that_no_longer_fit() -> None:
     world.pass_time(2.0)
     world.say(worker, Heartbeat(0))
     assert grants(worker)[-1].max_new_tokens == 5
-    world.rules = replace(world.rules, max_new_tokens=3)
+    world.rules = with_room(world.rules, 3)
     world.crash()
     assert grants(worker)[-1].max_new_tokens == 3
 

@@ -51,8 +51,7 @@ def fill(staleness: Staleness, *groups: StoredGroup) -> None:
     [(0, 1, 0), (1, 1, 0), (2, 2, 0), (3, 2, 0), (4, 3, 1), (5, 3, 1), (6, 4, 2)],
 )
 def test_admission_counts_groups(in_flight: int, step: int, oldest: int) -> None:
-    assert gates().next_step(in_flight) == step
-    assert gates().oldest_start(in_flight) == oldest
+    assert gates().next_groups({"": in_flight}) == [(rules().tasks[0], step, oldest)]
 
 
 def test_a_batch_freezes_when_asked_for_full_and_in_order() -> None:
@@ -132,7 +131,7 @@ def test_refusal_opens_the_batch_and_counts_its_free_places_first() -> None:
     assert [g.record.group for g in out] == [1]
     staleness.check()
     assert (staleness.open_step, staleness.queued(0)) == (1, 3)
-    assert [staleness.next_step(count) for count in range(4)] == [1, 3, 3, 4]
+    assert [staleness.next_groups({"": count})[0].step for count in range(4)] == [1, 3, 3, 4]
     fill(staleness, group(7, 0))
     again = staleness.freeze(2)
     assert again is not None

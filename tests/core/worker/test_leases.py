@@ -20,6 +20,7 @@ from echo2d.core.protocol.control_messages import (
     VersionSpan,
     Welcome,
 )
+from echo2d.core.protocol.sampling import Sampling
 from echo2d.core.protocol.trajectory import unpack_tokens
 from echo2d.core.worker.events import (
     AbortGeneration,
@@ -106,7 +107,11 @@ def _parts(version: VersionKey) -> tuple[Version, Digest]:
         (V1, replace(a_lease(), prompt=b"abc"), "malformed lease: prompt"),
         (V1, replace(a_lease(), prompt=b""), "malformed lease: prompt"),
         (V1, replace(a_lease(), max_new_tokens=0), "malformed lease: max_new_tokens"),
-        (V1, replace(a_lease(), temperature=math.nan), "malformed lease: sampling parameters"),
+        (
+            V1,
+            replace(a_lease(), sampling=Sampling(math.nan)),
+            "malformed lease: temperature must be 0 or at least 0.001",
+        ),
     ],
 )
 def test_what_cannot_be_worked_on_is_given_back(

@@ -343,7 +343,7 @@ def test_engines_go_on_when_the_version_does_not_come(end: WorkerEvent) -> None:
 
 
 def test_answers_of_others_are_scored_as_ordered(machine: Machine) -> None:
-    order = ScoreAnswers(3, Version(0), Digest(bytes(32)), "", 1.0, 1.0, "torch", ())
+    order = ScoreAnswers(3, Version(0), Digest(bytes(32)), "", "torch", ())
     assert machine.on(CoordinatorSaid(order)) == [StartScoring(order)]
 
 

@@ -67,7 +67,12 @@ def test_neutral_values_and_nulls_are_fine() -> None:
         NONE,
         logprobs=True,
     )
-    assert (ask.temperature, ask.choices, ask.max_new_tokens, ask.logprobs) == (0.0, 1, None, True)
+    assert (ask.sampling.temperature, ask.choices, ask.max_new_tokens, ask.logprobs) == (
+        0.0,
+        1,
+        None,
+        True,
+    )
 
 
 @pytest.mark.parametrize(

@@ -109,14 +109,15 @@ class Machine(RuleBasedStateMachine):
     @rule(in_flight=st.integers(0, 8))
     def admission(self, in_flight: int) -> None:
         """Monotone; the formula where nothing lies beyond n; and the newest weights can always fill batch n."""
-        step = self.staleness.next_step(in_flight)
-        assert self.staleness.open_step <= step <= self.staleness.next_step(in_flight + 1)
+        [(_, step, oldest)] = self.staleness.next_groups({"": in_flight})
+        [(_, later, _)] = self.staleness.next_groups({"": in_flight + 1})
+        assert self.staleness.open_step <= step <= later
         if (
             max(self.staleness._batches, default=0) <= self.staleness.open_step
         ):  # full or refused into
             held = self.staleness.queued(in_flight)
             assert step == self.staleness.open_step + held // self.per_step
-        assert self.staleness.oldest_start(in_flight) == max(0, step - 1 - self.bound)
+        assert oldest == max(0, step - 1 - self.bound)
 
     def teardown(self) -> None:
         if not hasattr(self, "staleness"):

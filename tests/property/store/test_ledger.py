@@ -32,6 +32,7 @@ from echo2d.core.rollouts.events import (
     PromptTaken,
     SampleKept,
     SampleRewarded,
+    TaskProgress,
 )
 from echo2d.core.topology.uplink_rates import PeerRate
 from echo2d.store.ledger import Ledger
@@ -88,11 +89,12 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(skipped=SMALL, prompt=TOKENS)
     def take_prompt(self, skipped: int, prompt: bytes) -> None:
-        group, cursor = GroupId(self.model.next_group + skipped), self.model.next_cursor
+        group, cursor = GroupId(self.model.next_group + skipped), self.model.next_cursor("")
         stored = StoredGroup(GroupRecord(group, prompt, ()), cursor)
         self.put(
             PromptTaken(group, cursor, prompt),
-            groups=(*self.model.groups, stored), next_group=group + 1, next_cursor=cursor + 1,
+            groups=(*self.model.groups, stored), next_group=group + 1,
+            tasks=(TaskProgress("", cursor + 1, b"", b""),),
         )  # fmt: skip
 
     @precondition(lambda self: self.model.groups)

@@ -78,7 +78,7 @@ async def an_answer(model: Path) -> AnswerToScore:
 def an_order(number: int, path: Path, *answers: AnswerToScore) -> ScoreAnswers:
     digest = build_manifest(path).digest
     place = f"versions/{path.name}"
-    return ScoreAnswers(number, Version(number), digest, place, 1.0, 1.0, "torch", answers)
+    return ScoreAnswers(number, Version(number), digest, place, "torch", answers)
 
 
 async def test_honest_answers_and_lies_are_told_apart_version_by_version(

@@ -46,7 +46,7 @@ async def test_scores_come_in_the_order_of_the_answers(engine: TorchEngine) -> N
     # Of different length, so that they are packed in another order.
     short = AnswerToScore(answers[0].prompt, answers[0].tokens[:8], answers[0].logprobs[:8], 0, 0)
     asked = (answers[4], short, answers[2])
-    order = ScoreAnswers(7, VERSION, DIGEST, "", 1.0, 1.0, "torch", asked)
+    order = ScoreAnswers(7, VERSION, DIGEST, "", "torch", asked)
     running = asyncio.create_task(written(engine, 8))
     scored = await score_order(engine, order, loading_s=0.5)
     assert (scored.order, scored.loading_s) == (7, 0.5)
@@ -58,7 +58,7 @@ async def test_scores_come_in_the_order_of_the_answers(engine: TorchEngine) -> N
 
 async def test_another_version_is_not_scored(engine: TorchEngine) -> None:
     answers = tuple(await written(engine, 1))
-    order = ScoreAnswers(7, Version(4), DIGEST, "", 1.0, 1.0, "torch", answers)
+    order = ScoreAnswers(7, Version(4), DIGEST, "", "torch", answers)
     with pytest.raises(EngineFault, match=r"version 4-.* is not served"):
         await score_order(engine, order)
     await engine.close()
@@ -66,7 +66,7 @@ async def test_another_version_is_not_scored(engine: TorchEngine) -> None:
 
 async def test_without_replay_no_seed_is_missed(engine: TorchEngine) -> None:
     answers = tuple(await written(engine, 2))
-    order = ScoreAnswers(7, VERSION, DIGEST, "", 1.0, 1.0, "none", answers)
+    order = ScoreAnswers(7, VERSION, DIGEST, "", "none", answers)
     assert [each.misses for each in (await score_order(engine, order)).found] == [None, None]
     await engine.close()
 

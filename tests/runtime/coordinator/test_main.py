@@ -74,7 +74,8 @@ async def test_rules_and_what_was_recovered_reach_the_core(
         assert script.recovered == Recovered.nothing()
         rules = script.rules
         assert rules is not None
-        assert (rules.stop_token_ids, rules.vocab_size, rules.publish_every) == ((1,), 17, None)
+        assert (rules.tasks[0].stop_token_ids, rules.vocab_size) == ((1,), 17)
+        assert rules.publish_every is None
         found = await asyncio.to_thread(
             lambda: json.loads((run_dir / "coordinator.json").read_text())
         )
@@ -190,11 +191,11 @@ async def test_prompts_are_drawn_and_outputs_scored(
     def drawn(event: PromptDrawn) -> list[CoordinatorAction]:
         right = pack_tokens(answer(unpack_tokens(event.tokens).tolist()))
         return [
-            ScoreSample(GroupId(1), 0, event.cursor, right, "stop"),
-            ScoreSample(GroupId(1), 1, event.cursor, right[:-4], "length"),
+            ScoreSample(GroupId(1), 0, event.cursor, right, "stop", "sort_digits"),
+            ScoreSample(GroupId(1), 1, event.cursor, right[:-4], "length", "sort_digits"),
         ]
 
-    script.on[DeadlinePassed] = lambda event: [DrawPrompt(5)]
+    script.on[DeadlinePassed] = lambda event: [DrawPrompt(5, "sort_digits")]
     script.on[PromptDrawn] = drawn
     script.wake = 0.0
     async with serving(config, script.make):
@@ -223,7 +224,7 @@ async def test_a_prompt_whose_process_is_killed_comes_all_the_same(
 
         def draw(event: DeadlinePassed) -> list[CoordinatorAction]:
             script.wake = None
-            return [DrawPrompt(5)]
+            return [DrawPrompt(5, "nasty")]
 
         script.wake, script.on[DeadlinePassed] = 0.0, draw
         task = {

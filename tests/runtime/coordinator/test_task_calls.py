@@ -144,7 +144,7 @@ async def test_a_failed_prompt_is_tried_again(pool: Pool) -> None:
 async def test_a_prompt_that_stays_in_error_is_given_up(pool: Pool) -> None:
     """One broken row of a file must not hold a place among the prompts for ever."""
     pool.failures = [RAISED] * (RETRIES + 1)
-    assert await calls(pool).draw(DrawPrompt(7)) == PromptFailed(7, RAISED.reason)
+    assert await calls(pool).draw(DrawPrompt(7)) == PromptFailed(7, RAISED.reason, "sums")
     pool.failures = [DIED] * (RETRIES + 3)
     assert isinstance(await calls(pool).draw(DrawPrompt(8)), PromptDrawn)
 

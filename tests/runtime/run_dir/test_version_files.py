@@ -178,3 +178,15 @@ def test_versions_and_uploads_share_a_limit(root: Path, run_dir: Path) -> None:
     restarted.prepare([f"versions/{path.name}" for path in (run_dir / "versions").iterdir()])
     with pytest.raises(StoreFault, match="disk_bytes_max"):
         restarted.adopt(Epoch(1), Version(4), str(source))
+
+
+def test_a_version_with_another_tokenizer_is_refused_by_name(
+    files: VersionFiles, root: Path, tmp_path: Path
+) -> None:
+    files.pin_texts(make_snapshot(tmp_path / "base"))
+    files.adopt(Epoch(1), Version(0), str(make_snapshot(root / "0")))
+    (make_snapshot(root / "2") / "tokenizer.json").write_text('{"a": 1}')
+    with pytest.raises(
+        OperatorFault, match=r"version 2 has another tokenizer\.json than run\.base"
+    ):
+        files.adopt(Epoch(1), Version(2), str(root / "2"))

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from echo2d.core.base.ids import LeaseId
+from echo2d.core.protocol.sampling import Sampling
 from echo2d.core.worker.events import EngineLost, GenerationFailed, SampleProgressed
 from echo2d.engines.base import Engine, GenerateRequest, SampleOutput
 from echo2d.engines.fake import FAKE_EOS, FakeEngine
@@ -126,7 +127,7 @@ async def test_an_engine_without_a_version_fails_the_lease() -> None:
 
 async def test_an_engine_that_still_serves_is_not_lost(engine: FakeEngine) -> None:
     async with a_shift(engine) as shift:
-        shift.rollouts.start(dataclasses.replace(a_lease(1), top_p=0.0))
+        shift.rollouts.start(dataclasses.replace(a_lease(1), sampling=Sampling(top_p=0.0)))
         await shift.until(1)
     assert isinstance(shift.events[0], GenerationFailed)
     assert shift.lost == []

@@ -1,0 +1,166 @@
+"""The tasks of a run: their processes, their rules, and which of them a prompt or reward is of.
+
+    [[task]] --> TaskPool --introduces itself--> TaskRules, TaskBegun
+    DrawPrompt, ScoreSample --by the name of the task--> its TaskCalls --> event
+
+A task's data and the files that turn its text into tokens must not change within a run: prompts are
+known by their numbers, and answers by their tokens. The ledger has the digests of both.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+
+from echo2d.config import CoordinatorConfig, SamplingTable, TaskTable, task_environment
+from echo2d.core.cluster.rules import RowFilter, TaskRules
+from echo2d.core.protocol.sampling import Sampling
+from echo2d.core.rollouts.events import (
+    DrawPrompt,
+    PromptDrawn,
+    PromptFailed,
+    PromptsEnded,
+    SampleScored,
+    ScoreSample,
+    TaskBegun,
+    TaskProgress,
+)
+from echo2d.errors import OperatorFault
+from echo2d.runtime.coordinator.task_calls import TaskCalls
+from echo2d.tasks.pool import Limits, TaskPool, TextSettings
+from echo2d.texts.files import text_digest
+
+# Weights are rounded to this denominator: sums of floats would drift over a long run.
+WEIGHT_DENOMINATOR_MAX = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class OpenTask:
+    """A task whose processes have introduced themselves. texts: digest of the files that turn its
+    text into tokens; empty for a task in tokens.
+    """
+
+    name: str
+    table: TaskTable
+    pool: TaskPool
+    texts: bytes
+
+    @property
+    def begun(self) -> TaskBegun:
+        return TaskBegun(self.name, self.pool.about.digest, self.texts)
+
+
+class DataPlane:
+    """See the module docstring."""
+
+    def __init__(self, tasks: Mapping[str, TaskCalls]) -> None:
+        self._tasks = tasks
+
+    async def draw(self, action: DrawPrompt) -> PromptDrawn | PromptFailed | PromptsEnded:
+        """Draw a prompt; see `TaskCalls.draw`."""
+        return await self._tasks[action.task].draw(action)
+
+    def shares(self, actions: Iterable[ScoreSample]) -> list[Sequence[ScoreSample]]:
+        """Divide samples among as many calls of `score` as the tasks can work on at once."""
+        by_task: dict[str, list[ScoreSample]] = {}
+        for action in actions:
+            by_task.setdefault(action.task, []).append(action)
+        return [share for task, its in by_task.items() for share in self._tasks[task].shares(its)]
+
+    def score(self, actions: Sequence[ScoreSample]) -> AsyncIterator[SampleScored]:
+        """Score one of the `shares`; see `TaskCalls.score`."""
+        return self._tasks[actions[0].task].score(actions)
+
+
+async def open_tasks(stack: AsyncExitStack, config: CoordinatorConfig) -> list[OpenTask]:
+    """Start the processes of all tasks; `stack` ends them.
+
+    OperatorFault: a task cannot be started, or two have the same name.
+    """
+    model = config.run.base_model
+    texts = b"" if model is None else await asyncio.to_thread(text_digest, model)
+    found: dict[str, OpenTask] = {}
+    for table in config.tasks:
+        pool = await stack.enter_async_context(_pool(table, model))
+        name = table.name or pool.about.name
+        if name in found:
+            raise OperatorFault(f"task.name: two tasks are called {name!r}; name one of them")
+        found[name] = OpenTask(name, table, pool, texts if pool.about.in_text else b"")
+    return list(found.values())
+
+
+def begin_tasks(tasks: Iterable[OpenTask], before: Iterable[TaskProgress]) -> list[TaskBegun]:
+    """What the ledger does not know of these tasks yet.
+
+    OperatorFault: a task has other data or another tokenizer than before.
+    """
+    known = {each.task: each for each in before}
+    new = []
+    for task in tasks:
+        begun, past = task.begun, known.get(task.name)
+        if past is None or not (past.data or past.texts):
+            new.append(begun)
+            continue
+        for what, now, then in (
+            ("data", begun.data, past.data),
+            ("tokenizer or chat template", begun.texts, past.texts),
+        ):
+            if now != then:
+                raise OperatorFault(
+                    f"task {task.name!r}: its {what} changed since this run began; put the old "
+                    "files back, give the task another name, or begin a new run"
+                )
+    return new
+
+
+def task_rules(config: CoordinatorConfig, task: OpenTask, model_ends: tuple[int, ...]) -> TaskRules:
+    """The rules of one task. model_ends: the model's own end tokens, which join the task's."""
+    table, sampling = task.table, config.sampling_of(task.table)
+    return TaskRules(
+        name=task.name,
+        weight=Fraction(table.groups_per_step or table.weight).limit_denominator(
+            WEIGHT_DENOMINATOR_MAX
+        ),
+        sampling=drawn(sampling),
+        max_new_tokens=sampling.max_new_tokens,
+        stop_token_ids=tuple(dict.fromkeys((*task.pool.about.stop_token_ids, *model_ends))),
+        row_filter=RowFilter(table.retire_after, table.retest_after)
+        if table.sampler == "filter"
+        else None,
+    )
+
+
+def drawn(table: SamplingTable) -> Sampling:
+    return Sampling(table.temperature, table.top_p, table.top_k, table.min_p)
+
+
+def data_plane(tasks: Iterable[OpenTask], vocab_size: int) -> DataPlane:
+    return DataPlane(
+        {
+            task.name: TaskCalls(
+                task.pool, name=task.name, vocab_size=vocab_size, on_error=task.table.on_error
+            )
+            for task in tasks
+        }
+    )
+
+
+def _pool(table: TaskTable, model: Path | None) -> TaskPool:
+    return TaskPool(
+        table.kind,
+        table.options,
+        processes=table.processes,
+        timeout_s=table.timeout_s,
+        limits=Limits(
+            memory_bytes_max=table.memory_bytes_max,
+            cpu_s_max=table.cpu_s_max,
+            network=table.network,
+            read_paths=table.read_paths,
+        ),
+        environment=task_environment(table.environment),
+        texts=None
+        if model is None
+        else TextSettings(str(model.absolute()), system=table.system, options=table.template),
+    )

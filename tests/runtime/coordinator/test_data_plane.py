@@ -1,0 +1,162 @@
+"""Several tasks of one run: each prompt and reward reaches its own, and their data stay the same."""
+
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from echo2d.config import CoordinatorConfig
+from echo2d.core.base.ids import GroupId
+from echo2d.core.cluster.rules import RowFilter
+from echo2d.core.protocol.sampling import Sampling
+from echo2d.core.protocol.trajectory import Source, pack_tokens
+from echo2d.core.rollouts.events import (
+    DrawPrompt,
+    PromptDrawn,
+    PromptsEnded,
+    ScoreSample,
+    TaskProgress,
+)
+from echo2d.errors import OperatorFault
+from echo2d.runtime.coordinator.data_plane import (
+    OpenTask,
+    begin_tasks,
+    data_plane,
+    open_tasks,
+    task_rules,
+)
+from echo2d.tasks.sort_digits import answer
+from tests.support.texts import write_text_model
+
+SORTS: dict[str, Any] = {"kind": "sort_digits", "name": "sorts", "processes": 1}
+
+
+def config(folder: Path, *tasks: dict[str, Any], **tables: Any) -> CoordinatorConfig:
+    return CoordinatorConfig.read(
+        {
+            "run": {"run_dir": "run", "snapshot_root": "out", "base_model": str(folder / "model")},
+            "policy": {"trajectories_per_step": 8, "group_size": 2},
+            "sampling": {"vocab_size": 256, "max_new_tokens": 30, "temperature": 0.9},
+            "task": list(tasks),
+            **tables,
+        }
+    )
+
+
+def rows(folder: Path, *questions: str, **options: Any) -> dict[str, Any]:
+    file = folder / "rows.csv"
+    file.write_text("prompt,answer\n" + "".join(f"{each},{each}\n" for each in questions))
+    options = {"files": [str(file)], "shuffle": False, **options}
+    return {"kind": "rows", "processes": 1, "options": options, "read_paths": [str(file)]}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_text_model(tmp_path / "model")
+    return tmp_path
+
+
+async def opened(stack: AsyncExitStack, *args: Any, **tables: Any) -> list[OpenTask]:
+    return await open_tasks(stack, config(*args, **tables))
+
+
+async def test_each_prompt_and_reward_is_of_its_own_task(folder: Path) -> None:
+    async with AsyncExitStack() as stack:
+        tasks = await opened(stack, folder, SORTS, rows(folder, "ab", "c", epochs=1))
+        plane = data_plane(tasks, 256)
+        drawn = await plane.draw(DrawPrompt(3, "sorts"))
+        assert isinstance(drawn, PromptDrawn)
+        assert drawn.source == Source("sorts")
+        asked = await plane.draw(DrawPrompt(1, "rows"))
+        assert isinstance(asked, PromptDrawn)
+        assert asked.source.task == "rows"
+        assert len(asked.source.row) > 0
+        assert await plane.draw(DrawPrompt(2, "rows")) == PromptsEnded(2, "rows")
+        right = pack_tokens(answer([*memoryview(drawn.tokens).cast("i")]))
+        said = asked.tokens[4 * len("<user>") : 4 * len("<user>c")]
+        asks: Sequence[ScoreSample] = (
+            ScoreSample(GroupId(1), 0, 3, right, "stop", "sorts"),
+            ScoreSample(GroupId(2), 0, 1, said, "length", "rows"),
+            ScoreSample(GroupId(1), 1, 3, right[:-4], "length", "sorts"),
+        )
+        shares = plane.shares(asks)
+        assert sorted({each.task for each in share}.pop() for share in shares) == ["rows", "sorts"]
+        scored = []
+        for share in shares:
+            scored += [event async for event in plane.score(share)]
+        found = {(each.group, each.sample): each.reward for each in scored}
+        assert found == {(1, 0): 1.0, (1, 1): 0.0, (2, 0): 1.0}
+
+
+async def test_rules_follow_the_tables(folder: Path) -> None:
+    other = {
+        **rows(folder, "a"),
+        "weight": 0.3,
+        "sampling": {"temperature": 0.6, "top_k": 20, "max_new_tokens": 5},
+        "sampler": "filter",
+        "retest_after": 7,
+    }
+    made = config(folder, SORTS, other)
+    async with AsyncExitStack() as stack:
+        sorts, asks = [task_rules(made, each, (9,)) for each in await open_tasks(stack, made)]
+    assert (sorts.name, sorts.weight, sorts.sampling) == ("sorts", Fraction(1), Sampling(0.9))
+    assert (sorts.max_new_tokens, sorts.row_filter) == (30, None)
+    assert sorts.stop_token_ids == (1, 9)
+    assert (asks.name, asks.weight) == ("rows", Fraction("0.3"))
+    assert (asks.sampling, asks.max_new_tokens) == (Sampling(0.6, 1.0, 20), 5)
+    assert asks.row_filter == RowFilter(1, 7)
+    assert asks.stop_token_ids == (9,)
+
+
+async def test_two_tasks_of_one_name_are_refused(folder: Path) -> None:
+    async with AsyncExitStack() as stack:
+        with pytest.raises(OperatorFault, match=r"task\.name: two tasks are called 'sorts'"):
+            await opened(stack, folder, SORTS, SORTS)
+
+
+async def test_data_and_tokenizer_stay_the_same_over_restarts(folder: Path) -> None:
+    async def begun(*known: TaskProgress) -> list[TaskProgress]:
+        async with AsyncExitStack() as stack:
+            new = begin_tasks(await opened(stack, folder, SORTS, rows(folder, *questions)), known)
+        return [TaskProgress(each.task, 5, each.data, each.texts) for each in new]
+
+    questions = ["a", "b"]
+    known = await begun()
+    assert [each.task for each in known] == ["sorts", "rows"]
+    assert [bool(each.data) for each in known] == [False, True]
+    assert [bool(each.texts) for each in known] == [False, True]
+    assert [each.task for each in await begun(*known)] == ["sorts"]
+    questions.append("c")
+    with pytest.raises(OperatorFault, match=r"task 'rows': its data changed since this run began"):
+        await begun(*known)
+    questions.pop()
+    write_text_model(folder / "model", "{{ messages }}")
+    with pytest.raises(OperatorFault, match=r"task 'rows': its tokenizer or chat template changed"):
+        await begun(*known)
+
+
+def test_shares_are_weights_or_exact_numbers(folder: Path) -> None:
+    made = config(folder, {**SORTS, "groups_per_step": 3}, {**SORTS, "groups_per_step": 1})
+    assert [each.groups_per_step for each in made.tasks] == [3, 1]
+    for numbers in ([3, 0], [3, 2]):
+        tables = [{**SORTS, "groups_per_step": each} for each in numbers]
+        with pytest.raises(OperatorFault, match=r"task\.groups_per_step: .* add up to 4"):
+            config(folder, *tables)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "words"),
+    [
+        ({"temperature": 0}, r"sampling\.temperature: expected a number, at least"),
+        ({"top_q": 1}, r"sampling\.top_q: unknown key"),
+        ({"vocab_size": 9}, r"task\.sampling\.vocab_size: all tasks have that of \[sampling\]"),
+    ],
+)
+def test_a_wrong_sampling_of_a_task_is_named(
+    folder: Path, sampling: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(OperatorFault, match=words):
+        config(folder, {**SORTS, "sampling": sampling})
