@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from echo2d.core.base.ids import LeaseId, lease_name
+from echo2d.core.coordinator.events import Recovered
 from echo2d.errors import IntegrityFault, OperatorFault, StoreFault
 from tools.replay_core import (
     Evidence,
