@@ -59,7 +59,7 @@ from echo2d.net.security.tls import Tls, in_words, is_for_good, to_coordinator
 from echo2d.net.security.urls import coordinator_url, is_loopback
 
 __all__ = [
-    "AsyncCoordinator", "Batch", "Coordinator", "Fenced", "Group", "IntegrityFault", "NotResumable",
+    "AsyncCoordinator", "Batch", "Coordinator", "Evaluation", "Fenced", "Group", "IntegrityFault", "NotResumable",
     "OperatorFault", "PeerFault", "PromptsOver", "Published", "Sampling", "Session", "Span",
     "StoreFault", "Trajectory", "TrajectoryScore", "Unanswered", "Unreachable", "base_digest",
     "pin_base", "read_batch",
@@ -116,7 +116,7 @@ class Session:
     group_min: a group may have fewer trajectories than group_size, but at least so many. checkpoint:
     the last durable step. over_stale: "drop", or "mask": then a group may hold tokens
     that are too old, which the learner must leave out of the loss. samplings: how each task's answers
-    are drawn; a group says so too.
+    are drawn; a group says so too. evaluations: the names of what versions are scored on.
     """
 
     epoch: int
@@ -129,6 +129,7 @@ class Session:
     checkpoint: int = 0
     over_stale: str = "drop"
     samplings: Mapping[str, Sampling] = field(default_factory=dict)
+    evaluations: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +204,32 @@ class Batch:
     epoch: int
     digest: str
     groups: tuple[Group, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """What a version scored on held-out questions.
+
+    number: in the run, from 1. rows: the questions that it is about, of `of`. samples: answers to
+    each. mean: reward; se: its standard error; None where there is no such number. pass_at: share of
+    the questions that have a right answer among k. parts: means of named numbers. truncated: share
+    of the answers that were cut off. tokens: of an answer.
+    """
+
+    number: int
+    name: str
+    version: int
+    digest: str
+    rows: int
+    of: int
+    samples: int
+    mean: float | None
+    se: float | None
+    pass_at: Mapping[str, float]
+    parts: Mapping[str, float]
+    truncated: float | None
+    tokens: float | None
+    seconds: float
 
 
 class AsyncCoordinator:
@@ -285,6 +312,19 @@ class AsyncCoordinator:
         The coordinator may then delete the batches up to this step.
         """
         await self._call("POST", "/v1/learner/checkpoint", {"step": step, "epoch": self._epoch})
+
+    async def evaluations(self, after: int = 0) -> list[Evaluation]:
+        """What was evaluated, oldest first: those whose number is above `after`."""
+        body = await self._call("GET", f"/v1/evaluations?after={after}", None)
+        return [Evaluation(**each) for each in body["evaluations"]]
+
+    async def evaluate(self, version: int, after: int = 0) -> tuple[list[Evaluation], list[str]]:
+        """Have the newest version evaluated, if it was not. Returns what `evaluations` does, and
+        the names of what is still under way.
+        """
+        asked = {"version": version, "epoch": self._epoch, "after": after}
+        body = await self._call("POST", "/v1/evaluations", asked)
+        return [Evaluation(**each) for each in body["evaluations"]], list(body["unfinished"])
 
     async def status(self) -> dict[str, Any]:
         return await self._call("GET", "/v1/status", None)
@@ -420,6 +460,12 @@ class Coordinator:
 
     def checkpoint(self, step: int) -> None:
         self._wait(self._inner.checkpoint(step))
+
+    def evaluations(self, after: int = 0) -> list[Evaluation]:
+        return self._wait(self._inner.evaluations(after))
+
+    def evaluate(self, version: int, after: int = 0) -> tuple[list[Evaluation], list[str]]:
+        return self._wait(self._inner.evaluate(version, after))
 
     def status(self) -> dict[str, Any]:
         return self._wait(self._inner.status())

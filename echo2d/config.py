@@ -7,7 +7,7 @@ all programs of a host: each program reads its own tables and ignores those of t
 
 import ipaddress
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -32,8 +32,11 @@ DISK_BYTES_MAX = 256 << 30
 ENGINES_MAX = 16  # GPUs of the largest boxes
 # More than this per hour, or per 10^9 bytes, is a typing mistake.
 USD_MAX = 1e6
+# Below it, logits / temperature overflow.
+TEMPERATURE_MIN = 0.001
 # Each of them has processes of its own.
 TASKS_MAX = 64
+EVALS_MAX = 64
 # Each worker's name is compared with every price.
 PRICES_MAX = 256
 UPLINK_LIMIT_MIN = 125e3  # bytes/s, 1mbit: below it, one frame takes seconds
@@ -118,7 +121,7 @@ class SamplingTable(Table):
     temperature: float = key(
         "temperature of the sampling distribution",
         1.0,
-        low=0.001,
+        low=0.0,
         high=10.0,
     )
     top_p: float = key(
@@ -194,6 +197,34 @@ class TaskTable(Table):
     read_paths: tuple[str, ...] = key(
         "files and directories that the task needs, besides Python's and its rows", ()
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalTable(Table):
+    """One [[eval]]: held-out questions on which versions are scored."""
+
+    TABLE: ClassVar[str] = "eval"
+
+    task: str = key("name of the task whose questions and reward it has; empty: the first", "")
+    name: str = key("its name; empty: the task's, with /heldout", "")
+    options: dict[str, Any] = key(
+        "keyword arguments of the task's class that differ from the task's; of rows, gym and"
+        ' sort_digits split = "heldout" is one of them',
+        dict,
+    )
+    every: int = key("a version is scored if its number is so much above the last one's", 5, low=1)
+    samples: int = key("answers to each question", 1, low=1, high=256)
+    rows: int = key("questions; 0: all", 200, low=0, high=65536)
+    sampling: dict[str, Any] = key(
+        "keys of [sampling] that differ from the task's; temperature 0.0 is greedy", dict
+    )
+    hold_s: float = key(
+        "seconds that a worker waits with a newer version for an answer that it writes",
+        60.0,
+        above=0.0,
+        high=3600.0,
+    )
+    solved_at: float = key("the reward from which on an answer is right, for pass@k", 1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -521,6 +552,7 @@ class CoordinatorConfig:
     policy: PolicyTable
     sampling: SamplingTable
     tasks: tuple[TaskTable, ...]
+    evals: tuple[EvalTable, ...]
     samples: SamplesTable
     dissemination: DisseminationTable
     activation: ActivationTable
@@ -557,16 +589,43 @@ class CoordinatorConfig:
                 "found neither"
             )
 
-    def sampling_of(self, task: TaskTable) -> SamplingTable:
-        """How this task's answers are drawn. OperatorFault: its own keys are wrong."""
+    def sampling_of(self, task: TaskTable, *, greedy: bool = False) -> SamplingTable:
+        """How this task's answers are drawn. OperatorFault: its own keys are wrong.
+
+        greedy: the temperature may be 0, because nothing is trained on the answers.
+        """
         common = {each.name: getattr(self.sampling, each.name) for each in fields(SamplingTable)}
         if "vocab_size" in task.sampling:
             raise OperatorFault("task.sampling.vocab_size: all tasks have that of [sampling]")
-        return SamplingTable.read({**common, **task.sampling})
+        found = SamplingTable.read({**common, **task.sampling})
+        if found.temperature < TEMPERATURE_MIN and not (greedy and found.temperature == 0):
+            raise OperatorFault(
+                f"sampling.temperature: expected at least {TEMPERATURE_MIN}, or 0.0 for [[eval]] "
+                f"alone; found {found.temperature}"
+            )
+        return found
+
+    def task_of(self, table: EvalTable, names: Sequence[str]) -> int:
+        """The number of the task that an [[eval]] is about. names: of the tasks, in order.
+
+        OperatorFault: there is no such task.
+        """
+        if not table.task:
+            return 0
+        if table.task not in names:
+            raise OperatorFault(
+                f"eval.task: expected one of {', '.join(names)}; found {table.task!r}"
+            )
+        return names.index(table.task)
 
     def _check_tasks(self) -> None:
         for task in self.tasks:
             self.sampling_of(task)
+        if self.evals and self.audit.enabled and not self.audit.trusted:
+            raise OperatorFault(
+                "audit.trusted: with [audit], trusted workers answer the questions of [[eval]]; "
+                "expected a token; found none"
+            )
         exact = [task.groups_per_step for task in self.tasks]
         groups = self.policy.trajectories_per_step // self.policy.group_size
         if any(exact) and (not all(exact) or sum(exact) != groups):
@@ -586,7 +645,7 @@ class CoordinatorConfig:
     ) -> "CoordinatorConfig":
         """Read a parsed TOML document."""
         tables = {cls.TABLE: dict(table_of(document, cls.TABLE)) for cls in _COORDINATOR_TABLES}
-        several = (TaskTable.TABLE, PriceTable.TABLE)
+        several = (TaskTable.TABLE, EvalTable.TABLE, PriceTable.TABLE)
         for name in document:
             if name not in tables and name not in OTHER_TABLES and name not in several:
                 expected = (*tables, *(f"[{each}]" for each in several), *sorted(OTHER_TABLES))
@@ -602,6 +661,7 @@ class CoordinatorConfig:
         return CoordinatorConfig(
             **checked,
             tasks=tuple(map(TaskTable.read, tasks)),
+            evals=tuple(map(EvalTable.read, _rows(document, EvalTable.TABLE, EVALS_MAX))),
             prices=tuple(map(PriceTable.read, _rows(document, PriceTable.TABLE, PRICES_MAX))),
             providers=read_providers(document),
         )
@@ -643,10 +703,13 @@ def command_environment() -> dict[str, str]:
 
 def print_config() -> str:
     """All keys of the coordinator and of a worker, as commented TOML with their defaults."""
-    prices = "".join(
-        f"# {line}\n" if line else "\n" for line in print_tables(PriceTable).splitlines()
-    )
     tables = print_tables(*_COORDINATOR_TABLES, TaskTable, WorkerConfig)
-    for name in (TaskTable.TABLE, PriceTable.TABLE):
-        tables, prices = (text.replace(f"[{name}]", f"[[{name}]]") for text in (tables, prices))
-    return f"{tables}\n{prices}\n{print_providers()}"
+    tables = tables.replace("[task]", "[[task]]")
+    several = [_optional(each) for each in (EvalTable, PriceTable)]
+    return "\n".join([tables, *several, print_providers()])
+
+
+def _optional(table: type[Table]) -> str:
+    """All keys of a table of which there may be none: commented out."""
+    text = print_tables(table).replace(f"[{table.TABLE}]", f"[[{table.TABLE}]]")
+    return "".join(f"# {line}\n" if line else "\n" for line in text.splitlines())

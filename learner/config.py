@@ -116,6 +116,10 @@ class LearnerConfig(Recipe):
         low=0.0,
     )
 
+    eval_wait_s: float = key(
+        "seconds to wait at the end for the evaluation of the last version", 600.0, low=0.0
+    )
+
     lora_rank: int = key(
         "rank of a LoRA adapter, which alone is trained and published; 0: train the whole model",
         0,

@@ -5,7 +5,7 @@
 import dataclasses
 from typing import Any
 
-from echo2d.client import Batch
+from echo2d.client import Batch, Evaluation
 from learner.batches import staleness_histogram
 from learner.model import StepReport
 from learner.staleness_metrics import answers_by_staleness
@@ -51,6 +51,16 @@ def line_of(row: dict[str, Any], batch: Batch) -> str:
         f"reward={row['reward_mean']:.3f} loss={row['loss']:.4f} t_train_s={row['t_train_s']:.3f}"
     )
     return f"step={batch.step} epoch={batch.epoch} digest={batch.digest[:12]} {facts} {groups}"
+
+
+def evaluation_line(found: Evaluation) -> str:
+    """The log line of an evaluation."""
+    mean = "-" if found.mean is None else f"{found.mean:.4f}"
+    error = "-" if found.se is None else f"{found.se:.4f}"
+    return (
+        f"name={found.name} version={found.version} mean={mean} se={error} "
+        f"rows={found.rows}/{found.of} samples={found.samples} seconds={found.seconds:.1f}"
+    )
 
 
 def _by_staleness(batch: Batch, report: StepReport) -> dict[int, dict[str, float]]:

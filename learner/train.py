@@ -18,14 +18,17 @@ present step and saves a checkpoint; it does not wait then for a coordinator tha
 """
 
 import contextlib
+import dataclasses
 import logging
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from echo2d.client import (
     Batch,
     Coordinator,
+    Evaluation,
     IntegrityFault,
     NotResumable,
     OperatorFault,
@@ -44,7 +47,7 @@ from learner.model import Policy, StepReport
 from learner.packing import PackedAnswer, answers_of, parts
 from learner.publish import Publisher, SnapshotWriter
 from learner.ranks import Ranks, device_of
-from learner.step_metrics import line_of, row_of
+from learner.step_metrics import evaluation_line, line_of, row_of
 from learner.stopwatch import TRAIN, WAIT, Stopwatch
 from learner.tracking import Tracking, makers
 
@@ -88,8 +91,9 @@ class Learner:
         self._run_id = self._ranks.share(lambda: self._coordinator.run_id)
         self._writer = self._make_writer()
         self._publisher = Publisher(self._writer, coordinator, self._ranks)
-        self._resume, self._trained = resume, Trained()
+        self._resume, self._trained, self._evaluated = resume, Trained(), 0
         self._over = False
+        self._evals: Sequence[str] = ()
         self._step = self._saved = self._published = self._restore() if resume else 0
 
     def run(self) -> None:
@@ -111,6 +115,8 @@ class Learner:
         # An unanswered publish or report is made up for when the next session opens.
         with contextlib.suppress(Unanswered):
             self._ranks.share(self._publisher.settle)
+            if self._ranks.share(lambda: self._evals and self._published == self._step):
+                self._ranks.share(self._await_evaluations)
         with contextlib.suppress(Unanswered):
             self._report_durable(wait=True)
         # Only rank 0 settles inside `share`; every rank must finish its own shards.
@@ -123,6 +129,7 @@ class Learner:
         self._epoch, self._publish_every = session.epoch, session.publish_every
         self._rules = _rules(session, self._policy.vocab_size)
         _check_temperature(self._config.temperature, session)
+        self._evals = session.evaluations
         # Before the first publish, for its room on the disk. The epoch before may not know yet that
         # it is fenced and may still be publishing: its version stays until this session has
         # published.
@@ -289,6 +296,7 @@ class Learner:
             "run": self._run_id,
             "base": self._writer.base_digest,
             "trained": self._trained.steps,
+            "evaluated": self._evaluated,
         }
         self._checkpoints.save(
             self._step, self._epoch, self._policy.state(), progress, self._policy.progress()
@@ -315,6 +323,7 @@ class Learner:
         self._check_owner(progress)
         self._policy.restore(state, progress[OWN])
         self._trained = Trained(progress["trained"])
+        self._evaluated = int(progress.get("evaluated", 0))
         return int(progress["step"])
 
     def _check_owner(self, progress: dict[str, Any]) -> None:
@@ -336,6 +345,30 @@ class Learner:
         )
         self._tracking.record(row)
         log.info("trained %s", line_of(row, batch))
+        if self._evals:
+            self._record_evaluations(self._coordinator.evaluations(self._evaluated))
+
+    def _record_evaluations(self, found: Sequence[Evaluation]) -> None:
+        """Record what was evaluated since the last call, in rows of their own. Rank 0 only."""
+        for each in found:
+            self._evaluated = each.number
+            row = {"step": self._step, "eval": {each.name: dataclasses.asdict(each)}}
+            self._tracking.record(row)
+            log.info("evaluated %s", evaluation_line(each))
+
+    def _await_evaluations(self) -> None:
+        """Have the last version evaluated, and wait for that. Rank 0 only."""
+        ends_at = time.monotonic() + self._config.eval_wait_s
+        while True:
+            found, unfinished = self._coordinator.evaluate(self._step, self._evaluated)
+            self._record_evaluations(found)
+            if not unfinished or self._prefetch.stopped:
+                return
+            if time.monotonic() > ends_at:
+                log.warning("not evaluated version=%d names=%s", self._step, unfinished)
+                return
+            self._service.turned(self._status_line)
+            time.sleep(BEAT_S)
 
 
 def _rules(session: Session, vocab_size: int) -> BatchRules:

@@ -50,7 +50,7 @@ def test_other_programs_tables_are_ignored() -> None:
         ("policy", "publish_every", 4, ["policy.publish_every", "1 to 3", "4"]),
         ("policy", "group_size", 7, ["policy.group_size", "divisor", "7"]),
         ("policy", "over_stale", "keep", ["policy.over_stale", '"drop" or "mask"', "'keep'"]),
-        ("sampling", "temperature", 0.0, ["sampling.temperature", "at least 0.001"]),
+        ("sampling", "temperature", 0.0, ["sampling.temperature", "at least 0.001", "[[eval]]"]),
         ("sampling", "temperature", float("nan"), ["sampling.temperature", "nan"]),
         ("sampling", "vocab_size", 0, ["sampling.vocab_size", "run.base_model"]),
         ("coordinator", "port", 70000, ["coordinator.port", "at most 65535", "70000"]),

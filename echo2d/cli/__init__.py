@@ -12,6 +12,7 @@ from echo2d import __version__
 from echo2d.cli.audits import audit
 from echo2d.cli.benches import bench
 from echo2d.cli.daemons import coordinate, join, rented
+from echo2d.cli.evals import evaluations
 from echo2d.cli.foresight import plan, simulate
 from echo2d.cli.samples import samples
 from echo2d.cli.tasks import tasks
@@ -45,6 +46,6 @@ def main() -> None:
 
 
 for command in (
-    coordinate, join, status, samples, tasks, plan, simulate, demo, token, audit, rented, bench
+    coordinate, join, status, evaluations, samples, tasks, plan, simulate, demo, token, audit, rented, bench
 ):  # fmt: skip
     main.add_command(command)

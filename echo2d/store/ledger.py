@@ -35,6 +35,7 @@ from echo2d.store.ledger_rows import (
     ANSWERED,
     COMMITTED,
     COUNTERS,
+    EVALUATED,
     FROZEN,
     GIVEN,
     GROUPS,
@@ -66,6 +67,7 @@ KEYS = frozenset(
         "epoch",
         "publish_seq",
         "engine_class",
+        "number",
         "group_id",
         "lease",
         "attempt",
@@ -186,6 +188,7 @@ class Ledger:
                 tasks=self._all(TASKS),
                 rows=self._all(ROWS),
                 limits=self._all(LIMITS),
+                evaluated=self._all(EVALUATED),
                 form=next(self._read(NEWEST_FORM), None),
             )
 

@@ -17,6 +17,7 @@ from echo2d.core.base.ids import GroupId
 from echo2d.core.broadcast.events import FormChosen, RatesMeasured
 from echo2d.core.cluster.events import VersionPublished, VersionRevoked
 from echo2d.core.coordinator.events import CheckpointKept, CoordinatorRecord, EpochOpened
+from echo2d.core.evaluation.events import Evaluated
 from echo2d.core.protocol.evidence import TOLERANCES
 from echo2d.core.protocol.trajectory import (
     GROUP_BYTES_MAX,
@@ -81,6 +82,9 @@ CREATE TABLE commits (
 CREATE TABLE limits (
     engine_class TEXT PRIMARY KEY, k REAL NOT NULL, misses REAL NOT NULL,
     tolerance INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE evaluations (
+    number INTEGER PRIMARY KEY, name TEXT NOT NULL, version INTEGER NOT NULL, digest BLOB NOT NULL,
+    found BLOB NOT NULL);
 CREATE TABLE rates (peer TEXT PRIMARY KEY, bytes_per_s REAL NOT NULL, held_up INTEGER NOT NULL);
 """
 
@@ -92,6 +96,8 @@ class _Counter:
     name: Literal["group", "checkpoint"]
     value: int
 
+
+EVALUATED_BYTES_MAX = 64 << 10
 
 _Row = tuple[Any, ...]
 Read = TypeVar("Read")
@@ -123,6 +129,7 @@ _checked_batch = plain_reader(BatchFrozen)
 _checked_limits = plain_reader(LimitsLearnt)
 _checked_rate = plain_reader(PeerRate)
 _checked_row = plain_reader(RowJudged)
+_unpack_evaluated = unpacker(Evaluated, bytes_max=EVALUATED_BYTES_MAX)
 
 
 def _group(row: _Row) -> StoredGroup:
@@ -195,6 +202,16 @@ def _row_judged(row: _Row) -> RowJudged:
     return judged
 
 
+def _evaluated(row: _Row) -> Evaluated:
+    number, name, version, digest, packed = row
+    if not isinstance(packed, bytes):
+        raise PeerFault(f"found: expected bytes; found {type(packed).__name__}")
+    found: Evaluated = _unpack_evaluated(packed)
+    if (found.number, found.name, found.version, found.digest) != (number, name, version, digest):
+        raise PeerFault("it is another evaluation's")
+    return found
+
+
 def _limits(row: _Row) -> LimitsLearnt:
     limits: LimitsLearnt = _checked_limits(row)
     if not (
@@ -262,6 +279,11 @@ TASKS: Query[TaskProgress] = Query(
 )
 ROWS: Query[RowJudged] = Query(
     "rows", "SELECT task, source_row, equal, version FROM rows ORDER BY rowid", _row_judged
+)
+EVALUATED: Query[Evaluated] = Query(
+    "evaluations",
+    "SELECT number, name, version, digest, found FROM evaluations ORDER BY number",
+    _evaluated,
 )
 LIMITS: Query[LimitsLearnt] = Query(
     "limits",
@@ -406,6 +428,11 @@ def _limits_learnt(record: LimitsLearnt) -> list[Statement]:
     return [("INSERT OR REPLACE INTO limits VALUES (?, ?, ?, ?)", row)]
 
 
+def _version_evaluated(record: Evaluated) -> list[Statement]:
+    row = (record.number, record.name, record.version, record.digest, pack(record))
+    return [("INSERT INTO evaluations VALUES (?, ?, ?, ?, ?)", row)]
+
+
 def _group_dropped(record: GroupDropped) -> list[Statement]:
     return [("DELETE FROM groups WHERE group_id = ?", (record.group,))]
 
@@ -448,6 +475,7 @@ _STATEMENTS: dict[type, Callable[[Any], list[Statement]]] = {
     CheckpointKept: _checkpoint_kept,
     RatesMeasured: _rates_measured,
     LimitsLearnt: _limits_learnt,
+    Evaluated: _version_evaluated,
 }
 
 

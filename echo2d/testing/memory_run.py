@@ -236,7 +236,8 @@ class MemoryRun:
         return moved
 
     def refit(self, peer: FakePeer) -> bool:
-        if peer.ready is None:
+        # As a worker does, wait for leases that the present version alone may write.
+        if peer.ready is None or any(lease.hold_s for lease in peer.leases.values()):
             return False
         peer.serving, peer.ready = peer.ready, None
         self.say(peer, RefitDone(peer.serving.version, peer.serving.digest, 0.1, memory_ok=True))

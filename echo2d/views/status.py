@@ -85,6 +85,7 @@ def status_picture(
         *_reward_and_staleness(status),
         *_spreading(status),
         *_auditing(status),
+        *_evaluating(status),
         Text(),
         workers_table(status, rows=room, wide=wide),
     ]
@@ -189,6 +190,24 @@ def staleness_bars(histogram: Mapping[Any, int]) -> str:
     return "   ".join(
         f"{staleness}: {bar(n, total, 8)} {n / total:4.0%}" for staleness, n in histogram.items()
     )
+
+
+def _evaluating(status: Status) -> Iterable[Text]:
+    for each in status.evaluations:
+        words = "no version is scored yet"
+        if each.version is not None:
+            words = f"version {each.version}: {scored_words(each.mean, each.se)}"
+            words += f", {each.rows} of {each.of} questions" if each.rows < each.of else ""
+        if each.open_version is not None:
+            words += f"; version {each.open_version}: {each.open_answers} of {each.open_of} answers"
+        yield Text.assemble(_label(each.name), words)
+
+
+def scored_words(mean: float | None, se: float | None) -> str:
+    """A mean with its standard error."""
+    if mean is None:
+        return "-"
+    return f"{mean:.3f}" + ("" if se is None else f" +- {se:.3f}")
 
 
 def _auditing(status: Status) -> Iterable[Text]:

@@ -16,6 +16,13 @@ STEPS = 3
 ROWS = 200
 # The tiny model sorts what stands before ">".
 TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}>"
+EVAL = """
+[[eval]]
+every = 2
+samples = 2
+rows = 15
+sampling = { temperature = 0.7 }
+"""
 
 
 def write_rows(path: Path) -> None:
@@ -43,7 +50,7 @@ def test_rows_are_asked_scored_and_trained_on(site: Site) -> None:
     ):
         assert old in text
         text = text.replace(old, new)
-    site.config.write_text(text)
+    site.config.write_text(text + EVAL)
     site.facts["model"] = model
     site.coordinate()
     site.join("box", "--threads=1")
@@ -51,7 +58,9 @@ def test_rows_are_asked_scored_and_trained_on(site: Site) -> None:
     assert learner.wait(3 * START_S) == 0, learner.tail()
     poll(lambda: site.serving() == STEPS)
     metrics = (site.directory / "learner" / "metrics.jsonl").read_text().splitlines()
-    rewards = [json.loads(line)["reward_mean"] for line in metrics]
+    rows = [json.loads(line) for line in metrics]
+    rewards = [row["reward_mean"] for row in rows if "eval" not in row]
+    assert len(rewards) == STEPS
     # The tiny model is right about every third time.
     assert all(0.05 < reward < 0.95 for reward in rewards)
     shown = run("samples", f"--run-dir={site.run_dir}", "--step=2", "--json", "--count=9")
@@ -62,4 +71,12 @@ def test_rows_are_asked_scored_and_trained_on(site: Site) -> None:
         right = {each["answer"] for each in line["samples"] if each["reward"]}
         assert right <= {"".join(sorted(digits)) + "<eos>"}
         assert {each["reward"] for each in line["samples"]} == {0.0, 1.0}
+    # The first version, one every two, and the last.
+    scored = [row["eval"]["digits/heldout"] for row in rows if "eval" in row]
+    assert [each["version"] for each in scored] == [0, 2, 3]
+    assert {(each["rows"], each["of"], each["samples"]) for each in scored} == {(15, 15, 2)}
+    assert all(0 < each["mean"] < 1 and each["se"] > 0 for each in scored)
+    told = run("eval", f"--run-dir={site.run_dir}", "--json").splitlines()
+    assert [json.loads(line) for line in told] == scored
+    assert "pass@2" in run("eval", f"--run-dir={site.run_dir}", "--version=2")
     assert "step 2" in run("samples", f"--run-dir={site.run_dir}", "--step=2", "--worst")

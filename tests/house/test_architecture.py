@@ -89,6 +89,7 @@ CORE_MAY_IMPORT: dict[str, set[str]] = {
     "cluster": {"protocol", "topology", "capacity"},
     "rollouts": {"protocol", "cluster", "audit"},
     "broadcast": {"weights", "protocol", "topology", "cluster"},
+    "evaluation": {"protocol", "cluster", "rollouts"},
     "gateway": {"protocol", "cluster", "rollouts", "status"},
     "coordinator": {
         "audit",
@@ -99,6 +100,7 @@ CORE_MAY_IMPORT: dict[str, set[str]] = {
         "cluster",
         "rollouts",
         "broadcast",
+        "evaluation",
         "gateway",
         "status",
     },

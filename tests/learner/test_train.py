@@ -10,6 +10,7 @@ import pytest
 
 from echo2d.client import (
     Batch,
+    Evaluation,
     IntegrityFault,
     OperatorFault,
     PeerFault,
@@ -264,3 +265,41 @@ def test_tokens_are_scored_at_the_temperature_of_their_group(
     rows = learn(config, coordinator)
     assert rows[0]["ratio_mean"] == pytest.approx(1.0, abs=1e-5)
     assert max(abs(score.k) for score in coordinator.scores[1]) < 1e-5
+
+
+def evaluation(number: int, version: int) -> Evaluation:
+    return Evaluation(
+        number, "held", version, "00", 9, 10, 1, 0.5, 0.1, {"1": 0.5}, {"form": 1.0}, 0.0, 7.0, 1.0
+    )
+
+
+def test_evaluations_have_rows_of_their_own_and_the_last_one_is_waited_for(
+    config: LearnerConfig, coordinator: ScriptedCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(train, "BEAT_S", 0.0)
+    coordinator.evals = {1: [evaluation(1, 0)], 3: [evaluation(2, 2)], 4: [evaluation(3, 4)]}
+    coordinator.unfinished = [["held"], ["held"], []]
+    rows = learn(config, coordinator)
+    found = [(row["step"], row["eval"]["held"]["version"]) for row in rows if "eval" in row]
+    assert found == [(1, 0), (3, 2), (4, 4)]
+    assert coordinator.said("evaluate") == [4, 4, 4]
+    row = next(row for row in rows if "eval" in row)["eval"]["held"]
+    assert (row["mean"], row["rows"], row["of"], row["pass_at"]) == (0.5, 9, 10, {"1": 0.5})
+
+
+def test_the_end_does_not_wait_for_ever_for_an_evaluation(
+    config: LearnerConfig, coordinator: ScriptedCoordinator
+) -> None:
+    coordinator.evals = {1: [evaluation(1, 0)]}
+    coordinator.unfinished = [["held"]] * 9
+    learn(dataclasses.replace(config, eval_wait_s=0.0), coordinator)
+    assert coordinator.said("evaluate") == [4]
+
+
+def test_a_resumed_learner_records_no_evaluation_twice(
+    config: LearnerConfig, coordinator: ScriptedCoordinator
+) -> None:
+    coordinator.evals = {1: [evaluation(1, 0)], 2: [evaluation(2, 2)]}
+    learn(dataclasses.replace(config, steps=2), coordinator)
+    rows = learn(config, coordinator, resume=True)
+    assert [row["eval"]["held"]["number"] for row in rows if "eval" in row] == [1, 2]

@@ -15,6 +15,7 @@ import torch
 
 from echo2d.client import (
     Batch,
+    Evaluation,
     Group,
     NotResumable,
     Published,
@@ -52,6 +53,8 @@ class ScriptedCoordinator:
         self.lowest = 0  # step to resume at
         self.temperatures: Sequence[float] = (1.0,)  # of the groups of a batch, in turn
         self.samplings: dict[str, Sampling] = {}
+        self.evals: dict[int, list[Evaluation]] = {}  # by the step whose commit is followed by them
+        self.unfinished: list[list[str]] = []  # what `evaluate` says, in turn; then nothing is
         self._epoch = 0
         self._committed = 0
         self._batches: dict[int, Batch] = {}
@@ -79,6 +82,7 @@ class ScriptedCoordinator:
             group_min=GROUP_SIZE,
             checkpoint=0,
             samplings=self.samplings,
+            evaluations=["held"] * bool(self.evals),
         )
 
     def publish(self, version: int, directory: Path) -> Published:
@@ -129,6 +133,14 @@ class ScriptedCoordinator:
 
     def checkpoint(self, step: int) -> None:
         self.events.append(("checkpoint", step))
+
+    def evaluations(self, after: int = 0) -> list[Evaluation]:
+        told = [each for step, its in self.evals.items() if step <= self._committed for each in its]
+        return [each for each in told if each.number > after]
+
+    def evaluate(self, version: int, after: int = 0) -> tuple[list[Evaluation], list[str]]:
+        self.events.append(("evaluate", version))
+        return self.evaluations(after), self.unfinished.pop(0) if self.unfinished else []
 
     def published(self, version: int) -> Path:
         return self._versions[version]

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from echo2d.core.base.ids import Version
-from echo2d.core.cluster.rules import AuditRules
+from echo2d.core.cluster.rules import AuditRules, EvalRules, TaskRules
 from echo2d.core.gateway.events import CallAsked, CallId
 from echo2d.core.protocol.sampling import WHOLE
 from tests.support.catch_up import newcomer, running
@@ -40,7 +40,8 @@ def key_paths(value: Any, path: str = "") -> set[str]:
 
 def trained() -> World:
     """Three steps are trained, something was dropped, refused and called, and a relay is here."""
-    world = World(replace(RULES, activation="auto"))
+    evals = (EvalRules(TaskRules("held", stop_token_ids=(1,)), rows=2),)
+    world = World(replace(RULES, activation="auto", evals=evals))
     world.connect("seed", kind="seed")
     for name in "ab":
         world.connect(name)

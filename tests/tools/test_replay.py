@@ -6,6 +6,7 @@ import sqlite3
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,12 @@ from echo2d.core.base.ids import (
     PeerId,
     Version,
 )
+from echo2d.core.cluster.rules import EvalRules, RowFilter, TaskRules
 from echo2d.core.coordinator.events import CoordinatorRecord, EpochOpened
 from echo2d.core.protocol.trajectory import AuthoredSpan, TrajectoryRecord
 from echo2d.errors import OperatorFault
 from echo2d.store.ledger import Ledger
-from tests.support.coordinator_world import World, train
+from tests.support.coordinator_world import RULES, World, train
 from tools.replay import main
 
 CONFIG = """
@@ -46,7 +48,11 @@ class Kept(World):
 
     def __init__(self) -> None:
         self.records: list[CoordinatorRecord] = []
-        super().__init__()
+        task = replace(RULES.tasks[0], row_filter=RowFilter())
+        evals = (EvalRules(TaskRules("held", max_new_tokens=8, stop_token_ids=(1,)), rows=2),)
+        super().__init__(replace(RULES, tasks=(task,), evals=evals))
+        self.rows = lambda cursor: f"row {cursor}"
+        self.reward = lambda cursor, sample: float(cursor == 5 or sample % 2)
 
     def _persist(self, record: CoordinatorRecord) -> None:
         super()._persist(record)
@@ -170,7 +176,7 @@ DAMAGES = {
     "but its batch is gone": "DELETE FROM batches WHERE step = 2;",
     "which was never opened": "UPDATE commits SET epoch = 9 WHERE step = 4;",
     "the next group would be 1": "UPDATE counters SET value = 1 WHERE name = 'group';",
-    "the next prompt would be 1": "UPDATE counters SET value = 1 WHERE name = 'cursor';",
+    "the next prompt would be 1": "UPDATE tasks SET next_cursor = 1;",
     "was never published": "DELETE FROM versions WHERE version = 2;",
     "is in the groups": "UPDATE samples SET (lease, attempt) = (SELECT lease, attempt FROM samples ORDER BY group_id "
     "LIMIT 1);",

@@ -75,6 +75,28 @@ class TaskRules:
 
 
 @dataclass(frozen=True, slots=True)
+class EvalRules:
+    """Held-out questions on which versions are scored.
+
+    task: how they are answered; its name is the evaluation's. every: a version is due if its number
+    is at least so much above the last one that was. samples: answers to each question. rows: so
+    many questions; 0: all. hold_s: a worker waits so long with a newer version. solved_at: the
+    reward from which on an answer is right.
+    """
+
+    task: TaskRules
+    every: int = 1
+    samples: int = 1
+    rows: int = 0
+    hold_s: float = 60.0
+    solved_at: float = 1.0
+
+    @property
+    def name(self) -> str:
+        return self.task.name
+
+
+@dataclass(frozen=True, slots=True)
 class RunRules:
     """The numbers that the operator chose, by the keys of the configuration.
 
@@ -115,6 +137,7 @@ class RunRules:
     heartbeat_s: float = 2.0
     gateway: GatewayRules | None = None
     audit: AuditRules | None = None
+    evals: tuple[EvalRules, ...] = ()
     group_min: int = 1
     seed_key: bytes = field(default=bytes(KEY_BYTES), repr=False)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from echo2d.core.audit.events import AuditAction, AuditRecord, LimitsLearnt
-from echo2d.core.base.ids import Digest, Epoch, GroupId, PeerId, PublishSeq, RequestId
+from echo2d.core.base.ids import Digest, Epoch, GroupId, PeerId, PublishSeq, RequestId, Version
 from echo2d.core.broadcast.events import BroadcastAction, BroadcastRecord, FormChosen
 from echo2d.core.cluster.events import (
     ClusterAction,
@@ -27,6 +27,7 @@ from echo2d.core.cluster.events import (
     VersionPublished,
     VersionRevoked,
 )
+from echo2d.core.evaluation.events import Evaluated, EvaluationAction, EvaluationRecord
 from echo2d.core.gateway.events import CallEvent, GatewayAction
 from echo2d.core.protocol.trajectory import TrajectoryScore
 from echo2d.core.rollouts.events import (
@@ -106,6 +107,19 @@ class CheckpointAsked:
 
 
 @dataclass(frozen=True, slots=True)
+class EvaluationsAsked:
+    """GET or POST /v1/evaluations: which there are with a higher number than `after`.
+
+    epoch, version: of a POST, which has this version evaluated; None: of a GET.
+    """
+
+    request: RequestId
+    after: int
+    epoch: Epoch | None = None
+    version: Version | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class RequestGone:
     """The caller of a waiting request hung up, or its long poll timed out: send no reply."""
 
@@ -135,6 +149,7 @@ CoordinatorEvent = (
     | CommitAsked
     | RefuseAsked
     | CheckpointAsked
+    | EvaluationsAsked
     | RequestGone
     | PromptDrawn
     | PromptFailed
@@ -169,6 +184,7 @@ CoordinatorRecord = (
     | VersionRevoked
     | BroadcastRecord
     | RolloutRecord
+    | EvaluationRecord
     | AuditRecord
 )
 
@@ -188,6 +204,7 @@ class Recovered(RecoveredRollouts):
     rates: tuple[PeerRate, ...] = ()
     form: FormChosen | None = None
     limits: tuple[LimitsLearnt, ...] = ()
+    evaluated: tuple[Evaluated, ...] = ()
     lost: frozenset[str] = frozenset()
     convicted: frozenset[PeerId] = frozenset()
     trusted: frozenset[PeerId] = frozenset()
@@ -229,6 +246,7 @@ CoordinatorAction = (
     | ClusterAction
     | BroadcastAction
     | RolloutAction
+    | EvaluationAction
     | GatewayAction
     | AuditAction
     | Reply

@@ -30,11 +30,14 @@ from echo2d.core.coordinator.events import (
     CoordinatorAction,
     EpochAsked,
     EpochOpened,
+    EvaluationsAsked,
     Recovered,
     RefuseAsked,
     Reply,
     SessionAsked,
 )
+from echo2d.core.evaluation.evaluations import Evaluations
+from echo2d.core.evaluation.json_form import evaluated_json
 from echo2d.core.protocol.control_messages import VersionKey, VersionsRevoked
 from echo2d.core.protocol.trajectory import (
     GroupRecord,
@@ -65,8 +68,10 @@ class LearnerCalls:
         publishing: Publishing,
         statistics: Statistics,
         audits: Audits | None,
+        evaluations: Evaluations,
     ) -> None:
         self._audits = audits
+        self._evaluations = evaluations
         self._rules = rules
         self._members = members
         self._versions = versions
@@ -158,6 +163,7 @@ class LearnerCalls:
             verdict = self._versions.publish(event)
             self._statistics.versions_published += 1
             self._publishing.published(verdict, now=now)
+            self._evaluations.published(verdict)
             actions.append(Persist(verdict))
         return [*actions, Reply(event.request, 200, facts_of(verdict))]
 
@@ -270,6 +276,19 @@ class LearnerCalls:
         self._staleness.keep_checkpoint(event.step)
         return [Persist(CheckpointKept(event.step, self.epoch)), reply]
 
+    def evaluations_asked(self, event: EvaluationsAsked) -> list[CoordinatorAction]:
+        """Tell what was evaluated; a learner may also have its newest version evaluated."""
+        unfinished: list[str] = []
+        if event.version is not None:
+            if event.epoch is not None and self._is_old(event.epoch):
+                return [self._fenced(event.request)]
+            if not self._evaluations.want(event.version):
+                detail = f"version {event.version} is not the newest one"
+                return [_error(event.request, "version", detail)]
+            unfinished = self._evaluations.unfinished(event.version)
+        told = [evaluated_json(each) for each in self._evaluations.after(event.after)]
+        return [Reply(event.request, 200, {"evaluations": told, "unfinished": unfinished})]
+
     def request_gone(self, request: RequestId) -> None:
         """The caller has gone: forget its request."""
         self._waiting.pop(request, None)
@@ -308,6 +327,7 @@ class LearnerCalls:
             "group_size": rules.group_size,
             "group_min": rules.group_min,
             "over_stale": rules.over_stale,
+            "evaluations": [each.name for each in rules.evals],
             "samplings": {task.name: asdict(task.sampling) for task in rules.tasks},
             "checkpoint": self._staleness.checkpoint,
         }

@@ -49,6 +49,7 @@ from echo2d.core.coordinator.events import (
     CoordinatorEvent,
     DeadlinePassed,
     EpochAsked,
+    EvaluationsAsked,
     Recovered,
     RefuseAsked,
     RequestGone,
@@ -56,6 +57,8 @@ from echo2d.core.coordinator.events import (
 )
 from echo2d.core.coordinator.learner_api import LearnerCalls
 from echo2d.core.coordinator.status import make_status
+from echo2d.core.evaluation.evaluations import Evaluations
+from echo2d.core.evaluation.open_evaluation import GROUP_FIRST as EVALUATION_FIRST
 from echo2d.core.gateway.calls import GatewayCalls
 from echo2d.core.gateway.events import CallAsked, CallGone, ChoiceGrew, ChoiceStopped
 from echo2d.core.protocol.control_messages import (
@@ -144,6 +147,14 @@ class CoordinatorState:
                 trusted=recovered.trusted,
             )
         )
+        self._evaluations = Evaluations(
+            rules,
+            recovered.evaluated,
+            members=self._members,
+            versions=self._versions,
+            statistics=self._statistics,
+            tag=tag ^ 2,
+        )
         self._groups = Groups(
             rules,
             recovered,
@@ -154,7 +165,10 @@ class CoordinatorState:
             scheduler=self._scheduler,
             tag=tag,
             audits=self._audits,
+            is_held_out=self._evaluations.is_held_out,
         )
+        # The run's groups are the first kind of work.
+        self._evaluations.schedule_with(self._scheduler)
         self._gateway = GatewayCalls(
             rules,
             members=self._members,
@@ -184,6 +198,7 @@ class CoordinatorState:
             publishing=self._publishing,
             statistics=self._statistics,
             audits=self._audits,
+            evaluations=self._evaluations,
         )
         self._activation_loop = ActivationLoop(
             rules,
@@ -219,6 +234,7 @@ class CoordinatorState:
             self._members,
             self._reachability,
             self._groups,
+            self._evaluations,
             self._gateway,
             self._scheduler,
             self._publishing,
@@ -238,6 +254,7 @@ class CoordinatorState:
             versions=self._versions,
             staleness=self._staleness,
             groups=self._groups,
+            evaluations=self._evaluations,
             gateway=self._gateway,
             publishing=self._publishing,
             calls=self._calls,
@@ -281,11 +298,11 @@ class CoordinatorState:
             case DialBackEnded():
                 return self._reachability.ended(event, now=now)
             case SessionAsked():
-                return [*self._calls.session_asked(event, now=now), *self._gateway.revoked(now=now)]
+                return [*self._calls.session_asked(event, now=now), *self._revoked(now)]
             case EpochAsked():
                 return self._calls.epoch_asked(event)
             case PublishAsked():
-                return [*self._calls.publish_asked(event, now=now), *self._gateway.revoked(now=now)]
+                return [*self._calls.publish_asked(event, now=now), *self._revoked(now)]
             case BatchAsked():
                 return self._calls.batch_asked(event)
             case CommitAsked():
@@ -294,17 +311,13 @@ class CoordinatorState:
                 return self._calls.refuse_asked(event)
             case CheckpointAsked():
                 return self._calls.checkpoint_asked(event)
+            case EvaluationsAsked():
+                return self._calls.evaluations_asked(event)
             case RequestGone(request):
                 self._calls.request_gone(request)
                 return []
-            case PromptDrawn():
-                return self._groups.prompt_drawn(event)
-            case PromptFailed():
-                return self._groups.prompt_failed(event)
-            case PromptsEnded():
-                return self._groups.prompts_ended(event)
-            case SampleScored():
-                return self._groups.scored(event)
+            case PromptDrawn() | PromptFailed() | PromptsEnded() | SampleScored():
+                return self._from_task(event)
             case CallAsked():
                 return self._gateway.asked(event, now=now)
             case ChoiceStopped():
@@ -315,6 +328,30 @@ class CoordinatorState:
                 return self._deadlines(now)
             case _:
                 assert_never(event)
+
+    def _from_task(
+        self, event: PromptDrawn | PromptFailed | PromptsEnded | SampleScored
+    ) -> Sequence[CoordinatorAction]:
+        """A prompt or a reward: of a task that is trained on, or of an evaluation."""
+        match event:
+            case SampleScored(group):
+                owner = self._groups if group < EVALUATION_FIRST else self._evaluations
+                return owner.scored(event)
+            case PromptDrawn(source=source):
+                owner = self._evaluations if self._evaluations.asks(source.task) else self._groups
+                return owner.prompt_drawn(event)
+            case PromptFailed(task=task):
+                owner = self._evaluations if self._evaluations.asks(task) else self._groups
+                return owner.prompt_failed(event)
+            case PromptsEnded(task=task):
+                owner = self._evaluations if self._evaluations.asks(task) else self._groups
+                return owner.prompts_ended(event)
+            case _:
+                assert_never(event)
+
+    def _revoked(self, now: float) -> Sequence[CoordinatorAction]:
+        """Versions may just have been revoked."""
+        return [*self._evaluations.revoked(), *self._gateway.revoked(now=now)]
 
     def _connected(self, event: PeerConnected, now: float) -> Sequence[CoordinatorAction]:
         if self._audits is not None and self._audits.is_convicted(event.peer):
@@ -329,8 +366,10 @@ class CoordinatorState:
         self._activation_loop.changed()
         gateway_keys = [key for key in hello.leases if self._gateway.owns(key)]
         keep_for_gateway, gateway_actions = self._gateway.rejoined(peer, gateway_keys, now=now)
-        # Gateway leases that have ended are cancelled by the groups, with all unknown ones.
-        kept_keys = frozenset(keep_for_gateway)
+        own_keys = [key for key in hello.leases if self._evaluations.owns(key)]
+        keep_for_evaluations = self._evaluations.rejoined(peer, own_keys, now=now)
+        # Such leases that have ended are cancelled by the groups, with all unknown ones.
+        kept_keys = frozenset((*keep_for_gateway, *keep_for_evaluations))
         other_keys = [key for key in hello.leases if key not in kept_keys]
         keep_for_groups, cancel, group_actions = self._groups.rejoined(peer, other_keys, now=now)
         welcome = Welcome(
@@ -339,7 +378,7 @@ class CoordinatorState:
             self._calls.epoch,
             self._versions.publish_seq,
             self._rules.heartbeat_s,
-            (*keep_for_gateway, *keep_for_groups),
+            (*keep_for_gateway, *keep_for_evaluations, *keep_for_groups),
             cancel,
             self._rules.mode == "exclusive",
         )
@@ -452,12 +491,11 @@ class CoordinatorState:
 
     def _granted_by(
         self, message: LeaseProgress | SampleFinished | LeaseFailed
-    ) -> Groups | GatewayCalls:
-        return (
-            self._gateway
-            if self._gateway.owns(HeldLease(message.lease, message.attempt))
-            else self._groups
-        )
+    ) -> Groups | GatewayCalls | Evaluations:
+        key = HeldLease(message.lease, message.attempt)
+        if self._gateway.owns(key):
+            return self._gateway
+        return self._evaluations if self._evaluations.owns(key) else self._groups
 
     def _refitted(self, peer: Peer, message: RefitDone, now: float) -> Sequence[CoordinatorAction]:
         if not all(
@@ -504,6 +542,7 @@ class CoordinatorState:
     ) -> Sequence[CoordinatorAction]:
         """The peer will not come back soon: its work goes to others."""
         self._activation_loop.changed()
+        self._evaluations.worker_left(peer)
         return [
             *self._gateway.worker_left(peer, now=now),
             *self._groups.worker_left(peer, revoked=revoked, now=now),
@@ -524,6 +563,7 @@ class CoordinatorState:
             *self._reachability.deadlines(now=now),
             *self._publishing.tell_on(now=now),
             *self._groups.deadlines(now=now),
+            *self._evaluations.deadlines(now=now),
             *self._gateway.deadlines(now=now),
         ]
 
@@ -549,8 +589,12 @@ class CoordinatorState:
             *self._publishing.advance(now=now),
         ]
         actions += self._groups.age(now=now)
+        actions += self._evaluations.advance(now=now)
         actions += self._scheduler.fill(now=now)
-        return [*actions, *self._groups.draw_ahead(self._scheduler.slots)]
+        # Which rows are held out must be known before prompts are drawn.
+        if self._evaluations.ready:
+            actions += self._groups.draw_ahead(self._scheduler.slots)
+        return actions
 
     def _is_mere_sign_of_life(
         self, event: CoordinatorEvent, actions: Sequence[CoordinatorAction]
@@ -578,6 +622,7 @@ class CoordinatorState:
         if self._audits is not None:
             self._audits.check()
         self._reachability.check()
+        self._evaluations.check()
         self._gateway.check()
         self._calls.check()
         self._activation_loop.check()

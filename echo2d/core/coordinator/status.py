@@ -20,6 +20,8 @@ from echo2d.core.cluster.worker_quality import WorkerQuality
 from echo2d.core.coordinator.activation_loop import ActivationLoop
 from echo2d.core.coordinator.alerts import alerts
 from echo2d.core.coordinator.learner_api import LearnerCalls
+from echo2d.core.evaluation.evaluations import Evaluations
+from echo2d.core.evaluation.json_form import evaluated_json
 from echo2d.core.gateway.calls import GatewayCalls
 from echo2d.core.rollouts.groups import Groups
 from echo2d.core.rollouts.leases import Lease
@@ -27,6 +29,7 @@ from echo2d.core.rollouts.staleness import Staleness
 from echo2d.core.status.schema import (
     AuditStatus,
     BroadcastStatus,
+    EvaluationStatus,
     FaultStatus,
     FormStatus,
     GroupsStatus,
@@ -34,6 +37,7 @@ from echo2d.core.status.schema import (
     PeerStatus,
     ProgressStatus,
     Status,
+    TaskStatus,
     TrajectoryCounts,
     VersionBytes,
     VersionStatus,
@@ -52,6 +56,7 @@ def make_status(
     versions: PublishedVersions,
     staleness: Staleness,
     groups: Groups,
+    evaluations: Evaluations,
     gateway: GatewayCalls,
     publishing: Publishing,
     calls: LearnerCalls,
@@ -89,6 +94,8 @@ def make_status(
         seed_uplink=None if members.seed is None else members.seed.uplink,
         gateway=gateway.status(),
         audit=None if audits is None else _audit(audits, members),
+        tasks=_tasks(rules, groups),
+        evaluations=tuple(_evaluation(evaluations, each.name) for each in rules.evals),
         bubble_ratio=statistics.bubble_ratio,
         learner_train_s=statistics.learner_train_s,
         learner_wait_s=statistics.learner_wait_s,
@@ -283,4 +290,38 @@ def _progress(peer: Peer, transmission: Transmission) -> ProgressStatus:
         duplicates,
         verified=peer.peer in transmission.verified,
         failed=peer.peer in transmission.failed,
+    )
+
+
+def _tasks(rules: RunRules, groups: Groups) -> tuple[TaskStatus, ...]:
+    total = sum(task.weight for task in rules.tasks)
+    return tuple(
+        TaskStatus(
+            name=task.name,
+            weight=float(task.weight / total),
+            in_flight=groups.in_flight_of(task.name),
+            retired=groups.prompts[task.name].sampler.retired,
+            passed=groups.prompts[task.name].sampler.passed,
+        )
+        for task in rules.tasks
+    )
+
+
+def _evaluation(evaluations: Evaluations, name: str) -> EvaluationStatus:
+    newest = next((each for each in reversed(evaluations.known) if each.name == name), None)
+    found = {} if newest is None else evaluated_json(newest)
+    open_ = next((each for each in evaluations.open if each.rules.name == name), None)
+    return EvaluationStatus(
+        name=name,
+        version=found.get("version"),
+        rows=found.get("rows", 0),
+        of=found.get("of", 0),
+        samples=found.get("samples", 0),
+        mean=found.get("mean"),
+        se=found.get("se"),
+        truncated=found.get("truncated"),
+        tokens=found.get("tokens"),
+        open_version=None if open_ is None else open_.key.version,
+        open_answers=0 if open_ is None else open_.answered,
+        open_of=0 if open_ is None else open_.of * open_.rules.samples,
     )

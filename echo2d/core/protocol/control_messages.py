@@ -573,7 +573,8 @@ class LeaseGranted:
     what comes after them. oldest: the oldest version that may write a token. silence_s: without a
     LeaseProgress or SampleFinished for this long, the lease goes to another worker. report_s: how
     often to report progress; shorter when a client reads the tokens as they come. rng_seeds: one
-    for each sample (see `seeds`); empty: the engine chooses.
+    for each sample (see `seeds`); empty: the engine chooses. hold_s: above 0, version `oldest` alone
+    may write a token, and the worker waits so long at most with loading a newer one.
     """
 
     lease: LeaseId
@@ -589,6 +590,7 @@ class LeaseGranted:
     report_s: float = PROGRESS_S
     rng_seeds: tuple[int, ...] = ()
     written: int = 0
+    hold_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

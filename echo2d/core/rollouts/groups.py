@@ -17,7 +17,7 @@ Not here: which worker gets a lease and when (`group_work`, `scheduler`), the ga
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from echo2d.core.audit.audits import Audits
 from echo2d.core.audit.waiting_samples import SampleVerdict
@@ -100,9 +100,11 @@ class Groups:
         scheduler: LeaseScheduler,
         tag: int,
         audits: Audits | None = None,
+        is_held_out: Callable[[str], bool] = lambda _: False,
     ) -> None:
         self._rules = rules
         self._audits = audits
+        self._is_held_out = is_held_out
         self._members = members
         self._versions = versions
         self._staleness = staleness
@@ -149,6 +151,10 @@ class Groups:
     def in_flight(self) -> int:
         """The number of admitted groups that are not complete yet."""
         return len(self._groups)
+
+    def in_flight_of(self, task: str) -> int:
+        """Those of this task."""
+        return self._groups.by_task[task]
 
     @property
     def prompts(self) -> Mapping[str, Prompts]:
@@ -203,6 +209,9 @@ class Groups:
         fault = prompt_fault(event.tokens, self._rules.vocab_size)
         if fault:
             return [StopRun(f"{name} {fault}")]
+        if self._is_held_out(event.source.row):
+            prompts.skip(event.cursor)
+            return [self._statistics.fault("prompt", f"{name} is held out, by an evaluation")]
         context, length = self._rules.context_max, len(event.tokens) // 4
         if context is not None and length >= context:
             text = f"has {length} tokens; the model's context of {context} leaves no answer"
@@ -562,6 +571,9 @@ class Groups:
         if self._audits is not None and group.group in self._audits.waiting:
             return []
         stored = group.stored()
+        # It may be from before a restart that brought an evaluation.
+        if self._is_held_out(stored.source.row):
+            return self._drop(group, "heldout", "an evaluation asks its question")
         self._statistics.qualities.scored(stored.record.trajectories)
         actions: list[RolloutAction] = []
         sampler = self._prompts[group.task.name].sampler

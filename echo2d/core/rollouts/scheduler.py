@@ -33,7 +33,8 @@ from echo2d.core.rollouts.worker_ranking import WorkerChoice, WorkerRanking
 class PendingSamples:
     """Samples of one prompt that wait for slots. All of them are placed at once, or none.
 
-    oldest: workers that serve this version or a newer one may write them.
+    oldest: workers that serve this version or a newer one may write them; newest: but none that is
+    newer than this.
     preferred: a single sample goes to this worker if it has a free slot.
     suits: whether a worker may get a single sample; None: every worker may.
     """
@@ -42,6 +43,7 @@ class PendingSamples:
     oldest: Version
     preferred: PeerId | None = None
     suits: Callable[[PeerId], bool] | None = None
+    newest: Version | None = None
 
 
 Pending = TypeVar("Pending", bound=PendingSamples)
@@ -145,9 +147,9 @@ class LeaseScheduler:
         while self._ranking.free and (pending := next(waiting, None)) is not None:
             if no_slot_from is not None and pending.oldest >= no_slot_from:
                 continue
-            workers = self._ranking.choose(pending.oldest, self._versions.live)
+            workers = self._ranking.choose(pending.oldest, self._versions.live, pending.newest)
             if not workers.free:
-                no_slot_from = pending.oldest
+                no_slot_from = pending.oldest if pending.newest is None else no_slot_from
                 continue
             for worker, samples in self._place(pending, workers):
                 peer = self._members.get(worker)

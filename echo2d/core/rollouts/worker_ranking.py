@@ -175,8 +175,8 @@ class WorkerRanking:
         """When the next rest is over."""
         return self._rests.earliest()
 
-    def choose(self, oldest: Version, live: Live) -> WorkerChoice:
-        """The workers that serve version `oldest` or a newer one.
+    def choose(self, oldest: Version, live: Live, newest: Version | None = None) -> WorkerChoice:
+        """The workers that serve version `oldest` or a newer one, but none newer than `newest`.
 
         live: looks up a version's record.
         """
@@ -184,7 +184,7 @@ class WorkerRanking:
         usable = [
             (record.publish_seq, workers)
             for record, workers in records
-            if record and record.version >= oldest
+            if record and record.version >= oldest and (newest is None or record.version <= newest)
         ]
         return WorkerChoice([workers for _, workers in sorted(usable, key=lambda pair: -pair[0])])
 

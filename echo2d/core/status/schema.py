@@ -241,6 +241,42 @@ class AuditStatus:
     loading_s: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskStatus:
+    """One task. weight: its groups of a step, over those of all tasks. in_flight: groups that are
+    not complete. retired: rows that are passed over; passed: prompts of such rows so far.
+    """
+
+    name: str
+    weight: float
+    in_flight: int
+    retired: int
+    passed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationStatus:
+    """One [[eval]]: the newest score, and what is under way.
+
+    version: None: nothing is scored yet. rows: questions that the score is about, of `of`. mean:
+    reward; se: its standard error. truncated: share of answers that were cut off. tokens: of an
+    answer. open_version: under way; open_answers: written so far, of open_of.
+    """
+
+    name: str
+    version: int | None
+    rows: int
+    of: int
+    samples: int
+    mean: float | None
+    se: float | None
+    truncated: float | None
+    tokens: float | None
+    open_version: int | None
+    open_answers: int
+    open_of: int
+
+
 @dataclass(frozen=True, slots=True)
 class TrajectoryCounts:
     """dropped: given up with their groups."""
@@ -365,6 +401,8 @@ class Status:
     seed_uplink: float | None
     gateway: GatewayStatus
     audit: AuditStatus | None
+    tasks: tuple[TaskStatus, ...]
+    evaluations: tuple[EvaluationStatus, ...]
     bubble_ratio: float | None
     learner_train_s: float
     learner_wait_s: float

@@ -56,6 +56,8 @@ CONFIRMED_MAX = 64  # versions; results name the last two or three
 SAMPLES_MAX = 1024  # samples of one lease; a group is rarely over 64
 # Prompt or output of one sample: 8 bytes a token, so every message stays under 4 MiB.
 TOKENS_MAX = 1 << 18
+# For so long at most a lease may keep a newer version waiting.
+HOLD_S_MAX = 3600.0
 
 
 @dataclass(slots=True)
@@ -139,6 +141,13 @@ class WorkerLeases:
     def running(self) -> int:
         """The number of samples that the engines are generating."""
         return sum(len(held.outputs) for held in self._held.values() if held.started)
+
+    @property
+    def hold_s(self) -> float:
+        """For how long the leases that one version alone may write let a newer one wait; 0: there
+        are none.
+        """
+        return max((held.grant.hold_s for held in self._held.values()), default=0.0)
 
     @property
     def idle(self) -> bool:
@@ -290,6 +299,11 @@ class WorkerLeases:
     def give_back(self, reason: str) -> list[LeaseAction]:
         """Give every lease back, because nothing is served any more or the worker stops."""
         return [action for key in list(self._held) for action in self._give_back(key, reason)]
+
+    def give_up_held(self, reason: str, *, now: float) -> list[LeaseAction]:
+        """Give back the leases that one version alone may write."""
+        keys = [key for key, held in self._held.items() if held.grant.hold_s]
+        return [action for key in keys for action in self.failed(key, reason, now=now)]
 
     def report(self, *, now: float) -> list[LeaseAction]:
         """Report the leases whose progress is due, and give back leases whose engine is stuck."""
@@ -445,6 +459,10 @@ def _unusable(grant: LeaseGranted, serving: VersionKey | None) -> str:
         return "no version is served"
     if serving.version < grant.oldest:
         return f"version {serving.version} is served, {grant.oldest} or newer is needed"
+    if not 0 <= grant.hold_s <= HOLD_S_MAX:
+        return "malformed lease: hold_s"
+    if grant.hold_s and serving.version > grant.oldest:
+        return f"version {serving.version} is served, {grant.oldest} alone may write"
     if not 0 < len(grant.samples) <= SAMPLES_MAX or len(set(grant.samples)) != len(grant.samples):
         return "malformed lease: samples"
     if not grant.prompt or len(grant.prompt) % 4 or len(grant.prompt) > 4 * TOKENS_MAX:

@@ -65,6 +65,7 @@ from echo2d.core.worker.events import (
     HoldEngines,
     LeaseAction,
     LeaveAsked,
+    RefitEngines,
     RootVerified,
     SampleProgressed,
     SendControl,
@@ -126,6 +127,8 @@ class WorkerState:
         self._still_since: float | None = None
         # Why others cannot dial this peer; empty: they can; None: not told yet.
         self._undialable: str | None = None
+        # A refit that waits for leases which one version alone may write, and until when.
+        self._waiting_refit: tuple[RefitEngines, float] | None = None
         self._since_hello: deque[RefitDone | RefitFailed] = deque(maxlen=REFITS_MAX)
 
     @property
@@ -180,7 +183,8 @@ class WorkerState:
 
     def wake_at(self) -> float | None:
         """When RelayDeadlinePassed is due; None: never."""
-        times = (self._relay.wake_at(), self._leases.wake_at(), self._versions.wake_at())
+        until = None if self._waiting_refit is None else self._waiting_refit[1]
+        times = (self._relay.wake_at(), self._leases.wake_at(), self._versions.wake_at(), until)
         return min((time for time in times if time is not None), default=None)
 
     def _on_event(  # noqa: C901 - one line per event
@@ -229,6 +233,9 @@ class WorkerState:
                 | ApplyCancelled()
                 | EngineLost()
             ):
+                if isinstance(event, EngineLost) and self._waiting_refit is not None:
+                    # That refit mends the engine.
+                    self._waiting_refit = (self._waiting_refit[0], now)
                 return self._versioned(self._on_version_event(event, now), now)
             case EngineRefitted() | EngineRefitFailed():
                 return self._on_refit(event, now)
@@ -326,6 +333,9 @@ class WorkerState:
     def _versioned(self, actions: Iterable[VersionAction], now: float) -> list[WorkerAction]:
         done: list[WorkerAction] = []
         for action in actions:
+            if isinstance(action, RefitEngines) and (hold_s := self._leases.hold_s):
+                self._waiting_refit = (action, now + hold_s)
+                continue
             done.append(action)
             if isinstance(action, DropForm):
                 done += self._relayed(relay_events.FormForgotten(action.form), now)
@@ -357,11 +367,12 @@ class WorkerState:
     def _after(self, now: float) -> list[WorkerAction]:
         """Rules that apply after every event.
 
-        Engines are held while they wait for a version. Without a version served no lease is kept. A
-        drained worker without leases leaves.
+        A refit that waited is done. Engines are held while they wait for a version, unless a lease
+        needs the present one. Without a version served no lease is kept. A drained worker without
+        leases leaves.
         """
-        actions: list[WorkerAction] = []
-        still = self._exclusive and self._versions.awaits
+        actions: list[WorkerAction] = self._refit_that_waited(now)
+        still = self._exclusive and self._versions.awaits and not self._leases.hold_s
         if still != (self._still_since is not None):
             self._still_since = now if still else None
             self._leases.stand_still(still=still, now=now)
@@ -372,6 +383,16 @@ class WorkerState:
             self._draining = False
             actions += [SendControl(Goodbye("drained")), ShutDown("drained")]
         return actions
+
+    def _refit_that_waited(self, now: float) -> list[WorkerAction]:
+        """Do it once no lease needs the present version, or it has waited for long enough."""
+        if self._waiting_refit is None:
+            return []
+        refit, until = self._waiting_refit
+        if self._leases.hold_s and now < until and self._versions.serving is not None:
+            return []
+        self._waiting_refit = None
+        return [*self._leases.give_up_held("a newer version is loaded", now=now), refit]
 
     def check(self) -> None:
         self._relay.check()

@@ -15,6 +15,10 @@ The core takes every decision; this module only turns requests into events, and 
                                         `TrajectoryScore` in core/protocol/trajectory.py
     POST /v1/batches/{n}/refuse         {groups, reasons, epoch} -> {}
     POST /v1/learner/checkpoint         {step, epoch} -> {}
+    GET  /v1/evaluations                ?after=N -> {evaluations, unfinished}: those with a higher
+                                        number
+    POST /v1/evaluations                {version, epoch, after} -> the same; the newest version is
+                                        evaluated, if it was not
     GET  /v1/status, /metrics, /        facts as JSON, as Prometheus text, as a page
     the gateway's, if it is enabled     see net/gateway/routes.py; its errors have OpenAI's shape
 
@@ -55,6 +59,7 @@ from echo2d.core.coordinator.events import (
     CommitAsked,
     CoordinatorEvent,
     EpochAsked,
+    EvaluationsAsked,
     RefuseAsked,
     Reply,
     SessionAsked,
@@ -284,6 +289,19 @@ class Api:
         epoch, step = Epoch(integer(body["epoch"], "epoch")), integer(body["step"], "step")
         return await self._ask(lambda number: CheckpointAsked(number, epoch, step))
 
+    async def evaluations(self, request: web.Request) -> web.Response:
+        after = integer_text(request.query.get("after", "0"), "after")
+        return await self._ask(lambda number: EvaluationsAsked(number, after))
+
+    async def evaluate(self, request: web.Request) -> web.Response:
+        body = await fields(request, {"version", "epoch", "after"})
+        epoch, version = (
+            Epoch(integer(body["epoch"], "epoch")),
+            Version(integer(body["version"], "version")),
+        )
+        after = integer(body["after"], "after")
+        return await self._ask(lambda number: EvaluationsAsked(number, after, epoch, version))
+
     # aiohttp passes the request to every handler.
     async def status(self, request: web.Request) -> web.Response:  # noqa: ARG002
         return web.json_response(self._backend.status())
@@ -436,6 +454,8 @@ def make_app(
     app.router.add_get("/v1/batches/{step}", api.allow(LEARNER, api.take_batch))
     app.router.add_post("/v1/batches/{step}/commit", api.allow(LEARNER, api.commit))
     app.router.add_post("/v1/batches/{step}/refuse", api.allow(LEARNER, api.refuse))
+    app.router.add_get("/v1/evaluations", api.allow(READERS, api.evaluations))
+    app.router.add_post("/v1/evaluations", api.allow(LEARNER, api.evaluate))
     app.router.add_get("/v1/status", api.allow(READERS, api.status))
     app.router.add_get("/metrics", api.allow(READERS, api.metrics))
     if gateway is not None:

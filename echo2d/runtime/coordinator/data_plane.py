@@ -10,12 +10,12 @@ known by their numbers, and answers by their tokens. The ledger has the digests 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 
-from echo2d.config import CoordinatorConfig, SamplingTable, TaskTable, task_environment
-from echo2d.core.cluster.rules import RowFilter, TaskRules
+from echo2d.config import CoordinatorConfig, EvalTable, SamplingTable, TaskTable, task_environment
+from echo2d.core.cluster.rules import EvalRules, RowFilter, TaskRules
 from echo2d.core.protocol.sampling import Sampling
 from echo2d.core.rollouts.events import (
     DrawPrompt,
@@ -32,6 +32,12 @@ from echo2d.runtime.coordinator.task_calls import TaskCalls
 from echo2d.tasks.pool import Limits, TaskPool, TextSettings
 from echo2d.texts.files import text_digest
 
+# What makes the held-out questions of a task of ours; a task of the operator's names its own options.
+HELD_OUT: Mapping[str, Mapping[str, object]] = {
+    "rows": {"split": "heldout", "epochs": 1},
+    "gym": {"split": "heldout"},
+    "sort_digits": {"split": "heldout"},
+}
 # Weights are rounded to this denominator: sums of floats would drift over a long run.
 WEIGHT_DENOMINATOR_MAX = 10_000
 
@@ -91,6 +97,56 @@ async def open_tasks(stack: AsyncExitStack, config: CoordinatorConfig) -> list[O
     return list(found.values())
 
 
+@dataclass(frozen=True, slots=True)
+class OpenEval:
+    """An [[eval]]. asks: its questions, a task of its own. of: the task whose held-out side it is."""
+
+    table: EvalTable
+    asks: OpenTask
+    of: OpenTask
+
+
+async def open_evals(
+    stack: AsyncExitStack, config: CoordinatorConfig, tasks: Sequence[OpenTask]
+) -> list[OpenEval]:
+    """Start the processes of all evaluations; `stack` ends them.
+
+    OperatorFault: one cannot be started, is of no task, or has the name of another.
+    """
+    names = [task.name for task in tasks]
+    found: dict[str, OpenEval] = {}
+    for table in config.evals:
+        of = tasks[config.task_of(table, names)]
+        kind = of.table.kind
+        options = {**of.table.options, **HELD_OUT.get(kind, {}), **table.options}
+        if options == of.table.options:
+            raise OperatorFault(
+                f"eval.options: task {of.name!r} would be asked the questions that it is trained "
+                "on; name the options of its class that make others"
+            )
+        asks = replace(of.table, options=options, sampling={**of.table.sampling, **table.sampling})
+        pool = await stack.enter_async_context(_pool(asks, config.run.base_model))
+        name = table.name or f"{of.name}/heldout"
+        if name in names or name in found:
+            raise OperatorFault(f"eval.name: {name!r} is the name of a task or of another eval")
+        found[name] = OpenEval(table, OpenTask(name, asks, pool, of.texts), of)
+    return list(found.values())
+
+
+def eval_rules(
+    config: CoordinatorConfig, opened: OpenEval, model_ends: tuple[int, ...]
+) -> EvalRules:
+    table = opened.table
+    return EvalRules(
+        task=task_rules(config, opened.asks, model_ends, greedy=True),
+        every=table.every,
+        samples=table.samples,
+        rows=table.rows,
+        hold_s=table.hold_s,
+        solved_at=table.solved_at,
+    )
+
+
 def begin_tasks(tasks: Iterable[OpenTask], before: Iterable[TaskProgress]) -> list[TaskBegun]:
     """What the ledger does not know of these tasks yet.
 
@@ -115,9 +171,18 @@ def begin_tasks(tasks: Iterable[OpenTask], before: Iterable[TaskProgress]) -> li
     return new
 
 
-def task_rules(config: CoordinatorConfig, task: OpenTask, model_ends: tuple[int, ...]) -> TaskRules:
-    """The rules of one task. model_ends: the model's own end tokens, which join the task's."""
-    table, sampling = task.table, config.sampling_of(task.table)
+def task_rules(
+    config: CoordinatorConfig,
+    task: OpenTask,
+    model_ends: tuple[int, ...],
+    *,
+    greedy: bool = False,
+) -> TaskRules:
+    """The rules of one task. model_ends: the model's own end tokens, which join the task's.
+
+    greedy: as in `CoordinatorConfig.sampling_of`.
+    """
+    table, sampling = task.table, config.sampling_of(task.table, greedy=greedy)
     return TaskRules(
         name=task.name,
         weight=Fraction(table.groups_per_step or table.weight).limit_denominator(

@@ -46,10 +46,13 @@ from echo2d.net.security.urls import is_loopback
 from echo2d.runtime.audit.audit_log import open_audit_log
 from echo2d.runtime.audit.supervisor import AuditHandover, supervise_auditor
 from echo2d.runtime.coordinator.data_plane import (
+    OpenEval,
     OpenTask,
     begin_tasks,
     data_plane,
     drawn,
+    eval_rules,
+    open_evals,
     open_tasks,
     task_rules,
 )
@@ -167,7 +170,8 @@ async def open_coordinator(
             await asyncio.to_thread(files.pin_texts, config.run.base_model)
         if begun := begin_tasks(tasks, recovered.tasks):
             await ledger.append(begun)
-        rules = await asyncio.to_thread(make_rules, config, run.run_id, tasks)
+        evals = await open_evals(stack, config, tasks)
+        rules = await asyncio.to_thread(make_rules, config, run.run_id, tasks, evals)
         rules = replace(rules, seed_key=seed_key(run.key.private_bytes_raw()))
         _warn_of(rules)
         template = await asyncio.to_thread(read_template, config.gateway.chat_template)
@@ -198,7 +202,7 @@ async def open_coordinator(
             make_machine(rules, recovered),
             access=access,
             ledger=ledger,
-            data_plane=data_plane(tasks, rules.vocab_size),
+            data_plane=data_plane([*tasks, *(each.asks for each in evals)], rules.vocab_size),
             files=files,
             tls=tls,
             peer_networks=config.link.networks,
@@ -224,7 +228,12 @@ async def open_coordinator(
         yield Opened(coordinator, url, seed, audit, run, access)
 
 
-def make_rules(config: CoordinatorConfig, run_id: RunId, tasks: Sequence[OpenTask]) -> RunRules:
+def make_rules(
+    config: CoordinatorConfig,
+    run_id: RunId,
+    tasks: Sequence[OpenTask],
+    evals: Sequence[OpenEval] = (),
+) -> RunRules:
     """The rules that the core enforces, from the configuration, its tasks and the base model.
 
     OperatorFault: neither sampling.vocab_size nor the base model gives the vocabulary size.
@@ -248,6 +257,7 @@ def make_rules(config: CoordinatorConfig, run_id: RunId, tasks: Sequence[OpenTas
         group_size=policy.group_size,
         group_min=policy.group_min or (policy.group_size + 1) // 2,
         tasks=tuple(task_rules(config, task, ends) for task in tasks),
+        evals=tuple(eval_rules(config, each, ends) for each in evals),
         vocab_size=sampling.vocab_size or _vocab_size(model, facts),
         context_max=None if (fits := context_max(facts)) is None else fits - CONTEXT_SPARE,
         over_stale=policy.over_stale,

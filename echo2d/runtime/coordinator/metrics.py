@@ -16,7 +16,14 @@ from prometheus_client.metrics_core import Metric
 from echo2d.core.capacity.bottleneck import KINDS
 from echo2d.core.capacity.estimators import quantile
 from echo2d.core.cluster.statistics import RECENT_MAX
-from echo2d.core.status.schema import AuditStatus, RentingStatus, Status, WorkerStatus
+from echo2d.core.status.schema import (
+    AuditStatus,
+    EvaluationStatus,
+    RentingStatus,
+    Status,
+    TaskStatus,
+    WorkerStatus,
+)
 from echo2d.runtime.process.prometheus import (
     PERSIST_BUCKETS_S,
     Family,
@@ -121,6 +128,27 @@ def _of_worker(
         ]
 
     return Family(f"echo2d_worker_{name}", help_text, samples, ("worker", "name"), counter)
+
+
+def _of_eval(
+    name: str, about: str, read: Callable[[EvaluationStatus], Number | None]
+) -> Family[Status]:
+    """A gauge of each [[eval]]; it has no sample before the first score."""
+
+    def samples(status: Status) -> Samples:
+        numbers = [((each.name,), read(each)) for each in status.evaluations]
+        return [(labels, number) for labels, number in numbers if number is not None]
+
+    return Family(f"echo2d_eval_{name}", about, samples, ("name",))
+
+
+def _of_task(
+    name: str, about: str, read: Callable[[TaskStatus], Number], *, counter: bool = False
+) -> Family[Status]:
+    def samples(status: Status) -> Samples:
+        return [((task.name,), read(task)) for task in status.tasks]
+
+    return Family(f"echo2d_task_{name}", about, samples, ("task",), counter)
 
 
 FAMILIES: tuple[Family[Status], ...] = (
@@ -409,6 +437,19 @@ FAMILIES: tuple[Family[Status], ...] = (
         _standings,
         ("standing",),
     ),
+    _of_task("groups_in_flight", "Its groups that are not complete", lambda task: task.in_flight),
+    _of_task("retired_rows", "Its rows that are passed over", lambda task: task.retired),
+    _of_task(
+        "passed_prompts",
+        "Its prompts of retired rows that were passed over",
+        lambda task: task.passed,
+        counter=True,
+    ),
+    _of_eval("version", "Version that was scored last", lambda each: each.version),
+    _of_eval("score", "Its mean reward on held-out questions", lambda each: each.mean),
+    _of_eval("score_error", "Standard error of that score", lambda each: each.se),
+    _of_eval("truncated", "Share of its answers that were cut off", lambda each: each.truncated),
+    _of_eval("answer_tokens", "Tokens of one of its answers", lambda each: each.tokens),
     _audit("auditors", "Auditors that are connected", lambda audit: audit.auditors),
     _audit("pending", "Parts of answers that wait for an auditor", lambda audit: audit.pending),
     _audit("waiting", "Samples whose groups wait for a verdict", lambda audit: audit.waiting),

@@ -12,6 +12,7 @@ from echo2d.core.base.ids import Epoch, GroupId, PeerId, PublishSeq
 from echo2d.core.broadcast.events import FormChosen, RatesMeasured
 from echo2d.core.cluster.events import VersionPublished, VersionRevoked
 from echo2d.core.coordinator.events import CheckpointKept, CoordinatorRecord, EpochOpened, Recovered
+from echo2d.core.evaluation.events import Evaluated
 from echo2d.core.protocol.control_messages import HeldLease, VersionKey
 from echo2d.core.protocol.trajectory import GroupRecord, Source, StoredGroup
 from echo2d.core.rollouts.events import (
@@ -38,6 +39,7 @@ class MemoryLedger:
     def __init__(self) -> None:
         self.epoch, self.resume_step, self.checkpoint = Epoch(0), 0, 0
         self.tasks: dict[str, TaskProgress] = {}
+        self.evaluated: list[Evaluated] = []
         self.rows: dict[Source, RowJudged] = {}
         self.next_group = 0
         self.published: dict[int, VersionPublished] = {}
@@ -129,6 +131,8 @@ class MemoryLedger:
                 self.groups[group] = replace(
                     stored, record=replace(stored.record, trajectories=left, left_out=left_out)
                 )
+            case Evaluated():
+                self.evaluated.append(record)
             case LimitsLearnt(engine_class):
                 self.limits[engine_class] = record
             case GroupDropped(group):
@@ -170,6 +174,7 @@ class MemoryLedger:
             ),
             tasks=tuple(self.tasks[task] for task in sorted(self.tasks)),
             rows=tuple(self.rows.values()),
+            evaluated=tuple(self.evaluated),
             next_group=GroupId(self.next_group),
             groups=tuple(self.groups[group] for group in sorted(self.groups)),
             frozen=tuple(self.frozen[step] for step in sorted(self.frozen)),

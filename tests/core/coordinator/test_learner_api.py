@@ -60,6 +60,7 @@ def test_a_session_tells_the_rules() -> None:
     assert world.open_session().body == {
         "epoch": 1, "run_id": "run-1", "staleness_max": 2, "publish_every": 1, "trajectories_per_step": 4,
         "group_size": 2, "group_min": 2, "over_stale": "drop", "checkpoint": 0,
+        "evaluations": [],
         "samplings": {"": {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}},
     }  # fmt: skip
     assert world.publish(0).body == {

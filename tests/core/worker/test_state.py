@@ -56,10 +56,12 @@ from echo2d.core.worker.events import (
     ControlUp,
     CoordinatorSaid,
     DropForm,
+    EngineLost,
     EngineRefitFailed,
     GenerationFailed,
     HoldEngines,
     LabelSpan,
+    RefitEngines,
     RootVerified,
     SampleProgressed,
     SendControl,
@@ -147,6 +149,65 @@ def test_a_lease_is_taken_for_the_version_served(machine: Machine) -> None:
     assert (result.sample, result.spans[0].digest) == (4, a_key(0).digest)
     machine.on(CoordinatorSaid(SampleAnswered(LeaseId(1), 1, 4, True, "")))
     assert machine.state.running == 0
+
+
+HELD = replace(LEASE, hold_s=30.0)
+
+
+def test_a_newer_version_waits_for_a_lease_that_this_one_alone_may_write(
+    machine: Machine,
+) -> None:
+    machine.serve(0)
+    machine.on(CoordinatorSaid(HELD))
+    root = a_root(1)
+    actions = machine.on(RootVerified(root), a_snapshot(root))
+    assert not [action for action in actions if isinstance(action, RefitEngines)]
+    assert machine.state.wake_at() is not None
+    [*_, finished, refit] = machine.on(a_token(finish=True))
+    assert isinstance(finished, SendControl)
+    assert isinstance(refit, RefitEngines)
+    assert refit.version == 1
+
+
+@pytest.mark.parametrize("why", ["late", "engine lost"])
+def test_it_waits_no_longer_than_the_lease_says(machine: Machine, why: str) -> None:
+    machine.serve(0)
+    machine.on(CoordinatorSaid(HELD), CoordinatorSaid(a_lease(2, samples=(1,))))
+    root = a_root(1)
+    machine.on(RootVerified(root), a_snapshot(root))
+    if why == "late":
+        machine.now += 29.0
+        early = machine.on(relay_events.RelayDeadlinePassed())
+        assert not [action for action in early if isinstance(action, RefitEngines)]
+        machine.now += 1.0
+        assert machine.state.wake_at() == machine.now
+        actions = machine.on(relay_events.RelayDeadlinePassed())
+    else:
+        actions = machine.on(EngineLost("out of memory"))
+    assert AbortGeneration(LeaseId(1), 1) in actions
+    assert SendControl(LeaseFailed(LeaseId(1), 1, "a newer version is loaded")) in actions
+    assert isinstance(actions[-1], RefitEngines)
+    # A lease of the run goes on.
+    assert AbortGeneration(LeaseId(2), 1) not in actions
+    assert machine.state.running == 1
+
+
+def test_a_lease_for_another_version_alone_is_refused(machine: Machine) -> None:
+    machine.serve(1)
+    assert machine.said(CoordinatorSaid(HELD)) == [
+        LeaseFailed(LeaseId(1), 1, "version 1 is served, 0 alone may write")
+    ]
+    assert machine.on(CoordinatorSaid(replace(HELD, oldest=Version(1)))) == [
+        StartGeneration(replace(HELD, oldest=Version(1)))
+    ]
+
+
+def test_exclusive_engines_write_on_for_such_a_lease(machine: Machine) -> None:
+    machine.on(ControlUp(replace(WELCOME, exclusive=True)))
+    machine.serve(0)
+    machine.on(CoordinatorSaid(HELD))
+    assert HoldEngines(True) not in machine.on(RootVerified(a_root(1)))
+    assert HoldEngines(True) in machine.on(a_token(finish=True))
 
 
 def test_cancelled_and_failed_leases_end(machine: Machine) -> None:

@@ -150,7 +150,10 @@ def test_shares_are_weights_or_exact_numbers(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("sampling", "words"),
     [
-        ({"temperature": 0}, r"sampling\.temperature: expected a number, at least"),
+        (
+            {"temperature": 0},
+            r"sampling\.temperature: expected at least 0\.001, or 0\.0 for \[\[eval\]\]",
+        ),
         ({"top_q": 1}, r"sampling\.top_q: unknown key"),
         ({"vocab_size": 9}, r"task\.sampling\.vocab_size: all tasks have that of \[sampling\]"),
     ],

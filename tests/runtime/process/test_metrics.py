@@ -12,6 +12,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from echo2d.core.base.ids import Digest, LeaseId, PeerId, Version
+from echo2d.core.cluster.rules import EvalRules, TaskRules
 from echo2d.core.gateway.events import CallAsked, CallId
 from echo2d.core.protocol.sampling import WHOLE
 from echo2d.core.status.schema import ProcessStatus, RentingStatus, Status
@@ -25,7 +26,7 @@ from echo2d.runtime.coordinator.metrics import CoordinatorMetrics
 from echo2d.runtime.process import prometheus as metrics_module
 from echo2d.runtime.process.prometheus import LoopMetrics
 from echo2d.runtime.worker.metrics import WorkerMetrics
-from tests.support.coordinator_world import World, train
+from tests.support.coordinator_world import RULES, World, train
 from tests.support.paths import REPO
 from tests.support.polling import HANG_S
 
@@ -59,7 +60,8 @@ DIGEST = Digest(bytes(32))
 
 def trained() -> Status:
     """The status of a run with everything in it."""
-    world = World()
+    evals = (EvalRules(TaskRules("held", stop_token_ids=(1,)), rows=2),)
+    world = World(replace(RULES, evals=evals))
     world.connect("seed", kind="seed")
     world.connect("a")
     train(world, 3)

@@ -1,0 +1,488 @@
+"""Scores versions on held-out questions while the run goes on: each answer by one version alone.
+
+    version published, due --> open --all answers scored--> Evaluated
+                                |  no worker serves it any more --> Evaluated, "n of N"
+                                +- revoked --> forgotten
+
+A version is due if its number is at least `every` above the last one that was; the first one is,
+and whichever the learner asks for. Its leases go before all other work and name exactly this
+version: a worker that has one waits with a newer version for at most `hold_s`. What is not written
+by then is not made up for by another version; the score says how many questions it is about.
+Groups of evaluations have numbers of their own and never reach the buffer of batches, and a
+question that is asked here is refused as a prompt of training (`held_out`).
+With an audit, trusted workers alone write the answers.
+Not here: the arithmetic (`summary`), the questions (`questions`), one evaluation (`open_evaluation`).
+"""
+
+import math
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from echo2d.core.base.ids import GroupId, PeerId, Version
+from echo2d.core.cluster.events import Note, Persist, Send, VersionPublished
+from echo2d.core.cluster.membership import Membership, Peer
+from echo2d.core.cluster.rules import EvalRules, RunRules
+from echo2d.core.cluster.statistics import Statistics
+from echo2d.core.cluster.versions import PublishedVersions, key_of
+from echo2d.core.evaluation.events import Evaluated, EvaluationAction
+from echo2d.core.evaluation.open_evaluation import GROUP_FIRST, OpenEvaluation
+from echo2d.core.evaluation.questions import EvalQuestion, Questions
+from echo2d.core.evaluation.summary import ScoredSample, summed_up
+from echo2d.core.protocol.control_messages import (
+    HeldLease,
+    LeaseCancelled,
+    LeaseFailed,
+    LeaseGranted,
+    LeaseProgress,
+    SampleFinished,
+)
+from echo2d.core.protocol.result_check import result_fault
+from echo2d.core.protocol.seeds import sample_seeds
+from echo2d.core.protocol.trajectory import NOTHING
+from echo2d.core.rollouts.events import (
+    PromptDrawn,
+    PromptFailed,
+    PromptsEnded,
+    SampleScored,
+    ScoreSample,
+)
+from echo2d.core.rollouts.leases import Lease, LeaseTable, answer, send_to
+from echo2d.core.rollouts.scheduler import LeaseScheduler, PendingSamples
+
+# Versions of one [[eval]] that are evaluated at a time: the older ones of them end soon.
+OPEN_MAX = 4
+# Evaluations that are remembered; the ledger keeps all.
+KNOWN_MAX = 1 << 14
+# How an answer ends that is not cut off.
+WHOLE_ENDS = ("stop", "stop_string")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PendingAnswers(PendingSamples):
+    """Waiting answers to one question of an evaluation."""
+
+    evaluation: OpenEvaluation
+    question: EvalQuestion
+
+
+class Evaluations:
+    """See the module docstring. `now` is monotonic seconds.
+
+    known: what was evaluated before, oldest first. Call `advance` after every event.
+    """
+
+    def __init__(
+        self,
+        rules: RunRules,
+        known: Sequence[Evaluated],
+        *,
+        members: Membership,
+        versions: PublishedVersions,
+        statistics: Statistics,
+        tag: int,
+    ) -> None:
+        self._rules = rules
+        self._members = members
+        self._versions = versions
+        self._statistics = statistics
+        self.leases = LeaseTable(tag, rules.lease_silence_s)
+        self._questions = {each.name: Questions(each) for each in rules.evals}
+        self._known = list(known[-KNOWN_MAX:])
+        self._number = known[-1].number if known else 0
+        self._open: list[OpenEvaluation] = []
+        # By name, the last version that was due.
+        self._due_at: dict[str, Version] = {}
+        for each in known:
+            self._due_at[each.name] = max(each.version, self._due_at.get(each.name, each.version))
+        # Versions that are due, and whose questions are not all there yet.
+        self._waiting: list[tuple[EvalRules, VersionPublished]] = []
+        self._serial = 0
+        self._began = False
+        self._rows: set[str] = set()
+
+    def schedule_with(self, scheduler: LeaseScheduler) -> None:
+        """This scheduler places the leases from now on."""
+        self._scheduler = scheduler
+        if self._rules.evals:
+            scheduler.add(self)
+
+    # --- for others
+
+    @property
+    def ready(self) -> bool:
+        """Whether all questions are known."""
+        return all(questions.complete for questions in self._questions.values())
+
+    @property
+    def known(self) -> Sequence[Evaluated]:
+        """What was evaluated, oldest first."""
+        return self._known
+
+    @property
+    def open(self) -> Sequence[OpenEvaluation]:
+        return self._open
+
+    def after(self, number: int) -> list[Evaluated]:
+        """The evaluations with a higher number."""
+        return [each for each in self._known if each.number > number]
+
+    def is_held_out(self, row: str) -> bool:
+        """Whether an evaluation asks this row."""
+        return row in self._rows
+
+    def owns(self, key: HeldLease) -> bool:
+        """Whether the lease is, or was, an evaluation's."""
+        return self.leases.given(key.lease)
+
+    def asks(self, task: str) -> bool:
+        """Whether prompts and rewards of this name are an evaluation's."""
+        return task in self._questions
+
+    # --- versions
+
+    def published(self, record: VersionPublished) -> None:
+        """Evaluate this version if it is due."""
+        for rules in self._rules.evals:
+            last = self._due_at.get(rules.name)
+            if last is None or record.version >= last + rules.every:
+                self._wants(rules, record)
+
+    def want(self, version: Version) -> bool:
+        """Have this version evaluated. False: it is not the newest one, and never was evaluated."""
+        record = self._versions.newest
+        if record is None or record.version != version:
+            return any(each.version == version for each in self._known)
+        digest = record.digest
+        for rules in self._rules.evals:
+            done = any(
+                (each.name, each.version, each.digest) == (rules.name, version, digest)
+                for each in self._known
+            )
+            if not done and not self._is_wanted(rules, record):
+                self._wants(rules, record)
+        return True
+
+    def unfinished(self, version: Version) -> list[str]:
+        """The names of the evaluations of this version that are still under way."""
+        waiting = [rules.name for rules, each in self._waiting if each.version == version]
+        return [
+            *waiting,
+            *(each.rules.name for each in self._open if each.key.version == version),
+        ]
+
+    def revoked(self) -> list[EvaluationAction]:
+        """Versions were revoked: their scores are nobody's."""
+        self._waiting = [pair for pair in self._waiting if self._live(pair[1])]
+        actions: list[EvaluationAction] = []
+        for each in [one for one in self._open if self._versions.live(one.key) is None]:
+            actions += self._close(each)
+        return actions
+
+    # --- the task
+
+    def prompt_drawn(self, event: PromptDrawn) -> list[EvaluationAction]:
+        questions, context = self._questions[event.source.task], self._rules.context_max
+        if context is not None and len(event.tokens) // 4 >= context:
+            questions.skip(event.cursor)
+            text = f"question {event.cursor} fills the model's context of {context}"
+            return [self._statistics.fault("prompt", f"{event.source.task}: {text}")]
+        questions.drawn(EvalQuestion(event.cursor, event.tokens, event.source))
+        if event.source.row:
+            self._rows.add(event.source.row)
+        return []
+
+    def prompt_failed(self, event: PromptFailed) -> list[EvaluationAction]:
+        self._questions[event.task].skip(event.cursor)
+        text = f"question {event.cursor} cannot be made: {event.reason}"
+        return [self._statistics.fault("prompt", f"{event.task}: {text}")]
+
+    def prompts_ended(self, event: PromptsEnded) -> list[EvaluationAction]:
+        self._questions[event.task].ended(event.cursor)
+        return []
+
+    def scored(self, event: SampleScored) -> list[EvaluationAction]:
+        """A reward has come, or failed. The evaluation may have ended meanwhile."""
+        found = self._of(event.group)
+        kept = None if found is None else found.kept(event.group, event.sample)
+        if found is None or kept is None:
+            return []
+        if event.reward is None or not math.isfinite(event.reward):
+            found.score(event.group, event.sample, None)
+            return [self._statistics.fault("reward", f"{found.rules.name}: {event.reason}")]
+        scored = replace(kept, reward=event.reward, parts=event.parts)
+        found.score(event.group, event.sample, scored)
+        return []
+
+    # --- for the scheduler
+
+    def priority(self, *, now: float) -> int:  # noqa: ARG002 - always before the run
+        return -2
+
+    def pending(self, *, now: float) -> Iterator[PendingAnswers]:  # noqa: ARG002
+        for evaluation in list(self._open):
+            version = evaluation.key.version
+            for question, samples in evaluation.waiting():
+                suits = self._is_trusted if self._rules.audit is not None else None
+                # Where workers are chosen one by one, samples are placed one by one.
+                parts = [samples] if suits is None else [[sample] for sample in samples]
+                for part in parts:
+                    yield PendingAnswers(
+                        part,
+                        version,
+                        newest=version,
+                        suits=suits,
+                        evaluation=evaluation,
+                        question=question,
+                    )
+
+    def grant(
+        self, pending: PendingAnswers, worker: Peer, samples: Sequence[int], *, now: float
+    ) -> list[Send]:
+        evaluation, question = pending.evaluation, pending.question
+        assert worker.session is not None
+        assert worker.serving == evaluation.key
+        group = evaluation.group(question.cursor)
+        lease = self.leases.start(None, group, worker.peer, evaluation.key, samples, now=now)
+        evaluation.lease(question, lease)
+        task, given = evaluation.rules.task, lease.given
+        # The same seeds for every version: their scores differ by less chance.
+        seeds = sample_seeds(
+            self._rules.seed_key, GroupId(GROUP_FIRST + question.cursor), given.samples
+        )
+        granted = LeaseGranted(
+            given.lease,
+            given.attempt,
+            group,
+            question.tokens,
+            given.samples,
+            self._rules.limit(task, question.tokens).tokens,
+            task.sampling,
+            task.stop_token_ids,
+            evaluation.key.version,
+            self._rules.lease_silence_s,
+            rng_seeds=seeds,
+            hold_s=evaluation.rules.hold_s,
+        )
+        return [Send(worker.session, granted)]
+
+    # --- workers
+
+    def progressed(self, peer: Peer, message: LeaseProgress, *, now: float) -> list[Send]:
+        """A sign of life; what is written so far is not kept."""
+        lease = self.leases.held(peer, message)
+        if lease is None:
+            return send_to(peer, LeaseCancelled(message.lease, message.attempt))
+        evaluation = self._of(lease.given.group)
+        assert evaluation is not None
+        grows = lease.grows(message.samples, most=evaluation.rules.task.max_new_tokens)
+        self.leases.renew(lease, tokens=grows, now=now)
+        return []
+
+    def finished(
+        self, peer: Peer, message: SampleFinished, *, now: float
+    ) -> list[EvaluationAction]:
+        """Judge a result, and keep it if this version alone wrote it."""
+        lease = self.leases.held(peer, message)
+        evaluation = None if lease is None else self._of(lease.given.group)
+        if lease is None or evaluation is None or message.sample not in lease.samples:
+            return [*answer(peer, message, "the lease is over")]
+        question = evaluation.question(lease.given.group)
+        assert question is not None
+        task = evaluation.rules.task
+        limit = self._rules.limit(task, question.tokens)
+        fault = result_fault(
+            message,
+            vocab_size=self._rules.vocab_size,
+            limit=limit,
+            stop_token_ids=task.stop_token_ids,
+            believed=lambda key: key == evaluation.key and key in peer.acknowledged,
+            base=NOTHING,
+        )
+        if fault:
+            note = self._statistics.fault("result", f"{peer.name}: {fault}")
+            self._end(lease)
+            return [note, *self._scheduler.cancel(lease), *answer(peer, message, fault)]
+        self.leases.renew(lease, tokens=True, now=now)
+        self.leases.answer(lease, message.sample)
+        finish = message.finish if message.finish in WHOLE_ENDS else limit.finish
+        length = len(message.tokens) // 4
+        written = ScoredSample(math.nan, (), length, finish not in WHOLE_ENDS)
+        evaluation.keep(lease, message.sample, written)
+        self._statistics.tokens_accepted += length
+        return [
+            *answer(peer, message),
+            ScoreSample(
+                lease.given.group,
+                message.sample,
+                question.cursor,
+                message.tokens,
+                finish,
+                evaluation.rules.name,
+            ),
+        ]
+
+    def failed(
+        self,
+        peer: Peer,
+        message: LeaseFailed,
+        *,
+        now: float,  # noqa: ARG002 - as of other work
+    ) -> list[EvaluationAction]:
+        """The worker gives a lease back, mostly because it will not wait any longer."""
+        if (lease := self.leases.held(peer, message)) is not None:
+            self._end(lease)
+        return []
+
+    def rejoined(
+        self, peer: Peer, held: Collection[HeldLease], *, now: float
+    ) -> tuple[HeldLease, ...]:
+        """A worker came back; returns which of these leases it keeps. Those that it does not know
+        end.
+        """
+        known, kept = frozenset(held), list[HeldLease]()
+        for lease in self.leases.of_worker(peer.peer):
+            if lease.key in known:
+                self.leases.renew(lease, tokens=False, now=now)
+                kept.append(lease.key)
+            else:
+                self._end(lease)
+        return tuple(kept)
+
+    def worker_left(self, peer: Peer) -> None:
+        for lease in self.leases.of_worker(peer.peer):
+            self._end(lease)
+
+    def deadlines(self, *, now: float) -> list[EvaluationAction]:
+        """End the leases whose worker was silent or stuck."""
+        actions: list[EvaluationAction] = []
+        for lease in self.leases.expired(now=now):
+            actions += self._scheduler.cancel(lease)
+            self._end(lease)
+        return actions
+
+    def wake_at(self) -> float | None:
+        return self.leases.wake_at()
+
+    # --- after every event
+
+    def advance(self, *, now: float) -> list[EvaluationAction]:
+        """Ask for questions, open what is due, and close what is over."""
+        if not self._rules.evals:
+            return []
+        if not self._began:
+            # After a restart the newest version may not have been evaluated.
+            self._began = True
+            if (newest := self._versions.newest) is not None:
+                self.published(newest)
+        actions: list[EvaluationAction] = []
+        for questions in self._questions.values():
+            actions += questions.ask()
+        ready = [pair for pair in self._waiting if self._questions[pair[0].name].complete]
+        for rules, record in ready:
+            self._waiting.remove((rules, record))
+            actions += self._begin(rules, record, now)
+        for evaluation in list(self._open):
+            if evaluation.over or (evaluation.idle and not self._can_go_on(evaluation)):
+                actions += self._tell(evaluation, now)
+        return actions
+
+    # --- inside
+
+    def _of(self, group: GroupId) -> OpenEvaluation | None:
+        return next((each for each in self._open if each.question(group) is not None), None)
+
+    def _live(self, record: VersionPublished) -> bool:
+        return self._versions.live(key_of(record)) is not None
+
+    def _is_wanted(self, rules: EvalRules, record: VersionPublished) -> bool:
+        return (rules, record) in self._waiting or any(
+            (each.rules, each.key) == (rules, key_of(record)) for each in self._open
+        )
+
+    def _wants(self, rules: EvalRules, record: VersionPublished) -> None:
+        self._due_at[rules.name] = record.version
+        self._waiting.append((rules, record))
+
+    def _begin(
+        self, rules: EvalRules, record: VersionPublished, now: float
+    ) -> list[EvaluationAction]:
+        questions = list(self._questions[rules.name].all.values())
+        evaluation = OpenEvaluation(rules, key_of(record), questions, serial=self._serial, now=now)
+        self._serial += 1
+        self._open.append(evaluation)
+        mine = [each for each in self._open if each.rules.name == rules.name]
+        return self._tell(mine[0], now) if len(mine) > OPEN_MAX else []
+
+    def _can_go_on(self, evaluation: OpenEvaluation) -> bool:
+        """Whether some worker serves this version, or may come to serve it."""
+        newest = self._versions.newest
+        if newest is not None and key_of(newest) == evaluation.key:
+            return True
+        return any(
+            peer.alive and peer.serving == evaluation.key and self._may_write(peer)
+            for peer in self._members.workers()
+        )
+
+    def _may_write(self, peer: Peer) -> bool:
+        return self._rules.audit is None or peer.trusted
+
+    def _is_trusted(self, worker: PeerId) -> bool:
+        peer = self._members.get(worker)
+        return peer is not None and peer.trusted
+
+    def _tell(self, evaluation: OpenEvaluation, now: float) -> list[EvaluationAction]:
+        """It is over: what it found is durable from now on."""
+        rules, key, rows = evaluation.rules, evaluation.key, evaluation.whole_rows()
+        found = summed_up(rows, rules.samples, solved_at=rules.solved_at)
+        self._number += 1
+        record = Evaluated(
+            self._number,
+            rules.name,
+            key.version,
+            key.digest,
+            len(rows),
+            evaluation.of,
+            rules.samples,
+            found.mean,
+            found.se,
+            found.passes,
+            found.parts,
+            found.truncated,
+            found.tokens,
+            now - evaluation.began_at,
+        )
+        self._known.append(record)
+        del self._known[:-KNOWN_MAX]
+        return [Persist(record), _note(record), *self._close(evaluation)]
+
+    def _close(self, evaluation: OpenEvaluation) -> list[EvaluationAction]:
+        self._open.remove(evaluation)
+        actions: list[EvaluationAction] = []
+        for lease in evaluation.leased.values():
+            actions += self._scheduler.cancel(lease)
+            self.leases.end(lease)
+        return actions
+
+    def _end(self, lease: Lease) -> None:
+        """The lease is over: its open answers wait again."""
+        evaluation = self._of(lease.given.group)
+        assert evaluation is not None
+        self.leases.end(lease)
+        evaluation.ended(lease)
+
+    def check(self) -> None:
+        self.leases.check()
+        for questions in self._questions.values():
+            questions.check()
+        for evaluation in self._open:
+            evaluation.check()
+        leased = {key for each in self._open for key in each.leased}
+        assert leased == {lease.key for lease in self.leases}
+
+
+def _note(found: Evaluated) -> Note:
+    whole = "" if found.rows == found.of else f" ({found.rows} of {found.of} questions)"
+    error = "" if math.isnan(found.se) else f" +- {found.se:.3f}"
+    return Note(
+        "evaluated", f"{found.name}: version {found.version}: {found.mean:.3f}{error}{whole}"
+    )

@@ -1,0 +1,271 @@
+"""Versions are scored whole and by themselves, whatever else happens."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from echo2d.core.base.ids import Version
+from echo2d.core.cluster.events import Note, PeerDisconnected, PeerRevoked
+from echo2d.core.cluster.rules import AuditRules, EvalRules, TaskRules
+from echo2d.core.coordinator.events import EvaluationsAsked
+from echo2d.core.evaluation.events import Evaluated, PassAt
+from echo2d.core.evaluation.json_form import evaluated_json
+from echo2d.core.evaluation.open_evaluation import GROUP_FIRST
+from echo2d.core.protocol.control_messages import (
+    HeldLease,
+    LeaseFailed,
+    LeaseGranted,
+    VersionSpan,
+)
+from echo2d.core.protocol.sampling import Sampling
+from echo2d.testing.memory_run import FakePeer
+from tests.support.coordinator_world import World, train, version_key
+from tests.support.rollouts import world_of
+
+HELD = TaskRules("held", sampling=Sampling(0.0), max_new_tokens=6, stop_token_ids=(1,))
+EVAL = EvalRules(HELD, every=2, samples=2, rows=3, hold_s=30.0)
+
+
+def evaluated(world: World) -> list[Evaluated]:
+    return world.ledger.evaluated
+
+
+def of_evaluations(peer: FakePeer) -> list[LeaseGranted]:
+    return [m for m in peer.inbox if isinstance(m, LeaseGranted) and m.group >= GROUP_FIRST]
+
+
+def scoring(*slots: int, rules: EvalRules = EVAL, **changes: object) -> World:
+    return world_of(*slots, evals=(rules,), **changes)[0]
+
+
+def test_the_first_version_and_every_second_one_are_scored_whole() -> None:
+    world = scoring(4, 4)
+    train(world, 5)
+    world.work()
+    found = evaluated(world)
+    assert [each.version for each in found] == [0, 2, 4]
+    assert [each.number for each in found] == [1, 2, 3]
+    assert {(each.name, each.rows, each.of, each.samples) for each in found} == {("held", 3, 3, 2)}
+    assert {each.digest for each in found} == {version_key(v).digest for v in (0, 2, 4)}
+    # Of two samples one is right (`MemoryRun`).
+    assert {(each.mean, each.passes) for each in found} == {(0.5, (PassAt(1, 0.5), PassAt(2, 1.0)))}
+    assert {(each.tokens, each.truncated) for each in found} == {(3.0, 0.0)}
+
+
+def test_a_lease_names_one_version_and_the_evaluations_own_sampling() -> None:
+    world = scoring(8)
+    train(world, 3)
+    world.work()
+    leases = of_evaluations(world.peers["w0"])
+    assert {(lease.oldest, lease.hold_s) for lease in leases} == {(0, 30.0), (2, 30.0)}
+    assert {(lease.sampling, lease.max_new_tokens) for lease in leases} == {(Sampling(0.0), 6)}
+    by_version = [
+        [lease.rng_seeds for lease in leases if lease.oldest == version] for version in (0, 2)
+    ]
+    assert by_version[0] == by_version[1]
+
+
+def test_its_questions_never_enter_a_batch() -> None:
+    """The rows of the task are those of the evaluation, in part: they are left out of training."""
+    world = World(replace(World().rules, evals=(EVAL,)))
+    world.rows = lambda cursor: f"row {cursor}"
+    world.connect("seed", kind="seed", slots=0)
+    world.connect("w0", slots=8)
+    train(world, 3)
+    world.work()
+    rows = {g.source.row for g in world.ledger.groups.values()}
+    assert rows
+    assert not rows & {"row 0", "row 1", "row 2"}
+    assert all(
+        trajectory.source.task != "held"
+        for batch in world.trained.values()
+        for group in batch.groups
+        for trajectory in group.trajectories
+    )
+
+
+def open_evaluation(world: World, name: str = "w0") -> list[tuple[HeldLease, int]]:
+    """The answers of evaluations that this worker has still to write."""
+    peer = world.peers[name]
+    return [each for each in peer.open if peer.leases[each[0]].group >= GROUP_FIRST]
+
+
+def write_for_the_run(world: World) -> None:
+    """All workers write what is for the run, and nothing for evaluations."""
+    while True:
+        for peer in world.peers.values():
+            rest = [each for each in peer.open if each not in open_evaluation(world, peer.name)]
+            if rest and peer.serving is not None:
+                world.say(peer, peer.finish(*rest[0]))
+                break
+        else:
+            if not world.pending:
+                return
+        world.drain()
+
+
+def at_version_2(*slots: int) -> World:
+    """Workers serve version 2, whose evaluation has just begun."""
+    world = scoring(*slots)
+    train(world, 2)
+    world.drain()
+    for peer in list(world.peers.values()):
+        world.refit(peer)
+    return world
+
+
+def train_step_3(world: World) -> None:
+    waiting = world.ask_batch(3)
+    write_for_the_run(world)
+    digest = world.replies[waiting].digest
+    assert digest is not None
+    world.commit(3, digest)
+    world.publish(3)
+    world.drain()
+
+
+def test_when_nobody_serves_the_version_any_more_the_score_says_of_how_many() -> None:
+    """The worker gives the lease back when the newer version has waited for long enough."""
+    world = at_version_2(4)
+    worker = world.peers["w0"]
+    for answer in open_evaluation(world):
+        world.say(worker, worker.finish(*answer))
+    world.drain()
+    train_step_3(world)
+    assert worker.ready == version_key(3)
+    assert not world.refit(worker), "it waits for the lease"
+    given_back = {key for key, _ in open_evaluation(world)}
+    for key in given_back:
+        worker.forget(key)
+        world.say(worker, LeaseFailed(key.lease, key.attempt, "a newer version is loaded"))
+    # The coordinator leases them again before it hears of the refit.
+    refused = {key for key, _ in open_evaluation(world)}
+    for key in refused:
+        worker.forget(key)
+    assert world.refit(worker)
+    assert [each.version for each in evaluated(world)] == [0]
+    for key in refused:
+        world.say(worker, LeaseFailed(key.lease, key.attempt, "version 3 is served"))
+    assert [(each.version, each.rows, each.of) for each in evaluated(world)] == [
+        (0, 3, 3),
+        (2, 2, 3),
+    ]
+
+
+def test_an_answer_of_which_another_version_wrote_a_part_does_not_count() -> None:
+    world = at_version_2(4)
+    worker = world.peers["w0"]
+    (key, sample), *_ = open_evaluation(world)
+    mixed = worker.finish(key, sample)
+    old = version_key(1)
+    spans = (VersionSpan(0, 1, old.version, old.digest), replace(mixed.spans[0], start=1))
+    actions = world.say(worker, replace(mixed, spans=spans))
+    assert [each.kind for each in actions if isinstance(each, Note)] == ["result"]
+    worker.forget(key)
+    world.work()
+    assert [(each.version, each.rows) for each in evaluated(world)] == [(0, 3), (2, 3)]
+
+
+@pytest.mark.parametrize("lost", ["revoked", "silent", "forgetful"])
+def test_what_a_lost_worker_had_is_written_by_another(lost: str) -> None:
+    world = at_version_2(4, 4)
+    worker = world.peers["w0"]
+    assert open_evaluation(world)
+    worker.leases.clear()
+    worker.open.clear()
+    if lost == "revoked":
+        world.handle(PeerRevoked(worker.peer))
+        del world.peers["w0"]
+    elif lost == "forgetful":
+        world.connect("w0")
+    else:
+        world.pass_time(20.0)
+        world.connect("w1")
+    world.work()
+    assert [(each.version, each.rows) for each in evaluated(world)] == [(0, 3), (2, 3)]
+
+
+def test_a_worker_that_comes_back_goes_on_with_its_leases() -> None:
+    world = at_version_2(4)
+    before = open_evaluation(world)
+    world.handle(PeerDisconnected(world.peers["w0"].session, "reset"))
+    world.connect("w0")
+    assert open_evaluation(world) == before
+    world.work()
+    assert [each.rows for each in evaluated(world)] == [3, 3]
+
+
+def test_after_a_crash_the_newest_version_is_scored_again_if_it_was_not_whole() -> None:
+    world = at_version_2(4)
+    (key, sample), *_ = open_evaluation(world)
+    world.say(world.peers["w0"], world.peers["w0"].finish(key, sample))
+    world.crash()
+    world.work()
+    found = evaluated(world)
+    assert [(each.number, each.version, each.rows) for each in found] == [(1, 0, 3), (2, 2, 3)]
+    world.crash()
+    world.work()
+    assert evaluated(world) == found
+
+
+def test_a_question_whose_reward_failed_does_not_count() -> None:
+    world = at_version_2(4)
+    world.reward = lambda cursor, sample: None if cursor == 1 else 1.0
+    world.work()
+    last = evaluated(world)[-1]
+    assert (last.rows, last.of, last.mean) == (2, 3, 1.0)
+
+
+def test_scores_of_a_revoked_version_are_forgotten() -> None:
+    world = at_version_2(4)
+    world.open_session(1)
+    world.work()
+    assert [each.version for each in evaluated(world)] == [0]
+    assert not open_evaluation(world)
+
+
+def test_the_learner_has_its_last_version_scored() -> None:
+    """However the versions are counted: it asks until nothing is unfinished."""
+    world = scoring(4, rules=replace(EVAL, every=10))
+    train(world, 3)
+    epoch = world.ledger.epoch
+
+    def ask(version: int, after: int = 1) -> Any:
+        return world.call(lambda n: EvaluationsAsked(n, after, epoch, Version(version)))
+
+    assert ask(3).body == {"evaluations": [], "unfinished": ["held"]}
+    world.work()
+    body = ask(3).body
+    assert body["unfinished"] == []
+    assert [(each["version"], each["mean"]) for each in body["evaluations"]] == [(3, 0.5)]
+    assert ask(0).status == 200
+    refused = ask(2)
+    assert (refused.status, refused.body["error"]) == (409, "version")
+    reading: Any = world.call(lambda n: EvaluationsAsked(n, 0)).body
+    assert [each["number"] for each in reading["evaluations"]] == [1, 2]
+    world.open_session(3)
+    assert ask(3).body["error"] == "fenced"
+
+
+def test_with_an_audit_trusted_workers_alone_write_the_answers() -> None:
+    world = World(replace(World().rules, evals=(EVAL,), audit=AuditRules(newcomer=0)))
+    for name, kind in (("seed", "seed"), ("auditor", "auditor")):
+        world.connect(name, kind=kind, slots=0)  # type: ignore[arg-type]
+    world.connect("stranger", slots=8)
+    world.connect("mine", slots=2, trusted=True)
+    train(world, 4)
+    world.work()
+    assert [each.rows for each in evaluated(world)] == [3, 3, 3]
+    assert not of_evaluations(world.peers["stranger"])
+
+
+def test_one_answer_has_no_standard_error_and_json_has_no_nan() -> None:
+    world = scoring(4, rules=replace(EVAL, rows=1, samples=1))
+    world.work()
+    [found] = evaluated(world)
+    assert math.isnan(found.se)
+    assert evaluated_json(found)["se"] is None
+    [status] = world.state.status().evaluations
+    assert (status.version, status.mean, status.se, status.open_version) == (0, 0.0, None, None)
