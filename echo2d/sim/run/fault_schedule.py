@@ -11,7 +11,7 @@ from typing import Literal
 
 from echo2d.core.audit.events import LimitsLearnt
 from echo2d.core.base.ids import RunId
-from echo2d.core.cluster.rules import AuditRules, RowFilter, RunRules, TaskRules
+from echo2d.core.cluster.rules import AuditRules, EvalRules, RowFilter, RunRules, TaskRules
 from echo2d.registry import SHAPES
 from echo2d.sim.run.engine import STOP, VOCAB
 
@@ -46,6 +46,7 @@ NEVER_CLEAR = 1 << 30
 
 # What an earlier process learnt of honest engines.
 LEARNT = LimitsLearnt("torch", 0.1, 0.002, 0)
+EVALUATED = 0.4
 AUDITED = 0.25  # share of runs that have an audit
 # How often each kind is drawn, relative to the others.
 KINDS: tuple[tuple[FaultKind, int], ...] = (
@@ -114,6 +115,7 @@ class Schedule:
             kills = [chance.uniform(0.5, heal_s) for _ in range(chance.randint(0, 3))]
             died = [RunFault(at, "kill_auditor", 1, chance.uniform(0.2, 20.0)) for at in kills]
             faults = tuple(sorted([*faults, *died], key=lambda fault: fault.at_s))
+        rules = replace(rules, evals=_evals(random.Random(rng_seed ^ 0xE7A1), rules))
         return Schedule(
             rng_seed=rng_seed,
             rules=rules,
@@ -164,6 +166,22 @@ def _tasks(rng: random.Random, max_new_tokens: int) -> tuple[TaskRules, ...]:
             tasks[-1], max_new_tokens=max(1, max_new_tokens // 2), row_filter=RowFilter(1, 2)
         )
     return tuple(tasks)
+
+
+def _evals(chance: random.Random, rules: RunRules) -> tuple[EvalRules, ...]:
+    """Mostly none. Their questions are rows that the tasks have, too."""
+    if chance.random() > EVALUATED:
+        return ()
+    task = replace(rules.tasks[0], name="held", row_filter=None)
+    return (
+        EvalRules(
+            task,
+            every=chance.randint(1, 3),
+            samples=chance.randint(1, 2),
+            rows=chance.randint(1, 4),
+            hold_s=chance.choice([0.5, 5.0, 30.0]),
+        ),
+    )
 
 
 def _audit(chance: random.Random) -> AuditRules:

@@ -31,6 +31,8 @@ from echo2d.core.coordinator.events import (
     SessionAsked,
 )
 from echo2d.core.coordinator.state import CoordinatorState
+from echo2d.core.evaluation.events import Evaluated
+from echo2d.core.evaluation.open_evaluation import GROUP_FIRST
 from echo2d.core.protocol.control_messages import (
     EncodeVersion,
     HeldLease,
@@ -98,6 +100,7 @@ class InvariantChecker:
         self.handed_over = self.joined = (
             0  # leases that go on from somebody's output, results of such
         )
+        self.evaluated = 0  # whole evaluations
         self.outlived = 0  # results under leases of an earlier coordinator process
         self._before: frozenset[HeldLease] = frozenset()
         self._facts: dict[FormId, FormFacts] = {}  # of every form that was signed
@@ -125,7 +128,9 @@ class InvariantChecker:
 
     # --- what becomes durable
 
-    def persist(self, record: CoordinatorRecord) -> None:
+    def persist(  # noqa: C901 - one line per record
+        self, record: CoordinatorRecord
+    ) -> None:
         """Judges the record, and writes it."""
         match record:
             case EpochOpened(epoch):
@@ -136,6 +141,8 @@ class InvariantChecker:
                 open_groups = self.ledger.groups.values()
                 taken = {(stored.source.task, stored.cursor) for stored in open_groups}
                 assert (source.task, cursor) not in taken, "a prompt twice"
+            case Evaluated():
+                self._check_evaluated(record)
             case LeaseGiven():
                 self._check_given(record)
             case SampleKept(group, lease, attempt, kept):
@@ -168,6 +175,14 @@ class InvariantChecker:
         assert record.publish_seq == max(self.ledger.published, default=0) + 1
         assert record.epoch == self.ledger.epoch
         assert record.version <= self._last_committed()
+
+    def _check_evaluated(self, record: Evaluated) -> None:
+        key = VersionKey(record.version, record.digest)
+        assert key not in self.ledger.revoked
+        assert record.number == len(self.ledger.evaluated) + 1
+        assert 0 <= record.rows <= record.of
+        assert (record.rows == 0) == math.isnan(record.mean)
+        self.evaluated += record.rows == record.of
 
     def _check_given(self, record: LeaseGiven) -> None:
         """Only of a sample that has no result, and one alone if it has tokens, which must be as good as a result."""
@@ -355,7 +370,10 @@ class InvariantChecker:
         """I4: nothing is acknowledged that is not durable."""
         match action:
             case Send(_, SampleAnswered(lease, attempt, sample, accepted)) if accepted:
-                assert (HeldLease(lease, attempt), sample) in self._kept, (
+                key = HeldLease(lease, attempt)
+                # Answers of evaluations are scored again after a crash.
+                of_run = self._granted[key][1].group < GROUP_FIRST
+                assert not of_run or (key, sample) in self._kept, (
                     "I4: an accepted result is not durable"
                 )
             case Send(_, EncodeVersion() as order):
