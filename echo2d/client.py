@@ -186,7 +186,7 @@ class Group:
     """The trajectories of one prompt. prompt: int32 [p].
 
     left_out: the samples that it lacks, because nobody could compute their reward. sampling: as all
-    its tokens were drawn.
+    its tokens were drawn. tags: facts about the prompt by which rewards are compared.
     """
 
     group_id: int
@@ -194,6 +194,7 @@ class Group:
     trajectories: tuple[Trajectory, ...]
     left_out: tuple[int, ...] = ()
     sampling: Sampling = WHOLE
+    tags: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -587,6 +588,7 @@ def read_batch(epoch: int, digest: str, body: bytes) -> Batch:
             tuple(map(_trajectory, group.trajectories)),
             group.left_out,
             group.sampling,
+            {tag.name: tag.value for tag in group.tags},
         )
         for group in found.groups
     )

@@ -176,6 +176,15 @@ class TaskTable(Table):
     template: dict[str, Any] = key(
         "further variables of the model's chat template, such as enable_thinking", dict
     )
+    overlong_tokens: int = key(
+        "of an answer's last tokens, each costs a part of overlong_penalty (DAPO's soft overlong"
+        " punishment); 0: length costs nothing",
+        0,
+        low=0,
+    )
+    overlong_penalty: float = key(
+        "what an answer at max_new_tokens loses, with overlong_tokens", 1.0, low=0.0
+    )
     on_error: Literal["zero", "drop_sample", "retry"] = key(
         "what happens to an answer whose reward raises an error; retry: three tries, then as"
         " drop_sample",

@@ -17,6 +17,8 @@ from echo2d.client import Batch, Group, PeerFault, Span, Trajectory
 
 LOGPROB_MAX = 1e-4  # 0 is the largest logarithm of a probability; the rest allows for rounding
 REWARD_MAX = 1e15  # absolute value; its square is still finite in float32
+# How answers end that were not finished.
+CUT_OFF = ("length", "context")
 TRAINED_MAX = 1 << 14  # groups remembered: those of hundreds of steps
 
 
@@ -25,7 +27,8 @@ class BatchRules:
     """What the session promises about every batch.
 
     group_min: a group may lack some of its trajectories, but not more. masks: whether over_stale is
-    "mask".
+    "mask". trains_cut: whether answers that were cut off are trained on; otherwise they count in the
+    mean of their group alone.
     """
 
     staleness_max: int
@@ -34,6 +37,7 @@ class BatchRules:
     vocab_size: int
     group_min: int
     masks: bool = False
+    trains_cut: bool = True
 
     def fresh(self, span: Span, step: int) -> bool:
         """Whether this step may train on the span's tokens."""

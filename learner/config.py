@@ -116,6 +116,11 @@ class LearnerConfig(Recipe):
         low=0.0,
     )
 
+    cut_off: Literal["train", "filter"] = key(
+        "answers that were cut off: train on them, or let them count in the mean of their group alone"
+        " (DAPO's overlong filter)",
+        "train",
+    )
     eval_wait_s: float = key(
         "seconds to wait at the end for the evaluation of the last version", 600.0, low=0.0
     )

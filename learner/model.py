@@ -27,6 +27,7 @@ from learner.objectives import LossTotals, distance_to_base, policy_loss, token_
 from learner.packing import MicroBatch, PackedAnswer, micro_batches
 from learner.ranks import Ranks
 from learner.staleness_metrics import (
+    NO_TOKENS,
     Means,
     Tally,
     add_up,
@@ -118,10 +119,13 @@ class Policy:
         )
 
     def train_step(self, step: int, parts: Sequence[Part], staleness_max: int) -> StepReport:
-        """Run train step `step`: one optimizer step on each of the parts that `lay_out` returned.
+        """Run train step `step`: one optimizer step on each of the parts that `lay_out` returned. With
+        none, because all answers were filtered, nothing changes.
 
         FloatingPointError: a gradient is not finite. The optimizer steps before it stay applied.
         """
+        if not parts:
+            return StepReport(0.0, 0.0, NO_TOKENS, {}, ())
         config = self._config
         for group in self._optimizer.param_groups:
             group["lr"] = config.lr * min(1.0, step / max(1, config.warmup_steps))

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from echo2d.client import Batch, Group
-from learner.batches import BatchRules
+from learner.batches import CUT_OFF, BatchRules
 from learner.objectives import group_advantages
 
 PAD = 0  # any token id: attention is causal, so padding on the right is never seen
@@ -135,6 +135,8 @@ def _answers(group: Group, step: int, rules: BatchRules, *, scaled: bool) -> Ite
     rewards = np.array([trajectory.reward for trajectory in group.trajectories], dtype=np.float32)
     advantages = group_advantages(rewards, scaled=scaled)
     for trajectory, advantage in zip(group.trajectories, advantages, strict=True):
+        if not rules.trains_cut and trajectory.finish in CUT_OFF:
+            continue
         fresh = np.zeros(len(trajectory.tokens), dtype=np.bool_)
         staleness = np.zeros(len(trajectory.tokens), dtype=np.int64)
         for span in trajectory.spans:

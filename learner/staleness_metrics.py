@@ -87,6 +87,9 @@ class Means:
     kl: float
 
 
+NO_TOKENS = Means(0, 0.0, 0.0, 0.0, 0.0, 0.0)
+
+
 def overall(tallied: Tally) -> Means:
     return _means(tallied.sums_s.sum(1).tolist(), float(tallied.ratio_max_s.max()))
 

@@ -3,12 +3,16 @@
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
-from echo2d.client import Batch, Evaluation
-from learner.batches import staleness_histogram
+from echo2d.client import Batch, Evaluation, Group, Trajectory
+from learner.batches import CUT_OFF, staleness_histogram
 from learner.model import StepReport
 from learner.staleness_metrics import answers_by_staleness
+
+# Of one prompt, in the rewards by tag.
+TAGS_SHOWN_MAX = 8
 
 
 def row_of(
@@ -31,6 +35,8 @@ def row_of(
         "epoch": batch.epoch,
         "batch": batch.digest,
         "reward_mean": sum(rewards) / len(rewards),
+        **_lengths([trajectory for group in batch.groups for trajectory in group.trajectories]),
+        "tasks": _by_task(batch),
         "staleness": staleness_histogram(batch),
         "loss": report.loss,
         "grad_norm": report.grad_norm,
@@ -61,6 +67,48 @@ def evaluation_line(found: Evaluation) -> str:
         f"name={found.name} version={found.version} mean={mean} se={error} "
         f"rows={found.rows}/{found.of} samples={found.samples} seconds={found.seconds:.1f}"
     )
+
+
+def _lengths(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """Tokens of the answers, and the share of them that was cut off."""
+    lengths = [len(trajectory.tokens) for trajectory in trajectories]
+    cut = sum(trajectory.finish in CUT_OFF for trajectory in trajectories)
+    return {
+        "answer_tokens": sum(lengths) / len(lengths),
+        "answer_tokens_max": max(lengths),
+        "cut_off": cut / len(lengths),
+    }
+
+
+def _by_task(batch: Batch) -> dict[str, dict[str, Any]]:
+    """Of each task: groups, mean reward, its parts, lengths, and mean rewards by the prompts' tags."""
+    tasks: dict[str, list[Group]] = {}
+    for group in batch.groups:
+        tasks.setdefault(group.trajectories[0].task, []).append(group)
+    return {name: _task_row(groups) for name, groups in sorted(tasks.items())}
+
+
+def _task_row(groups: Sequence[Group]) -> dict[str, Any]:
+    answers = [trajectory for group in groups for trajectory in group.trajectories]
+    parts: dict[str, list[float]] = {}
+    tags: dict[str, list[float]] = {}
+    for group in groups:
+        for answer in group.trajectories:
+            for name, value in answer.reward_parts.items():
+                parts.setdefault(name, []).append(value)
+            for tag in [f"{name}={value}" for name, value in group.tags.items()][:TAGS_SHOWN_MAX]:
+                tags.setdefault(tag, []).append(answer.reward)
+    return {
+        "groups": len(groups),
+        "reward_mean": _mean([answer.reward for answer in answers]),
+        **_lengths(answers),
+        "parts": {name: _mean(values) for name, values in sorted(parts.items())},
+        "reward_by_tag": {name: _mean(values) for name, values in sorted(tags.items())},
+    }
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
 
 
 def _by_staleness(batch: Batch, report: StepReport) -> dict[int, dict[str, float]]:

@@ -127,7 +127,7 @@ class Learner:
         session = self._open_session()
         self._published = self._step
         self._epoch, self._publish_every = session.epoch, session.publish_every
-        self._rules = _rules(session, self._policy.vocab_size)
+        self._rules = _rules(session, self._policy.vocab_size, self._config)
         _check_temperature(self._config.temperature, session)
         self._evals = session.evaluations
         # Before the first publish, for its room on the disk. The epoch before may not know yet that
@@ -371,7 +371,7 @@ class Learner:
             time.sleep(BEAT_S)
 
 
-def _rules(session: Session, vocab_size: int) -> BatchRules:
+def _rules(session: Session, vocab_size: int, config: LearnerConfig) -> BatchRules:
     return BatchRules(
         session.staleness_max,
         session.trajectories_per_step // session.group_size,
@@ -379,6 +379,7 @@ def _rules(session: Session, vocab_size: int) -> BatchRules:
         vocab_size,
         session.group_min,
         masks=session.over_stale == "mask",
+        trains_cut=config.cut_off == "train",
     )
 
 

@@ -56,7 +56,8 @@ CREATE TABLE versions (
 CREATE TABLE forms (publish_seq INTEGER PRIMARY KEY, base BLOB, frame_bytes INTEGER NOT NULL);
 CREATE TABLE groups (
     group_id INTEGER PRIMARY KEY, cursor INTEGER NOT NULL, prompt BLOB NOT NULL,
-    task TEXT NOT NULL, source_row TEXT NOT NULL, sampling TEXT NOT NULL);
+    task TEXT NOT NULL, source_row TEXT NOT NULL, sampling TEXT NOT NULL,
+    tags TEXT NOT NULL);
 CREATE TABLE leases (
     group_id INTEGER NOT NULL REFERENCES groups ON DELETE CASCADE, lease INTEGER NOT NULL,
     attempt INTEGER NOT NULL,
@@ -134,9 +135,13 @@ _unpack_evaluated = unpacker(Evaluated, bytes_max=EVALUATED_BYTES_MAX)
 
 def _group(row: _Row) -> StoredGroup:
     """A stored group without its trajectories, which are read from other rows."""
-    group, cursor, prompt, task, source_row, sampling = row
+    group, cursor, prompt, task, source_row, sampling, tags = row
     stored: StoredGroup = _checked_group(
-        [[group, prompt, [], [], json.loads(sampling)], cursor, [task, source_row]]
+        [
+            [group, prompt, [], [], json.loads(sampling), json.loads(tags)],
+            cursor,
+            [task, source_row],
+        ]
     )
     if fault := stored.record.sampling.fault:
         raise PeerFault(fault)
@@ -246,7 +251,7 @@ NEWEST_FORM: Query[FormChosen] = Query(
 )
 GROUPS: Query[StoredGroup] = Query(
     "groups",
-    "SELECT group_id, cursor, prompt, task, source_row, sampling FROM groups ORDER BY group_id",
+    "SELECT group_id, cursor, prompt, task, source_row, sampling, tags FROM groups ORDER BY group_id",
     _group,
 )
 TRAJECTORIES: Query[tuple[GroupId, TrajectoryRecord]] = Query(
@@ -369,7 +374,7 @@ def _row_is_judged(record: RowJudged) -> list[Statement]:
 def _prompt_taken(record: PromptTaken) -> list[Statement]:
     return [
         (
-            "INSERT INTO groups VALUES (?, ?, ?, ?, ?, ?)",
+            "INSERT INTO groups VALUES (?, ?, ?, ?, ?, ?, ?)",
             (
                 record.group,
                 record.cursor,
@@ -377,6 +382,7 @@ def _prompt_taken(record: PromptTaken) -> list[Statement]:
                 record.source.task,
                 record.source.row,
                 json.dumps(astuple(record.sampling)),
+                json.dumps([astuple(tag) for tag in record.tags]),
             ),
         ),
         (_RAISE_CURSOR, (record.source.task, record.cursor + 1)),

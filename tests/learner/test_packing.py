@@ -186,3 +186,13 @@ def test_staleness_comes_from_the_spans() -> None:
     rules = dataclasses.replace(RULES, staleness_max=3)
     _, found = answers_of(batch_of(mixed, trajectory(1)), rules, scaled=True)
     assert found[0].staleness_n.tolist() == [1, 0, 0]
+
+
+def test_answers_that_were_cut_off_may_count_in_the_mean_alone() -> None:
+    whole = trajectory(NEW, reward=1.0)
+    cut = dataclasses.replace(trajectory(NEW, reward=0.0), finish="length")
+    batch = batch_of(whole, cut)
+    filtered = dataclasses.replace(RULES, trains_cut=False)
+    both, kept = [answers_of(batch, rules, scaled=False)[1] for rules in (RULES, filtered)]
+    assert [each.advantage for each in both] == [0.5, -0.5]
+    assert [each.advantage for each in kept] == [0.5]

@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from echo2d.client import (
     Batch,
     Evaluation,
+    Group,
     IntegrityFault,
     OperatorFault,
     PeerFault,
@@ -303,3 +306,62 @@ def test_a_resumed_learner_records_no_evaluation_twice(
     learn(dataclasses.replace(config, steps=2), coordinator)
     rows = learn(config, coordinator, resume=True)
     assert [row["eval"]["held"]["number"] for row in rows if "eval" in row] == [1, 2]
+
+
+def test_a_step_whose_answers_were_all_cut_off_changes_nothing(
+    config: LearnerConfig, coordinator: ScriptedCoordinator
+) -> None:
+    def cut(batch: Batch) -> Batch:
+        groups = [
+            dataclasses.replace(
+                group,
+                trajectories=tuple(
+                    dataclasses.replace(each, finish="length") for each in group.trajectories
+                ),
+            )
+            for group in batch.groups
+        ]
+        return dataclasses.replace(batch, groups=tuple(groups))
+
+    coordinator.spoil = dict.fromkeys(range(1, 3), cut)
+    rows = learn(dataclasses.replace(config, cut_off="filter", steps=2), coordinator)
+    assert [row["cut_off"] for row in rows] == [1.0, 1.0]
+    assert [row["grad_norm"] for row in rows] == [0.0, 0.0]
+    before, after = [
+        load_file(coordinator.published(version) / "model.safetensors") for version in (0, 2)
+    ]
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_rows_tell_lengths_and_what_each_task_got(
+    config: LearnerConfig, coordinator: ScriptedCoordinator
+) -> None:
+    def tagged(batch: Batch) -> Batch:
+        def change(index: int, group: Group) -> Group:
+            trajectories = tuple(
+                dataclasses.replace(
+                    each, task=f"task {index % 2}", reward_parts={"form": float(index)}
+                )
+                for each in group.trajectories
+            )
+            tags = {"level": str(index)}
+            return dataclasses.replace(group, trajectories=trajectories, tags=tags)
+
+        groups = [change(index, group) for index, group in enumerate(batch.groups)]
+        return dataclasses.replace(batch, groups=tuple(groups))
+
+    coordinator.spoil[1] = tagged
+    row = learn(dataclasses.replace(config, steps=1), coordinator)[0]
+    assert (row["answer_tokens"], row["answer_tokens_max"], row["cut_off"]) == (9.0, 9, 0.0)
+    assert row["tasks"] == {
+        f"task {number}": {
+            "groups": 2,
+            "reward_mean": 0.5,
+            "answer_tokens": 9.0,
+            "answer_tokens_max": 9,
+            "cut_off": 0.0,
+            "parts": {"form": number + 1.0},
+            "reward_by_tag": {f"level={number}": 0.5, f"level={number + 2}": 0.5},
+        }
+        for number in range(2)
+    }

@@ -110,6 +110,7 @@ def make_status(
         ),
         groups_dropped=dict(statistics.dropped_groups),
         answer_tokens=statistics.lengths,
+        wasted_tokens=dict(statistics.dropped_tokens),
         results_refused=dict(statistics.refused_results),
         rewards=tuple(statistics.batch_rewards),
         t_train_s=tuple(statistics.t_train_s),

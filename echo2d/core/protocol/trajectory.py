@@ -95,6 +95,14 @@ NO_SOURCE = Source()
 
 
 @dataclass(frozen=True, slots=True)
+class PromptTag:
+    """A fact about a prompt by which rewards are compared, such as its level."""
+
+    name: str
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
 class TrajectoryRecord:
     """One whole sample.
 
@@ -226,7 +234,7 @@ class GroupRecord:
     """The trajectories of one prompt. A group reaches the learner whole or as it declares (I5).
 
     left_out: samples without a trajectory, because nobody could compute their reward. sampling: as
-    all its tokens were drawn.
+    all its tokens were drawn. tags: of the prompt.
     """
 
     group: GroupId
@@ -234,6 +242,7 @@ class GroupRecord:
     trajectories: tuple[TrajectoryRecord, ...]
     left_out: tuple[int, ...] = ()
     sampling: Sampling = WHOLE
+    tags: tuple[PromptTag, ...] = ()
 
     @property
     def version_min(self) -> Version:

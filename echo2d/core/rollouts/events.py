@@ -10,6 +10,7 @@ from echo2d.core.protocol.trajectory import (
     NO_SOURCE,
     NOTHING,
     Partial,
+    PromptTag,
     RewardPart,
     Source,
     StoredGroup,
@@ -26,6 +27,7 @@ class PromptDrawn:
     cursor: int
     tokens: bytes
     source: Source = NO_SOURCE
+    tags: tuple[PromptTag, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +89,7 @@ class PromptTaken:
     prompt: bytes
     source: Source = NO_SOURCE
     sampling: Sampling = WHOLE
+    tags: tuple[PromptTag, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

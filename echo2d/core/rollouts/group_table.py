@@ -76,7 +76,9 @@ class OpenGroup:
         trajectories = tuple(self.kept[sample] for sample in sorted(self.kept))
         prompt = self.prompt
         left_out = tuple(sorted(self.left_out))
-        record = GroupRecord(self.group, prompt.tokens, trajectories, left_out, self.task.sampling)
+        record = GroupRecord(
+            self.group, prompt.tokens, trajectories, left_out, self.task.sampling, prompt.tags
+        )
         return StoredGroup(record, prompt.cursor, prompt.source)
 
     def lengths(self) -> list[int]:

@@ -145,7 +145,11 @@ class GroupWork:
         prompt = group.prompt
         sampling = group.task.sampling
         return [
-            Persist(PromptTaken(group.group, prompt.cursor, prompt.tokens, prompt.source, sampling))
+            Persist(
+                PromptTaken(
+                    group.group, prompt.cursor, prompt.tokens, prompt.source, sampling, prompt.tags
+                )
+            )
         ]
 
     def _grant_message(self, group: OpenGroup, given: LeaseGiven) -> LeaseGranted:

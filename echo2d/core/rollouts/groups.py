@@ -218,7 +218,7 @@ class Groups:
             if not prompts.skip(event.cursor):
                 return [StopRun(f"{name}, like many before, {text}")]
             return [self._statistics.fault("prompt", f"{name} {text}")]
-        prompts.drawn(DrawnPrompt(event.cursor, event.tokens, event.source))
+        prompts.drawn(DrawnPrompt(event.cursor, event.tokens, event.source, event.tags))
         return []
 
     def prompt_failed(self, event: PromptFailed) -> list[RolloutAction]:
@@ -448,7 +448,7 @@ class Groups:
     ) -> list[RolloutAction]:
         """lengths: in tokens, of all samples of the group, also of those not in `stored`."""
         if again and (prompts := self._prompts.get(stored.source.task)) is not None:
-            prompts.give_back(DrawnPrompt(stored.cursor, stored.record.prompt, stored.source))
+            prompts.give_back(_prompt_of(stored))
         self._statistics.dropped(reason, len(stored.record.trajectories), lengths)
         if reason in WORTHLESS:
             self._statistics.judged(stored.record.trajectories, trained=False)
@@ -677,7 +677,7 @@ class Groups:
             return self.discard(stored, "rules", "the run has no such task any more")
         group = OpenGroup(
             record.group,
-            DrawnPrompt(stored.cursor, record.prompt, stored.source),
+            _prompt_of(stored),
             task,
             set(range(size)) - set(kept) - set(record.left_out),
             kept,
@@ -754,6 +754,11 @@ class Groups:
             assert group.bad_results < BAD_RESULTS_MAX
             assert group.group not in self._staleness.held()
             assert not self._outdated(group)
+
+
+def _prompt_of(stored: StoredGroup) -> DrawnPrompt:
+    record = stored.record
+    return DrawnPrompt(stored.cursor, record.prompt, stored.source, record.tags)
 
 
 def _score(group: OpenGroup, kept: TrajectoryRecord) -> ScoreSample:

@@ -13,7 +13,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from echo2d.core.base.ids import Version
-from echo2d.core.protocol.trajectory import NO_SOURCE, Source, unpack_tokens
+from echo2d.core.protocol.trajectory import NO_SOURCE, PromptTag, Source, unpack_tokens
 from echo2d.core.rollouts.events import DrawPrompt
 from echo2d.core.rollouts.sampler import Sampler
 from echo2d.errors import PeerFault
@@ -33,6 +33,7 @@ class DrawnPrompt:
     cursor: int
     tokens: bytes
     source: Source = NO_SOURCE
+    tags: tuple[PromptTag, ...] = ()
 
 
 def prompt_fault(tokens: bytes, vocab_size: int) -> str:

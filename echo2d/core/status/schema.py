@@ -375,9 +375,10 @@ class Status:
     """A run at one moment.
 
     bubble_ratio and the lists of durations are of the newest steps and versions, at most RECENT_MAX
-    (`cluster/statistics.py`). staleness: trained trajectories by staleness. rewards: pairs of step
-    and mean reward. seed_copies, version_bytes: by version. attention: sentences for a person.
-    audit: None: it is off. process: None for a machine without a process around it, as in simulations.
+    (`cluster/statistics.py`). wasted_tokens: of dropped answers, by reason. staleness: trained
+    trajectories by staleness. rewards: pairs of step and mean reward. seed_copies, version_bytes: by
+    version. attention: sentences for a person. audit: None: it is off. process: None for a machine
+    without a process around it, as in simulations.
     """
 
     epoch: int
@@ -413,6 +414,7 @@ class Status:
     handed_over: HandedOverCounts
     groups_dropped: Mapping[str, int]
     answer_tokens: Mapping[str, float]
+    wasted_tokens: Mapping[str, int]
     results_refused: Mapping[str, int]
     rewards: tuple[tuple[int, float], ...]
     t_train_s: tuple[float, ...]

@@ -15,7 +15,7 @@ from fractions import Fraction
 from pathlib import Path
 
 from echo2d.config import CoordinatorConfig, EvalTable, SamplingTable, TaskTable, task_environment
-from echo2d.core.cluster.rules import EvalRules, RowFilter, TaskRules
+from echo2d.core.cluster.rules import EvalRules, RowFilter, RunRules, TaskRules
 from echo2d.core.protocol.sampling import Sampling
 from echo2d.core.rollouts.events import (
     DrawPrompt,
@@ -28,7 +28,7 @@ from echo2d.core.rollouts.events import (
     TaskProgress,
 )
 from echo2d.errors import OperatorFault
-from echo2d.runtime.coordinator.task_calls import TaskCalls
+from echo2d.runtime.coordinator.task_calls import OverlongPenalty, TaskCalls
 from echo2d.tasks.pool import Limits, TaskPool, TextSettings
 from echo2d.texts.files import text_digest
 
@@ -201,14 +201,27 @@ def drawn(table: SamplingTable) -> Sampling:
     return Sampling(table.temperature, table.top_p, table.top_k, table.min_p)
 
 
-def data_plane(tasks: Iterable[OpenTask], vocab_size: int) -> DataPlane:
+def data_plane(tasks: Iterable[OpenTask], evals: Iterable[OpenEval], rules: RunRules) -> DataPlane:
+    """Calls of these tasks. A score is of the answer alone, however long it is."""
+    limits = {task.name: task.max_new_tokens for task in rules.tasks}
     return DataPlane(
-        {
-            task.name: TaskCalls(
-                task.pool, name=task.name, vocab_size=vocab_size, on_error=task.table.on_error
-            )
-            for task in tasks
-        }
+        {task.name: _calls(task, rules.vocab_size, limits[task.name]) for task in tasks}
+        | {each.asks.name: _calls(each.asks, rules.vocab_size, None) for each in evals}
+    )
+
+
+def _calls(task: OpenTask, vocab_size: int, limit: int | None) -> TaskCalls:
+    """limit: tokens of an answer that may cost something; None: length costs nothing."""
+    table = task.table
+    costs = limit is not None and table.overlong_tokens
+    return TaskCalls(
+        task.pool,
+        name=task.name,
+        vocab_size=vocab_size,
+        on_error=table.on_error,
+        overlong=OverlongPenalty(limit, table.overlong_tokens, table.overlong_penalty)
+        if limit is not None and costs
+        else None,
     )
 
 

@@ -202,7 +202,7 @@ async def open_coordinator(
             make_machine(rules, recovered),
             access=access,
             ledger=ledger,
-            data_plane=data_plane([*tasks, *(each.asks for each in evals)], rules.vocab_size),
+            data_plane=data_plane(tasks, evals, rules),
             files=files,
             tls=tls,
             peer_networks=config.link.networks,

@@ -254,6 +254,13 @@ FAMILIES: tuple[Family[Status], ...] = (
         by_key(lambda status: status.answer_tokens),
         ("fate",),
     ),
+    Family(
+        "echo2d_wasted_tokens",
+        "Tokens of answers that were dropped with their groups, by reason",
+        by_key(lambda status: status.wasted_tokens),
+        ("reason",),
+        True,
+    ),
     counter(
         "echo2d_learner_train_seconds",
         "Time the learner trained",

@@ -14,9 +14,10 @@ exception that the pool does not turn into TaskFailed ends the coordinator.
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from echo2d.core.protocol.trajectory import RewardPart, Source, unpack_tokens
+from echo2d.core.protocol.trajectory import PromptTag, RewardPart, Source, unpack_tokens
 from echo2d.core.rollouts.events import (
     DrawPrompt,
     PromptDrawn,
@@ -52,12 +53,38 @@ class Pool(Protocol):
     def rewards(self, calls: Sequence[ScoreCall]) -> AsyncIterator[Score | TaskFailed]: ...
 
 
+@dataclass(frozen=True, slots=True)
+class OverlongPenalty:
+    """The soft overlong punishment of DAPO (arXiv 2503.14476, equation 13): an answer of at most
+    `most` - `tokens` tokens loses nothing, one of `most` loses `penalty`, linearly in between.
+    """
+
+    most: int
+    tokens: int
+    penalty: float
+
+    def of(self, length: int) -> float:
+        """What an answer of this length loses."""
+        beyond = length - (self.most - self.tokens)
+        return self.penalty * min(1.0, max(0.0, beyond / self.tokens)) if self.tokens else 0.0
+
+
 class TaskCalls:
-    """Prompts and rewards of one task. name: of the task, in metrics and trajectories."""
+    """Prompts and rewards of one task. name: of the task, in metrics and trajectories.
+
+    overlong: what long answers lose of their rewards; None: nothing.
+    """
 
     def __init__(
-        self, pool: Pool, *, name: str, vocab_size: int, on_error: OnError = "drop_sample"
+        self,
+        pool: Pool,
+        *,
+        name: str,
+        vocab_size: int,
+        on_error: OnError = "drop_sample",
+        overlong: OverlongPenalty | None = None,
     ) -> None:
+        self._overlong = overlong
         self._pool = pool
         self._name = name
         self._vocab_size = vocab_size
@@ -81,7 +108,8 @@ class TaskCalls:
             )
             await asyncio.sleep(delay_s)
             delay_s = min(RETRY_S_MAX, 2 * delay_s)
-        return PromptDrawn(action.cursor, found.tokens, Source(self._name, found.row))
+        tags = tuple(PromptTag(name, value) for name, value in sorted(found.tags.items()))
+        return PromptDrawn(action.cursor, found.tokens, Source(self._name, found.row), tags)
 
     def shares(self, actions: Sequence[ScoreSample]) -> list[Sequence[ScoreSample]]:
         """Divide samples among as many calls of `score` as the pool can work on at once."""
@@ -124,7 +152,10 @@ class TaskCalls:
         group, sample = action.group, action.sample
         if isinstance(result, Score):
             parts = tuple(RewardPart(name, value) for name, value in result.parts.items())
-            return SampleScored(group, sample, result.reward, "", parts)
+            lost = 0.0 if self._overlong is None else self._overlong.of(len(action.tokens) // 4)
+            if self._overlong is not None:
+                parts += (RewardPart("overlong", -lost),)
+            return SampleScored(group, sample, result.reward - lost, "", parts)
         reason = f"{result.kind}: {result.reason}"
         log.warning("reward failed group=%d sample=%d reason=%s", group, sample, reason)
         too_hard = result.kind == "unjudged" or (

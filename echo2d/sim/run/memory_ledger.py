@@ -82,10 +82,10 @@ class MemoryLedger:
                 self.rows.pop(source, None)
                 if record.equal:
                     self.rows[source] = record
-            case PromptTaken(group, cursor, prompt, source, sampling):
+            case PromptTaken(group, cursor, prompt, source, sampling, tags):
                 assert group not in self.groups
                 self.groups[group] = StoredGroup(
-                    GroupRecord(group, prompt, (), (), sampling), cursor, source
+                    GroupRecord(group, prompt, (), (), sampling, tags), cursor, source
                 )
                 begun = self.tasks.get(source.task, TaskProgress(source.task, 0, b"", b""))
                 self.tasks[source.task] = replace(

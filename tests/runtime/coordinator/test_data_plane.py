@@ -1,5 +1,6 @@
 """Several tasks of one run: each prompt and reward reaches its own, and their data stay the same."""
 
+import asyncio
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from fractions import Fraction
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from echo2d.config import CoordinatorConfig
-from echo2d.core.base.ids import GroupId
+from echo2d.core.base.ids import GroupId, RunId
 from echo2d.core.cluster.rules import RowFilter
 from echo2d.core.protocol.sampling import Sampling
 from echo2d.core.protocol.trajectory import Source, pack_tokens
@@ -28,6 +29,7 @@ from echo2d.runtime.coordinator.data_plane import (
     open_tasks,
     task_rules,
 )
+from echo2d.runtime.coordinator.main import make_rules
 from echo2d.tasks.sort_digits import answer
 from tests.support.texts import write_text_model
 
@@ -56,6 +58,7 @@ def rows(folder: Path, *questions: str, **options: Any) -> dict[str, Any]:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     write_text_model(tmp_path / "model")
+    (tmp_path / "model" / "config.json").write_text("{}")
     return tmp_path
 
 
@@ -64,9 +67,11 @@ async def opened(stack: AsyncExitStack, *args: Any, **tables: Any) -> list[OpenT
 
 
 async def test_each_prompt_and_reward_is_of_its_own_task(folder: Path) -> None:
+    made = config(folder, SORTS, rows(folder, "ab", "c", epochs=1))
     async with AsyncExitStack() as stack:
-        tasks = await opened(stack, folder, SORTS, rows(folder, "ab", "c", epochs=1))
-        plane = data_plane(tasks, 256)
+        tasks = await open_tasks(stack, made)
+        rules = await asyncio.to_thread(make_rules, made, RunId("run"), tasks)
+        plane = data_plane(tasks, (), rules)
         drawn = await plane.draw(DrawPrompt(3, "sorts"))
         assert isinstance(drawn, PromptDrawn)
         assert drawn.source == Source("sorts")

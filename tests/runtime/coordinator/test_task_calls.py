@@ -3,7 +3,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 import pytest
 
 from echo2d.core.base.ids import GroupId
-from echo2d.core.protocol.trajectory import RewardPart, Source, pack_tokens
+from echo2d.core.protocol.trajectory import PromptTag, RewardPart, Source, pack_tokens
 from echo2d.core.rollouts.events import (
     DrawPrompt,
     PromptDrawn,
@@ -12,7 +12,7 @@ from echo2d.core.rollouts.events import (
     ScoreSample,
 )
 from echo2d.runtime.coordinator import task_calls
-from echo2d.runtime.coordinator.task_calls import RETRIES, OnError, TaskCalls
+from echo2d.runtime.coordinator.task_calls import RETRIES, OnError, OverlongPenalty, TaskCalls
 from echo2d.tasks.pool import Score, ScoreCall, TaskPrompt
 from echo2d.tasks.process import TaskFailed
 
@@ -161,3 +161,31 @@ async def test_prompts_outside_the_vocabulary_are_failures(
 
     pool.make = mended
     assert isinstance(await calls(pool).draw(DrawPrompt(7)), PromptDrawn)
+
+
+async def test_long_answers_lose_something_and_say_what(pool: Pool) -> None:
+    """DAPO: nothing up to 6 tokens, all of the penalty at 10, half of it in between."""
+    overlong = OverlongPenalty(most=10, tokens=4, penalty=0.5)
+    made = TaskCalls(pool, name="sums", vocab_size=100, overlong=overlong)
+
+    async def lost(tokens: int) -> tuple[float, float]:
+        action = ScoreSample(GroupId(1), 0, 0, pack_tokens([3] * tokens), "stop")
+        [found] = await scores(made, action)
+        assert found.reward is not None
+        [part] = found.parts
+        assert part.name == "overlong"
+        return tokens - found.reward, part.value
+
+    assert [await lost(tokens) for tokens in (1, 6, 8, 10)] == [
+        (0.0, 0.0),
+        (0.0, 0.0),
+        (0.25, -0.25),
+        (0.5, -0.5),
+    ]
+
+
+async def test_the_facts_of_a_prompt_reach_the_metrics(pool: Pool) -> None:
+    pool.make = lambda index: TaskPrompt(pack_tokens([1]), {"level": "3", "kind": "sum"}, "r")
+    drawn = await calls(pool).draw(DrawPrompt(7))
+    assert isinstance(drawn, PromptDrawn)
+    assert drawn.tags == (PromptTag("kind", "sum"), PromptTag("level", "3"))
