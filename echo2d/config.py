@@ -137,6 +137,9 @@ class SamplingTable(Table):
         low=0.0,
         high=0.999,
     )
+    stop: tuple[str, ...] = key(
+        "texts that end an answer, with the token that completes one; for tasks in text", ()
+    )
     vocab_size: int = key(
         "every token id is below this; 0: read it from run.base_model", 0, low=0, high=1 << 24
     )

@@ -87,13 +87,15 @@ class TextSettings:
     """How a task in text becomes tokens.
 
     directory: a model's, with tokenizer.json. template: replaces its chat template. system: the
-    first message, if not empty. options: further variables of the template.
+    first message, if not empty. options: further variables of the template. stops: texts that end an
+    answer.
     """
 
     directory: str
     template: str | None = None
     system: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
+    stops: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,7 @@ class ModelFiles:
     """What makes tokens of text: a model's files, and how its chat template is used.
 
     template: replaces its chat template. system: the first message of every prompt, if not empty.
-    options: further variables of the template.
+    options: further variables of the template. stops: texts that end an answer.
     """
 
     directory: str
@@ -49,6 +49,7 @@ class ModelFiles:
     template: str | None
     system: str
     options: Mapping[str, Any]
+    stops: Sequence[str] = ()
 
     @staticmethod
     def read(facts: Mapping[str, Any]) -> "ModelFiles":
@@ -69,7 +70,7 @@ class TaskTexts:
         if "tokenizer.json" not in model.files:
             raise OperatorFault(f"{model.directory} has no tokenizer.json; {NEEDS_MODEL}")
         self._texts = ModelTexts(model.files, model.template)
-        self._system, self._options = model.system, model.options
+        self._system, self._options, self._stops = model.system, model.options, model.stops
 
     def tokens(self, prompt: TextPrompt) -> list[int]:
         """UnusableText: the chat template does not take these messages."""
@@ -79,8 +80,15 @@ class TaskTexts:
         return self._texts.encode(self._texts.render(messages, self._options), special=False)
 
     def answer(self, tokens: Sequence[int], finish: "Finish") -> Answer:
-        told = tokens[:-1] if finish == "stop" else tokens
-        return Answer(self._texts.decode(told), finish, len(tokens))
+        """The text of the tokens, up to the first stop string.
+
+        ValueError: it is said to end at one, and does not.
+        """
+        text = self._texts.decode(tokens[:-1] if finish == "stop" else tokens)
+        ends = [place for stop in self._stops if (place := text.find(stop)) >= 0]
+        if finish == "stop_string" and not ends:
+            raise ValueError("the answer is said to end at a stop string, and has none")
+        return Answer(text[: min(ends)] if ends else text, finish, len(tokens))
 
 
 class ServedTask:

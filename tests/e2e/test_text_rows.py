@@ -16,6 +16,7 @@ STEPS = 3
 ROWS = 200
 # The tiny model sorts what stands before ">".
 TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}>"
+SAMPLING = 'sampling = { temperature = 0.8, stop = ["5"] }'
 EVAL = """
 [[eval]]
 every = 2
@@ -32,7 +33,8 @@ def write_rows(path: Path) -> None:
     path.write_text("\n".join(map(json.dumps, rows)))
 
 
-def test_rows_are_asked_scored_and_trained_on(site: Site) -> None:
+def configure(site: Site, more: str) -> None:
+    """Ask the rows of a file by the tiny model. more: further tables."""
     model = site.directory / "model"
     shutil.copytree(str(site.facts["model"]), model)
     (model / "chat_template.jinja").write_text(TEMPLATE)
@@ -50,8 +52,12 @@ def test_rows_are_asked_scored_and_trained_on(site: Site) -> None:
     ):
         assert old in text
         text = text.replace(old, new)
-    site.config.write_text(text + EVAL)
+    site.config.write_text(text + more)
     site.facts["model"] = model
+
+
+def test_rows_are_asked_scored_and_trained_on(site: Site) -> None:
+    configure(site, EVAL)
     site.coordinate()
     site.join("box", "--threads=1")
     learner = site.learn(STEPS)
@@ -80,3 +86,38 @@ def test_rows_are_asked_scored_and_trained_on(site: Site) -> None:
     assert [json.loads(line) for line in told] == scored
     assert "pass@2" in run("eval", f"--run-dir={site.run_dir}", "--version=2")
     assert "step 2" in run("samples", f"--run-dir={site.run_dir}", "--step=2", "--worst")
+
+
+def test_two_tasks_share_every_step_and_one_ends_its_answers_at_a_text(site: Site) -> None:
+    configure(site, "")
+    text = site.config.read_text()
+    start, end = text.index("[task]"), text.index("[", text.index("[task]") + 1)
+    task = text[start:end].replace("[task]", "[[task]]")
+    second = task.replace('name = "digits"', 'name = "first"\nweight = 0.25\n' + SAMPLING)
+    first = task.replace('name = "digits"', 'name = "digits"\nweight = 0.75')
+    site.config.write_text(text[:start] + first + second + text[end:])
+    site.coordinate()
+    site.join("box", "--threads=1")
+    learner = site.learn(STEPS)
+    assert learner.wait(3 * START_S) == 0, learner.tail()
+    metrics = (site.directory / "learner" / "metrics.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in metrics]
+    found = [{name: each["groups"] for name, each in row["tasks"].items()} for row in rows]
+    assert found == [{"digits": 3, "first": 1}] * STEPS
+    shown = run("samples", f"--run-dir={site.run_dir}", "--json", "--count=40").splitlines()
+    lines = [json.loads(line) for line in shown]
+    stopped = [
+        each["answer"]
+        for line in lines
+        if line["task"] == "first"
+        for each in line["samples"]
+        if each["finish"] == "stop_string"
+    ]
+    assert stopped
+    assert all(answer.endswith("5") and answer.count("5") == 1 for answer in stopped)
+    assert all(
+        each["finish"] != "stop_string"
+        for line in lines
+        if line["task"] == "digits"
+        for each in line["samples"]
+    )

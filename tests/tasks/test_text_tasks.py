@@ -1,6 +1,7 @@
 """Tasks in text, in real processes: tokens by the model's template, rewards that know the text."""
 
 import asyncio
+import dataclasses
 import tempfile
 import time
 from collections.abc import Iterator
@@ -139,3 +140,21 @@ async def test_a_process_that_starts_again_with_other_rows_scores_nothing(
             await process.kill()
         failed = await pool.reward(answer(0, "2"))
     assert failed == TaskFailed("died", "its data or options have changed since the run began")
+
+
+async def test_an_answer_ends_for_its_task_before_its_stop_string(model: TextSettings) -> None:
+    settings = dataclasses.replace(model, stops=("é", "zz"))
+    async with TaskPool(JUDGE, {"wait_s": 0.0}, texts=settings) as pool:
+
+        async def score(text: str, finish: Finish) -> Score | TaskFailed:
+            tokens = bytes_tokenizer().encode(text, add_special_tokens=False).ids
+            return await pool.reward(ScoreCall(0, pack_tokens(tokens), finish))
+
+        # The reward is the number of characters.
+        assert await score("abzzé", "stop_string") == Score(2.0)
+        assert await score("abé", "stop_string") == Score(2.0)
+        assert await score("abz", "length") == Score(3.0)
+        lie = await score("abz", "stop_string")
+    assert isinstance(lie, TaskFailed)
+    assert lie.kind == "error"
+    assert "is said to end at a stop string" in lie.reason

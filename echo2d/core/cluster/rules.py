@@ -63,7 +63,8 @@ class TaskRules:
     """One task of the run, and how its prompts are answered.
 
     weight: its share of the groups of a step is this over the sum of all weights. stop_token_ids:
-    the task's and the model's end tokens. row_filter: None: every row is asked.
+    the task's and the model's end tokens. stop_strings: texts that end an answer. row_filter: None:
+    every row is asked.
     """
 
     name: str = ""
@@ -71,6 +72,7 @@ class TaskRules:
     sampling: Sampling = WHOLE
     max_new_tokens: int = 1024
     stop_token_ids: tuple[int, ...] = ()
+    stop_strings: tuple[str, ...] = ()
     row_filter: RowFilter | None = None
 
 

@@ -28,6 +28,7 @@ from echo2d.core.evaluation.events import Evaluated, EvaluationAction
 from echo2d.core.evaluation.open_evaluation import GROUP_FIRST, OpenEvaluation
 from echo2d.core.evaluation.questions import EvalQuestion, Questions
 from echo2d.core.evaluation.summary import ScoredSample, summed_up
+from echo2d.core.protocol.answer_end import WHOLE_ENDS
 from echo2d.core.protocol.control_messages import (
     HeldLease,
     LeaseCancelled,
@@ -53,8 +54,6 @@ from echo2d.core.rollouts.scheduler import LeaseScheduler, PendingSamples
 OPEN_MAX = 4
 # Evaluations that are remembered; the ledger keeps all.
 KNOWN_MAX = 1 << 14
-# How an answer ends that is not cut off.
-WHOLE_ENDS = ("stop", "stop_string")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -262,6 +261,7 @@ class Evaluations:
             self._rules.lease_silence_s,
             rng_seeds=seeds,
             hold_s=evaluation.rules.hold_s,
+            stop_strings=task.stop_strings,
         )
         return [Send(worker.session, granted)]
 
@@ -297,6 +297,7 @@ class Evaluations:
             stop_token_ids=task.stop_token_ids,
             believed=lambda key: key == evaluation.key and key in peer.acknowledged,
             base=NOTHING,
+            stop_strings=bool(task.stop_strings),
         )
         if fault:
             note = self._statistics.fault("result", f"{peer.name}: {fault}")

@@ -4,7 +4,8 @@
     length       without a stop token, at the most tokens that its lease allows
     context      without a stop token, where prompt and answer fill the model's context. Leases allow
                  no more tokens than fit, so a worker calls this "length"
-    stop_string  with the token that completes a stop string; no lease asks for any yet
+    stop_string  with the token that completes one of the lease's stop strings. The coordinator has no
+                 text: whether it is so, the task's process finds out before it scores the answer
 
 The stop tokens are those of the lease alone. The coordinator puts the model's own end tokens into
 each lease, and an engine adds none.
@@ -16,6 +17,8 @@ from typing import NamedTuple
 
 from echo2d.core.protocol.control_messages import Finish
 
+# How an answer ends that is not cut off.
+WHOLE_ENDS = ("stop", "stop_string")
 # Tokens of the model's context that leases leave free: SGLang cannot fill the last ones.
 CONTEXT_SPARE = 8
 
@@ -48,8 +51,11 @@ def end_fault(
     before: int,
     limit: OutputLimit,
     stop_token_ids: Collection[int],
+    stop_strings: bool = False,
 ) -> str:
     """Return what is wrong with the end of an answer, or "" if an engine can have ended it so.
+
+    stop_strings: whether the lease has any.
 
     tokens: of the answer, at least one, but for the first `before`, none of which is a stop token.
     """
@@ -58,6 +64,8 @@ def end_fault(
     stopped, length = tokens[-1] in stop_token_ids, before + len(tokens)
     if length > limit.tokens:
         return f"{length} tokens; at most {limit.tokens} are allowed"
+    if stop_strings and finish == "stop_string" and not stopped:
+        return ""
     if not stopped and length != limit.tokens:
         return f"it ends after {length} tokens, without a stop token and not at {limit.tokens}"
     ended = "stop" if stopped else limit.finish

@@ -43,6 +43,7 @@ def result_fault(
     stop_token_ids: Collection[int],
     believed: Believed,
     base: Partial = NOTHING,
+    stop_strings: bool = False,
 ) -> str:
     """Return what is wrong with a result, or "" if nothing is.
 
@@ -53,7 +54,12 @@ def result_fault(
         return fault
     tokens = unpack_tokens(result.tokens).tolist()
     return end_fault(
-        tokens, result.finish, before=base.length, limit=limit, stop_token_ids=stop_token_ids
+        tokens,
+        result.finish,
+        before=base.length,
+        limit=limit,
+        stop_token_ids=stop_token_ids,
+        stop_strings=stop_strings,
     ) or span_fault(result.spans, 0, len(tokens), base.version_last, believed)
 
 

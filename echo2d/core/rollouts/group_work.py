@@ -167,6 +167,7 @@ class GroupWork:
             rules.lease_silence_s,
             rng_seeds=sample_seeds(rules.seed_key, group.group, given.samples),
             written=base.length,
+            stop_strings=task.stop_strings,
         )
 
 

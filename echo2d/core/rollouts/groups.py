@@ -27,7 +27,7 @@ from echo2d.core.cluster.membership import Membership, Peer
 from echo2d.core.cluster.rules import RunRules, TaskRules
 from echo2d.core.cluster.statistics import Statistics
 from echo2d.core.cluster.versions import PublishedVersions, key_of
-from echo2d.core.protocol.answer_end import OutputLimit
+from echo2d.core.protocol.answer_end import WHOLE_ENDS, OutputLimit
 from echo2d.core.protocol.control_messages import (
     Finish,
     HeldLease,
@@ -327,6 +327,7 @@ class Groups:
             stop_token_ids=group.task.stop_token_ids,
             believed=self._partials.believed(peer),
             base=base,
+            stop_strings=bool(group.task.stop_strings),
         )
         if fault:
             return self._bad_result(peer, group, message, fault, now)
@@ -337,7 +338,7 @@ class Groups:
         lies = self._audits is not None and self._by_convicted(whole)
         if lies or not self._partials.good(whole):
             return self._refuse(peer, message, "the lease is over")
-        finish = "stop" if message.finish == "stop" else limit.finish
+        finish = message.finish if message.finish in WHOLE_ENDS else limit.finish
         return self._accept(peer, group, message, whole, finish, now)
 
     def failed(self, peer: Peer, message: LeaseFailed, *, now: float) -> list[RolloutAction]:

@@ -56,6 +56,7 @@ CONFIRMED_MAX = 64  # versions; results name the last two or three
 SAMPLES_MAX = 1024  # samples of one lease; a group is rarely over 64
 # Prompt or output of one sample: 8 bytes a token, so every message stays under 4 MiB.
 TOKENS_MAX = 1 << 18
+STOP_STRINGS_MAX = 64
 # For so long at most a lease may keep a newer version waiting.
 HOLD_S_MAX = 3600.0
 
@@ -474,6 +475,8 @@ def _unusable(grant: LeaseGranted, serving: VersionKey | None) -> str:
         return "malformed lease: seeds, or tokens written before"
     if not 0 < grant.max_new_tokens <= TOKENS_MAX:
         return "malformed lease: max_new_tokens"
+    if len(grant.stop_strings) > STOP_STRINGS_MAX or not all(grant.stop_strings):
+        return "malformed lease: stop_strings"
     return f"malformed lease: {fault}" if (fault := grant.sampling.fault) else ""
 
 

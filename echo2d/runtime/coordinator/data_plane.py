@@ -89,7 +89,12 @@ async def open_tasks(stack: AsyncExitStack, config: CoordinatorConfig) -> list[O
     texts = b"" if model is None else await asyncio.to_thread(text_digest, model)
     found: dict[str, OpenTask] = {}
     for table in config.tasks:
-        pool = await stack.enter_async_context(_pool(table, model))
+        stops = config.sampling_of(table).stop
+        pool = await stack.enter_async_context(_pool(table, model, stops))
+        if stops and not pool.about.in_text:
+            raise OperatorFault(
+                f"sampling.stop: task {pool.about.name!r} is in tokens; expected no stop strings"
+            )
         name = table.name or pool.about.name
         if name in found:
             raise OperatorFault(f"task.name: two tasks are called {name!r}; name one of them")
@@ -125,7 +130,8 @@ async def open_evals(
                 "on; name the options of its class that make others"
             )
         asks = replace(of.table, options=options, sampling={**of.table.sampling, **table.sampling})
-        pool = await stack.enter_async_context(_pool(asks, config.run.base_model))
+        stops = config.sampling_of(asks, greedy=True).stop
+        pool = await stack.enter_async_context(_pool(asks, config.run.base_model, stops))
         name = table.name or f"{of.name}/heldout"
         if name in names or name in found:
             raise OperatorFault(f"eval.name: {name!r} is the name of a task or of another eval")
@@ -191,6 +197,7 @@ def task_rules(
         sampling=drawn(sampling),
         max_new_tokens=sampling.max_new_tokens,
         stop_token_ids=tuple(dict.fromkeys((*task.pool.about.stop_token_ids, *model_ends))),
+        stop_strings=sampling.stop,
         row_filter=RowFilter(table.retire_after, table.retest_after)
         if table.sampler == "filter"
         else None,
@@ -225,7 +232,7 @@ def _calls(task: OpenTask, vocab_size: int, limit: int | None) -> TaskCalls:
     )
 
 
-def _pool(table: TaskTable, model: Path | None) -> TaskPool:
+def _pool(table: TaskTable, model: Path | None, stops: tuple[str, ...]) -> TaskPool:
     return TaskPool(
         table.kind,
         table.options,
@@ -240,5 +247,7 @@ def _pool(table: TaskTable, model: Path | None) -> TaskPool:
         environment=task_environment(table.environment),
         texts=None
         if model is None
-        else TextSettings(str(model.absolute()), system=table.system, options=table.template),
+        else TextSettings(
+            str(model.absolute()), system=table.system, options=table.template, stops=stops
+        ),
     )

@@ -22,7 +22,9 @@ from echo2d.engines.layout import file_tensor_digests
 from echo2d.errors import EngineFault, IntegrityFault, OperatorFault, StoreFault
 from echo2d.registry import ENGINES, load
 from echo2d.runtime.worker.lora_base import LoraBase
+from echo2d.runtime.worker.stop_strings import ServedTexts
 from echo2d.store.slots import SlotStore
+from echo2d.texts.files import read_text_files
 
 
 def make_engines(config: WorkerConfig) -> list[Engine]:
@@ -63,8 +65,13 @@ class EngineRefits:
     """Runs one refit at a time; `core/worker/versions.py` never asks for two at once."""
 
     def __init__(
-        self, engines: Sequence[Engine], slots: SlotStore, base_model: Path | None
+        self,
+        engines: Sequence[Engine],
+        slots: SlotStore,
+        base_model: Path | None,
+        texts: ServedTexts,
     ) -> None:
+        self._texts = texts
         self._engines, self._slots, self._base = engines, slots, LoraBase(base_model)
 
     async def refit(self, order: RefitEngines) -> EngineRefitted | EngineRefitFailed:
@@ -84,6 +91,9 @@ class EngineRefits:
         snapshot, loop = Path(order.path), asyncio.get_running_loop()
         await asyncio.to_thread(self._slots.require_intact, snapshot, order.digest)
         base = await asyncio.to_thread(self._base.of, snapshot)
+        files = await asyncio.to_thread(
+            read_text_files, snapshot if base is None else base.directory
+        )
         expected = await asyncio.to_thread(file_tensor_digests, snapshot)
         pause_s, memory_ok = 0.0, list[bool | None]()
         for engine in self._engines:
@@ -93,6 +103,7 @@ class EngineRefits:
             digests = await engine.tensor_digests()
             memory_ok.append(None if digests is None else digests == expected)
             pause_s = max(pause_s, report.pause_s + loop.time() - reading_since)
+        self._texts.serve(files)
         return EngineRefitted(order.version, order.digest, pause_s, _all(memory_ok))
 
 

@@ -7,9 +7,9 @@ core maps them to versions. A lease fails, once, if its engine gives it up or re
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 from echo2d.core.base.ids import LeaseId, lease_name
@@ -19,6 +19,7 @@ from echo2d.core.worker.events import EngineLost, GenerationFailed, LabelSpan, S
 from echo2d.engines.base import Engine, GenerateRequest, SampleOutput
 from echo2d.errors import EngineFault
 from echo2d.runtime.process.logs import STORY, say
+from echo2d.runtime.worker.stop_strings import ServedTexts, StopWatch
 
 log = logging.getLogger("echo2d.worker")
 story = logging.getLogger(STORY)
@@ -42,7 +43,9 @@ class LeaseRunner:
         engines: Sequence[Engine],
         tasks: asyncio.TaskGroup,
         emit: Callable[[SampleProgressed | GenerationFailed | EngineLost], None],
+        texts: ServedTexts | None = None,
     ) -> None:
+        self._texts = texts or ServedTexts()
         self._engines, self._tasks, self._emit = engines, tasks, emit
         self._calls: dict[tuple[LeaseId, int], _Call] = {}
         # The state asked for, and the state that the engines were last told to take.
@@ -97,7 +100,7 @@ class LeaseRunner:
         say(story, logging.DEBUG, "generating", **facts, samples=",".join(map(str, lease.samples)))
         tokens, labels = 0, set[str]()
         try:
-            output = cast("AsyncGenerator[SampleOutput, None]", engine.generate(_request(lease)))
+            output = cast("AsyncGenerator[SampleOutput, None]", self._output(lease, engine))
             # `aclosing` ends the engine's request at once when this task is cancelled by `abort`.
             async with aclosing(output):
                 async for delta in output:
@@ -119,6 +122,47 @@ class LeaseRunner:
             self._lost(engine, fault)
         finally:
             self._calls.pop((lease.lease, lease.attempt), None)
+
+    def _output(self, lease: LeaseGranted, engine: Engine) -> AsyncIterator[SampleOutput]:
+        if lease.stop_strings:
+            return self._watched(lease, engine)
+        return engine.generate(_request(lease))
+
+    async def _watched(self, lease: LeaseGranted, engine: Engine) -> AsyncIterator[SampleOutput]:
+        """Each sample by a request of its own, which ends at the lease's stop strings."""
+        texts = await self._texts.get()
+        outputs: asyncio.Queue[SampleOutput | EngineFault] = asyncio.Queue()
+
+        async def write(index: int) -> None:
+            watch = StopWatch(texts, lease)
+            output = cast(
+                "AsyncGenerator[SampleOutput, None]", engine.generate(_request(lease, index))
+            )
+            finish = None
+            try:
+                async with aclosing(output):
+                    async for delta in output:
+                        found = watch.cut(delta)
+                        finish = found.finish
+                        outputs.put_nowait(replace(found, sample=index))
+                        if finish is not None:
+                            return
+                raise EngineFault("the engine ended without finishing a sample")  # noqa: TRY301
+            except EngineFault as fault:
+                outputs.put_nowait(fault)
+
+        writers = [self._tasks.create_task(write(index)) for index in range(len(lease.samples))]
+        try:
+            finished = 0
+            while finished < len(writers):
+                found = await outputs.get()
+                if isinstance(found, EngineFault):
+                    raise found
+                finished += found.finish is not None
+                yield found
+        finally:
+            for writer in writers:
+                writer.cancel()
 
     def _lost(self, engine: Engine, fault: EngineFault) -> None:
         # An engine that still has a label failed this call only, and serves the next lease.
@@ -150,14 +194,18 @@ def _require_none(unfinished: set[int]) -> None:
         raise EngineFault(f"the engine ended without finishing samples {sorted(unfinished)}")
 
 
-def _request(lease: LeaseGranted) -> GenerateRequest:
+def _request(lease: LeaseGranted, index: int | None = None) -> GenerateRequest:
+    """index: only this one of its samples."""
+    name, seeds = f"{lease.lease}.{lease.attempt}", lease.rng_seeds
+    if index is not None:
+        name, seeds = f"{name}.{index}", seeds[index : index + 1]
     return GenerateRequest(
-        request_id=f"{lease.lease}.{lease.attempt}",
+        request_id=name,
         prompt=unpack_tokens(lease.prompt).tolist(),
-        samples=len(lease.samples),
+        samples=len(lease.samples) if index is None else 1,
         max_new_tokens=lease.max_new_tokens,
         sampling=lease.sampling,
         stop_token_ids=lease.stop_token_ids,
-        rng_seeds=lease.rng_seeds or None,
+        rng_seeds=seeds or None,
         written=lease.written,
     )

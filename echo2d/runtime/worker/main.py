@@ -77,6 +77,7 @@ from echo2d.runtime.worker.engine_refit import EngineRefits, make_engines
 from echo2d.runtime.worker.generation import LeaseRunner
 from echo2d.runtime.worker.metrics import WorkerMetrics, serve_metrics
 from echo2d.runtime.worker.snapshot_builder import SnapshotBuilder
+from echo2d.runtime.worker.stop_strings import ServedTexts
 from echo2d.sd_notify import Notifier
 
 # For the last messages: handed-over work is a few MB, and 20 Mbit/s is a common uplink.
@@ -106,6 +107,7 @@ class Worker:
         service: Notifier | None = None,
     ) -> None:
         self._config, self._state_dir, self._engines = config, state_dir, engines
+        self._texts = ServedTexts()
         self._rng, self._token, self._service = rng, token, service or Notifier()
         self._dial_back_secret = secrets.token_bytes(SECRET_BYTES)
         self._peer: PeerProcess[WorkerEvent] = PeerProcess(config.url, identity, self, rng=rng)
@@ -153,7 +155,9 @@ class Worker:
             collect_rarely()
             try:
                 async with asyncio.TaskGroup() as self._tasks:
-                    self._rollouts = LeaseRunner(self._engines, self._tasks, self._peer.put)
+                    self._rollouts = LeaseRunner(
+                        self._engines, self._tasks, self._peer.put, self._texts
+                    )
                     await self._serve()
             except* _Stopped:
                 log.info("stopped")
@@ -182,7 +186,9 @@ class Worker:
         )
         self._receiver.links.expect(DIAL_BACK, self._dial_back_secret)
         self._builder = SnapshotBuilder(self._slots, store, self._receiver.holdings)
-        self._refits = EngineRefits(self._engines, self._slots, self._config.base_model)
+        self._refits = EngineRefits(
+            self._engines, self._slots, self._config.base_model, self._texts
+        )
         on_disk = [facts.form for facts in store.forms()]
         self._state = WorkerState(
             Relay(me, unsearched=on_disk, has_base=self._base is not None),
