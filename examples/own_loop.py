@@ -38,7 +38,8 @@ def loss_of(model: Any, group: Group) -> torch.Tensor:
     for each, advantage in zip(group.trajectories, advantages, strict=True):
         prompt, answer = (torch.from_numpy(a.copy()).long() for a in (group.prompt, each.tokens))
         logits = model(input_ids=torch.cat([prompt, answer])[None]).logits[0, len(prompt) - 1 : -1]
-        logprobs = logits.float().log_softmax(-1).gather(1, answer[:, None])[:, 0]
+        drawn = logits.float() / group.sampling.temperature
+        logprobs = drawn.log_softmax(-1).gather(1, answer[:, None])[:, 0]
         ratio = (logprobs - torch.from_numpy(each.logprobs.copy())).exp()
         clipped = ratio.clamp(1 - CLIP, 1 + CLIP)
         losses.append(-torch.minimum(ratio * advantage, clipped * advantage).sum())

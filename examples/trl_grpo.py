@@ -41,6 +41,8 @@ class Feed(TrainerCallback):  # type: ignore[misc]  # TRL has no types
         self._batch, self._taken = batch, time.monotonic()
         if any(group.left_out for group in batch.groups):
             raise SystemExit("TRL trains whole groups: set policy.group_min = group_size")
+        if any(group.sampling.temperature != 1.0 for group in batch.groups):
+            raise SystemExit("this example trains at temperature 1: set sampling.temperature = 1.0")
         answers = [(group.prompt, each) for group in batch.groups for each in group.trajectories]
         assert len(answers) == len(prompts)
         return {
