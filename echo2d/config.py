@@ -32,6 +32,8 @@ DISK_BYTES_MAX = 256 << 30
 ENGINES_MAX = 16  # GPUs of the largest boxes
 # More than this per hour, or per 10^9 bytes, is a typing mistake.
 USD_MAX = 1e6
+# A task with less would have a group in one step of hundreds.
+WEIGHT_SHARE_MIN = 0.001
 # Below it, logits / temperature overflow.
 TEMPERATURE_MIN = 0.001
 # Each of them has processes of its own.
@@ -638,6 +640,13 @@ class CoordinatorConfig:
                 "audit.trusted: with [audit], trusted workers answer the questions of [[eval]]; "
                 "expected a token; found none"
             )
+        total = sum(task.weight for task in self.tasks)
+        for task in self.tasks:
+            if task.weight < WEIGHT_SHARE_MIN * total:
+                raise OperatorFault(
+                    f"task.weight: expected at least {WEIGHT_SHARE_MIN:g} of the sum of all weights, "
+                    f"{total:g}; found {task.weight:g}"
+                )
         exact = [task.groups_per_step for task in self.tasks]
         groups = self.policy.trajectories_per_step // self.policy.group_size
         if any(exact) and (not all(exact) or sum(exact) != groups):

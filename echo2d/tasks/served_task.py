@@ -7,7 +7,6 @@ The last prompts are kept, because their answers come soon. An older one is made
 the same prompt for the same index.
 """
 
-import math
 from array import array
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,6 +31,8 @@ if TYPE_CHECKING:
     from echo2d.core.protocol.control_messages import Finish
 
 PROMPTS_KEPT = 1024
+# The learner refuses larger ones: their squares would not be finite in float32.
+REWARD_MAX = 1e15
 TAGS_MAX = 16  # facts of one prompt
 NEEDS_MODEL = "a task in text needs a model with tokenizer.json and a chat template"
 
@@ -179,6 +180,7 @@ def _checked(found: Any) -> list[Any]:
     if len(parts) > PARTS_MAX:
         raise ValueError(f"{len(parts)} parts; at most {PARTS_MAX} are allowed")
     for number in (value, *parts.values()):
-        if not math.isfinite(number):
-            raise ValueError(f"the reward is {number}")
+        # NaN fails this comparison too.
+        if not abs(number) <= REWARD_MAX:
+            raise ValueError(f"the reward is {number}; expected at most {REWARD_MAX:g} either way")
     return [value, parts]

@@ -138,16 +138,24 @@ class Audits:
         return any(map(self.is_convicted, authors))
 
     def delivered(
-        self, group: GroupId, prompt: bytes, record: TrajectoryRecord, *, now: float
+        self,
+        group: GroupId,
+        prompt: bytes,
+        record: TrajectoryRecord,
+        *,
+        sampling: Sampling = WHOLE,
+        now: float,
     ) -> None:
-        """A result was accepted. prompt: int32."""
+        """A result was accepted. prompt: int32. sampling: as it was drawn."""
         for author in dict.fromkeys(span.author for span in record.spans):
             case = self.cases.of(author)
             case.delivered += 1
             drawn, audited, waits = self._drawn(author, case, group, record.sample)
             waiting = self.waiting.begin(author, group, record.sample, now) if waits else None
             if audited:
-                self._enqueue(author, group, prompt, record, waiting, now, drawn=drawn)
+                self._enqueue(
+                    author, group, prompt, record, waiting, now, sampling=sampling, drawn=drawn
+                )
 
     def scored_by_learner(self, scored: Iterable[tuple[TrajectoryRecord, TrajectoryScore]]) -> None:
         """What the learner's own forward pass found: nobody is convicted by it, but a worker whose
@@ -261,6 +269,7 @@ class Audits:
         waiting: WaitingSample | None,
         now: float,
         *,
+        sampling: Sampling,
         drawn: bool,
     ) -> None:
         spans = [span for span in record.spans if span.author == author]
@@ -274,8 +283,6 @@ class Audits:
         seed = None
         if self._rules.replay != "none":
             (seed,) = sample_seeds(self._run.seed_key, group, (record.sample,))
-        task = self._run.task(record.source.task)
-        sampling = WHOLE if task is None else task.sampling
         for span in spans:
             answer = _to_score(prompt, record, span, seed, sampling)
             self.scorers.put(AnswerPart(item, span.key, answer, now))

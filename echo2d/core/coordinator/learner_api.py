@@ -296,7 +296,10 @@ class LearnerCalls:
     def advance(self) -> list[CoordinatorAction]:
         """Freeze the requested batches that can be filled, and answer the calls for them."""
         actions: list[CoordinatorAction] = []
-        while (batch := self._staleness.freeze(self._asked_step)) is not None:
+        # Which rows are held out must be known before a batch is made.
+        while self._evaluations.ready and (
+            (batch := self._staleness.freeze(self._asked_step)) is not None
+        ):
             actions.append(Persist(batch.frozen()))
         for request, step in list(self._waiting.items()):
             full = self._staleness.batch(step)

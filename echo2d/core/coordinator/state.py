@@ -209,6 +209,8 @@ class CoordinatorState:
             self._calls,
             self._statistics,
         )
+        # Whether groups of held-out rows, from before a restart, are dropped.
+        self._held_out_known = False
         self._start: tuple[float, Sequence[CoordinatorAction]] | None = (
             now,
             self._groups.recover(recovered, now=now),
@@ -582,8 +584,13 @@ class CoordinatorState:
 
     def _advance(self, now: float) -> Sequence[CoordinatorAction]:
         audit_actions = [] if self._audits is None else self._settle_audits(self._audits, now)
+        held_out: Sequence[CoordinatorAction] = []
+        if self._rules.evals and not self._held_out_known and self._evaluations.ready:
+            self._held_out_known = True
+            held_out = self._groups.drop_held_out()
         actions = [
             *audit_actions,
+            *held_out,
             *self._calls.advance(),
             *self._activation_loop.advance(now=now),
             *self._publishing.advance(now=now),

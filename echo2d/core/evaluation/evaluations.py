@@ -17,6 +17,7 @@ Not here: the arithmetic (`summary`), the questions (`questions`), one evaluatio
 import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from echo2d.core.base.ids import GroupId, PeerId, Version
 from echo2d.core.cluster.events import Note, Persist, Send, VersionPublished
@@ -28,7 +29,7 @@ from echo2d.core.evaluation.events import Evaluated, EvaluationAction
 from echo2d.core.evaluation.open_evaluation import GROUP_FIRST, OpenEvaluation
 from echo2d.core.evaluation.questions import EvalQuestion, Questions
 from echo2d.core.evaluation.summary import ScoredSample, summed_up
-from echo2d.core.protocol.answer_end import WHOLE_ENDS
+from echo2d.core.protocol.answer_end import WHOLE_ENDS, OutputLimit
 from echo2d.core.protocol.control_messages import (
     HeldLease,
     LeaseCancelled,
@@ -36,6 +37,7 @@ from echo2d.core.protocol.control_messages import (
     LeaseGranted,
     LeaseProgress,
     SampleFinished,
+    VersionKey,
 )
 from echo2d.core.protocol.result_check import result_fault
 from echo2d.core.protocol.seeds import sample_seeds
@@ -52,6 +54,9 @@ from echo2d.core.rollouts.scheduler import LeaseScheduler, PendingSamples
 
 # Versions of one [[eval]] that are evaluated at a time: the older ones of them end soon.
 OPEN_MAX = 4
+# A worker that failed a lease gets none of this evaluation for so long: it loads a newer version, or
+# is broken, and another one should try.
+AVOID_S = 10.0
 # Evaluations that are remembered; the ledger keeps all.
 KNOWN_MAX = 1 << 14
 
@@ -89,12 +94,10 @@ class Evaluations:
         self._known = list(known[-KNOWN_MAX:])
         self._number = known[-1].number if known else 0
         self._open: list[OpenEvaluation] = []
-        # By name, the last version that was due.
-        self._due_at: dict[str, Version] = {}
-        for each in known:
-            self._due_at[each.name] = max(each.version, self._due_at.get(each.name, each.version))
         # Versions that are due, and whose questions are not all there yet.
         self._waiting: list[tuple[EvalRules, VersionPublished]] = []
+        # By name, the last version that was due.
+        self._due_at = self._last_due()
         self._serial = 0
         self._began = False
         self._rows: set[str] = set()
@@ -172,6 +175,7 @@ class Evaluations:
     def revoked(self) -> list[EvaluationAction]:
         """Versions were revoked: their scores are nobody's."""
         self._waiting = [pair for pair in self._waiting if self._live(pair[1])]
+        self._due_at = self._last_due()
         actions: list[EvaluationAction] = []
         for each in [one for one in self._open if self._versions.live(one.key) is None]:
             actions += self._close(each)
@@ -217,30 +221,44 @@ class Evaluations:
     def priority(self, *, now: float) -> int:  # noqa: ARG002 - always before the run
         return -2
 
-    def pending(self, *, now: float) -> Iterator[PendingAnswers]:  # noqa: ARG002
+    def pending(self, *, now: float) -> Iterator[PendingAnswers]:
         for evaluation in list(self._open):
             version = evaluation.key.version
+            suits = partial(self._suits, evaluation, now)
             for question, samples in evaluation.waiting():
-                suits = self._is_trusted if self._rules.audit is not None else None
-                # Where workers are chosen one by one, samples are placed one by one.
-                parts = [samples] if suits is None else [[sample] for sample in samples]
-                for part in parts:
+                # One by one: if all had to find room at once, the run would take it before them.
+                while samples:
                     yield PendingAnswers(
-                        part,
+                        samples[:1],
                         version,
                         newest=version,
                         suits=suits,
                         evaluation=evaluation,
                         question=question,
                     )
+                    left = evaluation.waiting_of(question)
+                    placed, samples = left != samples, left
+                    if not placed:
+                        break
+                if samples:
+                    # What one answer did not find, the others will not find either.
+                    break
 
     def grant(
-        self, pending: PendingAnswers, worker: Peer, samples: Sequence[int], *, now: float
+        self,
+        pending: PendingAnswers,
+        worker: Peer,
+        samples: Sequence[int],
+        *,
+        now: float,
     ) -> list[Send]:
         evaluation, question = pending.evaluation, pending.question
         assert worker.session is not None
         assert worker.serving == evaluation.key
         group = evaluation.group(question.cursor)
+        # With it the other answers to the question that find room there: they share its prompt.
+        room = max(1, self._scheduler.free_at(worker.peer))
+        samples = evaluation.waiting_of(question)[:room]
         lease = self.leases.start(None, group, worker.peer, evaluation.key, samples, now=now)
         evaluation.lease(question, lease)
         task, given = evaluation.rules.task, lease.given
@@ -290,6 +308,9 @@ class Evaluations:
         assert question is not None
         task = evaluation.rules.task
         limit = self._rules.limit(task, question.tokens)
+        if message.finish == "context" and self._rules.context_max is None:
+            # Only the worker knows this model's context.
+            limit = OutputLimit(len(message.tokens) // 4, "context")
         fault = result_fault(
             message,
             vocab_size=self._rules.vocab_size,
@@ -301,7 +322,8 @@ class Evaluations:
         )
         if fault:
             note = self._statistics.fault("result", f"{peer.name}: {fault}")
-            self._end(lease)
+            peer.rest(now)
+            self._fail(lease, now)
             return [note, *self._scheduler.cancel(lease), *answer(peer, message, fault)]
         self.leases.renew(lease, tokens=True, now=now)
         self.leases.answer(lease, message.sample)
@@ -327,12 +349,18 @@ class Evaluations:
         peer: Peer,
         message: LeaseFailed,
         *,
-        now: float,  # noqa: ARG002 - as of other work
+        now: float,
     ) -> list[EvaluationAction]:
         """The worker gives a lease back, mostly because it will not wait any longer."""
-        if (lease := self.leases.held(peer, message)) is not None:
-            self._end(lease)
-        return []
+        lease = self.leases.held(peer, message)
+        if lease is None:
+            return []
+        newest = self._versions.newest
+        evaluation = self._fail(lease, now)
+        if peer.leaving or newest is None or key_of(newest) != evaluation.key:
+            return []
+        peer.rest(now)
+        return [self._statistics.fault("lease", f"{peer.name}: {message.reason}")]
 
     def rejoined(
         self, peer: Peer, held: Collection[HeldLease], *, now: float
@@ -358,11 +386,14 @@ class Evaluations:
         actions: list[EvaluationAction] = []
         for lease in self.leases.expired(now=now):
             actions += self._scheduler.cancel(lease)
-            self._end(lease)
+            self._fail(lease, now)
         return actions
 
     def wake_at(self) -> float | None:
-        return self.leases.wake_at()
+        """When a lease expires, or a worker may be tried again."""
+        now = self._statistics.now
+        times = (self.leases.wake_at(), *(each.avoids_until(now) for each in self._open))
+        return min((at for at in times if at is not None), default=None)
 
     # --- after every event
 
@@ -383,7 +414,7 @@ class Evaluations:
             self._waiting.remove((rules, record))
             actions += self._begin(rules, record, now)
         for evaluation in list(self._open):
-            if evaluation.over or (evaluation.idle and not self._can_go_on(evaluation)):
+            if evaluation.over or (evaluation.idle and not self._can_go_on(evaluation, now)):
                 actions += self._tell(evaluation, now)
         return actions
 
@@ -414,22 +445,43 @@ class Evaluations:
         mine = [each for each in self._open if each.rules.name == rules.name]
         return self._tell(mine[0], now) if len(mine) > OPEN_MAX else []
 
-    def _can_go_on(self, evaluation: OpenEvaluation) -> bool:
+    def _can_go_on(self, evaluation: OpenEvaluation, now: float) -> bool:
         """Whether some worker serves this version, or may come to serve it."""
         newest = self._versions.newest
         if newest is not None and key_of(newest) == evaluation.key:
             return True
         return any(
-            peer.alive and peer.serving == evaluation.key and self._may_write(peer)
+            peer.alive
+            and peer.serving == evaluation.key
+            and self._suits(evaluation, now, peer.peer)
             for peer in self._members.workers()
         )
 
-    def _may_write(self, peer: Peer) -> bool:
-        return self._rules.audit is None or peer.trusted
-
-    def _is_trusted(self, worker: PeerId) -> bool:
+    def _suits(self, evaluation: OpenEvaluation, now: float, worker: PeerId) -> bool:
+        """Whether a worker may write answers of this evaluation."""
         peer = self._members.get(worker)
-        return peer is not None and peer.trusted
+        trusted = self._rules.audit is None or (peer is not None and peer.trusted)
+        return trusted and not evaluation.avoids(worker, now)
+
+    def _last_due(self) -> dict[str, Version]:
+        """By name, the last version that was due, of those that are not revoked."""
+        due: dict[str, Version] = {}
+        for name, key in (
+            *((each.name, VersionKey(each.version, each.digest)) for each in self._known),
+            *((each.rules.name, each.key) for each in self._open),
+            *((rules.name, key_of(record)) for rules, record in self._waiting),
+        ):
+            if self._versions.live(key) is not None:
+                due[name] = max(key.version, due.get(name, key.version))
+        return due
+
+    def _fail(self, lease: Lease, now: float) -> OpenEvaluation:
+        """The worker did not write it: others may, and for a while it gets nothing of this."""
+        evaluation = self._of(lease.given.group)
+        assert evaluation is not None
+        evaluation.avoid(lease.worker, now + AVOID_S)
+        self._end(lease)
+        return evaluation
 
     def _tell(self, evaluation: OpenEvaluation, now: float) -> list[EvaluationAction]:
         """It is over: what it found is durable from now on."""

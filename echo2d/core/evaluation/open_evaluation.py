@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from echo2d.core.base.ids import GroupId
+from echo2d.core.base.ids import GroupId, PeerId
 from echo2d.core.cluster.rules import EvalRules
 from echo2d.core.evaluation.questions import ROWS_MAX, EvalQuestion
 from echo2d.core.evaluation.summary import ScoredSample
@@ -55,6 +55,8 @@ class OpenEvaluation:
         self._scored: dict[Asked, ScoredSample] = {}
         self._given_up: set[Asked] = set()
         self._failures: Counter[Asked] = Counter()
+        # Workers that failed a lease of this evaluation, and until when they get none.
+        self._avoided: dict[PeerId, float] = {}
 
     @property
     def of(self) -> int:
@@ -75,6 +77,18 @@ class OpenEvaluation:
         """Answers that are written."""
         return len(self._kept) + len(self._scored)
 
+    def avoid(self, worker: PeerId, until: float) -> None:
+        """Lease nothing of this evaluation to this worker for a while."""
+        self._avoided[worker] = until
+
+    def avoids(self, worker: PeerId, now: float) -> bool:
+        return now < self._avoided.get(worker, now)
+
+    def avoids_until(self, now: float) -> float | None:
+        """When a worker may be tried again; None: all may be, or nothing waits."""
+        times = [until for until in self._avoided.values() if until > now]
+        return min(times, default=None) if self._waiting else None
+
     def group(self, cursor: int) -> GroupId:
         return GroupId(self._first + cursor)
 
@@ -87,6 +101,10 @@ class OpenEvaluation:
         for cursor in list(self._waiting):
             if cursor in self._waiting:
                 yield self._questions[cursor], sorted(self._waiting[cursor])
+
+    def waiting_of(self, question: EvalQuestion) -> list[int]:
+        """The samples of this question that wait."""
+        return sorted(self._waiting.get(question.cursor, ()))
 
     def lease(self, question: EvalQuestion, lease: Lease) -> None:
         """These answers are being written."""

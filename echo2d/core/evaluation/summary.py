@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from echo2d.core.evaluation.events import PassAt
 from echo2d.core.protocol.trajectory import RewardPart
 
+# Named numbers that are kept; answers may have different ones.
+PARTS_MAX = 32
+
 
 @dataclass(frozen=True, slots=True)
 class ScoredSample:
@@ -59,7 +62,7 @@ def _standard_error(values: Sequence[float]) -> float:
     if count < 2:
         return math.nan
     mean = sum(values) / count
-    return math.sqrt(sum((value - mean) ** 2 for value in values) / (count - 1) / count)
+    return math.sqrt(sum((value - mean) * (value - mean) for value in values) / (count - 1) / count)
 
 
 def _pass_at(k: int, drawn: int, right: int) -> float:
@@ -78,4 +81,4 @@ def _mean_parts(parts: Sequence[Sequence[RewardPart]]) -> tuple[RewardPart, ...]
         for part in each:
             values.setdefault(part.name, []).append(part.value)
     means: Mapping[str, float] = {name: sum(found) / len(found) for name, found in values.items()}
-    return tuple(RewardPart(name, means[name]) for name in sorted(means))
+    return tuple(RewardPart(name, means[name]) for name in sorted(means)[:PARTS_MAX])

@@ -210,8 +210,10 @@ class Groups:
         if fault:
             return [StopRun(f"{name} {fault}")]
         if self._is_held_out(event.source.row):
-            prompts.skip(event.cursor)
-            return [self._statistics.fault("prompt", f"{name} is held out, by an evaluation")]
+            text = f"{name} is held out: an evaluation asks it"
+            if not prompts.skip(event.cursor):
+                return [StopRun(f"{text}, and many before it")]
+            return [self._statistics.fault("prompt", text)]
         context, length = self._rules.context_max, len(event.tokens) // 4
         if context is not None and length >= context:
             text = f"has {length} tokens; the model's context of {context} leaves no answer"
@@ -432,6 +434,18 @@ class Groups:
         self._patient_until = self._partials.forget(with_partials, now=now)
         return actions
 
+    def drop_held_out(self) -> list[RolloutAction]:
+        """Which rows are held out is known now: groups of such rows are from before a restart."""
+        actions: list[RolloutAction] = []
+        for stored in self._staleness.withdraw(
+            lambda group: self._is_held_out(group.trajectories[0].source.row)
+        ):
+            actions += self.discard(stored, "heldout")
+        for group in self._groups:
+            if self._is_held_out(group.prompt.source.row):
+                actions += self._drop(group, "heldout", "an evaluation asks its question")
+        return actions
+
     def draw_ahead(self, slots: int) -> list[DrawPrompt]:
         """Ask for the prompts that these slots can take next."""
         count = 1 + slots // self._rules.group_size
@@ -489,7 +503,9 @@ class Groups:
         self._statistics.tokens_accepted += whole.length
         fingerprint = self._accepted.add(peer, message)
         if self._audits is not None:
-            self._audits.delivered(group.group, group.prompt.tokens, record, now=now)
+            self._audits.delivered(
+                group.group, group.prompt.tokens, record, sampling=group.task.sampling, now=now
+            )
         actions: list[RolloutAction] = [
             Persist(SampleKept(group.group, message.lease, message.attempt, record, fingerprint)),
             *answer(peer, message),
@@ -572,9 +588,6 @@ class Groups:
         if self._audits is not None and group.group in self._audits.waiting:
             return []
         stored = group.stored()
-        # It may be from before a restart that brought an evaluation.
-        if self._is_held_out(stored.source.row):
-            return self._drop(group, "heldout", "an evaluation asks its question")
         self._statistics.qualities.scored(stored.record.trajectories)
         actions: list[RolloutAction] = []
         sampler = self._prompts[group.task.name].sampler
@@ -685,14 +698,16 @@ class Groups:
             left_out=set(record.left_out),
         )
         unscored = group.unscored()
+        if (group.waiting or unscored) and record.sampling != task.sampling:
+            return self.discard(stored, "rules", "its task is sampled otherwise now")
         if self._audits is not None:
             # What was judged before a restart is not known any more.
             for each in kept.values():
-                self._audits.delivered(group.group, record.prompt, each, now=now)
+                self._audits.delivered(
+                    group.group, record.prompt, each, sampling=record.sampling, now=now
+                )
         waits = self._audits is not None and group.group in self._audits.waiting
         if group.waiting or unscored or waits:
-            if record.sampling != task.sampling:
-                return self.discard(stored, "rules", "its task is sampled otherwise now")
             self._groups.add(group)
             self._groups.recover(
                 group, given, lambda attempt: self._may_count(attempt, task), now=now

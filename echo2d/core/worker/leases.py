@@ -48,7 +48,7 @@ from echo2d.core.worker.events import (
 PROGRESS_S_MIN = 0.05
 # A running lease that gets no token for this long is given back (I6). A refit restarts the clock.
 ENGINE_STALL_S = 120.0
-# The coordinator grants about as many samples as there are slots; more is its mistake.
+# Or twice the slots. The coordinator grants about as many samples as there are slots.
 LEASES_MAX = 256
 # Unanswered results: several steps' worth from one worker while the coordinator is away.
 RESULTS_MAX = 1024
@@ -326,7 +326,7 @@ class WorkerLeases:
 
     def _full(self) -> str:
         """Why no further lease fits; empty if one does."""
-        if len(self._held) >= LEASES_MAX:
+        if len(self._held) >= max(LEASES_MAX, 2 * self._slots):
             return "too many leases"
         return "too many unanswered results" if len(self._results) >= RESULTS_MAX else ""
 
@@ -419,7 +419,7 @@ class WorkerLeases:
         return all(span.key in self._confirmed for span in result.spans)
 
     def check(self) -> None:
-        assert len(self._held) <= LEASES_MAX
+        assert len(self._held) <= max(LEASES_MAX, 2 * self._slots)
         assert len(self._confirmed) <= CONFIRMED_MAX
         assert len(self._waiting) <= RESULTS_MAX + LEASES_MAX * SAMPLES_MAX
         assert not self._waiting or self._alive_at is not None
@@ -496,6 +496,8 @@ def _output_fault(
             return f"a version it was never given: {span.label[:80]!r}"
         if key.version < newest:
             return f"tokens of version {key.version} after {newest}"
+        if grant.hold_s and key.version > grant.oldest:
+            return f"tokens of version {key.version}; {grant.oldest} alone may write"
         if span.start != end or span.end <= span.start:
             return f"a span [{span.start}, {span.end}) after token {end}"
         end, newest = span.end, key.version

@@ -290,6 +290,9 @@ class WorkerState:
             case LeaseGranted():
                 if self._draining:
                     return [SendControl(LeaseFailed(message.lease, message.attempt, "draining"))]
+                if message.hold_s and self._versions.refitting and self._waiting_refit is None:
+                    reason = "a newer version is being loaded"
+                    return [SendControl(LeaseFailed(message.lease, message.attempt, reason))]
                 return self._leases.granted(message, self._versions.serving, now=now)
             case LeaseCancelled(lease, attempt):
                 return self._leases.cancelled(HeldLease(lease, attempt), now=now)

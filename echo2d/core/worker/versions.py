@@ -132,6 +132,11 @@ class WorkerVersions:
         return self._labels
 
     @property
+    def refitting(self) -> bool:
+        """Whether a refit was asked for and has not ended."""
+        return self._refitting is not None
+
+    @property
     def awaits(self) -> bool:
         """Whether a newer version than the served one is on its way and has not failed so far.
 

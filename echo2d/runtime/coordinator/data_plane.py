@@ -8,11 +8,14 @@ known by their numbers, and answers by their tokens. The ledger has the digests 
 """
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
+
+from blake3 import blake3
 
 from echo2d.config import CoordinatorConfig, EvalTable, SamplingTable, TaskTable, task_environment
 from echo2d.core.cluster.rules import EvalRules, RowFilter, RunRules, TaskRules
@@ -38,6 +41,8 @@ HELD_OUT: Mapping[str, Mapping[str, object]] = {
     "gym": {"split": "heldout"},
     "sort_digits": {"split": "heldout"},
 }
+# Options that decide nothing about the prompts. The data of `files` are in the task's own digest.
+MAY_CHANGE = frozenset({"files", "epochs", "scorer", "scorer_options", "answer", "answer_after"})
 # Weights are rounded to this denominator: sums of floats would drift over a long run.
 WEIGHT_DENOMINATOR_MAX = 10_000
 
@@ -55,7 +60,12 @@ class OpenTask:
 
     @property
     def begun(self) -> TaskBegun:
-        return TaskBegun(self.name, self.pool.about.digest, self.texts)
+        """What decides which prompt a number is, and which tokens it has."""
+        table = self.table
+        options = {key: value for key, value in table.options.items() if key not in MAY_CHANGE}
+        said = [table.kind, options, table.system, table.template]
+        told = json.dumps(said, sort_keys=True, default=str).encode()
+        return TaskBegun(self.name, blake3(self.pool.about.digest + told).digest(), self.texts)
 
 
 class DataPlane:
@@ -143,6 +153,11 @@ def eval_rules(
     config: CoordinatorConfig, opened: OpenEval, model_ends: tuple[int, ...]
 ) -> EvalRules:
     table = opened.table
+    if not table.rows and opened.asks.pool.about.epoch_length is None:
+        raise OperatorFault(
+            f"eval.rows: task {opened.of.name!r} does not say how many questions it has; expected a "
+            "number; found 0"
+        )
     return EvalRules(
         task=task_rules(config, opened.asks, model_ends, greedy=True),
         every=table.every,
@@ -166,13 +181,13 @@ def begin_tasks(tasks: Iterable[OpenTask], before: Iterable[TaskProgress]) -> li
             new.append(begun)
             continue
         for what, now, then in (
-            ("data", begun.data, past.data),
+            ("data or options", begun.data, past.data),
             ("tokenizer or chat template", begun.texts, past.texts),
         ):
             if now != then:
                 raise OperatorFault(
                     f"task {task.name!r}: its {what} changed since this run began; put the old "
-                    "files back, give the task another name, or begin a new run"
+                    "ones back, give the task another name, or begin a new run"
                 )
     return new
 
@@ -191,9 +206,7 @@ def task_rules(
     table, sampling = task.table, config.sampling_of(task.table, greedy=greedy)
     return TaskRules(
         name=task.name,
-        weight=Fraction(table.groups_per_step or table.weight).limit_denominator(
-            WEIGHT_DENOMINATOR_MAX
-        ),
+        weight=_weight(config, table),
         sampling=drawn(sampling),
         max_new_tokens=sampling.max_new_tokens,
         stop_token_ids=tuple(dict.fromkeys((*task.pool.about.stop_token_ids, *model_ends))),
@@ -202,6 +215,14 @@ def task_rules(
         if table.sampler == "filter"
         else None,
     )
+
+
+def _weight(config: CoordinatorConfig, table: TaskTable) -> Fraction:
+    """Its share of the groups of a step, over that of the others; above 0."""
+    if table.groups_per_step:
+        return Fraction(table.groups_per_step)
+    share = table.weight / sum(task.weight for task in config.tasks)
+    return Fraction(min(1.0, share)).limit_denominator(WEIGHT_DENOMINATOR_MAX)
 
 
 def drawn(table: SamplingTable) -> Sampling:
@@ -229,6 +250,8 @@ def _calls(task: OpenTask, vocab_size: int, limit: int | None) -> TaskCalls:
         overlong=OverlongPenalty(limit, table.overlong_tokens, table.overlong_penalty)
         if limit is not None and costs
         else None,
+        # Without its questions an evaluation holds up the run; a task can wait for its prompt.
+        patient=limit is not None,
     )
 
 

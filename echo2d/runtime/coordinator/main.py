@@ -166,11 +166,12 @@ async def open_coordinator(
         convicted, trusted = frozenset(access.convicted()), access.trusted()
         recovered = replace(recovered, lost=lost, convicted=convicted, trusted=trusted)
         tasks = await open_tasks(stack, config)
+        evals = await open_evals(stack, config, tasks)
         if config.run.base_model is not None and any(task.texts for task in tasks):
             await asyncio.to_thread(files.pin_texts, config.run.base_model)
-        if begun := begin_tasks(tasks, recovered.tasks):
+        asked = [*tasks, *(each.asks for each in evals)]
+        if begun := begin_tasks(asked, recovered.tasks):
             await ledger.append(begun)
-        evals = await open_evals(stack, config, tasks)
         rules = await asyncio.to_thread(make_rules, config, run.run_id, tasks, evals)
         rules = replace(rules, seed_key=seed_key(run.key.private_bytes_raw()))
         _warn_of(rules)

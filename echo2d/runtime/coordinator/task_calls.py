@@ -72,7 +72,8 @@ class OverlongPenalty:
 class TaskCalls:
     """Prompts and rewards of one task. name: of the task, in metrics and trajectories.
 
-    overlong: what long answers lose of their rewards; None: nothing.
+    overlong: what long answers lose of their rewards; None: nothing. patient: a prompt whose process
+    dies or hangs is asked for until it comes.
     """
 
     def __init__(
@@ -83,7 +84,9 @@ class TaskCalls:
         vocab_size: int,
         on_error: OnError = "drop_sample",
         overlong: OverlongPenalty | None = None,
+        patient: bool = True,
     ) -> None:
+        self._patient = patient
         self._overlong = overlong
         self._pool = pool
         self._name = name
@@ -100,7 +103,7 @@ class TaskCalls:
         while isinstance(found := await self._prompt(action.cursor), TaskFailed):
             if found.kind == "end":
                 return PromptsEnded(action.cursor, self._name)
-            errors += found.kind == "error"
+            errors += found.kind == "error" or not self._patient
             if errors > RETRIES:
                 return PromptFailed(action.cursor, found.reason, self._name)
             log.warning(

@@ -10,6 +10,7 @@ from echo2d.core.base.ids import Version
 from echo2d.core.cluster.events import Note, PeerDisconnected, PeerRevoked
 from echo2d.core.cluster.rules import AuditRules, EvalRules, TaskRules
 from echo2d.core.coordinator.events import EvaluationsAsked
+from echo2d.core.evaluation.evaluations import AVOID_S
 from echo2d.core.evaluation.events import Evaluated, PassAt
 from echo2d.core.evaluation.json_form import evaluated_json
 from echo2d.core.evaluation.open_evaluation import GROUP_FIRST
@@ -136,18 +137,11 @@ def test_when_nobody_serves_the_version_any_more_the_score_says_of_how_many() ->
     train_step_3(world)
     assert worker.ready == version_key(3)
     assert not world.refit(worker), "it waits for the lease"
-    given_back = {key for key, _ in open_evaluation(world)}
-    for key in given_back:
+    for key in {key for key, _ in open_evaluation(world)}:
         worker.forget(key)
         world.say(worker, LeaseFailed(key.lease, key.attempt, "a newer version is loaded"))
-    # The coordinator leases them again before it hears of the refit.
-    refused = {key for key, _ in open_evaluation(world)}
-    for key in refused:
-        worker.forget(key)
-    assert world.refit(worker)
-    assert [each.version for each in evaluated(world)] == [0]
-    for key in refused:
-        world.say(worker, LeaseFailed(key.lease, key.attempt, "version 3 is served"))
+    # Until it has loaded the newer version it serves this one, and gets no lease of it any more.
+    assert not open_evaluation(world)
     assert [(each.version, each.rows, each.of) for each in evaluated(world)] == [
         (0, 3, 3),
         (2, 2, 3),
@@ -164,8 +158,94 @@ def test_an_answer_of_which_another_version_wrote_a_part_does_not_count() -> Non
     actions = world.say(worker, replace(mixed, spans=spans))
     assert [each.kind for each in actions if isinstance(each, Note)] == ["result"]
     worker.forget(key)
+    world.pass_time(AVOID_S + 1.0)
+    world.connect("w0")
     world.work()
     assert [(each.version, each.rows) for each in evaluated(world)] == [(0, 3), (2, 3)]
+
+
+def test_a_worker_that_fails_all_its_leases_costs_little() -> None:
+    """It rests, and others write what it gave back."""
+    world = scoring(2, 2, rules=replace(EVAL, rows=20))
+    train(world, 2)
+    world.drain()
+    bad = world.peers["w1"]
+    for _ in range(200):
+        for peer in world.peers.values():
+            world.refit(peer)
+        world.drain()
+        failed = {key for key, _ in open_evaluation(world, "w1")}
+        for key in failed:
+            bad.forget(key)
+            world.say(bad, LeaseFailed(key.lease, key.attempt, "out of memory"))
+        good = world.peers["w0"]
+        for answer in list(good.open):
+            if answer in good.open:
+                world.say(good, good.finish(*answer))
+    assert [(each.version, each.rows) for each in evaluated(world)] == [(0, 20), (2, 20)]
+    faults = [each for each in world.state.status().faults if each.kind == "lease"]
+    assert [each.text for each in faults] == ["w1: out of memory"]
+
+
+@pytest.mark.parametrize("samples", [2, 3, 6])
+def test_more_answers_to_a_question_than_a_group_has_are_written_beside_the_run(
+    samples: int,
+) -> None:
+    """All of them need not find room at once."""
+    world = scoring(2, 2, rules=replace(EVAL, samples=samples))
+    train(world, 6)
+    world.work()
+    assert [(each.version, each.rows) for each in evaluated(world)] == [
+        (version, 3) for version in (0, 2, 4, 6)
+    ]
+
+
+def test_a_version_that_is_published_again_is_scored_again() -> None:
+    world = scoring(4)
+    train(world, 2)
+    world.work()
+    world.open_session(1)
+    world.publish(1)
+    waiting = world.ask_batch(2)
+    world.work()
+    digest = world.replies[waiting].digest
+    assert digest is not None
+    world.commit(2, digest)
+    world.publish(2, salt=1)
+    world.work()
+    assert [(each.version, each.digest) for each in evaluated(world)] == [
+        (0, version_key(0).digest),
+        (2, version_key(2).digest),
+        (2, version_key(2, 1).digest),
+    ]
+
+
+def test_groups_of_rows_that_are_held_out_since_a_restart_are_not_trained_on() -> None:
+    world = World(replace(World().rules, trajectories_per_step=8))
+    world.rows = lambda cursor: f"row {cursor}"
+    world.connect("seed", kind="seed", slots=0)
+    world.connect("w0", slots=16)
+    train(world, 0)
+    world.work()
+    assert world.state.status().groups.buffered > 2
+    world.rules = replace(world.rules, evals=(EVAL,))
+    world.crash()
+    world.work()
+    train(world, 3)
+    rows = {g.trajectories[0].source.row for b in world.trained.values() for g in b.groups}
+    assert len(rows) == 12
+    assert not rows & {"row 0", "row 1", "row 2"}
+
+
+def test_an_answer_at_the_end_of_a_context_that_only_the_worker_knows_counts() -> None:
+    world = at_version_2(4)
+    worker = world.peers["w0"]
+    key, sample = open_evaluation(world)[0]
+    world.say(worker, worker.finish(key, sample, tokens=[7, 8], finish="context"))
+    world.work()
+    last = evaluated(world)[-1]
+    assert last.rows == 3
+    assert last.truncated == pytest.approx(1 / 6)
 
 
 @pytest.mark.parametrize("lost", ["revoked", "silent", "forgetful"])
@@ -181,7 +261,7 @@ def test_what_a_lost_worker_had_is_written_by_another(lost: str) -> None:
     elif lost == "forgetful":
         world.connect("w0")
     else:
-        world.pass_time(20.0)
+        world.pass_time(30.0)
         world.connect("w1")
     world.work()
     assert [(each.version, each.rows) for each in evaluated(world)] == [(0, 3), (2, 3)]

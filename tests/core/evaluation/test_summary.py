@@ -6,7 +6,7 @@ from itertools import combinations
 import pytest
 
 from echo2d.core.evaluation.events import PassAt
-from echo2d.core.evaluation.summary import ScoredSample, summed_up
+from echo2d.core.evaluation.summary import PARTS_MAX, ScoredSample, summed_up
 from echo2d.core.protocol.trajectory import RewardPart
 
 
@@ -58,3 +58,11 @@ def test_lengths_and_cut_answers() -> None:
     rows = [row(0.5, tokens=10, truncated=True), row(1.0, tokens=20)]
     found = summed_up(rows, 1, solved_at=0.5)
     assert (found.tokens, found.truncated, found.passes) == (15, 0.5, (PassAt(1, 1.0),))
+
+
+def test_extreme_rewards_have_no_error_and_many_parts_are_cut() -> None:
+    found = summed_up([row(1e200), row(-1e200)], 1, solved_at=1.0)
+    assert not math.isfinite(found.se)
+    names = [RewardPart(f"part {number:03}", 1.0) for number in range(100)]
+    many = [[ScoredSample(1.0, (name,), 1, truncated=False)] for name in names]
+    assert len(summed_up(many, 1, solved_at=1.0).parts) == PARTS_MAX

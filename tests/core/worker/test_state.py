@@ -202,6 +202,29 @@ def test_a_lease_for_another_version_alone_is_refused(machine: Machine) -> None:
     ]
 
 
+def test_no_such_lease_is_taken_while_a_newer_version_is_loaded(machine: Machine) -> None:
+    """The engines may serve it any moment; the coordinator does not know of it yet."""
+    machine.serve(0)
+    root = a_root(1)
+    actions = machine.on(RootVerified(root), a_snapshot(root))
+    assert [action for action in actions if isinstance(action, RefitEngines)]
+    assert machine.said(CoordinatorSaid(HELD)) == [
+        LeaseFailed(LeaseId(1), 1, "a newer version is being loaded")
+    ]
+    assert machine.on(CoordinatorSaid(LEASE)) == [StartGeneration(LEASE)]
+
+
+def test_such_a_lease_fails_at_the_first_token_of_another_version(machine: Machine) -> None:
+    machine.serve(0)
+    machine.on(CoordinatorSaid(HELD))
+    root = a_root(1)
+    machine.on(RootVerified(root), a_snapshot(root), a_refit(1))
+    newer = version_label(a_key(1).version, a_key(1).digest)
+    token = replace(a_token(), spans=(LabelSpan(0, 1, newer),))
+    [failed, *_] = [message for message in machine.said(token) if isinstance(message, LeaseFailed)]
+    assert "0 alone may write" in failed.reason
+
+
 def test_exclusive_engines_write_on_for_such_a_lease(machine: Machine) -> None:
     machine.on(ControlUp(replace(WELCOME, exclusive=True)))
     machine.serve(0)

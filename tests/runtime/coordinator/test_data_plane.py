@@ -26,6 +26,8 @@ from echo2d.runtime.coordinator.data_plane import (
     OpenTask,
     begin_tasks,
     data_plane,
+    eval_rules,
+    open_evals,
     open_tasks,
     task_rules,
 )
@@ -33,6 +35,7 @@ from echo2d.runtime.coordinator.main import make_rules
 from echo2d.tasks.sort_digits import answer
 from tests.support.texts import write_text_model
 
+RUN = RunId("run")
 SORTS: dict[str, Any] = {"kind": "sort_digits", "name": "sorts", "processes": 1}
 
 
@@ -70,7 +73,7 @@ async def test_each_prompt_and_reward_is_of_its_own_task(folder: Path) -> None:
     made = config(folder, SORTS, rows(folder, "ab", "c", epochs=1))
     async with AsyncExitStack() as stack:
         tasks = await open_tasks(stack, made)
-        rules = await asyncio.to_thread(make_rules, made, RunId("run"), tasks)
+        rules = await asyncio.to_thread(make_rules, made, RUN, tasks)
         plane = data_plane(tasks, (), rules)
         drawn = await plane.draw(DrawPrompt(3, "sorts"))
         assert isinstance(drawn, PromptDrawn)
@@ -107,10 +110,11 @@ async def test_rules_follow_the_tables(folder: Path) -> None:
     made = config(folder, SORTS, other)
     async with AsyncExitStack() as stack:
         sorts, asks = [task_rules(made, each, (9,)) for each in await open_tasks(stack, made)]
-    assert (sorts.name, sorts.weight, sorts.sampling) == ("sorts", Fraction(1), Sampling(0.9))
+    assert (sorts.name, sorts.sampling) == ("sorts", Sampling(0.9))
     assert (sorts.max_new_tokens, sorts.row_filter) == (30, None)
     assert sorts.stop_token_ids == (1, 9)
-    assert (asks.name, asks.weight) == ("rows", Fraction("0.3"))
+    assert asks.weight / sorts.weight == Fraction("0.3")
+    assert asks.name == "rows"
     assert (asks.sampling, asks.max_new_tokens) == (Sampling(0.6, 1.0, 20), 5)
     assert asks.row_filter == RowFilter(1, 7)
     assert asks.stop_token_ids == (9,)
@@ -131,16 +135,87 @@ async def test_data_and_tokenizer_stay_the_same_over_restarts(folder: Path) -> N
     questions = ["a", "b"]
     known = await begun()
     assert [each.task for each in known] == ["sorts", "rows"]
-    assert [bool(each.data) for each in known] == [False, True]
+    assert all(each.data for each in known)
     assert [bool(each.texts) for each in known] == [False, True]
-    assert [each.task for each in await begun(*known)] == ["sorts"]
+    assert await begun(*known) == []
     questions.append("c")
-    with pytest.raises(OperatorFault, match=r"task 'rows': its data changed since this run began"):
+    with pytest.raises(
+        OperatorFault, match=r"task 'rows': its data or options changed since this run began"
+    ):
         await begun(*known)
     questions.pop()
     write_text_model(folder / "model", "{{ messages }}")
     with pytest.raises(OperatorFault, match=r"task 'rows': its tokenizer or chat template changed"):
         await begun(*known)
+
+
+async def test_options_that_decide_which_prompt_a_number_is_stay_the_same(folder: Path) -> None:
+    async def begun(known: Sequence[TaskProgress], **options: Any) -> list[TaskProgress]:
+        async with AsyncExitStack() as stack:
+            found = await opened(stack, folder, rows(folder, "a", "b", "c", **options))
+            new = begin_tasks(found, known)
+        return [TaskProgress(each.task, 5, each.data, each.texts) for each in new]
+
+    known = await begun(())
+    assert await begun(known, epochs=3, scorer="regex", scorer_options={"pattern": "."}) == []
+    for changed in ({"rng_seed": 1}, {"held_out": 0.5}, {"prompt": "{prompt}!"}):
+        with pytest.raises(OperatorFault, match="its data or options changed"):
+            await begun(known, **changed)
+
+
+async def test_evaluations_ask_the_other_side_with_names_of_their_own(folder: Path) -> None:
+    asks = rows(folder, *map(str, range(40)), held_out=0.5)
+    tables = [{}, {"name": "cold", "sampling": {"temperature": 0.0}, "rows": 5, "samples": 3}]
+    made = config(folder, SORTS, asks, eval=[{**each, "task": "rows"} for each in tables])
+    async with AsyncExitStack() as stack:
+        tasks = await open_tasks(stack, made)
+        evals = await open_evals(stack, made, tasks)
+        whole, cold = [eval_rules(made, each, ()) for each in evals]
+        assert (whole.name, whole.rows, whole.samples) == ("rows/heldout", 200, 1)
+        assert (cold.name, cold.rows, cold.samples) == ("cold", 5, 3)
+        assert (whole.task.sampling, cold.task.sampling) == (Sampling(0.9), Sampling(0.0))
+        plane = data_plane(tasks, evals, await asyncio.to_thread(make_rules, made, RUN, tasks))
+        sides: list[set[str]] = []
+        for name, count in (("rows", 60), ("cold", 60)):
+            drawn = [await plane.draw(DrawPrompt(cursor, name)) for cursor in range(count)]
+            sides.append({each.source.row for each in drawn if isinstance(each, PromptDrawn)})
+        assert not sides[0] & sides[1]
+        assert min(map(len, sides)) > 5
+        assert PromptsEnded(59, "cold") == await plane.draw(DrawPrompt(59, "cold"))
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        ({"task": "none"}, r"eval\.task: expected one of sorts, nasty; found 'none'"),
+        ({"name": "sorts"}, r"eval\.name: 'sorts' is the name of a task"),
+        ({"rows": 0}, r"eval\.rows: task 'sorts' does not say how many questions it has"),
+        ({"task": "nasty"}, r"eval\.options: task 'nasty' would be asked the questions"),
+    ],
+)
+async def test_a_wrong_evaluation_is_named(folder: Path, table: dict[str, Any], words: str) -> None:
+    nasty = {"kind": "tests.support.nasty_task:NastyTask", "name": "nasty", "processes": 1}
+    made = config(folder, SORTS, nasty, eval=[table])
+    async with AsyncExitStack() as stack:
+        tasks = await open_tasks(stack, made)
+
+        async def rules() -> None:
+            for each in await open_evals(stack, made, tasks):
+                eval_rules(made, each, ())
+
+        with pytest.raises(OperatorFault, match=words):
+            await rules()
+
+
+def test_evaluations_beside_an_audit_need_a_trusted_worker(folder: Path) -> None:
+    with pytest.raises(OperatorFault, match=r"audit\.trusted: .* \[\[eval\]\]"):
+        config(folder, SORTS, eval=[{}], audit={"enabled": True})
+
+
+@pytest.mark.parametrize("weight", [0.00001, 1e-9])
+def test_a_weight_that_no_step_would_show_is_refused(folder: Path, weight: float) -> None:
+    with pytest.raises(OperatorFault, match=r"task\.weight: expected at least 0\.001 of the sum"):
+        config(folder, SORTS, {**SORTS, "weight": weight})
 
 
 def test_shares_are_weights_or_exact_numbers(folder: Path) -> None:

@@ -189,3 +189,10 @@ async def test_the_facts_of_a_prompt_reach_the_metrics(pool: Pool) -> None:
     drawn = await calls(pool).draw(DrawPrompt(7))
     assert isinstance(drawn, PromptDrawn)
     assert drawn.tags == (PromptTag("kind", "sum"), PromptTag("level", "3"))
+
+
+async def test_a_question_whose_process_dies_again_and_again_is_given_up(pool: Pool) -> None:
+    """A task waits for its prompts; an evaluation would hold up the run."""
+    pool.failures = [DIED, LATE] * 5
+    made = TaskCalls(pool, name="held", vocab_size=100, patient=False)
+    assert await made.draw(DrawPrompt(7)) == PromptFailed(7, DIED.reason, "held")
