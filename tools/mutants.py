@@ -299,8 +299,8 @@ MUTANTS = (
         "I8",
         "a worker takes leases without end",
         "echo2d/core/worker/leases.py",
-        "if len(self._held) >= LEASES_MAX:",
-        "if len(self._held) >= 1000 * LEASES_MAX:",
+        "max(LEASES_MAX, 2 * self._slots):\n            return",
+        "1000 * LEASES_MAX:\n            return",
         ("tests/core/worker/test_leases.py",),
     ),
     Mutant(

@@ -28,7 +28,7 @@ from echo2d.core.coordinator.events import (
     RequestGone,
     SessionAsked,
 )
-from echo2d.core.protocol.trajectory import Source, pack_tokens, unpack_tokens
+from echo2d.core.protocol.trajectory import PromptTag, Source, pack_tokens, unpack_tokens
 from echo2d.core.rollouts.events import DrawPrompt, PromptDrawn, SampleScored, ScoreSample
 from echo2d.errors import Fault, OperatorFault
 from echo2d.net.security.auth import read_token_file
@@ -236,7 +236,8 @@ async def test_a_prompt_whose_process_is_killed_comes_all_the_same(
             await asyncio.to_thread(fifo.unlink)
             for each in killed:
                 os.kill(int(processes[each]), signal.SIGKILL)
-            drawn = PromptDrawn(5, pack_tokens(range(5)), Source("nasty"))
+            tags = (PromptTag("index", "5"),)
+            drawn = PromptDrawn(5, pack_tokens(range(5)), Source("nasty"), tags)
             assert await script.hears(PromptDrawn) == drawn
 
 
