@@ -38,8 +38,8 @@ def loss_of(model: Any, group: Group) -> torch.Tensor:
     for each, advantage in zip(group.trajectories, advantages, strict=True):
         prompt, answer = (torch.from_numpy(a.copy()).long() for a in (group.prompt, each.tokens))
         logits = model(input_ids=torch.cat([prompt, answer])[None]).logits[0, len(prompt) - 1 : -1]
-        drawn = logits.float() / group.sampling.temperature
-        logprobs = drawn.log_softmax(-1).gather(1, answer[:, None])[:, 0]
+        logits = logits.float() / group.sampling.temperature
+        logprobs = logits.log_softmax(-1).gather(1, answer[:, None])[:, 0]
         ratio = (logprobs - torch.from_numpy(each.logprobs.copy())).exp()
         clipped = ratio.clamp(1 - CLIP, 1 + CLIP)
         losses.append(-torch.minimum(ratio * advantage, clipped * advantage).sum())
@@ -72,8 +72,7 @@ def main(url: str, token_file: str, base: str, root: str, steps: str) -> None:
             optimizer.zero_grad()
             every = coordinator.commit(batch, t_train_s=time.monotonic() - start)
             if step - published >= every or step == int(steps):
-                publish(coordinator, model, Path(base), Path(root), step)
-                published = step
+                publish(coordinator, model, Path(base), Path(root), published := step)
 
 
 if __name__ == "__main__":
