@@ -640,6 +640,13 @@ class CoordinatorConfig:
                 "audit.trusted: with [audit], trusted workers answer the questions of [[eval]]; "
                 "expected a token; found none"
             )
+        if self.audit.enabled and self.audit.seeds == "sglang":
+            for task in self.tasks:
+                if self.sampling_of(task).min_p:
+                    raise OperatorFault(
+                        "sampling.min_p: SGLang with --enable-deterministic-inference, which "
+                        'audit.seeds = "sglang" needs, cannot draw with it; expected 0.0'
+                    )
         total = sum(task.weight for task in self.tasks)
         for task in self.tasks:
             if task.weight < WEIGHT_SHARE_MIN * total:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from echo2d.core.protocol.sampling import Sampling
 from echo2d.engines.base import GenerateRequest
 from echo2d.engines.server.sampling_loop import PIECES_FRUITLESS_MAX
 from echo2d.engines.sglang import weight_update
@@ -330,3 +331,14 @@ async def test_an_abort_ends_samples_that_wait_for_a_place(tmp_path: Path) -> No
             await engine.abort("waits")
             assert (await waiting).finishes() == ["abort"] * SHORT.samples
         await engine.close()
+
+
+async def test_min_p_is_refused_where_it_would_end_the_server(tmp_path: Path) -> None:
+    """SGLang 0.5.23 asserts that no seeded request has it: one lease would cost the whole server."""
+    request = replace(SHORT, sampling=Sampling(min_p=0.1))
+    async with a_pair(tmp_path, deterministic=True) as pair:
+        with pytest.raises(EngineFault, match="cannot draw with min_p"):
+            await generated(pair.engine, request)
+        await generated(pair.engine, SHORT)
+    async with a_pair(tmp_path) as pair:
+        await generated(pair.engine, request)

@@ -61,9 +61,15 @@ class SglangDouble:
     """version: which SGLang it says it is. traps: what the next updates come to, in turn."""
 
     def __init__(
-        self, *, version: str = "0.5.23", incremental: bool = True, dummy: bool = False
+        self,
+        *,
+        version: str = "0.5.23",
+        incremental: bool = True,
+        dummy: bool = False,
+        deterministic: bool = False,
     ) -> None:
         self.version, self.incremental = version, incremental
+        self.deterministic = deterministic
         self.load_format = "dummy" if dummy else "auto"
         self.traps: list[Trap] = []
         self.calls: list[str] = []
@@ -150,7 +156,10 @@ class SglangDouble:
         return web.Response(status=503 if self.sick else 200)
 
     async def _server_info(self, _: web.Request) -> web.Response:
-        return web.json_response({"version": self.version, "api_key": "secret"})
+        facts: dict[str, Any] = {"version": self.version, "api_key": "secret"}
+        if self.deterministic:
+            facts["enable_deterministic_inference"] = True
+        return web.json_response(facts)
 
     async def _paths(self, request: web.Request) -> web.Response:
         paths = {resource.canonical: str(resource) for resource in request.app.router.resources()}

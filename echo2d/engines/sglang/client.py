@@ -29,14 +29,15 @@ class SglangClient(ServerClient):
 
     async def probe(self) -> Dialect:
         """Find out the server's version and paths. EngineFault: echo2d cannot use this server."""
-        # /server_info also holds the API keys, so only the version leaves this method.
+        # /server_info also holds the API keys, so only these two facts leave this method.
         info = await self.facts("/server_info")
         try:
             paths = (await self.call("GET", "/openapi.json"))["paths"].keys()
         except (ServerRefused, KeyError, AttributeError, TypeError):
             # This server does not list its paths, so its version decides alone.
             paths = None
-        return dialect_of(str(info.get("version", "")), paths)
+        deterministic = info.get("enable_deterministic_inference") is True
+        return dialect_of(str(info.get("version", "")), paths, deterministic=deterministic)
 
     async def model(self) -> Mapping[str, Any]:
         return await self.facts("/model_info")

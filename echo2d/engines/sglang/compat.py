@@ -32,15 +32,19 @@ class Dialect:
     """How to speak to one server.
 
     flushes_safely: an update may be asked to flush the cache. tried: echo2d was tried with this
-    version, or with a newer one.
+    version, or with a newer one. deterministic: it runs with --enable-deterministic-inference, and
+    an assertion ends it where a request has min_p (seen in 0.5.23).
     """
 
     version: str
     flushes_safely: bool
     tried: bool
+    deterministic: bool = False
 
 
-def dialect_of(version: str, paths: Collection[str] | None) -> Dialect:
+def dialect_of(
+    version: str, paths: Collection[str] | None, *, deterministic: bool = False
+) -> Dialect:
     """Return the dialect of a server that reports `version` and serves `paths`.
 
     paths: None if the server does not list them. EngineFault: the version is too old or unknown, or
@@ -57,4 +61,5 @@ def dialect_of(version: str, paths: Collection[str] | None) -> Dialect:
     for path in _NEEDED:
         if paths is not None and path not in paths:
             raise EngineFault(f"SGLang {version} does not serve {path}, which echo2d needs")
-    return Dialect(version, number >= _FLUSH_REPORTED_SINCE, tried=number <= NEWEST)
+    flushes = number >= _FLUSH_REPORTED_SINCE
+    return Dialect(version, flushes, tried=number <= NEWEST, deterministic=deterministic)

@@ -192,6 +192,10 @@ class SglangEngine:
         self._serving.require_running()
         if self.label is None or (layout := self._serving.layout) is None:
             raise EngineFault("no version is served")
+        if request.sampling.min_p and self._serving.deterministic:
+            raise EngineFault(
+                "SGLang with --enable-deterministic-inference cannot draw with min_p: it would end"
+            )
         if request.request_id in self._calls:
             raise EngineFault(f"request {request.request_id} is running already")
         if (

@@ -101,6 +101,11 @@ class Serving:
                 await self.server.abort_all()
         await self._leave_server()
 
+    @property
+    def deterministic(self) -> bool:
+        """Whether the server runs with --enable-deterministic-inference."""
+        return self._dialect is not None and self._dialect.deterministic
+
     def require_running(self) -> None:
         if not self._running:
             raise EngineFault("the engine is not running")
