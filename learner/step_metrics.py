@@ -11,7 +11,7 @@ from learner.batches import CUT_OFF, staleness_histogram
 from learner.model import StepReport
 from learner.staleness_metrics import answers_by_staleness
 
-# Of one prompt, in the rewards by tag.
+# A prompt's further tags are left out of the rewards by tag.
 TAGS_SHOWN_MAX = 8
 
 

@@ -4,10 +4,10 @@
                                 |  no worker serves it any more --> Evaluated, "n of N"
                                 +- revoked --> forgotten
 
-A version is due if its number is at least `every` above the last one that was; the first one is,
-and whichever the learner asks for. Its leases go before all other work and name exactly this
-version: a worker that has one waits with a newer version for at most `hold_s`. What is not written
-by then is not made up for by another version; the score says how many questions it is about.
+The first version is due, then each one whose number is at least `every` above the last due one, and
+any version that the learner asks for. Leases of an evaluation go before all other work and name
+exactly this version: a worker with such a lease loads a newer version up to `hold_s` later. Another
+version never writes the missing answers; the score says how many questions it covers.
 Groups of evaluations have numbers of their own and never reach the buffer of batches, and a
 question that is asked here is refused as a prompt of training (`held_out`).
 With an audit, trusted workers alone write the answers.
@@ -117,7 +117,7 @@ class Evaluations:
 
     @property
     def known(self) -> Sequence[Evaluated]:
-        """What was evaluated, oldest first."""
+        """All finished evaluations, oldest first."""
         return self._known
 
     @property
@@ -286,7 +286,7 @@ class Evaluations:
     # --- workers
 
     def progressed(self, peer: Peer, message: LeaseProgress, *, now: float) -> list[Send]:
-        """A sign of life; what is written so far is not kept."""
+        """A sign of life. Tokens of unfinished answers are not kept."""
         lease = self.leases.held(peer, message)
         if lease is None:
             return send_to(peer, LeaseCancelled(message.lease, message.attempt))
@@ -398,7 +398,7 @@ class Evaluations:
     # --- after every event
 
     def advance(self, *, now: float) -> list[EvaluationAction]:
-        """Ask for questions, open what is due, and close what is over."""
+        """Ask for questions, open the due evaluations, and close the finished ones."""
         if not self._rules.evals:
             return []
         if not self._began:

@@ -10,7 +10,7 @@ from echo2d.core.rollouts.events import DrawPrompt, ScoreSample
 
 @dataclass(frozen=True, slots=True)
 class PassAt:
-    """Of k answers to a question at least one is right, in this share of the questions."""
+    """The share of the questions for which k answers contain a right one."""
 
     k: int
     share: float

@@ -57,7 +57,7 @@ def summed_up(rows: Sequence[Sequence[ScoredSample]], samples: int, *, solved_at
 
 
 def _standard_error(values: Sequence[float]) -> float:
-    """Of the mean; NaN with fewer than two values."""
+    """The standard error of the mean; NaN with fewer than two values."""
     count = len(values)
     if count < 2:
         return math.nan

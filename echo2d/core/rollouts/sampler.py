@@ -6,9 +6,9 @@
                  ^                                           | `retest_after` versions later
                  +-------- equal again ----- asked once <----+
 
-A group whose rewards are all equal teaches nothing: the row is solved, or hopeless. Which of them it
-is may change as the policy learns, so a retired row is tested again. Without a filter every row is
-asked. What is known of rows is durable (`RowJudged`), so that a restart chooses the same prompts.
+A group whose rewards are all equal teaches nothing: the policy always solves the row, or never does.
+That may change as the policy learns, so a retired row is tested again. Without a filter every row is
+asked. The ledger keeps the judgements (`RowJudged`), so a restart chooses the same prompts.
 Not here: the order of the rows, which is the task's own.
 """
 

@@ -241,15 +241,15 @@ def data_plane(tasks: Iterable[OpenTask], evals: Iterable[OpenEval], rules: RunR
 def _calls(task: OpenTask, vocab_size: int, limit: int | None) -> TaskCalls:
     """limit: tokens of an answer that may cost something; None: length costs nothing."""
     table = task.table
-    costs = limit is not None and table.overlong_tokens
+    overlong = None
+    if limit is not None and table.overlong_tokens:
+        overlong = OverlongPenalty(limit, table.overlong_tokens, table.overlong_penalty)
     return TaskCalls(
         task.pool,
         name=task.name,
         vocab_size=vocab_size,
         on_error=table.on_error,
-        overlong=OverlongPenalty(limit, table.overlong_tokens, table.overlong_penalty)
-        if limit is not None and costs
-        else None,
+        overlong=overlong,
         # Without its questions an evaluation holds up the run; a task can wait for its prompt.
         patient=limit is not None,
     )

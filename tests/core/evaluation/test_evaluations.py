@@ -50,7 +50,7 @@ def test_the_first_version_and_every_second_one_are_scored_whole() -> None:
     assert [each.number for each in found] == [1, 2, 3]
     assert {(each.name, each.rows, each.of, each.samples) for each in found} == {("held", 3, 3, 2)}
     assert {each.digest for each in found} == {version_key(v).digest for v in (0, 2, 4)}
-    # Of two samples one is right (`MemoryRun`).
+    # One of the two samples is right (`MemoryRun`).
     assert {(each.mean, each.passes) for each in found} == {(0.5, (PassAt(1, 0.5), PassAt(2, 1.0)))}
     assert {(each.tokens, each.truncated) for each in found} == {(3.0, 0.0)}
 
