@@ -24,7 +24,7 @@ from echo2d.client import OperatorFault, TrajectoryScore
 from learner import lora, rng_state
 from learner.config import LearnerConfig
 from learner.objectives import LossTotals, distance_to_base, policy_loss, token_shares
-from learner.packing import MicroBatch, PackedAnswer, micro_batches
+from learner.packing import MicroBatch, PackedAnswer, SharedPrompts, micro_batches
 from learner.ranks import Ranks
 from learner.staleness_metrics import (
     NO_TOKENS,
@@ -89,6 +89,7 @@ class Policy:
             _checkpoint_layers(model, config.model)
         self.model = ranks.place(model).train()
         self._packed = config.packing and keeps_answers_apart(self.model)
+        self._shared = self._packed and shares_prompts(self.model)
         if config.packing and not self._packed:
             log.warning("packing is off: this model lets answers in the same row see each other")
         self._base = ranks.place(_base_model(config)) if config.kl_coef else None
@@ -115,7 +116,12 @@ class Policy:
     def _micro_batches(self, answers: Sequence[PackedAnswer]) -> list[MicroBatch]:
         tokens_max, ranks = self._config.micro_batch_tokens, self._ranks
         return micro_batches(
-            answers, tokens_max, packed=self._packed, rank=ranks.rank, ranks=ranks.size
+            answers,
+            tokens_max,
+            packed=self._packed,
+            shared=self._shared,
+            rank=ranks.rank,
+            ranks=ranks.size,
         )
 
     def train_step(self, step: int, parts: Sequence[Part], staleness_max: int) -> StepReport:
@@ -271,7 +277,12 @@ class Policy:
 
     def _distributions(self, model: Any, micro: MicroBatch) -> tuple[Tensor, Tensor]:
         return answer_distributions(
-            model, micro.tokens_bt, micro.answer_bt, micro.temperatures_n, micro.positions_bt
+            model,
+            micro.tokens_bt,
+            micro.answer_bt,
+            micro.temperatures_n,
+            micro.positions_bt,
+            micro.shared,
         )
 
     def _here(self, values: NDArray[Any]) -> Tensor:
@@ -305,12 +316,15 @@ def answer_logprobs(
     answer_bt: NDArray[np.bool_],
     temperature: float | NDArray[np.float32],
     positions_bt: NDArray[np.int64] | None = None,
+    shared: SharedPrompts | None = None,
 ) -> Tensor:
     """log p [n] of each answer token over the full vocabulary: float32, with gradient.
 
     temperature: at which the tokens were drawn, one for all or one for each [n].
     """
-    return _at(*answer_distributions(model, tokens_bt, answer_bt, temperature, positions_bt))
+    return _at(
+        *answer_distributions(model, tokens_bt, answer_bt, temperature, positions_bt, shared)
+    )
 
 
 def answer_distributions(
@@ -319,25 +333,46 @@ def answer_distributions(
     answer_bt: NDArray[np.bool_],
     temperature: float | NDArray[np.float32],
     positions_bt: NDArray[np.int64] | None = None,
+    shared: SharedPrompts | None = None,
 ) -> tuple[Tensor, Tensor]:
     """log p [n, v] of the whole vocabulary at each answer token: float32, with gradient; and the
     tokens [n]. temperature: as in `answer_logprobs`.
 
-    No attention mask is passed: rows are padded on the right, attention is causal, and where
-    positions_bt restarts at 0 the model does not look further back (checked by
-    `keeps_answers_apart`).
+    An attention mask is passed only where answers share a prompt (checked by `shares_prompts`).
+    Elsewhere rows are padded on the right, attention is causal, and where positions_bt restarts at
+    0 the model does not look further back (checked by `keeps_answers_apart`).
     """
     device = next(model.parameters()).device
     tokens = torch.from_numpy(tokens_bt).to(device)
     # The logits at t predict the token at t + 1.
     marked = torch.from_numpy(answer_bt).to(device)[:, 1:]
-    positions = (
-        {} if positions_bt is None else {"position_ids": torch.from_numpy(positions_bt).to(device)}
-    )
-    logits_btv = model(input_ids=tokens, use_cache=False, **positions).logits[:, :-1]
+    context = _context(positions_bt, shared, device)
+    logits_btv = model(input_ids=tokens, use_cache=False, **context).logits[:, :-1]
     heat = torch.as_tensor(temperature, dtype=torch.float32, device=device).reshape(-1, 1)
     logits_nv = logits_btv[marked].float() / heat
     return torch.log_softmax(logits_nv, dim=1), tokens[:, 1:][marked]
+
+
+def _context(
+    positions_bt: NDArray[np.int64] | None, shared: SharedPrompts | None, device: torch.device
+) -> dict[str, Tensor]:
+    """What tells the answers of a row apart, as keywords of the model."""
+    context = {}
+    if positions_bt is not None:
+        context["position_ids"] = torch.from_numpy(positions_bt).to(device)
+    if shared is not None:
+        context["attention_mask"] = _seen(shared, device)
+    return context
+
+
+def _seen(shared: SharedPrompts, device: torch.device) -> Tensor:
+    """Which token sees which [b, 1, t, t], as SDPA wants it."""
+    piece_bt = torch.from_numpy(shared.piece_bt).to(device)
+    prompt_bt = torch.from_numpy(shared.prompt_bt).to(device)
+    before_tt = torch.ones(2 * [piece_bt.shape[1]], dtype=torch.bool, device=device).tril()
+    own_btt = piece_bt[:, :, None] == piece_bt[:, None]
+    prompt_btt = prompt_bt[:, :, None] == piece_bt[:, None]
+    return ((own_btt | prompt_btt) & before_tt)[:, None]
 
 
 def _at(everything_nv: Tensor, tokens_n: Tensor) -> Tensor:
@@ -345,24 +380,47 @@ def _at(everything_nv: Tensor, tokens_n: Tensor) -> Tensor:
     return -torch.nn.functional.nll_loss(everything_nv, tokens_n, reduction="none")
 
 
+ALONE = [3, 1, 2]  # tokens whose last logits must be the same wherever they stand
+
+
 def keeps_answers_apart(model: Any) -> bool:
-    """Whether an answer's logits are the same with another answer before it in the row, told apart
-    by positions.
+    """Whether an answer has the same logits with another answer before it in the row, told apart by
+    positions.
     """
-    first, second = np.array([[1, 2, 3]]), np.array([[3, 1, 2]])
-    together = np.concatenate([first, second], axis=1)
-    positions = torch.from_numpy(np.array([[0, 1, 2, 0, 1, 2]])).to(next(model.parameters()).device)
+    return _ends_as_alone(model, [1, 2, 3, *ALONE], [0, 1, 2, 0, 1, 2], None)
+
+
+def shares_prompts(model: Any) -> bool:
+    """Whether an answer has the same logits behind another answer to the same copy of the prompt.
+
+    Only with SDPA, and where a token sees all tokens before it: the mask would replace a window.
+    """
+    config = model.config
+    kinds = getattr(config, "layer_types", None) or ["full_attention"]
+    if getattr(config, "_attn_implementation", "") != "sdpa" or set(kinds) != {"full_attention"}:
+        return False
+    if getattr(config, "sliding_window", None) is not None:
+        return False
+    # The prompt 3, 1, whose last token each answer has for itself, with the answers 1 and 2.
+    shared = SharedPrompts(np.array([[0, 1, 1, 2, 2]]), np.zeros((1, 5), dtype=np.int64))
+    return _ends_as_alone(model, [3, 1, 1, 1, 2], [0, 1, 2, 1, 2], shared)
+
+
+def _ends_as_alone(
+    model: Any, tokens: list[int], positions: list[int], shared: SharedPrompts | None
+) -> bool:
+    device = next(model.parameters()).device
+    row, alone = torch.tensor([tokens], device=device), torch.tensor([ALONE], device=device)
+    context = _context(np.array([positions]), shared, device)
     was_training = model.training
     model.eval()
     with torch.no_grad():
-        logits = [
-            model(
-                input_ids=torch.from_numpy(tokens).to(positions.device), use_cache=False, **keywords
-            ).logits[0, -1]
-            for tokens, keywords in ((second, {}), (together, {"position_ids": positions}))
-        ]
+        here, there = (
+            model(input_ids=ids, use_cache=False, **keywords).logits[0, -1]
+            for ids, keywords in ((row, context), (alone, {}))
+        )
     model.train(was_training)
-    return bool(torch.allclose(logits[0], logits[1], rtol=1e-3, atol=1e-4))
+    return bool(torch.allclose(here, there, rtol=1e-3, atol=1e-4))
 
 
 def load_model(directory: Path) -> Any:

@@ -2,8 +2,10 @@
 steps.
 
     parts        whole groups, dealt at random by (rng_seed, step): one part per optimizer step
-    rows         best fit, longest answers first; a row is never longer than the longest answer,
-                 so that packing does not make attention longer
+    bundles      answers of a group that read one copy of its prompt, if the model can; else each
+                 answer alone
+    rows         best fit, longest first; a row is never longer than the longest answer, or than
+                 ROW_TOKENS with bundles, so that packing does not make attention longer
     ranks        rows are dealt to the ranks in turn, longest first, so that loads differ by a row
     micro-batch  rows of similar length: at most `tokens_max` tokens with padding, or one row;
                  all ranks get the same number, some of them perhaps empty, because all ranks run
@@ -18,6 +20,7 @@ row-major order.
 import bisect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,12 +30,16 @@ from learner.batches import CUT_OFF, BatchRules
 from learner.objectives import group_advantages
 
 PAD = 0  # any token id: attention is causal, so padding on the right is never seen
+Item = TypeVar("Item")
+# A row of bundles may be so long: attention to so few tokens costs little beside the layers.
+ROW_TOKENS = 512
 
 
 @dataclass(frozen=True, slots=True)
 class PackedAnswer:
     """A prompt and one trajectory [t]. counts [t]: which tokens are in the loss; the others have no
-    entry in n. group_id, sample: the trajectory's group, and its number there.
+    entry in n. group_id, sample: the trajectory's group, and its number there. prompt: how many of
+    the tokens are the prompt, which all answers of the group have alike.
     """
 
     group_id: int
@@ -43,20 +50,34 @@ class PackedAnswer:
     staleness_n: NDArray[np.int64]
     advantage: np.float32
     temperature: float = 1.0
+    prompt: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class SharedPrompts:
+    """Who sees whom in rows where several answers read one copy of their prompt.
+
+    A token sees the tokens before it that are of its own piece or of its prompt's. Pieces are numbered
+    within a row: piece_bt is a token's own, prompt_bt that of its prompt, or its own again.
+    """
+
+    piece_bt: NDArray[np.int64]
+    prompt_bt: NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
     """The rows of one forward pass, padded on the right.
 
-    answer_bt marks the tokens in the loss. positions_bt restarts at 0 in each answer, and is None
-    if no two answers share a row. answers_n is the index of each token's answer.
-    trajectories names the group of each answer, and its number there.
+    answer_bt marks the tokens in the loss. positions_bt restarts in each answer, and is None if no
+    two answers share a row; shared is None if no two share a prompt. answers_n is the index of each
+    token's answer. trajectories names the group of each answer, and its number there.
     """
 
     tokens_bt: NDArray[np.int64]
     answer_bt: NDArray[np.bool_]
     positions_bt: NDArray[np.int64] | None
+    shared: SharedPrompts | None
     rollout_logprobs_n: NDArray[np.float32]
     staleness_n: NDArray[np.int64]
     advantages_n: NDArray[np.float32]
@@ -78,6 +99,7 @@ _NOTHING = MicroBatch(
     np.full((1, 2), PAD, dtype=np.int64),
     np.zeros((1, 2), dtype=np.bool_),
     None,
+    None,
     np.zeros(0, dtype=np.float32),
     np.zeros(0, dtype=np.int64),
     np.zeros(0, dtype=np.float32),
@@ -85,6 +107,29 @@ _NOTHING = MicroBatch(
     np.zeros(0, dtype=np.float32),
     (),
 )
+
+
+@dataclass(frozen=True, slots=True)
+class _Bundle:
+    """Answers of a group and the first `shared` tokens of its prompt, which stand there once.
+
+    The last prompt token is not shared: it predicts the first token of an answer, so each has one.
+    """
+
+    answers: Sequence[PackedAnswer]
+    shared: int = 0
+
+    @property
+    def width(self) -> int:
+        return self.shared + sum(len(answer.tokens) - self.shared for answer in self.answers)
+
+    def pieces(self) -> Iterator[tuple[NDArray[np.int32], NDArray[np.bool_], int]]:
+        """The tokens of each piece, which of them are in the loss, and the first one's position."""
+        first = self.answers[0]
+        if self.shared:
+            yield first.tokens[: self.shared], first.counts[: self.shared], 0
+        for answer in self.answers:
+            yield answer.tokens[self.shared :], answer.counts[self.shared :], self.shared
 
 
 def answers_of(batch: Batch, rules: BatchRules, *, scaled: bool) -> list[list[PackedAnswer]]:
@@ -110,18 +155,34 @@ def parts(
 
 
 def micro_batches(
-    answers: Sequence[PackedAnswer], tokens_max: int, *, packed: bool, rank: int = 0, ranks: int = 1
+    answers: Sequence[PackedAnswer],
+    tokens_max: int,
+    *,
+    packed: bool,
+    shared: bool = False,
+    rank: int = 0,
+    ranks: int = 1,
 ) -> list[MicroBatch]:
-    """The micro-batches of one rank. packed: whether answers may share rows."""
+    """The micro-batches of one rank. packed: whether answers may share rows; shared: and a prompt."""
     by_length = sorted(answers, key=lambda answer: len(answer.tokens), reverse=True)
-    rows = _best_fit(by_length) if packed else [[answer] for answer in by_length]
+    room = len(by_length[0].tokens)
+    if shared:
+        own = sum(len(answer.tokens) - answer.prompt for answer in answers)
+        room = max(room, min(ROW_TOKENS, tokens_max, own // ranks))
+    bundles = _bundles(by_length, room) if shared else [_Bundle([each]) for each in by_length]
+    bundles.sort(key=lambda bundle: bundle.width, reverse=True)
+    rows = (
+        _best_fit([(bundle.width, bundle) for bundle in bundles], room)
+        if packed
+        else [[bundle] for bundle in bundles]
+    )
     rows.sort(key=_width, reverse=True)
     dealt = [_cut(rows[each::ranks], tokens_max) for each in range(ranks)]
     mine = [_collate(micro) for micro in dealt[rank]]
     return mine + [_NOTHING] * (max(map(len, dealt)) - len(mine))
 
 
-def _cut(rows: Sequence[list[PackedAnswer]], tokens_max: int) -> list[Sequence[list[PackedAnswer]]]:
+def _cut(rows: Sequence[list[_Bundle]], tokens_max: int) -> list[Sequence[list[_Bundle]]]:
     """Cut rows, longest first, into micro-batches."""
     micro = []
     while rows:
@@ -154,52 +215,72 @@ def _answers(group: Group, step: int, rules: BatchRules, *, scaled: bool) -> Ite
                 staleness[fresh],
                 advantage,
                 group.sampling.temperature,
+                len(group.prompt),
             )
 
 
-def _best_fit(answers: Sequence[PackedAnswer]) -> list[list[PackedAnswer]]:
-    """Pack answers, longest first, into rows that are at most as long as the first answer."""
-    rows: list[list[PackedAnswer]] = []
+def _bundles(by_length: Sequence[PackedAnswer], room: int) -> list[_Bundle]:
+    """The answers of each group, longest first, in bundles of at most `room` tokens."""
+    groups: dict[int, list[PackedAnswer]] = {}
+    for answer in by_length:
+        groups.setdefault(answer.group_id, []).append(answer)
+    bundles = []
+    for answers in groups.values():
+        shared = answers[0].prompt - 1
+        own = [(len(answer.tokens) - shared, answer) for answer in answers]
+        bundles += [
+            _Bundle(fitting, shared if len(fitting) > 1 else 0)
+            for fitting in _best_fit(own, room - shared)
+        ]
+    return bundles
+
+
+def _best_fit(items: Sequence[tuple[int, Item]], room: int) -> list[list[Item]]:
+    """Put (width, item), widest first, into rows of at most `room`."""
+    rows: list[list[Item]] = []
     free: list[tuple[int, int]] = []  # (free tokens, row), ascending
-    for answer in answers:
-        length = len(answer.tokens)
+    for width, item in items:
         # The first row with enough room is the one with the least room that fits.
-        at = bisect.bisect_left(free, (length, 0))
+        at = bisect.bisect_left(free, (width, 0))
         if at == len(free):
-            room, row = len(answers[0].tokens), len(rows)
+            left, row = room, len(rows)
             rows.append([])
         else:
-            room, row = free.pop(at)
-        rows[row].append(answer)
-        bisect.insort(free, (room - length, row))
+            left, row = free.pop(at)
+        rows[row].append(item)
+        bisect.insort(free, (left - width, row))
     return rows
 
 
-def _width(row: Sequence[PackedAnswer]) -> int:
-    return sum(len(answer.tokens) for answer in row)
+def _width(row: Sequence[_Bundle]) -> int:
+    return sum(bundle.width for bundle in row)
 
 
-def _collate(rows: Sequence[Sequence[PackedAnswer]]) -> MicroBatch:
+def _collate(rows: Sequence[Sequence[_Bundle]]) -> MicroBatch:
     shape = (len(rows), _width(rows[0]))
     tokens_bt = np.full(shape, PAD, dtype=np.int64)
     answer_bt = np.zeros(shape, dtype=np.bool_)
-    positions_bt = np.tile(np.arange(shape[1]), (shape[0], 1))
+    positions_bt, piece_bt, prompt_bt = np.zeros((3, *shape), dtype=np.int64)
     for index, row in enumerate(rows):
-        start = 0
-        for answer in row:
-            end = start + len(answer.tokens)
-            tokens_bt[index, start:end] = answer.tokens
-            answer_bt[index, start:end] = answer.counts
-            # Restart at 0 here. The rest of the row is overwritten by the next answer, or is
-            # padding.
-            positions_bt[index, start:] -= positions_bt[index, start]
-            start = end
-    answers = [answer for row in rows for answer in row]
+        start = piece = 0
+        for bundle in row:
+            prompt = piece
+            for tokens, counts, position in bundle.pieces():
+                end = start + len(tokens)
+                tokens_bt[index, start:end] = tokens
+                answer_bt[index, start:end] = counts
+                # To the end of the row, which the next piece overwrites, or is padding.
+                positions_bt[index, start:] = position + np.arange(shape[1] - start)
+                piece_bt[index, start:], prompt_bt[index, start:] = piece, prompt
+                start, piece = end, piece + 1
+    bundles = [bundle for row in rows for bundle in row]
+    answers = [answer for bundle in bundles for answer in bundle.answers]
     lengths = [len(answer.logprobs_n) for answer in answers]
     return MicroBatch(
         tokens_bt,
         answer_bt,
         positions_bt if len(answers) > len(rows) else None,
+        SharedPrompts(piece_bt, prompt_bt) if any(each.shared for each in bundles) else None,
         np.concatenate([answer.logprobs_n for answer in answers]),
         np.concatenate([answer.staleness_n for answer in answers]),
         np.repeat([answer.advantage for answer in answers], lengths).astype(np.float32),

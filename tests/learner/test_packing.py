@@ -65,6 +65,100 @@ def test_every_token_that_counts_is_there_once_and_the_budget_holds(
     ]
 
 
+def one_group(group: int, prompt: int, lengths: Sequence[int]) -> list[PackedAnswer]:
+    """Answers of these lengths to one prompt."""
+    asked = 1000 + 100 * group + np.arange(prompt, dtype=np.int32)
+    return [
+        dataclasses.replace(
+            each,
+            group_id=group,
+            prompt=prompt,
+            tokens=np.concatenate([asked, each.tokens]),
+            counts=np.concatenate([np.zeros(prompt, dtype=np.bool_), each.counts]),
+        )
+        for each in answers(*lengths, prompt=0)
+    ]
+
+
+GROUPS = st.lists(
+    st.tuples(st.integers(1, 30), st.lists(st.integers(1, 30), min_size=1, max_size=9)),
+    min_size=1,
+    max_size=6,
+)
+
+
+def told_apart(micro: MicroBatch, row: int) -> list[list[int]]:
+    """What each answer of a row reads: its prompt and itself, by the marks of the layout."""
+    tokens = micro.tokens_bt[row]
+    if micro.shared is None:
+        assert micro.positions_bt is None or micro.positions_bt.shape == micro.tokens_bt.shape
+        return []
+    pieces, prompts = micro.shared.piece_bt[row], micro.shared.prompt_bt[row]
+    read = []
+    for piece in np.unique(pieces[micro.answer_bt[row]]):
+        own = pieces == piece
+        prompt = prompts[own][0]
+        seen = own | (pieces == prompt)
+        last = np.flatnonzero(own & micro.answer_bt[row])[-1]
+        seen[last + 1 :] = False
+        assert micro.positions_bt is not None
+        assert micro.positions_bt[row][seen].tolist() == list(range(int(seen.sum())))
+        read.append(tokens[seen].tolist())
+    return read
+
+
+@settings(max_examples=60)
+@given(GROUPS, st.integers(1, 300), st.integers(1, 3))
+def test_answers_behind_one_prompt_read_it_and_themselves(
+    drawn: list[tuple[int, list[int]]], tokens_max: int, ranks: int
+) -> None:
+    given_answers = [
+        each
+        for group, (prompt, lengths) in enumerate(drawn)
+        for each in one_group(group, prompt, lengths)
+    ]
+    found = [
+        micro
+        for rank in range(ranks)
+        for micro in micro_batches(
+            given_answers, tokens_max, packed=True, shared=True, rank=rank, ranks=ranks
+        )
+    ]
+    plain = micro_batches(given_answers, tokens_max, packed=True)
+    assert laid_out(found) == laid_out(plain)
+    whole = {tuple(each.tokens.tolist()) for each in given_answers}
+    for micro in found:
+        rows, width = micro.tokens_bt.shape
+        assert rows == 1 or rows * width <= tokens_max
+        assert width <= max(tokens_max, *(len(each.tokens) for each in given_answers))
+        for row in range(rows):
+            assert all(tuple(each) in whole for each in told_apart(micro, row))
+
+
+def test_a_group_of_short_answers_reads_its_prompt_once() -> None:
+    given_answers = [each for group in range(8) for each in one_group(group, 30, [6] * 12)]
+    plain, shared = (
+        sum(
+            micro.tokens_bt.size
+            for micro in micro_batches(given_answers, 16384, packed=True, shared=each)
+        )
+        for each in (False, True)
+    )
+    assert plain == 8 * 12 * 36
+    assert shared == 8 * (29 + 12 * 7)
+    # Two ranks have as much to do as each other.
+    loads = [
+        sum(
+            micro.tokens
+            for micro in micro_batches(
+                given_answers, 16384, packed=True, shared=True, rank=rank, ranks=2
+            )
+        )
+        for rank in range(2)
+    ]
+    assert loads == [8 * 12 * 6 / 2] * 2
+
+
 @settings(max_examples=40)
 @given(
     st.lists(st.integers(2, 30), min_size=1, max_size=20), st.integers(1, 200), st.integers(1, 5)
