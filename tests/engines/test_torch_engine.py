@@ -17,7 +17,7 @@ from echo2d.engines.base import Engine, GenerateRequest, SampleOutput
 from echo2d.engines.layout import file_tensor_digests
 from echo2d.engines.stream import RequestStream
 from echo2d.engines.torch_engine import TorchEngine
-from echo2d.engines.torch_engine.batch import PREFILL_TOKENS_MAX, DecodeBatch
+from echo2d.engines.torch_engine.batch import KEPT_TOKENS_MAX, PREFILL_TOKENS_MAX, DecodeBatch
 from echo2d.engines.torch_engine.decoder import Decoder, DecoderOptions, DecoderOutput
 from echo2d.engines.torch_engine.policy import InferencePolicy, build, prepare
 from echo2d.engines.torch_engine.sampling import draw
@@ -165,6 +165,37 @@ def test_a_long_prefill_is_cut_into_passes(tmp_path: Path) -> None:
         for context in contexts:
             apart.add([context], [1])
     assert (together.logits - apart.logits).abs().max() < 1e-4
+
+
+def test_a_prompt_that_comes_again_is_not_computed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_random_model(tmp_path, tiny_config(), rng_seed=1)
+    policy, computed = loaded(tmp_path), list[int]()
+    forward = policy.next_logits
+
+    def counted(ids: torch.Tensor, *rest: Any) -> torch.Tensor:
+        computed.append(ids.numel())
+        return forward(ids, *rest)
+
+    monkeypatch.setattr(policy, "next_logits", counted)
+    batch = DecodeBatch(policy)
+    prompt, other = [1, 2, 3, 4], [5, 6]
+    with torch.inference_mode():
+        batch.add([prompt, prompt, other], [1, 2, 1])
+        first = batch.logits.clone()
+        batch.keep([3])
+        batch.add([prompt], [2])
+        batch.check()
+        assert torch.equal(batch.logits[1:], first[[0, 0]])
+        assert computed == [8]  # two rows of four, padding included
+        batch.step([1, 2, 2])
+        truth = load_model(tmp_path)(input_ids=torch.tensor([[*prompt, 2]]), use_cache=False)
+        assert (batch.logits[1:] - truth.logits[:, -1]).abs().max() < 1e-4
+        # Long ones take their places.
+        batch.add([[each] * (KEPT_TOKENS_MAX // 2) for each in (1, 2)], [1, 1])
+        batch.add([prompt], [1])
+    assert computed == [8, 3, KEPT_TOKENS_MAX, 4]
 
 
 # policy

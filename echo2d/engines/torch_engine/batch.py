@@ -12,6 +12,7 @@ row's next token, and there are exactly max(lengths) columns.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -21,18 +22,36 @@ from echo2d.engines.torch_engine.policy import InferencePolicy
 
 # Padded tokens of one prefill pass. It bounds the activations: 200 MB at hidden size 4096.
 PREFILL_TOKENS_MAX = 8192
+# Tokens of contexts whose KV cache is kept for later samples: 600 MB for a model of 8 B parameters.
+KEPT_TOKENS_MAX = 4096
 
 Context = Sequence[int]
 
 
+@dataclass(frozen=True, slots=True)
+class Prefill:
+    """What a forward pass of a context left behind.
+
+    layers: keys and values [1, heads, tokens, dim]. logits: [1, vocab], of the next token.
+    """
+
+    layers: Sequence[tuple[Tensor, Tensor]]
+    logits: Tensor
+
+
 class DecodeBatch:
-    """See the module docstring. `add` appends rows; only `keep` changes the index of a row."""
+    """See the module docstring. `add` appends rows; only `keep` changes the index of a row.
+
+    A batch belongs to one version of the weights.
+    """
 
     def __init__(self, policy: InferencePolicy) -> None:
         self._policy = policy
         self._cache = DynamicCache()
         self._lengths: list[int] = []
         self._logits: Tensor | None = None
+        # By context, the newest last: most samples of a group arrive one after the other.
+        self._kept: dict[tuple[int, ...], Prefill] = {}
 
     def __len__(self) -> int:
         return len(self._lengths)
@@ -43,10 +62,15 @@ class DecodeBatch:
         return self._logits
 
     def add(self, contexts: Sequence[Context], repeats: Sequence[int]) -> None:
-        """Append repeats[i] rows for contexts[i], whose KV cache is computed once."""
+        """Append repeats[i] rows for contexts[i], whose KV cache is computed once: not at all if it is
+        one of the last that were.
+        """
         start = 0
         for end in _chunk_ends([len(context) for context in contexts]):
-            self._prefill(contexts[start:end], repeats[start:end])
+            chunk = [tuple(context) for context in contexts[start:end]]
+            self._prefill([each for each in dict.fromkeys(chunk) if each not in self._kept])
+            self._join(chunk, repeats[start:end])
+            self._forget()
             start = end
 
     def keep(self, rows: Sequence[int]) -> None:
@@ -76,28 +100,48 @@ class DecodeBatch:
             assert layer.keys.shape[0] == layer.values.shape[0] == rows
             assert layer.keys.shape[2] == layer.values.shape[2] == columns
 
-    def _prefill(self, contexts: Sequence[Context], repeats: Sequence[int]) -> None:
+    def _prefill(self, contexts: Sequence[tuple[int, ...]]) -> None:
+        if not contexts:
+            return
         lengths = [len(context) for context in contexts]
         columns = max(lengths)
         cache = DynamicCache()
         padded = [[0] * (columns - len(context)) + list(context) for context in contexts]
         logits = self._forward(cache, padded, lengths)
-        # The samples of one prompt share its prefill: its row is copied for each of them.
-        rows = [row for row, count in enumerate(repeats) for _ in range(count)]
-        if len(rows) != len(contexts):
-            index = torch.tensor(rows, dtype=torch.int64, device=self._policy.device)
-            cache.reorder_cache(index)
-            logits = logits[index]
-        self._join(cache, [lengths[row] for row in rows], logits)
+        for row, context in enumerate(contexts):
+            own = (slice(row, row + 1), slice(None), slice(columns - len(context), None))
+            # Cloned, because a view keeps the whole pass in memory.
+            layers = [
+                (layer.keys[own].clone(), layer.values[own].clone()) for layer in cache.layers
+            ]
+            self._kept[context] = Prefill(layers, logits[row : row + 1].clone())
 
-    def _join(self, cache: DynamicCache, lengths: list[int], logits: Tensor) -> None:
-        if not self._lengths:
-            self._cache, self._lengths, self._logits = cache, lengths, logits
-            return
-        for mine, new in zip(self._cache.layers, cache.layers, strict=True):
-            mine.keys, mine.values = _stack(mine.keys, new.keys), _stack(mine.values, new.values)
-        self._lengths += lengths
-        self._logits = torch.cat([self.logits, logits])
+    def _join(self, contexts: Sequence[tuple[int, ...]], repeats: Sequence[int]) -> None:
+        """Append rows for contexts whose prefill is kept, and make these the newest."""
+        for context in contexts:
+            self._kept[context] = self._kept.pop(context)
+        entering = [
+            self._kept[context]
+            for context, count in zip(contexts, repeats, strict=True)
+            for _ in range(count)
+        ]
+        mine = [(layer.keys, layer.values) for layer in self._cache.layers]
+        self._cache = DynamicCache()
+        for number in range(len(entering[0].layers)):
+            parts = [*mine[number : number + 1], *(each.layers[number] for each in entering)]
+            keys, values = zip(*parts, strict=True)
+            self._cache.update(_stack(keys), _stack(values), number)
+        before = [] if self._logits is None else [self._logits]
+        self._logits = torch.cat([*before, *(each.logits for each in entering)])
+        for context, count in zip(contexts, repeats, strict=True):
+            self._lengths += [len(context)] * count
+
+    def _forget(self) -> None:
+        tokens = sum(map(len, self._kept))
+        while tokens > KEPT_TOKENS_MAX:
+            oldest = next(iter(self._kept))
+            tokens -= len(oldest)
+            del self._kept[oldest]
 
     def _trim(self, columns: int) -> None:
         if columns:
@@ -112,10 +156,10 @@ class DecodeBatch:
         )
 
 
-def _stack(upper: Tensor, lower: Tensor) -> Tensor:
-    """Join two caches [rows, heads, columns, dim] by rows; pad the narrower one on the left."""
-    columns = max(upper.shape[2], lower.shape[2])
-    return torch.cat([_widen(upper, columns), _widen(lower, columns)])
+def _stack(parts: Sequence[Tensor]) -> Tensor:
+    """Join caches [rows, heads, columns, dim] by rows; pad the narrower ones on the left."""
+    columns = max(part.shape[2] for part in parts)
+    return torch.cat([_widen(part, columns) for part in parts])
 
 
 def _widen(states: Tensor, columns: int) -> Tensor:
