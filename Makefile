@@ -5,7 +5,7 @@ READY := .venv/.ready
 ARGS ?=
 SEARCHES ?= 20  # times that a soak runs the property tests, by chance
 
-.PHONY: setup demo test lab sglang-test trl-example staleness-sweep bench bench-delta soak figures mutants check coverage clean
+.PHONY: setup demo math test lab sglang-test trl-example staleness-sweep bench bench-delta soak figures mutants check coverage clean
 
 setup: $(READY)
 
@@ -18,6 +18,9 @@ $(READY): pyproject.toml constraints.txt
 
 demo: $(READY)
 	$(BIN)/echo2d demo $(ARGS)
+
+math: $(READY)
+	$(BIN)/python -m examples.math.run $(ARGS)
 
 test: $(READY)
 	$(BIN)/pytest --numprocesses 2 $(ARGS)

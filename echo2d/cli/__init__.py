@@ -14,6 +14,7 @@ from echo2d.cli.benches import bench
 from echo2d.cli.daemons import coordinate, join, rented
 from echo2d.cli.evals import evaluations
 from echo2d.cli.foresight import plan, simulate
+from echo2d.cli.recipes import init
 from echo2d.cli.samples import samples
 from echo2d.cli.tasks import tasks
 from echo2d.cli.tokens import token
@@ -46,6 +47,6 @@ def main() -> None:
 
 
 for command in (
-    coordinate, join, status, evaluations, samples, tasks, plan, simulate, demo, token, audit, rented, bench
+    init, coordinate, join, status, evaluations, samples, tasks, plan, simulate, demo, token, audit, rented, bench
 ):  # fmt: skip
     main.add_command(command)

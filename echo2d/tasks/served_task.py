@@ -75,10 +75,14 @@ class TaskTexts:
 
     def tokens(self, prompt: TextPrompt) -> list[int]:
         """UnusableText: the chat template does not take these messages."""
+        return self._texts.encode(self.text(prompt), special=False)
+
+    def text(self, prompt: TextPrompt) -> str:
+        """What the model reads. UnusableText: the chat template does not take these messages."""
         messages = list(prompt.messages)
         if self._system and messages[0].get("role") != "system":
             messages.insert(0, {"role": "system", "content": self._system})
-        return self._texts.encode(self._texts.render(messages, self._options), special=False)
+        return self._texts.render(messages, self._options)
 
     def answer(self, tokens: Sequence[int], finish: "Finish") -> Answer:
         """The text of the tokens, up to the first stop string.

@@ -42,6 +42,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "client": {"adapters", "core", "net", "errors"},
     "testing": {"client", "core", "sim", "errors"},
     "views": {"client", "core", "sim", "errors"},
+    "recipes": {"config", "tasks", "texts", "errors"},
     "demo": {"views", "bench", "core", "config", "errors", "client", "runtime"} | SHELLS,
     "bench": {"views", "demo", "core", "config", "errors", "client", "runtime", "sim", "testing"}
     | SHELLS,
@@ -54,6 +55,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "sim",
         "bench",
         "demo",
+        "recipes",
         "views",
         "errors",
     },

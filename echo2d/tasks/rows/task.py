@@ -100,8 +100,12 @@ class RowsTask(TextTask):
         )
 
     def reward(self, prompt: TextPrompt, answer: Answer) -> Any:
+        return self.scorer(answer, self.expected(prompt))
+
+    def expected(self, prompt: TextPrompt) -> Expected:
+        """The answer that is expected to this task's prompt, with its row."""
         row = self._rows.row(prompt.secret)
-        return self.scorer(answer, Expected(self._expected(row, prompt.secret), row))
+        return Expected(self._expected(row, prompt.secret), row)
 
     # --- inside
 

@@ -1,0 +1,174 @@
+"""The recipe "math": questions with one right answer, in a file of yours.
+
+    rows --columns--> the task --chat template--> a first prompt in tokens
+                         |
+                         +--> the expected answer, judged by the scorer --> the config
+
+Everything that a run would stumble over later is tried here once, with the classes that the run uses.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from echo2d.config import CoordinatorConfig
+from echo2d.errors import OperatorFault
+from echo2d.recipes.recipe_file import changed, filled, parsed
+from echo2d.tasks.base import Answer, TextPrompt
+from echo2d.tasks.rows.files import DataRow, RowFiles, found_files
+from echo2d.tasks.rows.task import RowsTask
+from echo2d.tasks.served_task import ModelFiles, TaskTexts
+from echo2d.texts.model_texts import UnusableText
+
+# Names of columns in the data sets that people use, the likeliest first.
+QUESTIONS = ("question", "problem", "prompt", "input", "query", "instruction")
+ANSWERS = ("answer", "final_answer", "target", "output", "label", "solution")
+# GSM8K writes the steps first, then this and the number.
+BEFORE_ANSWER = "####"
+HELD_OUT = 0.05
+MEASURED = 200  # prompts that are tokenized to know how long they are
+
+
+@dataclass(frozen=True, slots=True)
+class MathJob:
+    """What the operator decides. rows: a file, a pattern of files, or a directory of `datasets`.
+
+    asked: another file with the held-out questions; None: a share of `rows` is held out. prompt,
+    answer: columns. max_new_tokens: of one answer. folder: gets the config and the run. host: the
+    address at which workers reach the coordinator. port: its port. settings: "table.key=value".
+    """
+
+    base_model: Path
+    rows: str
+    prompt: str
+    answer: str
+    max_new_tokens: int
+    folder: Path
+    host: str
+    port: int = 7700
+    asked: str | None = None
+    settings: Sequence[str] = ()
+
+    @property
+    def url(self) -> str:
+        return f"{'http' if self.host in ('127.0.0.1', 'localhost') else 'https'}://{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """What the run will see. trained, held_out: questions. longest: tokens of the longest prompt.
+
+    text: the first prompt as the model reads it. expected: the answer to it.
+    """
+
+    trained: int
+    held_out: int
+    longest: int
+    text: str
+    expected: str
+
+
+def first_row(rows: str) -> DataRow:
+    """The first row of the data. OperatorFault: it cannot be read."""
+    return RowFiles(found_files(rows)).row(0)
+
+
+def guess(columns: Sequence[str], names: Sequence[str]) -> str | None:
+    """The first of these names that is a column, whatever its case; None: there is none."""
+    found = {column.lower(): column for column in columns}
+    return next((found[name] for name in names if name in found), None)
+
+
+def write_config(job: MathJob) -> tuple[Path, Preview]:
+    """Check the job and write its config; return the path and what the run will see.
+
+    OperatorFault: something is missing or wrong, or there is a config already. Nothing is written then.
+    """
+    path = job.folder / "run.toml"
+    if path.exists():
+        raise OperatorFault(f"{path} exists already; choose another --out")
+    text = changed(filled("math", _values(job)), job.settings)
+    config = CoordinatorConfig.read(parsed(text))
+    preview = _preview(config, job)
+    try:
+        (job.folder / "snapshots").mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise OperatorFault(f"--out: cannot write {path}: {error.strerror}") from error
+    return path, preview
+
+
+def _values(job: MathJob) -> dict[str, Any]:
+    folder = job.folder.absolute()
+    first = first_row(job.rows)
+    files = [str(path.absolute()) for path in found_files(job.rows)]
+    asked = None if job.asked is None else [str(p.absolute()) for p in found_files(job.asked)]
+    return {
+        "run_dir": str(folder / "coordinator"),
+        "snapshot_root": str(folder / "snapshots"),
+        "base_model": str(job.base_model.absolute()),
+        "host": job.host,
+        "port": job.port,
+        "link_port": job.port + 1 if job.port else 0,
+        "max_new_tokens": job.max_new_tokens,
+        "rows": files,
+        "prompt": job.prompt,
+        "answer": job.answer,
+        "answer_after": BEFORE_ANSWER if BEFORE_ANSWER in str(first.get(job.answer)) else "",
+        "held_out": HELD_OUT if asked is None else 0.0,
+        "asked": {} if asked is None else {"files": asked, "split": "train"},
+        "url": job.url,
+        "token_file": str(folder / "coordinator" / "tokens" / "learner.token"),
+        "out_dir": str(folder / "learner"),
+    }
+
+
+def _preview(config: CoordinatorConfig, job: MathJob) -> Preview:
+    """OperatorFault: the run would fail."""
+    table, asked = config.tasks[0], config.evals[0]
+    task = RowsTask(**table.options)
+    held_out = RowsTask(**{**table.options, "split": "heldout", **asked.options})
+    prompts = [task.prompt(index) for index in range(min(MEASURED, len(task)))]
+    texts = _texts(job.base_model, config)
+    try:
+        lengths = [len(texts.tokens(prompt)) for prompt in prompts]
+        shown = texts.text(prompts[0])
+    except UnusableText as fault:
+        raise OperatorFault(_unusable(job.base_model, fault)) from fault
+    _require_scorable(task, prompts[0], job)
+    return Preview(len(task), len(held_out), max(lengths), shown, task.expected(prompts[0]).text)
+
+
+def _texts(base_model: Path, config: CoordinatorConfig) -> TaskTexts:
+    for name in ("config.json", "*.safetensors"):
+        if not any(base_model.glob(name)):
+            raise OperatorFault(
+                f"--base-model: {base_model} has no {name}; expected the directory of a model as "
+                "Hugging Face publishes it"
+            )
+    table = config.tasks[0]
+    facts = {"directory": str(base_model), "template": None, "system": table.system}
+    return TaskTexts(ModelFiles.read({**facts, "options": table.template}))
+
+
+def _unusable(base_model: Path, fault: UnusableText) -> str:
+    if fault.code == "no_chat_template":
+        return (
+            f"--base-model: {base_model} has no chat template (chat_template.jinja, or in "
+            "tokenizer_config.json); take a model that was trained to follow instructions"
+        )
+    return f"--base-model: {base_model}: {fault.detail}"
+
+
+def _require_scorable(task: RowsTask, prompt: TextPrompt, job: MathJob) -> None:
+    """OperatorFault: the scorer does not even take the expected answer for right."""
+    expected = task.expected(prompt)
+    if not expected.text:
+        raise OperatorFault(f"--answer: the column {job.answer!r} is empty in the first row")
+    score = task.scorer(Answer(expected.text, "stop", 1), expected)
+    if score == 0:
+        raise OperatorFault(
+            f"--answer: the scorer finds no answer in {expected.text[:60]!r}, from the column "
+            f"{job.answer!r}; name another column, or another scorer (--set task.options.scorer=exact)"
+        )

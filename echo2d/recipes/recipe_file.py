@@ -1,0 +1,73 @@
+"""A recipe's config file: fill it in, and change single keys of it."""
+
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from string import Template
+from typing import Any
+
+from echo2d.errors import OperatorFault
+
+
+def filled(recipe: str, values: Mapping[str, Any]) -> str:
+    """The config of this recipe with these values, in TOML."""
+    text = files(__package__).joinpath(f"{recipe}.toml").read_text(encoding="utf-8")
+    return Template(text).substitute({name: toml(value) for name, value in values.items()})
+
+
+def toml(value: Any) -> str:
+    """A value in TOML: text, numbers, truth values, lists and inline tables of them."""
+    if isinstance(value, Mapping):
+        entries = ", ".join(f"{name} = {toml(each)}" for name, each in value.items())
+        return f"{{ {entries} }}" if entries else "{}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(toml, value))}]"
+    return json.dumps(value, ensure_ascii=False)
+
+
+def parsed(text: str) -> dict[str, Any]:
+    """OperatorFault: a setting made it something else than TOML."""
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise OperatorFault(f"--set: the config is no TOML any more: {error}") from error
+
+
+def changed(text: str, settings: Sequence[str]) -> str:
+    """The config with each "table.key=value" put in its place, in every table of that name.
+
+    A value that is no TOML is taken for text. OperatorFault: there is no such table.
+    """
+    for setting in settings:
+        name, given, value = setting.partition("=")
+        table, _, key = name.strip().rpartition(".")
+        if not given or not table:
+            raise OperatorFault(f"--set: expected TABLE.KEY=VALUE; found {setting!r}")
+        text = _put(text, table, key, _as_toml(value.strip()))
+    return text
+
+
+def _as_toml(value: str) -> str:
+    try:
+        tomllib.loads(f"value = {value}")
+    except tomllib.TOMLDecodeError:
+        return toml(value)
+    return value
+
+
+def _put(text: str, table: str, key: str, value: str) -> str:
+    lines, places, inside = list[str](), list[int](), False
+    for line in text.splitlines():
+        if line.startswith("["):
+            inside = line.partition("#")[0].strip() in (f"[{table}]", f"[[{table}]]")
+            if inside:
+                places.append(len(lines) + 1)
+        if inside and line.partition("=")[0].strip() == key:
+            continue
+        lines.append(line)
+    if not places:
+        raise OperatorFault(f"--set: the recipe has no table [{table}]")
+    for place in reversed(places):
+        lines.insert(place, f"{key} = {value}")
+    return "\n".join(lines) + "\n"
