@@ -327,6 +327,14 @@ class AsyncCoordinator:
         body = await self._call("POST", "/v1/evaluations", asked)
         return [Evaluation(**each) for each in body["evaluations"]], list(body["unfinished"])
 
+    async def samples(self, step: int | None = None) -> list[dict[str, Any]]:
+        """Groups that this step trained on, the worst and the best, as lines of `echo2d samples --json`;
+        None: the newest step. Long texts are cut off. A viewer needs samples.viewers.
+        """
+        asked = "" if step is None else f"?step={step}"
+        body = await self._call("GET", f"/v1/samples{asked}", None)
+        return list(body["groups"])
+
     async def status(self) -> dict[str, Any]:
         return await self._call("GET", "/v1/status", None)
 
@@ -467,6 +475,9 @@ class Coordinator:
 
     def evaluate(self, version: int, after: int = 0) -> tuple[list[Evaluation], list[str]]:
         return self._wait(self._inner.evaluate(version, after))
+
+    def samples(self, step: int | None = None) -> list[dict[str, Any]]:
+        return self._wait(self._inner.samples(step))
 
     def status(self) -> dict[str, Any]:
         return self._wait(self._inner.status())

@@ -251,6 +251,7 @@ class SamplesTable(Table):
         64 << 20,
         low=0,
     )
+    viewers: bool = key("viewer tokens see prompts and answers too, on the page", False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -635,6 +636,10 @@ class CoordinatorConfig:
     def _check_tasks(self) -> None:
         for task in self.tasks:
             self.sampling_of(task)
+        if self.samples.viewers and not self.samples.bytes_max:
+            raise OperatorFault(
+                "samples.viewers: there are no samples to see; expected samples.bytes_max above 0"
+            )
         if self.evals and self.audit.enabled and not self.audit.trusted:
             raise OperatorFault(
                 "audit.trusted: with [audit], trusted workers answer the questions of [[eval]]; "

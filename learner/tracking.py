@@ -11,6 +11,7 @@ rows, of which the last counts.
 """
 
 import errno
+import html
 import importlib
 import importlib.util
 import json
@@ -30,15 +31,18 @@ FAILURES_MAX = 5
 QUEUE_MAX = 1024  # rows waiting for a board: minutes of a fast run, days of a slow one
 CLOSE_S = 20.0  # at the end of a run, for the rows still waiting
 
-Row = tuple[int, Mapping[str, float]]
+Row = tuple[int, Mapping[str, float], "SampleTable"]
+# Of samples, a row each, under the names in SAMPLE_COLUMNS.
+SampleTable = Sequence[Sequence[Any]]
+SAMPLE_COLUMNS = ("group", "task", "prompt", "answer", "reward", "finish", "version", "worker")
 
 log = logging.getLogger("echo2d.learner")
 
 
 class Board(Protocol):
-    """Shows numbers by step. Its methods may block and may raise any exception."""
+    """Shows numbers and samples by step. Its methods may block and may raise any exception."""
 
-    def show(self, step: int, numbers: Mapping[str, float]) -> None: ...
+    def show(self, step: int, numbers: Mapping[str, float], samples: SampleTable) -> None: ...
 
     def close(self) -> None: ...
 
@@ -52,9 +56,15 @@ class Tracking:
         self._path = out_dir / "metrics.jsonl"
         self._boards = [_BoardThread(name, make) for name, make in makers.items()]
 
-    def record(self, row: Mapping[str, Any]) -> None:
+    @property
+    def has_boards(self) -> bool:
+        return bool(self._boards)
+
+    def record(self, row: Mapping[str, Any], groups: Sequence[Mapping[str, Any]] = ()) -> None:
         """Record one train step; row["step"] is its number. Errors of the disk and of boards are
         logged, not raised.
+
+        groups: of the step, as `Coordinator.samples` gives them; boards show them as a table.
         """
         try:
             _append(self._path, json.dumps(row) + "\n")
@@ -63,7 +73,7 @@ class Tracking:
                 "cannot track step=%s in=%s reason=%s", row["step"], self._path, error.strerror
             )
         for board in self._boards:
-            board.put((row["step"], dict(numbers_in(row))))
+            board.put((row["step"], dict(numbers_in(row)), sample_table(groups)))
 
     def close(self) -> None:
         for board in self._boards:
@@ -139,6 +149,39 @@ def numbers_in(row: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
             yield f"{prefix}{name}", value
 
 
+def sample_table(groups: Sequence[Mapping[str, Any]]) -> SampleTable:
+    """A row of SAMPLE_COLUMNS for each sample of these groups."""
+    return [
+        [
+            group["group"],
+            group["task"],
+            _words(group["prompt"]),
+            _words(sample["answer"]),
+            sample["reward"],
+            sample["finish"],
+            sample["versions"][0],
+            sample["worker"],
+        ]
+        for group in groups
+        for sample in group["samples"]
+    ]
+
+
+def _words(text: str | Sequence[int]) -> str:
+    """Text, or token ids where the coordinator has no tokenizer."""
+    return text if isinstance(text, str) else " ".join(map(str, text))
+
+
+def _markdown(table: SampleTable) -> str:
+    lines = [SAMPLE_COLUMNS, ["---"] * len(SAMPLE_COLUMNS), *table]
+    return "\n".join(f"| {' | '.join(map(_cell, line))} |" for line in lines)
+
+
+def _cell(value: Any) -> str:
+    """A cell of a markdown table, in which answers shall do nothing."""
+    return html.escape(str(value)).replace("|", "&#124;").replace("\n", "<br>")
+
+
 class TensorBoard:
     """Event files in <out_dir>/tensorboard."""
 
@@ -146,9 +189,11 @@ class TensorBoard:
         writer: Any = importlib.import_module("torch.utils.tensorboard.writer")
         self._writer = writer.SummaryWriter(str(out_dir / "tensorboard"))
 
-    def show(self, step: int, numbers: Mapping[str, float]) -> None:
+    def show(self, step: int, numbers: Mapping[str, float], samples: SampleTable) -> None:
         for name, value in numbers.items():
             self._writer.add_scalar(name, value, step)
+        if samples:
+            self._writer.add_text("samples", _markdown(samples), step)
         self._writer.flush()
 
     def close(self) -> None:
@@ -169,9 +214,14 @@ class WeightsAndBiases:
             log.warning("not logged in tracker=wandb: run is offline; upload it by `wandb sync`")
             mode = "offline"
         self._run = wandb.init(dir=str(out_dir), mode=mode)
+        self._make_table = wandb.Table
 
-    def show(self, step: int, numbers: Mapping[str, float]) -> None:
-        self._run.log(dict(numbers), step=step)
+    def show(self, step: int, numbers: Mapping[str, float], samples: SampleTable) -> None:
+        shown: dict[str, Any] = dict(numbers)
+        if samples:
+            columns, data = list(SAMPLE_COLUMNS), [list(row) for row in samples]
+            shown["samples"] = self._make_table(columns=columns, data=data)
+        self._run.log(shown, step=step)
 
     def close(self) -> None:
         self._run.finish()

@@ -343,7 +343,9 @@ class Learner:
         row = row_of(
             batch, report, published=published, t_train_s=t_train_s, wait_s=wait_s, seconds=lap
         )
-        self._tracking.record(row)
+        every = self._config.track_samples_every
+        shows = every and self._tracking.has_boards and batch.step % every == 0
+        self._tracking.record(row, self._coordinator.samples(batch.step) if shows else ())
         log.info("trained %s", line_of(row, batch))
         if self._evals:
             self._record_evaluations(self._coordinator.evaluations(self._evaluated))

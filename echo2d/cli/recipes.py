@@ -45,7 +45,13 @@ def init() -> None:
     "--max-new-tokens", type=click.IntRange(1, 131072), help="Tokens of an answer at most."
 )
 @click.option("--host", help="This host's address, at which the boxes reach it.")
-@click.option("--port", type=click.IntRange(0, 65534), default=7700, show_default=True)
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65534),
+    default=7700,
+    show_default=True,
+    help="The coordinator's TCP port; the next one is for weights.",
+)
 @click.option("--out", type=DIRECTORY, help="New folder for the config and the run.")
 @click.option("--set", "settings", multiple=True, help="Another key: TABLE.KEY=VALUE; repeatable.")
 @click.option("--yes", is_flag=True, help="Ask nothing; take the guesses that are offered.")

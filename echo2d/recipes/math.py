@@ -88,6 +88,10 @@ def write_config(job: MathJob) -> tuple[Path, Preview]:
     path = job.folder / "run.toml"
     if path.exists():
         raise OperatorFault(f"{path} exists already; choose another --out")
+    if job.answer == job.prompt:
+        raise OperatorFault(
+            f"--answer: expected another column than --prompt; found {job.answer!r}"
+        )
     text = changed(filled("math", _values(job)), job.settings)
     config = CoordinatorConfig.read(parsed(text))
     preview = _preview(config, job)

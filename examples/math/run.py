@@ -8,6 +8,7 @@ run that was stopped goes on where it was.
 """
 
 import argparse
+import json
 import signal
 import socket
 import subprocess
@@ -58,6 +59,9 @@ def main() -> None:
     parser.add_argument("--staleness", type=int, default=STALENESS, help="S")
     parser.add_argument("--seed", type=int, default=0, help="of the order of questions")
     parser.add_argument("--every", type=int, default=20, help="versions between two evaluations")
+    parser.add_argument(
+        "--set", action="append", default=[], help="another key, as of `echo2d init`"
+    )
     chosen = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
@@ -106,12 +110,19 @@ def _prepare(chosen: argparse.Namespace, run: Path) -> None:
         f"task.options.rng_seed={chosen.seed}",
         f"learner.rng_seed={chosen.seed}",
         f"learner.steps={chosen.steps}",
+        *chosen.set,
     )
     files = (f"--base-model={model}", f"--rows={train}", f"--held-out-rows={held_out}")
     limits = (f"--prompt={PROMPT}", f"--max-new-tokens={NEW_TOKENS}", f"--port={port}")
     changes = (f"--set={setting}" for setting in settings)
     command = [sys.executable, "-m", "echo2d", "init", "math", *files, *limits, *changes]
-    subprocess.run([*command, f"--out={run}", "--yes"], check=True)
+    made = subprocess.run([*command, f"--out={run}", "--json"], stdout=subprocess.PIPE, check=False)
+    if made.returncode:
+        raise SystemExit(made.returncode)
+    facts = json.loads(made.stdout)
+    print(
+        f"wrote {facts['config']}: {facts['trained']} sums to train on, {facts['held_out']} held out"
+    )
 
 
 def _start_worker(name: str, run: Path, url: str, programs: Programs) -> None:

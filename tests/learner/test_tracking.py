@@ -15,7 +15,14 @@ import pytest
 
 from echo2d.client import OperatorFault
 from learner import tracking
-from learner.tracking import FAILURES_MAX, QUEUE_MAX, Tracking, makers, numbers_in
+from learner.tracking import (
+    FAILURES_MAX,
+    QUEUE_MAX,
+    SampleTable,
+    Tracking,
+    makers,
+    numbers_in,
+)
 from tests.support.full_disk import files_up_to
 
 ROW = {
@@ -27,17 +34,48 @@ ROW = {
 NUMBERS = {"step": 1, "loss": -0.5, "by_staleness/0/answers": 8, "by_staleness/0/reward": 0.25}
 
 
+GROUPS = [
+    {
+        "group": 7,
+        "task": "sums",
+        "prompt": "1 + 1?",
+        "samples": [
+            {
+                "answer": "<b>2</b> |\n",
+                "reward": 1.0,
+                "finish": "stop",
+                "versions": [3, 4],
+                "worker": "w",
+            },
+            {
+                "answer": [5, 6],
+                "reward": 0.0,
+                "finish": "length",
+                "versions": [3, 3],
+                "worker": "v",
+            },
+        ],
+    }
+]
+TABLE = [
+    [7, "sums", "1 + 1?", "<b>2</b> |\n", 1.0, "stop", 3, "w"],
+    [7, "sums", "1 + 1?", "5 6", 0.0, "length", 3, "v"],
+]
+
+
 class Shown:
     """A board that remembers; it fails the first `failures` times."""
 
     def __init__(self, failures: int = 0) -> None:
         self.rows: list[tuple[int, Mapping[str, float]]] = []
+        self.tables: list[SampleTable] = []
         self.closed = 0
         self.calls = 0
         self._failures = failures
 
-    def show(self, step: int, numbers: Mapping[str, float]) -> None:
+    def show(self, step: int, numbers: Mapping[str, float], samples: SampleTable) -> None:
         self.calls += 1
+        self.tables.append(samples)
         if self.calls <= self._failures:
             raise ConnectionError("no network")
         self.rows.append((step, numbers))
@@ -63,6 +101,16 @@ def test_each_row_is_a_line_and_reaches_every_board(tmp_path: Path) -> None:
     assert [row["step"] for row in rows(tmp_path)] == [1, 2]
     assert one.rows == other.rows == [(1, NUMBERS), (2, {**NUMBERS, "step": 2})]
     assert (one.closed, other.closed) == (1, 1)
+
+
+def test_samples_reach_the_boards_as_a_table_and_not_the_file(tmp_path: Path) -> None:
+    board = Shown()
+    tracker = Tracking(tmp_path, {"board": lambda: board})
+    tracker.record(ROW, GROUPS)
+    tracker.record(ROW)
+    tracker.close()
+    assert board.tables == [TABLE, []]
+    assert "1 + 1?" not in (tmp_path / "metrics.jsonl").read_text()
 
 
 def test_what_fails_now_and_then_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -101,7 +149,7 @@ def test_nobody_waits_for_a_board_that_hangs(
     go_on = threading.Event()
 
     class Hangs(Shown):
-        def show(self, step: int, numbers: Mapping[str, float]) -> None:
+        def show(self, step: int, numbers: Mapping[str, float], samples: SampleTable) -> None:
             go_on.wait()
 
     tracker = Tracking(tmp_path, {"hangs": Hangs})
@@ -151,11 +199,15 @@ def test_tensorboard_reads_what_was_shown(tmp_path: Path, monkeypatch: pytest.Mo
     reader: Any = importlib.import_module("tensorboard.backend.event_processing.event_accumulator")
     tracker = Tracking(tmp_path, makers(["tensorboard"], tmp_path))
     for step in (1, 2):
-        tracker.record({**ROW, "step": step, "loss": -0.5 * step})
+        tracker.record({**ROW, "step": step, "loss": -0.5 * step}, GROUPS if step == 2 else ())
     tracker.close()
     events = reader.EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     assert set(events.Tags()["scalars"]) == set(NUMBERS)
     assert [(each.step, each.value) for each in events.Scalars("loss")] == [(1, -0.5), (2, -1.0)]
+    (shown,) = events.Tensors("samples/text_summary")
+    text = shown.tensor_proto.string_val[0].decode()
+    assert shown.step == 2
+    assert "| 7 | sums | 1 + 1? | &lt;b&gt;2&lt;/b&gt; &#124;<br> | 1.0 | stop | 3 | w |" in text
 
 
 OFFLINE = """
@@ -167,8 +219,11 @@ from learner.__main__ import end_with
 tracking.CLOSE_S = 50.0
 assert sys.stdin.isatty()
 tracker = tracking.Tracking(Path(), tracking.makers(["wandb"], Path()))
+group = {"group": 7, "task": "sums", "prompt": "1 + 1?", "samples": [
+    {"answer": "2", "reward": 1.0, "finish": "stop", "versions": [3, 4], "worker": "w"}]}
 for step in (1, 2):
-    tracker.record({"step": step, "loss": -0.5, "by_staleness": {0: {"reward": 0.25}}})
+    row = {"step": step, "loss": -0.5, "by_staleness": {0: {"reward": 0.25}}}
+    tracker.record(row, [group] if step == 2 else ())
 tracker.close()
 end_with(0)
 """
@@ -188,9 +243,16 @@ def test_weights_and_biases_asks_nobody_for_a_login_and_works_offline(tmp_path: 
     assert done.returncode == 0, done.stderr
     assert "not logged in tracker=wandb" in done.stderr
     (path,) = (tmp_path / "wandb").glob("offline-run-*/*.wandb")
-    assert history_of(path) == [
-        (step, {"step": step, "loss": -0.5, "by_staleness/0/reward": 0.25}) for step in (1, 2)
+    history = history_of(path)
+    assert [
+        (step, {name: value for name, value in row.items() if not name.startswith("samples/")})
+        for step, row in history
+    ] == [(step, {"step": step, "loss": -0.5, "by_staleness/0/reward": 0.25}) for step in (1, 2)]
+    (table,) = path.parent.glob("files/media/table/samples_*.json")
+    assert json.loads(table.read_text())["data"] == [
+        [7, "sums", "1 + 1?", "2", 1.0, "stop", 3, "w"]
     ]
+    assert [row.get("samples/nrows") for _, row in history] == [None, 1]
 
 
 def history_of(path: Path) -> list[tuple[int, dict[str, float]]]:

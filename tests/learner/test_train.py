@@ -22,6 +22,7 @@ from echo2d.client import (
 )
 from learner import train
 from learner.config import LearnerConfig
+from learner.tracking import SampleTable
 from tests.support.learner import learn
 from tests.support.scripted_coordinator import GROUP_SIZE, GROUPS, ScriptedCoordinator
 
@@ -63,7 +64,7 @@ def test_every_row_reaches_the_boards_that_were_asked_for(
         def __init__(self, name: str) -> None:
             self._seen = shown[name]
 
-        def show(self, step: int, numbers: Mapping[str, float]) -> None:
+        def show(self, step: int, numbers: Mapping[str, float], samples: SampleTable) -> None:
             self._seen.append((step, numbers["loss"]))
 
         def close(self) -> None:
@@ -288,6 +289,24 @@ def test_evaluations_have_rows_of_their_own_and_the_last_one_is_waited_for(
     assert coordinator.said("evaluate") == [4, 4, 4]
     row = next(row for row in rows if "eval" in row)["eval"]["held"]
     assert (row["mean"], row["rows"], row["of"], row["pass_at"]) == (0.5, 9, 10, {"1": 0.5})
+
+
+def test_every_few_steps_the_boards_get_samples(
+    config: LearnerConfig, coordinator: ScriptedCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[tuple[int, Any]] = []
+
+    class Board:
+        def show(self, step: int, numbers: Mapping[str, float], samples: SampleTable) -> None:
+            shown.append((step, samples))
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr(train, "makers", lambda *_: {"board": Board})
+    learn(dataclasses.replace(config, track_samples_every=2), coordinator)
+    assert coordinator.said("samples") == [2, 4]
+    assert shown == [(1, []), (2, []), (3, []), (4, [])]
 
 
 def test_the_end_does_not_wait_for_ever_for_an_evaluation(

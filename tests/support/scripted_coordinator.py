@@ -134,6 +134,10 @@ class ScriptedCoordinator:
     def checkpoint(self, step: int) -> None:
         self.events.append(("checkpoint", step))
 
+    def samples(self, step: int | None = None) -> list[dict[str, Any]]:
+        self.events.append(("samples", step or 0))
+        return []
+
     def evaluations(self, after: int = 0) -> list[Evaluation]:
         told = [each for step, its in self.evals.items() if step <= self._committed for each in its]
         return [each for each in told if each.number > after]

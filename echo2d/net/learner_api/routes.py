@@ -19,6 +19,8 @@ The core takes every decision; this module only turns requests into events, and 
                                         number
     POST /v1/evaluations                {version, epoch, after} -> the same; the newest version is
                                         evaluated, if it was not
+    GET  /v1/samples                    ?step=N -> {step, groups}: prompts, answers and rewards of a
+                                        step, else of the newest; for viewers if samples.viewers says so
     GET  /v1/status, /metrics, /        facts as JSON, as Prometheus text, as a page
     the gateway's, if it is enabled     see net/gateway/routes.py; its errors have OpenAI's shape
 
@@ -107,6 +109,7 @@ NONE = "'none'"
 NOTHING = "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 
 LEARNER: frozenset[Role] = frozenset({"learner"})
+VIEWER: frozenset[Role] = frozenset({"viewer"})
 GATEWAY: frozenset[Role] = frozenset({"gateway"})
 READERS: frozenset[Role] = frozenset({"learner", "gateway", "viewer"})
 
@@ -115,6 +118,7 @@ class LearnerBackend(Protocol):
     """What the API needs from the coordinator's runtime."""
 
     run_id: RunId
+    viewers_see_samples: bool
 
     def caller(self, secret: str) -> Caller:
         """The caller with this secret. Denied: the secret is not valid."""
@@ -143,6 +147,9 @@ class LearnerBackend(Protocol):
 
         OperatorFault: the name or the size is not allowed.
         """
+
+    def samples(self, step: int | None) -> dict[str, Any]:
+        """Groups of a step as lines of the sample log, shortened; None: of the newest step."""
 
     def status(self) -> dict[str, Any]: ...
 
@@ -302,6 +309,12 @@ class Api:
         after = integer(body["after"], "after")
         return await self._ask(lambda number: EvaluationsAsked(number, after, epoch, version))
 
+    async def samples(self, request: web.Request) -> web.Response:
+        step = request.query.get("step")
+        return web.json_response(
+            self._backend.samples(None if step is None else integer_text(step, "step"))
+        )
+
     # aiohttp passes the request to every handler.
     async def status(self, request: web.Request) -> web.Response:  # noqa: ARG002
         return web.json_response(self._backend.status())
@@ -456,6 +469,8 @@ def make_app(
     app.router.add_post("/v1/batches/{step}/refuse", api.allow(LEARNER, api.refuse))
     app.router.add_get("/v1/evaluations", api.allow(READERS, api.evaluations))
     app.router.add_post("/v1/evaluations", api.allow(LEARNER, api.evaluate))
+    sees = LEARNER | VIEWER if backend.viewers_see_samples else LEARNER
+    app.router.add_get("/v1/samples", api.allow(sees, api.samples))
     app.router.add_get("/v1/status", api.allow(READERS, api.status))
     app.router.add_get("/metrics", api.allow(READERS, api.metrics))
     if gateway is not None:

@@ -60,6 +60,7 @@ from echo2d.runtime.coordinator.gateway import Gateway
 from echo2d.runtime.coordinator.group_log import GroupLog
 from echo2d.runtime.coordinator.metrics import CoordinatorMetrics
 from echo2d.runtime.coordinator.sample_log import SampleLog
+from echo2d.runtime.coordinator.shown_samples import ShownSamples
 from echo2d.runtime.process.mailbox import EVENTS_MAX, EVENTS_PER_TURN_MAX, Mailbox
 from echo2d.runtime.process.pending_requests import PendingRequests
 from echo2d.runtime.run_dir.access_table import AccessTable, Enrolment
@@ -123,6 +124,7 @@ class CoordinatorProcess:
         make_gateway: Callable[[Emit], Gateway] | None = None,
         audit_log: JsonLog | None = None,
         sample_log: SampleLog | None = None,
+        viewers_see_samples: bool = False,
     ) -> None:
         self.run_id = run.run_id
         self._run = run
@@ -147,6 +149,7 @@ class CoordinatorProcess:
         )
         self._audit_log = audit_log
         self._sample_log = sample_log
+        self.viewers_see_samples = viewers_see_samples
         self._audited: asyncio.Queue[AuditTold] = asyncio.Queue(AUDITED_MAX)
         self._group_log = GroupLog(self.sessions.peer)
         self._metrics = CoordinatorMetrics(ledger=run.path / LEDGER_FILE)
@@ -451,6 +454,9 @@ class CoordinatorProcess:
             RefusedPeerStatus(each.peer, names.get(each.peer, ""), each.refused_s)
             for each in self.sessions.faults.refused(now)
         )
+
+    def samples(self, step: int | None) -> dict[str, Any]:
+        return (ShownSamples() if self._sample_log is None else self._sample_log.shown).of(step)
 
     def status(self) -> dict[str, Any]:
         return status_json(self.look())

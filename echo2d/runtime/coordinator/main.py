@@ -219,6 +219,7 @@ async def open_coordinator(
             )
             if config.samples.bytes_max
             else None,
+            viewers_see_samples=config.samples.viewers,
         )
         url = await _listen(stack, config.coordinator, coordinator, tls)
         await asyncio.to_thread(_tell_this_host, run, access, url)

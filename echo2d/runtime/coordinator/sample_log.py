@@ -13,10 +13,9 @@ has token ids.
 import asyncio
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from echo2d.core.base.ids import GroupId
@@ -32,6 +31,7 @@ from echo2d.core.rollouts.events import (
     SampleRewarded,
 )
 from echo2d.errors import StoreFault
+from echo2d.runtime.coordinator.shown_samples import ShownSamples, mean_reward
 from echo2d.runtime.run_dir.run_directory import existing_run
 from echo2d.store.json_log import JsonLog, read_json_log
 from echo2d.texts.files import read_text_files
@@ -57,13 +57,15 @@ class _LoggedGroup:
 class SampleLog:
     """See the module docstring.
 
-    groups: those that are open when the coordinator starts. texts: None: lines have token ids.
+    groups: those that are open when the coordinator starts. texts: None: lines have token ids. shown:
+    what page and boards show of it.
     """
 
     def __init__(
         self, files: JsonLog, groups: Iterable[StoredGroup], texts: ModelTexts | None
     ) -> None:
         self._files, self._texts = files, texts
+        self.shown = ShownSamples()
         self._open = {each.record.group: _of_stored(each) for each in groups}
         self._waiting: asyncio.Queue[tuple[_LoggedGroup, int | None, str]] = asyncio.Queue(
             WAITING_MAX
@@ -97,8 +99,10 @@ class SampleLog:
         while True:
             ended = [await self._waiting.get()]
             ended += [self._waiting.get_nowait() for _ in range(self._waiting.qsize())]
+            lines = await asyncio.to_thread(self._lines, ended)
+            self.shown.add(lines)
             try:
-                await asyncio.to_thread(self._write, ended)
+                await asyncio.to_thread(self._files.append, lines)
             except StoreFault as fault:
                 log.warning("the samples of %d groups are not logged: %s", len(ended), fault)
 
@@ -114,12 +118,12 @@ class SampleLog:
         except asyncio.QueueFull:
             log.warning("a group is not logged: the disk is too slow")
 
-    def _write(self, ended: Sequence[tuple[_LoggedGroup, int | None, str]]) -> None:
+    def _lines(self, ended: Sequence[tuple[_LoggedGroup, int | None, str]]) -> list[dict[str, Any]]:
         now_s = round(time.time(), 3)
-        self._files.append(
+        return [
             {"at": now_s, "step": step, "dropped": dropped or None, **self._line(each)}
             for each, step, dropped in ended
-        )
+        ]
 
     def _line(self, group: _LoggedGroup) -> dict[str, Any]:
         return {
@@ -174,12 +178,8 @@ def read_samples(
         if (step is None or line["step"] == step) and (not filtered or line["dropped"])
     ]
     if worst:
-        return sorted(found, key=_mean_reward)
+        return sorted(found, key=mean_reward)
     return found[::-1]
-
-
-def _mean_reward(line: Mapping[str, Any]) -> float:
-    return fmean([each["reward"] for each in line["samples"]] or [0.0])
 
 
 def _of_stored(stored: StoredGroup) -> _LoggedGroup:

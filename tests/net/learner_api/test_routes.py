@@ -7,6 +7,7 @@ import hashlib
 import io
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
@@ -49,6 +50,7 @@ class Backend:
 
     def __init__(self) -> None:
         self.run_id = RunId("run")
+        self.viewers_see_samples = False
         self.asked: list[CoordinatorEvent] = []
         self.published: list[tuple[int, int, str | None]] = []
         self.uploaded: list[tuple[int, int, str, bytes]] = []
@@ -94,6 +96,9 @@ class Backend:
         self.uploaded.append((epoch, version, name, content))
         return len(content)
 
+    def samples(self, step: int | None) -> dict[str, Any]:
+        return {"step": step, "groups": []}
+
     def status(self) -> dict[str, Any]:
         return {"version": 3}
 
@@ -129,6 +134,12 @@ def backend() -> Backend:
 
 @pytest.fixture
 async def call(backend: Backend) -> AsyncIterator[Client]:
+    async with serving(backend) as client:
+        yield client
+
+
+@asynccontextmanager
+async def serving(backend: Backend) -> AsyncIterator[Client]:
     runner = make_runner(
         make_app(backend, worker=no_worker, page=PAGE, names=["run.example.org"]),
         shutdown_timeout_s=0.1,
@@ -417,7 +428,17 @@ async def test_status_and_metrics_are_for_readers(call: Client) -> None:
     assert await call("GET", "/v1/status", secret="V") == (200, {"version": 3})
     assert await call("GET", "/metrics", secret="V") == (200, b"echo2d_version 3\n")
     assert (await call("GET", "/v1/status", secret="W"))[0] == 403
+    assert (await call("GET", "/v1/samples", secret="V"))[0] == 403
     assert (await call("GET", "/metrics", secret=None))[0] == 401
+
+
+async def test_viewers_see_samples_only_if_the_operator_says_so(backend: Backend) -> None:
+    for allowed, status in ((False, 403), (True, 200)):
+        backend.viewers_see_samples = allowed
+        async with serving(backend) as call:
+            assert (await call("GET", "/v1/samples", secret="V"))[0] == status
+            assert await call("GET", "/v1/samples?step=4") == (200, {"step": 4, "groups": []})
+            assert (await call("GET", "/v1/samples", secret="W"))[0] == 403
 
 
 async def test_the_page_holds_no_data_and_needs_no_credential(call: Client) -> None:

@@ -41,6 +41,8 @@ ROUTES: Mapping[tuple[str, str], tuple[int, ...]] = {
     ("GET", "/v1/evaluations"): READERS,
     ("GET", "/v1/evaluations?after=x"): (401, 401, 403, 400, 400, 400),
     ("POST", "/v1/evaluations"): LEARNER,
+    ("GET", "/v1/samples"): (401, 401, 403, 403, 403, 200),
+    ("GET", "/v1/samples?step=x"): (401, 401, 403, 403, 403, 400),
     ("GET", "/v1/status"): READERS,
     ("GET", "/metrics"): READERS,
     ("GET", "/v1/models"): (401, 401, 403, 403, 200, 403),
