@@ -636,6 +636,11 @@ class CoordinatorConfig:
     def _check_tasks(self) -> None:
         for task in self.tasks:
             self.sampling_of(task)
+        for task in self.tasks:
+            if task.options.get("scorer") == "remote" and not task.network:
+                raise OperatorFault(
+                    "task.network: the scorer remote asks a judge elsewhere; expected true"
+                )
         if self.samples.viewers and not self.samples.bytes_max:
             raise OperatorFault(
                 "samples.viewers: there are no samples to see; expected samples.bytes_max above 0"

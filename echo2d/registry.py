@@ -68,6 +68,7 @@ SCORERS: Mapping[str, str] = {
     "exact": "echo2d.tasks.scorers.text:exact",
     "regex": "echo2d.tasks.scorers.text:regex",
     "choice": "echo2d.tasks.scorers.text:choice",
+    "remote": "echo2d.tasks.scorers.remote:remote",
 }
 
 

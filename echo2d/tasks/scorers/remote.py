@@ -1,0 +1,111 @@
+"""The scorer `remote`: asks a judge over HTTP what an answer is worth.
+
+    POST url  {"answer", "finish", "tokens", "expected", "row"}  ->  {"reward": 0.5, "parts": {...}}
+
+A judge that is away or busy is asked again, each time after a longer wait. What it refuses or garbles is
+an error of this answer, for `task.on_error`: the answer is left out by default, never worth 0.
+"""
+
+import asyncio
+import json
+import os
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any
+
+import aiohttp
+
+from echo2d.errors import OperatorFault
+from echo2d.tasks.base import Answer, Reward
+from echo2d.tasks.scorers.base import Expected, Scorer
+
+REPLY_BYTES_MAX = 1 << 16
+WAIT_S_MIN, WAIT_S_MAX = 0.25, 30.0  # between two tries
+WORDS_MAX = 200  # characters of a judge's own error
+BUSY = frozenset({408, 425, 429, 500, 502, 503, 504})
+
+
+class JudgeError(Exception):
+    """The judge gave no reward."""
+
+
+def remote(*, url: str, key_variable: str = "", tries: int = 5) -> Scorer:
+    """A judge at `url` says it; its reply is {"reward": number}, with "parts" if it likes.
+
+    key_variable: the environment variable with the bearer token that it wants; it must stand in
+    task.environment. tries: requests at most, if it is away or busy. It needs task.network = true.
+    """
+    if not url.startswith(("http://", "https://")):
+        raise OperatorFault(f"scorer remote: url: expected http:// or https://; found {url!r}")
+    if tries < 1:
+        raise OperatorFault(f"scorer remote: tries: expected at least 1; found {tries}")
+    if key_variable and not os.environ.get(key_variable):
+        raise OperatorFault(
+            f"scorer remote: the variable {key_variable} is not set; name it in task.environment, "
+            "and set it where the coordinator starts"
+        )
+    judge = _Judge(url, os.environ.get(key_variable, "") if key_variable else "", tries)
+
+    async def score(answer: Answer, expected: Expected) -> Reward:
+        return await judge.ask(
+            {
+                "answer": answer.text,
+                "finish": answer.finish,
+                "tokens": answer.tokens,
+                "expected": expected.text,
+                "row": dict(expected.row),
+            }
+        )
+
+    return score
+
+
+class _Judge:
+    def __init__(self, url: str, key: str, tries: int) -> None:
+        self._url, self._tries = url, tries
+        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
+
+    async def ask(self, question: Mapping[str, Any]) -> Reward:
+        """JudgeError: it refused, said something else, or stayed away for all tries."""
+        body, wait_s = json.dumps(question, default=str), WAIT_S_MIN
+        headers = {**self._headers, "Content-Type": "application/json"}
+        # The task's own time limit holds for all tries together.
+        timeout = aiohttp.ClientTimeout(total=None)
+        async with aiohttp.ClientSession(headers=headers, timeout=timeout) as session:
+            for left in reversed(range(self._tries)):
+                try:
+                    status, reply, after_s = await self._post(session, body)
+                except (aiohttp.ClientError, OSError) as error:
+                    status, reply, after_s = 0, str(error).encode(), 0.0
+                if status == HTTPStatus.OK:
+                    return _reward(reply)
+                if left == 0 or not (status in BUSY or status == 0):
+                    raise JudgeError(f"{self._url} said {status or 'nothing'}: {_words(reply)}")
+                await asyncio.sleep(min(WAIT_S_MAX, max(wait_s, after_s)))
+                wait_s *= 2
+        raise AssertionError
+
+    async def _post(self, session: aiohttp.ClientSession, body: str) -> tuple[int, bytes, float]:
+        """Status, body, and the seconds that the judge asks to wait."""
+        async with session.post(self._url, data=body, allow_redirects=False) as response:
+            reply = b""
+            async for part in response.content.iter_any():
+                reply += part
+                if len(reply) > REPLY_BYTES_MAX:
+                    raise JudgeError(f"{self._url} said more than {REPLY_BYTES_MAX} bytes")
+            after = response.headers.get("Retry-After", "")
+            return response.status, reply, float(after) if after.isdecimal() else 0.0
+
+
+def _reward(reply: bytes) -> Reward:
+    try:
+        said = json.loads(reply)
+        parts = {str(name): float(value) for name, value in said.get("parts", {}).items()}
+        return Reward(float(said["reward"]), parts)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise JudgeError(f'expected {{"reward": number}}; found {_words(reply)}') from error
+
+
+def _words(reply: bytes) -> str:
+    text = reply[: 4 * WORDS_MAX].decode(errors="replace")
+    return "".join(each if each.isprintable() else " " for each in text)[:WORDS_MAX]
