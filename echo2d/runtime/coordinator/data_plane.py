@@ -152,8 +152,8 @@ async def open_evals(
 def eval_rules(
     config: CoordinatorConfig, opened: OpenEval, model_ends: tuple[int, ...]
 ) -> EvalRules:
-    table = opened.table
-    if not table.rows and opened.asks.pool.about.epoch_length is None:
+    table, length = opened.table, opened.asks.pool.about.epoch_length
+    if not table.rows and length is None:
         raise OperatorFault(
             f"eval.rows: task {opened.of.name!r} does not say how many questions it has; expected a "
             "number; found 0"
@@ -162,7 +162,8 @@ def eval_rules(
         task=task_rules(config, opened.asks, model_ends, greedy=True),
         every=table.every,
         samples=table.samples,
-        rows=table.rows,
+        # A question that is asked twice would count as two.
+        rows=table.rows if length is None else min(table.rows or length, length),
         hold_s=table.hold_s,
         solved_at=table.solved_at,
     )
