@@ -25,8 +25,7 @@ def math() -> Scorer:
         raise ImportError("it needs math-verify: pip install 'echo2d[math]'") from error
 
     # It warns at every call that its time limits are off.
-    for name in ("math_verify.parser", "math_verify.grader"):
-        logging.getLogger(name).setLevel(logging.ERROR)
+    logging.getLogger("math_verify").setLevel(logging.ERROR)
 
     @lru_cache(maxsize=EXPECTED_KEPT)
     def wanted(text: str) -> Any:

@@ -14,10 +14,12 @@ from echo2d.core.coordinator.events import Recovered
 from echo2d.core.coordinator.state import PLAN_SECRET_BYTES, CoordinatorState
 from echo2d.core.protocol.control_messages import (
     AnswersScored,
+    AnswerToScore,
     Heartbeat,
     Refused,
 )
 from echo2d.core.protocol.evidence import Evidence
+from echo2d.core.protocol.sampling import Sampling
 from echo2d.core.protocol.trajectory import TrajectoryScore
 from echo2d.core.rollouts.events import SampleReturned
 from echo2d.core.rollouts.groups import RETURNED_WAIT_S
@@ -227,6 +229,36 @@ def test_a_restart_judges_again_what_waits() -> None:
     world.connect("auditor", kind="auditor", slots=0)
     world.work()
     assert len(world.audits.waiting) == 0
+
+
+def test_answers_are_judged_by_the_sampling_that_they_were_drawn_with() -> None:
+    """Also after a restart with another one: the group's record says it, not the config."""
+    world = started("a", "mine", auditor=False, wait_s=1e6)
+    before = world.rules.tasks[0].sampling
+    world.work()
+    assert world.audits.waiting
+    changed = replace(world.rules.tasks[0], sampling=Sampling(0.25))
+    world.rules = replace(world.rules, tasks=(changed,))
+    judged: list[AnswerToScore] = []
+    score = world._score
+
+    def remembered(answer: AnswerToScore) -> Evidence:
+        judged.append(answer)
+        return score(answer)
+
+    world._score = remembered  # type: ignore[method-assign]
+    world.crash()
+    world.connect("auditor", kind="auditor", slots=0)
+    whole = {
+        group
+        for group, stored in world.ledger.groups.items()
+        if len(stored.record.trajectories) == world.rules.group_size
+    }
+    world.drain()
+    of_before = [each for each in judged if each.sampling == before]
+    assert whole
+    assert of_before
+    assert {each.sampling for each in judged} <= {before, Sampling(0.25)}
 
 
 def test_a_newcomer_holds_few_samples_until_it_is_clear(monkeypatch: pytest.MonkeyPatch) -> None:
