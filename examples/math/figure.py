@@ -6,7 +6,6 @@ writes the points beside the figure as CSV.
 
 import argparse
 import csv
-import json
 import tomllib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -14,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
-from rich.console import Console
 from rich.table import Table
+
+from echo2d.demo.results import read_rows as metrics_rows
+from echo2d.views.status import plain_console
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt
@@ -47,10 +48,8 @@ class Score:
 
 
 def read_rows(run: Path) -> tuple[Rows, Rows]:
-    """The learner's rows of train steps, and those of evaluations. A last row half written is left."""
-    path = run / "learner" / "metrics.jsonl"
-    text = path.read_text() if path.exists() else ""
-    rows = [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+    """The learner's rows of train steps, and those of evaluations."""
+    rows = metrics_rows(run / "learner" / "metrics.jsonl")
     return [row for row in rows if "loss" in row], [row for row in rows if "eval" in row]
 
 
@@ -95,7 +94,7 @@ def print_result(scores: Sequence[Score]) -> None:
                 f"{last.mean:.3f} +- {last.se:.3f}",
                 f"{last.mean - first.mean:+.3f}",
             )
-    Console().print(table)
+    plain_console().print(table)
 
 
 def draw(scores: Sequence[Score], out: Path) -> None:

@@ -1,0 +1,133 @@
+"""What evaluations cost the learner, in real runs: the bubble with and without them, in turn.
+
+    python -m tools.research.eval_bubble [--rounds 3] [--steps 22]
+
+Coordinator, three workers with the torch engine and the learner are processes of this machine; S = 2,
+kappa = 1, the demo's tiny model. A step takes STEP_S at least, as of a larger model, and each version is
+asked 200 held-out questions. The bubble is the learner's waiting over all its time, without the first
+steps.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from echo2d.bench.lab.processes import Programs, wait_for
+from echo2d.demo.run import CACHE
+from echo2d.demo.tiny_model import TinyRecipe, make_tiny_model
+from echo2d.runtime.run_dir.tokens import create_token
+
+WORKERS, SLOTS = 3, 32
+STEP_S = 5.0
+ROWS = 200
+WARM_STEPS = 2  # that do not count: nothing waits for its first batch in a long run
+START_S, RUN_S_MAX = 120.0, 1800.0
+
+CONFIG = """\
+[run]
+run_dir = "{run}/coordinator"
+snapshot_root = "{run}/snapshots"
+base_model = "{model}"
+[coordinator]
+port = 0
+[policy]
+staleness_max = 2
+publish_every = 1
+trajectories_per_step = 64
+group_size = 8
+[sampling]
+max_new_tokens = 12
+[task]
+kind = "sort_digits"
+processes = 1
+"""
+EVAL = """
+[[eval]]
+every = 1
+rows = {rows}
+"""
+LEARNER = """
+[learner]
+url = "{url}"
+token_file = "{run}/coordinator/tokens/learner.token"
+model = "{model}"
+snapshot_root = "{run}/snapshots"
+out_dir = "{run}/learner"
+steps = {steps}
+lr = 2e-4
+threads = 1
+checkpoint_every = 250
+step_floor_s = {step_s}
+"""
+Rows = Sequence[Mapping[str, Any]]
+
+
+def played(run: Path, model: Path, steps: int, *, evaluates: bool) -> Rows:
+    """The learner's metrics of one run."""
+    (run / "snapshots").mkdir(parents=True)
+    config = run / "run.toml"
+    facts = {"run": run, "model": model, "steps": steps, "step_s": STEP_S, "rows": ROWS}
+    text = (CONFIG + EVAL if evaluates else CONFIG).format(**facts)
+    config.write_text(text)
+    with Programs(run / "logs") as programs:
+        programs.start("coordinator", "-m", "echo2d", "coordinate", "--config", str(config))
+        announced = wait_for(run / "coordinator" / "coordinator.json", programs, START_S)
+        url = str(json.loads(announced)["url"])
+        config.write_text(text + LEARNER.format(url=url, **facts))
+        for number in range(WORKERS):
+            _join(f"worker-{number}", run, url, programs)
+        learner = programs.start("learner", "-m", "learner", "--config", str(config))
+        learner.wait(RUN_S_MAX)
+        programs.check()
+    lines = (run / "learner" / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def _join(name: str, run: Path, url: str, programs: Programs) -> None:
+    token = run / f"{name}.token"
+    create_token(
+        run / "coordinator", name, role="worker", url=url, out=token, max_workers=1, expires="1d"
+    )
+    flags = (f"--token-file={token}", f"--state-dir={run / name}", f"--name={name}")
+    programs.start(name, "-m", "echo2d", "join", url, *flags, f"--slots={SLOTS}", "--threads=1")
+
+
+def bubble(rows: Rows) -> float:
+    counted = [row for row in rows if "loss" in row and row["step"] > WARM_STEPS]
+    waited_s = sum(row["wait_s"] for row in counted)
+    return float(waited_s / (waited_s + sum(row["t_train_s"] for row in counted)))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=22)
+    chosen = parser.parse_args()
+    model = make_tiny_model(CACHE, TinyRecipe(rng_seed=0))
+    differences = []
+    for number in range(chosen.rounds):
+        with tempfile.TemporaryDirectory() as folder:
+            without = played(Path(folder) / "a", model, chosen.steps, evaluates=False)
+            rows = played(Path(folder) / "b", model, chosen.steps, evaluates=True)
+        scores = [each for row in rows if "eval" in row for each in row["eval"].values()]
+        whole = sum(each["rows"] == each["of"] == ROWS for each in scores)
+        differences.append(bubble(rows) - bubble(without))
+        print(
+            f"round {number + 1}: bubble {bubble(without):.3f} without, {bubble(rows):.3f} with; "
+            f"{len(scores)} evaluations, {whole} whole",
+            flush=True,
+        )
+    low, high = min(differences), max(differences)
+    print(
+        f"points of bubble: {100 * median(differences):+.1f} ({100 * low:+.1f} to {100 * high:+.1f})"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
