@@ -168,7 +168,7 @@ class LearnerConfig(Recipe):
         "how many of the newest to keep; from 2 on a damaged one can be skipped", 2, low=1, high=4
     )
     track_samples_every: int = key(
-        "train steps between two tables of prompts and answers on the boards; 0: none", 10, low=0
+        "train steps between two tables of prompts and answers on the boards; 0: none", 0, low=0
     )
     step_floor_s: float = key(
         "minimum seconds of a train step, to imitate a larger model", 0.0, low=0.0

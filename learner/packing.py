@@ -227,6 +227,9 @@ def _bundles(by_length: Sequence[PackedAnswer], room: int) -> list[_Bundle]:
     bundles = []
     for answers in groups.values():
         shared = answers[0].prompt - 1
+        if not shared:
+            bundles += [_Bundle([answer]) for answer in answers]
+            continue
         own = [(len(answer.tokens) - shared, answer) for answer in answers]
         bundles += [
             _Bundle(fitting, shared if len(fitting) > 1 else 0)
@@ -269,8 +272,8 @@ def _collate(rows: Sequence[Sequence[_Bundle]]) -> MicroBatch:
                 end = start + len(tokens)
                 tokens_bt[index, start:end] = tokens
                 answer_bt[index, start:end] = counts
-                # To the end of the row, which the next piece overwrites, or is padding.
-                positions_bt[index, start:] = position + np.arange(shape[1] - start)
+                positions_bt[index, start:end] = position + np.arange(len(tokens))
+                # To the end of the row: padding belongs to the last piece, and nobody reads it.
                 piece_bt[index, start:], prompt_bt[index, start:] = piece, prompt
                 start, piece = end, piece + 1
     bundles = [bundle for row in rows for bundle in row]

@@ -11,7 +11,6 @@ rows, of which the last counts.
 """
 
 import errno
-import html
 import importlib
 import importlib.util
 import json
@@ -178,8 +177,11 @@ def _markdown(table: SampleTable) -> str:
 
 
 def _cell(value: Any) -> str:
-    """A cell of a markdown table, in which answers shall do nothing."""
-    return html.escape(str(value)).replace("|", "&#124;").replace("\n", "<br>")
+    """A cell of a markdown table, in which answers are only text: no mark of theirs is one of it."""
+    lines = str(value).splitlines() or [""]
+    return "<br>".join(
+        "".join(c if c.isalnum() or c == " " else f"&#{ord(c)};" for c in line) for line in lines
+    )
 
 
 class TensorBoard:
@@ -187,7 +189,7 @@ class TensorBoard:
 
     def __init__(self, out_dir: Path) -> None:
         writer: Any = importlib.import_module("torch.utils.tensorboard.writer")
-        self._writer = writer.SummaryWriter(str(out_dir / "tensorboard"))
+        self._writer = writer.SummaryWriter(str(_private(out_dir / "tensorboard")))
 
     def show(self, step: int, numbers: Mapping[str, float], samples: SampleTable) -> None:
         for name, value in numbers.items():
@@ -213,6 +215,7 @@ class WeightsAndBiases:
         if mode == "online" and not wandb.login(prompt=False, verify=False):
             log.warning("not logged in tracker=wandb: run is offline; upload it by `wandb sync`")
             mode = "offline"
+        _private(out_dir / "wandb")
         self._run = wandb.init(dir=str(out_dir), mode=mode)
         self._make_table = wandb.Table
 
@@ -225,6 +228,13 @@ class WeightsAndBiases:
 
     def close(self) -> None:
         self._run.finish()
+
+
+def _private(directory: Path) -> Path:
+    """Prompts and answers may be in it."""
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    directory.chmod(0o700)
+    return directory
 
 
 def _append(path: Path, line: str) -> None:

@@ -47,7 +47,7 @@ def init() -> None:
 @click.option("--host", help="This host's address, at which the boxes reach it.")
 @click.option(
     "--port",
-    type=click.IntRange(0, 65534),
+    type=click.IntRange(1, 65534),
     default=7700,
     show_default=True,
     help="The coordinator's TCP port; the next one is for weights.",
@@ -67,7 +67,7 @@ def math(*, settings: tuple[str, ...], yes: bool, as_json: bool, **given: Any) -
     job = _job(given, settings, asks=sys.stdin.isatty() and not (yes or as_json))
     path, preview = write_config(job)
     if as_json:
-        click.echo(json.dumps({"config": str(path), "url": job.url, **asdict(preview)}))
+        click.echo(json.dumps({"config": str(path), **asdict(preview)}))
     else:
         _explain(job, path, preview)
 
@@ -117,8 +117,8 @@ def _explain(job: "MathJob", path: Path, preview: "Preview") -> None:
         f"  python -m learner --config {path}\n"
         f"  echo2d status --run-dir {job.folder}/coordinator --watch\n\n"
         "and for each box make a token and copy it there:\n\n"
-        f"  echo2d token create box-1 --role worker --run-dir {job.folder}/coordinator --url {job.url}\n"
-        f"  echo2d join {job.url} --token-file box-1.token --state-dir state    # on the box\n"
+        f"  echo2d token create box-1 --role worker --run-dir {job.folder}/coordinator --url {preview.url}\n"
+        f"  echo2d join {preview.url} --token-file box-1.token --state-dir state    # on the box\n"
     )
 
 

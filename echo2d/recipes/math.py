@@ -7,19 +7,22 @@
 Everything that a run would stumble over later is tried here once, with the classes that the run uses.
 """
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
 from echo2d.config import CoordinatorConfig
 from echo2d.errors import OperatorFault
 from echo2d.recipes.recipe_file import changed, filled, parsed
-from echo2d.tasks.base import Answer, TextPrompt
+from echo2d.tasks.base import Answer, Reward, TextPrompt
 from echo2d.tasks.rows.files import DataRow, RowFiles, found_files
 from echo2d.tasks.rows.task import RowsTask
 from echo2d.tasks.served_task import ModelFiles, TaskTexts
 from echo2d.texts.model_texts import UnusableText
+from learner.config import LearnerConfig
 
 # Names of columns in the data sets that people use, the likeliest first.
 QUESTIONS = ("question", "problem", "prompt", "input", "query", "instruction")
@@ -27,6 +30,7 @@ ANSWERS = ("answer", "final_answer", "target", "output", "label", "solution")
 # GSM8K writes the steps first, then this and the number.
 BEFORE_ANSWER = "####"
 HELD_OUT = 0.05
+JUDGE_S = 60.0  # for a judge elsewhere
 MEASURED = 200  # prompts that are tokenized to know how long they are
 
 
@@ -50,18 +54,15 @@ class MathJob:
     asked: str | None = None
     settings: Sequence[str] = ()
 
-    @property
-    def url(self) -> str:
-        return f"{'http' if self.host in ('127.0.0.1', 'localhost') else 'https'}://{self.host}:{self.port}"
-
 
 @dataclass(frozen=True, slots=True)
 class Preview:
     """What the run will see. trained, held_out: questions. longest: tokens of the longest prompt.
 
-    text: the first prompt as the model reads it. expected: the answer to it.
+    text: the first prompt as the model reads it. expected: the answer to it. url: of the coordinator.
     """
 
+    url: str
     trained: int
     held_out: int
     longest: int
@@ -94,13 +95,26 @@ def write_config(job: MathJob) -> tuple[Path, Preview]:
         )
     text = changed(filled("math", _values(job)), job.settings)
     config = CoordinatorConfig.read(parsed(text))
-    preview = _preview(config, job)
+    url = _url(config.coordinator.host, config.coordinator.port)
+    text = changed(text, [f"learner.url={url}"])
+    LearnerConfig.read(parsed(text)["learner"])
+    preview = _preview(config, job, url)
     try:
         (job.folder / "snapshots").mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise OperatorFault(f"--out: cannot write {path}: {error.strerror}") from error
     return path, preview
+
+
+def _url(host: str, port: int) -> str:
+    """Where workers and the learner reach the coordinator, which uses TLS off loopback."""
+    try:
+        loopback = ip_address(host).is_loopback
+    except ValueError:
+        loopback = host == "localhost"
+    named = f"[{host}]" if ":" in host else host
+    return f"{'http' if loopback else 'https'}://{named}:{port}"
 
 
 def _values(job: MathJob) -> dict[str, Any]:
@@ -122,17 +136,25 @@ def _values(job: MathJob) -> dict[str, Any]:
         "answer_after": BEFORE_ANSWER if BEFORE_ANSWER in str(first.get(job.answer)) else "",
         "held_out": HELD_OUT if asked is None else 0.0,
         "asked": {} if asked is None else {"files": asked, "split": "train"},
-        "url": job.url,
+        "url": "",
         "token_file": str(folder / "coordinator" / "tokens" / "learner.token"),
         "out_dir": str(folder / "learner"),
     }
 
 
-def _preview(config: CoordinatorConfig, job: MathJob) -> Preview:
+def _preview(config: CoordinatorConfig, job: MathJob, url: str) -> Preview:
     """OperatorFault: the run would fail."""
     table, asked = config.tasks[0], config.evals[0]
     task = RowsTask(**table.options)
     held_out = RowsTask(**{**table.options, "split": "heldout", **asked.options})
+    held_out_rows = set(held_out.names())
+    trained = len(task)
+    if job.asked is not None:
+        trained = sum(name not in held_out_rows for name in task.names())
+    if not trained:
+        raise OperatorFault(
+            "--held-out-rows: it has every question of --rows; none is left to train on"
+        )
     prompts = [task.prompt(index) for index in range(min(MEASURED, len(task)))]
     texts = _texts(job.base_model, config)
     try:
@@ -141,7 +163,8 @@ def _preview(config: CoordinatorConfig, job: MathJob) -> Preview:
     except UnusableText as fault:
         raise OperatorFault(_unusable(job.base_model, fault)) from fault
     _require_scorable(task, prompts[0], job)
-    return Preview(len(task), len(held_out), max(lengths), shown, task.expected(prompts[0]).text)
+    expected = task.expected(prompts[0]).text
+    return Preview(url, trained, len(held_out_rows), max(lengths), shown, expected)
 
 
 def _texts(base_model: Path, config: CoordinatorConfig) -> TaskTexts:
@@ -170,9 +193,26 @@ def _require_scorable(task: RowsTask, prompt: TextPrompt, job: MathJob) -> None:
     expected = task.expected(prompt)
     if not expected.text:
         raise OperatorFault(f"--answer: the column {job.answer!r} is empty in the first row")
-    score = task.scorer(Answer(expected.text, "stop", 1), expected)
-    if score == 0:
+    if _score(task, prompt, expected.text) == 0:
         raise OperatorFault(
             f"--answer: the scorer finds no answer in {expected.text[:60]!r}, from the column "
             f"{job.answer!r}; name another column, or another scorer (--set task.options.scorer=exact)"
         )
+
+
+def _score(task: RowsTask, prompt: TextPrompt, text: str) -> float:
+    """What the scorer gives for this answer. OperatorFault: it fails."""
+
+    async def judged(found: Awaitable[Any]) -> Any:
+        async with asyncio.timeout(JUDGE_S):
+            return await found
+
+    try:
+        found = task.reward(prompt, Answer(text, "stop", 1))
+        reward = asyncio.run(judged(found)) if isinstance(found, Awaitable) else found
+        return float(reward.value if isinstance(reward, Reward) else reward)
+    # It may be the operator's own function.
+    except Exception as error:
+        raise OperatorFault(
+            f"task.options.scorer: it fails at the expected answer: {type(error).__name__}: {error}"
+        ) from error

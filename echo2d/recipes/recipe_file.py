@@ -1,6 +1,7 @@
 """A recipe's config file: fill it in, and change single keys of it."""
 
 import json
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
@@ -23,7 +24,9 @@ def toml(value: Any) -> str:
         return f"{{ {entries} }}" if entries else "{}"
     if isinstance(value, list):
         return f"[{', '.join(map(toml, value))}]"
-    return json.dumps(value, ensure_ascii=False)
+    # TOML knows no surrogate pairs, and wants control characters and line ends escaped.
+    text = json.dumps(value, ensure_ascii=False)
+    return re.sub("[\x7f-\x9f\u2028\u2029]", lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def parsed(text: str) -> dict[str, Any]:
@@ -35,9 +38,10 @@ def parsed(text: str) -> dict[str, Any]:
 
 
 def changed(text: str, settings: Sequence[str]) -> str:
-    """The config with each "table.key=value" put in its place, in every table of that name.
+    """The config with each "table.key=value" put in its place, in every table of that name, or in a new
+    one at the end.
 
-    A value that is no TOML is taken for text. OperatorFault: there is no such table.
+    A value that is no TOML is taken for text. OperatorFault: a setting is malformed.
     """
     for setting in settings:
         name, given, value = setting.partition("=")
@@ -58,7 +62,7 @@ def _as_toml(value: str) -> str:
 
 def _put(text: str, table: str, key: str, value: str) -> str:
     lines, places, inside = list[str](), list[int](), False
-    for line in text.splitlines():
+    for line in text.rstrip("\n").split("\n"):
         if line.startswith("["):
             inside = line.partition("#")[0].strip() in (f"[{table}]", f"[[{table}]]")
             if inside:
@@ -67,7 +71,8 @@ def _put(text: str, table: str, key: str, value: str) -> str:
             continue
         lines.append(line)
     if not places:
-        raise OperatorFault(f"--set: the recipe has no table [{table}]")
+        lines += ["", f"[{table}]"]
+        places.append(len(lines))
     for place in reversed(places):
         lines.insert(place, f"{key} = {value}")
     return "\n".join(lines) + "\n"

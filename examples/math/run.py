@@ -3,8 +3,9 @@
     wheel -> model directory     sums -> rows     echo2d init math -> run.toml
     then as anybody would: echo2d coordinate, two times echo2d join, python -m learner
 
-The config is what `echo2d init math` writes, with the settings below for a small model on a CPU. A
-run that was stopped goes on where it was.
+The config is what `echo2d init math` writes, with the settings below for a small model on a CPU.
+Ctrl-C lets the learner save its step, and the same command goes on from there; after a kill it goes on
+from the last checkpoint, of every tenth step.
 """
 
 import argparse
@@ -16,6 +17,7 @@ import sys
 import time
 import tomllib
 from pathlib import Path
+from typing import Any
 
 from echo2d.bench.lab.processes import Program, Programs, wait_for
 from echo2d.client import Coordinator
@@ -28,9 +30,11 @@ from examples.math.sums import write_sums
 
 STEPS = 80
 STALENESS = 3
+EVERY = 20
 WORKERS = 2
 SLOTS = 48
 START_S = 120.0
+STOP_S = 180.0  # for the learner to finish its step and save it
 POLL_S = 0.5
 CACHE = Path.home() / ".cache" / "echo2d"
 PROMPT = "{question} Answer with just the number."
@@ -47,6 +51,7 @@ SETTINGS = (
     "learner.lr=4e-5",
     "learner.warmup_steps=4",
     "learner.threads=1",
+    "learner.checkpoint_every=10",
 )
 
 
@@ -55,10 +60,10 @@ def main() -> None:
     parser.add_argument(
         "--run-dir", type=Path, default=Path("runs/math"), help="goes on if it exists"
     )
-    parser.add_argument("--steps", type=int, default=STEPS)
-    parser.add_argument("--staleness", type=int, default=STALENESS, help="S")
-    parser.add_argument("--seed", type=int, default=0, help="of the order of questions")
-    parser.add_argument("--every", type=int, default=20, help="versions between two evaluations")
+    parser.add_argument("--steps", type=int, help=f"train steps ({STEPS})")
+    parser.add_argument("--staleness", type=int, help=f"S ({STALENESS})")
+    parser.add_argument("--seed", type=int, help="of the order of questions (0)")
+    parser.add_argument("--every", type=int, help=f"versions between two evaluations ({EVERY})")
     parser.add_argument(
         "--set", action="append", default=[], help="another key, as of `echo2d init`"
     )
@@ -78,9 +83,10 @@ def _run(chosen: argparse.Namespace) -> None:
     if not config.exists():
         _prepare(chosen, run)
     settings = tomllib.loads(config.read_text())
+    _require_same(chosen, settings)
     view = LiveView(settings["learner"]["steps"])
     view.say(f"run directory {run}; `echo2d status --run-dir {run}/coordinator --watch` shows more")
-    with Programs(run / "logs") as programs:
+    with Programs(run / "logs", stop_s=STOP_S) as programs:
         programs.start("coordinator", "-m", "echo2d", "coordinate", "--config", str(config))
         wait_for(run / "coordinator" / "coordinator.json", programs, START_S)
         for number in range(1, WORKERS + 1):
@@ -95,6 +101,23 @@ def _run(chosen: argparse.Namespace) -> None:
     print(f"figure: {run / 'accuracy.png'}")
 
 
+def _require_same(chosen: argparse.Namespace, settings: dict[str, Any]) -> None:
+    """SystemExit: an option says otherwise than the run's config."""
+    there = {
+        "steps": settings["learner"]["steps"],
+        "staleness": settings["policy"]["staleness_max"],
+        "seed": settings["learner"]["rng_seed"],
+        "every": settings["eval"][0]["every"],
+    }
+    for name, value in there.items():
+        asked = getattr(chosen, name)
+        if asked is not None and asked != value:
+            raise SystemExit(
+                f"make math: {chosen.run_dir} has --{name} {value}, not {asked}; choose another "
+                "--run-dir for another run"
+            )
+
+
 def _prepare(chosen: argparse.Namespace, run: Path) -> None:
     """Write rows and config. The folder may have the rows of a start that was cut off."""
     model = model_directory(CACHE)
@@ -102,14 +125,15 @@ def _prepare(chosen: argparse.Namespace, run: Path) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
+    staleness = STALENESS if chosen.staleness is None else chosen.staleness
     settings = (
         *SETTINGS,
         "link.port=0",
-        f"policy.staleness_max={chosen.staleness}",
-        f"eval.every={chosen.every}",
-        f"task.options.rng_seed={chosen.seed}",
-        f"learner.rng_seed={chosen.seed}",
-        f"learner.steps={chosen.steps}",
+        f"policy.staleness_max={staleness}",
+        f"eval.every={chosen.every or EVERY}",
+        f"task.options.rng_seed={chosen.seed or 0}",
+        f"learner.rng_seed={chosen.seed or 0}",
+        f"learner.steps={chosen.steps or STEPS}",
         *chosen.set,
     )
     files = (f"--base-model={model}", f"--rows={train}", f"--held-out-rows={held_out}")

@@ -20,7 +20,6 @@ SETTINGS = (
     "policy.trajectories_per_step=24",
     "policy.group_size=12",
     "eval.rows=4",
-    "learner.checkpoint_every=1",
 )
 
 
@@ -49,10 +48,14 @@ def test_a_real_model_trains_and_goes_on_where_it_was_stopped(tmp_path: Path) ->
     first = start(run)
     poll(lambda: bool(read_rows(run)[0]) or first.poll() is not None, timeout_s=600)
     first.send_signal(signal.SIGINT)
-    output, _ = first.communicate(timeout=60)
+    output, _ = first.communicate(timeout=300)
     assert f"stopped; `make math` goes on with {run}" in output, output
     trained = {row["step"]: row["batch"] for row in read_rows(run)[0]}
     assert 1 in trained
+    saved = max(
+        int(path.name.split("-")[1]) for path in (run / "learner" / "checkpoints").iterdir()
+    )
+    assert saved == max(trained), "the step at hand was saved"
 
     second = start(run)
     output, _ = second.communicate(timeout=600)

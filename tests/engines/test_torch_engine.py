@@ -17,7 +17,7 @@ from echo2d.engines.base import Engine, GenerateRequest, SampleOutput
 from echo2d.engines.layout import file_tensor_digests
 from echo2d.engines.stream import RequestStream
 from echo2d.engines.torch_engine import TorchEngine
-from echo2d.engines.torch_engine.batch import KEPT_TOKENS_MAX, PREFILL_TOKENS_MAX, DecodeBatch
+from echo2d.engines.torch_engine.batch import PREFILL_TOKENS_MAX, DecodeBatch
 from echo2d.engines.torch_engine.decoder import Decoder, DecoderOptions, DecoderOutput
 from echo2d.engines.torch_engine.policy import InferencePolicy, build, prepare
 from echo2d.engines.torch_engine.sampling import draw
@@ -192,10 +192,10 @@ def test_a_prompt_that_comes_again_is_not_computed_again(
         batch.step([1, 2, 2])
         truth = load_model(tmp_path)(input_ids=torch.tensor([[*prompt, 2]]), use_cache=False)
         assert (batch.logits[1:] - truth.logits[:, -1]).abs().max() < 1e-4
-        # Long ones take their places.
-        batch.add([[each] * (KEPT_TOKENS_MAX // 2) for each in (1, 2)], [1, 1])
+        # Others take its place.
+        batch.add([other, prompt], [1, 1], kept_bytes=0)
         batch.add([prompt], [1])
-    assert computed == [8, 3, KEPT_TOKENS_MAX, 4]
+    assert computed == [8, 3, 4]
 
 
 # policy

@@ -207,7 +207,8 @@ def test_tensorboard_reads_what_was_shown(tmp_path: Path, monkeypatch: pytest.Mo
     (shown,) = events.Tensors("samples/text_summary")
     text = shown.tensor_proto.string_val[0].decode()
     assert shown.step == 2
-    assert "| 7 | sums | 1 + 1? | &lt;b&gt;2&lt;/b&gt; &#124;<br> | 1.0 | stop | 3 | w |" in text
+    assert "| 7 | sums | 1 &#43; 1&#63; | &#60;b&#62;2&#60;&#47;b&#62; &#124; | 1&#46;0 |" in text
+    assert (tmp_path / "tensorboard").stat().st_mode & 0o777 == 0o700
 
 
 OFFLINE = """

@@ -91,6 +91,61 @@ def test_settings_replace_keys_and_add_others(base: Path, rows: Path) -> None:
     assert [each["rows"] for each in document["eval"]] == [7, 7]
 
 
+def test_settings_may_be_of_any_table_and_any_text(base: Path, rows: Path) -> None:
+    prompt = "{question}\u2028\x85\x7f\U0001f600 \\"
+    settings = (
+        "samples.viewers=true",
+        "task.template.enable_thinking=false",
+        "coordinator.port=9000",
+    )
+    code, output = init(base, rows, f"--prompt={prompt}", *(f"--set={each}" for each in settings))
+    assert code == 0, output
+    document = written(base)
+    assert document["task"]["options"]["prompt"] == prompt
+    assert document["task"]["template"] == {"enable_thinking": False}
+    assert document["samples"] == {"viewers": True}
+    assert document["learner"]["url"] == "http://127.0.0.1:9000"
+    assert "join http://127.0.0.1:9000" in output
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("::1", "http://[::1]:7700"),
+        ("127.0.0.2", "http://127.0.0.2:7700"),
+        ("fd00::2", "https://[fd00::2]:7700"),
+        ("box.example.org", "https://box.example.org:7700"),
+    ],
+)
+def test_the_url_is_the_one_at_which_the_coordinator_listens(
+    base: Path, rows: Path, host: str, url: str
+) -> None:
+    assert init(base, rows, f"--host={host}")[0] == 0
+    assert written(base)["learner"]["url"] == url
+
+
+def test_held_out_questions_are_not_counted_among_those_to_train_on(base: Path, rows: Path) -> None:
+    others = base.parent / "test.jsonl"
+    others.write_text("".join(json.dumps(row) + "\n" for row in [*GSM8K[:10], GSM8K[0]]))
+    code, output = init(base, rows, f"--held-out-rows={others}", "--json")
+    assert code == 0, output
+    assert (json.loads(output)["trained"], json.loads(output)["held_out"]) == (30, 10)
+
+
+def test_all_questions_held_out_is_one_line(base: Path, rows: Path) -> None:
+    code, output = init(base, rows, f"--held-out-rows={rows}")
+    assert (code, output.count("\n")) == (2, 1)
+    assert "none is left to train on" in output
+
+
+def test_a_judge_that_does_not_answer_is_one_line(base: Path, rows: Path) -> None:
+    options = "task.options.scorer_options={ url = 'http://127.0.0.1:9/', tries = 1 }"
+    settings = ("task.options.scorer=remote", "task.network=true", options)
+    code, output = init(base, rows, *(f"--set={each}" for each in settings))
+    assert (code, output.count("\n")) == (2, 1), output
+    assert "it fails at the expected answer: JudgeError: the judge at 127.0.0.1:9" in output
+
+
 def test_other_held_out_questions_leave_all_rows_to_train_on(base: Path, rows: Path) -> None:
     others = base.parent / "test.jsonl"
     others.write_text(json.dumps({"question": "1 bird?", "answer": "#### 1"}) + "\n")
@@ -127,7 +182,9 @@ def test_it_asks_five_questions_at_most(
         (["--prompt=problem"], "echo2d: rows: row 0 has no 'problem'; its columns are question, answer"),
         (["--answer=question"], "echo2d: --answer: expected another column than --prompt; found 'question'"),
         (["--set=policy.group_size=0"], "echo2d: policy.group_size: expected an integer, at least 1"),
-        (["--set=nothing.at_all=0"], "echo2d: --set: the recipe has no table [nothing]"),
+        (["--set=nothing.at_all=0"], "echo2d: [nothing]: unknown table"),
+        (["--set=learner.stepz=2"], "echo2d: learner.stepz: unknown key"),
+        (["--set=learner.lr=fast"], "echo2d: learner.lr: expected a number"),
         (["--set=policy"], "echo2d: --set: expected TABLE.KEY=VALUE; found 'policy'"),
         (["--set=task.options.scorer=oracle"], 'echo2d: scorer: expected "math"'),
     ],
@@ -141,11 +198,16 @@ def test_a_wrong_option_is_one_line(
 
 
 def test_answers_that_the_scorer_cannot_read_are_one_line(base: Path, rows: Path) -> None:
-    rows.write_text(json.dumps({"question": "The capital of France?", "answer": "Paris"}) + "\n")
-    code, output = init(base, rows, f"--held-out-rows={rows}")
+    capitals = {"France": "Paris", "Italy": "Rome"}
+    asked = [{"question": f"The capital of {k}?", "answer": v} for k, v in capitals.items()]
+    rows.write_text(json.dumps(asked[0]) + "\n")
+    others = rows.with_name("others.jsonl")
+    others.write_text(json.dumps(asked[1]) + "\n")
+    code, output = init(base, rows, f"--held-out-rows={others}")
     assert (code, output.count("\n")) == (2, 1)
     assert output.startswith("echo2d: --answer: the scorer finds no answer in 'Paris'")
-    assert init(base, rows, f"--held-out-rows={rows}", "--set=task.options.scorer=exact")[0] == 0
+    exact = "--set=task.options.scorer=exact"
+    assert init(base, rows, f"--held-out-rows={others}", exact)[0] == 0
 
 
 def test_a_model_without_a_template_is_one_line(base: Path, rows: Path) -> None:

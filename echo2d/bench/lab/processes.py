@@ -72,11 +72,14 @@ class Program:
 
 
 class Programs:
-    """The programs of one run; leaving the block ends them all, the last started first."""
+    """The programs of one run; leaving the block ends them all, the last started first.
 
-    def __init__(self, logs: Path) -> None:
+    stop_s: seconds that each has for its end.
+    """
+
+    def __init__(self, logs: Path, stop_s: float = STOP_S) -> None:
         logs.mkdir(parents=True, exist_ok=True)
-        self._logs = logs
+        self._logs, self._stop_s = logs, stop_s
         self._running: list[Program] = []
 
     def __enter__(self) -> Self:
@@ -108,7 +111,7 @@ class Programs:
             for program in together:
                 program.terminate()
             for program in together:
-                program.wait(STOP_S)
+                program.wait(self._stop_s)
         self._running.clear()
 
 

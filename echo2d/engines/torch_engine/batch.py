@@ -22,8 +22,8 @@ from echo2d.engines.torch_engine.policy import InferencePolicy
 
 # Padded tokens of one prefill pass. It bounds the activations: 200 MB at hidden size 4096.
 PREFILL_TOKENS_MAX = 8192
-# Tokens of contexts whose KV cache is kept for later samples: 600 MB for a model of 8 B parameters.
-KEPT_TOKENS_MAX = 4096
+# Bytes of the prefills that are kept for later samples: of a model of 8 B parameters 2,000 tokens.
+KEPT_BYTES_MAX = 256 << 20
 
 Context = Sequence[int]
 
@@ -33,10 +33,12 @@ class Prefill:
     """What a forward pass of a context left behind.
 
     layers: keys and values [1, heads, tokens, dim]. logits: [1, vocab], of the next token.
+    nbytes: of all of it.
     """
 
     layers: Sequence[tuple[Tensor, Tensor]]
     logits: Tensor
+    nbytes: int
 
 
 class DecodeBatch:
@@ -61,16 +63,22 @@ class DecodeBatch:
         assert self._logits is not None
         return self._logits
 
-    def add(self, contexts: Sequence[Context], repeats: Sequence[int]) -> None:
+    def add(
+        self,
+        contexts: Sequence[Context],
+        repeats: Sequence[int],
+        *,
+        kept_bytes: int = KEPT_BYTES_MAX,
+    ) -> None:
         """Append repeats[i] rows for contexts[i], whose KV cache is computed once: not at all if it is
-        one of the last that were.
+        one of the last that were. kept_bytes: of these and earlier contexts' prefills.
         """
         start = 0
         for end in _chunk_ends([len(context) for context in contexts]):
             chunk = [tuple(context) for context in contexts[start:end]]
             self._prefill([each for each in dict.fromkeys(chunk) if each not in self._kept])
             self._join(chunk, repeats[start:end])
-            self._forget()
+            self._forget(kept_bytes)
             start = end
 
     def keep(self, rows: Sequence[int]) -> None:
@@ -114,7 +122,9 @@ class DecodeBatch:
             layers = [
                 (layer.keys[own].clone(), layer.values[own].clone()) for layer in cache.layers
             ]
-            self._kept[context] = Prefill(layers, logits[row : row + 1].clone())
+            next_logits = logits[row : row + 1].clone()
+            size = next_logits.nbytes + sum(keys.nbytes + values.nbytes for keys, values in layers)
+            self._kept[context] = Prefill(layers, next_logits, size)
 
     def _join(self, contexts: Sequence[tuple[int, ...]], repeats: Sequence[int]) -> None:
         """Append rows for contexts whose prefill is kept, and make these the newest."""
@@ -125,23 +135,24 @@ class DecodeBatch:
             for context, count in zip(contexts, repeats, strict=True)
             for _ in range(count)
         ]
-        mine = [(layer.keys, layer.values) for layer in self._cache.layers]
-        self._cache = DynamicCache()
         for number in range(len(entering[0].layers)):
-            parts = [*mine[number : number + 1], *(each.layers[number] for each in entering)]
-            keys, values = zip(*parts, strict=True)
-            self._cache.update(_stack(keys), _stack(values), number)
+            keys, values = zip(*(each.layers[number] for each in entering), strict=True)
+            if self._lengths:
+                # Layer by layer: the whole cache never exists twice.
+                layer = self._cache.layers[number]
+                layer.keys = _stack([layer.keys, *keys])
+                layer.values = _stack([layer.values, *values])
+            else:
+                self._cache.update(_stack(keys), _stack(values), number)
         before = [] if self._logits is None else [self._logits]
         self._logits = torch.cat([*before, *(each.logits for each in entering)])
         for context, count in zip(contexts, repeats, strict=True):
             self._lengths += [len(context)] * count
 
-    def _forget(self) -> None:
-        tokens = sum(map(len, self._kept))
-        while tokens > KEPT_TOKENS_MAX:
-            oldest = next(iter(self._kept))
-            tokens -= len(oldest)
-            del self._kept[oldest]
+    def _forget(self, bytes_max: int) -> None:
+        size = sum(each.nbytes for each in self._kept.values())
+        while size > bytes_max:
+            size -= self._kept.pop(next(iter(self._kept))).nbytes
 
     def _trim(self, columns: int) -> None:
         if columns:

@@ -348,10 +348,13 @@ class Decoder:
     def _recompute(self) -> None:
         """Compute the KV cache and next logits of every running sample under the current policy."""
         assert self.policy is not None
+        # Its memory is needed for the new one.
+        self._batch = None
         batch = DecodeBatch(self.policy)
         try:
             if self.running:
-                batch.add([sample.context for sample in self.running], [1] * len(self.running))
+                contexts = [sample.context for sample in self.running]
+                batch.add(contexts, [1] * len(contexts), kept_bytes=0)
         except RuntimeError as error:
             self._lose_policy()
             raise EngineFault(f"the refit failed halfway, nothing is served: {error}") from error

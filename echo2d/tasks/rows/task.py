@@ -6,7 +6,7 @@ Each epoch asks every row of the split once, in another order. Nothing but the o
 row an index is, so the order is the same after a restart.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from inspect import iscoroutinefunction
 from string import Formatter
 from typing import Any
@@ -82,6 +82,10 @@ class RowsTask(TextTask):
     def __len__(self) -> int:
         """Prompts of one epoch."""
         return len(self._numbers)
+
+    def names(self) -> Iterator[str]:
+        """The names of this split's rows: the same for the same question, in whatever file."""
+        return map(self._key, self._numbers)
 
     def prompt(self, index: int) -> TextPrompt:
         epoch, place = divmod(index, len(self._numbers))

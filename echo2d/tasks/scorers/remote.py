@@ -12,6 +12,7 @@ import os
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 
@@ -21,22 +22,26 @@ from echo2d.tasks.scorers.base import Expected, Scorer
 
 REPLY_BYTES_MAX = 1 << 16
 WAIT_S_MIN, WAIT_S_MAX = 0.25, 30.0  # between two tries
-WORDS_MAX = 200  # characters of a judge's own error
-BUSY = frozenset({408, 425, 429, 500, 502, 503, 504})
+NEVER = frozenset({501, 505})  # of a server's faults; the others pass
+PASSING = frozenset({408, 425, 429})  # of the refusals
 
 
 class JudgeError(Exception):
     """The judge gave no reward."""
 
 
-def remote(*, url: str, key_variable: str = "", tries: int = 5) -> Scorer:
+def remote(*, url: str, key_variable: str = "", tries: int = 8) -> Scorer:
     """A judge at `url` says it; its reply is {"reward": number}, with "parts" if it likes.
 
     key_variable: the environment variable with the bearer token that it wants; it must stand in
-    task.environment. tries: requests at most, if it is away or busy. It needs task.network = true.
+    task.environment. tries: requests at most, if it is away or busy: eight take up to 32 s, if
+    task.timeout_s allows. It needs task.network = true.
     """
-    if not url.startswith(("http://", "https://")):
-        raise OperatorFault(f"scorer remote: url: expected http:// or https://; found {url!r}")
+    place = urlsplit(url)
+    if place.scheme not in ("http", "https") or not place.hostname or "@" in place.netloc:
+        raise OperatorFault(
+            "scorer remote: url: expected http:// or https://, a host, and no password"
+        )
     if tries < 1:
         raise OperatorFault(f"scorer remote: tries: expected at least 1; found {tries}")
     if key_variable and not os.environ.get(key_variable):
@@ -63,6 +68,8 @@ def remote(*, url: str, key_variable: str = "", tries: int = 5) -> Scorer:
 class _Judge:
     def __init__(self, url: str, key: str, tries: int) -> None:
         self._url, self._tries = url, tries
+        # Errors reach logs and the status, where neither keys in a path nor answers belong.
+        self._name = f"the judge at {urlsplit(url).netloc}"
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
 
     async def ask(self, question: Mapping[str, Any]) -> Reward:
@@ -75,12 +82,12 @@ class _Judge:
             for left in reversed(range(self._tries)):
                 try:
                     status, reply, after_s = await self._post(session, body)
-                except (aiohttp.ClientError, OSError) as error:
-                    status, reply, after_s = 0, str(error).encode(), 0.0
+                except (aiohttp.ClientError, OSError):
+                    status, reply, after_s = 0, b"", 0.0
                 if status == HTTPStatus.OK:
-                    return _reward(reply)
-                if left == 0 or not (status in BUSY or status == 0):
-                    raise JudgeError(f"{self._url} said {status or 'nothing'}: {_words(reply)}")
+                    return self._reward(reply)
+                if left == 0 or not _passes(status):
+                    raise JudgeError(f"{self._name} said {status or 'nothing'}")
                 await asyncio.sleep(min(WAIT_S_MAX, max(wait_s, after_s)))
                 wait_s *= 2
         raise AssertionError
@@ -92,20 +99,22 @@ class _Judge:
             async for part in response.content.iter_any():
                 reply += part
                 if len(reply) > REPLY_BYTES_MAX:
-                    raise JudgeError(f"{self._url} said more than {REPLY_BYTES_MAX} bytes")
+                    raise JudgeError(f"{self._name} said more than {REPLY_BYTES_MAX} bytes")
             after = response.headers.get("Retry-After", "")
             return response.status, reply, float(after) if after.isdecimal() else 0.0
 
+    def _reward(self, reply: bytes) -> Reward:
+        try:
+            said = json.loads(reply)
+            parts = {str(name): float(value) for name, value in said.get("parts", {}).items()}
+            return Reward(float(said["reward"]), parts)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise JudgeError(
+                f'{self._name} said something else than {{"reward": number}}'
+            ) from error
 
-def _reward(reply: bytes) -> Reward:
-    try:
-        said = json.loads(reply)
-        parts = {str(name): float(value) for name, value in said.get("parts", {}).items()}
-        return Reward(float(said["reward"]), parts)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise JudgeError(f'expected {{"reward": number}}; found {_words(reply)}') from error
 
-
-def _words(reply: bytes) -> str:
-    text = reply[: 4 * WORDS_MAX].decode(errors="replace")
-    return "".join(each if each.isprintable() else " " for each in text)[:WORDS_MAX]
+def _passes(status: int) -> bool:
+    """Whether another try may succeed. 0: the judge could not be reached."""
+    server_fault = status >= HTTPStatus.INTERNAL_SERVER_ERROR and status not in NEVER
+    return status == 0 or server_fault or status in PASSING
