@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from echo2d.bench.lab.processes import Program, Programs, wait_for
+from echo2d.bench.lab.worker_program import start_worker
 from echo2d.client import Coordinator
 from echo2d.core.capacity.estimators import quantile
 from echo2d.demo.chaos import STEPS_MIN as CHAOS_STEPS_MIN
@@ -34,7 +35,6 @@ from echo2d.demo.results import (
 )
 from echo2d.demo.tiny_model import TinyRecipe, greedy_accuracy, held_out_prompts, make_tiny_model
 from echo2d.errors import OperatorFault
-from echo2d.runtime.run_dir.tokens import create_token
 
 STEPS = 80
 SLOTS = 96  # samples that one engine generates at once: three workers hold a little over a batch
@@ -212,26 +212,8 @@ def _start_coordinator(demo: Demo, run: Path, model: Path, programs: Programs) -
 def _start_others(demo: Demo, run: Path, url: str, programs: Programs) -> Program:
     """Start the workers, each with its own credential, and the learner, which is returned."""
     for number in range(1, demo.workers + 1):
-        name = f"worker-{number}"
-        token = run / f"{name}.token"
-        create_token(
-            run / "coordinator",
-            name,
-            role="worker",
-            url=url,
-            out=token,
-            max_workers=1,
-            expires="1d",
-        )
-        flags = {
-            "token-file": token,
-            "state-dir": run / name,
-            "name": name,
-            "slots": SLOTS,
-            "threads": 1,
-        }
-        options = (f"--{flag}={value}" for flag, value in flags.items())
-        programs.start(name, "-m", "echo2d", "join", url, *options)
+        limits = (f"--slots={SLOTS}", "--threads=1")
+        start_worker(programs, f"worker-{number}", run, url, *limits)
     return programs.start("learner", "-m", "learner", "--config", str(run / "run.toml"))
 
 

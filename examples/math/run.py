@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from echo2d.bench.lab.processes import Program, Programs, wait_for
+from echo2d.bench.lab.worker_program import start_worker
 from echo2d.client import Coordinator
 from echo2d.demo.live_view import LiveView
 from echo2d.errors import Fault
-from echo2d.runtime.run_dir.tokens import create_token
 from examples.math.figure import draw, print_result, read_rows, read_scores
 from examples.math.smollm2 import model_directory
 from examples.math.sums import write_sums
@@ -84,17 +84,18 @@ def _run(chosen: argparse.Namespace) -> None:
         _prepare(chosen, run)
     settings = tomllib.loads(config.read_text())
     _require_same(chosen, settings)
-    view = LiveView(settings["learner"]["steps"])
+    url, view = settings["learner"]["url"], LiveView(settings["learner"]["steps"])
     view.say(f"run directory {run}; `echo2d status --run-dir {run}/coordinator --watch` shows more")
     with Programs(run / "logs", stop_s=STOP_S) as programs:
         programs.start("coordinator", "-m", "echo2d", "coordinate", "--config", str(config))
         wait_for(run / "coordinator" / "coordinator.json", programs, START_S)
         for number in range(1, WORKERS + 1):
-            _start_worker(f"worker-{number}", run, settings["learner"]["url"], programs)
+            limits = (f"--slots={SLOTS}", "--threads=1")
+            start_worker(programs, f"worker-{number}", run, url, *limits)
         began = any((run / "learner" / "checkpoints").glob("*"))
         resume = ["--resume"] if began else []
         learner = programs.start("learner", "-m", "learner", "--config", str(config), *resume)
-        _watch(run, settings["learner"]["url"], programs, learner, view)
+        _watch(run, url, programs, learner, view)
     scores = read_scores(run)
     draw(scores, run / "accuracy.png")
     print_result(scores)
@@ -147,23 +148,6 @@ def _prepare(chosen: argparse.Namespace, run: Path) -> None:
     print(
         f"wrote {facts['config']}: {facts['trained']} sums to train on, {facts['held_out']} held out"
     )
-
-
-def _start_worker(name: str, run: Path, url: str, programs: Programs) -> None:
-    token = run / f"{name}.token"
-    if not token.exists():
-        create_token(
-            run / "coordinator",
-            name,
-            role="worker",
-            url=url,
-            out=token,
-            max_workers=1,
-            expires="7d",
-        )
-    flags = (f"--token-file={token}", f"--state-dir={run / name}", f"--name={name}")
-    limits = (f"--slots={SLOTS}", "--threads=1")
-    programs.start(name, "-m", "echo2d", "join", url, *flags, *limits)
 
 
 def _watch(run: Path, url: str, programs: Programs, learner: Program, view: LiveView) -> None:

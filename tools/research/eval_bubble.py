@@ -18,9 +18,9 @@ from statistics import median
 from typing import Any
 
 from echo2d.bench.lab.processes import Programs, wait_for
+from echo2d.bench.lab.worker_program import start_worker
 from echo2d.demo.run import CACHE
 from echo2d.demo.tiny_model import TinyRecipe, make_tiny_model
-from echo2d.runtime.run_dir.tokens import create_token
 
 WORKERS, SLOTS = 3, 32
 STEP_S = 5.0
@@ -80,21 +80,13 @@ def played(run: Path, model: Path, steps: int, *, evaluates: bool) -> Rows:
         url = str(json.loads(announced)["url"])
         config.write_text(text + LEARNER.format(url=url, **facts))
         for number in range(WORKERS):
-            _join(f"worker-{number}", run, url, programs)
+            limits = (f"--slots={SLOTS}", "--threads=1")
+            start_worker(programs, f"worker-{number}", run, url, *limits)
         learner = programs.start("learner", "-m", "learner", "--config", str(config))
         learner.wait(RUN_S_MAX)
         programs.check()
     lines = (run / "learner" / "metrics.jsonl").read_text().splitlines()
     return [json.loads(line) for line in lines]
-
-
-def _join(name: str, run: Path, url: str, programs: Programs) -> None:
-    token = run / f"{name}.token"
-    create_token(
-        run / "coordinator", name, role="worker", url=url, out=token, max_workers=1, expires="1d"
-    )
-    flags = (f"--token-file={token}", f"--state-dir={run / name}", f"--name={name}")
-    programs.start(name, "-m", "echo2d", "join", url, *flags, f"--slots={SLOTS}", "--threads=1")
 
 
 def bubble(rows: Rows) -> float:

@@ -29,11 +29,11 @@ import numpy as np
 
 from echo2d.bench.lab.processes import Programs, wait_for
 from echo2d.bench.lab.stub_task import config
+from echo2d.bench.lab.worker_program import start_worker
 from echo2d.client import Batch, Coordinator
 from echo2d.core.capacity.model import Demand, DisseminationMode, share_of_bcast
 from echo2d.engines.fake import FAKE_VOCAB_SIZE
 from echo2d.errors import Fault
-from echo2d.runtime.run_dir.tokens import create_token
 from echo2d.testing.snapshots import write_model
 
 T_TRAIN_S = 1.0
@@ -223,13 +223,8 @@ class _Run:
         raise Fault(f"of {PERIODS_MAX} publish periods this machine stood still in too many")
 
     def _join(self, name: str, *flags: str) -> None:
-        token, run = self._folder / f"{name}.token", self._folder / "coordinator"
-        create_token(
-            run, name, role="worker", url=self._url, out=token, max_workers=1, expires="1d"
-        )
-        where = (f"--token-file={token}", f"--state-dir={self._folder / name}", f"--name={name}")
         limit = f"--uplink-limit={UPLINK / 1e6:g}mbit"
-        self._programs.start(name, "-m", "echo2d", "join", self._url, *where, limit, *flags)
+        start_worker(self._programs, name, self._folder, self._url, limit, *flags)
 
     def _wait_for(self, kind: str, count: int) -> None:
         deadline = time.monotonic() + PATIENCE_S
