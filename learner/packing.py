@@ -55,10 +55,11 @@ class PackedAnswer:
 
 @dataclass(frozen=True, slots=True)
 class SharedPrompts:
-    """Who sees whom in rows where several answers read one copy of their prompt.
+    """The attention mask of rows in which several answers share one copy of their prompt.
 
-    A token sees the tokens before it that are of its own piece or of its prompt's. Pieces are numbered
-    within a row: piece_bt is a token's own, prompt_bt that of its prompt, or its own again.
+    A piece is a shared prompt or an answer; pieces are numbered within a row. piece_bt is the piece of
+    a token, prompt_bt the piece of its prompt; without a shared prompt both are the same. A token
+    attends to earlier tokens of these two pieces.
     """
 
     piece_bt: NDArray[np.int64]

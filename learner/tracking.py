@@ -31,7 +31,7 @@ QUEUE_MAX = 1024  # rows waiting for a board: minutes of a fast run, days of a s
 CLOSE_S = 20.0  # at the end of a run, for the rows still waiting
 
 Row = tuple[int, Mapping[str, float], "SampleTable"]
-# Of samples, a row each, under the names in SAMPLE_COLUMNS.
+# One row for each sample; SAMPLE_COLUMNS names its cells.
 SampleTable = Sequence[Sequence[Any]]
 SAMPLE_COLUMNS = ("group", "task", "prompt", "answer", "reward", "finish", "version", "worker")
 

@@ -2,8 +2,9 @@
 
     POST url  {"answer", "finish", "tokens", "expected", "row"}  ->  {"reward": 0.5, "parts": {...}}
 
-A judge that is away or busy is asked again, each time after a longer wait. What it refuses or garbles is
-an error of this answer, for `task.on_error`: the answer is left out by default, never worth 0.
+The scorer repeats a request that gets no reply or a busy one, and waits longer each time. Any other
+refusal, or a malformed reply, is an error of this answer: `task.on_error` decides, and by default the
+answer is left out.
 """
 
 import asyncio
