@@ -195,7 +195,7 @@ class FrameHoldings:
             here.end_told = True
             self._emit(relay_events.FormComplete(here.form, here.index.segment_count))
         self._ask_page(here)
-        self._ring()
+        self.ring()
         return absorbed
 
     async def _absorb_segment(self, here: HeldForm, segment: SegmentId) -> None:
@@ -335,7 +335,7 @@ class FrameHoldings:
             await self.with_room(form, lambda: self._store.put_verified(form, frames.values()))
         except StoreFault as fault:
             self._fail(form, str(fault))
-        self._ring()
+        self.ring()
 
     @asynccontextmanager
     async def _storing_alone(self, form: FormId, frames: set[FrameId]) -> AsyncIterator[None]:
@@ -348,7 +348,7 @@ class FrameHoldings:
             yield
         finally:
             self._storing -= mine
-            self._ring()
+            self.ring()
 
     async def with_room(self, form: FormId, store: Callable[[], T]) -> T:
         """Run it in a thread.
@@ -438,7 +438,7 @@ class FrameHoldings:
             yield index
         finally:
             self._users[form] -= 1
-            self._ring()
+            self.ring()
 
     def give_up(self, form: FormId) -> bool:
         """The form is unknown until a new root of it comes. False: it was so already."""
@@ -446,7 +446,7 @@ class FrameHoldings:
         fresh = form not in self._dropped
         self._dropped[form] = None
         keep_newest(self._dropped, DROPPED_MAX)
-        self._ring()
+        self.ring()
         return self._forms.pop(form, None) is not None or fresh
 
     async def forget(self, form: FormId) -> None:
@@ -485,7 +485,8 @@ class FrameHoldings:
         if here is not None:
             here.duplicates += frames
 
-    def _ring(self) -> None:
+    def ring(self) -> None:
+        """Wake all who wait in `changed`."""
         self._news.set()
         self._news = asyncio.Event()
 

@@ -2,8 +2,9 @@
 
 Events of one stream are reported in the order in which its frames came, and only frames that verify
 are reported as such. A frame whose digest is not signed yet waits, because the root may come over
-another connection. While much waits, the link is not read. A queue belongs to one connection:
-frames that verify after the connection has gone are reported as found.
+another connection; on a stream that this end has ended it is dropped. While much waits, the link is
+not read. A queue belongs to one connection: frames that verify after the connection has gone are
+reported as found.
 """
 
 import asyncio
@@ -11,6 +12,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 
+from echo2d.core.base.bounded_dict import keep_newest
 from echo2d.core.base.ids import FormId, FrameId, PeerId, is_table, segment_of
 from echo2d.core.protocol.peer_messages import FrameReceived, StreamEnded
 from echo2d.core.relay import events as relay_events
@@ -25,8 +27,11 @@ WAITING_BYTES_MAX = (
 BATCH_BYTES_MAX = (
     2 << 20
 )  # verified and stored in one go: a thread change costs as much as hashing 256 KiB
-# Frames for which no root comes in this time are dropped: others wait behind them.
+# A frame that cannot be verified after this time is dropped: others wait behind it.
 ROOT_WAIT_S = 10.0
+ENDED_MAX = (
+    256  # newest streams remembered as ended by this end; far fewer than before one is used again
+)
 
 log = logging.getLogger("echo2d.peer")
 
@@ -51,6 +56,7 @@ class ReceiveQueue:
         self._changed = asyncio.Event()
         self._closed = False
         self.stripes: set[int] = set()
+        self._ended: dict[int, None] = {}
         self.meter = LinkMeter()
 
     def put(self, event: FrameReceived | StreamEnded, *, now: float) -> None:
@@ -66,6 +72,12 @@ class ReceiveQueue:
             self._paused = True
             self._links.pause(self._peer)
         self._changed.set()
+
+    def end(self, stream: int) -> None:
+        """This end has ended the stream: what is still under way on it is not waited for."""
+        self._ended[stream] = None
+        keep_newest(self._ended, ENDED_MAX)
+        self._holdings.ring()
 
     def close(self) -> None:
         """The connection is gone; frames that came over it are still verified and kept."""
@@ -117,18 +129,21 @@ class ReceiveQueue:
             self._report(relay_events.RepairRefused(self._peer, frame.form, frame.frame))
 
     async def _known(self, frame: FrameReceived) -> bool:
-        """Waits until the frame's digest is signed. False: the form was dropped or no root came."""
+        """Waits until the frame can be verified. False: it is to be dropped."""
         try:
             async with asyncio.timeout(ROOT_WAIT_S):
                 while not self._holdings.knows(frame.form, frame.frame):
-                    if self._holdings.dropped(frame.form):
+                    if self._holdings.dropped(frame.form) or frame.stream in self._ended:
                         return False
                     await self._holdings.changed()
         except TimeoutError:
-            log.warning(
-                "frames dropped form=%s peer=%s: no root tells of them", frame.form, self._peer
-            )
-            self._holdings.give_up(frame.form)
+            lacking = "root" if self._holdings.index(frame.form) is None else "table"
+            reason = f"no {lacking} tells of frames that came {ROOT_WAIT_S:.0f} s ago"
+            log.warning("frames dropped form=%s peer=%s: %s", frame.form, self._peer, reason)
+            if lacking == "root":
+                self._holdings.give_up(frame.form)
+            else:
+                self._fail(frame.form, reason)
             return False
         return True
 

@@ -187,6 +187,8 @@ class Receiver:
             case relay_events.Tell(peer, message):
                 if isinstance(message, StreamOpened):
                     here.receive_queue.stripes.add(message.stream)
+                elif isinstance(message, StreamEnded):
+                    here.receive_queue.end(message.stream)
                 self.links.tell(peer, message)
             case relay_events.ExpectPeer() | relay_events.ForgetPeer():
                 raise AssertionError("not an action on a link")
