@@ -3,7 +3,7 @@
 Both speak over one socket, with a header and msgpack. The child answers requests one by one, in
 order, under their numbers; a task with `async def reward` answers as its rewards end:
 
-    ["start", task, options, limits, uid, texts]  ->  ["ok", introduction]            first, once
+    ["start", task, options, limits, uid, texts]  ->  ["ok", introduction]     once, before others
     ["prompt", index]                             ->  ["ok", [tokens, tags, row]] or ["end", ""]
     ["reward", index, output, finish]             ->  ["ok", [value, parts]] or ["unjudged", reason]
 
@@ -31,9 +31,10 @@ import resource
 import signal
 import socket
 import struct
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgpack
 
@@ -59,14 +60,12 @@ def main(descriptor: int) -> None:
     link = socket.socket(fileno=descriptor)
     guard(link)
     server = TaskServer()
-    try:
-        while not server.concurrent:
-            number, request = _receive(link)
+    with link.makefile("rb") as stream:
+        for number, request in _requests(stream):
             body = _packed(server.answer(request))
             link.sendall(HEADER.pack(len(body), number) + body)
-        asyncio.run(serve_concurrently(link, server))
-    except EOFError:
-        return
+            if server.concurrent:  # nothing was sent after "start" so far
+                asyncio.run(serve_concurrently(link, server))
 
 
 def guard(link: socket.socket) -> None:
@@ -119,6 +118,7 @@ class TaskServer:
     def __init__(self) -> None:
         self._task: ServedTask | None = None
         self._limits: Mapping[str, Any] = {"cpu_s_max": resource.RLIM_INFINITY, "timeout_s": 0.0}
+        self._allowed: int | None = None  # the last limit of CPU time, in seconds
 
     @property
     def concurrent(self) -> bool:
@@ -129,7 +129,7 @@ class TaskServer:
         process = os.getpid()
         self._allow_cpu()
         try:
-            with _in_time(self._limits["timeout_s"]):
+            with _in_time(self._limits["timeout_s"], self._interrupt):
                 reply = self._perform(request)
         # SystemExit too is an error of this request only.
         except BaseException as error:  # noqa: BLE001
@@ -172,13 +172,17 @@ class TaskServer:
             case _:
                 raise ValueError("an unknown request")
 
+    def _interrupt(self, *_: object) -> None:
+        raise OutOfTime(f"no answer in {self._limits['timeout_s']:g} s")
+
     def _allow_cpu(self) -> None:
         """Allow `cpu_s_max` more seconds of CPU time. After them SIGXCPU ends this process."""
-        used = resource.getrusage(resource.RUSAGE_SELF)
         soft = self._limits["cpu_s_max"]
         if soft != resource.RLIM_INFINITY:
-            soft += math.ceil(used.ru_utime + used.ru_stime)
-        resource.setrlimit(resource.RLIMIT_CPU, (soft, resource.RLIM_INFINITY))
+            soft += math.ceil(time.process_time())
+        if soft != self._allowed:  # most requests fall into a second that has begun
+            resource.setrlimit(resource.RLIMIT_CPU, (soft, resource.RLIM_INFINITY))
+            self._allowed = soft
 
 
 class OutOfTime(BaseException):
@@ -186,13 +190,12 @@ class OutOfTime(BaseException):
 
 
 @contextlib.contextmanager
-def _in_time(timeout_s: float) -> Iterator[None]:
-    """Interrupt the block after `timeout_s`; 0: never. Python code only can be interrupted."""
+def _in_time(timeout_s: float, interrupt: Callable[..., None]) -> Iterator[None]:
+    """Call `interrupt` in the block after `timeout_s`; 0: never. Python code only can be interrupted."""
 
-    def interrupt(*_: object) -> None:
-        raise OutOfTime(f"no answer in {timeout_s:g} s")
-
-    signal.signal(signal.SIGALRM, interrupt)
+    # Setting a handler takes as long as a cheap reward, so only one that the task has replaced.
+    if signal.getsignal(signal.SIGALRM) != interrupt:
+        signal.signal(signal.SIGALRM, interrupt)
     signal.setitimer(signal.ITIMER_REAL, timeout_s)
     try:
         yield
@@ -259,16 +262,11 @@ def _has_children() -> bool:
     return True
 
 
-def _receive(link: socket.socket) -> tuple[int, Any]:
-    length, number = HEADER.unpack(_exactly(link, HEADER.size))
-    return number, msgpack.unpackb(_exactly(link, length))
-
-
-def _exactly(link: socket.socket, count: int) -> bytes:
-    parts = bytearray()
-    while len(parts) < count:
-        part = link.recv(count - len(parts))
-        if not part:
-            raise EOFError
-        parts += part
-    return bytes(parts)
+def _requests(stream: BinaryIO) -> Iterator[tuple[int, Any]]:
+    """Yield the number and the content of each request until the parent closes the socket."""
+    while len(header := stream.read(HEADER.size)) == HEADER.size:
+        length, number = HEADER.unpack(header)
+        body = stream.read(length)
+        if len(body) < length:
+            return
+        yield number, msgpack.unpackb(body)
