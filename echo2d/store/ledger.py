@@ -38,6 +38,7 @@ from echo2d.store.ledger_rows import (
     EVALUATED,
     FROZEN,
     GIVEN,
+    GIVEN_BACK,
     GROUPS,
     LEFT_OUT,
     LIMITS,
@@ -75,6 +76,7 @@ KEYS = frozenset(
         "step",
         "peer",
         "task",
+        "cursor",
         "source_row",
     }
 )
@@ -187,6 +189,7 @@ class Ledger:
                 rates=self._all(RATES),
                 tasks=self._all(TASKS),
                 rows=self._all(ROWS),
+                given_back=self._all(GIVEN_BACK),
                 limits=self._all(LIMITS),
                 evaluated=self._all(EVALUATED),
                 form=next(self._read(NEWEST_FORM), None),

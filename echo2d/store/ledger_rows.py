@@ -33,6 +33,7 @@ from echo2d.core.rollouts.events import (
     BatchFrozen,
     GroupDropped,
     LeaseGiven,
+    PromptGivenBack,
     PromptTaken,
     RowJudged,
     SampleKept,
@@ -45,7 +46,7 @@ from echo2d.core.rollouts.events import (
 from echo2d.core.topology.uplink_rates import UPLINK_MIN, PeerRate
 from echo2d.errors import PeerFault
 
-SCHEMA_VERSION = 8
+SCHEMA_VERSION = 9
 SCHEMA = """
 CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE epochs (epoch INTEGER PRIMARY KEY, resume_step INTEGER NOT NULL);
@@ -72,6 +73,8 @@ CREATE TABLE samples (
 CREATE TABLE tasks (
     task TEXT PRIMARY KEY, next_cursor INTEGER NOT NULL, data BLOB NOT NULL,
     texts BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE given_back (
+    task TEXT NOT NULL, cursor INTEGER NOT NULL, PRIMARY KEY (task, cursor)) WITHOUT ROWID;
 CREATE TABLE rows (
     task TEXT NOT NULL, source_row TEXT NOT NULL, equal INTEGER NOT NULL,
     version INTEGER NOT NULL, PRIMARY KEY (task, source_row));
@@ -282,6 +285,11 @@ TASKS: Query[TaskProgress] = Query(
     "SELECT task, next_cursor, data, texts FROM tasks ORDER BY task",
     plain_reader(TaskProgress),
 )
+GIVEN_BACK: Query[PromptGivenBack] = Query(
+    "given_back",
+    "SELECT task, cursor FROM given_back ORDER BY task, cursor",
+    plain_reader(PromptGivenBack),
+)
 ROWS: Query[RowJudged] = Query(
     "rows", "SELECT task, source_row, equal, version FROM rows ORDER BY rowid", _row_judged
 )
@@ -386,6 +394,10 @@ def _prompt_taken(record: PromptTaken) -> list[Statement]:
             ),
         ),
         (_RAISE_CURSOR, (record.source.task, record.cursor + 1)),
+        (
+            "DELETE FROM given_back WHERE task = ? AND cursor = ?",
+            (record.source.task, record.cursor),
+        ),
         (_RAISE, ("group", record.group + 1)),
     ]
 
@@ -440,7 +452,11 @@ def _version_evaluated(record: Evaluated) -> list[Statement]:
 
 
 def _group_dropped(record: GroupDropped) -> list[Statement]:
-    return [("DELETE FROM groups WHERE group_id = ?", (record.group,))]
+    keep = "INSERT OR IGNORE INTO given_back SELECT task, cursor FROM groups WHERE group_id = ?"
+    return [
+        *([(keep, (record.group,))] if record.again else []),
+        ("DELETE FROM groups WHERE group_id = ?", (record.group,)),
+    ]
 
 
 def _batch_frozen(record: BatchFrozen) -> list[Statement]:

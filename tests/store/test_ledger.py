@@ -24,6 +24,7 @@ from echo2d.core.rollouts.events import (
     BatchFrozen,
     GroupDropped,
     LeaseGiven,
+    PromptGivenBack,
     PromptTaken,
     SampleKept,
     SampleRewarded,
@@ -120,6 +121,13 @@ def test_counters_survive_the_groups_they_counted(path: Path) -> None:
     found = reopened(path, group(4), sample(4, 0), GroupDropped(GroupId(4), "aged out"))
     assert found.groups == ()
     assert (found.next_cursor(""), found.next_group) == (5, 5)
+
+
+def test_a_prompt_given_back_is_known_until_it_is_taken_again(path: Path) -> None:
+    back = GroupDropped(GroupId(4), "stale", again=True)
+    found = reopened(path, group(4, 9), group(5, 7), back, GroupDropped(GroupId(5), "filtered"))
+    assert found.given_back == (PromptGivenBack("", 9),)
+    assert reopened(path, group(6, 9)).given_back == ()
 
 
 def test_a_revoked_version_is_left_out_until_it_is_published_again(path: Path) -> None:

@@ -172,10 +172,14 @@ class RowJudged:
 
 @dataclass(frozen=True, slots=True)
 class GroupDropped:
-    """The group was dropped for good with everything it had: too old, filtered, failed, refused."""
+    """The group was dropped for good with everything it had: too old, filtered, failed, refused.
+
+    again: its prompt is not to blame, and will become another group.
+    """
 
     group: GroupId
     reason: str
+    again: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +239,14 @@ class TaskProgress:
     texts: bytes
 
 
+@dataclass(frozen=True, slots=True)
+class PromptGivenBack:
+    """The prompt at this cursor has no group: its last one was dropped for no fault of the prompt."""
+
+    task: str
+    cursor: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveredRollouts:
     """The groups and batches that the ledger gives back after a restart.
@@ -253,6 +265,7 @@ class RecoveredRollouts:
     answered: tuple[AcceptedResult, ...] = ()
     tasks: tuple[TaskProgress, ...] = ()
     rows: tuple[RowJudged, ...] = ()
+    given_back: tuple[PromptGivenBack, ...] = ()
 
     def next_cursor(self, task: str) -> int:
         """The number of this task's next prompt."""

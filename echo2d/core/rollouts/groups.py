@@ -116,6 +116,7 @@ class Groups:
                     task.row_filter, (row for row in recovered.rows if row.source.task == task.name)
                 ),
                 task.name,
+                [each.cursor for each in recovered.given_back if each.task == task.name],
             )
             for task in rules.tasks
         }
@@ -467,9 +468,8 @@ class Groups:
         self._statistics.dropped(reason, len(stored.record.trajectories), lengths)
         if reason in WORTHLESS:
             self._statistics.judged(stored.record.trajectories, trained=False)
-        return [
-            Persist(GroupDropped(stored.record.group, f"{reason}: {detail}" if detail else reason))
-        ]
+        said = f"{reason}: {detail}" if detail else reason
+        return [Persist(GroupDropped(stored.record.group, said, again))]
 
     # --- inside: results
 

@@ -4,12 +4,15 @@
                                             ^------ given back: the group was dropped for no
                                                     fault of its prompt
 
+Prompts that were given back before a restart are drawn again first, by their cursor.
+
 A prompt whose row is retired (`sampler`) is passed over. Where the prompts end, nothing is asked
 any more.
 Not here: groups, and what a prompt means.
 """
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from echo2d.core.base.ids import Version
@@ -52,12 +55,15 @@ def prompt_fault(tokens: bytes, vocab_size: int) -> str:
 
 
 class Prompts:
-    """See the module docstring. task: its name."""
+    """See the module docstring. task: its name. again: the cursors given back before a restart."""
 
-    def __init__(self, next_cursor: int, sampler: Sampler, task: str = "") -> None:
+    def __init__(
+        self, next_cursor: int, sampler: Sampler, task: str = "", again: Iterable[int] = ()
+    ) -> None:
         self.sampler = sampler
         self._task = task
         self._next_cursor = next_cursor
+        self._redraw = deque(again)
         self._end: int | None = None
         self._asked: set[int] = set()
         self._skipped = 0
@@ -67,18 +73,22 @@ class Prompts:
     @property
     def over(self) -> bool:
         """Whether the prompts have ended and none is left to take."""
-        return self._end is not None and not (self._asked or self._ready or self._again)
+        waiting = self._redraw or self._asked or self._ready or self._again
+        return self._end is not None and not waiting
 
     def ask(self, count: int) -> list[DrawPrompt]:
         """Ask for prompts until `count` of them are asked for, ready or given back."""
         actions = []
-        while (
-            len(self._asked) + len(self._ready) + len(self._again) < min(count, AHEAD_MAX)
-            and self._end is None
-        ):
-            self._asked.add(self._next_cursor)
-            actions.append(DrawPrompt(self._next_cursor, self._task))
-            self._next_cursor += 1
+        while len(self._asked) + len(self._ready) + len(self._again) < min(count, AHEAD_MAX):
+            if self._redraw:
+                cursor = self._redraw.popleft()
+            elif self._end is None:
+                cursor = self._next_cursor
+                self._next_cursor += 1
+            else:
+                break
+            self._asked.add(cursor)
+            actions.append(DrawPrompt(cursor, self._task))
         return actions
 
     def drawn(self, prompt: DrawnPrompt) -> None:

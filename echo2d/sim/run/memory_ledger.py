@@ -21,6 +21,7 @@ from echo2d.core.rollouts.events import (
     BatchFrozen,
     GroupDropped,
     LeaseGiven,
+    PromptGivenBack,
     PromptTaken,
     RowJudged,
     SampleKept,
@@ -42,6 +43,7 @@ class MemoryLedger:
         self.evaluated: list[Evaluated] = []
         self.rows: dict[Source, RowJudged] = {}
         self.next_group = 0
+        self.given_back: set[tuple[str, int]] = set()
         self.published: dict[int, VersionPublished] = {}
         self.revoked: set[VersionKey] = set()
         self.void: set[int] = set()  # publish_seqs that were revoked
@@ -92,6 +94,7 @@ class MemoryLedger:
                     begun, next_cursor=max(begun.next_cursor, cursor + 1)
                 )
                 self.next_group = group + 1
+                self.given_back.discard((source.task, cursor))
             case LeaseGiven(group):
                 assert group in self.groups
                 assert record.key not in self.given
@@ -135,8 +138,10 @@ class MemoryLedger:
                 self.evaluated.append(record)
             case LimitsLearnt(engine_class):
                 self.limits[engine_class] = record
-            case GroupDropped(group):
-                del self.groups[group]
+            case GroupDropped(group, again=again):
+                stored = self.groups.pop(group)
+                if again:
+                    self.given_back.add((stored.source.task, stored.cursor))
                 self._forget_work()
             case BatchFrozen(step):
                 self.frozen[step] = record
@@ -174,6 +179,7 @@ class MemoryLedger:
             ),
             tasks=tuple(self.tasks[task] for task in sorted(self.tasks)),
             rows=tuple(self.rows.values()),
+            given_back=tuple(PromptGivenBack(*each) for each in sorted(self.given_back)),
             evaluated=tuple(self.evaluated),
             next_group=GroupId(self.next_group),
             groups=tuple(self.groups[group] for group in sorted(self.groups)),

@@ -29,6 +29,7 @@ from echo2d.core.rollouts.events import (
     BatchFrozen,
     GroupDropped,
     LeaseGiven,
+    PromptGivenBack,
     PromptTaken,
     SampleKept,
     SampleRewarded,
@@ -154,11 +155,28 @@ class LedgerMachine(RuleBasedStateMachine):
         )
 
     @precondition(lambda self: self.model.groups)
-    @rule(data=st.data())
-    def drop(self, data: st.DataObject) -> None:
-        group = data.draw(st.sampled_from(self.model.groups)).record.group
-        kept = self.change_groups(lambda s: None if s.record.group == group else s)
-        self.put(GroupDropped(group, "chance"), groups=kept)
+    @rule(data=st.data(), again=st.booleans())
+    def drop(self, data: st.DataObject, again: bool) -> None:
+        stored = data.draw(st.sampled_from(self.model.groups))
+        group, back = stored.record.group, (PromptGivenBack("", stored.cursor),) if again else ()
+        self.put(
+            GroupDropped(group, "chance", again),
+            groups=self.change_groups(lambda s: None if s.record.group == group else s),
+            given_back=_sorted({*self.model.given_back, *back}),
+        )
+
+    @precondition(lambda self: self.model.given_back)
+    @rule(data=st.data(), prompt=TOKENS)
+    def take_again(self, data: st.DataObject, prompt: bytes) -> None:
+        back = data.draw(st.sampled_from(self.model.given_back))
+        group, left = self.model.next_group, set(self.model.given_back) - {back}
+        stored = StoredGroup(GroupRecord(group, prompt, ()), back.cursor)
+        self.put(
+            PromptTaken(group, back.cursor, prompt),
+            groups=(*self.model.groups, stored),
+            next_group=GroupId(group + 1),
+            given_back=_sorted(left),
+        )
 
     @rule(ahead=st.integers(1, 3), digest=DIGESTS, data=st.data())
     def freeze(self, ahead: int, digest: Digest, data: st.DataObject) -> None:
@@ -220,6 +238,10 @@ class LedgerMachine(RuleBasedStateMachine):
         answered = tuple(each for group, each in self.answered if group in groups)
         model = replace(self.model, given=given, answered=answered)
         assert replace(found, groups=tuple(map(without_nan, found.groups))) == model
+
+
+def _sorted(prompts: set[PromptGivenBack]) -> tuple[PromptGivenBack, ...]:
+    return tuple(sorted(prompts, key=lambda each: each.cursor))
 
 
 def without_nan(stored: StoredGroup) -> StoredGroup:
