@@ -1,0 +1,85 @@
+"""What it saves that answers of a group share one copy of their prompt in a row of the learner.
+
+    python -m tools.research.shared_prompts MODEL [--rounds 3] [--groups 8] [--answers 12]
+
+Forward and backward pass over one step's answers, with a copy of the prompt for each answer, and with one
+for those of a row, in turn, on one CPU thread. MODEL: a directory; `make math` leaves SmolLM2-135M in
+~/.cache/echo2d.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM
+
+from learner.model import answer_logprobs, shares_prompts
+from learner.packing import PackedAnswer, micro_batches
+
+MICRO_BATCH_TOKENS = 2048
+
+
+def answers(groups: int, size: int, prompt: int, length: int, vocab: int) -> list[PackedAnswer]:
+    """Random tokens: what a pass costs does not depend on them."""
+    rng = np.random.default_rng(0)
+    made = []
+    for group in range(groups):
+        question = rng.integers(0, vocab, prompt)
+        for sample in range(size):
+            tokens = np.concatenate([question, rng.integers(0, vocab, length)]).astype(np.int32)
+            counts = np.arange(prompt + length) >= prompt
+            logprobs, staleness = np.zeros(length, np.float32), np.zeros(length, np.int64)
+            facts = (tokens, counts, logprobs, staleness, np.float32(1.0))
+            made.append(PackedAnswer(group, sample, *facts, prompt=prompt))
+    return made
+
+
+def seconds(model: Any, step: Sequence[PackedAnswer], *, shared: bool) -> tuple[float, int]:
+    """What one pass over the step takes, and the positions that it reads."""
+    batches = micro_batches(step, MICRO_BATCH_TOKENS, packed=True, shared=shared)
+    began = time.monotonic()
+    for batch in batches:
+        logprobs = answer_logprobs(
+            model, batch.tokens_bt, batch.answer_bt, 1.0, batch.positions_bt, batch.shared
+        )
+        torch.autograd.backward(logprobs.sum())
+    model.zero_grad()
+    return time.monotonic() - began, sum(batch.tokens_bt.size for batch in batches)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--groups", type=int, default=8)
+    parser.add_argument("--answers", type=int, default=12)
+    parser.add_argument("--prompt-tokens", type=int, default=46)
+    parser.add_argument("--answer-tokens", type=int, default=12)
+    chosen = parser.parse_args()
+    torch.set_num_threads(1)
+    model = AutoModelForCausalLM.from_pretrained(chosen.model, dtype=torch.float32).train()
+    assert shares_prompts(model), "this model cannot"
+    lengths = (chosen.prompt_tokens, chosen.answer_tokens)
+    step = answers(chosen.groups, chosen.answers, *lengths, model.config.vocab_size)
+    took: dict[bool, list[float]] = {False: [], True: []}
+    for _ in range(chosen.rounds):
+        for shared, found in took.items():
+            wall_s, positions = seconds(model, step, shared=shared)
+            found.append(wall_s)
+            name = "one prompt for several answers" if shared else "a prompt for each answer"
+            print(f"{name}: {wall_s:.1f} s, {positions} positions", flush=True)
+    ratios = [alone / both for alone, both in zip(took[False], took[True], strict=True)]
+    print(
+        f"medians {median(took[False]):.1f} s and {median(took[True]):.1f} s; "
+        f"ratio {median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
