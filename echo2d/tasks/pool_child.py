@@ -119,6 +119,9 @@ class TaskServer:
         self._task: ServedTask | None = None
         self._limits: Mapping[str, Any] = {"cpu_s_max": resource.RLIM_INFINITY, "timeout_s": 0.0}
         self._allowed: int | None = None  # the last limit of CPU time, in seconds
+        self._answering = False
+        self._copied = False
+        os.register_at_fork(after_in_child=self._note_copy)
 
     @property
     def concurrent(self) -> bool:
@@ -126,16 +129,15 @@ class TaskServer:
         return self._task is not None and self._task.concurrent
 
     def answer(self, request: list[Any]) -> TaskReply:
-        process = os.getpid()
         self._allow_cpu()
         try:
-            with _in_time(self._limits["timeout_s"], self._interrupt):
+            with self._in_time():
                 reply = self._perform(request)
         # SystemExit too is an error of this request only.
         except BaseException as error:  # noqa: BLE001
             reply = _failed(error, of_reward=request[0] == "reward")
         # The task may have forked, and the copy came back here. Only the original answers.
-        if os.getpid() != process:
+        if self._copied:
             os._exit(0)
         return ("broken", "it left processes behind") if _has_children() else reply
 
@@ -172,8 +174,30 @@ class TaskServer:
             case _:
                 raise ValueError("an unknown request")
 
+    @contextlib.contextmanager
+    def _in_time(self) -> Iterator[None]:
+        """Interrupt the block after `timeout_s`; 0: never. Python code only can be interrupted.
+
+        The timer goes on after the block, unless the task set a handler of its own: each call to the
+        system is felt in a cheap reward.
+        """
+        if signal.getsignal(signal.SIGALRM) != self._interrupt:
+            signal.signal(signal.SIGALRM, self._interrupt)
+        self._answering = True
+        signal.setitimer(signal.ITIMER_REAL, self._limits["timeout_s"])
+        try:
+            yield
+        finally:
+            self._answering = False
+            if signal.getsignal(signal.SIGALRM) != self._interrupt:
+                signal.setitimer(signal.ITIMER_REAL, 0.0)
+
     def _interrupt(self, *_: object) -> None:
-        raise OutOfTime(f"no answer in {self._limits['timeout_s']:g} s")
+        if self._answering:
+            raise OutOfTime(f"no answer in {self._limits['timeout_s']:g} s")
+
+    def _note_copy(self) -> None:
+        self._copied = True
 
     def _allow_cpu(self) -> None:
         """Allow `cpu_s_max` more seconds of CPU time. After them SIGXCPU ends this process."""
@@ -187,20 +211,6 @@ class TaskServer:
 
 class OutOfTime(BaseException):
     """This call has had its time. A task that catches every Exception does not catch it."""
-
-
-@contextlib.contextmanager
-def _in_time(timeout_s: float, interrupt: Callable[..., None]) -> Iterator[None]:
-    """Call `interrupt` in the block after `timeout_s`; 0: never. Python code only can be interrupted."""
-
-    # Setting a handler takes as long as a cheap reward, so only one that the task has replaced.
-    if signal.getsignal(signal.SIGALRM) != interrupt:
-        signal.signal(signal.SIGALRM, interrupt)
-    signal.setitimer(signal.ITIMER_REAL, timeout_s)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0.0)
 
 
 def _failed(error: BaseException, *, of_reward: bool) -> TaskReply:

@@ -132,7 +132,12 @@ CORE_BANS = {
 }
 CORE_BANS |= {"socket", "sqlite3", "ssl", "subprocess", "tempfile", "threading", "time", "uuid"}
 CORE_THIRD_PARTY = {"msgpack", "numpy", "zstandard", "blake3", "xxhash"}
-TORCH_FILES = ("echo2d/engines/torch_engine", "tools/research/rl_updates.py", "tools/sglang_cpu/")
+TORCH_FILES = (
+    "echo2d/engines/torch_engine",
+    "tools/research/rl_updates.py",
+    "tools/research/shared_prompts.py",
+    "tools/sglang_cpu/",
+)
 TORCH_AREAS = {"bench", "demo", "learner"}
 
 

@@ -15,7 +15,7 @@ HUGE = 2 << 20
 FORGED = pack(["ok", [99.0, {}]])
 ACTS = (
     "fine", "raise", "quit", "crash", "hang", "spin", "fork", "detach", "print", "chat", "memory",
-    "file", "twice", "forge", "who", "nan", "text", "none", "unjudged", "deaf", "parts",
+    "file", "twice", "forge", "who", "nan", "text", "none", "unjudged", "deaf", "parts", "alarm",
 )  # fmt: skip
 FIRST_ACT = 1 << 30
 
@@ -57,6 +57,7 @@ class NastyTask:
             "print": lambda: [os.write(1, b"x" * HUGE) for _ in range(1024)],
             "deaf": _deaf,
             "unjudged": _unjudged,
+            "alarm": lambda: signal.signal(signal.SIGALRM, lambda *_: os._exit(1)),
             "chat": lambda: print("x" * 100_000),  # noqa: T201
             "memory": lambda: bytearray(1 << 34),
             "file": lambda: (self._directory / "big").write_bytes(b"x" * (8 << 20)),

@@ -112,6 +112,17 @@ async def test_a_hanging_reward_is_interrupted_and_its_process_goes_on(directory
     assert (directory / "who").read_text() == before
 
 
+@pytest.mark.parametrize("act", ["fine", "alarm"])
+async def test_time_that_passes_between_rewards_does_not_count(directory: Path, act: str) -> None:
+    """Also when the task has put its own handler in place of ours."""
+    async with TaskPool(NASTY, {"directory": str(directory)}, timeout_s=HANG_TIMEOUT_S) as pool:
+        await rewards(pool, [ask("who"), ask(act)])
+        before = (directory / "who").read_text()
+        await asyncio.sleep(2 * HANG_TIMEOUT_S)
+        await rewards(pool, [ask("who")])
+    assert (directory / "who").read_text() == before
+
+
 async def test_a_reward_that_cannot_be_interrupted_costs_the_process_its_life() -> None:
     async with TaskPool(NASTY, timeout_s=HANG_TIMEOUT_S) as pool:
         failed, after = await rewards(pool, [ask("deaf"), ask("fine")])
