@@ -7,45 +7,14 @@ from typing import Any
 
 from echo2d.bench.lab.processes import Programs, wait_for
 from echo2d.client import Coordinator
-from echo2d.demo.run import CACHE
+from echo2d.demo.run import CACHE, CONFIG, LEARNER
 from echo2d.demo.tiny_model import make_tiny_model
+from echo2d.recipes.recipe_file import changed
 from tests.support.control_link import worker_token
 from tests.support.sglang_servers import FLAGS, PYTHON
 
 STEPS, WORKERS = 5, 2
 ROUND_S = 500.0  # servers start in half a minute on a machine that does nothing else
-CONFIG = """\
-[run]
-run_dir = "{run}/coordinator"
-snapshot_root = "{run}/snapshots"
-base_model = "{model}"
-
-[coordinator]
-port = 0
-
-[policy]
-staleness_max = 2
-trajectories_per_step = 64
-group_size = 8
-
-[sampling]
-max_new_tokens = 12
-
-[task]
-kind = "sort_digits"
-processes = 1
-"""
-LEARNER = """
-[learner]
-url = "{url}"
-token_file = "{run}/coordinator/tokens/learner.token"
-model = "{model}"
-snapshot_root = "{run}/snapshots"
-out_dir = "{run}/learner"
-steps = {steps}
-lr = 2e-4
-threads = 1
-"""
 
 
 def test_some_steps_of_grpo(tmp_path: Path) -> None:
@@ -53,13 +22,13 @@ def test_some_steps_of_grpo(tmp_path: Path) -> None:
     model = make_tiny_model(CACHE)
     (run / "snapshots").mkdir(parents=True)
     config = run / "run.toml"
-    config.write_text(CONFIG.format(run=run, model=model))
+    facts = {"run": run, "model": model, "seed": 0, "staleness": 2, "kappa": 1, "delta": "true"}
+    text = changed(CONFIG.format(**facts), ["policy.trajectories_per_step=64"])
+    config.write_text(text)
     with Programs(run / "logs") as programs:
         programs.start("coordinator", "-m", "echo2d", "coordinate", "--config", str(config))
         url = json.loads(wait_for(run / "coordinator" / "coordinator.json", programs, 60.0))["url"]
-        config.write_text(
-            config.read_text() + LEARNER.format(run=run, model=model, url=url, steps=STEPS)
-        )
+        config.write_text(text + LEARNER.format(**facts, url=url, steps=STEPS))
         for number in range(1, WORKERS + 1):
             start_worker(programs, run, url, f"worker-{number}")
         learner = programs.start("learner", "-m", "learner", "--config", str(config))

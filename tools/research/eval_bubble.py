@@ -19,8 +19,9 @@ from typing import Any
 
 from echo2d.bench.lab.processes import Programs, wait_for
 from echo2d.bench.lab.worker_program import start_worker
-from echo2d.demo.run import CACHE
+from echo2d.demo.run import CACHE, CONFIG, LEARNER
 from echo2d.demo.tiny_model import TinyRecipe, make_tiny_model
+from echo2d.recipes.recipe_file import changed
 
 WORKERS, SLOTS = 3, 32
 STEP_S = 5.0
@@ -28,42 +29,13 @@ ROWS = 200
 WARM_STEPS = 2  # that do not count: nothing waits for its first batch in a long run
 START_S, RUN_S_MAX = 120.0, 1800.0
 
-CONFIG = """\
-[run]
-run_dir = "{run}/coordinator"
-snapshot_root = "{run}/snapshots"
-base_model = "{model}"
-[coordinator]
-port = 0
-[policy]
-staleness_max = 2
-publish_every = 1
-trajectories_per_step = 64
-group_size = 8
-[sampling]
-max_new_tokens = 12
-[task]
-kind = "sort_digits"
-processes = 1
-"""
-EVAL = """
+POLICY = ("policy.trajectories_per_step=64",)
+EVAL = f"""
 [[eval]]
 every = 1
-rows = {rows}
+rows = {ROWS}
 """
-LEARNER = """
-[learner]
-url = "{url}"
-token_file = "{run}/coordinator/tokens/learner.token"
-model = "{model}"
-snapshot_root = "{run}/snapshots"
-out_dir = "{run}/learner"
-steps = {steps}
-lr = 2e-4
-threads = 1
-checkpoint_every = 250
-step_floor_s = {step_s}
-"""
+PACE = (f"learner.step_floor_s={STEP_S}", "learner.checkpoint_every=250")
 Rows = Sequence[Mapping[str, Any]]
 
 
@@ -71,14 +43,15 @@ def played(run: Path, model: Path, steps: int, *, evaluates: bool) -> Rows:
     """The learner's metrics of one run."""
     (run / "snapshots").mkdir(parents=True)
     config = run / "run.toml"
-    facts = {"run": run, "model": model, "steps": steps, "step_s": STEP_S, "rows": ROWS}
-    text = (CONFIG + EVAL if evaluates else CONFIG).format(**facts)
+    facts = {"run": run, "model": model, "seed": 0, "staleness": 2, "kappa": 1, "delta": "true"}
+    text = changed(CONFIG.format(**facts), POLICY) + (EVAL if evaluates else "")
     config.write_text(text)
     with Programs(run / "logs") as programs:
         programs.start("coordinator", "-m", "echo2d", "coordinate", "--config", str(config))
         announced = wait_for(run / "coordinator" / "coordinator.json", programs, START_S)
         url = str(json.loads(announced)["url"])
-        config.write_text(text + LEARNER.format(url=url, **facts))
+        learner_table = LEARNER.format(**facts, steps=steps, url=url)
+        config.write_text(text + changed(learner_table, PACE))
         for number in range(WORKERS):
             limits = (f"--slots={SLOTS}", "--threads=1")
             start_worker(programs, f"worker-{number}", run, url, *limits)
