@@ -69,6 +69,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "sim",
         "bench",
         "demo",
+        "recipes",
         "views",
         "tasks",
         "testing",

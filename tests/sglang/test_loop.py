@@ -22,13 +22,13 @@ def test_some_steps_of_grpo(tmp_path: Path) -> None:
     model = make_tiny_model(CACHE)
     (run / "snapshots").mkdir(parents=True)
     config = run / "run.toml"
-    facts = {"run": run, "model": model, "seed": 0, "staleness": 2, "kappa": 1, "delta": "true"}
-    text = changed(CONFIG.format(**facts), ["policy.trajectories_per_step=64"])
+    settings = {"run": run, "model": model, "seed": 0, "staleness": 2, "kappa": 1, "delta": "true"}
+    text = changed(CONFIG.format(**settings), ["policy.trajectories_per_step=64"])
     config.write_text(text)
     with Programs(run / "logs") as programs:
         programs.start("coordinator", "-m", "echo2d", "coordinate", "--config", str(config))
         url = json.loads(wait_for(run / "coordinator" / "coordinator.json", programs, 60.0))["url"]
-        config.write_text(text + LEARNER.format(**facts, url=url, steps=STEPS))
+        config.write_text(text + LEARNER.format(**settings, url=url, steps=STEPS))
         for number in range(1, WORKERS + 1):
             start_worker(programs, run, url, f"worker-{number}")
         learner = programs.start("learner", "-m", "learner", "--config", str(config))
