@@ -1,10 +1,10 @@
-"""What it saves that answers of a group share one copy of their prompt in a row of the learner.
+"""Measure how much faster the learner is when the answers of a group share one copy of their prompt.
 
     python -m tools.research.shared_prompts MODEL [--rounds 3] [--groups 8] [--answers 12]
 
-Forward and backward pass over one step's answers, with a copy of the prompt for each answer, and with one
-for those of a row, in turn, on one CPU thread. MODEL: a directory; `make math` leaves SmolLM2-135M in
-~/.cache/echo2d.
+One CPU thread runs the forward and the backward pass over the answers of one step: first with a
+copy of the prompt for each answer, then with one copy for the answers of a row, and so on in turn.
+MODEL: a directory; `make math` leaves SmolLM2-135M in ~/.cache/echo2d.
 """
 
 import argparse

@@ -126,6 +126,11 @@ class FrameHoldings:
         """Returns when something more is known or held than at the call, or a form is gone."""
         await self._news.wait()
 
+    def ring(self) -> None:
+        """Wake all who wait in `changed`."""
+        self._news.set()
+        self._news = asyncio.Event()
+
     # --- what may be believed
 
     async def accept_root(self, root: Root) -> None:
@@ -484,11 +489,6 @@ class FrameHoldings:
         here = self._forms.get(form)
         if here is not None:
             here.duplicates += frames
-
-    def ring(self) -> None:
-        """Wake all who wait in `changed`."""
-        self._news.set()
-        self._news = asyncio.Event()
 
 
 def _put(

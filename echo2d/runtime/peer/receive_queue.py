@@ -29,9 +29,8 @@ BATCH_BYTES_MAX = (
 )  # verified and stored in one go: a thread change costs as much as hashing 256 KiB
 # A frame that cannot be verified after this time is dropped: others wait behind it.
 ROOT_WAIT_S = 10.0
-ENDED_MAX = (
-    256  # newest streams remembered as ended by this end; far fewer than before one is used again
-)
+# The newest streams that this end has ended. A number of a stream comes again after many more.
+ENDED_MAX = 256
 
 log = logging.getLogger("echo2d.peer")
 
