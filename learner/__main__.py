@@ -34,11 +34,11 @@ from echo2d.client import (
     StoreFault,
 )
 from echo2d.config_tables import print_tables
-from learner.batch_prefetch import BatchPrefetch
+from learner.batch.prefetch import BatchPrefetch
 from learner.config import LearnerConfig, Place, notifier, place
 
 if TYPE_CHECKING:
-    from learner.ranks import Rendezvous
+    from learner.ranks.ranks import Rendezvous
 
 # torchrun's store says within milliseconds which rank failed first, unless its host is gone.
 FIRST_FAILURE_S_MAX = 5.0
@@ -123,7 +123,7 @@ def _run(options: argparse.Namespace, here: Place, failures: _FailureReport) -> 
     config, prefetch = LearnerConfig.load(options.config), BatchPrefetch()
     service = notifier(here)
     if here.size > 1:
-        from learner.ranks import Rendezvous
+        from learner.ranks.ranks import Rendezvous
 
         failures.rendezvous = Rendezvous(here)
     with contextlib.ExitStack() as stack:

@@ -32,9 +32,9 @@ from echo2d.client import (
     Trajectory,
     TrajectoryScore,
 )
-from learner.batch_prefetch import BatchPrefetch
+from learner.batch.prefetch import BatchPrefetch
 from learner.config import LearnerConfig
-from learner.stopwatch import TRAIN, WAIT
+from learner.metrics.stopwatch import TRAIN, WAIT
 from learner.train import Learner
 
 VOCABULARY, HIDDEN, LAYERS = 8192, 512, 15  # 51 M parameters

@@ -47,7 +47,7 @@ def _end_if_stuck() -> None:
     """End this process if all learner processes have ended and torchrun has not noticed for
     CHECKS_MAX checks.
 
-    Time is counted in checks, as in `rank_watchdog`, so that a pause of this process does not
+    Time is counted in checks, as in `ranks.watchdog`, so that a pause of this process does not
     count.
     """
     checks, codes = 0, list[int | None]()

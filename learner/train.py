@@ -38,18 +38,18 @@ from echo2d.client import (
     base_digest,
 )
 from echo2d.sd_notify import Notifier
-from learner.batch_prefetch import BatchPrefetch
-from learner.batches import BatchRules, Trained, faults
-from learner.checkpoint import OWN, Checkpoints
+from learner.batch.checks import BatchRules, Trained, faults
+from learner.batch.packing import PackedAnswer, answers_of, parts
+from learner.batch.prefetch import BatchPrefetch
 from learner.config import LearnerConfig, Place
-from learner.lora import AdapterWriter
-from learner.model import Policy, StepReport
-from learner.packing import PackedAnswer, answers_of, parts
-from learner.publish import Publisher, SnapshotWriter
-from learner.ranks import Ranks, device_of
-from learner.step_metrics import evaluation_line, line_of, row_of
-from learner.stopwatch import TRAIN, WAIT, Stopwatch
-from learner.tracking import Tracking, makers
+from learner.metrics.rows import evaluation_line, line_of, row_of
+from learner.metrics.stopwatch import TRAIN, WAIT, Stopwatch
+from learner.metrics.tracking import Tracking, makers
+from learner.model.lora import AdapterWriter
+from learner.model.policy import Policy, StepReport
+from learner.ranks.ranks import Ranks, device_of
+from learner.saving.checkpoint import OWN, Checkpoints
+from learner.saving.publish import Publisher, SnapshotWriter
 
 # How often a waiting learner checks for a publish that failed, or a rank that was told to stop.
 BEAT_S = 1.0

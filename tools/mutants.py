@@ -66,10 +66,10 @@ MUTANTS = (
     Mutant(
         "I1, gate 4",
         "the learner trains on what is one step too old",
-        "learner/batches.py",
+        "learner/batch/checks.py",
         "span.version <= self.staleness_max",
         "span.version <= self.staleness_max + 1",
-        ("tests/learner/test_batches.py",),
+        ("tests/learner/batch/test_checks.py",),
     ),
     Mutant(
         "I1, revocation",

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from echo2d.client import Coordinator
-from learner.batch_prefetch import BatchPrefetch
+from learner.batch.prefetch import BatchPrefetch
 from learner.config import LearnerConfig
 from learner.train import Learner
 from tests.support.learner import config_in, make_base, record, rows_of, throwing_dice

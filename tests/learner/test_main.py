@@ -7,7 +7,7 @@ import torch
 
 from learner.__main__ import main
 from learner.config import LearnerConfig
-from learner.model import Policy
+from learner.model.policy import Policy
 from tests.support.learner import write_config
 from tests.support.scripted_coordinator import ScriptedCoordinator
 

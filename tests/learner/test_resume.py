@@ -7,10 +7,10 @@ from typing import cast
 import pytest
 
 from echo2d.client import Batch, Coordinator, NotResumable, OperatorFault, Session, Unanswered
-from learner.batch_prefetch import BatchPrefetch
+from learner.batch.prefetch import BatchPrefetch
 from learner.config import LearnerConfig
-from learner.model import Policy
-from learner.ranks import Ranks
+from learner.model.policy import Policy
+from learner.ranks.ranks import Ranks
 from learner.train import Learner
 from tests.support.learner import config_in, learn
 from tests.support.scripted_coordinator import ScriptedCoordinator

@@ -22,7 +22,7 @@ from echo2d.client import (
 )
 from learner import train
 from learner.config import LearnerConfig
-from learner.tracking import SampleTable
+from learner.metrics.tracking import SampleTable
 from tests.support.learner import learn
 from tests.support.scripted_coordinator import GROUP_SIZE, GROUPS, ScriptedCoordinator
 

@@ -26,7 +26,7 @@ from echo2d.client import (
     TrajectoryScore,
 )
 from echo2d.tasks.sort_digits import EOS, SortDigits, answer
-from learner.model import answer_logprobs, load_model
+from learner.model.policy import answer_logprobs, load_model
 from tests.support.polling import HANG_S
 
 GROUPS = GROUP_SIZE = 4

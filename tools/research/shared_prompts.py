@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
-from learner.model import answer_logprobs, shares_prompts
-from learner.packing import PackedAnswer, micro_batches
+from learner.batch.packing import PackedAnswer, micro_batches
+from learner.model.policy import answer_logprobs, shares_prompts
 
 MICRO_BATCH_TOKENS = 2048
 

@@ -28,11 +28,11 @@ from echo2d.core.cluster.rules import RunRules, TaskRules
 from echo2d.demo.run import CACHE
 from echo2d.demo.tiny_model import TinyRecipe, accuracies, held_out_prompts, make_tiny_model
 from echo2d.tasks.sort_digits import EOS, VOCABULARY, SortDigits
-from learner.batches import BatchRules, Trained, faults, staleness_histogram
+from learner.batch.checks import BatchRules, Trained, faults, staleness_histogram
+from learner.batch.packing import answers_of
 from learner.config import LearnerConfig
-from learner.model import Policy
-from learner.packing import answers_of
-from learner.ranks import Ranks
+from learner.model.policy import Policy
+from learner.ranks.ranks import Ranks
 from tools.research.staleness_figure import FIGURES, draw
 
 REPO = Path(__file__).parents[2]

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from echo2d.client import Batch, Group, PeerFault, Span, Trajectory
-from learner.batches import BatchRules, Trained, faults
-from learner.packing import answers_of
+from learner.batch.checks import BatchRules, Trained, faults
+from learner.batch.packing import answers_of
 
 VOCAB, STEP, STALENESS, GROUPS, SIZE = 17, 20, 3, 4, 3
 RULES = BatchRules(STALENESS, GROUPS, SIZE, VOCAB, group_min=SIZE)

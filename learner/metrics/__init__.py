@@ -1,0 +1,1 @@
+"""What a step shows: rows, boards, staleness, and how each trajectory looks to the model."""

@@ -1,0 +1,123 @@
+"""Make the metrics row and the log line of a train step. Not here: where rows are written
+(`tracking`).
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from echo2d.client import Batch, Evaluation, Group, Trajectory
+from learner.batch.checks import CUT_OFF, staleness_histogram
+from learner.metrics.staleness import answers_by_staleness
+from learner.model.policy import StepReport
+
+# A prompt's further tags are left out of the rewards by tag.
+TAGS_SHOWN_MAX = 8
+
+
+def row_of(
+    batch: Batch,
+    report: StepReport,
+    *,
+    published: int,
+    t_train_s: float,
+    wait_s: float,
+    seconds: dict[str, float],
+) -> dict[str, Any]:
+    """The row for metrics.jsonl.
+
+    published: the newest version whose publish has begun. seconds: time since the row before, by
+    activity.
+    """
+    rewards = [trajectory.reward for group in batch.groups for trajectory in group.trajectories]
+    return {
+        "step": batch.step,
+        "epoch": batch.epoch,
+        "batch": batch.digest,
+        "reward_mean": sum(rewards) / len(rewards),
+        **_lengths([trajectory for group in batch.groups for trajectory in group.trajectories]),
+        "tasks": _by_task(batch),
+        "staleness": staleness_histogram(batch),
+        "loss": report.loss,
+        "grad_norm": report.grad_norm,
+        **dataclasses.asdict(report.means),
+        "by_staleness": _by_staleness(batch, report),
+        "t_train_s": t_train_s,
+        "wait_s": wait_s,
+        "bubble": wait_s / (t_train_s + wait_s),
+        "published": published,
+        "seconds": seconds,
+    }
+
+
+def line_of(row: dict[str, Any], batch: Batch) -> str:
+    """The log line. It names groups by the ids that other logs use too."""
+    groups = " ".join(f"group={group.group_id}" for group in batch.groups)
+    facts = (
+        f"reward={row['reward_mean']:.3f} loss={row['loss']:.4f} t_train_s={row['t_train_s']:.3f}"
+    )
+    return f"step={batch.step} epoch={batch.epoch} digest={batch.digest[:12]} {facts} {groups}"
+
+
+def evaluation_line(found: Evaluation) -> str:
+    """The log line of an evaluation."""
+    mean = "-" if found.mean is None else f"{found.mean:.4f}"
+    error = "-" if found.se is None else f"{found.se:.4f}"
+    return (
+        f"name={found.name} version={found.version} mean={mean} se={error} "
+        f"rows={found.rows}/{found.of} samples={found.samples} seconds={found.seconds:.1f}"
+    )
+
+
+def _lengths(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """Tokens of the answers, and the share of them that was cut off."""
+    lengths = [len(trajectory.tokens) for trajectory in trajectories]
+    cut = sum(trajectory.finish in CUT_OFF for trajectory in trajectories)
+    return {
+        "answer_tokens": sum(lengths) / len(lengths),
+        "answer_tokens_max": max(lengths),
+        "cut_off": cut / len(lengths),
+    }
+
+
+def _by_task(batch: Batch) -> dict[str, dict[str, Any]]:
+    """Of each task: groups, mean reward, its parts, lengths, and mean rewards by the prompts' tags."""
+    tasks: dict[str, list[Group]] = {}
+    for group in batch.groups:
+        tasks.setdefault(group.trajectories[0].task, []).append(group)
+    return {name: _task_row(groups) for name, groups in sorted(tasks.items())}
+
+
+def _task_row(groups: Sequence[Group]) -> dict[str, Any]:
+    answers = [trajectory for group in groups for trajectory in group.trajectories]
+    parts: dict[str, list[float]] = {}
+    tags: dict[str, list[float]] = {}
+    for group in groups:
+        for answer in group.trajectories:
+            for name, value in answer.reward_parts.items():
+                parts.setdefault(name, []).append(value)
+            for tag in [f"{name}={value}" for name, value in group.tags.items()][:TAGS_SHOWN_MAX]:
+                tags.setdefault(tag, []).append(answer.reward)
+    return {
+        "groups": len(groups),
+        "reward_mean": _mean([answer.reward for answer in answers]),
+        **_lengths(answers),
+        "parts": {name: _mean(values) for name, values in sorted(parts.items())},
+        "reward_by_tag": {name: _mean(values) for name, values in sorted(tags.items())},
+    }
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _by_staleness(batch: Batch, report: StepReport) -> dict[int, dict[str, float]]:
+    """Merge token and answer metrics: tokens by their own staleness, answers by that of their
+    oldest token.
+    """
+    tokens = {key: dataclasses.asdict(means) for key, means in report.staleness.items()}
+    answers = answers_by_staleness(batch)
+    return {
+        key: {**tokens.get(key, {}), **answers.get(key, {})}
+        for key in sorted(tokens.keys() | answers)
+    }

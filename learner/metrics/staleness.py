@@ -1,0 +1,129 @@
+"""Measure importance ratios, clipping and rewards of a train step by staleness.
+
+Tokens are grouped by their own staleness, answers (reward, length) by that of their oldest token. A
+tally has only sums and maxima, so that tallies of micro-batches and ranks can be combined, and
+stays on the device until the step is over.
+
+Suffixes of names: n = answer tokens of a micro-batch, s = staleness 0, 1, ...
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from echo2d.client import Batch
+from learner.batch.checks import staleness
+from learner.ranks.ranks import Ranks
+
+SUMS = ("tokens", "ratio", "clipped", "corrected", "kl")
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """sums_s [len(SUMS), s], ratio_max_s [s] and loss, a scalar."""
+
+    sums_s: Tensor
+    ratio_max_s: Tensor
+    loss: Tensor
+
+
+def tally(
+    loss: Tensor,
+    log_ratio_n: Tensor,
+    keeps_n: Tensor,
+    corrected_n: Tensor,
+    staleness_n: Tensor,
+    count: int,
+) -> Tally:
+    """Tally one micro-batch for staleness 0 to count - 1.
+
+    kl is k3 = rho - 1 - log rho of Schulman ("Approximating KL divergence", 2020): under samples of
+    the rollout its mean estimates KL(rollout || learner), is never negative, and has little
+    variance.
+    """
+    ratio_n = log_ratio_n.exp()
+    facts = (torch.ones_like(ratio_n), ratio_n, ~keeps_n, corrected_n, ratio_n - 1.0 - log_ratio_n)
+    is_of_ns = torch.nn.functional.one_hot(staleness_n, count).to(ratio_n.dtype)
+    sums_s = torch.stack([fact.to(ratio_n.dtype) for fact in facts]) @ is_of_ns
+    return Tally(sums_s, (ratio_n[:, None] * is_of_ns).amax(0), loss.detach())
+
+
+def add_up(tallies: Sequence[Tally]) -> Tally:
+    return Tally(
+        torch.stack([each.sums_s for each in tallies]).sum(0),
+        torch.stack([each.ratio_max_s for each in tallies]).amax(0),
+        torch.stack([each.loss for each in tallies]).sum(),
+    )
+
+
+def empty_tally(count: int, device: torch.device) -> Tally:
+    """The tally of a micro-batch without answers."""
+    zeros_s = torch.zeros(count, device=device)
+    return Tally(zeros_s.expand(len(SUMS), count), zeros_s, zeros_s.sum())
+
+
+def over_ranks(tallied: Tally, ranks: Ranks) -> Tally:
+    """Combine the tallies of all ranks, on every rank."""
+    sums = ranks.add_up(torch.cat([tallied.sums_s.flatten(), tallied.loss[None]]))
+    return Tally(
+        sums[:-1].view_as(tallied.sums_s), ranks.maxima(tallied.ratio_max_s.clone()), sums[-1]
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """Means over tokens. clip_share: share dropped by the clip; corrected_share: changed by the
+    correction.
+    """
+
+    tokens: int
+    ratio_mean: float
+    ratio_max: float
+    clip_share: float
+    corrected_share: float
+    kl: float
+
+
+NO_TOKENS = Means(0, 0.0, 0.0, 0.0, 0.0, 0.0)
+
+
+def overall(tallied: Tally) -> Means:
+    return _means(tallied.sums_s.sum(1).tolist(), float(tallied.ratio_max_s.max()))
+
+
+def by_staleness(tallied: Tally) -> dict[int, Means]:
+    """Means for each staleness that any token has."""
+    columns = zip(tallied.sums_s.T.tolist(), tallied.ratio_max_s.tolist(), strict=True)
+    return {
+        place: _means(sums, largest) for place, (sums, largest) in enumerate(columns) if sums[0]
+    }
+
+
+def _means(sums: Sequence[float], ratio_max: float) -> Means:
+    tokens, ratio, clipped, corrected, kl = sums
+    return Means(
+        round(tokens), ratio / tokens, ratio_max, clipped / tokens, corrected / tokens, kl / tokens
+    )
+
+
+def answers_by_staleness(batch: Batch) -> dict[int, dict[str, float]]:
+    """The number of trajectories of each staleness, with their mean reward and mean length in
+    tokens.
+    """
+    found: dict[int, list[tuple[float, int]]] = defaultdict(list)
+    for group in batch.groups:
+        for each in group.trajectories:
+            found[staleness(each, batch.step)].append((each.reward, len(each.tokens)))
+    return {key: _answers(found[key]) for key in sorted(found)}
+
+
+def _answers(facts: Sequence[tuple[float, int]]) -> dict[str, float]:
+    rewards, lengths = zip(*facts, strict=True)
+    return {
+        "answers": len(facts),
+        "reward": sum(rewards) / len(facts),
+        "length": sum(lengths) / len(facts),
+    }

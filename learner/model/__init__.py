@@ -1,0 +1,1 @@
+"""The policy under training: its weights, its logprobs, its optimizer."""

@@ -1,0 +1,80 @@
+"""Compute off-policy corrections: how much a token written by an older version still counts.
+
+    p      the learner's probability of an answer token, given all before it, by the present weights
+    q      the probability recorded by the engine that wrote it (the *rollout's*, never recomputed)
+    m      its probability under the *proximal* policy, from which the step may go only so far
+    rho    p / q, the importance ratio; 1 where nothing changed in between
+    A      the advantage of the token's answer
+
+A token's weight is a constant in the gradient of `-w A log p`. `weights` puts it together from
+these parts:
+
+| part | weight | source (numbers: arXiv) |
+| --- | --- | --- |
+| truncated importance sampling | min(x, cap) | rho-bar of IMPALA, 1802.01561 |
+| IcePop, masked importance sampling | x where low <= x <= high, else 0 | 2510.18855 |
+| sequence mask | 0 if the answer's geometric mean leaves low..high | verl `rollout_rs`, slime MIS |
+| clip, clip-higher | 0 if x > 1 + high (A > 0) or x < 1 - low (A < 0) | 1707.06347, 2503.14476 |
+| two-sided clip | 0 also if A < 0 and x > max | dual clip 1912.09729; INTELLECT-2 2505.07291 |
+| decoupled PPO | importance m / q, clip on p / m | 2110.00641; asynchronous: AReaL 2505.24298 |
+
+Suffixes of names: n = answer tokens of a micro-batch.
+"""
+
+import torch
+from torch import Tensor
+
+from learner.objective.objectives import LOG_RATIO_MAX, answer_means
+
+
+def log_ratio(logprobs_n: Tensor, rollout_logprobs_n: Tensor) -> Tensor:
+    """Return log rho [n] without gradient, clamped so that it is finite for any logprobs of a
+    rollout.
+    """
+    return (logprobs_n.detach() - rollout_logprobs_n).clamp(-LOG_RATIO_MAX, LOG_RATIO_MAX)
+
+
+def loglinear_share(staleness_n: Tensor) -> Tensor:
+    """alpha [n] of log m = (1 - alpha) log q + alpha log p: the proximal logprobs without a forward
+    pass.
+
+    alpha = (v_m - v_q) / (v_p - v_q) with the versions of the token (v_q, from its span), of the
+    weights that train step n starts from (v_m = n-1), and of those that it makes (v_p = n): s / (s
+    + 1) for staleness s. So fresh tokens are judged by the clip alone, old ones mostly by their
+    importance. (A-3PO, arXiv 2512.06547; AReaL has it)
+    """
+    return staleness_n / (staleness_n + 1.0)
+
+
+def clip_keeps(
+    ratio_n: Tensor, advantages_n: Tensor, eps_low: float, eps_high: float, ratio_max: float
+) -> Tensor:
+    """Return bool [n]: False where the clipped surrogate is flat. ratio_max: the two-sided clip; 0
+    turns it off.
+    """
+    above = (advantages_n > 0) & (ratio_n > 1.0 + eps_high)
+    below = (advantages_n < 0) & (ratio_n < 1.0 - eps_low)
+    beyond = (advantages_n < 0) & (ratio_n > (ratio_max or float("inf")))
+    return ~(above | below | beyond)
+
+
+def truncate(ratio_n: Tensor, cap: float) -> Tensor:
+    """Return min(x, cap) [n]. Without a cap a few tokens that have become much more likely dominate
+    the step.
+    """
+    return torch.clamp(ratio_n, max=cap)
+
+
+def mask_tokens(ratio_n: Tensor, low: float, high: float) -> Tensor:
+    """Return x where low <= x <= high, else 0 [n]. Beyond the range the policy, or the engine,
+    differs too much.
+    """
+    return ratio_n * ((ratio_n >= low) & (ratio_n <= high))
+
+
+def mask_answers(log_ratio_n: Tensor, answers_n: Tensor, low: float, high: float) -> Tensor:
+    """Return bool [n]: whether the geometric mean of the ratios of the token's answer lies in
+    low..high.
+    """
+    means_n = answer_means(log_ratio_n, answers_n).exp()
+    return (means_n >= low) & (means_n <= high)

@@ -1,0 +1,259 @@
+"""The ranks of one learner: processes started by torchrun, each with a shard of the weights and of
+every batch.
+
+    rank 0      alone talks to the coordinator and writes metrics and versions
+    all ranks   run the same loop in step; `Channel.share` broadcasts rank 0's results and errors
+
+A learner without torchrun is one rank, and the same code runs without communication.
+
+The failure of one rank ends all of them. The rank that fails first prints one line
+(`is_first_failure`); the others lose their connections and end in silence. `watchdog` finds a
+rank that disappears without a message, which is why the timeouts between living ranks may be long.
+torch orders collectives per group, not across threads, so each thread has a channel of its own.
+
+Security: anyone who reaches the ports of torch.distributed controls these processes. Give hosts a
+private network.
+"""
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, TypeVar, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.rendezvous import rendezvous
+
+from echo2d.client import OperatorFault
+from learner.config import LearnerConfig, Place
+from learner.ranks.watchdog import FIRST_FAILURE, RankWatchdog
+
+# Between two messages: rank 0 may upload a version for an hour, see `echo2d.client`.
+WAIT_S_MAX = 7200.0
+# Between the first and the last rank to reach a collective. Before the first one each rank has
+# loaded the model.
+COLLECTIVE_S_MAX = 1800.0
+
+_T = TypeVar("_T")
+
+
+class Channel:
+    """Messages between all ranks on the CPU, for one thread. Every rank makes the same calls in the
+    same order.
+    """
+
+    def __init__(self, rank: int, group: dist.ProcessGroup | None) -> None:
+        self._rank = rank
+        self._group = group  # None for a single rank
+
+    def share(self, call: Callable[[], _T], *, beat: Callable[[], object] = lambda: None) -> _T:
+        """Call `call` on rank 0, and return its value, or raise its exception, on every rank.
+
+        The other ranks call `beat` each time that rank 0 calls `keep_waiting`.
+        """
+        if self._group is None:
+            return call()
+        if self._rank:
+            return cast("_T", self._follow(beat))
+        try:
+            value = call()
+        except Exception as error:
+            self._broadcast(error, value=None)
+            raise
+        self._broadcast(None, value=value)
+        return value
+
+    def keep_waiting(self) -> None:
+        """Tell the other ranks that the present `share` goes on; to be called by its `call`."""
+        self._broadcast(None, value=None, waits=True)
+
+    def gather(self, value: _T) -> list[_T]:
+        """Return the values of all ranks on rank 0, an empty list elsewhere."""
+        if self._group is None:
+            return [value]
+        values: list[Any] | None = None if self._rank else [None] * self._group.size()
+        dist.gather_object(value, values, dst=0, group=self._group)
+        return values or []
+
+    def any(self, *, flag: bool) -> bool:
+        """Whether the flag is set on any rank."""
+        if self._group is None:
+            return flag
+        flags = torch.tensor([flag], dtype=torch.int32)
+        dist.all_reduce(flags, dist.ReduceOp.MAX, self._group)
+        return bool(flags)
+
+    def send(self, part: Tensor) -> None:
+        """Send a tensor to rank 0, which calls `receive`."""
+        dist.send(part, dst=0, group=self._group)
+
+    def receive(self, part: Tensor, rank: int) -> None:
+        dist.recv(part, src=rank, group=self._group)
+
+    @property
+    def group(self) -> dist.ProcessGroup | None:
+        return self._group
+
+    def _broadcast(self, error: Exception | None, *, value: object, waits: bool = False) -> None:
+        dist.broadcast_object_list([(waits, error, value)], src=0, group=self._group)
+
+    def _follow(self, beat: Callable[[], object]) -> Any:
+        # torch fills the list in place with the object of rank 0.
+        received: list[Any] = [(True, None, None)]
+        while True:
+            dist.broadcast_object_list(received, src=0, group=self._group)
+            waits, error, value = received[0]
+            if error is not None:
+                raise error
+            if not waits:
+                return value
+            beat()
+
+
+class Ranks:
+    """This process as one of `size` ranks. `Rendezvous.join` makes it; the default is a single
+    rank.
+    """
+
+    def __init__(
+        self, rank: int = 0, size: int = 1, *, device: str = "cpu", wait_s: float = WAIT_S_MAX
+    ) -> None:
+        self.rank = rank
+        self.size = size
+        self.device = torch.device(device)
+        self._wait = timedelta(seconds=wait_s)
+        self._main_channel = self.channel()
+
+    @property
+    def leads(self) -> bool:
+        return self.rank == 0
+
+    def channel(self) -> Channel:
+        group = dist.new_group(backend="gloo", timeout=self._wait) if self.size > 1 else None
+        return Channel(self.rank, group)
+
+    def share(self, call: Callable[[], _T], *, stopped: Callable[[], bool] = lambda: False) -> _T:
+        """`Channel.share` for the main thread. stopped: whether this rank has been told to stop,
+        for `beat`.
+        """
+        channel = self._main_channel
+        return channel.share(call, beat=lambda: channel.any(flag=stopped()))
+
+    def beat(self, *, stopped: bool) -> bool:
+        """Whether any rank has been told to stop. Rank 0 calls it now and then inside a long
+        `share`.
+        """
+        if self.size > 1:
+            self._main_channel.keep_waiting()
+        return self._main_channel.any(flag=stopped)
+
+    def gather(self, value: _T) -> list[_T]:
+        """`Channel.gather` for the main thread."""
+        return self._main_channel.gather(value)
+
+    def add_up(self, sums: Tensor) -> Tensor:
+        return self._reduce(sums, dist.ReduceOp.SUM)
+
+    def maxima(self, values: Tensor) -> Tensor:
+        return self._reduce(values, dist.ReduceOp.MAX)
+
+    def _reduce(self, values: Tensor, by: Any) -> Tensor:
+        if self.size > 1:
+            dist.all_reduce(values, by)
+        return values
+
+    def place(self, model: Any) -> Any:
+        """Move the model to the device; with several ranks, only this rank's shards of it (FSDP2).
+
+        A transformer block is gathered only while it runs, forward or backward.
+        """
+        if self.size == 1:
+            return model.to(self.device)
+        mesh = init_device_mesh(self.device.type, (self.size,))
+        blocks = set(getattr(model, "_no_split_modules", None) or ())
+        for module in model.modules():
+            if type(module).__name__ in blocks:
+                fully_shard(module, mesh=mesh, reshard_after_forward=True)
+        fully_shard(model, mesh=mesh, reshard_after_forward=True)
+        return model
+
+
+class Rendezvous:
+    """Where the ranks meet: torchrun's store, which outlives each of them."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._store, *_ = next(rendezvous("env://"))
+        self._watchdog: RankWatchdog | None = None
+
+    def join(self, config: LearnerConfig, *, lost: Callable[[str], object]) -> Ranks:
+        """Wait for the other ranks and form the process group. Each rank of a host gets a GPU of
+        its own.
+
+        lost: called by the watchdog, also while waiting, when a rank has failed or disappeared.
+        """
+        place = self._place
+        # The watchdog needs its own connection: a blocked call holds the connection.
+        store, *_ = next(rendezvous("env://"))
+        self._watchdog = RankWatchdog(
+            store, place.rank, place.size, silence_s=config.rank_silence_s, lost=lost
+        )
+        device = device_of(config.device, place)
+        on_gpu = device.startswith("cuda")
+        if on_gpu:
+            torch.cuda.set_device(device)
+        dist.init_process_group(
+            "nccl" if on_gpu else "gloo",
+            store=PrefixStore("ranks", self._store),
+            rank=place.rank,
+            world_size=place.size,
+            timeout=timedelta(seconds=COLLECTIVE_S_MAX),
+        )
+        return Ranks(place.rank, place.size, device=device, wait_s=WAIT_S_MAX + config.patience_s)
+
+    def leave(self) -> None:
+        """End in order. The groups are destroyed, for their threads would abort a process that
+        exits.
+        """
+        if self._watchdog is not None:
+            self._watchdog.leave()
+        dist.destroy_process_group()
+
+    def is_first_failure(self, line: str) -> bool:
+        """Record this rank's failure; whether no other rank has recorded one before."""
+        if self._watchdog is not None:
+            self._watchdog.fail()
+        mine = f"{self._place.rank}: {line}"
+        try:
+            return bool(self._store.compare_set(FIRST_FAILURE, "", mine) == mine.encode())
+        except RuntimeError:
+            # torchrun is gone, and with it the store.
+            return True
+
+    def is_lost_rank(self, error: Exception) -> bool:
+        """Whether the error is torch's report of a lost connection to another rank."""
+        return isinstance(error, dist.DistError) or (
+            isinstance(error, RuntimeError) and "gloo" in str(error)
+        )
+
+
+def device_of(name: str, place: Place) -> str:
+    """The torch device of this rank. name: learner.device. OperatorFault: this host has no such
+    device.
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name.startswith("cuda") and place.size > 1:
+        if name != "cuda":
+            raise OperatorFault(
+                f"learner.device: expected cuda (each rank gets its own GPU); found {name}"
+            )
+        name = f"cuda:{place.local_rank}"
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:
+        raise OperatorFault(f"learner.device: {name!r} is not available: {error}") from error
+    return name

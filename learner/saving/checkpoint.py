@@ -1,0 +1,293 @@
+"""Save and load checkpoints: all that a learner needs to resume after a crash, one directory per
+step.
+
+    <directory>/step-00000010-epoch-3/
+        .metadata  __0_0.distcp ...   model and optimizer, a file per rank, by torch's DCP
+        progress-0.pt ...             a file per rank: step, run, groups trained, generator states
+        digests.blake3                digests of all the files above
+
+It keeps true: a kill at any moment leaves every checkpoint whole or absent, and at most `keep` stay
+after a save.
+
+Model and optimizer are copied when `save` is called and written while training goes on. If the
+newest checkpoint is damaged, a warning is logged and the one before is loaded. Therefore a step is
+reported to the coordinator as durable, which lets it delete batches, only when it is the oldest of
+`keep` checkpoints: the batches after any of them still exist.
+
+Ranks on several hosts need one directory that all hosts see. Another number of ranks can load a
+checkpoint, but without the states of the random number generators. Load only checkpoints that you
+trust: parts of them are pickled.
+"""
+
+import contextlib
+import logging
+import pickle
+import re
+import shutil
+import warnings
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+from blake3 import blake3
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from echo2d.client import OperatorFault
+from learner.ranks.ranks import Channel, Ranks
+from learner.saving.files import ASIDE, remove_directory, store_faults, whole_directory
+
+PROGRESS = "progress-{}.pt"  # with the rank
+OWN = "own"  # key in the progress file: what only the same rank can use
+DIGESTS = "digests.blake3"
+LINE_MAX = 200  # characters quoted of a torch error, which may list all tensors
+_NAME = re.compile(r"step-(\d+)-epoch-(\d+)")
+_UNREADABLE = (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError)
+
+log = logging.getLogger("echo2d.learner")
+
+
+class Checkpoints:
+    """The checkpoints in one directory, of which the newest `keep` stay. An epoch saves each step
+    at most once.
+    """
+
+    def __init__(self, directory: Path, keep: int, ranks: Ranks | None = None) -> None:
+        self._directory = directory
+        self._keep = keep
+        self._ranks = ranks or Ranks()
+        self._channel = self._ranks.channel()
+        self._saving: Future[None] | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self._all())
+
+    @property
+    def durable(self) -> int:
+        """The lowest step at which a learner may have to resume: 0, the base model, while there are
+        fewer than `keep`.
+        """
+        steps = [_step_and_epoch(path)[0] for path in self._all()]
+        return steps[0] if len(steps) >= self._keep else 0
+
+    def save(
+        self,
+        step: int,
+        epoch: int,
+        state: dict[str, Any],
+        progress: dict[str, Any],
+        own: dict[str, Any],
+    ) -> None:
+        """Wait for the previous save and begin this one. `state` may change as soon as this
+        returns.
+
+        state: model and optimizer, as `Policy.state` gives them. progress: small plain values, the
+        same on all ranks. own: small plain values of this rank. Checkpoints of lower epochs at this
+        step or later are deleted: those learners have been replaced.
+        """
+        self.settle()
+        # The staging options are all off: a plain copy to host memory, made before this returns.
+        copy = DefaultStager(StagingOptions(*[False] * 4)).stage(state)
+        pool = ThreadPoolExecutor(1, "checkpoint")
+        self._saving = pool.submit(
+            self._save, step, epoch, copy, {**progress, "step": step, OWN: own}
+        )
+        # Does not wait here, but the interpreter waits for the pool's thread before it exits.
+        pool.shutdown(wait=False)
+
+    def settle(self, *, wait: bool = True) -> bool:
+        """Whether the save under way has finished, so that its checkpoint is durable; False if none
+        was under way.
+
+        StoreFault: the save failed; the checkpoints before it are still there.
+        """
+        if self._saving is None or not (wait or self._saving.done()):
+            return False
+        saving, self._saving = self._saving, None
+        saving.result()
+        return True
+
+    def load_newest(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Fill `state` from the newest readable checkpoint and return its progress, with this
+        rank's own under OWN.
+
+        OWN is empty if another number of ranks made it. OperatorFault: none can be read, or it is
+        of another model.
+        """
+        path, progress = self._ranks.share(self._newest)
+        _load(path, state, self._channel)
+        return (
+            progress[self._ranks.rank]
+            if len(progress) == self._ranks.size
+            else {**progress[0], OWN: {}}
+        )
+
+    def _newest(self) -> tuple[Path, list[dict[str, Any]]]:
+        """The newest checkpoint that can be read, with the progress of each rank that made it."""
+        for path in reversed(self._all()):
+            try:
+                return path, _progress(path)
+            except _UNREADABLE as error:
+                log.warning("cannot read the checkpoint %s: %s", path, " ".join(str(error).split()))
+        raise OperatorFault(f"cannot read any checkpoint in {self._directory}")
+
+    def _save(self, step: int, epoch: int, state: Any, progress: dict[str, Any]) -> None:
+        """Runs on all ranks at once, in the save's thread. Each writes its shards, rank 0 the other
+        files.
+        """
+        target = self._directory / f"step-{step:08d}-epoch-{epoch}"
+        each = self._channel.gather(progress)
+        with (
+            store_faults("cannot write the checkpoint", target),
+            _plain_errors(),
+            contextlib.ExitStack() as stack,
+        ):
+            aside = self._channel.share(lambda: self._begin(target, each, stack))
+            _save_shards(aside, state, self._channel)
+            self._channel.share(lambda: self._finish(aside, stack))
+        if self._ranks.leads:
+            self._prune(step, target)
+
+    def _begin(
+        self, target: Path, progress: list[dict[str, Any]], stack: contextlib.ExitStack
+    ) -> Path:
+        self._sweep()
+        aside = stack.enter_context(whole_directory(target))
+        for rank, each in enumerate(progress):
+            with (aside / PROGRESS.format(rank)).open("wb") as file:
+                torch.save(each, file)
+        return aside
+
+    def _finish(self, aside: Path, stack: contextlib.ExitStack) -> None:
+        if missing := _named_in(aside) - {path.name for path in aside.iterdir()}:
+            found = f"{self._directory} lacks {min(missing)}, which another host wrote"
+            raise OperatorFault(
+                f"learner.out_dir: expected a directory that all hosts share; {found}"
+            )
+        (aside / DIGESTS).write_text(_digests(aside))
+        stack.close()
+
+    def _prune(self, step: int, target: Path) -> None:
+        """Delete old checkpoints, but none of a newer epoch: this learner may have been replaced
+        without knowing yet.
+        """
+        (_, epoch), found = _step_and_epoch(target), self._all()
+        earlier = [path for path in found if _step_and_epoch(path)[0] < step]
+        kept = {target, *earlier[max(0, len(earlier) + 1 - self._keep) :]}
+        for path in found:
+            if path not in kept and _step_and_epoch(path)[1] <= epoch:
+                remove_directory(path)
+
+    def _all(self) -> list[Path]:
+        """Oldest first."""
+        return sorted(
+            (path for path in self._directory.glob("step-*") if _NAME.fullmatch(path.name)),
+            key=_step_and_epoch,
+        )
+
+    def _sweep(self) -> None:
+        """Delete what learners left behind that were killed during a save."""
+        for path in self._directory.glob(f"{ASIDE}*"):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _step_and_epoch(path: Path) -> tuple[int, int]:
+    named = _NAME.fullmatch(path.name)
+    assert named is not None
+    return int(named[1]), int(named[2])
+
+
+@contextlib.contextmanager
+def _plain_errors() -> Iterator[None]:
+    """Raise torch's error about a failed write as the OSError that caused it."""
+    try:
+        yield
+    except CheckpointException as error:
+        (cause, _), *_ = error.failures.values()
+        raise _os_error(cause) from None
+    except RuntimeError as error:
+        raise _os_error(error) from None
+
+
+def _silence_single_process_warning() -> None:
+    """torch warns when there is no process group. Warning filters are global, so this silences all
+    threads.
+    """
+    warnings.filterwarnings(
+        "ignore", "torch.distributed is disabled, unavailable or uninitialized", UserWarning
+    )
+
+
+def _os_error(error: BaseException) -> BaseException:
+    """The first of two errors: after a failed write torch closes the file, fails again and reports
+    only that.
+    """
+    return error.__context__ if isinstance(error.__context__, OSError) else error
+
+
+def _save_shards(directory: Path, state: Any, channel: Channel) -> None:
+    """Each rank syncs its own files to disk, because no other host can do that for it."""
+    _silence_single_process_warning()
+    writer = FileSystemWriter(directory, sync_files=channel.group is not None)
+    save(state, storage_writer=writer, process_group=channel.group, no_dist=channel.group is None)
+
+
+def _progress(path: Path) -> list[dict[str, Any]]:
+    """The progress of each rank, after a check of all bytes. ValueError: they have changed since
+    they were saved.
+    """
+    if _digests(path) != (path / DIGESTS).read_text():
+        raise ValueError("its bytes are not those that were saved")
+    files = [
+        path / PROGRESS.format(rank) for rank in range(len(list(path.glob(PROGRESS.format("*")))))
+    ]
+    return [
+        torch.load(file, map_location="cpu", weights_only=True)
+        for file in files or [path / PROGRESS.format(0)]
+    ]
+
+
+def _load(path: Path, state: dict[str, Any], channel: Channel) -> None:
+    _silence_single_process_warning()
+    reader = FileSystemReader(path)
+    try:
+        _same_weights(reader, state)
+        load(
+            state, storage_reader=reader, process_group=channel.group, no_dist=channel.group is None
+        )
+    except (CheckpointException, RuntimeError, ValueError, KeyError) as error:
+        (cause, _), *_ = (
+            error.failures.values() if isinstance(error, CheckpointException) else [(error, None)]
+        )
+        line = " ".join(str(cause).split())
+        raise OperatorFault(
+            f"the checkpoint {path} does not fit learner.model: {line[:LINE_MAX]}"
+        ) from error
+
+
+def _same_weights(reader: FileSystemReader, state: dict[str, Any]) -> None:
+    """ValueError: the checkpoint has other weights. torch would silently load those that match."""
+    saved = {
+        name for name in reader.read_metadata().state_dict_metadata if name.startswith("model.")
+    }
+    if saved != {f"model.{name}" for name in state.get("model", {})}:
+        raise ValueError("it has other trained weights")
+
+
+def _named_in(directory: Path) -> set[str]:
+    """The names of the files with the shards of all ranks."""
+    return {
+        place.relative_path
+        for place in FileSystemReader(directory).read_metadata().storage_data.values()
+    }
+
+
+def _digests(directory: Path) -> str:
+    """A line per file, except the digest file itself."""
+    files = sorted(path for path in directory.iterdir() if path.name != DIGESTS)
+    return "".join(f"{blake3().update_mmap(path).hexdigest()}  {path.name}\n" for path in files)

@@ -1,0 +1,216 @@
+"""Write versions to disk and publish them: the policy's weights in bfloat16, with the base model's
+file names, tensor names and companion files.
+
+    <snapshot_root>/<run>-epoch-3-version-40/     config.json  tokenizer.json ...  model.safetensors
+
+A directory is deleted once the coordinator has taken it (it hard-links or copies the files before
+it answers). The run id is part of the name, so that two runs can share a root.
+"""
+
+import json
+import re
+import shutil
+from collections import deque
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from itertools import islice
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from echo2d.client import Coordinator, OperatorFault
+from learner.ranks.ranks import Ranks
+from learner.saving.files import ASIDE, remove_directory, store_faults, whole_directory
+from learner.saving.shards import Shards, published_dtype
+
+COMPANIONS = {".json", ".txt", ".model", ".jinja"}
+DTYPE_KEYS = (
+    "dtype",
+    "torch_dtype",
+)  # in config.json; older versions of transformers write the second
+HEADER_ALIGNMENT = 8
+_NAMED = {torch.bfloat16: "BF16", torch.bool: "BOOL"}  # all other published dtypes are integers
+
+FileLayout = dict[str, dict[str, str]]  # file -> name in it -> name of the weight
+
+
+class SnapshotWriter:
+    """Write versions of the model whose base is in `base` into `root`."""
+
+    base_digest = ""  # digest of the base model, for adapters only
+
+    def __init__(self, base: Path, root: Path, run_id: str, weights: Mapping[str, Tensor]) -> None:
+        self._base, self._root, self._run_id = base, root, run_id
+        self._companions = [
+            path for path in sorted(base.iterdir()) if path.suffix in COMPANIONS and path.is_file()
+        ]
+        self._layout = {
+            file: in_order(names, weights) for file, names in self._files(weights).items()
+        }
+        self.names = [weight for names in self._layout.values() for weight in names.values()]
+
+    def write(self, epoch: int, version: int, shards: Shards, stream: Iterator[Tensor]) -> Path:
+        """Write a version into a new directory, durable when this returns. StoreFault: it failed
+        and left nothing.
+
+        stream: the bytes of `self.names` in that order, `shards.ranks` parts of each.
+        """
+        directory = self._root / f"{self._run_id}-epoch-{epoch}-version-{version}"
+        # A directory of this name is left if a learner was killed and the run's ledger was then
+        # reset.
+        remove_directory(directory)
+        with (
+            store_faults("cannot write the snapshot", directory),
+            whole_directory(directory) as aside,
+        ):
+            self._accompany(aside)
+            for name, names in self._layout.items():
+                write_safetensors(aside / name, names, shards, stream)
+        return directory
+
+    def clean(self, epoch: int) -> None:
+        """Remove the directories of lower epochs. Their learners are fenced and publish no more."""
+        left = re.compile(
+            rf"(?:{re.escape(ASIDE)})?{re.escape(self._run_id)}-epoch-(\d+)-version-\d+"
+        )
+        for path in self._root.iterdir():
+            if (named := left.fullmatch(path.name)) and int(named[1]) < epoch:
+                shutil.rmtree(path, ignore_errors=True)
+
+    def _files(self, weights: Mapping[str, Tensor]) -> FileLayout:
+        """The file layout of the base. OperatorFault: the base has tensors that are not weights of
+        the model.
+        """
+        files = _tensor_names(self._base)
+        missing = sorted({name for names in files.values() for name in names} - weights.keys())
+        if missing:
+            raise OperatorFault(
+                f"learner.model: {len(missing)} tensors are not weights of the model, "
+                f"e.g. {missing[0]}"
+            )
+        return {file: dict(zip(names, names, strict=True)) for file, names in files.items()}
+
+    def _accompany(self, directory: Path) -> None:
+        """Write the files that have no tensors."""
+        for path in self._companions:
+            (directory / path.name).write_bytes(_companion(path))
+
+
+class Publisher:
+    """Publish versions in a thread, one after the other, while training goes on. Leaving the block
+    waits for it.
+    """
+
+    def __init__(self, writer: SnapshotWriter, coordinator: Coordinator, ranks: Ranks) -> None:
+        self._writer = writer
+        self._coordinator = coordinator
+        self._ranks = ranks
+        self._channel = ranks.channel()
+        self._going: Future[None] | None = None
+
+    def begin(self, epoch: int, version: int, weights: Mapping[str, Tensor]) -> None:
+        """Begin to publish, on every rank, once the version before is out. The weights may change
+        when this returns.
+        """
+        self._ranks.share(self.settle)
+        self.settle()
+        shards = Shards({name: weights[name] for name in self._writer.names}, self._ranks)
+        pool = ThreadPoolExecutor(1, "publish")
+        self._going = pool.submit(self._publish, epoch, version, shards)
+        # Does not wait here, but the interpreter waits for the pool's thread before it exits.
+        pool.shutdown(wait=False)
+
+    def settle(self, *, patient: bool = True) -> None:
+        """Wait for the version under way and raise what publishing raised. Not patient: only if it
+        is over.
+        """
+        if self._going is not None and (patient or self._going.done()):
+            going, self._going = self._going, None
+            going.result()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._going is not None:
+            wait([self._going])
+
+    def _publish(self, epoch: int, version: int, shards: Shards) -> None:
+        stream = shards.stream(self._writer.names, self._channel)
+        try:
+            if self._ranks.leads:
+                directory = self._writer.write(epoch, version, shards, stream)
+                self._coordinator.publish(version, directory)
+                # What cannot be deleted is left for `clean` in the next session.
+                shutil.rmtree(directory, ignore_errors=True)
+        finally:
+            # Drain the stream even after an error: the other ranks block until their parts are
+            # received.
+            deque(stream, maxlen=0)
+
+
+def in_order(names: Mapping[str, str], weights: Mapping[str, Tensor]) -> dict[str, str]:
+    """Order tensors as safetensors does: wide types first, so that all are aligned, then by name."""
+    sizes = {name: published_dtype(weights[weight]).itemsize for name, weight in names.items()}
+    return {name: names[name] for name in sorted(names, key=lambda name: (-sizes[name], name))}
+
+
+def write_safetensors(
+    path: Path, names: Mapping[str, str], shards: Shards, stream: Iterator[Tensor]
+) -> None:
+    """Write the same file as the safetensors library, with only one part in memory. names: from
+    `in_order`.
+    """
+    with path.open("wb") as file:
+        file.write(_header(names, shards))
+        for part in islice(stream, len(names) * shards.ranks):
+            file.write(part.numpy().data)
+
+
+def _header(names: Mapping[str, str], shards: Shards) -> bytes:
+    facts: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    start = 0
+    for name, weight in names.items():
+        end = start + shards.size(weight)
+        shape, dtype = shards.shapes[weight], _dtype_name(shards.dtypes[weight])
+        facts[name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
+        start = end
+    text = json.dumps(facts, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % HEADER_ALIGNMENT)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    """The name of a dtype in safetensors."""
+    if dtype in _NAMED:
+        return _NAMED[dtype]
+    return f"{'I' if dtype.is_signed else 'U'}{8 * dtype.itemsize}"
+
+
+def _companion(path: Path) -> bytes:
+    """The bytes of a file; in config.json the dtype becomes that of the published weights."""
+    data = path.read_bytes()
+    if path.name != "config.json":
+        return data
+    config: dict[str, Any] = json.loads(data)
+    if all(config.get(key, "bfloat16") == "bfloat16" for key in DTYPE_KEYS):
+        return data
+    config.update({key: "bfloat16" for key in DTYPE_KEYS if key in config})
+    return (json.dumps(config, indent=2) + "\n").encode()
+
+
+def _tensor_names(base: Path) -> dict[str, list[str]]:
+    """The names of the tensors in each safetensors file of the base model."""
+    layout = {}
+    for path in sorted(base.glob("*.safetensors")):
+        try:
+            with safe_open(path, framework="pt") as file:
+                layout[path.name] = list(file.keys())
+        except SafetensorError as error:
+            raise OperatorFault(f"learner.model: cannot read {path}: {error}") from error
+    if not layout:
+        raise OperatorFault(f"learner.model: {base} has no safetensors files")
+    return layout

@@ -1,0 +1,114 @@
+"""What the learner refuses (I1, I5)."""
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from echo2d.client import PeerFault, Trajectory
+from learner.batch.checks import TRAINED_MAX, Trained, faults, staleness, staleness_histogram
+from tests.support.batches import MASKS, RULES, STEP, TOO_OLD, batch_of, trajectory
+
+
+def test_a_good_batch_has_no_faults() -> None:
+    assert (
+        faults(
+            batch_of(trajectory(), trajectory(spans=[(0, 1, 5), (1, 3, 7)])), STEP, RULES, Trained()
+        )
+        == {}
+    )
+
+
+@pytest.mark.parametrize(
+    ("bad", "reason"),
+    [
+        (
+            lambda: trajectory(spans=[(0, 1, 4), (1, 3, 7)]),
+            "version 4 in step 8 with staleness bound 2",
+        ),
+        (lambda: trajectory(spans=[(0, 3, 8)]), "version 8"),
+        (lambda: trajectory(spans=[(0, 2, 7)]), "spans"),
+        (lambda: trajectory(spans=[(0, 1, 7), (2, 3, 7)]), "spans"),
+        (lambda: trajectory(spans=[(0, 2, 7), (1, 3, 7)]), "spans"),
+        (lambda: trajectory(spans=[(0, 0, 7), (0, 3, 7)]), "spans"),
+        (lambda: trajectory(spans=[(0, 4, 7), (4, 3, 7)]), "spans"),
+        (lambda: trajectory(spans=[]), "spans"),
+        (lambda: trajectory(tokens=np.array([1, 2, 17], dtype=np.int32)), "vocabulary"),
+        (lambda: trajectory(tokens=np.array([1, -2, 3], dtype=np.int32)), "vocabulary"),
+        (lambda: trajectory(0), "has no tokens"),
+        (lambda: trajectory(logprobs=np.zeros(2, dtype=np.float32)), "2 logprobs for 3 tokens"),
+        (lambda: trajectory(logprobs=np.array([0, np.nan, 0], dtype=np.float32)), "logprob"),
+        (lambda: trajectory(logprobs=np.array([0, -np.inf, 0], dtype=np.float32)), "logprob"),
+        (lambda: trajectory(logprobs=np.array([0, 2e-4, 0], dtype=np.float32)), "logprob"),
+        (lambda: trajectory(reward=float("nan")), "reward"),
+        (lambda: trajectory(given=((0, 1),)), "given tokens"),
+    ],
+)
+def test_a_bad_trajectory_is_a_fault_of_its_group_only(
+    bad: Callable[[], Trajectory], reason: str
+) -> None:
+    found = faults(batch_of(trajectory(), bad()), STEP, RULES, Trained())
+    assert list(found) == [11]
+    assert reason in found[11]
+    assert found[11].startswith("trajectory 1: ")
+
+
+def test_a_group_is_whole_or_as_it_declares_and_has_a_prompt() -> None:
+    assert faults(batch_of(trajectory()), STEP, RULES, Trained()) == {
+        11: "expected samples 0 to 1; found [0]"
+    }
+    batch = batch_of(trajectory())
+    good, cut = batch.groups
+    declared = dataclasses.replace(batch, groups=(good, dataclasses.replace(cut, left_out=(1,))))
+    few = {11: "expected at least 2 trajectories; found 1"}
+    assert faults(declared, STEP, RULES, Trained()) == few
+    assert faults(declared, STEP, dataclasses.replace(RULES, group_min=1), Trained()) == {}
+    for prompt in ((), (17,)):
+        assert (
+            "prompt"
+            in faults(batch_of(trajectory(), trajectory(), prompt=prompt), STEP, RULES, Trained())[
+                11
+            ]
+        )
+
+
+def test_another_batch_than_asked_for_is_the_coordinators_fault() -> None:
+    batch = batch_of(trajectory(), trajectory())
+    for wrong in (
+        dataclasses.replace(batch, step=STEP + 1),
+        dataclasses.replace(batch, groups=batch.groups[:1]),
+    ):
+        with pytest.raises(PeerFault, match="asked for batch 8 of 2 groups"):
+            faults(wrong, STEP, RULES, Trained())
+
+
+def test_a_group_is_trained_once() -> None:
+    """Not twice in a batch, and not again in a later one."""
+    batch, trained = batch_of(trajectory(), trajectory()), Trained()
+    twice = dataclasses.replace(batch, groups=batch.groups[:1] * 2)
+    assert faults(twice, STEP, RULES, trained) == {10: "it is in the batch twice"}
+    trained.add(batch)
+    assert faults(batch, STEP, RULES, trained) == dict.fromkeys(
+        (10, 11), "it was trained in step 8"
+    )
+    others = tuple(
+        dataclasses.replace(batch.groups[0], group_id=100 + index) for index in range(TRAINED_MAX)
+    )
+    trained.add(dataclasses.replace(batch, groups=others))
+    assert faults(batch, STEP, RULES, trained) == {}
+
+
+def test_staleness_counts_from_the_oldest_span() -> None:
+    mixed = trajectory(spans=[(0, 1, 5), (1, 3, 7)])
+    assert staleness(mixed, STEP) == 2
+    assert staleness_histogram(batch_of(trajectory(), mixed)) == {0: 3, 2: 1}
+
+
+def test_a_group_without_one_fresh_token_is_no_group_even_with_masks() -> None:
+    stale = trajectory(2, spans=[(0, 2, TOO_OLD)])
+    assert faults(batch_of(stale, stale), STEP, MASKS, Trained()) == {
+        11: "it has no token with staleness up to 2"
+    }
+    ahead = trajectory(2, spans=[(0, 2, STEP)])
+    assert list(faults(batch_of(trajectory(), ahead), STEP, MASKS, Trained())) == [11]

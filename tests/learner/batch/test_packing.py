@@ -1,0 +1,293 @@
+"""How a batch is laid out: every counting token once, within the budget, the same each time."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from learner.batch.packing import MicroBatch, PackedAnswer, answers_of, micro_batches, parts
+from tests.support.batches import MASKS, NEW, OLD, RULES, STEP, TOO_OLD, batch_of, trajectory
+
+
+def answers(*lengths: int, prompt: int = 1) -> list[PackedAnswer]:
+    """Each with tokens, logprobs and an advantage of its own."""
+    return [
+        PackedAnswer(
+            group_id=0,
+            sample=index,
+            tokens=np.arange(100 * index, 100 * index + length, dtype=np.int32),
+            counts=np.arange(length) >= prompt,
+            logprobs_n=-np.arange(1, length - prompt + 1, dtype=np.float32) / np.float32(index + 1),
+            staleness_n=np.full(length - prompt, index % 3),
+            advantage=np.float32(index),
+        )
+        for index, length in enumerate(lengths)
+    ]
+
+
+def laid_out(found: Sequence[MicroBatch]) -> list[tuple[int, float, int, float]]:
+    """(token, logprob, staleness, advantage) of every token that counts."""
+    return sorted(
+        fact
+        for micro in found
+        for fact in zip(
+            micro.tokens_bt[micro.answer_bt].tolist(),
+            micro.rollout_logprobs_n.tolist(),
+            micro.staleness_n.tolist(),
+            micro.advantages_n.tolist(),
+            strict=True,
+        )
+    )
+
+
+@settings(max_examples=40)
+@given(st.lists(st.integers(2, 30), min_size=1, max_size=20), st.integers(1, 200))
+def test_every_token_that_counts_is_there_once_and_the_budget_holds(
+    lengths: list[int], tokens_max: int
+) -> None:
+    given_answers = answers(*lengths)
+    plain, packed = (
+        micro_batches(given_answers, tokens_max, packed=each) for each in (False, True)
+    )
+    assert laid_out(plain) == laid_out(packed)
+    for micro in (*plain, *packed):
+        rows, width = micro.tokens_bt.shape
+        assert rows == 1 or rows * width <= tokens_max
+        assert width <= max(lengths)
+        assert micro.answers == micro.answers_n[-1] + 1
+        assert (np.diff(micro.answers_n) >= 0).all()
+    again = micro_batches(given_answers, tokens_max, packed=True)
+    assert [micro.tokens_bt.tolist() for micro in again] == [
+        micro.tokens_bt.tolist() for micro in packed
+    ]
+
+
+def one_group(group: int, prompt: int, lengths: Sequence[int]) -> list[PackedAnswer]:
+    """Answers of these lengths to one prompt."""
+    asked = 1000 + 100 * group + np.arange(prompt, dtype=np.int32)
+    return [
+        dataclasses.replace(
+            each,
+            group_id=group,
+            prompt=prompt,
+            tokens=np.concatenate([asked, each.tokens]),
+            counts=np.concatenate([np.zeros(prompt, dtype=np.bool_), each.counts]),
+        )
+        for each in answers(*lengths, prompt=0)
+    ]
+
+
+GROUPS = st.lists(
+    st.tuples(st.integers(1, 30), st.lists(st.integers(1, 30), min_size=1, max_size=9)),
+    min_size=1,
+    max_size=6,
+)
+
+
+def told_apart(micro: MicroBatch, row: int) -> list[list[int]]:
+    """What each answer of a row reads: its prompt and itself, by the marks of the layout."""
+    tokens = micro.tokens_bt[row]
+    if micro.shared is None:
+        assert micro.positions_bt is None or micro.positions_bt.shape == micro.tokens_bt.shape
+        return []
+    pieces, prompts = micro.shared.piece_bt[row], micro.shared.prompt_bt[row]
+    read = []
+    for piece in np.unique(pieces[micro.answer_bt[row]]):
+        own = pieces == piece
+        prompt = prompts[own][0]
+        seen = own | (pieces == prompt)
+        last = np.flatnonzero(own & micro.answer_bt[row])[-1]
+        seen[last + 1 :] = False
+        assert micro.positions_bt is not None
+        assert micro.positions_bt[row][seen].tolist() == list(range(int(seen.sum())))
+        read.append(tokens[seen].tolist())
+    return read
+
+
+@settings(max_examples=60)
+@given(GROUPS, st.integers(1, 300), st.integers(1, 3))
+@example([(1, [3, 3]), (9, [3, 3])], 300, 1)
+def test_answers_behind_one_prompt_read_it_and_themselves(
+    drawn: list[tuple[int, list[int]]], tokens_max: int, ranks: int
+) -> None:
+    given_answers = [
+        each
+        for group, (prompt, lengths) in enumerate(drawn)
+        for each in one_group(group, prompt, lengths)
+    ]
+    found = [
+        micro
+        for rank in range(ranks)
+        for micro in micro_batches(
+            given_answers, tokens_max, packed=True, shared=True, rank=rank, ranks=ranks
+        )
+    ]
+    plain = micro_batches(given_answers, tokens_max, packed=True)
+    assert laid_out(found) == laid_out(plain)
+    whole = {tuple(each.tokens.tolist()) for each in given_answers}
+    for micro in found:
+        rows, width = micro.tokens_bt.shape
+        assert rows == 1 or rows * width <= tokens_max
+        assert width <= max(tokens_max, *(len(each.tokens) for each in given_answers))
+        for row in range(rows):
+            assert all(tuple(each) in whole for each in told_apart(micro, row))
+
+
+def test_a_group_of_short_answers_reads_its_prompt_once() -> None:
+    given_answers = [each for group in range(8) for each in one_group(group, 30, [6] * 12)]
+    plain, shared = (
+        sum(
+            micro.tokens_bt.size
+            for micro in micro_batches(given_answers, 16384, packed=True, shared=each)
+        )
+        for each in (False, True)
+    )
+    assert plain == 8 * 12 * 36
+    assert shared == 8 * (29 + 12 * 7)
+    # Two ranks have as much to do as each other.
+    loads = [
+        sum(
+            micro.tokens
+            for micro in micro_batches(
+                given_answers, 16384, packed=True, shared=True, rank=rank, ranks=2
+            )
+        )
+        for rank in range(2)
+    ]
+    assert loads == [8 * 12 * 6 / 2] * 2
+
+
+@settings(max_examples=40)
+@given(
+    st.lists(st.integers(2, 30), min_size=1, max_size=20), st.integers(1, 200), st.integers(1, 5)
+)
+def test_ranks_share_the_rows_and_run_as_many_micro_batches(
+    lengths: list[int], tokens_max: int, ranks: int
+) -> None:
+    given_answers = answers(*lengths)
+    whole = micro_batches(given_answers, tokens_max, packed=True)
+    dealt = [
+        micro_batches(given_answers, tokens_max, packed=True, rank=rank, ranks=ranks)
+        for rank in range(ranks)
+    ]
+    assert laid_out([micro for mine in dealt for micro in mine]) == laid_out(whole)
+    assert len({len(mine) for mine in dealt}) == 1
+    loads = [sum(micro.tokens for micro in mine) for mine in dealt]
+    longest = max(int(micro.answer_bt.sum(1).max()) for micro in whole)
+    assert max(loads) - min(loads) <= 2 * max(longest, max(lengths))
+
+
+def test_short_answers_share_a_row_with_positions_of_their_own() -> None:
+    (micro,) = micro_batches(answers(6, 3, 2, 5), 100, packed=True)
+    assert micro.tokens_bt.tolist() == [
+        [0, 1, 2, 3, 4, 5],
+        [300, 301, 302, 303, 304, 0],
+        [100, 101, 102, 200, 201, 0],
+    ]
+    assert micro.positions_bt is not None
+    assert micro.positions_bt.tolist() == [
+        [0, 1, 2, 3, 4, 5],
+        [0, 1, 2, 3, 4, 0],
+        [0, 1, 2, 0, 1, 0],
+    ]
+    assert micro.answers_n.tolist() == [0] * 5 + [1] * 4 + [2] * 2 + [3]
+    assert micro.answer_bt.sum() == micro.tokens == 12
+
+
+def test_packing_leaves_hardly_any_padding() -> None:
+    lengths = np.random.default_rng(0).integers(2, 200, size=300).tolist()
+    sizes = [
+        sum(micro.tokens_bt.size for micro in micro_batches(answers(*lengths), 1000, packed=packed))
+        for packed in (False, True)
+    ]
+    assert sum(lengths) <= sizes[1] < 1.03 * sum(lengths) < sizes[0]
+
+
+def test_without_packing_each_answer_has_its_row() -> None:
+    micro = micro_batches(answers(6, 3, 2, 5), 12, packed=False)
+    assert [part.tokens_bt.shape for part in micro] == [(2, 6), (2, 3)]
+    assert all(part.positions_bt is None for part in micro)
+
+
+def test_a_row_longer_than_the_budget_stands_alone() -> None:
+    assert [part.tokens_bt.shape for part in micro_batches(answers(9, 9, 2), 4, packed=True)] == [
+        (1, 9),
+        (1, 9),
+        (1, 2),
+    ]
+
+
+@settings(max_examples=40)
+@given(
+    st.lists(st.integers(1, 3), min_size=1, max_size=12),
+    st.integers(1, 5),
+    st.integers(0, 9),
+    st.integers(1, 9),
+)
+def test_parts_hold_every_group_once_and_whole(
+    sizes: list[int], count: int, rng_seed: int, step: int
+) -> None:
+    groups = [answers(*[5 + index] * size) for index, size in enumerate(sizes)]
+    dealt = parts(groups, count, step=step, rng_seed=rng_seed)
+    assert sorted(id(answer) for part in dealt for answer in part) == sorted(
+        id(answer) for group in groups for answer in group
+    )
+    for group in groups:
+        assert (
+            sum(any(answer is each for each in part) for answer in group[:1] for part in dealt) == 1
+        )
+    again = parts(groups, count, step=step, rng_seed=rng_seed)
+    assert [[id(each) for each in part] for part in again] == [
+        [id(each) for each in part] for part in dealt
+    ]
+    assert len(dealt) == min(count, len(groups))
+
+
+def test_other_steps_are_dealt_otherwise() -> None:
+    groups = [answers(5) for _ in range(20)]
+    orders = {
+        tuple(id(each) for each in parts(groups, 2, step=step, rng_seed=0)[0])
+        for step in range(1, 5)
+    }
+    assert len(orders) == 4
+
+
+def test_advantages_are_those_of_the_group() -> None:
+    (first, second) = answers_of(
+        batch_of(trajectory(4), trajectory(1, reward=0.0)), RULES, scaled=False
+    )
+    assert [float(each.advantage) for each in (*first, *second)] == [0.5, -0.5, 0.5, -0.5]
+    assert first[0].tokens.tolist() == [5, 1, 2, 3]
+    assert first[0].logprobs_n.tolist() == pytest.approx([-1.0, -0.5, 0.0])
+
+
+def test_masked_tokens_are_read_and_not_trained_on() -> None:
+    mixed = trajectory(4, spans=[(0, 1, TOO_OLD), (1, 2, OLD), (2, 4, NEW)])
+    stale = trajectory(2, spans=[(0, 2, TOO_OLD)], reward=0.0)
+    _, found = answers_of(batch_of(mixed, stale), MASKS, scaled=True)
+    (answer,) = found  # of the stale trajectory no token counts
+    assert answer.tokens.tolist() == [3, 4, 1, 2, 3, 4]
+    assert answer.counts.tolist() == [False, False, False, True, True, True]
+    assert answer.logprobs_n.tolist() == mixed.logprobs.tolist()[1:]
+    assert answer.staleness_n.tolist() == [STEP - 1 - OLD, 0, 0]
+    assert answer.advantage > 0  # its partner's reward still counts
+
+
+def test_staleness_comes_from_the_spans() -> None:
+    mixed = trajectory(3, spans=[(0, 1, OLD + 1), (1, 3, NEW)])
+    rules = dataclasses.replace(RULES, staleness_max=3)
+    _, found = answers_of(batch_of(mixed, trajectory(1)), rules, scaled=True)
+    assert found[0].staleness_n.tolist() == [1, 0, 0]
+
+
+def test_answers_that_were_cut_off_may_count_in_the_mean_alone() -> None:
+    whole = trajectory(NEW, reward=1.0)
+    cut = dataclasses.replace(trajectory(NEW, reward=0.0), finish="length")
+    batch = batch_of(whole, cut)
+    filtered = dataclasses.replace(RULES, trains_cut=False)
+    both, kept = [answers_of(batch, rules, scaled=False)[1] for rules in (RULES, filtered)]
+    assert [each.advantage for each in both] == [0.5, -0.5]
+    assert [each.advantage for each in kept] == [0.5]

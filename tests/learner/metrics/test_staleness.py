@@ -1,0 +1,47 @@
+"""The facts of a train step by staleness, against loops over the tokens."""
+
+import numpy as np
+import pytest
+import torch
+
+from learner.metrics.staleness import add_up, answers_by_staleness, by_staleness, overall, tally
+from tests.support.batches import STEP, batch_of, trajectory
+
+
+def test_sums_of_micro_batches_are_the_steps() -> None:
+    rng = np.random.default_rng(0)
+    log_ratio = rng.normal(0, 0.5, 40).astype(np.float32)
+    staleness = rng.choice([0, 2, 3], 40)
+    keeps, corrected = rng.random(40) < 0.7, rng.random(40) < 0.2
+    tensors = [torch.tensor(each) for each in (log_ratio, keeps, corrected, staleness)]
+    pieces = []
+    for at in (slice(0, 9), slice(9, 40)):
+        ratios, kept, changed, ages = (each[at] for each in tensors)
+        pieces.append(tally(torch.tensor(1.5), ratios, kept, changed, ages, 4))
+    found = add_up(pieces)
+    assert float(found.loss) == 3.0
+    means = by_staleness(found)
+    assert list(means) == [0, 2, 3]
+    for value in (0, 2, 3):
+        at, one = staleness == value, means[value]
+        ratio = np.exp(log_ratio[at])
+        assert one.tokens == at.sum()
+        assert one.ratio_mean == pytest.approx(ratio.mean(), rel=1e-5)
+        assert one.ratio_max == pytest.approx(ratio.max(), rel=1e-5)
+        assert one.clip_share == pytest.approx(1 - keeps[at].mean())
+        assert one.corrected_share == pytest.approx(corrected[at].mean())
+        assert one.kl == pytest.approx(
+            np.mean([each - 1 - np.log(each) for each in ratio]), rel=1e-4
+        )
+    whole = overall(found)
+    assert whole.tokens == 40
+    assert whole.ratio_max == pytest.approx(np.exp(log_ratio).max(), rel=1e-5)
+    assert whole.ratio_mean == pytest.approx(np.exp(log_ratio).mean(), rel=1e-5)
+
+
+def test_answers_count_by_their_oldest_token() -> None:
+    mixed = trajectory(3, spans=[(0, 1, STEP - 3), (1, 3, STEP - 1)], reward=0.0)
+    assert answers_by_staleness(batch_of(mixed, trajectory(5))) == {
+        0: {"answers": 3, "reward": pytest.approx(2 / 3), "length": pytest.approx(10 / 3)},
+        2: {"answers": 1, "reward": 0.0, "length": 3.0},
+    }

@@ -1,0 +1,114 @@
+"""Advantages, means and loss, against numbers worked out by hand or by numpy in another way."""
+
+import numpy as np
+import pytest
+import torch
+
+from learner.objective.objectives import (
+    LossTotals,
+    answer_means,
+    distance_to_base,
+    group_advantages,
+    policy_loss,
+    token_shares,
+)
+
+ANSWERS = torch.tensor([0, 0, 0, 1, 2, 2])
+
+
+@pytest.mark.parametrize(
+    ("rewards", "advantages"),
+    [
+        (
+            [1.0, 0.0, 0.0, 0.0],
+            [3**0.5, -(3**-0.5), -(3**-0.5), -(3**-0.5)],
+        ),  # mean 1/4, deviation sqrt(3)/4
+        ([2.0, -2.0], [1.0, -1.0]),
+        ([1.0, 1.0, 1.0], [0.0, 0.0, 0.0]),
+        ([0.7], [0.0]),
+    ],
+)
+def test_advantages_are_rewards_in_units_of_their_groups_deviation(
+    rewards: list[float], advantages: list[float]
+) -> None:
+    found = group_advantages(np.array(rewards, dtype=np.float32))
+    assert found.dtype == np.float32
+    assert found.tolist() == pytest.approx(advantages, abs=1e-3)
+
+
+def test_dr_grpo_only_subtracts_the_mean() -> None:
+    found = group_advantages(np.array([1.0, 0.0, 0.0, 0.0], dtype=np.float32), scaled=False)
+    assert found.dtype == np.float32
+    assert found.tolist() == [0.75, -0.25, -0.25, -0.25]
+
+
+def test_a_tokens_share_depends_on_the_mean() -> None:
+    totals = LossTotals(tokens=6, answers=3)
+    assert token_shares("token", totals, ANSWERS, constant=0).tolist() == pytest.approx([1 / 6] * 6)
+    assert token_shares("sequence", totals, ANSWERS, constant=0).tolist() == pytest.approx(
+        [1 / 9, 1 / 9, 1 / 9, 1 / 3, 1 / 6, 1 / 6]
+    )
+    assert token_shares("constant", totals, ANSWERS, constant=10).tolist() == pytest.approx(
+        [1 / 30] * 6
+    )
+
+
+def test_each_token_gets_its_answers_mean() -> None:
+    values = torch.tensor([1.0, 2.0, 6.0, 4.0, 0.0, 1.0])
+    assert answer_means(values, ANSWERS).tolist() == [3.0, 3.0, 3.0, 4.0, 0.5, 0.5]
+
+
+@pytest.mark.parametrize("mean", ["token", "sequence", "constant"])
+def test_the_loss_is_the_papers_formula(mean: str) -> None:
+    """-(1/T) sum_it, -(1/N) sum_i (1/|o_i|) sum_t and -(1/(N L)) sum_it of w A log p, written as loops."""
+    rng = np.random.default_rng(3)
+    logprobs, weights, advantages = rng.normal(size=(3, 6))
+    terms = [logprobs[at] * weights[at] * advantages[at] for at in range(6)]
+    answers = [terms[:3], terms[3:4], terms[4:]]
+    expected = {
+        "token": -sum(terms) / 6,
+        "sequence": -np.mean([np.mean(answer) for answer in answers]),
+        "constant": -np.mean([np.sum(answer) / 10 for answer in answers]),
+    }[mean]
+    shares = token_shares(mean, LossTotals(6, 3), ANSWERS, constant=10)  # type: ignore[arg-type]
+    found = policy_loss(
+        torch.tensor(logprobs), torch.tensor(weights), torch.tensor(advantages), shares
+    )
+    assert float(found) == pytest.approx(float(expected))
+
+
+def test_losses_of_micro_batches_add_up() -> None:
+    generator = torch.Generator().manual_seed(1)
+    logprobs, weights, advantages = torch.randn(3, 6, generator=generator)
+    whole = policy_loss(
+        logprobs,
+        weights,
+        advantages,
+        token_shares("sequence", LossTotals(6, 3), ANSWERS, constant=0),
+    )
+    parts = []
+    for at in (slice(0, 4), slice(4, 6)):
+        shares = token_shares(
+            "sequence", LossTotals(6, 3), ANSWERS[at] - ANSWERS[at][0], constant=0
+        )
+        parts.append(policy_loss(logprobs[at], weights[at], advantages[at], shares))
+    torch.testing.assert_close(sum(parts), whole)
+
+
+def test_its_gradient_is_minus_weight_times_advantage_times_share() -> None:
+    logprobs = torch.tensor([-1.0, -2.0], requires_grad=True)
+    shares = torch.tensor([0.5, 0.25])
+    torch.autograd.backward(
+        policy_loss(logprobs, torch.tensor([1.5, 1.0]), torch.tensor([1.0, -2.0]), shares)
+    )
+    assert logprobs.grad is not None
+    assert logprobs.grad.tolist() == pytest.approx([-0.75, 0.5])
+
+
+def test_the_distance_to_the_base_averages_to_the_divergence() -> None:
+    """Over samples of p: sum_x p(x) log(p(x) / b(x)), here over three outcomes."""
+    p, base = np.array([0.5, 0.3, 0.2]), np.array([0.2, 0.3, 0.5])
+    found = distance_to_base(torch.tensor(np.log(p)), torch.tensor(np.log(base))).numpy()
+    assert (found >= 0).all()
+    assert found[1] == 0
+    assert (p * found).sum() == pytest.approx((p * np.log(p / base)).sum())
