@@ -2,22 +2,21 @@
 steps.
 
     parts        whole groups, dealt at random by (rng_seed, step): one part per optimizer step
-    bundles      answers of a group that read one copy of its prompt, if the model can; else each
-                 answer alone
-    rows         best fit, longest first; a row is never longer than the longest answer, or than
-                 ROW_TOKENS with bundles, so that packing does not make attention longer
-    ranks        rows are dealt to the ranks in turn, longest first, so that loads differ by a row
-    micro-batch  rows of similar length: at most `tokens_max` tokens with padding, or one row;
-                 all ranks get the same number, some of them perhaps empty, because all ranks run
+    bundles      answers of a group that read one copy of its prompt; else each answer alone
+    ranks        bundles are dealt to the ranks, longest first, each to the rank with least to do
+    micro-batch  one row of at most `tokens_max` tokens, or one bundle: best fit, longest first.
+                 All ranks get the same number, some of them perhaps empty, because all ranks run
                  forward and backward together
 
-The same batch always gives the same layout. Answers without a token in the loss are left out.
+A model that cannot keep the answers of a row apart gets a row for each, padded to the longest of its
+micro-batch. The same batch always gives the same layout. Answers without a token in the loss are left out.
 
-Suffixes of names: b = rows of a micro-batch, t = positions, n = answer tokens in the loss, in
+Suffixes of names: b = rows of a micro-batch, t = positions, p = pieces, n = answer tokens in the loss, in
 row-major order.
 """
 
 import bisect
+import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -31,8 +30,8 @@ from learner.objective.objectives import group_advantages
 
 PAD = 0  # any token id: attention is causal, so padding on the right is never seen
 Item = TypeVar("Item")
-# A row of bundles may be so long: attention to so few tokens costs little beside the layers.
-ROW_TOKENS = 512
+# A rank has at least so many bundles, if answers are that short: fewer could not be dealt evenly.
+BUNDLES_MIN = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,31 +53,43 @@ class PackedAnswer:
 
 
 @dataclass(frozen=True, slots=True)
-class SharedPrompts:
-    """The attention mask of rows in which several answers share one copy of their prompt.
+class Pieces:
+    """Which tokens of a row see which. Piece p is a run of tokens; each sees the piece's context, which is an
+    earlier run, and the tokens of the piece up to itself.
 
-    A piece is a shared prompt or an answer; pieces are numbered within a row. piece_bt is the piece of
-    a token, prompt_bt the piece of its prompt; without a shared prompt both are the same. A token
-    attends to earlier tokens of these two pieces.
+    The pieces of a row follow each other without a gap.
     """
 
-    piece_bt: NDArray[np.int64]
-    prompt_bt: NDArray[np.int64]
+    starts_p: NDArray[np.int64]
+    tokens_p: NDArray[np.int64]
+    context_starts_p: NDArray[np.int64]
+    context_tokens_p: NDArray[np.int64]
+
+    def rows(self) -> Iterator[tuple[int, int, int, int]]:
+        """Of each piece: its start, its tokens, the start of its context, and the context's tokens."""
+        columns = (self.starts_p, self.tokens_p, self.context_starts_p, self.context_tokens_p)
+        yield from zip(*(column.tolist() for column in columns), strict=True)
+
+    @property
+    def pairs(self) -> int:
+        """Pairs of tokens of which one sees the other."""
+        own = self.tokens_p * (self.tokens_p + 1) // 2
+        return int((own + self.tokens_p * self.context_tokens_p).sum())
 
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """The rows of one forward pass, padded on the right.
+    """One forward pass: a row of pieces, or padded rows of an answer each.
 
-    answer_bt marks the tokens in the loss. positions_bt restarts in each answer, and is None if no
-    two answers share a row; shared is None if no two share a prompt. answers_n is the index of each
-    token's answer. trajectories names the group of each answer, and its number there.
+    answer_bt marks the tokens in the loss. positions_bt restarts in each answer; it and pieces are None if
+    each answer has its row. answers_n is the index of each token's answer. trajectories names the group of
+    each answer, and its number there.
     """
 
     tokens_bt: NDArray[np.int64]
     answer_bt: NDArray[np.bool_]
     positions_bt: NDArray[np.int64] | None
-    shared: SharedPrompts | None
+    pieces: Pieces | None
     rollout_logprobs_n: NDArray[np.float32]
     staleness_n: NDArray[np.int64]
     advantages_n: NDArray[np.float32]
@@ -124,6 +135,20 @@ class _Bundle:
     def width(self) -> int:
         return self.shared + sum(len(answer.tokens) - self.shared for answer in self.answers)
 
+    def split(self, room: int) -> tuple["_Bundle", "_Bundle"] | None:
+        """Two bundles, of which the first fits into `room`; None: that is not worth another copy of the prompt."""
+        first: list[PackedAnswer] = []
+        rest: list[PackedAnswer] = []
+        free = room - self.shared
+        for answer in self.answers:
+            own = len(answer.tokens) - self.shared
+            fits = own <= free
+            (first if fits else rest).append(answer)
+            free -= own if fits else 0
+        if room - self.shared - free < max(1, self.shared):
+            return None
+        return _bundle(first, self.shared), _bundle(rest, self.shared)
+
     def pieces(self) -> Iterator[tuple[NDArray[np.int32], NDArray[np.bool_], int]]:
         """The tokens of each piece, which of them are in the loss, and the first one's position."""
         first = self.answers[0]
@@ -131,6 +156,10 @@ class _Bundle:
             yield first.tokens[: self.shared], first.counts[: self.shared], 0
         for answer in self.answers:
             yield answer.tokens[self.shared :], answer.counts[self.shared :], self.shared
+
+
+def _bundle(answers: Sequence[PackedAnswer], shared: int) -> _Bundle:
+    return _Bundle(answers, shared if len(answers) > 1 else 0)
 
 
 def answers_of(batch: Batch, rules: BatchRules, *, scaled: bool) -> list[list[PackedAnswer]]:
@@ -156,41 +185,68 @@ def parts(
 
 
 def micro_batches(
-    answers: Sequence[PackedAnswer],
-    tokens_max: int,
-    *,
-    packed: bool,
-    shared: bool = False,
-    rank: int = 0,
-    ranks: int = 1,
+    answers: Sequence[PackedAnswer], tokens_max: int, *, packed: bool, rank: int = 0, ranks: int = 1
 ) -> list[MicroBatch]:
-    """The micro-batches of one rank. packed: whether answers may share rows; shared: and a prompt."""
+    """The micro-batches of one rank. packed: whether answers may share rows and prompts."""
     by_length = sorted(answers, key=lambda answer: len(answer.tokens), reverse=True)
-    room = len(by_length[0].tokens)
-    if shared:
-        own = sum(len(answer.tokens) - answer.prompt for answer in answers)
-        room = max(room, min(ROW_TOKENS, tokens_max, own // ranks))
-    bundles = _bundles(by_length, room) if shared else [_Bundle([each]) for each in by_length]
-    bundles.sort(key=lambda bundle: bundle.width, reverse=True)
-    rows = (
-        _best_fit([(bundle.width, bundle) for bundle in bundles], room)
-        if packed
-        else [[bundle] for bundle in bundles]
-    )
-    rows.sort(key=_width, reverse=True)
-    dealt = [_cut(rows[each::ranks], tokens_max) for each in range(ranks)]
-    mine = [_collate(micro) for micro in dealt[rank]]
-    return mine + [_NOTHING] * (max(map(len, dealt)) - len(mine))
+    if packed:
+        total = sum(len(answer.tokens) for answer in answers)
+        room = max(len(by_length[0].tokens), min(tokens_max, total // ranks // BUNDLES_MIN))
+        dealt = [
+            [_in_a_row(row) for row in _rows(bundles, tokens_max)]
+            for bundles in _dealt(_bundles(by_length, room), ranks)
+        ]
+    else:
+        dealt = [
+            [_in_rows(rows) for rows in _cut(by_length[each::ranks], tokens_max)]
+            for each in range(ranks)
+        ]
+    return dealt[rank] + [_NOTHING] * (max(map(len, dealt)) - len(dealt[rank]))
 
 
-def _cut(rows: Sequence[list[_Bundle]], tokens_max: int) -> list[Sequence[list[_Bundle]]]:
-    """Cut rows, longest first, into micro-batches."""
-    micro = []
-    while rows:
-        count = max(1, tokens_max // _width(rows[0]))
-        micro.append(rows[:count])
-        rows = rows[count:]
-    return micro
+def _dealt(bundles: Sequence[_Bundle], ranks: int) -> list[list[_Bundle]]:
+    """Deal bundles, widest first, each to the rank with the least to do."""
+    dealt: list[list[_Bundle]] = [[] for _ in range(ranks)]
+    loads = [(0, rank) for rank in range(ranks)]
+    for bundle in sorted(bundles, key=lambda bundle: bundle.width, reverse=True):
+        load, rank = heapq.heappop(loads)
+        dealt[rank].append(bundle)
+        heapq.heappush(loads, (load + bundle.width, rank))
+    return dealt
+
+
+def _rows(bundles: Sequence[_Bundle], room: int) -> list[list[_Bundle]]:
+    """Put bundles, widest first, into rows of at most `room`, or of one answer that is longer.
+
+    A bundle that fits into no row is split, so that the emptiest one is filled.
+    """
+    rows: list[list[_Bundle]] = []
+    free: list[tuple[int, int]] = []  # (free tokens, row), ascending
+    waiting = [(-bundle.width, place, bundle) for place, bundle in enumerate(bundles)]
+    heapq.heapify(waiting)
+    while waiting:
+        _, place, bundle = heapq.heappop(waiting)
+        # The first row with enough room is the one with the least room that fits.
+        at = bisect.bisect_left(free, (bundle.width, 0))
+        if at < len(free):
+            left, row = free.pop(at)
+        elif free and (halves := bundle.split(free[-1][0])):
+            (left, row), (bundle, rest) = free.pop(), halves
+            heapq.heappush(waiting, (-rest.width, place, rest))
+        else:
+            left, row = max(room, bundle.width), len(rows)
+            rows.append([])
+        rows[row].append(bundle)
+        bisect.insort(free, (left - bundle.width, row))
+    return rows
+
+
+def _cut(answers: Sequence[PackedAnswer], tokens_max: int) -> Iterator[Sequence[PackedAnswer]]:
+    """Cut answers, longest first, into the rows of micro-batches."""
+    while answers:
+        count = max(1, tokens_max // len(answers[0].tokens))
+        yield answers[:count]
+        answers = answers[count:]
 
 
 def _answers(group: Group, step: int, rules: BatchRules, *, scaled: bool) -> Iterator[PackedAnswer]:
@@ -232,22 +288,19 @@ def _bundles(by_length: Sequence[PackedAnswer], room: int) -> list[_Bundle]:
             bundles += [_Bundle([answer]) for answer in answers]
             continue
         own = [(len(answer.tokens) - shared, answer) for answer in answers]
-        bundles += [
-            _Bundle(fitting, shared if len(fitting) > 1 else 0)
-            for fitting in _best_fit(own, room - shared)
-        ]
+        bundles += [_bundle(fitting, shared) for fitting in _best_fit(own, room - shared)]
     return bundles
 
 
 def _best_fit(items: Sequence[tuple[int, Item]], room: int) -> list[list[Item]]:
-    """Put (width, item), widest first, into rows of at most `room`."""
+    """Put (width, item), widest first, into rows of at most `room`, or of one item that is wider."""
     rows: list[list[Item]] = []
     free: list[tuple[int, int]] = []  # (free tokens, row), ascending
     for width, item in items:
         # The first row with enough room is the one with the least room that fits.
         at = bisect.bisect_left(free, (width, 0))
         if at == len(free):
-            left, row = room, len(rows)
+            left, row = max(room, width), len(rows)
             rows.append([])
         else:
             left, row = free.pop(at)
@@ -256,35 +309,49 @@ def _best_fit(items: Sequence[tuple[int, Item]], room: int) -> list[list[Item]]:
     return rows
 
 
-def _width(row: Sequence[_Bundle]) -> int:
-    return sum(bundle.width for bundle in row)
+def _in_a_row(bundles: Sequence[_Bundle]) -> MicroBatch:
+    tokens, counts, positions, pieces = [], [], [], []
+    start = 0
+    for bundle in bundles:
+        context = (start, bundle.shared)
+        for own, counting, position in bundle.pieces():
+            tokens.append(own)
+            counts.append(counting)
+            positions.append(position + np.arange(len(own)))
+            pieces.append((start, len(own), *(context if position else (0, 0))))
+            start += len(own)
+    return _micro_batch(
+        [answer for bundle in bundles for answer in bundle.answers],
+        np.concatenate(tokens).astype(np.int64)[None],
+        np.concatenate(counts)[None],
+        np.concatenate(positions)[None],
+        Pieces(*np.array(pieces, dtype=np.int64).T),
+    )
 
 
-def _collate(rows: Sequence[Sequence[_Bundle]]) -> MicroBatch:
-    shape = (len(rows), _width(rows[0]))
+def _in_rows(answers: Sequence[PackedAnswer]) -> MicroBatch:
+    shape = (len(answers), len(answers[0].tokens))
     tokens_bt = np.full(shape, PAD, dtype=np.int64)
     answer_bt = np.zeros(shape, dtype=np.bool_)
-    positions_bt, piece_bt, prompt_bt = np.zeros((3, *shape), dtype=np.int64)
-    for index, row in enumerate(rows):
-        start = piece = 0
-        for bundle in row:
-            prompt = piece
-            for tokens, counts, position in bundle.pieces():
-                end = start + len(tokens)
-                tokens_bt[index, start:end] = tokens
-                answer_bt[index, start:end] = counts
-                positions_bt[index, start:end] = position + np.arange(len(tokens))
-                # To the end of the row: padding belongs to the last piece, and nobody reads it.
-                piece_bt[index, start:], prompt_bt[index, start:] = piece, prompt
-                start, piece = end, piece + 1
-    bundles = [bundle for row in rows for bundle in row]
-    answers = [answer for bundle in bundles for answer in bundle.answers]
+    for row, answer in enumerate(answers):
+        tokens_bt[row, : len(answer.tokens)] = answer.tokens
+        answer_bt[row, : len(answer.tokens)] = answer.counts
+    return _micro_batch(answers, tokens_bt, answer_bt, None, None)
+
+
+def _micro_batch(
+    answers: Sequence[PackedAnswer],
+    tokens_bt: NDArray[np.int64],
+    answer_bt: NDArray[np.bool_],
+    positions_bt: NDArray[np.int64] | None,
+    pieces: Pieces | None,
+) -> MicroBatch:
     lengths = [len(answer.logprobs_n) for answer in answers]
     return MicroBatch(
         tokens_bt,
         answer_bt,
-        positions_bt if len(answers) > len(rows) else None,
-        SharedPrompts(piece_bt, prompt_bt) if any(each.shared for each in bundles) else None,
+        positions_bt,
+        pieces,
         np.concatenate([answer.logprobs_n for answer in answers]),
         np.concatenate([answer.staleness_n for answer in answers]),
         np.repeat([answer.advantage for answer in answers], lengths).astype(np.float32),

@@ -1,1 +1,1 @@
-"""What a step shows: rows, boards, staleness, and how each trajectory looks to the model."""
+"""What a step shows: its row, the boards, and its facts by staleness."""

@@ -1,1 +1,1 @@
-"""The policy under training: its weights, its logprobs, its optimizer."""
+"""The policy under training: its weights, its attention, its logprobs, its optimizer."""

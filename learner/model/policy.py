@@ -1,8 +1,7 @@
 """The policy under training: float32 master weights, AdamW, and the optimizer steps of a train
 step.
 
-Suffixes of names: b = rows, t = positions, v = vocabulary, n = answer tokens of a micro-batch, in
-row-major order.
+Suffixes of names: n = answer tokens of a micro-batch, in row-major order.
 """
 
 import logging
@@ -12,7 +11,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError
@@ -21,7 +19,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_
 from torch.distributed.tensor import DTensor
 
 from echo2d.client import OperatorFault, TrajectoryScore
-from learner.batch.packing import MicroBatch, PackedAnswer, SharedPrompts, micro_batches
+from learner.batch.packing import MicroBatch, PackedAnswer, micro_batches
 from learner.config import LearnerConfig
 from learner.metrics.staleness import (
     NO_TOKENS,
@@ -34,8 +32,9 @@ from learner.metrics.staleness import (
     overall,
     tally,
 )
-from learner.metrics.trajectory_scores import ScoreSums, no_sums, score_sums, scores_of
 from learner.model import lora, rng_state
+from learner.model.scorer import AnswerScorer
+from learner.model.trajectory_scores import ScoreSums, no_sums, score_sums, scores_of
 from learner.objective.objectives import LossTotals, distance_to_base, policy_loss, token_shares
 from learner.objective.token_weights import WeightInputs, weigh
 from learner.ranks.ranks import Ranks
@@ -88,11 +87,12 @@ class Policy:
         if config.gradient_checkpointing:
             _checkpoint_layers(model, config.model)
         self.model = ranks.place(model).train()
-        self._packed = config.packing and keeps_answers_apart(self.model)
-        self._shared = self._packed and shares_prompts(self.model)
-        if config.packing and not self._packed:
-            log.warning("packing is off: this model lets answers in the same row see each other")
-        self._base = ranks.place(_base_model(config)) if config.kl_coef else None
+        self._scorer = AnswerScorer(self.model, packing=config.packing)
+        self._base = (
+            AnswerScorer(ranks.place(_base_model(config)), packing=config.packing)
+            if config.kl_coef
+            else None
+        )
         self._kept = StateDictOptions(
             ignore_frozen_params=bool(config.lora_rank), strict=not config.lora_rank
         )
@@ -100,8 +100,6 @@ class Policy:
         self._optimizer = torch.optim.AdamW(
             trained, lr=config.lr, betas=config.betas, weight_decay=config.weight_decay
         )
-        # Workers cannot foresee which of their tokens are scored, so it has no seed.
-        self._unforeseen = np.random.default_rng()
         # All ranks have built the same model. From here on each has its own dropout.
         rng_state.seed(config.rng_seed + ranks.rank * RANK_SEED_STEP)
 
@@ -118,8 +116,7 @@ class Policy:
         return micro_batches(
             answers,
             tokens_max,
-            packed=self._packed,
-            shared=self._shared,
+            packed=self._scorer.packed,
             rank=ranks.rank,
             ranks=ranks.size,
         )
@@ -176,9 +173,7 @@ class Policy:
             return {}
         with torch.no_grad():
             return {
-                id(each): self._logprobs(self.model, each)
-                for part in parts[1:]
-                for each in part.micro
+                id(each): self._scorer(each).logprobs_n for part in parts[1:] for each in part.micro
             }
 
     def weights(self) -> dict[str, Tensor]:
@@ -224,12 +219,13 @@ class Policy:
         step.
         """
         config = self._config
-        logprobs_n, scored = self._scored_logprobs(micro)
+        scores = self._scorer(micro)
+        logprobs_n = scores.logprobs_n
         base_n = self._base_logprobs(micro)
         if not micro.tokens:
             # Other ranks have answers here, and FSDP2 needs every rank to run forward and backward.
             torch.autograd.backward(logprobs_n.sum())
-            return empty_tally(staleness_max + 1, self._ranks.device), scored
+            return empty_tally(staleness_max + 1, self._ranks.device), no_sums(self._ranks.device)
         inputs = WeightInputs(
             logprobs_n,
             self._here(micro.rollout_logprobs_n),
@@ -253,37 +249,13 @@ class Policy:
             inputs.staleness_n,
             staleness_max + 1,
         )
-        return tallied, scored
+        return tallied, score_sums(micro, scores)
 
     def _base_logprobs(self, micro: MicroBatch) -> Tensor | None:
         if self._base is None:
             return None
         with torch.no_grad():
-            return self._logprobs(self._base, micro)
-
-    def _scored_logprobs(self, micro: MicroBatch) -> tuple[Tensor, ScoreSums]:
-        """`_logprobs` of the model under training, and what they say about each trajectory.
-
-        The distributions over the vocabulary are not kept: the backward pass frees them.
-        """
-        everything_nv, tokens_n = self._distributions(self.model, micro)
-        logprobs_n = _at(everything_nv, tokens_n)
-        if not micro.tokens:
-            return logprobs_n, no_sums(self._ranks.device)
-        return logprobs_n, score_sums(micro, everything_nv, logprobs_n, self._unforeseen)
-
-    def _logprobs(self, model: Any, micro: MicroBatch) -> Tensor:
-        return _at(*self._distributions(model, micro))
-
-    def _distributions(self, model: Any, micro: MicroBatch) -> tuple[Tensor, Tensor]:
-        return answer_distributions(
-            model,
-            micro.tokens_bt,
-            micro.answer_bt,
-            micro.temperatures_n,
-            micro.positions_bt,
-            micro.shared,
-        )
+            return self._base(micro).logprobs_n
 
     def _here(self, values: NDArray[Any]) -> Tensor:
         return torch.from_numpy(values).to(self._ranks.device)
@@ -308,119 +280,6 @@ def _totals(answers: Sequence[PackedAnswer]) -> LossTotals:
 
 def _whole(value: Tensor) -> Tensor:
     return value.full_tensor() if isinstance(value, DTensor) else value
-
-
-def answer_logprobs(
-    model: Any,
-    tokens_bt: NDArray[np.int64],
-    answer_bt: NDArray[np.bool_],
-    temperature: float | NDArray[np.float32],
-    positions_bt: NDArray[np.int64] | None = None,
-    shared: SharedPrompts | None = None,
-) -> Tensor:
-    """log p [n] of each answer token over the full vocabulary: float32, with gradient.
-
-    temperature: at which the tokens were drawn, one for all or one for each [n].
-    """
-    return _at(
-        *answer_distributions(model, tokens_bt, answer_bt, temperature, positions_bt, shared)
-    )
-
-
-def answer_distributions(
-    model: Any,
-    tokens_bt: NDArray[np.int64],
-    answer_bt: NDArray[np.bool_],
-    temperature: float | NDArray[np.float32],
-    positions_bt: NDArray[np.int64] | None = None,
-    shared: SharedPrompts | None = None,
-) -> tuple[Tensor, Tensor]:
-    """log p [n, v] of the whole vocabulary at each answer token: float32, with gradient; and the
-    tokens [n]. temperature: as in `answer_logprobs`.
-
-    An attention mask is passed only where answers share a prompt (checked by `shares_prompts`).
-    Elsewhere rows are padded on the right, attention is causal, and where positions_bt restarts at
-    0 the model does not look further back (checked by `keeps_answers_apart`).
-    """
-    device = next(model.parameters()).device
-    tokens = torch.from_numpy(tokens_bt).to(device)
-    # The logits at t predict the token at t + 1.
-    marked = torch.from_numpy(answer_bt).to(device)[:, 1:]
-    context = _context(positions_bt, shared, device)
-    logits_btv = model(input_ids=tokens, use_cache=False, **context).logits[:, :-1]
-    heat = torch.as_tensor(temperature, dtype=torch.float32, device=device).reshape(-1, 1)
-    logits_nv = logits_btv[marked].float() / heat
-    return torch.log_softmax(logits_nv, dim=1), tokens[:, 1:][marked]
-
-
-def _context(
-    positions_bt: NDArray[np.int64] | None, shared: SharedPrompts | None, device: torch.device
-) -> dict[str, Tensor]:
-    """What tells the answers of a row apart, as keywords of the model."""
-    context = {}
-    if positions_bt is not None:
-        context["position_ids"] = torch.from_numpy(positions_bt).to(device)
-    if shared is not None:
-        context["attention_mask"] = _seen(shared, device)
-    return context
-
-
-def _seen(shared: SharedPrompts, device: torch.device) -> Tensor:
-    """Which token sees which [b, 1, t, t], as SDPA wants it."""
-    piece_bt = torch.from_numpy(shared.piece_bt).to(device)
-    prompt_bt = torch.from_numpy(shared.prompt_bt).to(device)
-    before_tt = torch.ones(2 * [piece_bt.shape[1]], dtype=torch.bool, device=device).tril()
-    own_btt = piece_bt[:, :, None] == piece_bt[:, None]
-    prompt_btt = prompt_bt[:, :, None] == piece_bt[:, None]
-    return ((own_btt | prompt_btt) & before_tt)[:, None]
-
-
-def _at(everything_nv: Tensor, tokens_n: Tensor) -> Tensor:
-    """log p [n] of these tokens."""
-    return -torch.nn.functional.nll_loss(everything_nv, tokens_n, reduction="none")
-
-
-ALONE = [3, 1, 2]  # tokens whose last logits must be the same wherever they stand
-
-
-def keeps_answers_apart(model: Any) -> bool:
-    """Whether an answer has the same logits with another answer before it in the row, told apart by
-    positions.
-    """
-    return _ends_as_alone(model, [1, 2, 3, *ALONE], [0, 1, 2, 0, 1, 2], None)
-
-
-def shares_prompts(model: Any) -> bool:
-    """Whether an answer has the same logits behind another answer to the same copy of the prompt.
-
-    Only with SDPA, and where a token sees all tokens before it: the mask would replace a window.
-    """
-    config = model.config
-    kinds = getattr(config, "layer_types", None) or ["full_attention"]
-    if getattr(config, "_attn_implementation", "") != "sdpa" or set(kinds) != {"full_attention"}:
-        return False
-    if getattr(config, "sliding_window", None) is not None:
-        return False
-    # The prompt 3, 1, whose last token each answer has for itself, with the answers 1 and 2.
-    shared = SharedPrompts(np.array([[0, 1, 1, 2, 2]]), np.zeros((1, 5), dtype=np.int64))
-    return _ends_as_alone(model, [3, 1, 1, 1, 2], [0, 1, 2, 1, 2], shared)
-
-
-def _ends_as_alone(
-    model: Any, tokens: list[int], positions: list[int], shared: SharedPrompts | None
-) -> bool:
-    device = next(model.parameters()).device
-    row, alone = torch.tensor([tokens], device=device), torch.tensor([ALONE], device=device)
-    context = _context(np.array([positions]), shared, device)
-    was_training = model.training
-    model.eval()
-    with torch.no_grad():
-        here, there = (
-            model(input_ids=ids, use_cache=False, **keywords).logits[0, -1]
-            for ids, keywords in ((row, context), (alone, {}))
-        )
-    model.train(was_training)
-    return bool(torch.allclose(here, there, rtol=1e-3, atol=1e-4))
 
 
 def load_model(directory: Path) -> Any:

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from echo2d.client import AsyncCoordinator, Batch
 from echo2d.tasks.sort_digits import EOS, PAD, VOCABULARY
-from learner.model.policy import answer_logprobs
+from learner.model.scorer import answer_logprobs
 from tests.support.programs import Site
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]

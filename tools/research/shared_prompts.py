@@ -8,18 +8,18 @@ MODEL: a directory; `make math` leaves SmolLM2-135M in ~/.cache/echo2d.
 """
 
 import argparse
+import dataclasses
 import sys
 import time
 from collections.abc import Sequence
 from statistics import median
-from typing import Any
 
 import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
 from learner.batch.packing import PackedAnswer, micro_batches
-from learner.model.policy import answer_logprobs, shares_prompts
+from learner.model.scorer import AnswerScorer
 
 MICRO_BATCH_TOKENS = 2048
 
@@ -39,16 +39,17 @@ def answers(groups: int, size: int, prompt: int, length: int, vocab: int) -> lis
     return made
 
 
-def seconds(model: Any, step: Sequence[PackedAnswer], *, shared: bool) -> tuple[float, int]:
+def seconds(
+    scorer: AnswerScorer, step: Sequence[PackedAnswer], *, shared: bool
+) -> tuple[float, int]:
     """What one pass over the step takes, and the positions that it reads."""
-    batches = micro_batches(step, MICRO_BATCH_TOKENS, packed=True, shared=shared)
+    if not shared:
+        step = [dataclasses.replace(answer, prompt=1) for answer in step]
+    batches = micro_batches(step, MICRO_BATCH_TOKENS, packed=True)
     began = time.monotonic()
     for batch in batches:
-        logprobs = answer_logprobs(
-            model, batch.tokens_bt, batch.answer_bt, 1.0, batch.positions_bt, batch.shared
-        )
-        torch.autograd.backward(logprobs.sum())
-    model.zero_grad()
+        torch.autograd.backward(scorer(batch).logprobs_n.sum())
+    scorer.model.zero_grad()
     return time.monotonic() - began, sum(batch.tokens_bt.size for batch in batches)
 
 
@@ -63,13 +64,14 @@ def main() -> int:
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     model = AutoModelForCausalLM.from_pretrained(chosen.model, dtype=torch.float32).train()
-    assert shares_prompts(model), "this model cannot"
+    scorer = AnswerScorer(model)
+    assert scorer.packed, "this model cannot"
     lengths = (chosen.prompt_tokens, chosen.answer_tokens)
     step = answers(chosen.groups, chosen.answers, *lengths, model.config.vocab_size)
     took: dict[bool, list[float]] = {False: [], True: []}
     for _ in range(chosen.rounds):
         for shared, found in took.items():
-            wall_s, positions = seconds(model, step, shared=shared)
+            wall_s, positions = seconds(scorer, step, shared=shared)
             found.append(wall_s)
             name = "one prompt for several answers" if shared else "a prompt for each answer"
             print(f"{name}: {wall_s:.1f} s, {positions} positions", flush=True)

@@ -54,9 +54,7 @@ def test_every_token_that_counts_is_there_once_and_the_budget_holds(
     )
     assert laid_out(plain) == laid_out(packed)
     for micro in (*plain, *packed):
-        rows, width = micro.tokens_bt.shape
-        assert rows == 1 or rows * width <= tokens_max
-        assert width <= max(lengths)
+        assert micro.tokens_bt.size <= max(tokens_max, *lengths)
         assert micro.answers == micro.answers_n[-1] + 1
         assert (np.diff(micro.answers_n) >= 0).all()
     again = micro_batches(given_answers, tokens_max, packed=True)
@@ -87,23 +85,19 @@ GROUPS = st.lists(
 )
 
 
-def told_apart(micro: MicroBatch, row: int) -> list[list[int]]:
-    """What each answer of a row reads: its prompt and itself, by the marks of the layout."""
-    tokens = micro.tokens_bt[row]
-    if micro.shared is None:
-        assert micro.positions_bt is None or micro.positions_bt.shape == micro.tokens_bt.shape
-        return []
-    pieces, prompts = micro.shared.piece_bt[row], micro.shared.prompt_bt[row]
-    read = []
-    for piece in np.unique(pieces[micro.answer_bt[row]]):
-        own = pieces == piece
-        prompt = prompts[own][0]
-        seen = own | (pieces == prompt)
-        last = np.flatnonzero(own & micro.answer_bt[row])[-1]
-        seen[last + 1 :] = False
-        assert micro.positions_bt is not None
-        assert micro.positions_bt[row][seen].tolist() == list(range(int(seen.sum())))
-        read.append(tokens[seen].tolist())
+def told_apart(micro: MicroBatch) -> list[list[int]]:
+    """What each answer of a row reads: its context and itself."""
+    assert micro.pieces is not None
+    assert micro.positions_bt is not None
+    read, end = [], 0
+    for start, tokens, context_start, context in micro.pieces.rows():
+        assert (start, context_start + context <= start) == (end, True)
+        end = start + tokens
+        seen = np.r_[context_start : context_start + context, start:end]
+        assert micro.positions_bt[0, seen].tolist() == list(range(len(seen)))
+        if micro.answer_bt[0, start:end].any():
+            read.append(micro.tokens_bt[0, seen].tolist())
+    assert end == micro.tokens_bt.size
     return read
 
 
@@ -121,28 +115,20 @@ def test_answers_behind_one_prompt_read_it_and_themselves(
     found = [
         micro
         for rank in range(ranks)
-        for micro in micro_batches(
-            given_answers, tokens_max, packed=True, shared=True, rank=rank, ranks=ranks
-        )
+        for micro in micro_batches(given_answers, tokens_max, packed=True, rank=rank, ranks=ranks)
     ]
-    plain = micro_batches(given_answers, tokens_max, packed=True)
+    plain = micro_batches(given_answers, tokens_max, packed=False)
     assert laid_out(found) == laid_out(plain)
-    whole = {tuple(each.tokens.tolist()) for each in given_answers}
-    for micro in found:
-        rows, width = micro.tokens_bt.shape
-        assert rows == 1 or rows * width <= tokens_max
-        assert width <= max(tokens_max, *(len(each.tokens) for each in given_answers))
-        for row in range(rows):
-            assert all(tuple(each) in whole for each in told_apart(micro, row))
+    whole = sorted(each.tokens.tolist() for each in given_answers)
+    longest = max(len(each) for each in whole)
+    assert sorted(read for micro in found if micro.tokens for read in told_apart(micro)) == whole
+    assert all(micro.tokens_bt.size <= max(tokens_max, longest) for micro in found)
 
 
 def test_a_group_of_short_answers_reads_its_prompt_once() -> None:
     given_answers = [each for group in range(8) for each in one_group(group, 30, [6] * 12)]
     plain, shared = (
-        sum(
-            micro.tokens_bt.size
-            for micro in micro_batches(given_answers, 16384, packed=True, shared=each)
-        )
+        sum(micro.tokens_bt.size for micro in micro_batches(given_answers, 16384, packed=each))
         for each in (False, True)
     )
     assert plain == 8 * 12 * 36
@@ -151,9 +137,7 @@ def test_a_group_of_short_answers_reads_its_prompt_once() -> None:
     loads = [
         sum(
             micro.tokens
-            for micro in micro_batches(
-                given_answers, 16384, packed=True, shared=True, rank=rank, ranks=2
-            )
+            for micro in micro_batches(given_answers, 16384, packed=True, rank=rank, ranks=2)
         )
         for rank in range(2)
     ]
@@ -183,16 +167,13 @@ def test_ranks_share_the_rows_and_run_as_many_micro_batches(
 def test_short_answers_share_a_row_with_positions_of_their_own() -> None:
     (micro,) = micro_batches(answers(6, 3, 2, 5), 100, packed=True)
     assert micro.tokens_bt.tolist() == [
-        [0, 1, 2, 3, 4, 5],
-        [300, 301, 302, 303, 304, 0],
-        [100, 101, 102, 200, 201, 0],
+        [0, 1, 2, 3, 4, 5, 300, 301, 302, 303, 304, 100, 101, 102, 200, 201]
     ]
     assert micro.positions_bt is not None
-    assert micro.positions_bt.tolist() == [
-        [0, 1, 2, 3, 4, 5],
-        [0, 1, 2, 3, 4, 0],
-        [0, 1, 2, 0, 1, 0],
-    ]
+    assert micro.positions_bt.tolist() == [[0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4, 0, 1, 2, 0, 1]]
+    assert micro.pieces is not None
+    assert list(micro.pieces.rows()) == [(0, 6, 0, 0), (6, 5, 0, 0), (11, 3, 0, 0), (14, 2, 0, 0)]
+    assert micro.pieces.pairs == 21 + 15 + 6 + 3
     assert micro.answers_n.tolist() == [0] * 5 + [1] * 4 + [2] * 2 + [3]
     assert micro.answer_bt.sum() == micro.tokens == 12
 
@@ -203,21 +184,30 @@ def test_packing_leaves_hardly_any_padding() -> None:
         sum(micro.tokens_bt.size for micro in micro_batches(answers(*lengths), 1000, packed=packed))
         for packed in (False, True)
     ]
-    assert sum(lengths) <= sizes[1] < 1.03 * sum(lengths) < sizes[0]
+    assert sum(lengths) == sizes[1] < 1.03 * sum(lengths) < sizes[0]
 
 
 def test_without_packing_each_answer_has_its_row() -> None:
     micro = micro_batches(answers(6, 3, 2, 5), 12, packed=False)
     assert [part.tokens_bt.shape for part in micro] == [(2, 6), (2, 3)]
-    assert all(part.positions_bt is None for part in micro)
+    assert all(part.positions_bt is None and part.pieces is None for part in micro)
 
 
 def test_a_row_longer_than_the_budget_stands_alone() -> None:
-    assert [part.tokens_bt.shape for part in micro_batches(answers(9, 9, 2), 4, packed=True)] == [
-        (1, 9),
-        (1, 9),
-        (1, 2),
+    assert [part.tokens_bt.size for part in micro_batches(answers(9, 9, 2), 4, packed=True)] == [
+        9,
+        9,
+        2,
     ]
+
+
+def test_rows_are_filled_to_the_budget() -> None:
+    given_answers = [
+        each for group in range(32) for each in one_group(group, 40, [20, 35, 50, 90] * 4)
+    ]
+    found = micro_batches(given_answers, 4096, packed=True)
+    assert all(micro.tokens_bt.size <= 4096 for micro in found)
+    assert sum(micro.tokens_bt.size for micro in found[:-1]) > 0.98 * 4096 * len(found[:-1])
 
 
 @settings(max_examples=40)

@@ -11,18 +11,11 @@ import torch
 from numpy.typing import NDArray
 
 from echo2d.client import TrajectoryScore
-from learner.batch.packing import MicroBatch, PackedAnswer, micro_batches
+from learner.batch.packing import PackedAnswer
 from learner.config import LearnerConfig
-from learner.metrics import trajectory_scores
-from learner.metrics.trajectory_scores import (
-    Z_TOKENS,
-    ScoreSums,
-    drawn,
-    score_sums,
-    scores_of,
-    surprise_moments,
-)
-from learner.model.policy import Policy, answer_logprobs, load_model
+from learner.model.policy import Policy, load_model
+from learner.model.scorer import answer_logprobs
+from learner.model.trajectory_scores import ScoreSums, scores_of
 from learner.ranks.ranks import Ranks
 
 TEMPERATURE = 0.4  # the hardly trained model is sure of something then
@@ -134,70 +127,9 @@ def test_several_optimizer_steps_score_each_trajectory_once(
     assert len({(score.group, score.sample) for score in scores}) == len(scores) == ANSWERS
 
 
-def test_moments_of_the_surprise(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In parts, everywhere or at some places, as numpy has them."""
-    monkeypatch.setattr(trajectory_scores, "CHUNK_VALUES", {"cpu": 40})
-    logits = np.random.default_rng(0).normal(0, 3, (11, 17))
-    logprobs = logits - np.log(np.exp(logits).sum(1, keepdims=True))
-    chances = np.exp(logprobs)
-    entropies = -(chances * logprobs).sum(1)
-    variances = (chances * (logprobs + entropies[:, None]) ** 2).sum(1)
-    everything = torch.from_numpy(logprobs.astype(np.float32))
-    for places in (None, np.array([0, 4, 10])):
-        at = slice(None) if places is None else places
-        found = surprise_moments(everything, None if places is None else torch.from_numpy(places))
-        assert np.allclose(found[0].numpy(), entropies[at], rtol=1e-4)
-        assert np.allclose(found[1].numpy(), variances[at], rtol=1e-3)
-
-
 def test_a_distribution_without_a_doubt_has_no_variance() -> None:
-    certain = torch.log_softmax(torch.tensor([[0.0, 500.0, 0.0]]), dim=1)
-    entropy, variance = surprise_moments(certain, None)
-    assert (float(entropy), float(variance)) == (0.0, 0.0)
     sums = torch.tensor([[1.0], [0.0], [0.0], [0.0]])
     assert scores_of([ScoreSums([(1, 0)], sums)]) == [TrajectoryScore(1, 0, 0.0, 0.0)]
-
-
-def test_long_answers_are_judged_by_some_of_their_tokens() -> None:
-    assert drawn(np.repeat([0, 1], [3, Z_TOKENS]), np.random.default_rng(0)) is None
-    lengths = (5, Z_TOKENS + 40, 2, 3 * Z_TOKENS)
-    answers = np.repeat(np.arange(4), lengths)
-    places = drawn(answers, np.random.default_rng(0))
-    assert places is not None
-    assert (np.diff(places) > 0).all()
-    assert np.bincount(answers[places]).tolist() == [5, Z_TOKENS, 2, Z_TOKENS]
-    other = drawn(answers, np.random.default_rng(1))
-    assert other is not None
-    assert places.tolist() != other.tolist()
-
-
-def test_a_long_answers_k_is_of_all_tokens_and_its_z_of_those_drawn() -> None:
-    """Random tokens at the end of a long answer raise both."""
-    length = 4 * Z_TOKENS
-    everything = torch.log_softmax(
-        torch.tensor([[3.0, 0.0, 0.0, 0.0]]).expand(length, 4).clone(), dim=1
-    )
-    tokens = torch.zeros(length, dtype=torch.int64)
-    tokens[length // 2 :] = 1
-    logprobs = everything.gather(1, tokens[:, None])[:, 0]
-    micro = one_answer(np.full(length, float(everything[0, 0]), dtype=np.float32))
-    sums = score_sums(micro, everything, logprobs, np.random.default_rng(0))
-    (score,) = scores_of([sums])
-    assert score.k == pytest.approx(1.5, rel=1e-4)
-    entropy, variance = (float(each[0]) for each in surprise_moments(everything[:1], None))
-    mean = -float(logprobs.mean())
-    expected = (mean - entropy) * math.sqrt(Z_TOKENS / variance)
-    assert score.z == pytest.approx(expected, rel=0.25)
-
-
-def one_answer(claimed: NDArray[np.float32]) -> MicroBatch:
-    """A micro-batch of one answer with these logprobs."""
-    tokens = np.zeros(len(claimed) + 1, dtype=np.int32)
-    counts = np.arange(len(tokens)) > 0
-    staleness = np.zeros(len(claimed), dtype=np.int64)
-    answer = PackedAnswer(7, 1, tokens, counts, claimed, staleness, np.float32(1.0))
-    (micro,) = micro_batches([answer], len(tokens), packed=True)
-    return micro
 
 
 def test_what_is_not_finite_is_left_out() -> None:

@@ -1,0 +1,360 @@
+"""Attention within the pieces of a row: what other answers wrote is not even multiplied.
+
+A row holds the answers of a micro-batch, one after the other. `Pieces` says which tokens each of them reads: its
+context, if it has one (a copy of its prompt that several answers share), and itself, up to the token at hand.
+With CUDA and 16-bit numbers one call of a varlen flash-attention kernel does a whole row. Elsewhere pieces of
+similar length go through SDPA together, padded to the longest of them; long ones behind a context or with a window
+are cut into blocks of queries, so that hardly any pair is computed which nobody reads.
+
+transformers calls `attend` in every layer of a model whose attention is NAME.
+
+Suffixes of names: t = tokens of the row, h = heads, d = head size, p = pieces, c = pieces of a call, q = their
+queries, k = their keys.
+"""
+
+import functools
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional
+
+from learner.batch.packing import Pieces
+
+NAME = "echo2d_pieces"
+# Pieces go together if the shortest has this share of the longest one's tokens, or lacks so few.
+ALIKE = 0.8
+ALIKE_TOKENS = 8
+# Queries in a block: more make fewer calls, fewer compute fewer pairs that nobody reads.
+QUERIES = 256
+HEAD_SIZE_MAX = 256  # of flash-attention
+WITHOUT = ("softcap", "s_aux", "position_bias", "cache")  # features that `attend` does not have
+
+
+class UnknownAttentionError(ValueError):
+    """The model's attention has a feature that `attend` does not have."""
+
+
+def register() -> None:
+    """Make NAME known to transformers."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(NAME, attend)
+
+
+def attend(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    pieces: "AttentionPlans | None" = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """The attention of one layer, as transformers calls it: [1, h, t, d] to [1, t, h, d].
+
+    pieces: None: every row is a piece. UnknownAttentionError: the layer asks for more than this.
+    """
+    if attention_mask is not None or any(others.get(name) is not None for name in WITHOUT):
+        raise UnknownAttentionError(f"{type(module).__name__} needs a mask, a soft cap or sinks")
+    if pieces is None:
+        pieces = AttentionPlans.of_rows(query.shape[0], query.shape[2])
+    rows = query.shape[0]
+    query_thd, key_thd, value_thd = (
+        each.transpose(1, 2).flatten(0, 1) for each in (query, key, value)
+    )
+    settings = _Settings(scaling, dropout, sliding_window)
+    found_thd = pieces.run(query_thd, key_thd, value_thd, settings)
+    return found_thd.view(rows, -1, *found_thd.shape[1:]), None
+
+
+@dataclass(frozen=True, slots=True)
+class _Settings:
+    scaling: float | None
+    dropout: float
+    window: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """Pieces that go through SDPA together. queries [c, q] and keys [c, k]: places in the row; mask [q, k], or None
+    for a causal one.
+    """
+
+    queries: NDArray[np.int64]
+    keys: NDArray[np.int64]
+    mask: NDArray[np.bool_] | None
+
+    @property
+    def pairs(self) -> int:
+        """Pairs of query and key that are computed. A kernel skips what a causal mask hides."""
+        pieces, queries = self.queries.shape
+        each = queries * (queries + 1) // 2 if self.mask is None else self.mask.size
+        return int(pieces * each)
+
+
+class AttentionPlans:
+    """How the pieces of a row are computed, for each window that a layer has."""
+
+    def __init__(self, pieces: Pieces) -> None:
+        self._pieces = pieces
+        self._made: dict[object, Any] = {}
+
+    @staticmethod
+    @functools.lru_cache(maxsize=8)
+    def of_rows(rows: int, tokens: int) -> "AttentionPlans":
+        """Every row is a piece."""
+        starts_p = np.arange(rows, dtype=np.int64) * tokens
+        zeros_p = np.zeros(rows, dtype=np.int64)
+        return AttentionPlans(Pieces(starts_p, np.full(rows, tokens), zeros_p, zeros_p))
+
+    def run(
+        self, query_thd: Tensor, key_thd: Tensor, value_thd: Tensor, settings: _Settings
+    ) -> Tensor:
+        """The output [t, h, d] for every token of the row."""
+        narrow = query_thd.dtype != torch.float32 and query_thd.shape[2] <= HEAD_SIZE_MAX
+        if query_thd.is_cuda and narrow and not settings.dropout and (kernel := _kernel()):
+            return self._run_varlen(kernel, query_thd, key_thd, value_thd, settings)
+        return self._run_sdpa(query_thd, key_thd, value_thd, settings)
+
+    def pairs(self, window: int | None = None) -> int:
+        """Pairs of query and key that SDPA computes."""
+        return sum(call.pairs for call in _calls(self._pieces, window))
+
+    def _run_sdpa(
+        self, query_thd: Tensor, key_thd: Tensor, value_thd: Tensor, settings: _Settings
+    ) -> Tensor:
+        calls, back_t = self._on_device(settings.window, query_thd.device)
+        grouped = query_thd.shape[1] != key_thd.shape[1]
+        found = []
+        for queries, keys, mask_qk in calls:
+            out_chqd = functional.scaled_dot_product_attention(
+                _taken(query_thd, queries),
+                _taken(key_thd, keys),
+                _taken(value_thd, keys),
+                attn_mask=mask_qk,
+                dropout_p=settings.dropout,
+                is_causal=mask_qk is None,
+                scale=settings.scaling,
+                enable_gqa=grouped,
+            )
+            found.append(out_chqd.transpose(1, 2).flatten(0, 1))
+        whole = found[0] if len(found) == 1 else torch.cat(found)
+        return whole if back_t is None else whole.index_select(0, back_t)
+
+    def _on_device(self, window: int | None, device: torch.device) -> Any:
+        """The calls with tensors for arrays, and where each token's output is among theirs, if not at its place."""
+        if (made := self._made.get((window, device))) is None:
+            calls = _calls(self._pieces, window)
+            made = self._made[window, device] = (
+                [
+                    (
+                        _places(call.queries, device),
+                        _places(call.keys, device),
+                        None if call.mask is None else torch.from_numpy(call.mask).to(device),
+                    )
+                    for call in calls
+                ],
+                _way_back(calls, device),
+            )
+        return made
+
+    def _run_varlen(
+        self,
+        kernel: "_Kernel",
+        query_thd: Tensor,
+        key_thd: Tensor,
+        value_thd: Tensor,
+        settings: _Settings,
+    ) -> Tensor:
+        device = query_thd.device
+        if (made := self._made.get(device)) is None:
+            made = self._made[device] = _varlen(self._pieces, device)
+        keys_k, bounds_q, bounds_k, longest_q, longest_k = made
+        if keys_k is not None:
+            key_thd, value_thd = key_thd.index_select(0, keys_k), value_thd.index_select(0, keys_k)
+        return kernel(
+            query_thd,
+            key_thd,
+            value_thd,
+            (bounds_q, bounds_k),
+            (longest_q, longest_k),
+            settings.scaling,
+            settings.window,
+        )
+
+
+def _calls(pieces: Pieces, window: int | None) -> list[_Call]:
+    """The calls of SDPA for a row."""
+    whole, blocks = [], []
+    for start, tokens, context_start, context in pieces.rows():
+        if not context and (window is None or tokens <= window):
+            whole.append((start, tokens))
+            continue
+        context_k = context_start + np.arange(context)
+        for first in range(0, tokens, QUERIES):
+            end = min(tokens, first + QUERIES)
+            seen = 0 if window is None else max(0, context + first + 1 - window)
+            keys_k = np.concatenate([context_k, start + np.arange(end)])[seen:]
+            blocks.append((start + np.arange(first, end), keys_k))
+    calls = [
+        _Call(queries, queries, None)
+        for alike in _alike(whole, key=lambda piece: piece[1])
+        for queries in [_padded([start + np.arange(tokens) for start, tokens in alike])]
+    ]
+    # In a call the keys before the block have one length, so that one mask serves all.
+    by_before: dict[int, list[Any]] = defaultdict(list)
+    for block in blocks:
+        by_before[len(block[1]) - len(block[0])].append(block)
+    for found in by_before.values():
+        for alike in _alike(found, key=lambda block: len(block[0])):
+            queries, keys = (_padded([block[side] for block in alike]) for side in (0, 1))
+            calls.append(_Call(queries, keys, _mask(queries.shape[1], keys.shape[1], window)))
+    return calls
+
+
+def _alike(items: Sequence[Any], *, key: Callable[[Any], int]) -> list[list[Any]]:
+    """Items of similar length together, longest first."""
+    found: list[list[Any]] = []
+    for item in sorted(items, key=key, reverse=True):
+        longest = key(found[-1][0]) if found else 0
+        if found and key(item) >= min(ALIKE * longest, longest - ALIKE_TOKENS):
+            found[-1].append(item)
+        else:
+            found.append([item])
+    return found
+
+
+def _padded(places: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
+    """As rows of one length. What is added repeats the last place; no query of the row itself sees it."""
+    width = max(map(len, places))
+    return np.stack([np.pad(each, (0, width - len(each)), mode="edge") for each in places])
+
+
+def _mask(queries: int, keys: int, window: int | None) -> NDArray[np.bool_]:
+    """[q, k]: the last query and the last key are the same token."""
+    back_qk = (keys - queries + np.arange(queries))[:, None] - np.arange(keys)
+    return (back_qk >= 0) & (back_qk < (window or keys))
+
+
+def _places(places: NDArray[np.int64], device: torch.device) -> Any:
+    """A slice for one run of tokens, else a tensor."""
+    if len(places) == 1 and (np.diff(places[0]) == 1).all():
+        return slice(int(places[0, 0]), int(places[0, -1]) + 1)
+    return torch.from_numpy(places).to(device)
+
+
+def _taken(values_thd: Tensor, places: Any) -> Tensor:
+    """These tokens [c, h, q, d]."""
+    if isinstance(places, slice):
+        return values_thd[places].transpose(0, 1)[None]
+    taken = values_thd.index_select(0, places.flatten())
+    return taken.view(*places.shape, *values_thd.shape[1:]).transpose(1, 2)
+
+
+def _way_back(calls: Sequence[_Call], device: torch.device) -> Tensor | None:
+    """Where the output of each token is [t] among the outputs of all calls. None: in their order."""
+    places = np.concatenate([call.queries.flatten() for call in calls])
+    # Of a place that is repeated for padding the first counts.
+    _, back_t = np.unique(places, return_index=True)
+    if (back_t == np.arange(len(places))[: len(back_t)]).all() and len(back_t) == len(places):
+        return None
+    return torch.from_numpy(back_t).to(device)
+
+
+_Kernel = Callable[
+    [Tensor, Tensor, Tensor, tuple[Tensor, Tensor], tuple[int, int], float | None, int | None],
+    Tensor,
+]
+
+
+def _varlen(pieces: Pieces, device: torch.device) -> tuple[Tensor | None, Tensor, Tensor, int, int]:
+    """The keys of all pieces, if they are not the row itself; the bounds of queries and of keys, and the longest."""
+    keys = [
+        np.concatenate([context_start + np.arange(context), start + np.arange(tokens)])
+        for start, tokens, context_start, context in pieces.rows()
+    ]
+    lengths = [(tokens, tokens + context) for _, tokens, _, context in pieces.rows()]
+    bounds_q, bounds_k = (
+        torch.from_numpy(np.cumsum([0, *side], dtype=np.int32)).to(device)
+        for side in zip(*lengths, strict=True)
+    )
+    longest_q, longest_k = (max(side) for side in zip(*lengths, strict=True))
+    keys_k = None
+    if pieces.context_tokens_p.any():
+        keys_k = torch.from_numpy(np.concatenate(keys)).to(device)
+    return keys_k, bounds_q, bounds_k, longest_q, longest_k
+
+
+@functools.cache
+def _kernel() -> _Kernel | None:
+    """The varlen kernel of this installation: flash-attention's own if it is there, else torch's copy of it."""
+    try:
+        from flash_attn import flash_attn_varlen_func  # type: ignore[import-not-found,unused-ignore]
+    except ImportError:
+        pass
+    else:
+
+        def flash(
+            query: Tensor,
+            key: Tensor,
+            value: Tensor,
+            bounds: tuple[Tensor, Tensor],
+            longest: tuple[int, int],
+            scaling: float | None,
+            window: int | None,
+        ) -> Tensor:
+            found: Tensor = flash_attn_varlen_func(
+                query,
+                key,
+                value,
+                *bounds,
+                *longest,
+                softmax_scale=scaling,
+                causal=True,
+                window_size=(_left(window), 0),
+            )
+            return found
+
+        return flash
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return None
+
+    def torchs(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        bounds: tuple[Tensor, Tensor],
+        longest: tuple[int, int],
+        scaling: float | None,
+        window: int | None,
+    ) -> Tensor:
+        found = varlen_attn(
+            query,
+            key,
+            value,
+            *bounds,
+            *longest,
+            scale=scaling,
+            window_size=(_left(window), 0),
+            enable_gqa=True,
+        )
+        assert isinstance(found, Tensor)
+        return found
+
+    return torchs
+
+
+def _left(window: int | None) -> int:
+    """How many tokens before its own a query sees; -1: all."""
+    return -1 if window is None else window - 1

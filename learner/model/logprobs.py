@@ -1,0 +1,186 @@
+"""log p, entropy and its variance of answer tokens, without the logits of the whole vocabulary in memory.
+
+The vocabulary is read in blocks of columns. The forward pass keeps a maximum and three sums for each token
+(the online softmax of arXiv 1805.02867, with two more moments); the backward pass makes the logits of a block
+again. So no more than two blocks are in memory, however many tokens and whatever the vocabulary, and each row of
+the head's gradient is written once. Logits, softmax and sums are float32, whatever the weights are.
+
+    y = (tail(h W^T + b) / temperature) - m      m: the largest logit of the token
+    s0 = sum e^y   s1 = sum y e^y   s2 = sum y^2 e^y
+    log p = y_token - log s0        H = log s0 - s1/s0        variance of -log p = s2/s0 - (s1/s0)^2
+
+Suffixes of names: n = answer tokens, h = hidden size, v = vocabulary, k = the columns of a block.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+# Bytes of a block's logits, by device: they stay in a CPU's cache. Others start several kernels for each block.
+BLOCK_BYTES = {"cpu": 4 << 20}
+BLOCK_BYTES_ELSEWHERE = 64 << 20
+# Narrower blocks make matrix products slow; 16,384 tokens then need 16 MB.
+COLUMNS_MIN = 256
+
+
+@dataclass(frozen=True, slots=True)
+class LogitTail:
+    """What a model does to its head's output: logits = scale * x, or cap * tanh(x / cap) where cap is not 0."""
+
+    scale: float = 1.0
+    cap: float = 0.0
+
+    def bend_(self, raw_nk: Tensor) -> Tensor:
+        """The logits, in place of the head's output."""
+        if self.cap:
+            return raw_nk.div_(self.cap).tanh_().mul_(self.cap)
+        return raw_nk if self.scale == 1.0 else raw_nk.mul_(self.scale)
+
+    def unbend_(self, gradient_nk: Tensor, logits_nk: Tensor) -> Tensor:
+        """The gradient of the head's output, in place of that of the logits."""
+        if self.cap:
+            return gradient_nk.mul_(1.0 - (logits_nk / self.cap).square_())
+        return gradient_nk if self.scale == 1.0 else gradient_nk.mul_(self.scale)
+
+
+class TokenScores(NamedTuple):
+    """Of each answer token [n], float32. entropy_n: of the distribution that the token was drawn from, in nats.
+    variance_n: of the surprise -log p under that distribution, without gradient.
+    """
+
+    logprobs_n: Tensor
+    entropy_n: Tensor
+    variance_n: Tensor
+
+
+def token_scores(
+    hidden_nh: Tensor,
+    weight_vh: Tensor,
+    bias_v: Tensor | None,
+    tokens_n: Tensor,
+    temperatures_n: Tensor,
+    tail: LogitTail,
+) -> TokenScores:
+    """Score these tokens by the head's weights, with gradient to all three of the first."""
+    found = _Scores.apply(hidden_nh, weight_vh, bias_v, tokens_n, temperatures_n, tail)  # type: ignore[no-untyped-call]
+    return TokenScores(*found)
+
+
+class _Scores(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_nh: Tensor,
+        weight_vh: Tensor,
+        bias_v: Tensor | None,
+        tokens_n: Tensor,
+        temperatures_n: Tensor,
+        tail: LogitTail,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        ctx.set_materialize_grads(False)
+        head = _Head(hidden_nh, weight_vh, bias_v, temperatures_n, tail)
+        largest_n = torch.full_like(temperatures_n, float("-inf"))
+        own_n = torch.zeros_like(temperatures_n)
+        s0_n, s1_n, s2_n = torch.zeros(3, len(tokens_n), device=hidden_nh.device)
+        for start, logits_nk in head.blocks():
+            here_n, places_n = _inside(tokens_n, start, logits_nk)
+            own_n = torch.where(here_n, logits_nk.gather(1, places_n)[:, 0], own_n)
+            before_n, largest_n = largest_n, torch.maximum(largest_n, logits_nk.amax(1))
+            # What was summed up relative to the largest logit before, relative to the new one.
+            step_n = torch.where(s0_n > 0, before_n - largest_n, 0.0)
+            shrink_n = step_n.exp()
+            s2_n = shrink_n * (s2_n + 2 * step_n * s1_n + step_n.square() * s0_n)
+            s1_n = shrink_n * (s1_n + step_n * s0_n)
+            s0_n = shrink_n * s0_n
+            y_nk = logits_nk.sub_(largest_n[:, None])
+            weighted_nk = y_nk.exp()
+            s0_n = s0_n + weighted_nk.sum(1)
+            s1_n = s1_n + weighted_nk.mul_(y_nk).sum(1)
+            s2_n = s2_n + weighted_nk.mul_(y_nk).sum(1)
+        normalizer_n, mean_n = s0_n.log() + largest_n, s1_n / s0_n
+        entropy_n = s0_n.log() - mean_n
+        variance_n = (s2_n / s0_n - mean_n.square()).clamp_(min=0.0)
+        ctx.save_for_backward(
+            hidden_nh, weight_vh, bias_v, tokens_n, temperatures_n, normalizer_n, entropy_n
+        )
+        ctx.tail = tail
+        ctx.mark_non_differentiable(variance_n)
+        return own_n - normalizer_n, entropy_n, variance_n
+
+    @staticmethod
+    def backward(
+        ctx: Any, logprobs_grad_n: Tensor | None, entropy_grad_n: Tensor | None, _: None
+    ) -> tuple[Tensor | None, ...]:
+        hidden_nh, weight_vh, bias_v, tokens_n, temperatures_n, normalizer_n, entropy_n = (
+            ctx.saved_tensors
+        )
+        if logprobs_grad_n is None:
+            logprobs_grad_n = torch.zeros_like(normalizer_n)
+        head = _Head(hidden_nh, weight_vh, bias_v, temperatures_n, ctx.tail)
+        for_weight, for_bias = ctx.needs_input_grad[1:3]
+        weight_grad_vh = torch.empty_like(weight_vh) if for_weight else None
+        bias_grad_v = torch.empty_like(bias_v) if for_bias else None
+        hidden_grad_nh = torch.zeros(hidden_nh.shape, device=hidden_nh.device)
+        for start, logits_nk in head.blocks():
+            y_nk = logits_nk - normalizer_n[:, None]
+            gradient_nk = y_nk.exp()
+            if entropy_grad_n is None:
+                gradient_nk.mul_(-logprobs_grad_n[:, None])
+            else:
+                # dH/dz = -p (log p + H)
+                slope_nk = y_nk.add_(entropy_n[:, None]).mul_(entropy_grad_n[:, None])
+                gradient_nk.mul_(slope_nk.add_(logprobs_grad_n[:, None])).neg_()
+            here_n, places_n = _inside(tokens_n, start, logits_nk)
+            gradient_nk.scatter_add_(1, places_n, (logprobs_grad_n * here_n)[:, None])
+            gradient_nk.div_(temperatures_n[:, None])
+            logits_nk.mul_(temperatures_n[:, None])
+            raw_grad_nk = ctx.tail.unbend_(gradient_nk, logits_nk).to(weight_vh.dtype)
+            block = slice(start, start + logits_nk.shape[1])
+            hidden_grad_nh += _product(raw_grad_nk, weight_vh[block])
+            if weight_grad_vh is not None:
+                torch.mm(raw_grad_nk.T, hidden_nh.to(weight_vh.dtype), out=weight_grad_vh[block])
+            if bias_grad_v is not None:
+                bias_grad_v[block] = raw_grad_nk.sum(0)
+        return hidden_grad_nh.to(hidden_nh.dtype), weight_grad_vh, bias_grad_v, None, None, None
+
+
+@dataclass(frozen=True, slots=True)
+class _Head:
+    hidden_nh: Tensor
+    weight_vh: Tensor
+    bias_v: Tensor | None
+    temperatures_n: Tensor
+    tail: LogitTail
+
+    def blocks(self) -> Iterator[tuple[int, Tensor]]:
+        """The first column of each block, and its logits [n, k], which the caller may change."""
+        device = self.hidden_nh.device.type
+        tokens, vocabulary = len(self.hidden_nh), len(self.weight_vh)
+        columns = BLOCK_BYTES.get(device, BLOCK_BYTES_ELSEWHERE) // (4 * max(1, tokens))
+        columns = min(vocabulary, max(COLUMNS_MIN, columns))
+        hidden_nh = self.hidden_nh.to(self.weight_vh.dtype)
+        for start in range(0, vocabulary, columns):
+            block = slice(start, start + columns)
+            raw_nk = _product(hidden_nh, self.weight_vh[block].T)
+            if self.bias_v is not None:
+                raw_nk += self.bias_v[block]
+            yield start, self.tail.bend_(raw_nk).div_(self.temperatures_n[:, None])
+
+
+def _product(left: Tensor, right: Tensor) -> Tensor:
+    """The matrix product in float32, also of narrower numbers."""
+    if left.dtype == torch.float32:
+        return left @ right
+    if left.device.type == "cuda":
+        return torch.mm(left, right, out_dtype=torch.float32)
+    return left.float() @ right.float()
+
+
+def _inside(tokens_n: Tensor, start: int, block_nk: Tensor) -> tuple[Tensor, Tensor]:
+    """Which tokens are in this block [n], and their columns in it [n, 1], 0 for the others."""
+    places_n = tokens_n - start
+    here_n = (places_n >= 0) & (places_n < block_nk.shape[1])
+    return here_n, (places_n * here_n)[:, None]

@@ -1,0 +1,209 @@
+"""Score the answer tokens of a micro-batch by a model: one pass through its layers, then its head in blocks.
+
+At the start a model is asked three things by running it on a few tokens. What it does to its head's output
+(`LogitTail`). Whether its attention can be ours. Whether answers in a row, and behind one prompt, have the logits that
+they have alone. A model that fails the last two keeps its own attention, and gets a row for each answer.
+
+Suffixes of names: b = rows, t = positions, v = vocabulary, n = answer tokens of a micro-batch, in row-major order.
+"""
+
+import logging
+from types import MethodType
+from typing import Any, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
+
+from echo2d.client import OperatorFault
+from learner.batch.packing import MicroBatch, Pieces
+from learner.model.attention import NAME, AttentionPlans, UnknownAttentionError, register
+from learner.model.logprobs import LogitTail, TokenScores, token_scores
+
+METHOD = "score_tokens"  # of the model; FSDP2 must know it, to gather the head before it is called
+# Layers that `attention` can do.
+KINDS = {"full_attention", "sliding_attention"}
+# How far logits may be off, relative to the largest: layers of 16 bits round coarsely.
+CLOSE, CLOSE_IN_16_BITS = 1e-4, 3e-2
+ALONE = [3, 1, 2]  # tokens whose last logits must be the same wherever they stand
+
+log = logging.getLogger("echo2d.learner")
+
+
+class AnswerScorer:
+    """log p and entropy of answer tokens by `model`, a causal language model of transformers."""
+
+    def __init__(self, model: Any, *, packing: bool = True) -> None:
+        self.model = model
+        self._device = next(model.parameters()).device
+        self._tail = _tail(model, self._device)
+        setattr(model, METHOD, MethodType(_score, model))
+        if isinstance(model, FSDPModule):
+            register_fsdp_forward_method(cast("nn.Module", model), METHOD)
+        self.packed = packing and self._takes_our_attention()
+        if packing and not self.packed:
+            log.warning("packing is off: this model cannot keep the answers of a row apart")
+
+    def __call__(self, micro: MicroBatch) -> TokenScores:
+        return self.score(
+            micro.tokens_bt,
+            micro.answer_bt,
+            micro.temperatures_n,
+            micro.positions_bt,
+            micro.pieces,
+        )
+
+    def score(
+        self,
+        tokens_bt: NDArray[np.int64],
+        answer_bt: NDArray[np.bool_],
+        temperature: float | NDArray[np.float32],
+        positions_bt: NDArray[np.int64] | None = None,
+        pieces: Pieces | None = None,
+    ) -> TokenScores:
+        """The scores [n] of the tokens that answer_bt marks, with gradient.
+
+        temperature: at which the tokens were drawn, one for all or one for each [n]. positions_bt, pieces:
+        as in `MicroBatch`.
+        """
+        # What the model says at t is about the token at t + 1.
+        rows, columns = np.nonzero(answer_bt[:, 1:])
+        places_n = rows * tokens_bt.shape[1] + columns
+        drawn_n = tokens_bt[rows, columns + 1]
+        heat_n = np.broadcast_to(np.asarray(temperature, dtype=np.float32), drawn_n.shape)
+        found: TokenScores = getattr(self.model, METHOD)(
+            self._here(tokens_bt),
+            self._here(places_n),
+            self._here(drawn_n),
+            self._here(heat_n.copy()),
+            self._tail,
+            self._context(positions_bt, pieces),
+        )
+        return found
+
+    def _context(
+        self, positions_bt: NDArray[np.int64] | None, pieces: Pieces | None
+    ) -> dict[str, Any]:
+        """What tells the answers of a row apart, as keywords of the model."""
+        context: dict[str, Any] = {}
+        if positions_bt is not None:
+            context["position_ids"] = self._here(positions_bt)
+        if pieces is not None:
+            context["pieces"] = AttentionPlans(pieces)
+        return context
+
+    def _here(self, values: NDArray[Any]) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(values)).to(self._device)
+
+    def _takes_our_attention(self) -> bool:
+        """Give the model our attention. False: it has its own as before, because it does not fit."""
+        model = self.model
+        config = model.config.get_text_config()
+        own = model.config._attn_implementation  # noqa: SLF001 - transformers has no other way to ask
+        if not set(getattr(config, "layer_types", None) or ["full_attention"]) <= KINDS:
+            return False
+        alone = self._last_logits([ALONE])
+        try:
+            register()
+            model.set_attn_implementation(NAME)
+            if all(_close(alone, found) for found in (self._last_logits([ALONE]), *self._packed())):
+                return True
+        except (UnknownAttentionError, TypeError, ValueError, KeyError) as error:
+            log.info("the model keeps its own attention: %s", " ".join(str(error).split()))
+        model.set_attn_implementation(own)
+        return False
+
+    def _packed(self) -> tuple[Tensor, Tensor]:
+        """The last logits of ALONE behind another answer, and behind another answer to a shared prompt."""
+        behind = [1, 2, 3, *ALONE], [0, 1, 2, 0, 1, 2], [(0, 3, 0, 0), (3, 3, 0, 0)]
+        # The prompt 3, 1, whose last token each answer has for itself, with the answers 1 and 2.
+        shared = [3, 1, 1, 1, 2], [0, 1, 2, 1, 2], [(0, 1, 0, 0), (1, 2, 0, 1), (3, 2, 0, 1)]
+        return self._in_pieces(*behind), self._in_pieces(*shared)
+
+    def _in_pieces(
+        self, tokens: list[int], positions: list[int], pieces: list[tuple[int, int, int, int]]
+    ) -> Tensor:
+        columns = np.array(pieces, dtype=np.int64).T
+        return self._last_logits([tokens], **self._context(np.array([positions]), Pieces(*columns)))
+
+    def _last_logits(self, tokens: list[list[int]], **context: Any) -> Tensor:
+        logits_v: Tensor = _run(self.model, tokens, self._device, **context).logits[0, -1]
+        return logits_v
+
+
+def answer_logprobs(
+    model: Any,
+    tokens_bt: NDArray[np.int64],
+    answer_bt: NDArray[np.bool_],
+    temperature: float | NDArray[np.float32],
+) -> Tensor:
+    """log p [n] of each answer token over the full vocabulary: float32, with gradient. Every answer has its row."""
+    return AnswerScorer(model, packing=False).score(tokens_bt, answer_bt, temperature).logprobs_n
+
+
+def _score(
+    model: Any,
+    tokens_bt: Tensor,
+    places_n: Tensor,
+    drawn_n: Tensor,
+    temperatures_n: Tensor,
+    tail: LogitTail,
+    context: dict[str, Any],
+) -> TokenScores:
+    """A method of the model: the scores of drawn_n, each by what the model says at places_n of all rows."""
+    found = model.base_model(input_ids=tokens_bt, use_cache=False, **context)
+    hidden_nh = found.last_hidden_state.flatten(0, 1).index_select(0, places_n)
+    head = model.get_output_embeddings()
+    bias_v = getattr(head, "bias", None)
+    return token_scores(hidden_nh, head.weight, bias_v, drawn_n, temperatures_n, tail)
+
+
+def _tail(model: Any, device: torch.device) -> LogitTail:
+    """What the model does to its head's output, by its answer to known values. OperatorFault: something else."""
+    head = model.get_output_embeddings()
+    if head is None:
+        raise OperatorFault(f"learner.model: {type(model).__name__} has no head over a vocabulary")
+    asked: list[Tensor] = []
+
+    def replace(_: object, __: object, output: Tensor) -> Tensor:
+        ramp = torch.linspace(-30.0, 30.0, output.shape[-1], device=output.device)
+        asked.append(ramp)
+        return ramp.to(output.dtype).expand_as(output)
+
+    handle = head.register_forward_hook(replace)
+    try:
+        answer_v = _run(model, [ALONE[:1]], device).logits[0, -1]
+    finally:
+        handle.remove()
+    (ramp_v,) = asked
+    config = model.config.get_text_config()
+    named = {name: getattr(config, name, None) or 0.0 for name in ("logits_scaling", "logit_scale")}
+    scales = [1.0, *(each for scale in named.values() if scale for each in (scale, 1 / scale))]
+    cap = getattr(config, "final_logit_softcapping", None) or 0.0
+    for tail in (LogitTail(cap=float(cap)), *(LogitTail(scale=float(scale)) for scale in scales)):
+        if _close(answer_v, tail.bend_(ramp_v.clone())):
+            return tail
+    raise OperatorFault(
+        f"learner.model: {type(model).__name__} changes its logits in a way that is not known here"
+    )
+
+
+def _run(model: Any, tokens: list[list[int]], device: torch.device, **context: Any) -> Any:
+    """The model's own output, without gradient and dropout."""
+    was_training = model.training
+    model.eval()
+    with torch.no_grad():
+        found = model(input_ids=torch.tensor(tokens, device=device), use_cache=False, **context)
+    model.train(was_training)
+    return found
+
+
+def _close(found_v: Tensor, expected_v: Tensor) -> bool:
+    """Equal but for the rounding of found_v's dtype."""
+    close = CLOSE if found_v.dtype == torch.float32 else CLOSE_IN_16_BITS
+    found_v, expected_v = found_v.float(), expected_v.float()
+    return bool(
+        (found_v - expected_v).abs().max() <= close * max(1.0, float(expected_v.abs().max()))
+    )

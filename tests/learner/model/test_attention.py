@@ -1,0 +1,136 @@
+"""Attention in pieces, against one dense mask over the whole row."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn import functional
+
+from learner.batch.packing import PackedAnswer, Pieces, micro_batches
+from learner.model import attention
+from learner.model.attention import AttentionPlans, UnknownAttentionError, attend
+
+HEADS, KEY_HEADS, SIZE = 4, 2, 8
+# Of each bundle: tokens of a shared prompt (0: none), and of the answers behind it.
+BUNDLES = st.lists(
+    st.tuples(st.integers(0, 40), st.lists(st.integers(1, 40), min_size=1, max_size=4)),
+    min_size=1,
+    max_size=5,
+)
+
+
+def pieces_of(bundles: list[tuple[int, list[int]]]) -> Pieces:
+    found, end = [], 0
+    for context, lengths in bundles:
+        first = end
+        if context:
+            found.append((end, context, 0, 0))
+            end += context
+        for length in lengths:
+            found.append((end, length, first if context else 0, context))
+            end += length
+    return Pieces(*np.array(found, dtype=np.int64).T)
+
+
+def dense(query: Tensor, key: Tensor, value: Tensor, pieces: Pieces, window: int | None) -> Tensor:
+    """The same with a mask [t, t]."""
+    tokens = query.shape[2]
+    mask = torch.zeros(tokens, tokens, dtype=torch.bool)
+    for start, length, context_start, context in pieces.rows():
+        seen = np.r_[context_start : context_start + context, start : start + length]
+        for place in range(length):
+            last = context + place + 1
+            mask[start + place, seen[0 if window is None else max(0, last - window) : last]] = True
+    return functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, enable_gqa=True, scale=0.3
+    ).transpose(1, 2)
+
+
+def made(tokens: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values."""
+    dice = torch.Generator().manual_seed(0)
+    query, key, value = (
+        torch.randn(1, heads, tokens, SIZE, generator=dice).requires_grad_()
+        for heads in (HEADS, KEY_HEADS, KEY_HEADS)
+    )
+    return query, key, value
+
+
+@settings(max_examples=60, deadline=None)
+@given(BUNDLES, st.sampled_from([None, 3, 17]), st.sampled_from([5, 256]))
+def test_pieces_attend_as_under_a_mask(
+    bundles: list[tuple[int, list[int]]], window: int | None, queries: int
+) -> None:
+    pieces = pieces_of(bundles)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(attention, "QUERIES", queries)
+        given_tensors = made(int(pieces.tokens_p.sum()))
+        mine, _ = attend(
+            torch.nn.Identity(),
+            *given_tensors,
+            None,
+            scaling=0.3,
+            sliding_window=window,
+            pieces=AttentionPlans(pieces),
+        )
+        theirs = dense(*given_tensors, pieces, window)
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
+        factors = torch.randn(mine.shape, generator=torch.Generator().manual_seed(1))
+        slopes = [
+            torch.autograd.grad((factors * each).sum(), given_tensors) for each in (mine, theirs)
+        ]
+    for found, right in zip(*slopes, strict=True):
+        torch.testing.assert_close(found, right, rtol=1e-4, atol=1e-5)
+
+
+def test_rows_without_pieces_are_causal() -> None:
+    dice = torch.Generator().manual_seed(0)
+    rows = torch.randn(3, HEADS, 9, SIZE, generator=dice)
+    found, _ = attend(torch.nn.Identity(), rows, rows, rows, None)
+    expected = functional.scaled_dot_product_attention(rows, rows, rows, is_causal=True)
+    torch.testing.assert_close(found, expected.transpose(1, 2))
+
+
+def test_another_answer_has_no_gradient_at_all() -> None:
+    pieces = pieces_of([(0, [9]), (0, [7]), (5, [3, 4])])
+    given_tensors = made(28)
+    found, _ = attend(torch.nn.Identity(), *given_tensors, None, pieces=AttentionPlans(pieces))
+    slopes = torch.autograd.grad(found[:, 9:16].sum(), given_tensors)
+    for slope in slopes:
+        assert not slope[:, :, :9].any()
+        assert not slope[:, :, 16:].any()
+
+
+@pytest.mark.parametrize("others", [{"softcap": 30.0}, {"s_aux": torch.zeros(HEADS)}])
+def test_what_it_cannot_do_is_refused(others: dict[str, Any]) -> None:
+    with pytest.raises(UnknownAttentionError):
+        attend(torch.nn.Identity(), *made(5), None, **others)
+
+
+@pytest.mark.parametrize("prompt", [64, 512])
+def test_hardly_any_pair_is_computed_that_nobody_reads(prompt: int) -> None:
+    """512 answers of reasoning's lengths, in rows of 16,384 tokens: at most 1.2 times the pairs that are read."""
+    rng = np.random.default_rng(0)
+    answers = [
+        PackedAnswer(
+            group,
+            sample,
+            np.zeros(prompt + length, dtype=np.int32),
+            np.arange(prompt + length) >= prompt,
+            np.zeros(length, dtype=np.float32),
+            np.zeros(length, dtype=np.int64),
+            np.float32(1.0),
+            prompt=prompt,
+        )
+        for group in range(32)
+        for sample, length in enumerate(rng.integers(60, 3000, 16).tolist())
+    ]
+    rows = [micro.pieces for micro in micro_batches(answers, 16384, packed=True)]
+    read = sum(pieces.pairs for pieces in rows if pieces is not None)
+    computed = sum(AttentionPlans(pieces).pairs() for pieces in rows if pieces is not None)
+    print(f"computed / read = {computed / read:.3f}")  # noqa: T201
+    assert read <= computed <= 1.2 * read
