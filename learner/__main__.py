@@ -7,9 +7,8 @@ once.
 Exit codes:
 0   The last step is done, or a signal stopped the learner; a checkpoint has been saved.
 1   The learner failed while running; start it again with `--resume`.
-2   Starting it again would fail again: a mistake in the configuration, a gradient that is not
-finite, or a newer
-    learner has taken over the run (a restart would end that one).
+2   Starting it again would fail again: a mistake in the configuration, gradients that are no numbers
+    whatever the data, or a newer learner has taken over the run (a restart would end that one).
 """
 
 import argparse

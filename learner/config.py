@@ -5,6 +5,7 @@ sends them with the session. Relative paths start at the working directory. An O
 the key that is wrong.
 """
 
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +16,26 @@ from echo2d.config_tables import Table, key, read_toml, table_of
 from echo2d.sd_notify import Notifier
 
 Mean = Literal["token", "sequence", "constant"]
-# The mean that each objective uses when loss_mean is "auto".
-MEANS: dict[str, Mean] = {"grpo": "token", "dr_grpo": "constant", "gspo": "sequence"}
+AdvantageBaseline = Literal["scaled", "centred", "leave_one_out"]
+
+
+class Habits(NamedTuple):
+    """What an objective does unless the table says otherwise."""
+
+    mean: Mean
+    baseline: AdvantageBaseline
+    clip_low: float
+    clip_high: float
+
+
+HABITS = {
+    "grpo": Habits("token", "scaled", 0.2, 0.2),
+    "dr_grpo": Habits("constant", "centred", 0.2, 0.2),
+    "gspo": Habits("sequence", "scaled", 3e-4, 4e-4),
+    "cispo": Habits("token", "scaled", 1.0, math.inf),
+    "rloo": Habits("token", "leave_one_out", 0.2, 0.2),
+}
+MASKS = {"icepop": (0.5, 5.0), "sequence_mask": (0.5, 2.0)}
 
 # Set by torchrun alone. Other programs set RANK and WORLD_SIZE too.
 _TORCHRUN_VARIABLE = "TORCHELASTIC_RUN_ID"
@@ -30,8 +49,17 @@ class Recipe(Table):
 
     TABLE: ClassVar[str] = "learner"
 
-    objective: Literal["grpo", "dr_grpo", "gspo"] = key(
-        "with gspo use clips of about 3e-4 and 4e-4", "grpo"
+    objective: Literal["grpo", "dr_grpo", "gspo", "cispo", "rloo"] = key(
+        "its advantages, its ratios and its clip", "grpo"
+    )
+    advantages: str = key(
+        "module:function with advantages of your own: rewards of a group [g] to advantages [g]", ""
+    )
+    loss: str = key(
+        "module:function with a loss of your own: a WeightInputs to losses [n], with gradient", ""
+    )
+    advantage_std: Literal["sample", "population"] = key(
+        "which deviation of a group's rewards divides advantages; TRL and verl: sample", "sample"
     )
     loss_mean: Literal["auto", "token", "sequence", "constant"] = key(
         "over tokens, over answers, or divided by answers * loss_tokens; auto: the objective's own",
@@ -46,13 +74,18 @@ class Recipe(Table):
         "rollout",
     )
     clip_eps_low: float = key(
-        "the clip drops negative tokens below 1 - this ratio", 0.2, above=0.0, high=1.0
+        "the clip drops negative tokens below 1 - this ratio; 0: the objective's own (0.2, gspo 3e-4)",
+        0.0,
+        low=0.0,
+        high=1.0,
     )
     clip_eps_high: float = key(
-        "the clip drops positive tokens above 1 + this ratio", 0.2, above=0.0
+        "the clip drops positive tokens above 1 + this ratio; 0: the objective's own (0.2, gspo 4e-4)",
+        0.0,
+        low=0.0,
     )
     clip_ratio_max: float = key(
-        "two-sided clip: drops negative tokens above this ratio; 0: off", 0.0, low=0.0
+        "two-sided clip: drops negative tokens above this ratio; 0: off", 3.0, low=0.0
     )
     correction: Literal["none", "tis", "icepop", "sequence_mask"] = key(
         "truncate importance ratios, mask tokens, or mask answers and truncate the rest",
@@ -60,17 +93,23 @@ class Recipe(Table):
     )
     tis_cap: float = key("importance ratios are truncated here", 2.0, low=1.0)
     mask_low: float = key(
-        "lower end of the range kept: of tokens (icepop) or answers' means (sequence_mask)",
-        0.5,
+        "lower end of the range kept; 0: 0.5, of tokens (icepop) or of answers' means (sequence_mask)",
+        0.0,
         low=0.0,
         high=1.0,
     )
-    mask_high: float = key("upper end of the range kept", 2.0, low=1.0)
+    mask_high: float = key(
+        "upper end of the range kept; 0: 5 for icepop, 2 for sequence_mask", 0.0, low=0.0
+    )
     kl_coef: float = key(
         "weight of the KL distance to the base model; above 0 a second model stays in memory",
         0.0,
         low=0.0,
     )
+    kl_weighted: bool = key(
+        "weigh each token's KL by its importance ratio, so that stale tokens count right", True
+    )
+    entropy_coef: float = key("weight of the entropy of the tokens' distributions", 0.0, low=0.0)
 
     def __post_init__(self) -> None:
         Table.__post_init__(self)
@@ -78,20 +117,30 @@ class Recipe(Table):
             raise OperatorFault(
                 "learner.loss_tokens: expected at least 1 because the mean is constant; found 0"
             )
-        if 0 < self.clip_ratio_max <= 1 + self.clip_eps_high:
-            expected = f"0, or more than 1 + clip_eps_high = {1 + self.clip_eps_high:g}"
+        highest = 1 + self.clip_high
+        if self.objective != "cispo" and 0 < self.clip_ratio_max <= highest:
+            expected = f"0, or more than 1 + clip_eps_high = {highest:g}"
             raise OperatorFault(
                 f"learner.clip_ratio_max: expected {expected}; found {self.clip_ratio_max}"
             )
 
     @property
     def mean(self) -> Mean:
-        return MEANS[self.objective] if self.loss_mean == "auto" else self.loss_mean
+        return HABITS[self.objective].mean if self.loss_mean == "auto" else self.loss_mean
 
     @property
-    def scaled(self) -> bool:
-        """Whether advantages are divided by the standard deviation of their group's rewards."""
-        return self.objective != "dr_grpo"
+    def clip_low(self) -> float:
+        return self.clip_eps_low or HABITS[self.objective].clip_low
+
+    @property
+    def clip_high(self) -> float:
+        return self.clip_eps_high or HABITS[self.objective].clip_high
+
+    @property
+    def mask(self) -> tuple[float, float]:
+        """The range of importance ratios that the correction keeps; (0, 0) if it has none."""
+        low, high = MASKS.get(self.correction, (0.0, 0.0))
+        return self.mask_low or low, self.mask_high or high
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,9 +190,21 @@ class LearnerConfig(Recipe):
     lr: float = key("of AdamW, after the warm-up", 1e-6, above=0.0)
     optimizer_steps: int = key("per train step, each on one part of the batch", 1, low=1, high=64)
     warmup_steps: int = key("train steps of linear warm-up", 10, low=0)
+    lr_schedule: Literal["constant", "linear", "cosine"] = key(
+        "of the learning rate between the warm-up and the last step", "constant"
+    )
+    lr_last_share: float = key(
+        "of lr, that linear and cosine reach at the last step", 0.0, low=0.0, high=1.0
+    )
     betas: tuple[float, float] = key("of AdamW", (0.9, 0.95), low=0.0, high=0.9999999)
     weight_decay: float = key("of AdamW", 0.0, low=0.0)
     grad_clip: float = key("the gradient's norm is clipped to this", 1.0, above=0.0)
+    poison_max: int = key(
+        "how often in a row groups that make a gradient no number are replaced, before the learner stops",
+        3,
+        low=0,
+        high=4,
+    )
     micro_batch_tokens: int = key(
         "of one forward and backward pass, padding included", 16384, low=1
     )
@@ -155,6 +216,11 @@ class LearnerConfig(Recipe):
 
     device: str = key(
         "auto, cpu, cuda or cuda:N; under torchrun cuda is a GPU for each rank", "auto"
+    )
+    peak_tflops: float = key(
+        "of one device in bfloat16, for MFU; 0: by the device's name, where it is known",
+        0.0,
+        low=0.0,
     )
     threads: int = key("CPU threads of torch; 0: torch decides", 0, low=0, high=1024)
     patience_s: float = key("seconds to wait for an unreachable coordinator", 60.0, above=0.0)

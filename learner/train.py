@@ -46,7 +46,8 @@ from learner.metrics.rows import evaluation_line, line_of, row_of
 from learner.metrics.stopwatch import TRAIN, WAIT, Stopwatch
 from learner.metrics.tracking import Tracking, makers
 from learner.model.lora import AdapterWriter
-from learner.model.policy import Policy, StepReport
+from learner.model.policy import PoisonedGroupsError, Policy, StepReport
+from learner.objective.hooks import advantages_of
 from learner.ranks.ranks import Ranks, device_of
 from learner.saving.checkpoint import OWN, Checkpoints
 from learner.saving.publish import Publisher, SnapshotWriter
@@ -87,12 +88,16 @@ class Learner:
             raise OperatorFault(
                 f"{directory} is not empty; use --resume or another learner.out_dir"
             )
+        self._advantages = advantages_of(config)
         self._policy = Policy(config, self._ranks)
         self._run_id = self._ranks.share(lambda: self._coordinator.run_id)
         self._writer = self._make_writer()
         self._publisher = Publisher(self._writer, coordinator, self._ranks)
         self._resume, self._trained, self._evaluated = resume, Trained(), 0
         self._over = False
+        self._poisoned: list[
+            int
+        ] = []  # groups refused as poison, each time that the present batch came
         self._evals: Sequence[str] = ()
         self._step = self._saved = self._published = self._restore() if resume else 0
 
@@ -219,10 +224,10 @@ class Learner:
                 log.warning("refused step=%d reason=%s", step, fault)
         return self._coordinator.take_batch(step)
 
-    def _wait_for_batch(self) -> Batch | None:
+    def _wait_for_batch(self, step: int) -> Batch | None:
         with self.watch(WAIT):
             try:
-                return self._prefetch.wait(self._while_waiting)
+                return self._prefetch.wait(step, self._while_waiting)
             except PromptsOver as ended:
                 log.info("the run ends after step %d: %s", self._step, ended)
                 self._over = True
@@ -232,24 +237,46 @@ class Learner:
         """Return the requested batch of `step` once it has no faults; None when the learner is to
         stop, or no batch will come any more.
         """
-        while (batch := self._wait_for_batch()) is not None:
+        while (batch := self._wait_for_batch(step)) is not None:
             with self.watch("check"):
                 reasons = faults(batch, step, self._rules, self._trained)
             if not reasons:
                 return batch
-            log.warning("refused step=%d reasons=%s", step, reasons)
-            self._coordinator.refuse(batch, reasons)
-            self._request(step)
+            self._refuse(batch, reasons)
         return None
 
+    def _refuse(self, batch: Batch, reasons: dict[int, str]) -> None:
+        """Have these groups replaced, and take the batch again. Rank 0 only."""
+        log.warning("refused step=%d reasons=%s", batch.step, reasons)
+        self._coordinator.refuse(batch, reasons)
+        self._prefetch.forget(batch.step)
+        self._request(batch.step)
+
+    def _refuse_poison(self, batch: Batch, poison: PoisonedGroupsError) -> None:
+        """Have the groups replaced that made a gradient no number. FloatingPointError: once too often."""
+        self._poisoned.append(len(poison.groups))
+        if len(self._poisoned) > self._config.poison_max:
+            times = f"{len(self._poisoned)} times in a row"
+            raise FloatingPointError(
+                f"{poison}; groups of step {batch.step} were poisonous {times}"
+            )
+        reason = "the gradient of this group alone is no number"
+        self._ranks.share(lambda: self._refuse(batch, dict.fromkeys(poison.groups, reason)))
+
     def _advance(self, batch: Batch, *, wait_s: float) -> None:
-        """Train on the batch, commit it, and publish and save a checkpoint if they are due."""
+        """Train on the batch, commit it, and publish and save a checkpoint if they are due. A batch with poison
+        changes nothing and comes again.
+        """
         step = batch.step
         self._request(step + 1)
         with self.watch("layout"):
             laid_out = self._policy.lay_out(self._parts(batch))
         with self.watch(TRAIN):
-            report = self._policy.train_step(step, laid_out, self._rules.staleness_max)
+            try:
+                report = self._policy.train_step(step, laid_out, self._rules.staleness_max)
+            except PoisonedGroupsError as poison:
+                self._refuse_poison(batch, poison)
+                return
         self._trained.add(batch)
         # Set before the commit, which may remain unanswered: a session that resumes at this step
         # commits it.
@@ -268,6 +295,7 @@ class Learner:
         # Before the checkpoint: a step that is durable is not trained again, so its row would be
         # lost.
         self._ranks.share(lambda: self._record(batch, report, t_train_s=t_train_s, wait_s=wait_s))
+        self._poisoned.clear()
         if step - self._saved >= self._config.checkpoint_every:
             with self.watch("checkpoint"):
                 self._report_durable(wait=True)
@@ -277,7 +305,7 @@ class Learner:
     def _parts(self, batch: Batch) -> list[list[PackedAnswer]]:
         """The answers of each optimizer step."""
         config = self._config
-        groups = answers_of(batch, self._rules, scaled=config.scaled)
+        groups = answers_of(batch, self._rules, self._advantages)
         return parts(groups, config.optimizer_steps, step=batch.step, rng_seed=config.rng_seed)
 
     def _pace(self, wait_s: float) -> None:
@@ -341,8 +369,15 @@ class Learner:
     def _record(self, batch: Batch, report: StepReport, *, t_train_s: float, wait_s: float) -> None:
         lap, published = self.watch.lap(), self._published
         row = row_of(
-            batch, report, published=published, t_train_s=t_train_s, wait_s=wait_s, seconds=lap
+            batch,
+            report,
+            published=published,
+            t_train_s=t_train_s,
+            wait_s=wait_s,
+            seconds=lap,
+            grad_clip=self._config.grad_clip,
         )
+        row["poisoned"] = report.poisoned + sum(self._poisoned)
         every = self._config.track_samples_every
         shows = every and self._tracking.has_boards and batch.step % every == 0
         self._tracking.record(row, self._coordinator.samples(batch.step) if shows else ())

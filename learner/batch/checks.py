@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from echo2d.client import Batch, Group, PeerFault, Span, Trajectory
 
 LOGPROB_MAX = 1e-4  # 0 is the largest logarithm of a probability; the rest allows for rounding
+LOGPROB_MIN = -104.0  # a softmax in float32 says 0 of what is less likely, so no engine draws it
 REWARD_MAX = 1e15  # absolute value; its square is still finite in float32
 # How answers end that were not finished.
 CUT_OFF = ("length", "context")
@@ -132,8 +133,9 @@ def _trajectory_fault(trajectory: Trajectory, step: int, rules: BatchRules) -> s
         return "it has no tokens, or tokens outside the vocabulary"
     if len(trajectory.logprobs) != length:
         return f"it has {len(trajectory.logprobs)} logprobs for {length} tokens"
-    if not (np.isfinite(trajectory.logprobs) & (trajectory.logprobs <= LOGPROB_MAX)).all():
-        return "a logprob is not finite or above 0"
+    # Written so that NaN fails too.
+    if not ((trajectory.logprobs >= LOGPROB_MIN) & (trajectory.logprobs <= LOGPROB_MAX)).all():
+        return f"a logprob is not between {LOGPROB_MIN:g} and 0"
     # Written so that NaN fails too.
     if not abs(trajectory.reward) <= REWARD_MAX:
         return f"its reward is {trajectory.reward}"

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from echo2d.client import Batch, Group
 from learner.batch.checks import CUT_OFF, BatchRules
-from learner.objective.objectives import group_advantages
+from learner.objective.hooks import Advantages
 
 PAD = 0  # any token id: attention is causal, so padding on the right is never seen
 Item = TypeVar("Item")
@@ -162,9 +162,9 @@ def _bundle(answers: Sequence[PackedAnswer], shared: int) -> _Bundle:
     return _Bundle(answers, shared if len(answers) > 1 else 0)
 
 
-def answers_of(batch: Batch, rules: BatchRules, *, scaled: bool) -> list[list[PackedAnswer]]:
-    """Answers with tokens in the loss, by group. scaled: as in `objectives.group_advantages`."""
-    return [list(_answers(group, batch.step, rules, scaled=scaled)) for group in batch.groups]
+def answers_of(batch: Batch, rules: BatchRules, advantages: Advantages) -> list[list[PackedAnswer]]:
+    """Answers with tokens in the loss, by group."""
+    return [list(_answers(group, batch.step, rules, advantages)) for group in batch.groups]
 
 
 def parts(
@@ -249,10 +249,11 @@ def _cut(answers: Sequence[PackedAnswer], tokens_max: int) -> Iterator[Sequence[
         answers = answers[count:]
 
 
-def _answers(group: Group, step: int, rules: BatchRules, *, scaled: bool) -> Iterator[PackedAnswer]:
+def _answers(
+    group: Group, step: int, rules: BatchRules, advantages: Advantages
+) -> Iterator[PackedAnswer]:
     rewards = np.array([trajectory.reward for trajectory in group.trajectories], dtype=np.float32)
-    advantages = group_advantages(rewards, scaled=scaled)
-    for trajectory, advantage in zip(group.trajectories, advantages, strict=True):
+    for trajectory, advantage in zip(group.trajectories, advantages(rewards), strict=True):
         if not rules.trains_cut and trajectory.finish in CUT_OFF:
             continue
         fresh = np.zeros(len(trajectory.tokens), dtype=np.bool_)

@@ -1,7 +1,8 @@
 """Fetch the next batch in a thread while the learner trains on the present one.
 
-At most one batch is requested at a time. `stop` may be called from a signal handler and ends a
-wait. Not here: what is in a batch (`checks`).
+A step is fetched once, however often it is requested, until `forget` says that its batch has changed: a
+batch of which groups were refused is fetched again while the next one is still under way. `stop` may be called
+from a signal handler and ends a wait. Not here: what is in a batch (`checks`).
 """
 
 import contextlib
@@ -13,34 +14,47 @@ from echo2d.client import Batch
 
 
 class BatchPrefetch:
-    """`request` a step's batch, then `wait` for it."""
+    """`start`, then `request` a step's batch and `wait` for it."""
 
     def __init__(self) -> None:
         self.stopped = False
+        self._take: Callable[[int], Batch] | None = None
+        self._found: dict[int, Batch | Exception | None] = {}  # None: under way
         # A SimpleQueue may be put to from a signal handler; a Queue could deadlock there.
-        self._requested: queue.SimpleQueue[int] = queue.SimpleQueue()
-        self._arrived: queue.SimpleQueue[Batch | Exception | None] = queue.SimpleQueue()
+        self._arrived: queue.SimpleQueue[tuple[int, Batch | Exception] | None] = queue.SimpleQueue()
 
     def start(self, take: Callable[[int], Batch]) -> None:
-        """Start the thread that calls `take`, which may block. The thread is a daemon."""
-        threading.Thread(target=self._run, args=(take,), name="batch-prefetch", daemon=True).start()
+        """Say how a batch is taken. The call may block, and runs in a daemon thread of its own."""
+        self._take = take
 
     def request(self, step: int) -> None:
-        self._requested.put(step)
+        """Begin to take this step's batch, unless that has been done."""
+        if step not in self._found:
+            self._found[step] = None
+            threading.Thread(target=self._run, args=(step,), name="batch", daemon=True).start()
 
-    def wait(self, alive: Callable[[], float | None]) -> Batch | None:
-        """Return the batch of the last `request`, or None if the learner is to stop.
+    def forget(self, step: int) -> None:
+        """The batch of this step has changed: the next request takes it again."""
+        self._found.pop(step, None)
+
+    def wait(self, step: int, alive: Callable[[], float | None]) -> Batch | None:
+        """Return the batch of a step that was requested, or None if the learner is to stop.
 
         An exception of `take` is raised here. `alive` is called at once and then again and again;
         it returns the seconds until it wants its next call (None: it wants none).
         """
         while not self.stopped:
+            if (found := self._found[step]) is not None:
+                # What comes after this step is kept.
+                self._found = {key: each for key, each in self._found.items() if key >= step}
+                if isinstance(found, Exception):
+                    raise found
+                return found
             patience_s = alive()
             with contextlib.suppress(queue.Empty):
-                arrived = self._arrived.get(timeout=patience_s)
-                if isinstance(arrived, Exception):
-                    raise arrived
-                return arrived
+                if (arrived := self._arrived.get(timeout=patience_s)) is not None:
+                    key, found = arrived
+                    self._found[key] = found
         return None
 
     def stop(self) -> None:
@@ -49,10 +63,9 @@ class BatchPrefetch:
         # Wakes up a `wait` that has already begun.
         self._arrived.put(None)
 
-    def _run(self, take: Callable[[int], Batch]) -> None:
-        while True:
-            step = self._requested.get()
-            try:
-                self._arrived.put(take(step))
-            except Exception as error:  # noqa: BLE001 - raised again in `wait`
-                self._arrived.put(error)
+    def _run(self, step: int) -> None:
+        assert self._take is not None
+        try:
+            self._arrived.put((step, self._take(step)))
+        except Exception as error:  # noqa: BLE001 - raised again in `wait`
+            self._arrived.put((step, error))

@@ -23,6 +23,7 @@ def row_of(
     t_train_s: float,
     wait_s: float,
     seconds: dict[str, float],
+    grad_clip: float,
 ) -> dict[str, Any]:
     """The row for metrics.jsonl.
 
@@ -40,6 +41,8 @@ def row_of(
         "staleness": staleness_histogram(batch),
         "loss": report.loss,
         "grad_norm": report.grad_norm,
+        "grad_norm_clipped": min(report.grad_norm, grad_clip),
+        **_speed(report, t_train_s),
         **dataclasses.asdict(report.means),
         "by_staleness": _by_staleness(batch, report),
         "t_train_s": t_train_s,
@@ -48,6 +51,18 @@ def row_of(
         "published": published,
         "seconds": seconds,
     }
+
+
+def _speed(report: StepReport, t_train_s: float) -> dict[str, float]:
+    """The learning rate, trained tokens per second, memory, and MFU where the device's peak is known."""
+    effort = report.effort
+    found = {
+        "lr": effort.lr,
+        "tokens_per_s": report.means.tokens / t_train_s,
+        "memory_gib": effort.memory_gib,
+        "tflops": effort.operations / t_train_s / 1e12,
+    }
+    return {**found, "mfu": effort.operations / t_train_s / effort.peak} if effort.peak else found
 
 
 def line_of(row: dict[str, Any], batch: Batch) -> str:

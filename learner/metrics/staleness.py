@@ -18,7 +18,7 @@ from echo2d.client import Batch
 from learner.batch.checks import staleness
 from learner.ranks.ranks import Ranks
 
-SUMS = ("tokens", "ratio", "clipped", "corrected", "kl")
+SUMS = ("tokens", "ratio", "clipped", "corrected", "kl", "entropy")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +32,7 @@ class Tally:
 
 def tally(
     loss: Tensor,
+    entropy_n: Tensor,
     log_ratio_n: Tensor,
     keeps_n: Tensor,
     corrected_n: Tensor,
@@ -45,7 +46,15 @@ def tally(
     variance.
     """
     ratio_n = log_ratio_n.exp()
-    facts = (torch.ones_like(ratio_n), ratio_n, ~keeps_n, corrected_n, ratio_n - 1.0 - log_ratio_n)
+    kl_n = ratio_n - 1.0 - log_ratio_n
+    facts = (
+        torch.ones_like(ratio_n),
+        ratio_n,
+        ~keeps_n,
+        corrected_n,
+        kl_n,
+        entropy_n.detach(),
+    )
     is_of_ns = torch.nn.functional.one_hot(staleness_n, count).to(ratio_n.dtype)
     sums_s = torch.stack([fact.to(ratio_n.dtype) for fact in facts]) @ is_of_ns
     return Tally(sums_s, (ratio_n[:, None] * is_of_ns).amax(0), loss.detach())
@@ -76,7 +85,7 @@ def over_ranks(tallied: Tally, ranks: Ranks) -> Tally:
 @dataclass(frozen=True, slots=True)
 class Means:
     """Means over tokens. clip_share: share dropped by the clip; corrected_share: changed by the
-    correction.
+    correction. entropy: of the distributions that the tokens were drawn from, in nats.
     """
 
     tokens: int
@@ -85,9 +94,10 @@ class Means:
     clip_share: float
     corrected_share: float
     kl: float
+    entropy: float
 
 
-NO_TOKENS = Means(0, 0.0, 0.0, 0.0, 0.0, 0.0)
+NO_TOKENS = Means(0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 def overall(tallied: Tally) -> Means:
@@ -103,10 +113,9 @@ def by_staleness(tallied: Tally) -> dict[int, Means]:
 
 
 def _means(sums: Sequence[float], ratio_max: float) -> Means:
-    tokens, ratio, clipped, corrected, kl = sums
-    return Means(
-        round(tokens), ratio / tokens, ratio_max, clipped / tokens, corrected / tokens, kl / tokens
-    )
+    tokens, ratio, *others = sums
+    means = [each / tokens for each in others]
+    return Means(round(tokens), ratio / tokens, ratio_max, *means)
 
 
 def answers_by_staleness(batch: Batch) -> dict[int, dict[str, float]]:

@@ -5,8 +5,9 @@ Suffixes of names: n = answer tokens of a micro-batch, in row-major order.
 """
 
 import logging
+import resource
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -33,9 +34,18 @@ from learner.metrics.staleness import (
     tally,
 )
 from learner.model import lora, rng_state
+from learner.model.flops import ModelSize, peak_of
 from learner.model.scorer import AnswerScorer
 from learner.model.trajectory_scores import ScoreSums, no_sums, score_sums, scores_of
-from learner.objective.objectives import LossTotals, distance_to_base, policy_loss, token_shares
+from learner.objective.hooks import loss_of
+from learner.objective.objectives import (
+    LossTotals,
+    distance_to_base,
+    policy_loss,
+    surrogate_loss,
+    token_shares,
+)
+from learner.objective.schedule import lr_share
 from learner.objective.token_weights import WeightInputs, weigh
 from learner.ranks.ranks import Ranks
 
@@ -46,11 +56,25 @@ log = logging.getLogger("echo2d.learner")
 
 
 @dataclass(frozen=True, slots=True)
+class Effort:
+    """What a step took. operations: floating-point operations of all ranks. peak: of these, how many per second all
+    devices could do, if it is known. memory_gib: the peak of this rank's device since the start, without a GPU
+    of the process.
+    """
+
+    lr: float
+    operations: float
+    peak: float | None
+    memory_gib: float
+
+
+@dataclass(frozen=True, slots=True)
 class StepReport:
     """Loss, largest gradient norm of the optimizer steps, and means over all tokens and by
     staleness.
 
-    scores: of the trajectories of all ranks, on rank 0; nothing elsewhere.
+    scores: of the trajectories of all ranks, on rank 0; nothing elsewhere. poisoned: groups for which an
+    optimizer step beyond the first was skipped.
     """
 
     loss: float
@@ -58,16 +82,33 @@ class StepReport:
     means: Means
     staleness: dict[int, Means]
     scores: tuple[TrajectoryScore, ...]
+    effort: Effort
+    poisoned: int = 0
+
+
+class PoisonedGroupsError(ArithmeticError):
+    """The gradients of these groups are no numbers; nothing was changed."""
+
+    def __init__(self, line: str, groups: Sequence[int]) -> None:
+        super().__init__(line, groups)  # as one rank tells the others
+        self.line, self.groups = line, groups
+
+    def __str__(self) -> str:
+        return self.line
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The data of one optimizer step: its totals over all ranks, and the micro-batches of this
+    """The data of one optimizer step: all answers, their totals over all ranks, and the micro-batches of this
     rank.
     """
 
+    answers: Sequence[PackedAnswer]
     totals: LossTotals
     micro: Sequence[MicroBatch]
+
+
+_Accumulated = tuple[Tally, ScoreSums]
 
 
 class Policy:
@@ -86,7 +127,9 @@ class Policy:
             lora.attach(model, config)
         if config.gradient_checkpointing:
             _checkpoint_layers(model, config.model)
+        self._size = ModelSize.of(model)
         self.model = ranks.place(model).train()
+        self._loss = loss_of(config)
         self._scorer = AnswerScorer(self.model, packing=config.packing)
         self._base = (
             AnswerScorer(ranks.place(_base_model(config)), packing=config.packing)
@@ -109,7 +152,7 @@ class Policy:
 
     def lay_out(self, parts: Sequence[Sequence[PackedAnswer]]) -> list[Part]:
         """Pack the answers of each optimizer step into micro-batches."""
-        return [Part(_totals(part), self._micro_batches(part)) for part in parts]
+        return [Part(part, _totals(part), self._micro_batches(part)) for part in parts]
 
     def _micro_batches(self, answers: Sequence[PackedAnswer]) -> list[MicroBatch]:
         tokens_max, ranks = self._config.micro_batch_tokens, self._ranks
@@ -125,43 +168,94 @@ class Policy:
         """Run train step `step`: one optimizer step on each of the parts that `lay_out` returned. With
         none, because all answers were filtered, nothing changes.
 
-        FloatingPointError: a gradient is not finite. The optimizer steps before it stay applied.
+        A gradient that is no number is not applied. PoisonedGroupsError: some groups are why, and it is the first
+        optimizer step; a later one is skipped. FloatingPointError: no group is why, or each is.
         """
         if not parts:
-            return StepReport(0.0, 0.0, NO_TOKENS, {}, ())
-        config = self._config
+            return StepReport(0.0, 0.0, NO_TOKENS, {}, (), Effort(self._lr(step), 0.0, None, 0.0))
         for group in self._optimizer.param_groups:
-            group["lr"] = config.lr * min(1.0, step / max(1, config.warmup_steps))
+            group["lr"] = self._lr(step)
         proximal = self._proximal(parts)
-        tallies: list[Tally] = []
-        scored: list[ScoreSums] = []
-        norms = []
-        for part in parts:
-            for each in part.micro:
-                tallied, sums = self._accumulate(
-                    each, part.totals, staleness_max, proximal.get(id(each))
-                )
-                tallies.append(tallied)
-                scored.append(sums)
-            norms.append(self._optimize(step))
+        done: list[_Accumulated] = []
+        norms, poisoned = [], 0
+        for place, part in enumerate(parts):
+            accumulated = self._gradient(part, staleness_max, proximal)
+            norm = self._optimize()
+            if norm is None:
+                poison = self._poison(step, part, staleness_max)
+                if not place:
+                    raise poison
+                # The optimizer steps before are applied, so the batch cannot come again.
+                log.warning("skipped step=%d part=%d poisoned=%s", step, place, poison.groups)
+                poisoned += len(poison.groups)
+                continue
+            done += accumulated
+            norms.append(norm)
         # A trajectory is on one rank, in one micro-batch.
-        scores = tuple(chain.from_iterable(self._ranks.gather(scores_of(scored))))
-        return _report(over_ranks(add_up(tallies), self._ranks), max(norms), len(parts), scores)
+        scored = scores_of([sums for _, sums in done])
+        scores = tuple(chain.from_iterable(self._ranks.gather(scored)))
+        tallied = over_ranks(add_up([each for each, _ in done]), self._ranks)
+        operations = sum(self._size.operations(part.micro) for part in parts)
+        effort = Effort(self._lr(step), self._ranks.total(operations), self._peak(), _memory_gib())
+        return _report(tallied, max(norms), len(parts), scores, poisoned, effort)
 
-    def _optimize(self, step: int) -> float:
-        """Apply one optimizer step and return the norm of its gradient before clipping."""
+    def _peak(self) -> float | None:
+        """Operations per second that the devices of all ranks could do together; None: it is not known."""
+        device, configured = self._ranks.device, self._config.peak_tflops * 1e12
+        named = peak_of(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
+        each = configured or named
+        return each * self._ranks.size if each else None
+
+    def _lr(self, step: int) -> float:
+        config = self._config
+        return config.lr * lr_share(
+            step,
+            steps=config.steps,
+            warmup_steps=config.warmup_steps,
+            schedule=config.lr_schedule,
+            last_share=config.lr_last_share,
+        )
+
+    def _gradient(
+        self, part: Part, staleness_max: int, proximal: dict[int, Tensor]
+    ) -> list[_Accumulated]:
+        """Make the gradient of one optimizer step, and what there is to tell about each micro-batch."""
+        return [
+            self._accumulate(each, part.totals, staleness_max, proximal.get(id(each)))
+            for each in part.micro
+        ]
+
+    def _optimize(self) -> float | None:
+        """Apply the gradient, clipped, and return its norm before that; None: it is no number and was dropped."""
         norm = float(
             _whole(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._config.grad_clip))
         )
         # Written so that NaN fails too.
-        if not norm < float("inf"):
-            self._optimizer.zero_grad()
-            raise FloatingPointError(
-                f"the gradient of train step {step} has norm {norm}; a restart gets the same batch"
-            )
-        self._optimizer.step()
+        finite = norm < float("inf")
+        if finite:
+            self._optimizer.step()
         self._optimizer.zero_grad()
-        return norm
+        return norm if finite else None
+
+    def _poison(self, step: int, part: Part, staleness_max: int) -> PoisonedGroupsError:
+        """The groups whose gradients alone are no numbers. FloatingPointError: no group's is, or every group's.
+
+        All ranks make the gradient of each group together.
+        """
+        groups: dict[int, list[PackedAnswer]] = {}
+        for answer in part.answers:
+            groups.setdefault(answer.group_id, []).append(answer)
+        found = []
+        for name, answers in groups.items():
+            (alone,) = self.lay_out([answers])
+            self._gradient(replace(alone, totals=part.totals), staleness_max, {})
+            norm = _whole(torch.nn.utils.get_total_norm(_gradients(self.model)))
+            self._optimizer.zero_grad()
+            if not float(norm) < float("inf"):
+                found.append(name)
+        if not 0 < len(found) < max(2, len(groups)):
+            raise FloatingPointError(_no_number(step))
+        return PoisonedGroupsError(_no_number(step), found)
 
     def _proximal(self, parts: Sequence[Part]) -> dict[int, Tensor]:
         """The logprobs under the weights at the start of this train step, by `id` of the
@@ -233,16 +327,23 @@ class Policy:
             self._here(micro.staleness_n),
             self._here(micro.answers_n),
             proximal_n,
+            scores.entropy_n,
         )
         found = weigh(config, inputs)
         shares_n = token_shares(config.mean, totals, inputs.answers_n, constant=config.loss_tokens)
-        loss = policy_loss(logprobs_n, found.weights_n, inputs.advantages_n, shares_n)
-        if base_n is not None:
-            loss = loss + config.kl_coef * (shares_n * distance_to_base(logprobs_n, base_n)).sum()
+        if self._loss is None:
+            loss = policy_loss(logprobs_n, found.weights_n, inputs.advantages_n, shares_n)
+            shown = surrogate_loss(found.surrogate_n, inputs.advantages_n, shares_n)
+        else:
+            loss = (shares_n * self._loss(inputs)).sum()
+            shown = loss.detach()
+        extra = self._regularizer(inputs, base_n, shares_n)
+        loss, shown = loss + extra, shown + extra.detach()
         # FSDP2 averages gradients over the ranks; the factor turns the mean into the sum.
         torch.autograd.backward(loss * self._ranks.size)
         tallied = tally(
-            loss,
+            shown,
+            scores.entropy_n,
             found.log_ratio_n,
             found.keeps_n,
             found.corrected_n,
@@ -250,6 +351,17 @@ class Policy:
             staleness_max + 1,
         )
         return tallied, score_sums(micro, scores)
+
+    def _regularizer(self, inputs: WeightInputs, base_n: Tensor | None, shares_n: Tensor) -> Tensor:
+        """kl_coef * KL to the base - entropy_coef * entropy, with gradient."""
+        config, found = self._config, torch.zeros((), device=shares_n.device)
+        if base_n is not None:
+            drawn_n = inputs.rollout_logprobs_n if config.kl_weighted else None
+            distance_n = distance_to_base(inputs.logprobs_n, base_n, drawn_n)
+            found = found + config.kl_coef * (shares_n * distance_n).sum()
+        if config.entropy_coef and inputs.entropy_n is not None:
+            found = found - config.entropy_coef * (shares_n * inputs.entropy_n).sum()
+        return found
 
     def _base_logprobs(self, micro: MicroBatch) -> Tensor | None:
         if self._base is None:
@@ -261,8 +373,28 @@ class Policy:
         return torch.from_numpy(values).to(self._ranks.device)
 
 
+def _memory_gib() -> float:
+    """The peak of memory since the start: of the GPU, else of the process."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated() / 2**30
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+
+def _no_number(step: int) -> str:
+    return f"the gradient of train step {step} is no number"
+
+
+def _gradients(model: Any) -> list[Tensor]:
+    return [weight.grad for weight in model.parameters() if weight.grad is not None]
+
+
 def _report(
-    tallied: Tally, norm: float, optimizer_steps: int, scores: tuple[TrajectoryScore, ...]
+    tallied: Tally,
+    norm: float,
+    optimizer_steps: int,
+    scores: tuple[TrajectoryScore, ...],
+    poisoned: int,
+    effort: Effort,
 ) -> StepReport:
     """The report of a train step, whose loss is the mean over its optimizer steps."""
     return StepReport(
@@ -271,6 +403,8 @@ def _report(
         overall(tallied),
         by_staleness(tallied),
         scores,
+        effort,
+        poisoned,
     )
 
 

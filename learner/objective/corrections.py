@@ -41,7 +41,8 @@ def loglinear_share(staleness_n: Tensor) -> Tensor:
     alpha = (v_m - v_q) / (v_p - v_q) with the versions of the token (v_q, from its span), of the
     weights that train step n starts from (v_m = n-1), and of those that it makes (v_p = n): s / (s
     + 1) for staleness s. So fresh tokens are judged by the clip alone, old ones mostly by their
-    importance. (A-3PO, arXiv 2512.06547; AReaL has it)
+    importance. (A-3PO, arXiv 2512.06547. AReaL counts the version that a step makes as the one it starts
+    from, so its share is (s - 1) / s from s = 1 on.)
     """
     return staleness_n / (staleness_n + 1.0)
 
@@ -56,6 +57,16 @@ def clip_keeps(
     below = (advantages_n < 0) & (ratio_n < 1.0 - eps_low)
     beyond = (advantages_n < 0) & (ratio_n > (ratio_max or float("inf")))
     return ~(above | below | beyond)
+
+
+def clip_value(
+    ratio_n: Tensor, advantages_n: Tensor, eps_low: float, eps_high: float, ratio_max: float
+) -> Tensor:
+    """Return the ratio [n] that counts in the clipped surrogate: where it is flat, that of the corner."""
+    highest = ratio_max or float("inf")
+    return torch.where(
+        advantages_n > 0, ratio_n.clamp(max=1.0 + eps_high), ratio_n.clamp(1.0 - eps_low, highest)
+    )
 
 
 def truncate(ratio_n: Tensor, cap: float) -> Tensor:

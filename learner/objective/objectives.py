@@ -1,11 +1,13 @@
 """Compute the objective of a train step: advantages, token shares, policy loss, distance to the
 base.
 
-| objective | advantage of answer i of a group | ratio that is clipped | mean | arXiv |
+| objective | advantage of answer i of a group | ratio | mean | arXiv |
 | --- | --- | --- | --- | --- |
-| grpo | (r_i - mean r) / (std r + STD_FLOOR) | of a token | token, as in DAPO | 2402.03300 |
-| dr_grpo | r_i - mean r | of a token | constant | 2503.20783 |
-| gspo | as grpo | of an answer: geometric mean of its tokens' | sequence | 2507.18071 |
+| grpo | (r_i - mean r) / (std r + STD_FLOOR) | of a token, clipped | token, as in DAPO | 2402.03300 |
+| dr_grpo | r_i - mean r | of a token, clipped | constant | 2503.20783 |
+| gspo | as grpo | geometric mean of an answer's, clipped | sequence | 2507.18071 |
+| cispo | as grpo | of a token, truncated and never clipped | token | 2506.13585 |
+| rloo | r_i - mean of the others' r | of a token, clipped | token | 2402.14740 |
 
 Not here: importance ratios and clips (`corrections`), and the choice of a run (`config.Recipe`).
 
@@ -19,24 +21,30 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from learner.config import Mean
+from learner.config import AdvantageBaseline, Mean
 
 STD_FLOOR = 1e-4  # keeps a group of equal rewards at advantage 0
 LOG_RATIO_MAX = 20.0  # e^20: far beyond every bound, and finite in float32
 
 
-def group_advantages(rewards_g: NDArray[np.float32], *, scaled: bool = True) -> NDArray[np.float32]:
-    """Return A [g]: r_i - mean(r), divided by the standard deviation of these rewards if `scaled`.
+def group_advantages(
+    rewards_g: NDArray[np.float32], baseline: AdvantageBaseline, *, sample_std: bool = True
+) -> NDArray[np.float32]:
+    """Return A [g]: r_i - mean r, for `scaled` over the standard deviation of these rewards, for `leave_one_out`
+    r_i - the mean of the others.
 
     GRPO (Shao et al. 2024, arXiv 2402.03300) scales. Dr. GRPO (Liu et al. 2025, arXiv 2503.20783)
     does not, because scaling gives most weight to groups that are nearly always right or nearly
-    always wrong.
+    always wrong. sample_std: divide by g - 1 inside the deviation, as TRL and verl do, not by g.
     """
-    centred = rewards_g - rewards_g.mean()
-    advantages: NDArray[np.float32] = (
-        centred / (rewards_g.std() + np.float32(STD_FLOOR)) if scaled else centred
-    )
-    return advantages
+    others = len(rewards_g) - 1
+    centred: NDArray[np.float32] = rewards_g - rewards_g.mean()
+    if baseline == "centred" or not others:
+        return centred
+    if baseline == "leave_one_out":
+        return np.asarray(centred * np.float32((others + 1) / others))
+    deviation = rewards_g.std(ddof=1 if sample_std else 0)
+    return np.asarray(centred / (deviation + np.float32(STD_FLOOR)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +91,28 @@ def policy_loss(
     return -(shares_n * weights_n * advantages_n * logprobs_n).sum()
 
 
-def distance_to_base(logprobs_n: Tensor, base_logprobs_n: Tensor) -> Tensor:
+@torch.no_grad()
+def surrogate_loss(surrogate_n: Tensor, advantages_n: Tensor, shares_n: Tensor) -> Tensor:
+    """-sum_t share_t x_t A_t, the clipped surrogate's value, which TRL and verl show as their loss. Without
+    gradient: `policy_loss` has it.
+    """
+    return -(shares_n * surrogate_n * advantages_n).sum()
+
+
+def distance_to_base(
+    logprobs_n: Tensor, base_logprobs_n: Tensor, rollout_logprobs_n: Tensor | None = None
+) -> Tensor:
     """k3 of each token [n], with gradient: b/p - log(b/p) - 1; its mean under samples of p is KL(p
     || base).
 
     GRPO's KL term (arXiv 2402.03300, eq. 4), after Schulman, "Approximating KL divergence" (2020).
-    Never negative.
+    Never negative. rollout_logprobs_n: the tokens are samples of the rollout's policy q, so each is weighed
+    by p/q, with gradient; without that its gradient is not that of KL(p || base) (DeepSeek-V3.2,
+    arXiv 2512.02556).
     """
     log_ratio_n = (base_logprobs_n - logprobs_n).clamp(-LOG_RATIO_MAX, LOG_RATIO_MAX)
-    return log_ratio_n.exp() - log_ratio_n - 1.0
+    distance_n = log_ratio_n.exp() - log_ratio_n - 1.0
+    if rollout_logprobs_n is None:
+        return distance_n
+    moved_n = (logprobs_n - rollout_logprobs_n).clamp(-LOG_RATIO_MAX, LOG_RATIO_MAX)
+    return moved_n.exp() * distance_n

@@ -22,6 +22,7 @@ from torch import Tensor
 from learner.config import Recipe
 from learner.objective.corrections import (
     clip_keeps,
+    clip_value,
     log_ratio,
     loglinear_share,
     mask_answers,
@@ -35,11 +36,13 @@ from learner.objective.objectives import answer_means
 class TokenWeights:
     """The result of `weigh` for each token [n], without gradient.
 
-    log_ratio_n: log(p / q) of the token itself. keeps_n: whether the clip keeps it. corrected_n:
+    surrogate_n: what the surrogate loss counts in place of the ratio; weights_n, but not 0 where the clip is
+    flat. log_ratio_n: log(p / q) of the token itself. keeps_n: whether the clip keeps it. corrected_n:
     whether the correction changed its ratio.
     """
 
     weights_n: Tensor
+    surrogate_n: Tensor
     log_ratio_n: Tensor
     keeps_n: Tensor
     corrected_n: Tensor
@@ -47,8 +50,8 @@ class TokenWeights:
 
 @dataclass(frozen=True, slots=True)
 class WeightInputs:
-    """What the weights depend on. proximal_n: log m, if it was computed. answers_n: index of each
-    token's answer.
+    """What the weights, and a loss of one's own, depend on, for each token [n]. proximal_n: log m, if it was
+    computed. answers_n: index of each token's answer. logprobs_n and entropy_n have a gradient.
     """
 
     logprobs_n: Tensor
@@ -57,6 +60,7 @@ class WeightInputs:
     staleness_n: Tensor
     answers_n: Tensor
     proximal_n: Tensor | None = None
+    entropy_n: Tensor | None = None
 
 
 def weigh(recipe: Recipe, inputs: WeightInputs) -> TokenWeights:
@@ -67,18 +71,24 @@ def weigh(recipe: Recipe, inputs: WeightInputs) -> TokenWeights:
             answer_means(each, inputs.answers_n) for each in (importance_n, trust_n)
         )
     ratio_n, moved_n = importance_n.exp(), trust_n.exp()
-    keeps_n = clip_keeps(
-        moved_n,
-        inputs.advantages_n,
-        recipe.clip_eps_low,
-        recipe.clip_eps_high,
-        recipe.clip_ratio_max,
-    )
+    ratio_max = 0.0 if recipe.objective == "cispo" else recipe.clip_ratio_max
+    clip = (moved_n, inputs.advantages_n, recipe.clip_low, recipe.clip_high, ratio_max)
+    keeps_n, clipped_n = clip_keeps(*clip), clip_value(*clip)
     if recipe.correction == "none":
-        return TokenWeights(moved_n * keeps_n, own_n, keeps_n, torch.zeros_like(keeps_n))
+        untouched_n = torch.zeros_like(keeps_n)
+        return TokenWeights(moved_n * keeps_n, clipped_n, own_n, keeps_n, untouched_n)
     corrected_n = _correct(recipe, importance_n, ratio_n, inputs.answers_n)
-    factor_n = 1.0 if recipe.proximal == "rollout" else moved_n
-    return TokenWeights(corrected_n * factor_n * keeps_n, own_n, keeps_n, corrected_n != ratio_n)
+    # Under `rollout` the importance is the clipped ratio itself, and counts once.
+    once = recipe.proximal == "rollout"
+    whole_n = corrected_n if once else corrected_n * moved_n
+    corner_n = clipped_n * (corrected_n > 0) if once else corrected_n * clipped_n
+    return TokenWeights(
+        whole_n * keeps_n,
+        torch.where(keeps_n, whole_n, corner_n),
+        own_n,
+        keeps_n,
+        corrected_n != ratio_n,
+    )
 
 
 def _split(recipe: Recipe, inputs: WeightInputs, own_n: Tensor) -> tuple[Tensor, Tensor]:
@@ -96,10 +106,8 @@ def _split(recipe: Recipe, inputs: WeightInputs, own_n: Tensor) -> tuple[Tensor,
 
 def _correct(recipe: Recipe, importance_n: Tensor, ratio_n: Tensor, answers_n: Tensor) -> Tensor:
     if recipe.correction == "icepop":
-        return mask_tokens(ratio_n, recipe.mask_low, recipe.mask_high)
+        return mask_tokens(ratio_n, *recipe.mask)
     truncated_n = truncate(ratio_n, recipe.tis_cap)
     if recipe.correction == "sequence_mask":
-        return truncated_n * mask_answers(
-            importance_n, answers_n, recipe.mask_low, recipe.mask_high
-        )
+        return truncated_n * mask_answers(importance_n, answers_n, *recipe.mask)
     return truncated_n

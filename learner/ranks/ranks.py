@@ -160,6 +160,10 @@ class Ranks:
     def maxima(self, values: Tensor) -> Tensor:
         return self._reduce(values, dist.ReduceOp.MAX)
 
+    def total(self, value: float) -> float:
+        """The sum of a number over all ranks, on every rank."""
+        return float(self.add_up(torch.tensor(value, dtype=torch.float64, device=self.device)))
+
     def _reduce(self, values: Tensor, by: Any) -> Tensor:
         if self.size > 1:
             dist.all_reduce(values, by)

@@ -1,11 +1,13 @@
 """A whole run of the learner, with a real model and real files, against a scripted coordinator."""
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -21,6 +23,7 @@ from echo2d.client import (
     Sampling,
 )
 from learner import train
+from learner.batch.packing import PackedAnswer, parts
 from learner.config import LearnerConfig
 from learner.metrics.tracking import SampleTable
 from tests.support.learner import learn
@@ -384,3 +387,94 @@ def test_rows_tell_lengths_and_what_each_task_got(
         }
         for number in range(2)
     }
+
+
+POISON = -77.0  # a logprob of which the loss below makes no number
+POISONED_LOSS = """
+import torch
+
+def loss(inputs):
+    factors_n = torch.where(inputs.rollout_logprobs_n == -77.0, float("nan"), inputs.advantages_n)
+    return -factors_n * inputs.logprobs_n
+"""
+
+
+@pytest.fixture
+def sensitive(
+    config: LearnerConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> LearnerConfig:
+    """A learner whose gradient is no number where POISON is in the batch."""
+    (tmp_path / "sensitive_loss.py").write_text(POISONED_LOSS)
+    monkeypatch.syspath_prepend(tmp_path)
+    return dataclasses.replace(config, loss="sensitive_loss:loss")
+
+
+def with_poison(batch: Batch, *groups: int) -> Batch:
+    """The batch, with POISON in one answer of each of these groups."""
+
+    def bitten(group: Group) -> Group:
+        first, *rest = group.trajectories
+        logprobs = first.logprobs.copy()
+        logprobs[0] = POISON
+        return dataclasses.replace(
+            group, trajectories=(dataclasses.replace(first, logprobs=logprobs), *rest)
+        )
+
+    members = (bitten(each) if each.group_id in groups else each for each in batch.groups)
+    return dataclasses.replace(batch, groups=tuple(members))
+
+
+def test_a_group_that_makes_a_gradient_no_number_is_replaced(
+    sensitive: LearnerConfig, coordinator: ScriptedCoordinator
+) -> None:
+    coordinator.spoil[2] = lambda batch: with_poison(batch, 8, 11)
+    rows = learn(sensitive, coordinator)
+    assert coordinator.refused.keys() == {8, 11}
+    assert coordinator.said("commit") == [1, 2, 3, 4]
+    assert [row["poisoned"] for row in rows] == [0, 2, 0, 0]
+    assert all(math.isfinite(row["grad_norm"]) for row in rows)
+
+
+def test_poison_in_a_later_optimizer_step_skips_it(
+    sensitive: LearnerConfig, coordinator: ScriptedCoordinator
+) -> None:
+    """Each group of a step is an optimizer step of its own; the last one of step 2 has poison."""
+    config = dataclasses.replace(sensitive, optimizer_steps=GROUPS, steps=2)
+    groups = [[each] for each in named(2 * GROUPS, GROUPS)]
+    *_, (last,) = parts(groups, GROUPS, step=2, rng_seed=config.rng_seed)
+    coordinator.spoil[2] = lambda batch: with_poison(batch, last.group_id)
+    rows = learn(config, coordinator)
+    assert coordinator.refused == {}
+    assert [row["poisoned"] for row in rows] == [0, 1]
+
+
+def test_poison_that_comes_again_and_again_stops_the_learner(
+    sensitive: LearnerConfig, coordinator: ScriptedCoordinator
+) -> None:
+    class Again(dict[int, Any]):
+        def __delitem__(self, _: int) -> None:
+            """What replaces it is poisonous, too."""
+
+    coordinator.spoil = Again({2: lambda batch: with_poison(batch, 9)})
+    with pytest.raises(
+        FloatingPointError, match="groups of step 2 were poisonous 2 times in a row"
+    ):
+        learn(dataclasses.replace(sensitive, poison_max=1), coordinator)
+    assert coordinator.said("commit") == [1]
+
+
+def named(first: int, count: int) -> list[PackedAnswer]:
+    """An answer of each of so many groups."""
+    nothing = np.zeros(0, dtype=np.float32)
+    return [
+        PackedAnswer(
+            group,
+            0,
+            nothing.astype(np.int32),
+            nothing > 0,
+            nothing,
+            nothing.astype(np.int64),
+            np.float32(0),
+        )
+        for group in range(first, first + count)
+    ]

@@ -32,6 +32,7 @@ from learner.batch.checks import BatchRules, Trained, faults, staleness_histogra
 from learner.batch.packing import answers_of
 from learner.config import LearnerConfig
 from learner.model.policy import Policy
+from learner.objective.hooks import advantages_of
 from learner.ranks.ranks import Ranks
 from tools.research.staleness_figure import FIGURES, draw
 
@@ -95,7 +96,8 @@ class Run:
         recipe = TinyRecipe(rng_seed=case.seed)
         model = make_tiny_model(CACHE, recipe)
         self._held_out = held_out_prompts(recipe)
-        self._policy = Policy(_config(case, model), Ranks())
+        config = _config(case, model)
+        self._advantages, self._policy = advantages_of(config), Policy(config, Ranks())
         self._rules = BatchRules(
             case.staleness, PER_STEP // GROUP_SIZE, GROUP_SIZE, len(VOCABULARY), GROUP_SIZE
         )
@@ -116,7 +118,7 @@ class Run:
             trained.add(batch)
             ages.update(staleness_histogram(batch))
             answers = [
-                each for group in answers_of(batch, self._rules, scaled=True) for each in group
+                each for group in answers_of(batch, self._rules, self._advantages) for each in group
             ]
             report = self._policy.train_step(
                 step, self._policy.lay_out([answers]), self._case.staleness
@@ -165,7 +167,7 @@ def _config(case: Case, model: Path) -> LearnerConfig:
     return LearnerConfig(
         url="http://127.0.0.1:1", token_file=Path("none"), model=model, snapshot_root=Path("none"),
         out_dir=Path("none"), steps=STEPS, lr=LR, threads=1, packing=False, device="cpu", rng_seed=case.seed,
-        **CORRECTIONS[case.correction],
+        advantage_std="population", clip_ratio_max=0.0, mask_high=2.0, **CORRECTIONS[case.correction],
     )  # fmt: skip
 
 

@@ -9,7 +9,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from learner.batch.packing import MicroBatch, PackedAnswer, answers_of, micro_batches, parts
+from learner.config import Recipe
+from learner.objective.hooks import advantages_of
 from tests.support.batches import MASKS, NEW, OLD, RULES, STEP, TOO_OLD, batch_of, trajectory
+
+SCALED = advantages_of(Recipe())
+CENTRED = advantages_of(Recipe(objective="dr_grpo", loss_tokens=1))
 
 
 def answers(*lengths: int, prompt: int = 1) -> list[PackedAnswer]:
@@ -246,9 +251,7 @@ def test_other_steps_are_dealt_otherwise() -> None:
 
 
 def test_advantages_are_those_of_the_group() -> None:
-    (first, second) = answers_of(
-        batch_of(trajectory(4), trajectory(1, reward=0.0)), RULES, scaled=False
-    )
+    (first, second) = answers_of(batch_of(trajectory(4), trajectory(1, reward=0.0)), RULES, CENTRED)
     assert [float(each.advantage) for each in (*first, *second)] == [0.5, -0.5, 0.5, -0.5]
     assert first[0].tokens.tolist() == [5, 1, 2, 3]
     assert first[0].logprobs_n.tolist() == pytest.approx([-1.0, -0.5, 0.0])
@@ -257,7 +260,7 @@ def test_advantages_are_those_of_the_group() -> None:
 def test_masked_tokens_are_read_and_not_trained_on() -> None:
     mixed = trajectory(4, spans=[(0, 1, TOO_OLD), (1, 2, OLD), (2, 4, NEW)])
     stale = trajectory(2, spans=[(0, 2, TOO_OLD)], reward=0.0)
-    _, found = answers_of(batch_of(mixed, stale), MASKS, scaled=True)
+    _, found = answers_of(batch_of(mixed, stale), MASKS, SCALED)
     (answer,) = found  # of the stale trajectory no token counts
     assert answer.tokens.tolist() == [3, 4, 1, 2, 3, 4]
     assert answer.counts.tolist() == [False, False, False, True, True, True]
@@ -269,7 +272,7 @@ def test_masked_tokens_are_read_and_not_trained_on() -> None:
 def test_staleness_comes_from_the_spans() -> None:
     mixed = trajectory(3, spans=[(0, 1, OLD + 1), (1, 3, NEW)])
     rules = dataclasses.replace(RULES, staleness_max=3)
-    _, found = answers_of(batch_of(mixed, trajectory(1)), rules, scaled=True)
+    _, found = answers_of(batch_of(mixed, trajectory(1)), rules, SCALED)
     assert found[0].staleness_n.tolist() == [1, 0, 0]
 
 
@@ -278,6 +281,6 @@ def test_answers_that_were_cut_off_may_count_in_the_mean_alone() -> None:
     cut = dataclasses.replace(trajectory(NEW, reward=0.0), finish="length")
     batch = batch_of(whole, cut)
     filtered = dataclasses.replace(RULES, trains_cut=False)
-    both, kept = [answers_of(batch, rules, scaled=False)[1] for rules in (RULES, filtered)]
+    both, kept = [answers_of(batch, rules, CENTRED)[1] for rules in (RULES, filtered)]
     assert [each.advantage for each in both] == [0.5, -0.5]
     assert [each.advantage for each in kept] == [0.5]

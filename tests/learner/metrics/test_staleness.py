@@ -13,11 +13,12 @@ def test_sums_of_micro_batches_are_the_steps() -> None:
     log_ratio = rng.normal(0, 0.5, 40).astype(np.float32)
     staleness = rng.choice([0, 2, 3], 40)
     keeps, corrected = rng.random(40) < 0.7, rng.random(40) < 0.2
-    tensors = [torch.tensor(each) for each in (log_ratio, keeps, corrected, staleness)]
+    entropy = rng.random(40).astype(np.float32)
+    tensors = [torch.tensor(each) for each in (entropy, log_ratio, keeps, corrected, staleness)]
     pieces = []
     for at in (slice(0, 9), slice(9, 40)):
-        ratios, kept, changed, ages = (each[at] for each in tensors)
-        pieces.append(tally(torch.tensor(1.5), ratios, kept, changed, ages, 4))
+        surprise, ratios, kept, changed, ages = (each[at] for each in tensors)
+        pieces.append(tally(torch.tensor(1.5), surprise, ratios, kept, changed, ages, 4))
     found = add_up(pieces)
     assert float(found.loss) == 3.0
     means = by_staleness(found)
@@ -30,6 +31,7 @@ def test_sums_of_micro_batches_are_the_steps() -> None:
         assert one.ratio_max == pytest.approx(ratio.max(), rel=1e-5)
         assert one.clip_share == pytest.approx(1 - keeps[at].mean())
         assert one.corrected_share == pytest.approx(corrected[at].mean())
+        assert one.entropy == pytest.approx(entropy[at].mean(), rel=1e-5)
         assert one.kl == pytest.approx(
             np.mean([each - 1 - np.log(each) for each in ratio]), rel=1e-4
         )

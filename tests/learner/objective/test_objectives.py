@@ -4,12 +4,14 @@ import numpy as np
 import pytest
 import torch
 
+from learner.config import AdvantageBaseline
 from learner.objective.objectives import (
     LossTotals,
     answer_means,
     distance_to_base,
     group_advantages,
     policy_loss,
+    surrogate_loss,
     token_shares,
 )
 
@@ -19,11 +21,8 @@ ANSWERS = torch.tensor([0, 0, 0, 1, 2, 2])
 @pytest.mark.parametrize(
     ("rewards", "advantages"),
     [
-        (
-            [1.0, 0.0, 0.0, 0.0],
-            [3**0.5, -(3**-0.5), -(3**-0.5), -(3**-0.5)],
-        ),  # mean 1/4, deviation sqrt(3)/4
-        ([2.0, -2.0], [1.0, -1.0]),
+        ([1.0, 0.0, 0.0, 0.0], [1.5, -0.5, -0.5, -0.5]),  # mean 1/4, deviation 1/2
+        ([2.0, -2.0], [0.5**0.5, -(0.5**0.5)]),
         ([1.0, 1.0, 1.0], [0.0, 0.0, 0.0]),
         ([0.7], [0.0]),
     ],
@@ -31,15 +30,28 @@ ANSWERS = torch.tensor([0, 0, 0, 1, 2, 2])
 def test_advantages_are_rewards_in_units_of_their_groups_deviation(
     rewards: list[float], advantages: list[float]
 ) -> None:
-    found = group_advantages(np.array(rewards, dtype=np.float32))
+    found = group_advantages(np.array(rewards, dtype=np.float32), "scaled")
     assert found.dtype == np.float32
     assert found.tolist() == pytest.approx(advantages, abs=1e-3)
 
 
-def test_dr_grpo_only_subtracts_the_mean() -> None:
-    found = group_advantages(np.array([1.0, 0.0, 0.0, 0.0], dtype=np.float32), scaled=False)
+def test_the_population_has_a_smaller_deviation() -> None:
+    rewards = np.array([1.0, 0.0, 0.0, 0.0], dtype=np.float32)
+    found = group_advantages(rewards, "scaled", sample_std=False)
+    expected = [3**0.5, -(3**-0.5), -(3**-0.5), -(3**-0.5)]
+    assert found.tolist() == pytest.approx(expected, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("baseline", "expected"),
+    [("centred", [0.75, -0.25, -0.25, -0.25]), ("leave_one_out", [1.0, -1 / 3, -1 / 3, -1 / 3])],
+)
+def test_dr_grpo_subtracts_the_mean_and_rloo_that_of_the_others(
+    baseline: AdvantageBaseline, expected: list[float]
+) -> None:
+    found = group_advantages(np.array([1.0, 0.0, 0.0, 0.0], dtype=np.float32), baseline)
     assert found.dtype == np.float32
-    assert found.tolist() == [0.75, -0.25, -0.25, -0.25]
+    assert found.tolist() == pytest.approx(expected)
 
 
 def test_a_tokens_share_depends_on_the_mean() -> None:
@@ -112,3 +124,24 @@ def test_the_distance_to_the_base_averages_to_the_divergence() -> None:
     assert (found >= 0).all()
     assert found[1] == 0
     assert (p * found).sum() == pytest.approx((p * np.log(p / base)).sum())
+
+
+def test_weighed_by_importance_it_averages_to_the_divergence_under_other_samples() -> None:
+    """Over samples of q, and so does its gradient: that of sum_x p log(p / b) over the logits of p."""
+    logits = torch.tensor([0.5, -0.2, 0.1], requires_grad=True)
+    rollout, base = torch.tensor([0.6, 0.3, 0.1]), torch.tensor([0.2, 0.3, 0.5])
+    logprobs = torch.log_softmax(logits, dim=0)
+    mean = (rollout * distance_to_base(logprobs, base.log(), rollout.log())).sum()
+    divergence = (logprobs.exp() * (logprobs - base.log())).sum()
+    torch.testing.assert_close(mean, divergence)
+    slopes = [
+        torch.autograd.grad(each, logits, retain_graph=True)[0] for each in (mean, divergence)
+    ]
+    torch.testing.assert_close(*slopes)
+
+
+def test_the_surrogate_is_a_mean_without_gradient() -> None:
+    ratio = torch.tensor([1.2, 0.9], requires_grad=True)
+    found = surrogate_loss(ratio, torch.tensor([1.0, -1.0]), torch.tensor([0.5, 0.5]))
+    assert float(found) == pytest.approx(-0.15)
+    assert not found.requires_grad

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from echo2d.client import OperatorFault
 from learner.config import Recipe
-from learner.objective.objectives import LossTotals, policy_loss, token_shares
+from learner.objective.objectives import LossTotals, policy_loss, surrogate_loss, token_shares
 from learner.objective.token_weights import WeightInputs, weigh
 
 LOW, HIGH = 0.2, 0.3
@@ -43,7 +43,14 @@ def gradient(recipe: Recipe, inputs: WeightInputs) -> Tensor:
 
 
 def recipe(**choices: Any) -> Recipe:
-    return Recipe(**{"clip_eps_low": LOW, "clip_eps_high": HIGH, "loss_tokens": 7, **choices})
+    usual = {"clip_eps_low": LOW, "clip_eps_high": HIGH, "clip_ratio_max": 0.0, "loss_tokens": 7}
+    return Recipe(**{**usual, **choices})
+
+
+def value(recipe: Recipe, inputs: WeightInputs) -> Tensor:
+    """The loss that is shown."""
+    shares = token_shares(recipe.mean, LossTotals(COUNT, COUNT // 10), ANSWERS, constant=7)
+    return surrogate_loss(weigh(recipe, inputs).surrogate_n, inputs.advantages_n, shares)
 
 
 def surrogate(ratio: Tensor, advantages: Tensor, bound: float = float("inf")) -> Tensor:
@@ -60,7 +67,9 @@ def test_the_rollout_as_proximal_policy_is_ppo(
     rho = (inputs.logprobs_n - inputs.rollout_logprobs_n).exp()
     terms = surrogate(rho, inputs.advantages_n, bound or float("inf"))
     expected = terms.mean() if objective == "grpo" else terms.sum() / (COUNT // 10 * 7)
-    found = gradient(recipe(objective=objective, correction="none", clip_ratio_max=bound), inputs)
+    chosen = recipe(objective=objective, correction="none", clip_ratio_max=bound)
+    torch.testing.assert_close(value(chosen, inputs), -expected.detach())
+    found = gradient(chosen, inputs)
     torch.testing.assert_close(found, torch.autograd.grad(-expected, inputs.logprobs_n)[0])
 
 
@@ -85,8 +94,31 @@ def test_decoupled_ppo_weighs_by_importance_and_clips_the_rest(inputs: WeightInp
     objective = (
         importance * surrogate((inputs.logprobs_n - inputs.proximal_n).exp(), inputs.advantages_n)
     ).mean()
+    torch.testing.assert_close(
+        value(recipe(proximal="recomputed", tis_cap=1.2), inputs), -objective.detach()
+    )
     found = gradient(recipe(proximal="recomputed", tis_cap=1.2), inputs)
     torch.testing.assert_close(found, torch.autograd.grad(-objective, inputs.logprobs_n)[0])
+
+
+def test_cispo_truncates_and_never_clips(inputs: WeightInputs) -> None:
+    """-(1/T) sum min(rho, cap) A log p with the ratio as a constant (MiniMax-M1, arXiv 2506.13585, eq. 4)."""
+    rho = (inputs.logprobs_n - inputs.rollout_logprobs_n).exp().detach().clamp(max=1.2)
+    objective = (rho * inputs.advantages_n * inputs.logprobs_n).mean()
+    chosen = Recipe(objective="cispo", tis_cap=1.2, clip_ratio_max=1.1)
+    assert weigh(chosen, inputs).keeps_n.all()
+    torch.testing.assert_close(
+        gradient(chosen, inputs), torch.autograd.grad(-objective, inputs.logprobs_n)[0]
+    )
+
+
+def test_each_objective_has_clips_and_masks_of_its_own() -> None:
+    clips = {name: (Recipe(objective=name, loss_tokens=1)) for name in ("grpo", "gspo", "rloo")}
+    found = {name: (each.clip_low, each.clip_high) for name, each in clips.items()}
+    assert found == {"grpo": (0.2, 0.2), "gspo": (3e-4, 4e-4), "rloo": (0.2, 0.2)}
+    assert Recipe(objective="gspo", clip_eps_low=0.1).clip_low == 0.1
+    assert Recipe(correction="icepop").mask == (0.5, 5.0)
+    assert Recipe(correction="sequence_mask", mask_high=1.5).mask == (0.5, 1.5)
 
 
 def test_loglinear_puts_the_proximal_policy_between_by_version(inputs: WeightInputs) -> None:
@@ -167,9 +199,7 @@ def test_choices_that_do_not_go_together_are_the_operators_fault(
 
 
 def test_the_mean_is_the_objectives_own_unless_chosen() -> None:
-    assert [recipe(objective=name).mean for name in ("grpo", "dr_grpo", "gspo")] == [
-        "token",
-        "constant",
-        "sequence",
-    ]
+    names = ("grpo", "dr_grpo", "gspo", "cispo", "rloo")
+    expected = ["token", "constant", "sequence", "token", "token"]
+    assert [recipe(objective=name).mean for name in names] == expected
     assert recipe(loss_mean="sequence").mean == "sequence"

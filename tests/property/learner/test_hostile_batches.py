@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from echo2d.client import Batch, Group, PeerFault, Span, Trajectory
 from learner.batch.checks import BatchRules, Trained, faults
 from learner.batch.packing import answers_of
+from learner.config import Recipe
+from learner.objective.hooks import advantages_of
 
 VOCAB, STEP, STALENESS, GROUPS, SIZE = 17, 20, 3, 4, 3
 RULES = BatchRules(STALENESS, GROUPS, SIZE, VOCAB, group_min=SIZE)
@@ -95,7 +97,7 @@ def with_group(batch: Batch, index: int, group: Group) -> Batch:
 @given(batches)
 def test_what_keeps_the_rules_is_trained(batch: Batch) -> None:
     assert faults(batch, STEP, RULES, Trained()) == {}
-    for group in answers_of(batch, RULES, scaled=True):
+    for group in answers_of(batch, RULES, advantages_of(Recipe())):
         for answer in group:
             assert len(answer.logprobs_n) == answer.counts.sum()
             assert answer.staleness_n.min() >= 0

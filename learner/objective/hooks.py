@@ -1,0 +1,73 @@
+"""Advantages and losses of one's own, named `module:function` in the table.
+
+    def advantages(rewards_g): ...    rewards of a group [g], float32, to advantages [g]
+    def loss(inputs): ...             a `WeightInputs` to the loss of each token [n], with gradient
+
+A loss is summed up with the tokens' shares, as `loss_mean` says. Modules are found as Python finds them: installed,
+or in the directory where `python -m learner` was started.
+"""
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from echo2d.client import OperatorFault
+from learner.config import HABITS, Recipe
+from learner.objective.objectives import group_advantages
+from learner.objective.token_weights import WeightInputs
+
+Advantages = Callable[[NDArray[np.float32]], NDArray[np.float32]]
+TokenLoss = Callable[[WeightInputs], Tensor]
+
+
+def advantages_of(recipe: Recipe) -> Advantages:
+    """The recipe's advantages [g] of the rewards of a group [g]. OperatorFault: its own function is not there."""
+    if recipe.advantages:
+        own = _named("advantages", recipe.advantages)
+        return lambda rewards_g: _checked_advantages(recipe.advantages, own(rewards_g), rewards_g)
+    baseline, sample_std = HABITS[recipe.objective].baseline, recipe.advantage_std == "sample"
+    return lambda rewards_g: group_advantages(rewards_g, baseline, sample_std=sample_std)
+
+
+def loss_of(recipe: Recipe) -> TokenLoss | None:
+    """The run's own loss of each token; None: the objective's. OperatorFault: the function is not there."""
+    if not recipe.loss:
+        return None
+    own = _named("loss", recipe.loss)
+    return lambda inputs: _checked_loss(recipe.loss, own(inputs), inputs)
+
+
+def _named(key: str, path: str) -> Callable[[Any], Any]:
+    module, _, name = path.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise OperatorFault(f"learner.{key}: cannot import {path!r}: {error}") from error
+    if not callable(found):
+        raise OperatorFault(f"learner.{key}: {path!r} is no function")
+    own: Callable[[Any], Any] = found
+    return own
+
+
+def _checked_advantages(
+    path: str, found: object, rewards_g: NDArray[np.float32]
+) -> NDArray[np.float32]:
+    advantages = np.asarray(found, dtype=np.float32)
+    if advantages.shape != rewards_g.shape or not np.isfinite(advantages).all():
+        expected = f"{len(rewards_g)} finite advantages for {len(rewards_g)} rewards"
+        raise OperatorFault(f"learner.advantages: {path!r}: expected {expected}; found {found}")
+    return advantages
+
+
+def _checked_loss(path: str, found: object, inputs: WeightInputs) -> Tensor:
+    shape = tuple(inputs.logprobs_n.shape)
+    if not isinstance(found, Tensor) or tuple(found.shape) != shape:
+        what = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+        raise OperatorFault(
+            f"learner.loss: {path!r}: expected a tensor of shape {shape}; found {what}"
+        )
+    return found

@@ -1,0 +1,80 @@
+"""Small models with random weights, one of each family that the learner can train, and answers for them."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    CohereConfig,
+    Gemma3TextConfig,
+    GraniteConfig,
+    LlamaConfig,
+    MistralConfig,
+    MixtralConfig,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
+
+from learner.batch.packing import PackedAnswer
+
+PROMPT = 7
+SMALL: dict[str, Any] = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 128,
+    "pad_token_id": 0,
+}
+MOE: dict[str, Any] = {"num_experts_per_tok": 2, "moe_intermediate_size": 24}
+# Every model that can read answers in pieces, by its name.
+SHAPES = {
+    "qwen3": Qwen3Config(**SMALL),
+    "llama": LlamaConfig(**SMALL),
+    "mistral with a window": MistralConfig(**SMALL, sliding_window=5),
+    "gemma3 with windows and a soft cap": Gemma3TextConfig(
+        **SMALL,
+        sliding_window=4,
+        layer_types=["sliding_attention", "full_attention"],
+        final_logit_softcapping=3.0,
+    ),
+    "granite with scaled logits": GraniteConfig(**SMALL, logits_scaling=7.0),
+    "cohere with scaled logits": CohereConfig(**SMALL, logit_scale=0.3),
+    "qwen3 moe": Qwen3MoeConfig(**SMALL, **MOE, num_experts=4),
+    "mixtral": MixtralConfig(**SMALL, num_experts_per_tok=2, num_local_experts=4),
+}
+
+
+def made(config: Any) -> Any:
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(4.0)  # far from a model that says the same whatever it reads
+    return model
+
+
+def answers(vocabulary: int) -> list[PackedAnswer]:
+    """Six answers to two prompts."""
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(0, vocabulary, PROMPT, dtype=np.int32) for _ in range(2)]
+    return [
+        PackedAnswer(
+            index % 2,
+            index,
+            np.concatenate(
+                [prompts[index % 2], rng.integers(0, vocabulary, length, dtype=np.int32)]
+            ),
+            np.arange(PROMPT + length) >= PROMPT,
+            np.zeros(length, dtype=np.float32),
+            np.zeros(length, dtype=np.int64),
+            np.float32(index),
+            temperature=0.7,
+            prompt=PROMPT,
+        )
+        for index, length in enumerate((9, 4, 1, 7, 12, 5))
+    ]
