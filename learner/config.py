@@ -214,6 +214,14 @@ class LearnerConfig(Recipe):
     )
     rng_seed: int = key("for dropout and for dealing groups to optimizer steps", 0, low=0)
 
+    dtype: Literal["auto", "float32", "bfloat16"] = key(
+        "of the layers' arithmetic; weights, optimizer, softmax and logprobs are float32 in any case; "
+        "auto: bfloat16 with CUDA",
+        "auto",
+    )
+    reduce_dtype: Literal["float32", "bfloat16"] = key(
+        "in which the ranks add up gradients; bfloat16 halves the traffic and rounds", "float32"
+    )
     device: str = key(
         "auto, cpu, cuda or cuda:N; under torchrun cuda is a GPU for each rank", "auto"
     )

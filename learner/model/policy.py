@@ -128,11 +128,11 @@ class Policy:
         if config.gradient_checkpointing:
             _checkpoint_layers(model, config.model)
         self._size = ModelSize.of(model)
-        self.model = ranks.place(model).train()
+        self.model = ranks.place(model, config).train()
         self._loss = loss_of(config)
         self._scorer = AnswerScorer(self.model, packing=config.packing)
         self._base = (
-            AnswerScorer(ranks.place(_base_model(config)), packing=config.packing)
+            AnswerScorer(ranks.place(_base_model(config), config), packing=config.packing)
             if config.kl_coef
             else None
         )

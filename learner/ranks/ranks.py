@@ -15,6 +15,8 @@ Security: anyone who reaches the ports of torch.distributed controls these proce
 private network.
 """
 
+import atexit
+import dataclasses
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, TypeVar, cast
@@ -22,9 +24,10 @@ from typing import Any, TypeVar, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import HashStore  # type: ignore[attr-defined]
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.distributed_c10d import PrefixStore
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.rendezvous import rendezvous
 
 from echo2d.client import OperatorFault
@@ -169,20 +172,31 @@ class Ranks:
             dist.all_reduce(values, by)
         return values
 
-    def place(self, model: Any) -> Any:
+    def place(self, model: Any, config: LearnerConfig) -> Any:
         """Move the model to the device; with several ranks, only this rank's shards of it (FSDP2).
 
-        A transformer block is gathered only while it runs, forward or backward.
+        A transformer block is gathered only while it runs, forward or backward. With learner.dtype = bfloat16 it
+        is rounded to that when it is gathered, so one rank is a mesh of its own: the float32 weights stay, and
+        gradients are added up in learner.reduce_dtype.
         """
-        if self.size == 1:
+        narrow = dtype_of(config.dtype, self.device) != torch.float32
+        if self.size == 1 and not narrow:
             return model.to(self.device)
+        if not dist.is_initialized():
+            _begin_alone(self.device)
+        policy = MixedPrecisionPolicy(
+            param_dtype=torch.bfloat16 if narrow else None,
+            reduce_dtype=getattr(torch, config.reduce_dtype),
+        )
         mesh = init_device_mesh(self.device.type, (self.size,))
         blocks = set(getattr(model, "_no_split_modules", None) or ())
         for module in model.modules():
             if type(module).__name__ in blocks:
-                fully_shard(module, mesh=mesh, reshard_after_forward=True)
-        fully_shard(model, mesh=mesh, reshard_after_forward=True)
-        return model
+                fully_shard(module, mesh=mesh, reshard_after_forward=True, mp_policy=policy)
+        # Temperatures are an argument of the whole model, and stay as they are.
+        whole = dataclasses.replace(policy, cast_forward_inputs=False)
+        fully_shard(model, mesh=mesh, reshard_after_forward=True, mp_policy=whole)
+        return model.to(self.device)
 
 
 class Rendezvous:
@@ -242,6 +256,27 @@ class Rendezvous:
         return isinstance(error, dist.DistError) or (
             isinstance(error, RuntimeError) and "gloo" in str(error)
         )
+
+
+def dtype_of(name: str, device: torch.device) -> torch.dtype:
+    """The dtype of the layers' arithmetic. name: learner.dtype."""
+    if name == "auto":
+        name = "bfloat16" if device.type == "cuda" else "float32"
+    found = getattr(torch, name)
+    assert isinstance(found, torch.dtype)
+    return found
+
+
+def _begin_alone(device: torch.device) -> None:
+    """A process group of this process, for FSDP2 on one rank. It ends with the process."""
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
+    atexit.register(_end_alone)
+
+
+def _end_alone() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def device_of(name: str, place: Place) -> str:

@@ -25,6 +25,8 @@ from tests.support.scripted_coordinator import GROUP_SIZE, GROUPS
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 NORM_ERROR_MAX = 1e-3  # relative
+# Ranks lay out their rows otherwise, and layers in bfloat16 round what they read in another order.
+COARSER = {"float32": 1, "bfloat16": 50}
 WEIGHT_ERROR_MAX = 2e-3  # absolute, of bfloat16 weights that moved by 1e-3 a step
 
 
@@ -61,8 +63,9 @@ def together(
     )
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_run_moves_from_one_rank_to_two_and_back(
-    tmp_path: Path, base: Path, batches: list[Batch]
+    tmp_path: Path, base: Path, batches: list[Batch], dtype: str
 ) -> None:
     """One process trains steps 1 and 2, two train 3 and 4, one trains 5 and 6: as one that trains all.
 
@@ -71,10 +74,10 @@ def test_a_run_moves_from_one_rank_to_two_and_back(
     straight, handed = tmp_path / "straight", tmp_path / "handed"
     straight.mkdir()
     handed.mkdir()
-    expected = config_of(straight, base)
+    expected = config_of(straight, base, dtype=dtype)
     alone(straight, expected, batches)
 
-    config = config_of(handed, base)
+    config = config_of(handed, base, dtype=dtype)
     alone(handed, dataclasses.replace(config, steps=2), batches)
     (handed / "signal").write_text(f"4 1 {signal.SIGTERM}")
     done = together(handed, dataclasses.replace(config, gradient_checkpointing=True), batches)
@@ -97,19 +100,22 @@ def test_a_run_moves_from_one_rank_to_two_and_back(
 
     rows = [rows_of(each) for each in (expected, config)]
     assert [row["step"] for row in rows[1]] == list(range(1, STEPS + 1))
+    coarser = COARSER[dtype]
     for one, other in zip(*rows, strict=True):
-        assert other["loss"] == pytest.approx(one["loss"], abs=LOSS_ERROR_MAX)
+        assert other["loss"] == pytest.approx(one["loss"], abs=coarser * LOSS_ERROR_MAX)
         for name in ("grad_norm", "ratio_mean", "ratio_max", "kl"):
-            assert other[name] == pytest.approx(one[name], rel=NORM_ERROR_MAX, abs=1e-6)
-        for name in ("batch", "tokens", "clip_share", "reward_mean"):
+            near = pytest.approx(one[name], rel=coarser * NORM_ERROR_MAX, abs=coarser * 1e-6)
+            assert other[name] == near
+        for name in ("batch", "tokens", "reward_mean"):
             assert other[name] == one[name]
+        assert other["clip_share"] == pytest.approx(one["clip_share"], abs=(coarser - 1) * 1e-4)
     said, told = (scores_told(directory) for directory in (straight, handed))
     assert list(said) == list(told) == list(range(1, STEPS + 1))
     for step, scores in said.items():
         assert len(scores) == GROUPS * GROUP_SIZE
         assert told[step].keys() == scores.keys(), "of both ranks"
         for trajectory, numbers in scores.items():
-            assert told[step][trajectory] == pytest.approx(numbers, rel=1e-2, abs=1e-3)
+            assert told[step][trajectory] == pytest.approx(numbers, rel=1e-2, abs=coarser * 1e-3)
     for version in (4, STEPS):
         same_weights(*(directory / "taken" / str(version) for directory in (straight, handed)))
 
