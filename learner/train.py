@@ -45,10 +45,10 @@ from learner.config import LearnerConfig, Place
 from learner.metrics.rows import evaluation_line, line_of, row_of
 from learner.metrics.stopwatch import TRAIN, WAIT, Stopwatch
 from learner.metrics.tracking import Tracking, makers
-from learner.model.lora import AdapterWriter
 from learner.model.policy import PoisonedGroupsError, Policy, StepReport
 from learner.objective.hooks import advantages_of
 from learner.ranks.ranks import Ranks, device_of
+from learner.saving.adapter import AdapterWriter
 from learner.saving.checkpoint import OWN, Checkpoints
 from learner.saving.publish import Publisher, SnapshotWriter
 
@@ -165,7 +165,8 @@ class Learner:
         if config.lora_rank:
             digest = self._ranks.share(lambda: base_digest(config.model))
             return AdapterWriter(config, self._run_id, weights, digest)
-        return SnapshotWriter(config.model, config.snapshot_root, self._run_id, weights)
+        root, layout = config.snapshot_root, self._policy.layout
+        return SnapshotWriter(config.model, root, self._run_id, weights, layout)
 
     def _start_batches(self) -> None:
         """Wait until the first version is published, then request the first batch. Rank 0 only."""

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.tensor import DTensor
@@ -35,6 +34,7 @@ from learner.metrics.staleness import (
 )
 from learner.model import lora, rng_state
 from learner.model.flops import ModelSize, peak_of
+from learner.model.load import empty_model, fill
 from learner.model.scorer import AnswerScorer
 from learner.model.trajectory_scores import ScoreSums, no_sums, score_sums, scores_of
 from learner.objective.hooks import loss_of
@@ -48,6 +48,7 @@ from learner.objective.objectives import (
 from learner.objective.schedule import lr_share
 from learner.objective.token_weights import WeightInputs, weigh
 from learner.ranks.ranks import Ranks
+from learner.saving.layout import layout_of
 
 CONFIGURED = ("lr", "betas", "weight_decay")  # optimizer settings that the config decides
 RANK_SEED_STEP = 1_000_003  # between the seeds of two ranks; runs use seeds closer together
@@ -122,19 +123,20 @@ class Policy:
             torch.set_num_threads(config.threads)
         self._config = config
         self._ranks = ranks
-        model = load_model(config.model)
+        model = empty_model(config.model)
+        self.layout = layout_of(model, config.model)
         if config.lora_rank:
             lora.attach(model, config)
         if config.gradient_checkpointing:
             _checkpoint_layers(model, config.model)
         self._size = ModelSize.of(model)
-        self.model = ranks.place(model, config).train()
+        self.model = self._filled(model).train()
+        if config.lora_rank:
+            lora.initialize(self.model)
         self._loss = loss_of(config)
         self._scorer = AnswerScorer(self.model, packing=config.packing)
         self._base = (
-            AnswerScorer(ranks.place(_base_model(config), config), packing=config.packing)
-            if config.kl_coef
-            else None
+            AnswerScorer(self._base_model(), packing=config.packing) if config.kl_coef else None
         )
         self._kept = StateDictOptions(
             ignore_frozen_params=bool(config.lora_rank), strict=not config.lora_rank
@@ -145,6 +147,16 @@ class Policy:
         )
         # All ranks have built the same model. From here on each has its own dropout.
         rng_state.seed(config.rng_seed + ranks.rank * RANK_SEED_STEP)
+
+    def _filled(self, model: Any) -> Any:
+        """The model with this rank's shards of its weights, from the files."""
+        sharded = self._ranks.shard(model, self._config)
+        return fill(sharded, self._config.model, self.layout, self._ranks.device)
+
+    def _base_model(self) -> Any:
+        """A frozen second model, for the KL distance to the base."""
+        model = empty_model(self._config.model).requires_grad_(requires_grad=False)
+        return self._filled(model).eval()
 
     @property
     def vocab_size(self) -> int:
@@ -414,37 +426,6 @@ def _totals(answers: Sequence[PackedAnswer]) -> LossTotals:
 
 def _whole(value: Tensor) -> Tensor:
     return value.full_tensor() if isinstance(value, DTensor) else value
-
-
-def load_model(directory: Path) -> Any:
-    """Load a causal language model in float32. OperatorFault: the directory lacks a file or a
-    weight.
-    """
-    from transformers import AutoModelForCausalLM
-    from transformers.utils.logging import disable_progress_bar
-
-    disable_progress_bar()
-    for name in ("config.json", "tokenizer.json"):
-        if not (directory / name).is_file():
-            raise OperatorFault(f"learner.model: {directory} has no {name}")
-    try:
-        model, info = AutoModelForCausalLM.from_pretrained(
-            directory, dtype=torch.float32, local_files_only=True, output_loading_info=True
-        )
-    except (OSError, ValueError, SafetensorError) as error:
-        raise OperatorFault(
-            f"learner.model: cannot load {directory}: {' '.join(str(error).split())}"
-        ) from error
-    if missing := sorted(info["missing_keys"]):
-        raise OperatorFault(
-            f"learner.model: {directory} lacks the weights {', '.join(missing[:3])}"
-        )
-    return model
-
-
-def _base_model(config: LearnerConfig) -> Any:
-    """A frozen second model, for the KL distance to the base."""
-    return load_model(config.model).requires_grad_(requires_grad=False).eval()
 
 
 def _checkpoint_layers(model: Any, directory: Path) -> None:

@@ -172,8 +172,9 @@ class Ranks:
             dist.all_reduce(values, by)
         return values
 
-    def place(self, model: Any, config: LearnerConfig) -> Any:
-        """Move the model to the device; with several ranks, only this rank's shards of it (FSDP2).
+    def shard(self, model: Any, config: LearnerConfig) -> Any:
+        """Leave this rank its shards of the model (FSDP2); all of it, if it is the only one. The model may be on the
+        meta device.
 
         A transformer block is gathered only while it runs, forward or backward. With learner.dtype = bfloat16 it
         is rounded to that when it is gathered, so one rank is a mesh of its own: the float32 weights stay, and
@@ -181,7 +182,7 @@ class Ranks:
         """
         narrow = dtype_of(config.dtype, self.device) != torch.float32
         if self.size == 1 and not narrow:
-            return model.to(self.device)
+            return model
         if not dist.is_initialized():
             _begin_alone(self.device)
         policy = MixedPrecisionPolicy(
@@ -196,7 +197,7 @@ class Ranks:
         # Temperatures are an argument of the whole model, and stay as they are.
         whole = dataclasses.replace(policy, cast_forward_inputs=False)
         fully_shard(model, mesh=mesh, reshard_after_forward=True, mp_policy=whole)
-        return model.to(self.device)
+        return model
 
 
 class Rendezvous:

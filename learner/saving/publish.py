@@ -11,19 +11,19 @@ import json
 import re
 import shutil
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from itertools import islice
 from pathlib import Path
 from typing import Any, Self
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from echo2d.client import Coordinator, OperatorFault
+from echo2d.client import Coordinator
 from learner.ranks.ranks import Ranks
 from learner.saving.files import ASIDE, remove_directory, store_faults, whole_directory
+from learner.saving.layout import Layout, WeightPart
 from learner.saving.shards import Shards, published_dtype
 
 COMPANIONS = {".json", ".txt", ".model", ".jinja"}
@@ -34,23 +34,22 @@ DTYPE_KEYS = (
 HEADER_ALIGNMENT = 8
 _NAMED = {torch.bfloat16: "BF16", torch.bool: "BOOL"}  # all other published dtypes are integers
 
-FileLayout = dict[str, dict[str, str]]  # file -> name in it -> name of the weight
-
 
 class SnapshotWriter:
     """Write versions of the model whose base is in `base` into `root`."""
 
     base_digest = ""  # digest of the base model, for adapters only
 
-    def __init__(self, base: Path, root: Path, run_id: str, weights: Mapping[str, Tensor]) -> None:
+    def __init__(
+        self, base: Path, root: Path, run_id: str, weights: Mapping[str, Tensor], layout: Layout
+    ) -> None:
         self._base, self._root, self._run_id = base, root, run_id
         self._companions = [
             path for path in sorted(base.iterdir()) if path.suffix in COMPANIONS and path.is_file()
         ]
-        self._layout = {
-            file: in_order(names, weights) for file, names in self._files(weights).items()
-        }
-        self.names = [weight for names in self._layout.values() for weight in names.values()]
+        self._files = {file: in_order(parts, weights) for file, parts in layout.items()}
+        self.names = [name for names in self._files.values() for name in names]
+        self.parts = {name: part for parts in layout.values() for name, part in parts.items()}
 
     def write(self, epoch: int, version: int, shards: Shards, stream: Iterator[Tensor]) -> Path:
         """Write a version into a new directory, durable when this returns. StoreFault: it failed
@@ -67,8 +66,8 @@ class SnapshotWriter:
             whole_directory(directory) as aside,
         ):
             self._accompany(aside)
-            for name, names in self._layout.items():
-                write_safetensors(aside / name, names, shards, stream)
+            for file, names in self._files.items():
+                write_safetensors(aside / file, names, shards, stream)
         return directory
 
     def clean(self, epoch: int) -> None:
@@ -79,19 +78,6 @@ class SnapshotWriter:
         for path in self._root.iterdir():
             if (named := left.fullmatch(path.name)) and int(named[1]) < epoch:
                 shutil.rmtree(path, ignore_errors=True)
-
-    def _files(self, weights: Mapping[str, Tensor]) -> FileLayout:
-        """The file layout of the base. OperatorFault: the base has tensors that are not weights of
-        the model.
-        """
-        files = _tensor_names(self._base)
-        missing = sorted({name for names in files.values() for name in names} - weights.keys())
-        if missing:
-            raise OperatorFault(
-                f"learner.model: {len(missing)} tensors are not weights of the model, "
-                f"e.g. {missing[0]}"
-            )
-        return {file: dict(zip(names, names, strict=True)) for file, names in files.items()}
 
     def _accompany(self, directory: Path) -> None:
         """Write the files that have no tensors."""
@@ -117,7 +103,7 @@ class Publisher:
         """
         self._ranks.share(self.settle)
         self.settle()
-        shards = Shards({name: weights[name] for name in self._writer.names}, self._ranks)
+        shards = Shards(weights, self._writer.parts, self._ranks)
         pool = ThreadPoolExecutor(1, "publish")
         self._going = pool.submit(self._publish, epoch, version, shards)
         # Does not wait here, but the interpreter waits for the pool's thread before it exits.
@@ -152,14 +138,14 @@ class Publisher:
             deque(stream, maxlen=0)
 
 
-def in_order(names: Mapping[str, str], weights: Mapping[str, Tensor]) -> dict[str, str]:
+def in_order(parts: Mapping[str, WeightPart], weights: Mapping[str, Tensor]) -> list[str]:
     """Order tensors as safetensors does: wide types first, so that all are aligned, then by name."""
-    sizes = {name: published_dtype(weights[weight]).itemsize for name, weight in names.items()}
-    return {name: names[name] for name in sorted(names, key=lambda name: (-sizes[name], name))}
+    sizes = {name: published_dtype(weights[part.weight]).itemsize for name, part in parts.items()}
+    return sorted(parts, key=lambda name: (-sizes[name], name))
 
 
 def write_safetensors(
-    path: Path, names: Mapping[str, str], shards: Shards, stream: Iterator[Tensor]
+    path: Path, names: Sequence[str], shards: Shards, stream: Iterator[Tensor]
 ) -> None:
     """Write the same file as the safetensors library, with only one part in memory. names: from
     `in_order`.
@@ -170,12 +156,12 @@ def write_safetensors(
             file.write(part.numpy().data)
 
 
-def _header(names: Mapping[str, str], shards: Shards) -> bytes:
+def _header(names: Sequence[str], shards: Shards) -> bytes:
     facts: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     start = 0
-    for name, weight in names.items():
-        end = start + shards.size(weight)
-        shape, dtype = shards.shapes[weight], _dtype_name(shards.dtypes[weight])
+    for name in names:
+        end = start + shards.size(name)
+        shape, dtype = shards.shapes[name], _dtype_name(shards.dtypes[name])
         facts[name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
         start = end
     text = json.dumps(facts, separators=(",", ":"), ensure_ascii=False).encode()
@@ -200,17 +186,3 @@ def _companion(path: Path) -> bytes:
         return data
     config.update({key: "bfloat16" for key in DTYPE_KEYS if key in config})
     return (json.dumps(config, indent=2) + "\n").encode()
-
-
-def _tensor_names(base: Path) -> dict[str, list[str]]:
-    """The names of the tensors in each safetensors file of the base model."""
-    layout = {}
-    for path in sorted(base.glob("*.safetensors")):
-        try:
-            with safe_open(path, framework="pt") as file:
-                layout[path.name] = list(file.keys())
-        except SafetensorError as error:
-            raise OperatorFault(f"learner.model: cannot read {path}: {error}") from error
-    if not layout:
-        raise OperatorFault(f"learner.model: {base} has no safetensors files")
-    return layout

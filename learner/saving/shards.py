@@ -17,28 +17,40 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from learner.ranks.ranks import Channel, Ranks
+from learner.saving.layout import WeightPart
 
 
 class Shards:
-    """A copy of this rank's shards of `weights`, which may change once this object exists."""
+    """A copy of this rank's shards of `weights`, which may change once this object exists.
 
-    def __init__(self, weights: Mapping[str, Tensor], ranks: Ranks) -> None:
+    parts: the tensors of a version, by name, and what of the weights each of them is.
+    """
+
+    def __init__(
+        self, weights: Mapping[str, Tensor], parts: Mapping[str, WeightPart], ranks: Ranks
+    ) -> None:
         self.ranks = ranks.size
         self._rank = ranks.rank
+        self._parts = dict(parts)
         self._sharded = {name for name, weight in weights.items() if isinstance(weight, DTensor)}
-        self.shapes = {name: tuple(weight.shape) for name, weight in weights.items()}
-        self.dtypes = {name: published_dtype(weight) for name, weight in weights.items()}
-        self._parts = {name: self._copy(name, weight) for name, weight in weights.items()}
+        self._rows = {name: len(weight) if weight.ndim else 1 for name, weight in weights.items()}
+        self.shapes = {
+            name: part.shape(tuple(weights[part.weight].shape)) for name, part in parts.items()
+        }
+        self.dtypes = {name: published_dtype(weights[part.weight]) for name, part in parts.items()}
+        self._copies = {
+            name: self._copy(name, weights[part.weight]) for name, part in parts.items()
+        }
 
     def stream(self, names: Sequence[str], channel: Channel) -> Iterator[Tensor]:
-        """Yield the bytes of these weights: on rank 0 one part per weight and rank, on other ranks
+        """Yield the bytes of these tensors: on rank 0 one part per tensor and rank, on other ranks
         nothing.
 
         Every rank must pass the same names and exhaust the iterator, because another rank waits for
         it.
         """
         for name in names:
-            own = self._parts.pop(name)
+            own = self._copies.pop(name)
             if self._rank == 0:
                 yield own
                 yield from (self._received(name, rank, channel) for rank in range(1, self.ranks))
@@ -46,19 +58,16 @@ class Shards:
                 channel.send(own)
 
     def size(self, name: str) -> int:
-        """Bytes of a whole weight."""
+        """Bytes of a whole tensor."""
         return math.prod(self.shapes[name]) * self.dtypes[name].itemsize
 
     def _copy(self, name: str, weight: Tensor) -> Tensor:
-        own = weight.to_local() if isinstance(weight, DTensor) else weight
-        part = (
-            own.detach()
-            .to("cpu", self.dtypes[name], copy=True)
-            .contiguous()
-            .reshape(-1)
-            .view(torch.uint8)
-        )
-        return part[: self._bytes(name, self._rank)]
+        local = weight.to_local() if isinstance(weight, DTensor) else weight
+        own = self._parts[name].of(local, first_row(weight))
+        if own is None:
+            own = local[:0]
+        copy = own.detach().to("cpu", self.dtypes[name], copy=True).contiguous()
+        return copy.reshape(-1).view(torch.uint8)[: self._bytes(name, self._rank)]
 
     def _received(self, name: str, rank: int, channel: Channel) -> Tensor:
         part = torch.empty(self._bytes(name, rank), dtype=torch.uint8)
@@ -70,13 +79,30 @@ class Shards:
         """The size of a rank's part. Weights that are not sharded are the same on all ranks; rank 0
         sends them.
         """
-        size = self.size(name)
-        if name not in self._sharded:
+        size, part = self.size(name), self._parts[name]
+        if part.weight not in self._sharded:
             return size if rank == 0 else 0
-        rows = self.shapes[name][0]
-        # torch.chunk gives every rank the quotient rounded up, and the last ones what is left.
-        each = -(-rows // self.ranks)
-        return size // max(1, rows) * max(0, min(each, rows - rank * each))
+        rows = self._rows[part.weight]
+        first, end = (rows_before(rows, each, self.ranks) for each in (rank, rank + 1))
+        if part.expert is not None:
+            return size if first <= part.expert < end else 0
+        return size // max(1, rows) * (end - first)
+
+
+def rows_before(rows: int, rank: int, ranks: int) -> int:
+    """How many rows of a sharded weight the ranks before this one have.
+
+    torch.chunk gives every rank the quotient rounded up, and the last ones what is left.
+    """
+    return min(rows, rank * -(-rows // ranks))
+
+
+def first_row(weight: Tensor) -> int:
+    """The row of the weight with which this rank's shard begins."""
+    if not isinstance(weight, DTensor):
+        return 0
+    mesh = weight.device_mesh
+    return rows_before(len(weight), mesh.get_local_rank(), mesh.size())
 
 
 def published_dtype(weight: Tensor) -> torch.dtype:

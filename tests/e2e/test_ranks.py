@@ -4,19 +4,23 @@ import dataclasses
 import json
 import os
 import pickle
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, Qwen3Config
 
 from echo2d.client import Batch
 from learner.config import LearnerConfig
 from tests.support.learner import make_base, record, rows_of, write_config
+from tests.support.model_shapes import SMALL, saved
 from tests.support.paths import REPO
 from tests.support.polling import poll
 from tests.support.ranks import LOSS_ERROR_MAX, PROGRAM, RANKS, STEPS, alone, config_of
@@ -120,6 +124,24 @@ def test_a_run_moves_from_one_rank_to_two_and_back(
         same_weights(*(directory / "taken" / str(version) for directory in (straight, handed)))
 
 
+def test_the_experts_of_a_layer_lie_on_both_ranks(tmp_path: Path, base: Path) -> None:
+    """Version 0 of two ranks has the bytes of the base; the last one is that of one rank, but for rounding."""
+    model = saved(tmp_path / "model", "qwen3 moe", base)
+    batches = record(model, 2)
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    changes: dict[str, Any] = {"steps": 2, "optimizer_steps": 1, "lr": 1e-4}
+    alone(tmp_path / "one", config_of(tmp_path / "one", model, **changes), batches)
+    done = together(tmp_path / "two", config_of(tmp_path / "two", model, **changes), batches)
+    assert done.returncode == 0, done.stderr
+    first, original = (
+        load_file(path / "model.safetensors") for path in (tmp_path / "two" / "taken" / "0", model)
+    )
+    assert first.keys() == original.keys()
+    assert all(torch.equal(first[name], tensor) for name, tensor in original.items())
+    same_weights(tmp_path / "one" / "taken" / "2", tmp_path / "two" / "taken" / "2")
+
+
 def scores_told(directory: Path) -> dict[int, dict[tuple[int, int], tuple[float, float]]]:
     """k and z of each trajectory, by step."""
     lines = [json.loads(line) for line in (directory / "said.jsonl").read_text().splitlines()]
@@ -184,6 +206,32 @@ def test_a_mistake_on_every_rank_is_reported_once(tmp_path: Path, base: Path) ->
     done = together(tmp_path, config_of(tmp_path, base, lora_rank=2, lora_targets=("none",)), [])
     assert done.returncode == 2, "the operator's mistake"
     assert last_word(done) == f"learner.lora_targets: {base} has no linear layers named 'none'"
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_no_rank_ever_has_the_whole_model(tmp_path: Path, base: Path, ranks: int) -> None:
+    """The peaks of all ranks while they load it add up to hardly more than the float32 model."""
+    shape = {**SMALL, "hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 60}
+    model = AutoModelForCausalLM.from_config(Qwen3Config(**shape)).to(torch.bfloat16)
+    model.save_pretrained(tmp_path / "model")
+    shutil.copy(base / "tokenizer.json", tmp_path / "model")
+    torchrun = [
+        sys.executable,
+        "-m",
+        "learner.torchrun",
+        "--standalone",
+        f"--nproc-per-node={ranks}",
+    ]
+    subprocess.run(
+        [*torchrun, "-m", "tests.support.load_peak", str(tmp_path / "model"), str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": str(REPO)},
+        check=True,
+        timeout=240,
+    )
+    peaks = [json.loads((tmp_path / f"peak-{rank}.json").read_text()) for rank in range(ranks)]
+    share = sum(peaks) * 1e6 / (4 * model.num_parameters())
+    print(f"{ranks} ranks: {share:.2f} times the model's {4 * model.num_parameters() / 1e6:.0f} MB")  # noqa: T201
+    assert 1.0 <= share <= 1.3
 
 
 def test_torchrun_ends_by_the_signal_after_its_processes(

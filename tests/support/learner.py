@@ -13,7 +13,7 @@ from echo2d.demo.results import read_rows
 from echo2d.demo.tiny_model import TinyRecipe, make_tiny_model
 from learner.batch.prefetch import BatchPrefetch
 from learner.config import LearnerConfig
-from learner.model.policy import load_model
+from learner.model.load import load_model
 from learner.train import Learner
 from tests.support.scripted_coordinator import make_batch
 

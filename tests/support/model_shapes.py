@@ -1,5 +1,7 @@
 """Small models with random weights, one of each family that the learner can train, and answers for them."""
 
+import shutil
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,6 +10,7 @@ from transformers import (
     AutoModelForCausalLM,
     CohereConfig,
     Gemma3TextConfig,
+    GptOssConfig,
     GraniteConfig,
     LlamaConfig,
     MistralConfig,
@@ -31,7 +34,7 @@ SMALL: dict[str, Any] = {
     "pad_token_id": 0,
 }
 MOE: dict[str, Any] = {"num_experts_per_tok": 2, "moe_intermediate_size": 24}
-# Every model that can read answers in pieces, by its name.
+# Models that can read answers in pieces, by name.
 SHAPES = {
     "qwen3": Qwen3Config(**SMALL),
     "llama": LlamaConfig(**SMALL),
@@ -47,6 +50,16 @@ SHAPES = {
     "qwen3 moe": Qwen3MoeConfig(**SMALL, **MOE, num_experts=4),
     "mixtral": MixtralConfig(**SMALL, num_experts_per_tok=2, num_local_experts=4),
 }
+
+
+GPT_OSS = GptOssConfig(
+    **{**SMALL, "num_hidden_layers": 2},
+    num_local_experts=4,
+    num_experts_per_tok=2,
+    sliding_window=4,
+    rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+)
+FAMILIES = {**SHAPES, "gpt-oss": GPT_OSS}
 
 
 def made(config: Any) -> Any:
@@ -78,3 +91,11 @@ def answers(vocabulary: int) -> list[PackedAnswer]:
         )
         for index, length in enumerate((9, 4, 1, 7, 12, 5))
     ]
+
+
+def saved(directory: Path, family: str, tokenizer: Path) -> Path:
+    """A model of this family with the demo's vocabulary, in bfloat16, as transformers saves it."""
+    config = type(FAMILIES[family])(**{**FAMILIES[family].to_dict(), "vocab_size": 17})
+    made(config).to(torch.bfloat16).save_pretrained(directory)
+    shutil.copy(tokenizer / "tokenizer.json", directory)
+    return directory

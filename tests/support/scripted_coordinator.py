@@ -26,7 +26,7 @@ from echo2d.client import (
     TrajectoryScore,
 )
 from echo2d.tasks.sort_digits import EOS, SortDigits, answer
-from learner.model.policy import load_model
+from learner.model.load import load_model
 from learner.model.scorer import answer_logprobs
 from tests.support.polling import HANG_S
 

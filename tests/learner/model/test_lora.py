@@ -13,7 +13,7 @@ from echo2d.client import Coordinator, OperatorFault
 from echo2d.demo.tiny_model import TinyRecipe, make_tiny_model
 from learner.batch.prefetch import BatchPrefetch
 from learner.config import LearnerConfig
-from learner.model.policy import load_model
+from learner.model.load import load_model
 from learner.saving.checkpoint import Checkpoints
 from learner.train import Learner
 from tests.support.learner import config_in, learn

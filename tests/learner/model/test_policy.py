@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from echo2d.client import OperatorFault
 from learner.config import LearnerConfig
-from learner.model.policy import load_model
+from learner.model.load import load_model
 from tests.support.learner import learn
 from tests.support.scripted_coordinator import ScriptedCoordinator
 
@@ -45,5 +45,5 @@ def test_a_truncated_model_is_the_operators_fault(
     model = tmp_path / "model"
     shutil.copytree(config.model, model)
     os.truncate(model / "model.safetensors", 5000)
-    with pytest.raises(OperatorFault, match=r"learner\.model: cannot load"):
+    with pytest.raises(OperatorFault, match=r"learner\.model: cannot read"):
         learn(dataclasses.replace(config, model=model), coordinator)

@@ -15,7 +15,7 @@ from transformers import Gemma2Config
 from echo2d.client import OperatorFault
 from learner.batch.packing import MicroBatch, micro_batches
 from learner.model.attention import NAME
-from learner.model.policy import load_model
+from learner.model.load import load_model
 from learner.model.scorer import AnswerScorer, answer_logprobs
 from tests.support.model_shapes import PROMPT, SHAPES, SMALL, answers, made
 

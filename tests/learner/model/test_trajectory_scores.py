@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from echo2d.client import TrajectoryScore
 from learner.batch.packing import PackedAnswer
 from learner.config import LearnerConfig
-from learner.model.policy import Policy, load_model
+from learner.model.load import load_model
+from learner.model.policy import Policy
 from learner.model.scorer import answer_logprobs
 from learner.model.trajectory_scores import ScoreSums, scores_of
 from learner.ranks.ranks import Ranks

@@ -7,7 +7,7 @@ from safetensors.torch import load_file
 
 from echo2d.demo.tiny_model import accuracies, held_out_prompts
 from learner.config import LearnerConfig
-from learner.model.policy import load_model
+from learner.model.load import load_model
 from tests.support.learner import learn
 from tests.support.scripted_coordinator import ScriptedCoordinator
 

@@ -1,0 +1,120 @@
+"""Load a model without ever having all of it in one process.
+
+empty_model   the modules, whose weights have a shape and no memory
+(Ranks.place) each rank's shards of them, still without memory
+fill          memory for the shards; each rank reads its slices of the files
+"""
+
+import contextlib
+import math
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.nn.modules.module import register_module_parameter_registration_hook
+
+from echo2d.client import OperatorFault
+from learner.saving.layout import Layout, WeightPart, layout_of
+from learner.saving.shards import first_row
+
+NEEDED = ("config.json", "tokenizer.json")
+PORTION_NUMBERS = 1 << 25  # 64 MB in bfloat16
+
+
+def empty_model(directory: Path) -> Any:
+    """A causal language model of transformers whose float32 weights are on the meta device.
+
+    OperatorFault: the directory lacks a file, or transformers cannot make such a model.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    for name in NEEDED:
+        if not (directory / name).is_file():
+            raise OperatorFault(f"learner.model: {directory} has no {name}")
+    try:
+        config = AutoConfig.from_pretrained(directory, local_files_only=True)
+        with _weights_on_meta():
+            model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    except (OSError, ValueError, KeyError) as error:
+        line = " ".join(str(error).split())
+        raise OperatorFault(f"learner.model: cannot load {directory}: {line}") from error
+    if getattr(config, "quantization_config", None) is not None:
+        raise OperatorFault(
+            f"learner.model: {directory} is quantized; convert it to bfloat16 before training"
+        )
+    return model
+
+
+def fill(model: Any, directory: Path, layout: Layout, device: torch.device) -> Any:
+    """Give the model's weights memory on the device, and read this rank's shards of them from the files."""
+    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    model.to_empty(device=device)
+    # A plain module gives each name memory of its own, tied or not; FSDP2 does not.
+    model.tie_weights()
+    for name, buffer in model.named_buffers():
+        buffer.copy_(buffers[name])
+    weights = model.state_dict(keep_vars=True)
+    for file, parts in layout.items():
+        for some in _in_portions(parts, weights):
+            # What has been read stays mapped until the file is closed.
+            with torch.no_grad(), safe_open(directory / file, framework="pt") as tensors:
+                for tensor in some:
+                    _read(tensors.get_slice(tensor), parts[tensor], weights[parts[tensor].weight])
+    return model
+
+
+def _in_portions(
+    parts: Mapping[str, WeightPart], weights: Mapping[str, Tensor]
+) -> Iterator[list[str]]:
+    """The tensors of a file, so many at a time that they have PORTION_NUMBERS together, or one."""
+    some: list[str] = []
+    numbers = 0
+    for tensor, part in parts.items():
+        own = math.prod(part.shape(tuple(weights[part.weight].shape)))
+        if some and numbers + own > PORTION_NUMBERS:
+            yield some
+            some, numbers = [], 0
+        some.append(tensor)
+        numbers += own
+    yield some
+
+
+def load_model(directory: Path) -> Any:
+    """The whole model in float32 on the CPU, without dropout. OperatorFault: the directory lacks a file or a weight."""
+    model = empty_model(directory).eval()
+    return fill(model, directory, layout_of(model, directory), torch.device("cpu"))
+
+
+def _read(tensor: Any, part: WeightPart, weight: Tensor) -> None:
+    """Copy what this rank has of the weight. tensor: a slice of safetensors, of which only that is read."""
+    local = weight.to_local() if isinstance(weight, DTensor) else weight
+    start = first_row(weight)
+    if (target := part.of(local, start)) is None or not target.numel():
+        return
+    if part.expert is None and target.ndim:
+        target.copy_(tensor[start : start + len(local)])
+    else:
+        target.copy_(tensor[:] if target.ndim else tensor[...])
+
+
+@contextlib.contextmanager
+def _weights_on_meta() -> Iterator[None]:
+    """Parameters that this thread registers meanwhile lose their memory at once; buffers keep it."""
+    here = threading.get_ident()
+
+    def without_memory(_: nn.Module, __: str, weight: nn.Parameter | None) -> nn.Parameter | None:
+        if weight is None or weight.is_meta or threading.get_ident() != here:
+            return None
+        return nn.Parameter(weight.to("meta"), requires_grad=weight.requires_grad)
+
+    # torch's types say that a hook returns nothing; what it returns replaces the parameter.
+    handle = register_module_parameter_registration_hook(without_memory)  # type: ignore[arg-type]
+    try:
+        yield
+    finally:
+        handle.remove()

@@ -1,0 +1,51 @@
+"""Write versions that are LoRA adapters, in PEFT's format:
+
+<snapshot_root>/<run>-epoch-3-version-40/
+    adapter_config.json  adapter_model.safetensors  base.json
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from echo2d.client import pin_base
+from learner.config import LearnerConfig
+from learner.saving.layout import WeightPart
+from learner.saving.publish import SnapshotWriter
+
+PREFIX = "base_model.model."
+
+
+class AdapterWriter(SnapshotWriter):
+    """Write versions that are adapters. base_digest: digest of the base model they belong to."""
+
+    def __init__(
+        self, config: LearnerConfig, run_id: str, weights: Mapping[str, Tensor], base_digest: str
+    ) -> None:
+        layout = {
+            "adapter_model.safetensors": {PREFIX + name: WeightPart(name) for name in weights}
+        }
+        super().__init__(config.model, config.snapshot_root, run_id, weights, layout)
+        self._config = _peft_config(config)
+        self.base_digest = base_digest
+
+    def _accompany(self, directory: Path) -> None:
+        (directory / "adapter_config.json").write_text(json.dumps(self._config, indent=2) + "\n")
+        pin_base(directory, self.base_digest)
+
+
+def _peft_config(config: LearnerConfig) -> dict[str, Any]:
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": config.model.name,
+        "r": config.lora_rank,
+        "lora_alpha": config.lora_alpha,
+        "lora_dropout": 0.0,
+        "target_modules": list(config.lora_targets),
+        "bias": "none",
+        "inference_mode": True,
+    }

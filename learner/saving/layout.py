@@ -1,0 +1,180 @@
+"""Which part of which weight each tensor of a model's files is.
+
+transformers keeps the experts of a layer in one weight [experts, out, in], and their gate and up projections in
+one matrix; the files of such a model have a tensor for each expert and projection. So a tensor in a file is a
+weight as it is, or one expert's matrix, or some rows of that. The names are found by transformers' own rules for
+loading; a rule that does anything else to its tensors is refused by name.
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from echo2d.client import OperatorFault
+
+NAMED_MAX = 3  # weights named in an error
+
+
+@dataclass(frozen=True, slots=True)
+class WeightPart:
+    """A whole weight; with `expert` that one's matrix, and of it the rows from `first` to before `end`, if given."""
+
+    weight: str
+    expert: int | None = None
+    first: int = 0
+    end: int | None = None
+
+    def shape(self, whole: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of the tensor in a file, for a weight of this shape."""
+        if self.expert is None:
+            return whole
+        _, rows, *others = whole
+        return ((rows if self.end is None else self.end) - self.first, *others)
+
+    def of(self, local: Tensor, start: int) -> Tensor | None:
+        """The view of it in a shard, whose first row is row `start` of the weight; None: it is in another one."""
+        if self.expert is None:
+            return local
+        if not start <= self.expert < start + len(local):
+            return None
+        return local[self.expert - start, self.first : self.end]
+
+
+Layout = dict[str, dict[str, WeightPart]]  # file -> name in it -> what it is
+
+
+def tensor_shapes(directory: Path) -> dict[str, dict[str, tuple[int, ...]]]:
+    """The shapes of the tensors in each safetensors file. OperatorFault: there are none, or one cannot be read."""
+    shapes = {}
+    for path in sorted(directory.glob("*.safetensors")):
+        try:
+            with safe_open(path, framework="pt") as file:
+                shapes[path.name] = {
+                    name: tuple(file.get_slice(name).get_shape())
+                    for name in file.keys()  # noqa: SIM118
+                }
+        except (SafetensorError, OSError) as error:
+            line = " ".join(str(error).split())
+            raise OperatorFault(f"learner.model: cannot read {path}: {line}") from error
+    if not shapes:
+        raise OperatorFault(f"learner.model: {directory} has no safetensors files")
+    return shapes
+
+
+def layout_of(model: Any, directory: Path) -> Layout:
+    """The layout of a directory of this model, whose weights may be on the meta device.
+
+    OperatorFault: a tensor is no weight of the model or has another shape, or a weight is not there.
+    """
+    weights = model.state_dict(keep_vars=True)
+    shapes = {name: tuple(weight.shape) for name, weight in weights.items()}
+    files, names = tensor_shapes(directory), _Names(model, shapes)
+    found: Layout = {}
+    unknown = []
+    for file, tensors in files.items():
+        found[file] = {}
+        for tensor, shape in tensors.items():
+            if (part := names.part(tensor, shape)) is None:
+                unknown.append(tensor)
+            else:
+                found[file][tensor] = part
+    if unknown:
+        raise OperatorFault(
+            f"learner.model: {len(unknown)} tensors are not weights of the model, "
+            f"e.g. {min(unknown)}"
+        )
+    _check_shapes(files, found, shapes)
+    _check_whole(files, found, weights, directory)
+    return found
+
+
+def plain_layout(directory: Path) -> Layout:
+    """The layout of files whose tensors are whole weights of the same names."""
+    return {
+        file: {tensor: WeightPart(tensor) for tensor in tensors}
+        for file, tensors in tensor_shapes(directory).items()
+    }
+
+
+class _Names:
+    """transformers' rules for the names of one model's tensors."""
+
+    def __init__(self, model: Any, weights: Mapping[str, tuple[int, ...]]) -> None:
+        from transformers.conversion_mapping import get_model_conversion_mapping
+        from transformers.core_model_loading import WeightConverter, WeightRenaming
+
+        rules = get_model_conversion_mapping(model)
+        self._weights = weights
+        self._prefix = model.base_model_prefix
+        self._renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
+        self._converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
+
+    def part(self, tensor: str, shape: tuple[int, ...]) -> WeightPart | None:
+        """What a tensor of this name and shape is; None: no weight of the model."""
+        from transformers.core_model_loading import rename_source_key
+
+        if tensor in self._weights:
+            return WeightPart(tensor)
+        name, pattern = rename_source_key(
+            tensor, self._renamings, self._converters, self._prefix, dict(self._weights)
+        )
+        if name not in self._weights:
+            return None
+        if pattern is None:
+            return WeightPart(name)
+        (rule,) = [rule for rule in self._converters if pattern in rule.source_patterns]
+        steps = [(type(step).__name__, getattr(step, "dim", None)) for step in rule.operations]
+        number = re.search(r"\.(\d+)\.", tensor[tensor.find("experts") :])
+        if number is None or steps not in (
+            [("MergeModulelist", 0)],
+            [("MergeModulelist", 0), ("Concatenate", 1)],
+        ):
+            raise OperatorFault(
+                f"learner.model: {tensor} is kept in another form: {' and '.join(s for s, _ in steps)}"
+            )
+        if len(steps) == 1:
+            return WeightPart(name, int(number[1]))
+        first = rule.source_patterns.index(pattern) * shape[0]
+        return WeightPart(name, int(number[1]), first, first + shape[0])
+
+
+def _check_shapes(
+    files: Mapping[str, Mapping[str, tuple[int, ...]]],
+    layout: Layout,
+    shapes: Mapping[str, tuple[int, ...]],
+) -> None:
+    """OperatorFault: a tensor does not have the shape of its part."""
+    for file, parts in layout.items():
+        for tensor, part in parts.items():
+            expected, found = part.shape(shapes[part.weight]), files[file][tensor]
+            if expected != found:
+                raise OperatorFault(
+                    f"learner.model: {tensor} has the shape {list(found)}; "
+                    f"the model's is {list(expected)}"
+                )
+
+
+def _check_whole(
+    files: Mapping[str, Mapping[str, tuple[int, ...]]],
+    layout: Layout,
+    weights: Mapping[str, Tensor],
+    directory: Path,
+) -> None:
+    """OperatorFault: the files do not have all numbers of a weight, under any of the names of a tied one."""
+    there: dict[int, int] = {}
+    for file, parts in layout.items():
+        for tensor, part in parts.items():
+            key = id(weights[part.weight])
+            there[key] = there.get(key, 0) + math.prod(files[file][tensor])
+    missing = [
+        name for name, weight in weights.items() if there.get(id(weight), 0) < weight.numel()
+    ]
+    if missing:
+        named = ", ".join(sorted(missing)[:NAMED_MAX])
+        raise OperatorFault(f"learner.model: {directory} lacks the weights {named}")
