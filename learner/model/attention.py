@@ -12,7 +12,9 @@ Suffixes of names: t = tokens of the row, h = heads, d = head size, p = pieces, 
 queries, k = their keys.
 """
 
+import contextlib
 import functools
+import importlib
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -71,13 +73,13 @@ def attend(
     query_thd, key_thd, value_thd = (
         each.transpose(1, 2).flatten(0, 1) for each in (query, key, value)
     )
-    settings = _Settings(scaling, dropout, sliding_window)
+    settings = AttentionSettings(scaling, dropout, sliding_window)
     found_thd = pieces.run(query_thd, key_thd, value_thd, settings)
     return found_thd.view(rows, -1, *found_thd.shape[1:]), None
 
 
 @dataclass(frozen=True, slots=True)
-class _Settings:
+class AttentionSettings:
     scaling: float | None
     dropout: float
     window: int | None
@@ -117,7 +119,7 @@ class AttentionPlans:
         return AttentionPlans(Pieces(starts_p, np.full(rows, tokens), zeros_p, zeros_p))
 
     def run(
-        self, query_thd: Tensor, key_thd: Tensor, value_thd: Tensor, settings: _Settings
+        self, query_thd: Tensor, key_thd: Tensor, value_thd: Tensor, settings: AttentionSettings
     ) -> Tensor:
         """The output [t, h, d] for every token of the row."""
         narrow = query_thd.dtype != torch.float32 and query_thd.shape[2] <= HEAD_SIZE_MAX
@@ -130,7 +132,7 @@ class AttentionPlans:
         return sum(call.pairs for call in _calls(self._pieces, window))
 
     def _run_sdpa(
-        self, query_thd: Tensor, key_thd: Tensor, value_thd: Tensor, settings: _Settings
+        self, query_thd: Tensor, key_thd: Tensor, value_thd: Tensor, settings: AttentionSettings
     ) -> Tensor:
         calls, back_t = self._on_device(settings.window, query_thd.device)
         grouped = query_thd.shape[1] != key_thd.shape[1]
@@ -173,23 +175,14 @@ class AttentionPlans:
         query_thd: Tensor,
         key_thd: Tensor,
         value_thd: Tensor,
-        settings: _Settings,
+        settings: AttentionSettings,
     ) -> Tensor:
         device = query_thd.device
-        if (made := self._made.get(device)) is None:
-            made = self._made[device] = _varlen(self._pieces, device)
-        keys_k, bounds_q, bounds_k, longest_q, longest_k = made
-        if keys_k is not None:
-            key_thd, value_thd = key_thd.index_select(0, keys_k), value_thd.index_select(0, keys_k)
-        return kernel(
-            query_thd,
-            key_thd,
-            value_thd,
-            (bounds_q, bounds_k),
-            (longest_q, longest_k),
-            settings.scaling,
-            settings.window,
-        )
+        if (row := self._made.get(device)) is None:
+            row = self._made[device] = _varlen(self._pieces, device)
+        if row.keys_k is not None:
+            key_thd, value_thd = (each.index_select(0, row.keys_k) for each in (key_thd, value_thd))
+        return kernel(query_thd, key_thd, value_thd, row, settings)
 
 
 def _calls(pieces: Pieces, window: int | None) -> list[_Call]:
@@ -270,91 +263,79 @@ def _way_back(calls: Sequence[_Call], device: torch.device) -> Tensor | None:
     return torch.from_numpy(back_t).to(device)
 
 
-_Kernel = Callable[
-    [Tensor, Tensor, Tensor, tuple[Tensor, Tensor], tuple[int, int], float | None, int | None],
-    Tensor,
-]
+@dataclass(frozen=True, slots=True)
+class VarlenRow:
+    """A row as varlen kernels want it. keys_k: the places of all keys, piece by piece; None: those of the row
+    itself. bounds [p + 1], int32: where the queries, or keys, of each piece begin. longest: of any piece.
+    """
+
+    keys_k: Tensor | None
+    query_bounds: Tensor
+    key_bounds: Tensor
+    queries_longest: int
+    keys_longest: int
 
 
-def _varlen(pieces: Pieces, device: torch.device) -> tuple[Tensor | None, Tensor, Tensor, int, int]:
-    """The keys of all pieces, if they are not the row itself; the bounds of queries and of keys, and the longest."""
+_Kernel = Callable[[Tensor, Tensor, Tensor, VarlenRow, AttentionSettings], Tensor]
+
+
+def _varlen(pieces: Pieces, device: torch.device) -> VarlenRow:
     keys = [
         np.concatenate([context_start + np.arange(context), start + np.arange(tokens)])
         for start, tokens, context_start, context in pieces.rows()
     ]
-    lengths = [(tokens, tokens + context) for _, tokens, _, context in pieces.rows()]
-    bounds_q, bounds_k = (
-        torch.from_numpy(np.cumsum([0, *side], dtype=np.int32)).to(device)
-        for side in zip(*lengths, strict=True)
+    queries_p, keys_p = pieces.tokens_p, pieces.tokens_p + pieces.context_tokens_p
+    query_bounds, key_bounds = (
+        torch.from_numpy(np.cumsum([0, *lengths], dtype=np.int32)).to(device)
+        for lengths in (queries_p, keys_p)
     )
-    longest_q, longest_k = (max(side) for side in zip(*lengths, strict=True))
-    keys_k = None
-    if pieces.context_tokens_p.any():
-        keys_k = torch.from_numpy(np.concatenate(keys)).to(device)
-    return keys_k, bounds_q, bounds_k, longest_q, longest_k
+    shared = bool(pieces.context_tokens_p.any())
+    keys_k = torch.from_numpy(np.concatenate(keys)).to(device) if shared else None
+    return VarlenRow(keys_k, query_bounds, key_bounds, int(queries_p.max()), int(keys_p.max()))
 
 
 @functools.cache
 def _kernel() -> _Kernel | None:
     """The varlen kernel of this installation: flash-attention's own if it is there, else torch's copy of it."""
-    try:
-        from flash_attn import flash_attn_varlen_func  # type: ignore[import-not-found,unused-ignore]
-    except ImportError:
-        pass
-    else:
-
-        def flash(
-            query: Tensor,
-            key: Tensor,
-            value: Tensor,
-            bounds: tuple[Tensor, Tensor],
-            longest: tuple[int, int],
-            scaling: float | None,
-            window: int | None,
-        ) -> Tensor:
-            found: Tensor = flash_attn_varlen_func(
-                query,
-                key,
-                value,
-                *bounds,
-                *longest,
-                softmax_scale=scaling,
-                causal=True,
-                window_size=(_left(window), 0),
-            )
-            return found
-
-        return flash
-    try:
-        from torch.nn.attention.varlen import varlen_attn
-    except ImportError:
-        return None
-
-    def torchs(
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        bounds: tuple[Tensor, Tensor],
-        longest: tuple[int, int],
-        scaling: float | None,
-        window: int | None,
-    ) -> Tensor:
-        found = varlen_attn(
-            query,
-            key,
-            value,
-            *bounds,
-            *longest,
-            scale=scaling,
-            window_size=(_left(window), 0),
-            enable_gqa=True,
-        )
-        assert isinstance(found, Tensor)
-        return found
-
-    return torchs
+    for name, kernel in (
+        ("flash_attn", _flash_attention),
+        ("torch.nn.attention.varlen", _torchs_attention),
+    ):
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+            return kernel
+    return None
 
 
-def _left(window: int | None) -> int:
-    """How many tokens before its own a query sees; -1: all."""
-    return -1 if window is None else window - 1
+def _flash_attention(
+    query: Tensor, key: Tensor, value: Tensor, row: VarlenRow, settings: AttentionSettings
+) -> Tensor:
+    from flash_attn import flash_attn_varlen_func  # type: ignore[import-not-found,unused-ignore]
+
+    found: Tensor = flash_attn_varlen_func(
+        query, key, value, *_bounds(row), softmax_scale=settings.scaling, causal=True,
+        window_size=_window(settings),
+    )  # fmt: skip
+    return found
+
+
+def _torchs_attention(
+    query: Tensor, key: Tensor, value: Tensor, row: VarlenRow, settings: AttentionSettings
+) -> Tensor:
+    from torch.nn.attention.varlen import varlen_attn
+
+    found = varlen_attn(
+        query, key, value, *_bounds(row), scale=settings.scaling, window_size=_window(settings),
+        enable_gqa=True,
+    )  # fmt: skip
+    assert isinstance(found, Tensor)
+    return found
+
+
+def _bounds(row: VarlenRow) -> tuple[Tensor, Tensor, int, int]:
+    return row.query_bounds, row.key_bounds, row.queries_longest, row.keys_longest
+
+
+def _window(settings: AttentionSettings) -> tuple[int, int]:
+    """How many tokens before and after its own a query sees; -1: all of them."""
+    return (-1 if settings.window is None else settings.window - 1, 0)

@@ -12,7 +12,13 @@ from torch.nn import functional
 
 from learner.batch.packing import PackedAnswer, Pieces, micro_batches
 from learner.model import attention
-from learner.model.attention import AttentionPlans, UnknownAttentionError, attend
+from learner.model.attention import (
+    AttentionPlans,
+    AttentionSettings,
+    UnknownAttentionError,
+    VarlenRow,
+    attend,
+)
 
 HEADS, KEY_HEADS, SIZE = 4, 2, 8
 # Of each bundle: tokens of a shared prompt (0: none), and of the answers behind it.
@@ -85,6 +91,44 @@ def test_pieces_attend_as_under_a_mask(
         ]
     for found, right in zip(*slopes, strict=True):
         torch.testing.assert_close(found, right, rtol=1e-4, atol=1e-5)
+
+
+def one_by_one(query: Tensor, key: Tensor, value: Tensor, row: VarlenRow, settings: Any) -> Tensor:
+    """What a varlen kernel does: each run of queries with its run of keys, the last query at the last key."""
+    found = []
+    for first, last, key_first, key_last in zip(
+        row.query_bounds, row.query_bounds[1:], row.key_bounds, row.key_bounds[1:], strict=False
+    ):
+        queries, keys = int(last - first), int(key_last - key_first)
+        back = (torch.arange(queries) + keys - queries)[:, None] - torch.arange(keys)
+        mask = (back >= 0) & (back < (settings.window or keys))
+        out = functional.scaled_dot_product_attention(
+            query[first:last].transpose(0, 1)[None],
+            key[key_first:key_last].transpose(0, 1)[None],
+            value[key_first:key_last].transpose(0, 1)[None],
+            attn_mask=mask,
+            scale=settings.scaling,
+            enable_gqa=True,
+        )
+        found.append(out[0].transpose(0, 1))
+        assert queries <= row.queries_longest
+        assert keys <= row.keys_longest
+    return torch.cat(found)
+
+
+@settings(max_examples=30, deadline=None)
+@given(BUNDLES, st.sampled_from([None, 3, 17]))
+def test_a_varlen_kernel_gets_each_pieces_queries_and_keys(
+    bundles: list[tuple[int, list[int]]], window: int | None
+) -> None:
+    pieces = pieces_of(bundles)
+    query, key, value = made(int(pieces.tokens_p.sum()))
+    query_thd, key_thd, value_thd = (each[0].transpose(0, 1) for each in (query, key, value))
+    wanted = AttentionSettings(0.3, 0.0, window)
+    plans = AttentionPlans(pieces)
+    found = plans._run_varlen(one_by_one, query_thd, key_thd, value_thd, wanted)
+    theirs = dense(query, key, value, pieces, window)
+    torch.testing.assert_close(found[None], theirs, rtol=1e-5, atol=1e-5)
 
 
 def test_rows_without_pieces_are_causal() -> None:
