@@ -42,10 +42,11 @@ from learner.batch.checks import BatchRules, Trained, faults
 from learner.batch.packing import PackedAnswer, answers_of, parts
 from learner.batch.prefetch import BatchPrefetch
 from learner.config import LearnerConfig, Place
+from learner.metrics.report import StepReport
 from learner.metrics.rows import evaluation_line, line_of, row_of
 from learner.metrics.stopwatch import TRAIN, WAIT, Stopwatch
 from learner.metrics.tracking import Tracking, makers
-from learner.model.policy import PoisonedGroupsError, Policy, StepReport
+from learner.model.policy import PoisonedGroupsError, Policy
 from learner.objective.hooks import advantages_of
 from learner.ranks.ranks import Ranks, device_of
 from learner.saving.adapter import AdapterWriter

@@ -8,8 +8,8 @@ from typing import Any
 
 from echo2d.client import Batch, Evaluation, Group, Trajectory
 from learner.batch.checks import CUT_OFF, staleness_histogram
+from learner.metrics.report import StepReport
 from learner.metrics.staleness import answers_by_staleness
-from learner.model.policy import StepReport
 
 # A prompt's further tags are left out of the rewards by tag.
 TAGS_SHOWN_MAX = 8

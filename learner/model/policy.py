@@ -21,9 +21,9 @@ from torch.distributed.tensor import DTensor
 from echo2d.client import OperatorFault, TrajectoryScore
 from learner.batch.packing import MicroBatch, PackedAnswer, micro_batches
 from learner.config import LearnerConfig
+from learner.metrics.report import Effort, StepReport
 from learner.metrics.staleness import (
     NO_TOKENS,
-    Means,
     Tally,
     add_up,
     by_staleness,
@@ -54,37 +54,6 @@ CONFIGURED = ("lr", "betas", "weight_decay")  # optimizer settings that the conf
 RANK_SEED_STEP = 1_000_003  # between the seeds of two ranks; runs use seeds closer together
 
 log = logging.getLogger("echo2d.learner")
-
-
-@dataclass(frozen=True, slots=True)
-class Effort:
-    """What a step took. operations: floating-point operations of all ranks. peak: of these, how many per second all
-    devices could do, if it is known. memory_gib: the peak of this rank's device since the start, without a GPU
-    of the process.
-    """
-
-    lr: float
-    operations: float
-    peak: float | None
-    memory_gib: float
-
-
-@dataclass(frozen=True, slots=True)
-class StepReport:
-    """Loss, largest gradient norm of the optimizer steps, and means over all tokens and by
-    staleness.
-
-    scores: of the trajectories of all ranks, on rank 0; nothing elsewhere. poisoned: groups for which an
-    optimizer step beyond the first was skipped.
-    """
-
-    loss: float
-    grad_norm: float
-    means: Means
-    staleness: dict[int, Means]
-    scores: tuple[TrajectoryScore, ...]
-    effort: Effort
-    poisoned: int = 0
 
 
 class PoisonedGroupsError(ArithmeticError):

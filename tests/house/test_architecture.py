@@ -108,6 +108,15 @@ CORE_MAY_IMPORT: dict[str, set[str]] = {
         "status",
     },
 }
+# Who may import whom inside the learner, besides its config. The loop and the commands beside the rooms import all.
+LEARNER_MAY_IMPORT: dict[str, set[str]] = {
+    "objective": set(),
+    "ranks": set(),
+    "batch": {"objective"},
+    "saving": {"ranks"},
+    "metrics": {"batch", "ranks"},
+    "model": {"batch", "metrics", "objective", "ranks", "saving"},
+}
 # Modules that only declare values; what uses them is tested.
 DECLARATIONS = {
     Path(module)
@@ -202,6 +211,14 @@ def core_faults(path: str, package: str, tree: ast.AST) -> Iterator[str]:
             yield f"{path}:{line}: core/{package} may not import core/{parts[2]}"
 
 
+def learner_faults(path: str, room: str, tree: ast.AST) -> Iterator[str]:
+    """Walls inside the learner: `room` is the folder below learner."""
+    for line, name in imports(tree):
+        top, target, *_ = (*name.split("."), "")
+        if top == "learner" and target not in LEARNER_MAY_IMPORT[room] | {room, "config"}:
+            yield f"{path}:{line}: learner/{room} may not import learner/{target}"
+
+
 def engine_faults(path: str, package: str, tree: ast.AST) -> Iterator[str]:
     """Walls between engines; `package` is the folder or module below echo2d/engines."""
     shared = {"base", "layout", "stream", "adapter", "server"}
@@ -260,6 +277,8 @@ def test_house_rules(path: Path) -> None:
     faults = [*import_faults(name, here, tree), *call_faults(name, here, tree)]
     if here == "core" and path.stem != "__init__":
         faults += core_faults(name, path.parts[-2], tree)
+    if here == "learner" and len(path.parts) > len(REPO.parts) + 2:
+        faults += learner_faults(name, path.parts[-2], tree)
     if here == "engines":
         faults += engine_faults(name, Path(name).with_suffix("").parts[2], tree)
     # A key of a scorer is in the environment of its task process.
@@ -345,6 +364,12 @@ def test_a_planted_import_of_a_test_file_is_found(line: str) -> None:
 @pytest.mark.parametrize(("package", "line"), PLANTED_IN_CORE)
 def test_a_planted_import_across_a_wall_is_found(package: str, line: str) -> None:
     assert list(core_faults("x.py", package, ast.parse(line)))
+
+
+def test_a_planted_import_of_another_room_of_the_learner_is_found() -> None:
+    line = ast.parse("from learner.model.policy import Policy")
+    assert list(learner_faults("x.py", "metrics", line))
+    assert not list(learner_faults("x.py", "model", line))
 
 
 def test_a_planted_import_of_another_engine_is_found() -> None:

@@ -1,0 +1,37 @@
+"""What the policy says about a train step."""
+
+from dataclasses import dataclass
+
+from echo2d.client import TrajectoryScore
+from learner.metrics.staleness import Means
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """What a step took. operations: floating-point operations of all ranks. peak: of these, how many per second all
+    devices could do, if it is known. memory_gib: the peak of this rank's device since the start, without a GPU
+    of the process.
+    """
+
+    lr: float
+    operations: float
+    peak: float | None
+    memory_gib: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """Loss, largest gradient norm of the optimizer steps, and means over all tokens and by
+    staleness.
+
+    scores: of the trajectories of all ranks, on rank 0; nothing elsewhere. poisoned: groups for which an
+    optimizer step beyond the first was skipped.
+    """
+
+    loss: float
+    grad_norm: float
+    means: Means
+    staleness: dict[int, Means]
+    scores: tuple[TrajectoryScore, ...]
+    effort: Effort
+    poisoned: int = 0
