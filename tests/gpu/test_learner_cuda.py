@@ -1,0 +1,109 @@
+"""The learner on a GPU: bfloat16 layers, the varlen kernel, and how much of the GPU it uses."""
+
+import dataclasses
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import Qwen3Config
+
+from learner.batch.packing import PackedAnswer, micro_batches
+from learner.config import LearnerConfig
+from learner.model import attention
+from learner.model.load import empty_model
+from learner.model.policy import Policy
+from learner.model.scorer import AnswerScorer
+from learner.ranks.ranks import Ranks
+from tests.support.learner import config_in, learn, make_base
+from tests.support.model_shapes import SHAPES, SMALL, answers, made
+from tests.support.scripted_coordinator import ScriptedCoordinator
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+MFU_MIN = 0.40  # of layers with the shape of an 8B model
+ROW_TOKENS = 16384
+
+
+@pytest.mark.parametrize(
+    "shape", ["qwen3", "mistral with a window", "gemma3 with windows and a soft cap"]
+)
+def test_the_varlen_kernel_scores_as_sdpa_does(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = type(SHAPES[shape])(**{**SHAPES[shape].to_dict(), "head_dim": 64})
+    model = made(config).to("cuda", torch.bfloat16)
+    scorer = AnswerScorer(model)
+    assert scorer.packed
+    (micro,) = micro_batches(answers(model.config.vocab_size), 1000, packed=True)
+    assert attention._kernel() is not None
+    kernel_n = scorer(micro).logprobs_n
+    monkeypatch.setattr(attention, "_kernel", lambda: None)
+    torch.testing.assert_close(kernel_n, scorer(micro).logprobs_n, rtol=3e-2, atol=3e-2)
+
+
+def test_a_run_trains_publishes_and_resumes(tmp_path: Path) -> None:
+    config = config_in(tmp_path, make_base(tmp_path / "base"), device="cuda", steps=2)
+    config.snapshot_root.mkdir()
+    coordinator = ScriptedCoordinator(tmp_path / "taken")
+    rows = learn(config, coordinator)
+    assert all(row["memory_gib"] > 0 for row in rows)
+    rows = learn(dataclasses.replace(config, steps=4), coordinator, resume=True)
+    assert [row["step"] for row in rows] == [1, 2, 3, 4]
+
+
+def test_layers_of_an_8b_model_use_the_gpu_well(tmp_path: Path) -> None:
+    """Four layers of Qwen3-8B's shape, rows of 16,384 tokens in answers of 2,000: MFU, and the peak of memory."""
+    shape: dict[str, Any] = {
+        **SMALL,
+        "vocab_size": 151_936,
+        "hidden_size": 4096,
+        "intermediate_size": 12_288,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+    }
+    directory = tmp_path / "model"
+    made(Qwen3Config(**shape)).to(torch.bfloat16).save_pretrained(directory)
+    (directory / "tokenizer.json").write_text("{}")
+    assert empty_model(directory).num_parameters() > 1e9
+    config = LearnerConfig(
+        url="http://127.0.0.1:1",
+        token_file=tmp_path,
+        model=directory,
+        snapshot_root=tmp_path,
+        out_dir=tmp_path,
+        steps=9,
+        device="cuda",
+        micro_batch_tokens=ROW_TOKENS,
+        gradient_checkpointing=True,
+    )
+    policy, rng = Policy(config, Ranks(device="cuda")), np.random.default_rng(0)
+    tokens = rng.integers(0, 151_936, (32, 2048), dtype=np.int32)
+    step = [
+        PackedAnswer(
+            group_id=number // 8,
+            sample=number % 8,
+            tokens=row,
+            counts=np.arange(len(row)) >= 48,
+            logprobs_n=np.full(2000, -12.0, dtype=np.float32),
+            staleness_n=np.zeros(2000, dtype=np.int64),
+            advantage=np.float32(1 - number % 2 * 2),
+        )
+        for number, row in enumerate(tokens)
+    ]
+    shares = []
+    for number in range(1, 6):
+        torch.cuda.synchronize()
+        began = time.monotonic()
+        report = policy.train_step(number, policy.lay_out([step]), 2)
+        torch.cuda.synchronize()
+        assert report.effort.peak is not None
+        shares.append(report.effort.operations / (time.monotonic() - began) / report.effort.peak)
+    mfu = float(np.median(shares[1:]))
+    print(f"MFU {mfu:.3f} ({shares}), peak {report.effort.memory_gib:.1f} GiB")  # noqa: T201
+    assert mfu >= MFU_MIN
