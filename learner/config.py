@@ -17,6 +17,7 @@ from echo2d.sd_notify import Notifier
 
 Mean = Literal["token", "sequence", "constant"]
 AdvantageBaseline = Literal["scaled", "centred", "leave_one_out"]
+Dtype = Literal["auto", "float32", "bfloat16"]
 
 
 class Habits(NamedTuple):
@@ -214,7 +215,7 @@ class LearnerConfig(Recipe):
     )
     rng_seed: int = key("for dropout and for dealing groups to optimizer steps", 0, low=0)
 
-    dtype: Literal["auto", "float32", "bfloat16"] = key(
+    dtype: Dtype = key(
         "of the layers' arithmetic; weights, optimizer, softmax and logprobs are float32 in any case; "
         "auto: bfloat16 with CUDA",
         "auto",

@@ -16,7 +16,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
-from torch.distributed.tensor import DTensor
 
 from echo2d.client import OperatorFault, TrajectoryScore
 from learner.batch.packing import MicroBatch, PackedAnswer, micro_batches
@@ -47,7 +46,7 @@ from learner.objective.objectives import (
 )
 from learner.objective.schedule import lr_share
 from learner.objective.token_weights import WeightInputs, weigh
-from learner.ranks.ranks import Ranks
+from learner.ranks.ranks import Ranks, whole
 from learner.saving.layout import layout_of
 
 CONFIGURED = ("lr", "betas", "weight_decay")  # optimizer settings that the config decides
@@ -209,7 +208,7 @@ class Policy:
     def _optimize(self) -> float | None:
         """Apply the gradient, clipped, and return its norm before that; None: it is no number and was dropped."""
         norm = float(
-            _whole(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._config.grad_clip))
+            whole(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._config.grad_clip))
         )
         # Written so that NaN fails too.
         finite = norm < float("inf")
@@ -230,7 +229,7 @@ class Policy:
         for name, answers in groups.items():
             (alone,) = self.lay_out([answers])
             self._gradient(replace(alone, totals=part.totals), staleness_max, {})
-            norm = _whole(torch.nn.utils.get_total_norm(_gradients(self.model)))
+            norm = whole(torch.nn.utils.get_total_norm(_gradients(self.model)))
             self._optimizer.zero_grad()
             if not float(norm) < float("inf"):
                 found.append(name)
@@ -391,10 +390,6 @@ def _report(
 
 def _totals(answers: Sequence[PackedAnswer]) -> LossTotals:
     return LossTotals(sum(len(each.logprobs_n) for each in answers), len(answers))
-
-
-def _whole(value: Tensor) -> Tensor:
-    return value.full_tensor() if isinstance(value, DTensor) else value
 
 
 def _checkpoint_layers(model: Any, directory: Path) -> None:

@@ -29,6 +29,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.rendezvous import rendezvous
+from torch.distributed.tensor import DTensor
 
 from echo2d.client import OperatorFault
 from learner.config import LearnerConfig, Place
@@ -257,6 +258,14 @@ class Rendezvous:
         return isinstance(error, dist.DistError) or (
             isinstance(error, RuntimeError) and "gloo" in str(error)
         )
+
+
+def whole(value: Tensor) -> Tensor:
+    """A tensor with the shards of all ranks, which make this call together."""
+    if not isinstance(value, DTensor):
+        return value
+    found: Tensor = value.full_tensor()
+    return found
 
 
 def dtype_of(name: str, device: torch.device) -> torch.dtype:

@@ -16,9 +16,11 @@ import json
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 from echo2d.bench.broadcast.torch_writer import TorchWriter
 from echo2d.bench.lab.in_process import InProcess
@@ -30,10 +32,11 @@ from echo2d.demo.tiny_model import TinyRecipe, accuracies, held_out_prompts, mak
 from echo2d.tasks.sort_digits import EOS, VOCABULARY, SortDigits
 from learner.batch.checks import BatchRules, Trained, faults, staleness_histogram
 from learner.batch.packing import answers_of
-from learner.config import LearnerConfig
+from learner.config import Dtype, LearnerConfig
+from learner.model.load import load_model
 from learner.model.policy import Policy
 from learner.objective.hooks import advantages_of
-from learner.ranks.ranks import Ranks
+from learner.ranks.ranks import Ranks, whole
 from tools.research.staleness_figure import FIGURES, draw
 
 REPO = Path(__file__).parents[2]
@@ -89,14 +92,15 @@ def kappas(bound: int) -> list[int]:
 
 
 class Run:
-    """One learner and one swarm."""
+    """One learner and one swarm. dtype: as learner.dtype."""
 
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case: Case, dtype: Dtype = "float32") -> None:
         self._case = case
         recipe = TinyRecipe(rng_seed=case.seed)
         model = make_tiny_model(CACHE, recipe)
         self._held_out = held_out_prompts(recipe)
-        config = _config(case, model)
+        config = replace(_config(case, model), dtype=dtype)
+        self._judge = load_model(model)  # float32, whatever the layers under training are
         self._advantages, self._policy = advantages_of(config), Policy(config, Ranks())
         self._rules = BatchRules(
             case.staleness, PER_STEP // GROUP_SIZE, GROUP_SIZE, len(VOCABULARY), GROUP_SIZE
@@ -143,11 +147,15 @@ class Run:
         return {"looks": looks, "ages": dict(sorted(ages.items())), **_summary(rows), **seconds}
 
     def _publish(self, version: int) -> None:
-        self._swarm.publish(version, self._writer.offer(self._policy.weights()))
+        self._swarm.publish(version, self._writer.offer(self._weights()))
+
+    def _weights(self) -> dict[str, Tensor]:
+        return {name: whole(weight) for name, weight in self._policy.weights().items()}
 
     def _look(self, step: int) -> tuple[int, float]:
         """The mean probability of a right answer to the held-out prompts; no chance in it."""
-        return step, round(accuracies(self._policy.model, self._held_out)[1], 4)
+        self._judge.load_state_dict(self._weights())
+        return step, round(accuracies(self._judge, self._held_out)[1], 4)
 
 
 def _summary(rows: list[dict[str, float]]) -> dict[str, Any]:

@@ -7,12 +7,11 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from learner.batch.packing import PackedAnswer
 from learner.config import LearnerConfig
 from learner.model.policy import Policy
-from learner.ranks.ranks import Ranks, dtype_of
+from learner.ranks.ranks import Ranks, dtype_of, whole
 
 PROMPT, LENGTH, ANSWERS, VOCABULARY = 3, 24, 32, 17
 
@@ -40,10 +39,6 @@ def answers() -> list[PackedAnswer]:
 
 def policy(config: LearnerConfig, dtype: Any, **changes: Any) -> Policy:
     return Policy(dataclasses.replace(config, dtype=dtype, correction="none", **changes), Ranks())
-
-
-def whole(weight: Tensor) -> Tensor:
-    return weight.full_tensor() if isinstance(weight, DTensor) else weight
 
 
 def scored(made: Policy) -> tuple[Tensor, Tensor]:
