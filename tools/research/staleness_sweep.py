@@ -20,8 +20,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from echo2d.bench.broadcast.torch_writer import TorchWriter
 from echo2d.bench.lab.in_process import InProcess
 from echo2d.client import read_batch
@@ -149,7 +147,7 @@ class Run:
     def _publish(self, version: int) -> None:
         self._swarm.publish(version, self._writer.offer(self._weights()))
 
-    def _weights(self) -> dict[str, Tensor]:
+    def _weights(self) -> dict[str, Any]:
         return {name: whole(weight) for name, weight in self._policy.weights().items()}
 
     def _look(self, step: int) -> tuple[int, float]:
