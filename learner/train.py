@@ -278,6 +278,8 @@ class Learner:
                 report = self._policy.train_step(step, laid_out, self._rules.staleness_max)
             except PoisonedGroupsError as poison:
                 self._refuse_poison(batch, poison)
+                # The wait for this batch is no training time of the step.
+                self._step_began_at += wait_s
                 return
         self._trained.add(batch)
         # Set before the commit, which may remain unanswered: a session that resumes at this step

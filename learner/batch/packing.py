@@ -66,7 +66,7 @@ class Pieces:
     context_tokens_p: NDArray[np.int64]
 
     def rows(self) -> Iterator[tuple[int, int, int, int]]:
-        """Of each piece: its start, its tokens, the start of its context, and the context's tokens."""
+        """Yield (start, tokens, start of the context, tokens of the context) for each piece."""
         columns = (self.starts_p, self.tokens_p, self.context_starts_p, self.context_tokens_p)
         yield from zip(*(column.tolist() for column in columns), strict=True)
 

@@ -80,6 +80,8 @@ def attend(
 
 @dataclass(frozen=True, slots=True)
 class AttentionSettings:
+    """What one layer asks for. window: how many tokens a query sees, itself included; None: all before it."""
+
     scaling: float | None
     dropout: float
     window: int | None
@@ -256,7 +258,7 @@ def _taken(values_thd: Tensor, places: Any) -> Tensor:
 def _way_back(calls: Sequence[_Call], device: torch.device) -> Tensor | None:
     """Where the output of each token is [t] among the outputs of all calls. None: in their order."""
     places = np.concatenate([call.queries.flatten() for call in calls])
-    # Of a place that is repeated for padding the first counts.
+    # Padding repeats a piece's last place, and `unique` finds the first of them, which is the token itself.
     _, back_t = np.unique(places, return_index=True)
     if (back_t == np.arange(len(places))[: len(back_t)]).all() and len(back_t) == len(places):
         return None

@@ -61,7 +61,7 @@ def fill(model: Any, directory: Path, layout: Layout, device: torch.device) -> A
     weights = model.state_dict(keep_vars=True)
     for file, parts in layout.items():
         for some in _in_portions(parts, weights):
-            # What has been read stays mapped until the file is closed.
+            # The pages that were read stay in memory until the file is closed.
             with torch.no_grad(), safe_open(directory / file, framework="pt") as tensors:
                 for tensor in some:
                     _read(tensors.get_slice(tensor), parts[tensor], weights[parts[tensor].weight])

@@ -47,8 +47,9 @@ class LogitTail:
 
 
 class TokenScores(NamedTuple):
-    """Of each answer token [n], float32. entropy_n: of the distribution that the token was drawn from, in nats.
-    variance_n: of the surprise -log p under that distribution, without gradient.
+    """The scores of each answer token [n], float32, under the distribution from which the token was drawn.
+
+    entropy_n: the entropy, in nats. variance_n: the variance of the surprise -log p, without gradient.
     """
 
     logprobs_n: Tensor
@@ -89,7 +90,7 @@ class _Scores(torch.autograd.Function):
             here_n, places_n = _inside(tokens_n, start, logits_nk)
             own_n = torch.where(here_n, logits_nk.gather(1, places_n)[:, 0], own_n)
             before_n, largest_n = largest_n, torch.maximum(largest_n, logits_nk.amax(1))
-            # What was summed up relative to the largest logit before, relative to the new one.
+            # The largest logit may have grown; the sums so far are rescaled to the new one.
             step_n = torch.where(s0_n > 0, before_n - largest_n, 0.0)
             shrink_n = step_n.exp()
             s2_n = shrink_n * (s2_n + 2 * step_n * s1_n + step_n.square() * s0_n)

@@ -1,8 +1,12 @@
 """Score the answer tokens of a micro-batch by a model: one pass through its layers, then its head in blocks.
 
-At the start a model is asked three things by running it on a few tokens. What it does to its head's output
-(`LogitTail`). Whether its attention can be ours. Whether answers in a row, and behind one prompt, have the logits that
-they have alone. A model that fails the last two keeps its own attention, and gets a row for each answer.
+Before training the scorer runs the model on a few tokens, and finds out
+
+- how the model changes the output of its head (`LogitTail`);
+- whether the model has the same logits with our attention as with its own;
+- whether an answer has the same logits alone, behind another answer, and behind a shared prompt.
+
+If one of the last two is not so, the model keeps its own attention, and every answer gets a row.
 
 Suffixes of names: b = rows, t = positions, v = vocabulary, n = answer tokens of a micro-batch, in row-major order.
 """
@@ -161,7 +165,10 @@ def _score(
 
 
 def _tail(model: Any, device: torch.device) -> LogitTail:
-    """What the model does to its head's output, by its answer to known values. OperatorFault: something else."""
+    """How the model changes the output of its head: known values are put there, and the model's logits are compared.
+
+    OperatorFault: the change is none that is known here.
+    """
     head = model.get_output_embeddings()
     if head is None:
         raise OperatorFault(f"learner.model: {type(model).__name__} has no head over a vocabulary")

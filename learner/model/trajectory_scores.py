@@ -58,7 +58,7 @@ def score_sums(micro: MicroBatch, scores: TokenScores) -> ScoreSums:
 
 
 def no_sums(device: torch.device) -> ScoreSums:
-    """Of a micro-batch without answers."""
+    """The sums of a micro-batch that has no answers."""
     return ScoreSums((), torch.zeros(4, 0, device=device))
 
 

@@ -94,14 +94,6 @@ def layout_of(model: Any, directory: Path) -> Layout:
     return found
 
 
-def plain_layout(directory: Path) -> Layout:
-    """The layout of files whose tensors are whole weights of the same names."""
-    return {
-        file: {tensor: WeightPart(tensor) for tensor in tensors}
-        for file, tensors in tensor_shapes(directory).items()
-    }
-
-
 class _Names:
     """transformers' rules for the names of one model's tensors."""
 

@@ -11,7 +11,6 @@ import torch
 from transformers import Qwen3Config
 
 from learner.batch.packing import PackedAnswer, micro_batches
-from learner.config import LearnerConfig
 from learner.model import attention
 from learner.model.load import empty_model
 from learner.model.policy import Policy
@@ -71,17 +70,8 @@ def test_layers_of_an_8b_model_use_the_gpu_well(tmp_path: Path) -> None:
     made(Qwen3Config(**shape)).to(torch.bfloat16).save_pretrained(directory)
     (directory / "tokenizer.json").write_text("{}")
     assert empty_model(directory).num_parameters() > 1e9
-    config = LearnerConfig(
-        url="http://127.0.0.1:1",
-        token_file=tmp_path,
-        model=directory,
-        snapshot_root=tmp_path,
-        out_dir=tmp_path,
-        steps=9,
-        device="cuda",
-        micro_batch_tokens=ROW_TOKENS,
-        gradient_checkpointing=True,
-    )
+    on_gpu = {"device": "cuda", "micro_batch_tokens": ROW_TOKENS, "gradient_checkpointing": True}
+    config = config_in(tmp_path, directory, **on_gpu)
     policy, rng = Policy(config, Ranks(device="cuda")), np.random.default_rng(0)
     tokens = rng.integers(0, 151_936, (32, 2048), dtype=np.int32)
     step = [

@@ -5,10 +5,11 @@ import resource
 import sys
 from pathlib import Path
 
-from learner.config import LearnerConfig, place
+from learner.config import place
 from learner.model.load import empty_model, fill
 from learner.ranks.ranks import Ranks, Rendezvous
 from learner.saving.layout import layout_of
+from tests.support.learner import config_in
 
 
 def memory_mb() -> float:
@@ -17,14 +18,7 @@ def memory_mb() -> float:
 
 def main(model: Path, out: Path) -> None:
     here = place()
-    config = LearnerConfig(
-        url="http://127.0.0.1:1",
-        token_file=out,
-        model=model,
-        snapshot_root=out,
-        out_dir=out,
-        steps=1,
-    )
+    config = config_in(out, model)
     rendezvous = Rendezvous(here) if here.size > 1 else None
     ranks = rendezvous.join(config, lost=print) if rendezvous else Ranks()
     small = empty_model(model)

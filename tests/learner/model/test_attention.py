@@ -21,7 +21,7 @@ from learner.model.attention import (
 )
 
 HEADS, KEY_HEADS, SIZE = 4, 2, 8
-# Of each bundle: tokens of a shared prompt (0: none), and of the answers behind it.
+# Each bundle has a shared prompt of so many tokens (0: none) and answers of so many tokens each.
 BUNDLES = st.lists(
     st.tuples(st.integers(0, 40), st.lists(st.integers(1, 40), min_size=1, max_size=4)),
     min_size=1,

@@ -1,8 +1,6 @@
 """What a model says about answer tokens does not depend on where they stand in a row."""
 
-import json
 import logging
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -109,9 +107,8 @@ def test_a_loaded_model_scores_as_it_does_itself(base: Path) -> None:
     torch.testing.assert_close(answer_logprobs(model, tokens, counts, 0.5), expected)
 
 
-def test_a_model_without_a_head_is_the_operators_fault(base: Path, tmp_path: Path) -> None:
-    model = load_model(Path(shutil.copytree(base, tmp_path / "model")))
-    assert json.loads((tmp_path / "model" / "config.json").read_text())
+def test_a_model_without_a_head_is_the_operators_fault(base: Path) -> None:
+    model = load_model(base)
     model.get_output_embeddings = lambda: None
     with pytest.raises(OperatorFault, match="has no head"):
         AnswerScorer(model)

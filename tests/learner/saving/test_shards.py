@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from echo2d.client import Coordinator, Published, StoreFault
 from learner.ranks.ranks import Ranks
-from learner.saving.layout import plain_layout
+from learner.saving.layout import WeightPart
 from learner.saving.publish import Publisher, SnapshotWriter
 from tests.support.full_disk import files_up_to
 from tests.support.polling import poll
@@ -49,7 +49,7 @@ def published(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 def publisher_of(tmp_path: Path, weights: dict[str, torch.Tensor], taken: Taken) -> Publisher:
     (tmp_path / "base").mkdir()
     save_file(weights, tmp_path / "base" / "model.safetensors")
-    layout = plain_layout(tmp_path / "base")
+    layout = {"model.safetensors": {name: WeightPart(name) for name in weights}}
     writer = SnapshotWriter(tmp_path / "base", tmp_path / "snapshots", "run", weights, layout)
     return Publisher(writer, cast("Coordinator", taken), Ranks())
 
