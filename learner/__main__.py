@@ -7,8 +7,9 @@ once.
 Exit codes:
 0   The last step is done, or a signal stopped the learner; a checkpoint has been saved.
 1   The learner failed while running; start it again with `--resume`.
-2   Starting it again would fail again: a mistake in the configuration, gradients that are no numbers
-    whatever the data, or a newer learner has taken over the run (a restart would end that one).
+2   Starting it again would fail again: a mistake in the configuration, rows that do not fit (--plan),
+    gradients that are no numbers whatever the data, or a newer learner has taken over the run (a
+    restart would end that one).
 """
 
 import argparse
@@ -55,6 +56,8 @@ def main(arguments: list[str] | None = None) -> int:
     )
     failures = _FailureReport(here)
     try:
+        if options.plan:
+            return _plan(options)
         _run(options, here, failures)
     except Fenced as fault:
         return failures.report(f"a newer learner has the run ({fault}); this one is over", 2)
@@ -116,6 +119,19 @@ class _FailureReport:
     def _print(self, line: str) -> None:
         who = f"rank {self._here.rank}: " if self._here.rank else ""
         print(f"learner: {who}{' '.join(line.split())}", file=sys.stderr)  # noqa: T201
+
+
+def _plan(options: argparse.Namespace) -> int:
+    """Print the plan. Returns the exit code: 2 if the rows do not fit."""
+    config = LearnerConfig.load(options.config)
+    if options.ranks < 1 or options.gpu_gib < 0:
+        raise OperatorFault("--ranks and --gpu-gib: expected positive numbers")
+    from learner.plan import as_json, device_for, lines, plan
+
+    logging.disable()  # each row that is tried says the same about the model
+    found = plan(config, options.ranks, device_for(config, options.ranks, options.gpu_gib))
+    print(as_json(found) if options.json else "\n".join(lines(found, config)))  # noqa: T201
+    return 0 if found.fits else 2
 
 
 def _run(options: argparse.Namespace, here: Place, failures: _FailureReport) -> None:
@@ -187,6 +203,21 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--resume", action="store_true", help="continue from the newest checkpoint, if any"
     )
+    parser.add_argument(
+        "--plan",
+        action="store_true",
+        help="say what the run needs of memory and which answers fit, and exit",
+    )
+    parser.add_argument(
+        "--ranks", type=int, default=1, help="with --plan: how many GPUs, or processes"
+    )
+    parser.add_argument(
+        "--gpu-gib",
+        type=float,
+        default=0.0,
+        help="with --plan: plan for GPUs with this much memory",
+    )
+    parser.add_argument("--json", action="store_true", help="with --plan: one JSON object")
     parser.add_argument(
         "--profile", action="store_true", help="print at the end how train steps spent their time"
     )

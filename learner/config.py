@@ -7,9 +7,9 @@ the key that is wrong.
 
 import math
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from echo2d.client import OperatorFault
 from echo2d.config_tables import Table, key, read_toml, table_of
@@ -209,9 +209,23 @@ class LearnerConfig(Recipe):
     micro_batch_tokens: int = key(
         "of one forward and backward pass, padding included", 16384, low=1
     )
+    row_tokens_max: int = key(
+        "of a prompt with its answer; 0: with CUDA as many as --plan says, on a CPU any", 0, low=0
+    )
+    too_long: Literal["truncate", "refuse"] = key(
+        "an answer beyond row_tokens_max: train its first tokens, or replace its group", "truncate"
+    )
     packing: bool = key("put several short answers into a row, if the model supports it", True)
-    gradient_checkpointing: bool = key(
-        "recompute layers in the backward pass: less memory, a third more work", False
+    recompute: Literal["auto", "none", "selective", "all"] = key(
+        "what of a layer the backward pass makes again, to need less memory: all of it, or all but attention "
+        "and every second matrix product; auto: selective with CUDA, else none",
+        "auto",
+    )
+    compile: bool = key("compile the layers with torch.compile: minutes at the start", False)
+    gradient_sync: Literal["each", "last"] = key(
+        "in which micro-batch of an optimizer step the ranks add up gradients; last: less traffic, "
+        "and every rank holds the whole model's gradient",
+        "each",
     )
     rng_seed: int = key("for dropout and for dealing groups to optimizer steps", 0, low=0)
 
@@ -256,6 +270,15 @@ class LearnerConfig(Recipe):
         if LearnerConfig.TABLE not in document:
             raise OperatorFault(f"{path}: expected a table [{LearnerConfig.TABLE}]; found none")
         return LearnerConfig.read(table_of(document, LearnerConfig.TABLE))
+
+    def explicit(self, *, cuda: bool) -> "LearnerConfig":
+        """With what `auto` means on a GPU or a CPU, for the keys where this is known from the device alone."""
+        chosen: dict[str, Any] = {}
+        if self.dtype == "auto":
+            chosen["dtype"] = "bfloat16" if cuda else "float32"
+        if self.recompute == "auto":
+            chosen["recompute"] = "selective" if cuda else "none"
+        return replace(self, **chosen)
 
 
 class Place(NamedTuple):

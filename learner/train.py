@@ -25,6 +25,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from echo2d.client import (
     Batch,
     Coordinator,
@@ -90,6 +92,7 @@ class Learner:
                 f"{directory} is not empty; use --resume or another learner.out_dir"
             )
         self._advantages = advantages_of(config)
+        self._row_tokens_max = self._ranks.share(self._find_row_tokens_max)
         self._policy = Policy(config, self._ranks)
         self._run_id = self._ranks.share(lambda: self._coordinator.run_id)
         self._writer = self._make_writer()
@@ -133,7 +136,7 @@ class Learner:
         session = self._open_session()
         self._published = self._step
         self._epoch, self._publish_every = session.epoch, session.publish_every
-        self._rules = _rules(session, self._policy.vocab_size, self._config)
+        self._rules = _rules(session, self._policy.vocab_size, self._config, self._row_tokens_max)
         _check_temperature(self._config.temperature, session)
         self._evals = session.evaluations
         # Before the first publish, for its room on the disk. The epoch before may not know yet that
@@ -160,6 +163,18 @@ class Learner:
         _make("out_dir", config.out_dir)
         _make("snapshot_root", config.snapshot_root)
         self._tracking = Tracking(config.out_dir, makers(config.track, config.out_dir))
+
+    def _find_row_tokens_max(self) -> int:
+        """learner.row_tokens_max, or what fits on the GPU. Runs on rank 0 only. 0: any."""
+        config, device = self._config, self._ranks.device
+        if config.row_tokens_max or device.type != "cuda":
+            return config.row_tokens_max
+        self._service.starting("planning the memory")
+        # What it imports takes a second, and a learner on a CPU does not need it.
+        from learner.plan import longest_row_on_gpu
+
+        memory = torch.cuda.get_device_properties(device).total_memory
+        return longest_row_on_gpu(config, self._ranks.size, memory)
 
     def _make_writer(self) -> SnapshotWriter:
         config, weights = self._config, self._policy.weights()
@@ -381,6 +396,7 @@ class Learner:
             seconds=lap,
             grad_clip=self._config.grad_clip,
         )
+        row["truncated"] = _truncated(batch, self._rules)
         row["poisoned"] = report.poisoned + sum(self._poisoned)
         every = self._config.track_samples_every
         shows = every and self._tracking.has_boards and batch.step % every == 0
@@ -412,7 +428,9 @@ class Learner:
             time.sleep(BEAT_S)
 
 
-def _rules(session: Session, vocab_size: int, config: LearnerConfig) -> BatchRules:
+def _rules(
+    session: Session, vocab_size: int, config: LearnerConfig, row_tokens_max: int
+) -> BatchRules:
     return BatchRules(
         session.staleness_max,
         session.trajectories_per_step // session.group_size,
@@ -421,7 +439,19 @@ def _rules(session: Session, vocab_size: int, config: LearnerConfig) -> BatchRul
         session.group_min,
         masks=session.over_stale == "mask",
         trains_cut=config.cut_off == "train",
+        row_tokens_max=row_tokens_max,
+        refuses_long=config.too_long == "refuse",
     )
+
+
+def _truncated(batch: Batch, rules: BatchRules) -> float:
+    """The share of answers that are beyond row_tokens_max."""
+    found = [
+        rules.room(group, len(trajectory.tokens)) < len(trajectory.tokens)
+        for group in batch.groups
+        for trajectory in group.trajectories
+    ]
+    return sum(found) / len(found)
 
 
 def _check_temperature(configured: float, session: Session) -> None:

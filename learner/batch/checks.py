@@ -29,7 +29,8 @@ class BatchRules:
 
     group_min: a group may lack some of its trajectories, but not more. masks: whether over_stale is
     "mask". trains_cut: whether answers that were cut off are trained on; otherwise they count in the
-    mean of their group alone.
+    mean of their group alone. row_tokens_max: of a prompt with its answer, 0: any. refuses_long: whether a
+    group with a longer answer is refused; otherwise the answer's first tokens are trained.
     """
 
     staleness_max: int
@@ -39,10 +40,18 @@ class BatchRules:
     group_min: int
     masks: bool = False
     trains_cut: bool = True
+    row_tokens_max: int = 0
+    refuses_long: bool = False
 
     def fresh(self, span: Span, step: int) -> bool:
         """Whether this step may train on the span's tokens."""
         return (step - 1) - span.version <= self.staleness_max
+
+    def room(self, group: Group, tokens: int) -> int:
+        """How many of an answer's tokens fit into a row behind the group's prompt."""
+        return (
+            min(tokens, self.row_tokens_max - len(group.prompt)) if self.row_tokens_max else tokens
+        )
 
 
 class Trained:
@@ -120,6 +129,13 @@ def _group_fault(group: Group, step: int, rules: BatchRules) -> str:
     for index, trajectory in enumerate(group.trajectories):
         if fault := _trajectory_fault(trajectory, step, rules):
             return f"trajectory {index}: {fault}"
+    longest = max(len(trajectory.tokens) for trajectory in group.trajectories)
+    room = rules.room(group, longest)
+    if room < (longest if rules.refuses_long else 1):
+        return (
+            f"its prompt of {len(group.prompt)} tokens with its longest answer of {longest} is beyond "
+            f"row_tokens_max = {rules.row_tokens_max}"
+        )
     if not any(
         rules.fresh(span, step) for trajectory in group.trajectories for span in trajectory.spans
     ):

@@ -261,15 +261,18 @@ def _answers(
         for span in trajectory.spans:
             fresh[span.start : span.end] = rules.fresh(span, step)
             staleness[span.start : span.end] = (step - 1) - span.version
+        # The tokens beyond are neither read nor trained: attention is causal, so the others do not miss them.
+        room = rules.room(group, len(fresh))
+        fresh, staleness = fresh[:room], staleness[:room]
         if fresh.any():
-            tokens = np.concatenate([group.prompt, trajectory.tokens])
+            tokens = np.concatenate([group.prompt, trajectory.tokens[:room]])
             counts = np.concatenate([np.zeros(len(group.prompt), dtype=np.bool_), fresh])
             yield PackedAnswer(
                 group.group_id,
                 trajectory.sample,
                 tokens,
                 counts,
-                trajectory.logprobs[fresh],
+                trajectory.logprobs[:room][fresh],
                 staleness[fresh],
                 advantage,
                 group.sampling.temperature,

@@ -26,8 +26,9 @@ NEEDED = ("config.json", "tokenizer.json")
 PORTION_NUMBERS = 1 << 25  # 64 MB in bfloat16
 
 
-def empty_model(directory: Path) -> Any:
-    """A causal language model of transformers whose float32 weights are on the meta device.
+def empty_model(directory: Path, *, on_meta: bool = True) -> Any:
+    """A causal language model of transformers whose float32 weights are on the meta device, or wherever the caller
+    has them made.
 
     OperatorFault: the directory lacks a file, or transformers cannot make such a model.
     """
@@ -38,7 +39,7 @@ def empty_model(directory: Path) -> Any:
             raise OperatorFault(f"learner.model: {directory} has no {name}")
     try:
         config = AutoConfig.from_pretrained(directory, local_files_only=True)
-        with _weights_on_meta():
+        with _weights_on_meta() if on_meta else contextlib.nullcontext():
             model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     except (OSError, ValueError, KeyError) as error:
         line = " ".join(str(error).split())

@@ -9,15 +9,15 @@ import resource
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+from torch.distributed.fsdp import FSDPModule
 
-from echo2d.client import OperatorFault, TrajectoryScore
+from echo2d.client import TrajectoryScore
 from learner.batch.packing import MicroBatch, PackedAnswer, micro_batches
 from learner.config import LearnerConfig
 from learner.metrics.report import Effort, StepReport
@@ -33,6 +33,7 @@ from learner.metrics.staleness import (
 )
 from learner.model import lora, rng_state
 from learner.model.flops import ModelSize, peak_of
+from learner.model.layers import prepare_layers
 from learner.model.load import empty_model, fill
 from learner.model.scorer import AnswerScorer
 from learner.model.trajectory_scores import ScoreSums, no_sums, score_sums, scores_of
@@ -89,14 +90,16 @@ class Policy:
         rng_state.seed(config.rng_seed)
         if config.threads:
             torch.set_num_threads(config.threads)
+        if ranks.device.type == "cuda":
+            # Products of what stays float32 take TF32: 10 bits of mantissa, and float32's range and sums.
+            torch.set_float32_matmul_precision("high")
         self._config = config
         self._ranks = ranks
         model = empty_model(config.model)
         self.layout = layout_of(model, config.model)
         if config.lora_rank:
             lora.attach(model, config)
-        if config.gradient_checkpointing:
-            _checkpoint_layers(model, config.model)
+        prepare_layers(model, config, ranks.device)
         self._size = ModelSize.of(model)
         self.model = self._filled(model).train()
         if config.lora_rank:
@@ -111,7 +114,11 @@ class Policy:
         )
         trained = [weight for weight in self.model.parameters() if weight.requires_grad]
         self._optimizer = torch.optim.AdamW(
-            trained, lr=config.lr, betas=config.betas, weight_decay=config.weight_decay
+            trained,
+            lr=config.lr,
+            betas=config.betas,
+            weight_decay=config.weight_decay,
+            fused=ranks.device.type == "cuda",
         )
         # All ranks have built the same model. From here on each has its own dropout.
         rng_state.seed(config.rng_seed + ranks.rank * RANK_SEED_STEP)
@@ -200,10 +207,12 @@ class Policy:
         self, part: Part, staleness_max: int, proximal: dict[int, Tensor]
     ) -> list[_Accumulated]:
         """Make the gradient of one optimizer step, and what there is to tell about each micro-batch."""
-        return [
-            self._accumulate(each, part.totals, staleness_max, proximal.get(id(each)))
-            for each in part.micro
-        ]
+        found = []
+        for each in part.micro:
+            if isinstance(self.model, FSDPModule) and self._config.gradient_sync == "last":
+                self.model.set_requires_gradient_sync(each is part.micro[-1])
+            found.append(self._accumulate(each, part.totals, staleness_max, proximal.get(id(each))))
+        return found
 
     def _optimize(self) -> float | None:
         """Apply the gradient, clipped, and return its norm before that; None: it is no number and was dropped."""
@@ -390,17 +399,3 @@ def _report(
 
 def _totals(answers: Sequence[PackedAnswer]) -> LossTotals:
     return LossTotals(sum(len(each.logprobs_n) for each in answers), len(answers))
-
-
-def _checkpoint_layers(model: Any, directory: Path) -> None:
-    # The second name is that of older versions of transformers.
-    enable = (
-        getattr(model, "activation_checkpointing_enable", None)
-        or model.gradient_checkpointing_enable
-    )
-    try:
-        enable({"use_reentrant": False})
-    except ValueError as error:
-        raise OperatorFault(
-            f"learner.gradient_checkpointing: the model in {directory} does not support it: {error}"
-        ) from error

@@ -39,10 +39,13 @@ log = logging.getLogger("echo2d.learner")
 class AnswerScorer:
     """log p and entropy of answer tokens by `model`, a causal language model of transformers."""
 
-    def __init__(self, model: Any, *, packing: bool = True) -> None:
+    def __init__(self, model: Any, *, packing: bool = True, probes: bool = True) -> None:
+        """probes: False: the model's weights have no numbers yet, and it is believed to compute the
+        same with our attention, if it runs with it."""
         self.model = model
         self._device = next(model.parameters()).device
-        self._tail = _tail(model, self._device)
+        self._probes = probes
+        self._tail = _tail(model, self._device) if probes else LogitTail()
         setattr(model, METHOD, MethodType(_score, model))
         if isinstance(model, FSDPModule):
             register_fsdp_forward_method(cast("nn.Module", model), METHOD)
@@ -108,11 +111,12 @@ class AnswerScorer:
         own = model.config._attn_implementation  # noqa: SLF001 - transformers has no other way to ask
         if not set(getattr(config, "layer_types", None) or ["full_attention"]) <= KINDS:
             return False
+        register()
         alone = self._last_logits([ALONE])
         try:
-            register()
             model.set_attn_implementation(NAME)
-            if all(_close(alone, found) for found in (self._last_logits([ALONE]), *self._packed())):
+            found = (self._last_logits([ALONE]), *self._packed())
+            if not self._probes or all(_close(alone, each) for each in found):
                 return True
         except (UnknownAttentionError, TypeError, ValueError, KeyError) as error:
             log.info("the model keeps its own attention: %s", " ".join(str(error).split()))

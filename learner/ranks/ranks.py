@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import HashStore  # type: ignore[attr-defined]
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.rendezvous import rendezvous
@@ -173,6 +173,12 @@ class Ranks:
             dist.all_reduce(values, by)
         return values
 
+    def mesh(self) -> DeviceMesh:
+        """The devices of all ranks, between which FSDP2 shards."""
+        if not dist.is_initialized():
+            _begin_alone(self.device)
+        return init_device_mesh(self.device.type, (self.size,))
+
     def shard(self, model: Any, config: LearnerConfig) -> Any:
         """Leave this rank its shards of the model (FSDP2); all of it, if it is the only one. The model may be on the
         meta device.
@@ -181,20 +187,16 @@ class Ranks:
         is rounded to that when it is gathered, so one rank is a mesh of its own: the float32 weights stay, and
         gradients are added up in learner.reduce_dtype.
         """
-        narrow = dtype_of(config.dtype, self.device) != torch.float32
+        narrow = config.explicit(cuda=self.device.type == "cuda").dtype == "bfloat16"
         if self.size == 1 and not narrow:
             return model
-        if not dist.is_initialized():
-            _begin_alone(self.device)
         policy = MixedPrecisionPolicy(
             param_dtype=torch.bfloat16 if narrow else None,
             reduce_dtype=getattr(torch, config.reduce_dtype),
         )
-        mesh = init_device_mesh(self.device.type, (self.size,))
-        blocks = set(getattr(model, "_no_split_modules", None) or ())
-        for module in model.modules():
-            if type(module).__name__ in blocks:
-                fully_shard(module, mesh=mesh, reshard_after_forward=True, mp_policy=policy)
+        mesh = self.mesh()
+        for layer in layers_of(model):
+            fully_shard(layer, mesh=mesh, reshard_after_forward=True, mp_policy=policy)
         # Temperatures are an argument of the whole model, and stay as they are.
         whole = dataclasses.replace(policy, cast_forward_inputs=False)
         fully_shard(model, mesh=mesh, reshard_after_forward=True, mp_policy=whole)
@@ -260,20 +262,17 @@ class Rendezvous:
         )
 
 
+def layers_of(model: Any) -> list[Any]:
+    """The model's transformer blocks."""
+    names = set(getattr(model, "_no_split_modules", None) or ())
+    return [module for module in model.modules() if type(module).__name__ in names]
+
+
 def whole(value: Tensor) -> Tensor:
     """A tensor with the shards of all ranks, which make this call together."""
     if not isinstance(value, DTensor):
         return value
     found: Tensor = value.full_tensor()
-    return found
-
-
-def dtype_of(name: str, device: torch.device) -> torch.dtype:
-    """The dtype of the layers' arithmetic. name: learner.dtype."""
-    if name == "auto":
-        name = "bfloat16" if device.type == "cuda" else "float32"
-    found = getattr(torch, name)
-    assert isinstance(found, torch.dtype)
     return found
 
 

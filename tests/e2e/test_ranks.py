@@ -84,7 +84,7 @@ def test_a_run_moves_from_one_rank_to_two_and_back(
     config = config_of(handed, base, dtype=dtype)
     alone(handed, dataclasses.replace(config, steps=2), batches)
     (handed / "signal").write_text(f"4 1 {signal.SIGTERM}")
-    done = together(handed, dataclasses.replace(config, gradient_checkpointing=True), batches)
+    done = together(handed, dataclasses.replace(config, recompute="all"), batches)
     (handed / "signal").unlink()
     assert done.returncode == 0, done.stderr
     shards = sorted(

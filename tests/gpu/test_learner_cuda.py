@@ -70,7 +70,7 @@ def test_layers_of_an_8b_model_use_the_gpu_well(tmp_path: Path) -> None:
     made(Qwen3Config(**shape)).to(torch.bfloat16).save_pretrained(directory)
     (directory / "tokenizer.json").write_text("{}")
     assert empty_model(directory).num_parameters() > 1e9
-    on_gpu = {"device": "cuda", "micro_batch_tokens": ROW_TOKENS, "gradient_checkpointing": True}
+    on_gpu = {"device": "cuda", "micro_batch_tokens": ROW_TOKENS, "recompute": "all"}
     config = config_in(tmp_path, directory, **on_gpu)
     policy, rng = Policy(config, Ranks(device="cuda")), np.random.default_rng(0)
     tokens = rng.integers(0, 151_936, (32, 2048), dtype=np.int32)

@@ -108,7 +108,8 @@ CORE_MAY_IMPORT: dict[str, set[str]] = {
         "status",
     },
 }
-# Who may import whom inside the learner, besides its config. The loop and the commands beside the rooms import all.
+# The rooms of the learner that each of its rooms may import, besides learner.config. Modules outside the rooms,
+# such as the train loop, may import all.
 LEARNER_MAY_IMPORT: dict[str, set[str]] = {
     "objective": set(),
     "ranks": set(),

@@ -231,7 +231,7 @@ def test_dr_grpo_and_several_optimizer_steps_train(
         "proximal": "recomputed",
         "optimizer_steps": 2,
     }
-    choices["gradient_checkpointing"] = True
+    choices["recompute"] = "all"
     rows = learn(dataclasses.replace(config, steps=2, kl_coef=0.1, **choices), coordinator)
     assert coordinator.said("commit") == [1, 2]
     assert (

@@ -112,3 +112,18 @@ def test_a_group_without_one_fresh_token_is_no_group_even_with_masks() -> None:
     }
     ahead = trajectory(2, spans=[(0, 2, STEP)])
     assert list(faults(batch_of(trajectory(), ahead), STEP, MASKS, Trained())) == [11]
+
+
+def test_a_row_that_cannot_fit_is_refused_or_truncated() -> None:
+    batch = batch_of(trajectory(3), trajectory(6), prompt=(3, 4))
+    expected = "its prompt of 2 tokens with its longest answer of 6 is beyond row_tokens_max = {}"
+    for row_tokens_max, refuses_long, fault in (
+        (8, True, ""),
+        (7, True, expected.format(7)),
+        (7, False, ""),
+        (3, False, ""),
+        (2, False, expected.format(2)),  # no answer fits behind this prompt
+    ):
+        rules = dataclasses.replace(RULES, row_tokens_max=row_tokens_max, refuses_long=refuses_long)
+        found = faults(batch, STEP, rules, Trained())
+        assert found.get(11, "") == fault

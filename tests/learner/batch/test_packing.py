@@ -284,3 +284,25 @@ def test_answers_that_were_cut_off_may_count_in_the_mean_alone() -> None:
     both, kept = [answers_of(batch, rules, CENTRED)[1] for rules in (RULES, filtered)]
     assert [each.advantage for each in both] == [0.5, -0.5]
     assert [each.advantage for each in kept] == [0.5]
+
+
+def test_an_answer_beyond_the_longest_row_loses_its_last_tokens() -> None:
+    long = trajectory(6, spans=[(0, 4, NEW), (4, 6, NEW)])
+    batch = batch_of(long, trajectory(2), prompt=(3, 4))
+    _, (whole, short) = answers_of(batch, RULES, CENTRED)
+    narrow = dataclasses.replace(RULES, row_tokens_max=7)
+    _, (cut, same) = answers_of(batch, narrow, CENTRED)
+    assert len(whole.tokens) == 8
+    for name in ("tokens", "counts"):
+        assert getattr(cut, name).tolist() == getattr(whole, name)[:7].tolist()
+    for name in ("logprobs_n", "staleness_n"):
+        assert getattr(cut, name).tolist() == getattr(whole, name)[:5].tolist()
+    assert same.tokens.tolist() == short.tokens.tolist()
+    assert cut.advantage == whole.advantage
+
+
+def test_a_row_holds_no_answer_whose_only_fresh_tokens_are_beyond_its_end() -> None:
+    mixed = trajectory(6, spans=[(0, 5, TOO_OLD), (5, 6, NEW)])
+    narrow = dataclasses.replace(MASKS, row_tokens_max=7)
+    _, found = answers_of(batch_of(mixed, trajectory(2)), narrow, CENTRED)
+    assert [len(each.tokens) for each in found] == [4]

@@ -11,7 +11,7 @@ from torch import Tensor
 from learner.batch.packing import PackedAnswer
 from learner.config import LearnerConfig
 from learner.model.policy import Policy
-from learner.ranks.ranks import Ranks, dtype_of, whole
+from learner.ranks.ranks import Ranks, whole
 
 PROMPT, LENGTH, ANSWERS, VOCABULARY = 3, 24, 32, 17
 
@@ -78,20 +78,22 @@ def test_the_weights_keep_updates_that_bfloat16_would_lose(config: LearnerConfig
 
 
 def test_lora_and_checkpointing_train_in_bfloat16(config: LearnerConfig) -> None:
-    for changes in ({"lora_rank": 2}, {"gradient_checkpointing": True}, {"kl_coef": 0.1}):
+    for changes in ({"lora_rank": 2}, {"recompute": "all"}, {"kl_coef": 0.1}):
         made = policy(config, "bfloat16", **changes)
         report = made.train_step(1, made.lay_out([answers()]), 2)
         assert 0 < report.grad_norm < 1e3
 
 
 @pytest.mark.parametrize(
-    ("name", "device", "dtype"),
+    ("dtype", "cuda", "expected"),
     [
-        ("auto", "cpu", torch.float32),
-        ("auto", "cuda", torch.bfloat16),
-        ("float32", "cuda", torch.float32),
-        ("bfloat16", "cpu", torch.bfloat16),
+        ("auto", False, "float32"),
+        ("auto", True, "bfloat16"),
+        ("float32", True, "float32"),
+        ("bfloat16", False, "bfloat16"),
     ],
 )
-def test_the_dtype_is_the_devices_unless_chosen(name: str, device: str, dtype: torch.dtype) -> None:
-    assert dtype_of(name, torch.device(device)) == dtype
+def test_the_dtype_is_the_devices_unless_chosen(
+    config: LearnerConfig, dtype: Any, cuda: bool, expected: str
+) -> None:
+    assert dataclasses.replace(config, dtype=dtype).explicit(cuda=cuda).dtype == expected

@@ -1,0 +1,134 @@
+"""Find the memory of a train step by running it on tensors that have a shape and no numbers.
+
+The model's own code runs, as it is sharded over the ranks: its layers, what they keep for the backward pass,
+logprobs in blocks, AdamW. The other ranks are imagined, by a process group that sends nothing. So neither the
+memory nor the devices that are planned for are needed, and it takes seconds.
+
+Not counted: what a device needs for itself (kernels, communication, holes between tensors), and on a CPU what the
+allocator does not give back.
+"""
+
+import dataclasses
+import gc
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from learner.batch.packing import MicroBatch, PackedAnswer, micro_batches
+from learner.config import LearnerConfig
+from learner.model import logprobs, lora
+from learner.model.layers import prepare_layers
+from learner.model.live_bytes import LiveBytes
+from learner.model.load import empty_model
+from learner.model.scorer import AnswerScorer
+from learner.ranks.ranks import Channel, Ranks
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """Bytes of one rank's tensors. weights: its shards. resting: between two steps, with AdamW's state. peak: the
+    most in a train step whose rows have `tokens`.
+    """
+
+    tokens: int
+    weights: int
+    resting: int
+    peak: int
+
+
+class ImaginedRanks(Ranks):
+    """This process as the first of `size` ranks, of which the others do not exist."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(0, size)
+        if not dist.is_initialized():
+            dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=size)
+        self._mesh = init_device_mesh("cpu", (size,))
+
+    def channel(self) -> Channel:
+        return Channel(0, None)
+
+    def mesh(self) -> DeviceMesh:
+        return self._mesh
+
+
+def footprint(config: LearnerConfig, ranks: int, tokens: int, *, on_gpu: bool) -> Footprint:
+    """The memory of each of `ranks` ranks with rows of `tokens` tokens, of one answer each. A process can ask for
+    one number of ranks.
+    """
+    # Compiled layers need real tensors.
+    config = dataclasses.replace(config.explicit(cuda=on_gpu), compile=False)
+    imagined = ImaginedRanks(ranks)
+    blocks = dict(logprobs.BLOCK_BYTES)
+    if on_gpu:
+        logprobs.BLOCK_BYTES.clear()
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True), LiveBytes() as live:
+            return _train(config, imagined, tokens, live)
+    finally:
+        logprobs.BLOCK_BYTES.update(blocks)
+
+
+def _train(config: LearnerConfig, ranks: Ranks, tokens: int, live: LiveBytes) -> Footprint:
+    """Two optimizer steps of two micro-batches: the state of the first stays, and the second one adds up gradients."""
+    model = _model(config, ranks)
+    scorer = AnswerScorer(model, packing=config.packing, probes=False)
+    (micro,) = micro_batches([_answer(tokens)], tokens, packed=scorer.packed)
+    base = None
+    if config.kl_coef:
+        frozen = dataclasses.replace(config, lora_rank=0)
+        base = AnswerScorer(
+            _model(frozen, ranks).requires_grad_(requires_grad=False),
+            packing=config.packing,
+            probes=False,
+        )
+    gc.collect()
+    # Making a model takes all of it for a moment; the learner makes it without.
+    live.peak = weights = live.now
+    trained = [weight for weight in model.parameters() if weight.requires_grad]
+    optimizer = torch.optim.AdamW(trained, fused=True)
+    for _ in range(2):
+        # The first step makes whole tensors for a moment, where DTensor finds out how an operation is sharded.
+        live.peak = live.now
+        for _ in range(2):
+            _accumulate(micro, scorer, base)
+        torch.nn.utils.clip_grad_norm_(trained, 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+    return Footprint(tokens, weights, live.now, live.peak)
+
+
+def _accumulate(micro: MicroBatch, scorer: AnswerScorer, base: AnswerScorer | None) -> None:
+    loss: Tensor = scorer(micro).logprobs_n.sum()
+    if base is not None:
+        with torch.no_grad():
+            base(micro)
+    torch.autograd.backward(loss)
+
+
+def _model(config: LearnerConfig, ranks: Ranks) -> Any:
+    model = empty_model(config.model, on_meta=False)
+    if config.lora_rank:
+        lora.attach(model, config)
+    prepare_layers(model, config, ranks.device)
+    return ranks.shard(model, config).train()
+
+
+def _answer(tokens: int) -> PackedAnswer:
+    scored = tokens - 1
+    return PackedAnswer(
+        group_id=0,
+        sample=0,
+        tokens=np.zeros(tokens, dtype=np.int32),
+        counts=np.arange(tokens) > 0,
+        logprobs_n=np.zeros(scored, dtype=np.float32),
+        staleness_n=np.zeros(scored, dtype=np.int64),
+        advantage=np.float32(1.0),
+    )

@@ -1,0 +1,69 @@
+"""Prepare the layers of a model: what they keep for the backward pass, and whether they are compiled.
+
+learner.recompute says which results of a layer the backward pass makes again instead of finding them in memory:
+
+    none        nothing: the most memory
+    selective   all but the results of attention and of every second matrix product
+    all         the whole layer, from what enters it: the least memory, a third more work
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+
+from echo2d.client import OperatorFault
+from learner.config import LearnerConfig
+from learner.ranks.ranks import layers_of
+
+# Kernels by name, in whichever library they are.
+ATTENTION = ("scaled_dot_product", "flash_att", "varlen_att")
+PRODUCTS = {"mm", "addmm", "bmm", "_grouped_mm"}
+
+
+def prepare_layers(model: Any, config: LearnerConfig, device: torch.device) -> None:
+    """Prepare the layers in place, before they are sharded. OperatorFault: the model does not support it."""
+    what = config.explicit(cuda=device.type == "cuda").recompute
+    if what != "none":
+        _recompute(model, config.model, selective=what == "selective")
+    if config.compile:
+        for layer in layers_of(model):
+            layer.compile(dynamic=True)
+
+
+def _recompute(model: Any, directory: Path, *, selective: bool) -> None:
+    how: dict[str, Any] = {"use_reentrant": False}
+    if selective:
+        how["context_fn"] = _contexts
+    # The second name is that of older versions of transformers.
+    enable = (
+        getattr(model, "activation_checkpointing_enable", None)
+        or model.gradient_checkpointing_enable
+    )
+    try:
+        enable(how)
+    except ValueError as error:
+        raise OperatorFault(
+            f"learner.recompute: the model in {directory} does not support it: {error}"
+        ) from error
+
+
+def _contexts() -> Any:
+    """The two context managers of one run of a layer, forward and again."""
+    return create_selective_checkpoint_contexts(_Keeping())  # type: ignore[no-untyped-call]
+
+
+class _Keeping:
+    """Decides for each operation of a layer, in order, whether its result is kept."""
+
+    def __init__(self) -> None:
+        self._products = 0
+
+    def __call__(self, _: Any, operation: Any, *__: Any, **___: Any) -> CheckpointPolicy:
+        name = operation._schema.name.split("::")[-1]  # noqa: SLF001 - an operation has no other name
+        kept = name.lstrip("_").startswith(ATTENTION)
+        if name in PRODUCTS:
+            self._products += 1
+            kept = self._products % 2 == 1
+        return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE

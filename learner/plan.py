@@ -1,0 +1,190 @@
+"""Say before anything is loaded what a run needs: `python -m learner --config run.toml --plan`.
+
+    memory       of a rank's tensors at rest and at the peak of a train step (`footprint`)
+    longest row  rows of twice the tokens, or half of them, until the device is full between two of them
+    checkpoint   the copy that training waits for, and the write that must end before the next one
+
+The configuration is not changed. A plan for GPUs needs none: `--gpu-gib 80 --ranks 8`.
+"""
+
+import functools
+import json
+import multiprocessing
+import os
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig
+
+from echo2d.client import OperatorFault
+from learner.config import LearnerConfig
+from learner.model.footprint import Footprint, footprint
+
+GIB = 2**30
+# The share of a GPU's memory that tensors may take. Kernels, NCCL and holes between tensors need the rest.
+PLANNED_SHARE = 0.9
+# Training may wait for the copies of checkpoints for this share of a step.
+CHECKPOINT_SHARE = 0.03
+PROBE_BYTES = 256 << 20
+# Rows between which the longest one is looked for. A model may say that it reads fewer tokens than that.
+TOKENS_MIN, TOKENS_MAX = 256, 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedDevice:
+    """The device of each rank. memory: its bytes, for one rank."""
+
+    on_gpu: bool
+    memory: int
+
+    @property
+    def planned(self) -> int:
+        return int(self.memory * PLANNED_SHARE)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """Bytes and seconds of one rank. row_tokens: of the rows with which `peak` was found. longest: tokens of the
+    longest prompt with its answer that fits and that the model can read, 0 if none does. version_copy,
+    checkpoint_copy: in host memory, while training goes on. least_step_s: the shortest train step with a checkpoint
+    each that costs CHECKPOINT_SHARE of it.
+    """
+
+    ranks: int
+    on_gpu: bool
+    memory: int
+    weights: int
+    resting: int
+    peak: int
+    row_tokens: int
+    longest: int
+    version_copy: int
+    checkpoint_copy: int
+    least_step_s: float
+
+    @property
+    def fits(self) -> bool:
+        return self.peak <= self.memory * PLANNED_SHARE
+
+
+def plan(config: LearnerConfig, ranks: int, device: PlannedDevice) -> MemoryPlan:
+    """MemoryPlan for `ranks` ranks. OperatorFault: the model cannot be loaded."""
+    tokens = max(TOKENS_MIN, config.micro_batch_tokens)
+    peak_of = functools.partial(footprint, config, ranks, on_gpu=device.on_gpu)
+    whole = peak_of(tokens)
+    # The weights in float32, and AdamW's two moments of them.
+    state = whole.resting
+    copy_s, write_s = _seconds(config.out_dir, state, state * ranks)
+    return MemoryPlan(
+        ranks=ranks,
+        on_gpu=device.on_gpu,
+        memory=device.memory,
+        weights=whole.weights,
+        resting=whole.resting,
+        peak=whole.peak,
+        row_tokens=tokens,
+        longest=longest_row(peak_of, whole, device.planned, _read_max(config)),
+        version_copy=whole.weights // 2,
+        checkpoint_copy=state,
+        least_step_s=max(copy_s / CHECKPOINT_SHARE, write_s),
+    )
+
+
+def longest_row(
+    peak_of: Callable[[int], Footprint], first: Footprint, memory: int, tokens_max: int
+) -> int:
+    """The tokens, at most tokens_max, of the row whose peak is `memory`; 0: not even TOKENS_MIN fit.
+
+    The peak of a longer row grows no slower than that of a shorter one, so the line through two peaks lies above the
+    peaks between them.
+    """
+    short = long = first
+    while long.peak <= memory and long.tokens < tokens_max:
+        short, long = long, peak_of(min(2 * long.tokens, tokens_max))
+    while short.peak > memory and short.tokens > TOKENS_MIN:
+        short, long = peak_of(max(short.tokens // 2, TOKENS_MIN)), short
+    if short.peak > memory:
+        return 0
+    if long.peak > memory:
+        each = (long.peak - short.peak) / (long.tokens - short.tokens)
+        return min(tokens_max, short.tokens + int((memory - short.peak) / each))
+    return min(tokens_max, long.tokens)
+
+
+def longest_row_on_gpu(config: LearnerConfig, ranks: int, memory: int) -> int:
+    """`MemoryPlan.longest` for GPUs with so many bytes, planned in a process of its own: this one's ranks are real.
+
+    OperatorFault: rows of learner.micro_batch_tokens do not fit.
+    """
+    alone = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=alone) as planner:
+        device = PlannedDevice(on_gpu=True, memory=memory)
+        found = planner.submit(plan, config, ranks, device).result()
+    if not found.fits:
+        raise OperatorFault(
+            f"learner.micro_batch_tokens: rows of {found.row_tokens} tokens need "
+            f"{found.peak / GIB:.1f} GiB of {device.planned / GIB:.1f} at the peak of a step; the longest that "
+            f"fits has {found.longest} (see --plan). Or set learner.row_tokens_max, and no plan is made"
+        )
+    return found.longest
+
+
+def device_for(config: LearnerConfig, ranks: int, gpu_gib: float) -> PlannedDevice:
+    """The device with this much memory; 0: the one that a run here would take."""
+    if gpu_gib:
+        return PlannedDevice(on_gpu=True, memory=int(gpu_gib * GIB))
+    if config.device != "cpu" and torch.cuda.is_available():
+        return PlannedDevice(on_gpu=True, memory=torch.cuda.get_device_properties(0).total_memory)
+    pages, size = (os.sysconf(name) for name in ("SC_PHYS_PAGES", "SC_PAGE_SIZE"))
+    return PlannedDevice(on_gpu=False, memory=pages * size // ranks)
+
+
+def lines(found: MemoryPlan, config: LearnerConfig) -> list[str]:
+    device = "GPU" if found.on_gpu else "rank (host memory)"
+    fits = "" if found.fits else ": THESE ROWS DO NOT FIT"
+    return [
+        f"{config.model} on {found.ranks} ranks, GiB per {device}:",
+        f"  {found.memory / GIB:8.2f}  memory, of which {PLANNED_SHARE:.0%} are planned",
+        f"  {found.weights / GIB:8.2f}  weights in float32",
+        f"  {found.resting / GIB:8.2f}  between two steps, with AdamW's state",
+        f"  {found.peak / GIB:8.2f}  at the peak of a step, rows of {found.row_tokens:,} tokens{fits}",
+        f"the longest prompt with its answer that fits: {found.longest:,} tokens",
+        "GiB of host memory per rank, while a version or a checkpoint is written:",
+        f"  {found.version_copy / GIB:8.2f}  copy of the version",
+        f"  {found.checkpoint_copy / GIB:8.2f}  copy of the checkpoint",
+        f"checkpoint_every = 1 costs at most {CHECKPOINT_SHARE:.0%} of steps of {found.least_step_s:.1f} s and more",
+    ]
+
+
+def as_json(found: MemoryPlan) -> str:
+    return json.dumps({**asdict(found), "fits": found.fits})
+
+
+def _read_max(config: LearnerConfig) -> int:
+    """The tokens that the model can read."""
+    known = AutoConfig.from_pretrained(config.model).get_text_config()
+    return min(TOKENS_MAX, getattr(known, "max_position_embeddings", 0) or TOKENS_MAX)
+
+
+def _seconds(directory: Path, copied: int, written: int) -> tuple[float, float]:
+    """How long it takes to copy and to write so many bytes, by a copy and a synced file of PROBE_BYTES."""
+    source = torch.ones(PROBE_BYTES, dtype=torch.uint8)
+    source.clone()
+    begun = time.monotonic()
+    copy = source.clone()
+    copy_s = time.monotonic() - begun
+    directory.mkdir(parents=True, exist_ok=True)
+    probe = directory / ".plan-probe"
+    begun = time.monotonic()
+    try:
+        with probe.open("wb") as file:
+            file.write(copy.numpy().data)
+            os.fsync(file.fileno())
+    finally:
+        probe.unlink(missing_ok=True)
+    write_s = time.monotonic() - begun
+    return copy_s * copied / PROBE_BYTES, write_s * written / PROBE_BYTES

@@ -1,0 +1,62 @@
+"""What layers keep for the backward pass changes memory, and no number."""
+
+import dataclasses
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from learner.config import LearnerConfig
+from learner.model.policy import Policy
+from learner.ranks.ranks import Ranks, whole
+from tests.support.model_shapes import answers
+
+
+def gradient(config: LearnerConfig, **changes: Any) -> Tensor:
+    made = Policy(dataclasses.replace(config, correction="none", **changes), Ranks())
+    (part,) = made.lay_out([answers(made.vocab_size)])
+    made._gradient(part, 2, {})
+    slopes = [whole(weight.grad) for weight in made.model.parameters() if weight.grad is not None]
+    return torch.cat([slope.flatten() for slope in slopes])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"recompute": "selective"},
+        {"recompute": "all"},
+        {"recompute": "selective", "micro_batch_tokens": 20, "gradient_sync": "last"},
+    ],
+)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_gradient_is_the_same(config: LearnerConfig, dtype: Any, changes: Any) -> None:
+    same = {"dtype": dtype, "micro_batch_tokens": changes.get("micro_batch_tokens", 4096)}
+    plain = gradient(config, recompute="none", **same)
+    close = 1e-5 if dtype == "float32" else 2e-2
+    torch.testing.assert_close(
+        gradient(config, **{**same, **changes}),
+        plain,
+        rtol=close,
+        atol=close * float(plain.abs().max()),
+    )
+
+
+@pytest.mark.filterwarnings("ignore:::torch")  # what the compiler imports warns of its own future
+@pytest.mark.e2e
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles C++ for a CPU")
+def test_compiled_layers_have_the_same_gradient(
+    config: LearnerConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    plain = gradient(config)
+    compiled = gradient(config, compile=True, recompute="selective")
+    assert compiled_frames() > 0
+    torch.testing.assert_close(compiled, plain, rtol=1e-5, atol=1e-6)
+
+
+def compiled_frames() -> int:
+    """How many pieces of code torch.compile has made since the start of the process."""
+    return int(torch._dynamo.utils.counters["frames"]["ok"])
