@@ -93,7 +93,7 @@ def test_a_learner_on_a_gpu_asks_another_process_which_rows_fit(tmp_path: Path) 
     shape = Qwen3Config(**{**BIG, "vocab_size": 8192, "num_hidden_layers": 2})
     config = config_in(tmp_path, save(shape, tmp_path / "model"), micro_batch_tokens=1024)
     assert longest_row_on_gpu(config, 2, 80 << 30) == 8192  # all that the model reads
-    with pytest.raises(OperatorFault, match="rows of 1024 tokens need .* that fits has 0"):
+    with pytest.raises(OperatorFault, match=r"rows of 1024 tokens need .* that fits has 0"):
         longest_row_on_gpu(config, 2, 32 << 20)
 
 

@@ -28,6 +28,7 @@ from echo2d.bench.liars.kinds import LIES, LieKind
 from echo2d.views.status import PLAIN_COLUMNS
 
 POLL_S = 0.2
+TOLD_S = 30.0  # until a convicted worker was told so and its process has ended
 SLOTS = 24
 # Trajectories that a liar may deliver before it is convicted: the targets of docs/security.md.
 DELIVERED_MAX: Mapping[LieKind, int] = {
@@ -195,6 +196,9 @@ def measure_liars(
             show(1 - len(still_open) / max(1, len(plan.lies)), _words(still_open))
             over = not run.check() or now_s > plan.seconds
             if over or (plan.lies and not still_open):
+                for row in rows.values():
+                    if row.verdict:
+                        programs[row.name].wait(TOLD_S)
                 return _result(tuple(rows.values()), facts, now_s)
             time.sleep(POLL_S)
 
