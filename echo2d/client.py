@@ -251,9 +251,20 @@ class AsyncCoordinator:
         self._losses = 0  # requests that were retried
         self._session: aiohttp.ClientSession | None = None
 
-    async def open_session(self, resume_step: int) -> Session:
-        """Begin a new epoch. From now on, calls of older learners raise Fenced."""
-        body = await self._call("POST", "/v1/learner/session", {"resume_step": resume_step})
+    async def open_session(
+        self, resume_step: int, *, learner: str = "", take_over: bool = False
+    ) -> Session:
+        """Begin a new epoch. From now on, calls of older sessions raise Fenced.
+
+        learner: the caller's identity, printable and the same after its restarts. OperatorFault: a
+        learner of another identity has the run; with `take_over` its session ends.
+        """
+        asked: dict[str, Any] = {"resume_step": resume_step}
+        if learner:
+            asked["learner"] = learner
+        if take_over:
+            asked["take_over"] = True
+        body = await self._call("POST", "/v1/learner/session", asked)
         found = {name: body[name] for name in Session.__slots__ if name in body}
         drawn = {task: Sampling(**each) for task, each in body.get("samplings", {}).items()}
         session = Session(**{**found, "samplings": drawn})
@@ -450,8 +461,11 @@ class Coordinator:
         )
         self._thread.start()
 
-    def open_session(self, resume_step: int) -> Session:
-        return self._wait(self._inner.open_session(resume_step))
+    def open_session(
+        self, resume_step: int, *, learner: str = "", take_over: bool = False
+    ) -> Session:
+        opening = self._inner.open_session(resume_step, learner=learner, take_over=take_over)
+        return self._wait(opening)
 
     def publish(self, version: int, directory: Path) -> Published:
         return self._wait(self._inner.publish(version, directory))
@@ -584,6 +598,8 @@ def _refusal(status: int, answer: bytes) -> Exception:
         return PromptsOver(detail)
     if code == "resume":
         return NotResumable(f"cannot resume: {detail}")
+    if code == "held":
+        return OperatorFault(detail)
     return PeerFault(f"{code}: {detail}")
 
 

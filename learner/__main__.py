@@ -8,8 +8,8 @@ Exit codes:
 0   The last step is done, or a signal stopped the learner; a checkpoint has been saved.
 1   The learner failed while running; start it again with `--resume`.
 2   Starting it again would fail again: a mistake in the configuration, rows that do not fit (--plan),
-    gradients that are no numbers whatever the data, or a newer learner has taken over the run (a
-    restart would end that one).
+    gradients that are no numbers whatever the data, or another learner has the run (--take-over
+    ends its session).
 """
 
 import argparse
@@ -36,6 +36,7 @@ from echo2d.client import (
 from echo2d.config_tables import print_tables
 from learner.batch.prefetch import BatchPrefetch
 from learner.config import LearnerConfig, Place, notifier, place
+from learner.saving.identity import own
 
 if TYPE_CHECKING:
     from learner.ranks.ranks import Rendezvous
@@ -142,8 +143,9 @@ def _run(options: argparse.Namespace, here: Place, failures: _FailureReport) -> 
 
         failures.rendezvous = Rendezvous(here)
     with contextlib.ExitStack() as stack:
-        coordinator = None
+        coordinator, identity = None, ""
         if here.rank == 0:
+            identity = own(config.out_dir, stack, take_over=options.take_over)
             opened = Coordinator(
                 config.url, token_file=config.token_file, timeout_s=config.patience_s
             )
@@ -167,6 +169,8 @@ def _run(options: argparse.Namespace, here: Place, failures: _FailureReport) -> 
             cast("Coordinator", coordinator),
             prefetch,
             resume=options.resume,
+            identity=identity,
+            take_over=options.take_over,
             service=service,
             ranks=joined,
         )
@@ -202,6 +206,11 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--resume", action="store_true", help="continue from the newest checkpoint, if any"
+    )
+    parser.add_argument(
+        "--take-over",
+        action="store_true",
+        help="end the session of another learner that has the run",
     )
     parser.add_argument(
         "--plan",

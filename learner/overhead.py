@@ -57,7 +57,7 @@ class StubCoordinator:
         self.t_train_s: dict[int, float] = {}
         self.publish_s: list[float] = []
 
-    def open_session(self, resume_step: int) -> Session:
+    def open_session(self, resume_step: int, **_: object) -> Session:
         assert resume_step == 0
         return Session(1, "run", 2, NEVER, GROUPS * GROUP_SIZE, GROUP_SIZE, GROUP_SIZE)
 

@@ -22,7 +22,6 @@ import dataclasses
 import logging
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -53,6 +52,7 @@ from learner.objective.hooks import advantages_of
 from learner.ranks.ranks import Ranks, device_of
 from learner.saving.adapter import AdapterWriter
 from learner.saving.checkpoint import OWN, Checkpoints
+from learner.saving.files import make_directory
 from learner.saving.publish import Publisher, SnapshotWriter
 
 # How often a waiting learner checks for a publish that failed, or a rank that was told to stop.
@@ -75,6 +75,8 @@ class Learner:
         prefetch: BatchPrefetch,
         *,
         resume: bool,
+        identity: str = "",
+        take_over: bool = False,
         service: Notifier | None = None,
         ranks: Ranks | None = None,
     ) -> None:
@@ -86,6 +88,7 @@ class Learner:
         directory = config.out_dir / "checkpoints"
         self._checkpoints = Checkpoints(directory, config.checkpoints_kept, self._ranks)
         self._service = service or Notifier()
+        self._identity, self._take_over = identity, take_over
         self._ranks.share(self._open_tracking)
         if not resume and self._has_checkpoints():
             raise OperatorFault(
@@ -160,8 +163,8 @@ class Learner:
     def _open_tracking(self) -> None:
         """Runs on rank 0 only, which writes all metrics."""
         config = self._config
-        _make("out_dir", config.out_dir)
-        _make("snapshot_root", config.snapshot_root)
+        make_directory("out_dir", config.out_dir)
+        make_directory("snapshot_root", config.snapshot_root)
         self._tracking = Tracking(config.out_dir, makers(config.track, config.out_dir))
 
     def _find_row_tokens_max(self) -> int:
@@ -219,12 +222,17 @@ class Learner:
         """
         while True:
             try:
-                return self._ranks.share(lambda: self._coordinator.open_session(self._step))
+                return self._ranks.share(self._ask_for_session)
             except NotResumable:
                 tried, self._step = self._step, self._restore() if self._resume else 0
                 self._saved = self._step
                 if self._step <= tried:
                     raise
+
+    def _ask_for_session(self) -> Session:
+        return self._coordinator.open_session(
+            self._step, learner=self._identity, take_over=self._take_over
+        )
 
     def _request(self, step: int) -> None:
         if step <= self._config.steps:
@@ -462,10 +470,3 @@ def _check_temperature(configured: float, session: Session) -> None:
                 f"learner.temperature: the coordinator samples task {task!r} at "
                 f"{sampling.temperature:g}; found {configured:g}. Leave the key out: each batch says it"
             )
-
-
-def _make(key: str, directory: Path) -> None:
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OperatorFault(f"learner.{key}: cannot make {directory}: {error.strerror}") from error

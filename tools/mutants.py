@@ -219,8 +219,8 @@ MUTANTS = (
         "I4, fencing",
         "an older learner goes on",
         "echo2d/core/coordinator/learner_api.py",
-        "return epoch != self.epoch or not epoch",
-        "return not epoch",
+        "if epoch != self.epoch or not epoch:",
+        "if not epoch:",
         (FAULTS,),
     ),
     Mutant(

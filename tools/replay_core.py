@@ -319,7 +319,7 @@ def revive(evidence: Evidence, rules: Rules, *, at_step: int | None = None) -> R
         )
         actions = state.handle(DeadlinePassed(), now=0.0)
         if at_step is not None:
-            actions += state.handle(SessionAsked(RequestId(0), at_step), now=0.0)
+            actions += state.handle(SessionAsked(RequestId(0), at_step, take_over=True), now=0.0)
         state.check()
     except AssertionError as broken:
         raise IntegrityFault(f"the coordinator breaks an invariant: {broken}") from broken

@@ -175,6 +175,7 @@ class Ledger:
             return Recovered(
                 epoch=newest.epoch,
                 resume_step=newest.resume_step,
+                learner=newest.learner,
                 publish_seq=PublishSeq(
                     (self._row("SELECT max(publish_seq) FROM versions") or (0,))[0] or 0
                 ),

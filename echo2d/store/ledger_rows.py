@@ -46,10 +46,11 @@ from echo2d.core.rollouts.events import (
 from echo2d.core.topology.uplink_rates import UPLINK_MIN, PeerRate
 from echo2d.errors import PeerFault
 
-SCHEMA_VERSION = 9
+SCHEMA_VERSION = 10
 SCHEMA = """
 CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
-CREATE TABLE epochs (epoch INTEGER PRIMARY KEY, resume_step INTEGER NOT NULL);
+CREATE TABLE epochs (
+    epoch INTEGER PRIMARY KEY, resume_step INTEGER NOT NULL, learner TEXT NOT NULL);
 CREATE TABLE versions (
     publish_seq INTEGER PRIMARY KEY, epoch INTEGER NOT NULL, version INTEGER NOT NULL,
     digest BLOB NOT NULL,
@@ -238,7 +239,7 @@ COUNTERS: Query[_Counter] = Query(
 )
 NEWEST_EPOCH: Query[EpochOpened] = Query(
     "epochs",
-    "SELECT epoch, resume_step FROM epochs ORDER BY epoch DESC LIMIT 1",
+    "SELECT epoch, resume_step, learner FROM epochs ORDER BY epoch DESC LIMIT 1",
     plain_reader(EpochOpened),
 )
 PUBLISHED: Query[VersionPublished] = Query(
@@ -336,7 +337,8 @@ def _reward(reward: float) -> float | None:
 
 
 def _epoch_opened(record: EpochOpened) -> list[Statement]:
-    return [("INSERT INTO epochs VALUES (?, ?)", (record.epoch, record.resume_step))]
+    row = (record.epoch, record.resume_step, record.learner)
+    return [("INSERT INTO epochs VALUES (?, ?, ?)", row)]
 
 
 def _version_published(record: VersionPublished) -> list[Statement]:

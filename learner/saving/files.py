@@ -10,9 +10,17 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from echo2d.client import StoreFault
+from echo2d.client import OperatorFault, StoreFault
 
 ASIDE = ".tmp-"
+
+
+def make_directory(key: str, directory: Path) -> None:
+    """Make the directory that a key of [learner] names. OperatorFault: it cannot be made."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OperatorFault(f"learner.{key}: cannot make {directory}: {error.strerror}") from error
 
 
 @contextlib.contextmanager

@@ -226,7 +226,7 @@ def test_ending_while_the_engine_hangs(site: Site, service: Service, tmp_path: P
 def who_is_fenced_stays_down(site: Site, learner: Program) -> None:
     """Its unit does not restart on 2: the two would take the run from each other for ever."""
     with Coordinator(site.url(), token_file=site.run_dir / "tokens" / "learner.token") as newer:
-        newer.open_session(newer.status()["checkpoint_step"])
+        newer.open_session(newer.status()["checkpoint_step"], take_over=True)
     assert learner.wait(START_S) == 2
     assert "learner: " in learner.tail().splitlines()[-1]
     assert "Traceback" not in learner.log.read_text()

@@ -50,7 +50,7 @@ def test_a_late_learner_that_is_told_to_stop_saves_nothing(
     learn(dataclasses.replace(config, steps=2), coordinator, resume=True)
     before = sorted((config.out_dir / "checkpoints").iterdir())
 
-    def open_session(resume_step: int) -> Session:
+    def open_session(resume_step: int, **_: object) -> Session:
         if resume_step < 2:
             raise NotResumable("batches up to step 2 are deleted")
         raise Unanswered("the coordinator did not answer")

@@ -46,7 +46,7 @@ class Recording:
         with self._said.open("a") as file:
             file.write(json.dumps(facts) + "\n")
 
-    def open_session(self, resume_step: int) -> Session:
+    def open_session(self, resume_step: int, **_: object) -> Session:
         durable = max((line[1] for line in self.lines() if line[0] == "checkpoint"), default=0)
         if resume_step < durable:
             raise NotResumable(f"batches up to step {durable} are deleted")

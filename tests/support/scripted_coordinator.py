@@ -67,7 +67,7 @@ class ScriptedCoordinator:
         """The policy that was published there."""
         return load_model(directory)
 
-    def open_session(self, resume_step: int) -> Session:
+    def open_session(self, resume_step: int, **_: object) -> Session:
         if resume_step < self.lowest:
             raise NotResumable(f"cannot resume: batches up to step {self.lowest} are deleted")
         self._epoch += 1

@@ -46,10 +46,13 @@ from echo2d.core.topology.uplink_rates import PeerRate
 
 @dataclass(frozen=True, slots=True)
 class SessionAsked:
-    """POST /v1/learner/session."""
+    """POST /v1/learner/session. learner: the caller's identity, the same after its restarts; empty: it
+    has none. take_over: end another learner's session."""
 
     request: RequestId
     resume_step: int
+    learner: str = ""
+    take_over: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,8 +168,11 @@ CoordinatorEvent = (
 
 @dataclass(frozen=True, slots=True)
 class EpochOpened:
+    """learner: the identity of the one that has the run from now on; empty: it has none."""
+
     epoch: Epoch
     resume_step: int
+    learner: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +202,7 @@ class Recovered(RecoveredRollouts):
     published: by publish_seq, without revoked versions. rates: the one measured longest ago comes
     first. form: the one chosen last. limits: of every class that was audited. lost: paths of
     published versions whose copies are gone. convicted, trusted: workers, as the access table has
-    them.
+    them. learner: the identity of the one that opened `epoch`.
     """
 
     publish_seq: PublishSeq
@@ -208,6 +214,7 @@ class Recovered(RecoveredRollouts):
     lost: frozenset[str] = frozenset()
     convicted: frozenset[PeerId] = frozenset()
     trusted: frozenset[PeerId] = frozenset()
+    learner: str = ""
 
     @staticmethod
     def nothing() -> "Recovered":

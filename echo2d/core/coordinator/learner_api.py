@@ -81,6 +81,9 @@ class LearnerCalls:
         self._statistics = statistics
         self.epoch = recovered.epoch
         self._resume_step = recovered.resume_step
+        self._learner = recovered.learner
+        # Monotonic seconds of the newest call of its session; None: none came since the start.
+        self._heard_at: float | None = None
         # The highest step whose batch was requested in this epoch.
         self._asked_step = 0
         self._waiting: dict[RequestId, int] = {}
@@ -106,7 +109,9 @@ class LearnerCalls:
 
     def session_asked(self, event: SessionAsked, *, now: float) -> list[CoordinatorAction]:
         """Open a new epoch, which fences the older ones, and revoke what they published beyond
-        `resume_step`."""
+        `resume_step`. Another learner's session ends only if the caller says so."""
+        if self.epoch and event.learner != self._learner and not event.take_over:
+            return [_error(event.request, "held", self._held(now))]
         lowest, highest = self._staleness.checkpoint, self._staleness.newest_step
         if event.resume_step < lowest:
             detail = (
@@ -125,9 +130,10 @@ class LearnerCalls:
             event.resume_step,
             0,
         )
+        self._learner, self._heard_at = event.learner, now
         self._statistics.session_opened()
         actions: list[CoordinatorAction] = [
-            Persist(EpochOpened(self.epoch, event.resume_step)),
+            Persist(EpochOpened(self.epoch, event.resume_step, event.learner)),
             *self._fence_waiting(),
         ]
         passed, unfinished = self._staleness.resume(event.resume_step)
@@ -143,14 +149,14 @@ class LearnerCalls:
     def epoch_asked(self, event: EpochAsked) -> list[CoordinatorAction]:
         """Whether this epoch may upload a version."""
         return [
-            self._fenced(event.request)
-            if self._is_old(event.epoch)
-            else Reply(event.request, 200, {})
+            Reply(event.request, 200, {})
+            if self._hears(event.epoch)
+            else self._fenced(event.request)
         ]
 
     def publish_asked(self, event: PublishAsked, *, now: float) -> list[CoordinatorAction]:
         """Publish a snapshot that has been copied, unless its epoch may not publish it now."""
-        if self._is_old(event.epoch):
+        if not self._hears(event.epoch):
             return [self._fenced(event.request)]
         verdict = self._versions.judge(
             event, resume_step=self._resume_step, committed=self._staleness.committed
@@ -169,7 +175,7 @@ class LearnerCalls:
 
     def batch_asked(self, event: BatchAsked) -> list[CoordinatorAction]:
         """Answer at once if the batch is full; otherwise `advance` answers later."""
-        if self._is_old(event.epoch):
+        if not self._hears(event.epoch):
             return [self._fenced(event.request)]
         last = self._staleness.committed + PREFETCH_STEPS
         if event.step > last:
@@ -207,7 +213,7 @@ class LearnerCalls:
 
     def commit_asked(self, event: CommitAsked) -> list[CoordinatorAction]:
         """The optimizer step was applied. A repeated call gets the same answer."""
-        if self._is_old(event.epoch):
+        if not self._hears(event.epoch):
             return [self._fenced(event.request)]
         if event.step > self._staleness.committed + 1:
             detail = (
@@ -236,7 +242,7 @@ class LearnerCalls:
 
     def refuse_asked(self, event: RefuseAsked) -> list[CoordinatorAction]:
         """Replace the groups of a batch that the learner does not want to train on."""
-        if self._is_old(event.epoch):
+        if not self._hears(event.epoch):
             return [self._fenced(event.request)]
         batch = self._staleness.batch(event.step)
         if event.step <= self._staleness.committed:
@@ -261,7 +267,7 @@ class LearnerCalls:
 
     def checkpoint_asked(self, event: CheckpointAsked) -> list[CoordinatorAction]:
         """Steps up to this one are durable at the learner, so their batches are deleted."""
-        if self._is_old(event.epoch):
+        if not self._hears(event.epoch):
             return [self._fenced(event.request)]
         if event.step > self._staleness.committed:
             detail = (
@@ -280,7 +286,7 @@ class LearnerCalls:
         """Tell what was evaluated; a learner may also have its newest version evaluated."""
         unfinished: list[str] = []
         if event.version is not None:
-            if event.epoch is not None and self._is_old(event.epoch):
+            if event.epoch is not None and not self._hears(event.epoch):
                 return [self._fenced(event.request)]
             if not self._evaluations.want(event.version):
                 detail = f"version {event.version} is not the newest one"
@@ -365,9 +371,25 @@ class LearnerCalls:
         self._waiting.clear()
         return list(fenced)
 
-    def _is_old(self, epoch: Epoch) -> bool:
-        """Epoch 0 comes before the first session, so no call can belong to it."""
-        return epoch != self.epoch or not epoch
+    def _hears(self, epoch: Epoch) -> bool:
+        """Whether a call belongs to the session in force; if so, its learner was heard now."""
+        # Epoch 0 comes before the first session, so no call can belong to it.
+        if epoch != self.epoch or not epoch:
+            return False
+        self._heard_at = self._statistics.now
+        return True
+
+    def _held(self, now: float) -> str:
+        """Says which other learner has the run, and when it was last heard."""
+        heard = (
+            "was not heard since the coordinator started"
+            if self._heard_at is None
+            else f"was last heard {now - self._heard_at:.0f} s ago"
+        )
+        return (
+            f"learner {self._learner or 'without a name'} has the run and {heard}; "
+            "another one gets it only with --take-over, which ends that session"
+        )
 
     def _fenced(self, request: RequestId) -> Reply:
         return _error(request, "fenced", f"epoch {self.epoch} is in force", epoch=self.epoch)

@@ -6,6 +6,7 @@ The core takes every decision; this module only turns requests into events, and 
                                         -> {peer, run_id, certificate}
     GET  /v1/worker                     WebSocket, see net/control/server.py
     POST /v1/learner/session            {resume_step} -> {epoch, run_id, ...}
+                                        learner: its identity, take_over: true may be added
     POST /v1/versions                   {version, epoch, path} or {version, epoch, upload: true}
                                         -> {version, digest, ...}
     PUT  /v1/versions/{n}/files/{name}  ?epoch=E, the file's bytes -> {bytes}
@@ -96,6 +97,8 @@ LONG_POLL_S = 30.0
 # A coordinator that needs longer is overloaded, and the caller should try again.
 ANSWER_S_MAX = 60.0
 REASON_CHARS_MAX = 500
+# Of a learner's identity: the name of its host and a random number.
+LEARNER_CHARS_MAX = 128
 # Scores of one commit: of every trajectory of the largest batch (`BATCH_BYTES_MAX`), and a body of
 # so many is below BODY_BYTES_MAX.
 SCORES_MAX = 1 << 14
@@ -235,9 +238,12 @@ class Api:
         )
 
     async def open_session(self, request: web.Request) -> web.Response:
-        body = await fields(request, {"resume_step"})
+        body = await fields(request, {"resume_step"}, frozenset({"learner", "take_over"}))
         step = integer(body["resume_step"], "resume_step")
-        return await self._ask(lambda number: SessionAsked(number, step))
+        learner, take_over = _learner(body.get("learner", "")), body.get("take_over", False)
+        if not isinstance(take_over, bool):
+            raise malformed("take_over: expected true or false")
+        return await self._ask(lambda number: SessionAsked(number, step, learner, take_over))
 
     async def publish(self, request: web.Request) -> web.Response:
         body = await fields(request, {"version", "epoch"}, frozenset({"path", "upload"}))
@@ -354,6 +360,13 @@ def _refused_groups(body: Mapping[str, Any]) -> tuple[tuple[GroupId, str], ...]:
     ids = [GroupId(integer(group, "groups")) for group in groups]
     said = [text(reason, "reasons")[:REASON_CHARS_MAX] for reason in reasons]
     return tuple(zip(ids, said, strict=True))
+
+
+def _learner(value: Any) -> str:
+    found = text(value, "learner")
+    if len(found) > LEARNER_CHARS_MAX or not found.isprintable():
+        raise malformed(f"learner: expected at most {LEARNER_CHARS_MAX} printable characters")
+    return found
 
 
 def _scores(value: Any) -> tuple[TrajectoryScore, ...]:

@@ -39,6 +39,7 @@ class MemoryLedger:
 
     def __init__(self) -> None:
         self.epoch, self.resume_step, self.checkpoint = Epoch(0), 0, 0
+        self.learner = ""
         self.tasks: dict[str, TaskProgress] = {}
         self.evaluated: list[Evaluated] = []
         self.rows: dict[Source, RowJudged] = {}
@@ -59,9 +60,9 @@ class MemoryLedger:
     def append(self, record: CoordinatorRecord) -> None:  # noqa: C901 - one case per record
         """Apply one record. AssertionError: it contradicts an earlier one."""
         match record:
-            case EpochOpened(epoch, step):
+            case EpochOpened(epoch, step, learner):
                 assert epoch > self.epoch
-                self.epoch, self.resume_step = epoch, step
+                self.epoch, self.resume_step, self.learner = epoch, step, learner
             case VersionPublished():
                 assert record.publish_seq not in self.published
                 self.published[record.publish_seq] = record
@@ -173,6 +174,7 @@ class MemoryLedger:
         return Recovered(
             epoch=self.epoch,
             resume_step=self.resume_step,
+            learner=self.learner,
             publish_seq=PublishSeq(max(self.published, default=0)),
             published=tuple(
                 self.published[seq] for seq in sorted(self.published.keys() - self.void)

@@ -14,6 +14,7 @@ from echo2d.core.coordinator.events import (
     RefuseAsked,
     Reply,
     RequestGone,
+    SessionAsked,
 )
 from echo2d.core.coordinator.learner_api import WAITING_MAX
 from echo2d.core.protocol.control_messages import (
@@ -89,6 +90,29 @@ def test_older_epochs_are_fenced_everywhere() -> None:
         assert isinstance(reply.body, dict)
         assert reply.body["epoch"] == 2
     assert world.call(lambda number: EpochAsked(number, world.ledger.epoch)).status == 200
+
+
+def test_another_learner_gets_the_run_only_if_it_says_so() -> None:
+    world = trained(2)
+
+    def opened(learner: str, *, take_over: bool = False) -> Reply:
+        return world.call(lambda number: SessionAsked(number, 2, learner, take_over))
+
+    # The learner before had no identity: only one without has the same.
+    assert error(opened("a")) == (409, "held")
+    assert opened("a", take_over=True).status == 200
+    assert opened("a").status == 200
+    world.pass_time(90.0)
+    reply = opened("b")
+    assert isinstance(reply.body, dict)
+    assert reply.body["detail"] == (
+        "learner a has the run and was last heard 90 s ago; another one gets it only with "
+        "--take-over, which ends that session"
+    )
+    world.crash()
+    assert "was not heard since the coordinator started" in str(opened("b").body)
+    assert opened("b", take_over=True).status == 200
+    assert error(opened("a")) == (409, "held")
 
 
 def test_publishes_keep_the_order_of_their_epoch() -> None:

@@ -151,6 +151,15 @@ async def serving(backend: Backend) -> AsyncIterator[Client]:
     await runner.cleanup()
 
 
+async def test_a_learner_may_say_who_it_is(call: Client, backend: Backend) -> None:
+    named = {"resume_step": 5, "learner": "host-1", "take_over": True}
+    assert (await call("POST", "/v1/learner/session", json=named))[0] == 200
+    assert backend.asked == [SessionAsked(RequestId(7), 5, "host-1", take_over=True)]
+    for wrong in ({"learner": 1}, {"learner": "x" * 129}, {"learner": "a\n"}, {"take_over": 1}):
+        status, answer = await call("POST", "/v1/learner/session", json={**named, **wrong})
+        assert (status, answer["error"]) == (400, "malformed")
+
+
 @pytest.mark.parametrize(
     ("path", "body", "event"),
     [
