@@ -62,6 +62,12 @@ class RunTable(Table):
         DISK_BYTES_MAX,
         low=1,
     )
+    keep_every: int = key(
+        "keep a version of every so many train steps for `echo2d export`, while there is room; 0: only"
+        " the last one and those with the best scores",
+        0,
+        low=0,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

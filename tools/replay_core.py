@@ -41,8 +41,8 @@ from echo2d.core.protocol.trajectory import (
 from echo2d.core.rollouts.events import BatchFrozen, DrawPrompt, GroupDropped, ScoreSample
 from echo2d.core.status.json_form import status_json
 from echo2d.errors import IntegrityFault, OperatorFault, StoreFault
-from echo2d.runtime.coordinator.loop import LEDGER_FILE
 from echo2d.runtime.coordinator.main import make_rules
+from echo2d.runtime.run_dir.run_directory import LEDGER_FILE
 from echo2d.store.ledger import Ledger
 
 DAMAGE_MAX = 20  # lines that SQLite says about a damaged file

@@ -15,6 +15,7 @@ from echo2d.cli.daemons import coordinate, join, rented
 from echo2d.cli.evals import evaluations
 from echo2d.cli.foresight import plan, simulate
 from echo2d.cli.recipes import init
+from echo2d.cli.results import export
 from echo2d.cli.samples import samples
 from echo2d.cli.tasks import tasks
 from echo2d.cli.tokens import token
@@ -47,6 +48,7 @@ def main() -> None:
 
 
 for command in (
-    init, coordinate, join, status, evaluations, samples, tasks, plan, simulate, demo, token, audit, rented, bench
+    init, coordinate, join, status, evaluations, samples, export, tasks, plan, simulate, demo, token, audit, rented,
+    bench,
 ):  # fmt: skip
     main.add_command(command)

@@ -2,15 +2,12 @@
 
 import gc
 import json
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from echo2d.cli.parts import FILE, coordinator_at, json_option
+from echo2d.cli.parts import FILE, coordinator_at, json_option, progress_bar
 from echo2d.errors import Fault, OperatorFault
 from echo2d.registry import SHAPES
 
@@ -212,7 +209,7 @@ def _simulate_fleet(
     if hours is not None:
         fleet = replace(fleet, simulate=replace(fleet.simulate, hours=hours))
     gc.disable()  # a fifth of the time; what a day leaves behind in circles is little
-    with _progress() as tell:
+    with progress_bar() as tell:
         return FleetWorld(fleet, Ablation(*parts)).run(tell)
 
 
@@ -221,15 +218,8 @@ def _simulate_broadcast(scenario: Path, **instead: Any) -> dict[str, Any]:
     from echo2d.sim.kernel.scenario_file import load_scenario
 
     world = World(load_scenario(scenario, **instead), check_every=CHECK_EVERY_LONG)
-    with _progress() as tell:
+    with progress_bar() as tell:
         try:
             return world.run(tell).facts()
         except BroadcastStuckError as error:
             raise Fault(str(error)) from error
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[float], None]]:
-    """A bar on a terminal: is told the share that is done."""
-    with click.progressbar(length=1000, file=sys.stderr, hidden=not sys.stderr.isatty()) as bar:
-        yield lambda share: bar.update(max(0, int(1000 * min(share, 1.0)) - bar.pos))

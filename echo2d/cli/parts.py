@@ -2,7 +2,8 @@
 
 import gc
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -50,6 +51,13 @@ def serve(
 
     start_logging(LEVELS[log_level], as_json=log_json)
     end(run_daemon(program))
+
+
+@contextmanager
+def progress_bar() -> Iterator[Callable[[float], None]]:
+    """A bar on a terminal: is told the share that is done."""
+    with click.progressbar(length=1000, file=sys.stderr, hidden=not sys.stderr.isatty()) as bar:
+        yield lambda share: bar.update(max(0, int(1000 * min(share, 1.0)) - bar.pos))
 
 
 def end(code: int) -> NoReturn:

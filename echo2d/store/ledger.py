@@ -28,7 +28,9 @@ from types import TracebackType
 from typing import IO, Any, Self
 
 from echo2d.core.base.ids import Epoch, GroupId, PublishSeq
+from echo2d.core.cluster.events import VersionPublished
 from echo2d.core.coordinator.events import CoordinatorRecord, EpochOpened, Recovered
+from echo2d.core.evaluation.events import Evaluated
 from echo2d.core.protocol.trajectory import StoredGroup, TrajectoryRecord
 from echo2d.errors import OperatorFault, PeerFault, StoreFault
 from echo2d.store.ledger_rows import (
@@ -217,20 +219,7 @@ class Ledger:
         return tuple(self._read(query))
 
     def _read(self, query: Query[Read]) -> Iterator[Read]:
-        """Read rows and convert each. OperatorFault: one is damaged."""
-        rows = self._db.execute(query.sql)
-        for row in rows:
-            try:
-                yield query.make(row)
-            except (PeerFault, ValueError, TypeError, RecursionError) as error:
-                named = (
-                    (name, value) for (name, *_), value in zip(rows.description, row, strict=True)
-                )
-                key = " ".join(f"{name}={value!r:.40}" for name, value in named if name in KEYS)
-                raise OperatorFault(
-                    f"ledger {self._path}: row {key} of {query.table} is damaged: {error}; "
-                    "restore the run directory from a copy, or begin a new run in another one"
-                ) from error
+        return _read(self._db, self._path, query)
 
     def _groups(self) -> tuple[StoredGroup, ...]:
         samples: dict[GroupId, list[TrajectoryRecord]] = {}
@@ -247,6 +236,41 @@ class Ledger:
             )
             for group in self._read(GROUPS)
         )
+
+
+def read_results(path: Path) -> tuple[tuple[VersionPublished, ...], tuple[Evaluated, ...]]:
+    """What was published and is not revoked, by publish_seq, and how it scored. A coordinator may have
+    the ledger open meanwhile.
+
+    OperatorFault: there is no ledger, it is of another format, or a row is damaged.
+    """
+    if not path.is_file():
+        raise OperatorFault(f"{path.parent} is not the directory of a run: it has no {path.name}")
+    with _store_faults(path), closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.text_factory = _text
+        connection.execute("PRAGMA query_only = ON")
+        _check_format(connection, path)
+        # In one transaction, so that both are of one moment.
+        connection.execute("BEGIN")
+        return (
+            tuple(_read(connection, path, PUBLISHED)),
+            tuple(_read(connection, path, EVALUATED)),
+        )
+
+
+def _read(connection: sqlite3.Connection, path: Path, query: Query[Read]) -> Iterator[Read]:
+    """Read rows and convert each. OperatorFault: one is damaged."""
+    rows = connection.execute(query.sql)
+    for row in rows:
+        try:
+            yield query.make(row)
+        except (PeerFault, ValueError, TypeError, RecursionError) as error:
+            named = ((name, value) for (name, *_), value in zip(rows.description, row, strict=True))
+            key = " ".join(f"{name}={value!r:.40}" for name, value in named if name in KEYS)
+            raise OperatorFault(
+                f"ledger {path}: row {key} of {query.table} is damaged: {error}; "
+                "restore the run directory from a copy, or begin a new run in another one"
+            ) from error
 
 
 def backfill(path: Path) -> int:
@@ -277,10 +301,14 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
     connection.execute("PRAGMA synchronous = FULL")
     connection.execute("PRAGMA wal_autocheckpoint = 0")
     connection.execute("PRAGMA foreign_keys = ON")
-    found = connection.execute("PRAGMA user_version").fetchone()[0]
-    if found == 0:
+    if connection.execute("PRAGMA user_version").fetchone()[0] == 0:
         connection.executescript(f"BEGIN; {SCHEMA} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
-    elif found != SCHEMA_VERSION:
+    _check_format(connection, path)
+
+
+def _check_format(connection: sqlite3.Connection, path: Path) -> None:
+    found = connection.execute("PRAGMA user_version").fetchone()[0]
+    if found != SCHEMA_VERSION:
         raise OperatorFault(
             f"ledger {path} has format {found}; this echo2d reads format {SCHEMA_VERSION}: finish "
             "the run with the echo2d that began it, or begin a new run from its newest model"

@@ -110,7 +110,8 @@ class RunRules:
     workers pass versions on. activation: leases go to all workers, or to the cheapest ones that are
     enough; by_cost: False: to any that are enough. gamma: throughput that is provided, over what is
     needed. learner_usd_per_h: shown, decides nothing. delta: versions spread as differences from
-    one that most workers have. disk_bytes_max: for snapshot copies; beyond it, bases are deleted.
+    one that most workers have. disk_bytes_max: for snapshot copies; beyond it, bases and results are deleted.
+    keep_every: of the versions in each span of so many, the first one's copy stays; 0: none.
     gateway, audit: None: it is off. seed_key: what the seeds of samples are made with, told to nobody.
     """
 
@@ -134,6 +135,7 @@ class RunRules:
     learner_usd_per_h: float = 0.0
     delta: bool = True
     disk_bytes_max: int = 1 << 62
+    keep_every: int = 0
     context_max: int | None = None
     lease_silence_s: float = 15.0
     heartbeat_s: float = 2.0

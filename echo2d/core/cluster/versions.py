@@ -4,25 +4,25 @@ kept.
     published --(published again in a newer epoch)--> newest again, under a new publish_seq
         +-- a newer epoch resumed below it, or gave its number to other bytes --> revoked
 
+A copy is kept while it is needed to spread versions; those of the newest version, of the best ones
+and of every `keep_every`-th version also stay afterwards, as results of the run.
+
 Kept true: publish_seq only grows; two versions that are not revoked never share a number.
 Not here: how versions reach the workers (`broadcast`).
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from echo2d.core.base.bounded_dict import keep_newest
 from echo2d.core.base.ids import Epoch, PublishSeq
-from echo2d.core.cluster.events import DeleteVersion, PublishAsked, VersionPublished
+from echo2d.core.cluster.events import DeleteVersion, Note, PublishAsked, VersionPublished
 from echo2d.core.protocol.control_messages import VersionKey
 
 # Versions that are remembered; tokens of older ones are far beyond any staleness bound.
 VERSIONS_MAX = 4096
 # The newest versions whose copies are kept if there is room: a worker three behind gets a delta.
 BASES_MAX = 4
-# Copies that a restart may find: BASES_MAX, and those of spreading, waiting and catch-up versions.
-RECOVERED_COPIES_MAX = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class PublishedVersions:
     """See the module docstring.
 
     published: in the order of publish_seq, without revoked ones. lost: the paths of copies that are
-    gone.
+    gone. keep_every: of the versions in each span of so many, the first one's copy stays; 0: none.
     """
 
     def __init__(
@@ -59,18 +59,24 @@ class PublishedVersions:
         publish_seq: PublishSeq,
         *,
         lost: Collection[str] = (),
+        keep_every: int = 0,
     ) -> None:
+        self._keep_every = keep_every
+        # By their spans of `keep_every`, the versions whose copies stay as results of the run.
+        self._results: dict[int, VersionPublished] = {}
         # The versions that are not revoked, and the snapshot copies in the run directory by their
         # path; both in the order of publish_seq.
         self._live: dict[VersionKey, VersionPublished] = {}
         self._copies: dict[str, VersionPublished] = {}
         # Copies that an audit needs are kept, too.
         self.pinned: Collection[str] = ()
+        # So are those with the best score, and those that are being evaluated.
+        self.scored: frozenset[VersionKey] = frozenset()
         self.publish_seq = publish_seq
+        # What `surplus` decided from last; None: something has changed since.
+        self._settled: object = None
         for record in published:
-            self._take(record)
-        self._copies = {path: record for path, record in self._copies.items() if path not in lost}
-        keep_newest(self._copies, RECOVERED_COPIES_MAX)
+            self._take(record, has_copy=record.path not in lost)
 
     @property
     def newest(self) -> VersionPublished | None:
@@ -141,6 +147,10 @@ class PublishedVersions:
     def revoke(self, keys: Collection[VersionKey]) -> None:
         for key in keys:
             del self._live[key]
+        self._results = {
+            span: record for span, record in self._results.items() if key_of(record) not in keys
+        }
+        self._settled = None
 
     def copies(self) -> list[VersionPublished]:
         """The live versions whose snapshot copies are kept, newest first."""
@@ -152,55 +162,89 @@ class PublishedVersions:
 
     def lose(self, record: VersionPublished) -> list[DeleteVersion]:
         """Delete a copy whose bytes are not what was published."""
+        self._settled = None
+        self._results = {span: each for span, each in self._results.items() if each is not record}
         return [DeleteVersion(record.path)] if self._copies.pop(record.path, None) else []
 
     def fit(self, paths: Collection[str], bytes_max: int) -> bool:
-        """Whether there is room for the copies at these paths and for the next version.
-
-        That is the newest version's copy, the next version's, and its upload, all of the newest
-        one's size.
-        """
-        kept = {
-            record.path: record.full_bytes
-            for path, record in self._copies.items()
-            if path in {*paths}
-        }
-        newest = self.newest
-        if newest is not None:
-            kept |= {newest.path: 0, "": 3 * newest.full_bytes}
-        return sum(kept.values()) <= bytes_max
+        """Whether there is room for the copies at these paths and for the next version."""
+        return self._taken({*paths}) <= bytes_max
 
     def surplus(
         self, needed: Collection[str], *, bases: int, bytes_max: int
-    ) -> list[DeleteVersion]:
-        """Delete all snapshot copies but the newest version's, the `needed` ones, and the newest
-        bases.
+    ) -> list[DeleteVersion | Note]:
+        """Delete all snapshot copies but the newest version's, the `needed` ones, and those that have
+        room: what audits need, the best versions, the newest `bases`, and the results, newest first.
 
-        At most `bases` bases are kept, as long as the next version and its upload still fit into
-        bytes_max.
+        There is room as long as the next version and its upload still fit into bytes_max.
         """
         newest = self.newest
-        kept = dict.fromkeys([*needed, *([] if newest is None else [newest.path])])
-        kept |= dict.fromkeys(path for path in self.pinned if self.fit([*kept, path], bytes_max))
-        for record in self.copies()[:bases]:
-            if self.fit([*kept, record.path], bytes_max):
-                kept[record.path] = None
+        state = (frozenset(needed), frozenset(self.pinned), self.scored, bases, bytes_max)
+        if state == self._settled:
+            return []
+        self._settled = state
+        kept = {*needed, *([] if newest is None else [newest.path])}
+        room = bytes_max - self._taken(kept)
+        for path in self._wanted(bases):
+            size = self._copies[path].full_bytes
+            if path not in kept and size <= room:
+                kept.add(path)
+                room -= size
         surplus = [path for path in self._copies if path not in kept]
         for path in surplus:
             del self._copies[path]
-        return [DeleteVersion(path) for path in surplus]
+        dropped = [each for each in self._results.items() if each[1].path not in kept]
+        for span, _ in dropped:
+            del self._results[span]
+        reason = "run.disk_bytes_max has no room for it"
+        notes = [Note("kept", f"version {each.version} goes: {reason}") for _, each in dropped]
+        return [*(DeleteVersion(path) for path in surplus), *notes]
 
-    def _take(self, record: VersionPublished) -> None:
+    def _wanted(self, bases: int) -> Iterator[str]:
+        """Paths of copies to keep if there is room, the most important ones first."""
+        copies = self.copies()
+        yield from (path for path in self.pinned if path in self._copies)
+        yield from (record.path for record in copies if key_of(record) in self.scored)
+        yield from (record.path for record in copies[:bases])
+        yield from (record.path for record in reversed(self._results.values()))
+
+    def _take(self, record: VersionPublished, *, has_copy: bool = True) -> None:
         key = key_of(record)
         self._live.pop(key, None)
         self._live[key] = record
-        self._copies[record.path] = record
         self.publish_seq = max(self.publish_seq, record.publish_seq)
-        keep_newest(self._live, VERSIONS_MAX)
+        self._settled = None
+        if has_copy:
+            self._copies[record.path] = record
+            span = record.version // self._keep_every if self._keep_every else 0
+            # In span 0 the first version is the base model.
+            if span and self._replaces(self._results.get(span), record):
+                self._results[span] = record
+        old = list(self._live.items())[: max(0, len(self._live) - VERSIONS_MAX)]
+        for forgotten, each in old:
+            if each.path not in self._copies:
+                del self._live[forgotten]
+
+    def _replaces(self, result: VersionPublished | None, record: VersionPublished) -> bool:
+        """Whether this is the result of its span: the first version, by its newest publish."""
+        return result is None or key_of(result) == key_of(record)
+
+    def _taken(self, paths: Collection[str]) -> int:
+        """The bytes of these copies, and of the newest version's, the next one's, and its upload, all
+        three of the newest one's size.
+        """
+        kept = {path: self._copies[path].full_bytes for path in paths if path in self._copies}
+        newest = self.newest
+        if newest is not None:
+            kept |= {newest.path: 0, "": 3 * newest.full_bytes}
+        return sum(kept.values())
 
     def check(self) -> None:
         sequence = [record.publish_seq for record in self._live.values()]
         assert sequence == sorted(set(sequence))
         assert not sequence or sequence[-1] <= self.publish_seq
         assert all(key == key_of(record) for key, record in self._live.items())
-        assert len({key.version for key in self._live}) == len(self._live) <= VERSIONS_MAX
+        assert len({key.version for key in self._live}) == len(self._live)
+        assert len(self._live) <= VERSIONS_MAX + len(self._copies)
+        assert all(record.path in self._copies for record in self._results.values())
+        assert all(self._live.get(key_of(each)) is each for each in self._results.values())

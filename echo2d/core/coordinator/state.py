@@ -121,7 +121,10 @@ class CoordinatorState:
         self._members = Membership(rules.run_id, rules.heartbeat_s, p2p=rules.p2p)
         self._reachability = Reachability(self._members)
         self._versions = PublishedVersions(
-            recovered.published, recovered.publish_seq, lost=recovered.lost
+            recovered.published,
+            recovered.publish_seq,
+            lost=recovered.lost,
+            keep_every=rules.keep_every,
         )
         self._staleness = Staleness(rules, recovered)
         self._scheduler = LeaseScheduler(

@@ -28,7 +28,7 @@ from echo2d.core.cluster.versions import PublishedVersions, key_of
 from echo2d.core.evaluation.events import Evaluated, EvaluationAction
 from echo2d.core.evaluation.open_evaluation import GROUP_FIRST, OpenEvaluation
 from echo2d.core.evaluation.questions import EvalQuestion, Questions
-from echo2d.core.evaluation.summary import ScoredSample, summed_up
+from echo2d.core.evaluation.summary import ScoredSample, best_by_name, summed_up
 from echo2d.core.protocol.answer_end import WHOLE_ENDS, OutputLimit
 from echo2d.core.protocol.control_messages import (
     HeldLease,
@@ -92,6 +92,8 @@ class Evaluations:
         self.leases = LeaseTable(tag, rules.lease_silence_s)
         self._questions = {each.name: Questions(each) for each in rules.evals}
         self._known = list(known[-KNOWN_MAX:])
+        # By name, the evaluation with the best score.
+        self._best = best_by_name(self._known, self._is_published)
         self._number = known[-1].number if known else 0
         self._open: list[OpenEvaluation] = []
         # Versions that are due, and whose questions are not all there yet.
@@ -176,6 +178,7 @@ class Evaluations:
         """Versions were revoked: their scores are nobody's."""
         self._waiting = [pair for pair in self._waiting if self._live(pair[1])]
         self._due_at = self._last_due()
+        self._best = best_by_name(self._known, self._is_published)
         actions: list[EvaluationAction] = []
         for each in [one for one in self._open if self._versions.live(one.key) is None]:
             actions += self._close(each)
@@ -416,12 +419,24 @@ class Evaluations:
         for evaluation in list(self._open):
             if evaluation.over or (evaluation.idle and not self._can_go_on(evaluation, now)):
                 actions += self._tell(evaluation, now)
+        # A version may turn out to be the best one when it is evaluated.
+        self._versions.scored = frozenset(
+            (
+                *(VersionKey(each.version, each.digest) for each in self._best.values()),
+                *(each.key for each in self._open),
+                *(key_of(record) for _, record in self._waiting),
+            )
+        )
         return actions
 
     # --- inside
 
     def _of(self, group: GroupId) -> OpenEvaluation | None:
         return next((each for each in self._open if each.question(group) is not None), None)
+
+    def _is_published(self, found: Evaluated) -> bool:
+        """Whether its version is not revoked."""
+        return self._versions.live(VersionKey(found.version, found.digest)) is not None
 
     def _live(self, record: VersionPublished) -> bool:
         return self._versions.live(key_of(record)) is not None
@@ -505,6 +520,8 @@ class Evaluations:
             now - evaluation.began_at,
         )
         self._known.append(record)
+        best = [*self._best.values(), record]
+        self._best = best_by_name(best, self._is_published)
         del self._known[:-KNOWN_MAX]
         return [Persist(record), _note(record), *self._close(evaluation)]
 

@@ -1,10 +1,10 @@
 """Sums up the scored answers of one evaluation. Pure arithmetic."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from echo2d.core.evaluation.events import PassAt
+from echo2d.core.evaluation.events import Evaluated, PassAt
 from echo2d.core.protocol.trajectory import RewardPart
 
 # Named numbers that are kept; answers may have different ones.
@@ -31,6 +31,26 @@ class Summary:
     parts: tuple[RewardPart, ...]
     truncated: float
     tokens: float
+
+
+def best_by_name(
+    known: Iterable[Evaluated], counts: Callable[[Evaluated], bool]
+) -> dict[str, Evaluated]:
+    """By name, the evaluation of all questions with the highest mean reward; the newest of equal ones.
+
+    counts: whether an evaluation may be the best one.
+    """
+    best: dict[str, Evaluated] = {}
+    for each in known:
+        before = best.get(each.name)
+        if (
+            each.rows == each.of
+            and math.isfinite(each.mean)
+            and counts(each)
+            and (before is None or each.mean >= before.mean)
+        ):
+            best[each.name] = each
+    return best
 
 
 def summed_up(rows: Sequence[Sequence[ScoredSample]], samples: int, *, solved_at: float) -> Summary:

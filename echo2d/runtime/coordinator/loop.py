@@ -66,12 +66,11 @@ from echo2d.runtime.process.pending_requests import PendingRequests
 from echo2d.runtime.run_dir.access_table import AccessTable, Enrolment
 from echo2d.runtime.run_dir.enrolments import Enrolments
 from echo2d.runtime.run_dir.ledger_thread import LedgerThread
-from echo2d.runtime.run_dir.run_directory import RunDirectory
+from echo2d.runtime.run_dir.run_directory import LEDGER_FILE, RunDirectory
 from echo2d.runtime.run_dir.version_files import VersionFiles
 from echo2d.sd_notify import Notifier
 from echo2d.store.json_log import JsonLog
 
-LEDGER_FILE = "ledger.sqlite"  # in the run directory
 # The access table is reread this often, so a revoked token works no longer than this.
 ACCESS_RELOAD_S = 1.0
 # If the loop sees a deadline this late, the whole process stood still. Heartbeats then wait unread

@@ -57,14 +57,14 @@ from echo2d.runtime.coordinator.data_plane import (
     task_rules,
 )
 from echo2d.runtime.coordinator.gateway import Gateway, read_template
-from echo2d.runtime.coordinator.loop import LEDGER_FILE, CoordinatorProcess, Emit, Machine
+from echo2d.runtime.coordinator.loop import CoordinatorProcess, Emit, Machine
 from echo2d.runtime.coordinator.sample_log import open_sample_log
 from echo2d.runtime.process.lifecycle import Ending, collect_rarely
 from echo2d.runtime.renting.renter import boxes_left_alone, open_renter
 from echo2d.runtime.renting.setup import prices_of
 from echo2d.runtime.run_dir.access_table import AccessTable
 from echo2d.runtime.run_dir.ledger_thread import LedgerThread
-from echo2d.runtime.run_dir.run_directory import RunDirectory, announce, withdraw
+from echo2d.runtime.run_dir.run_directory import LEDGER_FILE, RunDirectory, announce, withdraw
 from echo2d.runtime.run_dir.tokens import own_token
 from echo2d.runtime.run_dir.version_files import VersionFiles
 from echo2d.runtime.seed.supervisor import SeedHandover, supervise_seed
@@ -275,6 +275,7 @@ def make_rules(
         learner_usd_per_h=config.activation.learner_usd_per_h,
         delta=config.dissemination.delta,
         disk_bytes_max=config.run.disk_bytes_max,
+        keep_every=config.run.keep_every,
         gateway=GatewayRules(config.gateway.share, config.gateway.wait_s)
         if config.gateway.enabled
         else None,

@@ -58,10 +58,9 @@ from echo2d.runtime.renting.setup import (
 )
 from echo2d.runtime.run_dir.access_table import AccessTable
 from echo2d.runtime.run_dir.ledger_thread import LedgerThread
-from echo2d.runtime.run_dir.run_directory import RunDirectory
+from echo2d.runtime.run_dir.run_directory import LEDGER_FILE, RunDirectory
 from echo2d.store.rentals import RentalStore
 
-LEDGER_FILE = "ledger.sqlite"
 RENTALS_FILE = "rentals.sqlite"  # in the run directory
 # Between two looks at the run's status.
 TICK_S = 1.0

@@ -18,6 +18,7 @@ from echo2d.net.security.tls import Authority
 
 # The address file: where the running coordinator listens.
 COORDINATOR_FILE = "coordinator.json"
+LEDGER_FILE = "ledger.sqlite"
 
 
 class RunDirectory:

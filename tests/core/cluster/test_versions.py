@@ -3,8 +3,8 @@
 import pytest
 
 from echo2d.core.base.ids import Epoch, PublishSeq, RequestId, Version
-from echo2d.core.cluster.events import DeleteVersion, PublishAsked
-from echo2d.core.cluster.versions import RECOVERED_COPIES_MAX, PublishedVersions, PublishRefusal
+from echo2d.core.cluster.events import DeleteVersion, Note, PublishAsked
+from echo2d.core.cluster.versions import VERSIONS_MAX, PublishedVersions, PublishRefusal
 from tests.support.coordinator_world import version_digest, version_key
 
 
@@ -98,9 +98,66 @@ def test_the_newest_copies_are_kept_as_bases_while_the_next_version_fits() -> No
     assert [record.version for record in versions.copies()] == [4]
 
 
-def test_a_restart_deletes_few_copies() -> None:
-    versions = published()
-    records = [versions.publish(asked(version)) for version in range(20)]
-    recovered = PublishedVersions(records, PublishSeq(20))
-    assert len(recovered.surplus([], bases=0, bytes_max=0)) == RECOVERED_COPIES_MAX - 1
+def keeping(*asks: PublishAsked, keep_every: int) -> PublishedVersions:
+    versions = PublishedVersions((), PublishSeq(0), keep_every=keep_every)
+    for ask in asks:
+        versions.publish(ask)
+        versions.surplus([], bases=0, bytes_max=1 << 40)
+        versions.check()
+    return versions
+
+
+def there(versions: PublishedVersions) -> list[int]:
+    return [record.version for record in reversed(versions.copies())]
+
+
+def test_of_every_span_the_first_version_stays() -> None:
+    # Published every 3 steps: none is a multiple of 10.
+    versions = keeping(*(asked(version) for version in range(0, 50, 3)), keep_every=10)
+    assert there(versions) == [12, 21, 30, 42, 48]
+    # The best one stays too, in the place of the one that was the best before.
+    versions.scored = frozenset({version_key(48)})
+    versions.publish(asked(49))
+    versions.surplus([], bases=0, bytes_max=1 << 40)
+    assert there(versions) == [12, 21, 30, 42, 48, 49]
+    versions.scored = frozenset({version_key(49)})
+    versions.surplus([], bases=0, bytes_max=1 << 40)
+    assert there(versions) == [12, 21, 30, 42, 49]
+
+
+def test_results_go_where_the_disk_has_no_room_and_it_is_said() -> None:
+    versions = keeping(*(asked(version) for version in range(1, 9)), keep_every=2)
+    assert there(versions) == [2, 4, 6, 8]
+    size = asked(0).full_bytes
+    # Three of its size for the newest version, the next one and its upload.
+    told = versions.surplus([], bases=0, bytes_max=4 * size)
+    assert told == [
+        DeleteVersion(asked(2).path),
+        DeleteVersion(asked(4).path),
+        Note("kept", "version 2 goes: run.disk_bytes_max has no room for it"),
+        Note("kept", "version 4 goes: run.disk_bytes_max has no room for it"),
+    ]
+    versions.check()
+
+
+def test_a_revoked_result_goes_and_its_span_gets_another() -> None:
+    versions = keeping(*(asked(version) for version in (0, 10, 20)), keep_every=10)
+    versions.revoke([version_key(20)])
+    versions.publish(asked(21, epoch=2))
+    versions.publish(asked(22, epoch=2))
+    versions.surplus([], bases=0, bytes_max=1 << 40)
+    versions.check()
+    assert there(versions) == [10, 21, 22]
+
+
+def test_a_restart_finds_the_results_whose_copies_are_there() -> None:
+    versions = PublishedVersions((), PublishSeq(0))
+    records = [versions.publish(asked(version)) for version in range(VERSIONS_MAX + 30)]
+    paths = {record.path for record in records if record.version not in {0, 20, 21, 30}}
+    recovered = PublishedVersions(
+        records, PublishSeq(len(records)), lost={r.path for r in records} - paths, keep_every=10
+    )
+    recovered.surplus([], bases=0, bytes_max=1 << 40)
+    recovered.check()
+    assert there(recovered)[:4] == [10, 22, 31, 40]
     assert recovered.newest == records[-1]

@@ -298,6 +298,27 @@ def test_a_question_whose_reward_failed_does_not_count() -> None:
     assert (last.rows, last.of, last.mean) == (2, 3, 1.0)
 
 
+def test_the_files_of_the_best_version_stay_until_another_is_better() -> None:
+    world = scoring(4, 4, rules=replace(EVAL, every=1))
+    scales = {2: 2.0, 7: 4.0}
+    world.reward = lambda _, sample: scales.get(world.newest_version or 0, 1.0) * (sample % 2)
+
+    def gone() -> set[int]:
+        return {int(action.path.rpartition("-")[2]) for action in world.done}
+
+    train(world, 6)
+    world.work()
+    assert [(each.version, each.mean) for each in evaluated(world)] == [
+        (version, 1.0 if version == 2 else 0.5) for version in range(7)
+    ]
+    # Four are bases of deltas; 2 is there for its score.
+    assert gone() == {0, 1}
+    world.crash()
+    train(world, 2, start=6)
+    world.work()
+    assert gone() >= {0, 1, 2, 3}
+
+
 def test_scores_of_a_revoked_version_are_forgotten() -> None:
     world = at_version_2(4)
     world.open_session(1)

@@ -5,8 +5,9 @@ from itertools import combinations
 
 import pytest
 
-from echo2d.core.evaluation.events import PassAt
-from echo2d.core.evaluation.summary import PARTS_MAX, ScoredSample, summed_up
+from echo2d.core.base.ids import Digest, Version
+from echo2d.core.evaluation.events import Evaluated, PassAt
+from echo2d.core.evaluation.summary import PARTS_MAX, ScoredSample, best_by_name, summed_up
 from echo2d.core.protocol.trajectory import RewardPart
 
 
@@ -22,6 +23,19 @@ def test_nothing_scored_has_no_numbers() -> None:
     assert math.isnan(found.mean)
     assert math.isnan(found.se)
     assert found.passes == ()
+
+
+def test_the_best_score_is_the_newest_highest_one_over_all_questions() -> None:
+    def found(number: int, mean: float, rows: int = 9, name: str = "math") -> Evaluated:
+        told = (rows, 9, 1, mean, 0.1, (), (), 0.0, 1.0, 1.0)
+        return Evaluated(number, name, Version(number), Digest(bytes(32)), *told)
+
+    known = [found(1, 0.5), found(2, 0.7), found(3, 0.7), found(4, 0.9, rows=8), found(5, math.nan)]
+    assert best_by_name([*known, found(6, 0.1, name="io")], lambda _: True) == {
+        "math": known[2],
+        "io": found(6, 0.1, name="io"),
+    }
+    assert best_by_name(known, lambda each: each.number < 2) == {"math": known[0]}
 
 
 def test_one_answer_each() -> None:

@@ -1,0 +1,132 @@
+"""The versions of a run that are still on its disk, and how to take one out of the run directory.
+
+They are read from the ledger and the directory alone: no coordinator needs to run, and one may run
+meanwhile. An exported directory has the bytes that were published, or it does not appear.
+"""
+
+import secrets
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from echo2d.core.base.canonical import digest_of
+from echo2d.core.base.ids import Digest, Version
+from echo2d.core.cluster.events import VersionPublished
+from echo2d.core.evaluation.events import Evaluated
+from echo2d.core.evaluation.summary import best_by_name
+from echo2d.core.weights.manifest import ADAPTER_CONFIG, Manifest, chunk_layout
+from echo2d.errors import IntegrityFault, OperatorFault
+from echo2d.runtime.run_dir.run_directory import LEDGER_FILE
+from echo2d.store.disk import store_faults, write_at
+from echo2d.store.ledger import read_results
+from echo2d.store.snapshots import read_chunk, scan_snapshot, sync_snapshot
+
+VERSIONS_NAMED_MAX = 20  # in an error
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A version in the run directory. size: bytes. scores: the newest by the name of each [[eval]]. best: the
+    names of those in which it has the best score of the run.
+    """
+
+    version: Version
+    digest: Digest
+    path: Path
+    size: int
+    is_adapter: bool
+    scores: Mapping[str, Evaluated]
+    best: frozenset[str]
+
+
+def find_results(run_dir: Path) -> list[Result]:
+    """What `export` can take, oldest first. OperatorFault: this is no run directory, or its ledger is
+    damaged or of another format.
+    """
+    published, evaluated = read_results(run_dir / LEDGER_FILE)
+    newest = {each.version: each for each in published}
+    digests = {each.digest for each in newest.values()}
+    best = best_by_name(evaluated, lambda each: each.digest in digests)
+    return [
+        _result(run_dir, each, evaluated, best)
+        for each in sorted(newest.values(), key=lambda each: each.version)
+        if (run_dir / each.path).is_dir()
+    ]
+
+
+def _result(
+    run_dir: Path,
+    record: VersionPublished,
+    evaluated: Sequence[Evaluated],
+    best: Mapping[str, Evaluated],
+) -> Result:
+    path, key = run_dir / record.path, (record.version, record.digest)
+    return Result(
+        record.version,
+        record.digest,
+        path,
+        record.full_bytes,
+        (path / ADAPTER_CONFIG).exists(),
+        {each.name: each for each in evaluated if (each.version, each.digest) == key},
+        frozenset(name for name, each in best.items() if (each.version, each.digest) == key),
+    )
+
+
+def choose(results: Sequence[Result], *, version: int | None, best: str | None) -> Result:
+    """The version with this number, or with the best score in this [[eval]], or the last one.
+
+    OperatorFault: it is not there; the error says what is.
+    """
+    if not results:
+        raise OperatorFault("no version is published yet in this run")
+    if version is not None:
+        found = next((each for each in results if each.version == version), None)
+        if found is None:
+            there = ", ".join(str(each.version) for each in results[-VERSIONS_NAMED_MAX:])
+            raise OperatorFault(
+                f"version {version} is not kept; there are {there}. run.keep_every keeps more"
+            )
+        return found
+    if best is None:
+        return results[-1]
+    found = next((each for each in results if best in each.best), None)
+    if found is None:
+        names = ", ".join(sorted({name for each in results for name in each.best})) or "none"
+        raise OperatorFault(f"no best version of {best!r} is kept; expected one of: {names}")
+    return found
+
+
+def export(result: Result, directory: Path, progress: Callable[[float], None]) -> None:
+    """Copy a version into a new directory, verified and durable. progress: gets the share that is done.
+
+    OperatorFault: the directory is not empty. IntegrityFault: the copy in the run directory is
+    damaged. StoreFault: it was deleted meanwhile, or the disk fails or is full.
+    """
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise OperatorFault(f"{directory} exists and is not empty; name a new directory")
+    aside = directory.with_name(f".{directory.name}-{secrets.token_hex(4)}.tmp")
+    with store_faults("exporting to", directory):
+        try:
+            _copy(result, aside, progress)
+            aside.replace(directory)
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+
+
+def _copy(result: Result, aside: Path, progress: Callable[[float], None]) -> None:
+    files, digests, done = scan_snapshot(result.path), [], 0
+    for file in files:
+        (aside / file.path).parent.mkdir(parents=True, exist_ok=True)
+        (aside / file.path).touch()
+    for chunk in chunk_layout(files):
+        data = read_chunk(result.path, chunk)
+        digests.append(digest_of(data))
+        write_at(aside / chunk.path, data, chunk.offset)
+        done += len(data)
+        progress(done / max(1, result.size))
+    if Manifest(files, tuple(digests)).digest != result.digest:
+        raise IntegrityFault(
+            f"{result.path} is damaged: its bytes are not those of version {result.version}"
+        )
+    sync_snapshot(aside, files)
