@@ -53,7 +53,7 @@ def export(
         click.echo(json.dumps({**_facts(result), "directory": str(directory)}))
         return
     what = "adapter" if result.is_adapter else "model"
-    click.echo(f"version {result.version} is in {directory}: {what}, {result.size / 1e9:.3g} GB")
+    click.echo(f"version {result.version} is in {directory}: {what}, {_size(result.size)}")
     click.echo(_how_to_load(result, directory))
 
 
@@ -68,14 +68,14 @@ def _list(found: "list[Result]", *, as_json: bool) -> None:
 
     names = list(dict.fromkeys(name for each in found for name in each.scores))
     table = Table(box=None, pad_edge=False)
-    for head in ("version", "GB", *names, ""):
+    for head in ("version", "size", *names, ""):
         table.add_column(head, justify="right" if head else "left")
     for each in found:
         scores = (each.scores.get(name) for name in names)
         words = [f"best {name}" for name in sorted(each.best)]
         table.add_row(
             str(each.version),
-            f"{each.size / 1e9:.3f}",
+            _size(each.size),
             *("-" if score is None else scored_words(score.mean, score.se) for score in scores),
             ", ".join([*words, *(["last"] if each is found[-1] else [])]),
         )
@@ -91,6 +91,10 @@ def _facts(result: "Result") -> dict[str, Any]:
         "scores": {name: each.mean for name, each in result.scores.items()},
         "best": sorted(result.best),
     }
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.2f} MB"
 
 
 def _how_to_load(result: "Result", directory: Path) -> str:

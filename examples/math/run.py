@@ -100,6 +100,7 @@ def _run(chosen: argparse.Namespace) -> None:
     draw(scores, run / "accuracy.png")
     print_result(scores)
     print(f"figure: {run / 'accuracy.png'}")
+    print(f"trained model: echo2d export --run-dir {run / 'coordinator'} --last DIR")
 
 
 def _require_same(chosen: argparse.Namespace, settings: dict[str, Any]) -> None:
