@@ -3,10 +3,13 @@
 learner.recompute says which results of a layer the backward pass makes again instead of finding them in memory:
 
     none        nothing: the most memory
-    selective   all but the results of attention and of every second matrix product
+    selective   all but the results of attention and of every second matrix product; of experts with biases, which
+                transformers adds in place, no product is kept
     all         the whole layer, from what enters it: the least memory, a third more work
 """
 
+from collections.abc import Set as AbstractSet
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,7 @@ from learner.ranks.ranks import layers_of
 # Kernels by name, in whichever library they are.
 ATTENTION = ("scaled_dot_product", "flash_att", "varlen_att")
 PRODUCTS = {"mm", "addmm", "bmm", "_grouped_mm"}
+OF_EXPERTS = {"bmm", "_grouped_mm"}
 
 
 def prepare_layers(model: Any, config: LearnerConfig, device: torch.device) -> None:
@@ -35,7 +39,9 @@ def prepare_layers(model: Any, config: LearnerConfig, device: torch.device) -> N
 def _recompute(model: Any, directory: Path, *, selective: bool) -> None:
     how: dict[str, Any] = {"use_reentrant": False}
     if selective:
-        how["context_fn"] = _contexts
+        # A result that is kept must not be changed, and a bias of experts is added to the product itself.
+        biased = any(getattr(module, "has_bias", False) for module in model.modules())
+        how["context_fn"] = partial(_contexts, PRODUCTS - OF_EXPERTS if biased else PRODUCTS)
     # The second name is that of older versions of transformers.
     enable = (
         getattr(model, "activation_checkpointing_enable", None)
@@ -49,21 +55,22 @@ def _recompute(model: Any, directory: Path, *, selective: bool) -> None:
         ) from error
 
 
-def _contexts() -> Any:
+def _contexts(products: AbstractSet[str]) -> Any:
     """The two context managers of one run of a layer, forward and again."""
-    return create_selective_checkpoint_contexts(_Keeping())  # type: ignore[no-untyped-call]
+    return create_selective_checkpoint_contexts(_Keeping(products))  # type: ignore[no-untyped-call]
 
 
 class _Keeping:
-    """Decides for each operation of a layer, in order, whether its result is kept."""
+    """Decides for each operation of a layer, in order, whether its result is kept. products: every second one is."""
 
-    def __init__(self) -> None:
+    def __init__(self, products: AbstractSet[str]) -> None:
+        self._names = products
         self._products = 0
 
     def __call__(self, _: Any, operation: Any, *__: Any, **___: Any) -> CheckpointPolicy:
         name = operation._schema.name.split("::")[-1]  # noqa: SLF001 - an operation has no other name
         kept = name.lstrip("_").startswith(ATTENTION)
-        if name in PRODUCTS:
+        if name in self._names:
             self._products += 1
             kept = self._products % 2 == 1
         return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE

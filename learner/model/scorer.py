@@ -205,10 +205,12 @@ def _run(model: Any, tokens: list[list[int]], device: torch.device, **context: A
     """The model's own output, without gradient and dropout."""
     was_training = model.training
     model.eval()
-    with torch.no_grad():
-        found = model(input_ids=torch.tensor(tokens, device=device), use_cache=False, **context)
-    model.train(was_training)
-    return found
+    try:
+        with torch.no_grad():
+            return model(input_ids=torch.tensor(tokens, device=device), use_cache=False, **context)
+    finally:
+        # Some models raise here, and are trained nevertheless, with their own attention.
+        model.train(was_training)
 
 
 def _close(found_v: Tensor, expected_v: Tensor) -> bool:

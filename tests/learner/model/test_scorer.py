@@ -78,7 +78,9 @@ def test_a_model_that_cannot_read_pieces_keeps_its_attention_and_gets_rows(
     assert not scorer.packed
     assert "packing is off" in caplog.text
     assert model.config._attn_implementation == own
+    assert AnswerScorer(model.train()).model.training, "a probe that fails puts it back"
     if expected is not None:
+        model.eval()
         (micro,) = micro_batches(answers(model.config.vocab_size), 1000, packed=False)
         for mine, right in zip(by_answer(micro, scorer(micro).logprobs_n), expected, strict=True):
             torch.testing.assert_close(mine, right, rtol=1e-4, atol=1e-4)
