@@ -81,12 +81,13 @@ class Pieces:
 class MicroBatch:
     """One forward pass: a row of pieces, or padded rows of an answer each.
 
-    answer_bt marks the tokens in the loss. positions_bt restarts in each answer; it and pieces are None if
-    each answer has its row. answers_n is the index of each token's answer. trajectories names the group of
-    each answer, and its number there.
+    lengths_b: of the rows without their padding. answer_bt marks the tokens in the loss. positions_bt
+    restarts in each answer; it and pieces are None if each answer has its row. answers_n is the index of
+    each token's answer. trajectories names the group of each answer, and its number there.
     """
 
     tokens_bt: NDArray[np.int64]
+    lengths_b: NDArray[np.int64]
     answer_bt: NDArray[np.bool_]
     positions_bt: NDArray[np.int64] | None
     pieces: Pieces | None
@@ -106,9 +107,15 @@ class MicroBatch:
         """The number of tokens in the loss."""
         return len(self.advantages_n)
 
+    @property
+    def places(self) -> NDArray[np.int64]:
+        """The places of all tokens but padding, among those of all rows."""
+        return np.flatnonzero(np.arange(self.tokens_bt.shape[1]) < self.lengths_b[:, None])
+
 
 _NOTHING = MicroBatch(
     np.full((1, 2), PAD, dtype=np.int64),
+    np.zeros(1, dtype=np.int64),
     np.zeros((1, 2), dtype=np.bool_),
     None,
     None,
@@ -327,6 +334,7 @@ def _in_a_row(bundles: Sequence[_Bundle]) -> MicroBatch:
     return _micro_batch(
         [answer for bundle in bundles for answer in bundle.answers],
         np.concatenate(tokens).astype(np.int64)[None],
+        np.array([start]),
         np.concatenate(counts)[None],
         np.concatenate(positions)[None],
         Pieces(*np.array(pieces, dtype=np.int64).T),
@@ -340,12 +348,14 @@ def _in_rows(answers: Sequence[PackedAnswer]) -> MicroBatch:
     for row, answer in enumerate(answers):
         tokens_bt[row, : len(answer.tokens)] = answer.tokens
         answer_bt[row, : len(answer.tokens)] = answer.counts
-    return _micro_batch(answers, tokens_bt, answer_bt, None, None)
+    lengths_b = np.array([len(answer.tokens) for answer in answers])
+    return _micro_batch(answers, tokens_bt, lengths_b, answer_bt, None, None)
 
 
 def _micro_batch(
     answers: Sequence[PackedAnswer],
     tokens_bt: NDArray[np.int64],
+    lengths_b: NDArray[np.int64],
     answer_bt: NDArray[np.bool_],
     positions_bt: NDArray[np.int64] | None,
     pieces: Pieces | None,
@@ -353,6 +363,7 @@ def _micro_batch(
     lengths = [len(answer.logprobs_n) for answer in answers]
     return MicroBatch(
         tokens_bt,
+        lengths_b,
         answer_bt,
         positions_bt,
         pieces,

@@ -20,12 +20,24 @@ class Effort:
 
 
 @dataclass(frozen=True, slots=True)
+class RouterLoad:
+    """How a mixture of experts spread the tokens of a step. load_max: the tokens of the busiest expert over the mean
+    of its layer, in the layer where that is largest. unused: the share of experts, over all layers, that got no token.
+    entropy: of the routers' distributions, over that of a uniform one; the mean over tokens and layers.
+    """
+
+    load_max: float
+    unused: float
+    entropy: float
+
+
+@dataclass(frozen=True, slots=True)
 class StepReport:
     """Loss, largest gradient norm of the optimizer steps, and means over all tokens and by
     staleness.
 
     scores: of the trajectories of all ranks, on rank 0; nothing elsewhere. poisoned: groups for which an
-    optimizer step beyond the first was skipped.
+    optimizer step beyond the first was skipped. router: None for a dense model.
     """
 
     loss: float
@@ -35,3 +47,4 @@ class StepReport:
     scores: tuple[TrajectoryScore, ...]
     effort: Effort
     poisoned: int = 0
+    router: RouterLoad | None = None

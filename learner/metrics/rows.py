@@ -43,6 +43,7 @@ def row_of(
         "grad_norm": report.grad_norm,
         "grad_norm_clipped": min(report.grad_norm, grad_clip),
         **_speed(report, t_train_s),
+        **({"router": dataclasses.asdict(report.router)} if report.router else {}),
         **dataclasses.asdict(report.means),
         "by_staleness": _by_staleness(batch, report),
         "t_train_s": t_train_s,

@@ -20,7 +20,7 @@ from torch.distributed.fsdp import FSDPModule
 from echo2d.client import TrajectoryScore
 from learner.batch.packing import MicroBatch, PackedAnswer, micro_batches
 from learner.config import LearnerConfig
-from learner.metrics.report import Effort, StepReport
+from learner.metrics.report import Effort, RouterLoad, StepReport
 from learner.metrics.staleness import (
     NO_TOKENS,
     Tally,
@@ -35,6 +35,7 @@ from learner.model import lora, rng_state
 from learner.model.flops import ModelSize, peak_of
 from learner.model.layers import prepare_layers
 from learner.model.load import empty_model, fill
+from learner.model.router import LayerSums, Routers, router_load
 from learner.model.scorer import AnswerScorer
 from learner.model.trajectory_scores import ScoreSums, no_sums, score_sums, scores_of
 from learner.objective.hooks import loss_of
@@ -78,7 +79,7 @@ class Part:
     micro: Sequence[MicroBatch]
 
 
-_Accumulated = tuple[Tally, ScoreSums]
+_Accumulated = tuple[Tally, ScoreSums, list[LayerSums]]
 
 
 class Policy:
@@ -106,6 +107,8 @@ class Policy:
             lora.initialize(self.model)
         self._loss = loss_of(config)
         self._scorer = AnswerScorer(self.model, packing=config.packing)
+        # A compiled layer has no use for hooks, which would cut it into pieces.
+        self._routers = Routers(self.model, hooked=not config.compile)
         self._base = (
             AnswerScorer(self._base_model(), packing=config.packing) if config.kl_coef else None
         )
@@ -179,12 +182,13 @@ class Policy:
             done += accumulated
             norms.append(norm)
         # A trajectory is on one rank, in one micro-batch.
-        scored = scores_of([sums for _, sums in done])
+        scored = scores_of([sums for _, sums, _ in done])
         scores = tuple(chain.from_iterable(self._ranks.gather(scored)))
-        tallied = over_ranks(add_up([each for each, _ in done]), self._ranks)
+        tallied = over_ranks(add_up([each for each, *_ in done]), self._ranks)
+        router = router_load([layers for *_, layers in done], self._ranks)
         operations = sum(self._size.operations(part.micro) for part in parts)
         effort = Effort(self._lr(step), self._ranks.total(operations), self._peak(), _memory_gib())
-        return _report(tallied, max(norms), len(parts), scores, poisoned, effort)
+        return _report(tallied, max(norms), len(parts), scores, poisoned, effort, router)
 
     def _peak(self) -> float | None:
         """Operations per second that the devices of all ranks could do together; None: it is not known."""
@@ -297,18 +301,20 @@ class Policy:
 
     def _accumulate(
         self, micro: MicroBatch, totals: LossTotals, staleness_max: int, proximal_n: Tensor | None
-    ) -> tuple[Tally, ScoreSums]:
+    ) -> _Accumulated:
         """Run one micro-batch forward and backward; its gradient is added to that of the optimizer
         step.
         """
         config = self._config
-        scores = self._scorer(micro)
+        with self._routers.counting(micro, self._ranks.device) as layers:
+            scores = self._scorer(micro)
         logprobs_n = scores.logprobs_n
         base_n = self._base_logprobs(micro)
         if not micro.tokens:
             # Other ranks have answers here, and FSDP2 needs every rank to run forward and backward.
             torch.autograd.backward(logprobs_n.sum())
-            return empty_tally(staleness_max + 1, self._ranks.device), no_sums(self._ranks.device)
+            device = self._ranks.device
+            return empty_tally(staleness_max + 1, device), no_sums(device), layers
         inputs = WeightInputs(
             logprobs_n,
             self._here(micro.rollout_logprobs_n),
@@ -339,7 +345,7 @@ class Policy:
             inputs.staleness_n,
             staleness_max + 1,
         )
-        return tallied, score_sums(micro, scores)
+        return tallied, score_sums(micro, scores), layers
 
     def _regularizer(self, inputs: WeightInputs, base_n: Tensor | None, shares_n: Tensor) -> Tensor:
         """kl_coef * KL to the base - entropy_coef * entropy, with gradient."""
@@ -384,6 +390,7 @@ def _report(
     scores: tuple[TrajectoryScore, ...],
     poisoned: int,
     effort: Effort,
+    router: RouterLoad | None,
 ) -> StepReport:
     """The report of a train step, whose loss is the mean over its optimizer steps."""
     return StepReport(
@@ -394,6 +401,7 @@ def _report(
         scores,
         effort,
         poisoned,
+        router,
     )
 
 
