@@ -142,6 +142,26 @@ def test_the_experts_of_a_layer_lie_on_both_ranks(tmp_path: Path, base: Path) ->
     same_weights(tmp_path / "one" / "taken" / "2", tmp_path / "two" / "taken" / "2")
 
 
+def test_the_load_of_experts_is_that_of_both_ranks(tmp_path: Path, base: Path) -> None:
+    """Without packing any number of ranks reads the same tokens; a rank of its own would know of half of them."""
+    model = saved(tmp_path / "model", "mixtral", base)
+    batches = record(model, 1)
+    rows = []
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        changes: dict[str, Any] = {"steps": 1, "optimizer_steps": 1, "packing": False}
+        config = config_of(tmp_path / name, model, **changes, recompute="all")
+        if name == "one":
+            alone(tmp_path / name, config, batches)
+        else:
+            done = together(tmp_path / name, config, batches)
+            assert done.returncode == 0, done.stderr
+        rows += rows_of(config)
+    one, two = (row["router"] for row in rows)
+    assert two == pytest.approx(one, rel=1e-6)
+    assert one["load_max"] > 1.0
+
+
 def scores_told(directory: Path) -> dict[int, dict[tuple[int, int], tuple[float, float]]]:
     """k and z of each trajectory, by step."""
     lines = [json.loads(line) for line in (directory / "said.jsonl").read_text().splitlines()]
