@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 from echo2d.demo.chaos import KINDS
 
@@ -40,6 +42,23 @@ def test_a_short_demo_keeps_its_promises(tmp_path: Path) -> None:
     ] * 2
     assert 0 <= result["bubble_ratio"] < 1
     assert (run / "logs" / "coordinator.log").stat().st_size > 0
+    the_trained_model_loads(run, tmp_path / "trained")
+
+
+def the_trained_model_loads(run: Path, directory: Path) -> None:
+    """What `echo2d export` writes is the last version, and transformers loads it."""
+    export = ["export", "--last", f"--run-dir={run / 'coordinator'}", "--json", directory]
+    done = subprocess.run(
+        [sys.executable, "-m", "echo2d", *map(str, export)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["version"] == STEPS
+    model = AutoModelForCausalLM.from_pretrained(directory)
+    assert model.dtype == torch.bfloat16
+    assert model(torch.zeros(1, 4, dtype=torch.long)).logits.isfinite().all()
 
 
 def test_a_demo_survives_chaos(tmp_path: Path) -> None:
