@@ -59,6 +59,8 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         if options.plan:
             return _plan(options)
+        if options.export:
+            return _export(options, here)
         _run(options, here, failures)
     except Fenced as fault:
         return failures.report(f"a newer learner has the run ({fault}); this one is over", 2)
@@ -133,6 +135,26 @@ def _plan(options: argparse.Namespace) -> int:
     found = plan(config, options.ranks, device_for(config, options.ranks, options.gpu_gib))
     print(as_json(found) if options.json else "\n".join(lines(found, config)))  # noqa: T201
     return 0 if found.fits else 2
+
+
+def _export(options: argparse.Namespace, here: Place) -> int:
+    """Write a checkpoint as a Hugging Face directory, and print what was written. Returns 0."""
+    config, (step, directory) = LearnerConfig.load(options.config), options.export
+    if here.size > 1:
+        raise OperatorFault("--export needs one process; start it without learner.torchrun")
+    from learner.model import lora
+    from learner.model.load import empty_model
+    from learner.saving.export import ModelFacts, export
+    from learner.saving.layout import layout_of
+
+    model = empty_model(config.model)
+    layout = layout_of(model, config.model)
+    if config.lora_rank:
+        lora.attach(model, config)
+    facts = ModelFacts(model.state_dict(), lora.trained(model), layout)
+    done = export(config, step, Path(directory), facts, merge=options.merge)
+    print(done.as_json() if options.json else done.line())  # noqa: T201 - it was asked for
+    return 0
 
 
 def _run(options: argparse.Namespace, here: Place, failures: _FailureReport) -> None:
@@ -226,11 +248,27 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         default=0.0,
         help="with --plan: plan for GPUs with this much memory",
     )
-    parser.add_argument("--json", action="store_true", help="with --plan: one JSON object")
+    parser.add_argument(
+        "--export",
+        nargs=2,
+        metavar=("STEP", "DIR"),
+        help="write the checkpoint of a step, or of the last one, as a Hugging Face directory, and exit",
+    )
+    parser.add_argument(
+        "--merge",
+        action="store_true",
+        help="with --export: write the base model with the adapter added, and not the adapter",
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="with --plan and --export: one JSON object"
+    )
     parser.add_argument(
         "--profile", action="store_true", help="print at the end how train steps spent their time"
     )
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if options.merge and not options.export:
+        parser.error("--merge needs --export")
+    return options
 
 
 def end_with(code: int) -> NoReturn:

@@ -28,7 +28,7 @@ import warnings
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from blake3 import blake3
@@ -50,6 +50,15 @@ _NAME = re.compile(r"step-(\d+)-epoch-(\d+)")
 _UNREADABLE = (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError)
 
 log = logging.getLogger("echo2d.learner")
+
+
+class SavedCheckpoint(NamedTuple):
+    """A checkpoint whose digests are right. progress: that of the first rank."""
+
+    path: Path
+    step: int
+    epoch: int
+    progress: dict[str, Any]
 
 
 class Checkpoints:
@@ -127,6 +136,26 @@ class Checkpoints:
             else {**progress[0], OWN: {}}
         )
 
+    def find(self, step: int | None) -> SavedCheckpoint:
+        """The checkpoint of a step, of the highest epoch that has one; None: of the last step.
+
+        OperatorFault: there is none, or it cannot be read.
+        """
+        found = {_step_and_epoch(path)[0]: path for path in self._all()}
+        if not found:
+            raise OperatorFault(f"{self._directory} has no checkpoints")
+        path = found.get(max(found) if step is None else step)
+        if path is None:
+            there = ", ".join(map(str, found))
+            raise OperatorFault(
+                f"{self._directory} has no checkpoint of step {step}; it has those of steps {there}"
+            )
+        try:
+            return SavedCheckpoint(path, *_step_and_epoch(path), _progress(path)[0])
+        except _UNREADABLE as error:
+            line = " ".join(str(error).split())
+            raise OperatorFault(f"cannot read the checkpoint {path}: {line}") from error
+
     def _newest(self) -> tuple[Path, list[dict[str, Any]]]:
         """The newest checkpoint that can be read, with the progress of each rank that made it."""
         for path in reversed(self._all()):
@@ -144,7 +173,7 @@ class Checkpoints:
         each = self._channel.gather(progress)
         with (
             store_faults("cannot write the checkpoint", target),
-            _plain_errors(),
+            plain_errors(),
             contextlib.ExitStack() as stack,
         ):
             aside = self._channel.share(lambda: self._begin(target, each, stack))
@@ -203,7 +232,7 @@ def _step_and_epoch(path: Path) -> tuple[int, int]:
 
 
 @contextlib.contextmanager
-def _plain_errors() -> Iterator[None]:
+def plain_errors() -> Iterator[None]:
     """Raise torch's error about a failed write as the OSError that caused it."""
     try:
         yield
@@ -214,7 +243,7 @@ def _plain_errors() -> Iterator[None]:
         raise _os_error(error) from None
 
 
-def _silence_single_process_warning() -> None:
+def silence_single_process_warning() -> None:
     """torch warns when there is no process group. Warning filters are global, so this silences all
     threads.
     """
@@ -232,7 +261,7 @@ def _os_error(error: BaseException) -> BaseException:
 
 def _save_shards(directory: Path, state: Any, channel: Channel) -> None:
     """Each rank syncs its own files to disk, because no other host can do that for it."""
-    _silence_single_process_warning()
+    silence_single_process_warning()
     writer = FileSystemWriter(directory, sync_files=channel.group is not None)
     save(state, storage_writer=writer, process_group=channel.group, no_dist=channel.group is None)
 
@@ -253,7 +282,7 @@ def _progress(path: Path) -> list[dict[str, Any]]:
 
 
 def _load(path: Path, state: dict[str, Any], channel: Channel) -> None:
-    _silence_single_process_warning()
+    silence_single_process_warning()
     reader = FileSystemReader(path)
     try:
         _same_weights(reader, state)

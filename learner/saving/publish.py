@@ -24,7 +24,7 @@ from echo2d.client import Coordinator
 from learner.ranks.ranks import Ranks
 from learner.saving.files import ASIDE, remove_directory, store_faults, whole_directory
 from learner.saving.layout import Layout, WeightPart
-from learner.saving.shards import Shards, published_dtype
+from learner.saving.shards import Shards, VersionTensors, published_dtype
 
 COMPANIONS = {".json", ".txt", ".model", ".jinja"}
 DTYPE_KEYS = (
@@ -52,23 +52,27 @@ class SnapshotWriter:
         self.parts = {name: part for parts in layout.values() for name, part in parts.items()}
 
     def write(self, epoch: int, version: int, shards: Shards, stream: Iterator[Tensor]) -> Path:
-        """Write a version into a new directory, durable when this returns. StoreFault: it failed
-        and left nothing.
-
-        stream: the bytes of `self.names` in that order, `shards.ranks` parts of each.
-        """
+        """Write a version into a directory of its own, as `write_to` does. Returns the directory."""
         directory = self._root / f"{self._run_id}-epoch-{epoch}-version-{version}"
         # A directory of this name is left if a learner was killed and the run's ledger was then
         # reset.
         remove_directory(directory)
+        self.write_to(directory, shards, stream)
+        return directory
+
+    def write_to(self, directory: Path, tensors: VersionTensors, stream: Iterator[Tensor]) -> None:
+        """Write a version into a directory that is new or empty, durable when this returns.
+        StoreFault: it failed and left nothing.
+
+        stream: the bytes of `self.names` in that order, `tensors.ranks` parts of each.
+        """
         with (
             store_faults("cannot write the snapshot", directory),
             whole_directory(directory) as aside,
         ):
             self._accompany(aside)
             for file, names in self._files.items():
-                write_safetensors(aside / file, names, shards, stream)
-        return directory
+                write_safetensors(aside / file, names, tensors, stream)
 
     def clean(self, epoch: int) -> None:
         """Remove the directories of lower epochs. Their learners are fenced and publish no more."""
@@ -145,23 +149,23 @@ def in_order(parts: Mapping[str, WeightPart], weights: Mapping[str, Tensor]) -> 
 
 
 def write_safetensors(
-    path: Path, names: Sequence[str], shards: Shards, stream: Iterator[Tensor]
+    path: Path, names: Sequence[str], tensors: VersionTensors, stream: Iterator[Tensor]
 ) -> None:
     """Write the same file as the safetensors library, with only one part in memory. names: from
     `in_order`.
     """
     with path.open("wb") as file:
-        file.write(_header(names, shards))
-        for part in islice(stream, len(names) * shards.ranks):
+        file.write(_header(names, tensors))
+        for part in islice(stream, len(names) * tensors.ranks):
             file.write(part.numpy().data)
 
 
-def _header(names: Sequence[str], shards: Shards) -> bytes:
+def _header(names: Sequence[str], tensors: VersionTensors) -> bytes:
     facts: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     start = 0
     for name in names:
-        end = start + shards.size(name)
-        shape, dtype = shards.shapes[name], _dtype_name(shards.dtypes[name])
+        end = start + tensors.size(name)
+        shape, dtype = tensors.shapes[name], _dtype_name(tensors.dtypes[name])
         facts[name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
         start = end
     text = json.dumps(facts, separators=(",", ":"), ensure_ascii=False).encode()

@@ -20,7 +20,26 @@ from learner.ranks.ranks import Channel, Ranks
 from learner.saving.layout import WeightPart
 
 
-class Shards:
+class VersionTensors:
+    """The tensors of a version, by name: their shapes and published dtypes.
+
+    parts: what of the weights each tensor is. ranks: how many parts of each tensor are written.
+    """
+
+    ranks = 1
+
+    def __init__(self, weights: Mapping[str, Tensor], parts: Mapping[str, WeightPart]) -> None:
+        self.shapes = {
+            name: part.shape(tuple(weights[part.weight].shape)) for name, part in parts.items()
+        }
+        self.dtypes = {name: published_dtype(weights[part.weight]) for name, part in parts.items()}
+
+    def size(self, name: str) -> int:
+        """Bytes of a whole tensor."""
+        return math.prod(self.shapes[name]) * self.dtypes[name].itemsize
+
+
+class Shards(VersionTensors):
     """A copy of this rank's shards of `weights`, which may change once this object exists.
 
     parts: the tensors of a version, by name, and what of the weights each of them is.
@@ -29,15 +48,12 @@ class Shards:
     def __init__(
         self, weights: Mapping[str, Tensor], parts: Mapping[str, WeightPart], ranks: Ranks
     ) -> None:
+        super().__init__(weights, parts)
         self.ranks = ranks.size
         self._rank = ranks.rank
         self._parts = dict(parts)
         self._sharded = {name for name, weight in weights.items() if isinstance(weight, DTensor)}
         self._rows = {name: len(weight) if weight.ndim else 1 for name, weight in weights.items()}
-        self.shapes = {
-            name: part.shape(tuple(weights[part.weight].shape)) for name, part in parts.items()
-        }
-        self.dtypes = {name: published_dtype(weights[part.weight]) for name, part in parts.items()}
         self._copies = {
             name: self._copy(name, weights[part.weight]) for name, part in parts.items()
         }
@@ -56,10 +72,6 @@ class Shards:
                 yield from (self._received(name, rank, channel) for rank in range(1, self.ranks))
             elif own.numel():
                 channel.send(own)
-
-    def size(self, name: str) -> int:
-        """Bytes of a whole tensor."""
-        return math.prod(self.shapes[name]) * self.dtypes[name].itemsize
 
     def _copy(self, name: str, weight: Tensor) -> Tensor:
         local = weight.to_local() if isinstance(weight, DTensor) else weight

@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 from echo2d.client import Batch
+from learner.__main__ import main
 from learner.config import LearnerConfig
 from tests.support.learner import make_base, record, rows_of, write_config
 from tests.support.model_shapes import SMALL, saved
@@ -160,6 +161,30 @@ def test_the_load_of_experts_is_that_of_both_ranks(tmp_path: Path, base: Path) -
     one, two = (row["router"] for row in rows)
     assert two == pytest.approx(one, rel=1e-6)
     assert one["load_max"] > 1.0
+
+
+@pytest.mark.parametrize("family", ["tied", "qwen3", "qwen3 moe", "adapter"])
+def test_a_checkpoint_of_two_ranks_is_exported_by_one_process(
+    tmp_path: Path, base: Path, capsys: pytest.CaptureFixture[str], family: str
+) -> None:
+    """The export has the bytes that the two ranks published."""
+    model = base
+    if family.startswith("qwen3"):
+        model = saved(tmp_path / "model", family, base)
+    changes: dict[str, Any] = {"lora_rank": 4} if family == "adapter" else {}
+    config = config_of(tmp_path, model, steps=2, optimizer_steps=1, lr=1e-4, **changes)
+    done = together(tmp_path, config, record(model, 2))
+    assert done.returncode == 0, done.stderr
+    command = ["--config", str(tmp_path / "run.toml"), "--export", "last"]
+    assert main([*command, str(tmp_path / "export"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["step"] == 2
+    export, published = tmp_path / "export", tmp_path / "taken" / "2"
+    assert {path.name for path in export.iterdir()} == {path.name for path in published.iterdir()}
+    for path in published.iterdir():
+        assert (export / path.name).read_bytes() == path.read_bytes(), path.name
+    if family == "adapter":
+        assert main([*command, str(tmp_path / "merged"), "--merge"]) == 0
+        AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
 
 
 def scores_told(directory: Path) -> dict[int, dict[tuple[int, int], tuple[float, float]]]:

@@ -1,0 +1,222 @@
+"""Export a checkpoint as a directory that transformers and SGLang load.
+
+The directory has the bytes that a publish of the same step writes, whatever number of ranks saved
+the checkpoint. One process writes it, without torch.distributed and without the coordinator:
+
+    checkpoint ---> weight in bfloat16 ---> its tensors in the files      a model, or an adapter
+    base's files -> W + alpha / rank * B A, rounded once ---^             an adapter, merged
+
+It keeps true: one tensor is written at a time and at most WEIGHTS_KEPT weights are in memory, so
+the process never holds the model. The directory appears whole or not at all.
+"""
+
+import functools
+import json
+import shlex
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from safetensors import safe_open
+from torch import Tensor
+
+from echo2d.client import OperatorFault, base_digest
+from learner.config import LearnerConfig
+from learner.saving.adapter import AdapterWriter
+from learner.saving.checkpoint import Checkpoints, SavedCheckpoint
+from learner.saving.files import store_faults
+from learner.saving.layout import Layout, WeightPart
+from learner.saving.publish import SnapshotWriter
+from learner.saving.saved_weights import SavedWeights
+from learner.saving.shards import VersionTensors, published_dtype
+
+LAST = "last"
+# The files of a layer take the matrices of its experts in turn from two weights.
+WEIGHTS_KEPT = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What was written. kind: "model", "adapter" or "merged model". bytes: of all files."""
+
+    kind: str
+    directory: str
+    step: int
+    epoch: int
+    run: str
+    bytes: int
+    transformers: str  # an expression that loads it
+    sglang: str  # a command that serves it
+
+    def line(self) -> str:
+        return (
+            f"wrote the {self.kind} of step {self.step} (epoch {self.epoch}, run {self.run}) to "
+            f"{self.directory}: {self.bytes:,} bytes; load it with {self.transformers} or "
+            f"{self.sglang}"
+        )
+
+    def as_json(self) -> str:
+        return json.dumps(asdict(self))
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """The model of a config, without memory for its weights.
+
+    weights: all weights by name, those of an adapter too, on the meta device. trained: those that a
+    checkpoint has. layout: of the base's files.
+    """
+
+    weights: Mapping[str, Tensor]
+    trained: Mapping[str, Tensor]
+    layout: Layout
+
+
+def export(
+    config: LearnerConfig, step: str, directory: Path, model: ModelFacts, *, merge: bool
+) -> Exported:
+    """Write the checkpoint of a step, a number or "last", into a directory.
+
+    merge: write the base model with the adapter added to it, and not the adapter. OperatorFault:
+    there is no such checkpoint, it is damaged or of another model, the directory exists with
+    something in it, or there is no adapter to merge. StoreFault: a file cannot be read or written.
+    """
+    if merge and not config.lora_rank:
+        raise OperatorFault("--merge: expected an adapter to merge; learner.lora_rank is 0")
+    wanted, target = _step(step), _empty(directory)
+    checkpoints = Checkpoints(config.out_dir / "checkpoints", config.checkpoints_kept)
+    with _progress_bar() as bar:
+        task = bar.add_task("verifying the checkpoint", total=None)
+        found = checkpoints.find(wanted)
+        saved = SavedWeights(found.path)
+        _check(config, found, saved, model)
+        writer, tensor_of = _source(config, found, saved, model, merge=merge)
+        weights = model.weights if merge or not config.lora_rank else model.trained
+        tensors = VersionTensors(weights, writer.parts)
+
+        def stream() -> Iterator[Tensor]:
+            total = sum(map(tensors.size, writer.names))
+            bar.update(task, description="writing", total=total)
+            for name in writer.names:
+                data = tensor_of(name).contiguous().reshape(-1).view(torch.uint8)
+                yield data
+                bar.advance(task, data.numel())
+
+        writer.write_to(target, tensors, stream())
+    kind = "merged model" if merge else "adapter" if config.lora_rank else "model"
+    size = sum(path.stat().st_size for path in target.iterdir())
+    run = str(found.progress["run"])
+    how = _how_to_load(kind, str(target), str(config.model))
+    return Exported(kind, str(target), found.step, found.epoch, run, size, *how)
+
+
+def _source(
+    config: LearnerConfig,
+    found: SavedCheckpoint,
+    saved: SavedWeights,
+    model: ModelFacts,
+    *,
+    merge: bool,
+) -> tuple[SnapshotWriter, Callable[[str], Tensor]]:
+    """A writer of the export, and a function that makes the tensors of its files, by name."""
+    run, root = str(found.progress["run"]), config.snapshot_root
+    if config.lora_rank and not merge:
+        base = found.progress["base"]
+        writer: SnapshotWriter = AdapterWriter(config, run, model.trained, base)
+    else:
+        writer = SnapshotWriter(config.model, root, run, model.weights, model.layout)
+    if merge:
+        return writer, functools.partial(_merged, config, saved, model)
+
+    @functools.lru_cache(WEIGHTS_KEPT)
+    def weight_of(name: str) -> Tensor:
+        return saved.read(name, published_dtype(model.trained[name]))
+
+    def tensor_of(name: str) -> Tensor:
+        part = writer.parts[name]
+        tensor = part.of(weight_of(part.weight), 0)
+        assert tensor is not None
+        return tensor
+
+    return writer, tensor_of
+
+
+def _merged(config: LearnerConfig, saved: SavedWeights, model: ModelFacts, name: str) -> Tensor:
+    """A tensor of the base's files, with what the adapter adds to it."""
+    file = next(file for file, parts in model.layout.items() if name in parts)
+    part, path = model.layout[file][name], config.model / file
+    with store_faults("cannot read", path), safe_open(path, framework="pt") as tensors:
+        tensor: Tensor = tensors.get_tensor(name)
+    if (share := _share(config, saved, part)) is not None:
+        tensor = tensor.float().add_(share)
+    return tensor.to(published_dtype(model.weights[part.weight]))
+
+
+def _share(config: LearnerConfig, saved: SavedWeights, part: WeightPart) -> Tensor | None:
+    """alpha / rank * B A [out, in] in float32; None: this part has no adapter."""
+    layer = part.weight.removesuffix(".weight")
+    names = [f"{layer}.lora_{factor}.weight" for factor in "BA"]
+    if not set(names) <= saved.shapes.keys():
+        return None
+    second, first = (saved.read(name, torch.float32) for name in names)
+    return (second @ first).mul_(config.lora_alpha / config.lora_rank)
+
+
+def _check(
+    config: LearnerConfig, found: SavedCheckpoint, saved: SavedWeights, model: ModelFacts
+) -> None:
+    """OperatorFault: the checkpoint is not of this model, or its adapter not of this base."""
+    if saved.shapes != {name: tuple(weight.shape) for name, weight in model.trained.items()}:
+        raise OperatorFault(
+            f"the checkpoint {found.path} does not fit learner.model: it has other trained "
+            "weights; use the config of its run"
+        )
+    if config.lora_rank and base_digest(config.model) != found.progress["base"]:
+        raise OperatorFault(
+            f"learner.model: the adapter in {found.path} belongs to another base model"
+        )
+
+
+def _progress_bar() -> Progress:
+    """A bar on stderr, if that is a terminal."""
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
+    console, hidden = Console(stderr=True), not sys.stderr.isatty()
+    return Progress(
+        *columns, TimeRemainingColumn(), console=console, transient=True, disable=hidden
+    )
+
+
+def _step(text: str) -> int | None:
+    """The number of a step; None: the last one."""
+    if text == LAST:
+        return None
+    if not text.isdecimal():
+        raise OperatorFault(f"--export: expected the number of a step, or {LAST}; found {text!r}")
+    return int(text)
+
+
+def _empty(directory: Path) -> Path:
+    """The absolute path. OperatorFault: something else than an empty directory is there."""
+    target = directory.resolve()
+    if target.exists() and not (target.is_dir() and not any(target.iterdir())):
+        raise OperatorFault(
+            f"--export: expected a directory that is empty or does not exist; found {directory}. "
+            "Name another one"
+        )
+    return target
+
+
+def _how_to_load(kind: str, directory: str, base: str) -> tuple[str, str]:
+    """An expression for transformers and a command for SGLang."""
+    model, serve = "AutoModelForCausalLM.from_pretrained", "python -m sglang.launch_server"
+    if kind != "adapter":
+        return f"{model}({directory!r})", f"{serve} --model-path {shlex.quote(directory)}"
+    paths = f"{shlex.quote(base)} --lora-paths policy={shlex.quote(directory)}"
+    return (
+        f"PeftModel.from_pretrained({model}({base!r}), {directory!r})",
+        f"{serve} --model-path {paths}",
+    )
