@@ -24,20 +24,20 @@ def make_directory(key: str, directory: Path) -> None:
 
 
 @contextlib.contextmanager
-def whole_directory(directory: Path) -> Iterator[Path]:
+def whole_directory(directory: Path, *, durable: bool = True) -> Iterator[Path]:
     """Yield a directory to fill. It becomes `directory` at the end of the block, or is deleted on
-    an exception.
+    an exception. Not durable: after a power failure it may hold files that are not whole.
     """
     aside = directory.with_name(ASIDE + directory.name)
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
     try:
         yield aside
-        for path in (*aside.iterdir(), aside):
+        for path in (*aside.iterdir(), aside) if durable else ():
             _sync(path)
         aside.rename(directory)
         # The rename is durable once the parent is synced; the parent may be new itself.
-        for parent in (directory.parent, directory.parent.parent):
+        for parent in (directory.parent, directory.parent.parent) if durable else ():
             _sync(parent)
     finally:
         shutil.rmtree(aside, ignore_errors=True)

@@ -57,18 +57,26 @@ class SnapshotWriter:
         # A directory of this name is left if a learner was killed and the run's ledger was then
         # reset.
         remove_directory(directory)
-        self.write_to(directory, shards, stream)
+        # The coordinator syncs what it takes over.
+        self.write_to(directory, shards, stream, durable=False)
         return directory
 
-    def write_to(self, directory: Path, tensors: VersionTensors, stream: Iterator[Tensor]) -> None:
-        """Write a version into a directory that is new or empty, durable when this returns.
-        StoreFault: it failed and left nothing.
+    def write_to(
+        self,
+        directory: Path,
+        tensors: VersionTensors,
+        stream: Iterator[Tensor],
+        *,
+        durable: bool = True,
+    ) -> None:
+        """Write a version into a directory that is new or empty. StoreFault: it failed and left
+        nothing.
 
         stream: the bytes of `self.names` in that order, `tensors.ranks` parts of each.
         """
         with (
             store_faults("cannot write the snapshot", directory),
-            whole_directory(directory) as aside,
+            whole_directory(directory, durable=durable) as aside,
         ):
             self._accompany(aside)
             for file, names in self._files.items():
