@@ -246,6 +246,23 @@ def test_weights_under_other_names_are_built_anew(tmp_path: Path) -> None:
         policy.digests()
 
 
+@pytest.mark.may_block
+async def test_a_mixture_of_experts_is_served_and_not_compared(tmp_path: Path) -> None:
+    """A fault here would end every refit, although nothing is wrong with the weights."""
+    engine = TorchEngine(threads=1)
+    await engine.start()
+    for version in range(2):
+        snapshot = tmp_path / str(version)
+        save_random_model(snapshot, FAMILIES["experts"], rng_seed=version)
+        await engine.refit(snapshot, f"{version}-a")
+        assert await engine.tensor_digests() is None
+        found = await deltas(engine, GenerateRequest(f"r{version}", [1, 2], 1, 9))
+        logprobs = [logprob for delta in found for logprob in delta.logprobs]
+        truth = score(load_model(snapshot), [1, 2], tokens_of(found), 1.0)
+        assert logprobs == pytest.approx(truth, abs=1e-3)
+    await engine.close()
+
+
 # decoder
 
 

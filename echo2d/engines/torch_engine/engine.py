@@ -177,7 +177,7 @@ class TorchEngine:
         running = 0 if self._decoder is None else len(self._decoder.running)
         return EngineLoad(running, max(0, self._samples_open() - running), self._options.slots_max)
 
-    async def tensor_digests(self) -> Mapping[str, bytes]:
+    async def tensor_digests(self) -> Mapping[str, bytes] | None:
         return await self._on_decoder(self._started().digests)
 
     def free_bytes(self) -> int:
