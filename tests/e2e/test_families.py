@@ -1,0 +1,69 @@
+"""Closed loops of models of several families: coordinator, a worker with the torch engine, and learner.
+
+Their weights are random, so nothing is learned; what counts is that every program reads and writes the family's files
+alike.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from echo2d.bench.lab.processes import Programs
+from echo2d.demo.results import read_rows
+from echo2d.demo.tiny_model import make_tiny_model
+from echo2d.store.snapshots import build_manifest
+from tests.support.model_shapes import saved
+from tests.support.polling import START_S, poll
+from tests.support.programs import Site
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+
+STEPS, PER_STEP = 3, 32
+# Their files have a tensor for each expert, and transformers has one for all of a layer.
+APART = ["qwen3 moe", "mixtral"]
+MIXTURES = [*APART, "gpt-oss"]
+FAMILIES = [*MIXTURES, "gemma3 with windows and a soft cap", "llama", "qwen3"]
+TASK = '"tests.support.even_tokens_task:EvenTokens"'
+# Engine and learner compute in float32 on the same bfloat16 weights while version 0 is the newest.
+DISTANCE_MAX = 1e-4
+
+
+def box(site: Site) -> dict[str, Any]:
+    workers: Any = site.status()["workers"]
+    (worker,) = workers
+    return dict(worker)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_worker_serves_the_last_version_of_a_committed_run(tmp_path: Path, family: str) -> None:
+    tokenizer = make_tiny_model(Path.home() / ".cache" / "echo2d")
+    model = saved(tmp_path / "model", family, tokenizer)
+    with Programs(tmp_path / "logs") as programs:
+        site = Site(tmp_path, model, programs)
+        text = site.config.read_text().replace("options = { rng_seed = 0 }\n", "")
+        site.config.write_text(text.replace('"sort_digits"', TASK))
+        site.coordinate()
+        site.join("box", "--threads=1")
+        assert site.learn(STEPS).wait(START_S) == 0
+        poll(lambda: (box(site)["serving"] or {}).get("version") == STEPS)
+        facts, worker = site.status(), box(site)
+
+    assert (facts["epoch"], facts["committed_step"]) == (1, STEPS)
+    versions = [
+        next((site.run_dir / "versions").glob(f"{version}-*")) for version in (STEPS - 1, STEPS)
+    ]
+    assert worker["serving"]["digest"] == build_manifest(versions[1]).digest.hex()
+    assert worker["memory_ok"] is (None if family in APART else True)
+    rows = read_rows(site.directory / "learner" / "metrics.jsonl")
+    assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
+    assert len({row["batch"] for row in rows}) == STEPS
+    assert all(0 < row["grad_norm"] < 1e6 for row in rows)
+    assert all(("router" in row) == (family in MIXTURES) for row in rows)
+    assert rows[0]["kl"] < DISTANCE_MAX
+    names = load_file(model / "model.safetensors").keys()
+    before, after = (load_file(version / "model.safetensors") for version in versions)
+    assert before.keys() == after.keys() == names
+    assert any(not torch.equal(before[name], after[name]) for name in names)
