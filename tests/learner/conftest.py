@@ -1,6 +1,7 @@
 """A hardly trained model, the config of a short run on it, and a scripted coordinator."""
 
 import contextlib
+import dataclasses
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 import learner.__main__ as program
 from learner.config import LearnerConfig
 from tests.support.learner import config_in, make_base
+from tests.support.poison import POISONED_LOSS
 from tests.support.scripted_coordinator import ScriptedCoordinator
 
 
@@ -47,3 +49,13 @@ def signal_handlers() -> Iterator[None]:
     yield
     for number, handler in handlers.items():
         signal.signal(number, handler)
+
+
+@pytest.fixture
+def sensitive(
+    config: LearnerConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> LearnerConfig:
+    """A learner whose gradient is no number where POISON is in the batch."""
+    (tmp_path / "sensitive_loss.py").write_text(POISONED_LOSS)
+    monkeypatch.syspath_prepend(tmp_path)
+    return dataclasses.replace(config, loss="sensitive_loss:loss")

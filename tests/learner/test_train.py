@@ -27,6 +27,7 @@ from learner.batch.packing import PackedAnswer, parts
 from learner.config import LearnerConfig
 from learner.metrics.tracking import SampleTable
 from tests.support.learner import learn
+from tests.support.poison import with_poison
 from tests.support.scripted_coordinator import GROUP_SIZE, GROUPS, ScriptedCoordinator
 
 
@@ -387,41 +388,6 @@ def test_rows_tell_lengths_and_what_each_task_got(
         }
         for number in range(2)
     }
-
-
-POISON = -77.0  # a logprob of which the loss below makes no number
-POISONED_LOSS = """
-import torch
-
-def loss(inputs):
-    factors_n = torch.where(inputs.rollout_logprobs_n == -77.0, float("nan"), inputs.advantages_n)
-    return -factors_n * inputs.logprobs_n
-"""
-
-
-@pytest.fixture
-def sensitive(
-    config: LearnerConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> LearnerConfig:
-    """A learner whose gradient is no number where POISON is in the batch."""
-    (tmp_path / "sensitive_loss.py").write_text(POISONED_LOSS)
-    monkeypatch.syspath_prepend(tmp_path)
-    return dataclasses.replace(config, loss="sensitive_loss:loss")
-
-
-def with_poison(batch: Batch, *groups: int) -> Batch:
-    """The batch, with POISON in one answer of each of these groups."""
-
-    def bitten(group: Group) -> Group:
-        first, *rest = group.trajectories
-        logprobs = first.logprobs.copy()
-        logprobs[0] = POISON
-        return dataclasses.replace(
-            group, trajectories=(dataclasses.replace(first, logprobs=logprobs), *rest)
-        )
-
-    members = (bitten(each) if each.group_id in groups else each for each in batch.groups)
-    return dataclasses.replace(batch, groups=tuple(members))
 
 
 def test_a_group_that_makes_a_gradient_no_number_is_replaced(
