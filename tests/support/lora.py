@@ -14,7 +14,9 @@ from echo2d.adapters import base_digest, pin_base
 from echo2d.engines.base import AdapterBase
 from echo2d.engines.layout import file_tensor_digests
 from echo2d.engines.torch_engine import TorchEngine
+from learner.model.load import load_model as load_float32
 from tests.support.engine_harness import TorchHarness, load_model, save_random_model, tiny_config
+from tests.support.scripted_coordinator import ScriptedCoordinator
 
 RANK, ALPHA = 4, 8.0
 TARGETS = ("q_proj", "down_proj")
@@ -61,6 +63,17 @@ def merge(model: Any, adapter: Path) -> Any:
             config["lora_alpha"] / config["r"] * share
         )
     return model
+
+
+class OnBase(ScriptedCoordinator):
+    """Its policy is the base merged with the adapter that was published."""
+
+    def __init__(self, root: Path, base: Path) -> None:
+        super().__init__(root)
+        self._base = base
+
+    def load(self, directory: Path) -> Any:
+        return merge(load_float32(self._base), directory)
 
 
 class AdapterHarness(TorchHarness):

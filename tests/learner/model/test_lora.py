@@ -2,7 +2,7 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import pytest
 import torch
@@ -13,12 +13,10 @@ from echo2d.client import Coordinator, OperatorFault
 from echo2d.demo.tiny_model import TinyRecipe, make_tiny_model
 from learner.batch.prefetch import BatchPrefetch
 from learner.config import LearnerConfig
-from learner.model.load import load_model
 from learner.saving.checkpoint import Checkpoints
 from learner.train import Learner
 from tests.support.learner import config_in, learn
-from tests.support.lora import merge
-from tests.support.scripted_coordinator import ScriptedCoordinator
+from tests.support.lora import OnBase
 
 STEPS = 3
 OTHER = TinyRecipe(accuracy_stop=0.0, batch=8, layers=1, rng_seed=1)
@@ -30,17 +28,6 @@ def config(tmp_path: Path, base: Path) -> LearnerConfig:
     return config_in(
         tmp_path, base, steps=STEPS, lr=1e-2, warmup_steps=0, lora_rank=4, lora_targets=TARGETS
     )
-
-
-class OnBase(ScriptedCoordinator):
-    """Its policy is the base merged with the adapter that was published."""
-
-    def __init__(self, root: Path, base: Path) -> None:
-        super().__init__(root)
-        self._base = base
-
-    def load(self, directory: Path) -> Any:
-        return merge(load_model(self._base), directory)
 
 
 def weights(coordinator: OnBase, version: int) -> dict[str, torch.Tensor]:

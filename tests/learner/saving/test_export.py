@@ -20,24 +20,13 @@ from learner.saving.export import WEIGHTS_KEPT
 from learner.saving.saved_weights import SavedWeights
 from tests.support.full_disk import files_up_to
 from tests.support.learner import config_in, learn, write_config
-from tests.support.lora import merge
+from tests.support.lora import OnBase
 from tests.support.model_shapes import saved
 from tests.support.scripted_coordinator import ScriptedCoordinator
 
 LORA: dict[str, Any] = {"lora_rank": 4, "lora_targets": ("q_proj", "up_proj"), "lr": 1e-2}
 TOKENS = torch.tensor([[3, 1, 2, 5, 4, 9]])
 CLOSE = 0.03  # of logits: bfloat16 has 8 bits
-
-
-class OnBase(ScriptedCoordinator):
-    """Its policy is the base merged with the adapter that was published."""
-
-    def __init__(self, root: Path, base: Path) -> None:
-        super().__init__(root)
-        self._base = base
-
-    def load(self, directory: Path) -> Any:
-        return merge(load_model(self._base), directory)
 
 
 @pytest.fixture
