@@ -1,6 +1,5 @@
 """The whole loop as processes: coordinator, two workers with a real SGLang server each, learner; steps of GRPO."""
 
-import asyncio
 import json
 import time
 from pathlib import Path
@@ -10,11 +9,9 @@ from echo2d.bench.lab.processes import Programs, wait_for
 from echo2d.client import Coordinator
 from echo2d.demo.run import CACHE, CONFIG, LEARNER
 from echo2d.demo.tiny_model import make_tiny_model
-from echo2d.engines.server.process import ServerProcess
 from echo2d.recipes.recipe_file import changed
-from echo2d.runtime.run_dir.results import choose, export, find_results
 from tests.support.control_link import worker_token
-from tests.support.sglang_servers import FLAGS, PYTHON, launch, until_ready
+from tests.support.sglang_servers import FLAGS, PYTHON
 
 STEPS, WORKERS = 5, 2
 ROUND_S = 500.0  # servers start in half a minute on a machine that does nothing else
@@ -47,20 +44,6 @@ def test_some_steps_of_grpo(tmp_path: Path) -> None:
     assert facts["trajectories"]["trained"] == STEPS * 64
     assert all(worker["accepted"] > 0 for worker in facts["workers"]), "both made rollouts"
     assert not list((run / "worker-1" / "engines").glob("*/keys.yaml"))
-    last = choose(find_results(run / "coordinator"), version=None, best=None)
-    assert last.version == STEPS
-    export(last, tmp_path / "trained", lambda _: None)
-    asyncio.run(served(tmp_path / "trained", tmp_path / "server"))
-
-
-async def served(model: Path, folder: Path) -> None:
-    """A server of SGLang starts with an exported model."""
-    process = ServerProcess(launch(folder))
-    await process.start(model, "trained")
-    try:
-        await until_ready(process)
-    finally:
-        await process.stop()
 
 
 def start_worker(programs: Programs, run: Path, url: str, name: str) -> None:
