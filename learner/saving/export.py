@@ -6,8 +6,8 @@ the checkpoint. One process writes it, without torch.distributed and without the
     checkpoint ---> weight in bfloat16 ---> its tensors in the files      a model, or an adapter
     base's files -> W + alpha / rank * B A, rounded once ---^             an adapter, merged
 
-It keeps true: one tensor is written at a time and at most WEIGHTS_KEPT weights are in memory, so
-the process never holds the model. The directory appears whole or not at all.
+It keeps true: the process never holds the model, but the weight that it reads and the WEIGHTS_KEPT
+before it. The directory appears whole or not at all.
 """
 
 import functools
