@@ -93,9 +93,12 @@ def answers(vocabulary: int) -> list[PackedAnswer]:
     ]
 
 
-def saved(directory: Path, family: str, tokenizer: Path) -> Path:
-    """A model of this family with the demo's vocabulary, in bfloat16, as transformers saves it."""
-    config = type(FAMILIES[family])(**{**FAMILIES[family].to_dict(), "vocab_size": 17})
+def saved(directory: Path, family: str, tokenizer: Path, **changes: Any) -> Path:
+    """A model of this family with the demo's vocabulary, in bfloat16, as transformers saves it.
+
+    changes: of its configuration.
+    """
+    config = type(FAMILIES[family])(**{**FAMILIES[family].to_dict(), "vocab_size": 17, **changes})
     made(config).to(torch.bfloat16).save_pretrained(directory)
     shutil.copy(tokenizer / "tokenizer.json", directory)
     return directory

@@ -1,0 +1,60 @@
+"""Mixtures of experts in a real server: it takes the versions that the learner publishes, expert by expert."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from echo2d.engines.base import GenerateRequest
+from echo2d.engines.sglang.engine import SglangEngine
+from tests.support.engine_contract import Sample, generated
+from tests.support.engine_harness import label, load_model, score
+from tests.support.learner import config_in, learn, make_base
+from tests.support.model_shapes import saved
+from tests.support.scripted_coordinator import ScriptedCoordinator
+from tests.support.sglang_servers import launch
+
+STEPS, TOKENS = 2, 40
+PROMPT = [3, 4, 5]
+LOGPROB_ERROR_MAX = 1e-3
+FAR = 100 * LOGPROB_ERROR_MAX  # two versions differ by more
+# Widths that SGLang does not pad on a CPU, and no end token.
+CHANGES: dict[str, Any] = {
+    "hidden_size": 64, "intermediate_size": 64, "moe_intermediate_size": 64, "head_dim": 16,
+    "eos_token_id": None, "bos_token_id": None,
+}  # fmt: skip
+
+
+@pytest.fixture(params=["qwen3 moe", "mixtral"])
+def published(request: pytest.FixtureRequest, tmp_path: Path) -> list[Path]:
+    """Versions 0, 1, ... of a learner of this family."""
+    model = saved(tmp_path / "model", request.param, make_base(tmp_path / "tokenizer"), **CHANGES)
+    coordinator = ScriptedCoordinator(tmp_path / "taken")
+    learn(config_in(tmp_path, model, steps=STEPS, lr=0.02, warmup_steps=0), coordinator)
+    return [coordinator.published(version) for version in range(STEPS + 1)]
+
+
+async def test_a_server_serves_each_published_version(
+    published: list[Path], tmp_path: Path
+) -> None:
+    engine = SglangEngine(launch(tmp_path / "engine"), slots=8)
+    await engine.start()
+    models = [load_model(version) for version in published]
+    try:
+        for version, model in enumerate(models):
+            await engine.refit(published[version], label(version))
+            assert engine.label == label(version)
+            found = await generated(engine, GenerateRequest(f"r{version}", PROMPT, 2, TOKENS))
+            for sample in found.samples:
+                assert set(sample.labels) == {label(version)}
+                assert len(sample.tokens) == TOKENS
+                assert distance(sample, model) < LOGPROB_ERROR_MAX
+                others = [distance(sample, other) for other in models if other is not model]
+                assert min(others) > FAR
+    finally:
+        await engine.close()
+
+
+def distance(sample: Sample, model: Any) -> float:
+    truth = score(model, PROMPT, sample.tokens, 1.0)
+    return max(abs(said - true) for said, true in zip(sample.logprobs, truth, strict=True))
