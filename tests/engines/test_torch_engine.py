@@ -1,6 +1,7 @@
 """The parts of the torch engine, and what it does beyond the contract suite."""
 
 import asyncio
+import dataclasses
 import json
 import random
 from collections.abc import AsyncIterator, Sequence
@@ -14,7 +15,7 @@ from transformers import BloomConfig, GPT2Config, MambaConfig, MistralConfig, Qw
 from echo2d.core.protocol.answer_end import OutputLimit
 from echo2d.core.protocol.sampling import WHOLE, Sampling
 from echo2d.engines.base import Engine, GenerateRequest, SampleOutput
-from echo2d.engines.layout import file_tensor_digests
+from echo2d.engines.layout import TensorSpec, file_tensor_digests
 from echo2d.engines.stream import RequestStream
 from echo2d.engines.torch_engine import TorchEngine
 from echo2d.engines.torch_engine.batch import PREFILL_TOKENS_MAX, DecodeBatch
@@ -242,20 +243,30 @@ def test_weights_under_other_names_are_built_anew(tmp_path: Path) -> None:
     save_random_model(tmp_path, FAMILIES["experts"], rng_seed=0)
     policy = loaded(tmp_path)
     assert prepare(tmp_path, policy, torch.float32).target is None
-    with pytest.raises(EngineFault, match="nothing to compare"):
-        policy.digests()
+    assert policy.digests() == file_tensor_digests(tmp_path)
+
+
+def test_weights_of_unknown_origin_are_not_compared(tmp_path: Path) -> None:
+    """Here the files have a name that transformers cannot make of the model's."""
+    save_random_model(tmp_path, FAMILIES["experts"], rng_seed=0)
+    policy = loaded(tmp_path)
+    spec = TensorSpec("BF16", (1,))
+    policy.layout = dataclasses.replace(
+        policy.layout, tensors={**policy.layout.tensors, "other": spec}
+    )
+    assert policy.digests() is None
 
 
 @pytest.mark.may_block
-async def test_a_mixture_of_experts_is_served_and_not_compared(tmp_path: Path) -> None:
-    """A fault here would end every refit, although nothing is wrong with the weights."""
+async def test_a_mixture_of_experts_is_served_and_compared(tmp_path: Path) -> None:
+    """Its files have a tensor for each expert, and transformers has one for all of a layer."""
     engine = TorchEngine(threads=1)
     await engine.start()
     for version in range(2):
         snapshot = tmp_path / str(version)
         save_random_model(snapshot, FAMILIES["experts"], rng_seed=version)
         await engine.refit(snapshot, f"{version}-a")
-        assert await engine.tensor_digests() is None
+        assert await engine.tensor_digests() == file_tensor_digests(snapshot)
         found = await deltas(engine, GenerateRequest(f"r{version}", [1, 2], 1, 9))
         logprobs = [logprob for delta in found for logprob in delta.logprobs]
         truth = score(load_model(snapshot), [1, 2], tokens_of(found), 1.0)

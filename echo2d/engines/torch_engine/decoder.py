@@ -201,10 +201,9 @@ class Decoder:
         self._still = False
 
     def digests(self) -> dict[str, bytes] | None:
-        """None: the files name their tensors otherwise than the model, as those of a mixture of experts do."""
         if self.policy is None:
             raise EngineFault("no version is loaded")
-        return self.policy.digests() if self.policy.copyable else None
+        return self.policy.digests()
 
     def check(self) -> None:
         rows = 0 if self._batch is None else len(self._batch)

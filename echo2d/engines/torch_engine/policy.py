@@ -11,7 +11,7 @@ A version enters memory in one of two ways:
 
 import inspect
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from blake3 import blake3
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache
+from transformers.core_model_loading import revert_weight_conversion
 from transformers.utils import logging as transformers_logging
 
 from echo2d.core.base.model_config import context_max
@@ -65,10 +66,7 @@ class InferencePolicy:
 
     @property
     def copyable(self) -> bool:
-        """Whether the snapshot names its tensors as the model does.
-
-        Only then can tensors be copied in and read back by name.
-        """
+        """Whether the snapshot names its tensors as the model does. Only then can they be copied in by name."""
         return self.layout.tensors.keys() <= self._state.keys()
 
     def next_logits(self, tokens: Tensor, lengths: Tensor, cache: DynamicCache) -> Tensor:
@@ -120,21 +118,33 @@ class InferencePolicy:
             self._state[name].copy_(tensor)
         self.layout = layout
 
-    def digests(self) -> dict[str, bytes]:
+    def digests(self) -> dict[str, bytes] | None:
         """Return blake3-256 of each tensor in memory, by the snapshot's names and in its dtype.
 
         They equal the files' digests if the engine computes in the snapshot's precision or a wider
-        one. EngineFault: the tensors cannot be read back, see `copyable`.
+        one. None: transformers cannot say which part of a weight each tensor of the files is.
         """
-        if not self.copyable:
-            raise EngineFault(
-                "transformers names this model's tensors otherwise than its files do: "
-                "nothing to compare"
-            )
-        return {
-            name: _digest(self._state[name], spec.dtype)
-            for name, spec in self.layout.tensors.items()
-        }
+        expected = self.layout.tensors
+        try:
+            found = {
+                name: _digest(tensor, expected[name].dtype)
+                for name, tensor in self._by_file_name()
+                if name in expected
+            }
+        except (ValueError, KeyError, NotImplementedError):
+            return None
+        return found if found.keys() == expected.keys() else None
+
+    def _by_file_name(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the tensors under the names that the files have for them.
+
+        Experts that transformers has joined are taken apart one weight at a time, for it copies them.
+        """
+        for name, tensor in self._state.items():
+            if self.copyable:
+                yield name, tensor
+            else:
+                yield from revert_weight_conversion(self._model, {name: tensor}).items()
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +193,13 @@ def build(prepared: PreparedWeights, dtype: torch.dtype, device: torch.device) -
     if prepared.base is None:
         return _built(prepared.snapshot, prepared.layout, dtype, device)
     base = _built(prepared.base.directory, read_layout(prepared.base.directory), dtype, device)
-    if base.digests() != prepared.base.tensors:
+    found = base.digests()
+    if found is None:
+        raise EngineFault(
+            f"the base model {prepared.base.directory} names its tensors otherwise than its files: "
+            "nothing to compare"
+        )
+    if found != prepared.base.tensors:
         raise EngineFault(
             f"the base model {prepared.base.directory} in memory is not the one that was verified"
         )
