@@ -147,6 +147,7 @@ TORCH_FILES = (
     "echo2d/engines/torch_engine",
     "tools/research/rl_updates.py",
     "tools/research/shared_prompts.py",
+    "tools/research/train_step.py",
     "tools/sglang_cpu/",
 )
 TORCH_AREAS = {"bench", "demo", "learner"}
