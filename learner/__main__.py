@@ -1,8 +1,8 @@
 """`python -m learner --config run.toml [--resume]`: train until the last step.
 
 On N GPUs, or with N processes on a CPU: `python -m learner.torchrun --nproc-per-node N -m learner
-...`. The first SIGINT or SIGTERM stops the learner after the present step, a second one ends it at
-once.
+...`. The first SIGINT or SIGTERM stops the learner: it saves a checkpoint within
+learner.stop_within_s, in the middle of a step if need be. A second one ends it at once.
 
 Exit codes:
 0   The last step is done, or a signal stopped the learner; a checkpoint has been saved.
@@ -174,7 +174,7 @@ def _run(options: argparse.Namespace, here: Place, failures: _FailureReport) -> 
             coordinator = stack.enter_context(opened)
 
         def stop(reason: str) -> None:
-            service.stopping(f"stopping ({reason}) after the present step")
+            service.stopping(f"stopping ({reason})")
             if coordinator is not None:
                 coordinator.hurry()
             prefetch.stop()

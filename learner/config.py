@@ -253,6 +253,12 @@ class LearnerConfig(Recipe):
         low=1.0,
     )
     checkpoint_every: int = key("train steps between checkpoints", 10, low=1, high=250)
+    stop_within_s: float = key(
+        "seconds from a signal or a notice to a saved checkpoint; a step that would end too late is left "
+        "in the middle, and its batch comes again; torchrun ends its processes after 30",
+        25.0,
+        low=0.0,
+    )
     checkpoints_kept: int = key(
         "how many of the newest to keep; from 2 on a damaged one can be skipped", 2, low=1, high=4
     )

@@ -13,8 +13,21 @@ background; it is out before the next one begins. All ranks run this loop in ste
 only rank 0 talks and writes.
 
 The order keeps I4: a committed step has been trained, a step reported durable is on disk, and after
-a crash the newest checkpoint says where to resume. When told to stop, the learner finishes the
-present step and saves a checkpoint; it does not wait then for a coordinator that is away.
+a crash the newest checkpoint says where to resume. When told to stop, the learner saves a
+checkpoint within learner.stop_within_s: of the present step, or of the one before (`stopping`). It
+does not wait then for a coordinator that is away.
+
+A step that is left is not committed, and its batch comes again. Its gradient is dropped. If some of
+its optimizer steps are applied already, the newest checkpoint decides:
+
+    it is of the step before     nothing is saved: the next learner trains the whole step
+    it is an older one           one is saved that names the groups that were trained (`begun_step`);
+                                 the next learner trains the others
+
+So an epoch saves each step at most once, and no group is trained twice or left out. The second way
+makes the next session publish other bytes as the same version, which revokes what workers have
+written under it; therefore it is only taken where whole steps would be lost. With `recomputed`
+proximal logprobs it is not possible, and the step is finished.
 """
 
 import contextlib
@@ -47,6 +60,7 @@ from learner.metrics.report import StepReport
 from learner.metrics.rows import evaluation_line, line_of, row_of
 from learner.metrics.stopwatch import TRAIN, WAIT, Stopwatch
 from learner.metrics.tracking import Tracking, makers
+from learner.model.begun_step import BegunStep, StepLeftError
 from learner.model.policy import PoisonedGroupsError, Policy
 from learner.objective.hooks import advantages_of
 from learner.ranks.ranks import Ranks, device_of
@@ -54,9 +68,12 @@ from learner.saving.adapter import AdapterWriter
 from learner.saving.checkpoint import OWN, Checkpoints
 from learner.saving.files import make_directory
 from learner.saving.publish import Publisher, SnapshotWriter
+from learner.stopping import StopClock
 
 # How often a waiting learner checks for a publish that failed, or a rank that was told to stop.
 BEAT_S = 1.0
+# How long a step that imitates a larger model takes to notice that it is to stop.
+PACE_S = 0.1
 # A batch damaged in transit arrives whole the next time; one damaged at its source never does.
 DAMAGED_MAX = 3
 
@@ -102,6 +119,9 @@ class Learner:
         self._publisher = Publisher(self._writer, coordinator, self._ranks)
         self._resume, self._trained, self._evaluated = resume, Trained(), 0
         self._over = False
+        self._begun: BegunStep | None = None  # of the step after `_step`
+        self._stop = StopClock(self._ranks, config.stop_within_s, lambda: prefetch.stopped_at)
+        self._publishes_late = False
         self._poisoned: list[
             int
         ] = []  # groups refused as poison, each time that the present batch came
@@ -124,6 +144,9 @@ class Learner:
             self._train()
         if self._step > self._saved:
             self._checkpoint()
+        if self._publishes_late and self._published < self._step:
+            with contextlib.suppress(Unanswered):
+                self._publish(self._step)
         # An unanswered publish or report is made up for when the next session opens.
         with contextlib.suppress(Unanswered):
             self._ranks.share(self._publisher.settle)
@@ -149,7 +172,10 @@ class Learner:
         self._publish(self._step)
         self._ranks.share(self._start_batches)
         self._step_began_at = time.monotonic()
-        while self._step < self._config.steps:
+        if self._begun:
+            # The step takes as long as both learners train it.
+            self._step_began_at -= self._begun.seconds
+        while self._step < self._config.steps and not self._stop.told:
             waiting = time.monotonic()
             batch = self._ranks.share(
                 lambda: self._take(self._step + 1), stopped=lambda: self._prefetch.stopped
@@ -159,6 +185,9 @@ class Learner:
                     self._publish(self._step)
                 break
             self._advance(batch, wait_s=time.monotonic() - waiting)
+        if self._stop.told:
+            # It may be another rank that was told.
+            self._prefetch.stop()
 
     def _open_tracking(self) -> None:
         """Runs on rank 0 only, which writes all metrics."""
@@ -296,14 +325,26 @@ class Learner:
         self._request(step + 1)
         with self.watch("layout"):
             laid_out = self._policy.lay_out(self._parts(batch))
+        self._stop.begin_step()
         with self.watch(TRAIN):
             try:
-                report = self._policy.train_step(step, laid_out, self._rules.staleness_max)
+                report = self._policy.train_step(
+                    step,
+                    laid_out,
+                    self._rules.staleness_max,
+                    begun=self._begun,
+                    leaves=self._leaves,
+                )
             except PoisonedGroupsError as poison:
                 self._refuse_poison(batch, poison)
                 # The wait for this batch is no training time of the step.
                 self._step_began_at += wait_s
                 return
+            except StepLeftError as left:
+                self._leave(step, left.begun, wait_s)
+                return
+        self._stop.end_step()
+        self._begun = None
         self._trained.add(batch)
         # Set before the commit, which may remain unanswered: a session that resumes at this step
         # commits it.
@@ -316,31 +357,60 @@ class Learner:
             self._publish_every = self._ranks.share(
                 lambda: self._coordinator.commit(batch, t_train_s=t_train_s, scores=report.scores)
             )
-        if step - self._published >= self._publish_every or step == self._config.steps:
+        publishes = step - self._published >= self._publish_every or step == self._config.steps
+        # When time is short, the checkpoint comes first: a publish waits until the one before is out.
+        self._publishes_late = publishes and self._stop.told
+        if publishes and not self._publishes_late:
             with self.watch("publish"):
                 self._publish(step)
         # Before the checkpoint: a step that is durable is not trained again, so its row would be
         # lost.
         self._ranks.share(lambda: self._record(batch, report, t_train_s=t_train_s, wait_s=wait_s))
         self._poisoned.clear()
+        if self._stop.told:
+            return
         if step - self._saved >= self._config.checkpoint_every:
             with self.watch("checkpoint"):
                 self._report_durable(wait=True)
                 self._checkpoint()
         self._report_durable(wait=False)
 
+    def _leaves(self, done: int, total: int, applied: int) -> bool:
+        """Whether all ranks leave the present step; a `begun_step.Leaves`."""
+        # The next learner cannot make proximal logprobs again once an optimizer step is applied.
+        needs_save, checkpoints = self._saved < self._step, self._checkpoints
+        may = not (applied and needs_save and self._config.proximal == "recomputed")
+        return self._stop.leaves(
+            done, total, save_s=checkpoints.took_s, busy_s=checkpoints.busy_s, may=may
+        )
+
+    def _leave(self, step: int, begun: BegunStep | None, wait_s: float) -> None:
+        """Leave `step` untrained. begun: what is applied of it."""
+        if begun is not None:
+            seconds = time.monotonic() - self._step_began_at - wait_s
+            self._begun = dataclasses.replace(begun, seconds=seconds)
+        log.info(
+            "left step=%d applied=%d newest_checkpoint=%d",
+            step,
+            begun.parts if begun else 0,
+            self._saved,
+        )
+
     def _parts(self, batch: Batch) -> list[list[PackedAnswer]]:
-        """The answers of each optimizer step."""
-        config = self._config
+        """The answers of each optimizer step, without groups that are trained."""
+        config, trained = self._config, self._begun.groups if self._begun else ()
         groups = answers_of(batch, self._rules, self._advantages)
-        return parts(groups, config.optimizer_steps, step=batch.step, rng_seed=config.rng_seed)
+        dealt = parts(groups, config.optimizer_steps, step=batch.step, rng_seed=config.rng_seed)
+        left = [[each for each in part if each.group_id not in trained] for part in dealt]
+        return [part for part in left if part]
 
     def _pace(self, wait_s: float) -> None:
         """Wait until the step has taken learner.step_floor_s, without the time it waited for its
         batch.
         """
         ends_at = self._step_began_at + wait_s + self._config.step_floor_s
-        time.sleep(max(0.0, ends_at - time.monotonic()))
+        while (left_s := ends_at - time.monotonic()) > 0 and not self._prefetch.stopped:
+            time.sleep(min(left_s, PACE_S))
 
     def _publish(self, version: int) -> None:
         self._publisher.begin(self._epoch, version, self._policy.weights())
@@ -352,6 +422,7 @@ class Learner:
             "base": self._writer.base_digest,
             "trained": self._trained.steps,
             "evaluated": self._evaluated,
+            "begun": self._begun.plain() if self._begun else None,
         }
         self._checkpoints.save(
             self._step, self._epoch, self._policy.state(), progress, self._policy.progress()
@@ -379,6 +450,7 @@ class Learner:
         self._policy.restore(state, progress[OWN])
         self._trained = Trained(progress["trained"])
         self._evaluated = int(progress.get("evaluated", 0))
+        self._begun = BegunStep.of(progress["begun"]) if progress.get("begun") else None
         return int(progress["step"])
 
     def _check_owner(self, progress: dict[str, Any]) -> None:

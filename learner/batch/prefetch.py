@@ -8,20 +8,28 @@ from a signal handler and ends a wait. Not here: what is in a batch (`checks`).
 import contextlib
 import queue
 import threading
+import time
 from collections.abc import Callable
 
 from echo2d.client import Batch
 
 
 class BatchPrefetch:
-    """`start`, then `request` a step's batch and `wait` for it."""
+    """`start`, then `request` a step's batch and `wait` for it.
+
+    stopped_at: when `stop` was called first, in monotonic seconds.
+    """
 
     def __init__(self) -> None:
-        self.stopped = False
+        self.stopped_at: float | None = None
         self._take: Callable[[int], Batch] | None = None
         self._found: dict[int, Batch | Exception | None] = {}  # None: under way
         # A SimpleQueue may be put to from a signal handler; a Queue could deadlock there.
         self._arrived: queue.SimpleQueue[tuple[int, Batch | Exception] | None] = queue.SimpleQueue()
+
+    @property
+    def stopped(self) -> bool:
+        return self.stopped_at is not None
 
     def start(self, take: Callable[[int], Batch]) -> None:
         """Say how a batch is taken. The call may block, and runs in a daemon thread of its own."""
@@ -59,7 +67,8 @@ class BatchPrefetch:
 
     def stop(self) -> None:
         """Make `wait` return None, now and later. May be called from a signal handler."""
-        self.stopped = True
+        if self.stopped_at is None:
+            self.stopped_at = time.monotonic()
         # Wakes up a `wait` that has already begun.
         self._arrived.put(None)
 

@@ -6,7 +6,7 @@ Suffixes of names: n = answer tokens of a micro-batch, in row-major order.
 
 import logging
 import resource
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
@@ -17,7 +17,6 @@ from torch import Tensor
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.fsdp import FSDPModule
 
-from echo2d.client import TrajectoryScore
 from learner.batch.packing import MicroBatch, PackedAnswer, micro_batches
 from learner.config import LearnerConfig
 from learner.metrics.report import Effort, RouterLoad, StepReport
@@ -32,6 +31,7 @@ from learner.metrics.staleness import (
     tally,
 )
 from learner.model import lora, rng_state
+from learner.model.begun_step import BegunStep, Leaves, StepLeftError, finishes
 from learner.model.flops import ModelSize, peak_of
 from learner.model.layers import prepare_layers
 from learner.model.load import empty_model, fill
@@ -80,6 +80,29 @@ class Part:
 
 
 _Accumulated = tuple[Tally, ScoreSums, list[LayerSums]]
+
+
+@dataclass(slots=True)
+class _Applied:
+    """The optimizer steps of a train step that this process has applied, or skipped as poison.
+
+    done, norms: of those that were applied. before: what another process had applied.
+    """
+
+    parts: list[Part]
+    done: list[_Accumulated]
+    norms: list[float]
+    before: BegunStep | None
+    poisoned: int = 0
+
+    @property
+    def count(self) -> int:
+        return len(self.parts) + (self.before.parts if self.before else 0)
+
+    @property
+    def micro(self) -> int:
+        """The micro-batches of this process's optimizer steps, those of this rank."""
+        return sum(len(part.micro) for part in self.parts)
 
 
 class Policy:
@@ -154,41 +177,85 @@ class Policy:
             ranks=ranks.size,
         )
 
-    def train_step(self, step: int, parts: Sequence[Part], staleness_max: int) -> StepReport:
+    def train_step(
+        self,
+        step: int,
+        parts: Sequence[Part],
+        staleness_max: int,
+        *,
+        begun: BegunStep | None = None,
+        leaves: Leaves = finishes,
+    ) -> StepReport:
         """Run train step `step`: one optimizer step on each of the parts that `lay_out` returned. With
-        none, because all answers were filtered, nothing changes.
+        none, because all answers were filtered, nothing changes. begun: the optimizer steps of this
+        step that were applied before.
 
         A gradient that is no number is not applied. PoisonedGroupsError: some groups are why, and it is the first
         optimizer step; a later one is skipped. FloatingPointError: no group is why, or each is.
+        StepLeftError: `leaves` said so; the gradient is dropped, and the random number generators are as
+        they were before it.
         """
         if not parts:
             return StepReport(0.0, 0.0, NO_TOKENS, {}, (), Effort(self._lr(step), 0.0, None, 0.0))
         for group in self._optimizer.param_groups:
             group["lr"] = self._lr(step)
-        proximal = self._proximal(parts)
-        done: list[_Accumulated] = []
-        norms, poisoned = [], 0
-        for place, part in enumerate(parts):
-            accumulated = self._gradient(part, staleness_max, proximal)
-            norm = self._optimize()
-            if norm is None:
-                poison = self._poison(step, part, staleness_max)
-                if not place:
-                    raise poison
-                # The optimizer steps before are applied, so the batch cannot come again.
-                log.warning("skipped step=%d part=%d poisoned=%s", step, place, poison.groups)
-                poisoned += len(poison.groups)
-                continue
-            done += accumulated
-            norms.append(norm)
+        applied = _Applied([], [], [], begun)
+        rng = rng_state.state()
+        total = sum(len(part.micro) for part in parts)
+
+        def leaves_after(done: int) -> bool:
+            return leaves(applied.micro + done, total, applied.count)
+
+        try:
+            proximal = self._proximal(parts, leaves_after)
+            for part in parts:
+                accumulated = self._gradient(part, staleness_max, proximal, leaves_after)
+                norm = self._optimize()
+                if norm is None:
+                    poison = self._poison(step, part, staleness_max, leaves_after)
+                    if not applied.count:
+                        raise poison
+                    # The optimizer steps before are applied, so the batch cannot come again.
+                    log.warning(
+                        "skipped step=%d part=%d poisoned=%s", step, applied.count, poison.groups
+                    )
+                    applied.poisoned += len(poison.groups)
+                else:
+                    applied.done += accumulated
+                    applied.norms.append(norm)
+                applied.parts.append(part)
+                rng = rng_state.state()
+        except StepLeftError:
+            self._optimizer.zero_grad()
+            rng_state.restore(rng)
+            raise StepLeftError(self._begun(applied, staleness_max)) from None
+        whole_step = self._begun(applied, staleness_max)
+        assert whole_step is not None
+        router = router_load([layers for *_, layers in applied.done], self._ranks)
+        effort = Effort(self._lr(step), whole_step.operations, self._peak(), _memory_gib())
+        return _report(whole_step, effort, router)
+
+    def _begun(self, applied: "_Applied", staleness_max: int) -> BegunStep | None:
+        """The optimizer steps that are applied, over all ranks, which make this call together. None: none is."""
+        before, done = applied.before, applied.done
+        if not applied.parts:
+            return before
         # A trajectory is on one rank, in one micro-batch.
-        scored = scores_of([sums for _, sums, _ in done])
+        scored = scores_of([no_sums(self._ranks.device), *(sums for _, sums, _ in done)])
         scores = tuple(chain.from_iterable(self._ranks.gather(scored)))
-        tallied = over_ranks(add_up([each for each, *_ in done]), self._ranks)
-        router = router_load([layers for *_, layers in done], self._ranks)
-        operations = sum(self._size.operations(part.micro) for part in parts)
-        effort = Effort(self._lr(step), self._ranks.total(operations), self._peak(), _memory_gib())
-        return _report(tallied, max(norms), len(parts), scores, poisoned, effort, router)
+        tallies = [each for each, *_ in done]
+        tallies += [before.tally_of(staleness_max, self._ranks)] if before else []
+        operations = sum(self._size.operations(part.micro) for part in applied.parts)
+        groups = {answer.group_id for part in applied.parts for answer in part.answers}
+        return BegunStep(
+            applied.count,
+            frozenset(groups) | (before.groups if before else frozenset()),
+            max([*applied.norms, *([before.norm] if before else [])]),
+            applied.poisoned + (before.poisoned if before else 0),
+            self._ranks.total(operations) + (before.operations if before else 0.0),
+            over_ranks(add_up(tallies), self._ranks),
+            scores + (before.scores if before else ()),
+        )
 
     def _peak(self) -> float | None:
         """Operations per second that the devices of all ranks could do together; None: it is not known."""
@@ -208,11 +275,20 @@ class Policy:
         )
 
     def _gradient(
-        self, part: Part, staleness_max: int, proximal: dict[int, Tensor]
+        self,
+        part: Part,
+        staleness_max: int,
+        proximal: dict[int, Tensor],
+        leaves_after: Callable[[int], bool] = lambda _: False,
     ) -> list[_Accumulated]:
-        """Make the gradient of one optimizer step, and what there is to tell about each micro-batch."""
-        found = []
+        """Make the gradient of one optimizer step, and what there is to tell about each micro-batch.
+        StepLeftError: `leaves_after` so many micro-batches of it said so.
+        """
+        found: list[_Accumulated] = []
         for each in part.micro:
+            # A GPU is at most one micro-batch behind: copying the next one there waits for it.
+            if leaves_after(len(found)):
+                raise StepLeftError(None)
             if isinstance(self.model, FSDPModule) and self._config.gradient_sync == "last":
                 self.model.set_requires_gradient_sync(each is part.micro[-1])
             found.append(self._accumulate(each, part.totals, staleness_max, proximal.get(id(each))))
@@ -230,7 +306,9 @@ class Policy:
         self._optimizer.zero_grad()
         return norm if finite else None
 
-    def _poison(self, step: int, part: Part, staleness_max: int) -> PoisonedGroupsError:
+    def _poison(
+        self, step: int, part: Part, staleness_max: int, leaves_after: Callable[[int], bool]
+    ) -> PoisonedGroupsError:
         """The groups whose gradients alone are no numbers. FloatingPointError: no group's is, or every group's.
 
         All ranks make the gradient of each group together.
@@ -241,7 +319,9 @@ class Policy:
         found = []
         for name, answers in groups.items():
             (alone,) = self.lay_out([answers])
-            self._gradient(replace(alone, totals=part.totals), staleness_max, {})
+            self._gradient(
+                replace(alone, totals=part.totals), staleness_max, {}, lambda _: leaves_after(0)
+            )
             norm = whole(torch.nn.utils.get_total_norm(_gradients(self.model)))
             self._optimizer.zero_grad()
             if not float(norm) < float("inf"):
@@ -250,7 +330,9 @@ class Policy:
             raise FloatingPointError(_no_number(step))
         return PoisonedGroupsError(_no_number(step), found)
 
-    def _proximal(self, parts: Sequence[Part]) -> dict[int, Tensor]:
+    def _proximal(
+        self, parts: Sequence[Part], leaves_after: Callable[[int], bool]
+    ) -> dict[int, Tensor]:
         """The logprobs under the weights at the start of this train step, by `id` of the
         micro-batch.
 
@@ -258,10 +340,13 @@ class Policy:
         """
         if self._config.proximal != "recomputed":
             return {}
+        found = {}
         with torch.no_grad():
-            return {
-                id(each): self._scorer(each).logprobs_n for part in parts[1:] for each in part.micro
-            }
+            for each in chain.from_iterable(part.micro for part in parts[1:]):
+                if leaves_after(0):
+                    raise StepLeftError(None)
+                found[id(each)] = self._scorer(each).logprobs_n
+        return found
 
     def weights(self) -> dict[str, Tensor]:
         """The weights that are trained and published, by name."""
@@ -383,24 +468,16 @@ def _gradients(model: Any) -> list[Tensor]:
     return [weight.grad for weight in model.parameters() if weight.grad is not None]
 
 
-def _report(
-    tallied: Tally,
-    norm: float,
-    optimizer_steps: int,
-    scores: tuple[TrajectoryScore, ...],
-    poisoned: int,
-    effort: Effort,
-    router: RouterLoad | None,
-) -> StepReport:
-    """The report of a train step, whose loss is the mean over its optimizer steps."""
+def _report(step: BegunStep, effort: Effort, router: RouterLoad | None) -> StepReport:
+    """The report of a step that is applied as a whole. Its loss is the mean over its optimizer steps."""
     return StepReport(
-        float(tallied.loss) / optimizer_steps,
-        norm,
-        overall(tallied),
-        by_staleness(tallied),
-        scores,
+        float(step.tally.loss) / step.parts,
+        step.norm,
+        overall(step.tally),
+        by_staleness(step.tally),
+        step.scores,
         effort,
-        poisoned,
+        step.poisoned,
         router,
     )
 

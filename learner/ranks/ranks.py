@@ -84,11 +84,15 @@ class Channel:
 
     def any(self, *, flag: bool) -> bool:
         """Whether the flag is set on any rank."""
+        return bool(self.highest(int(flag)))
+
+    def highest(self, value: int) -> int:
+        """The highest value of all ranks, on every rank. It must fit into 32 bits."""
         if self._group is None:
-            return flag
-        flags = torch.tensor([flag], dtype=torch.int32)
-        dist.all_reduce(flags, dist.ReduceOp.MAX, self._group)
-        return bool(flags)
+            return value
+        values = torch.tensor([value], dtype=torch.int32)
+        dist.all_reduce(values, dist.ReduceOp.MAX, self._group)
+        return int(values)
 
     def send(self, part: Tensor) -> None:
         """Send a tensor to rank 0, which calls `receive`."""
@@ -157,6 +161,10 @@ class Ranks:
     def gather(self, value: _T) -> list[_T]:
         """`Channel.gather` for the main thread."""
         return self._main_channel.gather(value)
+
+    def highest(self, value: int) -> int:
+        """`Channel.highest` for the main thread."""
+        return self._main_channel.highest(value)
 
     def add_up(self, sums: Tensor) -> Tensor:
         return self._reduce(sums, dist.ReduceOp.SUM)

@@ -24,6 +24,7 @@ import logging
 import pickle
 import re
 import shutil
+import time
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -72,9 +73,19 @@ class Checkpoints:
         self._ranks = ranks or Ranks()
         self._channel = self._ranks.channel()
         self._saving: Future[None] | None = None
+        self._began_at = 0.0
+        # Seconds that the last save took, from the copy until it counted; None: none has ended.
+        self.took_s: float | None = None
 
     def __bool__(self) -> bool:
         return bool(self._all())
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds until the save under way ends, if it takes as long as the last one."""
+        if self._saving is None or self._saving.done():
+            return 0.0
+        return max(0.0, self._began_at + (self.took_s or 0.0) - time.monotonic())
 
     @property
     def durable(self) -> int:
@@ -100,6 +111,7 @@ class Checkpoints:
         step or later are deleted: those learners have been replaced.
         """
         self.settle()
+        self._began_at = time.monotonic()
         # The staging options are all off: a plain copy to host memory, made before this returns.
         copy = DefaultStager(StagingOptions(*[False] * 4)).stage(state)
         pool = ThreadPoolExecutor(1, "checkpoint")
@@ -181,6 +193,7 @@ class Checkpoints:
             self._channel.share(lambda: self._finish(aside, stack))
         if self._ranks.leads:
             self._prune(step, target)
+        self.took_s = time.monotonic() - self._began_at
 
     def _begin(
         self, target: Path, progress: list[dict[str, Any]], stack: contextlib.ExitStack

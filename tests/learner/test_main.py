@@ -84,7 +84,7 @@ def test_what_nobody_expected_has_a_traceback_and_a_last_word(
 ) -> None:
     """So other ranks do not wait for this one, nor it for what libraries do at the end."""
 
-    def full(*_: object) -> None:
+    def full(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(Policy, "train_step", full)
