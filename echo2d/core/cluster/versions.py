@@ -13,9 +13,10 @@ Not here: how versions reach the workers (`broadcast`).
 
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
-from echo2d.core.base.ids import Epoch, PublishSeq
+from echo2d.core.base.ids import Epoch, PublishSeq, Version
 from echo2d.core.cluster.events import DeleteVersion, Note, PublishAsked, VersionPublished
 from echo2d.core.protocol.control_messages import VersionKey
 
@@ -64,6 +65,10 @@ class PublishedVersions:
         self._keep_every = keep_every
         # By their spans of `keep_every`, the versions whose copies stay as results of the run.
         self._results: dict[int, VersionPublished] = {}
+        # Spans whose result had to go: no later version takes its place.
+        self._given_up: set[int] = set()
+        # What `copies` returns; None: it has changed.
+        self._found_copies: list[VersionPublished] | None = None
         # The versions that are not revoked, and the snapshot copies in the run directory by their
         # path; both in the order of publish_seq.
         self._live: dict[VersionKey, VersionPublished] = {}
@@ -147,24 +152,28 @@ class PublishedVersions:
     def revoke(self, keys: Collection[VersionKey]) -> None:
         for key in keys:
             del self._live[key]
+            self._given_up.discard(self._span(key.version))
         self._results = {
             span: record for span, record in self._results.items() if key_of(record) not in keys
         }
-        self._settled = None
+        self._changed()
 
     def copies(self) -> list[VersionPublished]:
         """The live versions whose snapshot copies are kept, newest first."""
-        return [
-            record
-            for record in reversed(self._copies.values())
-            if self._live.get(key_of(record)) is record
-        ]
+        if self._found_copies is None:
+            self._found_copies = [
+                record
+                for record in reversed(self._copies.values())
+                if self._live.get(key_of(record)) is record
+            ]
+        return self._found_copies
 
     def lose(self, record: VersionPublished) -> list[DeleteVersion]:
         """Delete a copy whose bytes are not what was published."""
-        self._settled = None
         self._results = {span: each for span, each in self._results.items() if each is not record}
-        return [DeleteVersion(record.path)] if self._copies.pop(record.path, None) else []
+        lost = self._copies.pop(record.path, None)
+        self._changed()
+        return [DeleteVersion(record.path)] if lost else []
 
     def fit(self, paths: Collection[str], bytes_max: int) -> bool:
         """Whether there is room for the copies at these paths and for the next version."""
@@ -196,6 +205,9 @@ class PublishedVersions:
         dropped = [each for each in self._results.items() if each[1].path not in kept]
         for span, _ in dropped:
             del self._results[span]
+            self._given_up.add(span)
+        self._found_copies = None
+        self._forget()
         reason = "run.disk_bytes_max has no room for it"
         notes = [Note("kept", f"version {each.version} goes: {reason}") for _, each in dropped]
         return [*(DeleteVersion(path) for path in surplus), *notes]
@@ -213,21 +225,29 @@ class PublishedVersions:
         self._live.pop(key, None)
         self._live[key] = record
         self.publish_seq = max(self.publish_seq, record.publish_seq)
-        self._settled = None
+        self._changed()
         if has_copy:
             self._copies[record.path] = record
-            span = record.version // self._keep_every if self._keep_every else 0
+            span = self._span(record.version)
+            first = self._results.get(span)
             # In span 0 the first version is the base model.
-            if span and self._replaces(self._results.get(span), record):
+            wanted = span and span not in self._given_up
+            if wanted and (first is None or key_of(first) == key):
                 self._results[span] = record
-        old = list(self._live.items())[: max(0, len(self._live) - VERSIONS_MAX)]
-        for forgotten, each in old:
-            if each.path not in self._copies:
-                del self._live[forgotten]
+        self._forget()
 
-    def _replaces(self, result: VersionPublished | None, record: VersionPublished) -> bool:
-        """Whether this is the result of its span: the first version, by its newest publish."""
-        return result is None or key_of(result) == key_of(record)
+    def _span(self, version: Version) -> int:
+        return version // self._keep_every if self._keep_every else 0
+
+    def _forget(self) -> None:
+        """Forget the oldest versions beyond VERSIONS_MAX, but none that has a copy."""
+        old = list(islice(self._live.items(), max(0, len(self._live) - VERSIONS_MAX)))
+        for key, record in old:
+            if record.path not in self._copies:
+                del self._live[key]
+
+    def _changed(self) -> None:
+        self._settled = self._found_copies = None
 
     def _taken(self, paths: Collection[str]) -> int:
         """The bytes of these copies, and of the newest version's, the next one's, and its upload, all

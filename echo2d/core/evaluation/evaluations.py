@@ -101,6 +101,8 @@ class Evaluations:
         # By name, the last version that was due.
         self._due_at = self._last_due()
         self._serial = 0
+        # Before anybody deletes copies.
+        self._keep_scored()
         self._began = False
         self._rows: set[str] = set()
 
@@ -419,7 +421,16 @@ class Evaluations:
         for evaluation in list(self._open):
             if evaluation.over or (evaluation.idle and not self._can_go_on(evaluation, now)):
                 actions += self._tell(evaluation, now)
-        # A version may turn out to be the best one when it is evaluated.
+        self._keep_scored()
+        return actions
+
+    # --- inside
+
+    def _of(self, group: GroupId) -> OpenEvaluation | None:
+        return next((each for each in self._open if each.question(group) is not None), None)
+
+    def _keep_scored(self) -> None:
+        """The copies of the best versions stay, and of those that may turn out to be the best ones."""
         self._versions.scored = frozenset(
             (
                 *(VersionKey(each.version, each.digest) for each in self._best.values()),
@@ -427,12 +438,6 @@ class Evaluations:
                 *(key_of(record) for _, record in self._waiting),
             )
         )
-        return actions
-
-    # --- inside
-
-    def _of(self, group: GroupId) -> OpenEvaluation | None:
-        return next((each for each in self._open if each.question(group) is not None), None)
 
     def _is_published(self, found: Evaluated) -> bool:
         """Whether its version is not revoked."""

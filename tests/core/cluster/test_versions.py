@@ -138,6 +138,20 @@ def test_results_go_where_the_disk_has_no_room_and_it_is_said() -> None:
         Note("kept", "version 4 goes: run.disk_bytes_max has no room for it"),
     ]
     versions.check()
+    # No later version of a span takes the place of the one that went.
+    versions = keeping(*(asked(version) for version in (1, 2, 4)), keep_every=2)
+    versions.surplus([], bases=0, bytes_max=0)
+    versions.publish(asked(5))
+    versions.publish(asked(6))
+    versions.surplus([], bases=0, bytes_max=1 << 40)
+    assert there(versions) == [4, 6]
+
+
+def test_many_versions_are_forgotten_but_not_those_with_copies() -> None:
+    versions = keeping(*(asked(version) for version in range(VERSIONS_MAX + 200)), keep_every=1)
+    versions.surplus([], bases=0, bytes_max=10 * asked(0).full_bytes)
+    versions.check()
+    assert len(there(versions)) == 8
 
 
 def test_a_revoked_result_goes_and_its_span_gets_another() -> None:

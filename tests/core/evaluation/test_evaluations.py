@@ -9,7 +9,7 @@ import pytest
 from echo2d.core.base.ids import Version
 from echo2d.core.cluster.events import Note, PeerDisconnected, PeerRevoked
 from echo2d.core.cluster.rules import AuditRules, EvalRules, TaskRules
-from echo2d.core.coordinator.events import EvaluationsAsked
+from echo2d.core.coordinator.events import DeadlinePassed, EvaluationsAsked
 from echo2d.core.evaluation.evaluations import AVOID_S
 from echo2d.core.evaluation.events import Evaluated, PassAt
 from echo2d.core.evaluation.json_form import evaluated_json
@@ -314,6 +314,8 @@ def test_the_files_of_the_best_version_stay_until_another_is_better() -> None:
     # Four are bases of deltas; 2 is there for its score.
     assert gone() == {0, 1}
     world.crash()
+    world.handle(DeadlinePassed())
+    assert gone() == {0, 1}
     train(world, 2, start=6)
     world.work()
     assert gone() >= {0, 1, 2, 3}
