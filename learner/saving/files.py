@@ -6,6 +6,7 @@ overwritten.
 
 import contextlib
 import os
+import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,17 +29,17 @@ def whole_directory(directory: Path, *, durable: bool = True) -> Iterator[Path]:
     """Yield a directory to fill. It becomes `directory` at the end of the block, or is deleted on
     an exception. Not durable: after a power failure it may hold files that are not whole.
     """
-    aside = directory.with_name(ASIDE + directory.name)
-    shutil.rmtree(aside, ignore_errors=True)
+    aside = directory.with_name(f"{ASIDE}{directory.name}-{secrets.token_hex(4)}")
+    # The rename is durable once the parent is synced; the parent may be new itself.
+    parents = [directory.parent, *([] if directory.parent.exists() else [directory.parent.parent])]
     aside.mkdir(parents=True)
     try:
         yield aside
         for path in (*aside.iterdir(), aside) if durable else ():
-            _sync(path)
+            sync(path)
         aside.rename(directory)
-        # The rename is durable once the parent is synced; the parent may be new itself.
-        for parent in (directory.parent, directory.parent.parent) if durable else ():
-            _sync(parent)
+        for parent in parents if durable else ():
+            sync(parent)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
 
@@ -64,7 +65,8 @@ def store_faults(doing: str, path: Path) -> Iterator[None]:
         raise StoreFault(f"{doing} {path}: {error.strerror or error}") from error
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Make a file, or the names in a directory, durable."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

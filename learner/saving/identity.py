@@ -7,46 +7,91 @@ A learner that is started again on its directory goes on with its run. Another o
 take the run over.
 """
 
+import errno
 import fcntl
+import logging
+import os
 import re
 import secrets
 import socket
+import threading
+import time
 from contextlib import ExitStack
 from pathlib import Path
+from typing import IO
 
 from echo2d.client import OperatorFault
-from learner.saving.files import make_directory, store_faults
+from learner.saving.files import make_directory, store_faults, sync
 
 ID_FILE, LOCK_FILE = "learner.id", "learner.lock"
 HOST_CHARS_MAX = 64
 ID_CHARS_MAX = 128  # as many as the coordinator takes
+# A killed learner holds its lock until the kernel has freed its memory: seconds for 100 GB.
+LOCK_WAIT_S = 30.0
+LOCK_POLL_S = 0.1
+# A file system may have no locks.
+NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP}
+
+log = logging.getLogger("echo2d.learner")
 
 
-def own(out_dir: Path, stack: ExitStack, *, take_over: bool = False) -> str:
-    """The identity of the learner of this directory, which no other process gets until `stack` ends.
+def own(
+    out_dir: Path, stack: ExitStack, *, take_over: bool = False, wait_s: float = LOCK_WAIT_S
+) -> str:
+    """The identity of the learner of this directory. No other process gets it until `stack` ends,
+    unless it takes over.
 
-    OperatorFault: another one runs on this directory, and it is not to be taken over. StoreFault: the
-    identity cannot be written.
+    OperatorFault: another process still runs on this directory after `wait_s`, and is not to be taken
+    over; or the identity is damaged. StoreFault: the identity cannot be read or written.
     """
     make_directory("out_dir", out_dir)
-    with store_faults("cannot write the learner's identity in", out_dir):
+    with store_faults("cannot keep the learner's identity in", out_dir):
         lock = stack.enter_context((out_dir / LOCK_FILE).open("a"))
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            # Whom it takes the run from ends at its next call.
+        if not _locked(lock, 0.0 if take_over else wait_s):
             if not take_over:
                 raise OperatorFault(
                     f"learner.out_dir: another learner runs on {out_dir}; stop it, or start this one "
                     "with --take-over"
-                ) from error
+                )
+            # The other one ends at its next call to the coordinator.
+            threading.Thread(target=fcntl.flock, args=(lock, fcntl.LOCK_EX), daemon=True).start()
         path = out_dir / ID_FILE
         if not path.exists():
-            host = re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname())[:HOST_CHARS_MAX]
-            scratch = path.with_suffix(".new")
-            scratch.write_text(f"{host}-{secrets.token_hex(4)}\n")
-            scratch.rename(path)
-        found = path.read_text().strip()
-    if not found or len(found) > ID_CHARS_MAX or not found.isprintable():
-        raise OperatorFault(f"{path}: expected the identity of a learner; delete the damaged file")
+            _write(path)
+        found = path.read_bytes().decode(errors="replace").strip()
+    if not found or len(found) > ID_CHARS_MAX or not (found.isascii() and found.isprintable()):
+        raise OperatorFault(
+            f"{path}: expected the identity of a learner; delete the damaged file, and start with "
+            "--take-over"
+        )
     return found
+
+
+def _locked(lock: IO[str], wait_s: float) -> bool:
+    """Whether this process holds the lock now, or the file system has none."""
+    ends_at = time.monotonic() + wait_s
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= ends_at:
+                return False
+            time.sleep(LOCK_POLL_S)
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise
+            log.warning("%s: its file system has no locks: %s", lock.name, error.strerror)
+            return True
+        else:
+            return True
+
+
+def _write(path: Path) -> None:
+    host = re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname())[:HOST_CHARS_MAX]
+    scratch = path.with_suffix(".new")
+    with scratch.open("w") as file:
+        file.write(f"{host}-{secrets.token_hex(4)}\n")
+        file.flush()
+        os.fsync(file.fileno())
+    scratch.rename(path)
+    sync(path.parent)

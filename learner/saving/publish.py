@@ -85,7 +85,7 @@ class SnapshotWriter:
     def clean(self, epoch: int) -> None:
         """Remove the directories of lower epochs. Their learners are fenced and publish no more."""
         left = re.compile(
-            rf"(?:{re.escape(ASIDE)})?{re.escape(self._run_id)}-epoch-(\d+)-version-\d+"
+            rf"(?:{re.escape(ASIDE)})?{re.escape(self._run_id)}-epoch-(\d+)-version-\d+(-[0-9a-f]+)?"
         )
         for path in self._root.iterdir():
             if (named := left.fullmatch(path.name)) and int(named[1]) < epoch:

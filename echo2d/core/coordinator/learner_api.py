@@ -388,7 +388,8 @@ class LearnerCalls:
         )
         return (
             f"learner {self._learner or 'without a name'} has the run and {heard}; "
-            "another one gets it only with --take-over, which ends that session"
+            "another one gets it only with --take-over (open_session(take_over=True)), which ends "
+            "that session"
         )
 
     def _fenced(self, request: RequestId) -> Reply:

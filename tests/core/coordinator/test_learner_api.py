@@ -107,7 +107,7 @@ def test_another_learner_gets_the_run_only_if_it_says_so() -> None:
     assert isinstance(reply.body, dict)
     assert reply.body["detail"] == (
         "learner a has the run and was last heard 90 s ago; another one gets it only with "
-        "--take-over, which ends that session"
+        "--take-over (open_session(take_over=True)), which ends that session"
     )
     world.crash()
     assert "was not heard since the coordinator started" in str(opened("b").body)

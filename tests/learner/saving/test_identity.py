@@ -1,5 +1,8 @@
 """Who a learner is, after restarts too."""
 
+import errno
+import fcntl
+import threading
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -7,6 +10,7 @@ import pytest
 
 from echo2d.client import OperatorFault
 from learner.saving.identity import own
+from tests.support.polling import poll
 
 
 def test_a_learner_is_the_same_after_a_restart(tmp_path: Path) -> None:
@@ -21,13 +25,50 @@ def test_two_learners_never_run_on_one_directory(tmp_path: Path) -> None:
     with ExitStack() as stack:
         found = own(tmp_path, stack)
         with pytest.raises(OperatorFault, match="another learner runs on"):
-            own(tmp_path, stack)
+            own(tmp_path, stack, wait_s=0.0)
         # It is told to end the other one's session.
         assert own(tmp_path, stack, take_over=True) == found
 
 
-@pytest.mark.parametrize("text", ["", "x" * 200, "a\x07b"])
-def test_a_damaged_identity_is_refused(tmp_path: Path, text: str) -> None:
-    (tmp_path / "learner.id").write_text(text)
+def test_a_killed_learner_may_still_hold_the_lock_for_a_moment(tmp_path: Path) -> None:
+    with ExitStack() as stack, ExitStack() as killed:
+        found = own(tmp_path, killed)
+        freed = threading.Timer(0.2, killed.close)
+        freed.start()
+        assert own(tmp_path, stack) == found
+        freed.join()
+
+
+def test_one_that_took_over_holds_the_lock_once_the_other_has_ended(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        with ExitStack() as first:
+            own(tmp_path, first)
+            own(tmp_path, stack, take_over=True)
+        poll(lambda: not is_free(tmp_path / "learner.lock"))
+
+
+def is_free(lock: Path) -> bool:
+    with lock.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+
+def test_a_file_system_without_locks_is_no_obstacle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSYS, "not here")
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    with ExitStack() as stack:
+        assert own(tmp_path, stack)
+
+
+@pytest.mark.parametrize("data", [b"", b"x" * 200, b"a\x07b", b"\xff\xfe"])
+def test_a_damaged_identity_is_refused(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "learner.id").write_bytes(data)
     with ExitStack() as stack, pytest.raises(OperatorFault, match="delete the damaged file"):
         own(tmp_path, stack)
