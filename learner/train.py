@@ -64,7 +64,7 @@ from learner.model.begun_step import BegunStep, StepLeftError
 from learner.model.policy import PoisonedGroupsError, Policy
 from learner.objective.hooks import advantages_of
 from learner.ranks.ranks import Ranks, device_of
-from learner.saving.adapter import AdapterWriter
+from learner.saving.adapter import AdapterWriter, check_scale
 from learner.saving.checkpoint import OWN, Checkpoints
 from learner.saving.files import make_directory
 from learner.saving.publish import Publisher, SnapshotWriter
@@ -420,6 +420,7 @@ class Learner:
         progress = {
             "run": self._run_id,
             "base": self._writer.base_digest,
+            "lora_alpha": self._config.lora_alpha,
             "trained": self._trained.steps,
             "evaluated": self._evaluated,
             "begun": self._begun.plain() if self._begun else None,
@@ -464,6 +465,7 @@ class Learner:
             raise OperatorFault(
                 f"learner.model: the adapter in {place} belongs to another base model"
             )
+        check_scale(self._config, progress)
 
     def _record(self, batch: Batch, report: StepReport, *, t_train_s: float, wait_s: float) -> None:
         lap, published = self.watch.lap(), self._published

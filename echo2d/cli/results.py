@@ -48,7 +48,7 @@ def export(
         raise OperatorFault("export: expected one of --version N, --best EVAL and --last")
     result = results.choose(found, version=version, best=best)
     with progress_bar() as tell:
-        results.export(result, directory, tell)
+        results.export(run_dir, result, directory, tell)
     if as_json:
         click.echo(json.dumps({**_facts(result), "directory": str(directory)}))
         return
@@ -83,12 +83,14 @@ def _list(found: "list[Result]", *, as_json: bool) -> None:
 
 
 def _facts(result: "Result") -> dict[str, Any]:
+    from echo2d.core.evaluation.json_form import evaluated_json
+
     return {
         "version": result.version,
         "digest": result.digest.hex(),
         "bytes": result.size,
         "adapter": result.is_adapter,
-        "scores": {name: each.mean for name, each in result.scores.items()},
+        "scores": {name: evaluated_json(each)["mean"] for name, each in result.scores.items()},
         "best": sorted(result.best),
     }
 

@@ -19,6 +19,7 @@ Not here: the tables, and how records become rows and rows records (`ledger_rows
 """
 
 import fcntl
+import os
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -26,6 +27,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
+from urllib.parse import quote
 
 from echo2d.core.base.ids import Epoch, GroupId, PublishSeq
 from echo2d.core.cluster.events import VersionPublished
@@ -246,9 +248,8 @@ def read_results(path: Path) -> tuple[tuple[VersionPublished, ...], tuple[Evalua
     """
     if not path.is_file():
         raise OperatorFault(f"{path.parent} is not the directory of a run: it has no {path.name}")
-    with _store_faults(path), closing(sqlite3.connect(path, isolation_level=None)) as connection:
+    with _store_faults(path), closing(_connect_to_read(path)) as connection:
         connection.text_factory = _text
-        connection.execute("PRAGMA query_only = ON")
         _check_format(connection, path)
         # In one transaction, so that both are of one moment.
         connection.execute("BEGIN")
@@ -256,6 +257,18 @@ def read_results(path: Path) -> tuple[tuple[VersionPublished, ...], tuple[Evalua
             tuple(_read(connection, path, PUBLISHED)),
             tuple(_read(connection, path, EVALUATED)),
         )
+
+
+def _connect_to_read(path: Path) -> sqlite3.Connection:
+    """A connection that writes no rows. Reading a write-ahead log takes a file beside it, which not every
+    reader may write; a ledger that nobody has open has no log, and can be read without one.
+    """
+    wal = path.with_name(path.name + "-wal")
+    writable = os.access(path.parent, os.W_OK) and os.access(path, os.W_OK)
+    how = "" if writable or (wal.exists() and wal.stat().st_size) else "?immutable=1"
+    connection = sqlite3.connect(f"file:{quote(str(path))}{how}", uri=True, isolation_level=None)
+    connection.execute("PRAGMA query_only = ON")
+    return connection
 
 
 def _read(connection: sqlite3.Connection, path: Path, query: Query[Read]) -> Iterator[Read]:

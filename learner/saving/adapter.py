@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from echo2d.client import pin_base
+from echo2d.client import OperatorFault, pin_base
 from learner.config import LearnerConfig
 from learner.saving.layout import WeightPart
 from learner.saving.publish import SnapshotWriter
@@ -35,6 +35,18 @@ class AdapterWriter(SnapshotWriter):
     def _accompany(self, directory: Path) -> None:
         (directory / "adapter_config.json").write_text(json.dumps(self._config, indent=2) + "\n")
         pin_base(directory, self.base_digest)
+
+
+def check_scale(config: LearnerConfig, progress: Mapping[str, Any]) -> None:
+    """OperatorFault: the adapter of a checkpoint was trained with another learner.lora_alpha.
+
+    progress: of the checkpoint.
+    """
+    trained = progress.get("lora_alpha", config.lora_alpha)
+    if config.lora_rank and trained != config.lora_alpha:
+        raise OperatorFault(
+            f"learner.lora_alpha: the adapter was trained with {trained:g}; found {config.lora_alpha:g}"
+        )
 
 
 def _peft_config(config: LearnerConfig) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from echo2d.client import OperatorFault, base_digest
 from learner.config import LearnerConfig
-from learner.saving.adapter import AdapterWriter
+from learner.saving.adapter import AdapterWriter, check_scale
 from learner.saving.checkpoint import Checkpoints, SavedCheckpoint
 from learner.saving.files import store_faults
 from learner.saving.layout import Layout, WeightPart
@@ -179,6 +179,7 @@ def _check(
         raise OperatorFault(
             f"learner.model: the adapter in {found.path} belongs to another base model"
         )
+    check_scale(config, found.progress)
 
 
 def _progress_bar() -> Progress:
@@ -202,6 +203,8 @@ def _step(text: str) -> int | None:
 def _empty(directory: Path) -> Path:
     """The absolute path. OperatorFault: something else than an empty directory is there."""
     target = directory.resolve()
+    if target.is_mount():
+        raise OperatorFault(f"--export: {directory} is a mount point; name a directory inside it")
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
         raise OperatorFault(
             f"--export: expected a directory that is empty or does not exist; found {directory}. "

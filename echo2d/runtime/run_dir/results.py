@@ -16,9 +16,9 @@ from echo2d.core.cluster.events import VersionPublished
 from echo2d.core.evaluation.events import Evaluated
 from echo2d.core.evaluation.summary import best_by_name
 from echo2d.core.weights.manifest import ADAPTER_CONFIG, Manifest, chunk_layout
-from echo2d.errors import IntegrityFault, OperatorFault
+from echo2d.errors import Fault, IntegrityFault, OperatorFault, StoreFault
 from echo2d.runtime.run_dir.run_directory import LEDGER_FILE
-from echo2d.store.disk import store_faults, write_at
+from echo2d.store.disk import store_faults, sync, write_at
 from echo2d.store.ledger import read_results
 from echo2d.store.snapshots import read_chunk, scan_snapshot, sync_snapshot
 
@@ -93,25 +93,50 @@ def choose(results: Sequence[Result], *, version: int | None, best: str | None) 
     found = next((each for each in results if best in each.best), None)
     if found is None:
         names = ", ".join(sorted({name for each in results for name in each.best})) or "none"
-        raise OperatorFault(f"no best version of {best!r} is kept; expected one of: {names}")
+        raise OperatorFault(
+            f"the version with the best score in {best!r} is not kept; expected one of: {names}"
+        )
     return found
 
 
-def export(result: Result, directory: Path, progress: Callable[[float], None]) -> None:
+def export(
+    run_dir: Path, result: Result, directory: Path, progress: Callable[[float], None]
+) -> None:
     """Copy a version into a new directory, verified and durable. progress: gets the share that is done.
 
-    OperatorFault: the directory is not empty. IntegrityFault: the copy in the run directory is
-    damaged. StoreFault: it was deleted meanwhile, or the disk fails or is full.
+    OperatorFault: the directory is not empty, or lies where the coordinator keeps its own.
+    IntegrityFault: the copy in the run directory is damaged. StoreFault: it was deleted meanwhile, or
+    the disk fails or is full.
     """
-    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        raise OperatorFault(f"{directory} exists and is not empty; name a new directory")
-    aside = directory.with_name(f".{directory.name}-{secrets.token_hex(4)}.tmp")
+    target = directory.resolve()
     with store_faults("exporting to", directory):
+        _check_target(run_dir, target)
+        aside = target.with_name(f".{target.name}-{secrets.token_hex(4)}.tmp")
         try:
             _copy(result, aside, progress)
-            aside.replace(directory)
+            aside.replace(target)
+            sync(target.parent)
+        except (Fault, OSError) as error:
+            # A coordinator renames what it deletes, so all of it is gone at once.
+            if result.path.exists():
+                raise
+            raise StoreFault(
+                f"version {result.version} was deleted meanwhile; list again what is there"
+            ) from error
         finally:
             shutil.rmtree(aside, ignore_errors=True)
+
+
+def _check_target(run_dir: Path, target: Path) -> None:
+    """OperatorFault: nothing can be exported to this directory."""
+    if target.is_relative_to(run_dir.resolve()):
+        raise OperatorFault(
+            f"{target} is inside the run directory, which the coordinator tidies up"
+        )
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise OperatorFault(f"{target} exists and is not empty; name a new directory")
+    if target.is_mount():
+        raise OperatorFault(f"{target} is a mount point; name a new directory inside it")
 
 
 def _copy(result: Result, aside: Path, progress: Callable[[float], None]) -> None:

@@ -13,6 +13,7 @@ import asyncio
 import secrets
 import shutil
 from collections.abc import AsyncIterator, Collection, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -157,8 +158,14 @@ class VersionFiles:
         return manifest
 
     def delete(self, path: str) -> None:
-        """Delete an adopted version. path: as in `Adopted`."""
-        shutil.rmtree(self._run_dir / path, ignore_errors=True)
+        """Delete an adopted version. It disappears under its name at once. path: as in `Adopted`."""
+        directory = self._run_dir / path
+        # What a kill leaves of it, `prepare` deletes.
+        aside = directory.with_name(f"{directory.name}.gone")
+        with suppress(OSError):
+            directory.rename(aside)
+        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(directory, ignore_errors=True)
         self._budget.note(path, 0)
 
     async def upload(
@@ -213,7 +220,9 @@ class VersionFiles:
         with store_faults("uploading to", folder):
             folder.mkdir(exist_ok=True)
             others = sorted((path for path in self._uploads.iterdir() if path != folder), key=_age)
-            for path in others[: max(0, len(others) + 1 - UPLOADS_MAX)]:
+            # Learners of older epochs are fenced and will not go on.
+            over = [path for path in others if _age(path)[0] < _age(folder)[0]]
+            for path in {*over, *others[: max(0, len(others) + 1 - UPLOADS_MAX)]}:
                 shutil.rmtree(path, ignore_errors=True)
             used = sum(
                 path.stat().st_size for path in _files_below(folder) if path != folder / name

@@ -287,6 +287,18 @@ def test_an_adapter_of_another_base_is_refused(
     assert last_line(capsys).endswith("belongs to another base model")
 
 
+@pytest.mark.parametrize("options", [[], ["--merge"]])
+def test_an_adapter_of_another_scale_is_refused(
+    adapted: LearnerConfig,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    options: list[str],
+) -> None:
+    changed = dataclasses.replace(adapted, lora_alpha=adapted.lora_alpha * 8)
+    assert run(changed, "2", tmp_path / "export", *options) == 2
+    assert last_line(capsys).endswith("the adapter was trained with 16; found 128")
+
+
 def test_a_full_disk_leaves_nothing(
     trained: LearnerConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

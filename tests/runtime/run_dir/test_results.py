@@ -79,7 +79,7 @@ def test_what_is_there_with_its_scores(run: Run) -> None:
     with pytest.raises(OperatorFault, match="version 7 is not kept; there are 0, 5, 10"):
         choose(found, version=7, best=None)
     with pytest.raises(
-        OperatorFault, match="no best version of 'io' is kept; expected one of: math"
+        OperatorFault, match="best score in 'io' is not kept; expected one of: math"
     ):
         choose(found, version=None, best="io")
 
@@ -89,7 +89,7 @@ def test_a_revoked_version_and_one_without_files_are_not_there(run: Run) -> None
     run.files.delete(run.adopted[5].path)
     found = find_results(run.path)
     assert [each.version for each in found] == [0]
-    with pytest.raises(OperatorFault, match="no best version of 'math'"):
+    with pytest.raises(OperatorFault, match="best score in 'math'"):
         choose(found, version=None, best="math")
 
 
@@ -97,7 +97,7 @@ def test_an_export_has_the_published_bytes(run: Run, tmp_path: Path) -> None:
     (result,) = (each for each in find_results(run.path) if each.version == 5)
     shares: list[float] = []
     target = tmp_path / "new" / "model"
-    export(result, target, shares.append)
+    export(run.path, result, target, shares.append)
     there = {
         path.relative_to(target): path.read_bytes() for path in target.rglob("*") if path.is_file()
     }
@@ -108,7 +108,7 @@ def test_an_export_has_the_published_bytes(run: Run, tmp_path: Path) -> None:
     assert shares == sorted(shares)
     assert shares[-1] == 1.0
     with pytest.raises(OperatorFault, match="exists and is not empty"):
-        export(result, target, shares.append)
+        export(run.path, result, target, shares.append)
 
 
 def test_a_damaged_copy_is_never_exported(run: Run, tmp_path: Path) -> None:
@@ -120,13 +120,25 @@ def test_a_damaged_copy_is_never_exported(run: Run, tmp_path: Path) -> None:
     weights.unlink()
     weights.write_bytes(data)
     with pytest.raises(IntegrityFault, match="its bytes are not those of version 10"):
-        export(result, tmp_path / "model", lambda _: None)
+        export(run.path, result, tmp_path / "model", lambda _: None)
     run.files.delete(run.adopted[5].path)
     gone = next(each for each in find_results(run.path) if each.version == 0)
     run.files.delete(run.adopted[0].path)
-    with pytest.raises((StoreFault, OperatorFault)):
-        export(gone, tmp_path / "model", lambda _: None)
+    with pytest.raises(StoreFault, match="version 0 was deleted meanwhile"):
+        export(run.path, gone, tmp_path / "model", lambda _: None)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "snapshots"]
+
+
+def test_where_an_export_may_not_go(run: Run, tmp_path: Path) -> None:
+    result = find_results(run.path)[-1]
+    inside = run.path / "versions" / "mine"
+    with pytest.raises(OperatorFault, match="is inside the run directory"):
+        export(run.path, result, inside, lambda _: None)
+    # A link to an empty directory is as good as that.
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "empty")
+    export(run.path, result, tmp_path / "link", lambda _: None)
+    assert (tmp_path / "empty" / "config.json").exists()
 
 
 def test_the_command(run: Run, tmp_path: Path) -> None:
