@@ -36,6 +36,7 @@ from echo2d.client import (
 from echo2d.config_tables import print_tables
 from learner.batch.prefetch import BatchPrefetch
 from learner.config import LearnerConfig, Place, notifier, place
+from learner.notice import NoticeWatch, asker
 from learner.saving.identity import own
 
 if TYPE_CHECKING:
@@ -180,6 +181,10 @@ def _run(options: argparse.Namespace, here: Place, failures: _FailureReport) -> 
             prefetch.stop()
 
         stop_on_signals(stop)
+        if config.notice and here.local_rank == 0:
+            watch = NoticeWatch(asker(config.notice), lambda reason: stop(f"notice: {reason}"))
+            stack.callback(watch.stop)
+            watch.start()
         service.starting("loading the model")
         # torch takes seconds to import; a mistake in the configuration is reported before that.
         from learner.train import Learner

@@ -259,6 +259,11 @@ class LearnerConfig(Recipe):
         25.0,
         low=0.0,
     )
+    notice: str = key(
+        "who says that this machine will be taken away: aws, gcp, azure, file:PATH, or module:function; "
+        "a notice has the effect of SIGTERM",
+        "",
+    )
     checkpoints_kept: int = key(
         "how many of the newest to keep; from 2 on a damaged one can be skipped", 2, low=1, high=4
     )

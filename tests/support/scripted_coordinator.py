@@ -135,6 +135,9 @@ class ScriptedCoordinator:
     def checkpoint(self, step: int) -> None:
         self.events.append(("checkpoint", step))
 
+    def hurry(self) -> None:
+        """It never waits."""
+
     def samples(self, step: int | None = None) -> list[dict[str, Any]]:
         self.events.append(("samples", step or 0))
         return []
