@@ -1,4 +1,4 @@
-"""AskForNotice whether this machine will be taken away soon, and stop the learner if so.
+"""Ask whether this machine will be taken away soon, and stop the learner if so.
 
     learner.notice = "aws"              EC2's interruption notice: 2 minutes
                      "gcp"              Compute Engine's preemption: 30 s
@@ -143,7 +143,7 @@ class NoticeWatch:
         self._thread.start()
 
     def stop(self) -> None:
-        """AskForNotice no more. Does not wait for a question that is under way."""
+        """Ask no more. Does not wait for a question that is under way."""
         self._left.set()
 
     def _run(self) -> None:
