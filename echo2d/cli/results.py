@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -50,7 +50,7 @@ def export(
     with progress_bar() as tell:
         results.export(run_dir, result, directory, tell)
     if as_json:
-        click.echo(json.dumps({**_facts(result), "directory": str(directory)}))
+        click.echo(json.dumps({**result.as_dict(), "directory": str(directory)}))
         return
     what = "adapter" if result.is_adapter else "model"
     click.echo(f"version {result.version} is in {directory}: {what}, {_size(result.size)}")
@@ -60,7 +60,7 @@ def export(
 def _list(found: "list[Result]", *, as_json: bool) -> None:
     if as_json:
         for each in found:
-            click.echo(json.dumps(_facts(each)))
+            click.echo(json.dumps(each.as_dict()))
         return
     from rich.table import Table
 
@@ -80,19 +80,6 @@ def _list(found: "list[Result]", *, as_json: bool) -> None:
             ", ".join([*words, *(["last"] if each is found[-1] else [])]),
         )
     plain_console().print(table if found else "no version is published yet")
-
-
-def _facts(result: "Result") -> dict[str, Any]:
-    from echo2d.core.evaluation.json_form import evaluated_json
-
-    return {
-        "version": result.version,
-        "digest": result.digest.hex(),
-        "bytes": result.size,
-        "adapter": result.is_adapter,
-        "scores": {name: evaluated_json(each)["mean"] for name, each in result.scores.items()},
-        "best": sorted(result.best),
-    }
 
 
 def _size(count: int) -> str:

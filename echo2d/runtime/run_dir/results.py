@@ -9,11 +9,13 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from echo2d.core.base.canonical import digest_of
 from echo2d.core.base.ids import Digest, Version
 from echo2d.core.cluster.events import VersionPublished
 from echo2d.core.evaluation.events import Evaluated
+from echo2d.core.evaluation.json_form import evaluated_json
 from echo2d.core.evaluation.summary import best_by_name
 from echo2d.core.weights.manifest import ADAPTER_CONFIG, Manifest, chunk_layout
 from echo2d.errors import Fault, IntegrityFault, OperatorFault, StoreFault
@@ -38,6 +40,17 @@ class Result:
     is_adapter: bool
     scores: Mapping[str, Evaluated]
     best: frozenset[str]
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON. A score that does not exist is null."""
+        return {
+            "version": self.version,
+            "digest": self.digest.hex(),
+            "bytes": self.size,
+            "adapter": self.is_adapter,
+            "scores": {name: evaluated_json(each)["mean"] for name, each in self.scores.items()},
+            "best": sorted(self.best),
+        }
 
 
 def find_results(run_dir: Path) -> list[Result]:
