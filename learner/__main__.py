@@ -38,6 +38,7 @@ from learner.batch.prefetch import BatchPrefetch
 from learner.config import LearnerConfig, Place, notifier, place
 from learner.notice import NoticeWatch, asker
 from learner.saving.identity import own
+from learner.saving.remote import RemoteCheckpoints
 
 if TYPE_CHECKING:
     from learner.ranks.ranks import Rendezvous
@@ -168,6 +169,8 @@ def _run(options: argparse.Namespace, here: Place, failures: _FailureReport) -> 
     with contextlib.ExitStack() as stack:
         coordinator, identity = None, ""
         if here.rank == 0:
+            if options.resume and config.checkpoint_url:
+                RemoteCheckpoints(config.checkpoint_url).bring_identity(config.out_dir)
             identity = own(config.out_dir, stack, take_over=options.take_over)
             opened = Coordinator(
                 config.url, token_file=config.token_file, timeout_s=config.patience_s

@@ -264,6 +264,11 @@ class LearnerConfig(Recipe):
         "a notice has the effect of SIGTERM",
         "",
     )
+    checkpoint_url: str = key(
+        "URL of fsspec, as s3://bucket/folder, where each checkpoint is copied before it counts; "
+        "empty: none",
+        "",
+    )
     checkpoints_kept: int = key(
         "how many of the newest to keep; from 2 on a damaged one can be skipped", 2, low=1, high=4
     )

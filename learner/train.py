@@ -68,6 +68,7 @@ from learner.saving.adapter import AdapterWriter, check_scale
 from learner.saving.checkpoint import OWN, Checkpoints
 from learner.saving.files import make_directory
 from learner.saving.publish import Publisher, SnapshotWriter
+from learner.saving.remote import RemoteCheckpoints
 from learner.stopping import StopClock
 
 # How often a waiting learner checks for a publish that failed, or a rank that was told to stop.
@@ -103,14 +104,17 @@ class Learner:
         self._ranks = ranks or Ranks(device=device_of(config.device, Place()))
         self.watch = Stopwatch()
         directory = config.out_dir / "checkpoints"
-        self._checkpoints = Checkpoints(directory, config.checkpoints_kept, self._ranks)
+        url = config.checkpoint_url
+        # Every rank finds out whether the package is there, and rank 0 alone uses it.
+        remote = RemoteCheckpoints(url) if url else None
+        self._checkpoints = Checkpoints(directory, config.checkpoints_kept, self._ranks, remote)
         self._service = service or Notifier()
         self._identity, self._take_over = identity, take_over
         self._ranks.share(self._open_tracking)
         if not resume and self._has_checkpoints():
-            raise OperatorFault(
-                f"{directory} is not empty; use --resume or another learner.out_dir"
-            )
+            where = f"{directory} or {url}" if url else str(directory)
+            other = "out_dir and checkpoint_url" if url else "out_dir"
+            raise OperatorFault(f"{where} is not empty; use --resume or another learner.{other}")
         self._advantages = advantages_of(config)
         self._row_tokens_max = self._ranks.share(self._find_row_tokens_max)
         self._policy = Policy(config, self._ranks)

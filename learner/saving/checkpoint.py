@@ -9,6 +9,10 @@ step.
 It keeps true: a kill at any moment leaves every checkpoint whole or absent, and at most `keep` stay
 after a save.
 
+With a URL, rank 0 copies each checkpoint there (`remote`) before it counts, and only the copies count
+for what is durable: the disk may go away with its host. A learner loads the newest checkpoint of both
+places.
+
 Model and optimizer are copied when `save` is called and written while training goes on. If the
 newest checkpoint is damaged, a warning is logged and the one before is loaded. Therefore a step is
 reported to the coordinator as durable, which lets it delete batches, only when it is the oldest of
@@ -26,7 +30,7 @@ import re
 import shutil
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -42,10 +46,10 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from echo2d.client import OperatorFault
 from learner.ranks.ranks import Channel, Ranks
 from learner.saving.files import ASIDE, remove_directory, store_faults, whole_directory
+from learner.saving.remote import DIGESTS, RemoteCheckpoints
 
 PROGRESS = "progress-{}.pt"  # with the rank
 OWN = "own"  # key in the progress file: what only the same rank can use
-DIGESTS = "digests.blake3"
 LINE_MAX = 200  # characters quoted of a torch error, which may list all tensors
 _NAME = re.compile(r"step-(\d+)-epoch-(\d+)")
 _UNREADABLE = (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError)
@@ -64,11 +68,19 @@ class SavedCheckpoint(NamedTuple):
 
 class Checkpoints:
     """The checkpoints in one directory, of which the newest `keep` stay. An epoch saves each step
-    at most once.
+    at most once. remote: where they are copied, and from where they may come back.
     """
 
-    def __init__(self, directory: Path, keep: int, ranks: Ranks | None = None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        keep: int,
+        ranks: Ranks | None = None,
+        remote: RemoteCheckpoints | None = None,
+    ) -> None:
         self._directory = directory
+        self._remote = remote
+        self._copied: list[str] = []  # the whole copies of the last save, oldest first
         self._keep = keep
         self._ranks = ranks or Ranks()
         self._channel = self._ranks.channel()
@@ -78,7 +90,8 @@ class Checkpoints:
         self.took_s: float | None = None
 
     def __bool__(self) -> bool:
-        return bool(self._all())
+        """Whether there is any, here or at the URL. StoreFault: the URL cannot be reached."""
+        return bool(self._all() or self._whole_copies())
 
     @property
     def busy_s(self) -> float:
@@ -92,7 +105,8 @@ class Checkpoints:
         """The lowest step at which a learner may have to resume: 0, the base model, while there are
         fewer than `keep`.
         """
-        steps = [_step_and_epoch(path)[0] for path in self._all()]
+        found = [path.name for path in self._all()] if self._remote is None else self._copied
+        steps = [_step_and_epoch(name)[0] for name in found]
         return steps[0] if len(steps) >= self._keep else 0
 
     def save(
@@ -153,7 +167,7 @@ class Checkpoints:
 
         OperatorFault: there is none, or it cannot be read.
         """
-        found = {_step_and_epoch(path)[0]: path for path in self._all()}
+        found = {_step_and_epoch(path.name)[0]: path for path in self._all()}
         if not found:
             raise OperatorFault(f"{self._directory} has no checkpoints")
         path = found.get(max(found) if step is None else step)
@@ -163,19 +177,36 @@ class Checkpoints:
                 f"{self._directory} has no checkpoint of step {step}; it has those of steps {there}"
             )
         try:
-            return SavedCheckpoint(path, *_step_and_epoch(path), _progress(path)[0])
+            return SavedCheckpoint(path, *_step_and_epoch(path.name), _progress(path)[0])
         except _UNREADABLE as error:
             line = " ".join(str(error).split())
             raise OperatorFault(f"cannot read the checkpoint {path}: {line}") from error
 
     def _newest(self) -> tuple[Path, list[dict[str, Any]]]:
         """The newest checkpoint that can be read, with the progress of each rank that made it."""
-        for path in reversed(self._all()):
-            try:
-                return path, _progress(path)
-            except _UNREADABLE as error:
-                log.warning("cannot read the checkpoint %s: %s", path, " ".join(str(error).split()))
+        here, copies = {path.name for path in self._all()}, self._whole_copies()
+        for name in sorted({*here, *copies}, key=_step_and_epoch, reverse=True):
+            path = self._directory / name
+            if name in here:
+                try:
+                    return path, _progress(path)
+                except _UNREADABLE as error:
+                    _warn(str(path), error)
+            if self._remote is not None and name in copies:
+                try:
+                    log.info("downloading %s/%s", self._remote.url, name)
+                    remove_directory(path)
+                    return path, _progress(self._remote.download(name, self._directory))
+                except _UNREADABLE as error:
+                    _warn(f"{self._remote.url}/{name}", error)
         raise OperatorFault(f"cannot read any checkpoint in {self._directory}")
+
+    def _whole_copies(self) -> list[str]:
+        """The names of the copies at the URL, oldest first."""
+        if self._remote is None:
+            return []
+        found = [name for name in self._remote.names() if _NAME.fullmatch(name)]
+        return sorted(found, key=_step_and_epoch)
 
     def _save(self, step: int, epoch: int, state: Any, progress: dict[str, Any]) -> None:
         """Runs on all ranks at once, in the save's thread. Each writes its shards, rank 0 the other
@@ -191,8 +222,10 @@ class Checkpoints:
             aside = self._channel.share(lambda: self._begin(target, each, stack))
             _save_shards(aside, state, self._channel)
             self._channel.share(lambda: self._finish(aside, stack))
+        self._channel.share(lambda: self._copy(target))
         if self._ranks.leads:
-            self._prune(step, target)
+            for name in _surplus([path.name for path in self._all()], target.name, self._keep):
+                remove_directory(self._directory / name)
         self.took_s = time.monotonic() - self._began_at
 
     def _begin(
@@ -214,22 +247,27 @@ class Checkpoints:
         (aside / DIGESTS).write_text(_digests(aside))
         stack.close()
 
-    def _prune(self, step: int, target: Path) -> None:
-        """Delete old checkpoints, but none of a newer epoch: this learner may have been replaced
-        without knowing yet.
-        """
-        (_, epoch), found = _step_and_epoch(target), self._all()
-        earlier = [path for path in found if _step_and_epoch(path)[0] < step]
-        kept = {target, *earlier[max(0, len(earlier) + 1 - self._keep) :]}
-        for path in found:
-            if path not in kept and _step_and_epoch(path)[1] <= epoch:
-                remove_directory(path)
+    def _copy(self, target: Path) -> None:
+        """Copy a checkpoint to the URL, and remove the old copies there. Runs on rank 0 only."""
+        if self._remote is None:
+            return
+        self._remote.keep_identity(self._directory.parent)
+        self._remote.upload(target)
+        copies = self._whole_copies()
+        surplus = _surplus(copies, target.name, self._keep)
+        # What a killed learner left is not whole, and counts for nothing.
+        (_, epoch), begun = _step_and_epoch(target.name), {*self._remote.begun()} - {*copies}
+        left = [name for name in begun if _NAME.fullmatch(name)]
+        surplus += [name for name in left if _step_and_epoch(name)[1] <= epoch]
+        for name in surplus:
+            self._remote.remove(name)
+        self._copied = [name for name in copies if name not in surplus]
 
     def _all(self) -> list[Path]:
         """Oldest first."""
         return sorted(
             (path for path in self._directory.glob("step-*") if _NAME.fullmatch(path.name)),
-            key=_step_and_epoch,
+            key=lambda path: _step_and_epoch(path.name),
         )
 
     def _sweep(self) -> None:
@@ -238,10 +276,24 @@ class Checkpoints:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _step_and_epoch(path: Path) -> tuple[int, int]:
-    named = _NAME.fullmatch(path.name)
+def _step_and_epoch(name: str) -> tuple[int, int]:
+    named = _NAME.fullmatch(name)
     assert named is not None
     return int(named[1]), int(named[2])
+
+
+def _surplus(found: Sequence[str], target: str, keep: int) -> list[str]:
+    """The old checkpoints among these, oldest first, once `target` is saved. None of a newer epoch: this
+    learner may have been replaced without knowing yet.
+    """
+    step, epoch = _step_and_epoch(target)
+    earlier = [name for name in found if _step_and_epoch(name)[0] < step]
+    kept = {target, *earlier[max(0, len(earlier) + 1 - keep) :]}
+    return [name for name in found if name not in kept and _step_and_epoch(name)[1] <= epoch]
+
+
+def _warn(where: str, error: BaseException) -> None:
+    log.warning("cannot read the checkpoint %s: %s", where, " ".join(str(error).split()))
 
 
 @contextlib.contextmanager
