@@ -315,7 +315,9 @@ def test_a_version_that_nobody_can_score_puts_its_author_on_trial() -> None:
     """Its answers cannot be scored, so its next ones wait for a verdict."""
     world = started("liar", "mine", newcomer=0, share=1.0)
     liar = world.peers["liar"]
-    world.state._versions._copies.clear()
+    versions = world.state._versions
+    for record in list(versions.copies()):
+        versions.lose(record)
     world.say(liar, liar.finish(*liar.open[0], tokens=LIE))
     world.drain()
     assert world.audits.skipped == 1

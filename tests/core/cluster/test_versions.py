@@ -147,8 +147,11 @@ def test_results_go_where_the_disk_has_no_room_and_it_is_said() -> None:
     assert there(versions) == [4, 6]
 
 
-def test_many_versions_are_forgotten_but_not_those_with_copies() -> None:
-    versions = keeping(*(asked(version) for version in range(VERSIONS_MAX + 200)), keep_every=1)
+def test_many_versions_are_forgotten_but_not_those_with_copies(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("echo2d.core.cluster.versions.VERSIONS_MAX", 50)
+    versions = keeping(*(asked(version) for version in range(90)), keep_every=1)
     versions.surplus([], bases=0, bytes_max=10 * asked(0).full_bytes)
     versions.check()
     assert len(there(versions)) == 8
