@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import os
-import pickle
 import shutil
 import signal
 import subprocess
@@ -19,12 +18,11 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 
 from echo2d.client import Batch
 from learner.__main__ import main
-from learner.config import LearnerConfig
-from tests.support.learner import make_base, record, rows_of, write_config
+from tests.support.learner import make_base, record, rows_of
 from tests.support.model_shapes import SMALL, saved
 from tests.support.paths import REPO
 from tests.support.polling import poll
-from tests.support.ranks import LOSS_ERROR_MAX, PROGRAM, RANKS, STEPS, alone, config_of
+from tests.support.ranks import LOSS_ERROR_MAX, RANKS, STEPS, alone, config_of, together
 from tests.support.scripted_coordinator import GROUP_SIZE, GROUPS
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
@@ -43,29 +41,6 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def batches(base: Path) -> list[Batch]:
     return record(base, STEPS)
-
-
-def together(
-    directory: Path, config: LearnerConfig, batches: list[Batch]
-) -> "subprocess.CompletedProcess[str]":
-    """Two ranks, resumed."""
-    (directory / "batches.pickle").write_bytes(pickle.dumps(batches))
-    path = write_config(directory / "run.toml", config)
-    torchrun = [
-        sys.executable,
-        "-m",
-        "learner.torchrun",
-        "--standalone",
-        f"--nproc-per-node={RANKS}",
-    ]
-    return subprocess.run(
-        [*torchrun, *PROGRAM, str(directory), "--config", str(path), "--resume"],
-        env={**os.environ, "PYTHONPATH": str(REPO)},  # it needs this test's neighbours
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=240,
-    )
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -1,11 +1,16 @@
 """Learners on recorded batches: one process, or several ranks that torchrun starts."""
 
+import os
+import pickle
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 from echo2d.client import Batch
 from learner.config import LearnerConfig
-from tests.support.learner import config_in, learn
+from tests.support.learner import config_in, learn, write_config
+from tests.support.paths import REPO
 from tests.support.recorded_learner import Recording
 
 RANKS = 2
@@ -33,3 +38,26 @@ def config_of(directory: Path, base: Path, **changes: Any) -> LearnerConfig:
 def alone(directory: Path, config: LearnerConfig, batches: list[Batch]) -> None:
     """Train in this process, resumed from the newest checkpoint."""
     learn(config, Recording(directory, batches), resume=True)
+
+
+def together(
+    directory: Path, config: LearnerConfig, batches: list[Batch]
+) -> "subprocess.CompletedProcess[str]":
+    """Train in two ranks, resumed from the newest checkpoint."""
+    (directory / "batches.pickle").write_bytes(pickle.dumps(batches))
+    path = write_config(directory / "run.toml", config)
+    torchrun = [
+        sys.executable,
+        "-m",
+        "learner.torchrun",
+        "--standalone",
+        f"--nproc-per-node={RANKS}",
+    ]
+    return subprocess.run(
+        [*torchrun, *PROGRAM, str(directory), "--config", str(path), "--resume"],
+        env={**os.environ, "PYTHONPATH": str(REPO)},  # it needs this test's neighbours
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
+    )

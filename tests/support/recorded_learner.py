@@ -3,7 +3,9 @@
     torchrun --nproc-per-node 2 --module tests.support.recorded_learner DIRECTORY ARGUMENTS...
 
 DIRECTORY/batches.pickle holds the batches. If there is a file DIRECTORY/signal with "STEP RANK
-NUMBER", that rank gets that signal when that step is committed.
+NUMBER", that rank gets that signal when that step is committed. If there is a file
+DIRECTORY/signal-within with "STEP SHARE RANK NUMBER", that rank gets it after this share of the step's
+micro-batches.
 """
 
 import dataclasses
@@ -86,9 +88,36 @@ class Recording:
         """It has nothing to close."""
 
 
+def signal_within_a_step(step: float, share: float, rank: float, number: float) -> None:
+    """Signal this process after a share of the micro-batches of a step, if it is that rank."""
+    from learner.model.policy import Policy
+
+    train_step, accumulate = Policy.train_step, Policy._accumulate
+    left: list[int] = []  # micro-batches of that step until the signal
+
+    def watched_step(policy: Policy, now: int, parts: Any, *rest: Any, **more: Any) -> Any:
+        if now == step and os.environ["RANK"] == str(int(rank)):
+            left.append(round(share * sum(len(part.micro) for part in parts)))
+        return train_step(policy, now, parts, *rest, **more)
+
+    def watched_micro_batch(policy: Policy, *rest: Any) -> Any:
+        found = accumulate(policy, *rest)
+        if left:
+            left[0] -= 1
+            if not left[0]:
+                os.kill(os.getpid(), int(number))
+        return found
+
+    Policy.train_step = watched_step  # type: ignore[assignment]
+    Policy._accumulate = watched_micro_batch  # type: ignore[assignment, method-assign]
+
+
 def main(directory: Path, arguments: list[str]) -> int:
     (directory / f"pid-{os.environ['RANK']}").write_text(str(os.getpid()))
     batches = pickle.loads((directory / "batches.pickle").read_bytes())
+
+    if (strike := directory / "signal-within").exists():
+        signal_within_a_step(*map(float, strike.read_text().split()))
 
     def source(url: str, **_: Any) -> Recording:
         assert os.environ["RANK"] == "0", "rank 0 alone speaks to the coordinator"
