@@ -104,6 +104,8 @@ def test_torchrun_starts_a_learner_with_the_same_options() -> None:
         environment.setenv(name, stop_s)
         assert LaunchConfig(1, 1, 1).shutdown_timeout == int(stop_s)
     assert int(stop_s) < seconds(keys_of("echo2d-learner.service")["TimeoutStopSec"][0])
+    within_s = LearnerConfig.load(FOLDER / "run.toml").stop_within_s
+    assert within_s < 30, "also where an older torch has its own"
 
 
 def test_the_examples_fit_the_units_and_each_other() -> None:
