@@ -8,6 +8,10 @@ own process.
 
     overhead   share of a step that is not `train`, for steps that begin a version
     ratio      t_train_s of a step with a version under way / t_train_s of the step before
+
+With --checkpoints no version is published, and every second step saves a checkpoint: `ratio` is then that
+of a step that waits for the copy and trains while the checkpoint is written. The model has 1 GB of
+state, and `--tokens 300` makes steps of about 20 s on 2 CPU cores.
 """
 
 import argparse
@@ -37,7 +41,9 @@ from learner.config import LearnerConfig
 from learner.metrics.stopwatch import TRAIN, WAIT
 from learner.train import Learner
 
-VOCABULARY, HIDDEN, LAYERS = 8192, 512, 15  # 51 M parameters
+VOCABULARY = 8192
+# Width and layers: 51 M parameters to publish, and 84 M whose weights and moments are 1 GB.
+TO_PUBLISH, TO_SAVE = (512, 15), (640, 17)
 GROUPS = GROUP_SIZE = 4
 PROMPT_TOKENS = 16
 WARM_UP = 2  # first steps, which are not counted
@@ -51,8 +57,9 @@ class StubCoordinator:
 
     run_id = "run"
 
-    def __init__(self, root: Path, tokens: int) -> None:
+    def __init__(self, root: Path, tokens: int, *, publishes: bool = True) -> None:
         self._root = root
+        self._publishes = publishes
         self._tokens = tokens
         self.t_train_s: dict[int, float] = {}
         self.publish_s: list[float] = []
@@ -84,7 +91,7 @@ class StubCoordinator:
         scores: Sequence[TrajectoryScore] = (),  # noqa: ARG002 - as the real one's
     ) -> int:
         self.t_train_s[batch.step] = t_train_s
-        return 1 if publishes(batch.step) else NEVER
+        return 1 if self._publishes and begins(batch.step) else NEVER
 
     def checkpoint(self, step: int) -> None:
         """Ignored: this coordinator stores nothing."""
@@ -108,12 +115,12 @@ class StubCoordinator:
         )
 
 
-def publishes(step: int) -> bool:
+def begins(step: int) -> bool:
     """Whether a version begins after this step and is under way during the next one."""
     return step % 2 == 1
 
 
-def make_model(directory: Path) -> None:
+def make_model(directory: Path, hidden: int, layers: int) -> None:
     """Save a Qwen3 with random weights, on which the time of a step does not depend."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -121,9 +128,9 @@ def make_model(directory: Path) -> None:
     facts: dict[str, Any] = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 64}
     shape = Qwen3Config(
         vocab_size=VOCABULARY,
-        hidden_size=HIDDEN,
-        intermediate_size=3 * HIDDEN,
-        num_hidden_layers=LAYERS,
+        hidden_size=hidden,
+        intermediate_size=3 * hidden,
+        num_hidden_layers=layers,
         tie_word_embeddings=True,
         **facts,
     )
@@ -134,9 +141,9 @@ def make_model(directory: Path) -> None:
     (directory / "tokenizer.json").write_text("{}")  # copied, never read
 
 
-def measure(out: Path, steps: int, tokens: int, threads: int) -> None:
+def measure(out: Path, steps: int, tokens: int, threads: int, *, checkpoints: bool = False) -> None:
     out.mkdir(parents=True)
-    make_model(out / "model")
+    make_model(out / "model", *(TO_SAVE if checkpoints else TO_PUBLISH))
     config = LearnerConfig(
         url="http://127.0.0.1:1",
         token_file=out / "token",
@@ -146,9 +153,9 @@ def measure(out: Path, steps: int, tokens: int, threads: int) -> None:
         steps=steps,
         threads=threads,
         micro_batch_tokens=1024,
-        checkpoint_every=250,
+        checkpoint_every=2 if checkpoints else 250,
     )
-    source = StubCoordinator(out, tokens)
+    source = StubCoordinator(out, tokens, publishes=not checkpoints)
     learner = Learner(config, cast("Coordinator", source), BatchPrefetch(), resume=False)
     learner.run()
     print(f"profile: {learner.watch}")  # noqa: T201
@@ -156,7 +163,11 @@ def measure(out: Path, steps: int, tokens: int, threads: int) -> None:
         json.loads(line) for line in (config.out_dir / "metrics.jsonl").read_text().splitlines()
     ]
     # The last step always publishes, so it is left out.
-    report(rows[WARM_UP : steps - 1], source)
+    counted = rows[WARM_UP : steps - 1]
+    if checkpoints:
+        report_checkpoints(counted, source, config.out_dir / "checkpoints")
+    else:
+        report(counted, source)
 
 
 def report(rows: Sequence[dict[str, Any]], source: StubCoordinator) -> None:
@@ -164,23 +175,47 @@ def report(rows: Sequence[dict[str, Any]], source: StubCoordinator) -> None:
     pairs = [
         t[row["step"]] / t[row["step"] - 1]
         for row in rows
-        if publishes(row["step"] - 1) and row["step"] > WARM_UP
+        if begins(row["step"] - 1) and row["step"] > WARM_UP
     ]
     say(
         "t_train_s without a version on its way",
-        [t[row["step"]] for row in rows if publishes(row["step"])],
+        [t[row["step"]] for row in rows if begins(row["step"])],
     )
-    say("t_train_s with one", [t[row["step"]] for row in rows if not publishes(row["step"])])
+    say("t_train_s with one", [t[row["step"]] for row in rows if not begins(row["step"])])
     say("ratio", pairs)
     say(
         "overhead of a step that begins a version",
-        [overhead(row) for row in rows if publishes(row["step"])],
+        [overhead(row) for row in rows if begins(row["step"])],
     )
     say(
         "seconds in which it is begun",
-        [row["seconds"]["publish"] for row in rows if publishes(row["step"])],
+        [row["seconds"]["publish"] for row in rows if begins(row["step"])],
     )
     say("seconds in which the source takes it", source.publish_s)
+
+
+def report_checkpoints(
+    rows: Sequence[dict[str, Any]], source: StubCoordinator, directory: Path
+) -> None:
+    """A step of an odd number waits for the copy, and has a checkpoint under way."""
+    t = source.t_train_s
+    begun = [row["step"] for row in rows if row["step"] % 2 == 0]
+    size = sum(path.stat().st_size for path in max(directory.iterdir()).iterdir())
+    print(f"a checkpoint: {size / 1e9:.3f} GB")  # noqa: T201
+    say("t_train_s without a checkpoint under way", [t[step] for step in begun])
+    say("t_train_s with one", [t[step + 1] for step in begun if step + 1 in t])
+    pairs = [t[step + 1] / t[step] for step in begun if step + 1 in t]
+    # A machine that others use gets slower and faster over several steps; two neighbours make up for that.
+    both = [
+        t[step + 1] / ((t[step] + t[step + 2]) / 2)
+        for step in begun
+        if step + 2 in t and step + 2 < len(t)
+    ]
+    say("ratio to the step before", pairs)
+    say("ratio to the mean of the steps before and after", both)
+    # A row is written before the checkpoint of its step, so the next one has its seconds.
+    copies = [row["seconds"]["checkpoint"] for row in rows if "checkpoint" in row["seconds"]]
+    say("seconds of the copy, for which training stands still", copies)
 
 
 def overhead(row: dict[str, Any]) -> float:
@@ -204,10 +239,19 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--tokens", type=int, default=150, help="of the longest answer")
     parser.add_argument(
+        "--checkpoints", action="store_true", help="measure checkpoints, and not versions"
+    )
+    parser.add_argument(
         "--threads", type=int, default=0, help="CPU threads of torch; 0: torch decides"
     )
     options = parser.parse_args()
-    measure(options.out, options.steps, options.tokens, options.threads)
+    measure(
+        options.out,
+        options.steps,
+        options.tokens,
+        options.threads,
+        checkpoints=options.checkpoints,
+    )
 
 
 if __name__ == "__main__":

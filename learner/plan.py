@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
+from blake3 import blake3
 from transformers import AutoConfig
 
 from echo2d.client import OperatorFault
@@ -78,7 +79,9 @@ def plan(config: LearnerConfig, ranks: int, device: PlannedDevice) -> MemoryPlan
     whole = peak_of(tokens)
     # The weights in float32, and AdamW's two moments of them.
     state = whole.resting
-    copy_s, write_s = _seconds(config.out_dir, state, state * ranks)
+    copy_s, work_s, write_s = _seconds(config.out_dir, state, state * ranks)
+    # Training on a CPU also waits for the core on which the checkpoint is written.
+    lost_s = copy_s if device.on_gpu else copy_s + work_s
     return MemoryPlan(
         ranks=ranks,
         on_gpu=device.on_gpu,
@@ -90,7 +93,7 @@ def plan(config: LearnerConfig, ranks: int, device: PlannedDevice) -> MemoryPlan
         longest=longest_row(peak_of, whole, device.planned, _read_max(config)),
         version_copy=whole.weights // 2,
         checkpoint_copy=state,
-        least_step_s=max(copy_s / CHECKPOINT_SHARE, write_s),
+        least_step_s=max(lost_s / CHECKPOINT_SHARE, write_s),
     )
 
 
@@ -170,21 +173,28 @@ def _read_max(config: LearnerConfig) -> int:
     return min(TOKENS_MAX, getattr(known, "max_position_embeddings", 0) or TOKENS_MAX)
 
 
-def _seconds(directory: Path, copied: int, written: int) -> tuple[float, float]:
-    """How long it takes to copy and to write so many bytes, by a copy and a synced file of PROBE_BYTES."""
-    source = torch.ones(PROBE_BYTES, dtype=torch.uint8)
-    source.clone()
+def _seconds(directory: Path, copied: int, written: int) -> tuple[float, float, float]:
+    """How long it takes to copy so many bytes, how long a core works to write and digest as many, and how long it
+    takes until `written` bytes are on the disk; by a copy and a synced file of PROBE_BYTES.
+    """
+    source, copy = (torch.ones(PROBE_BYTES, dtype=torch.uint8) for _ in range(2))
     begun = time.monotonic()
-    copy = source.clone()
+    # A learner copies into the same memory each time, too.
+    copy.copy_(source)
     copy_s = time.monotonic() - begun
     directory.mkdir(parents=True, exist_ok=True)
     probe = directory / ".plan-probe"
-    begun = time.monotonic()
+    begun, worked = time.monotonic(), time.thread_time()
     try:
         with probe.open("wb") as file:
             file.write(copy.numpy().data)
             os.fsync(file.fileno())
+        blake3().update_mmap(probe)
     finally:
         probe.unlink(missing_ok=True)
-    write_s = time.monotonic() - begun
-    return copy_s * copied / PROBE_BYTES, write_s * written / PROBE_BYTES
+    write_s, work_s = time.monotonic() - begun, time.thread_time() - worked
+    return (
+        copy_s * copied / PROBE_BYTES,
+        work_s * copied / PROBE_BYTES,
+        write_s * written / PROBE_BYTES,
+    )

@@ -42,6 +42,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystem
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
+from torch.serialization import set_crc32_options
 
 from echo2d.client import OperatorFault
 from learner.ranks.ranks import Channel, Ranks
@@ -85,6 +86,9 @@ class Checkpoints:
         self._ranks = ranks or Ranks()
         self._channel = self._ranks.channel()
         self._saving: Future[None] | None = None
+        # The options are all off: a plain copy to host memory, made before it returns. The memory is used
+        # for each save in turn, because new memory costs training more time than the copy does.
+        self._stager = DefaultStager(StagingOptions(*[False] * 4))
         self._began_at = 0.0
         # Seconds that the last save took, from the copy until it counted; None: none has ended.
         self.took_s: float | None = None
@@ -126,8 +130,7 @@ class Checkpoints:
         """
         self.settle()
         self._began_at = time.monotonic()
-        # The staging options are all off: a plain copy to host memory, made before this returns.
-        copy = DefaultStager(StagingOptions(*[False] * 4)).stage(state)
+        copy = self._stager.stage(state)
         pool = ThreadPoolExecutor(1, "checkpoint")
         self._saving = pool.submit(
             self._save, step, epoch, copy, {**progress, "step": step, OWN: own}
@@ -327,6 +330,8 @@ def _os_error(error: BaseException) -> BaseException:
 def _save_shards(directory: Path, state: Any, channel: Channel) -> None:
     """Each rank syncs its own files to disk, because no other host can do that for it."""
     silence_single_process_warning()
+    # The digests tell of damage; a checksum of each tensor in its file would cost as much again.
+    set_crc32_options(compute_crc32=False)
     writer = FileSystemWriter(directory, sync_files=channel.group is not None)
     save(state, storage_writer=writer, process_group=channel.group, no_dist=channel.group is None)
 
