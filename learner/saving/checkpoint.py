@@ -30,9 +30,10 @@ import re
 import shutil
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -46,6 +47,7 @@ from torch.serialization import set_crc32_options
 
 from echo2d.client import OperatorFault
 from learner.ranks.ranks import Channel, Ranks
+from learner.saving.direct import DirectFileSystem
 from learner.saving.files import ASIDE, remove_directory, store_faults, whole_directory
 from learner.saving.remote import DIGESTS, RemoteCheckpoints
 
@@ -223,8 +225,9 @@ class Checkpoints:
             contextlib.ExitStack() as stack,
         ):
             aside = self._channel.share(lambda: self._begin(target, each, stack))
-            _save_shards(aside, state, self._channel)
-            self._channel.share(lambda: self._finish(aside, stack))
+            digests = self._channel.gather(_save_shards(aside, state, self._channel))
+            known = {name: digest for each in digests for name, digest in each.items()}
+            self._channel.share(lambda: self._finish(aside, known, stack))
         self._channel.share(lambda: self._copy(target))
         if self._ranks.leads:
             for name in _surplus([path.name for path in self._all()], target.name, self._keep):
@@ -241,13 +244,13 @@ class Checkpoints:
                 torch.save(each, file)
         return aside
 
-    def _finish(self, aside: Path, stack: contextlib.ExitStack) -> None:
+    def _finish(self, aside: Path, known: dict[str, str], stack: contextlib.ExitStack) -> None:
         if missing := _named_in(aside) - {path.name for path in aside.iterdir()}:
             found = f"{self._directory} lacks {min(missing)}, which another host wrote"
             raise OperatorFault(
                 f"learner.out_dir: expected a directory that all hosts share; {found}"
             )
-        (aside / DIGESTS).write_text(_digests(aside))
+        (aside / DIGESTS).write_text(_digests(aside, known))
         stack.close()
 
     def _copy(self, target: Path) -> None:
@@ -327,13 +330,17 @@ def _os_error(error: BaseException) -> BaseException:
     return error.__context__ if isinstance(error.__context__, OSError) else error
 
 
-def _save_shards(directory: Path, state: Any, channel: Channel) -> None:
-    """Each rank syncs its own files to disk, because no other host can do that for it."""
+def _save_shards(directory: Path, state: Any, channel: Channel) -> dict[str, str]:
+    """Each rank syncs its own files to disk, because no other host can do that for it. Returns the digests of
+    this rank's files.
+    """
     silence_single_process_warning()
     # The digests tell of damage; a checksum of each tensor in its file would cost as much again.
     set_crc32_options(compute_crc32=False)
     writer = FileSystemWriter(directory, sync_files=channel.group is not None)
+    writer.fs = files = DirectFileSystem()
     save(state, storage_writer=writer, process_group=channel.group, no_dist=channel.group is None)
+    return files.digests
 
 
 def _progress(path: Path) -> list[dict[str, Any]]:
@@ -386,7 +393,10 @@ def _named_in(directory: Path) -> set[str]:
     }
 
 
-def _digests(directory: Path) -> str:
-    """A line per file, except the digest file itself."""
+def _digests(directory: Path, known: Mapping[str, str] = MappingProxyType({})) -> str:
+    """A line per file, except the digest file itself. known: the digests of files that need not be read."""
     files = sorted(path for path in directory.iterdir() if path.name != DIGESTS)
-    return "".join(f"{blake3().update_mmap(path).hexdigest()}  {path.name}\n" for path in files)
+    return "".join(
+        f"{known.get(path.name) or blake3().update_mmap(path).hexdigest()}  {path.name}\n"
+        for path in files
+    )

@@ -267,9 +267,10 @@ def test_shards_that_another_host_wrote_elsewhere_are_missed(
     """Each host has a directory of that name: all of it is missed before it is called whole."""
     save_shards = checkpoint._save_shards
 
-    def save_elsewhere(directory: Path, *rest: Any) -> None:
-        save_shards(directory, *rest)
+    def save_elsewhere(directory: Path, *rest: Any) -> dict[str, str]:
+        digests = save_shards(directory, *rest)
         (directory / TENSORS).unlink()
+        return digests
 
     checkpoints = Checkpoints(tmp_path, 2)
     save(checkpoints, 1, 1)
