@@ -16,7 +16,7 @@ import secrets
 import socket
 import threading
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import IO
 
@@ -54,7 +54,7 @@ def own(
                     "with --take-over"
                 )
             # The other one ends at its next call to the coordinator.
-            threading.Thread(target=fcntl.flock, args=(lock, fcntl.LOCK_EX), daemon=True).start()
+            threading.Thread(target=_lock_later, args=(lock,), daemon=True).start()
         path = out_dir / ID_FILE
         if not path.exists():
             _write(path)
@@ -84,6 +84,12 @@ def _locked(lock: IO[str], wait_s: float) -> bool:
             return True
         else:
             return True
+
+
+def _lock_later(lock: IO[str]) -> None:
+    """Wait for the lock. This process may end first, and close the file."""
+    with suppress(ValueError, OSError):
+        fcntl.flock(lock, fcntl.LOCK_EX)
 
 
 def _write(path: Path) -> None:
