@@ -11,7 +11,7 @@ own process.
 
 With --checkpoints no version is published, and every second step saves a checkpoint: `ratio` is then that
 of a step that waits for the copy and trains while the checkpoint is written. The model has 1 GB of
-state, and `--tokens 300` makes steps of about 20 s on 2 CPU cores.
+state, and `--tokens 600` makes steps of about 20 s on 2 CPU cores.
 """
 
 import argparse

@@ -158,7 +158,7 @@ def lines(found: MemoryPlan, config: LearnerConfig) -> list[str]:
         f"the longest prompt with its answer that fits: {found.longest:,} tokens",
         "GiB of host memory per rank, while a version or a checkpoint is written:",
         f"  {found.version_copy / GIB:8.2f}  copy of the version",
-        f"  {found.checkpoint_copy / GIB:8.2f}  copy of the checkpoint",
+        f"  {found.checkpoint_copy / GIB:8.2f}  copy of the checkpoint, which stays",
         f"checkpoint_every = 1 costs at most {CHECKPOINT_SHARE:.0%} of steps of {found.least_step_s:.1f} s and more",
     ]
 
