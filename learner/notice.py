@@ -29,7 +29,7 @@ NOTICE_POLL_S = 2.0
 ANSWER_S_MAX = 2.0
 # A notice is a few hundred bytes, a list of scheduled events some thousand.
 ANSWER_BYTES_MAX = 1 << 20
-# Of a line that a hook returns.
+# A reason is cut to this length.
 REASON_CHARS_MAX = 200
 FILE = "file:"
 

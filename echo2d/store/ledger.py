@@ -241,8 +241,8 @@ class Ledger:
 
 
 def read_results(path: Path) -> tuple[tuple[VersionPublished, ...], tuple[Evaluated, ...]]:
-    """What was published and is not revoked, by publish_seq, and how it scored. A coordinator may have
-    the ledger open meanwhile.
+    """Read the versions that are published and not revoked, by publish_seq, and all evaluations. A
+    coordinator may have the ledger open meanwhile.
 
     OperatorFault: there is no ledger, it is of another format, or a row is damaged.
     """

@@ -93,7 +93,7 @@ def _routers_of(model: nn.Module) -> list[tuple[nn.Module, int]]:
 
 def _matching(model: nn.Module, recorder: Any) -> Iterator[tuple[nn.Module, int]]:
     """The modules whose output this recorder of transformers takes. Some are a class, and not an OutputRecorder."""
-    # What is named otherwise than by its class is left out.
+    # A recorder that does not name a class is left out.
     target = getattr(recorder, "target_class", recorder)
     wanted: tuple[type, ...] = (target,) if isinstance(target, type) else ()
     within = getattr(recorder, "layer_name", None) or ""

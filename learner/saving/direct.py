@@ -17,9 +17,10 @@ from typing import Any
 from blake3 import blake3
 from torch.distributed.checkpoint.filesystem import FileSystem
 
-# Of one write: large enough for any disk, small enough to stay in the processor's cache from the copy to the digest.
+# One write has this size: large enough for any disk, and small enough that the bytes are still in the
+# processor's cache when they are digested.
 BUFFER_BYTES = 4 << 20
-# What disks demand of the sizes of direct writes, at most.
+# The size of a direct write must be a multiple of the disk's block; no disk has larger blocks than this.
 BLOCK_BYTES = 4096
 SHARDS = ".distcp"  # ends the names of the files with tensors
 

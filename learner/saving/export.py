@@ -41,7 +41,7 @@ WEIGHTS_KEPT = 2
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What was written. kind: "model", "adapter" or "merged model". bytes: of all files."""
+    """Describes a written export. kind: "model", "adapter" or "merged model". bytes: the size of all files."""
 
     kind: str
     directory: str

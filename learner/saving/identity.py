@@ -53,7 +53,7 @@ def own(
                     f"learner.out_dir: another learner runs on {out_dir}; stop it, or start this one "
                     "with --take-over"
                 )
-            # The other one ends at its next call to the coordinator.
+            # The other learner ends at its next call to the coordinator.
             threading.Thread(target=_lock_later, args=(lock,), daemon=True).start()
         path = out_dir / ID_FILE
         if not path.exists():

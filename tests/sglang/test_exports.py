@@ -51,7 +51,7 @@ async def answered(model: Path, folder: Path) -> list[tuple[float, int]]:
 
 
 def logprobs(model: Path, tokens: list[int]) -> list[float]:
-    """Of the answer's tokens, as transformers has them."""
+    """The logprobs of the answer's tokens by transformers."""
     loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
     with torch.no_grad():
         found = loaded(torch.tensor([PROMPT + tokens])).logits[0].log_softmax(-1)

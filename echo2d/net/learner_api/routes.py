@@ -97,7 +97,7 @@ LONG_POLL_S = 30.0
 # A coordinator that needs longer is overloaded, and the caller should try again.
 ANSWER_S_MAX = 60.0
 REASON_CHARS_MAX = 500
-# Of a learner's identity: the name of its host and a random number.
+# A learner's identity has the name of its host and a random number.
 LEARNER_CHARS_MAX = 128
 # Scores of one commit: of every trajectory of the largest batch (`BATCH_BYTES_MAX`), and a body of
 # so many is below BODY_BYTES_MAX.
