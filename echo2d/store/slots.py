@@ -7,18 +7,20 @@ built in the spare.
              / model / ...     the files that an engine loads
            b / ...             the spare slot: incomplete until its commit
 
-It keeps true: after a crash at any point exactly the old or exactly the new version is current
-(I3); after a `StoreFault` it is the old one. Blocking functions. The methods of a writer may be
-called from several threads for different chunks.
+It keeps true: after the process is killed at any point exactly the old or exactly the new version
+is current (I3); after a `StoreFault` it is the old one. Nothing is synced: a power failure may damage
+both slots. So `require_intact` hashes a slot before an engine loads it, unless this process has just
+written it. Blocking functions. The methods of a writer may be called from several threads for
+different chunks.
 """
 
-import contextlib
 import json
 import logging
+import math
 import shutil
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,18 +33,16 @@ from echo2d.store.disk import (
     allocate,
     read_file,
     replace_file,
-    staged,
     store_faults,
-    sync,
     write_at,
 )
-from echo2d.store.snapshots import damaged_chunks, read_chunk, sync_snapshot
+from echo2d.store.snapshots import damaged_chunks, read_chunk
 
 SLOTS = ("a", "b")
 CURRENT = "current.json"
 MANIFEST = "manifest"
-# After longer than this, files may have left the page cache and be read from a disk that has
-# damaged them.
+# After longer than this, a chunk may have left the page cache and be read from a disk that has
+# damaged it.
 PROOF_S_MAX = 60.0
 
 log = logging.getLogger("echo2d.store")
@@ -67,13 +67,27 @@ _Stamps = tuple[tuple[int, int, int, int], ...]  # inode, size, mtime and ctime 
 
 @dataclass(frozen=True, slots=True)
 class _Proof:
-    """Proof that a slot held this snapshot: it was hashed at `proved_at` or later, with these
-    stamps of its files.
+    """Proof that a slot held this snapshot: each chunk was hashed at its `proved_at` or later, and
+    the files had these stamps since.
     """
 
     digest: Digest
     stamps: _Stamps
-    proved_at: float
+    proved_at: Sequence[float]
+
+    def stale(self, now: float) -> list[ChunkId]:
+        """The chunks that have to be hashed again."""
+        return [
+            ChunkId(position)
+            for position, at in enumerate(self.proved_at)
+            if now >= at + PROOF_S_MAX
+        ]
+
+    def renewed(self, now: float) -> "_Proof":
+        """The stale chunks have been hashed again."""
+        stale = {*self.stale(now)}
+        times = [now if place in stale else at for place, at in enumerate(self.proved_at)]
+        return _Proof(self.digest, self.stamps, times)
 
 
 class SlotStore:
@@ -113,22 +127,20 @@ class SlotStore:
     def begin(self, files: Sequence[FileEntry]) -> "SlotWriter":
         """Begin to write a version into the spare slot, with the space for all files reserved.
 
-        The engine must not use the spare slot's files any more. The flip to the current slot is
-        made durable before the spare slot is touched. StoreFault: the disk is full, and the spare
-        slot has been deleted.
+        The engine must not use the spare slot's files any more. StoreFault: the disk is full, and
+        the spare slot has been deleted.
         """
         check_files(files)
         with self._lock:
             return self._begin(files)
 
     def require_intact(self, directory: Path, digest: Digest) -> None:
-        """Check that a slot holds this snapshot, by hashing it all (`docs/testing.md`: 0.11 s for
-        256 MiB).
+        """Check that a slot holds this snapshot, by hashing what is not proved.
 
-        Hashing is skipped for PROOF_S_MAX after this process hashed or wrote the slot, while every
-        file keeps its inode, size, mtime and ctime. Only root can set a ctime back, so a program
-        that writes there is noticed (before Linux 6.13, from the next clock tick on, up to 10 ms
-        later). Damage by the disk is not; but so soon after, the files are still in memory.
+        A chunk is proved for PROOF_S_MAX after this process hashed or wrote it, while every file
+        keeps its inode, size, mtime and ctime. Only root can set a ctime back, so a program that
+        writes there is noticed (before Linux 6.13, from the next clock tick on, up to 10 ms later).
+        Damage by the disk is not; but so soon after, the chunk is still in memory.
 
         IntegrityFault: it is another snapshot or damaged. The slot has been given up: the version
         that was current before is current again, or none. A writer under way has ended, because it
@@ -162,17 +174,16 @@ class SlotStore:
         """Whether the slot holds this snapshot; see `require_intact`."""
         stamps, now = _stamps(directory), time.monotonic()
         proof = self._proofs.get(directory)
-        if (
-            stamps
-            and proof
-            and (proof.digest, proof.stamps) == (digest, stamps)
-            and now < proof.proved_at + PROOF_S_MAX
-        ):
+        proved = stamps and proof and (proof.digest, proof.stamps) == (digest, stamps)
+        stale = proof.stale(now) if proof and proved else None
+        if stale == []:
             return True
-        intact = _is_intact(directory, digest)
-        if intact:
-            self._proofs[directory] = _Proof(digest, stamps, now)
-        return intact
+        manifest = _intact_manifest(directory, digest, stale)
+        if manifest is None:
+            return False
+        unproved = _Proof(digest, stamps, [-math.inf] * len(manifest.chunk_digests))
+        self._proofs[directory] = (proof if proof and proved else unproved).renewed(now)
+        return True
 
     def _spare(self, current: CurrentSlot | None) -> Path:
         return self._root / (SLOTS[0] if current is None or current.slot == SLOTS[1] else SLOTS[1])
@@ -192,8 +203,6 @@ class SlotStore:
             self._writer.end()
         current = self._before = self.current()
         spare = self._spare(current)
-        with store_faults("preparing the slot", spare):
-            sync(self._root)
         try:
             self._budget.claim(f"slot {spare.name}", sum(file.size for file in files))
             with store_faults("preparing the slot", spare):
@@ -215,70 +224,73 @@ class SlotWriter:
         self._slot = slot
         self._model = slot / "model"
         self._proofs = proofs
-        self._began_at = time.monotonic()
         self._files = tuple(files)
         self._layout = chunk_layout(files)
-        self._standing: dict[ChunkId, Digest] = {}
+        # The digest of each chunk that is in its file, and when it was hashed.
+        self._standing: dict[ChunkId, tuple[Digest, float]] = {}
         self._ended = False
-        self._lock = (
-            threading.Lock()
-        )  # held while writing, so that nothing is written after the end
+        self._writing = 0  # threads that are writing a chunk
+        self._changed = threading.Condition()  # guards the three above
 
     def write_chunk(self, chunk: ChunkId, data: Buffer, result: Digest) -> None:
         """Write a chunk. IntegrityFault: `data` does not have the digest `result`, or the chunk's
         length.
         """
-        place = self._layout[chunk]
+        place, now = self._layout[chunk], time.monotonic()
         if len(data) != place.length or digest_of(data) != result:
             raise IntegrityFault(f"chunk {chunk} does not have the bytes that were promised")
         path = self._model / place.path
-        with self._open(), store_faults("writing", path):
+        with self._changed:
+            self._require_open()
             self._standing.pop(chunk, None)
-            write_at(path, data, place.offset)
-            self._standing[chunk] = result
+            self._writing += 1
+        try:
+            with store_faults("writing", path):
+                write_at(path, data, place.offset)
+            with self._changed:
+                self._standing[chunk] = result, now
+        finally:
+            with self._changed:
+                self._writing -= 1
+                self._changed.notify_all()
 
     def commit(self, manifest: Manifest, epoch: Epoch, version: Version) -> CurrentSlot:
-        """Make everything durable and this slot the current one. The writer has ended then, and
-        after a StoreFault.
+        """Make this slot the current one. The writer has ended then, and after a StoreFault.
 
         IntegrityFault: the chunks are not exactly those of `manifest`; the writer goes on.
         """
-        expected = {
-            ChunkId(position): digest for position, digest in enumerate(manifest.chunk_digests)
-        }
-        with self._open(), store_faults("committing", self._slot):
-            if manifest.files != self._files or self._standing != expected:
+        with self._changed, store_faults("committing", self._slot):
+            self._wait_for_writes()
+            self._require_open()
+            standing = [self._standing.get(ChunkId(each)) for each in range(len(self._layout))]
+            found = tuple(None if each is None else each[0] for each in standing)
+            if manifest.files != self._files or found != manifest.chunk_digests:
                 raise IntegrityFault("the chunks in the slot are not those of the manifest")
             self._ended = True
-            self._make_durable(manifest)
-            self._proofs[self._model] = _Proof(
-                manifest.digest, _stamps(self._model), self._began_at
-            )
+            replace_file(self._slot / MANIFEST, manifest.encode(), durable=False)
+            times = [0.0 if each is None else each[1] for each in standing]
+            self._proofs[self._model] = _Proof(manifest.digest, _stamps(self._model), times)
             current = CurrentSlot(self._model, epoch, version, manifest)
             _flip(current)
             return current
 
     def end(self) -> None:
         """End the writer: nothing is written from now on."""
-        with self._lock:
+        with self._changed:
             self._ended = True
+            self._wait_for_writes()
 
     def check(self) -> None:
         """Assert that the chunks said to be written are in the files."""
-        for chunk, digest in self._standing.items():
+        for chunk, (digest, _) in self._standing.items():
             assert digest_of(read_chunk(self._model, self._layout[chunk])) == digest
 
-    @contextlib.contextmanager
-    def _open(self) -> Iterator[None]:
-        with self._lock:
-            if self._ended:
-                raise StoreFault("this slot writer has ended")
-            yield
+    def _require_open(self) -> None:
+        if self._ended:
+            raise StoreFault("this slot writer has ended")
 
-    def _make_durable(self, manifest: Manifest) -> None:
-        sync_snapshot(self._model, self._files)
-        replace_file(self._slot / MANIFEST, manifest.encode(), durable=True)
-        sync(self._slot.parent)
+    def _wait_for_writes(self) -> None:
+        self._changed.wait_for(lambda: self._writing == 0)
 
 
 def _flip(to: CurrentSlot) -> None:
@@ -286,12 +298,7 @@ def _flip(to: CurrentSlot) -> None:
     digest = to.manifest.digest.hex()
     facts = {"slot": to.slot, "epoch": to.epoch, "version": to.version, "digest": digest}
     path = to.directory.parent.parent / CURRENT
-    staged(path, json.dumps(facts).encode(), durable=True).replace(path)
-    try:
-        sync(path.parent)
-    except OSError as error:
-        # It is current already. `begin` syncs again before it touches the other slot.
-        log.warning("flip not durable yet path=%s error=%s", path, error)
+    replace_file(path, json.dumps(facts).encode(), durable=False)
 
 
 def _stamps(directory: Path) -> _Stamps:
@@ -305,16 +312,21 @@ def _stamps(directory: Path) -> _Stamps:
     return tuple((each.st_ino, each.st_size, each.st_mtime_ns, each.st_ctime_ns) for each in found)
 
 
-def _is_intact(directory: Path, digest: Digest) -> bool:
-    """Whether the files in a slot's directory are this snapshot, by reading and hashing all."""
+def _intact_manifest(
+    directory: Path, digest: Digest, among: Sequence[ChunkId] | None
+) -> Manifest | None:
+    """The manifest of this snapshot if the files in a slot's directory are intact: all chunks, or
+    those `among`, are read and hashed.
+    """
     try:
         with store_faults("reading", directory):
             manifest = Manifest.decode(read_file(directory.parent / MANIFEST))
             _check_sizes(directory, manifest)
     except (IntegrityFault, StoreFault) as fault:
         log.warning("slot is damaged path=%s error=%s", directory, fault)
-        return False
-    return manifest.digest == digest and not damaged_chunks(directory, manifest)
+        return None
+    intact = manifest.digest == digest and not damaged_chunks(directory, manifest, among)
+    return manifest if intact else None
 
 
 def _read_current(root: Path, text: bytes) -> CurrentSlot:

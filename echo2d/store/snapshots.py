@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from echo2d.core.base.canonical import digest_of, require
-from echo2d.core.base.ids import ChunkId
+from echo2d.core.base.ids import ChunkId, Digest
 from echo2d.core.weights.manifest import (
     ADAPTER_CONFIG,
     ADAPTER_FILES,
@@ -29,6 +29,7 @@ from echo2d.core.weights.manifest import (
 from echo2d.core.weights.safetensors_header import LENGTH_BYTES, check_header, header_bytes
 from echo2d.errors import IntegrityFault, OperatorFault, StoreFault
 from echo2d.store.disk import read_at, read_into, store_faults, sync
+from echo2d.store.threads import in_threads
 
 
 def scan_snapshot(directory: Path) -> tuple[FileEntry, ...]:
@@ -53,12 +54,14 @@ def scan_snapshot(directory: Path) -> tuple[FileEntry, ...]:
 
 
 def build_manifest(directory: Path, progress: Callable[[int], None] | None = None) -> Manifest:
-    """Hash a model directory into a manifest. progress: called with the number of bytes hashed so
-    far.
+    """Hash a model directory into a manifest, in a few threads. progress: called with the number of
+    bytes hashed so far.
     """
     files, digests, done = scan_snapshot(directory), [], 0
-    for chunk in chunk_layout(files):
-        digests.append(digest_of(read_chunk(directory, chunk)))
+    chunks = chunk_layout(files)
+    hashed = in_threads(lambda chunk: digest_of(read_chunk(directory, chunk)), chunks)
+    for chunk, digest in zip(chunks, hashed, strict=True):
+        digests.append(digest)
         done += chunk.length
         if progress is not None:
             progress(done)
@@ -85,14 +88,22 @@ def read_chunk_into(directory: Path, chunk: Chunk, buffer: memoryview) -> memory
     return data
 
 
-def damaged_chunks(directory: Path, manifest: Manifest) -> tuple[ChunkId, ...]:
-    """Return the chunks whose bytes do not match the manifest. Reads and hashes all files."""
+def damaged_chunks(
+    directory: Path, manifest: Manifest, among: Sequence[ChunkId] | None = None
+) -> tuple[ChunkId, ...]:
+    """Return the chunks whose bytes do not match the manifest. Reads and hashes all, or those
+    `among`, in a few threads.
+    """
+    chunks = manifest.chunks
+    positions = range(len(chunks)) if among is None else among
+
+    def hashed(position: int) -> Digest:
+        return digest_of(_read_what_is_there(directory, chunks[position]))
+
     return tuple(
         ChunkId(position)
-        for position, (chunk, digest) in enumerate(
-            zip(manifest.chunks, manifest.chunk_digests, strict=True)
-        )
-        if digest_of(_read_what_is_there(directory, chunk)) != digest
+        for position, digest in zip(positions, in_threads(hashed, positions), strict=True)
+        if digest != manifest.chunk_digests[position]
     )
 
 

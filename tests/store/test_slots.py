@@ -4,7 +4,7 @@ import errno
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -151,6 +151,21 @@ def test_a_damaged_slot_is_not_current(
     assert standing(tmp_path / "slots") == 2
 
 
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
+    """How many chunks each check of a slot hashed; None: all."""
+    found: list[int | None] = []
+
+    def look(
+        directory: Path, manifest: Manifest, among: Sequence[ChunkId] | None = None
+    ) -> tuple[ChunkId, ...]:
+        found.append(None if among is None else len(among))
+        return damaged_chunks(directory, manifest, among)
+
+    monkeypatch.setattr(slots, "damaged_chunks", look)
+    return found
+
+
 def rot(current: CurrentSlot) -> None:
     path = current.directory / "model-1.safetensors"
     write_at(path, b"rot", 1000)
@@ -175,34 +190,48 @@ def test_what_rots_gives_way_to_the_version_before_and_is_written_anew(
 
 
 def test_what_was_just_written_and_not_touched_is_not_hashed_again(
-    tmp_path: Path, old: Published, new: Published, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, old: Published, new: Published, looks: list[int | None]
 ) -> None:
-    looked: list[Path] = []
-
-    def look(directory: Path, manifest: Manifest) -> tuple[ChunkId, ...]:
-        looked.append(directory)
-        return damaged_chunks(directory, manifest)
-
-    monkeypatch.setattr(slots, "damaged_chunks", look)
     store = SlotStore(tmp_path / "slots", DiskBudget(ROOM))
     first, second = put(store, old, 1), put(store, new, 2)
     for current in (first, second, second):
         store.require_intact(current.directory, current.manifest.digest)
-    assert looked == []
+    assert looks == []
     (second.directory / "config.json").touch()
     for _ in range(2):
         store.require_intact(second.directory, second.manifest.digest)
-    assert looked == [second.directory], "touched, hashed once, and known again"
+    assert looks == [None], "touched, hashed once, and known again"
     SlotStore(tmp_path / "slots", DiskBudget(ROOM)).require_intact(
         second.directory, second.manifest.digest
     )
-    assert len(looked) == 2, "another process knows nothing"
-    monkeypatch.setattr(slots, "PROOF_S_MAX", 0.0)
-    store.require_intact(second.directory, second.manifest.digest)
-    assert len(looked) == 3, "a proof ages"
+    assert len(looks) == 2, "another process knows nothing"
     third = put(store, old, 3)
     with pytest.raises(IntegrityFault, match="damaged"):
         store.require_intact(third.directory, new[1].digest)
+
+
+def test_a_proof_of_a_chunk_counts_from_when_it_was_written(
+    tmp_path: Path, new: Published, looks: list[int | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr("echo2d.store.slots.time.monotonic", lambda: now)
+    store = SlotStore(tmp_path / "slots", DiskBudget(ROOM))
+    model, manifest = new
+    writer = store.begin(manifest.files)
+    for position, chunk in enumerate(manifest.chunks):
+        now += 50.0 if position == 2 else 0.0
+        data = read_chunk(model, chunk)
+        writer.write_chunk(ChunkId(position), data, manifest.chunk_digests[position])
+    current = writer.commit(manifest, Epoch(1), Version(1))
+    store.require_intact(current.directory, manifest.digest)
+    assert looks == []
+    now += 20.0
+    for _ in range(2):
+        store.require_intact(current.directory, manifest.digest)
+    assert looks == [2], "the first two chunks were written long ago, and are hashed once"
+    now += 50.0
+    store.require_intact(current.directory, manifest.digest)
+    assert looks == [2, len(manifest.chunks) - 2]
 
 
 def test_what_rots_while_the_next_is_written_leaves_nothing(

@@ -197,6 +197,8 @@ def run_into(disk: FailingDisk, path: Path, runner: asyncio.Runner, form: BuiltF
     except StoreFault:
         assert version_standing(path) == 1
         runner.run(box.take_again(form))
+    except BaseExceptionGroup as group:  # of the tasks that write chunks
+        assert group.subgroup(Killed) is not None
     except Killed:
         pass
     finally:
@@ -286,9 +288,7 @@ def test_a_kill_at_any_call_leaves_the_old_or_the_new(
         assert version_standing(path) == 2
     old = found.count(1)
     assert found == [1] * old + [2] * (len(found) - old), "one flip"
-    assert old == len(found) - (0 if torn else 2), (
-        "opening the folder to sync it, and the sync, come after the flip"
-    )
+    assert old == len(found), "the flip is the last call"
 
 
 @pytest.mark.parametrize("name", [*REFUSALS, "kill"])

@@ -23,11 +23,12 @@ from echo2d.runtime.peer.frame_holdings import FrameHoldings
 from echo2d.store.frames import FramesDamaged, FrameStore
 from echo2d.store.slots import CurrentSlot, SlotStore, SlotWriter
 from echo2d.store.snapshots import read_chunk_into
+from echo2d.store.threads import CHUNK_THREADS_MAX, chunk_threads
 
 # How many pending chunks, in order, are checked for being complete. Frames arrive nearly in order.
-LOOKAHEAD_CHUNKS = 16
+LOOKAHEAD_CHUNKS = 4 * CHUNK_THREADS_MAX
 # Chunks that a thread writes in one call; few, so that cancelling takes well under a second.
-BATCH_CHUNKS = 4
+BATCH_CHUNKS = 2
 
 log = logging.getLogger("echo2d.worker")
 
@@ -106,15 +107,14 @@ class SnapshotBuilder:
                 )
             writer = await self._holdings.with_room(form, lambda: self._slots.begin(index.files))
             work = _Work(form, index, self._store, base, writer, self._scratch)
-            while not work.done:
-                batch = work.take(self._holdings)
-                if self._ends(form):
-                    await asyncio.to_thread(writer.end)
-                    return ApplyCancelled(form)
-                if batch:
-                    await self._write(work, batch)
-                else:
-                    await self._holdings.changed()
+            async with asyncio.TaskGroup() as tasks:
+                for _ in range(chunk_threads()):
+                    tasks.create_task(self._write_chunks(form, work))
+            if work.fault is not None:
+                raise work.fault
+            if not work.done:
+                await asyncio.to_thread(writer.end)
+                return ApplyCancelled(form)
             if work.lacking:
                 await asyncio.to_thread(writer.end)
                 reason = f"the current slot is damaged under {len(work.lacking)} delta chunks"
@@ -123,6 +123,20 @@ class SnapshotBuilder:
             manifest = await asyncio.to_thread(index.manifest)
             current = await asyncio.to_thread(writer.commit, manifest, facts.epoch, facts.version)
         return SnapshotReady(form, facts.version, manifest.digest, str(current.directory))
+
+    async def _write_chunks(self, form: FormId, work: "_Work") -> None:
+        """Write what arrives, beside other tasks that do the same, until all is written, the form
+        ends, or one of them fails.
+        """
+        while not (work.done or work.fault or self._ends(form)):
+            batch = work.take(self._holdings)
+            if not batch:
+                await self._holdings.changed()
+                continue
+            await self._write(work, batch)
+            # The others may wait for this batch only.
+            if work.done or work.fault:
+                self._holdings.ring()
 
     async def _write(self, work: "_Work", batch: list[ChunkRecord]) -> None:
         try:
@@ -133,6 +147,10 @@ class SnapshotBuilder:
         except _CopyDamaged as fault:
             log.warning("%s", fault)
             work.put_back(batch)
+        except (IntegrityFault, StoreFault) as fault:
+            work.fault = work.fault or fault
+        finally:
+            work.writing -= 1
 
     def _ends(self, form: FormId) -> bool:
         """Whether the form is no longer wanted: cancelled or dropped."""
@@ -170,7 +188,11 @@ class _Pending:
 
 
 class _Work:
-    """The chunks of one form still to be written. lacking: those whose base is damaged."""
+    """The chunks of one form still to be written.
+
+    lacking: those whose base is damaged. fault: the first one that ends the work. writing: batches
+    that were taken and are not written yet.
+    """
 
     def __init__(
         self,
@@ -195,6 +217,8 @@ class _Work:
                 zip(base.manifest.chunks, base.manifest.chunk_digests, strict=True)
             )
         self.lacking: set[ChunkId] = set()
+        self.fault: IntegrityFault | StoreFault | None = None
+        self.writing = 0
         self._next_segment = SegmentId(0)
         # Chunks of the segments whose tables are known, in order.
         self._pending: dict[ChunkId, _Pending] = {}
@@ -205,10 +229,13 @@ class _Work:
             self._index.complete
             and self._next_segment == self._index.segment_count
             and not self._pending
+            and not self.writing
         )
 
     def take(self, holdings: FrameHoldings) -> list[ChunkRecord]:
-        """Up to BATCH_CHUNKS chunks that can be written now."""
+        """Take up to BATCH_CHUNKS chunks that can be written now. The caller counts `writing` down
+        when they are written or put back.
+        """
         table = self._index.table(self._next_segment)
         while table is not None:
             self._pending.update((record.chunk, _Pending(record, [])) for record in table.records)
@@ -225,6 +252,7 @@ class _Work:
         batch = list(islice(ready, BATCH_CHUNKS))
         for record in batch:
             del self._pending[record.chunk]
+        self.writing += bool(batch)
         return batch
 
     def put_back(self, records: Iterable[ChunkRecord]) -> None:
@@ -242,16 +270,16 @@ class _Work:
 
         The writer hashes every result. Frames and base are hashed only if a result is wrong.
         """
-        with self._scratch.chunk() as self._chunk:
+        with self._scratch.chunk() as scratch:
             for record in records:
-                self._write(record)
+                self._write(record, scratch)
 
-    def _write(self, record: ChunkRecord) -> None:
+    def _write(self, record: ChunkRecord, scratch: memoryview) -> None:
         try:
             if self._copied(record):
-                self._copy(record)
+                self._copy(record, scratch)
             else:
-                self._decode(record)
+                self._decode(record, scratch)
         except LacksBase:
             self.lacking.add(record.chunk)
 
@@ -259,37 +287,37 @@ class _Work:
         """Whether the current slot holds the same bytes in the same place."""
         return self._base_digests.get(self._place(record)) == record.result
 
-    def _copy(self, record: ChunkRecord) -> None:
+    def _copy(self, record: ChunkRecord, scratch: memoryview) -> None:
         """_CopyDamaged: the current slot has rotted there; the chunk must be decoded."""
-        data = self._read_base(record) or b""
+        data = self._read_base(record, scratch) or b""
         try:
             self._writer.write_chunk(record.chunk, data, record.result)
         except IntegrityFault:
             del self._base_digests[self._place(record)]
             raise _CopyDamaged(f"chunk {record.chunk} is damaged in the current slot") from None
 
-    def _decode(self, record: ChunkRecord) -> None:
+    def _decode(self, record: ChunkRecord, scratch: memoryview) -> None:
         """FramesDamaged: the result is wrong because frames on disk are damaged."""
         spans = self._index.chunk_spans(record.chunk)
         try:
-            self._put(record, self._store.read_encoded_chunk(self._form, spans))
+            self._put(record, self._store.read_encoded_chunk(self._form, spans), scratch)
         except IntegrityFault:
             # The first read may have gone wrong with the disk still right: verify every frame now.
-            self._put(record, self._store.verify(self._form, spans))
+            self._put(record, self._store.verify(self._form, spans), scratch)
 
-    def _put(self, record: ChunkRecord, payload: bytes) -> None:
-        base = self._read_base(record) if record.needs_base else None
+    def _put(self, record: ChunkRecord, payload: bytes, scratch: memoryview) -> None:
+        base = self._read_base(record, scratch) if record.needs_base else None
         data = decode_record(record, payload, self._place(record).length, base, overwrite=True)
         self._writer.write_chunk(record.chunk, data, record.result)
 
-    def _read_base(self, record: ChunkRecord) -> memoryview | None:
+    def _read_base(self, record: ChunkRecord, scratch: memoryview) -> memoryview | None:
         """The chunk in the current slot, read anew each time: decoding overwrites its base."""
         place = self._place(record)
         if self._base is None or place not in self._base_digests:
             return None
         # A chunk that cannot be read is treated like a damaged one.
         with suppress(IntegrityFault, StoreFault):
-            return read_chunk_into(self._base.directory, place, self._chunk)
+            return read_chunk_into(self._base.directory, place, scratch)
         return None
 
     def _place(self, record: ChunkRecord) -> Chunk:
