@@ -5,12 +5,14 @@ Reading, hashing, encoding and writing a chunk release the GIL, so threads use t
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
 # A chunk in work takes up to about 50 MB; 16 threads are faster than any disk here.
 CHUNK_THREADS_MAX = 16
+# Results per thread that wait to be taken, so that threads go on while their consumer is busy.
+_WAITING = 4
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -23,8 +25,8 @@ def chunk_threads() -> int:
 
 def in_threads(
     work: Callable[[_Item], _Result], items: Iterable[_Item], *, threads: int | None = None
-) -> Iterator[_Result]:
-    """Yield `work(item)` of each item, in their order. At most one result per thread waits.
+) -> Generator[_Result, None, None]:
+    """Yield `work(item)` of each item, in their order. A few results per thread wait to be taken.
 
     threads: `chunk_threads()` if None. Raises what `work` raised, once the calls under way are over.
     """
@@ -34,7 +36,7 @@ def in_threads(
         try:
             for item in items:
                 waiting.append(pool.submit(work, item))
-                if len(waiting) > count:
+                if len(waiting) > _WAITING * count:
                     yield waiting.popleft().result()
             while waiting:
                 yield waiting.popleft().result()

@@ -197,10 +197,11 @@ def run_into(disk: FailingDisk, path: Path, runner: asyncio.Runner, form: BuiltF
     except StoreFault:
         assert version_standing(path) == 1
         runner.run(box.take_again(form))
-    except BaseExceptionGroup as group:  # of the tasks that write chunks
-        assert group.subgroup(Killed) is not None
     except Killed:
         pass
+    except BaseExceptionGroup as group:  # of the tasks that write chunks
+        if group.subgroup(Killed) is None:
+            raise
     finally:
         box.state_dir.close()
 

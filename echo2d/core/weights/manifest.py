@@ -26,8 +26,10 @@ CHUNK_BYTES = 8 << 20
 # The largest public models have about 200 shards. The list of files must fit into one table.
 FILES_MAX = 1024
 PATH_PART_CHARS_MAX = 128  # half of what file systems allow: room for suffixes of temporary files
-# A segment of 64 MiB closes above 56 MiB, so any form of such a snapshot fits into SEGMENTS_MAX.
-SNAPSHOT_BYTES_MAX = SEGMENTS_MAX * (56 << 20)
+# A segment of 64 MiB closes above 56 MiB, and at most SMALL_SEGMENTS_MAX come before the first of
+# them. So any form of such a snapshot fits into SEGMENTS_MAX.
+SMALL_SEGMENTS_MAX = 64
+SNAPSHOT_BYTES_MAX = (SEGMENTS_MAX - SMALL_SEGMENTS_MAX) * (56 << 20)
 # The header and the data section of each file may end in a short chunk.
 CHUNKS_MAX = SNAPSHOT_BYTES_MAX // CHUNK_BYTES + 2 * FILES_MAX
 MANIFEST_BYTES_MAX = CHUNKS_MAX * DIGEST_BYTES + FILES_MAX * (2 * PATH_PART_CHARS_MAX + 32)

@@ -18,6 +18,7 @@ from echo2d.core.weights.manifest import Chunk, Manifest, chunk_layout
 from echo2d.errors import IntegrityFault, OperatorFault, StoreFault
 from echo2d.store.deltas import DeltaStore, StoredDelta
 from echo2d.store.snapshots import read_chunk, scan_snapshot
+from echo2d.store.threads import in_threads
 
 log = logging.getLogger("echo2d.seed")
 
@@ -82,16 +83,18 @@ def _sums_of(directory: Path, digest: Digest) -> dict[Chunk, bytes]:
     """`base_sum` of each chunk. BaseLost: the directory does not hold the snapshot `digest`."""
     try:
         files = scan_snapshot(directory)
-        sums, digests = dict[Chunk, bytes](), list[Digest]()
-        for chunk in chunk_layout(files):
+        chunks = chunk_layout(files)
+
+        def hashed(chunk: Chunk) -> tuple[bytes, Digest]:
             data = read_chunk(directory, chunk)
-            sums[chunk] = base_sum(data)
-            digests.append(digest_of(data))
+            return base_sum(data), digest_of(data)
+
+        sums, digests = zip(*in_threads(hashed, chunks), strict=True)
     except (OperatorFault, IntegrityFault, StoreFault) as fault:
         raise BaseLost(str(fault)) from fault
-    if Manifest(files, tuple(digests)).digest != digest:
+    if Manifest(files, digests).digest != digest:
         raise BaseLost(f"{directory} is not the base that was published")
-    return sums
+    return dict(zip(chunks, sums, strict=True))
 
 
 class BaseChain:

@@ -1,13 +1,12 @@
 """Encodes one snapshot directory into the segments of one form.
 
-Calls block, so make them in a thread; the encoder starts a few threads of its own.
+Each chunk is read once: its digest, its sum and its encoding come from the same bytes. Calls block,
+so make them in a thread; the encoder starts a few threads of its own.
 """
 
-from collections import deque
-from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Generator
+from contextlib import closing
 from functools import partial
-from os import cpu_count
 from pathlib import Path
 from typing import Protocol
 
@@ -23,8 +22,7 @@ from echo2d.core.weights.encoding import (
 from echo2d.core.weights.manifest import Chunk, FileEntry, Manifest, chunk_layout
 from echo2d.core.weights.signed_index import FormTotals
 from echo2d.store.snapshots import read_chunk, scan_snapshot
-
-ENCODERS_MAX = 4  # chunks encoded at once: about a core and 50 MB each
+from echo2d.store.threads import in_threads
 
 EncodedRecord = tuple[ChunkRecord, bytes]
 
@@ -57,8 +55,9 @@ class Encoder:
 
     def segments(self) -> Generator[Segment, None, None]:
         """All segments, in order. IntegrityFault, StoreFault: a file can no longer be read."""
-        with ThreadPoolExecutor(min(ENCODERS_MAX, cpu_count() or 1), "echo2d-encoder") as pool:
-            for record, payload in self._chunks(pool):
+        # Closing this generator early ends the threads too.
+        with closing(in_threads(self._encode, enumerate(chunk_layout(self._files)))) as encoded:
+            for record, payload in encoded:
                 full = self._builder.add(record, payload)
                 if full is not None:
                     yield full
@@ -79,17 +78,8 @@ class Encoder:
         """
         return self._sums if len(self._sums) == len(chunk_layout(self._files)) else None
 
-    def _chunks(self, pool: ThreadPoolExecutor) -> Iterator[EncodedRecord]:
-        encoding: deque[Future[EncodedRecord]] = deque()
-        for position, chunk in enumerate(chunk_layout(self._files)):
-            # Chunks come out in order, and only a few of them are in memory at a time.
-            encoding.append(pool.submit(self._encode, ChunkId(position), chunk))
-            if len(encoding) > ENCODERS_MAX:
-                yield encoding.popleft().result()
-        while encoding:
-            yield encoding.popleft().result()
-
-    def _encode(self, position: ChunkId, chunk: Chunk) -> EncodedRecord:
+    def _encode(self, numbered: tuple[int, Chunk]) -> EncodedRecord:
+        position, chunk = ChunkId(numbered[0]), numbered[1]
         new = partial(self._read, chunk)
         return (
             encode_record(position, new())

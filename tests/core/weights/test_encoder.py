@@ -5,39 +5,49 @@ import pytest
 from echo2d.core.base.canonical import digest_of
 from echo2d.core.base.ids import ChunkId
 from echo2d.core.weights.delta import ChunkMode
-from echo2d.core.weights.encoder import FormBuilder, Segment
+from echo2d.core.weights.encoder import FormBuilder
 from echo2d.core.weights.encoding import (
     FRAME_BYTES_MAX,
     NO_BASE,
     RECORD_TABLE_BYTES,
     SEGMENT_BYTES_MAX,
+    SEGMENT_BYTES_MIN,
+    SEGMENT_GROWTH,
     TABLE_BYTES_MAX,
     ChunkRecord,
     encode_record,
 )
-from echo2d.core.weights.manifest import CHUNK_BYTES, FileEntry
+from echo2d.core.weights.manifest import CHUNK_BYTES, SMALL_SEGMENTS_MAX, FileEntry
 from tests.support.encodings import build_form, facts
 
 ZEROS = bytes(CHUNK_BYTES)
 
 
-def test_a_segment_holds_sixty_four_mebibytes() -> None:
-    builder = FormBuilder(facts(), (FileEntry("a.json", 10 * CHUNK_BYTES, 0),))
-    segments: list[Segment] = []
-    for chunk in range(10):
-        full = builder.add(
-            ChunkRecord(ChunkId(chunk), ChunkMode.RAW, CHUNK_BYTES, NO_BASE, digest_of(b"")), ZEROS
-        )
-        segments += [] if full is None else [full]
-        builder.check()
-    segments.append(builder.finish())
-    builder.check()
-    assert [(segment.table.wire_bytes, segment.table.first_chunk) for segment in segments] == [
-        (SEGMENT_BYTES_MAX, 0),
-        (2 * CHUNK_BYTES, 8),
-    ]
-    assert segments[0].table.files == (FileEntry("a.json", 10 * CHUNK_BYTES, 0),)
-    assert segments[1].table.files == ()
+def segment_sizes(wire_bytes: int, chunks: int) -> list[int]:
+    """The wire bytes of each segment of a form whose chunks all take `wire_bytes`."""
+    builder = FormBuilder(facts(), (FileEntry("a.json", chunks * CHUNK_BYTES, 0),))
+    sizes, payload = list[int](), ZEROS[:wire_bytes]
+    for chunk in range(chunks):
+        record = ChunkRecord(ChunkId(chunk), ChunkMode.RAW, wire_bytes, NO_BASE, digest_of(b""))
+        full = builder.add(record, payload)
+        if full is not None:
+            sizes.append(full.table.wire_bytes)
+            assert full.table.files == (builder._files if len(sizes) == 1 else ())
+            builder.check()
+    return [*sizes, builder.finish().table.wire_bytes]
+
+
+@pytest.mark.parametrize("wire_bytes", [50_000, CHUNK_BYTES // 3, CHUNK_BYTES])
+def test_segments_grow_to_sixty_four_mebibytes(wire_bytes: int) -> None:
+    sizes = segment_sizes(wire_bytes, 400 * (1 << 20) // wire_bytes)
+    assert sizes[0] <= max(SEGMENT_BYTES_MIN, wire_bytes)
+    before = [sum(sizes[:place]) for place in range(len(sizes))]
+    for size, sent in zip(sizes, before, strict=True):
+        # The tables before it count, too.
+        assert size <= max(SEGMENT_BYTES_MIN, wire_bytes, 1.01 * sent * SEGMENT_GROWTH)
+    largest = [size for size in sizes if size > SEGMENT_BYTES_MAX - CHUNK_BYTES]
+    assert max(largest) <= SEGMENT_BYTES_MAX
+    assert sizes.index(largest[0]) <= SMALL_SEGMENTS_MAX // 2
 
 
 def test_a_full_table_closes_a_segment() -> None:
