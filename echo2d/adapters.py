@@ -70,7 +70,12 @@ def base_digest(directory: Path) -> str:
 
 def pin_base(adapter: Path, digest: str) -> None:
     """Write the pin of an adapter. digest: the `base_digest` of its base model."""
-    (adapter / BASE_PIN).write_text(json.dumps({"base_digest": digest}) + "\n")
+    (adapter / BASE_PIN).write_bytes(base_pin(digest))
+
+
+def base_pin(digest: str) -> bytes:
+    """The content of the file BASE_PIN."""
+    return (json.dumps({"base_digest": digest}) + "\n").encode()
 
 
 def pinned_base(directory: Path) -> str | None:

@@ -23,6 +23,7 @@ A published directory may hold a LoRA adapter as PEFT writes it, without its REA
 """
 
 import asyncio
+import base64
 import json
 import logging
 import random
@@ -41,7 +42,7 @@ import aiohttp
 import numpy as np
 from numpy.typing import NDArray
 
-from echo2d.adapters import base_digest, pin_base
+from echo2d.adapters import base_digest, base_pin, pin_base
 from echo2d.core.protocol.sampling import WHOLE, Sampling
 from echo2d.core.protocol.trajectory import (
     TrajectoryRecord,
@@ -51,27 +52,34 @@ from echo2d.core.protocol.trajectory import (
     unpack_logprobs,
     unpack_tokens,
 )
+from echo2d.core.weights.manifest import BASE_PIN
 from echo2d.errors import IntegrityFault, OperatorFault, PeerFault, StoreFault
 from echo2d.net.control.client import Backoff
-from echo2d.net.learner_api.routes import DIGEST_HEADER, SCORE_MAX, SCORES_MAX
+from echo2d.net.learner_api.routes import BODY_BYTES_MAX, DIGEST_HEADER, SCORE_MAX, SCORES_MAX
 from echo2d.net.security.auth import read_token_file
 from echo2d.net.security.tls import Tls, in_words, is_for_good, to_coordinator
 from echo2d.net.security.urls import coordinator_url, is_loopback
+from echo2d.snapshot_writer import SnapshotFile, write_snapshot
 
 __all__ = [
-    "AsyncCoordinator", "Batch", "Coordinator", "Evaluation", "Fenced", "Group", "IntegrityFault", "NotResumable",
-    "OperatorFault", "PeerFault", "PromptsOver", "Published", "Sampling", "Session", "Span",
-    "StoreFault", "Trajectory", "TrajectoryScore", "Unanswered", "Unreachable", "base_digest",
-    "pin_base", "read_batch",
+    "BASE_PIN", "AsyncCoordinator", "Batch", "Coordinator", "Evaluation", "Fenced", "Group",
+    "IntegrityFault", "NotResumable", "OperatorFault", "PeerFault", "PromptsOver", "Published",
+    "Sampling", "Session", "SnapshotFile", "Span", "StoreFault", "Trajectory", "TrajectoryScore",
+    "Unanswered", "Unreachable", "base_digest", "base_pin", "pin_base", "read_batch",
+    "write_snapshot",
 ]  # fmt: skip
 
 CONNECT_TIMEOUT_S = 10.0
 # Without a byte of the answer. The coordinator answers a request for a batch within 30 s, with or
 # without a batch, and everything else at once.
 ANSWER_S_MAX = 120.0
-# The same for publishing: the coordinator first hashes the version, for minutes if it is large.
+# The same for publishing: without a manifest the coordinator first hashes the version, for minutes if
+# it is large and the disk slow.
 TAKE_S_MAX = 3600.0
 UPLOAD_PART_BYTES = 1 << 20
+# As base64 it fits into a request. The manifest of a version of more than about 190 GB does not, and
+# the coordinator hashes the files.
+MANIFEST_SENT_MAX = BODY_BYTES_MAX * 3 // 4 - (16 << 10)
 # A coordinator that is there answers a call within this time.
 HURRY_S = 10.0
 WAKE_S = 0.5  # a waiting call notices `hurry` after this time
@@ -271,13 +279,21 @@ class AsyncCoordinator:
         self._epoch = session.epoch
         return session
 
-    async def publish(self, version: int, directory: Path) -> Published:
+    async def publish(
+        self, version: int, directory: Path, manifest: bytes | None = None
+    ) -> Published:
         """Publish a model or adapter directory as this version.
 
         The coordinator reads the path itself when it is on this host; otherwise the files are
         uploaded. When this returns, the directory may be deleted.
+
+        manifest: what `write_snapshot` returned for this directory. Without it the coordinator hashes
+        the files before it answers. With it the version spreads at once, and is revoked if its files
+        turn out to be different.
         """
         body: dict[str, Any] = {"version": version, "epoch": self._epoch}
+        if manifest is not None and len(manifest) <= MANIFEST_SENT_MAX:
+            body["manifest"] = base64.b64encode(manifest).decode()
         if is_loopback(urlsplit(self._url).hostname or ""):
             body["path"] = await asyncio.to_thread(lambda: str(directory.absolute()))
         else:
@@ -467,8 +483,8 @@ class Coordinator:
         opening = self._inner.open_session(resume_step, learner=learner, take_over=take_over)
         return self._wait(opening)
 
-    def publish(self, version: int, directory: Path) -> Published:
-        return self._wait(self._inner.publish(version, directory))
+    def publish(self, version: int, directory: Path, manifest: bytes | None = None) -> Published:
+        return self._wait(self._inner.publish(version, directory, manifest))
 
     def take_batch(self, step: int) -> Batch:
         return self._wait(self._inner.take_batch(step))

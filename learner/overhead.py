@@ -68,7 +68,7 @@ class StubCoordinator:
         assert resume_step == 0
         return Session(1, "run", 2, NEVER, GROUPS * GROUP_SIZE, GROUP_SIZE, GROUP_SIZE)
 
-    def publish(self, version: int, directory: Path) -> Published:
+    def publish(self, version: int, directory: Path, _: bytes | None = None) -> Published:
         copy, begun = self._root / "taken", time.monotonic()
         shutil.rmtree(copy, ignore_errors=True)
         copy.mkdir()

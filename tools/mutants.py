@@ -131,8 +131,8 @@ MUTANTS = (
         "I3, flip",
         "for a moment no version is current",
         "echo2d/store/slots.py",
-        "    staged(path, json.dumps(facts).encode(), durable=True).replace(path)",
-        "    path.write_bytes(b'')\n    staged(path, json.dumps(facts).encode(), durable=True).replace(path)",
+        "    replace_file(path, json.dumps(facts).encode(), durable=False)",
+        "    path.write_bytes(b'')\n    replace_file(path, json.dumps(facts).encode(), durable=False)",
         ("tests/store/test_under_fire.py",),
     ),
     Mutant(

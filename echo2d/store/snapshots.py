@@ -29,7 +29,7 @@ from echo2d.core.weights.manifest import (
 from echo2d.core.weights.safetensors_header import LENGTH_BYTES, check_header, header_bytes
 from echo2d.errors import IntegrityFault, OperatorFault, StoreFault
 from echo2d.store.disk import read_at, read_into, store_faults, sync
-from echo2d.store.threads import in_threads
+from echo2d.threads import in_threads
 
 
 def scan_snapshot(directory: Path) -> tuple[FileEntry, ...]:
@@ -109,9 +109,9 @@ def damaged_chunks(
 
 def adopt_snapshot(source: Path, destination: Path) -> tuple[FileEntry, ...]:
     """Take over a model directory by hard links, or copies where links are not possible, in one
-    atomic step.
+    atomic step. Nothing is synced.
 
-    `destination` must not exist, and does not exist after a fault or a crash. Later writes *into*
+    `destination` must not exist, and does not exist after a fault or a kill. Later writes *into*
     files of the source would show through the links, so publishers must write new files. Returns
     the files, checked in their new place.
     """
@@ -125,9 +125,7 @@ def adopt_snapshot(source: Path, destination: Path) -> tuple[FileEntry, ...]:
             for file in files:
                 _take(source / file.path, scratch / file.path)
             adopted = scan_snapshot(scratch)
-            sync_snapshot(scratch, adopted)
             scratch.rename(destination)
-            sync(destination.parent)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
     return adopted

@@ -6,15 +6,14 @@
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from echo2d.client import OperatorFault, pin_base
+from echo2d.client import BASE_PIN, OperatorFault, SnapshotFile, base_pin
 from learner.config import LearnerConfig
 from learner.saving.layout import WeightPart
-from learner.saving.publish import SnapshotWriter
+from learner.saving.publish import SnapshotWriter, small_file
 
 PREFIX = "base_model.model."
 
@@ -32,9 +31,12 @@ class AdapterWriter(SnapshotWriter):
         self._config = _peft_config(config)
         self.base_digest = base_digest
 
-    def _accompany(self, directory: Path) -> None:
-        (directory / "adapter_config.json").write_text(json.dumps(self._config, indent=2) + "\n")
-        pin_base(directory, self.base_digest)
+    def _companion_files(self) -> list[SnapshotFile]:
+        config = json.dumps(self._config, indent=2) + "\n"
+        return [
+            small_file("adapter_config.json", config.encode()),
+            small_file(BASE_PIN, base_pin(self.base_digest)),
+        ]
 
 
 def check_scale(config: LearnerConfig, progress: Mapping[str, Any]) -> None:

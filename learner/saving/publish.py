@@ -13,14 +13,14 @@ import shutil
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from echo2d.client import Coordinator
+from echo2d.client import Coordinator, SnapshotFile, write_snapshot
 from learner.ranks.ranks import Ranks
 from learner.saving.files import ASIDE, remove_directory, store_faults, whole_directory
 from learner.saving.layout import Layout, WeightPart
@@ -51,15 +51,18 @@ class SnapshotWriter:
         self.names = [name for names in self._files.values() for name in names]
         self.parts = {name: part for parts in layout.values() for name, part in parts.items()}
 
-    def write(self, epoch: int, version: int, shards: Shards, stream: Iterator[Tensor]) -> Path:
-        """Write a version into a directory of its own, as `write_to` does. Returns the directory."""
+    def write(
+        self, epoch: int, version: int, shards: Shards, stream: Iterator[Tensor]
+    ) -> tuple[Path, bytes]:
+        """Write a version into a directory of its own, as `write_to` does. Returns the directory and
+        its manifest.
+        """
         directory = self._root / f"{self._run_id}-epoch-{epoch}-version-{version}"
         # A directory of this name is left if a learner was killed and the run's ledger was then
         # reset.
         remove_directory(directory)
-        # The coordinator syncs what it takes over.
-        self.write_to(directory, shards, stream, durable=False)
-        return directory
+        # The coordinator syncs what it keeps.
+        return directory, self.write_to(directory, shards, stream, durable=False)
 
     def write_to(
         self,
@@ -68,19 +71,20 @@ class SnapshotWriter:
         stream: Iterator[Tensor],
         *,
         durable: bool = True,
-    ) -> None:
-        """Write a version into a directory that is new or empty. StoreFault: it failed and left
-        nothing.
+    ) -> bytes:
+        """Write a version into a directory that is new or empty, and return its manifest. StoreFault:
+        it failed and left nothing.
 
         stream: the bytes of `self.names` in that order, `tensors.ranks` parts of each.
         """
+        weights = (
+            safetensors_file(file, names, tensors, stream) for file, names in self._files.items()
+        )
         with (
             store_faults("cannot write the snapshot", directory),
             whole_directory(directory, durable=durable) as aside,
         ):
-            self._accompany(aside)
-            for file, names in self._files.items():
-                write_safetensors(aside / file, names, tensors, stream)
+            return write_snapshot(aside, [*self._companion_files(), *weights])
 
     def clean(self, epoch: int) -> None:
         """Remove the directories of lower epochs. Their learners are fenced and publish no more."""
@@ -91,10 +95,9 @@ class SnapshotWriter:
             if (named := left.fullmatch(path.name)) and int(named[1]) < epoch:
                 shutil.rmtree(path, ignore_errors=True)
 
-    def _accompany(self, directory: Path) -> None:
-        """Write the files that have no tensors."""
-        for path in self._companions:
-            (directory / path.name).write_bytes(_companion(path))
+    def _companion_files(self) -> list[SnapshotFile]:
+        """The files that have no tensors."""
+        return [small_file(path.name, _companion(path)) for path in self._companions]
 
 
 class Publisher:
@@ -140,8 +143,8 @@ class Publisher:
         stream = shards.stream(self._writer.names, self._channel)
         try:
             if self._ranks.leads:
-                directory = self._writer.write(epoch, version, shards, stream)
-                self._coordinator.publish(version, directory)
+                directory, manifest = self._writer.write(epoch, version, shards, stream)
+                self._coordinator.publish(version, directory, manifest)
                 # What cannot be deleted is left for `clean` in the next session.
                 shutil.rmtree(directory, ignore_errors=True)
         finally:
@@ -156,16 +159,18 @@ def in_order(parts: Mapping[str, WeightPart], weights: Mapping[str, Tensor]) -> 
     return sorted(parts, key=lambda name: (-sizes[name], name))
 
 
-def write_safetensors(
-    path: Path, names: Sequence[str], tensors: VersionTensors, stream: Iterator[Tensor]
-) -> None:
-    """Write the same file as the safetensors library, with only one part in memory. names: from
-    `in_order`.
-    """
-    with path.open("wb") as file:
-        file.write(_header(names, tensors))
-        for part in islice(stream, len(names) * tensors.ranks):
-            file.write(part.numpy().data)
+def small_file(name: str, data: bytes) -> SnapshotFile:
+    return SnapshotFile(name, len(data), 0, [data])
+
+
+def safetensors_file(
+    name: str, names: Sequence[str], tensors: VersionTensors, stream: Iterator[Tensor]
+) -> SnapshotFile:
+    """The same file as the safetensors library writes. names: from `in_order`."""
+    header = _header(names, tensors)
+    parts = (part.numpy().data for part in islice(stream, len(names) * tensors.ranks))
+    size = len(header) + sum(map(tensors.size, names))
+    return SnapshotFile(name, size, len(header), chain([header], parts))
 
 
 def _header(names: Sequence[str], tensors: VersionTensors) -> bytes:

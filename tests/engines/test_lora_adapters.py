@@ -86,7 +86,7 @@ def test_a_run_takes_adapters_of_its_base_model_alone(
     run_dir, other = tmp_path / "run", make_base(tmp_path / "other", rng_seed=7)
     run_dir.mkdir()
     files = VersionFiles(run_dir, tmp_path, base_model=base.directory)
-    files.prepare(())
+    files.prepare({})
     assert files.adopt(Epoch(1), Version(0), str(adapter)).digest == build_manifest(adapter).digest
     stranger = write_adapter(tmp_path / "stranger", other, rng_seed=0)
     with pytest.raises(

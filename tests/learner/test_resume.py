@@ -92,7 +92,7 @@ def test_two_runs_may_have_one_snapshot_root(
     other.run_id, other._epoch = "other", 5
     taken = coordinator.publish
 
-    def publish(version: int, directory: Path) -> object:
+    def publish(version: int, directory: Path, manifest: bytes) -> object:
         if not other.events:
             learn(dataclasses.replace(config, out_dir=tmp_path / "out2"), other)
         return taken(version, directory)

@@ -56,7 +56,7 @@ class Recording:
         self._say("session", resume_step)
         return Session(self._epoch, self.run_id, 2, 1, GROUPS * GROUP_SIZE, GROUP_SIZE, GROUP_SIZE)
 
-    def publish(self, version: int, directory: Path) -> Published:
+    def publish(self, version: int, directory: Path, manifest: bytes | None = None) -> Published:
         shutil.copytree(directory, self._directory / "taken" / str(version), dirs_exist_ok=True)
         return Published(version, "00")
 

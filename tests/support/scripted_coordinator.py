@@ -86,7 +86,7 @@ class ScriptedCoordinator:
             evaluations=["held"] * bool(self.evals),
         )
 
-    def publish(self, version: int, directory: Path) -> Published:
+    def publish(self, version: int, directory: Path, manifest: bytes | None = None) -> Published:
         taken = self.root / f"{self._epoch}-{version}"
         taken.mkdir()
         for path in directory.iterdir():

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from echo2d.core.base.ids import Digest, PublishSeq, SessionId
-from echo2d.core.cluster.events import DeleteVersion, Note, Persist, Send, StopRun
+from echo2d.core.cluster.events import DeleteVersion, Note, Persist, Send, StopRun, SyncVersion
 from echo2d.core.topology.uplink_rates import PeerRate
 
 # --- records
@@ -43,4 +43,6 @@ class SendRoot:
     root: bytes
 
 
-BroadcastAction = Persist[BroadcastRecord] | Send | SendRoot | DeleteVersion | StopRun | Note
+BroadcastAction = (
+    Persist[BroadcastRecord] | Send | SendRoot | DeleteVersion | SyncVersion | StopRun | Note
+)

@@ -144,6 +144,23 @@ class Publishing:
             self._supersede()
         self._catch_ups.revoked(keys)
 
+    def record_of(self, form: FormId) -> VersionPublished | None:
+        """The version that goes out in this form; None: the form has ended."""
+        transmission = self._current(form)
+        return None if transmission is None else transmission.record
+
+    def goes_on_without(self, record: VersionPublished) -> bool:
+        """Whether there will be another publish.
+
+        Either one waits already, or what workers serve is fresh enough for all steps up to the next
+        publish.
+        """
+        bound = self._rules.staleness_max
+        every = self._rules.publish_every or self._statistics.publish_every(bound)
+        served = [self._versions.live(peer.serving) for peer in self._members]
+        newest = max((each.version for each in served if each is not None), default=-math.inf)
+        return self._waiting is not None or record.version + every <= newest + bound + 1
+
     def served(self, peer: Peer, *, now: float) -> None:
         """The peer's engines have begun to serve `peer.serving`."""
         record = self._versions.live(peer.serving)
@@ -427,25 +444,13 @@ class Publishing:
                     "encode", f"version {version} cannot be caught up with: {reason}"
                 )
             ]
-        if not self._goes_on_without(transmission.record):
+        if not self.goes_on_without(transmission.record):
             return [StopRun(f"version {version} cannot be encoded: {reason}")]
         text = (
             f"version {version} is given up, older ones are served until the next is published: "
             f"{reason}"
         )
         return [self._statistics.fault("encode", text), *self._end_form(transmission)]
-
-    def _goes_on_without(self, record: VersionPublished) -> bool:
-        """Whether there will be another publish.
-
-        Either one waits already, or what workers serve is fresh enough for all steps up to the next
-        publish.
-        """
-        bound = self._rules.staleness_max
-        every = self._rules.publish_every or self._statistics.publish_every(bound)
-        served = [self._versions.live(peer.serving) for peer in self._members]
-        newest = max((each.version for each in served if each is not None), default=-math.inf)
-        return self._waiting is not None or record.version + every <= newest + bound + 1
 
     def _to_full(
         self, transmission: Transmission, reason: str, now: float

@@ -153,6 +153,13 @@ class DialBack:
 
 
 @dataclass(frozen=True, slots=True)
+class SyncVersion:
+    """Make a snapshot copy survive a power failure, some time. path: as in PublishAsked."""
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
 class DeleteVersion:
     """Delete this snapshot copy in the run directory."""
 

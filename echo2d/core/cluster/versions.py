@@ -17,7 +17,13 @@ from itertools import islice
 from typing import Any
 
 from echo2d.core.base.ids import Epoch, PublishSeq, Version
-from echo2d.core.cluster.events import DeleteVersion, Note, PublishAsked, VersionPublished
+from echo2d.core.cluster.events import (
+    DeleteVersion,
+    Note,
+    PublishAsked,
+    SyncVersion,
+    VersionPublished,
+)
 from echo2d.core.protocol.control_messages import VersionKey
 
 # Versions that are remembered; tokens of older ones are far beyond any staleness bound.
@@ -80,6 +86,8 @@ class PublishedVersions:
         self.publish_seq = publish_seq
         # What `surplus` decided from last; None: something has changed since.
         self._settled: object = None
+        # Paths of results that are to survive a power failure.
+        self._synced: frozenset[str] = frozenset()
         for record in published:
             self._take(record, has_copy=record.path not in lost)
 
@@ -125,6 +133,12 @@ class PublishedVersions:
                 "order", f"step {asked.version} is not committed; {committed} is the last one"
             )
         return None
+
+    def others_of(self, record: VersionPublished) -> bool:
+        """Whether the session that published this version has published another one."""
+        return any(
+            each.epoch == record.epoch and each is not record for each in self._live.values()
+        )
 
     def replaced_by(self, asked: PublishAsked) -> list[VersionKey]:
         """The versions that this publish revokes: those with the same number and other bytes."""
@@ -181,9 +195,10 @@ class PublishedVersions:
 
     def surplus(
         self, needed: Collection[str], *, bases: int, bytes_max: int
-    ) -> list[DeleteVersion | Note]:
+    ) -> list[DeleteVersion | SyncVersion | Note]:
         """Delete all snapshot copies but the newest version's, the `needed` ones, and those that have
         room: what audits need, the best versions, the newest `bases`, and the results, newest first.
+        The best versions and the results are synced once.
 
         There is room as long as the next version and its upload still fit into bytes_max.
         """
@@ -210,7 +225,16 @@ class PublishedVersions:
         self._forget()
         reason = "run.disk_bytes_max has no room for it"
         notes = [Note("kept", f"version {each.version} goes: {reason}") for _, each in dropped]
-        return [*(DeleteVersion(path) for path in surplus), *notes]
+        deleted = (DeleteVersion(path) for path in surplus)
+        return [*deleted, *(SyncVersion(path) for path in self._unsynced()), *notes]
+
+    def _unsynced(self) -> list[str]:
+        """Paths of results that are not synced yet; they count as synced from now on."""
+        best = (record.path for record in self.copies() if key_of(record) in self.scored)
+        results = dict.fromkeys([*best, *(record.path for record in self._results.values())])
+        found = [path for path in results if path not in self._synced]
+        self._synced = frozenset(results)
+        return found
 
     def _wanted(self, bases: int) -> Iterator[str]:
         """Paths of copies to keep if there is room, the most important ones first."""

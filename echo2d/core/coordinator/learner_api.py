@@ -17,11 +17,19 @@ from typing import Any
 from echo2d.core.audit.audits import Audits
 from echo2d.core.base.ids import Epoch, RequestId
 from echo2d.core.broadcast.publishing import Publishing
-from echo2d.core.cluster.events import Note, Persist, PublishAsked, Send, StopRun, VersionRevoked
+from echo2d.core.cluster.events import (
+    Note,
+    Persist,
+    PublishAsked,
+    Send,
+    StopRun,
+    VersionPublished,
+    VersionRevoked,
+)
 from echo2d.core.cluster.membership import Membership
 from echo2d.core.cluster.rules import RunRules
 from echo2d.core.cluster.statistics import Statistics
-from echo2d.core.cluster.versions import PublishedVersions, PublishRefusal, facts_of
+from echo2d.core.cluster.versions import PublishedVersions, PublishRefusal, facts_of, key_of
 from echo2d.core.coordinator.events import (
     BatchAsked,
     CheckpointAsked,
@@ -172,6 +180,19 @@ class LearnerCalls:
             self._evaluations.published(verdict)
             actions.append(Persist(verdict))
         return [*actions, Reply(event.request, 200, facts_of(verdict))]
+
+    def differs(
+        self, record: VersionPublished, reason: str, *, now: float
+    ) -> list[CoordinatorAction]:
+        """A version's files are not what its publish said: the version is revoked.
+
+        If the run cannot go on without it, the run stops, and a new session publishes it again.
+        """
+        text = f"version {record.version} is revoked: {reason}"
+        alone = not self._versions.others_of(record)
+        if alone or not self._publishing.goes_on_without(record):
+            return [StopRun(text)]
+        return [self._statistics.fault("publish", text), *self._revoke([key_of(record)], now)]
 
     def batch_asked(self, event: BatchAsked) -> list[CoordinatorAction]:
         """Answer at once if the batch is full; otherwise `advance` answers later."""

@@ -425,6 +425,14 @@ class CoordinatorState:
                 CloseSession(session),
             ]
 
+    def _encode_failed(
+        self, peer: Peer, message: EncodeFailed, now: float
+    ) -> Sequence[CoordinatorAction]:
+        record = self._publishing.record_of(message.form) if message.differs else None
+        if record is None or peer.kind != "seed":
+            return self._publishing.encode_failed(peer, message, now=now)
+        return [*self._calls.differs(record, message.reason, now=now), *self._revoked(now)]
+
     def _message(  # noqa: C901 - one line per message
         self, peer: Peer, message: ToCoordinator, now: float
     ) -> Sequence[CoordinatorAction]:
@@ -441,7 +449,7 @@ class CoordinatorState:
             case FormEncoded():
                 return self._publishing.form_encoded(peer, message, now=now)
             case EncodeFailed():
-                return self._publishing.encode_failed(peer, message, now=now)
+                return self._encode_failed(peer, message, now)
             case DeltasKept():
                 return self._publishing.deltas_kept(peer, message)
             case SegmentsWanted():

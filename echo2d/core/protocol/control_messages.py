@@ -47,7 +47,7 @@ from echo2d.core.protocol.sampling import WHOLE, Sampling
 from echo2d.core.weights.delta_chain import KeptDelta
 from echo2d.core.weights.encoding import FormKind
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 PROGRESS_S = 2.0  # a worker reports on every lease at least this often
 
 PeerKind = Literal["worker", "relay", "seed", "auditor"]
@@ -265,12 +265,15 @@ class FormEncoded:
 class EncodeFailed:
     """Seed only: the seed cannot make this form.
 
-    lacks_base: because the seed does not have the version that the form is a delta from.
+    lacks_base: because the seed does not have the version that the form is a delta from. differs:
+    because the version's files are not what was published, which the seed finds when it has read
+    them all.
     """
 
     form: FormId
     reason: str
     lacks_base: bool = False
+    differs: bool = False
 
 
 @dataclass(frozen=True, slots=True)

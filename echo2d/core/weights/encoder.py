@@ -49,9 +49,9 @@ class Segment:
 class FormBuilder:
     """Collect the chunks of a form, in order, into segments.
 
-    A segment closes when the next chunk does not fit. It may have SEGMENT_BYTES_MIN bytes at first,
-    later SEGMENT_GROWTH of all bytes before it, and SEGMENT_BYTES_MAX in the end; or one chunk, if
-    that is more. segment_bytes: the most that it may have, lower for tests only.
+    A segment closes before the next chunk once it has SEGMENT_BYTES_MIN bytes and SEGMENT_GROWTH of
+    all bytes before it, or if it would get more than SEGMENT_BYTES_MAX. segment_bytes: instead of the
+    last one, lower for tests only.
     """
 
     def __init__(
@@ -81,7 +81,8 @@ class FormBuilder:
         frames = self._frame_digests(payload)
         table_bytes = RECORD_TABLE_BYTES + DIGEST_BYTES * len(frames)
         fits = (
-            self._open_wire_bytes + len(payload) <= self._limit()
+            self._open_wire_bytes < self._enough()
+            and self._open_wire_bytes + len(payload) <= self._segment_bytes
             and self._open_table_bytes + table_bytes <= TABLE_BYTES_MAX
         )
         full = self._close() if self._open and not fits else None
@@ -112,15 +113,14 @@ class FormBuilder:
         chunks = [record.chunk for record, _, _ in self._open]
         assert chunks == list(range(len(self._results)))[len(self._results) - len(chunks) :]
         assert sum(len(payload) for _, payload, _ in self._open) == self._open_wire_bytes
-        # Chunks without a payload may follow one that is larger than the limit.
-        largest = max((len(payload) for _, payload, _ in self._open), default=0)
-        assert self._open_wire_bytes <= max(self._limit(), largest)
+        assert self._open_wire_bytes <= self._segment_bytes or len(chunks) == 1
+        *before, _ = [0, *(len(payload) for _, payload, _ in self._open)]
+        assert sum(before) < self._enough()
         assert self._open_table_bytes <= TABLE_BYTES_MAX
 
-    def _limit(self) -> int:
-        """The most bytes of the open segment, if it has more than one chunk."""
-        grown = int(self._wire_bytes * SEGMENT_GROWTH)
-        return min(self._segment_bytes, max(SEGMENT_BYTES_MIN, grown))
+    def _enough(self) -> float:
+        """With so many bytes the open segment is closed."""
+        return max(SEGMENT_BYTES_MIN, self._wire_bytes * SEGMENT_GROWTH)
 
     def _frame_digests(self, payload: Buffer) -> list[Digest]:
         view, size = memoryview(payload), self._facts.frame_bytes

@@ -9,6 +9,8 @@ The core takes every decision; this module only turns requests into events, and 
                                         learner: its identity, take_over: true may be added
     POST /v1/versions                   {version, epoch, path} or {version, epoch, upload: true}
                                         -> {version, digest, ...}
+                                        manifest: base64 of `Manifest.encode` may be added; without
+                                        it the coordinator hashes the files before it answers
     PUT  /v1/versions/{n}/files/{name}  ?epoch=E, the file's bytes -> {bytes}
     GET  /v1/batches/{n}                ?epoch=E, long poll -> the batch's bytes, or 204
     POST /v1/batches/{n}/commit         {batch_digest, epoch, t_train_s} -> {publish_every}
@@ -68,7 +70,8 @@ from echo2d.core.coordinator.events import (
     SessionAsked,
 )
 from echo2d.core.protocol.trajectory import TrajectoryScore
-from echo2d.errors import OperatorFault, PeerFault, StoreFault
+from echo2d.core.weights.manifest import Manifest
+from echo2d.errors import IntegrityFault, OperatorFault, PeerFault, StoreFault
 from echo2d.net.gateway.errors import error_response
 from echo2d.net.gateway.routes import GATEWAY_PATHS, mount
 from echo2d.net.gateway.routes import GatewayBackend as Gateway
@@ -137,7 +140,9 @@ class LearnerBackend(Protocol):
     ) -> Reply | None:
         """Put a request to the core; None if it was not answered in time."""
 
-    async def publish(self, epoch: Epoch, version: Version, path: str | None) -> Reply | None:
+    async def publish(
+        self, epoch: Epoch, version: Version, path: str | None, manifest: Manifest | None
+    ) -> Reply | None:
         """Publish the snapshot in directory `path`, or the uploaded one (None).
 
         OperatorFault: it is not a snapshot, or not one that the coordinator may read.
@@ -246,7 +251,8 @@ class Api:
         return await self._ask(lambda number: SessionAsked(number, step, learner, take_over))
 
     async def publish(self, request: web.Request) -> web.Response:
-        body = await fields(request, {"version", "epoch"}, frozenset({"path", "upload"}))
+        optional = frozenset({"path", "upload", "manifest"})
+        body = await fields(request, {"version", "epoch"}, optional)
         path = body.get("path")
         if isinstance(path, str) and not path.isprintable():
             raise malformed("path: expected printable text")
@@ -256,8 +262,9 @@ class Api:
             Epoch(integer(body["epoch"], "epoch")),
             Version(integer(body["version"], "version")),
         )
+        manifest = None if "manifest" not in body else _manifest(body["manifest"])
         await self._fence(epoch)
-        return _answer(await self._backend.publish(epoch, version, path))
+        return _answer(await self._backend.publish(epoch, version, path, manifest))
 
     async def upload(self, request: web.Request) -> web.Response:
         epoch, version = (
@@ -367,6 +374,13 @@ def _learner(value: Any) -> str:
     if len(found) > LEARNER_CHARS_MAX or not found.isprintable():
         raise malformed(f"learner: expected at most {LEARNER_CHARS_MAX} printable characters")
     return found
+
+
+def _manifest(value: Any) -> Manifest:
+    try:
+        return Manifest.decode(base64.b64decode(text(value, "manifest"), validate=True))
+    except (ValueError, IntegrityFault) as error:
+        raise malformed(f"manifest: expected base64 of a snapshot's manifest: {error}") from error
 
 
 def _scores(value: Any) -> tuple[TrajectoryScore, ...]:

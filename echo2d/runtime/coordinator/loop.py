@@ -34,6 +34,7 @@ from echo2d.core.cluster.events import (
     RemovalPlanned,
     Send,
     StopRun,
+    SyncVersion,
     VersionPublished,
 )
 from echo2d.core.coordinator.events import (
@@ -49,6 +50,7 @@ from echo2d.core.protocol.control_messages import SignedRoot
 from echo2d.core.rollouts.events import DrawPrompt, ScoreSample
 from echo2d.core.status.json_form import status_json
 from echo2d.core.status.schema import ProcessStatus, RefusedPeerStatus, RentingStatus, Status
+from echo2d.core.weights.manifest import Manifest
 from echo2d.errors import Fault, StoreFault, first_fault
 from echo2d.net.control.server import Sessions
 from echo2d.net.peer.dial_back import dial_back
@@ -81,7 +83,8 @@ LATE_S = 1.0
 LATE_ROUNDS = 4
 # Turns after a stop: enough for a full mailbox. The bound is needed as events may keep coming.
 LAST_TURNS_MAX = EVENTS_MAX // EVENTS_PER_TURN_MAX
-
+# If no version follows for this long, the last one is made to survive a power failure.
+SYNC_LAST_S = 60.0
 # What audits found and is not written yet; beyond it the newest is left out of the log.
 AUDITED_MAX = 4096
 
@@ -163,6 +166,7 @@ class CoordinatorProcess:
         # None where no boxes are rented.
         self.renting: Callable[[], RentingStatus] | None = None
         self._published_paths: set[str] = set()
+        self._last_path: str | None = None
 
     # --- the loop ------------------------------------------------------------
 
@@ -193,12 +197,16 @@ class CoordinatorProcess:
             if self.gateway is not None:
                 self.gateway.close()
             self.sessions.close_all()
+        if self._last_path is not None:
+            log.info("syncing the last version")
+            await asyncio.to_thread(self._files.sync, self._last_path)
         if self._stop_reason is not None:
             log.error("stopped reason=%s", self._stop_reason)
             raise Fault(self._stop_reason)
 
     def _helpers(self, *others: Coroutine[Any, Any, None]) -> tuple[Coroutine[Any, Any, None], ...]:
         watches = (
+            self._sync_last(),
             self._watch_access(),
             self._metrics.watch(self._run.path),
             self._ledger.keep_small(),
@@ -207,6 +215,14 @@ class CoordinatorProcess:
         audited = () if self._audit_log is None else (self._keep_audited(self._audit_log),)
         samples = () if self._sample_log is None else (self._sample_log.keep(),)
         return (self._turns(), *watches, *records, *audited, *samples, *others)
+
+    async def _sync_last(self) -> None:
+        """Make the last version survive a power failure, once no other has followed for a while."""
+        while True:
+            last = self._last_path
+            await asyncio.sleep(SYNC_LAST_S)
+            if last is not None and last == self._last_path:
+                await asyncio.to_thread(self._files.sync, last)
 
     async def _turns(self) -> None:
         while not self._stop.is_set():
@@ -262,9 +278,10 @@ class CoordinatorProcess:
                     self.gateway.durable(record)
                 if self._sample_log is not None:
                     self._sample_log.tell(record)
-            self._published_paths.update(
-                record.path for record in records if isinstance(record, VersionPublished)
-            )
+            for record in records:
+                if isinstance(record, VersionPublished):
+                    self._published_paths.add(record.path)
+                    self._last_path = record.path
 
     def _perform(self, action: CoordinatorAction) -> None:  # noqa: C901 - one line per action
         self._group_log.tell(action)
@@ -284,6 +301,8 @@ class CoordinatorProcess:
             case DeleteVersion(path):
                 self._published_paths.discard(path)
                 self._tasks.create_task(asyncio.to_thread(self._files.delete, path))
+            case SyncVersion(path):
+                self._tasks.create_task(asyncio.to_thread(self._files.sync, path))
             case StopRun(reason):
                 self._stop_reason = reason
                 self._stop.set()
@@ -384,25 +403,30 @@ class CoordinatorProcess:
             self._learner_calls -= 1
             self._learner_heard_at = time.monotonic()
 
-    async def publish(self, epoch: Epoch, version: Version, path: str | None) -> Reply | None:
-        """Adopt and publish a version; None: the coordinator stops.
+    async def publish(
+        self, epoch: Epoch, version: Version, path: str | None, manifest: Manifest | None
+    ) -> Reply | None:
+        """Adopt and publish a version; None: the coordinator stops. manifest: as in
+        `VersionFiles.adopt`.
 
         A caller that hangs up does not cancel it, so that no half-adopted version stays behind.
         """
         await self._serving.wait()
         if self._stop.is_set():
             return None
-        outcome = await asyncio.shield(self._tasks.create_task(self._publish(epoch, version, path)))
+        outcome = await asyncio.shield(
+            self._tasks.create_task(self._publish(epoch, version, path, manifest))
+        )
         if isinstance(outcome, Fault):
             raise outcome
         return outcome
 
     async def _publish(
-        self, epoch: Epoch, version: Version, path: str | None
+        self, epoch: Epoch, version: Version, path: str | None, manifest: Manifest | None
     ) -> Reply | Fault | None:
         async with self._publishing:
             try:
-                adopted = await asyncio.to_thread(self._files.adopt, epoch, version, path)
+                adopted = await asyncio.to_thread(self._files.adopt, epoch, version, path, manifest)
             except Fault as fault:
                 return fault
             reply = await self._requests.ask(

@@ -161,7 +161,7 @@ async def open_coordinator(
         )
         # A published version may have lost its files; the core must not plan with it.
         lost = await asyncio.to_thread(
-            files.prepare, {version.path for version in recovered.published}
+            files.prepare, {version.path: version.digest for version in recovered.published}
         )
         convicted, trusted = frozenset(access.convicted()), access.trusted()
         recovered = replace(recovered, lost=lost, convicted=convicted, trusted=trusted)

@@ -8,8 +8,8 @@ still refuses roots below that number after a restart.
 
 import fcntl
 import json
+import logging
 import os
-import shutil
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -19,13 +19,14 @@ from echo2d.core.base.ids import PublishSeq, RunId
 from echo2d.core.protocol.control_messages import VersionKey
 from echo2d.core.worker.events import Standing
 from echo2d.core.worker.versions import FORMS_MAX
-from echo2d.errors import OperatorFault
+from echo2d.errors import IntegrityFault, OperatorFault
 from echo2d.net.security.auth import load_or_make_key
 from echo2d.store.budget import DiskBudget
 from echo2d.store.disk import replace_file, store_faults
 from echo2d.store.frames import FrameStore
 from echo2d.store.slots import SlotStore
-from echo2d.store.snapshots import damaged_chunks
+
+log = logging.getLogger("echo2d.worker")
 
 
 def open_frames(root: Path, budget: DiskBudget) -> FrameStore:
@@ -98,17 +99,17 @@ class StateDir:
     def slots(self) -> tuple[SlotStore, tuple[Standing, ...]]:
         """The slots, and the current snapshot if there is one, every byte verified.
 
-        A damaged current snapshot empties both slots.
+        A damaged current snapshot is given up.
         """
-        root = self._path / "slots"
-        slots = SlotStore(root, self._budget)
+        slots = SlotStore(self._path / "slots", self._budget)
         current = slots.current()
         if current is None:
             return slots, ()
-        if damaged_chunks(current.directory, current.manifest):
-            with store_faults("emptying", root):
-                shutil.rmtree(root)
-            return SlotStore(root, self._budget), ()
+        try:
+            slots.require_intact(current.directory, current.manifest.digest)
+        except IntegrityFault as fault:
+            log.warning("%s", fault)
+            return slots, ()
         return slots, (
             Standing(VersionKey(current.version, current.manifest.digest), str(current.directory)),
         )

@@ -2,7 +2,11 @@
 
     run_dir/versions/<version>-<random>/   one per accepted publish; the core decides on deletion
     run_dir/uploads/<epoch>-<version>/     files uploaded by a learner on another host
+    run_dir/synced/                        which versions survive a power failure
 
+A publish waits neither for the disk (`synced_copies.py`) nor, if the learner hands over the digests
+that it made while it wrote, for a hash of the files: the seed reads all of them anyway, and reports
+a difference.
 All of them together take at most `disk_bytes_max` bytes; a version that does not fit is refused.
 A published directory must lie inside the snapshot root, with no symbolic link on the way. An
 adapter must belong to the run's base model, if the configuration names one. All methods block,
@@ -10,9 +14,10 @@ except `upload`.
 """
 
 import asyncio
+import logging
 import secrets
 import shutil
-from collections.abc import AsyncIterator, Collection, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +28,8 @@ from echo2d.core.base.bounded_dict import keep_newest
 from echo2d.core.base.canonical import digest_of
 from echo2d.core.base.ids import Digest, Epoch, Version
 from echo2d.core.weights.manifest import Manifest, check_path
-from echo2d.errors import IntegrityFault, OperatorFault, StoreFault
+from echo2d.errors import Fault, IntegrityFault, OperatorFault, StoreFault
+from echo2d.runtime.run_dir.synced_copies import SyncedCopies
 from echo2d.store.budget import DiskBudget
 from echo2d.store.disk import store_faults
 from echo2d.store.snapshots import adopt_snapshot, build_manifest, read_chunk, scan_snapshot
@@ -35,6 +41,8 @@ UPLOAD_BYTES_MAX = 256 << 30
 MANIFESTS_MAX = 4
 # Versions being uploaded at a time. Leftovers of older epochs are deleted first.
 UPLOADS_MAX = 4
+
+log = logging.getLogger("echo2d.coordinator")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +70,9 @@ class VersionFiles:
         # Computed when the first adapter is published: it reads the whole base model.
         self._base_digest = ""
         self._root = snapshot_root
+        self._versions = run_dir / "versions"
         self._uploads = run_dir / "uploads"
+        self._synced = SyncedCopies(self._versions, run_dir / "synced")
         self._budget = DiskBudget(disk_bytes_max)
         self._manifests: dict[str, Manifest] = {}
         # The files that turn text into tokens, if the run has a task in text.
@@ -77,36 +87,61 @@ class VersionFiles:
         found = read_text_files(model)
         self._texts = {name: found[name] for name in TOKEN_FILES if name in found}
 
-    def prepare(self, kept: Collection[str]) -> frozenset[str]:
+    def prepare(self, kept: Mapping[str, Digest]) -> frozenset[str]:
         """Delete what no published version needs; to be called once, at the start.
 
-        Uploads continue where they were. Returns the paths of `kept` that have no files any more.
+        kept: the published snapshot of each path. Copies that a power failure may have damaged are
+        hashed, and deleted if they are damaged. Uploads continue where they were. Returns the paths
+        of `kept` that have no files any more.
         """
         with store_faults("preparing", self._run_dir):
-            for folder in (self._run_dir / "versions", self._uploads):
+            for folder in (self._versions, self._uploads):
                 folder.mkdir(mode=0o700, exist_ok=True)
-            for path in (self._run_dir / "versions").iterdir():
+            for path in self._versions.iterdir():
                 if f"versions/{path.name}" not in kept:
                     shutil.rmtree(path, ignore_errors=True)
                 else:
                     self._budget.note(f"versions/{path.name}", _bytes_below(path))
+            self._delete_damaged(kept)
             # A file is renamed from its scratch name when it is complete.
             for scratch in self._uploads.glob("*/.*"):
                 scratch.unlink()
             self._budget.note("uploads", _bytes_below(self._uploads))
             return frozenset(path for path in kept if not (self._run_dir / path).exists())
 
-    def adopt(self, epoch: Epoch, version: Version, path: str | None) -> Adopted:
-        """Adopt the learner's directory, or its upload if `path` is None, and hash it.
+    def _delete_damaged(self, kept: Mapping[str, Digest]) -> None:
+        names = {path.name for path in self._versions.iterdir()}
+        for name in self._synced.suspects(names):
+            log.info("hashing %s, which was not synced before the machine went down", name)
+            path = f"versions/{name}"
+            if _digest_in(self._versions / name) != kept[path]:
+                log.warning("%s was damaged when the machine went down, and is deleted", name)
+                self.delete(path)
+        self._synced.none_is_damaged()
+
+    def adopt(
+        self, epoch: Epoch, version: Version, path: str | None, manifest: Manifest | None = None
+    ) -> Adopted:
+        """Adopt the learner's directory, or its upload if `path` is None.
+
+        manifest: what the learner says the directory holds; None: the files are hashed. Only the
+        names and sizes of the files are compared with it here.
 
         OperatorFault: the path is outside the snapshot root, is no model or adapter directory, holds
-        an adapter of another base model, or has another tokenizer. StoreFault: there is no room for it.
+        an adapter of another base model, has another tokenizer, or other files than `manifest`.
+        StoreFault: there is no room for it.
         """
         source = (
             self._upload_folder(epoch, version) if path is None else self._inside_root(Path(path))
         )
         relative = f"versions/{version}-{secrets.token_hex(4)}"
-        size = sum(file.size for file in scan_snapshot(source))
+        files = scan_snapshot(source)
+        if manifest is not None and manifest.files != files:
+            raise OperatorFault(
+                f"version {version}: the manifest has other files than {source}, or other sizes; "
+                "publish without a manifest to have the files hashed"
+            )
+        size = sum(file.size for file in files)
         self._check_base(source)
         self._check_texts(source, version)
         # An upload is moved, not copied: its bytes must not be counted twice.
@@ -116,7 +151,7 @@ class VersionFiles:
         self._budget.claim(relative, size)
         try:
             adopt_snapshot(source, self._run_dir / relative)
-            manifest = build_manifest(self._run_dir / relative)
+            manifest = manifest or build_manifest(self._run_dir / relative)
         except BaseException:
             self.delete(relative)
             raise
@@ -152,6 +187,15 @@ class VersionFiles:
                 found[chunk.path] += data
         return found
 
+    def sync(self, path: str) -> None:
+        """Make a copy survive a power failure. path: as in `Adopted`. Takes as long as the disk."""
+        try:
+            self._synced.sync(_name_in(path))
+        except Fault as fault:
+            # It may have been deleted meanwhile.
+            if (self._run_dir / path).exists():
+                log.warning("%s", fault)
+
     def _know(self, path: str, manifest: Manifest) -> Manifest:
         self._manifests[path] = manifest
         keep_newest(self._manifests, MANIFESTS_MAX)
@@ -166,6 +210,7 @@ class VersionFiles:
             directory.rename(aside)
         shutil.rmtree(aside, ignore_errors=True)
         shutil.rmtree(directory, ignore_errors=True)
+        self._synced.forget(directory.name)
         self._budget.note(path, 0)
 
     async def upload(
@@ -254,6 +299,18 @@ class VersionFiles:
                 f"cannot read the directory to publish: {error.strerror}"
             ) from error
         return path
+
+
+def _name_in(path: str) -> str:
+    return path.removeprefix("versions/")
+
+
+def _digest_in(directory: Path) -> Digest | None:
+    """The digest of the snapshot in a directory; None: it cannot be read, or is no snapshot."""
+    try:
+        return build_manifest(directory).digest
+    except Fault:
+        return None
 
 
 def _age(path: Path) -> tuple[int, float]:

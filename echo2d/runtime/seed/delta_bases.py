@@ -18,7 +18,7 @@ from echo2d.core.weights.manifest import Chunk, Manifest, chunk_layout
 from echo2d.errors import IntegrityFault, OperatorFault, StoreFault
 from echo2d.store.deltas import DeltaStore, StoredDelta
 from echo2d.store.snapshots import read_chunk, scan_snapshot
-from echo2d.store.threads import in_threads
+from echo2d.threads import in_threads
 
 log = logging.getLogger("echo2d.seed")
 

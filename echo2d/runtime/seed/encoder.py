@@ -22,7 +22,7 @@ from echo2d.core.weights.encoding import (
 from echo2d.core.weights.manifest import Chunk, FileEntry, Manifest, chunk_layout
 from echo2d.core.weights.signed_index import FormTotals
 from echo2d.store.snapshots import read_chunk, scan_snapshot
-from echo2d.store.threads import in_threads
+from echo2d.threads import in_threads
 
 EncodedRecord = tuple[ChunkRecord, bytes]
 

@@ -68,6 +68,10 @@ ORDERS_MAX = 16
 log = logging.getLogger("echo2d.seed")
 
 
+class _Differs(IntegrityFault):
+    """The files of a version are not what was published."""
+
+
 class Seed:
     """One run of the seed."""
 
@@ -167,9 +171,8 @@ class Seed:
                 log.warning(
                     "encoding failed form=%s version=%d reason=%s", order.form, order.version, fault
                 )
-                self._say(
-                    order.form, EncodeFailed(order.form, str(fault), isinstance(fault, BaseLost))
-                )
+                lacks_base, differs = (isinstance(fault, kind) for kind in (BaseLost, _Differs))
+                self._say(order.form, EncodeFailed(order.form, str(fault), lacks_base, differs))
 
     def _encoder(self, order: EncodeVersion, facts: FormFacts) -> Encoder:
         """Blocking. BaseLost: the base, or a kept delta, of this form is not here."""
@@ -211,9 +214,10 @@ class Seed:
         if not self._is_wanted(order):
             return
         totals = encoder.totals()
-        require(
-            totals.snapshot == order.digest, f"{order.path} is not the snapshot that was published"
-        )
+        if totals.snapshot != order.digest:
+            # Kept deltas may be wrong; the files were not read.
+            kind = IntegrityFault if facts.kind == "composed" else _Differs
+            raise kind(f"{order.path} is not the snapshot that was published")
         if (sums := encoder.sums()) is not None:
             self._sums[totals.snapshot] = sums
             keep_newest(self._sums, SUMS_MAX)

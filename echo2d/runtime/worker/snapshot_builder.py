@@ -23,7 +23,7 @@ from echo2d.runtime.peer.frame_holdings import FrameHoldings
 from echo2d.store.frames import FramesDamaged, FrameStore
 from echo2d.store.slots import CurrentSlot, SlotStore, SlotWriter
 from echo2d.store.snapshots import read_chunk_into
-from echo2d.store.threads import CHUNK_THREADS_MAX, chunk_threads
+from echo2d.threads import CHUNK_THREADS_MAX, chunk_threads
 
 # How many pending chunks, in order, are checked for being complete. Frames arrive nearly in order.
 LOOKAHEAD_CHUNKS = 4 * CHUNK_THREADS_MAX

@@ -28,6 +28,7 @@ from echo2d.core.cluster.events import (
     Persist,
     Send,
     StopRun,
+    SyncVersion,
 )
 from echo2d.core.cluster.reachability import DIAL_BACK_S
 from echo2d.core.cluster.rules import RunRules
@@ -249,7 +250,9 @@ class SimCoordinator(Process):
                 self.later(self._random.uniform(0.001, 0.5), self._score, action)
             case StopRun(reason):
                 raise AssertionError(f"the run stopped: {reason}")
-            case Persist() | DeleteVersion() | Note() | ChoiceGrew() | CallRefused():
+            case Persist() | DeleteVersion() | SyncVersion() | Note():
+                pass
+            case ChoiceGrew() | CallRefused():
                 pass
             case Convict(worker):
                 self.control.bar(worker)

@@ -9,6 +9,7 @@ from echo2d.core.protocol.control_messages import (
     FormEncoded,
     Heartbeat,
     SegmentEncoded,
+    VersionsRevoked,
 )
 from tests.support.catch_up import served
 from tests.support.coordinator_world import (
@@ -121,3 +122,27 @@ def test_only_the_seed_encodes_and_only_what_was_published() -> None:
     world.say(world.peers["seed"], FormEncoded(form, version_digest(9), 1, 1, 1, 0.1))
     assert world.peers["seed"].closed
     assert broadcast(world).whole is False
+
+
+def test_a_version_whose_files_are_not_what_was_published_is_revoked() -> None:
+    world = serving("a", "b")
+    seed, form = world.peers["seed"], form_of(world)
+    words = "versions/2-0 is not the snapshot that was published"
+    world.say(seed, EncodeFailed(form, words, differs=True))
+    assert world.stopped is None
+    assert world.state.status().broadcast is None
+    assert world.state.status().faults[-1].text == f"version 2 is revoked: {words}"
+    (revoked,) = messages(world.peers["a"], VersionsRevoked)
+    assert [key.version for key in revoked.versions] == [2]
+    world.say(seed, EncodeFailed(form, words, differs=True))
+    assert len(world.state.status().faults) == 1, "it was said before"
+    publish_step(world, 3)
+    world.work()
+    assert served(world) == {3}
+
+
+def test_a_run_whose_only_version_differs_stops() -> None:
+    world = published("a")
+    seed = world.peers["seed"]
+    world.say(seed, EncodeFailed(form_of(world), "it is something else", differs=True))
+    assert world.stopped == "version 0 is revoked: it is something else"

@@ -3,7 +3,7 @@
 import pytest
 
 from echo2d.core.base.ids import Epoch, PublishSeq, RequestId, Version
-from echo2d.core.cluster.events import DeleteVersion, Note, PublishAsked
+from echo2d.core.cluster.events import DeleteVersion, Note, PublishAsked, SyncVersion
 from echo2d.core.cluster.versions import VERSIONS_MAX, PublishedVersions, PublishRefusal
 from tests.support.coordinator_world import version_digest, version_key
 
@@ -96,6 +96,17 @@ def test_the_newest_copies_are_kept_as_bases_while_the_next_version_fits() -> No
     assert versions.surplus([], bases=4, bytes_max=5 * size) == [DeleteVersion(asked(1).path)]
     assert len(versions.surplus([], bases=4, bytes_max=0)) == 2, "all but the newest"
     assert [record.version for record in versions.copies()] == [4]
+
+
+def test_results_are_synced_once() -> None:
+    versions = published(*(asked(version) for version in range(1, 5)))
+    versions.scored = frozenset({version_key(2)})
+    kept = [asked(version).path for version in range(1, 5)]
+    assert versions.surplus(kept, bases=0, bytes_max=1 << 40) == [SyncVersion(asked(2).path)]
+    versions.scored = frozenset({version_key(2), version_key(3)})
+    assert versions.surplus(kept, bases=0, bytes_max=1 << 40) == [SyncVersion(asked(3).path)]
+    versions.scored = frozenset({version_key(3)})
+    assert versions.surplus(kept, bases=0, bytes_max=1 << 40) == []
 
 
 def keeping(*asks: PublishAsked, keep_every: int) -> PublishedVersions:

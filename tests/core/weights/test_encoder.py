@@ -40,14 +40,14 @@ def segment_sizes(wire_bytes: int, chunks: int) -> list[int]:
 @pytest.mark.parametrize("wire_bytes", [50_000, CHUNK_BYTES // 3, CHUNK_BYTES])
 def test_segments_grow_to_sixty_four_mebibytes(wire_bytes: int) -> None:
     sizes = segment_sizes(wire_bytes, 400 * (1 << 20) // wire_bytes)
-    assert sizes[0] <= max(SEGMENT_BYTES_MIN, wire_bytes)
+    assert sizes[0] < SEGMENT_BYTES_MIN + wire_bytes
     before = [sum(sizes[:place]) for place in range(len(sizes))]
     for size, sent in zip(sizes, before, strict=True):
         # The tables before it count, too.
-        assert size <= max(SEGMENT_BYTES_MIN, wire_bytes, 1.01 * sent * SEGMENT_GROWTH)
-    largest = [size for size in sizes if size > SEGMENT_BYTES_MAX - CHUNK_BYTES]
-    assert max(largest) <= SEGMENT_BYTES_MAX
-    assert sizes.index(largest[0]) <= SMALL_SEGMENTS_MAX // 2
+        assert size < max(SEGMENT_BYTES_MIN, 1.01 * sent * SEGMENT_GROWTH) + wire_bytes
+    large = [size for size in sizes if size > SEGMENT_BYTES_MAX - CHUNK_BYTES]
+    assert max(large) <= SEGMENT_BYTES_MAX
+    assert sizes.index(large[0]) <= SMALL_SEGMENTS_MAX // 2
 
 
 def test_a_full_table_closes_a_segment() -> None:

@@ -61,7 +61,7 @@ def test_what_was_left_is_no_reason_for_want_of_room(
     found: list[set[str]] = []
     taken = coordinator.publish
 
-    def publish(version: int, directory: Path) -> object:
+    def publish(version: int, directory: Path, manifest: bytes) -> object:
         found.append({path.name for path in config.snapshot_root.iterdir()} - {directory.name})
         return taken(version, directory)
 

@@ -21,7 +21,7 @@ class Taken:
     def __init__(self) -> None:
         self.files: dict[int, bytes] = {}
 
-    def publish(self, version: int, directory: Path) -> Published:
+    def publish(self, version: int, directory: Path, manifest: bytes | None = None) -> Published:
         self.files[version] = (directory / "model.safetensors").read_bytes()
         return Published(version, "00")
 

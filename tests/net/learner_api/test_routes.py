@@ -28,6 +28,7 @@ from echo2d.core.coordinator.events import (
     SessionAsked,
 )
 from echo2d.core.protocol.trajectory import TrajectoryScore
+from echo2d.core.weights.manifest import Manifest
 from echo2d.errors import OperatorFault, StoreFault
 from echo2d.net.learner_api import routes as learner_api_routes
 from echo2d.net.learner_api.routes import (
@@ -53,6 +54,7 @@ class Backend:
         self.viewers_see_samples = False
         self.asked: list[CoordinatorEvent] = []
         self.published: list[tuple[int, int, str | None]] = []
+        self.manifests: list[Manifest | None] = []
         self.uploaded: list[tuple[int, int, str, bytes]] = []
         self.reply: Reply | None = Reply(RequestId(7), 200, {"fine": True})
         self.fault: Exception | None = None
@@ -83,10 +85,13 @@ class Backend:
                 raise
         return self.reply
 
-    async def publish(self, epoch: Epoch, version: Version, path: str | None) -> Reply | None:
+    async def publish(
+        self, epoch: Epoch, version: Version, path: str | None, manifest: Manifest | None
+    ) -> Reply | None:
         if self.fault is not None:
             raise self.fault
         self.published.append((epoch, version, path))
+        self.manifests.append(manifest)
         return self.reply
 
     async def upload(

@@ -27,7 +27,7 @@ class Run:
         self.path.mkdir()
         self.source.mkdir()
         self.files = VersionFiles(self.path, self.source)
-        self.files.prepare(())
+        self.files.prepare({})
         self.adopted = {version: self._adopt(version) for version in (0, 5, 10)}
         self.ledger = Ledger.open(self.path / LEDGER_FILE)
         self.ledger.append(

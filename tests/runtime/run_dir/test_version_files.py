@@ -1,5 +1,6 @@
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -7,9 +8,11 @@ import pytest
 from safetensors.numpy import save_file
 
 from echo2d.core.base.ids import Epoch, Version
+from echo2d.core.weights.manifest import Manifest
 from echo2d.errors import OperatorFault, StoreFault
-from echo2d.runtime.run_dir import version_files
+from echo2d.runtime.run_dir import synced_copies, version_files
 from echo2d.runtime.run_dir.version_files import VersionFiles
+from echo2d.store.snapshots import build_manifest
 
 FILES = ("config.json", "model.safetensors", "tokenizer.json")
 
@@ -37,7 +40,7 @@ def run_dir(tmp_path: Path) -> Path:
 @pytest.fixture
 def files(run_dir: Path, root: Path) -> VersionFiles:
     made = VersionFiles(run_dir, root)
-    made.prepare(())
+    made.prepare({})
     return made
 
 
@@ -91,10 +94,67 @@ def test_a_start_deletes_what_no_version_needs(
     source = str(make_snapshot(root / "0"))
     kept, left = (files.adopt(Epoch(1), Version(0), source) for _ in range(2))
     (run_dir / "versions" / "0-half.new").mkdir()
-    VersionFiles(run_dir, root).prepare({kept.path})
+    VersionFiles(run_dir, root).prepare({kept.path: kept.digest})
     assert (run_dir / kept.path).is_dir()
     assert not (run_dir / left.path).exists()
     assert len(list((run_dir / "versions").iterdir())) == 1
+
+
+def start_anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, start: str) -> None:
+    (tmp_path / "boot_id").write_text(start)
+    monkeypatch.setattr(synced_copies, "_BOOT_ID", tmp_path / "boot_id")
+
+
+def test_after_the_machine_went_down_damaged_copies_are_deleted(
+    root: Path, run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start_anew(monkeypatch, tmp_path, "monday")
+    files = VersionFiles(run_dir, root)
+    files.prepare({})
+    adopted = [
+        files.adopt(Epoch(1), Version(number), str(make_snapshot(root / str(number))))
+        for number in range(4)
+    ]
+    kept = {each.path: each.digest for each in adopted}
+    whole, synced, damaged, torn = adopted
+    files.sync(synced.path)
+    (run_dir / damaged.path / "config.json").write_text("{ ")
+    (run_dir / torn.path / "model.safetensors").write_bytes(b"")
+    hashed: list[Path] = []
+
+    def hash_it(directory: Path) -> Manifest:
+        hashed.append(directory)
+        return build_manifest(directory)
+
+    monkeypatch.setattr(version_files, "build_manifest", hash_it)
+    assert VersionFiles(run_dir, root).prepare(kept) == frozenset()
+    assert hashed == [], "the machine was up all the time: the page cache has what was written"
+    start_anew(monkeypatch, tmp_path, "tuesday")
+    restarted = VersionFiles(run_dir, root)
+    assert restarted.prepare(kept) == {damaged.path, torn.path}
+    assert {path.name for path in hashed} == {
+        Path(each.path).name for each in (whole, damaged, torn)
+    }
+    assert {f"versions/{path.name}" for path in (run_dir / "versions").iterdir()} == {
+        whole.path,
+        synced.path,
+    }
+    assert VersionFiles(run_dir, root).prepare(kept) == {damaged.path, torn.path}
+    assert len(hashed) == 3, "hashed once a start of the machine"
+    restarted.delete(synced.path)
+    restarted.sync(synced.path)  # too late, and no fault
+    assert [path.name for path in (run_dir / "synced").iterdir()] == [".boot"]
+
+
+def test_a_manifest_is_taken_at_its_word_but_for_the_files(files: VersionFiles, root: Path) -> None:
+    source = make_snapshot(root / "0")
+    right = build_manifest(source)
+    claimed = replace(right, chunk_digests=tuple(reversed(right.chunk_digests)))
+    adopted = files.adopt(Epoch(1), Version(0), str(source), claimed)
+    assert adopted.digest == claimed.digest
+    (source / "config.json").write_text("{ }")
+    with pytest.raises(OperatorFault, match="version 1: the manifest has other files than"):
+        files.adopt(Epoch(1), Version(1), str(source), right)
 
 
 async def test_uploaded_files_become_a_version(
@@ -129,7 +189,7 @@ async def test_uploads_outlive_a_restart_but_for_what_was_half_written(
 ) -> None:
     await files.upload(Epoch(1), Version(0), "config.json", parts(b"{}"))
     (run_dir / "uploads" / "1-0" / ".0123").write_bytes(b"{")
-    await asyncio.to_thread(VersionFiles(run_dir, root).prepare, ())
+    await asyncio.to_thread(VersionFiles(run_dir, root).prepare, {})
     assert [path.name for path in (run_dir / "uploads" / "1-0").iterdir()] == ["config.json"]
 
 
@@ -160,7 +220,7 @@ def test_versions_and_uploads_share_a_limit(root: Path, run_dir: Path) -> None:
     source = make_snapshot(root / "a")
     size = sum(file.stat().st_size for file in source.iterdir())
     files = VersionFiles(run_dir, root, disk_bytes_max=2 * size + 10)
-    files.prepare(())
+    files.prepare({})
     first, _ = (files.adopt(Epoch(1), Version(number), str(source)) for number in (1, 2))
     with pytest.raises(
         StoreFault,
@@ -175,7 +235,8 @@ def test_versions_and_uploads_share_a_limit(root: Path, run_dir: Path) -> None:
         asyncio.run(files.upload(Epoch(1), Version(3), path.name, parts(path.read_bytes())))
     files.adopt(Epoch(1), Version(3), None)
     restarted = VersionFiles(run_dir, root, disk_bytes_max=2 * size + 10)
-    restarted.prepare([f"versions/{path.name}" for path in (run_dir / "versions").iterdir()])
+    there = (f"versions/{path.name}" for path in (run_dir / "versions").iterdir())
+    restarted.prepare(dict.fromkeys(there, first.digest))
     with pytest.raises(StoreFault, match="disk_bytes_max"):
         restarted.adopt(Epoch(1), Version(4), str(source))
 

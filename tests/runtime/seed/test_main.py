@@ -59,6 +59,16 @@ async def test_a_form_is_encoded_onto_disk(double: CoordinatorDouble) -> None:
         assert [facts.form for facts in store.forms()] == [order.form]
 
 
+async def test_only_files_that_were_read_differ(double: CoordinatorDouble) -> None:
+    async with a_seed(double):
+        [seed] = (await double.peers(1)).values()
+        order = dataclasses.replace(await an_order(double, 0), digest=Digest(digest_of(b"other")))
+        double.send(seed, order)
+        assert (await double.until_said(EncodeFailed)).differs
+        double.send(seed, dataclasses.replace(await an_order(double, 1), path="versions/none"))
+        assert not (await double.until_said(EncodeFailed, count=2)).differs
+
+
 async def test_an_order_that_is_repeated_is_answered_again(double: CoordinatorDouble) -> None:
     async with a_seed(double):
         [seed] = (await double.peers(1)).values()

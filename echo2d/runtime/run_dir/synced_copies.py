@@ -1,0 +1,61 @@
+"""Remembers which copies of versions survive a power failure.
+
+Copies are not synced when they are made, because a publish must not wait for the disk. Those that
+stay as results are synced later, and marked. When the machine has been started anew, a copy without
+its mark may be damaged, and has to be hashed.
+
+    versions / <copy> /    a copy
+    synced / <copy>        its mark, an empty file
+           / .boot         the start of the machine in which all copies were known to be whole
+
+All methods block.
+"""
+
+from collections.abc import Collection
+from pathlib import Path
+
+from echo2d.store.disk import read_file, replace_file, store_faults, sync
+from echo2d.store.snapshots import scan_snapshot, sync_snapshot
+
+BOOT = ".boot"
+# Linux draws it anew at each start.
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+class SyncedCopies:
+    """See the module docstring. copies, marks: the two folders."""
+
+    def __init__(self, copies: Path, marks: Path) -> None:
+        self._copies, self._marks = copies, marks
+
+    def suspects(self, names: Collection[str]) -> list[str]:
+        """Those of these copies that a power failure may have damaged. Other copies are forgotten."""
+        self._marks.mkdir(mode=0o700, exist_ok=True)
+        for mark in self._marks.iterdir():
+            if mark.name != BOOT and mark.name not in names:
+                mark.unlink()
+        boot = self._marks / BOOT
+        if boot.exists() and read_file(boot) == _boot_id():
+            return []
+        return [name for name in names if not (self._marks / name).exists()]
+
+    def none_is_damaged(self) -> None:
+        """All copies are whole, and stay so while the machine is up."""
+        replace_file(self._marks / BOOT, _boot_id(), durable=False)
+
+    def sync(self, name: str) -> None:
+        """Make a copy durable, once. StoreFault: the disk fails, or the copy was deleted meanwhile."""
+        copy, mark = self._copies / name, self._marks / name
+        if not mark.exists():
+            with store_faults("syncing", copy):
+                sync_snapshot(copy, scan_snapshot(copy))
+                sync(self._copies)
+                mark.touch()
+
+    def forget(self, name: str) -> None:
+        """The copy is deleted."""
+        (self._marks / name).unlink(missing_ok=True)
+
+
+def _boot_id() -> bytes:
+    return _BOOT_ID.read_bytes() if _BOOT_ID.exists() else b"unknown"
