@@ -1,5 +1,6 @@
 """Files are written as given, whatever parts they come in, and the manifest is what hashing gives."""
 
+import itertools
 import os
 import random
 from collections.abc import Callable, Sequence
@@ -12,7 +13,6 @@ from safetensors.numpy import save
 from echo2d.client import IntegrityFault, OperatorFault, SnapshotFile, write_snapshot
 from echo2d.core.weights.manifest import CHUNK_BYTES, Manifest
 from echo2d.store.snapshots import build_manifest
-import itertools
 
 WEIGHTS = save({"a": np.arange(2 * CHUNK_BYTES + 999, dtype=np.uint8), "b": np.ones(7, np.float32)})
 HEADER = 8 + int.from_bytes(WEIGHTS[:8], "little")
