@@ -309,3 +309,52 @@ def bench_liars(*, lies: str, out: Path | None, as_json: bool, **options: Any) -
         raise OperatorFault(f"--lies: expected some of {', '.join(LIES)}; found {min(unknown)}")
     plan = LiarsPlan(lies=chosen, **options)  # type: ignore[arg-type]
     sys.exit(run_liars_bench(plan, out=out, as_json=as_json))
+
+
+@bench.command("publish")
+@click.option(
+    "--bytes",
+    "sizes",
+    multiple=True,
+    default=("500MB",),
+    show_default=True,
+    help="Size of the snapshots; may be repeated.",
+)
+@click.option(
+    "--changed",
+    type=click.FloatRange(0.0001, 0.5),
+    default=0.01,
+    show_default=True,
+    help="Share of the words that a version changes.",
+)
+@click.option(
+    "--rounds", type=int, default=5, show_default=True, help="Measured publishes of each size."
+)
+@click.option(
+    "--workers", type=click.IntRange(1, 16), default=1, show_default=True, help="Number of workers."
+)
+@click.option("--predict", help="Also predict this size, from the sizes that are measured.")
+@click.option(
+    "--dir",
+    "directory",
+    type=DIRECTORY,
+    help="On the disk to be measured. Default: a temporary one.",
+)
+@json_option("Print one JSON object instead of a table.")
+def bench_publish(
+    *, sizes: tuple[str, ...], predict: str | None, as_json: bool, **options: Any
+) -> None:
+    """Measure from the publish call until the last engine serves the version, stage by stage.
+
+    A coordinator, workers and a client run on this machine, with TLS and files on its disk. Nothing
+    emulates a network; `bench broadcast` does.
+    """
+    from echo2d.bench.publish.run import PublishBench, run_publish_bench
+    from echo2d.quantities import parse_bytes
+
+    wanted = PublishBench(
+        sizes=tuple(map(parse_bytes, sizes)),
+        predict=0 if predict is None else parse_bytes(predict),
+        **options,
+    )
+    sys.exit(run_publish_bench(wanted, as_json=as_json))

@@ -6,11 +6,13 @@ from echo2d.bench.lab.processes import Program, Programs
 from echo2d.runtime.run_dir.tokens import create_token
 
 
-def start_worker(programs: Programs, name: str, run: Path, url: str, *flags: str) -> Program:
+def start_worker(
+    programs: Programs, name: str, run: Path, url: str, *flags: str, module: str = "echo2d"
+) -> Program:
     """Start `echo2d join` with these flags.
 
     run: has the coordinator's run directory as `coordinator`; it gets the worker's token, the first
-    time, and its state.
+    time, and its state. module: takes the place of echo2d.
     """
     token = run / f"{name}.token"
     if not token.exists():
@@ -24,4 +26,4 @@ def start_worker(programs: Programs, name: str, run: Path, url: str, *flags: str
             expires="7d",
         )
     own = (f"--token-file={token}", f"--state-dir={run / name}", f"--name={name}")
-    return programs.start(name, "-m", "echo2d", "join", url, *own, *flags)
+    return programs.start(name, "-m", module, "join", url, *own, *flags)

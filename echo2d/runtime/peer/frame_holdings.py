@@ -40,6 +40,7 @@ from echo2d.runtime.peer.base_model import BaseModel
 from echo2d.runtime.peer.frame_cache import FrameCache
 from echo2d.runtime.peer.held_form import HeldForm
 from echo2d.runtime.peer.write_behind import Frames, WriteBehind
+from echo2d.runtime.process.logs import say
 from echo2d.store.frames import FramesDamaged, FrameStore
 
 DROPPED_MAX = 64  # forms remembered as not wanted, so that their late frames are dropped at once
@@ -482,7 +483,10 @@ class FrameHoldings:
     def _hold(self, form: FormId, frame: FrameId, payload: memoryview) -> None:
         here = self._forms.get(form)
         if here is not None:
+            is_first = not here.payload_bytes
             here.hold(frame, len(payload))
+            if is_first and here.payload_bytes:
+                say(log, logging.INFO, "first frame", form=form, version=here.index.facts.version)
             self._recent.put(form, frame, payload)
 
     def _count_duplicates(self, form: FormId, frames: int) -> None:

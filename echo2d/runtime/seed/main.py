@@ -52,6 +52,7 @@ from echo2d.runtime.peer.peer_process import PeerProcess
 from echo2d.runtime.peer.state_dir import open_frames
 from echo2d.runtime.process.child import child_main
 from echo2d.runtime.process.lifecycle import collect_rarely
+from echo2d.runtime.process.logs import say
 from echo2d.runtime.seed.delta_bases import BaseChain, BaseCopy, BaseLost
 from echo2d.runtime.seed.encoder import Base, Encoder
 from echo2d.runtime.seed.supervisor import SeedHandover
@@ -164,6 +165,7 @@ class Seed:
         try:
             facts = FormFacts.decode(order.facts)
             require(facts.form == order.form, "the order's facts are another form's")
+            say(log, logging.INFO, "encoding", form=order.form, version=order.version)
             encoder = await asyncio.to_thread(self._encoder, order, facts)
             await self._encode_segments(order, facts, encoder, started_at)
         except (IntegrityFault, StoreFault, OperatorFault) as fault:
@@ -231,8 +233,14 @@ class Seed:
         )
         for root in roots.take(totals):
             await self._receiver.holdings.accept_root(root)
-        log.info(
-            "encoded form=%s version=%d wire_bytes=%d", order.form, order.version, totals.wire_bytes
+        wire_bytes = totals.wire_bytes
+        say(
+            log,
+            logging.INFO,
+            "encoded",
+            form=order.form,
+            version=order.version,
+            wire_bytes=wire_bytes,
         )
         if kept:
             await self._keep_whole(facts, roots.segments, encoder.manifest(), totals.wire_bytes)

@@ -48,6 +48,7 @@ from echo2d.core.worker.events import (
     ControlUp,
     CoordinatorSaid,
     DropForm,
+    EngineRefitted,
     HoldEngines,
     IndexRoot,
     KeepPublishSeq,
@@ -56,6 +57,7 @@ from echo2d.core.worker.events import (
     RootVerified,
     SendControl,
     ShutDown,
+    SnapshotReady,
     StartGeneration,
     StartScoring,
     StopAsked,
@@ -73,6 +75,7 @@ from echo2d.runtime.peer.base_model import BaseModel
 from echo2d.runtime.peer.peer_process import PeerProcess
 from echo2d.runtime.peer.state_dir import StateDir
 from echo2d.runtime.process.lifecycle import Ending, collect_rarely, outcome
+from echo2d.runtime.process.logs import say
 from echo2d.runtime.worker.engine_refit import EngineRefits, make_engines
 from echo2d.runtime.worker.generation import LeaseRunner
 from echo2d.runtime.worker.metrics import WorkerMetrics, serve_metrics
@@ -281,10 +284,17 @@ class Worker:
                 self._receiver.perform(action)
 
     async def _apply(self, order: ApplyForm) -> None:
-        self._peer.put(await self._builder.apply(order.form, order.stands))
+        done = await self._builder.apply(order.form, order.stands)
+        if isinstance(done, SnapshotReady):
+            say(log, logging.INFO, "verified", form=done.form, version=done.version)
+        self._peer.put(done)
 
     async def _refit(self, order: RefitEngines) -> None:
-        self._peer.put(await self._refits.refit(order))
+        done = await self._refits.refit(order)
+        if isinstance(done, EngineRefitted):
+            pause_s = f"{done.pause_s:.3f}"
+            say(log, logging.INFO, "refitted", version=done.version, pause_s=pause_s)
+        self._peer.put(done)
 
     async def _score(self, order: ScoreAnswers) -> None:
         """Score answers with the version that is served, on any engine that can."""
