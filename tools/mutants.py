@@ -161,7 +161,7 @@ MUTANTS = (
     ),
     Mutant(
         "I3, deltas",
-        "a delta is decoded on whatever base is there",
+        "a damaged base is taken for damaged frames",
         "echo2d/core/weights/encoding.py",
         "(base is None or base_sum(base) != record.base)",
         "base is None",

@@ -16,7 +16,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "__main__": {"cli"},
     "errors": set(),
     "registry": set(),
-    "core": {"registry", "errors"},
+    "native": set(),
+    "core": {"native", "registry", "errors"},
     "config_tables": {"errors"},
     "sd_notify": set(),
     "quantities": {"errors"},
@@ -47,10 +48,22 @@ MAY_IMPORT: dict[str, set[str]] = {
     "views": {"client", "core", "sim", "errors"},
     "recipes": {"config", "tasks", "texts", "errors"},
     "demo": {"views", "bench", "core", "config", "errors", "client", "runtime"} | SHELLS,
-    "bench": {"views", "demo", "core", "config", "errors", "client", "runtime", "sim", "testing"}
+    "bench": {
+        "views",
+        "demo",
+        "core",
+        "config",
+        "errors",
+        "client",
+        "native",
+        "runtime",
+        "sim",
+        "testing",
+    }
     | SHELLS,
     "cli": {
         "config",
+        "native",
         "quantities",
         "registry",
         "runtime",

@@ -17,6 +17,7 @@ from echo2d.core.weights.encoding import (
     FrameSpan,
     decode_record,
     encode_record,
+    require_base,
 )
 from echo2d.core.weights.manifest import Manifest, chunk_layout
 from echo2d.core.weights.signed_index import Root
@@ -102,9 +103,12 @@ def apply(index: FormIndex, frames: FrameStore, slots: SlotStore) -> CurrentSlot
             if index.facts.kind == "full" or current is None
             else read_chunk(current.directory, chunk)
         )
-        writer.write_chunk(
-            record.chunk, decode_record(record, payload, chunk.length, base), record.result
-        )
+        try:
+            data = decode_record(record, payload, chunk.length, base)
+            writer.write_chunk(record.chunk, data, record.result)
+        except IntegrityFault:
+            require_base(record, base)
+            raise
     return writer.commit(manifest, index.facts.epoch, index.facts.version)
 
 

@@ -2,6 +2,8 @@
 
 Differences add up modulo 2**16, so decoding a chain of deltas onto zeros gives the sum that it adds
 to any base. If a chunk of the chain needs no base, decoding from there on gives the chunk's bytes.
+The places of a split chunk depend on its base's bytes, so it is no part of a chain; deltas are kept
+without such chunks (`delta.encode_twice`).
 
 Also here: which kept deltas lead from one snapshot to another. Not here: where they are kept
 (`store.deltas`).
@@ -71,6 +73,10 @@ def compose_chunks(chain: Sequence[EncodedChunk], raw_len: int) -> EncodedChunk 
         return EncodedChunk(ChunkMode.SAME, b"") if start < 0 else chain[start]
     if start < 0 and len(deltas) == 1:
         return deltas[0]
+    require(
+        start >= 0 or all(each.mode != ChunkMode.SPLIT for each in deltas),
+        "a split chunk cannot be composed without its base",
+    )
     data: Buffer = (
         bytes(raw_len)
         if start < 0

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from echo2d import native
 from echo2d.core.base.canonical import Buffer, require
 from echo2d.core.base.zstd import compress, decompress
 
@@ -22,12 +23,16 @@ _BLOCK_WORDS = 1 << 16
 def encode_full(new: Buffer) -> bytes:
     """Return the payload of a chunk."""
     count = len(new) // 2
-    words = np.frombuffer(new, dtype="<u2", count=count)
     high, low = np.empty(count, np.uint8), np.empty(count, np.uint8)
-    for block in _blocks(count):
-        rotated = (words[block] << 1) | (words[block] >> 15)
-        low[block] = rotated
-        high[block] = rotated >> 8
+    loops = native.loops()
+    if loops is None:
+        words = np.frombuffer(new, dtype="<u2", count=count)
+        for block in _blocks(count):
+            rotated = (words[block] << 1) | (words[block] >> 15)
+            low[block] = rotated
+            high[block] = rotated >> 8
+    else:
+        loops.part_planes(new, high.data, low.data)
     plane = compress(high.data)
     return b"".join(
         (len(plane).to_bytes(_LENGTH_BYTES, "little"), plane, low.data, new[2 * count :])
@@ -42,12 +47,16 @@ def decode_full(payload: Buffer, raw_len: int) -> memoryview:
     high = np.frombuffer(decompress(view[_LENGTH_BYTES:low_start], count), dtype=np.uint8)
     low = np.frombuffer(view, dtype=np.uint8, count=count, offset=low_start)
     new = np.empty(raw_len, np.uint8)
-    words = new[: 2 * count].view("<u2")
-    for block in _blocks(count):
-        rotated = high[block].astype(np.uint16)
-        rotated <<= 8
-        rotated |= low[block]
-        np.bitwise_or(rotated >> 1, rotated << 15, out=words[block])
+    loops = native.loops()
+    if loops is None:
+        words = new[: 2 * count].view("<u2")
+        for block in _blocks(count):
+            rotated = high[block].astype(np.uint16)
+            rotated <<= 8
+            rotated |= low[block]
+            np.bitwise_or(rotated >> 1, rotated << 15, out=words[block])
+    else:
+        loops.join_planes(new.data, high.data, low.data)
     new[2 * count :] = np.frombuffer(view[low_start + count :], dtype=np.uint8)
     return new.data
 

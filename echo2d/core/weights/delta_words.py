@@ -17,6 +17,9 @@ types) come back exactly. Two layouts:
 Columns are zstd frames; an empty column is empty. The length of each column follows from the one
 before it, that of the gaps is bounded by the chunk, so no length in a payload is trusted. Wrong
 payloads are an `IntegrityFault`.
+
+The compiled loops (`echo2d.native`) serve where there are any; the numpy code here gives the same
+bytes and refuses the same payloads.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,8 +28,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from echo2d import native
 from echo2d.core.base.canonical import Buffer, require
 from echo2d.core.base.zstd import compress, declared_length, decompress
+from echo2d.errors import IntegrityFault
 
 Bytes = NDArray[np.uint8]
 Words = NDArray[np.uint16]
@@ -63,11 +68,11 @@ def sparse_max(words: int) -> int:
 
 def find_changes(new: Buffer, base: Buffer) -> Changes | None:
     """Return where and by how much the words differ; None if too many do for a sparse chunk."""
-    mine, theirs = _words(new), _words(base)
+    mine, theirs = words_of(new), words_of(base)
     whole = mine.size // 4 * 4
     last = mine[whole:] - theirs[whole:]
     found, count = list[Changes](), 0
-    for block in _blocks(whole // 4, _SCAN_FOURS):
+    for block in blocks_of(whole // 4, _SCAN_FOURS):
         found.append(_changes_in_fours(mine[:whole].view("<u8"), theirs[:whole].view("<u8"), block))
         count += found[-1].places.size
         if count > sparse_max(mine.size):
@@ -82,12 +87,22 @@ def encode_sparse(new: Buffer, changes: Changes) -> bytes:
     return _payload([_gaps(changes.places).data, *_coded(changes.differences)], new)
 
 
+def encode_found(new: Buffer, columns: Sequence[Buffer]) -> bytes:
+    """Return the payload of a sparse chunk whose columns the compiled loops have made."""
+    return _payload(columns, new)
+
+
 def encode_dense(new: Buffer, base: Buffer) -> bytes | None:
     """Return the payload; None if it would not be smaller than the chunk."""
-    mine, theirs = _words(new), _words(base)
-    blocks = [_coded(mine[block] - theirs[block]) for block in _blocks(mine.size, _BLOCK_WORDS)]
-    columns = [b"".join(block[column] for block in blocks) for column in range(3)]
+    loops = native.loops()
+    columns = _dense_columns(new, base) if loops is None else loops.encode_dense(new, base)
     return _payload(columns, new) if sum(map(len, columns)) < len(new) else None
+
+
+def _dense_columns(new: Buffer, base: Buffer) -> Sequence[bytes]:
+    mine, theirs = words_of(new), words_of(base)
+    blocks = [_coded(mine[block] - theirs[block]) for block in blocks_of(mine.size, _BLOCK_WORDS)]
+    return [b"".join(block[column] for block in blocks) for column in range(3)]
 
 
 def decode_sparse(payload: Buffer, base: Buffer, *, overwrite: bool = False) -> memoryview:
@@ -95,10 +110,16 @@ def decode_sparse(payload: Buffer, base: Buffer, *, overwrite: bool = False) -> 
     most about three times the chunk.
     """
     (frame, *columns), last = _columns(payload, 4, len(base))
-    new, words = _begin(base, last, overwrite=overwrite)
+    new, words = begin(base, last, overwrite=overwrite)
     gaps = _read_gaps(frame, words.size)
-    differences = np.empty(np.count_nonzero(gaps != _GOES_ON), np.uint16)
-    require(differences.size <= sparse_max(words.size), "a sparse chunk changes too many words")
+    changes = int(np.count_nonzero(gaps != _GOES_ON))
+    require(changes <= sparse_max(words.size), "a sparse chunk changes too many words")
+    loops = native.loops()
+    if loops is not None:
+        unpacked = _unpacked_columns(columns, changes, loops)
+        accept(loops.decode_sparse(new.data, gaps.data, *unpacked))
+        return new.data
+    differences = np.empty(changes, np.uint16)
     for block, part in _decoded(columns, differences.size):
         differences[block] = part
     for places in _places(gaps, words.size):
@@ -112,7 +133,11 @@ def decode_dense(payload: Buffer, base: Buffer, *, overwrite: bool = False) -> m
     most about four times the chunk.
     """
     columns, last = _columns(payload, 3, len(base))
-    new, words = _begin(base, last, overwrite=overwrite)
+    new, words = begin(base, last, overwrite=overwrite)
+    loops = native.loops()
+    if loops is not None:
+        accept(loops.decode_dense(new.data, *_unpacked_columns(columns, words.size, loops)))
+        return new.data
     for block, differences in _decoded(columns, words.size):
         words[block] += differences
     return new.data
@@ -131,20 +156,28 @@ def _changes_in_fours(new: NDArray[np.uint64], base: NDArray[np.uint64], block: 
     return Changes(places, differences.take(changed))
 
 
-def _words(chunk: Buffer) -> Words:
+def words_of(chunk: Buffer) -> Words:
+    """Return a view of the words of a chunk."""
     return np.frombuffer(chunk, dtype="<u2", count=len(chunk) // 2)
 
 
-def _blocks(length: int, block: int) -> Iterator[slice]:
+def blocks_of(length: int, block: int) -> Iterator[slice]:
+    """Yield slices that cover so many items."""
     return (slice(start, min(start + block, length)) for start in range(0, length, block))
 
 
-def _begin(base: Buffer, last: Buffer, *, overwrite: bool) -> tuple[Bytes, Words]:
+def begin(base: Buffer, last: Buffer, *, overwrite: bool) -> tuple[Bytes, Words]:
     """Return the base, or a copy of it, with the new odd last byte; and a view of its words."""
     there = np.frombuffer(base, dtype=np.uint8)
     new = there if overwrite else there.copy()
     new[len(base) - len(last) :] = np.frombuffer(last, dtype=np.uint8)
     return new, new[: len(base) - len(last)].view("<u2")
+
+
+def accept(complaint: str | None) -> None:
+    """Raise what the compiled loops have to say about a payload."""
+    if complaint is not None:
+        raise IntegrityFault(complaint)
 
 
 # --- columns
@@ -194,7 +227,7 @@ def _read_gaps(frame: memoryview, words: int) -> Bytes:
 def _places(gaps: Bytes, words: int) -> Iterator[Positions]:
     """Yield the places at which gaps end, block by block, to keep the arrays small."""
     done = 0
-    for block in _blocks(gaps.size, _BLOCK_WORDS):
+    for block in blocks_of(gaps.size, _BLOCK_WORDS):
         ends = gaps[block] != _GOES_ON
         reached = np.cumsum(gaps[block] + ends, dtype=np.int64)
         reached += done
@@ -226,7 +259,7 @@ def _decoded(frames: Sequence[memoryview], count: int) -> Iterator[tuple[slice, 
     large = np.frombuffer(
         decompress(frames[2], 2 * int(np.count_nonzero(small == _GOES_ON))), dtype="<u2"
     )
-    for block in _blocks(count, _BLOCK_WORDS):
+    for block in blocks_of(count, _BLOCK_WORDS):
         differences = codes[block].astype(np.uint16) - 1
         escaped = np.flatnonzero(codes[block] == _ESCAPED)
         zigzag, small = small[: escaped.size].astype(np.uint16), small[escaped.size :]
@@ -234,6 +267,15 @@ def _decoded(frames: Sequence[memoryview], count: int) -> Iterator[tuple[slice, 
         zigzag[goes_on], large = large[: goes_on.size], large[goes_on.size :]
         differences[escaped] = (zigzag >> 1) ^ -(zigzag & 1)
         yield block, differences
+
+
+def _unpacked_columns(
+    frames: Sequence[memoryview], count: int, loops: native.Loops
+) -> tuple[bytes, bytes, bytes]:
+    """Return the columns codes, small and large of so many words."""
+    codes = decompress(frames[0], -(-count // 4))
+    small = decompress(frames[1], loops.count_escaped(codes, count))
+    return codes, small, decompress(frames[2], 2 * small.count(_GOES_ON))
 
 
 def _packed(codes: Bytes) -> Bytes:

@@ -40,7 +40,7 @@ from echo2d.core.base.ids import (
     Version,
     frame_id,
 )
-from echo2d.core.weights.delta import ChunkMode, decode_chunk, encode_chunk
+from echo2d.core.weights.delta import ChunkMode, decode_chunk, encode_twice
 from echo2d.core.weights.manifest import (
     CHUNK_BYTES,
     CHUNKS_MAX,
@@ -170,11 +170,27 @@ def encode_record(
     """Encode one chunk into its record and payload. Chunks are independent, so many threads may
     call this.
     """
-    encoded = encode_chunk(new, base)
-    needed = NO_BASE if base is None or encoded.mode in SELF_CONTAINED else base_sum(base)
-    return ChunkRecord(
-        chunk, encoded.mode, len(encoded.payload), needed, digest_of(new)
-    ), encoded.payload
+    return encode_records(chunk, new, base)[0]
+
+
+def encode_records(
+    chunk: ChunkId, new: Buffer, base: Buffer | None = None
+) -> tuple[tuple[ChunkRecord, bytes], tuple[ChunkRecord, bytes]]:
+    """Encode one chunk into the record and payload that are sent, and those that are kept to be
+    composed with others (`delta_chain`): the same ones, unless the first are split.
+    """
+    sent, kept = encode_twice(new, base)
+    result = digest_of(new)
+    needs_base = base is not None and sent.mode not in SELF_CONTAINED
+    needed = base_sum(base) if base is not None and needs_base else NO_BASE
+    records = [
+        (ChunkRecord(chunk, each.mode, len(each.payload), of, result), each.payload)
+        for each, of in (
+            (sent, needed),
+            (kept, NO_BASE if kept.mode in SELF_CONTAINED else needed),
+        )
+    ]
+    return records[0], records[0] if kept is sent else records[1]
 
 
 def decode_record(
@@ -185,14 +201,23 @@ def decode_record(
     *,
     overwrite: bool = False,
 ) -> Buffer:
-    """Check the base and return the chunk's bytes. LacksBase: it is another base. overwrite: as in
-    `decode_chunk`.
+    """Return the chunk's bytes. LacksBase: there is no base. overwrite: as in `decode_chunk`.
 
-    The result digest is *not* checked here: `SlotWriter.write_chunk` does that.
+    The result digest is *not* checked here: `SlotWriter.write_chunk` does that. A base is not
+    checked either, because a wrong one gives a wrong result or a fault: ask `require_base` then.
+    """
+    if record.needs_base and base is None:
+        raise LacksBase(f"chunk {record.chunk} needs a base that this peer does not have")
+    return decode_chunk(record.mode, payload, raw_len, base, overwrite=overwrite)
+
+
+def require_base(record: ChunkRecord, base: Buffer | None) -> None:
+    """Raise LacksBase if the chunk is a delta, and not from this base.
+
+    For a chunk that was decoded to a wrong result. A base that was overwritten must be read again.
     """
     if record.needs_base and (base is None or base_sum(base) != record.base):
         raise LacksBase(f"chunk {record.chunk} needs a base that this peer does not have")
-    return decode_chunk(record.mode, payload, raw_len, base, overwrite=overwrite)
 
 
 @dataclass(frozen=True, slots=True)

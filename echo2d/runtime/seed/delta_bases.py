@@ -13,9 +13,10 @@ from pathlib import Path
 from echo2d.core.base.canonical import digest_of
 from echo2d.core.base.ids import ChunkId, Digest
 from echo2d.core.weights.delta_chain import compose_record
-from echo2d.core.weights.encoding import ChunkRecord, base_sum, encode_record
+from echo2d.core.weights.encoding import ChunkRecord, base_sum, encode_records
 from echo2d.core.weights.manifest import Chunk, Manifest, chunk_layout
 from echo2d.errors import IntegrityFault, OperatorFault, StoreFault
+from echo2d.runtime.seed.encoder import EncodedRecords
 from echo2d.store.deltas import DeltaStore, StoredDelta
 from echo2d.store.snapshots import read_chunk, scan_snapshot
 from echo2d.threads import in_threads
@@ -57,16 +58,14 @@ class BaseCopy:
         self._sums = _sums_of(directory, digest) if sums is None else sums
         self._damage = _Damage(f"the base {directory.name}")
 
-    def encode(
-        self, position: ChunkId, place: Chunk, new: Callable[[], bytes]
-    ) -> tuple[ChunkRecord, bytes]:
+    def encode(self, position: ChunkId, place: Chunk, new: Callable[[], bytes]) -> EncodedRecords:
         data, base = new(), self._read(place)
-        record, payload = encode_record(position, data, base)
+        records = encode_records(position, data, base)
         # A worker holds the published base, so a delta against other bytes would decode to garbage.
-        if record.needs_base and record.base != self._sums[place]:
+        if any(record.needs_base and record.base != self._sums[place] for record, _ in records):
             self._damage.note(place, "it is not what was published")
-            return encode_record(position, data)
-        return record, payload
+            return encode_records(position, data)
+        return records
 
     def _read(self, place: Chunk) -> bytes | None:
         """The chunk's bytes; None if the base has no such chunk or it cannot be read."""
@@ -112,16 +111,15 @@ class BaseChain:
         except (IntegrityFault, StoreFault) as fault:
             raise BaseLost(str(fault)) from fault
 
-    def encode(
-        self, position: ChunkId, place: Chunk, new: Callable[[], bytes]
-    ) -> tuple[ChunkRecord, bytes]:
+    def encode(self, position: ChunkId, place: Chunk, new: Callable[[], bytes]) -> EncodedRecords:
         try:
             chain = self._chain(place)
             if chain:
-                return compose_record(position, chain, place.length, new)
+                composed = compose_record(position, chain, place.length, new)
+                return composed, composed
         except (IntegrityFault, StoreFault) as fault:
             self._damage.note(place, fault)
-        return encode_record(position, new())
+        return encode_records(position, new())
 
     def _chain(self, place: Chunk) -> list[tuple[ChunkRecord, bytes]]:
         """The chunk's records, oldest first; empty if a delta of the chain lacks the chunk.

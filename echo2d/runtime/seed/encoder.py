@@ -10,14 +10,14 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from echo2d.core.base.ids import ChunkId
+from echo2d.core.base.ids import ChunkId, Digest
 from echo2d.core.weights.encoder import FormBuilder, Segment
 from echo2d.core.weights.encoding import (
     SEGMENT_BYTES_MAX,
     ChunkRecord,
     FormFacts,
     base_sum,
-    encode_record,
+    encode_records,
 )
 from echo2d.core.weights.manifest import Chunk, FileEntry, Manifest, chunk_layout
 from echo2d.core.weights.signed_index import FormTotals
@@ -25,20 +25,53 @@ from echo2d.store.snapshots import read_chunk, scan_snapshot
 from echo2d.threads import in_threads
 
 EncodedRecord = tuple[ChunkRecord, bytes]
+EncodedRecords = tuple[EncodedRecord, EncodedRecord]  # as sent, and as kept (`encode_records`)
 
 
 class Base(Protocol):
     """The source of a delta form (`delta_bases.py`). Used from several threads."""
 
-    def encode(self, position: ChunkId, place: Chunk, new: Callable[[], bytes]) -> EncodedRecord:
-        """The record and payload of the chunk at this place; new() reads its new bytes.
+    def encode(self, position: ChunkId, place: Chunk, new: Callable[[], bytes]) -> EncodedRecords:
+        """Encode the chunk at this place; new() reads its new bytes.
 
         IntegrityFault, StoreFault: new() cannot read the chunk.
         """
 
 
+class KeptForm:
+    """The segments of a delta that are kept, while those that are sent are built."""
+
+    def __init__(self, builder: FormBuilder) -> None:
+        self._builder = builder
+        self._new: list[Segment] = []
+        self.digests: list[Digest] = []  # of the tables of all segments
+
+    def add(self, record: ChunkRecord, payload: bytes) -> None:
+        full = self._builder.add(record, payload)
+        if full is not None:
+            self._new.append(full)
+            self.digests.append(full.table.digest)
+
+    def finish(self) -> None:
+        last = self._builder.finish()
+        self._new.append(last)
+        self.digests.append(last.table.digest)
+
+    def take(self) -> list[Segment]:
+        """The segments since the last call."""
+        taken, self._new = self._new, []
+        return taken
+
+    @property
+    def wire_bytes(self) -> int:
+        """Of the whole form, after the last segment."""
+        return self._builder.totals().wire_bytes
+
+
 class Encoder:
-    """directory: the snapshot. base: None for a full form. OperatorFault: it is no snapshot."""
+    """directory: the snapshot. base: None for a full form. keep: also build the form that is kept
+    to be composed with others. OperatorFault: it is no snapshot.
+    """
 
     def __init__(
         self,
@@ -46,21 +79,29 @@ class Encoder:
         directory: Path,
         base: Base | None,
         *,
+        keep: bool = False,
         segment_bytes: int = SEGMENT_BYTES_MAX,
     ) -> None:
         self._directory, self._base = directory, base
         self._sums: dict[Chunk, bytes] = {}
         self._files: tuple[FileEntry, ...] = scan_snapshot(directory)
         self._builder = FormBuilder(facts, self._files, segment_bytes=segment_bytes)
+        self.kept = (
+            KeptForm(FormBuilder(facts, self._files, segment_bytes=segment_bytes)) if keep else None
+        )
 
     def segments(self) -> Generator[Segment, None, None]:
         """All segments, in order. IntegrityFault, StoreFault: a file can no longer be read."""
         # Closing this generator early ends the threads too.
         with closing(in_threads(self._encode, enumerate(chunk_layout(self._files)))) as encoded:
-            for record, payload in encoded:
-                full = self._builder.add(record, payload)
+            for sent, kept in encoded:
+                if self.kept is not None:
+                    self.kept.add(*kept)
+                full = self._builder.add(*sent)
                 if full is not None:
                     yield full
+        if self.kept is not None:
+            self.kept.finish()
         yield self._builder.finish()
 
     def totals(self) -> FormTotals:
@@ -78,11 +119,11 @@ class Encoder:
         """
         return self._sums if len(self._sums) == len(chunk_layout(self._files)) else None
 
-    def _encode(self, numbered: tuple[int, Chunk]) -> EncodedRecord:
+    def _encode(self, numbered: tuple[int, Chunk]) -> EncodedRecords:
         position, chunk = ChunkId(numbered[0]), numbered[1]
         new = partial(self._read, chunk)
         return (
-            encode_record(position, new())
+            encode_records(position, new())
             if self._base is None
             else self._base.encode(position, chunk, new)
         )

@@ -185,14 +185,14 @@ class Seed:
             require(order.base_path is not None, "the order of a delta names no base")
             sums = self._sums.get(facts.base_digest)
             base = BaseCopy(self._run_dir / str(order.base_path), facts.base_digest, sums)
-        return Encoder(facts, self._run_dir / order.path, base)
+        keep = facts.kind == "delta" and not order.aside
+        return Encoder(facts, self._run_dir / order.path, base, keep=keep)
 
     async def _encode_segments(
         self, order: EncodeVersion, facts: FormFacts, encoder: Encoder, started_at: float
     ) -> None:
         roots = RootWriter(facts)
         segments = encoder.segments()
-        kept = facts.kind == "delta" and not order.aside
         # Each segment goes out at once, so that peers receive while the rest is encoded.
         while (segment := await asyncio.to_thread(_next, segments)) is not None:
             if not self._is_wanted(order):
@@ -202,7 +202,8 @@ class Seed:
             for root in roots.take():
                 await self._receiver.holdings.accept_root(root)
             await self._hold(facts, segment)
-            kept = kept and await self._keep(facts, segment)
+            if encoder.kept is not None and not await self._keep(facts, encoder.kept.take()):
+                encoder.kept = None
             if not self._is_wanted(order):
                 continue
             self._say(
@@ -242,8 +243,8 @@ class Seed:
             version=order.version,
             wire_bytes=wire_bytes,
         )
-        if kept:
-            await self._keep_whole(facts, roots.segments, encoder.manifest(), totals.wire_bytes)
+        if (kept := encoder.kept) is not None:
+            await self._keep_whole(facts, kept.digests, encoder.manifest(), kept.wire_bytes)
 
     def _is_wanted(self, order: EncodeVersion) -> bool:
         """Whether this order still counts; its form may have been forgotten and ordered again."""
@@ -258,10 +259,11 @@ class Seed:
 
     # --- deltas that are kept
 
-    async def _keep(self, facts: FormFacts, segment: Segment) -> bool:
-        """Whether the segment was kept. A full disk is no fault: kept deltas are optional."""
+    async def _keep(self, facts: FormFacts, segments: Sequence[Segment]) -> bool:
+        """Whether the segments were kept. A full disk is no fault: kept deltas are optional."""
         try:
-            await asyncio.to_thread(self._deltas.put, facts, segment)
+            for segment in segments:
+                await asyncio.to_thread(self._deltas.put, facts, segment)
         except StoreFault as fault:
             log.warning("delta not kept form=%s reason=%s", facts.form, fault)
             return False

@@ -14,7 +14,7 @@ from functools import partial
 from itertools import islice
 
 from echo2d.core.base.ids import ChunkId, Digest, FormId, FrameId, SegmentId
-from echo2d.core.weights.encoding import ChunkRecord, LacksBase, decode_record
+from echo2d.core.weights.encoding import ChunkRecord, LacksBase, decode_record, require_base
 from echo2d.core.weights.manifest import CHUNK_BYTES, Chunk
 from echo2d.core.weights.verifier import FormIndex
 from echo2d.core.worker.events import ApplyCancelled, ApplyRejected, SnapshotReady
@@ -307,8 +307,14 @@ class _Work:
 
     def _put(self, record: ChunkRecord, payload: bytes, scratch: memoryview) -> None:
         base = self._read_base(record, scratch) if record.needs_base else None
-        data = decode_record(record, payload, self._place(record).length, base, overwrite=True)
-        self._writer.write_chunk(record.chunk, data, record.result)
+        try:
+            data = decode_record(record, payload, self._place(record).length, base, overwrite=True)
+            self._writer.write_chunk(record.chunk, data, record.result)
+        except IntegrityFault:
+            # The base is to blame if it is not the one that the delta was made from.
+            if record.needs_base:
+                require_base(record, self._read_base(record, scratch))
+            raise
 
     def _read_base(self, record: ChunkRecord, scratch: memoryview) -> memoryview | None:
         """The chunk in the current slot, read anew each time: decoding overwrites its base."""

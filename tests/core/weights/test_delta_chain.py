@@ -13,6 +13,8 @@ from echo2d.core.weights.encoding import NO_BASE, ChunkRecord, decode_record, en
 from echo2d.errors import IntegrityFault
 from tests.support.coordinator_world import version_digest
 
+pytestmark = pytest.mark.usefixtures("codec")
+
 CHUNK = ChunkId(3)
 
 

@@ -8,6 +8,8 @@ from echo2d.core.base.zstd import compress
 from echo2d.core.weights.delta_full import decode_full
 from echo2d.errors import IntegrityFault
 
+pytestmark = pytest.mark.usefixtures("codec")
+
 GOOD = compress(b"abcd")
 
 

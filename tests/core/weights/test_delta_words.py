@@ -18,6 +18,8 @@ from echo2d.core.weights.delta_words import (
 )
 from echo2d.errors import IntegrityFault
 
+pytestmark = pytest.mark.usefixtures("codec")
+
 BASE = np.arange(1000, dtype="<u2").tobytes()
 BOMB = compress(bytes(64 << 20))
 

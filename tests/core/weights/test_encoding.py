@@ -28,11 +28,13 @@ from echo2d.core.weights.encoding import (
     TABLE_BYTES_MAX,
     ChunkRecord,
     FormFacts,
+    LacksBase,
     SegmentTable,
     decode_record,
     encode_record,
     frame_bytes_for,
     frame_layout,
+    require_base,
 )
 from echo2d.core.weights.manifest import CHUNK_BYTES, FileEntry
 from echo2d.errors import IntegrityFault
@@ -113,8 +115,11 @@ def test_records_round_trip_with_and_without_a_base() -> None:
 def test_a_wrong_base_is_noticed() -> None:
     made, payload = encode_record(ChunkId(0), b"abcd", b"abcd")
     for base in (None, b"abce", b"abc"):
-        with pytest.raises(IntegrityFault, match="base"):
-            decode_record(made, payload, 4, base)
+        with pytest.raises(LacksBase, match="base"):
+            require_base(made, base)
+    require_base(made, b"abcd")
+    with pytest.raises(LacksBase, match="base"):
+        decode_record(made, payload, 4)
 
 
 def test_a_table_survives_encoding() -> None:
@@ -196,7 +201,7 @@ def columns(**change: object) -> bytes:
         bytes(TABLE_BYTES_MAX + 1),
         columns(format="echo2d-table-2"),
         columns(modes=b"\x01\x00"),
-        columns(modes=b"\x01\x00\x05"),
+        columns(modes=b"\x01\x00\x06"),
         columns(wire_bytes=bytes(11)),
         columns(bases=bytes(47)),
         columns(results=bytes(64)),

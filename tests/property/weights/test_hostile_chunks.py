@@ -1,7 +1,7 @@
 """Encoded chunks that were right once: cut, flipped, swapped, replayed on another base, with lying lengths.
 
-A chunk is judged as at a receiver: `decode_record`, which checks the base, then its length and result digest, as
-`SlotWriter.write_chunk` does before a byte of it is written.
+A chunk is judged as at a receiver: `decode_record`, then its length and result digest, as `SlotWriter.write_chunk` does
+before a byte of it is written. Each is decoded with one of the codecs that are available here.
 """
 
 import random
@@ -13,10 +13,19 @@ import numpy as np
 import pytest
 import zstandard
 
+from echo2d import native
 from echo2d.core.base.canonical import Buffer, digest_of, require
 from echo2d.core.base.ids import ChunkId
 from echo2d.core.weights.delta import ChunkMode
-from echo2d.core.weights.encoding import NO_BASE, ChunkRecord, decode_record, encode_record
+from echo2d.core.weights.delta_split import encode_split
+from echo2d.core.weights.delta_words import find_changes
+from echo2d.core.weights.encoding import (
+    NO_BASE,
+    ChunkRecord,
+    base_sum,
+    decode_record,
+    encode_record,
+)
 from echo2d.errors import IntegrityFault
 from tests.support.fuzz import Fuzz, damaged
 
@@ -57,6 +66,18 @@ def _sent(rng: np.random.Generator) -> Iterator[Sent]:
             else (new.tobytes() + b"a", base.tobytes() + b"b")
         )
         yield Sent(*encode_record(ChunkId(number), *sides), base=sides[1], new=sides[0])
+        changes = find_changes(*sides)
+        if changes is not None and changes.places.size:
+            # The encoder would choose it for larger chunks than these only.
+            payload = encode_split(*sides, changes)
+            record = ChunkRecord(
+                ChunkId(number),
+                ChunkMode.SPLIT,
+                len(payload),
+                base_sum(sides[1]),
+                digest_of(sides[0]),
+            )
+            yield Sent(record, payload, base=sides[1], new=sides[0])
         if share in (0.02, 1.0):
             yield Sent(*encode_record(ChunkId(number), sides[0]), base=sides[1], new=sides[0])
     noise = rng.bytes(2 * WORDS)
@@ -86,7 +107,8 @@ def test_a_wrong_chunk_is_a_fault_or_is_right(fuzz: Fuzz, sent: list[Sent]) -> N
         tracemalloc.reset_peak()
         before = tracemalloc.get_traced_memory()[0]
         try:
-            assert received(record, payload, raw_len, base) == right.new
+            with native.using(rng.choice(native.available())):
+                assert received(record, payload, raw_len, base) == right.new
         except IntegrityFault:
             refused += 1
         assert (

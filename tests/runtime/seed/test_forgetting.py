@@ -48,8 +48,10 @@ class Several(Encoder):
 
     gate: Gate | None = None
 
-    def __init__(self, facts: FormFacts, directory: Path, base: Base | None) -> None:
-        super().__init__(facts, directory, base, segment_bytes=8 << 20)
+    def __init__(
+        self, facts: FormFacts, directory: Path, base: Base | None, *, keep: bool = False
+    ) -> None:
+        super().__init__(facts, directory, base, keep=keep, segment_bytes=8 << 20)
 
     def segments(self) -> Generator[Segment, None, None]:
         for number, segment in enumerate(super().segments()):

@@ -124,8 +124,8 @@ async def test_of_several_orders_the_last_is_next_though_a_learner_went_back(
     started: list[str] = []
 
     class Watched(Encoder):
-        def __init__(self, *arguments: object) -> None:
-            super().__init__(*arguments)  # type: ignore[arg-type]
+        def __init__(self, *arguments: object, keep: bool) -> None:
+            super().__init__(*arguments, keep=keep)  # type: ignore[arg-type]
             started.append(str(arguments[1]))
 
     monkeypatch.setattr("echo2d.runtime.seed.main.Encoder", Watched)
