@@ -5,11 +5,11 @@ READY := .venv/.ready
 ARGS ?=
 SEARCHES ?= 20  # times that a soak runs the property tests, by chance
 
-.PHONY: setup demo math test lab sglang-test trl-example staleness-sweep bench bench-delta soak figures mutants check coverage clean
+.PHONY: setup demo math test lab sglang-test trl-example staleness-sweep bench bench-delta soak figures mutants check coverage native-sanitize native-wheel clean
 
 setup: $(READY)
 
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml constraints.txt setup.py echo2d/native/words.c echo2d/native/kernels.h
 	$(PYTHON) -c 'import sys; sys.exit("echo2d needs Python 3.11 or newer") if sys.version_info < (3, 11) else None'
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check torch==2.13.0
@@ -67,6 +67,12 @@ check: $(READY)
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/pytest tests/house/test_architecture.py
+
+native-sanitize: $(READY)
+	tools/native_sanitize.sh $(ARGS)
+
+native-wheel: $(READY)
+	tools/native_wheel.sh
 
 coverage: $(READY)
 	$(BIN)/pytest --cov --cov-report=term:skip-covered
