@@ -4,19 +4,6 @@
  * A block is BLOCK words; bit i of a mask stands for its word i.
  */
 
-/* What follows is used per level: a block's classes, a byte for each word. */
-#if defined(IS_AVX512)
-typedef __m512i NAME(classes);
-#elif defined(IS_AVX2)
-typedef struct {
-    __m256i low, high;
-} NAME(classes);
-#else
-typedef struct {
-    uint8_t of[BLOCK];
-} NAME(classes);
-#endif
-
 /* The words of the block that differ. */
 TARGET static inline uint64_t NAME(differing)(const uint8_t *new, const uint8_t *base) {
 #if defined(IS_AVX512)
@@ -48,50 +35,19 @@ TARGET static inline uint64_t NAME(differing)(const uint8_t *new, const uint8_t 
 #endif
 }
 
-TARGET static inline NAME(classes) NAME(classes_of)(const uint8_t *base) {
 #if defined(IS_AVX512)
-    const __m512i byte = _mm512_set1_epi16(255);
-    __m512i low = _mm512_and_si512(_mm512_srli_epi16(_mm512_loadu_si512(base), 7), byte);
-    __m512i high = _mm512_and_si512(_mm512_srli_epi16(_mm512_loadu_si512(base + 64), 7), byte);
-    const __m512i order = _mm512_set_epi64(7, 5, 3, 1, 6, 4, 2, 0);
-    __m512i bytes = _mm512_permutexvar_epi64(order, _mm512_packus_epi16(low, high));
-    return _mm512_min_epu8(_mm512_subs_epu8(bytes, _mm512_set1_epi8(LOWEST)),
-                           _mm512_set1_epi8(CLASSES - 1));
-#elif defined(IS_AVX2)
-    const __m256i byte = _mm256_set1_epi16(255);
-    __m256i halves[2];
-    for (int half = 0; half < 2; half++) {
-        const __m256i *from = (const __m256i *)(base + 64 * half);
-        __m256i first = _mm256_and_si256(_mm256_srli_epi16(_mm256_loadu_si256(from), 7), byte);
-        __m256i second =
-            _mm256_and_si256(_mm256_srli_epi16(_mm256_loadu_si256(from + 1), 7), byte);
-        __m256i bytes = _mm256_permute4x64_epi64(_mm256_packus_epi16(first, second), 0xD8);
-        halves[half] = _mm256_min_epu8(_mm256_subs_epu8(bytes, _mm256_set1_epi8(LOWEST)),
-                                       _mm256_set1_epi8(CLASSES - 1));
-    }
-    return (NAME(classes)){halves[0], halves[1]};
-#else
-    NAME(classes) found;
-    for (int i = 0; i < BLOCK; i++) found.of[i] = (uint8_t)class_of(word_at(base, (size_t)i));
-    return found;
-#endif
+/* Bytes with one bit each are rows of 8 x 8 bits. Transposed, a row is a class, and has a bit for each
+ * of 8 words. An affine product with a matrix takes its rows from the last to the first, so the words
+ * are put in that order before. */
+TARGET static inline __m512i NAME(transposed)(__m512i rows) {
+    const __m512i bits = _mm512_set1_epi64((long long)0x8040201008040201);
+    const __m512i eighths = _mm512_set_epi8(
+        63, 55, 47, 39, 31, 23, 15, 7, 62, 54, 46, 38, 30, 22, 14, 6, 61, 53, 45, 37, 29, 21, 13, 5,
+        60, 52, 44, 36, 28, 20, 12, 4, 59, 51, 43, 35, 27, 19, 11, 3, 58, 50, 42, 34, 26, 18, 10, 2,
+        57, 49, 41, 33, 25, 17, 9, 1, 56, 48, 40, 32, 24, 16, 8, 0);
+    return _mm512_permutexvar_epi8(eighths, _mm512_gf2p8affine_epi64_epi8(bits, rows, 0));
 }
-
-/* The words of the block that are in the class. */
-TARGET static inline uint64_t NAME(in_class)(const NAME(classes) *classes, unsigned class) {
-#if defined(IS_AVX512)
-    return _mm512_cmpeq_epi8_mask(*classes, _mm512_set1_epi8((char)class));
-#elif defined(IS_AVX2)
-    __m256i wanted = _mm256_set1_epi8((char)class);
-    uint32_t low = (uint32_t)_mm256_movemask_epi8(_mm256_cmpeq_epi8(classes->low, wanted));
-    uint32_t high = (uint32_t)_mm256_movemask_epi8(_mm256_cmpeq_epi8(classes->high, wanted));
-    return low | (uint64_t)high << 32;
-#else
-    uint64_t mask = 0;
-    for (int i = 0; i < BLOCK; i++) mask |= (uint64_t)(classes->of[i] == class) << i;
-    return mask;
 #endif
-}
 
 TARGET static inline unsigned NAME(ones)(uint64_t mask) {
 #if defined(IS_AVX512) || defined(IS_AVX2)
@@ -113,89 +69,176 @@ TARGET static inline unsigned NAME(one_after)(uint64_t mask, unsigned ones) {
 #endif
 }
 
-/* Add how many words of each class the block has. */
-TARGET static inline void NAME(count_classes)(const NAME(classes) *classes, uint32_t *counts) {
-#if defined(IS_AVX512) || defined(IS_AVX2)
-    for (unsigned class = 0; class < CLASSES; class++)
-        counts[class] += NAME(ones)(NAME(in_class)(classes, class));
+/* Fill the table for so many blocks from `base` on. */
+TARGET static void NAME(tabulate)(const uint8_t *base, size_t blocks, struct table *table) {
+#if defined(IS_AVX512)
+    const __m512i backwards = _mm512_set_epi8(
+        113, 115, 117, 119, 121, 123, 125, 127, 97, 99, 101, 103, 105, 107, 109, 111, 81, 83, 85, 87,
+        89, 91, 93, 95, 65, 67, 69, 71, 73, 75, 77, 79, 49, 51, 53, 55, 57, 59, 61, 63, 33, 35, 37,
+        39, 41, 43, 45, 47, 17, 19, 21, 23, 25, 27, 29, 31, 1, 3, 5, 7, 9, 11, 13, 15);
+    const __m512i bit_of_low = _mm512_set4_epi32(0, 0, (int)0x80402010, 0x08040201);
+    const __m512i bit_of_high = _mm512_set4_epi32((int)0x80402010, 0x08040201, 0, 0);
+    __m512i low_seen = _mm512_loadu_si512(table->total);
+    __m512i high_seen = _mm512_loadu_si512(table->total + 8);
+    for (size_t block = 0; block < blocks; block++, base += 2 * BLOCK) {
+        fetch_ahead(base);
+        fetch_ahead(base + 64);
+        __m512i first = _mm512_slli_epi16(_mm512_loadu_si512(base), 1);
+        __m512i second = _mm512_slli_epi16(_mm512_loadu_si512(base + 64), 1);
+        __m512i bytes = _mm512_permutex2var_epi8(first, backwards, second);
+        __m512i class = _mm512_min_epu8(_mm512_subs_epu8(bytes, _mm512_set1_epi8(LOWEST)),
+                                        _mm512_set1_epi8(CLASSES - 1));
+        __m512i low = NAME(transposed)(_mm512_shuffle_epi8(bit_of_low, class));
+        __m512i high = NAME(transposed)(_mm512_shuffle_epi8(bit_of_high, class));
+        _mm512_storeu_si512(table->masks[block], low);
+        _mm512_storeu_si512(table->masks[block] + 8, high);
+        _mm512_storeu_si512(table->seen[block], low_seen);
+        _mm512_storeu_si512(table->seen[block] + 8, high_seen);
+        low_seen = _mm512_add_epi64(low_seen, _mm512_popcnt_epi64(low));
+        high_seen = _mm512_add_epi64(high_seen, _mm512_popcnt_epi64(high));
+    }
+    _mm512_storeu_si512(table->total, low_seen);
+    _mm512_storeu_si512(table->total + 8, high_seen);
 #else
-    for (int i = 0; i < BLOCK; i++) counts[classes->of[i]]++;
+    for (size_t block = 0; block < blocks; block++, base += 2 * BLOCK) {
+        uint64_t *masks = table->masks[block];
+        memcpy(table->seen[block], table->total, sizeof table->total);
+#if defined(IS_AVX2)
+        const __m256i byte = _mm256_set1_epi16(255);
+        __m256i halves[2];
+        for (int half = 0; half < 2; half++) {
+            const __m256i *from = (const __m256i *)(base + 64 * half);
+            __m256i first = _mm256_and_si256(_mm256_srli_epi16(_mm256_loadu_si256(from), 7), byte);
+            __m256i second =
+                _mm256_and_si256(_mm256_srli_epi16(_mm256_loadu_si256(from + 1), 7), byte);
+            __m256i bytes = _mm256_permute4x64_epi64(_mm256_packus_epi16(first, second), 0xD8);
+            halves[half] = _mm256_min_epu8(_mm256_subs_epu8(bytes, _mm256_set1_epi8(LOWEST)),
+                                           _mm256_set1_epi8(CLASSES - 1));
+        }
+        for (unsigned class = 0; class < CLASSES; class++) {
+            __m256i wanted = _mm256_set1_epi8((char)class);
+            uint32_t low = (uint32_t)_mm256_movemask_epi8(_mm256_cmpeq_epi8(halves[0], wanted));
+            uint32_t high = (uint32_t)_mm256_movemask_epi8(_mm256_cmpeq_epi8(halves[1], wanted));
+            masks[class] = low | (uint64_t)high << 32;
+            table->total[class] += NAME(ones)(masks[class]);
+        }
+#else
+        memset(masks, 0, sizeof table->masks[block]);
+        for (unsigned i = 0; i < BLOCK; i++) {
+            unsigned class = class_of(word_at(base, i));
+            masks[class] |= (uint64_t)1 << i;
+            table->total[class]++;
+        }
 #endif
+    }
+#endif
+    /* What is not there comes after everything. */
+    for (size_t block = blocks; block < TABLE; block++)
+        for (unsigned class = 0; class < CLASSES; class++) table->seen[block][class] = NEVER;
+}
+
+/* The changes of one table of blocks, in their order. Which block is next is no branch, because
+ * nobody could predict it. */
+TARGET static void NAME(note_changes)(const uint8_t *new, const uint8_t *base, size_t first,
+                                      size_t blocks, const struct table *table,
+                                      struct changes *out) {
+    uint64_t differing[TABLE + 1];
+    size_t full[TABLE + 1], used = 0, changes = 0, at = 0;
+    for (size_t block = 0; block < blocks; block++) {
+        size_t start = 2 * BLOCK * (first + block);
+        fetch_ahead(new + start);
+        fetch_ahead(new + start + 64);
+        fetch_ahead(base + start);
+        fetch_ahead(base + start + 64);
+        uint64_t mask = NAME(differing)(new + start, base + start);
+        full[used] = block;
+        differing[used] = mask;
+        used += mask != 0;
+        changes += NAME(ones)(mask);
+    }
+    full[used] = differing[used] = 0;
+    /* Bytes may alias everything: without these copies, all would be read again for each change. */
+    uint32_t *restrict places = out->places + out->count;
+    uint16_t *restrict differences = out->differences + out->count;
+    uint8_t *restrict classes = table ? out->classes + out->count : NULL;
+    uint32_t *restrict gaps = table ? out->class_gaps + out->count : NULL;
+    uint32_t *restrict next = out->next;
+    uint64_t mask = differing[0];
+    for (size_t i = 0; i < changes; i++) {
+        unsigned bit = lowest_bit(mask);
+        size_t block = full[at], place = (first + block) * BLOCK + bit;
+        uint16_t theirs = word_at(base, place);
+        places[i] = (uint32_t)place;
+        differences[i] = (uint16_t)(word_at(new, place) - theirs);
+        if (table) {
+            unsigned class = class_of(theirs);
+            uint64_t before = table->masks[block][class] & (((uint64_t)1 << bit) - 1);
+            uint32_t rank = (uint32_t)table->seen[block][class] + NAME(ones)(before);
+            classes[i] = (uint8_t)class;
+            gaps[i] = rank - next[class];
+            next[class] = rank + 1;
+        }
+        mask &= mask - 1;
+        at += mask == 0;
+        mask = mask ? mask : differing[at];
+    }
+    out->count += changes;
 }
 
 /* Find the changes. False: there are more than the limit. */
-TARGET static bool NAME(find)(const uint8_t *new, const uint8_t *base, size_t words, bool split,
-                              struct changes *out) {
-    size_t start = 0;
-    for (; start + BLOCK <= words; start += BLOCK) {
-        uint64_t differing = NAME(differing)(new + 2 * start, base + 2 * start);
-        if (split) {
-            NAME(classes) classes = NAME(classes_of)(base + 2 * start);
-            for (; differing; differing &= differing - 1) {
-                unsigned bit = lowest_bit(differing);
-                size_t place = start + bit;
-                unsigned class = class_of(word_at(base, place));
-                uint64_t before = NAME(in_class)(&classes, class) & (((uint64_t)1 << bit) - 1);
-                note_class(out, class, out->seen[class] + NAME(ones)(before));
-                note_change(out, place, (uint16_t)(word_at(new, place) - word_at(base, place)));
-            }
-            NAME(count_classes)(&classes, out->seen);
-        } else {
-            for (; differing; differing &= differing - 1) {
-                size_t place = start + lowest_bit(differing);
-                note_change(out, place, (uint16_t)(word_at(new, place) - word_at(base, place)));
-            }
-        }
+TARGET static bool NAME(find)(const uint8_t *new, const uint8_t *base, size_t words,
+                              struct table *table, struct changes *out) {
+    for (size_t first = 0; first < words / BLOCK; first += TABLE) {
+        size_t blocks = min_size(words / BLOCK - first, TABLE);
+        if (table) NAME(tabulate)(base + 2 * BLOCK * first, blocks, table);
+        NAME(note_changes)(new, base, first, blocks, table, out);
         if (out->count > out->limit) return false;
     }
-    for (size_t place = start; place < words; place++) {
+    for (size_t place = words - words % BLOCK; place < words; place++) {
         unsigned class = class_of(word_at(base, place));
         uint16_t difference = (uint16_t)(word_at(new, place) - word_at(base, place));
         if (difference) {
-            if (split) note_class(out, class, out->seen[class]);
-            note_change(out, place, difference);
+            if (table) {
+                out->classes[out->count] = (uint8_t)class;
+                out->class_gaps[out->count] = (uint32_t)table->total[class] - out->next[class];
+                out->next[class] = (uint32_t)table->total[class] + 1;
+            }
+            out->places[out->count] = (uint32_t)place;
+            out->differences[out->count++] = difference;
         }
-        out->seen[class]++;
+        if (table) table->total[class]++;
     }
     return out->count <= out->limit;
 }
 
 /* Apply the changes of all classes, as far as the chunk's words go. */
-TARGET static void NAME(apply_classes)(uint8_t *chunk, size_t words, struct cursors *at) {
-    size_t start = 0;
-    for (; start + BLOCK <= words; start += BLOCK) {
-        /* Classes are those of the base: all are read before a word of the block is changed. */
-        NAME(classes) classes = NAME(classes_of)(chunk + 2 * start);
-#if !defined(IS_AVX512) && !defined(IS_AVX2)
-        uint32_t counts[CLASSES] = {0};
-        NAME(count_classes)(&classes, counts);
-#endif
+TARGET static void NAME(apply_classes)(uint8_t *chunk, size_t words, struct table *table,
+                                       struct cursor *cursors) {
+    for (size_t first = 0; first < words / BLOCK; first += TABLE) {
+        /* Classes are those of the base: all are read before a word of these blocks is changed. */
+        uint8_t *from = chunk + 2 * BLOCK * first;
+        NAME(tabulate)(from, min_size(words / BLOCK - first, TABLE), table);
         for (unsigned class = 0; class < CLASSES; class++) {
-#if defined(IS_AVX512) || defined(IS_AVX2)
-            uint64_t mask = NAME(in_class)(&classes, class);
-            unsigned count = NAME(ones)(mask);
-            if (at->left[class] >= count) {
-                at->left[class] -= at->left[class] == NEVER ? 0 : count;
-                continue;
+            struct cursor at = cursors[class];
+            while (at.rank < table->total[class]) {
+                size_t block = 0;
+                for (size_t step = TABLE / 2; step; step /= 2)
+                    block += step * (table->seen[block + step][class] <= at.rank);
+                unsigned before = (unsigned)(at.rank - table->seen[block][class]);
+                unsigned bit = NAME(one_after)(table->masks[block][class], before);
+                add_at(from, BLOCK * block + bit, *at.difference);
+                next_change(&at);
             }
-#else
-            unsigned count = counts[class];
-            if (at->left[class] >= count) {
-                at->left[class] -= at->left[class] == NEVER ? 0 : count;
-                continue;
-            }
-            uint64_t mask = NAME(in_class)(&classes, class);
-#endif
-            while (at->left[class] < count) {
-                unsigned bit = NAME(one_after)(mask, at->left[class]);
-                count -= at->left[class] + 1;
-                mask &= ~(((uint64_t)2 << bit) - 1);
-                add_at(chunk, start + bit, take_change(at, class));
-            }
-            at->left[class] -= at->left[class] == NEVER ? 0 : count;
+            cursors[class] = at;
         }
     }
-    for (size_t place = start; place < words; place++) apply_word(at, chunk, place);
+    for (size_t place = words - words % BLOCK; place < words; place++) {
+        unsigned class = class_of(word_at(chunk, place));
+        if (table->total[class]++ == cursors[class].rank) {
+            add_at(chunk, place, *cursors[class].difference);
+            next_change(&cursors[class]);
+        }
+    }
 }
 
 /* The planes of mode full: each word rotated left by one bit, its high and its low byte. */

@@ -26,7 +26,9 @@
 #define HAS_X86 0
 #endif
 
-#define BLOCK 64         /* words that a kernel looks at together: a mask of them fits into 64 bits */
+#define BLOCK 64         /* words that a mask of 64 bits stands for */
+#define TABLE 64         /* blocks that are looked at together; their tables fit into the nearest cache */
+#define AHEAD (2 * BLOCK * TABLE) /* bytes that are fetched before they are read */
 #define GOES_ON 255      /* in a column of bytes: the value continues elsewhere */
 #define ESCAPED 3        /* the code of a difference that is not -1, 0 or 1 */
 #define CLASSES 16       /* of the base words, by their magnitude */
@@ -35,7 +37,7 @@
 #define RICE_MAX 15      /* the largest parameter */
 #define SPLIT_HEAD (4 * (CLASSES + 1))
 #define WORDS_MAX ((size_t)1 << 30) /* of a chunk, so that 32 bits count them */
-#define NEVER UINT32_MAX /* a class has no further change */
+#define NEVER ((uint64_t)1 << 62) /* words before the next change of a class that has no more */
 
 /* --- unaligned access */
 
@@ -86,63 +88,53 @@ static inline unsigned class_of(uint16_t word) {
     return above < CLASSES - 1 ? above : CLASSES - 1;
 }
 
+/* Ask for the cache line so far ahead. It need not exist: nothing is read. */
+static inline void fetch_ahead(const uint8_t *at) {
+#if defined(__GNUC__)
+    __builtin_prefetch((const void *)((uintptr_t)at + AHEAD));
+#else
+    (void)at;
+#endif
+}
+
 static inline size_t min_size(size_t a, size_t b) { return a < b ? a : b; }
 
 /* --- the changes of a chunk */
 
 struct changes {
-    size_t limit, count; /* there is room for limit + BLOCK */
+    size_t limit, count; /* there is room for limit + TABLE * BLOCK */
     uint32_t *places;
     uint16_t *differences;
     /* With a split: the class of each word, and the unchanged words of that class before it. */
     uint8_t *classes;
     uint32_t *class_gaps;
-    uint32_t class_counts[CLASSES];
-    /* Used while they are found: words seen of each class, and the first one after a change. */
-    uint32_t seen[CLASSES], next[CLASSES];
+    uint32_t next[CLASSES]; /* while they are found: of each class, the first word after a change */
 };
 
-static inline void note_change(struct changes *out, size_t place, uint16_t difference) {
-    out->places[out->count] = (uint32_t)place;
-    out->differences[out->count++] = difference;
-}
+/* --- the classes of the base */
 
-static inline void note_class(struct changes *out, unsigned class, uint32_t rank) {
-    out->classes[out->count] = (uint8_t)class;
-    out->class_gaps[out->count] = rank - out->next[class];
-    out->next[class] = rank + 1;
-    out->class_counts[class]++;
-}
-
-/* --- applying a split: where each class goes on */
-
-struct cursors {
-    uint32_t left[CLASSES]; /* unchanged words of the class before its next change */
-    const uint32_t *gaps[CLASSES], *ends[CLASSES];
-    const uint16_t *differences[CLASSES];
+struct table {
+    uint64_t masks[TABLE][CLASSES]; /* the words of each class in a block */
+    uint64_t seen[TABLE][CLASSES];  /* the words of each class before that block */
+    uint64_t total[CLASSES];        /* the words of each class before the next table */
 };
 
-static inline void start_class(struct cursors *at, unsigned class, const uint32_t *gaps,
-                               const uint16_t *differences, size_t count) {
-    at->gaps[class] = gaps;
-    at->ends[class] = gaps + count;
-    at->differences[class] = differences;
-    at->left[class] = count ? *gaps : NEVER;
+/* The next change of a class. */
+struct cursor {
+    uint64_t rank; /* how many words of the class come before it; NEVER: there is none */
+    const uint16_t *difference;
+    const uint32_t *gap, *end;
+};
+
+static inline struct cursor first_change(const uint32_t *gaps, const uint16_t *differences,
+                                         size_t count) {
+    return (struct cursor){count ? *gaps : NEVER, differences, gaps, gaps + count};
 }
 
-/* Return the difference of the change that the class has come to, and go on to the next one. */
-static inline uint16_t take_change(struct cursors *at, unsigned class) {
-    at->gaps[class]++;
-    at->left[class] = at->gaps[class] < at->ends[class] ? *at->gaps[class] : NEVER;
-    return *at->differences[class]++;
-}
-
-static inline void apply_word(struct cursors *at, uint8_t *chunk, size_t place) {
-    unsigned class = class_of(word_at(chunk, place));
-    if (at->left[class] == 0)
-        add_at(chunk, place, take_change(at, class));
-    else if (at->left[class] != NEVER)
-        at->left[class]--;
+static inline void next_change(struct cursor *at) {
+    at->gap++;
+    at->difference++;
+    at->rank = at->gap < at->end ? at->rank + 1 + *at->gap : NEVER;
 }
 
 /* --- the three levels */
@@ -167,7 +159,9 @@ static inline void apply_word(struct cursors *at, uint8_t *chunk, size_t place) 
 #undef TARGET
 
 #define LEVEL avx512
-#define TARGET __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx2,bmi,bmi2,popcnt,lzcnt")))
+#define TARGET                                                                                  \
+    __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,avx512vpopcntdq,gfni," \
+                          "avx2,bmi,bmi2,popcnt,lzcnt")))
 #define IS_AVX512
 #include "kernels.h"
 #undef IS_AVX512
@@ -177,13 +171,16 @@ static inline void apply_word(struct cursors *at, uint8_t *chunk, size_t place) 
 
 enum { PLAIN, AVX2, AVX512 };
 
+/* AVX-512 as in Ice Lake and Zen 4; older CPUs with less of it have AVX2 here. */
 static int best_level(void) {
 #if HAS_X86
     __builtin_cpu_init();
     bool bits = __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") &&
                 __builtin_cpu_supports("popcnt");
     if (bits && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
+        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+        __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512vpopcntdq") &&
+        __builtin_cpu_supports("gfni"))
         return AVX512;
     if (bits && __builtin_cpu_supports("avx2")) return AVX2;
 #endif
@@ -215,75 +212,68 @@ static inline unsigned code_of(uint16_t difference) {
     return code < ESCAPED ? code : ESCAPED;
 }
 
-struct column_sizes {
-    size_t gaps, codes, small, large;
+/* Columns, with room for whatever the changes take; the ends are where they have been written to. */
+struct columns_made {
+    uint8_t *gaps, *codes, *small, *large;
+    uint8_t *gaps_end, *codes_end, *small_end, *large_end;
 };
 
-static struct column_sizes measure_columns(const struct changes *found) {
-    struct column_sizes sizes = {found->count, (found->count + 3) / 4, 0, 0};
-    uint32_t next = 0;
-    for (size_t i = 0; i < found->count; i++) {
-        sizes.gaps += (found->places[i] - next) / GOES_ON;
-        next = found->places[i] + 1;
-        bool escaped = code_of(found->differences[i]) == ESCAPED;
-        sizes.small += escaped;
-        sizes.large += escaped && zigzag(found->differences[i]) >= GOES_ON ? 2 : 0;
-    }
-    return sizes;
+/* Write what follows a code 3, if `escaped`, and return where the columns go on. There is room for
+ * what is written otherwise: a branch that cannot be predicted would take longer. */
+static inline void write_escaped(uint16_t difference, bool escaped, uint8_t **small,
+                                 uint8_t **large) {
+    uint16_t value = zigzag(difference);
+    **small = value < GOES_ON ? (uint8_t)value : GOES_ON;
+    put16(*large, value);
+    *small += escaped;
+    *large += escaped && value >= GOES_ON ? 2 : 0;
 }
 
-static void write_gaps(const struct changes *found, uint8_t *gaps) {
+static void write_columns(const struct changes *found, struct columns_made *out) {
+    uint8_t *gaps = out->gaps, *codes = out->codes, *small = out->small, *large = out->large;
+    const uint32_t *places = found->places;
+    const uint16_t *differences = found->differences;
+    size_t count = found->count;
     uint32_t next = 0;
-    for (size_t i = 0; i < found->count; i++) {
-        uint32_t gap = found->places[i] - next;
+    for (size_t i = 0; i < count; i++) {
+        uint32_t gap = places[i] - next;
         for (; gap >= GOES_ON; gap -= GOES_ON) *gaps++ = GOES_ON;
         *gaps++ = (uint8_t)gap;
-        next = found->places[i] + 1;
+        next = places[i] + 1;
     }
-}
-
-/* Write what follows a code 3, and return where the columns go on. */
-static inline void write_escaped(uint16_t difference, uint8_t **small, uint8_t **large) {
-    uint16_t value = zigzag(difference);
-    *(*small)++ = value < GOES_ON ? (uint8_t)value : GOES_ON;
-    if (value >= GOES_ON) {
-        put16(*large, value);
-        *large += 2;
+    for (size_t start = 0; start < count; start += 4) {
+        unsigned four = 0;
+        for (size_t i = start; i < min_size(start + 4, count); i++) {
+            unsigned code = code_of(differences[i]);
+            four |= code << 2 * (i - start);
+            write_escaped(differences[i], code == ESCAPED, &small, &large);
+        }
+        *codes++ = (uint8_t)four;
     }
-}
-
-/* codes is zeroed. */
-static void write_differences(const struct changes *found, uint8_t *codes, uint8_t *small,
-                              uint8_t *large) {
-    for (size_t i = 0; i < found->count; i++) {
-        unsigned code = code_of(found->differences[i]);
-        codes[i >> 2] |= (uint8_t)(code << 2 * (i & 3));
-        if (code == ESCAPED) write_escaped(found->differences[i], &small, &large);
-    }
+    out->gaps_end = gaps;
+    out->codes_end = out->codes + (found->count + 3) / 4;
+    out->small_end = small;
+    out->large_end = large;
 }
 
 /* --- dense chunks */
 
-static struct column_sizes measure_dense(const uint8_t *new, const uint8_t *base, size_t words) {
-    struct column_sizes sizes = {0, (words + 3) / 4, 0, 0};
-    for (size_t i = 0; i < words; i++) {
-        uint16_t difference = (uint16_t)(word_at(new, i) - word_at(base, i));
-        bool escaped = (uint16_t)(difference + 1) >= ESCAPED;
-        sizes.small += escaped;
-        sizes.large += escaped && zigzag(difference) >= GOES_ON ? 2 : 0;
+static void write_dense(const uint8_t *new, const uint8_t *base, size_t words,
+                        struct columns_made *out) {
+    uint8_t *codes = out->codes, *small = out->small, *large = out->large;
+    for (size_t start = 0; start < words; start += 4) {
+        unsigned four = 0;
+        for (size_t i = start; i < min_size(start + 4, words); i++) {
+            uint16_t difference = (uint16_t)(word_at(new, i) - word_at(base, i));
+            unsigned code = code_of(difference);
+            four |= code << 2 * (i - start);
+            write_escaped(difference, code == ESCAPED, &small, &large);
+        }
+        *codes++ = (uint8_t)four;
     }
-    return sizes;
-}
-
-/* codes is zeroed. */
-static void write_dense(const uint8_t *new, const uint8_t *base, size_t words, uint8_t *codes,
-                        uint8_t *small, uint8_t *large) {
-    for (size_t i = 0; i < words; i++) {
-        uint16_t difference = (uint16_t)(word_at(new, i) - word_at(base, i));
-        unsigned code = code_of(difference);
-        codes[i >> 2] |= (uint8_t)(code << 2 * (i & 3));
-        if (code == ESCAPED) write_escaped(difference, &small, &large);
-    }
+    out->codes_end = out->codes + (words + 3) / 4;
+    out->small_end = small;
+    out->large_end = large;
 }
 
 /* --- reading columns */
@@ -464,6 +454,7 @@ struct split {
     uint32_t *escape_gaps;    /* unescaped changes before each escaped one */
     uint32_t *escape_sizes;   /* |difference| - 2 of each */
     uint8_t *parameters;      /* a byte for each */
+    uint32_t class_counts[CLASSES];
     size_t count, escapes, low_bytes, unary_bits;
 };
 
@@ -474,9 +465,10 @@ static size_t split_blocks(const struct split *of) {
 /* Put the changes in order, and choose the parameters. */
 static void order_changes(const struct changes *found, struct split *out) {
     size_t starts[CLASSES], start = 0;
+    for (size_t i = 0; i < found->count; i++) out->class_counts[found->classes[i]]++;
     for (unsigned class = 0; class < CLASSES; class++) {
         starts[class] = start;
-        start += found->class_counts[class];
+        start += out->class_counts[class];
     }
     for (size_t i = 0; i < found->count; i++) {
         size_t at = starts[found->classes[i]]++;
@@ -486,12 +478,13 @@ static void order_changes(const struct changes *found, struct split *out) {
     out->count = found->count;
     size_t next = 0;
     for (size_t i = 0; i < out->count; i++) {
-        if (code_of(out->differences[i]) != ESCAPED) continue;
         uint16_t difference = out->differences[i];
         uint16_t size = difference >> 15 ? (uint16_t)-difference : difference;
+        /* Written over by the next one if this one is not escaped. */
         out->escape_gaps[out->escapes] = (uint32_t)(i - next);
-        out->escape_sizes[out->escapes++] = size - 2u;
-        next = i + 1;
+        out->escape_sizes[out->escapes] = size - 2u;
+        out->escapes += size > 1;
+        next = size > 1 ? i + 1 : next;
     }
     uint8_t *parameters = out->parameters;
     measure_rice((struct rice){out->gaps, out->count}, parameters, &out->low_bytes,
@@ -510,8 +503,9 @@ static size_t split_bytes(const struct split *of) {
 }
 
 /* Write split_bytes() of them; out is zeroed. */
-static void write_split(const struct split *of, const uint32_t *class_counts, uint8_t *out) {
-    for (unsigned class = 0; class < CLASSES; class++) put32(out + 4 * class, class_counts[class]);
+static void write_split(const struct split *of, uint8_t *out) {
+    for (unsigned class = 0; class < CLASSES; class++)
+        put32(out + 4 * class, of->class_counts[class]);
     put32(out + 4 * CLASSES, (uint32_t)of->escapes);
     out += SPLIT_HEAD;
     for (size_t i = 0; i < split_blocks(of); i++)
@@ -549,11 +543,11 @@ static const char *read_split_head(const uint8_t *payload, size_t length, size_t
     return NULL;
 }
 
-/* The room that decoding needs beside the chunk: gaps (4 bytes), differences (2), and the gaps and
- * sizes of escaped ones. */
+/* The room that decoding needs beside the chunk. */
 struct split_room {
     uint32_t *gaps, *escape_gaps, *escape_sizes;
     uint16_t *differences;
+    struct table *table;
 };
 
 static const char *apply_split(uint8_t *chunk, size_t words, const uint8_t *payload, size_t length,
@@ -593,16 +587,17 @@ static const char *apply_split(uint8_t *chunk, size_t words, const uint8_t *payl
         if (at >= count) return "a split chunk reaches past its changes";
         room->differences[at] = (uint16_t)(room->differences[at] * (room->escape_sizes[i] + 2));
     }
-    struct cursors cursors;
+    struct cursor cursors[CLASSES];
     size_t start = 0;
     for (unsigned class = 0; class < CLASSES; class++) {
-        start_class(&cursors, class, room->gaps + start, room->differences + start,
-                    sizes->class_counts[class]);
+        cursors[class] =
+            first_change(room->gaps + start, room->differences + start, sizes->class_counts[class]);
         start += sizes->class_counts[class];
     }
-    AT_LEVEL(level, apply_classes, chunk, words, &cursors);
+    memset(room->table->total, 0, sizeof room->table->total);
+    AT_LEVEL(level, apply_classes, chunk, words, room->table, cursors);
     for (unsigned class = 0; class < CLASSES; class++)
-        if (cursors.gaps[class] != cursors.ends[class]) return "a split chunk reaches past its end";
+        if (cursors[class].rank != NEVER) return "a split chunk reaches past its end";
     return NULL;
 }
 
@@ -628,22 +623,52 @@ static PyObject *new_bytes(size_t length, uint8_t **at) {
     return made;
 }
 
-static PyObject *columns_of(const struct changes *found) {
-    struct column_sizes sizes;
-    uint8_t *gaps, *codes, *small, *large;
-    Py_BEGIN_ALLOW_THREADS
-    sizes = measure_columns(found);
-    Py_END_ALLOW_THREADS
-    PyObject *all[4] = {new_bytes(sizes.gaps, &gaps), NULL, NULL, NULL}, *made = NULL;
-    if (all[0] && (all[1] = new_bytes(sizes.codes, &codes)) &&
-        (all[2] = new_bytes(sizes.small, &small)) && (all[3] = new_bytes(sizes.large, &large))) {
-        Py_BEGIN_ALLOW_THREADS
-        write_gaps(found, gaps);
-        write_differences(found, codes, small, large);
-        Py_END_ALLOW_THREADS
-        made = PyTuple_Pack(4, all[0], all[1], all[2], all[3]);
-    }
+/* Room for the columns of so many words, and one more. */
+static bool new_columns(size_t count, size_t gaps, struct columns_made *out) {
+    *out = (struct columns_made){.gaps = PyMem_Malloc(gaps + 1),
+                                 .codes = PyMem_Malloc(count / 4 + 1),
+                                 .small = PyMem_Malloc(count + 1),
+                                 .large = PyMem_Malloc(2 * count + 2)};
+    if (out->gaps && out->codes && out->small && out->large) return true;
+    PyErr_NoMemory();
+    return false;
+}
+
+static void free_columns(struct columns_made *of) {
+    PyMem_Free(of->gaps);
+    PyMem_Free(of->codes);
+    PyMem_Free(of->small);
+    PyMem_Free(of->large);
+}
+
+static PyObject *bytes_between(const uint8_t *start, const uint8_t *end) {
+    return PyBytes_FromStringAndSize((const char *)start, end - start);
+}
+
+/* The columns as a tuple of bytes; without gaps if there are none. */
+static PyObject *tuple_of(const struct columns_made *of) {
+    PyObject *all[4] = {of->gaps_end ? bytes_between(of->gaps, of->gaps_end) : NULL,
+                        bytes_between(of->codes, of->codes_end),
+                        bytes_between(of->small, of->small_end),
+                        bytes_between(of->large, of->large_end)};
+    PyObject *made = NULL;
+    if (all[1] && all[2] && all[3])
+        made = of->gaps_end ? all[0] ? PyTuple_Pack(4, all[0], all[1], all[2], all[3]) : NULL
+                            : PyTuple_Pack(3, all[1], all[2], all[3]);
     for (int i = 0; i < 4; i++) Py_XDECREF(all[i]);
+    return made;
+}
+
+static PyObject *columns_of(const struct changes *found, size_t words) {
+    struct columns_made columns;
+    PyObject *made = NULL;
+    if (new_columns(found->count, found->count + words / GOES_ON, &columns)) {
+        Py_BEGIN_ALLOW_THREADS
+        write_columns(found, &columns);
+        Py_END_ALLOW_THREADS
+        made = tuple_of(&columns);
+    }
+    free_columns(&columns);
     return made;
 }
 
@@ -652,8 +677,8 @@ static PyObject *split_of(const struct changes *found) {
     struct split split = {0};
     split.gaps = PyMem_Malloc(4 * count + 1);
     split.differences = PyMem_Malloc(2 * count + 1);
-    split.escape_gaps = PyMem_Malloc(4 * count + 1);
-    split.escape_sizes = PyMem_Malloc(4 * count + 1);
+    split.escape_gaps = PyMem_Malloc(4 * count + 4);
+    split.escape_sizes = PyMem_Malloc(4 * count + 4);
     split.parameters = PyMem_Malloc(3 * rice_blocks(count) + 1);
     PyObject *made = NULL;
     if (split.gaps && split.differences && split.escape_gaps && split.escape_sizes &&
@@ -665,7 +690,7 @@ static PyObject *split_of(const struct changes *found) {
         made = new_bytes(split_bytes(&split), &out);
         if (made) {
             Py_BEGIN_ALLOW_THREADS
-            write_split(&split, found->class_counts, out);
+            write_split(&split, out);
             Py_END_ALLOW_THREADS
         }
     } else {
@@ -686,27 +711,32 @@ static PyObject *encode_found(const Py_buffer *new, const Py_buffer *base, size_
     bool few = false;
     PyObject *made = NULL;
     found.limit = limit = min_size(limit, words);
-    found.places = PyMem_Malloc(4 * (limit + BLOCK));
-    found.differences = PyMem_Malloc(2 * (limit + BLOCK));
-    found.classes = split ? PyMem_Malloc(limit + BLOCK) : NULL;
-    found.class_gaps = split ? PyMem_Malloc(4 * (limit + BLOCK)) : NULL;
-    if (!found.places || !found.differences || (split && !(found.classes && found.class_gaps))) {
+    size_t room = limit + TABLE * BLOCK;
+    struct table *table = split ? PyMem_Malloc(sizeof *table) : NULL;
+    found.places = PyMem_Malloc(4 * room);
+    found.differences = PyMem_Malloc(2 * room);
+    found.classes = split ? PyMem_Malloc(room) : NULL;
+    found.class_gaps = split ? PyMem_Malloc(4 * room) : NULL;
+    if (!found.places || !found.differences ||
+        (split && !(table && found.classes && found.class_gaps))) {
         PyErr_NoMemory();
     } else {
         Py_BEGIN_ALLOW_THREADS
-        few = AT_LEVEL(level, find, new->buf, base->buf, words, split, &found);
+        if (table) memset(table->total, 0, sizeof table->total);
+        few = AT_LEVEL(level, find, new->buf, base->buf, words, table, &found);
         Py_END_ALLOW_THREADS
         if (!few) {
             made = Py_None;
             Py_INCREF(made);
         } else {
-            PyObject *columns = columns_of(&found), *other = NULL;
+            PyObject *columns = columns_of(&found, words), *other = NULL;
             if (columns && (other = split ? split_of(&found) : PyBytes_FromStringAndSize("", 0)))
                 made = PyTuple_Pack(2, columns, other);
             Py_XDECREF(columns);
             Py_XDECREF(other);
         }
     }
+    PyMem_Free(table);
     PyMem_Free(found.places);
     PyMem_Free(found.differences);
     PyMem_Free(found.classes);
@@ -738,22 +768,17 @@ static PyObject *encode_dense(PyObject *module, PyObject *args) {
     (void)module;
     Py_buffer new, base;
     if (!PyArg_ParseTuple(args, "y*y*", &new, &base)) return NULL;
-    PyObject *made = NULL, *all[3] = {NULL, NULL, NULL};
+    PyObject *made = NULL;
+    struct columns_made columns;
+    size_t words = (size_t)new.len / 2;
     if (same_words(&new, &base)) {
-        struct column_sizes sizes;
-        uint8_t *codes, *small, *large;
-        size_t words = (size_t)new.len / 2;
-        Py_BEGIN_ALLOW_THREADS
-        sizes = measure_dense(new.buf, base.buf, words);
-        Py_END_ALLOW_THREADS
-        if ((all[0] = new_bytes(sizes.codes, &codes)) && (all[1] = new_bytes(sizes.small, &small)) &&
-            (all[2] = new_bytes(sizes.large, &large))) {
+        if (new_columns(words, 0, &columns)) {
             Py_BEGIN_ALLOW_THREADS
-            write_dense(new.buf, base.buf, words, codes, small, large);
+            write_dense(new.buf, base.buf, words, &columns);
             Py_END_ALLOW_THREADS
-            made = PyTuple_Pack(3, all[0], all[1], all[2]);
+            made = tuple_of(&columns);
         }
-        for (int i = 0; i < 3; i++) Py_XDECREF(all[i]);
+        free_columns(&columns);
     }
     PyBuffer_Release(&new);
     PyBuffer_Release(&base);
@@ -840,7 +865,9 @@ static PyObject *decode_split(PyObject *module, PyObject *args) {
     room.differences = PyMem_Malloc(2 * sizes.count + 1);
     room.escape_gaps = PyMem_Malloc(4 * sizes.escapes + 1);
     room.escape_sizes = PyMem_Malloc(4 * sizes.escapes + 1);
-    if (!room.gaps || !room.differences || !room.escape_gaps || !room.escape_sizes) {
+    room.table = PyMem_Malloc(sizeof *room.table);
+    if (!room.gaps || !room.differences || !room.escape_gaps || !room.escape_sizes ||
+        !room.table) {
         PyErr_NoMemory();
         goto done;
     }
@@ -853,6 +880,7 @@ done:
     PyMem_Free(room.differences);
     PyMem_Free(room.escape_gaps);
     PyMem_Free(room.escape_sizes);
+    PyMem_Free(room.table);
     PyBuffer_Release(&chunk);
     PyBuffer_Release(&payload);
     return result;
