@@ -37,6 +37,7 @@ from echo2d.core.topology.plan import (
     Plan,
     Stripe,
     Tree,
+    copies,
     linkable,
 )
 from echo2d.core.topology.repair import with_leaf
@@ -115,6 +116,17 @@ def plan_auto(
     return min(_candidates(plan_id, job, seed, peers), key=_cost)
 
 
+def plan_at_most(
+    plan_id: PlanId, job: Job, seed: PeerFacts, peers: Sequence[PeerFacts], copies_max: float
+) -> Plan | None:
+    """The fastest plan in which the seed sends at most so many copies; None if none was found.
+
+    It is no star, not even where the seed serves every peer: a peer that joins later goes below
+    another peer, and costs the seed nothing more.
+    """
+    return min(_bounded(plan_id, job, seed, peers, copies_max), key=_cost, default=None)
+
+
 def plan_again(
     last: Plan, plan_id: PlanId, job: Job, seed: PeerFacts, peers: Sequence[PeerFacts]
 ) -> Plan | None:
@@ -142,12 +154,15 @@ def plan_again(
 
 def is_much_better(plan: Plan, last: Plan) -> bool:
     """Whether `plan` should need much less time than the trees of `last` at the same rates."""
+    before_s = foretold_s(last, plan)
+    return before_s is not None and plan.predicted_s < SOONER * before_s
+
+
+def foretold_s(last: Plan, plan: Plan) -> float | None:
+    """What the trees of `last` should take at the rates of `plan`; None: its peers are others."""
     if last.facts().keys() != plan.facts().keys():
-        return False
-    return (
-        plan.predicted_s
-        < SOONER * _plan(plan.plan_id, plan.job, last.shape, plan.peers, last.stripes).predicted_s
-    )
+        return None
+    return _plan(plan.plan_id, plan.job, last.shape, plan.peers, last.stripes).predicted_s
 
 
 def _like(one: PeerFacts, other: PeerFacts) -> bool:
@@ -179,6 +194,30 @@ def _candidates(
     built = BUILT_MAX if len(peers) <= LARGE_SWARM else LARGE_BUILT_MAX
     for choice in sorted(swarm.choices(), key=swarm.estimate)[:built]:
         yield _plan(plan_id, job, "relay", (seed, *peers), swarm.build(choice), known)
+
+
+def _bounded(
+    plan_id: PlanId, job: Job, seed: PeerFacts, peers: Sequence[PeerFacts], copies_max: float
+) -> Iterator[Plan]:
+    """The candidates in which the seed sends at most so many copies.
+
+    A peer that cannot be dialled may find no place but below the seed, so that a plan exceeds the
+    bound. So plans in which only dialable peers carry are candidates, too: these take every peer.
+    """
+    known = fill_in((seed, *peers))
+    most = copies_max * (1 + 1e-9)
+    if len(peers) <= most:
+        shape = "chain" if len(peers) == 1 else "relay"
+        yield _plan(plan_id, job, shape, (seed, *peers), (Stripe(1.0, _star(seed, peers)),), known)
+    swarms = [_Swarm.of(job, known, copies_max)]
+    if any(facts.address is None for facts in swarms[0].ranked):
+        swarms.append(swarms[0].dialable())
+    built = BUILT_MAX if len(peers) <= LARGE_SWARM else LARGE_BUILT_MAX
+    for swarm in swarms:
+        for choice in sorted(swarm.choices(), key=swarm.estimate)[:built]:
+            stripes = swarm.build(choice)
+            if copies(stripes).get(seed.peer, 0.0) <= most:
+                yield _plan(plan_id, job, "relay", (seed, *peers), stripes, known)
 
 
 def _cost(plan: Plan) -> float:
@@ -260,7 +299,8 @@ class _Swarm:
     """The peers of one job, with facts filled in.
 
     ranked: the peers that may carry, fastest first. reach: entry n is the uplink of the first n of
-    them together, in bytes/s.
+    them together, in bytes/s. copies_max: of the form, that the seed should send; None: as many as
+    its uplink allows.
     """
 
     job: Job
@@ -268,9 +308,10 @@ class _Swarm:
     peers: tuple[PeerFacts, ...]
     ranked: tuple[PeerFacts, ...]
     reach: tuple[float, ...]
+    copies_max: float | None = None
 
     @staticmethod
-    def of(job: Job, peers: Sequence[PeerFacts]) -> "_Swarm":
+    def of(job: Job, peers: Sequence[PeerFacts], copies_max: float | None = None) -> "_Swarm":
         """The swarm of these peers, filled in and the seed first.
 
         A peer that receives too slowly to pass frames on at full rate may not carry.
@@ -280,7 +321,12 @@ class _Swarm:
         ranked = _ranked(
             [facts for facts in known if uplink(facts) > 0 and downlink(facts) >= rate]
         )
-        return _Swarm(job, root, tuple(known), ranked, (0.0, *accumulate(map(_stepped, ranked))))
+        return _Swarm(job, root, tuple(known), ranked, _reach(ranked), copies_max)
+
+    def dialable(self) -> "_Swarm":
+        """The same swarm, in which only peers that can be dialled may carry."""
+        ranked = tuple(facts for facts in self.ranked if facts.address is not None)
+        return replace(self, ranked=ranked, reach=_reach(ranked))
 
     def choices(self) -> Iterator[_Choice]:
         """All candidates to estimate; none if no peer may carry or there is only one peer."""
@@ -302,7 +348,8 @@ class _Swarm:
         reach = self.reach[choice.carriers]
         relayed = reach / others
         u_s = uplink(self.seed)
-        rate = u_s if relayed >= u_s else relayed + (u_s - relayed) / len(self.peers)
+        direct = self._direct((u_s - relayed) / len(self.peers), relayed, relayed)
+        rate = u_s if relayed >= u_s else relayed + direct
         each = choice.carriers / choice.stripes
         children = max(1.0, others / each)
         levels = each if children < 2 else 1 + math.log(max(1.0, each), children)
@@ -320,7 +367,7 @@ class _Swarm:
             for rate, tree in zip(rates, trees, strict=True)
         )
         total = sum(rates)
-        direct = spare / len(self.peers)
+        direct = self._direct(spare / len(self.peers), total, uplink(self.seed) - spare)
         if not large and direct > WEIGHT_MIN * total:
             trees.append(_star(self.seed, self.peers))
             rates.append(direct)
@@ -331,6 +378,16 @@ class _Swarm:
         return tuple(
             Stripe(rate / total, tree) for rate, tree in zip(rates, trees, strict=True) if rate > 0
         )
+
+    def _direct(self, able: float, relayed: float, sent: float) -> float:
+        """Bytes/s that the seed sends to every peer itself: what it is able to, within copies_max.
+
+        relayed: bytes/s of all other stripes, for which the seed sends `sent` bytes/s.
+        """
+        count = len(self.peers)
+        if self.copies_max is None or count <= self.copies_max:
+            return able
+        return min(able, max(0.0, self.copies_max * relayed - sent) / (count - self.copies_max))
 
     def _crews(self, choice: _Choice) -> list[list[PeerFacts]]:
         """Divide the carriers, in their order, into a crew of about equal uplink per stripe."""
@@ -355,6 +412,8 @@ class _Swarm:
         """
         uplinks = [_stepped(facts) for facts in crew]
         own = max(1, round(len(self.peers) * seed_share / (seed_share + sum(uplinks))))
+        if self.copies_max is not None:
+            own = min(own, max(1, int(self.copies_max)))
         quotas = _quotas(uplinks, len(self.peers) - own)
         ranked = sorted(
             zip(quotas, crew, strict=True), key=lambda one: (-one[0], one[1].address is None)
@@ -380,14 +439,18 @@ class _Swarm:
         fed = [len(tree.children(self.seed.peer)) for tree in trees]
         left = uplink(self.seed)
         rates = [0.0] * len(trees)
-        for copies in sorted(set(fed)):
-            same = [number for number, times in enumerate(fed) if times == copies]
-            wanted = copies * sum(able[number] for number in same)
+        for sent in sorted(set(fed)):
+            same = [number for number, times in enumerate(fed) if times == sent]
+            wanted = sent * sum(able[number] for number in same)
             part = min(1.0, left / wanted) if wanted else 0.0
             for number in same:
                 rates[number] = part * able[number]
             left -= part * wanted
         return rates
+
+
+def _reach(ranked: Sequence[PeerFacts]) -> tuple[float, ...]:
+    return (0.0, *accumulate(map(_stepped, ranked)))
 
 
 def _stepped(facts: PeerFacts) -> float:

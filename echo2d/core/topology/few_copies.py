@@ -1,0 +1,68 @@
+"""Finds the plan in which the seed sends the fewest copies, among those that are fast enough.
+
+Every copy costs money where the seed's uplink is metered, and a version that arrives sooner than
+the learner needs it earns nothing. `plan_within` tries one copy, and if that is too slow, looks for
+the smallest bound that is not. Where no plan is fast enough, the fastest one is taken, whatever it
+costs.
+
+Not here: how long a version may take (`capacity/model`, `capacity/demand`), and the trees
+(`planner`).
+"""
+
+import math
+from collections.abc import Sequence
+
+from echo2d.core.base.ids import PlanId
+from echo2d.core.topology.plan import Job, PeerFacts, Plan
+from echo2d.core.topology.planner import LARGE_SWARM, NEAR, foretold_s, plan_at_most, plan_auto
+
+# Steps of the bound on copies. In a large swarm whole peers are placed below the seed.
+STEP = 0.25
+LARGE_STEP = 1.0
+
+
+def seed_copies(plan: Plan) -> float:
+    """How many times the seed sends the form."""
+    return plan.copies().get(plan.root, 0.0)
+
+
+def plan_within(
+    plan_id: PlanId, job: Job, seed: PeerFacts, peers: Sequence[PeerFacts], within_s: float
+) -> Plan:
+    """The plan with the fewest copies of the seed that should take at most `within_s`.
+
+    If there is none, it is the fastest plan, as `plan_auto` makes it.
+    """
+
+    def fits(copies_max: float) -> Plan | None:
+        plan = plan_at_most(plan_id, job, seed, peers, copies_max)
+        return plan if plan is not None and plan.predicted_s <= within_s else None
+
+    least = fits(1.0)
+    if least is not None:
+        return least
+    fastest = plan_auto(plan_id, job, seed, peers)
+    if fastest.predicted_s > within_s:
+        return fastest
+    step = STEP if len(peers) <= LARGE_SWARM else LARGE_STEP
+    # Bisect: `low` steps above one copy are too few, `high` are enough, as `found` shows.
+    found, low, high = fastest, 0, math.ceil(max(1.0, seed_copies(fastest) - 1.0) / step)
+    while high - low > 1:
+        middle = (low + high) // 2
+        plan = fits(1.0 + middle * step)
+        if plan is None:
+            low = middle
+        else:
+            found, high = plan, middle
+    return found
+
+
+def is_worth_keeping(last: Plan, plan: Plan, within_s: float) -> bool:
+    """Whether the trees of `last` send no more copies than `plan` does, and are fast enough.
+
+    Where `plan` is not fast enough either, they need only be about as fast.
+    """
+    takes_s = foretold_s(last, plan)
+    if takes_s is None or takes_s > max(within_s, NEAR * plan.predicted_s):
+        return False
+    return seed_copies(last) <= NEAR * seed_copies(plan)
