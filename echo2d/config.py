@@ -383,11 +383,26 @@ class LinkTable(Table):
     port: int = key(
         "TCP port on which the seed listens for peers; 0: any free port", 0, low=0, high=PORT_MAX
     )
+    uplink_limit: str = key(
+        "most that the seed sends to peers, all together, such as 50mbit; empty: no limit", ""
+    )
+    usd_per_gb_up: float = key(
+        "usd per 10^9 bytes that the seed sends; above 0, it sends a version as few times as there"
+        " is time for",
+        0.0,
+        low=0.0,
+        high=USD_MAX,
+    )
     peer_networks: tuple[str, ...] = key(
         "addresses or networks (10.8.0.0/16) that peers may announce, besides the address from"
         " which their control link comes",
         (),
     )
+
+    @property
+    def uplink_bytes_per_s_max(self) -> int | None:
+        """`uplink_limit` in bytes/s; None: no limit. OperatorFault: below UPLINK_LIMIT_MIN."""
+        return _uplink_bytes_per_s("link.uplink_limit", self.uplink_limit, "1mbit")
 
     @property
     def networks(self) -> tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]:
@@ -523,13 +538,9 @@ class WorkerConfig(Table):
     @property
     def uplink_bytes_per_s_max(self) -> int | None:
         """`uplink_limit` in bytes/s; None: no limit. OperatorFault: below UPLINK_LIMIT_MIN."""
-        rate = parse_rate(self.uplink_limit) if self.uplink_limit else None
-        if rate is not None and rate < UPLINK_LIMIT_MIN:
-            raise OperatorFault(
-                f"worker.uplink_limit: expected at least 1mbit, or receive_only; "
-                f"found {self.uplink_limit!r}"
-            )
-        return None if rate is None else int(rate)
+        return _uplink_bytes_per_s(
+            "worker.uplink_limit", self.uplink_limit, "1mbit, or receive_only"
+        )
 
     @property
     def announced(self) -> tuple[str, int] | None:
@@ -585,7 +596,7 @@ class CoordinatorConfig:
     providers: tuple[ProviderConfig, ...] = ()
 
     def __post_init__(self) -> None:
-        _ = self.link.networks  # raises if they are wrong
+        _ = self.link.networks, self.link.uplink_bytes_per_s_max  # raises if they are wrong
         policy = self.policy
         kappa_max = policy.staleness_max + 1
         if policy.publish_every != "auto" and policy.publish_every > kappa_max:
@@ -709,6 +720,17 @@ class CoordinatorConfig:
             prices=tuple(map(PriceTable.read, _rows(document, PriceTable.TABLE, PRICES_MAX))),
             providers=read_providers(document),
         )
+
+
+def _uplink_bytes_per_s(key_name: str, limit: str, least: str) -> int | None:
+    """A limit such as 50mbit in bytes/s; None: there is none."""
+    try:
+        rate = parse_rate(limit) if limit else None
+    except OperatorFault as fault:
+        raise OperatorFault(f"{key_name}: {fault}") from fault
+    if rate is not None and rate < UPLINK_LIMIT_MIN:
+        raise OperatorFault(f"{key_name}: expected at least {least}; found {limit!r}")
+    return None if rate is None else int(rate)
 
 
 def _rows(document: Mapping[str, Any], name: str, most: int) -> list[dict[str, Any]]:

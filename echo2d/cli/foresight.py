@@ -14,6 +14,8 @@ from echo2d.registry import SHAPES
 if TYPE_CHECKING:
     from echo2d.sim.fleet.spec import FleetSpec
 
+PRICE = click.FloatRange(0, 1e6)
+
 
 @click.command()
 @click.argument("scenario", type=FILE, required=False)
@@ -39,6 +41,11 @@ if TYPE_CHECKING:
 )
 @click.option("--no-delta", is_flag=True, help="Assume that versions are sent in full.")
 @click.option(
+    "--usd-per-gb-up",
+    type=PRICE,
+    help="Price of 10^9 bytes that the learner's host sends; overrides what is known of it.",
+)
+@click.option(
     "--seed", "rng_seed", type=int, default=0, show_default=True, help="Random seed of that order."
 )
 @click.option(
@@ -55,6 +62,7 @@ def plan(
     no_p2p: bool,
     no_cost: bool,
     no_delta: bool,
+    usd_per_gb_up: float | None,
     rng_seed: int,
     plot: Path | None,
     as_json: bool,
@@ -73,7 +81,7 @@ def plan(
 
         check_plot(plot)
     fleet, ablation = (
-        _fleet(scenario, live, token_file),
+        _priced(_fleet(scenario, live, token_file), usd_per_gb_up),
         Ablation(not no_p2p, not no_cost, not no_delta, rng_seed),
     )
     found, cells = provision(fleet, ablation), what_if(fleet, ablation)
@@ -87,6 +95,15 @@ def plan(
         from echo2d.views.forecast import draw_provision
 
         draw_provision(found, plot)
+
+
+def _priced(fleet: "FleetSpec", usd_per_gb_up: float | None) -> "FleetSpec":
+    """The fleet, with this price of what the learner's host sends; None: with its own."""
+    from dataclasses import replace
+
+    if usd_per_gb_up is None:
+        return fleet
+    return replace(fleet, learner=replace(fleet.learner, usd_per_gb_up=usd_per_gb_up))
 
 
 def _fleet(scenario: Path | None, live: str | None, token_file: Path | None) -> "FleetSpec":
@@ -141,6 +158,11 @@ def _fleet(scenario: Path | None, live: str | None, token_file: Path | None) -> 
     help="Workers are taken in random order, whatever they cost. Fleets only.",
 )
 @click.option("--no-delta", is_flag=True, help="Versions are sent in full. Fleets only.")
+@click.option(
+    "--usd-per-gb-up",
+    type=PRICE,
+    help="Price of 10^9 bytes that the learner's host sends; overrides the file. Fleets only.",
+)
 @json_option("Print one JSON object instead of one line per figure.")
 def simulate(
     scenario: Path,
@@ -152,6 +174,7 @@ def simulate(
     no_p2p: bool,
     no_cost: bool,
     no_delta: bool,
+    usd_per_gb_up: float | None,
     as_json: bool,
 ) -> None:
     """Simulate in virtual time: hours of a fleet, or one broadcast.
@@ -170,11 +193,14 @@ def simulate(
             raise OperatorFault(
                 "--peers, --bytes and --shape are for broadcasts; this file describes a fleet"
             )
-        facts = _simulate_fleet(scenario, hours, (not no_p2p, not no_cost, not no_delta))
+        facts = _simulate_fleet(
+            scenario, hours, (not no_p2p, not no_cost, not no_delta), usd_per_gb_up
+        )
     else:
-        if hours is not None or no_p2p or no_cost or no_delta:
+        if hours is not None or usd_per_gb_up is not None or no_p2p or no_cost or no_delta:
             raise OperatorFault(
-                "--hours, --no-p2p, --no-cost and --no-delta are for fleets; this file has none"
+                "--hours, --no-p2p, --no-cost, --no-delta and --usd-per-gb-up are for fleets; "
+                "this file has none"
             )
         facts = _simulate_broadcast(scenario, peers=peers, bytes=size, shape=shape)
     facts = {
@@ -197,7 +223,10 @@ def simulate(
 
 
 def _simulate_fleet(
-    scenario: Path, hours: float | None, parts: tuple[bool, bool, bool]
+    scenario: Path,
+    hours: float | None,
+    parts: tuple[bool, bool, bool],
+    usd_per_gb_up: float | None,
 ) -> dict[str, Any]:
     from dataclasses import replace
 
@@ -205,7 +234,7 @@ def _simulate_fleet(
     from echo2d.sim.fleet.spec import load_fleet
     from echo2d.sim.fleet.world import FleetWorld
 
-    fleet = load_fleet(scenario)
+    fleet = _priced(load_fleet(scenario), usd_per_gb_up)
     if hours is not None:
         fleet = replace(fleet, simulate=replace(fleet.simulate, hours=hours))
     gc.disable()  # a fifth of the time; what a day leaves behind in circles is little

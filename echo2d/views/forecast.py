@@ -101,12 +101,15 @@ def _broadcast_line(found: Forecast) -> Text:
         "unmetered": "; metered workers only receive",
         "none": "; workers pass nothing on",
     }
+    usd = found.seed_usd_per_h
+    price = f", for {_usd(usd)} an hour" if usd else ""
     return Text(
         f"a version reaches them in {seconds(times.planned_s)} as planned; "
         f"star {seconds(times.star_s)}, "
         f"a chain {seconds(found.chain_s)}, no way under {seconds(times.bound_s)}; "
         f"T_bcast {seconds(found.demand.t_bcast_s)}"
         f"{only[found.relays]}"
+        f"; the learner's host sends it {times.seed_copies:.1f} times{price}"
     )
 
 

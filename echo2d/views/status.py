@@ -69,10 +69,11 @@ def status_picture(
     wide: it has WIDE_COLUMNS.
     """
     sentences, faults = status.attention, status.faults[-FAULTS_SHOWN:]
-    room = None
+    egress, room = list(_egress(status)), None
     if lines is not None:
         sentences = sentences[:SENTENCES_SHOWN]
-        room = max(WORKERS_SHOWN_MIN, lines - OTHER_LINES - len(sentences) - len(faults))
+        others = OTHER_LINES + len(egress) + len(sentences) + len(faults)
+        room = max(WORKERS_SHOWN_MIN, lines - others)
     parts: list[RenderableType] = [
         Panel(
             _tiles(status, tokens_per_s),
@@ -82,6 +83,7 @@ def status_picture(
         ),
         *_provision(status),
         *_rented(status),
+        *egress,
         *_reward_and_staleness(status),
         *_spreading(status),
         *_auditing(status),
@@ -147,6 +149,17 @@ def _provision(status: Status) -> Iterable[RenderableType]:
             f"{per_h(provision.mu_pool)} trajectories/h{aimed}"
         )
         yield _labelled("activation", f"{words}; {provision.why}" if provision.why else words)
+
+
+def _egress(status: Status) -> Iterable[Text]:
+    """What the seed has sent, and what that costs; nothing where its bytes cost nothing."""
+    if not status.seed_usd_per_gb_up:
+        return
+    words = f"{size(status.seed_sent_bytes)} for {status.seed_usd_total:.2f} usd"
+    if status.seed_usd:
+        version, usd = max(status.seed_usd.items())
+        words += f"; version {version} {status.seed_copies[version]:.1f} times, {usd:.3f} usd"
+    yield Text.assemble(_label("seed sent"), words)
 
 
 def _labelled(label: str, words: str) -> Table:

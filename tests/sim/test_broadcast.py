@@ -48,6 +48,25 @@ def test_auto_sends_one_copy_through_a_thin_uplink_and_many_through_a_fat_one(pl
     assert play(fat).seed_copies > 7.9
 
 
+@pytest.mark.parametrize(("within_s", "copies"), [(None, 7.0), (1000.0, 1.0), (14.0, 2.25)])
+def test_a_seed_sends_the_copies_that_its_plan_has_time_for(
+    play: Play, within_s: float | None, copies: float
+) -> None:
+    """Its uplink could feed all eight at once: 3 s instead of 17 s. No late binding makes the copies more."""
+    outcome = play(replace(FAT_SEED, within_s=within_s))
+    assert outcome.seed_copies == pytest.approx(copies, rel=0.02)
+    assert within_s is None or outcome.t_verify_s < 1.1 * within_s
+
+
+def test_a_lost_relay_and_newcomers_cost_a_seed_with_time_to_spare_a_part_of_a_copy(
+    play: Play,
+) -> None:
+    spare = replace(FAT_SEED, within_s=1000.0)
+    assert play(replace(spare, faults=(PeerCrash(5, at_s=5.0),))).seed_copies < 1.3
+    late = tuple(replace(spare.peers[1], joins_at_s=at_s) for at_s in (3.0, 6.0))
+    assert play(replace(spare, peers=(*spare.peers, *late))).seed_copies < 1.02
+
+
 def fleet(*mbits: float, **others: object) -> Scenario:
     """A seed and peers with these uplinks, all dialable, RTT 20 ms, downlinks no obstacle."""
     peers = tuple(
@@ -56,6 +75,7 @@ def fleet(*mbits: float, **others: object) -> Scenario:
     return Scenario(peers, wire_bytes=100 * MIB, frame_bytes=64 << 10, **others)  # type: ignore[arg-type]
 
 
+FAT_SEED = fleet(2000, 40, 40, 40, 40, 80, 80, 20, 20)
 MIXED = fleet(320, 320, 160, 160, 80, 80, 40, 40)
 
 

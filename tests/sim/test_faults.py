@@ -53,6 +53,14 @@ def test_the_run_survives_exclusive_broadcasts(rng_seed: int) -> None:
     SimulatedRun(replace(schedule, rules=replace(schedule.rules, mode="exclusive"))).run()
 
 
+@pytest.mark.parametrize("rng_seed", range(5000, 5020))
+def test_the_run_survives_plans_with_few_copies_of_the_seed(rng_seed: int) -> None:
+    """Its bytes cost money, so plans follow the slack that is measured between the faults."""
+    schedule = Schedule.draw(rng_seed)
+    rules = replace(schedule.rules, seed_usd_per_gb_up=0.09, shape="auto")
+    SimulatedRun(replace(schedule, rules=rules)).run()
+
+
 @pytest.mark.parametrize("rng_seed", FOUND)
 def test_what_was_found_stays_mended(rng_seed: int) -> None:
     play(rng_seed)

@@ -143,3 +143,32 @@ def test_a_day_of_500_workers_stays_cheap() -> None:
     facts = counted.runcall(world.run)
     calls = sum(entry.callcount for entry in counted.getstats())
     assert calls / facts["trajectories"]["trained"] < CALLS_MAX
+
+
+def test_where_the_hosts_bytes_cost_money_one_copy_is_sent_and_nobody_waits_for_it() -> None:
+    """The fleet of scenarios/mix-rented.toml, a day of it."""
+    spec = load_fleet(REPO / "scenarios/mix-rented.toml")
+    spec = replace(spec, simulate=replace(spec.simulate, hours=24.0))
+    priced = replace(spec, learner=replace(spec.learner, usd_per_gb_up=0.09))
+    free, paid = FleetWorld(spec).run(), FleetWorld(priced).run()
+    assert free["seed_copies"] > 10
+    assert free["seed_usd"] == 0
+    assert paid["seed_copies"] == pytest.approx(1.0)
+    assert paid["seed_usd"] == pytest.approx(0.09 * paid["egress_gb"])
+    assert paid["bubble"] == pytest.approx(free["bubble"], abs=0.002)
+    assert paid["max_staleness"] <= spec.learner.staleness_max
+
+
+def test_where_there_is_no_time_to_spare_as_many_copies_are_sent_as_without_a_price() -> None:
+    """Workers stop for a broadcast, or kappa = S leaves one step for broadcast, generation and batch."""
+    for changes in ({"mode": "exclusive"}, {"learner": {"publish_every": 4}}):
+        sent = [
+            FleetWorld(fleet(8, **merged(changes, price))).run()["seed_copies"]
+            for price in (0.0, 0.09)
+        ]
+        assert sent[0] == sent[1] > 1.5
+
+
+def merged(changes: dict[str, Any], price: float) -> dict[str, Any]:
+    learner = {**changes.get("learner", {}), "usd_per_gb_up": price}
+    return {**changes, "hours": 1.0, "learner": learner}

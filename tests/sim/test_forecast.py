@@ -201,3 +201,19 @@ def test_every_scenario_is_one(path: Path) -> None:
     assert is_fleet(path)
     assert isinstance(load_fleet(path), FleetSpec)
     assert not is_fleet(SCENARIOS / "mixed.toml")
+
+
+def test_the_learners_bytes_are_paid_for_and_few() -> None:
+    model = {"params": 1e9, "wire_fraction": 0.1}
+    free, paid = (
+        provision(read_fleet({**document(uplink_mbps=10_000, usd_per_gb_up=price), "model": model}))
+        for price in (0.0, 0.09)
+    )
+    assert free.facts()["seed_copies"] > paid.facts()["seed_copies"] == pytest.approx(1.0)
+    assert free.facts()["seed_usd_per_h"] == 0
+    versions_per_h = 3600 / paid.demand.period_s
+    assert paid.facts()["seed_usd_per_h"] == pytest.approx(0.09 * 0.2 * versions_per_h)
+    assert paid.usd_per_h == pytest.approx(
+        12.0 + paid.choice.usd_per_h + paid.facts()["seed_usd_per_h"]
+    )
+    assert paid.mu_min == free.mu_min

@@ -37,11 +37,18 @@ class Home(Protocol):
 
 
 @asynccontextmanager
-async def a_seed(double: CoordinatorDouble) -> AsyncIterator[Seed]:
+async def a_seed(
+    double: CoordinatorDouble, *, uplink_limit: int | None = None
+) -> AsyncIterator[Seed]:
     key = Ed25519PrivateKey.generate()
     double.access.admit_own(public_bytes(key), "seed")
     handover = SeedHandover.make(
-        double.url, key, run=double.run, link_host="127.0.0.1", link_port=0
+        double.url,
+        key,
+        run=double.run,
+        link_host="127.0.0.1",
+        link_port=0,
+        uplink_limit=uplink_limit,
     )
     seed = await asyncio.to_thread(Seed, handover)
     async with asyncio.TaskGroup() as tasks:

@@ -1,5 +1,7 @@
 """A version that is being published, through the whole machine, for tests of the messages about it."""
 
+from typing import Any
+
 from echo2d.core.base.ids import FormId
 from echo2d.core.cluster.events import PeerSaid
 from echo2d.core.protocol.control_messages import (
@@ -10,9 +12,9 @@ from echo2d.core.status.schema import BroadcastStatus
 from tests.support.coordinator_world import World, form_of, rules
 
 
-def published(*workers: str, kind: str = "chain") -> World:
-    """Version 0 is being encoded; nothing has arrived yet."""
-    world = World(rules(shape=kind))
+def published(*workers: str, kind: str = "chain", **changes: Any) -> World:
+    """Version 0 is being encoded; nothing has arrived yet. changes: of the rules."""
+    world = World(rules(shape=kind, **changes))
     world.connect("seed", kind="seed", slots=0)
     for name in workers:
         world.connect(name)

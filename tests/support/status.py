@@ -15,7 +15,8 @@ from tests.support.coordinator_world import RULES, World, train
 KEYS = Path(__file__).parents[1] / "core" / "status" / "keys.txt"
 # Mappings whose keys are data: versions, reasons, kinds, states.
 DATA_KEYS = {
-    "staleness", "groups_dropped", "answer_tokens", "wasted_tokens", "results_refused", "seed_copies", "version_bytes",
+    "staleness", "groups_dropped", "answer_tokens", "wasted_tokens", "results_refused", "seed_copies", "seed_usd",
+    "version_bytes",
     "fault_counts", "gateway.ended", "renting.states",
 }  # fmt: skip
 

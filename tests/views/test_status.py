@@ -153,6 +153,19 @@ def test_the_page_shows_what_the_terminal_shows() -> None:
         assert f'"{state}"' in page
 
 
+def test_what_the_seed_has_sent_and_what_that_costs() -> None:
+    facts = facts_of(trained())
+    assert "seed sent" not in seen(facts)
+    facts |= {
+        "seed_usd_per_gb_up": 0.09,
+        "seed_copies": {"2": 3.0, "3": 1.04},
+        "seed_usd": {"2": 0.086, "3": 0.03},
+        "seed_sent_bytes": 16_960_000_000,
+        "seed_usd_total": 1.5264,
+    }
+    assert "17.0 GB for 1.53 usd; version 3 1.0 times, 0.030 usd" in seen(facts)
+
+
 def test_rented_boxes_and_what_they_cost() -> None:
     box = {"label": "x-1", "provider": "x", "offer": "y", "ids": [], "state": "serving", "why": "", "usd_per_h": 0.75,
            "age_s": 1.0, "life_left_s": 9.0, "cost_usd": 0.1}  # fmt: skip

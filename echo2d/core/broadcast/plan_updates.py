@@ -18,6 +18,8 @@ from echo2d.core.broadcast.transmission import Transmission
 from echo2d.core.cluster.events import Persist
 from echo2d.core.cluster.membership import Membership, Peer
 from echo2d.core.cluster.rules import RunRules
+from echo2d.core.cluster.slack import spread_s
+from echo2d.core.cluster.statistics import Statistics
 from echo2d.core.protocol.control_messages import TransferReport
 from echo2d.core.topology.plan import Plan
 from echo2d.core.topology.uplink_rates import PeerRate, Rates
@@ -35,10 +37,12 @@ class PlanUpdates:
         *,
         members: Membership,
         announcer: Announcer,
+        statistics: Statistics,
         rates: Iterable[PeerRate],
         tag: int,
     ) -> None:
         self._rules, self._members, self._announcer = rules, members, announcer
+        self._statistics = statistics
         self._rates = Rates(rates)
         self._next_plan = tag << TAG_SHIFT
         # The plan of the version before.
@@ -65,12 +69,20 @@ class PlanUpdates:
                 self._rates.backlogged(peer, backlog.peer, backlog.seconds)
 
     def plan(
-        self, transmission: Transmission, seed: Peer, takers: Sequence[Peer]
+        self, transmission: Transmission, seed: Peer, takers: Sequence[Peer], *, waited_s: float
     ) -> list[BroadcastAction]:
-        """Make a plan for the spreading version, by the rates measured so far."""
+        """Make a plan for the spreading version, by the rates measured so far.
+
+        waited_s: since its publish.
+        """
         actions = self._judge(seed)
         edges = transmission.make_plan(
-            self._new_id(), self._rules, seed, takers, transmission.plan or self._last_plan
+            self._new_id(),
+            self._rules,
+            seed,
+            takers,
+            transmission.plan or self._last_plan,
+            within_s=spread_s(self._rules, self._statistics, waited_s),
         )
         self._rates.begin({} if transmission.plan is None else transmission.plan.shares)
         return [*actions, *self._announcer.edges(edges)]
@@ -83,9 +95,11 @@ class PlanUpdates:
             transmission.make_plan(self._new_id(), self._rules, seed, takers)
         )
 
-    def learn(self, transmission: Transmission, takers: Sequence[Peer]) -> list[BroadcastAction]:
+    def learn(
+        self, transmission: Transmission, takers: Sequence[Peer], *, waited_s: float
+    ) -> list[BroadcastAction]:
         """Replace a plan that was a guess, if another one is much better by the rates measured so
-        far.
+        far. waited_s: from the publish until the version began to spread.
 
         After a change of plan, links carry only what is still missing, so nothing is measured then.
         """
@@ -94,7 +108,8 @@ class PlanUpdates:
             transmission.learn_at = math.inf
             return []
         actions = self._judge(seed)
-        edges = transmission.learn(self._new_id(), self._rules, seed, takers)
+        within_s = spread_s(self._rules, self._statistics, waited_s)
+        edges = transmission.learn(self._new_id(), self._rules, seed, takers, within_s=within_s)
         if not edges and transmission.plan is not None:
             self._rates.begin(transmission.plan.shares)
         return [*actions, *self._announcer.edges(edges)]

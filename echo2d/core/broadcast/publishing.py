@@ -82,7 +82,12 @@ class Publishing:
         self._statistics = statistics
         self._announcer = Announcer(members, plan_secret)
         self._plan_updates = PlanUpdates(
-            rules, members=members, announcer=self._announcer, rates=rates, tag=tag
+            rules,
+            members=members,
+            announcer=self._announcer,
+            statistics=statistics,
+            rates=rates,
+            tag=tag,
         )
         self._timings = BroadcastTimings(statistics)
         self._tell_at = now
@@ -188,7 +193,7 @@ class Publishing:
             actions += self._apply_again()
         if now >= self._learn_at():
             assert self.spreading is not None
-            actions += self._plan_updates.learn(self.spreading, self._takers(self.spreading))
+            actions += self._learn(self.spreading)
         return [*actions, *self._free_disk(), *self._catch_ups.end_idle(self.spreading)]
 
     def tell_on(self, *, now: float) -> list[BroadcastAction]:
@@ -359,7 +364,9 @@ class Publishing:
         if peer.kind != "seed":
             transmission.received[peer.peer] = message.payload_bytes, message.duplicates
             return []
-        transmission.seed_sent_bytes = max(transmission.seed_sent_bytes, message.sent_bytes)
+        more = max(0, message.sent_bytes - transmission.seed_sent_bytes)
+        transmission.seed_sent_bytes += more
+        self._statistics.seed_sent_more(more)
         if (
             transmission is self.spreading
             and transmission.totals is not None
@@ -571,12 +578,33 @@ class Publishing:
         ]
 
     def _plan(self, transmission: Transmission, seed: Peer) -> list[BroadcastAction]:
-        make = (
-            self._plan_updates.plan
-            if transmission is self.spreading
-            else self._plan_updates.plan_aside
+        takers = self._takers(transmission)
+        if transmission is not self.spreading:
+            return self._plan_updates.plan_aside(transmission, seed, takers)
+        seq, now = transmission.record.publish_seq, self._statistics.now
+        waited_s = self._timings.age_s(seq, now=now)
+        actions = self._plan_updates.plan(transmission, seed, takers, waited_s=waited_s)
+        self._expect(transmission)
+        return actions
+
+    def _learn(self, transmission: Transmission) -> list[BroadcastAction]:
+        """Reconsider the plan, which was a guess."""
+        seq = transmission.record.publish_seq
+        waited_s = self._timings.age_s(seq, now=transmission.began_at)
+        before = transmission.plan
+        actions = self._plan_updates.learn(
+            transmission, self._takers(transmission), waited_s=waited_s
         )
-        return make(transmission, seed, self._takers(transmission))
+        if transmission.plan is not before:
+            self._expect(transmission)
+        return actions
+
+    def _expect(self, transmission: Transmission) -> None:
+        """The version should arrive as its new plan predicts. Nothing is expected of a guess."""
+        plan = transmission.plan
+        if plan is not None and not plan.is_guess:
+            seq, now = transmission.record.publish_seq, self._statistics.now
+            self._timings.planned(seq, plan.predicted_s, now=now)
 
     def _forget_old(self, seed: Peer) -> list[BroadcastAction]:
         forms, self._old_forms = list(self._old_forms), {}

@@ -25,22 +25,28 @@ MOST = 0.9
 class _Pending:
     """The clock of one publish: the workers that are awaited, and when the others arrived.
 
-    cold: no worker served anything when it began.
+    cold: no worker served anything when it began. expected_s: until all workers hold the version,
+    by its plan; None: it had none.
     """
 
     awaited: set[PeerId]
     cold: bool
+    expected_s: float | None = None
     arrived_at: dict[PeerId, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class _Ended:
-    """Seconds until the last of these workers, and until MOST of them, had the version."""
+    """Seconds until the last of these workers, and until MOST of them, had the version.
+
+    expected_s: as of `_Pending`.
+    """
 
     workers: tuple[PeerId, ...]
     last_s: float
     most_s: float
     cold: bool
+    expected_s: float | None
 
 
 class BroadcastTimings:
@@ -67,6 +73,16 @@ class BroadcastTimings:
         self._have_verified(_take_done(self._verify))
         self._have_served(_take_done(self._bcast))
 
+    def age_s(self, seq: PublishSeq, *, now: float) -> float:
+        """Seconds since this publish; 0 if no worker is awaited."""
+        return now - self._bcast[seq][0] if seq in self._bcast else 0.0
+
+    def planned(self, seq: PublishSeq, predicted_s: float, *, now: float) -> None:
+        """By the plan of this version, all workers hold it so many seconds from now."""
+        if seq in self._bcast:
+            started_at, pending = self._bcast[seq]
+            pending.expected_s = now - started_at + predicted_s
+
     def verified(self, peer: PeerId, seq: PublishSeq, *, now: float) -> None:
         self._have_verified(_arrived(self._verify, peer, seq, now))
 
@@ -87,7 +103,11 @@ class BroadcastTimings:
     def _have_served(self, ended: list[_Ended]) -> None:
         for each in ended:
             self._statistics.broadcast(
-                each.last_s, each.workers, cold=each.cold, most_s=each.most_s
+                each.last_s,
+                each.workers,
+                cold=each.cold,
+                most_s=each.most_s,
+                expected_s=each.expected_s,
             )
 
     def check(self) -> None:
@@ -116,4 +136,6 @@ def _take_done(clocks: dict[PublishSeq, tuple[float, _Pending]]) -> list[_Ended]
 def _ended(started: float, pending: _Pending) -> _Ended:
     took_s = [at - started for at in pending.arrived_at.values()]
     most = math.ceil(MOST * len(took_s)) - 1
-    return _Ended(tuple(pending.arrived_at), took_s[-1], took_s[most], pending.cold)
+    return _Ended(
+        tuple(pending.arrived_at), took_s[-1], took_s[most], pending.cold, pending.expected_s
+    )

@@ -24,10 +24,11 @@ from echo2d.core.protocol.control_messages import (
     SegmentPage,
 )
 from echo2d.core.topology.edges import changed_peers, edges_for
+from echo2d.core.topology.few_copies import is_worth_keeping
 from echo2d.core.topology.plan import STRIPES_MAX, Job, PeerFacts, Plan
-from echo2d.core.topology.planner import is_much_better, plan_again
+from echo2d.core.topology.planner import foretold_s, is_much_better, plan_again
 from echo2d.core.topology.repair import join, repair
-from echo2d.core.topology.shapes import plan_shape
+from echo2d.core.topology.shapes import AUTO, plan_shape
 from echo2d.core.weights.encoder import RootWriter
 from echo2d.core.weights.encoding import FormFacts, frame_bytes_for
 from echo2d.core.weights.signed_index import PAGE_SEGMENTS_MAX, FormTotals, Root
@@ -226,19 +227,35 @@ class Transmission:
         seed: Peer,
         peers: Sequence[Peer],
         last: Plan | None = None,
+        *,
+        within_s: float | None = None,
     ) -> dict[PeerId, PlanEdges]:
         """Make a new plan for these peers.
 
-        It keeps the trees of the last plan if they still suit.
+        It keeps the trees of the last plan if they still suit. within_s: the seed is to send as few
+        copies as take no longer; None: its bytes cost nothing.
         """
-        return self._follow(self._new_plan(plan_id, rules, seed, peers, last))
+        return self._follow(self._new_plan(plan_id, rules, seed, peers, last, within_s))
 
     def learn(
-        self, plan_id: PlanId, rules: RunRules, seed: Peer, peers: Sequence[Peer]
+        self,
+        plan_id: PlanId,
+        rules: RunRules,
+        seed: Peer,
+        peers: Sequence[Peer],
+        *,
+        within_s: float | None = None,
     ) -> dict[PeerId, PlanEdges]:
-        """The plan was a guess. Replace it if another one is much better by what is known now."""
+        """The plan was a guess. Replace it if another one is much better by what is known now.
+
+        A plan that will end within `within_s` stays, because a faster one may send more copies.
+        """
         self.learn_at = math.inf
-        plan = self._new_plan(plan_id, rules, seed, peers, None)
+        plan = self._new_plan(plan_id, rules, seed, peers, None, within_s)
+        if self.plan is not None and within_s is not None:
+            before_s = foretold_s(self.plan, plan)
+            if before_s is not None and before_s <= within_s:
+                return {}
         return (
             self._follow(plan) if self.plan is not None and is_much_better(plan, self.plan) else {}
         )
@@ -249,15 +266,24 @@ class Transmission:
             self.learn_at = now + LEARN_S if self.plan.is_guess else math.inf
 
     def _new_plan(
-        self, plan_id: PlanId, rules: RunRules, seed: Peer, peers: Sequence[Peer], last: Plan | None
+        self,
+        plan_id: PlanId,
+        rules: RunRules,
+        seed: Peer,
+        peers: Sequence[Peer],
+        last: Plan | None,
+        within_s: float | None,
     ) -> Plan:
         job = Job(self.form, self.expected_bytes, self.facts.frame_bytes)
         root, others = peer_facts(seed), [peer_facts(peer) for peer in peers]
         chains = min(rules.chains, STRIPES_MAX)
         again = None if last is None else plan_again(last, plan_id, job, root, others)
-        if again is not None:
+        if again is not None and (within_s is None or rules.shape != AUTO):
             return again
-        return plan_shape(rules.shape, plan_id, job, root, others, chains=chains)
+        plan = plan_shape(rules.shape, plan_id, job, root, others, chains=chains, within_s=within_s)
+        if again is not None and within_s is not None and is_worth_keeping(again, plan, within_s):
+            return again
+        return plan
 
     def _follow(self, plan: Plan) -> dict[PeerId, PlanEdges]:
         self.plan = plan

@@ -29,6 +29,7 @@ from echo2d.core.capacity.model import (
     judge,
     mu_min,
     share_of_bcast,
+    slack_s,
 )
 from echo2d.core.capacity.prices import Price
 from echo2d.core.capacity.worker_cost import WorkerOffer, bandwidth_usd_per_h
@@ -36,6 +37,9 @@ from echo2d.core.capacity.worker_cost import WorkerOffer, bandwidth_usd_per_h
 NOT_MEASURED = "what the learner needs is not measured yet: all work"
 # Times what the learner takes, R / T: filtered groups make a step need 4 R more at most.
 NEED_MAX = 5.0
+# The part of the slack that a broadcast may take, so that one that takes twice as long as predicted
+# still costs nothing.
+SLACK_SHARE = 0.5
 # Publish periods that an activated worker stays active at least.
 HOLD_PERIODS = 2
 
@@ -133,6 +137,18 @@ class CapacityPlanner:
             share_of_bcast(_value(measurements.still.estimate, None), t_bcast_s),
         )
 
+    def spread_s(self, kappa: int, waited_s: float = 0.0) -> float:
+        """Seconds that a version may spread without costing anything; see `spread_s` below.
+
+        waited_s: since it was published. 0: there is no time to spare, or it is not known.
+        """
+        demand = self.demand(kappa)
+        # Versions that arrive too late, although little was expected of their plans, go faster.
+        if demand is None or demand.t_bcast_s > slack_s(demand):
+            return 0.0
+        late_s = max(self.measurements.late_s, default=demand.pause_s)
+        return spread_s(demand, waited_s + late_s)
+
     def offers(self, candidates: Iterable[Candidate], period_s: float | None) -> list[WorkerOffer]:
         """The candidates as offers, in the order that counts without `by_cost`.
 
@@ -226,6 +242,15 @@ class CapacityPlanner:
     def _drawn(self, offer: WorkerOffer) -> bytes:
         """A sort key that depends on this worker alone, not on which others are here."""
         return blake3(f"{self.rules.rng_seed} {offer.name}".encode()).digest(8)
+
+
+def spread_s(demand: Demand, other_s: float) -> float:
+    """Seconds that a version may spread, by prediction, such that its T_bcast costs nothing.
+
+    other_s: the rest of T_bcast: waiting, encoding, the refit, and what predictions were wrong by.
+    0: there is no time to spare.
+    """
+    return max(0.0, SLACK_SHARE * slack_s(demand) - other_s)
 
 
 def _offer(each: Candidate, publishes_per_h: float, wire_bytes: float, used: float) -> WorkerOffer:

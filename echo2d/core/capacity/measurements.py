@@ -40,6 +40,8 @@ STILLS_MAX = 16
 WORKERS_MAX = 1024  # whose work is remembered: as many as there are peers
 # After so many trajectories a worker's rate shows how answers change, and no longer its prior.
 EXPERIENCED = 4 * PRIOR_TRAJECTORIES
+# Broadcasts of which is remembered how late they were.
+LATE_MAX = 8
 # A rate that moves by a larger factor between two calls of `settle` does not show changed answers.
 DRIFT_MAX = 2.0
 
@@ -93,6 +95,8 @@ class Measurements:
     pause: Smoothed = field(default_factory=Smoothed)  # a refit
     still: Smoothed = field(default_factory=Smoothed)  # the pool's pause for one version
     wire_bytes: Smoothed = field(default_factory=Smoothed)  # one version, as it spreads
+    # By how many seconds broadcasts took longer than their plans had predicted.
+    late_s: deque[float] = field(default_factory=lambda: deque(maxlen=LATE_MAX))
     discards: Share = field(default_factory=Share)
     yields: Yields = field(default_factory=Yields)
     _work: dict[PeerId, _Work] = field(default_factory=dict)

@@ -134,6 +134,19 @@ def share_of_bcast(still_s: float | None, t_bcast_s: float) -> float:
     return 1.0 if still_s is None or t_bcast_s <= 0 else min(1.0, still_s / t_bcast_s)
 
 
+def slack_s(demand: Demand) -> float:
+    """The longest T_bcast that makes no throughput too small that would be enough without it.
+
+    0 in exclusive mode, because workers stand still for every second of a broadcast.
+    """
+    making_s = demand.period_s - demand.pause_s
+    if demand.mode == "exclusive" or making_s <= 0:
+        return 0.0
+    # What the workers must have at least, R kappa / making_s, makes a batch in this time.
+    batch_s = making_s / demand.publish_every
+    return max(0.0, min(demand.period_s, demand.grace_s - demand.t_gen_s - batch_s))
+
+
 def mu_min(demand: Demand) -> float | None:
     """The trajectories/s at which the learner never waits; None if no throughput is enough."""
     making_s, waiting_s = demand.period_s - demand.lost_s, demand.grace_s - demand.delivery_s

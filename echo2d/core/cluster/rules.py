@@ -109,7 +109,8 @@ class RunRules:
     "chain". mode: with "exclusive" a worker generates nothing while it receives a version. p2p:
     workers pass versions on. activation: leases go to all workers, or to the cheapest ones that are
     enough; by_cost: False: to any that are enough. gamma: throughput that is provided, over what is
-    needed. learner_usd_per_h: shown, decides nothing. delta: versions spread as differences from
+    needed. learner_usd_per_h: shown, decides nothing. seed_usd_per_gb_up: above 0, the seed sends as
+    few copies of a version as there is time for. delta: versions spread as differences from
     one that most workers have. disk_bytes_max: for snapshot copies; beyond it, bases and results are deleted.
     keep_every: of the versions in each span of so many, the first one's copy stays; 0: none.
     gateway, audit: None: it is off. seed_key: what the seeds of samples are made with, told to nobody.
@@ -133,6 +134,7 @@ class RunRules:
     gamma: float = GAMMA
     prices: tuple[NamedPrice, ...] = ()
     learner_usd_per_h: float = 0.0
+    seed_usd_per_gb_up: float = 0.0
     delta: bool = True
     disk_bytes_max: int = 1 << 62
     keep_every: int = 0

@@ -89,6 +89,7 @@ class Statistics:
         self.dropped_tokens: Counter[str] = Counter()
         self.refused_results: Counter[str] = Counter()
         self.seed_copies: dict[int, float] = {}
+        self.seed_sent_bytes = 0
         self.trajectories_trained = 0
         self.trajectories_dropped = 0
         self.tokens_trained = 0
@@ -200,14 +201,19 @@ class Statistics:
         *,
         cold: bool,
         most_s: float | None = None,
+        expected_s: float | None = None,
     ) -> None:
         """These workers serve a version, `t_bcast_s` after its publish.
 
-        cold: it is their first one. most_s: when most of them served it.
+        cold: it is their first one. most_s: when most of them served it. expected_s: when they were
+        to hold it, by its plan.
         """
         self.t_bcast_s.append(t_bcast_s)
+        took_s = t_bcast_s if most_s is None else most_s
         if not cold:
-            self.measurements.t_bcast.add(t_bcast_s if most_s is None else most_s)
+            self.measurements.t_bcast.add(took_s)
+            if expected_s is not None:
+                self.measurements.late_s.append(max(0.0, took_s - expected_s))
         if (still_s := self.measurements.version_served(workers)) is not None:
             self.still_s.append(still_s)
 
@@ -235,6 +241,10 @@ class Statistics:
         counts = {"trained": self.trajectories_trained, **self.dropped_answers}
         tokens = {"trained": self.tokens_trained, **self.dropped_tokens}
         return {kind: tokens[kind] / count for kind, count in counts.items() if count}
+
+    def seed_sent_more(self, sent_bytes: int) -> None:
+        """The seed has sent so many more bytes, of any form."""
+        self.seed_sent_bytes += sent_bytes
 
     def seed_sent(self, version: int, copies: float) -> None:
         """The seed has sent this many copies of the version's wire bytes."""

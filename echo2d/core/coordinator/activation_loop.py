@@ -23,13 +23,14 @@ from dataclasses import dataclass, field
 from echo2d.core.base.ids import PeerId
 from echo2d.core.broadcast.publishing import Publishing
 from echo2d.core.capacity.bottleneck import BUBBLE_STEPS, Situation, bottleneck
-from echo2d.core.capacity.demand import Candidate, CapacityPlanner, CapacityRules
+from echo2d.core.capacity.demand import Candidate, CapacityPlanner
 from echo2d.core.capacity.estimators import Estimate
 from echo2d.core.capacity.measurements import Measurements
 from echo2d.core.capacity.prices import Price, price_of
 from echo2d.core.cluster.events import Note
 from echo2d.core.cluster.membership import Membership, Peer
 from echo2d.core.cluster.rules import RunRules
+from echo2d.core.cluster.slack import capacity_rules
 from echo2d.core.cluster.statistics import Statistics
 from echo2d.core.coordinator.events import CoordinatorAction
 from echo2d.core.coordinator.learner_api import LearnerCalls
@@ -82,17 +83,8 @@ class ActivationLoop:
     _changes_at: float = -math.inf
 
     def __post_init__(self) -> None:
-        rules = self.rules
         self._capacity_planner = CapacityPlanner(
-            CapacityRules(
-                rules.trajectories_per_step,
-                rules.staleness_max,
-                rules.group_size,
-                rules.mode,
-                rules.gamma,
-                rules.by_cost,
-            ),
-            self.statistics.measurements,
+            capacity_rules(self.rules), self.statistics.measurements
         )
 
     # --- events

@@ -44,6 +44,7 @@ from echo2d.core.status.schema import (
     WorkerStatus,
 )
 
+GB = 1e9
 # Of a worker without a scored trajectory.
 NO_QUALITY = WorkerQuality()
 
@@ -66,6 +67,7 @@ def make_status(
 ) -> Status:
     """The run at one moment; `now` is monotonic seconds."""
     workers = _Workers(versions, groups, activation_loop, audits, now)
+    usd_per_byte = rules.seed_usd_per_gb_up / GB
     status = Status(
         epoch=calls.epoch,
         open_step=staleness.open_step,
@@ -119,6 +121,14 @@ def make_status(
         refit_pause_s=tuple(statistics.refit_pause_s),
         still_s=tuple(statistics.still_s),
         seed_copies=dict(statistics.seed_copies),
+        seed_usd_per_gb_up=rules.seed_usd_per_gb_up,
+        seed_usd={
+            version: usd_per_byte * copies * statistics.version_bytes[version][0]
+            for version, copies in statistics.seed_copies.items()
+            if version in statistics.version_bytes
+        },
+        seed_sent_bytes=statistics.seed_sent_bytes,
+        seed_usd_total=usd_per_byte * statistics.seed_sent_bytes,
         wire_bytes=statistics.wire_bytes,
         full_bytes=statistics.full_bytes,
         version_bytes={

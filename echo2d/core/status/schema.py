@@ -376,8 +376,9 @@ class Status:
 
     bubble_ratio and the lists of durations are of the newest steps and versions, at most RECENT_MAX
     (`cluster/statistics.py`). wasted_tokens: of dropped answers, by reason. staleness: trained
-    trajectories by staleness. rewards: pairs of step and mean reward. seed_copies, version_bytes: by
-    version. attention: sentences for a person. audit: None: it is off. process: None for a machine
+    trajectories by staleness. rewards: pairs of step and mean reward. seed_copies, version_bytes,
+    seed_usd: by version. seed_sent_bytes: of all forms since the coordinator started; seed_usd_total
+    is their price. attention: sentences for a person. audit: None: it is off. process: None for a machine
     without a process around it, as in simulations.
     """
 
@@ -423,6 +424,10 @@ class Status:
     refit_pause_s: tuple[float, ...]
     still_s: tuple[float, ...]
     seed_copies: Mapping[int, float]
+    seed_usd_per_gb_up: float
+    seed_usd: Mapping[int, float]
+    seed_sent_bytes: int
+    seed_usd_total: float
     wire_bytes: int
     full_bytes: int
     version_bytes: Mapping[int, VersionBytes]

@@ -38,7 +38,7 @@ def plan_within(
         plan = plan_at_most(plan_id, job, seed, peers, copies_max)
         return plan if plan is not None and plan.predicted_s <= within_s else None
 
-    least = fits(1.0)
+    least = fits(1.0) if within_s > 0 else None
     if least is not None:
         return least
     fastest = plan_auto(plan_id, job, seed, peers)

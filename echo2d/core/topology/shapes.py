@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from echo2d.core.base.ids import PlanId
+from echo2d.core.topology.few_copies import plan_within
 from echo2d.core.topology.plan import Job, PeerFacts, Plan
 from echo2d.registry import SHAPES, load
 
@@ -25,6 +26,8 @@ class Planner(Protocol):
     ) -> Plan: ...
 
 
+# The shape for which the planner chooses the trees.
+AUTO = "auto"
 PLANNERS: Mapping[str, Planner] = {name: load(entry) for name, entry in SHAPES.items()}
 
 
@@ -36,6 +39,13 @@ def plan_shape(
     peers: Sequence[PeerFacts],
     *,
     chains: int = 1,
+    within_s: float | None = None,
 ) -> Plan:
-    """A plan of this shape, a name in `registry.SHAPES`."""
+    """A plan of this shape, a name in `registry.SHAPES`.
+
+    within_s: with the shape "auto", the seed is to send as few copies as take no longer than this;
+    None: its bytes cost nothing. Other shapes are what the operator chose.
+    """
+    if shape == AUTO and within_s is not None:
+        return plan_within(plan_id, job, seed, peers, within_s)
     return PLANNERS[shape](plan_id, job, seed, peers, chains)

@@ -273,6 +273,7 @@ def make_rules(
         gamma=config.activation.gamma,
         prices=(*map(_named_price, config.prices), *prices_of(config.providers, run_id)),
         learner_usd_per_h=config.activation.learner_usd_per_h,
+        seed_usd_per_gb_up=config.link.usd_per_gb_up,
         delta=config.dissemination.delta,
         disk_bytes_max=config.run.disk_bytes_max,
         keep_every=config.run.keep_every,
@@ -438,6 +439,7 @@ def _seed_handover(
         link_host=config.link.host,
         link_port=config.link.port,
         disk_bytes_max=config.run.disk_bytes_max,
+        uplink_limit=config.link.uplink_bytes_per_s_max,
     )
 
 

@@ -338,6 +338,16 @@ FAMILIES: tuple[Family[Status], ...] = (
         "Bytes the seed sent per byte of the newest version measured; about 1 in a chain",
         _seed_copies,
     ),
+    counter(
+        "echo2d_seed_sent_bytes",
+        "Bytes that the seed sent since the coordinator started",
+        lambda status: status.seed_sent_bytes,
+    ),
+    counter(
+        "echo2d_seed_usd",
+        "What these cost, by link.usd_per_gb_up",
+        lambda status: status.seed_usd_total,
+    ),
     Family(
         "echo2d_broadcast_peers",
         "Peers of the version that is being broadcast, by state",

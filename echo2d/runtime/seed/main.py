@@ -103,7 +103,9 @@ class Seed:
         )
         store = await asyncio.to_thread(open_frames, self._run_dir / "seed", budget)
         host, port = self._handover.link_host, self._handover.link_port
-        self._receiver = self._peer.open(store, no_tls=not is_loopback(host))
+        self._receiver = self._peer.open(
+            store, no_tls=not is_loopback(host), uplink_limit=self._handover.uplink_limit
+        )
         await self._peer.listen(host, port, key="link.port")
         async with asyncio.TaskGroup() as self._tasks:
             encoders = (self._encode_all(aside=aside) for aside in (False, True))
@@ -302,7 +304,8 @@ class Seed:
     def hello(self) -> Hello:
         peer, forms = self._peer, self._receiver.holdings.whole_forms()
         return Hello(
-            PROTOCOL_VERSION, peer.identity.run_id, "seed", "seed", peer.boot_id, 0, peer.address, None, (), (), forms
+            PROTOCOL_VERSION, peer.identity.run_id, "seed", "seed", peer.boot_id, 0, peer.address, None, (), (), forms,
+            uplink_limit=self._handover.uplink_limit,
         )  # fmt: skip
 
     def heartbeat(self) -> Heartbeat:

@@ -11,11 +11,16 @@ SEED_MODULE = "echo2d.runtime.seed.main"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeedHandover(Handover):
-    """What the coordinator tells its seed. link_host, link_port: where it listens for peers."""
+    """What the coordinator tells its seed.
+
+    link_host, link_port: where it listens for peers. uplink_limit: bytes/s that it sends to them at
+    most, all together; None: no limit.
+    """
 
     link_host: str
     link_port: int
     disk_bytes_max: int = DISK_BYTES_MAX
+    uplink_limit: int | None = None
 
 
 async def supervise_seed(handover: SeedHandover, *, rng: random.Random) -> None:

@@ -20,10 +20,11 @@ from echo2d.core.topology.shapes import plan_shape
 class PlannerStub:
     """The current plan. Every change returns the peers who are to be told their edges."""
 
-    def __init__(self, job: Job, shape: str, chains: int) -> None:
+    def __init__(self, job: Job, shape: str, chains: int, within_s: float | None = None) -> None:
         self._job = job
         self._shape = shape
         self._chains = chains
+        self._within_s = within_s
         self._stalled: dict[PeerId, PeerId] = {}
         self._gone: set[PeerId] = set()
         self.quarantine = Quarantine()
@@ -42,7 +43,15 @@ class PlannerStub:
 
     def _new_plan(self, seed: PeerFacts, peers: Sequence[PeerFacts]) -> Plan:
         number = PlanId(1 if self.plan is None else self.plan.plan_id + 1)
-        return plan_shape(self._shape, number, self._job, seed, peers, chains=self._chains)
+        return plan_shape(
+            self._shape,
+            number,
+            self._job,
+            seed,
+            peers,
+            chains=self._chains,
+            within_s=self._within_s,
+        )
 
     def _follow(self, plan: Plan) -> set[PeerId]:
         self.plan = plan

@@ -123,7 +123,7 @@ class World:
         self._nodes = [Node(number, spec) for number, spec in enumerate(scenario.peers)]
         self._by_peer = {node.peer: node for node in self._nodes}
         job = Job(FORM, scenario.wire_bytes, scenario.frame_bytes)
-        self._planner = PlannerStub(job, scenario.shape, scenario.chains)
+        self._planner = PlannerStub(job, scenario.shape, scenario.chains, scenario.within_s)
         self._waiting: set[int] = set()  # peers alive without the whole form
         self._to_come = 0  # starts and deaths
         self._left = 0

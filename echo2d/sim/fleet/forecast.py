@@ -18,6 +18,7 @@ from math import exp
 from typing import Any, Literal
 
 from echo2d.core.base.ids import FormId, PeerId, PlanId
+from echo2d.core.capacity.demand import spread_s
 from echo2d.core.capacity.model import Demand, bubble, judge, step_s
 from echo2d.core.capacity.worker_cost import (
     WorkerOffer,
@@ -29,8 +30,10 @@ from echo2d.core.capacity.worker_cost import (
 )
 from echo2d.core.cluster.statistics import publish_every_auto
 from echo2d.core.protocol.control_messages import Address
+from echo2d.core.topology.few_copies import seed_copies
 from echo2d.core.topology.plan import Job, PeerFacts, Plan
-from echo2d.core.topology.planner import plan_auto, plan_chains, plan_star
+from echo2d.core.topology.planner import plan_chains, plan_star
+from echo2d.core.topology.shapes import AUTO, plan_shape
 from echo2d.core.weights.encoding import frame_bytes_for
 from echo2d.sim.fleet.spec import SECONDS_MAX, FleetSpec, WorkersTable
 from echo2d.sim.kernel.scenario import MBIT
@@ -83,7 +86,10 @@ class WhatIf:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """The answer. mu: trajectories/s. usd_per_h: of learner and chosen workers, bandwidth included."""
+    """The answer. mu: trajectories/s. usd_per_h: of learner and chosen workers, bandwidth included.
+
+    seed_usd_per_h: the part of it for what the learner's host sends.
+    """
 
     demand: Demand
     feasible: bool
@@ -94,6 +100,7 @@ class Forecast:
     relays: Relays
     usd_per_h: float
     kinds: tuple[WorkersTable, ...]
+    seed_usd_per_h: float = 0.0
     chain_s: float = (
         0.0  # of one chain through the chosen ones, for comparison; `plan` alone reckons it
     )
@@ -136,6 +143,8 @@ class Forecast:
                 "planned": self.broadcast.planned_s,
                 "bound": self.broadcast.bound_s,
             },
+            "seed_copies": self.broadcast.seed_copies,
+            "seed_usd_per_h": self.seed_usd_per_h,
             "relays": self.relays,
             "mode": demand.mode,
             "staleness_max": demand.staleness_max,
@@ -207,7 +216,7 @@ class BroadcastForecasts:
 
     fleet: FleetSpec
     ablation: Ablation
-    _broadcasts: dict[tuple[Relays, tuple[int, ...]], BroadcastForecast] = field(
+    _broadcasts: dict[tuple[Relays, tuple[int, ...], float | None], BroadcastForecast] = field(
         default_factory=dict
     )
 
@@ -251,11 +260,16 @@ class BroadcastForecasts:
             last = self._round(counts, bound, kappa, relays, copies)
         return last if last.feasible else found
 
-    def broadcast(self, counts: CountsByKind, relays: Relays = "all") -> BroadcastForecast:
-        """To so many workers of each kind."""
-        at = relays, tuple(counts.get(kind.name, 0) for kind in self.fleet.workers)
+    def broadcast(
+        self, counts: CountsByKind, relays: Relays = "all", within_s: float | None = None
+    ) -> BroadcastForecast:
+        """To so many workers of each kind.
+
+        within_s: the seed sends as few copies as take no longer; None: its bytes cost nothing.
+        """
+        at = relays, tuple(counts.get(kind.name, 0) for kind in self.fleet.workers), within_s
         if at not in self._broadcasts:
-            self._broadcasts[at] = self._spread(counts, relays)
+            self._broadcasts[at] = self._spread(counts, relays, within_s)
         return self._broadcasts[at]
 
     # --- inside
@@ -271,17 +285,12 @@ class BroadcastForecasts:
         """Which workers are needed if versions go to this many. copies: of kinds not among them, from rounds before."""
         learner, policy = self.fleet.learner, self.fleet.policy
         broadcast = self.broadcast(counts, relays)
+        demand = self._demand(broadcast, bound, kappa)
+        if learner.usd_per_gb_up:
+            within_s = spread_s(demand, policy.pause_s)
+            broadcast = self.broadcast(counts, relays, within_s)
+            demand = self._demand(broadcast, bound, kappa)
         copies |= broadcast.copies
-        t_bcast_s = policy.t_bcast_s or broadcast.planned_s + policy.pause_s
-        every = (
-            kappa
-            if isinstance(kappa, int)
-            else publish_every_auto(learner.t_train_s, t_bcast_s, bound)
-        )
-        demand = Demand(
-            learner.t_train_s, learner.trajectories_per_step, bound, every, t_bcast_s, policy.mode, policy.pause_s,
-            policy.t_gen_s, gamma=policy.gamma, still_share=policy.still_share,
-        )  # fmt: skip
         offers = [
             offer for kind in self.fleet.workers for offer in self._offers(kind, demand, copies)
         ]
@@ -290,11 +299,35 @@ class BroadcastForecasts:
             offers,
             verdict.target if verdict.feasible and verdict.target is not None else float("inf"),
         )
-        usd_per_h = learner.usd_per_h + chosen.usd_per_h
+        seed_usd_per_h = self._seed_usd_per_h(demand, broadcast)
+        usd_per_h = learner.usd_per_h + chosen.usd_per_h + seed_usd_per_h
         return Forecast(
             demand, verdict.feasible, verdict.why_not, verdict.mu_min, chosen, broadcast, relays, usd_per_h,
-            self.fleet.workers,
+            self.fleet.workers, seed_usd_per_h,
         )  # fmt: skip
+
+    def _demand(self, broadcast: BroadcastForecast, bound: int, kappa: int | str) -> Demand:
+        learner, policy = self.fleet.learner, self.fleet.policy
+        t_bcast_s = policy.t_bcast_s or broadcast.planned_s + policy.pause_s
+        every = (
+            kappa
+            if isinstance(kappa, int)
+            else publish_every_auto(learner.t_train_s, t_bcast_s, bound)
+        )
+        return Demand(
+            learner.t_train_s, learner.trajectories_per_step, bound, every, t_bcast_s, policy.mode, policy.pause_s,
+            policy.t_gen_s, gamma=policy.gamma, still_share=policy.still_share,
+        )  # fmt: skip
+
+    def _seed_usd_per_h(self, demand: Demand, broadcast: BroadcastForecast) -> float:
+        """What the learner's host pays for the versions that it sends."""
+        return bandwidth_usd_per_h(
+            publishes_per_h=3600.0 / demand.period_s,
+            wire_bytes=self.fleet.model.wire_bytes(delta=self.ablation.delta),
+            copies_sent=broadcast.seed_copies,
+            usd_per_gb_down=0.0,
+            usd_per_gb_up=self.fleet.learner.usd_per_gb_up,
+        )
 
     def _offers(
         self, kind: WorkersTable, demand: Demand, copies: Mapping[str, float]
@@ -335,15 +368,17 @@ class BroadcastForecasts:
         wire_bytes = self.fleet.model.wire_bytes(delta=self.ablation.delta)
         return Job(FormId("0"), wire_bytes, frame_bytes_for(wire_bytes))
 
-    def _spread(self, counts: CountsByKind, relays: Relays) -> BroadcastForecast:
+    def _spread(
+        self, counts: CountsByKind, relays: Relays, within_s: float | None
+    ) -> BroadcastForecast:
         peers = self._peers(counts, relays)
         if not peers:
             return BroadcastForecast(0.0, 0.0, 0.0, {}, 0.0)
         star = plan_star(PlanId(0), self._job, self._seed, peers)
-        planned = plan_auto(PlanId(0), self._job, self._seed, peers)
-        copies, seed_copies = _copies_by_kind(planned, counts), planned.copies()[planned.root]
+        planned = plan_shape(AUTO, PlanId(0), self._job, self._seed, peers, within_s=within_s)
+        copies, sent = _copies_by_kind(planned, counts), seed_copies(planned)
         return BroadcastForecast(
-            star.predicted_s, planned.predicted_s, planned.bound_s, copies, seed_copies
+            star.predicted_s, planned.predicted_s, planned.bound_s, copies, sent
         )
 
     def _chain_s(self, counts: CountsByKind) -> float:

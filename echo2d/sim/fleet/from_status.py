@@ -43,6 +43,7 @@ def fleet_of(status: Status) -> FleetSpec:
                 "publish_every": status.publish_every,
                 "uplink_mbps": _mbps(status.seed_uplink),
                 "usd_per_h": provision.learner_usd_per_h,
+                "usd_per_gb_up": status.seed_usd_per_gb_up,
             },
             "model": {"params": _value(measured.wire_bytes), "bytes_per_param": 1},
             "fleet": [_kind(worker) for worker in workers],

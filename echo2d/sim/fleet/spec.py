@@ -6,7 +6,7 @@
     staleness_max = 4
     publish_every = "auto"       # or a number
     uplink_mbps = 1000
-    usd_per_h = 12
+    usd_per_h = 12               # also usd_per_gb_up: what the host's traffic costs
     [model]
     params = 8e9
     bytes_per_param = 2
@@ -62,6 +62,13 @@ class LearnerTable(Table):
     publish_every: int | Literal["auto"] = key('kappa, in train steps, or "auto"', "auto", low=1)
     uplink_mbps: float = key("of the learner's host, Mbit/s", above=0.0, high=MBPS_MAX)
     usd_per_h: float = key("of the learner's host", 0.0, low=0.0, high=USD_MAX)
+    usd_per_gb_up: float = key(
+        "usd per 10^9 bytes that the learner's host sends; above 0, it sends a version as few times"
+        " as there is time for",
+        0.0,
+        low=0.0,
+        high=USD_MAX,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

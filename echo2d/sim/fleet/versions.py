@@ -24,6 +24,8 @@ from echo2d.sim.fleet.worker import FleetWorker
 from echo2d.sim.kernel.scenario import MBIT
 from echo2d.sim.kernel.virtual_clock import Clock
 
+# Where more than one copy is sent: a time to spread in within this factor gives the same copies.
+WITHIN_NEAR = 1.1
 PREDICTION_SHARE = 0.05  # of a kind that may come or go before a broadcast is predicted anew
 
 
@@ -49,17 +51,27 @@ class FleetVersions:
         self._planner = BroadcastForecasts(fleet, ablation)
         self.relays = relays_of_all(fleet, ablation)
         self._predicted: tuple[dict[str, int], BroadcastForecast] | None = None
+        # Of the last prediction: seconds that the version might take; None: bytes cost nothing.
+        self._within_s: float | None = None
+        self._expected_s: dict[int, float] = {}  # by version, from its publish
         self._spreading: VersionPublished | None = None
         self._waiting: VersionPublished | None = None
         self._publish_at: dict[int, float] = {}
         self.published = 0
-        self.egress_gb = self.relayed_gb = self.bandwidth_usd = 0.0
+        self.egress_gb = self.relayed_gb = self.bandwidth_usd = self.seed_usd = 0.0
+        self.spread = 0  # versions that have begun to
         statistics.measurements.wire_bytes.add(float(fleet.model.wire_bytes(delta=ablation.delta)))
 
     @property
     def copies(self) -> Mapping[str, float]:
         """What a worker of each kind sends on, as predicted last."""
         return {} if self._predicted is None else self._predicted[1].copies
+
+    @property
+    def copies_each(self) -> float:
+        """Of a version, that the learner's host has sent, on average."""
+        gb = self._fleet.model.wire_bytes(delta=self._ablation.delta) / 1e9
+        return self.egress_gb / gb / self.spread if self.spread else 0.0
 
     def publish(self, step: int) -> None:
         self.published = step
@@ -94,10 +106,14 @@ class FleetVersions:
             return
         self._spreading, self._waiting = self._waiting, None
         receivers = [box for box in self._boxes.values() if box.here]
-        broadcast = self._broadcast(receivers)
+        waited_s = self._clock.now - self._publish_at[self._spreading.version]
+        broadcast = self._broadcast(receivers, waited_s)
         takes_s, copies = broadcast.planned_s, broadcast.seed_copies
+        self._expected_s[self._spreading.version] = waited_s + takes_s
+        self.spread += 1
         gb = self._fleet.model.wire_bytes(delta=self._ablation.delta) / 1e9
         self.egress_gb += gb * copies
+        self.seed_usd += gb * copies * self._fleet.learner.usd_per_gb_up
         self.relayed_gb += gb * (len(receivers) - copies)
         for box in receivers:
             if box.active_since is not None:
@@ -111,16 +127,39 @@ class FleetVersions:
             self._clock.after(t_bcast_s - still_s, self._pause, receivers, still_s)
         self._clock.after(takes_s, self._verified, self._spreading, receivers)
 
-    def _broadcast(self, receivers: Iterable[FleetWorker]) -> BroadcastForecast:
+    def _broadcast(self, receivers: Iterable[FleetWorker], waited_s: float) -> BroadcastForecast:
         counts: dict[str, int] = {}
         for box in receivers:
             counts[box.kind.name] = counts.get(box.kind.name, 0) + 1
-        if self._predicted is not None and _near(counts, self._predicted[0]):
+        within_s = self._spread_s(waited_s)
+        if (
+            self._predicted is not None
+            and _near(counts, self._predicted[0])
+            and self._suits(self._predicted[1], within_s)
+        ):
             return self._predicted[1]
-        self._predicted = counts, self._planner.broadcast(counts, self.relays)
+        self._predicted = counts, self._planner.broadcast(counts, self.relays, within_s)
+        self._within_s = within_s
         known_s = self._predicted[1].planned_s + self._fleet.policy.pause_s
         self._capacity_planner.said = replace(self._capacity_planner.said, t_bcast_s=known_s)
         return self._predicted[1]
+
+    def _spread_s(self, waited_s: float) -> float | None:
+        """Seconds that a version may take, as in a run; None: the host's bytes cost nothing."""
+        if not self._fleet.learner.usd_per_gb_up:
+            return None
+        said = self._fleet.learner.publish_every
+        bound = self._fleet.learner.staleness_max
+        kappa = said if isinstance(said, int) else self._statistics.publish_every(bound)
+        return self._capacity_planner.spread_s(kappa, waited_s)
+
+    def _suits(self, last: BroadcastForecast, within_s: float | None) -> bool:
+        """Whether the last prediction still sends as few copies as there is time for."""
+        if not within_s or not self._within_s:
+            return within_s == self._within_s
+        if last.seed_copies <= 1.0 + 1e-9:
+            return last.planned_s <= within_s
+        return self._within_s / WITHIN_NEAR <= within_s <= self._within_s * WITHIN_NEAR
 
     def _verified(self, record: VersionPublished, receivers: list[FleetWorker]) -> None:
         """Everybody has it, and refits; the next one may spread."""
@@ -134,7 +173,10 @@ class FleetVersions:
     def _served(self, record: VersionPublished, receivers: list[FleetWorker]) -> None:
         active = [box.peer.peer for box in receivers if box.peer.active]
         self._statistics.broadcast(
-            self._clock.now - self._publish_at[record.version], active, cold=False
+            self._clock.now - self._publish_at[record.version],
+            active,
+            cold=False,
+            expected_s=self._expected_s.pop(record.version),
         )
         self._statistics.paused(self._fleet.policy.pause_s)  # once for all, who pause alike
         for box in receivers:

@@ -406,6 +406,8 @@ class FleetWorld:
                 "dropped": self.statistics.trajectories_dropped,
             },
             "egress_gb": self.spreading.egress_gb,
+            "seed_copies": self.spreading.copies_each,
+            "seed_usd": self.spreading.seed_usd,
             "relayed_gb": self.spreading.relayed_gb,
             "activation_changes": self.capacity_planner.activation.changes,
             "usd": self._usd(),
@@ -417,7 +419,10 @@ class FleetWorld:
             box.pay(self._clock.now)
         learner_usd = self._fleet.learner.usd_per_h * self._clock.now / 3600.0
         return (
-            learner_usd + sum(box.usd for box in self.boxes.values()) + self.spreading.bandwidth_usd
+            learner_usd
+            + sum(box.usd for box in self.boxes.values())
+            + self.spreading.bandwidth_usd
+            + self.spreading.seed_usd
         )
 
     def _kinds(self) -> list[dict[str, Any]]:

@@ -51,7 +51,8 @@ class Scenario:
     churn: so many of the peers fall silent for ever in a minute, one by one, each at a drawn moment at which another
     with a link like its comes; until all who were there from the start, and are still there, have everything.
     detect_s: until the others' connections to a dead peer break. silence_s: until the coordinator gives up on a peer
-    that only falls silent.
+    that only falls silent. within_s: the seed is to send as few copies as take no longer by the plan; None: its bytes
+    cost nothing.
     """
 
     peers: tuple[PeerSpec, ...]
@@ -59,6 +60,7 @@ class Scenario:
     frame_bytes: int = 256 << 10
     shape: str = "auto"
     chains: int = 1
+    within_s: float | None = None
     faults: tuple[PeerCrash, ...] = ()
     churn: float = 0.0
     encode_rate: float | None = None

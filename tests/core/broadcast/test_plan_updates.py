@@ -13,6 +13,7 @@ from echo2d.core.protocol.control_messages import (
     PlanEdges,
     TransferReport,
 )
+from echo2d.core.topology.few_copies import seed_copies
 from echo2d.core.topology.uplink_rates import PACE
 from tests.support.coordinator_world import World, form_of, messages
 from tests.support.plans import MB
@@ -102,3 +103,89 @@ def test_a_plan_by_rates_that_are_known_stays(monkeypatch: pytest.MonkeyPatch) -
     told = sum(len(messages(peer, PlanEdges)) for peer in world.peers.values())
     world.pass_time(LEARN_S)
     assert sum(len(messages(peer, PlanEdges)) for peer in world.peers.values()) == told
+
+
+def measure(world: World, t_bcast_s: float = 1.0) -> None:
+    """The run has measured what the slack depends on: 100 s a step, 10 s a trajectory."""
+    measurements = world.state._statistics.measurements
+    measurements.t_train.add(100.0)
+    measurements.t_bcast.add(t_bcast_s)
+    measurements.t_gen.add(10.0)
+
+
+def sent(world: World) -> tuple[str, float]:
+    """The shape of the plan, and the copies of the seed."""
+    transmission = world.state._publishing.spreading
+    assert transmission is not None
+    assert transmission.plan is not None
+    return transmission.plan.shape, seed_copies(transmission.plan)
+
+
+def publish_next(world: World) -> None:
+    world.drain()
+    publish_again(world)
+    deliver_seed(world)
+
+
+def test_one_copy_is_sent_once_the_slack_is_known_and_bytes_cost_money() -> None:
+    world = published("a", "b", "c", kind="auto", seed_usd_per_gb_up=0.09)
+    deliver_seed(world)
+    assert sent(world) == ("star", 3), "nothing is measured yet: as fast as possible"
+    measure(world)
+    publish_next(world)
+    assert sent(world)[0] == "relay"
+    assert sent(world)[1] == pytest.approx(1)
+    world.connect("d")
+    assert sent(world)[1] == pytest.approx(1), "a newcomer goes below another worker"
+    publish_next(world)
+    assert sent(world)[1] == pytest.approx(1)
+    world.state._statistics.measurements.late_s.append(100.0)
+    publish_next(world)
+    assert sent(world)[0] == "star", "a version came so late that there is no time to spare"
+
+
+def test_without_a_price_the_fastest_plan_is_taken() -> None:
+    world = published("a", "b", "c", kind="auto")
+    measure(world)
+    deliver_seed(world)
+    assert sent(world) == ("star", 3)
+
+
+def test_a_shape_that_the_operator_chose_is_kept_whatever_it_costs() -> None:
+    world = published("a", "b", kind="star", seed_usd_per_gb_up=0.09)
+    measure(world)
+    publish_next(world)
+    assert sent(world) == ("star", 2)
+
+
+@pytest.mark.parametrize(("rate", "copies"), [(20_000.0, 1.0), (1.0, 4.0)])
+def test_a_guess_is_replaced_only_if_it_is_too_slow(
+    rate: float, copies: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another plan would be much faster in both cases, for four copies of the seed instead of one."""
+    monkeypatch.setattr(plan_updates, "MEASURED_BYTES_MIN", 0)
+    world = published("a", "b", "c", "d", kind="auto", seed_usd_per_gb_up=0.09)
+    measure(world)
+    deliver_seed(world)
+    report_chain(world, {name: 10.0 * MB if name == "seed" else rate for name in world.peers})
+    assert sent(world)[1] == pytest.approx(1)
+    world.pass_time(LEARN_S)
+    assert sent(world)[1] == pytest.approx(copies)
+
+
+def test_a_version_is_expected_when_a_plan_by_known_rates_predicts_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A version whose plan is a guess is not expected at any time, so it cannot be late."""
+    monkeypatch.setattr(plan_updates, "MEASURED_BYTES_MIN", 0)
+    world = published("a", "b", "c")
+    deliver_seed(world)
+    report_chain(world, dict.fromkeys(world.peers, 10.0 * MB))
+    publish_next(world)
+    publishing = world.state._publishing
+    transmission = publishing.spreading
+    assert transmission is not None
+    assert transmission.plan is not None
+    (_, guessed), (_, known) = publishing._timings._bcast.values()
+    assert guessed.expected_s is None
+    assert known.expected_s == pytest.approx(transmission.plan.predicted_s)

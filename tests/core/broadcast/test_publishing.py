@@ -67,7 +67,7 @@ def test_a_worker_that_cannot_apply_becomes_a_leaf_once() -> None:
 
 
 def test_progress_and_copies_are_counted() -> None:
-    world = published("a")
+    world = published("a", seed_usd_per_gb_up=2.0)
     deliver_seed(world)
     form = form_of(world)
     world.say(world.peers["a"], TransferReport(form, 450, (), 0, duplicates=3))
@@ -75,7 +75,11 @@ def test_progress_and_copies_are_counted() -> None:
     world.say(world.peers["seed"], TransferReport(FormId("0" * 32), 1, (), 10**9))
     (progress,) = broadcast(world).peers
     assert (progress.payload_bytes, progress.duplicates) == (450, 3)
-    assert world.state.status().seed_copies == {0: 1.5}
+    status = world.state.status()
+    assert status.seed_copies == {0: 1.5}
+    assert status.seed_usd == {0: pytest.approx(1350 * 2e-9)}
+    assert status.seed_sent_bytes == 1350
+    assert status.seed_usd_total == pytest.approx(1350 * 2e-9)
     assert (world.state.status().wire_bytes, world.state.status().full_bytes) == (900, 1000)
 
 

@@ -98,3 +98,18 @@ def test_without_workers_nothing_is_measured_and_clocks_are_bounded() -> None:
     for number in range(2, 3 * PENDING_MAX):
         timings.started(seq(number), {A}, now=0.0)
     timings.check()
+
+
+def test_a_version_is_late_by_what_its_plan_did_not_foresee() -> None:
+    statistics = Statistics()
+    timings = BroadcastTimings(statistics)
+    timings.started(seq(1), {A, B}, now=10.0)
+    assert timings.age_s(seq(1), now=14.0) == 4.0
+    timings.planned(seq(1), 6.0, now=14.0)
+    timings.served(A, seq(1), now=19.0)
+    timings.served(B, seq(1), now=23.0)
+    timings.started(seq(2), {A}, now=30.0)
+    timings.served(A, seq(2), now=40.0)
+    assert list(statistics.measurements.late_s) == [3.0], "the second had no plan"
+    timings.planned(seq(2), 1.0, now=41.0)
+    assert timings.age_s(seq(2), now=41.0) == 0.0

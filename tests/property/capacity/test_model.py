@@ -2,10 +2,11 @@
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from echo2d.core.capacity.model import Demand, bubble, judge, mu_min
+from echo2d.core.capacity.model import Demand, bubble, judge, mu_min, slack_s
 
 SECONDS = st.floats(0.0, 500.0)
 
@@ -72,3 +73,23 @@ def test_changes_are_enough_and_minimal(demand: Demand, available: float) -> Non
                     demand, t_bcast_s=min(demand.t_bcast_s, change.demand.t_bcast_s * 1.02 + 1e-3)
                 )
                 assert not judge(slower, available).feasible
+
+
+@given(demands(), st.floats(0.01, 3.0), st.floats(0.0, 1.0))
+def test_a_broadcast_within_the_slack_costs_no_pool_anything(
+    demand: Demand, times: float, share: float
+) -> None:
+    """Whatever the throughput, the learner waits no longer than with broadcasts that take no time."""
+    spare_s = slack_s(demand)
+    if demand.mode == "exclusive":
+        assert spare_s == 0
+        return
+    mu_pool = times * demand.trajectories_per_step / demand.t_train_s
+    slow, fast = replace(demand, t_bcast_s=share * spare_s), replace(demand, t_bcast_s=0.0)
+    assume(spare_s > 0)
+    assert bubble(slow, mu_pool) <= bubble(fast, mu_pool) + 1e-9
+    assert mu_min(slow) == pytest.approx(mu_min(fast))
+    slower = replace(demand, t_bcast_s=spare_s * 1.01 + 1e-3)
+    needed, least = mu_min(slower), mu_min(fast)
+    assert least is not None
+    assert slower.skips or needed is None or needed > least

@@ -153,6 +153,7 @@ def test_what_a_run_looks_like(tmp_path: Path) -> None:
     assert seen["echo2d_faults_total{kind=lease}"] == 1
     assert seen["echo2d_groups_dropped_total{reason=stale}"] == 1
     assert seen["echo2d_seed_copies"] == 1.25
+    assert seen["echo2d_seed_usd_total"] == 0
     assert seen["echo2d_gateway_calls_total{outcome=version}"] == 1
     assert seen["echo2d_recent_train_step_seconds{quantile=0.5}"] == 1.0
     assert seen["echo2d_worker_accepted_total{name=a,worker=a}"] > 0

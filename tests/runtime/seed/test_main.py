@@ -7,6 +7,7 @@ import random
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -25,6 +26,7 @@ from echo2d.core.protocol.control_messages import (
     SegmentEncoded,
     VersionVerified,
 )
+from echo2d.core.topology.token_bucket import BURST_S, HEADERS
 from echo2d.core.weights.encoding import FormFacts, FormKind
 from echo2d.net.security.auth import public_bytes
 from echo2d.runtime.seed.delta_bases import BaseCopy
@@ -35,8 +37,10 @@ from echo2d.store.disk import write_at
 from echo2d.store.frames import FrameStore
 from echo2d.store.snapshots import build_manifest
 from tests.support.fake_coordinator import CoordinatorDouble
-from tests.support.peer import a_model, a_seed, a_worker
+from tests.support.peer import a_model, a_seed, a_worker, spread
 from tests.support.snapshots import write_snapshot
+
+FRAME_BYTES = 64 << 10
 
 
 async def an_order(double: CoordinatorDouble, version: int) -> EncodeVersion:
@@ -103,6 +107,23 @@ async def test_what_cannot_be_encoded_is_said(
         if wrong.form == order.form:
             double.send(seed, order)
             await double.until_said(FormEncoded)
+
+
+async def test_it_sends_no_more_than_its_limit_and_says_so(
+    double: CoordinatorDouble, tmp_path: Path
+) -> None:
+    limit = 1_000_000
+    async with a_seed(double, uplink_limit=limit), a_worker(double, tmp_path / "box"):
+        peers = await double.peers(2)
+        assert double.hellos[peers["seed"]].uplink_limit == limit
+        began_at = time.monotonic()
+        await spread(double, 0, peers["seed"], peers["box"])
+        encoded = await double.until_said(FormEncoded)
+        await double.until_said(VersionVerified)
+        took_s = time.monotonic() - began_at
+    # The last frame of each link may exceed what is allowed.
+    sent = HEADERS * (encoded.wire_bytes - 2 * FRAME_BYTES)
+    assert took_s >= sent / limit - BURST_S > 0.5
 
 
 async def test_a_forgotten_form_leaves_the_disk(double: CoordinatorDouble) -> None:
