@@ -19,7 +19,7 @@ from blake3 import blake3
 from echo2d.core.base.ids import PeerId
 from echo2d.core.capacity.activation import NOTHING_ENOUGH, Activation, ActivationRules, Decision
 from echo2d.core.capacity.estimators import Estimate
-from echo2d.core.capacity.measurements import Measurements
+from echo2d.core.capacity.measurements import LATE_MAX, Measurements
 from echo2d.core.capacity.model import (
     GAMMA,
     Demand,
@@ -143,8 +143,11 @@ class CapacityPlanner:
         waited_s: since it was published. 0: there is no time to spare, or it is not known.
         """
         demand = self.demand(kappa)
-        # Versions that arrive too late, although little was expected of their plans, go faster.
-        if demand is None or demand.t_bcast_s > slack_s(demand):
+        if demand is None:
+            return 0.0
+        # Plans that are guesses are never late, but what they took counts.
+        took_s = list(self.measurements.t_bcast.samples)[-LATE_MAX:]
+        if max(took_s, default=demand.t_bcast_s) > slack_s(demand):
             return 0.0
         late_s = max(self.measurements.late_s, default=demand.pause_s)
         return spread_s(demand, waited_s + late_s)

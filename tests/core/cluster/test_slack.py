@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from echo2d.core.capacity.demand import SLACK_SHARE
+from echo2d.core.capacity.measurements import LATE_MAX
 from echo2d.core.cluster.rules import RunRules
 from echo2d.core.cluster.slack import capacity_rules, spread_s
 from echo2d.core.cluster.statistics import Statistics
@@ -61,6 +62,17 @@ def test_versions_that_came_late_leave_less_time_to_the_next_ones() -> None:
     assert list(statistics.measurements.late_s) == [12.0, 0.0]
     assert spread_s(priced(), statistics, 0.0) == pytest.approx(SLACK_SHARE * SLACK_S - 12)
     assert spread_s(priced(), measured(t_bcast_s=SLACK_S + 1), 0.0) == 0
+
+
+def test_eight_versions_later_a_late_one_is_forgotten() -> None:
+    """One that was late by its plan, and one whose plan was a guess but which took longer than there is."""
+    for took_s, expected_s in ((60.0, 10.0), (SLACK_S + 1, None)):
+        statistics = measured()
+        statistics.broadcast(took_s, (), cold=False, expected_s=expected_s)
+        assert spread_s(priced(), statistics, 0.0) == 0
+        for _ in range(LATE_MAX):
+            statistics.broadcast(20.0, (), cold=False, expected_s=15.0)
+        assert spread_s(priced(), statistics, 0.0) == pytest.approx(SLACK_SHARE * SLACK_S - 5)
 
 
 def test_the_rules_of_a_run_are_those_of_its_capacity() -> None:

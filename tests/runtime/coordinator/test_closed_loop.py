@@ -151,6 +151,30 @@ async def test_without_p2p_nobody_but_the_seed_sends(tmp_path: Path) -> None:
         assert max(facts["seed_copies"].values()) < 2.1, "each version once to each of the two"
 
 
+async def test_a_seed_that_pays_for_its_bytes_sends_each_version_once(tmp_path: Path) -> None:
+    """As soon as T_train and T_bcast are measured, and there is time; two copies are faster here."""
+    priced = {
+        "link.usd_per_gb_up": 0.09,
+        "policy.staleness_max": 4,
+        "policy.publish_every": 1,
+        "dissemination.shape": "auto",
+    }
+    async with (
+        a_run(tmp_path, priced, t_train_s=1.0) as run,
+        a_worker(run, tmp_path / "one", paced(100.0)),
+        a_worker(run, tmp_path / "two", paced(100.0)),
+    ):
+        await run.until(lambda _: len(run.workers()) == 2)
+        facts = await run.until(
+            lambda facts: run.steps >= 4 and 0.9 < list(facts["seed_copies"].values())[-1] < 1.1
+        )
+    newest = max(facts["seed_usd"], key=int)
+    wire_bytes = facts["version_bytes"][newest]["wire_bytes"]
+    paid = 0.09e-9 * facts["seed_copies"][newest] * wire_bytes
+    assert facts["seed_usd"][newest] == pytest.approx(paid)
+    assert facts["seed_usd_total"] >= facts["seed_usd"][newest]
+
+
 SLOW_TASK: dict[str, Any] = {
     "task.kind": "tests.support.slow_task:SlowTask",
     "task.options": {"reward_s": 0.05},
