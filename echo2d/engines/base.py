@@ -77,10 +77,18 @@ class SampleOutput:
 
 @dataclass(frozen=True, slots=True)
 class RefitReport:
-    """A finished refit. pause_s: the seconds in which no token could be generated."""
+    """A finished refit, and what it cost.
+
+    pause_s: the seconds in which no token could be generated, without recompute_s.
+    recomputed_tokens: prompt and output so far of every running sample whose KV cache the engine
+    dropped for the new weights, and computes again. recompute_s: the seconds that this takes the
+    engine, whether the refit waits for it or it happens afterwards; None: not known yet.
+    """
 
     label: str
     pause_s: float
+    recomputed_tokens: int = 0
+    recompute_s: float | None = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,7 +88,8 @@ class FakeEngine:
     stop token earlier, or if its request allows fewer tokens.
     tokens_per_s: pace of the whole engine; None: as fast as its consumers.
     bundle_tokens: a delta holds up to this many tokens.
-    refit_s: seconds that a refit pauses generation.
+    refit_s: seconds that a refit pauses generation. prefill_tokens_per_s: a refit then pauses it for
+    longer, as if the KV cache of every unfinished sample was computed again; None: in no time.
     refit_outcomes: of the next refits, in order; after them every refit is "done".
 
     A greedy request draws as sample 0 under seed 0. No sample waits for a slot: `slots` only shapes
@@ -106,6 +107,7 @@ class FakeEngine:
         bundle_tokens: int = 4,
         slots: int = 64,
         refit_s: float = 0.0,
+        prefill_tokens_per_s: float | None = None,
         refit_outcomes: Iterable[RefitOutcome] = (),
     ) -> None:
         self._policy = _Policy(rng_seed, vocab_size, eos_token_id, answer_tokens)
@@ -113,6 +115,7 @@ class FakeEngine:
         self._bundle_tokens = bundle_tokens
         self._slots = slots
         self._refit_s = refit_s
+        self._prefill_tokens_per_s = prefill_tokens_per_s
         self._outcomes = deque(refit_outcomes)
         self._running = False
         self._label: str | None = None
@@ -151,9 +154,13 @@ class FakeEngine:
             if outcome == "doubtful":
                 self._serve_nothing()
                 raise EngineFault("this refit was told to end in doubt, nothing is served")
+            tokens = sum(request.context_tokens for request in self._requests.values())
+            rate = self._prefill_tokens_per_s
+            recompute_s = 0.0 if rate is None else tokens / rate
+            await asyncio.sleep(recompute_s)
             self._require_running()
             self._label, self._layout, self._digests = label, layout, digests
-        return RefitReport(label, self._refit_s)
+        return RefitReport(label, self._refit_s, tokens, recompute_s)
 
     async def hold(self) -> None:
         if self._held_at is None:
@@ -282,6 +289,11 @@ class _Request:
         self.moves = asyncio.Event()
         self._bundle_tokens = bundle_tokens
 
+    @property
+    def context_tokens(self) -> int:
+        """Prompt and output so far of all its samples."""
+        return sum(sample.context_tokens for sample in self.samples)
+
     def abort(self) -> None:
         self.aborted.set()
         self.moves.set()
@@ -318,6 +330,10 @@ class _Sample:
         self._context = list(request.prompt)
         self._tokens_left = request.max_new_tokens
         self._tokens_to_end = policy.answer_length(request.prompt, self._draws_as, self._rng_seed)
+
+    @property
+    def context_tokens(self) -> int:
+        return len(self._context)
 
     def write(self, label: str) -> FinishReason | None:
         self._tokens_left -= 1

@@ -240,7 +240,12 @@ class MemoryRun:
         if peer.ready is None or any(lease.hold_s for lease in peer.leases.values()):
             return False
         peer.serving, peer.ready = peer.ready, None
-        self.say(peer, RefitDone(peer.serving.version, peer.serving.digest, 0.1, memory_ok=True))
+        self.say(
+            peer,
+            RefitDone(
+                peer.serving.version, peer.serving.digest, 0.1, memory_ok=True, recompute_s=0.0
+            ),
+        )
         return True
 
     # --- peers

@@ -119,7 +119,7 @@ def _tiles(status: Status, tokens_per_s: float | None) -> Table:
         "train step": seconds(quantile(status.t_train_s, 0.5)),
         "T_bcast": seconds(quantile(t_bcast_s, 0.5)),
         "its p95": seconds(quantile(t_bcast_s, 0.95)),
-        "refit": seconds(quantile(status.refit_pause_s, 0.5)),
+        "refit": _refit(quantile(status.refit_pause_s, 0.5), quantile(status.recompute_s, 0.5)),
         "leases": str(groups.leases),
         "groups in flight": str(groups.in_flight),
         "buffered": str(groups.buffered),
@@ -356,9 +356,14 @@ def _worker_cells(worker: WorkerStatus) -> dict[str, Text]:
         "tokens": Text("-" if worker.answer_tokens is None else f"{worker.answer_tokens:.0f}"),
         "audit": _audit(worker),
         "usd/h": Text(f"{worker.usd_per_h:.2f}"),
-        "refit": Text(seconds(worker.refit_pause_s)),
+        "refit": Text(_refit(worker.refit_pause_s, worker.recompute_s)),
         "heard": Text(age(worker.silent_s), style="dim"),
     }
+
+
+def _refit(pause_s: float | None, recompute_s: float | None) -> str:
+    """The pause, and the time in which KV caches were computed again, if there was any."""
+    return f"{seconds(pause_s)} + {seconds(recompute_s)}" if recompute_s else seconds(pause_s)
 
 
 def _makes(worker: WorkerStatus) -> Text:

@@ -125,6 +125,18 @@ async def test_a_refit_takes_its_time(snapshot: Path) -> None:
     assert (await engine.refit(snapshot, "2-b")).pause_s == 0.02
 
 
+async def test_a_refit_takes_as_long_as_the_tokens_that_it_computes_again(snapshot: Path) -> None:
+    engine = await serving(FakeEngine(prefill_tokens_per_s=1000.0), snapshot)
+    prompt = list(range(20))
+    deltas = engine.generate(GenerateRequest("r", prompt, 1, 1000))
+    await anext(deltas)
+    report = await engine.refit(snapshot, "2-b")
+    assert report.recomputed_tokens > len(prompt)
+    assert report.recompute_s == pytest.approx(report.recomputed_tokens / 1000.0)
+    await engine.close()
+    assert [delta.finish async for delta in deltas][-1] == "abort"
+
+
 async def test_the_pace_is_kept(snapshot: Path) -> None:
     engine = await serving(
         FakeEngine(answer_tokens=(99, 99), vocab_size=1 << 30, tokens_per_s=600), snapshot

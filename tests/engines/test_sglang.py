@@ -11,6 +11,7 @@ import pytest
 
 from echo2d.core.protocol.sampling import Sampling
 from echo2d.engines.base import GenerateRequest
+from echo2d.engines.server import sampling_loop
 from echo2d.engines.server.sampling_loop import PIECES_FRUITLESS_MAX
 from echo2d.engines.sglang import weight_update
 from echo2d.engines.sglang.engine import SglangEngine
@@ -166,6 +167,52 @@ async def test_a_sample_goes_on_through_refits(tmp_path: Path, mode: RefitMode) 
         check_logprobs(pair.harness, output)
 
 
+@pytest.mark.parametrize("held", [False, True])
+async def test_what_computing_again_costs_is_known_from_the_second_refit_on(
+    tmp_path: Path, held: bool
+) -> None:
+    """Also if the engine was stopped before the version came."""
+    async with a_pair(tmp_path) as pair, running(pair.engine, ENDLESS) as (output,):
+        reports = []
+        for version in (1, 2):
+            if held:
+                await pair.engine.hold()
+            snapshot = pair.harness.snapshot(version)
+            reports.append(await pair.engine.refit(snapshot, label(version)))
+            await pair.engine.release()
+            await output.until(lambda sample, version=version: label(version) in sample.labels)  # type: ignore[misc]
+        old = [sample.labels.count(label(0)) for sample in output.samples]
+        assert reports[0].recomputed_tokens == sum(old) + 2 * len(PROMPT)
+        assert reports[0].recompute_s is None
+        assert reports[1].recomputed_tokens > reports[0].recomputed_tokens
+        assert reports[1].recompute_s is not None
+        assert 0 < reports[1].recompute_s < 10
+
+
+async def test_in_place_computes_nothing_again_until_a_sample_is_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sample that lived through a refit is cut later: then its tokens have their versions, and a
+    worker that dies takes no more of them with it. What that drops counts at the next refit.
+    """
+    async with a_pair(tmp_path, "in_place") as pair:
+        request = replace(ENDLESS, max_new_tokens=4000, samples=1)
+        async with running(pair.engine, request) as (output,):
+            (sample,) = output.samples
+            [live] = pair.double.live.values()
+            report = await pair.engine.refit(pair.harness.snapshot(1), label(1))
+            assert (report.recomputed_tokens, report.recompute_s) == (0, 0.0)
+            while len(live.output) < len(sample.tokens) + 100:  # noqa: ASYNC110 - nobody is told
+                await asyncio.sleep(0)
+            assert label(1) not in sample.labels, "the server has not said yet who wrote them"
+            monkeypatch.setattr(sampling_loop, "HELD_S_MAX", 0.0)
+            await output.until(lambda sample: label(1) in sample.labels)
+            monkeypatch.undo()
+            report = await pair.engine.refit(pair.harness.snapshot(2), label(2))
+            assert report.recomputed_tokens > len(PROMPT) + 100
+            assert output.finishes() == [None]
+
+
 async def test_in_place_says_who_wrote_a_token_at_the_end(tmp_path: Path) -> None:
     """The KV stays that of the old weights: no version gives these logprobs, but each token has its writer."""
     async with a_pair(tmp_path, "in_place") as pair:
@@ -219,7 +266,7 @@ async def test_cached_prefixes_of_other_weights_are_never_used(tmp_path: Path) -
         for version in (1, 2, 1):
             await pair.refit(version)
             check_logprobs(pair.harness, await generated(pair.engine, SHORT))
-        assert {salt for salt, _ in pair.double.cache} == {label(1)}
+        assert {salt for salt, _ in pair.double.cache} == {f"4 {label(1)}"}, "it was served before"
 
 
 async def test_samples_share_a_prefix(tmp_path: Path) -> None:

@@ -69,5 +69,8 @@ def test_capacity() -> None:
     assert bubble(exclusive, 0.9 * 3.2) == pytest.approx(0.082, abs=0.0005)
     assert mu_min(Demand(100, 256, 4, 3, 60, pause_s=5)) == pytest.approx(2.60, abs=0.005)
     assert mu_min(Demand(100, 256, 1, 1, 60, pause_s=5)) == pytest.approx(6.4)
+    again = Demand(100, 256, 4, 3, 60, pause_s=5, recompute_s=10)
+    assert mu_min(again) == pytest.approx(2.69, abs=0.005)
+    assert again.lost_s == pytest.approx(15)
     verdict = judge(Demand(100, 256, 1, 2, 60, pause_s=5))
     assert [change.text for change in verdict.changes] == ["S = 2", "kappa = 1"]

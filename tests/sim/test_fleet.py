@@ -64,6 +64,19 @@ def test_who_stops_later_than_the_publish_waits_less_and_that_is_measured() -> N
     assert facts["bubble"] < bubble(replace(demand, still_share=1.0), 3 * 0.2) - 0.04
 
 
+@pytest.mark.parametrize("mode", ["background", "exclusive"])
+def test_computing_kv_caches_again_makes_the_learner_wait_as_the_formula_says(
+    mode: DisseminationMode,
+) -> None:
+    """It is measured, and no worker looks slower for it."""
+    world = FleetWorld(fleet(3, mode=mode, policy={"recompute_s": 30.0, "still_share": 0.4}))
+    facts, demand = world.run(), world.demand()
+    assert demand.recompute_s == pytest.approx(30.0)
+    assert facts["bubble"] == pytest.approx(bubble(demand, 3 * 0.2), abs=0.03)
+    assert facts["bubble"] > bubble(replace(demand, recompute_s=0.0), 3 * 0.2) + 0.03
+    assert facts["mu_pool"] == pytest.approx(3 * 0.2, rel=0.1)
+
+
 def test_mu_is_found_although_the_file_is_wrong() -> None:
     """Each makes another amount than it is said to; what was measured counts."""
     world = FleetWorld(fleet(16, kind={"speed_sigma": 0.5}))

@@ -320,6 +320,25 @@ class EngineContract:
                 assert sample.labels == sorted(sample.labels)
             check_logprobs(harness, output)
 
+    async def test_a_refit_says_how_many_tokens_it_computes_again(
+        self, harness: Harness, engine: Engine
+    ) -> None:
+        """Prompt and output so far of every sample that goes on; an idle engine has none."""
+        requests = [ENDLESS, replace(ENDLESS, request_id="other", prompt=[1], samples=3)]
+        async with running(engine, *requests) as outputs:
+            report = await engine.refit(harness.snapshot(1), label(1))
+            for output in outputs:
+                await output.until(lambda sample: label(1) in sample.labels)
+        assert report.recomputed_tokens == sum(
+            len(output.request.prompt) + sample.labels.count(label(0))
+            for output in outputs
+            for sample in output.samples
+        )
+        assert report.recompute_s is None or report.recompute_s >= 0
+        report = await engine.refit(harness.snapshot(2), label(2))
+        assert report.recomputed_tokens == 0
+        assert report.recompute_s == pytest.approx(0.0, abs=0.1)
+
     async def test_an_engine_that_is_held_writes_nothing_until_it_is_released(
         self, harness: Harness, engine: Engine
     ) -> None:

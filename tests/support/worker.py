@@ -72,7 +72,7 @@ def a_rejection(order: ApplyForm) -> ApplyRejected:
 
 
 def a_refit(version: int, *, memory_ok: bool | None = True) -> EngineRefitted:
-    return EngineRefitted(Version(version), a_key(version).digest, 0.25, memory_ok)
+    return EngineRefitted(Version(version), a_key(version).digest, 0.25, memory_ok, 300, 1.5)
 
 
 def a_refit_failure(version: int, label: str | None = None) -> EngineRefitFailed:

@@ -70,6 +70,17 @@ def test_where_there_is_room_it_tells_what_answers_look_like() -> None:
     assert " tokens  refit" not in seen(facts_of(world))
 
 
+def test_a_refit_shows_its_pause_and_what_it_computes_again() -> None:
+    world = trained()
+    facts = facts_of(world)
+    facts["recompute_s"] = [1.5]
+    facts["workers"][0]["recompute_s"] = 2.5
+    text = seen(facts, width=WIDE_COLUMNS, wide=True)
+    assert "100 ms + 1.5 s" in text
+    assert "100 ms + 2.5 s" in text
+    assert "…" not in text
+
+
 def test_a_run_with_a_silent_worker() -> None:
     world = trained()
     lines = [line.strip() for line in seen(facts_of(world)).splitlines()]

@@ -71,7 +71,10 @@ def _kind(now: Situation) -> BottleneckKind:
 
 def _for_versions(demand: Demand, mu_pool: float) -> bool:
     """Whether the learner waits for versions to spread rather than for workers to generate."""
-    needed, at_once = mu_min(demand), mu_min(replace(demand, t_bcast_s=0.0, pause_s=0.0))
+    needed, at_once = (
+        mu_min(demand),
+        mu_min(replace(demand, t_bcast_s=0.0, pause_s=0.0, recompute_s=0.0)),
+    )
     if at_once is None:
         return demand.delivery_s - demand.t_gen_s > demand.t_gen_s
     return mu_pool >= at_once and (needed is None or mu_pool < needed)

@@ -65,6 +65,7 @@ class Assumptions:
     t_bcast_s: float | None = None
     pause_s: float = 0.0
     t_gen_s: float = 0.0
+    recompute_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +136,7 @@ class CapacityPlanner:
             rules.group_size,
             rules.gamma,
             share_of_bcast(_value(measurements.still.estimate, None), t_bcast_s),
+            _value(measurements.recompute.estimate, said.recompute_s) or 0.0,
         )
 
     def spread_s(self, kappa: int, waited_s: float = 0.0) -> float:
@@ -176,7 +178,7 @@ class CapacityPlanner:
         if demand is not None:
             rules = ActivationRules(
                 review_s=demand.period_s,
-                cool_down_s=demand.t_bcast_s + demand.pause_s,
+                cool_down_s=demand.t_bcast_s + demand.pause_s + demand.recompute_s,
                 hold_s=HOLD_PERIODS * demand.period_s,
                 gamma=self.rules.gamma,
                 by_cost=self.rules.by_cost,

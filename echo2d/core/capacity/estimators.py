@@ -3,6 +3,7 @@
     T_train       `Smoothed`     a train step, net of waiting
     T_bcast       `Tail`         the 95th percentile, because the learner waits for late workers
     refit pause   `Smoothed`
+    recompute     `Smoothed`     KV caches that a refit dropped, computed again
     mu_i          `WorkerRate`   accepted fresh trajectories/s of a worker with all slots leased
     discards      `Share`        of the trajectories made, those that were never trained on
     yield         `Yields`       of a worker's trajectories, those that were worth training on

@@ -1,8 +1,9 @@
 """Measures a run: the learner's steps, its broadcasts, and how much each worker makes (mu_i).
 
 mu_i is the trajectories accepted from a worker per second with all its slots leased. Time in which
-its engines stand still for a version does not count; the mean of that time over the active workers,
-weighted by mu_i, is what a version costs the pool. A newcomer's prior is what the operator stated,
+its engines stand still for a version, or compute KV caches again after it, does not count; the mean
+of the first over the active workers, weighted by mu_i, and the usual length of the second are what a
+version costs the pool. A newcomer's prior is what the operator stated,
 or else what other workers make with a slot.
 
 Answers become longer or shorter while a model learns. So the rate of a worker that stands by
@@ -93,6 +94,7 @@ class Measurements:
     t_bcast: Tail = field(default_factory=Tail)
     t_gen: Tail = field(default_factory=Tail)  # a trajectory, from its lease to its acceptance
     pause: Smoothed = field(default_factory=Smoothed)  # a refit
+    recompute: Smoothed = field(default_factory=Smoothed)  # KV caches, after a refit
     still: Smoothed = field(default_factory=Smoothed)  # the pool's pause for one version
     wire_bytes: Smoothed = field(default_factory=Smoothed)  # one version, as it spreads
     # By how many seconds broadcasts took longer than their plans had predicted.

@@ -9,9 +9,12 @@ Where no throughput is enough, it finds the smallest changes of the settings tha
     S        train steps      `staleness_max`
     B        s                `t_bcast_s`: publish accepted until the last worker serves the version
     P        s                `pause_s`: a refit, in which a worker generates nothing
-    H        s                `still_share` of B: how long workers stand still for a version in
+    W        s                `still_share` of B: how long workers stand still for a version in
                               exclusive mode, weighted by mu; all of B until it is measured
-    L        s                `lost_s`: H in exclusive mode, P in background mode
+    C        s                `recompute_s`: computing the KV caches again that a refit dropped,
+                              once the version is served
+    H        s                `lost_s`: what a version costs a worker: W + C in exclusive mode,
+                              P + C in background mode
     g        s                `t_gen_s`: one trajectory, from its lease to its acceptance
     mu       trajectories/s   accepted, of all active workers together
 
@@ -50,10 +53,11 @@ class Demand:
     group_size: int = 1
     gamma: float = GAMMA
     still_share: float = 1.0
+    recompute_s: float = 0.0
 
     def __post_init__(self) -> None:
         assert 0 < self.t_train_s < math.inf
-        assert min(self.t_bcast_s, self.pause_s, self.t_gen_s) >= 0
+        assert min(self.t_bcast_s, self.pause_s, self.t_gen_s, self.recompute_s) >= 0
         assert 0 <= self.still_share <= 1
         assert self.trajectories_per_step > 0 < self.group_size
         assert 1 <= self.publish_every <= self.staleness_max + 1
@@ -66,14 +70,16 @@ class Demand:
 
     @property
     def lost_s(self) -> float:
-        """L: seconds for each publish in which workers generate nothing.
+        """H: seconds for each publish in which workers make nothing new.
 
-        In background mode a skipped version costs no pause. In exclusive mode, where one version
+        In background mode a skipped version costs nothing. In exclusive mode, where one version
         follows the other without a break, workers stand still for all of B.
         """
         if self.mode == "exclusive":
-            return self.t_bcast_s * (1.0 if self.skips else self.still_share)
-        return self.pause_s * (self.period_s / self.t_bcast_s if self.skips else 1.0)
+            still_s = self.t_bcast_s * (1.0 if self.skips else self.still_share)
+            return still_s + self.recompute_s
+        served = self.period_s / self.t_bcast_s if self.skips else 1.0
+        return (self.pause_s + self.recompute_s) * served
 
     @property
     def skips(self) -> bool:
@@ -87,7 +93,9 @@ class Demand:
     def delivery_s(self) -> float:
         """Seconds from a publish until the version's first trajectories are accepted."""
         # A publish that finds another version spreading waits for it first.
-        return (2 if self.skips else 1) * self.t_bcast_s + self.t_gen_s
+        # Once a worker serves a version, it first computes KV caches again.
+        arrives_s = (2 if self.skips else 1) * self.t_bcast_s
+        return arrives_s + self.recompute_s + self.t_gen_s
 
     @property
     def grace_s(self) -> float:

@@ -79,7 +79,8 @@ class Peer:
     `reachability`).
     uplink: bytes/s to plan with, as its receivers measured it. pace: bytes/s that the plan lets it
     send; None: as fast as it can. uplink_limit: bytes/s that it sends at most, as it says. leaving:
-    it announced that it will be taken away. usd_per_h: as its owner says. dial_back_at: when it is
+    it announced that it will be taken away. refit_pause_s, recomputed_tokens, recompute_s: of its
+    last refit, see RefitDone. usd_per_h: as its owner says. dial_back_at: when it is
     dialled next; None: it is being dialled, or there is nothing to dial. dialled_back_at: when it
     was dialled last. failures: leases failed since the last accepted result. trusted: the operator
     trusts its answers. held_back: it gets no leases, because the audit does not know yet what honest
@@ -103,6 +104,8 @@ class Peer:
     running: int = 0
     accepted: int = 0
     refit_pause_s: float | None = None
+    recomputed_tokens: int | None = None
+    recompute_s: float | None = None
     refitted_at: float | None = None
     uplink: float | None = None
     pace: float | None = None
@@ -145,6 +148,7 @@ class Peer:
     def refitted(self, done: RefitDone) -> None:
         self.serves(VersionKey(done.version, done.digest))
         self.refit_pause_s, self.memory_ok = done.pause_s, done.memory_ok
+        self.recomputed_tokens, self.recompute_s = done.recomputed_tokens, done.recompute_s
 
     def rest(self, now: float, *, at_least_s: float = 0.0) -> None:
         """It failed a lease and gets no others for a while.

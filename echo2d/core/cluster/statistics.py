@@ -78,6 +78,7 @@ class Statistics:
         self.t_verify_s: deque[float] = deque(maxlen=RECENT_MAX)
         self.t_bcast_s: deque[float] = deque(maxlen=RECENT_MAX)
         self.refit_pause_s: deque[float] = deque(maxlen=RECENT_MAX)
+        self.recompute_s: deque[float] = deque(maxlen=RECENT_MAX)
         self.still_s: deque[float] = deque(maxlen=RECENT_MAX)
         self.qualities = WorkerQualities()
         self.batch_rewards: deque[tuple[int, float]] = deque(maxlen=RECENT_MAX)
@@ -96,6 +97,7 @@ class Statistics:
         self.tokens_accepted = 0
         self.partials_handed_over = 0
         self.tokens_handed_over = 0
+        self.tokens_recomputed = 0
         self.versions_published = 0
         self.wire_bytes = 0
         self.full_bytes = 0
@@ -221,6 +223,13 @@ class Statistics:
         """A refit paused generation for so long."""
         self.refit_pause_s.append(seconds)
         self.measurements.pause.add(seconds)
+
+    def recomputed(self, tokens: int, seconds: float | None) -> None:
+        """After a refit, KV caches of so many tokens are computed again; None: in unknown time."""
+        self.tokens_recomputed += tokens
+        if seconds is not None:
+            self.recompute_s.append(seconds)
+            self.measurements.recompute.add(seconds)
 
     def handed_over(self, tokens: int) -> None:
         """A lease continues from this many tokens; 0: it starts anew."""

@@ -47,8 +47,8 @@ SOON_S = 0.1
 LATE_S = 1.0
 # In one log line; the rest is counted.
 NAMES_MAX = 8
-# Times the usual refit pause that is believed: the time a worker claims to have stood still makes
-# its measured rate higher.
+# Times the usual refit pause, or the usual time to compute KV caches again, that is believed: the
+# time a worker claims to have lost makes its measured rate higher.
 PAUSES_MAX = 3.0
 
 
@@ -94,20 +94,24 @@ class ActivationLoop:
         self._changed = True
 
     def refitted(self, peer: Peer, done: RefitDone, *, now: float) -> None:
-        """The worker's engines stood still to load a version.
+        """The worker's engines stood still to load a version, and compute KV caches again.
 
-        They cannot have done so for longer than since they loaded the version before.
+        Neither can have taken longer than the time since they loaded the version before.
         """
+        measurements = self.statistics.measurements
         most_s = math.inf if peer.refitted_at is None else now - peer.refitted_at
         pause_s = min(done.pause_s, most_s)
         self.statistics.paused(pause_s)
-        usual = self.statistics.measurements.pause.estimate
-        still_s = min(pause_s, PAUSES_MAX * usual.value if usual is not None else 0.0)
+        recompute_s = None if done.recompute_s is None else min(done.recompute_s, most_s)
+        self.statistics.recomputed(done.recomputed_tokens, recompute_s)
+        still_s = _believed(pause_s, measurements.pause.estimate)
         if self.rules.mode == "exclusive":
             still_s = max(
                 still_s, min(done.held_s, most_s, self.publishing.came_s(peer, now=now) or 0.0)
             )
-        self.statistics.measurements.stood_still(peer.peer, still_s, now=now)
+        measurements.stood_still(peer.peer, still_s, now=now)
+        lost_s = _believed(recompute_s or 0.0, measurements.recompute.estimate)
+        measurements.forgive(peer.peer, lost_s, now=now)
 
     def advance(self, *, now: float) -> list[CoordinatorAction]:
         """Review if one is due. Call it after every event, before leases are granted."""
@@ -287,12 +291,17 @@ class ActivationLoop:
         return " ".join(peer.name for peer in known if peer is not None) + more
 
 
+def _believed(seconds: float, usual: Estimate | None) -> float:
+    return min(seconds, PAUSES_MAX * usual.value if usual is not None else 0.0)
+
+
 def _estimates(measurements: Measurements) -> EstimatesStatus:
     return EstimatesStatus(
         t_train_s=_estimate(measurements.t_train.estimate),
         t_bcast_s=_estimate(measurements.t_bcast.estimate),
         t_gen_s=_estimate(measurements.t_gen.estimate),
         refit_pause_s=_estimate(measurements.pause.estimate),
+        recompute_s=_estimate(measurements.recompute.estimate),
         still_s=_estimate(measurements.still.estimate),
         wire_bytes=_estimate(measurements.wire_bytes.estimate),
         discarded=_estimate(measurements.discards.estimate),

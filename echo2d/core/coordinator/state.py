@@ -102,6 +102,8 @@ PLAN_SECRET_BYTES = 32
 HOLDING_MAX = 8
 # Lease and plan ids have 63 bits; the first TAG_BITS of them name this process.
 TAG_BITS = 31
+# Of one refit: SLOTS_MAX samples of a million tokens each.
+RECOMPUTED_TOKENS_MAX = 1 << 32
 SIGNS_OF_LIFE = Heartbeat | LeaseProgress
 
 
@@ -511,10 +513,14 @@ class CoordinatorState:
         return self._evaluations if self._evaluations.owns(key) else self._groups
 
     def _refitted(self, peer: Peer, message: RefitDone, now: float) -> Sequence[CoordinatorAction]:
-        if not all(
-            math.isfinite(seconds) and seconds >= 0 for seconds in (message.pause_s, message.held_s)
-        ):
-            raise PeerFault("pause_s and held_s must be finite and >= 0")
+        spent_s = (message.pause_s, message.held_s, message.recompute_s or 0.0)
+        if not all(math.isfinite(seconds) and seconds >= 0 for seconds in spent_s):
+            raise PeerFault("pause_s, held_s and recompute_s must be finite and >= 0")
+        if not 0 <= message.recomputed_tokens <= RECOMPUTED_TOKENS_MAX:
+            raise PeerFault(
+                f"recomputed_tokens must be 0 to {RECOMPUTED_TOKENS_MAX}; "
+                f"found {message.recomputed_tokens}"
+            )
         before = peer.serving
         peer.refitted(message)
         if revocations := self._revoke_unpublished(peer, [peer.serving], now):

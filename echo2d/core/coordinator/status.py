@@ -110,6 +110,7 @@ def make_status(
         handed_over=HandedOverCounts(
             statistics.partials_handed_over, statistics.tokens_handed_over
         ),
+        tokens_recomputed=statistics.tokens_recomputed,
         groups_dropped=dict(statistics.dropped_groups),
         answer_tokens=statistics.lengths,
         wasted_tokens=dict(statistics.dropped_tokens),
@@ -119,6 +120,7 @@ def make_status(
         t_verify_s=tuple(statistics.t_verify_s),
         t_bcast_s=tuple(statistics.t_bcast_s),
         refit_pause_s=tuple(statistics.refit_pause_s),
+        recompute_s=tuple(statistics.recompute_s),
         still_s=tuple(statistics.still_s),
         seed_copies=dict(statistics.seed_copies),
         seed_usd_per_gb_up=rules.seed_usd_per_gb_up,
@@ -227,6 +229,8 @@ class _Workers:
             lag=None if serving is None or newest is None else newest.version - serving.version,
             accepted=peer.accepted,
             refit_pause_s=peer.refit_pause_s,
+            recomputed_tokens=peer.recomputed_tokens,
+            recompute_s=peer.recompute_s,
             memory_ok=peer.memory_ok,
             active=peer.active and peer.state == "joined" and not peer.leaving,
             leaving=peer.leaving,

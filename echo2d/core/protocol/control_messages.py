@@ -369,7 +369,9 @@ class RefitDone:
     pause_s: the longest time in which one of its engines generated nothing. memory_ok: the weights
     were read back from the engines' memory and equal the snapshot's; None: not checked. held_s: for
     how long the engines were held until now, since the version's first root or the refit before it;
-    0: they were not held.
+    0: they were not held. recomputed_tokens: prompt and output of the running samples whose KV
+    caches were dropped, of all engines together. recompute_s: the longest time that one of its
+    engines spends on computing them again, besides pause_s; None: it does not know.
     """
 
     version: Version
@@ -377,6 +379,8 @@ class RefitDone:
     pause_s: float
     memory_ok: bool | None
     held_s: float = 0.0
+    recomputed_tokens: int = 0
+    recompute_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

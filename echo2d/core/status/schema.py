@@ -58,7 +58,8 @@ class WorkerStatus(PeerStatus):
     trajectories. reward_above: its reward over that of others on the same prompts. used: the share
     of what it makes that is trained on. trained, audited, flagged: trajectories since the
     coordinator started. standing: what the audit thinks of it; empty: nothing. verdict: why it is
-    convicted. learner_k (nats), learner_z: means over its trajectories that the learner scored
+    convicted. refit_pause_s, recomputed_tokens, recompute_s: of its last refit (`RefitDone`).
+    learner_k (nats), learner_z: means over its trajectories that the learner scored
     (`core/protocol/trajectory.py`, `TrajectoryScore`).
     """
 
@@ -71,6 +72,8 @@ class WorkerStatus(PeerStatus):
     lag: int | None
     accepted: int
     refit_pause_s: float | None
+    recomputed_tokens: int | None
+    recompute_s: float | None
     memory_ok: bool | None
     active: bool
     leaving: bool
@@ -159,6 +162,7 @@ class EstimatesStatus:
     t_bcast_s: EstimateStatus | None
     t_gen_s: EstimateStatus | None
     refit_pause_s: EstimateStatus | None
+    recompute_s: EstimateStatus | None
     still_s: EstimateStatus | None
     wire_bytes: EstimateStatus | None
     discarded: EstimateStatus | None
@@ -413,6 +417,7 @@ class Status:
     trajectories: TrajectoryCounts
     tokens_accepted: int
     handed_over: HandedOverCounts
+    tokens_recomputed: int
     groups_dropped: Mapping[str, int]
     answer_tokens: Mapping[str, float]
     wasted_tokens: Mapping[str, int]
@@ -422,6 +427,7 @@ class Status:
     t_verify_s: tuple[float, ...]
     t_bcast_s: tuple[float, ...]
     refit_pause_s: tuple[float, ...]
+    recompute_s: tuple[float, ...]
     still_s: tuple[float, ...]
     seed_copies: Mapping[int, float]
     seed_usd_per_gb_up: float

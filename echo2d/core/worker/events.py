@@ -95,12 +95,16 @@ class EngineRefitted:
     """All engines serve this version; generation paused for `pause_s` seconds.
 
     memory_ok: whether the engines' memory, read back, equals the snapshot; None: not checked.
+    recomputed_tokens: of all engines, whose KV caches the refit dropped. recompute_s: what computing
+    them again costs an engine, besides the pause; None: not known.
     """
 
     version: Version
     digest: Digest
     pause_s: float
     memory_ok: bool | None
+    recomputed_tokens: int = 0
+    recompute_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

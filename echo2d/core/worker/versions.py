@@ -294,7 +294,15 @@ class WorkerVersions:
         self._learn_label(key)
         self.serving = key
         self._served_seq = max(self._served_seq, self._published.get(key, self._served_seq))
-        done = RefitDone(event.version, event.digest, event.pause_s, event.memory_ok, held_s)
+        done = RefitDone(
+            event.version,
+            event.digest,
+            event.pause_s,
+            event.memory_ok,
+            held_s,
+            event.recomputed_tokens,
+            event.recompute_s,
+        )
         return [SendControl(done), *self.choose(now=now)]
 
     def refit_failed(self, event: EngineRefitFailed, *, now: float) -> list[VersionAction]:

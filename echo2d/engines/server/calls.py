@@ -32,17 +32,29 @@ class SampleState:
 
     def __init__(self, call: GenerationCall, index: int) -> None:
         self.index = index
+        self._call = call
         self._limit = call.limit
         self.seed = call.seeds[index]
         self.stop = frozenset(call.request.stop_token_ids)
         self.output: list[int] = []
         self.buffer = SampleBuffer(index)
         self.fruitless = 0
+        # Whether its last request was cut in order to learn who wrote its tokens.
+        self.cut = False
 
     @property
     def room(self) -> int:
         """How many tokens may still come."""
         return self._limit.tokens - len(self.output)
+
+    @property
+    def context_tokens(self) -> int:
+        """Tokens of which the server keeps the KV cache: the prompt and the output so far."""
+        return len(self._call.request.prompt) + len(self.output)
+
+    @property
+    def goes_on(self) -> bool:
+        return not self._call.aborted and self.finish() is None
 
     def extend(self, tokens: list[ReportedToken]) -> None:
         for each in tokens:

@@ -3,8 +3,11 @@ refit cut it or its stream broke off.
 
 The first sample of a call goes ahead. Its first token shows that the prompt's KV cache is there,
 and the other samples then share it. How many samples run at once follows the server's load
-(`admission`). Not here: which version is served (the server's own package), and which version wrote
-a token (`continuation`).
+(`admission`). A server that keeps KV caches over a refit (`cuts_requests` is false) names the
+versions of a request's tokens only when the request ends, and until then nobody else has them. So
+such a request is cut later, each at another moment, and its sample continues as a new one.
+Not here: which version is served (the server's own package), and which version wrote a token
+(`continuation`).
 """
 
 import asyncio
@@ -20,16 +23,22 @@ from echo2d.engines.server.admission import SampleAdmission, ServerLoad
 from echo2d.engines.server.calls import GenerationCall, SampleState
 from echo2d.engines.server.continuation import Continuation, Foreign, StreamChunk
 from echo2d.engines.server.http_client import Lost
+from echo2d.engines.server.recompute import RecomputeMeter
 from echo2d.errors import EngineFault
 
 LOOK_S = 1.0  # between two looks at the server's load
 # Requests in a row without a token for one sample: then something else aborts our requests.
 PIECES_FRUITLESS_MAX = 64
+# A request that lived through a refit is cut after between half of this and all of it: what a
+# worker takes with it when it dies, against how often KV is computed again.
+HELD_S_MAX = 120.0
+_GOLDEN = 0.618033988749895  # multiples of it, modulo 1, spread evenly
 
 log = logging.getLogger("echo2d.engines")
 
 
-# The body of the request for one more piece of a sample: request id, label served, call, sample.
+# The body of the request for one more piece of a sample: request id, salt of its cached prefixes,
+# call, sample.
 RequestBody = Callable[[str, str, GenerationCall, SampleState], Mapping[str, Any]]
 
 
@@ -82,12 +91,14 @@ class SamplingLoop:
         self,
         serving: ServerVersions,
         room: SampleAdmission,
+        recompute: RecomputeMeter,
         *,
         body: RequestBody,
         read: Callable[[Mapping[str, Any]], StreamChunk],
     ) -> None:
         self._serving = serving
         self._room = room
+        self._recompute = recompute
         self._body = body
         self._read = read
         self._looked_at = float("-inf")
@@ -113,12 +124,16 @@ class SamplingLoop:
     async def _piece(self, call: GenerationCall, sample: SampleState) -> FinishReason | None:
         """Send one request to the server; None: the sample needs another one."""
         async with self._inside():
+            # Whether this request goes on at the same time as others that were cut.
+            resumes = not self._serving.quiet
             server, label = await self._serving.served()
             if call.aborted:
                 return "abort"
             piece = Continuation(label)
             try:
-                await self._stream(server, call, sample, piece, self._serving.updates)
+                await self._stream(
+                    server, call, sample, piece, self._serving.updates, resumes=resumes
+                )
             except Lost as fault:
                 # The server was examined: if it still serves, the sample goes on from what it has.
                 log.info("a request was lost: %s", fault)
@@ -139,18 +154,29 @@ class SamplingLoop:
         sample: SampleState,
         piece: Continuation,
         updates: int,
+        *,
+        resumes: bool,
     ) -> None:
         """Read one request's stream.
 
         updates: how many updates had been asked for before the request began. Its tokens are
-        certain until another one is asked for.
+        certain until another one is asked for. Cached prefixes are shared only by requests that
+        began between the same two updates: their KV is that of one version. The label would not do,
+        because a version may be served twice, with another one in between.
+        resumes: it was cut, or waited for others that were.
         """
-        serving = self._serving
-        rid = f"{self._nonce}{next(self._numbers):015d}"
+        serving, clock = self._serving, asyncio.get_running_loop()
+        number = next(self._numbers)
+        rid = f"{self._nonce}{number:015d}"
+        patience = (1.0 + number * _GOLDEN % 1.0) / 2.0  # its share of HELD_S_MAX
         call.rids[sample.index] = rid
-        told = False
+        told, uncertain_since = False, None
+        salt = f"{updates} {piece.label}"
+        if resumes or sample.cut:
+            self._recompute.sent(rid, sample.context_tokens, now=clock.time())
+        sample.cut = False
         try:
-            async for chunk in server.generate(self._body(rid, piece.label, call, sample)):
+            async for chunk in server.generate(self._body(rid, salt, call, sample)):
                 tokens = piece.take(
                     self._read(chunk),
                     certain=(piece.label, updates) == (serving.label, serving.updates),
@@ -158,11 +184,18 @@ class SamplingLoop:
                 sample.extend(tokens)
                 if piece.finish is not None:
                     return
+                now = clock.time()
                 if tokens:
+                    self._recompute.wrote(rid, now=now)
                     call.begun.set()
                     call.stream.put(sample.buffer.take())
-                if not told and (call.aborted or self._uncut(piece)):
-                    told = True
+                if uncertain_since is None and not piece.certain:
+                    uncertain_since = now
+                overdue = (
+                    uncertain_since is not None and now > uncertain_since + patience * HELD_S_MAX
+                )
+                if not told and (call.aborted or self._uncut(piece, overdue=overdue)):
+                    told = sample.cut = True
                     await server.abort(rid)
             raise Lost("the server ended a stream in the middle")  # noqa: TRY301
         except Foreign as fault:
@@ -174,14 +207,21 @@ class SamplingLoop:
             raise
         finally:
             del call.rids[sample.index]
+            self._recompute.gone(rid, now=clock.time())
+            if sample.cut and sample.goes_on:
+                self._recompute.dropped(sample.context_tokens)
             call.cached_tokens += piece.cached_tokens
             if piece.finish is None and server is serving.server:
                 with suppress(EngineFault):
                     await server.abort(rid)
 
-    def _uncut(self, piece: Continuation) -> bool:
-        """Whether a request survived a refit. Its abort makes the server name its versions."""
-        return not piece.certain and self._serving.quiet and self._serving.cuts_requests
+    def _uncut(self, piece: Continuation, *, overdue: bool) -> bool:
+        """Whether to end a request that survived a refit, so that the server names its versions.
+
+        overdue: it has held tokens for long.
+        """
+        serving = self._serving
+        return not piece.certain and serving.quiet and (serving.cuts_requests or overdue)
 
     @asynccontextmanager
     async def _inside(self) -> AsyncIterator[None]:

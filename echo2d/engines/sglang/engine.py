@@ -24,6 +24,7 @@ from echo2d.engines.base import (
 from echo2d.engines.server.admission import SampleAdmission
 from echo2d.engines.server.calls import GenerationCall, SampleState
 from echo2d.engines.server.process import ServerProcess
+from echo2d.engines.server.recompute import RecomputeMeter
 from echo2d.engines.server.sampling_loop import SamplingLoop
 from echo2d.engines.sglang.client import SglangClient
 from echo2d.engines.sglang.files import limits_of
@@ -99,10 +100,18 @@ class SglangEngine:
         self._seeds = Random(secrets.randbits(64) if rng_seed is None else rng_seed)
         self._room = SampleAdmission(slots)
         self._calls: dict[str, GenerationCall] = {}
+        self._recompute = RecomputeMeter()
         self._serving = Serving(
-            where, refit_mode, nothing=self._abort_all, measured=self._room.look
+            where,
+            refit_mode,
+            nothing=self._abort_all,
+            measured=self._room.look,
+            running=self._running,
+            recompute=self._recompute,
         )
-        self._writing = SamplingLoop(self._serving, self._room, body=request_body, read=read_chunk)
+        self._writing = SamplingLoop(
+            self._serving, self._room, self._recompute, body=request_body, read=read_chunk
+        )
 
     @property
     def label(self) -> str | None:
@@ -212,6 +221,10 @@ class SglangEngine:
         self._calls[request.request_id] = call
         return call
 
+    def _running(self) -> list[SampleState]:
+        """The samples that the server works on."""
+        return [call.outputs[index] for call in self._calls.values() for index in call.rids]
+
     def _abort_all(self) -> None:
         """End all requests, because no version is served any more."""
         for call in self._calls.values():
@@ -221,5 +234,6 @@ class SglangEngine:
 
     async def check(self) -> None:
         self._room.check()
+        self._recompute.check()
         assert self.label is None or self.server is not None
         assert self._room.inside <= sum(call.stream.samples_open for call in self._calls.values())

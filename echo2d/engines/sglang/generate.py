@@ -18,8 +18,11 @@ from echo2d.errors import EngineFault
 _FINISHES: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
 
 
-def request_body(rid: str, label: str, call: GenerationCall, sample: SampleState) -> dict[str, Any]:
-    """Build the request for the next piece of a sample: it continues from the output so far."""
+def request_body(rid: str, salt: str, call: GenerationCall, sample: SampleState) -> dict[str, Any]:
+    """Build the request for the next piece of a sample: it continues from the output so far.
+
+    salt: names the KV that cached prefixes may have.
+    """
     request, sampling = call.request, call.request.sampling
     return {
         "rid": rid,
@@ -39,8 +42,7 @@ def request_body(rid: str, label: str, call: GenerationCall, sample: SampleState
             "sampling_seed": sample.seed & SGLANG_SEED_MASK,
         },
         "return_logprob": True,
-        # Cached prefixes are shared only under one label: their KV is that of its weights.
-        "cache_salt": label,
+        "cache_salt": salt,
         "stream": True,
         "no_logs": True,
     }

@@ -13,7 +13,7 @@ Not here: requests (`engine`), and the calls that make up a refit (`weight_updat
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,9 @@ from pathlib import Path
 from echo2d.engines.base import RefitReport
 from echo2d.engines.layout import SnapshotLayout
 from echo2d.engines.server.admission import ServerLoad
+from echo2d.engines.server.calls import SampleState
 from echo2d.engines.server.process import ServerProcess
+from echo2d.engines.server.recompute import RecomputeMeter
 from echo2d.engines.sglang import weight_update
 from echo2d.engines.sglang.client import SglangClient
 from echo2d.engines.sglang.compat import Dialect
@@ -50,6 +52,8 @@ class Serving:
     """See the module docstring.
 
     nothing: called when no version is served any more. measured: called with a server's load.
+    running: returns the samples that the server works on. recompute: measures what is computed
+    again.
     layout: of the version served last. updates: how many updates were asked for. If it grew since a
     request began, the request's tokens may come from another version than the one it began under.
     """
@@ -61,11 +65,17 @@ class Serving:
         *,
         nothing: Callable[[], None],
         measured: Callable[[ServerLoad], None],
+        running: Callable[[], Sequence[SampleState]],
+        recompute: RecomputeMeter,
     ) -> None:
         self._where = where
         self.mode: RefitMode = mode
         self._nothing = nothing
         self._measured = measured
+        self._samples_running = running
+        self._recompute = recompute
+        # Samples whose KV cache the last stop dropped.
+        self._cut: Sequence[SampleState] = ()
         self.label: str | None = None
         self.layout: SnapshotLayout | None = None
         self.server: SglangClient | None = None
@@ -143,7 +153,7 @@ class Serving:
                 return
             self._quiet.clear()
             try:
-                await weight_update.stop(self.server, self.mode)
+                await self._stop(self.server)
                 self._held = True
             except Doubtful as fault:
                 await self.doubt(str(fault))
@@ -157,6 +167,7 @@ class Serving:
             if not self._held:
                 return
             self._held = False
+            self._count_cut()
             try:
                 if self.server is not None:
                     await weight_update.go_on(self.server)
@@ -275,7 +286,7 @@ class Serving:
         try:
             try:
                 if not self._held:
-                    await weight_update.stop(server, order.mode)
+                    await self._stop(server)
             except Doubtful:
                 raise
             except EngineFault:
@@ -290,7 +301,10 @@ class Serving:
             if not self._held:
                 await weight_update.go_on(server)
             done = True
-            return RefitReport(order.label, _now() - began)
+            pause_s = _now() - began
+            self._count_cut()
+            tokens, recompute_s = self._recompute.take()
+            return RefitReport(order.label, pause_s, tokens, recompute_s)
         except Doubtful as fault:
             await self.doubt(str(fault))
             raise
@@ -299,6 +313,20 @@ class Serving:
                 self._serve_nothing()
             if not self._held:
                 self._quiet.set()
+
+    async def _stop(self, server: SglangClient) -> None:
+        """Stop generation, and remember whose KV cache that drops."""
+        self._recompute.interrupted()
+        running = self._samples_running() if self.cuts_requests else ()
+        await weight_update.stop(server, self.mode)
+        self._cut = running
+
+    def _count_cut(self) -> None:
+        """Count the KV that the last stop dropped. The cut requests have ended by now, so that
+        their last tokens are counted, and samples that finished meanwhile are not.
+        """
+        cut, self._cut = self._cut, ()
+        self._recompute.dropped(sum(sample.context_tokens for sample in cut if sample.goes_on))
 
     def _serve_nothing(self) -> None:
         self.label = None

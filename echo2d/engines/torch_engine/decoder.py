@@ -189,9 +189,10 @@ class Decoder:
             self._overwrite(self.policy, prepared)
         else:
             self._replace(build(prepared, self._options.dtype, self._options.device))
-        self._recompute()
+        loaded = time.monotonic()
+        tokens = self._recompute()
         self.label = label
-        return RefitReport(label, time.monotonic() - started)
+        return RefitReport(label, loaded - started, tokens, time.monotonic() - loaded)
 
     def hold(self) -> None:
         self._emit_held()
@@ -345,20 +346,26 @@ class Decoder:
             self._lose_policy()
             raise EngineFault(f"the refit failed halfway, nothing is served: {error}") from error
 
-    def _recompute(self) -> None:
-        """Compute the KV cache and next logits of every running sample under the current policy."""
+    def _recompute(self) -> int:
+        """Compute the KV cache and next logits of every running sample under the current policy.
+
+        Returns how many tokens these are.
+        """
         assert self.policy is not None
         # Its memory is needed for the new one.
         self._batch = None
         batch = DecodeBatch(self.policy)
+        contexts = [sample.context for sample in self.running]
         try:
-            if self.running:
-                contexts = [sample.context for sample in self.running]
+            if contexts:
                 batch.add(contexts, [1] * len(contexts), kept_bytes=0)
+                # A GPU is still at work on what it was given.
+                batch.logits.sum().item()
         except RuntimeError as error:
             self._lose_policy()
             raise EngineFault(f"the refit failed halfway, nothing is served: {error}") from error
         self._batch = batch
+        return sum(map(len, contexts))
 
     def _lose_policy(self) -> None:
         """Serve nothing: the weights or the KV cache may be a mixture of two versions (I3)."""

@@ -324,6 +324,11 @@ FAMILIES: tuple[Family[Status], ...] = (
         lambda status: status.tokens_accepted,
     ),
     counter(
+        "echo2d_tokens_recomputed",
+        "Prompts and outputs whose KV caches refits dropped, of all workers",
+        lambda status: status.tokens_recomputed,
+    ),
+    counter(
         "echo2d_wire_bytes",
         "Bytes of all encoded versions, each counted once",
         lambda status: status.wire_bytes,
@@ -386,6 +391,11 @@ FAMILIES: tuple[Family[Status], ...] = (
         "refit_pause",
         "Time in which an engine generated nothing for a refit",
         lambda status: status.refit_pause_s,
+    ),
+    _recent(
+        "recompute",
+        "Time in which an engine computed KV caches again after a refit",
+        lambda status: status.recompute_s,
     ),
     _recent(
         "still",

@@ -75,7 +75,7 @@ class EngineRefits:
         self._engines, self._slots, self._base = engines, slots, LoraBase(base_model)
 
     async def refit(self, order: RefitEngines) -> EngineRefitted | EngineRefitFailed:
-        """The outcome. pause_s is the longest time for which one engine generated nothing."""
+        """The outcome. pause_s and recompute_s are the longest of one engine."""
         try:
             return await self._refit(order, version_label(order.version, order.digest))
         except (EngineFault, IntegrityFault, StoreFault) as fault:
@@ -94,7 +94,8 @@ class EngineRefits:
         files = await asyncio.to_thread(
             read_text_files, snapshot if base is None else base.directory
         )
-        pause_s, memory_ok = 0.0, list[bool | None]()
+        pause_s, memory_ok, tokens = 0.0, list[bool | None](), 0
+        recomputes_s: list[float | None] = []
         # Hashing the files takes seconds for a large model, and SGLang gives nothing to compare.
         expected: dict[str, bytes] | None = None
         for engine in self._engines:
@@ -106,8 +107,14 @@ class EngineRefits:
             if digests is not None and expected is None:
                 expected = await asyncio.to_thread(file_tensor_digests, snapshot)
             memory_ok.append(None if digests is None else digests == expected)
+            tokens += report.recomputed_tokens
+            recomputes_s.append(report.recompute_s)
         self._texts.serve(files)
-        return EngineRefitted(order.version, order.digest, pause_s, _all(memory_ok))
+        known_s = [each for each in recomputes_s if each is not None]
+        recompute_s = max(known_s, default=0.0) if len(known_s) == len(recomputes_s) else None
+        return EngineRefitted(
+            order.version, order.digest, pause_s, _all(memory_ok), tokens, recompute_s
+        )
 
 
 def _all(checks: Sequence[bool | None]) -> bool | None:

@@ -57,6 +57,18 @@ class WorkerMetrics(LoopMetrics[Mapping[str, Any]]):
             registry=registry,
         )
 
+        self._recomputed = Counter(
+            "echo2d_kv_tokens_dropped",
+            "Tokens whose KV caches its refits dropped",
+            registry=registry,
+        )
+        self._recompute_s = Histogram(
+            "echo2d_recompute_seconds",
+            "Time in which an engine computed KV caches again after a refit",
+            buckets=PAUSE_BUCKETS_S,
+            registry=registry,
+        )
+
     def handled(self, event: object) -> None:
         """Count one event; the loop calls this for every event it has handled."""
         # Heard wraps every peer message, so count the message inside.
@@ -66,8 +78,11 @@ class WorkerMetrics(LoopMetrics[Mapping[str, Any]]):
                 self._tokens.inc(len(tokens))
             case GenerationFailed():
                 self._failed.inc()
-            case EngineRefitted(pause_s=pause_s):
+            case EngineRefitted(pause_s=pause_s, recompute_s=recompute_s):
                 self._pause_s.observe(pause_s)
+                self._recomputed.inc(event.recomputed_tokens)
+                if recompute_s is not None:
+                    self._recompute_s.observe(recompute_s)
             case EngineRefitFailed():
                 self._refits_failed.inc()
             case _:

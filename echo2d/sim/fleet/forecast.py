@@ -316,7 +316,7 @@ class BroadcastForecasts:
         )
         return Demand(
             learner.t_train_s, learner.trajectories_per_step, bound, every, t_bcast_s, policy.mode, policy.pause_s,
-            policy.t_gen_s, gamma=policy.gamma, still_share=policy.still_share,
+            policy.t_gen_s, gamma=policy.gamma, still_share=policy.still_share, recompute_s=policy.recompute_s,
         )  # fmt: skip
 
     def _seed_usd_per_h(self, demand: Demand, broadcast: BroadcastForecast) -> float:

@@ -51,6 +51,7 @@ def fleet_of(status: Status) -> FleetSpec:
                 "gamma": provision.gamma,
                 "mode": provision.mode,
                 "pause_s": _value(measured.refit_pause_s),
+                "recompute_s": _value(measured.recompute_s),
                 "t_gen_s": _value(measured.t_gen_s),
                 "t_bcast_s": _value(measured.t_bcast_s),
                 "still_share": share_of_bcast(still_s, _value(measured.t_bcast_s)),

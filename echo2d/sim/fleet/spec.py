@@ -23,7 +23,8 @@
     [policy]
     gamma = 1.1
     mode = "background"          # or "exclusive"; still_share: the part of T_bcast for which workers then stop
-    pause_s = 5                  # of a refit; also t_gen_s, the seconds that one trajectory takes
+    pause_s = 5                  # of a refit; recompute_s: to compute KV caches again after it
+    t_gen_s = 60                 # seconds that one trajectory takes
     [centralized]                # optional: the same training, rollouts and all, in one data centre, to compare with
     step_s = 200
     usd_per_h = 24
@@ -130,6 +131,12 @@ class FleetPolicyTable(Table):
     )
     pause_s: float = key(
         "seconds of a refit in which nothing is generated", 0.0, low=0.0, high=SECONDS_MAX
+    )
+    recompute_s: float = key(
+        "seconds in which KV caches are computed again after a refit",
+        0.0,
+        low=0.0,
+        high=SECONDS_MAX,
     )
     t_gen_s: float = key(
         "seconds that a trajectory takes, lease to result", 0.0, low=0.0, high=SECONDS_MAX

@@ -3,13 +3,14 @@
     published --> waits (an older one is dropped) --> spreads for what the planner predicts --> all refit --> served
 
 Everybody who was there when it began has it at the same moment. In exclusive mode workers stop for the last part of
-that time, in the other one for the refit alone; who joins later fetches the newest version in full. Not here: when the
-learner publishes, who works.
+that time, in the other one for the refit alone; then they compute KV caches again. A worker that joins later fetches
+the newest version in full. Not here: when the learner publishes, and which workers are active.
 """
 
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from typing import Protocol
 
 from echo2d.core.base.ids import Digest, Epoch, PeerId, RequestId, Version
 from echo2d.core.capacity.demand import CapacityPlanner
@@ -27,6 +28,12 @@ from echo2d.sim.kernel.virtual_clock import Clock
 # Where more than one copy is sent: a time to spread in within this factor gives the same copies.
 WITHIN_NEAR = 1.1
 PREDICTION_SHARE = 0.05  # of a kind that may come or go before a broadcast is predicted anew
+
+
+class LostTime(Protocol):
+    """Is told for how long a worker has just generated nothing."""
+
+    def __call__(self, worker: PeerId, seconds: float, *, now: float) -> None: ...
 
 
 class FleetVersions:
@@ -124,7 +131,8 @@ class FleetVersions:
         if self._fleet.policy.mode == "exclusive":
             t_bcast_s = takes_s + self._fleet.policy.pause_s
             still_s = self._fleet.policy.still_share * t_bcast_s
-            self._clock.after(t_bcast_s - still_s, self._pause, receivers, still_s)
+            still = self._statistics.measurements.stood_still
+            self._clock.after(t_bcast_s - still_s, self._pause, receivers, still_s, still)
         self._clock.after(takes_s, self._verified, self._spreading, receivers)
 
     def _broadcast(self, receivers: Iterable[FleetWorker], waited_s: float) -> BroadcastForecast:
@@ -166,7 +174,8 @@ class FleetVersions:
         self._spreading = None
         pause_s = self._fleet.policy.pause_s
         if self._fleet.policy.mode == "background":
-            self._pause([box for box in receivers if box.here], pause_s)
+            still = self._statistics.measurements.stood_still
+            self._pause([box for box in receivers if box.here], pause_s, still)
         self._clock.after(pause_s, self._served, record, receivers)
         self._spread()
 
@@ -178,38 +187,51 @@ class FleetVersions:
             cold=False,
             expected_s=self._expected_s.pop(record.version),
         )
-        self._statistics.paused(self._fleet.policy.pause_s)  # once for all, who pause alike
-        for box in receivers:
-            if box.here:
-                self._refit(box, key_of(record))
+        # Once for all of them, because they pause alike.
+        self._statistics.paused(self._fleet.policy.pause_s)
+        recompute_s = self._fleet.policy.recompute_s
+        self._statistics.recomputed(0, recompute_s)
+        here = [box for box in receivers if box.here]
+        if recompute_s:
+            self._pause(here, recompute_s, self._statistics.measurements.forgive)
+        for box in here:
+            self._refit(box, key_of(record))
         self._are_served()
 
     def _refit(self, box: FleetWorker, key: VersionKey) -> None:
         if box.peer.serving is not None and box.peer.serving.version >= key.version:
             return
         box.peer.refitted(
-            RefitDone(key.version, key.digest, self._fleet.policy.pause_s, memory_ok=None)
+            RefitDone(
+                key.version,
+                key.digest,
+                self._fleet.policy.pause_s,
+                memory_ok=None,
+                recompute_s=self._fleet.policy.recompute_s,
+            )
         )
         self._changed(box)
 
-    def _pause(self, boxes: list[FleetWorker], seconds: float) -> None:
-        """They have heard of the version. No leases until `_served`: what they start is written by the next one."""
+    def _pause(self, boxes: list[FleetWorker], seconds: float, measured: LostTime) -> None:
+        """They generate nothing for so long, and get no leases, because the next version writes what
+        they would start. measured: is told at the end.
+        """
         paused = []
         for box in boxes:
             if box.here and box.peer.serving is not None:
                 paused.append((box.peer, box.pause(seconds, self._clock.now)))
                 box.peer.rest_until = max(box.peer.rest_until, box.paused_until)
                 self._changed(box)
-        self._clock.after(seconds, self._go_on, paused)
+        self._clock.after(seconds, self._go_on, paused, measured)
 
     def _changed(self, box: FleetWorker) -> None:
         """Tell granting, which does not look at those on standby."""
         if box.peer.active:
             self._members.changed.add(box.peer.peer)
 
-    def _go_on(self, paused: list[tuple[Peer, float]]) -> None:
+    def _go_on(self, paused: list[tuple[Peer, float]], measured: LostTime) -> None:
         for peer, seconds in paused:
-            self._statistics.measurements.stood_still(peer.peer, seconds, now=self._clock.now)
+            measured(peer.peer, seconds, now=self._clock.now)
 
 
 def _near(counts: dict[str, int], others: dict[str, int]) -> bool:

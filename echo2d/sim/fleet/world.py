@@ -92,7 +92,7 @@ class FleetWorld:
                 policy.gamma, self._ablation.by_cost, self._ablation.rng_seed,
             ),
             self.measurements,
-            Assumptions(learner.t_train_s, 0.0, policy.pause_s, policy.t_gen_s),
+            Assumptions(learner.t_train_s, 0.0, policy.pause_s, policy.t_gen_s, policy.recompute_s),
         )  # fmt: skip
         self.boxes: dict[PeerId, FleetWorker] = {}
         self.spreading = FleetVersions(

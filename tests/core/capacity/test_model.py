@@ -42,6 +42,18 @@ def test_workers_that_stop_later_than_the_publish_lose_less() -> None:
     )
 
 
+def test_computing_kv_caches_again_costs_as_a_pause_does_and_delays_what_is_fresh() -> None:
+    """C = 10 s: H = P + C = 15 s in background mode, W + C = 70 s in exclusive mode."""
+    again = replace(OURS, recompute_s=10.0)
+    assert again.lost_s == 15.0
+    assert mu_min(again) == pytest.approx(768 / 285)
+    assert replace(PAPER, recompute_s=10.0).lost_s == 70.0
+    assert again.delivery_s == OURS.delivery_s + 10.0
+    assert mu_min(replace(again, staleness_max=1, publish_every=1)) == pytest.approx(256 / 30)
+    skipping = replace(again, t_bcast_s=600.0, staleness_max=8)
+    assert skipping.lost_s == pytest.approx(15.0 / 2), "only every second version is served"
+
+
 def test_without_overlap_a_step_is_the_sum_of_its_parts() -> None:
     """S = 0: train, broadcast, generate, one after the other."""
     sequential = Demand(100.0, 256, 0, 1, 20.0, t_gen_s=10.0)
@@ -100,14 +112,18 @@ FRESH = (
     (7, 1, 250.0),
 )  # S, kappa, T_bcast
 CASES = [
-    ("exclusive", *FRESH[0], 1.0),
-    ("exclusive", *FRESH[0], 0.5),
-    *(("background", *each, 1.0) for each in FRESH),
+    ("exclusive", *FRESH[0], 1.0, 0.0),
+    ("exclusive", *FRESH[0], 0.5, 0.0),
+    ("exclusive", *FRESH[0], 0.5, 20.0),
+    *(("background", *each, 1.0, 0.0) for each in FRESH),
+    *(("background", *each, 1.0, 20.0) for each in FRESH[:3]),
 ]
 
 
 @pytest.mark.parametrize("share", [0.7, 0.9, 1.0, 1.1])
-@pytest.mark.parametrize(("mode", "bound", "kappa", "t_bcast_s", "still_share"), CASES)
+@pytest.mark.parametrize(
+    ("mode", "bound", "kappa", "t_bcast_s", "still_share", "recompute_s"), CASES
+)
 def test_a_fluid_run_agrees(
     mode: DisseminationMode,
     share: float,
@@ -115,8 +131,12 @@ def test_a_fluid_run_agrees(
     kappa: int,
     t_bcast_s: float,
     still_share: float,
+    recompute_s: float,
 ) -> None:
-    demand = Demand(100.0, 256, bound, kappa, t_bcast_s, mode, pause_s=5.0, still_share=still_share)
+    demand = Demand(
+        100.0, 256, bound, kappa, t_bcast_s, mode, pause_s=5.0, still_share=still_share,
+        recompute_s=recompute_s,
+    )  # fmt: skip
     needed = mu_min(demand)
     assert needed is not None
     assert Fluid(demand, share * needed).bubble() == pytest.approx(
@@ -136,7 +156,7 @@ class Fluid:
         self.trained, self.busy_until, self.published, self.serving = 0, math.inf, 0, 0
         self.spreading: tuple[float, int] | None = None  # served when, version
         self.waiting: int | None = None
-        self.waited = 0.0
+        self.waited, self.recomputes_until = 0.0, 0.0
 
     def bubble(self, warm: int = 42, steps: int = 84, tick_s: float = 1.0) -> float:
         began = 0.0
@@ -155,6 +175,7 @@ class Fluid:
             self.demand.still_share * self.demand.t_bcast_s if exclusive else self.demand.pause_s
         )
         silent = self.spreading is not None and self.now >= self.spreading[0] - lost_s
+        silent |= self.now < self.recomputes_until
         work = 0.0 if silent else self.mu * tick_s
         for step in range(self.trained + 1, self.serving + self.demand.staleness_max + 2):
             part = min(work, self.demand.trajectories_per_step - self.made[step])
@@ -175,5 +196,6 @@ class Fluid:
     def _spread(self) -> None:
         if self.spreading is not None and self.now >= self.spreading[0]:
             self.serving, self.spreading = self.spreading[1], None
+            self.recomputes_until = self.now + self.demand.recompute_s
         if self.spreading is None and self.waiting is not None:
             self.spreading, self.waiting = (self.now + self.demand.t_bcast_s, self.waiting), None

@@ -9,6 +9,7 @@ from echo2d.core.base.ids import PeerId, SessionId
 from echo2d.core.capacity.activation import Decision
 from echo2d.core.capacity.demand import CapacityPlanner
 from echo2d.core.capacity.estimators import WorkerRate
+from echo2d.core.capacity.measurements import Measurements
 from echo2d.core.capacity.prices import NamedPrice, Price
 from echo2d.core.cluster.events import Note, PeerDisconnected, RemovalPlanned
 from echo2d.core.cluster.membership import HEARTBEATS_MISSED_MAX
@@ -109,6 +110,49 @@ def test_nobody_stood_still_for_longer_than_since_the_version_before() -> None:
         peer, RefitDone(peer.ready.version, peer.ready.digest, 0.1, memory_ok=True, held_s=1e9)
     )
     assert statistics.still_s[-1] == pytest.approx(7.0)
+
+
+def test_computing_kv_caches_again_is_charged_and_does_not_make_a_worker_look_slower(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What is believed of it is bounded as a pause is: by the version before, and by what is usual."""
+    world = World()
+    world.connect("seed", kind="seed")
+    for name in "ab":
+        world.connect(name)
+    train(world, 3)
+    world.drain()
+    statistics = world.state._statistics
+    measurements = statistics.measurements
+    for _ in range(8):
+        measurements.recompute.add(2.0)
+    forgiven: list[float] = []
+    monkeypatch.setattr(
+        Measurements, "forgive", lambda _, worker, seconds, *, now: forgiven.append(seconds)
+    )
+    world.now += 50.0
+    for name, recompute_s in (("a", 3.0), ("b", 1e9)):
+        peer = world.peers[name]
+        assert peer.ready is not None
+        peer.serving = peer.ready
+        done = RefitDone(
+            peer.ready.version, peer.ready.digest, 0.0, memory_ok=True, recomputed_tokens=700,
+            recompute_s=recompute_s,
+        )  # fmt: skip
+        world.say(peer, done)
+    before = next(peer.refitted_at for peer in world.state._members if peer.name == "b")
+    assert before == world.now
+    assert statistics.tokens_recomputed == 1400
+    assert list(statistics.recompute_s)[-2:] == [3.0, pytest.approx(50.0, abs=10.0)]
+    usual = measurements.recompute.estimate
+    assert usual is not None
+    assert 3.0 in forgiven
+    assert any(seconds == pytest.approx(3.0 * usual.value) for seconds in forgiven)
+    assert max(forgiven) < 50.0
+    status = world.state.status(now=world.now)
+    assert [worker.recomputed_tokens for worker in status.workers] == [700, 700]
+    assert [worker.recompute_s for worker in status.workers] == [3.0, 1e9], "as they said"
+    assert status.provision.estimates.recompute_s is not None
 
 
 def test_without_a_wish_everybody_works() -> None:

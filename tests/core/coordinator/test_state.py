@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 from echo2d.core.base.ids import Epoch, PublishSeq, SessionId
 from echo2d.core.cluster.events import CloseSession, PeerRevoked, PeerSaid, Send
@@ -54,13 +55,25 @@ def test_a_peer_that_breaks_the_protocol_is_closed() -> None:
     assert (
         Send(
             peer.session,
-            Refused("protocol", "pause_s and held_s must be finite and >= 0", permanent=False),
+            Refused(
+                "protocol",
+                "pause_s, held_s and recompute_s must be finite and >= 0",
+                permanent=False,
+            ),
         )
         in actions
     )
     again = world.connect("a")
     actions = world.say(again, RefitDone(key.version, key.digest, 0.1, memory_ok=None, held_s=-1.0))
     assert CloseSession(again.session) in actions
+    for wrong in (
+        {"recompute_s": math.inf},
+        {"recomputed_tokens": -1},
+        {"recomputed_tokens": 1 << 40},
+    ):
+        again = world.connect("a")
+        done = RefitDone(key.version, key.digest, 0.1, memory_ok=None)
+        assert CloseSession(again.session) in world.say(again, replace(done, **wrong)), wrong
     second = world.connect("a")
     actions = world.say(second, second.hello())
     assert CloseSession(second.session) in actions

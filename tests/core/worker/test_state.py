@@ -268,7 +268,7 @@ def test_what_is_served_after_the_hello_is_told_with_the_welcome() -> None:
         is None
     )
     machine.serve(0)
-    assert machine.said(ControlUp(WELCOME)) == [RefitDone(*_of(0), 0.25, True)]
+    assert machine.said(ControlUp(WELCOME)) == [RefitDone(*_of(0), 0.25, True, 0.0, 300, 1.5)]
     machine.on(ControlDown())
     assert machine.state.hello(
         kind="worker", name="box", boot_id="b", listen=None, forms=()

@@ -96,7 +96,7 @@ def test_a_version_is_indexed_applied_verified_and_served(versions: WorkerVersio
     verified = SendControl(VersionVerified(root.form, *_parts(a_key(0))))
     assert versions.ready(a_snapshot(root), now=0.0) == [verified, an_order(0)]
     assert versions.refitted(a_refit(0), now=1.0) == [
-        SendControl(RefitDone(*_parts(a_key(0)), 0.25, True))
+        SendControl(RefitDone(*_parts(a_key(0)), 0.25, True, 0.0, 300, 1.5))
     ]
     assert (versions.serving, versions.holding()) == (a_key(0), (a_key(0),))
     assert versions.labels == {version_label(*_parts(a_key(0))): a_key(0)}

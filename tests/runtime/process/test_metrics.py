@@ -175,7 +175,8 @@ def test_what_a_worker_counts() -> None:
     for event in (
         progress,
         GenerationFailed(LeaseId(1), 0, "x"),
-        EngineRefitted(Version(1), DIGEST, 0.02, memory_ok=True),
+        EngineRefitted(Version(1), DIGEST, 0.02, memory_ok=True, recomputed_tokens=7),
+        EngineRefitted(Version(2), DIGEST, 0.0, True, recomputed_tokens=5, recompute_s=0.5),
         EngineRefitFailed(Version(1), DIGEST, "x", None),
     ):
         made.handled(event)
@@ -184,6 +185,9 @@ def test_what_a_worker_counts() -> None:
     assert seen["echo2d_tokens_generated_total"] == 3
     assert seen["echo2d_generations_failed_total"] == seen["echo2d_refits_failed_total"] == 1
     assert seen["echo2d_refit_pause_seconds_sum"] == 0.02
+    assert seen["echo2d_kv_tokens_dropped_total"] == 12
+    assert seen["echo2d_recompute_seconds_count"] == 1, "of the first it is not known"
+    assert seen["echo2d_recompute_seconds_sum"] == 0.5
     assert (seen["echo2d_connected"], seen["echo2d_serving_version"]) == (1, 7)
 
 
