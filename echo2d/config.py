@@ -343,6 +343,11 @@ class AuditTable(Table):
         "a clean prefill gives the logprobs that engines report; false with quantized weights",
         True,
     )
+    in_place: bool = key(
+        "workers may refit in place (worker.refit_mode): answers in which one version follows "
+        "another get limits of their own",
+        False,
+    )
     device: str = key("where the auditor runs: cpu, cuda, cuda:1", "cpu")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = key(
         "what the auditor computes in; auto: float32 on the CPU, else bfloat16", "auto"

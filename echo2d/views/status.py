@@ -228,6 +228,8 @@ def _auditing(status: Status) -> Iterable[Text]:
     if audit is None:
         return
     learns = f", limits learnt to {audit.learnt:.0%}" if audit.learnt < 1 else ""
+    if audit.learnt_mixed is not None and audit.learnt_mixed < 1:
+        learns += f", of mixed KV to {audit.learnt_mixed:.0%}"
     delay = "" if audit.delay_s is None else f", a verdict takes {seconds(audit.delay_s)}"
     yield Text.assemble(
         _label("audit"),

@@ -11,17 +11,25 @@ from echo2d.core.cluster.rules import AuditRules
 from echo2d.core.coordinator.events import CoordinatorAction, CoordinatorEvent
 from echo2d.core.protocol.control_messages import (
     AnswerToScore,
+    HeldLease,
+    SampleFinished,
+    ToCoordinator,
+    VersionSpan,
 )
 from echo2d.core.protocol.evidence import TOLERANCES, Evidence
 from echo2d.core.rollouts.events import SampleReturned
-from tests.support.coordinator_world import World, publish_step, rules
+from echo2d.testing.memory_run import FakePeer
+from tests.support.coordinator_world import World, publish_step, rules, version_key
 
 LIE = (9, 9, 1)  # what liars write; honest workers of a `MemoryRun` write (3, x, 1)
+MIXED_K = 0.6  # nats
 LEARNT = LimitsLearnt("torch", 0.1, 0.002, 0)
 
 
 class AuditedWorld(World):
-    """A world whose auditor sees lies, unless it is away. told: what audits told."""
+    """A world whose auditor sees lies, unless it is away. told: what audits told. mixes: workers that
+    refit in place: each answer was begun under the version before, and MIXED_K is found of the rest.
+    """
 
     def __init__(self, *, learnt: bool = True, **changes: Any) -> None:
         self.told: list[AuditTold] = []
@@ -29,6 +37,7 @@ class AuditedWorld(World):
         self.returned: list[SampleReturned] = []
         self.learnt = learnt
         self.liars: set[str] = set()
+        self.mixes: set[str] = set()
         audit = AuditRules(**{"newcomer": 3, "share": 0.0, **changes})
         plenty = {"trajectories_per_step": 8, "filter_zero_variance": False}
         super().__init__(rules(audit=audit, **plenty))
@@ -40,8 +49,16 @@ class AuditedWorld(World):
 
     def _score(self, answer: AnswerToScore) -> Evidence:
         found = super()._score(answer)
+        if answer.written and self.mixes:
+            found = replace(found, k=MIXED_K)
         lies = answer.tokens[:4] == b"\x09\0\0\0"
         return replace(found, k=6.0, misses=(found.tokens,) * len(TOLERANCES)) if lies else found
+
+    def say(self, peer: FakePeer, message: ToCoordinator) -> list[CoordinatorAction]:
+        if peer.name in self.mixes and isinstance(message, SampleFinished):
+            message = _mixed(message)
+            peer.unanswered[HeldLease(message.lease, message.attempt), message.sample] = message
+        return super().say(peer, message)
 
     def handle(self, event: CoordinatorEvent) -> list[CoordinatorAction]:
         actions = super().handle(event)
@@ -76,6 +93,16 @@ class AuditedWorld(World):
             self.say(peer, peer.finish(key, sample, tokens=LIE))
             said += 1
         return said > 0
+
+
+def _mixed(result: SampleFinished) -> SampleFinished:
+    """The same, but its first token is of the version before, if there is one."""
+    (span,) = result.spans
+    if not span.version:
+        return result
+    old = version_key(span.version - 1)
+    spans = (VersionSpan(0, 1, old.version, old.digest), replace(span, start=1))
+    return replace(result, spans=spans)
 
 
 def started(*names: str, auditor: bool = True, **changes: Any) -> AuditedWorld:

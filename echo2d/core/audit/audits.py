@@ -9,6 +9,9 @@ holds the weights and computes what `evidence` describes. Limits are learnt from
 long as they are being learnt, nobody else gets leases. If no worker is trusted at all, a share is
 scored, nothing waits, nobody is convicted, and the operator is told who looks like a liar.
 An answer that has waited for `wait_s` is given to another worker, if there is one.
+Where workers may refit in place, answers in which one version follows another are a class of their
+own: their KV caches may mix versions, so no clean prefill gives their logprobs. Their limits are
+learnt apart; until they are, only what no engine can have written is flagged.
 Kept true: no answer that waits is part of a batch; a trusted worker is never convicted.
 Not here: who scores, and when (`scorers`), what waits (`waiting_samples`), the statistics (`case`),
 what becomes of groups (`rollouts/groups`) and of a convicted worker (`coordinator/state`).
@@ -18,6 +21,7 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import replace
+from itertools import pairwise
 from typing import Literal
 
 from blake3 import blake3
@@ -60,14 +64,15 @@ WorkerStanding = Literal["", "trusted", "new", "clear", "flagged", "convicted", 
 class Audits:
     """See the module docstring. `now` is monotonic seconds.
 
-    learnt: limits from before a restart; those of another class are not used. convicted, trusted:
-    workers that are known from before, by the access table.
+    learnt: limits from before a restart; those of other classes are not used. convicted, trusted:
+    workers that are known from before, by the access table. baseline: of answers of clean KV caches.
+    mixed: of the others.
     """
 
     def __init__(
         self,
         rules: RunRules,
-        learnt: LimitsLearnt | None,
+        learnt: Iterable[LimitsLearnt],
         *,
         members: Membership,
         versions: PublishedVersions,
@@ -82,18 +87,17 @@ class Audits:
         for worker in convicted:
             self.cases.of(worker).verdict = BEFORE
         self._trusted_before = trusted
-        self.baseline = Baseline()
-        if (
-            rules.audit.trusts
-            and learnt is not None
-            and learnt.engine_class == rules.audit.engine_class
-        ):
-            self.baseline.limits = HonestLimits(learnt.k, learnt.misses, learnt.tolerance)
+        self.baseline, self.mixed = Baseline(), Baseline()
+        classes = {rules.audit.engine_class: self.baseline, rules.audit.mixed_class: self.mixed}
+        for each in learnt:
+            if rules.audit.trusts and each.engine_class in classes:
+                limits = HonestLimits(each.k, each.misses, each.tolerance)
+                classes[each.engine_class].limits = limits
         self.scorers = Scorers(rules, members=members, versions=versions, lost=self._skip)
         self.waiting = WaitingSamples(rules.audit.wait_s)
         self._unjudged: list[AuditItem] = []
-        # Answers of trusted workers that are queued for the limits.
-        self._learning = 0
+        # Answers of trusted workers that are queued for the limits, by whether they are mixed.
+        self._learning: Counter[bool] = Counter()
         # Answers of workers that wait for their verdict.
         self._on_trial: Counter[PeerId] = Counter()
         self._convicted: list[PeerId] = []
@@ -107,9 +111,15 @@ class Audits:
         return self._rules.trusts
 
     @property
+    def in_place(self) -> bool:
+        """Whether workers may refit in place."""
+        return self._rules.in_place
+
+    @property
     def learns(self) -> bool:
         """Whether limits are still being learnt from trusted workers."""
-        return self._rules.trusts and self.baseline.limits is None
+        found = (self.baseline.limits, self.mixed.limits)
+        return self._rules.trusts and found == (None, None)
 
     def need_not_wait(self, worker: PeerId) -> bool:
         """Whether this worker's answers go on without a verdict."""
@@ -150,12 +160,14 @@ class Audits:
         for author in dict.fromkeys(span.author for span in record.spans):
             case = self.cases.of(author)
             case.delivered += 1
-            drawn, audited, waits = self._drawn(author, case, group, record.sample)
+            mixed = self._rules.in_place and _mixes(record.spans, author)
+            drawn, audited, waits = self._drawn(author, case, group, record.sample, mixed=mixed)
             waiting = self.waiting.begin(author, group, record.sample, now) if waits else None
             if audited:
                 self._enqueue(
-                    author, group, prompt, record, waiting, now, sampling=sampling, drawn=drawn
-                )
+                    author, group, prompt, record, waiting, now, sampling=sampling, drawn=drawn,
+                    mixed=mixed,
+                )  # fmt: skip
 
     def scored_by_learner(self, scored: Iterable[tuple[TrajectoryRecord, TrajectoryScore]]) -> None:
         """What the learner's own forward pass found: nobody is convicted by it, but a worker whose
@@ -237,22 +249,29 @@ class Audits:
         return worker in self._trusted_before if peer is None else peer.trusted
 
     def _drawn(
-        self, author: PeerId, case: Case, group: GroupId, sample: int
+        self, author: PeerId, case: Case, group: GroupId, sample: int, *, mixed: bool
     ) -> tuple[bool, bool, bool]:
         """Whether an answer of this author is drawn by its share, whether it is audited, and whether
         its group waits for that.
         """
-        if self._trusts(author) and self.learns:
-            return False, self._still_to_learn > 0, False
+        if self._teaches(author, mixed=mixed):
+            return False, self._still_to_learn(mixed=mixed) > 0, False
         drawn = self._draw(author, group, sample) < self._rules.share
         if self._trusts(author) or not self._judges:
             return drawn, drawn, False
         return drawn, drawn or case.left > 0, case.left > 0
 
-    @property
-    def _still_to_learn(self) -> int:
+    def _of(self, *, mixed: bool) -> Baseline:
+        return self.mixed if mixed else self.baseline
+
+    def _teaches(self, author: PeerId, *, mixed: bool) -> bool:
+        """Whether limits are learnt from this author's answers."""
+        return self._rules.trusts and self._trusts(author) and self._of(mixed=mixed).limits is None
+
+    def _still_to_learn(self, *, mixed: bool) -> int:
         """Answers of trusted workers that limits still lack, besides those that are queued."""
-        return BASELINE_TRAJECTORIES - len(self.baseline.trusted) - self._learning
+        there = len(self._of(mixed=mixed).trusted)
+        return BASELINE_TRAJECTORIES - there - self._learning[mixed]
 
     def _draw(self, author: PeerId, group: GroupId, sample: int) -> float:
         """A number in [0, 1) that nobody outside can know."""
@@ -271,12 +290,14 @@ class Audits:
         *,
         sampling: Sampling,
         drawn: bool,
+        mixed: bool,
     ) -> None:
         spans = [span for span in record.spans if span.author == author]
         versions = tuple(span.version for span in spans)
         item = AuditItem(author, group, record.sample, versions, waiting, len(spans))
-        item.drawn, item.teaches = drawn, self._trusts(author) and self.learns
-        self._learning += item.teaches
+        item.drawn, item.mixed = drawn, mixed
+        item.teaches = self._teaches(author, mixed=mixed)
+        self._learning[mixed] += item.teaches
         if waiting is not None:
             self._on_trial[author] += 1
             self._bound(author)
@@ -310,7 +331,7 @@ class Audits:
     def _over(self, item: AuditItem) -> None:
         """An item is scored, or given up."""
         item.over = True
-        self._learning -= item.teaches
+        self._learning[item.mixed] -= item.teaches
         if item.waiting is not None:
             self._on_trial -= Counter([item.worker])
             self._bound(item.worker)
@@ -345,8 +366,8 @@ class Audits:
         self._over(item)
         if self._trusts(item.worker):
             self.waiting.settle(item.waiting, good=True)
-        if item.teaches and self.learns:
-            return [*self._told(item, (), ""), *self._learn(item.found, now)]
+        if item.teaches and self._of(mixed=item.mixed).limits is None:
+            return [*self._told(item, (), ""), *self._learn(item.found, now, mixed=item.mixed)]
         if self.learns:
             if len(self._unjudged) < UNJUDGED_MAX:
                 self._unjudged.append(item)
@@ -355,9 +376,10 @@ class Audits:
             return []
         return self._judge(item, now)
 
-    def _learn(self, found: Evidence, now: float) -> list[AuditAction]:
-        self.baseline.add(found)
-        limits = self.baseline.limits
+    def _learn(self, found: Evidence, now: float, *, mixed: bool) -> list[AuditAction]:
+        baseline = self._of(mixed=mixed)
+        baseline.add(found)
+        limits = baseline.limits
         if limits is None:
             return []
         for peer in self._members:
@@ -366,8 +388,10 @@ class Audits:
                 self._members.changed.add(peer.peer)
             self._bound(peer.peer)
         waiting, self._unjudged = self._unjudged, []
-        learnt = LimitsLearnt(self._rules.engine_class, limits.k, limits.misses, limits.tolerance)
-        text = f"limits are learnt: K {limits.k:.2g}, missed seeds {limits.misses:.2g}"
+        name = self._rules.mixed_class if mixed else self._rules.engine_class
+        learnt = LimitsLearnt(name, limits.k, limits.misses, limits.tolerance)
+        which = "limits of answers whose KV mixes versions" if mixed else "limits"
+        text = f"{which} are learnt: K {limits.k:.2g}, missed seeds {limits.misses:.2g}"
         if limits.exact:
             text += "; they fit no other precision than that of your trusted workers"
         actions: list[AuditAction] = [Persist(learnt), Note("audit", text)]
@@ -377,7 +401,10 @@ class Audits:
 
     def _judge(self, item: AuditItem, now: float) -> list[AuditAction]:
         assert item.found is not None
-        limits = self.baseline.limits
+        limits = self._of(mixed=item.mixed).limits
+        if limits is None and self._judges:
+            # Those of the other class are learnt.
+            limits = GROSS
         if limits is None:
             reasons = self.cases.suspect(item.worker, item.found, GROSS)
             return self._told(item, reasons, "")
@@ -415,9 +442,18 @@ class Audits:
         self.waiting.check()
         self.cases.check()
         assert len(self._unjudged) <= UNJUDGED_MAX
-        assert self._learning >= 0
+        assert all(count >= 0 for count in self._learning.values())
+        assert self._rules.in_place or not self.mixed.trusted
         assert all(count > 0 for count in self._on_trial.values())
         assert not any(self._trusts(worker) for worker in self._convicted)
+
+
+def _mixes(spans: Iterable[AuthoredSpan], author: PeerId) -> bool:
+    """Whether this author went on under another version than it had begun with.
+
+    Where it takes over from another worker it computes the KV caches itself, so that mixes nothing.
+    """
+    return any(one.author == author == other.author for one, other in pairwise(spans))
 
 
 def _to_score(

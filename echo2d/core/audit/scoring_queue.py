@@ -40,7 +40,8 @@ class AuditItem:
 
     left: parts that are not scored yet. found: of the others, together. waiting: the sample, if its
     group waits for the verdict. drawn: by its share, not because its worker is on trial. teaches:
-    limits are learnt from it. over: it is scored or given up.
+    limits are learnt from it. mixed: its KV caches may mix versions, so it is of a class of its own.
+    over: it is scored or given up.
     """
 
     worker: PeerId
@@ -52,6 +53,7 @@ class AuditItem:
     found: Evidence | None = None
     drawn: bool = False
     teaches: bool = False
+    mixed: bool = False
     over: bool = False
 
     @property

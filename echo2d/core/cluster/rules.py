@@ -30,7 +30,8 @@ class AuditRules:
     the trajectories of a clear worker that are audited. wait_s: a sample waits so long for its
     verdict, then another worker gets it. replay: by which engine's rule seeds are replayed.
     logprobs: whether a clean prefill gives the logprobs that workers report. trusts: the operator
-    trusts some workers. scored_as: how answers are drawn and scored, in words.
+    trusts some workers. scored_as: how answers are drawn and scored, in words. in_place: workers
+    may keep KV caches over a refit, so that those of an answer may mix versions.
     """
 
     newcomer: int = 20
@@ -40,12 +41,18 @@ class AuditRules:
     logprobs: bool = True
     trusts: bool = True
     scored_as: str = ""
+    in_place: bool = False
 
     @property
     def engine_class(self) -> str:
         """What limits are learnt for; another class has other limits."""
         facts = (self.replay, "" if self.logprobs else "logprobs off", self.scored_as)
         return ", ".join(filter(None, facts))
+
+    @property
+    def mixed_class(self) -> str:
+        """The class of answers whose KV caches may mix versions."""
+        return f"{self.engine_class}, mixed KV"
 
 
 @dataclass(frozen=True, slots=True)

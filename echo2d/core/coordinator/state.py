@@ -137,14 +137,7 @@ class CoordinatorState:
             if rules.audit is None
             else Audits(
                 rules,
-                next(
-                    (
-                        each
-                        for each in recovered.limits
-                        if each.engine_class == rules.audit.engine_class
-                    ),
-                    None,
-                ),
+                recovered.limits,
                 members=self._members,
                 versions=self._versions,
                 statistics=self._statistics,

@@ -167,13 +167,15 @@ def _relay(peer: Peer, now: float) -> PeerStatus:
 
 
 def _audit(audits: Audits, members: Membership) -> AuditStatus:
-    limits = audits.baseline.limits
+    limits, mixed = audits.baseline.limits, audits.mixed.limits
     return AuditStatus(
         auditors=sum(peer.kind == "auditor" and peer.alive for peer in members),
         trusts=audits.trusts,
         learnt=audits.baseline.learnt,
         k_max=None if limits is None else limits.k,
         misses_max=None if limits is None else limits.misses,
+        learnt_mixed=audits.mixed.learnt if audits.in_place else None,
+        k_max_mixed=None if mixed is None else mixed.k,
         pending=audits.scorers.pending,
         waiting=len(audits.waiting),
         scored=audits.scorers.scored,

@@ -312,6 +312,7 @@ def _audit_rules(config: CoordinatorConfig) -> AuditRules:
         replay=audit.seeds,
         logprobs=audit.logprobs,
         trusts=bool(audit.trusted),
+        in_place=audit.in_place,
     )
 
 

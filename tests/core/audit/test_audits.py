@@ -7,7 +7,7 @@ import pytest
 
 from echo2d.core.audit import audits as audits_module
 from echo2d.core.audit.baseline import BASELINE_TRAJECTORIES, K_MIN
-from echo2d.core.base.ids import PeerId
+from echo2d.core.base.ids import PeerId, Version
 from echo2d.core.cluster.events import PeerDisconnected, PeerPardoned
 from echo2d.core.cluster.rules import AuditRules
 from echo2d.core.coordinator.events import Recovered
@@ -20,11 +20,19 @@ from echo2d.core.protocol.control_messages import (
 )
 from echo2d.core.protocol.evidence import Evidence
 from echo2d.core.protocol.sampling import Sampling
-from echo2d.core.protocol.trajectory import TrajectoryScore
+from echo2d.core.protocol.trajectory import AuthoredSpan, TrajectoryScore
 from echo2d.core.rollouts.events import SampleReturned
 from echo2d.core.rollouts.groups import RETURNED_WAIT_S
-from tests.support.audited_world import LEARNT, LIE, AuditedWorld, started, train_on, trajectories
-from tests.support.coordinator_world import messages, publish_step, rules, train
+from tests.support.audited_world import (
+    LEARNT,
+    LIE,
+    MIXED_K,
+    AuditedWorld,
+    started,
+    train_on,
+    trajectories,
+)
+from tests.support.coordinator_world import messages, publish_step, rules, train, version_key
 
 
 def test_a_newcomer_is_audited_before_its_first_answers_are_trained_on() -> None:
@@ -339,6 +347,87 @@ def test_honest_answers_on_trial_excuse_no_lies() -> None:
         for _ in range(200):
             case.judge(PeerId("liar"), honest, limits, drawn=False)
     assert case.judge(PeerId("liar"), lie, limits)[1]
+
+
+def test_without_leave_a_worker_that_refits_in_place_is_convicted() -> None:
+    """No clean prefill gives its logprobs, and the audit cannot tell that from other weights."""
+    world = started("a", "mine", newcomer=0, share=1.0)
+    train_on(world, 2)
+    world.mixes.add("a")
+    train_until_convicted(world)
+    assert [each.worker for each in world.convicts] == ["a"]
+    assert "logprobs" in world.convicts[0].reason
+
+
+def test_answers_of_mixed_kv_have_limits_of_their_own() -> None:
+    """They are learnt from trusted workers that refit in place too, and kept over a restart."""
+    world = started("a", "mine", newcomer=0, share=1.0, in_place=True)
+    train_on(world, 2)
+    world.mixes |= {"a", "mine"}
+    for _ in range(BASELINE_TRAJECTORIES):
+        if world.audits.mixed.limits is not None:
+            break
+        status = world.state.status().audit
+        assert status is not None
+        assert status.learnt_mixed is not None
+        assert (status.learnt, status.k_max_mixed) == (1.0, None)
+        train_on(world, 1)
+    assert world.audits.mixed.limits is not None
+    assert world.ledger.limits["torch, mixed KV"].k > 5 * LEARNT.k
+    assert world.ledger.limits["torch"] == LEARNT
+    world.crash()
+    assert world.audits.mixed.limits is not None
+    assert world.audits.mixed.limits.k == world.ledger.limits["torch, mixed KV"].k
+    train_on(world, 5)
+    assert world.convicts == []
+    assert not any(each.reasons for each in world.told), "an honest answer was flagged"
+    # Its clean answers are still judged by the narrow limits.
+    world.mixes = {"mine"}
+    clean = Evidence(3, MIXED_K, 0.0, 1.0, 0.0, 0.0, (0, 0, 0))
+    world._score = lambda answer: clean  # type: ignore[method-assign]
+    train_until_convicted(world)
+    assert [each.worker for each in world.convicts] == ["a"]
+
+
+def test_until_limits_of_mixed_kv_are_learnt_only_gross_lies_convict() -> None:
+    world = started("liar", "mine", newcomer=0, share=1.0, in_place=True)
+    train_on(world, 2)
+    world.mixes.add("liar")
+    train_on(world, 5)
+    assert world.convicts == []
+    assert world.audits.mixed.limits is None, "no trusted worker refits in place"
+    world.liars.add("liar")
+    train_until_convicted(world)
+    assert [each.worker for each in world.convicts] == ["liar"]
+
+
+def test_where_all_answers_mix_versions_their_limits_let_others_work() -> None:
+    world = started("a", "mine", learnt=False, in_place=True, newcomer=0)
+    world.mixes |= {"a", "mine"}
+    for _ in range(BASELINE_TRAJECTORIES):
+        if not world.audits.learns:
+            break
+        assert not world.peers["a"].leases
+        train_on(world, 1)
+    assert world.audits.mixed.limits is not None
+    assert world.audits.baseline.limits is None, "only the first answers were clean"
+    train_on(world, 3)
+    assert any(t.worker == "a" for t in trajectories(world))
+
+
+def test_a_worker_that_takes_over_computes_kv_caches_itself() -> None:
+    """So what it writes under one version is clean, whoever wrote the tokens before."""
+    one, two = PeerId("one"), PeerId("two")
+
+    def spans(*authors: PeerId) -> list[AuthoredSpan]:
+        return [
+            AuthoredSpan(at, at + 1, Version(at), version_key(at).digest, author)
+            for at, author in enumerate(authors)
+        ]
+
+    assert not audits_module._mixes(spans(one, two, one), one)
+    assert audits_module._mixes(spans(one, two, two), two)
+    assert not audits_module._mixes(spans(one, two, two), one)
 
 
 def test_a_sample_that_nobody_else_can_write_begins_anew_with_its_group() -> None:
