@@ -1,0 +1,1 @@
+"""What a refit costs a SGLang server, in each of its modes."""
