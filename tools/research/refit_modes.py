@@ -48,7 +48,7 @@ def spread(values: Sequence[float], digits: int = 2) -> str:
     return f"{middle:,.{digits}f} ({low:,.{digits}f} to {high:,.{digits}f})"
 
 
-def row(mode: Mode, found: Sequence[ModeFound], bare_s: float, refits: int) -> list[str]:
+def row(mode: Mode, found: Sequence[ModeFound], bare_s: float) -> list[str]:
     said = [each for one in found for each in one.recompute_s if each is not None]
     return [
         mode,
@@ -56,7 +56,7 @@ def row(mode: Mode, found: Sequence[ModeFound], bare_s: float, refits: int) -> l
         spread([each for one in found for each in one.tokens], 0),
         spread(said),
         spread([each for one in found for each in one.resumes_s]),
-        spread([(one.wall_s - bare_s) / refits for one in found]),
+        spread([(one.wall_s - bare_s) / len(one.pause_s) for one in found if one.pause_s]),
         spread([one.risk for one in found], 0),
         str(sum(one.lost for one in found)),
         f"{sum(one.wrong for one in found)} of {sum(one.checked for one in found):,}",
@@ -112,7 +112,7 @@ def main() -> int:
     for mode in chosen.modes:
         if mode != "none":
             mine = [one for one in found if one.mode == mode]
-            print("| " + " | ".join(row(mode, mine, bare_s, work.refits)) + " |")
+            print("| " + " | ".join(row(mode, mine, bare_s)) + " |")
     return 0
 
 

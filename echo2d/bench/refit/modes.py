@@ -36,8 +36,8 @@ Mode = Literal["none", "retract", "abort", "in_place"]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RefitWork:
     """samples: that run at once, of prompts that share nothing. refits: of each mode, at equal
-    distances in tokens. change: of the weights from version to version, relative. held_s: see
-    `sampling_loop.HELD_S_MAX`.
+    distances in tokens; fewer if the samples end before. change: of the weights from version to
+    version, relative. held_s: see `sampling_loop.HELD_S_MAX`.
     """
 
     samples: int = 16
@@ -183,8 +183,10 @@ async def measure(
             began, first = clock.time(), watch.total
             rest = work.samples * work.answer_tokens - first
             for version in range(1, 1 if mode == "none" else work.refits + 1):
-                goal = first + rest * version // (work.refits + 1)
+                goal = first + rest * version // (work.refits + 2)
                 await watch.until(lambda goal=goal: watch.total >= goal)  # type: ignore[misc]
+                if watch.ended == work.samples:
+                    break
                 report = await engine.refit(versions[version], _label(version))
                 resumed = clock.time()
                 await watch.all_wrote(work.samples)
