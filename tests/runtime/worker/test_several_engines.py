@@ -116,7 +116,8 @@ async def test_one_download_two_engines_and_true_spans_across_a_refit(
             double.send(box, double.lease(number, tokens=CONTEXT_MAX - 100))
         await both_busy(double, engines)
         digests.append(await publish(double, harness, 1, seed, box))
-        assert (await double.until_said(RefitDone, box, count=2)).memory_ok
+        refit = await double.until_said(RefitDone, box, count=2)
+        assert refit.memory_ok
         samples = {(lease, sample) for lease in (1, 2) for sample in (0, 1)}
         await double.until(
             lambda: (
@@ -129,6 +130,11 @@ async def test_one_download_two_engines_and_true_spans_across_a_refit(
         assert sent[-1].sent_bytes < 1.1 * sent[-1].payload_bytes + TABLE_BYTES, (
             "the engines share one download"
         )
+    assert refit.recomputed_tokens == sum(
+        len(PROMPT) + told(double).versions[key].count(0) for key in samples
+    ), "of both engines"
+    assert refit.recompute_s is not None
+    assert refit.recompute_s >= 0
     labels = [version_label(double.facts(v, 0).version, digest) for v, digest in enumerate(digests)]
     for key, output in told(double).tokens.items():
         written_by = told(double).versions[key]
