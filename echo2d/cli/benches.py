@@ -226,6 +226,11 @@ def bench_coordinator(*, as_json: bool, **options: Any) -> None:
 )
 @click.option("--against", default="", help="Also encode with any of xor,index-value,zstd.")
 @click.option(
+    "--codec",
+    type=click.Choice(("numpy", "plain", "avx2", "avx512")),
+    help="Code that encodes and decodes. Default: the best one of this machine.",
+)
+@click.option(
     "--out",
     type=DIRECTORY,
     help="Directory to keep, in which NEW is rebuilt. Default: a temporary one.",

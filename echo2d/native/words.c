@@ -394,7 +394,7 @@ struct split_source {
     const uint8_t *parameters; /* two of them in a byte */
     size_t block;              /* the number of the next one */
     const uint8_t *low, *low_end;
-    const uint8_t *unary;
+    const uint8_t *unary, *end; /* end: of the payload */
     size_t bit, unary_bits;
 };
 
@@ -411,28 +411,41 @@ static inline uint64_t bits_at(const uint8_t *bytes, size_t length, size_t bit) 
     return found >> (bit & 7);
 }
 
+/* Count the zeros from `bit` on, and go past the one after them, whose window is left. False: there
+ * is no one. */
+static bool read_unary(struct split_source *from, uint64_t *window, uint64_t *zeros) {
+    const uint64_t valid = ((uint64_t)1 << 57) - 1;
+    *zeros = 0;
+    if (*window == 0) {
+        /* Only now it matters how much of the window was read. */
+        while ((*window = bits_at(from->unary, from->unary_bits >> 3, from->bit) & valid) == 0) {
+            if (from->bit + 57 >= from->unary_bits) return false;
+            from->bit += 57;
+            *zeros += 57;
+        }
+    }
+    unsigned more = lowest_bit(*window);
+    *window = *window >> more >> 1;
+    from->bit += more + 1;
+    *zeros += more;
+    return true;
+}
+
 /* False: a stream ends too soon, or a number is larger than the largest that is allowed. */
 static bool read_rice(struct split_source *from, size_t count, uint32_t largest, uint32_t *out) {
-    size_t unary_bytes = from->unary_bits >> 3;
+    uint64_t window = 0, zeros;
     for (size_t start = 0; start < count; start += RICE_BLOCK) {
         unsigned k = parameter_at(from->parameters, from->block++);
         uint32_t mask = (1u << k) - 1;
         size_t in_block = min_size(count - start, RICE_BLOCK);
         size_t low_bytes = (in_block * k + 7) / 8, low_bit = 0;
         if ((size_t)(from->low_end - from->low) < low_bytes) return false;
-        for (size_t i = 0; i < in_block; i++) {
-            uint64_t zeros = 0, window;
-            while ((window = bits_at(from->unary, unary_bytes, from->bit) &
-                             (((uint64_t)1 << 57) - 1)) == 0) {
-                if (from->bit + 57 >= from->unary_bits) return false;
-                from->bit += 57;
-                zeros += 57;
-            }
-            unsigned more = lowest_bit(window);
-            from->bit += more + 1;
-            uint64_t number = (zeros + more) << k |
-                              ((uint32_t)bits_at(from->low, low_bytes, low_bit) & mask);
-            low_bit += k;
+        /* Reading eight bytes at once may reach into the next columns, not past the payload. */
+        size_t readable = (size_t)(from->end - from->low);
+        for (size_t i = 0; i < in_block; i++, low_bit += k) {
+            if (!read_unary(from, &window, &zeros)) return false;
+            uint64_t low = k ? bits_at(from->low, readable, low_bit) & mask : 0;
+            uint64_t number = zeros << k | low;
             if (number > largest) return false;
             out[start + i] = (uint32_t)number;
         }
@@ -571,8 +584,8 @@ static const char *apply_split(uint8_t *chunk, size_t words, const uint8_t *payl
     /* No number takes more zeros on average with the best parameter. */
     if (unary_bytes > (3 * (count + 2 * escapes) + (words >> RICE_MAX) + 7) / 8)
         return "a split chunk has too many gaps";
-    struct split_source from = {parameters, 0, low, low + low_bytes, low + low_bytes, 0,
-                                8 * unary_bytes};
+    struct split_source from = {
+        parameters, 0, low, low + low_bytes, low + low_bytes, payload + length, 0, 8 * unary_bytes};
     if (!read_rice(&from, count, (uint32_t)words, room->gaps) ||
         !read_rice(&from, escapes, (uint32_t)count, room->escape_gaps) ||
         !read_rice(&from, escapes, 32766, room->escape_sizes))

@@ -9,6 +9,7 @@ import pytest
 import zstandard
 from click.testing import CliRunner
 
+from echo2d import native
 from echo2d.bench.delta.baselines import RIVALS
 from echo2d.cli import main
 from tests.support.snapshots import write_snapshot
@@ -51,10 +52,15 @@ def test_it_says_what_a_version_takes_and_builds_it_again(
     assert facts["changed_fraction"] == pytest.approx(CHANGED, rel=0.02)
     assert facts["wire_fraction"] * facts["ratio"] == pytest.approx(1)
     assert facts["wire_bytes"] < 0.02 * facts["snapshot_bytes"]
-    assert facts["chunks"] == {"same": 4, "raw": 1, "full": 0, "sparse": 2, "dense": 0}
+    assert facts["chunks"] == {
+        "same": 4, "raw": 1, "full": 0, "sparse": 2, "dense": 0, "split": 0,
+    }  # fmt: skip
+    assert facts["codec"] == native.codec()
     assert list(facts["against"]) == against.split(",")
     assert facts["against"]["zstd"]["wire_fraction"] > 0.5
-    for name in ("encode_mb_s", "decode_mb_s", "memcpy_mb_s", "encode_per_memcpy"):
+    for name in (
+        "encode_mb_s", "decode_mb_s", "receive_mb_s", "memcpy_mb_s", "encode_per_memcpy", "decode_two_threads",
+    ):  # fmt: skip
         low, high = facts["least_most"][name]
         assert 0 < low <= facts[name] <= high
     assert 0 < facts["peak_scratch_mb"] < 2
@@ -67,9 +73,10 @@ def test_it_says_what_a_version_takes_and_builds_it_again(
 
 
 def test_it_prints_a_table(versions: tuple[Path, Path]) -> None:
-    code, output = run(*versions, "--runs", 1)
+    code, output = run(*versions, "--runs", 1, "--codec", "numpy")
     assert code == 0
     assert "2 sparse" in output
+    assert "numpy" in output
     assert "built again byte for byte" in output
 
 

@@ -4,12 +4,13 @@ First all of NEW is encoded, decoded, verified and written, and compared with NE
 of the same functions on chunks that are in memory, in several runs of one thread: bytes of the model per CPU second,
 so that neighbours on the machine disturb little. What is in them:
 
-    encode   `encode_record`: finding and coding the changes, xxh3-128 of the base, blake3 of the result
-    decode   `decode_record`: xxh3-128 of the base, decoding in its memory; then blake3 of the result, and writing it to
-             its file
+    encode   finding and coding the changes (as sent, and as kept), blake3 and xxh3-128 of the new chunk
+    decode   `decode_record`, in the memory of the base; then blake3 of the result, and writing it to its file
+    receive  the same, and before it the base is read from its file (page cache)
     memcpy   the same chunks, copied within memory
 
-Reading files, hashing frames and making files durable are not in them.
+Hashing the base and the frames, reading the new files and making files durable are not in them. How much two threads
+are faster than one is measured by the clock: it takes two idle cores.
 """
 
 import json
@@ -21,6 +22,7 @@ import time
 import tracemalloc
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -33,22 +35,24 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from echo2d import native
 from echo2d.bench.delta.baselines import RIVALS
 from echo2d.core.base.canonical import digest_of
 from echo2d.core.base.ids import ChunkId, Epoch, PublishSeq, RunId, Version
-from echo2d.core.weights.delta import ChunkMode
+from echo2d.core.weights.delta import ChunkMode, encode_twice
 from echo2d.core.weights.encoder import FormBuilder
 from echo2d.core.weights.encoding import (
     FRAME_BYTES_MIN,
     ChunkRecord,
     FormFacts,
+    base_sum,
     decode_record,
     encode_record,
 )
 from echo2d.core.weights.manifest import CHUNK_BYTES, Chunk, FileEntry, chunk_layout, is_safetensors
 from echo2d.errors import IntegrityFault, OperatorFault
 from echo2d.store.disk import allocate, store_faults, write_at
-from echo2d.store.snapshots import read_chunk, scan_snapshot
+from echo2d.store.snapshots import read_chunk, read_chunk_into, scan_snapshot
 
 RUNS_MAX = 100
 SAMPLE_BYTES = (
@@ -58,15 +62,21 @@ SAMPLE_BYTES = (
 
 @dataclass(frozen=True, slots=True)
 class DeltaBench:
-    """What was asked for. out: where NEW is built again, kept; a temporary folder if None."""
+    """What was asked for. out: where NEW is built again, kept; a temporary folder if None. codec: of `echo2d.native`;
+    the one in use if None.
+    """
 
     old: Path
     new: Path
     runs: int = 5
     against: tuple[str, ...] = ()
     out: Path | None = None
+    codec: str | None = None
 
     def __post_init__(self) -> None:
+        if self.codec is not None and self.codec not in native.available():
+            found = ", ".join(native.available())
+            raise OperatorFault(f"--codec: this machine has {found}; found {self.codec}")
         if not 1 <= self.runs <= RUNS_MAX:
             raise OperatorFault(f"--runs: expected 1 to {RUNS_MAX}; found {self.runs}")
         if not set(self.against) <= set(RIVALS):
@@ -91,9 +101,10 @@ class DeltaResult:
     """What `--json` prints. Speeds: MB (10^6 bytes) of the model per CPU second of one thread, medians over the runs.
 
     changed_fraction: of the 16-bit words. wire_fraction, ratio: bytes on the wire, segment tables included, per byte of
-    the snapshot, and the other way round. chunks: how many, by mode. encode_per_memcpy, decode_per_memcpy: medians of
-    the quotients within a run. least_most: of every speed and quotient over the runs. peak_scratch_mb: what encoding or
-    decoding a chunk allocates at most beside its input, its result included, zstd's own tables (about 1 MB) not.
+    the snapshot, and the other way round. chunks: how many, by mode. codec: of `echo2d.native`. ..._per_memcpy: medians
+    of the quotients within a run. ..._two_threads: how many times as fast as one, by the clock. least_most: of every
+    speed and quotient over the runs. peak_scratch_mb: what encoding or decoding a chunk allocates at most beside its
+    input, its result included, zstd's own tables (about 1 MB) not.
     """
 
     snapshot_bytes: int
@@ -104,11 +115,16 @@ class DeltaResult:
     chunks: Mapping[str, int]
     roundtrip_ok: bool
     runs: int
+    codec: str
     encode_mb_s: float
     decode_mb_s: float
+    receive_mb_s: float
     memcpy_mb_s: float
     encode_per_memcpy: float
     decode_per_memcpy: float
+    receive_per_memcpy: float
+    encode_two_threads: float
+    decode_two_threads: float
     least_most: Mapping[str, tuple[float, float]]
     peak_scratch_mb: float
     against: Mapping[str, RivalResult]
@@ -121,7 +137,10 @@ class DeltaResult:
 def run_delta_bench(wanted: DeltaBench, *, as_json: bool) -> int:
     """The exit code; 1: what was decoded is not what was encoded."""
     bar = Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())
-    with bar:
+    codec = next(
+        (each for each in native.available() if each == wanted.codec), native.available()[-1]
+    )
+    with bar, native.using(codec):
         result = measure(wanted, bar)
     if as_json:
         print(json.dumps(result.as_dict()))
@@ -141,7 +160,7 @@ def measure(wanted: DeltaBench, bar: Progress) -> DeltaResult:
             read_chunk(out, chunk) == read_chunk(wanted.new, chunk)
             for chunk in bar.track(chunk_layout(files), description="comparing")
         )
-        sample = _Sample(whole.sample, out)
+        sample = _Sample(whole.sample, wanted.old, out)
         peak = sample.peak_bytes()
         speeds = [
             sample.run() for _ in bar.track(range(wanted.runs), description="measuring speeds")
@@ -157,6 +176,7 @@ def measure(wanted: DeltaBench, bar: Progress) -> DeltaResult:
         chunks={mode.name.lower(): whole.chunks[mode] for mode in ChunkMode},
         roundtrip_ok=roundtrip_ok,
         runs=wanted.runs,
+        codec=native.codec(),
         **{name: median(values) for name, values in columns.items()},
         least_most={name: (min(values), max(values)) for name, values in columns.items()},
         peak_scratch_mb=peak / 1e6,
@@ -220,16 +240,24 @@ class MeasuredChunk:
     record: ChunkRecord
     payload: bytes
 
-    def encode(self) -> tuple[ChunkRecord, bytes]:
-        return encode_record(self.record.chunk, self.new, self.base)
+    def encode(self) -> None:
+        """All that the seed does with a chunk and its base, but for the sum by which it knows the base."""
+        base_sum(self.new)
+        encode_twice(self.new, self.base)
+        digest_of(self.new)
 
-    def decode_into(self, out: Path, scratch: memoryview) -> float:
-        """Decode, verify, write: CPU seconds. Those for the base, which comes into `scratch` first, do not count."""
+    def decode_into(self, out: Path, scratch: memoryview, source: Path | None = None) -> float:
+        """Decode, verify, write: CPU seconds. source: the base is read from there, and that counts; otherwise it comes
+        into `scratch` from memory first, which does not.
+        """
         base = None
         if self.base is not None:
             base = scratch[: len(self.base)]
-            base[:] = self.base
+            if source is None:
+                base[:] = self.base
         began = time.thread_time()
+        if base is not None and source is not None:
+            read_chunk_into(source, self.place, base)
         data = decode_record(self.record, self.payload, self.place.length, base, overwrite=True)
         if digest_of(data) != self.record.result:
             raise IntegrityFault(f"chunk {self.record.chunk} was not decoded to what was encoded")
@@ -312,8 +340,9 @@ class _Whole:
 class _Sample:
     """The chunks whose speeds are measured."""
 
-    def __init__(self, chunks: Sequence[MeasuredChunk], out: Path) -> None:
-        self._chunks, self._out, self._scratch = chunks, out, new_scratch()
+    def __init__(self, chunks: Sequence[MeasuredChunk], old: Path, out: Path) -> None:
+        self._chunks, self._old, self._out = chunks, old, out
+        self._scratch = new_scratch()
         total = sum(len(each.new) for each in chunks)
         self._copy = np.ones(
             total, np.uint8
@@ -323,14 +352,38 @@ class _Sample:
         """MB/s, and quotients."""
         total = self._copy.size / 1e6
         memcpy, encode = (total / _cpu_s(work) for work in (self._copy_all, self._encode_all))
-        decode = total / sum(each.decode_into(self._out, self._scratch) for each in self._chunks)
+        decode, receive = (
+            total / sum(each.decode_into(self._out, self._scratch, source) for each in self._chunks)
+            for source in (None, self._old)
+        )
         return {
             "encode_mb_s": encode,
             "decode_mb_s": decode,
+            "receive_mb_s": receive,
             "memcpy_mb_s": memcpy,
             "encode_per_memcpy": encode / memcpy,
             "decode_per_memcpy": decode / memcpy,
+            "receive_per_memcpy": receive / memcpy,
+            "encode_two_threads": self._two_threads(lambda each, _: each.encode()),
+            "decode_two_threads": self._two_threads(
+                lambda each, scratch: each.decode_into(self._out, scratch, self._old)
+            ),
         }
+
+    def _two_threads(self, work: Callable[[MeasuredChunk, memoryview], object]) -> float:
+        """How many times as fast they are as one, by the clock."""
+
+        def half(chunks: Sequence[MeasuredChunk], scratch: memoryview) -> None:
+            for each in chunks:
+                work(each, scratch)
+
+        second, took = new_scratch(), list[float]()
+        with ThreadPoolExecutor(2) as pool:
+            for parts in ((self._chunks, ()), (self._chunks[::2], self._chunks[1::2])):
+                began = time.monotonic()
+                list(pool.map(half, parts, (self._scratch, second)))
+                took.append(time.monotonic() - began)
+        return took[0] / took[1]
 
     def _copy_all(self) -> None:
         start = 0
@@ -375,19 +428,27 @@ def print_result(result: DeltaResult) -> None:
         f"{result.wire_bytes:,}, {result.wire_fraction:.3%}, factor {result.ratio:.1f}",
     )
     table.add_row("chunks", modes)
-    for name in ("encode", "decode", "memcpy"):
+    table.add_row("codec", result.codec)
+    for name in ("encode", "decode", "receive", "memcpy"):
         low, high = result.least_most[f"{name}_mb_s"]
         table.add_row(
             f"{name}, one core",
             f"{getattr(result, f'{name}_mb_s'):,.0f} MB/s",
             f"{low:,.0f} - {high:,.0f}",
         )
-    for name in ("encode", "decode"):
+    for name in ("encode", "decode", "receive"):
         low, high = result.least_most[f"{name}_per_memcpy"]
         table.add_row(
             f"{name} / memcpy",
             f"{getattr(result, f'{name}_per_memcpy'):.3f}",
             f"{low:.3f} - {high:.3f}",
+        )
+    for name in ("encode", "decode"):
+        low, high = result.least_most[f"{name}_two_threads"]
+        table.add_row(
+            f"{name}, two threads / one",
+            f"{getattr(result, f'{name}_two_threads'):.2f}",
+            f"{low:.2f} - {high:.2f}",
         )
     table.add_row("scratch of a chunk, at most", f"{result.peak_scratch_mb:.1f} MB")
     table.add_row("built again byte for byte", "yes" if result.roundtrip_ok else "NO")
