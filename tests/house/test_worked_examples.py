@@ -8,8 +8,9 @@ from echo2d.core.capacity.model import Demand, bubble, judge, mu_min, period_s
 from echo2d.core.topology.plan import Job, Plan
 from echo2d.core.topology.planner import plan_auto, plan_chains, plan_star
 from echo2d.core.topology.repair import repair
-from echo2d.core.weights.delta import ChunkMode, encode_chunk
-from echo2d.core.weights.delta_words import find_changes
+from echo2d.core.weights.delta import ChunkMode, encode_chunk, encode_twice
+from echo2d.core.weights.delta_split import encode_split
+from echo2d.core.weights.delta_words import encode_sparse, find_changes
 from tests.support.plans import JOB, MB, ONE, facts
 
 
@@ -57,7 +58,8 @@ def test_a_chunk_of_which_one_percent_moved() -> None:
     base = (weights.view("<u4") >> 16).astype("<u2")
     new, places = base.copy(), rng.choice(base.size, base.size // 100, replace=False)
     new[places] += np.where(rng.random(places.size) < 0.5, 1, 0xFFFF).astype("<u2")
-    encoded = encode_chunk(new.tobytes(), base.tobytes())
+    encoded, kept = encode_twice(new.tobytes(), base.tobytes())
+    assert encoded is kept
     assert encoded.mode == ChunkMode.SPARSE
     assert len(encoded.payload) == pytest.approx(47_877, rel=0.01)  # zstd may differ by a little
 
@@ -74,3 +76,22 @@ def test_capacity() -> None:
     assert again.lost_s == pytest.approx(15)
     verdict = judge(Demand(100, 256, 1, 2, 60, pause_s=5))
     assert [change.text for change in verdict.changes] == ["S = 2", "kappa = 1"]
+
+
+def test_a_chunk_of_which_small_words_moved() -> None:
+    rng = np.random.default_rng(0)
+    weights = rng.normal(0, 0.02, 4 << 20).astype(np.float32)
+    base = (weights.view("<u4") >> 16).astype("<u2")
+    moved = (base.astype("<u4") << 16).view(np.float32) + rng.normal(0, 1e-6, base.size).astype(
+        "<f4"
+    )
+    new = ((moved.view("<u4") + 0x8000) >> 16).astype("<u2")
+    changes = find_changes(new.tobytes(), base.tobytes())
+    assert changes is not None
+    assert changes.places.size == 49_588
+    sparse, split = (
+        encode_sparse(new.tobytes(), changes),
+        encode_split(new.tobytes(), base.tobytes(), changes),
+    )
+    assert len(sparse) == pytest.approx(68_524, rel=0.01)  # zstd may differ by a little
+    assert len(split) == 31_310
