@@ -162,7 +162,7 @@ async def test_what_breaks_the_protocol_is_said_and_ends_one_link_only(tmp_path:
         joined(opened, run_dir, "bystander") as bystander,
     ):
         cases: dict[str, ToCoordinator] = {
-            "pause_s and held_s must be finite": RefitDone(
+            "pause_s, held_s and recompute_s must be finite": RefitDone(
                 Version(0), NOWHERE, math.nan, memory_ok=None
             ),
             "only the seed encodes": SegmentEncoded(FormId("f" * 32), SegmentId(0), NOWHERE),
