@@ -8,8 +8,9 @@ what follows. But the versions one after the other on one cache do:
     token     p p a b | c d e | f g
 
 Where a request was cut and its sample went on as a new one, the cache is that of one version again.
-Nobody outside knows where that was. So at the first token that the mixed cache does not explain, a
-fresh one is tried; if that explains the rest, the request was cut there.
+Nobody outside knows where that was. So every cache that explains the tokens so far is a candidate: it
+may go on, or be replaced by a fresh one from some token on. A token is wrong if no candidate explains
+it.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,12 +24,14 @@ from transformers import AutoModelForCausalLM, DynamicCache
 
 # Between float32 on one path and on the other, nats.
 ERROR_MAX = 2e-3
+# A cut near the end of a span may leave two caches that explain it; rarely three.
+CANDIDATES_MAX = 4
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayedSample:
-    """error: the largest difference of a logprob. cuts: how often a fresh KV cache was needed.
-    wrong: tokens that no version explains where the spans say so. unlike: of each token whose KV
+    """error: the largest difference of a logprob that is explained. cuts: how often a fresh KV cache
+    was needed, at least. wrong: tokens that no version explains where the spans say so. unlike: of each token whose KV
     mixes versions, how far its logprob is from that of a clean prefill under the version of its
     span. moved: how far the clean prefill is from that of the version before.
     """
@@ -44,6 +47,15 @@ def load_model(snapshot: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(snapshot, dtype=torch.float32).eval()
 
 
+@dataclass(slots=True)
+class _Candidate:
+    """A KV cache that a server may have had. fed: its tokens. cuts: fresh ones before it."""
+
+    cache: DynamicCache
+    fed: int
+    cuts: int
+
+
 @torch.no_grad()
 def replay(
     model_of: Callable[[str], Any],
@@ -56,35 +68,53 @@ def replay(
 ) -> ReplayedSample:
     """keeps_kv: a refit keeps the KV cache; otherwise every span starts with a fresh one."""
     context = [*prompt, *tokens]
-    error, wrong, cuts = 0.0, 0, 0
+    error, wrong = 0.0, 0
     unlike: list[float] = []
     moved: list[float] = []
-    cache, fed, before = DynamicCache(), 0, ""
-    at = 0  # output tokens explained so far
+    candidates: list[_Candidate] = []
+    at, before = 0, ""
     for label, group in groupby(labels):
         end, first = at + len(list(group)), len(prompt) + at
-        here, fresh = context[: len(prompt) + end], DynamicCache()
-        truth = _chosen(model_of(label), here, fresh, 0, first)
-        kept = fed if keeps_kv else 0
-        if kept:
-            found = _chosen(model_of(label), here, cache, fed, first)
-            old = _chosen(model_of(before), here, DynamicCache(), 0, first)
-            moved += [abs(new - other) for new, other in zip(truth, old, strict=True)]
-        else:
-            found, cache = truth, fresh
-        fed, before = len(here) - 1, label
-        for place in range(at, end):
-            off = abs(found[place - at] - logprobs[place])
-            if off > ERROR_MAX and kept:
-                # The request was cut here: from now on the KV is this version's.
-                kept, cuts, found, cache = 0, cuts + 1, truth, fresh
-                off = abs(found[place - at] - logprobs[place])
-            wrong += off > ERROR_MAX
-            error = max(error, off)
-            if kept:
-                unlike.append(abs(truth[place - at] - logprobs[place]))
-        at = end
-    return ReplayedSample(error, cuts, wrong, unlike, moved)
+        here, said = context[: len(prompt) + end], logprobs[at:end]
+        # What a clean prefill gives; from some token on, this may be how it was.
+        fresh = _Candidate(
+            DynamicCache(), 0, min((each.cuts for each in candidates), default=-1) + 1
+        )
+        truth = _feed(model_of(label), here, fresh, first)
+        clean = _off(truth, said)
+        tail = next((n for n in reversed(range(len(said))) if clean[n] > ERROR_MAX), -1) + 1
+        kept: list[_Candidate] = []
+        best, reach = clean, 0
+        for candidate in candidates if keeps_kv else []:
+            off = _off(_feed(model_of(label), here, candidate, first), said)
+            until = next((n for n, each in enumerate(off) if each > ERROR_MAX), len(said))
+            if until == len(said):
+                kept.append(candidate)
+            if until > reach:
+                best, reach = [*off[:until], *clean[until:]], until
+        if candidates and reach:
+            old = _feed(model_of(before), here, _Candidate(DynamicCache(), 0, 0), first)
+            moved += _off(truth, old)[:reach]
+            unlike += clean[:reach]
+        if reach >= tail or not kept:
+            kept.append(fresh)
+        candidates = kept[:CANDIDATES_MAX]
+        wrong += sum(each > ERROR_MAX for each in best)
+        error = max([error, *(each for each in best if each <= ERROR_MAX)])
+        at, before = end, label
+    cuts = min(candidate.cuts for candidate in candidates) if candidates else 0
+    return ReplayedSample(error, cuts if keeps_kv else 0, wrong, unlike, moved)
+
+
+def _off(found: Sequence[float], said: Sequence[float]) -> list[float]:
+    return [abs(one - other) for one, other in zip(found, said, strict=True)]
+
+
+def _feed(model: Any, context: Sequence[int], candidate: _Candidate, first: int) -> list[float]:
+    """Logprobs of context[first:]; the candidate then has all of the context but its last token."""
+    found = _chosen(model, context, candidate.cache, candidate.fed, first)
+    candidate.fed = len(context) - 1
+    return found
 
 
 def _chosen(
