@@ -48,7 +48,7 @@ def spread(values: Sequence[float], digits: int = 2) -> str:
     return f"{middle:,.{digits}f} ({low:,.{digits}f} to {high:,.{digits}f})"
 
 
-def row(mode: Mode, found: Sequence[ModeFound], bare_s: float) -> list[str]:
+def row(mode: Mode, found: Sequence[ModeFound], bare_s: float | None) -> list[str]:
     said = [each for one in found for each in one.recompute_s if each is not None]
     return [
         mode,
@@ -56,7 +56,11 @@ def row(mode: Mode, found: Sequence[ModeFound], bare_s: float) -> list[str]:
         spread([each for one in found for each in one.tokens], 0),
         spread(said),
         spread([each for one in found for each in one.resumes_s]),
-        spread([(one.wall_s - bare_s) / len(one.pause_s) for one in found if one.pause_s]),
+        spread(
+            []
+            if bare_s is None
+            else [(one.wall_s - bare_s) / len(one.pause_s) for one in found if one.pause_s]
+        ),
         spread([one.risk for one in found], 0),
         str(sum(one.lost for one in found)),
         f"{sum(one.wrong for one in found)} of {sum(one.checked for one in found):,}",
@@ -105,7 +109,7 @@ def main() -> int:
         print(json.dumps(facts(work, found)))
         return 0
     bare = [one.wall_s for one in found if one.mode == "none"]
-    bare_s = median(bare) if bare else float("nan")
+    bare_s = median(bare) if bare else None
     print(f"without refits {spread(bare)} s")
     print("| " + " | ".join(HEAD) + " |")
     print("| " + " | ".join("---" for _ in HEAD) + " |")
