@@ -92,6 +92,12 @@ def loops() -> Loops | None:
     return None if _chosen == "numpy" else Loops(CODECS.index(_chosen) - 1)
 
 
+def free_memory() -> None:
+    """Free the memory that the loops keep for their next call: a few megabytes a thread."""
+    if _words is not None:
+        _words.free_memory()
+
+
 @contextmanager
 def using(wanted: CodecName) -> Iterator[None]:
     """Use another codec of those available, in all threads."""

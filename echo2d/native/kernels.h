@@ -53,9 +53,10 @@ TARGET static inline unsigned NAME(ones)(uint64_t mask) {
 #if defined(IS_AVX512) || defined(IS_AVX2)
     return (unsigned)_mm_popcnt_u64(mask);
 #else
-    unsigned count = 0;
-    for (; mask; mask &= mask - 1) count++;
-    return count;
+    mask -= mask >> 1 & UINT64_C(0x5555555555555555);
+    mask = (mask & UINT64_C(0x3333333333333333)) + (mask >> 2 & UINT64_C(0x3333333333333333));
+    mask = (mask + (mask >> 4)) & UINT64_C(0x0F0F0F0F0F0F0F0F);
+    return (unsigned)(mask * UINT64_C(0x0101010101010101) >> 56);
 #endif
 }
 
@@ -123,11 +124,23 @@ TARGET static void NAME(tabulate)(const uint8_t *base, size_t blocks, struct tab
             table->total[class] += NAME(ones)(masks[class]);
         }
 #else
-        memset(masks, 0, sizeof table->masks[block]);
-        for (unsigned i = 0; i < BLOCK; i++) {
-            unsigned class = class_of(word_at(base, i));
-            masks[class] |= (uint64_t)1 << i;
-            table->total[class]++;
+        /* The four bits of all classes become four masks, eight words at a time: a product gathers the
+         * lowest bits of eight bytes in its highest byte. */
+        uint8_t classes[BLOCK];
+        uint64_t bits[4] = {0}, low[4], high[4];
+        for (unsigned i = 0; i < BLOCK; i++) classes[i] = (uint8_t)class_of(word_at(base, i));
+        for (unsigned eight = 0; eight < BLOCK; eight += 8)
+            for (unsigned bit = 0; bit < 4; bit++) {
+                uint64_t lowest = get64(classes + eight) >> bit & UINT64_C(0x0101010101010101);
+                bits[bit] |= (lowest * UINT64_C(0x0102040810204080) >> 56) << eight;
+            }
+        for (unsigned two = 0; two < 4; two++) {
+            low[two] = (two & 1 ? bits[0] : ~bits[0]) & (two & 2 ? bits[1] : ~bits[1]);
+            high[two] = (two & 1 ? bits[2] : ~bits[2]) & (two & 2 ? bits[3] : ~bits[3]);
+        }
+        for (unsigned class = 0; class < CLASSES; class++) {
+            masks[class] = low[class & 3] & high[class >> 2];
+            table->total[class] += NAME(ones)(masks[class]);
         }
 #endif
     }

@@ -614,6 +614,71 @@ static const char *apply_split(uint8_t *chunk, size_t words, const uint8_t *payl
     return NULL;
 }
 
+/* --- memory
+ *
+ * A call needs a few megabytes, of which it writes some: fresh pages would take a third of its time. So
+ * large blocks are kept for the next call. Called with the GIL, which guards them.
+ */
+
+#define KEPT_BLOCKS_MAX 64         /* a dozen for each of the threads that encode */
+#define KEPT_MIN ((size_t)1 << 16) /* of smaller ones, malloc keeps the pages itself */
+#define KEPT_MAX ((size_t)1 << 22) /* of a chunk of 8 MiB, none is larger */
+
+struct kept {
+    size_t size; /* in front of each block */
+    uint64_t unused;
+};
+
+#if defined(__SANITIZE_ADDRESS__)
+/* It finds what is read past the end of a block only if the block is new. */
+static void *borrow(size_t size) { return PyMem_Malloc(size); }
+static void give_back(void *memory) { PyMem_Free(memory); }
+static void free_kept(void) {}
+#else
+static struct kept *kept_blocks[KEPT_BLOCKS_MAX];
+static size_t kept_next;
+
+static bool is_kept(size_t size) { return size >= KEPT_MIN && size <= KEPT_MAX; }
+
+static void *borrow(size_t size) {
+    for (size_t i = 0; is_kept(size) && i < KEPT_BLOCKS_MAX; i++) {
+        struct kept *found = kept_blocks[i];
+        if (found != NULL && found->size >= size && found->size <= 2 * size) {
+            kept_blocks[i] = NULL;
+            return found + 1;
+        }
+    }
+    struct kept *made = PyMem_Malloc(sizeof *made + size);
+    if (made == NULL) return NULL;
+    made->size = size;
+    return made + 1;
+}
+
+static void give_back(void *memory) {
+    if (memory == NULL) return;
+    struct kept *block = (struct kept *)memory - 1;
+    if (!is_kept(block->size)) {
+        PyMem_Free(block);
+        return;
+    }
+    size_t at = 0;
+    while (at < KEPT_BLOCKS_MAX && kept_blocks[at] != NULL) at++;
+    if (at == KEPT_BLOCKS_MAX) {
+        /* The sizes that are needed may have changed: each in turn makes room. */
+        at = kept_next++ % KEPT_BLOCKS_MAX;
+        PyMem_Free(kept_blocks[at]);
+    }
+    kept_blocks[at] = block;
+}
+
+static void free_kept(void) {
+    for (size_t i = 0; i < KEPT_BLOCKS_MAX; i++) {
+        PyMem_Free(kept_blocks[i]);
+        kept_blocks[i] = NULL;
+    }
+}
+#endif
+
 /* --- the functions that Python sees */
 
 static PyObject *refused(const char *why) {
@@ -638,20 +703,20 @@ static PyObject *new_bytes(size_t length, uint8_t **at) {
 
 /* Room for the columns of so many words, and one more. */
 static bool new_columns(size_t count, size_t gaps, struct columns_made *out) {
-    *out = (struct columns_made){.gaps = PyMem_Malloc(gaps + 1),
-                                 .codes = PyMem_Malloc(count / 4 + 1),
-                                 .small = PyMem_Malloc(count + 1),
-                                 .large = PyMem_Malloc(2 * count + 2)};
+    *out = (struct columns_made){.gaps = borrow(gaps + 1),
+                                 .codes = borrow(count / 4 + 1),
+                                 .small = borrow(count + 1),
+                                 .large = borrow(2 * count + 2)};
     if (out->gaps && out->codes && out->small && out->large) return true;
     PyErr_NoMemory();
     return false;
 }
 
 static void free_columns(struct columns_made *of) {
-    PyMem_Free(of->gaps);
-    PyMem_Free(of->codes);
-    PyMem_Free(of->small);
-    PyMem_Free(of->large);
+    give_back(of->gaps);
+    give_back(of->codes);
+    give_back(of->small);
+    give_back(of->large);
 }
 
 static PyObject *bytes_between(const uint8_t *start, const uint8_t *end) {
@@ -688,11 +753,11 @@ static PyObject *columns_of(const struct changes *found, size_t words) {
 static PyObject *split_of(const struct changes *found) {
     size_t count = found->count;
     struct split split = {0};
-    split.gaps = PyMem_Malloc(4 * count + 1);
-    split.differences = PyMem_Malloc(2 * count + 1);
-    split.escape_gaps = PyMem_Malloc(4 * count + 4);
-    split.escape_sizes = PyMem_Malloc(4 * count + 4);
-    split.parameters = PyMem_Malloc(3 * rice_blocks(count) + 1);
+    split.gaps = borrow(4 * count + 1);
+    split.differences = borrow(2 * count + 1);
+    split.escape_gaps = borrow(4 * count + 4);
+    split.escape_sizes = borrow(4 * count + 4);
+    split.parameters = borrow(3 * rice_blocks(count) + 1);
     PyObject *made = NULL;
     if (split.gaps && split.differences && split.escape_gaps && split.escape_sizes &&
         split.parameters) {
@@ -709,11 +774,11 @@ static PyObject *split_of(const struct changes *found) {
     } else {
         PyErr_NoMemory();
     }
-    PyMem_Free(split.gaps);
-    PyMem_Free(split.differences);
-    PyMem_Free(split.escape_gaps);
-    PyMem_Free(split.escape_sizes);
-    PyMem_Free(split.parameters);
+    give_back(split.gaps);
+    give_back(split.differences);
+    give_back(split.escape_gaps);
+    give_back(split.escape_sizes);
+    give_back(split.parameters);
     return made;
 }
 
@@ -725,11 +790,11 @@ static PyObject *encode_found(const Py_buffer *new, const Py_buffer *base, size_
     PyObject *made = NULL;
     found.limit = limit = min_size(limit, words);
     size_t room = limit + TABLE * BLOCK;
-    struct table *table = split ? PyMem_Malloc(sizeof *table) : NULL;
-    found.places = PyMem_Malloc(4 * room);
-    found.differences = PyMem_Malloc(2 * room);
-    found.classes = split ? PyMem_Malloc(room) : NULL;
-    found.class_gaps = split ? PyMem_Malloc(4 * room) : NULL;
+    struct table *table = split ? borrow(sizeof *table) : NULL;
+    found.places = borrow(4 * room);
+    found.differences = borrow(2 * room);
+    found.classes = split ? borrow(room) : NULL;
+    found.class_gaps = split ? borrow(4 * room) : NULL;
     if (!found.places || !found.differences ||
         (split && !(table && found.classes && found.class_gaps))) {
         PyErr_NoMemory();
@@ -749,11 +814,11 @@ static PyObject *encode_found(const Py_buffer *new, const Py_buffer *base, size_
             Py_XDECREF(other);
         }
     }
-    PyMem_Free(table);
-    PyMem_Free(found.places);
-    PyMem_Free(found.differences);
-    PyMem_Free(found.classes);
-    PyMem_Free(found.class_gaps);
+    give_back(table);
+    give_back(found.places);
+    give_back(found.differences);
+    give_back(found.classes);
+    give_back(found.class_gaps);
     return made;
 }
 
@@ -874,11 +939,11 @@ static PyObject *decode_split(PyObject *module, PyObject *args) {
         result = refused(why);
         goto done;
     }
-    room.gaps = PyMem_Malloc(4 * sizes.count + 1);
-    room.differences = PyMem_Malloc(2 * sizes.count + 1);
-    room.escape_gaps = PyMem_Malloc(4 * sizes.escapes + 1);
-    room.escape_sizes = PyMem_Malloc(4 * sizes.escapes + 1);
-    room.table = PyMem_Malloc(sizeof *room.table);
+    room.gaps = borrow(4 * sizes.count + 1);
+    room.differences = borrow(2 * sizes.count + 1);
+    room.escape_gaps = borrow(4 * sizes.escapes + 1);
+    room.escape_sizes = borrow(4 * sizes.escapes + 1);
+    room.table = borrow(sizeof *room.table);
     if (!room.gaps || !room.differences || !room.escape_gaps || !room.escape_sizes ||
         !room.table) {
         PyErr_NoMemory();
@@ -889,11 +954,11 @@ static PyObject *decode_split(PyObject *module, PyObject *args) {
     Py_END_ALLOW_THREADS
     result = refused(why);
 done:
-    PyMem_Free(room.gaps);
-    PyMem_Free(room.differences);
-    PyMem_Free(room.escape_gaps);
-    PyMem_Free(room.escape_sizes);
-    PyMem_Free(room.table);
+    give_back(room.gaps);
+    give_back(room.differences);
+    give_back(room.escape_gaps);
+    give_back(room.escape_sizes);
+    give_back(room.table);
     PyBuffer_Release(&chunk);
     PyBuffer_Release(&payload);
     return result;
@@ -947,8 +1012,16 @@ static PyObject *best_level_of_cpu(PyObject *module, PyObject *nothing) {
     return PyLong_FromLong(best_level());
 }
 
+static PyObject *free_memory(PyObject *module, PyObject *nothing) {
+    (void)module;
+    (void)nothing;
+    free_kept();
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef functions[] = {
     {"best_level", best_level_of_cpu, METH_NOARGS, "The highest level of this CPU."},
+    {"free_memory", free_memory, METH_NOARGS, "Free the blocks that are kept for the next call."},
     {"encode_sparse", encode_sparse, METH_VARARGS, "Columns and split of a sparse chunk, or None."},
     {"encode_dense", encode_dense, METH_VARARGS, "Columns of a dense chunk."},
     {"count_escaped", count_escaped, METH_VARARGS, "How many of the codes are 3."},

@@ -1,5 +1,5 @@
 """Keep the newest encoded deltas on disk, to compose deltas for workers that are several versions
-behind.
+behind. None of their chunks is split (`core.weights.delta`): those cannot be composed.
 
     root / frames/<form id>/...   a frame store
          / <form id>              digests of the form's segment tables; written last, so a form

@@ -1,10 +1,13 @@
 """Which codec serves: the best there is, another one on demand, and numpy where nothing was compiled."""
 
 import sys
+import tracemalloc
+from importlib.util import module_from_spec, spec_from_file_location
 
 import pytest
 
 from echo2d import native
+from echo2d.core.weights.delta import encode_chunk
 
 
 def test_the_best_one_serves() -> None:
@@ -35,12 +38,29 @@ def test_a_level_that_the_cpu_lacks_is_refused() -> None:
         native.Loops(0).decode_split(b"ab", bytes(68), 1)
 
 
+def test_memory_that_is_kept_can_be_freed() -> None:
+    base = bytes(1 << 20)
+    for codec in native.available():
+        with native.using(codec):
+            tracemalloc.start()
+            encode_chunk(b"\1\0" * 1000 + base[2000:], base)
+            native.free_memory()
+            left = tracemalloc.get_traced_memory()[0]
+            tracemalloc.stop()
+            assert left < 1 << 16
+
+
 def test_numpy_serves_without_the_extension(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "echo2d.native")
     monkeypatch.setitem(sys.modules, "echo2d.native._words", None)
     monkeypatch.delattr("echo2d.native._words", raising=False)
-    import echo2d.native as again
-
+    assert native.__file__ is not None
+    # Under another name, so that everybody else keeps the module that they have.
+    spec = spec_from_file_location("native_again", native.__file__)
+    assert spec is not None
+    assert spec.loader is not None
+    again = module_from_spec(spec)
+    spec.loader.exec_module(again)
     assert again.available() == ("numpy",)
     assert again.codec() == "numpy"
     assert again.loops() is None
+    again.free_memory()

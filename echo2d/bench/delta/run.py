@@ -402,6 +402,7 @@ class _Sample:
         try:
             for each in self._chunks:
                 for work in (each.encode, partial(each.decode_into, self._out, self._scratch)):
+                    native.free_memory()
                     tracemalloc.reset_peak()
                     before = tracemalloc.get_traced_memory()[0]
                     work()

@@ -6,6 +6,7 @@ from itertools import count
 import numpy as np
 import pytest
 
+from echo2d import native
 from echo2d.core.weights.delta import ChunkMode, decode_chunk, encode_chunk, encode_twice
 from echo2d.core.weights.delta_chain import compose_chunks
 from echo2d.core.weights.delta_split import CLASSES, decode_split, encode_split
@@ -159,6 +160,7 @@ def test_a_payload_of_zeros_takes_little_memory() -> None:
         head({0: 78_643}, 78_643) + b"\xff" * ((1 << 20) - 68),
     ]
     for payload in payloads:
+        native.free_memory()
         tracemalloc.start()
         with pytest.raises(IntegrityFault):
             decode_split(payload, base)
