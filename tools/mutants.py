@@ -176,6 +176,14 @@ MUTANTS = (
         ("tests/core/weights/test_delta_words.py",),
     ),
     Mutant(
+        "I3, deltas",
+        "the changes of a class reach past the end of a chunk",
+        "echo2d/core/weights/delta_split.py",
+        "require(bool(np.all(nexts == ends)),",
+        "require(bool(np.any(nexts == ends)),",
+        ("tests/core/weights/test_delta_split.py",),
+    ),
+    Mutant(
         "I8, bombs",
         "a frame is decompressed to whatever length it declares",
         "echo2d/core/base/zstd.py",
