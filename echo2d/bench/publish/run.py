@@ -35,6 +35,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from echo2d.bench.lab.daemons import COORDINATOR
 from echo2d.bench.lab.processes import Programs, wait_for
 from echo2d.bench.lab.worker_program import start_worker
 from echo2d.bench.publish.versions import MadeUpVersions
@@ -50,36 +51,10 @@ ROUNDS_MAX = 100
 WORKERS_MAX = 16
 PATIENCE_S = 600.0
 POLL_S = 0.05
-# The coordinator's copies, the learner's directory, and two slots of each worker.
-COPIES = 5
+# The coordinator's copies and the learner's directory; each worker has two slots beside them.
+COPIES = 7
+CHAINS = 1
 STAGES = ("answered", "encoding", "first_frame", "encoded", "verified", "serving")
-
-CONFIG = """\
-[run]
-run_dir = "{run}/coordinator"
-snapshot_root = "{run}/snapshots"
-disk_bytes_max = {disk_bytes_max}
-[coordinator]
-host = "0.0.0.0"
-port = {port}
-tls = "on"
-[link]
-host = "{host}"
-[policy]
-staleness_max = 0
-publish_every = 1
-trajectories_per_step = 1
-group_size = 1
-filter_zero_variance = false
-[sampling]
-max_new_tokens = 4
-vocab_size = {vocab_size}
-[task]
-kind = "sort_digits"
-processes = 1
-[dissemination]
-delta = true
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +176,6 @@ class PublishRun:
         self.version = -1
         self.programs = Programs(folder / "logs", stop_s=PATIENCE_S)
         self._versions = MadeUpVersions(size, changed, rng_seed=0)
-        self._disk_bytes_max = 2 * COPIES * size
         self._cleanup = ExitStack()
 
     def __enter__(self) -> Self:
@@ -255,10 +229,18 @@ class PublishRun:
 
     def _start(self) -> Coordinator:
         config, host = self.folder / "run.toml", own_address()
-        facts = {"run": self.folder, "host": host, "vocab_size": FAKE_VOCAB_SIZE}
-        # A coordinator that is started again must be found where it was.
-        port, disk_bytes_max = _free_port(), self._disk_bytes_max
-        config.write_text(CONFIG.format(**facts, port=port, disk_bytes_max=disk_bytes_max))
+        config.write_text(
+            COORDINATOR.format(
+                run=self.folder,
+                port=_free_port(),  # where it is found again after a restart
+                tls="on",
+                host=host,
+                vocab_size=FAKE_VOCAB_SIZE,
+                shape="auto",
+                chains=CHAINS,
+                delta="true",
+            )
+        )
         program = ("-m", "echo2d", "coordinate", f"--config={config}", "--log-json")
         self.programs.start("coordinator", *program)
         run = self.folder / "coordinator"
