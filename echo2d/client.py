@@ -288,8 +288,8 @@ class AsyncCoordinator:
         uploaded. When this returns, the directory may be deleted.
 
         manifest: what `write_snapshot` returned for this directory. Without it the coordinator hashes
-        the files before it answers. With it the version spreads at once, and is revoked if its files
-        turn out to be different.
+        the files before it answers. With it the version spreads at once. It is revoked if the seed
+        finds other files, and if the run cannot go on without it, the run stops.
         """
         body: dict[str, Any] = {"version": version, "epoch": self._epoch}
         if manifest is not None and len(manifest) <= MANIFEST_SENT_MAX:

@@ -9,8 +9,8 @@ built in the spare.
 
 It keeps true: after the process is killed at any point exactly the old or exactly the new version
 is current (I3); after a `StoreFault` it is the old one. Nothing is synced: a power failure may damage
-both slots. So `require_intact` hashes a slot before an engine loads it, unless this process has just
-written it. Blocking functions. The methods of a writer may be called from several threads for
+both slots. So `require_intact` hashes a slot before an engine loads it, but for chunks that this
+process hashed a moment ago. Blocking functions. The methods of a writer may be called from several threads for
 different chunks.
 """
 
@@ -139,7 +139,8 @@ class SlotStore:
 
         A chunk is proved for PROOF_S_MAX after this process hashed or wrote it, while every file
         keeps its inode, size, mtime and ctime. Only root can set a ctime back, so a program that
-        writes there is noticed (before Linux 6.13, from the next clock tick on, up to 10 ms later).
+        writes there after the commit is noticed (before Linux 6.13, from the next clock tick on, up to
+        10 ms later).
         Damage by the disk is not; but so soon after, the chunk is still in memory.
 
         IntegrityFault: it is another snapshot or damaged. The slot has been given up: the version

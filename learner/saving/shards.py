@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from learner.ranks.ranks import Channel, Ranks
+from learner.saving.host_copy import host_copy
 from learner.saving.layout import WeightPart
 
 
@@ -57,9 +58,6 @@ class Shards(VersionTensors):
         self._copies = {
             name: self._copy(name, weights[part.weight]) for name, part in parts.items()
         }
-        if any(weight.is_cuda for weight in weights.values()):
-            # The copies run behind on the device's stream.
-            torch.cuda.synchronize()
 
     def stream(self, names: Sequence[str], channel: Channel) -> Iterator[Tensor]:
         """Yield the bytes of these tensors: on rank 0 one part per tensor and rank, on other ranks
@@ -81,7 +79,7 @@ class Shards(VersionTensors):
         own = self._parts[name].of(local, first_row(weight))
         if own is None:
             own = local[:0]
-        copy = _host_copy(own.detach(), self.dtypes[name])
+        copy = host_copy(own.detach(), self.dtypes[name])
         return copy.reshape(-1).view(torch.uint8)[: self._bytes(name, self._rank)]
 
     def _received(self, name: str, rank: int, channel: Channel) -> Tensor:
@@ -102,16 +100,6 @@ class Shards(VersionTensors):
         if part.expert is not None:
             return size if first <= part.expert < end else 0
         return size // max(1, rows) * (end - first)
-
-
-def _host_copy(weight: Tensor, dtype: torch.dtype) -> Tensor:
-    """A contiguous copy in host memory. From a GPU it is still under way when this returns: into
-    pinned memory, which torch reuses for the next version, it runs at the speed of the bus.
-    """
-    if not weight.is_cuda:
-        return weight.to("cpu", dtype, copy=True).contiguous()
-    host = torch.empty(weight.shape, dtype=dtype, pin_memory=True)
-    return host.copy_(weight.to(dtype), non_blocking=True)
 
 
 def rows_before(rows: int, rank: int, ranks: int) -> int:

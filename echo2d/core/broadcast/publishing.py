@@ -149,10 +149,21 @@ class Publishing:
             self._supersede()
         self._catch_ups.revoked(keys)
 
-    def record_of(self, form: FormId) -> VersionPublished | None:
-        """The version that goes out in this form; None: the form has ended."""
+    def never_right(self, form: FormId) -> VersionPublished | None:
+        """The version that goes out in this form, if nobody can ever have held what was published.
+
+        None: it was read right before (so its copy has been damaged since), a worker holds it, or
+        this is the first attempt (the disk may have read wrongly once).
+        """
         transmission = self._current(form)
-        return None if transmission is None else transmission.record
+        if transmission is None or transmission is not self.spreading:
+            return None
+        key = key_of(transmission.record)
+        held = transmission.verified or any(
+            key in (peer.stands, peer.serving) for peer in self._members
+        )
+        first = transmission.encode_failures == 0
+        return None if first or held or transmission.totals else transmission.record
 
     def goes_on_without(self, record: VersionPublished) -> bool:
         """Whether there will be another publish.

@@ -147,12 +147,13 @@ def slack_s(demand: Demand) -> float:
 
     0 in exclusive mode, because workers stand still for every second of a broadcast.
     """
-    making_s = demand.period_s - demand.pause_s
+    making_s = demand.period_s - demand.pause_s - demand.recompute_s
     if demand.mode == "exclusive" or making_s <= 0:
         return 0.0
     # What the workers must have at least, R kappa / making_s, makes a batch in this time.
     batch_s = making_s / demand.publish_every
-    return max(0.0, min(demand.period_s, demand.grace_s - demand.t_gen_s - batch_s))
+    spare_s = demand.grace_s - demand.t_gen_s - demand.recompute_s - batch_s
+    return max(0.0, min(demand.period_s, spare_s))
 
 
 def mu_min(demand: Demand) -> float | None:

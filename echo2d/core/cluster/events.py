@@ -157,6 +157,7 @@ class SyncVersion:
     """Make a snapshot copy survive a power failure, some time. path: as in PublishAsked."""
 
     path: str
+    digest: Digest
 
 
 @dataclass(frozen=True, slots=True)

@@ -226,15 +226,15 @@ class PublishedVersions:
         reason = "run.disk_bytes_max has no room for it"
         notes = [Note("kept", f"version {each.version} goes: {reason}") for _, each in dropped]
         deleted = (DeleteVersion(path) for path in surplus)
-        return [*deleted, *(SyncVersion(path) for path in self._unsynced()), *notes]
+        return [*deleted, *self._sync_results(), *notes]
 
-    def _unsynced(self) -> list[str]:
-        """Paths of results that are not synced yet; they count as synced from now on."""
-        best = (record.path for record in self.copies() if key_of(record) in self.scored)
-        results = dict.fromkeys([*best, *(record.path for record in self._results.values())])
-        found = [path for path in results if path not in self._synced]
+    def _sync_results(self) -> list[SyncVersion]:
+        """Results that are not synced yet; they count as synced from now on."""
+        best = [record for record in self.copies() if key_of(record) in self.scored]
+        results = {record.path: record.digest for record in (*best, *self._results.values())}
+        new = [path for path in results if path not in self._synced]
         self._synced = frozenset(results)
-        return found
+        return [SyncVersion(path, results[path]) for path in new]
 
     def _wanted(self, bases: int) -> Iterator[str]:
         """Paths of copies to keep if there is room, the most important ones first."""

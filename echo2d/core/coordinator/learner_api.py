@@ -186,13 +186,15 @@ class LearnerCalls:
     ) -> list[CoordinatorAction]:
         """A version's files are not what its publish said: the version is revoked.
 
-        If the run cannot go on without it, the run stops, and a new session publishes it again.
+        If the run cannot go on without it, the run stops. After its restart it waits for a session
+        that publishes the version again.
         """
         text = f"version {record.version} is revoked: {reason}"
         alone = not self._versions.others_of(record)
-        if alone or not self._publishing.goes_on_without(record):
-            return [StopRun(text)]
-        return [self._statistics.fault("publish", text), *self._revoke([key_of(record)], now)]
+        stops = alone or not self._publishing.goes_on_without(record)
+        revoked = self._revoke([key_of(record)], now)
+        end = StopRun(text) if stops else self._statistics.fault("publish", text)
+        return [*revoked, end]
 
     def batch_asked(self, event: BatchAsked) -> list[CoordinatorAction]:
         """Answer at once if the batch is full; otherwise `advance` answers later."""

@@ -423,7 +423,7 @@ class CoordinatorState:
     def _encode_failed(
         self, peer: Peer, message: EncodeFailed, now: float
     ) -> Sequence[CoordinatorAction]:
-        record = self._publishing.record_of(message.form) if message.differs else None
+        record = self._publishing.never_right(message.form) if message.differs else None
         if record is None or peer.kind != "seed":
             return self._publishing.encode_failed(peer, message, now=now)
         return [*self._calls.differs(record, message.reason, now=now), *self._revoked(now)]

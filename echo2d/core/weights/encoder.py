@@ -92,6 +92,15 @@ class FormBuilder:
         self._results.append(record.result)
         return full
 
+    @property
+    def is_open(self) -> bool:
+        """Whether there are chunks that are in no segment yet."""
+        return bool(self._open)
+
+    def cut(self) -> Segment:
+        """Close the open segment before it has enough bytes; another chunk must follow."""
+        return self._close()
+
     def finish(self) -> Segment:
         """Return the last segment, after all chunks have been added."""
         return self._close()

@@ -57,7 +57,7 @@ FormKind = Literal["full", "delta", "composed"]
 SEGMENT_BYTES_MAX = 64 << 20  # signed as a whole; about a second of a 500 Mbit/s uplink
 SEGMENT_BYTES_MIN = 1 << 20  # no frame leaves before its segment is closed and signed
 # A segment closes at this share of what came before it. So frames leave soon after the encoder has
-# begun, the last segment is a fifth of a form, and a delta of 100 MB has about 19 of them.
+# begun, the last segment is at most a fifth of a form, and a delta of 100 MB has about 19 of them.
 SEGMENT_GROWTH = 0.25
 TABLE_BYTES_MAX = 1 << 20  # a table travels as one frame
 FRAME_BYTES_MIN = 64 << 10  # with smaller frames, headers and digests cost too much

@@ -127,6 +127,7 @@ class CoordinatorProcess:
         audit_log: JsonLog | None = None,
         sample_log: SampleLog | None = None,
         viewers_see_samples: bool = False,
+        last_version: VersionPublished | None = None,
     ) -> None:
         self.run_id = run.run_id
         self._run = run
@@ -166,7 +167,7 @@ class CoordinatorProcess:
         # None where no boxes are rented.
         self.renting: Callable[[], RentingStatus] | None = None
         self._published_paths: set[str] = set()
-        self._last_path: str | None = None
+        self._last_version = last_version
 
     # --- the loop ------------------------------------------------------------
 
@@ -197,9 +198,8 @@ class CoordinatorProcess:
             if self.gateway is not None:
                 self.gateway.close()
             self.sessions.close_all()
-        if self._last_path is not None:
-            log.info("syncing the last version")
-            await asyncio.to_thread(self._files.sync, self._last_path)
+        if (last := self._last_version) is not None:
+            await asyncio.to_thread(self._files.sync, last.path, last.digest)
         if self._stop_reason is not None:
             log.error("stopped reason=%s", self._stop_reason)
             raise Fault(self._stop_reason)
@@ -219,10 +219,10 @@ class CoordinatorProcess:
     async def _sync_last(self) -> None:
         """Make the last version survive a power failure, once no other has followed for a while."""
         while True:
-            last = self._last_path
+            last = self._last_version
             await asyncio.sleep(SYNC_LAST_S)
-            if last is not None and last == self._last_path:
-                await asyncio.to_thread(self._files.sync, last)
+            if last is not None and last is self._last_version:
+                await asyncio.to_thread(self._files.sync, last.path, last.digest)
 
     async def _turns(self) -> None:
         while not self._stop.is_set():
@@ -281,7 +281,7 @@ class CoordinatorProcess:
             for record in records:
                 if isinstance(record, VersionPublished):
                     self._published_paths.add(record.path)
-                    self._last_path = record.path
+                    self._last_version = record
 
     def _perform(self, action: CoordinatorAction) -> None:  # noqa: C901 - one line per action
         self._group_log.tell(action)
@@ -301,8 +301,8 @@ class CoordinatorProcess:
             case DeleteVersion(path):
                 self._published_paths.discard(path)
                 self._tasks.create_task(asyncio.to_thread(self._files.delete, path))
-            case SyncVersion(path):
-                self._tasks.create_task(asyncio.to_thread(self._files.sync, path))
+            case SyncVersion(path, digest):
+                self._tasks.create_task(asyncio.to_thread(self._files.sync, path, digest))
             case StopRun(reason):
                 self._stop_reason = reason
                 self._stop.set()

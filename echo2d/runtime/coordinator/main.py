@@ -180,8 +180,9 @@ async def open_coordinator(
         def caller(secret: str) -> Caller:
             return access.caller(secret, now_s=time.time())
 
+        newest = recovered.published[-1] if recovered.published else None
+
         def make_gateway(emit: Emit) -> Gateway:
-            newest = recovered.published[-1] if recovered.published else None
             call_log = (
                 JsonLog(run.path, "gateway", config.gateway.record_bytes_max)
                 if config.gateway.record_bytes_max
@@ -220,6 +221,7 @@ async def open_coordinator(
             if config.samples.bytes_max
             else None,
             viewers_see_samples=config.samples.viewers,
+            last_version=newest,
         )
         url = await _listen(stack, config.coordinator, coordinator, tls)
         await asyncio.to_thread(_tell_this_host, run, access, url)

@@ -34,23 +34,25 @@ class SyncedCopies:
         for mark in self._marks.iterdir():
             if mark.name != BOOT and mark.name not in names:
                 mark.unlink()
-        boot = self._marks / BOOT
-        if boot.exists() and read_file(boot) == _boot_id():
+        boot, now = self._marks / BOOT, _boot_id()
+        if now and boot.exists() and read_file(boot) == now:
             return []
-        return [name for name in names if not (self._marks / name).exists()]
+        return [name for name in names if not self.has(name)]
 
     def none_is_damaged(self) -> None:
         """All copies are whole, and stay so while the machine is up."""
         replace_file(self._marks / BOOT, _boot_id(), durable=False)
 
+    def has(self, name: str) -> bool:
+        return (self._marks / name).exists()
+
     def sync(self, name: str) -> None:
-        """Make a copy durable, once. StoreFault: the disk fails, or the copy was deleted meanwhile."""
-        copy, mark = self._copies / name, self._marks / name
-        if not mark.exists():
-            with store_faults("syncing", copy):
-                sync_snapshot(copy, scan_snapshot(copy))
-                sync(self._copies)
-                mark.touch()
+        """Make a copy durable. StoreFault: the disk fails, or the copy was deleted meanwhile."""
+        copy = self._copies / name
+        with store_faults("syncing", copy):
+            sync_snapshot(copy, scan_snapshot(copy))
+            sync(self._copies)
+            (self._marks / name).touch()
 
     def forget(self, name: str) -> None:
         """The copy is deleted."""
@@ -58,4 +60,5 @@ class SyncedCopies:
 
 
 def _boot_id() -> bytes:
-    return _BOOT_ID.read_bytes() if _BOOT_ID.exists() else b"unknown"
+    """Empty: this system does not tell."""
+    return _BOOT_ID.read_bytes() if _BOOT_ID.exists() else b""

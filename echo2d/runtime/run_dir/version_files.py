@@ -110,7 +110,7 @@ class VersionFiles:
             return frozenset(path for path in kept if not (self._run_dir / path).exists())
 
     def _delete_damaged(self, kept: Mapping[str, Digest]) -> None:
-        names = {path.name for path in self._versions.iterdir()}
+        names = {path.name: path for path in map(self._run_dir.joinpath, kept) if path.exists()}
         for name in self._synced.suspects(names):
             log.info("hashing %s, which was not synced before the machine went down", name)
             path = f"versions/{name}"
@@ -187,14 +187,28 @@ class VersionFiles:
                 found[chunk.path] += data
         return found
 
-    def sync(self, path: str) -> None:
-        """Make a copy survive a power failure. path: as in `Adopted`. Takes as long as the disk."""
+    def sync(self, path: str, digest: Digest) -> None:
+        """Make a copy survive a power failure. path: as in `Adopted`. Takes as long as the disk.
+
+        It is hashed first, because a version that was never sent was never read. One that is not the
+        snapshot `digest` is deleted.
+        """
+        name, copy = _name_in(path), self._run_dir / path
+        if self._synced.has(name):
+            return
         try:
-            self._synced.sync(_name_in(path))
-        except Fault as fault:
+            found = build_manifest(copy).digest
+            if found == digest:
+                self._synced.sync(name)
+                return
+            fault: Fault = IntegrityFault(f"{path} is not what was published, and is deleted")
+            self.delete(path)
+        except Fault as error:
             # It may have been deleted meanwhile.
-            if (self._run_dir / path).exists():
-                log.warning("%s", fault)
+            if not copy.exists():
+                return
+            fault = error
+        log.warning("%s", fault)
 
     def _know(self, path: str, manifest: Manifest) -> Manifest:
         self._manifests[path] = manifest

@@ -45,9 +45,11 @@ class KeptForm:
         self._builder = builder
         self._new: list[Segment] = []
         self.digests: list[Digest] = []  # of the tables of all segments
+        self.waiting_bytes = 0  # of payload that nobody has taken
 
     def add(self, record: ChunkRecord, payload: bytes) -> None:
         full = self._builder.add(record, payload)
+        self.waiting_bytes += len(payload)
         if full is not None:
             self._new.append(full)
             self.digests.append(full.table.digest)
@@ -60,6 +62,7 @@ class KeptForm:
     def take(self) -> list[Segment]:
         """The segments since the last call."""
         taken, self._new = self._new, []
+        self.waiting_bytes -= sum(segment.table.wire_bytes for segment in taken)
         return taken
 
     @property
@@ -96,6 +99,9 @@ class Encoder:
         with closing(in_threads(self._encode, enumerate(chunk_layout(self._files)))) as encoded:
             for sent, kept in encoded:
                 if self.kept is not None:
+                    # What is kept takes up to six times what is sent, and waits in memory.
+                    if self.kept.waiting_bytes > SEGMENT_BYTES_MAX and self._builder.is_open:
+                        yield self._builder.cut()
                     self.kept.add(*kept)
                 full = self._builder.add(*sent)
                 if full is not None:

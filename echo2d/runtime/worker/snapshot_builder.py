@@ -66,6 +66,7 @@ class SnapshotBuilder:
     def cancel(self, form: FormId) -> None:
         """Make the running `apply` of this form end with ApplyCancelled, unless it is done."""
         self._cancelled = form
+        self._holdings.ring()
 
     async def apply(
         self, form: FormId, stands: Digest | None = None
@@ -107,9 +108,7 @@ class SnapshotBuilder:
                 )
             writer = await self._holdings.with_room(form, lambda: self._slots.begin(index.files))
             work = _Work(form, index, self._store, base, writer, self._scratch)
-            async with asyncio.TaskGroup() as tasks:
-                for _ in range(chunk_threads()):
-                    tasks.create_task(self._write_chunks(form, work))
+            await self._write_all(form, work)
             if work.fault is not None:
                 raise work.fault
             if not work.done:
@@ -124,21 +123,20 @@ class SnapshotBuilder:
             current = await asyncio.to_thread(writer.commit, manifest, facts.epoch, facts.version)
         return SnapshotReady(form, facts.version, manifest.digest, str(current.directory))
 
-    async def _write_chunks(self, form: FormId, work: "_Work") -> None:
-        """Write what arrives, beside other tasks that do the same, until all is written, the form
-        ends, or one of them fails.
-        """
-        while not (work.done or work.fault or self._ends(form)):
-            batch = work.take(self._holdings)
-            if not batch:
-                await self._holdings.changed()
-                continue
-            await self._write(work, batch)
-            # The others may wait for this batch only.
-            if work.done or work.fault:
-                self._holdings.ring()
+    async def _write_all(self, form: FormId, work: "_Work") -> None:
+        """Write what arrives, in several threads, until all is written, the form ends or one fails."""
+        free = asyncio.Semaphore(chunk_threads())
+        async with asyncio.TaskGroup() as tasks:
+            while not (work.done or work.fault or self._ends(form)):
+                if batch := work.take(self._holdings):
+                    await free.acquire()
+                    tasks.create_task(self._write(work, batch, free))
+                else:
+                    await self._holdings.changed()
 
-    async def _write(self, work: "_Work", batch: list[ChunkRecord]) -> None:
+    async def _write(
+        self, work: "_Work", batch: list[ChunkRecord], free: asyncio.Semaphore
+    ) -> None:
         try:
             await asyncio.to_thread(work.write, batch)
         except FramesDamaged as fault:
@@ -150,7 +148,11 @@ class SnapshotBuilder:
         except (IntegrityFault, StoreFault) as fault:
             work.fault = work.fault or fault
         finally:
+            free.release()
             work.writing -= 1
+            # Nothing else may wake the one that takes batches.
+            if not work.writing:
+                self._holdings.ring()
 
     def _ends(self, form: FormId) -> bool:
         """Whether the form is no longer wanted: cancelled or dropped."""

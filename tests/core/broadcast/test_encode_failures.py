@@ -124,25 +124,74 @@ def test_only_the_seed_encodes_and_only_what_was_published() -> None:
     assert broadcast(world).whole is False
 
 
+DIFFERS = "versions/2-0 is not the snapshot that was published"
+
+
+def differ(world: World) -> None:
+    """The seed reads other bytes than were published, and again when it tries once more."""
+    for _ in range(2):
+        for peer in world.peers.values():
+            world.say(peer, Heartbeat(0))
+        world.say(world.peers["seed"], EncodeFailed(form_of(world), DIFFERS, differs=True))
+        world.pass_time(ENCODE_RETRY_S)
+
+
+def publish_wrong(*workers: str) -> World:
+    """Workers serve version 1; of version 2 nothing is encoded yet."""
+    world = World(rules(shape="chain", staleness_max=2))
+    world.connect("seed", kind="seed", slots=0)
+    for name in workers:
+        world.connect(name)
+    train(world, 1)
+    publish_step(world, 2)
+    world.pending.clear()
+    return world
+
+
 def test_a_version_whose_files_are_not_what_was_published_is_revoked() -> None:
-    world = serving("a", "b")
-    seed, form = world.peers["seed"], form_of(world)
-    words = "versions/2-0 is not the snapshot that was published"
-    world.say(seed, EncodeFailed(form, words, differs=True))
+    world = publish_wrong("a", "b")
+    form = form_of(world)
+    differ(world)
     assert world.stopped is None
     assert world.state.status().broadcast is None
-    assert world.state.status().faults[-1].text == f"version 2 is revoked: {words}"
+    assert world.state.status().faults[-1].text == f"version 2 is revoked: {DIFFERS}"
     (revoked,) = messages(world.peers["a"], VersionsRevoked)
     assert [key.version for key in revoked.versions] == [2]
-    world.say(seed, EncodeFailed(form, words, differs=True))
-    assert len(world.state.status().faults) == 1, "it was said before"
+    world.say(world.peers["seed"], EncodeFailed(form, DIFFERS, differs=True))
+    assert len(messages(world.peers["a"], VersionsRevoked)) == 1, "it was said before"
     publish_step(world, 3)
     world.work()
     assert served(world) == {3}
 
 
-def test_a_run_whose_only_version_differs_stops() -> None:
+def test_a_run_whose_only_version_differs_stops_and_waits_for_another_publish() -> None:
     world = published("a")
+    world.pending.clear()
+    differ(world)
+    assert world.stopped == f"version 0 is revoked: {DIFFERS}"
+    before = len(messages(world.peers["seed"], EncodeVersion))
+    world.crash()
+    world.connect("seed", kind="seed", slots=0)
+    assert len(messages(world.peers["seed"], EncodeVersion)) == before
+    assert world.state.status().newest_version is None
+
+
+def test_a_copy_that_rots_later_revokes_nothing() -> None:
+    world = World(rules(shape="chain", staleness_max=2))
+    world.connect("seed", kind="seed", slots=0)
+    for name in ("a", "b"):
+        world.connect(name)
+    train(world, 2)
+    world.work()
+    assert served(world) == {2}
+    world.connect("c")
     seed = world.peers["seed"]
-    world.say(seed, EncodeFailed(form_of(world), "it is something else", differs=True))
-    assert world.stopped == "version 0 is revoked: it is something else"
+    order = messages(seed, EncodeVersion)[-1]
+    for _ in range(ENCODE_FAILURES_MAX):
+        for peer in world.peers.values():
+            world.say(peer, Heartbeat(0))
+        world.say(seed, EncodeFailed(order.form, DIFFERS, differs=True))
+        world.pass_time(ENCODE_RETRY_S)
+    assert world.stopped is None
+    assert messages(world.peers["a"], VersionsRevoked) == []
+    assert served(world) >= {2}

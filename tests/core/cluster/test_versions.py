@@ -102,9 +102,13 @@ def test_results_are_synced_once() -> None:
     versions = published(*(asked(version) for version in range(1, 5)))
     versions.scored = frozenset({version_key(2)})
     kept = [asked(version).path for version in range(1, 5)]
-    assert versions.surplus(kept, bases=0, bytes_max=1 << 40) == [SyncVersion(asked(2).path)]
+    assert versions.surplus(kept, bases=0, bytes_max=1 << 40) == [
+        SyncVersion(asked(2).path, asked(2).digest)
+    ]
     versions.scored = frozenset({version_key(2), version_key(3)})
-    assert versions.surplus(kept, bases=0, bytes_max=1 << 40) == [SyncVersion(asked(3).path)]
+    assert versions.surplus(kept, bases=0, bytes_max=1 << 40) == [
+        SyncVersion(asked(3).path, asked(3).digest)
+    ]
     versions.scored = frozenset({version_key(3)})
     assert versions.surplus(kept, bases=0, bytes_max=1 << 40) == []
 

@@ -26,6 +26,7 @@ def demands(draw: st.DrawFn) -> Demand:
         draw(st.floats(0.0, 50.0)),
         size,
         still_share=draw(st.floats(0.0, 1.0)),
+        recompute_s=draw(st.floats(0.0, 20.0)),
     )
 
 

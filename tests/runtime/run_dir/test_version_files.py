@@ -117,7 +117,7 @@ def test_after_the_machine_went_down_damaged_copies_are_deleted(
     ]
     kept = {each.path: each.digest for each in adopted}
     whole, synced, damaged, torn = adopted
-    files.sync(synced.path)
+    files.sync(synced.path, synced.digest)
     (run_dir / damaged.path / "config.json").write_text("{ ")
     (run_dir / torn.path / "model.safetensors").write_bytes(b"")
     hashed: list[Path] = []
@@ -129,21 +129,36 @@ def test_after_the_machine_went_down_damaged_copies_are_deleted(
     monkeypatch.setattr(version_files, "build_manifest", hash_it)
     assert VersionFiles(run_dir, root).prepare(kept) == frozenset()
     assert hashed == [], "the machine was up all the time: the page cache has what was written"
+    # What cannot be deleted is no copy.
+    (run_dir / "versions" / ".nfs0001").touch()
     start_anew(monkeypatch, tmp_path, "tuesday")
     restarted = VersionFiles(run_dir, root)
     assert restarted.prepare(kept) == {damaged.path, torn.path}
     assert {path.name for path in hashed} == {
         Path(each.path).name for each in (whole, damaged, torn)
     }
-    assert {f"versions/{path.name}" for path in (run_dir / "versions").iterdir()} == {
-        whole.path,
-        synced.path,
-    }
+    there = {f"versions/{path.name}" for path in (run_dir / "versions").glob("[0-9]*")}
+    assert there == {whole.path, synced.path}
     assert VersionFiles(run_dir, root).prepare(kept) == {damaged.path, torn.path}
     assert len(hashed) == 3, "hashed once a start of the machine"
     restarted.delete(synced.path)
-    restarted.sync(synced.path)  # too late, and no fault
+    restarted.sync(synced.path, synced.digest)  # too late, and no fault
     assert [path.name for path in (run_dir / "synced").iterdir()] == [".boot"]
+
+
+def test_what_was_never_read_is_hashed_before_it_is_kept(
+    files: VersionFiles, root: Path, run_dir: Path
+) -> None:
+    source = make_snapshot(root / "0")
+    right = build_manifest(source)
+    claimed = replace(right, chunk_digests=tuple(reversed(right.chunk_digests)))
+    wrong = files.adopt(Epoch(1), Version(0), str(source), claimed)
+    files.sync(wrong.path, wrong.digest)
+    assert not (run_dir / wrong.path).exists()
+    kept = files.adopt(Epoch(1), Version(1), str(source), right)
+    for _ in range(2):
+        files.sync(kept.path, kept.digest)
+    assert (run_dir / "synced" / Path(kept.path).name).exists()
 
 
 def test_a_manifest_is_taken_at_its_word_but_for_the_files(files: VersionFiles, root: Path) -> None:

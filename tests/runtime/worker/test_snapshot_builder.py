@@ -12,7 +12,7 @@ from echo2d.core.base.canonical import Buffer, digest_of
 from echo2d.core.base.ids import Digest
 from echo2d.core.relay import events as relay_events
 from echo2d.core.weights.encoding import FrameSpan
-from echo2d.core.worker.events import SnapshotReady
+from echo2d.core.worker.events import ApplyCancelled, SnapshotReady
 from echo2d.runtime.peer.frame_holdings import FrameHoldings
 from echo2d.runtime.worker.snapshot_builder import SnapshotBuilder
 from echo2d.store import disk, frames, slots, snapshots
@@ -176,6 +176,27 @@ async def test_what_is_read_wrongly_once_is_read_again(
     monkeypatch.setattr(snapshots, "read_into", read_wrongly_into)
     assert isinstance(await peer.applier.apply(delta.facts.form), SnapshotReady)
     assert not wrong
+
+
+async def test_a_cancel_ends_what_waits_for_frames(
+    peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits, changed = asyncio.Event(), peer.holdings.changed
+
+    async def noted() -> None:
+        waits.set()
+        await changed()
+
+    monkeypatch.setattr(peer.holdings, "changed", noted)
+    for root in FIRST.roots:
+        await peer.holdings.accept_root(root)
+    segment = FIRST.segments[0].table
+    await peer.holdings.put_table(FIRST.facts.form, segment.segment, segment.encode())
+    applying = asyncio.create_task(peer.applier.apply(FIRST.facts.form))
+    await waits.wait()
+    peer.applier.cancel(FIRST.facts.form)
+    async with asyncio.timeout(10):
+        assert await applying == ApplyCancelled(FIRST.facts.form)
 
 
 async def test_a_cancel_that_comes_too_late_is_of_no_consequence(peer: Peer) -> None:
