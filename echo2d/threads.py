@@ -5,8 +5,9 @@ Reading, hashing, encoding and writing a chunk release the GIL, so threads use t
 
 import os
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import TypeVar
 
 # A chunk in work takes up to about 50 MB; 16 threads are faster than any disk here.
@@ -16,6 +17,26 @@ _WAITING = 4
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
+
+
+class Buffers:
+    """Buffers of one size for several threads; fresh memory costs more than decoding or reading."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._free: list[memoryview] = []
+
+    @contextmanager
+    def one(self) -> Iterator[memoryview]:
+        """A buffer with whatever was in it before, for the block."""
+        try:
+            taken = self._free.pop()
+        except IndexError:
+            taken = memoryview(bytearray(self._size))
+        try:
+            yield taken
+        finally:
+            self._free.append(taken)
 
 
 def chunk_threads() -> int:

@@ -17,6 +17,7 @@ from echo2d.core.base.ids import ChunkId, Digest
 from echo2d.core.weights.manifest import (
     ADAPTER_CONFIG,
     ADAPTER_FILES,
+    CHUNK_BYTES,
     MODEL_FILES,
     Chunk,
     FileEntry,
@@ -29,7 +30,7 @@ from echo2d.core.weights.manifest import (
 from echo2d.core.weights.safetensors_header import LENGTH_BYTES, check_header, header_bytes
 from echo2d.errors import IntegrityFault, OperatorFault, StoreFault
 from echo2d.store.disk import read_at, read_into, store_faults, sync
-from echo2d.threads import in_threads
+from echo2d.threads import Buffers, in_threads
 
 
 def scan_snapshot(directory: Path) -> tuple[FileEntry, ...]:
@@ -58,9 +59,13 @@ def build_manifest(directory: Path, progress: Callable[[int], None] | None = Non
     bytes hashed so far.
     """
     files, digests, done = scan_snapshot(directory), [], 0
-    chunks = chunk_layout(files)
-    hashed = in_threads(lambda chunk: digest_of(read_chunk(directory, chunk)), chunks)
-    for chunk, digest in zip(chunks, hashed, strict=True):
+    chunks, buffers = chunk_layout(files), Buffers(CHUNK_BYTES)
+
+    def hashed(chunk: Chunk) -> Digest:
+        with buffers.one() as buffer:
+            return digest_of(read_chunk_into(directory, chunk, buffer))
+
+    for chunk, digest in zip(chunks, in_threads(hashed, chunks), strict=True):
         digests.append(digest)
         done += chunk.length
         if progress is not None:
@@ -94,11 +99,15 @@ def damaged_chunks(
     """Return the chunks whose bytes do not match the manifest. Reads and hashes all, or those
     `among`, in a few threads.
     """
-    chunks = manifest.chunks
+    chunks, buffers = manifest.chunks, Buffers(CHUNK_BYTES)
     positions = range(len(chunks)) if among is None else among
 
     def hashed(position: int) -> Digest:
-        return digest_of(_read_what_is_there(directory, chunks[position]))
+        with buffers.one() as buffer:
+            try:
+                return digest_of(read_chunk_into(directory, chunks[position], buffer))
+            except (IntegrityFault, StoreFault):
+                return digest_of(b"")
 
     return tuple(
         ChunkId(position)
@@ -191,10 +200,3 @@ def _take(source: Path, destination: Path) -> None:
     except OSError:
         # Another file system, a file of another user, or too many links.
         shutil.copyfile(source, destination, follow_symlinks=False)
-
-
-def _read_what_is_there(directory: Path, chunk: Chunk) -> bytes:
-    try:
-        return read_chunk(directory, chunk)
-    except (IntegrityFault, StoreFault):
-        return b""

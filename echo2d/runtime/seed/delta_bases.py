@@ -10,16 +10,16 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from echo2d.core.base.canonical import digest_of
+from echo2d.core.base.canonical import Buffer, digest_of
 from echo2d.core.base.ids import ChunkId, Digest
 from echo2d.core.weights.delta_chain import compose_record
 from echo2d.core.weights.encoding import ChunkRecord, base_sum, encode_records
-from echo2d.core.weights.manifest import Chunk, Manifest, chunk_layout
+from echo2d.core.weights.manifest import CHUNK_BYTES, Chunk, Manifest, chunk_layout
 from echo2d.errors import IntegrityFault, OperatorFault, StoreFault
 from echo2d.runtime.seed.encoder import EncodedRecords
 from echo2d.store.deltas import DeltaStore, StoredDelta
-from echo2d.store.snapshots import read_chunk, scan_snapshot
-from echo2d.threads import in_threads
+from echo2d.store.snapshots import read_chunk_into, scan_snapshot
+from echo2d.threads import Buffers, in_threads
 
 log = logging.getLogger("echo2d.seed")
 
@@ -57,22 +57,24 @@ class BaseCopy:
         self._directory = directory
         self._sums = _sums_of(directory, digest) if sums is None else sums
         self._damage = _Damage(f"the base {directory.name}")
+        self._buffers = Buffers(CHUNK_BYTES)
 
-    def encode(self, position: ChunkId, place: Chunk, new: Callable[[], bytes]) -> EncodedRecords:
-        data, base = new(), self._read(place)
-        records = encode_records(position, data, base)
+    def encode(self, position: ChunkId, place: Chunk, new: Callable[[], Buffer]) -> EncodedRecords:
+        data = new()
+        with self._buffers.one() as buffer:
+            records = encode_records(position, data, self._read(place, buffer))
         # A worker holds the published base, so a delta against other bytes would decode to garbage.
         if any(record.needs_base and record.base != self._sums[place] for record, _ in records):
             self._damage.note(place, "it is not what was published")
             return encode_records(position, data)
         return records
 
-    def _read(self, place: Chunk) -> bytes | None:
+    def _read(self, place: Chunk, buffer: memoryview) -> memoryview | None:
         """The chunk's bytes; None if the base has no such chunk or it cannot be read."""
         if place not in self._sums:
             return None
         try:
-            return read_chunk(self._directory, place)
+            return read_chunk_into(self._directory, place, buffer)
         except (IntegrityFault, StoreFault) as fault:
             self._damage.note(place, fault)
             return None
@@ -82,11 +84,12 @@ def _sums_of(directory: Path, digest: Digest) -> dict[Chunk, bytes]:
     """`base_sum` of each chunk. BaseLost: the directory does not hold the snapshot `digest`."""
     try:
         files = scan_snapshot(directory)
-        chunks = chunk_layout(files)
+        chunks, buffers = chunk_layout(files), Buffers(CHUNK_BYTES)
 
         def hashed(chunk: Chunk) -> tuple[bytes, Digest]:
-            data = read_chunk(directory, chunk)
-            return base_sum(data), digest_of(data)
+            with buffers.one() as buffer:
+                data = read_chunk_into(directory, chunk, buffer)
+                return base_sum(data), digest_of(data)
 
         sums, digests = zip(*in_threads(hashed, chunks), strict=True)
     except (OperatorFault, IntegrityFault, StoreFault) as fault:
@@ -111,7 +114,7 @@ class BaseChain:
         except (IntegrityFault, StoreFault) as fault:
             raise BaseLost(str(fault)) from fault
 
-    def encode(self, position: ChunkId, place: Chunk, new: Callable[[], bytes]) -> EncodedRecords:
+    def encode(self, position: ChunkId, place: Chunk, new: Callable[[], Buffer]) -> EncodedRecords:
         try:
             chain = self._chain(place)
             if chain:

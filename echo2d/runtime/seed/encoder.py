@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+from echo2d.core.base.canonical import Buffer
 from echo2d.core.base.ids import ChunkId, Digest
 from echo2d.core.weights.encoder import FormBuilder, Segment
 from echo2d.core.weights.encoding import (
@@ -19,10 +20,10 @@ from echo2d.core.weights.encoding import (
     base_sum,
     encode_records,
 )
-from echo2d.core.weights.manifest import Chunk, FileEntry, Manifest, chunk_layout
+from echo2d.core.weights.manifest import CHUNK_BYTES, Chunk, FileEntry, Manifest, chunk_layout
 from echo2d.core.weights.signed_index import FormTotals
-from echo2d.store.snapshots import read_chunk, scan_snapshot
-from echo2d.threads import in_threads
+from echo2d.store.snapshots import read_chunk_into, scan_snapshot
+from echo2d.threads import Buffers, in_threads
 
 EncodedRecord = tuple[ChunkRecord, bytes]
 EncodedRecords = tuple[EncodedRecord, EncodedRecord]  # as sent, and as kept (`encode_records`)
@@ -31,7 +32,7 @@ EncodedRecords = tuple[EncodedRecord, EncodedRecord]  # as sent, and as kept (`e
 class Base(Protocol):
     """The source of a delta form (`delta_bases.py`). Used from several threads."""
 
-    def encode(self, position: ChunkId, place: Chunk, new: Callable[[], bytes]) -> EncodedRecords:
+    def encode(self, position: ChunkId, place: Chunk, new: Callable[[], Buffer]) -> EncodedRecords:
         """Encode the chunk at this place; new() reads its new bytes.
 
         IntegrityFault, StoreFault: new() cannot read the chunk.
@@ -86,6 +87,7 @@ class Encoder:
         segment_bytes: int = SEGMENT_BYTES_MAX,
     ) -> None:
         self._directory, self._base = directory, base
+        self._buffers = Buffers(CHUNK_BYTES)
         self._sums: dict[Chunk, bytes] = {}
         self._files: tuple[FileEntry, ...] = scan_snapshot(directory)
         self._builder = FormBuilder(facts, self._files, segment_bytes=segment_bytes)
@@ -127,14 +129,15 @@ class Encoder:
 
     def _encode(self, numbered: tuple[int, Chunk]) -> EncodedRecords:
         position, chunk = ChunkId(numbered[0]), numbered[1]
-        new = partial(self._read, chunk)
-        return (
-            encode_records(position, new())
-            if self._base is None
-            else self._base.encode(position, chunk, new)
-        )
+        with self._buffers.one() as buffer:
+            new = partial(self._read, chunk, buffer)
+            return (
+                encode_records(position, new())
+                if self._base is None
+                else self._base.encode(position, chunk, new)
+            )
 
-    def _read(self, chunk: Chunk) -> bytes:
-        data = read_chunk(self._directory, chunk)
+    def _read(self, chunk: Chunk, buffer: memoryview) -> Buffer:
+        data = read_chunk_into(self._directory, chunk, buffer)
         self._sums[chunk] = base_sum(data)
         return data

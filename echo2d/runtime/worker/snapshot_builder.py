@@ -7,8 +7,8 @@ copied from it, and it is the base of delta forms. Reading, decoding and writing
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -23,7 +23,7 @@ from echo2d.runtime.peer.frame_holdings import FrameHoldings
 from echo2d.store.frames import FramesDamaged, FrameStore
 from echo2d.store.slots import CurrentSlot, SlotStore, SlotWriter
 from echo2d.store.snapshots import read_chunk_into
-from echo2d.threads import CHUNK_THREADS_MAX, chunk_threads
+from echo2d.threads import CHUNK_THREADS_MAX, Buffers, chunk_threads
 
 # How many pending chunks, in order, are checked for being complete. Frames arrive nearly in order.
 LOOKAHEAD_CHUNKS = 4 * CHUNK_THREADS_MAX
@@ -37,30 +37,12 @@ class _CopyDamaged(IntegrityFault):
     """A chunk of the current slot is not what its manifest says."""
 
 
-class _Scratch:
-    """A pool of chunk buffers, one per writing thread; fresh memory costs more than decoding."""
-
-    def __init__(self) -> None:
-        self._free: list[memoryview] = []
-
-    @contextmanager
-    def chunk(self) -> Iterator[memoryview]:
-        try:
-            taken = self._free.pop()
-        except IndexError:
-            taken = memoryview(bytearray(CHUNK_BYTES))
-        try:
-            yield taken
-        finally:
-            self._free.append(taken)
-
-
 class SnapshotBuilder:
     """Builds one form at a time: `apply` must return before it is called again."""
 
     def __init__(self, slots: SlotStore, store: FrameStore, holdings: FrameHoldings) -> None:
         self._slots, self._store, self._holdings = slots, store, holdings
-        self._scratch = _Scratch()
+        self._scratch = Buffers(CHUNK_BYTES)
         self._cancelled: FormId | None = None
 
     def cancel(self, form: FormId) -> None:
@@ -203,7 +185,7 @@ class _Work:
         store: FrameStore,
         base: CurrentSlot | None,
         writer: SlotWriter,
-        scratch: _Scratch,
+        scratch: Buffers,
     ) -> None:
         self._form, self._index, self._store, self._base, self._writer = (
             form,
@@ -272,7 +254,7 @@ class _Work:
 
         The writer hashes every result. Frames and base are hashed only if a result is wrong.
         """
-        with self._scratch.chunk() as scratch:
+        with self._scratch.one() as scratch:
             for record in records:
                 self._write(record, scratch)
 
