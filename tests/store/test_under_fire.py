@@ -6,14 +6,12 @@ believed; nothing but StoreFault gets out; and with the disk well again the new 
 """
 
 import asyncio
-import errno
 import os
 import shutil
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterator
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -27,20 +25,8 @@ from echo2d.store.budget import DiskBudget
 from echo2d.store.frames import FrameStore
 from echo2d.store.slots import SlotStore
 from tests.support.encodings import BuiltForm, build_form, facts
+from tests.support.failing_disk import REFUSALS, WRITES, FailingDisk, Killed
 
-READS = ("pread", "stat", "listdir", "scandir")
-WRITES = (
-    "open",
-    "pwrite",
-    "ftruncate",
-    "posix_fallocate",
-    "fsync",
-    "replace",
-    "unlink",
-    "mkdir",
-    "rmdir",
-)
-REFUSALS = {"ENOSPC": (errno.ENOSPC, WRITES), "EIO": (errno.EIO, (*READS, *WRITES))}
 ROOM = 1 << 20
 
 
@@ -64,50 +50,8 @@ DELTA = build_form(
     CONTENTS[2],
     base=CONTENTS[1],
 )
-SECOND = {"full": FORMS[2], "delta": DELTA}
-
-
-# --- the disk
-
-
-class Killed(BaseException):
-    """Stands for kill -9: nothing that comes after it reaches the disk."""
-
-
-@dataclass
-class FailingDisk:
-    """Counts the calls to the disk by name; number `at` fails with `fault`, and all after it once that was Killed.
-
-    torn: that call, a write, is half done before.
-    """
-
-    at: int | None = None
-    fault: BaseException | None = None
-    torn: bool = False
-    calls: list[str] = field(default_factory=list)
-    struck: bool = False
-
-    @contextmanager
-    def mounted(self) -> Iterator[None]:
-        with pytest.MonkeyPatch.context() as patched:
-            for name in (*READS, *WRITES):
-                patched.setattr(os, name, self._wrap(name, getattr(os, name)))
-            yield
-
-    def _wrap(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            number = len(self.calls)
-            self.calls.append(name)
-            if self.fault is not None and (
-                number == self.at or (self.struck and isinstance(self.fault, Killed))
-            ):
-                if self.torn and not self.struck:
-                    real(args[0], args[1][: len(args[1]) // 2], *args[2:])
-                self.struck = True
-                raise self.fault
-            return real(*args, **kwargs)
-
-        return call
+# The form, and whether it is applied in place.
+SECOND = {"full": (FORMS[2], False), "delta": (DELTA, False), "in_place": (DELTA, True)}
 
 
 # --- a peer on it
@@ -120,8 +64,9 @@ class LacksBase(StoreFault):
 class Box:
     """What a worker does with its state directory, without links and engines."""
 
-    def __init__(self, path: Path) -> None:
-        self.state_dir = StateDir(path, ROOM)
+    def __init__(self, path: Path, *, in_place: bool = False) -> None:
+        self.state_dir = StateDir(path, ROOM, one_slot=in_place)
+        self.in_place = in_place
         self.holdings: FrameHoldings | None = None
         self.given_up: list[str] = []
 
@@ -163,7 +108,7 @@ class Box:
             ]
             assert await self.holdings.put_frames(form.facts.form, frames) == set()
         try:
-            outcome = await self.applier.apply(form.facts.form)
+            outcome = await self.applier.apply(form.facts.form, in_place=self.in_place)
         except StoreFault as fault:
             raise AssertionError("a failed apply is an answer") from fault
         if isinstance(outcome, ApplyRejected):
@@ -186,9 +131,11 @@ class Box:
         await self.take(form)
 
 
-def run_into(disk: FailingDisk, path: Path, runner: asyncio.Runner, form: BuiltForm) -> None:
+def run_into(
+    disk: FailingDisk, path: Path, runner: asyncio.Runner, form: BuiltForm, *, in_place: bool
+) -> None:
     """Take version 2 so. After a StoreFault the old one stands; then, with the disk well again, it is taken."""
-    box = Box(path)
+    box = Box(path, in_place=in_place)
     try:
         with disk.mounted():
             runner.run(box.take(form))
@@ -246,41 +193,42 @@ def pristine(tmp_path: Path, runner: asyncio.Runner) -> Path:
 
 
 def calls_to_fail(
-    pristine: Path, runner: asyncio.Runner, kinds: Collection[str], form: BuiltForm
+    pristine: Path, runner: asyncio.Runner, kinds: Collection[str], second: str
 ) -> list[int]:
-    counting = FailingDisk()
-    run_into(counting, Path(shutil.copytree(pristine, pristine.with_name("counted"))), runner, form)
+    counting, (form, in_place) = FailingDisk(), SECOND[second]
+    path = Path(shutil.copytree(pristine, pristine.with_name("counted")))
+    run_into(counting, path, runner, form, in_place=in_place)
     assert len(counting.calls) > 80
     return [number for number, call in enumerate(counting.calls) if call in kinds]
 
 
-@pytest.mark.parametrize("form", SECOND.values(), ids=SECOND)
+@pytest.mark.parametrize("second", SECOND)
 @pytest.mark.parametrize("name", REFUSALS)
 def test_a_disk_that_refuses_at_any_call_costs_nothing(
-    pristine: Path, tmp_path: Path, runner: asyncio.Runner, name: str, form: BuiltForm
+    pristine: Path, tmp_path: Path, runner: asyncio.Runner, name: str, second: str
 ) -> None:
-    error, kinds = REFUSALS[name]
-    for number in calls_to_fail(pristine, runner, kinds, form):
+    (error, kinds), (form, in_place) = REFUSALS[name], SECOND[second]
+    for number in calls_to_fail(pristine, runner, kinds, second):
         path = Path(shutil.copytree(pristine, tmp_path / str(number)))
         disk = FailingDisk(number, OSError(error, os.strerror(error)))
-        run_into(disk, path, runner, form)
+        run_into(disk, path, runner, form, in_place=in_place)
         assert disk.struck
         assert version_standing(path) == 2, f"call {number}, {disk.calls[number]}"
 
 
-@pytest.mark.parametrize("form", SECOND.values(), ids=SECOND)
+@pytest.mark.parametrize("second", SECOND)
 @pytest.mark.parametrize("torn", [False, True])
 def test_a_kill_at_any_call_leaves_the_old_or_the_new(
-    pristine: Path, tmp_path: Path, runner: asyncio.Runner, torn: bool, form: BuiltForm
+    pristine: Path, tmp_path: Path, runner: asyncio.Runner, torn: bool, second: str
 ) -> None:
-    found = []
-    for number in calls_to_fail(pristine, runner, ["pwrite"] if torn else WRITES, form):
+    found, (form, in_place) = [], SECOND[second]
+    for number in calls_to_fail(pristine, runner, ["pwrite"] if torn else WRITES, second):
         path = Path(shutil.copytree(pristine, tmp_path / str(number)))
         disk = FailingDisk(number, Killed(), torn)
-        run_into(disk, path, runner, form)
+        run_into(disk, path, runner, form, in_place=in_place)
         assert disk.struck
         found.append(version_standing(path))
-        box = Box(path)
+        box = Box(path, in_place=in_place)
         box.open()
         assert [each.key.version for each in box.standing] == [found[-1]]
         assert box.state_dir.publish_seq(FORMS[2].facts.run_id) in (1, 2)

@@ -3,6 +3,9 @@
 A chunk is decoded as soon as all its frames are here, while the rest of the form still arrives and
 the engines serve the current slot. The current slot is only read: chunks that did not change are
 copied from it, and it is the base of delta forms. Reading, decoding and writing happen in threads.
+
+In place, a delta is decoded over its base instead, and undone unless all of it gets there. No engine
+may read the slot meanwhile: `core/worker/versions.py` sees to that.
 """
 
 import asyncio
@@ -51,14 +54,14 @@ class SnapshotBuilder:
         self._holdings.ring()
 
     async def apply(
-        self, form: FormId, stands: Digest | None = None
+        self, form: FormId, stands: Digest | None = None, *, in_place: bool = False
     ) -> SnapshotReady | ApplyRejected | ApplyCancelled:
         """The outcome; the current slot has changed if it is SnapshotReady, and not otherwise.
 
-        stands: as in ApplyForm, the snapshot that the spare slot should still hold.
+        stands, in_place: as in ApplyForm.
         """
         try:
-            return await self._apply(form, stands)
+            return await self._apply(form, stands, in_place=in_place)
         except (IntegrityFault, StoreFault) as fault:
             # Once the form is dropped its files vanish, so a fault then tells nothing.
             if self._ends(form):
@@ -69,7 +72,7 @@ class SnapshotBuilder:
             self._cancelled = None
 
     async def _apply(
-        self, form: FormId, stands: Digest | None
+        self, form: FormId, stands: Digest | None, *, in_place: bool
     ) -> SnapshotReady | ApplyRejected | ApplyCancelled:
         known = await self._until(form, lambda _: True)
         if known is not None and stands is not None:
@@ -88,21 +91,34 @@ class SnapshotBuilder:
                 return ApplyRejected(
                     form, "the current slot is not the base of this delta", lacks_base=True
                 )
-            writer = await self._holdings.with_room(form, lambda: self._slots.begin(index.files))
+            over = base if in_place and _fits(base, index) else None
+            writer = await self._holdings.with_room(form, lambda: self._begin(index, over))
             work = _Work(form, index, self._store, base, writer, self._scratch)
-            await self._write_all(form, work)
-            if work.fault is not None:
-                raise work.fault
-            if not work.done:
+            try:
+                return await self._build(form, work)
+            except (IntegrityFault, StoreFault):
                 await asyncio.to_thread(writer.end)
-                return ApplyCancelled(form)
-            if work.lacking:
-                await asyncio.to_thread(writer.end)
-                reason = f"the current slot is damaged under {len(work.lacking)} delta chunks"
-                return ApplyRejected(form, reason, lacks_base=True)
-            facts = index.facts
-            manifest = await asyncio.to_thread(index.manifest)
-            current = await asyncio.to_thread(writer.commit, manifest, facts.epoch, facts.version)
+                raise
+
+    def _begin(self, index: FormIndex, over: CurrentSlot | None) -> SlotWriter:
+        return self._slots.begin(index.files) if over is None else self._slots.begin_in_place(over)
+
+    async def _build(
+        self, form: FormId, work: "_Work"
+    ) -> SnapshotReady | ApplyRejected | ApplyCancelled:
+        """Write all chunks and commit; the writer has ended then, and not after a fault."""
+        await self._write_all(form, work)
+        if work.fault is not None:
+            raise work.fault
+        if not work.done:
+            await asyncio.to_thread(work.writer.end)
+            return ApplyCancelled(form)
+        if work.lacking:
+            await asyncio.to_thread(work.writer.end)
+            reason = f"the current slot is damaged under {len(work.lacking)} delta chunks"
+            return ApplyRejected(form, reason, lacks_base=True)
+        facts, manifest = work.index.facts, await asyncio.to_thread(work.index.manifest)
+        current = await asyncio.to_thread(work.writer.commit, manifest, facts.epoch, facts.version)
         return SnapshotReady(form, facts.version, manifest.digest, str(current.directory))
 
     async def _write_all(self, form: FormId, work: "_Work") -> None:
@@ -112,15 +128,19 @@ class SnapshotBuilder:
             while not (work.done or work.fault or self._ends(form)):
                 if batch := work.take(self._holdings):
                     await free.acquire()
-                    tasks.create_task(self._write(work, batch, free))
+                    tasks.create_task(self._write(form, work, batch, free))
                 else:
                     await self._holdings.changed()
 
     async def _write(
-        self, work: "_Work", batch: list[ChunkRecord], free: asyncio.Semaphore
+        self, form: FormId, work: "_Work", batch: list[ChunkRecord], free: asyncio.Semaphore
     ) -> None:
         try:
-            await asyncio.to_thread(work.write, batch)
+            if work.writer.unsure:
+                # The log of what undoes the apply grows with it, and may need room.
+                await self._holdings.with_room(form, partial(work.write, batch))
+            else:
+                await asyncio.to_thread(work.write, batch)
         except FramesDamaged as fault:
             self._holdings.lose(fault)
             work.put_back(batch)
@@ -152,6 +172,15 @@ class SnapshotBuilder:
 
 def _is_base(current: CurrentSlot | None, index: FormIndex) -> bool:
     return current is not None and current.manifest.digest == index.facts.base_digest
+
+
+def _fits(base: CurrentSlot | None, index: FormIndex) -> bool:
+    """Whether the form can be applied over its base: it is a delta whose files are as long."""
+    return (
+        base is not None
+        and index.facts.base_digest is not None
+        and base.manifest.files == index.files
+    )
 
 
 @dataclass(slots=True)
@@ -187,13 +216,8 @@ class _Work:
         writer: SlotWriter,
         scratch: Buffers,
     ) -> None:
-        self._form, self._index, self._store, self._base, self._writer = (
-            form,
-            index,
-            store,
-            base,
-            writer,
-        )
+        self._form, self._store, self._base = form, store, base
+        self.index, self.writer = index, writer
         self._scratch = scratch
         self._base_digests: dict[Chunk, Digest] = {}
         if base is not None:
@@ -210,8 +234,8 @@ class _Work:
     @property
     def done(self) -> bool:
         return (
-            self._index.complete
-            and self._next_segment == self._index.segment_count
+            self.index.complete
+            and self._next_segment == self.index.segment_count
             and not self._pending
             and not self.writing
         )
@@ -220,14 +244,14 @@ class _Work:
         """Take up to BATCH_CHUNKS chunks that can be written now. The caller counts `writing` down
         when they are written or put back.
         """
-        table = self._index.table(self._next_segment)
+        table = self.index.table(self._next_segment)
         while table is not None:
             self._pending.update((record.chunk, _Pending(record, [])) for record in table.records)
             # Reversed, because _Pending pops a chunk's first frames from the end of its list.
-            for span in reversed(self._index.spans(self._next_segment)):
+            for span in reversed(self.index.spans(self._next_segment)):
                 self._pending[span.chunk].missing.append(span.frame)
             self._next_segment = SegmentId(self._next_segment + 1)
-            table = self._index.table(self._next_segment)
+            table = self.index.table(self._next_segment)
         on_disk = partial(holdings.on_disk, self._form)
         first = islice(self._pending.values(), LOOKAHEAD_CHUNKS)
         ready = (
@@ -242,7 +266,7 @@ class _Work:
     def put_back(self, records: Iterable[ChunkRecord]) -> None:
         """Queue these chunks again, at the front; their frames may have to arrive anew."""
         frames = {
-            each: [span.frame for span in self._index.chunk_spans(each.chunk)] for each in records
+            each: [span.frame for span in self.index.chunk_spans(each.chunk)] for each in records
         }
         again = {
             record.chunk: _Pending(record, missing[::-1]) for record, missing in frames.items()
@@ -256,7 +280,9 @@ class _Work:
         """
         with self._scratch.one() as scratch:
             for record in records:
-                self._write(record, scratch)
+                # A chunk that was written in place has lost its base.
+                if not self.writer.has_written(record.chunk, record.result):
+                    self._write(record, scratch)
 
     def _write(self, record: ChunkRecord, scratch: memoryview) -> None:
         try:
@@ -275,14 +301,14 @@ class _Work:
         """_CopyDamaged: the current slot has rotted there; the chunk must be decoded."""
         data = self._read_base(record, scratch) or b""
         try:
-            self._writer.write_chunk(record.chunk, data, record.result)
+            self.writer.write_chunk(record.chunk, data, record.result)
         except IntegrityFault:
             del self._base_digests[self._place(record)]
             raise _CopyDamaged(f"chunk {record.chunk} is damaged in the current slot") from None
 
     def _decode(self, record: ChunkRecord, scratch: memoryview) -> None:
         """FramesDamaged: the result is wrong because frames on disk are damaged."""
-        spans = self._index.chunk_spans(record.chunk)
+        spans = self.index.chunk_spans(record.chunk)
         try:
             self._put(record, self._store.read_encoded_chunk(self._form, spans), scratch)
         except IntegrityFault:
@@ -293,7 +319,7 @@ class _Work:
         base = self._read_base(record, scratch) if record.needs_base else None
         try:
             data = decode_record(record, payload, self._place(record).length, base, overwrite=True)
-            self._writer.write_chunk(record.chunk, data, record.result)
+            self.writer.write_chunk(record.chunk, data, record.result)
         except IntegrityFault:
             # The base is to blame if it is not the one that the delta was made from.
             if record.needs_base:
@@ -311,6 +337,6 @@ class _Work:
         return None
 
     def _place(self, record: ChunkRecord) -> Chunk:
-        place = self._index.chunk(record.chunk)
+        place = self.index.chunk(record.chunk)
         assert place is not None, "the first table is known"
         return place

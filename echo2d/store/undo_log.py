@@ -1,0 +1,137 @@
+"""Keep what undoes an apply in place, beside the slot that it changes.
+
+    slot / undo.base   what current.json said of the base, and the base's manifest; while this file
+                       exists, the slot may be turned back
+         / undo.log    records: chunk, length, blake3-256 of both and of the payload | payload
+
+A record is written before its chunk, and nothing is synced: a process that is killed leaves every
+record but the last one whole, and the last one's chunk untouched. Its digest tells a torn record.
+Blocking functions. `keep` may be called from several threads for different chunks.
+"""
+
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from echo2d.core.base.canonical import Buffer, digest_of
+from echo2d.core.base.ids import DIGEST_BYTES, ChunkId
+from echo2d.core.weights.chunk_undo import apply_undo, encode_undo
+from echo2d.core.weights.manifest import CHUNK_BYTES, Chunk, Manifest
+from echo2d.store.disk import allocate, read_at, read_file, replace_file, write_at
+from echo2d.store.snapshots import read_chunk
+
+BASE = "undo.base"
+LOG = "undo.log"
+_HEAD = struct.Struct(f"<II{DIGEST_BYTES}s")
+
+
+@dataclass(frozen=True, slots=True)
+class UndoBase:
+    """The version that the slot can be turned back to. current: the text of its current.json."""
+
+    current: bytes
+    manifest: Manifest
+
+    def encode(self) -> bytes:
+        return self.current + b"\n" + self.manifest.encode()
+
+    @staticmethod
+    def decode(data: bytes) -> "UndoBase":
+        current, _, manifest = data.partition(b"\n")
+        return UndoBase(current, Manifest.decode(manifest))
+
+
+class UndoLog:
+    """The undo log of one slot. Raises OSError, for the caller to translate.
+
+    claim: told of the log's size before it grows, and when it is gone. StoreFault: no room.
+    """
+
+    def __init__(self, slot: Path, claim: Callable[[int], None]) -> None:
+        self._slot, self._model, self._claim = slot, slot / "model", claim
+        self._lock = threading.Lock()  # guards the two below
+        self._kept: set[ChunkId] = set()
+        self._end = 0
+
+    @property
+    def exists(self) -> bool:
+        """Whether the slot can be turned back."""
+        return (self._slot / BASE).exists()
+
+    def base(self) -> UndoBase:
+        """What the slot can be turned back to. IntegrityFault: that cannot be read."""
+        return UndoBase.decode(read_file(self._slot / BASE))
+
+    def begin(self, base: UndoBase) -> None:
+        """Begin to keep what turns the slot back to this version, which it holds now."""
+        self.clear()
+        allocate(self._slot / LOG, 0)
+        replace_file(self._slot / BASE, base.encode(), durable=False)
+
+    def keep(self, chunk: ChunkId, place: Chunk, new: Buffer) -> bool:
+        """Keep what undoes writing `new` over this chunk. False: it would change nothing."""
+        with self._lock:
+            if chunk in self._kept:
+                # A chunk that could not be written may be half new, so it is not read again.
+                return True
+        payload = encode_undo(new, read_chunk(self._model, place))
+        if payload is None:
+            return False
+        with self._lock:
+            end = self._end + _HEAD.size + len(payload)
+            self._claim(end)
+            head = _HEAD.pack(chunk, len(payload), _digest(chunk, payload))
+            write_at(self._slot / LOG, head + payload, self._end)
+            self._end = end
+            self._kept.add(chunk)
+        return True
+
+    def undo(self, base: UndoBase) -> None:
+        """Restore every chunk that was changed, and the manifest, as often as necessary; then
+        clear the log. The chunks are not hashed here.
+        """
+        chunks, done = base.manifest.chunks, set[ChunkId]()
+        for chunk, payload in self._records():
+            # The first record of a chunk has its old bytes.
+            if chunk >= len(chunks) or chunk in done:
+                continue
+            data = bytearray(read_chunk(self._model, chunks[chunk]))
+            apply_undo(payload, data)
+            write_at(self._model / chunks[chunk].path, data, chunks[chunk].offset)
+            done.add(chunk)
+        manifest = self._slot / "manifest"
+        if not manifest.exists() or read_file(manifest) != base.manifest.encode():
+            replace_file(manifest, base.manifest.encode(), durable=False)
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget it: the slot stays as it is."""
+        # First this file: without it nothing is undone.
+        (self._slot / BASE).unlink(missing_ok=True)
+        (self._slot / LOG).unlink(missing_ok=True)
+        with self._lock:
+            self._kept.clear()
+            self._end = 0
+            self._claim(0)
+
+    def size(self) -> int:
+        path = self._slot / LOG
+        return path.stat().st_size if path.exists() else 0
+
+    def _records(self) -> Iterator[tuple[ChunkId, bytes]]:
+        """Yield the whole records, up to the first that is torn."""
+        path, at = self._slot / LOG, 0
+        while path.exists() and len(head := read_at(path, _HEAD.size, at)) == _HEAD.size:
+            chunk, length, digest = _HEAD.unpack(head)
+            payload = read_at(path, min(length, CHUNK_BYTES), at + _HEAD.size)
+            if len(payload) != length or _digest(chunk, payload) != digest:
+                return
+            yield ChunkId(chunk), payload
+            at += _HEAD.size + length
+
+
+def _digest(chunk: int, payload: bytes) -> bytes:
+    # A payload's length and chunk are hashed too, because a torn head may name others.
+    return digest_of(struct.pack("<II", chunk, len(payload)) + payload)
