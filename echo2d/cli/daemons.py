@@ -172,6 +172,12 @@ def rented(config: Path, *, stop: bool, within: float, as_json: bool) -> None:
 )
 @click.option("--threads", type=int, help="CPU threads of all torch engines together.")
 @click.option(
+    "--apply-in-place",
+    is_flag=True,
+    default=None,
+    help="Write a delta over the version it is made from: one model on disk instead of two.",
+)
+@click.option(
     "--relay-only", is_flag=True, default=None, help="Pass versions on and generate nothing."
 )
 @click.option(

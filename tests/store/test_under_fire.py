@@ -78,7 +78,7 @@ class Box:
             emit=lambda _: None,
             ask=lambda _: None,
             fail=self._fail,
-            serving=lambda: None,
+            kept=lambda: (),
             base=lambda _: None,
         )
         self.applier = SnapshotBuilder(self.slots, self.store, self.holdings)

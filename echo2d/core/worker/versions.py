@@ -16,6 +16,13 @@ version again. A snapshot is served only after a signed root that this process h
 digest. There are two slots. Applying overwrites the one that is not current, so its snapshot is
 lost, and no refit may be reading it (I3).
 
+In place, a delta overwrites the current slot instead. Then no refit runs during an apply, and no apply
+during a refit; a refit that fails turns the slot back, so its form stays until the version is served:
+
+    base --(apply)--> in the slot --(EngineRefitted)--> served
+      ^                   |
+      +-(EngineRefitFailed: restored)
+
 Not here: leases, frames, and the verification of signatures and bytes.
 """
 
@@ -23,7 +30,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from echo2d.core.base.bounded_dict import keep_newest
-from echo2d.core.base.ids import Epoch, FormId, PublishSeq, RunId, version_label
+from echo2d.core.base.ids import Epoch, FormId, PublishSeq, RunId, Version, version_label
 from echo2d.core.protocol.control_messages import (
     ApplyFailed,
     RefitDone,
@@ -92,7 +99,8 @@ class WorkerVersions:
     """The versions of one worker; see the module docstring.
 
     `standing`: the snapshots in the slots, oldest first; the last one is current. `engines`: False
-    for a relay peer, which applies and serves nothing. Methods return what to do.
+    for a relay peer, which applies and serves nothing. `in_place`: one slot is enough for deltas.
+    Methods return what to do.
     """
 
     def __init__(
@@ -102,9 +110,11 @@ class WorkerVersions:
         engines: bool,
         publish_seq: PublishSeq,
         standing: Iterable[Standing],
+        in_place: bool = False,
     ) -> None:
         self._run_id = run_id
         self._engines = engines
+        self._in_place = in_place
         self._publish_seq = publish_seq
         self._forms: dict[FormId, _Form] = {}
         # Snapshots in a slot that an accepted root has named: only these may be served.
@@ -117,7 +127,12 @@ class WorkerVersions:
         self._planned: dict[FormId, None] = {}
         # Stays set until ApplyForm is answered, even if the form is no longer wanted.
         self._applying: FormId | None = None
+        self._over: VersionKey | None = None  # the base that is overwritten; None: the spare slot
         self._cancelling = False
+        # A form that was applied in place and is not served yet, and what it has replaced.
+        self._unserved: FormId | None = None
+        self._replaced: tuple[VersionKey, PublishSeq | None] | None = None
+        self._forget_unserved = False  # once it is served
         self._refitting: VersionKey | None = None
         self._refit_path = ""  # the slot directory that the refit reads
         self._failures: dict[VersionKey, int] = {}
@@ -155,6 +170,17 @@ class WorkerVersions:
                 or not (form.key == self.serving or form.key in self._revoked | self._failures)
             )
             for form in self._forms.values()
+        )
+
+    @property
+    def kept(self) -> frozenset[Version]:
+        """Versions whose frames are kept on a full disk: the one served, and one that was applied in
+        place and is not served yet.
+        """
+        serving = [] if self.serving is None else [self.serving.version]
+        unserved = [] if self._unserved is None else [self._forms.get(self._unserved)]
+        return frozenset(
+            [*serving, *(form.root.facts.version for form in unserved if form is not None)]
         )
 
     def refuses(self, form: FormId) -> bool:
@@ -240,6 +266,7 @@ class WorkerVersions:
     def ready(self, event: SnapshotReady, *, now: float) -> list[VersionAction]:
         """The form's snapshot is in its slot, verified, and this slot is current."""
         key = VersionKey(event.version, event.digest)
+        done: list[VersionAction] = self._replace(event) if event.form == self._applying else []
         # The last entry is the current one, so a key that was here moves to the end.
         self._standing.pop(key, None)
         self._standing[key] = event.path
@@ -248,7 +275,7 @@ class WorkerVersions:
         form = self._forms.get(event.form)
         if form is not None:
             self._publish(key, form.seq)
-        return [_verified(event.form, key), *self.choose(now=now)]
+        return [_verified(event.form, key), *done, *self.choose(now=now)]
 
     def rejected(self, event: ApplyRejected, *, now: float) -> list[VersionAction]:
         """The form cannot become a snapshot here; its frames stay for other peers."""
@@ -267,7 +294,13 @@ class WorkerVersions:
         return [SendControl(ApplyFailed(form, reason)), *self.forgotten(form, now=now)]
 
     def forgotten(self, form: FormId, *, now: float) -> list[VersionAction]:
-        """The form is not needed here any more."""
+        """The form is not needed here any more.
+
+        One that was applied in place stays until it is served: its slot may be turned back.
+        """
+        if form == self._unserved and form in self._forms:
+            self._forget_unserved = True
+            return self.choose(now=now)
         dropped = self._forget(form) if form in self._forms else []
         return [*dropped, *self.choose(now=now)]
 
@@ -287,10 +320,11 @@ class WorkerVersions:
             )
         self._refitting = None
         self._failures.pop(key, None)
+        settled = self._settled(key)
         # The version may have been revoked while the engines loaded it.
         if key in self._revoked:
             self.serving = None
-            return self.choose(now=now)
+            return [*settled, *self.choose(now=now)]
         self._learn_label(key)
         self.serving = key
         self._served_seq = max(self._served_seq, self._published.get(key, self._served_seq))
@@ -303,10 +337,12 @@ class WorkerVersions:
             event.recomputed_tokens,
             event.recompute_s,
         )
-        return [SendControl(done), *self.choose(now=now)]
+        return [SendControl(done), *settled, *self.choose(now=now)]
 
     def refit_failed(self, event: EngineRefitFailed, *, now: float) -> list[VersionAction]:
-        """A refit failed: retry after a backoff; if the slot is damaged, apply the form again."""
+        """A refit failed: retry after a backoff; if its slot is damaged or was turned back, apply
+        the form again first.
+        """
         key = VersionKey(event.version, event.digest)
         self._refitting = None
         # The same version may be in the other slot by now, and that copy is not the damaged one.
@@ -314,7 +350,15 @@ class WorkerVersions:
             del self._standing[key]
             self._published.pop(key, None)
         failures = self._failures | {key: self._failures.get(key, 0) + 1}
-        self._failures = {each: count for each, count in failures.items() if each in self._standing}
+        if event.restored is not None:
+            self._restore(event.restored)
+        # A version whose slot was turned back may come again, and its failures count on.
+        again = {form.key for form in self._forms.values()} if self._in_place else set()
+        self._failures = {
+            each: count
+            for each, count in failures.items()
+            if each in self._standing or each in again
+        }
         self._retry_at = now + min(
             REFIT_RETRY_S_MAX, REFIT_RETRY_S * 2.0 ** min(failures[key] - 1, 10)
         )
@@ -357,12 +401,16 @@ class WorkerVersions:
         """Choose what to refit to and what to apply next, if anything."""
         # The refit comes first: `_next_apply` must know whether one reads the spare slot.
         refit = self._next_refit(now)
-        return [*refit, *self._next_apply()]
+        return [*refit, *self._next_apply(now)]
 
     def wake_at(self) -> float | None:
         """When a failed refit is due again, in monotonic seconds; None if no refit waits."""
         target = self._target()
         waits = target is not None and target != self.serving and self._refitting is None
+        if self._over is not None and self._applying is not None:
+            # Then it starts when the apply has ended, unless that is to be cancelled for it.
+            form = self._forms.get(self._applying)
+            waits = waits and not self._cancelling and form is not None and not form.arrived
         return self._retry_at if waits and self._engines else None
 
     # --- inside ---
@@ -417,16 +465,23 @@ class WorkerVersions:
 
         return max(self._published, key=rank, default=None)
 
-    def _next_refit(self, now: float) -> list[VersionAction]:
+    def _due(self, now: float) -> VersionKey | None:
+        """The version to refit to now, if there is one."""
         target = self._target()
         if (
             not self._engines
             or self._refitting is not None
             or target is None
             or target == self.serving
+            or (self._failures.get(target, 0) and now < self._retry_at)
         ):
-            return []
-        if self._failures.get(target, 0) and now < self._retry_at:
+            return None
+        return target
+
+    def _next_refit(self, now: float) -> list[VersionAction]:
+        target = self._due(now)
+        # Nothing may read a slot that is being overwritten.
+        if target is None or self._over is not None:
             return []
         self._refitting, self._refit_path = target, self._standing[target]
         self._learn_label(target)
@@ -442,14 +497,16 @@ class WorkerVersions:
                 next(each for each, old in self._labels.items() if old != self.serving)
             ]
 
-    def _next_apply(self) -> list[VersionAction]:
+    def _next_apply(self, now: float) -> list[VersionAction]:
         """Apply the most wanted form, once nothing else is applied and no refit reads the slot."""
         form = self._wanted_form() if self._engines else None
         if self._applying is not None:
             applying = self._forms.get(self._applying)
+            # In place it keeps the engines from loading what they need now.
+            delays = self._over is not None and self._due(now) is not None
             # A form whose frames have all arrived is worth finishing; any other one gives way.
             ends_soon = applying is not None and (
-                applying.arrived or form in (None, self._applying)
+                applying.arrived or (form in (None, self._applying) and not delays)
             )
             if ends_soon or self._cancelling:
                 return []
@@ -457,20 +514,73 @@ class WorkerVersions:
             return [CancelApply(self._applying)]
         if form is None or self._refit_reads_spare():
             return []
-        self._applying, key = form, self._forms[form].key
+        key = self._forms[form].key
         stands = key.digest if key in self._standing and key is not None else None
-        # Applying writes into the spare slot, so its snapshot can no longer be served.
+        in_place = stands is None and self._fits_current(form)
+        if in_place and self._refitting is not None:
+            return []
+        self._applying, self._over = form, self._current if in_place else None
+        # Applying writes into the spare slot, so its snapshot can no longer be served. In place it
+        # does so, too, if the files turn out to be others than those of the base.
         while len(self._standing) > 1:
             overwritten = next(iter(self._standing))
             del self._standing[overwritten]
             self._published.pop(overwritten, None)
-        return [ApplyForm(form, stands)]
+        return [ApplyForm(form, stands, in_place)]
+
+    def _fits_current(self, form: FormId) -> bool:
+        """Whether the form can be applied in place: it is a delta of the version in the current
+        slot.
+        """
+        base = self._forms[form].root.facts.base_digest
+        return self._in_place and self._current is not None and self._current.digest == base
+
+    def _replace(self, event: SnapshotReady) -> list[VersionAction]:
+        """The form may have been written over another version, which is gone then."""
+        dropped = self._drop_unserved() if self._unserved != event.form else []
+        self._replaced = None
+        if self._over is not None and self._standing.get(self._over) == event.path:
+            del self._standing[self._over]
+            self._replaced = self._over, self._published.pop(self._over, None)
+            self._unserved = event.form
+        return dropped
+
+    def _restore(self, key: VersionKey) -> None:
+        """The slot of the refit that failed holds this version again."""
+        path, replaced = self._refit_path, self._replaced
+        self._standing = {each: at for each, at in self._standing.items() if at != path}
+        self._standing[key] = path
+        self._published = {
+            each: at for each, at in self._published.items() if each in self._standing
+        }
+        # Before a restart another process may have replaced it: then no root has named it here.
+        if replaced is not None and replaced[0] == key and replaced[1] is not None:
+            self._publish(key, replaced[1])
+        self._replaced = None
+
+    def _settled(self, key: VersionKey) -> list[VersionAction]:
+        """All engines have loaded this version: its slot is not turned back any more, and in place
+        the other one is emptied.
+        """
+        if not self._in_place or key != self._current:
+            return []
+        self._standing = {key: self._standing[key]}
+        self._published = {each: at for each, at in self._published.items() if each == key}
+        self._replaced = None
+        return self._drop_unserved()
+
+    def _drop_unserved(self) -> list[VersionAction]:
+        """The form that was applied in place may be forgotten from now on."""
+        form, self._unserved = self._unserved, None
+        forget, self._forget_unserved = self._forget_unserved, False
+        return self._forget(form) if forget and form in self._forms and form is not None else []
 
     def _wanted_form(self) -> FormId | None:
         """The newest form to apply; None if there is none.
 
         It is planned, arrived or in the spare slot, newer than every published snapshot in a slot,
-        and neither rejected nor revoked.
+        and neither rejected nor revoked. One that failed REFIT_TRIES_MAX times and was turned back is
+        applied again only if there is nothing else to serve.
         """
         newest = max(self._published.values(), default=-1)
         wanted = [
@@ -481,8 +591,14 @@ class WorkerVersions:
             if each.seq > newest
             and (each.key is None or each.key != self._current)
             and each.key not in self._revoked
+            and not (self._published and self._gave_way(each.key))
         ]
         return max(wanted)[2] if wanted else None
+
+    def _gave_way(self, key: VersionKey | None) -> bool:
+        """Whether no engine could load this version, and its slot was turned back."""
+        often = key is not None and self._failures.get(key, 0) >= REFIT_TRIES_MAX
+        return often and self._in_place
 
     def _refit_reads_spare(self) -> bool:
         """Whether a refit reads the slot that applying would overwrite."""
@@ -492,13 +608,16 @@ class WorkerVersions:
 
     def _apply_ended(self, form: FormId) -> None:
         if self._applying == form:
-            self._applying, self._cancelling = None, False
+            self._applying, self._over, self._cancelling = None, None, False
 
     def _forget_old(self) -> list[VersionAction]:
-        """Evict the oldest forms above FORMS_MAX, but never the one that is being applied."""
+        """Evict the oldest forms above FORMS_MAX, but never the one that is being applied, or that
+        was applied in place and is not served.
+        """
         actions: list[VersionAction] = []
         while len(self._forms) > FORMS_MAX:
-            others = [form for form in self._forms if form != self._applying]
+            needed = self._applying, self._unserved
+            others = [form for form in self._forms if form not in needed]
             actions += self._forget(min(others, key=lambda form: self._forms[form].seq))
         return actions
 
@@ -512,13 +631,14 @@ class WorkerVersions:
         assert len(self._forms) <= FORMS_MAX
         assert len(self._standing) <= SLOTS
         assert len(self._labels) <= LABELS_MAX
-        assert len(self._failures) <= 2 * SLOTS
+        assert len(self._failures) <= 2 * SLOTS + FORMS_MAX
         assert len(self._planned) <= FORMS_MAX
         assert len(self._refused) <= REFUSED_MAX
         assert not self._refused.keys() & self._forms.keys()
         assert self._applying is None or (
             len(self._standing) <= 1 and not self._refit_reads_spare()
         )
+        assert self._over is None or (self._applying is not None and self._refitting is None)
         assert self._applying in self._forms or self._applying is None or self._cancelling
         assert self._published.keys() <= self._standing.keys()
         assert not self._published.keys() & self._revoked.keys()

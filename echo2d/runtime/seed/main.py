@@ -290,8 +290,9 @@ class Seed:
         if self._orders.pop(form, None) is not None:
             self._say(form, EncodeFailed(form, reason))
 
-    def serving_version(self) -> None:
+    def kept_versions(self) -> tuple[()]:
         """None: a seed has no engine."""
+        return ()
 
     def base_of(self, form: FormId) -> BaseModel | None:
         """The snapshot from which frames damaged on disk are encoded again; None until encoded."""

@@ -20,6 +20,7 @@ import socket
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any, Never
 from urllib.parse import urlsplit
 
@@ -199,6 +200,7 @@ class Worker:
             slots=self._config.slots * len(self._engines),
             publish_seq=self._publish_seq,
             standing=standing,
+            in_place=self._config.apply_in_place,
         )
 
     async def _serve(self) -> Never:
@@ -284,7 +286,7 @@ class Worker:
                 self._receiver.perform(action)
 
     async def _apply(self, order: ApplyForm) -> None:
-        done = await self._builder.apply(order.form, order.stands)
+        done = await self._builder.apply(order.form, order.stands, in_place=order.in_place)
         if isinstance(done, SnapshotReady):
             say(log, logging.INFO, "verified", form=done.form, version=done.version)
         self._peer.put(done)
@@ -326,9 +328,8 @@ class Worker:
     def fail(self, form: FormId, reason: str) -> None:
         self._peer.put(ArrivalFailed(form, reason))
 
-    def serving_version(self) -> Version | None:
-        serving = self._state.serving
-        return None if serving is None else serving.version
+    def kept_versions(self) -> frozenset[Version]:
+        return self._state.kept
 
     def base_of(self, form: FormId) -> BaseModel | None:
         if self._state.stands_mostly(form):
@@ -400,7 +401,9 @@ async def run_worker(config: WorkerConfig) -> int:
     """
     _check_hosts(config)
     token = await asyncio.to_thread(read_token_file, config.token_file)
-    state_dir = await asyncio.to_thread(StateDir, config.state_dir, config.disk_bytes_max)
+    state_dir = await asyncio.to_thread(
+        partial(StateDir, config.state_dir, config.disk_bytes_max, one_slot=config.apply_in_place)
+    )
     try:
         engines = await asyncio.to_thread(make_engines, config)
         identity = Identity.of(config.url, token, await asyncio.to_thread(state_dir.key))

@@ -41,10 +41,10 @@ class Peer:
         budget = DiskBudget(4 << 20)
         self.store = FrameStore(path / "frames", budget)
         self.events: asyncio.Queue[relay_events.RelayEvent] = asyncio.Queue()
-        nobody: dict[str, Any] = {
-            name: lambda *_: None for name in ("ask", "fail", "serving", "base")
-        }
-        self.holdings = FrameHoldings(self.store, emit=self.events.put_nowait, **nobody)
+        nobody: dict[str, Any] = {name: lambda *_: None for name in ("ask", "fail", "base")}
+        self.holdings = FrameHoldings(
+            self.store, emit=self.events.put_nowait, kept=lambda: (), **nobody
+        )
         self.applier = SnapshotBuilder(SlotStore(path / "slots", budget), self.store, self.holdings)
 
     async def receive(self, form: BuiltForm) -> None:
