@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from echo2d.core.base.canonical import Buffer, digest_of
+from echo2d.core.base.canonical import Buffer, digest_of, require
 from echo2d.core.base.ids import DIGEST_BYTES, ChunkId
 from echo2d.core.weights.chunk_undo import apply_undo, encode_undo
 from echo2d.core.weights.manifest import CHUNK_BYTES, Chunk, Manifest
@@ -51,8 +51,7 @@ class UndoLog:
 
     def __init__(self, slot: Path, claim: Callable[[int], None]) -> None:
         self._slot, self._model, self._claim = slot, slot / "model", claim
-        self._lock = threading.Lock()  # guards the two below
-        self._kept: set[ChunkId] = set()
+        self._lock = threading.Lock()  # guards the one below
         self._end = 0
 
     @property
@@ -71,11 +70,9 @@ class UndoLog:
         replace_file(self._slot / BASE, base.encode(), durable=False)
 
     def keep(self, chunk: ChunkId, place: Chunk, new: Buffer) -> bool:
-        """Keep what undoes writing `new` over this chunk. False: it would change nothing."""
-        with self._lock:
-            if chunk in self._kept:
-                # A chunk that could not be written may be half new, so it is not read again.
-                return True
+        """Keep what undoes writing `new` over this chunk, which is written once. False: it would
+        change nothing.
+        """
         payload = encode_undo(new, read_chunk(self._model, place))
         if payload is None:
             return False
@@ -85,22 +82,18 @@ class UndoLog:
             head = _HEAD.pack(chunk, len(payload), _digest(chunk, payload))
             write_at(self._slot / LOG, head + payload, self._end)
             self._end = end
-            self._kept.add(chunk)
         return True
 
     def undo(self, base: UndoBase) -> None:
         """Restore every chunk that was changed, and the manifest, as often as necessary; then
         clear the log. The chunks are not hashed here.
         """
-        chunks, done = base.manifest.chunks, set[ChunkId]()
+        chunks = base.manifest.chunks
         for chunk, payload in self._records():
-            # The first record of a chunk has its old bytes.
-            if chunk >= len(chunks) or chunk in done:
-                continue
+            require(chunk < len(chunks), "an undo record is of another snapshot")
             data = bytearray(read_chunk(self._model, chunks[chunk]))
             apply_undo(payload, data)
             write_at(self._model / chunks[chunk].path, data, chunks[chunk].offset)
-            done.add(chunk)
         manifest = self._slot / "manifest"
         if not manifest.exists() or read_file(manifest) != base.manifest.encode():
             replace_file(manifest, base.manifest.encode(), durable=False)
@@ -112,7 +105,6 @@ class UndoLog:
         (self._slot / BASE).unlink(missing_ok=True)
         (self._slot / LOG).unlink(missing_ok=True)
         with self._lock:
-            self._kept.clear()
             self._end = 0
             self._claim(0)
 

@@ -329,6 +329,16 @@ def killed_again(path: Path, copy: Path, expected: int) -> None:
     assert standing(copy) == expected
 
 
+def test_a_version_whose_settling_was_cut_off_is_turned_back_whole_or_not_at_all(
+    unsettled: Path, tmp_path: Path
+) -> None:
+    for number in calls_of(settle, unsettled, WRITES):
+        path = Path(shutil.copytree(unsettled, tmp_path / str(number)))
+        run(FailingDisk(number, Killed()), path, settle)
+        roll_back(open_store(path))
+        assert standing(path) in {1, 2}, f"call {number}"
+
+
 @pytest.mark.parametrize("fault", REFUSALS)
 @pytest.mark.parametrize("name", ACTS)
 def test_a_disk_that_refuses_at_any_call_costs_nothing(

@@ -2,7 +2,10 @@
 
 Beyond `check()`: one apply and one refit at a time; nothing is generated while nothing is served; nothing is said while
 the control link is down; a result names only versions whose RefitDone was produced before, and none that is revoked.
+With one slot, nothing is read while it is written over, and a refit is of the version that the slot really holds.
 """
+
+from dataclasses import replace
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -62,11 +65,22 @@ VERSIONS = st.integers(0, 3)
 
 
 class WorkerMachine(RuleBasedStateMachine):
+    in_place = False
+
     def __init__(self) -> None:
         super().__init__()
         self.state = WorkerState(
-            Relay(ME), RUN, slots=SLOTS, publish_seq=PublishSeq(0), standing=()
+            Relay(ME),
+            RUN,
+            slots=SLOTS,
+            publish_seq=PublishSeq(0),
+            standing=(),
+            in_place=self.in_place,
         )
+        self.slots: dict[str, VersionKey] = {}  # what each directory holds
+        self.current = ""  # one of these
+        self.undo: VersionKey | None = None  # what the current one can be turned back to
+        self.over = False  # the apply under way overwrites the current slot
         self.now = 0.0
         self.up = False
         self.seq = self.epoch = 1
@@ -92,19 +106,26 @@ class WorkerMachine(RuleBasedStateMachine):
         match action:
             case ApplyForm(form):
                 assert self.applying is None
-                self.applying = form
+                self.applying, self.over = form, action.in_place
+                if self.over:
+                    assert self.refitting is None, "an engine reads what is written over"
+                    base = self.roots[form].facts.base_digest
+                    assert self.slots[self.current].digest == base
             case CancelApply(form):
                 assert self.applying == form
                 assert not self.cancelling
                 self.cancelling = True
             case RefitEngines():
                 assert self.refitting is None
-                assert VersionKey(action.version, action.digest) not in self.revoked
+                key = VersionKey(action.version, action.digest)
+                assert key not in self.revoked
+                assert self.applying is None or not self.over
+                assert self.slots[action.path] == key
                 self.refitting = action
             case StartGeneration(lease):
-                key = HeldLease(lease.lease, lease.attempt)
-                assert key not in self.generating
-                self.generating[key] = dict.fromkeys(lease.samples, 0)
+                held = HeldLease(lease.lease, lease.attempt)
+                assert held not in self.generating
+                self.generating[held] = dict.fromkeys(lease.samples, 0)
             case AbortGeneration(lease, attempt):
                 self.generating.pop(HeldLease(lease, attempt), None)
             case SendControl(message):
@@ -152,10 +173,14 @@ class WorkerMachine(RuleBasedStateMachine):
     def announce(self, version: int, *, whole: bool, again: bool) -> None:
         if again and self.roots:
             old = max(self.roots.values(), key=lambda root: root.facts.publish_seq).facts
-            root = a_root(old.version, seq=old.publish_seq, epoch=old.epoch)
+            root = replace(a_root(old.version, seq=old.publish_seq), facts=old)
         else:
             self.seq += 1
             root = a_root(version, seq=self.seq, epoch=self.epoch, whole=whole)
+            current = self.slots.get(self.current)
+            if self.in_place and current is not None and version != current.version:
+                facts = replace(root.facts, kind="delta", base_digest=current.digest)
+                root = replace(root, facts=facts)
         self.roots[root.form] = root
         key = a_key(root.facts.version)
         if root.totals is not None and root.facts.epoch >= self.revoked.get(key, root.facts.epoch):
@@ -223,22 +248,36 @@ class WorkerMachine(RuleBasedStateMachine):
         elif outcome == "rejected" or root.totals is None:
             self.on(ApplyRejected(form, "disk full"))
         else:
-            self.on(SnapshotReady(form, root.facts.version, root.totals.snapshot, form))
+            key = VersionKey(root.facts.version, root.totals.snapshot)
+            self.undo = self.slots[self.current] if self.over else None
+            self.current = self.current if self.over else f"{form} {self.seq}"
+            self.slots[self.current] = key
+            self.on(SnapshotReady(form, key.version, key.digest, self.current))
 
     @rule(outcome=st.sampled_from(["done", "done", "kept", "damaged", "doubt", "memory"]))
     @precondition(lambda self: self.refitting is not None)
     def end_refit(self, outcome: str) -> None:
         assert self.refitting is not None
         order, self.refitting = self.refitting, None
+        restored = self.undo if order.path == self.current and outcome != "damaged" else None
         if outcome in ("done", "memory"):
             self.label = version_label(order.version, order.digest)
+        if outcome == "done" or (outcome == "memory" and restored is None):
+            self.undo = None if order.path == self.current else self.undo
             self.on(EngineRefitted(order.version, order.digest, 0.1, outcome == "done"))
         else:
             damaged = outcome == "damaged"
+            if restored is not None:
+                self.slots[self.current], self.undo = restored, None
             self.label = self.label if damaged or outcome == "kept" else None
             self.on(
                 EngineRefitFailed(
-                    order.version, order.digest, "engine died", self.label, damaged=damaged
+                    order.version,
+                    order.digest,
+                    "engine died",
+                    self.label,
+                    damaged=damaged,
+                    restored=restored,
                 )
             )
 
@@ -293,7 +332,7 @@ class WorkerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.up)
     def serve(self, version: int) -> None:
         self.announce(version, whole=True, again=False)
-        root = a_root(version, seq=self.seq, epoch=self.epoch)
+        root = list(self.roots.values())[-1]
         self.plans += 1
         self.on(CoordinatorSaid(PlanEdges(root.form, PlanId(self.plans), Generation(1), (), ())))
         while self.applying is not None:
@@ -317,4 +356,11 @@ class WorkerMachine(RuleBasedStateMachine):
         assert sum(map(len, self.generating.values())) == self.state.running
 
 
+class OneSlotMachine(WorkerMachine):
+    """Versions other than the current one are deltas of that."""
+
+    in_place = True
+
+
 TestWorkerMachine = WorkerMachine.TestCase
+TestOneSlotMachine = OneSlotMachine.TestCase
