@@ -131,8 +131,9 @@ MUTANTS = (
         "I3, flip",
         "for a moment no version is current",
         "echo2d/store/slots.py",
-        "    replace_file(path, json.dumps(facts).encode(), durable=False)",
-        "    path.write_bytes(b'')\n    replace_file(path, json.dumps(facts).encode(), durable=False)",
+        "    replace_file(to.directory.parent.parent / CURRENT, _facts(to), durable=False)",
+        "    path = to.directory.parent.parent / CURRENT\n    path.write_bytes(b'')\n"
+        "    replace_file(path, _facts(to), durable=False)",
         ("tests/store/test_under_fire.py",),
     ),
     Mutant(
