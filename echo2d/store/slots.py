@@ -445,7 +445,7 @@ class SlotWriter:
             return current
 
     def end(self) -> None:
-        """End the writer: nothing is written from now on. What was written in place is undone."""
+        """End the writer. It writes nothing more, and undoes what it has written in place."""
         with self._changed:
             self._ended = True
             self._wait_for_writes()

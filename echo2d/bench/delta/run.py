@@ -62,8 +62,8 @@ SAMPLE_BYTES = (
 
 @dataclass(frozen=True, slots=True)
 class DeltaBench:
-    """What was asked for. out: where NEW is built again, kept; a temporary folder if None. codec: of `echo2d.native`;
-    the one in use if None.
+    """The options of the command. out: the directory in which NEW is rebuilt and kept; None: a
+    temporary one. codec: a name in `echo2d.native.CODECS`; None: the one in use.
     """
 
     old: Path

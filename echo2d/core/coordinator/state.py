@@ -102,7 +102,7 @@ PLAN_SECRET_BYTES = 32
 HOLDING_MAX = 8
 # Lease and plan ids have 63 bits; the first TAG_BITS of them name this process.
 TAG_BITS = 31
-# Of one refit: SLOTS_MAX samples of a million tokens each.
+# No refit drops the KV caches of more tokens: SLOTS_MAX samples have a million tokens each.
 RECOMPUTED_TOKENS_MAX = 1 << 32
 SIGNS_OF_LIFE = Heartbeat | LeaseProgress
 

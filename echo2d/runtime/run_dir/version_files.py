@@ -190,8 +190,8 @@ class VersionFiles:
     def sync(self, path: str, digest: Digest) -> None:
         """Make a copy survive a power failure. path: as in `Adopted`. Takes as long as the disk.
 
-        It is hashed first, because a version that was never sent was never read. One that is not the
-        snapshot `digest` is deleted.
+        The copy is hashed first: if the version was never sent, the seed has not read it. A copy that
+        is not the snapshot `digest` is deleted.
         """
         name, copy = _name_in(path), self._run_dir / path
         if self._synced.has(name):

@@ -68,7 +68,7 @@ class KeptForm:
 
     @property
     def wire_bytes(self) -> int:
-        """Of the whole form, after the last segment."""
+        """The bytes of the whole form on the wire; known after the last segment."""
         return self._builder.totals().wire_bytes
 
 

@@ -38,13 +38,19 @@ def test_encoding_is_tried_again_and_then_given_up() -> None:
     assert world.stopped == "version 0 cannot be encoded: disk full"
 
 
-def serving(*workers: str) -> World:
-    """They serve version 1, and version 2 is whole at the seed; nobody has it."""
+def trained(*workers: str, steps: int) -> World:
+    """A run with these workers after so many train steps; the last version may still be on its way."""
     world = World(rules(shape="chain", staleness_max=2))
     world.connect("seed", kind="seed", slots=0)
     for name in workers:
         world.connect(name)
-    train(world, 1)
+    train(world, steps)
+    return world
+
+
+def serving(*workers: str) -> World:
+    """They serve version 1, and version 2 is whole at the seed; nobody has it."""
+    world = trained(*workers, steps=1)
     publish_step(world, 2)
     deliver_seed(world)
     world.pending.clear()
@@ -138,11 +144,7 @@ def differ(world: World) -> None:
 
 def publish_wrong(*workers: str) -> World:
     """Workers serve version 1; of version 2 nothing is encoded yet."""
-    world = World(rules(shape="chain", staleness_max=2))
-    world.connect("seed", kind="seed", slots=0)
-    for name in workers:
-        world.connect(name)
-    train(world, 1)
+    world = trained(*workers, steps=1)
     publish_step(world, 2)
     world.pending.clear()
     return world
@@ -177,11 +179,7 @@ def test_a_run_whose_only_version_differs_stops_and_waits_for_another_publish() 
 
 
 def test_a_copy_that_rots_later_revokes_nothing() -> None:
-    world = World(rules(shape="chain", staleness_max=2))
-    world.connect("seed", kind="seed", slots=0)
-    for name in ("a", "b"):
-        world.connect(name)
-    train(world, 2)
+    world = trained("a", "b", steps=2)
     world.work()
     assert served(world) == {2}
     world.connect("c")

@@ -65,7 +65,9 @@ def test_versions_that_came_late_leave_less_time_to_the_next_ones() -> None:
 
 
 def test_eight_versions_later_a_late_one_is_forgotten() -> None:
-    """One that was late by its plan, and one whose plan was a guess but which took longer than there is."""
+    """A version is late if it takes longer than its plan predicted. Without a prediction it is late
+    if it takes longer than the slack.
+    """
     for took_s, expected_s in ((60.0, 10.0), (SLACK_S + 1, None)):
         statistics = measured()
         statistics.broadcast(took_s, (), cold=False, expected_s=expected_s)

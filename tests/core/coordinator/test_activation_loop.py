@@ -115,7 +115,9 @@ def test_nobody_stood_still_for_longer_than_since_the_version_before() -> None:
 def test_computing_kv_caches_again_is_charged_and_does_not_make_a_worker_look_slower(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What is believed of it is bounded as a pause is: by the version before, and by what is usual."""
+    """The reported recompute is bounded as a pause is: by the time since the version before, and by
+    three times what is usual.
+    """
     world = World()
     world.connect("seed", kind="seed")
     for name in "ab":

@@ -32,8 +32,8 @@ def head(counts: dict[int, int], escapes: int) -> bytes:
     return np.array([*(counts.get(each, 0) for each in range(CLASSES)), escapes], "<u4").tobytes()
 
 
-# Small and large words take turns. Of the small ones, the second changes by +1 and the fifth by -5;
-# of the large ones, the tenth by -1.
+# Small and large words alternate. The second small word changes by +1 and the fifth by -5; the tenth
+# large word changes by -1.
 BASE = words(*[SMALL, LARGE] * 10)
 NEW = bytearray(BASE)
 NEW[4:6], NEW[16:18], NEW[38:40] = words(SMALL + 1), words(SMALL - 5), words(LARGE - 1)
