@@ -53,7 +53,6 @@ PATIENCE_S = 600.0
 POLL_S = 0.05
 # The coordinator's copies and the learner's directory; each worker has two slots beside them.
 COPIES = 8
-CHAINS = 1
 STAGES = ("answered", "encoding", "first_frame", "encoded", "verified", "serving")
 
 
@@ -243,7 +242,7 @@ class PublishRun:
                 host=host,
                 vocab_size=FAKE_VOCAB_SIZE,
                 shape="auto",
-                chains=CHAINS,
+                chains=1,  # read only with the shape "chain"
                 delta="true",
             )
         )

@@ -204,8 +204,6 @@ class Seed:
             for root in roots.take():
                 await self._receiver.holdings.accept_root(root)
             await self._hold(facts, segment)
-            if encoder.kept is not None and not await self._keep(facts, encoder.kept.take()):
-                encoder.kept = None
             if not self._is_wanted(order):
                 continue
             self._say(
@@ -216,6 +214,9 @@ class Seed:
                 for index in range(len(segment.table.frames) + 1)
             ]
             self._peer.put(relay_events.FramesFound(order.form, tuple(frames)))
+            # Peers do not wait for this.
+            if encoder.kept is not None and not await self._keep(facts, encoder.kept.take()):
+                encoder.kept = None
         if not self._is_wanted(order):
             return
         totals = encoder.totals()
@@ -291,7 +292,7 @@ class Seed:
             self._say(form, EncodeFailed(form, reason))
 
     def kept_versions(self) -> tuple[()]:
-        """None: a seed has no engine."""
+        """Empty: a seed has no engine."""
         return ()
 
     def base_of(self, form: FormId) -> BaseModel | None:
