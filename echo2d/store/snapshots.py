@@ -7,6 +7,7 @@ A snapshot directory holds a whole model, or a LoRA adapter that names its base 
 the learner put it there. Blocking functions.
 """
 
+import contextlib
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -29,7 +30,7 @@ from echo2d.core.weights.manifest import (
 )
 from echo2d.core.weights.safetensors_header import LENGTH_BYTES, check_header, header_bytes
 from echo2d.errors import IntegrityFault, OperatorFault, StoreFault
-from echo2d.store.disk import read_at, read_into, store_faults, sync
+from echo2d.store.disk import opened, read_at, read_into, store_faults, sync
 from echo2d.threads import Buffers, in_threads
 
 
@@ -145,6 +146,18 @@ def sync_snapshot(directory: Path, files: Sequence[FileEntry]) -> None:
     paths = [directory / file.path for file in files]
     for path in (*paths, *sorted({path.parent for path in paths} | {directory})):
         sync(path)
+
+
+def leave_page_cache(directory: Path) -> None:
+    """Give the memory back in which the kernel keeps these files. What is not yet on the disk stays.
+
+    Nothing is lost: whoever reads the files again reads them from the disk. Files that cannot be
+    opened are skipped, because this only advises.
+    """
+    with contextlib.suppress(OSError, IntegrityFault):
+        for path in _paths(directory):
+            with opened(directory / path, os.O_RDONLY) as fd:
+                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def _paths(directory: Path, prefix: str = "") -> Iterator[str]:

@@ -11,15 +11,16 @@ from echo2d.core.base.canonical import digest_of
 from echo2d.core.base.ids import ChunkId
 from echo2d.core.weights.manifest import Chunk
 from echo2d.errors import IntegrityFault, OperatorFault, StoreFault
-from echo2d.store.disk import write_at
+from echo2d.store.disk import sync, write_at
 from echo2d.store.snapshots import (
     adopt_snapshot,
     build_manifest,
     damaged_chunks,
+    leave_page_cache,
     read_chunk,
     scan_snapshot,
 )
-from tests.support.snapshots import write_snapshot
+from tests.support.snapshots import in_page_cache, write_snapshot
 
 
 @pytest.fixture
@@ -58,6 +59,18 @@ def test_a_chunk_that_is_not_there(model: Path) -> None:
         read_chunk(model, Chunk("config.json", 0, 4096))
     with pytest.raises(StoreFault, match="No such file"):
         read_chunk(model, Chunk("konfig.json", 0, 1))
+
+
+def test_what_is_on_the_disk_leaves_the_page_cache(model: Path) -> None:
+    weights = model / "model-0.safetensors"
+    before = weights.read_bytes()
+    sync(weights)
+    if not in_page_cache(weights):
+        pytest.skip("this file system does not tell what is in the page cache")
+    leave_page_cache(model)
+    assert not in_page_cache(weights)
+    assert weights.read_bytes() == before
+    leave_page_cache(model / "is not there")
 
 
 def lie_about_the_header(model: Path) -> None:

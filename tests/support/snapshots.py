@@ -1,9 +1,11 @@
 """A small model directory with real bf16 safetensors, for tests of stores."""
 
+import os
 from pathlib import Path
 
 import numpy as np
 
+from echo2d.store.disk import opened
 from echo2d.testing.snapshots import write_model
 
 
@@ -24,3 +26,12 @@ def write_snapshot(
     (directory / "extra").mkdir()
     (directory / "extra" / "chat_template.jinja").write_text("{{ messages }}")
     return directory
+
+
+def in_page_cache(path: Path) -> bool:
+    """Whether the first byte can be read without the disk; False too if the kernel does not tell."""
+    with opened(path, os.O_RDONLY) as fd:
+        try:
+            return os.preadv(fd, [bytearray(1)], 0, os.RWF_NOWAIT) == 1
+        except OSError:
+            return False

@@ -58,6 +58,7 @@ from echo2d.runtime.seed.encoder import Base, Encoder
 from echo2d.runtime.seed.supervisor import SeedHandover
 from echo2d.store.budget import DiskBudget
 from echo2d.store.deltas import DeltaStore
+from echo2d.store.snapshots import leave_page_cache
 
 # Versions whose chunk sums are remembered, more than are kept as bases; 2,000 sums for 16 GB.
 SUMS_MAX = 8
@@ -246,6 +247,10 @@ class Seed:
             version=order.version,
             wire_bytes=wire_bytes,
         )
+        if order.base_path is not None and not order.aside:
+            # The next version for all has this one as its base; the older one would take the memory
+            # that both need, and the kernel would keep it for longer than files that are new.
+            await asyncio.to_thread(leave_page_cache, self._run_dir / order.base_path)
         if (kept := encoder.kept) is not None:
             await self._keep_whole(facts, kept.digests, encoder.manifest(), kept.wire_bytes)
 

@@ -33,12 +33,12 @@ from echo2d.runtime.seed.delta_bases import BaseCopy
 from echo2d.runtime.seed.encoder import Encoder
 from echo2d.runtime.seed.supervisor import SEED_MODULE, SeedHandover, supervise_seed
 from echo2d.store.budget import DiskBudget
-from echo2d.store.disk import write_at
+from echo2d.store.disk import sync, write_at
 from echo2d.store.frames import FrameStore
 from echo2d.store.snapshots import build_manifest
 from tests.support.fake_coordinator import CoordinatorDouble
 from tests.support.peer import a_model, a_seed, a_worker, spread
-from tests.support.snapshots import write_snapshot
+from tests.support.snapshots import in_page_cache, write_snapshot
 
 FRAME_BYTES = 64 << 10
 
@@ -219,11 +219,13 @@ async def test_deltas_that_were_for_all_are_composed_for_who_is_behind(
             paths = [path]
             for version in (1, 2):
                 paths.append(await asyncio.to_thread(next_step, paths[-1]))
+                await asyncio.to_thread(sync, paths[-2] / "model-0.safetensors")
                 double.send(
                     peers["seed"],
                     await asyncio.to_thread(delta_order, double, version, *paths[-2:]),
                 )
                 await double.until_said(DeltasKept, count=version + 1)
+                assert not in_page_cache(paths[-2] / "model-0.safetensors")
         composed = await asyncio.to_thread(
             functools.partial(
                 delta_order, double, 2, paths[0], paths[2], kind="composed", via=[paths[1]]
