@@ -66,6 +66,13 @@ def bench() -> None:
     help="Share of the peers that are behind NAT.",
 )
 @click.option(
+    "--rates",
+    type=click.FloatRange(0.01, 100),
+    default=1.0,
+    show_default=True,
+    help="Multiply all rates by this: 0.5 shows whether the machine was the limit.",
+)
+@click.option(
     "--rounds",
     type=int,
     default=5,
@@ -123,6 +130,7 @@ def bench() -> None:
 def bench_broadcast(
     scenario: Path | None,
     undialable: float,
+    rates: float,
     rounds: int,
     warm_up: int,
     queue: str,
@@ -136,7 +144,12 @@ def bench_broadcast(
     Linux, root and cc. Exit code 1: some worker did not verify a version.
     """
     from echo2d.bench.broadcast.plot import run_plot
-    from echo2d.bench.broadcast.run import BroadcastBench, run_broadcast, with_undialable
+    from echo2d.bench.broadcast.run import (
+        BroadcastBench,
+        run_broadcast,
+        with_rates,
+        with_undialable,
+    )
     from echo2d.quantities import parse_seconds
     from echo2d.sim.kernel.scenario_file import load_scenario, scenario_of
 
@@ -146,7 +159,7 @@ def bench_broadcast(
     }
     played = scenario_of(**options) if scenario is None else load_scenario(scenario)
     rivals = tuple(filter(None, against.split(",")))
-    played = with_undialable(played, undialable)
+    played = with_rates(with_undialable(played, undialable), rates)
     wanted = BroadcastBench(
         played, rounds, warm_up, parse_seconds(queue), against=rivals, **trouble
     )

@@ -5,10 +5,18 @@ from pathlib import Path
 
 import pytest
 
+from echo2d.bench.broadcast.baselines import RivalRound
 from echo2d.bench.broadcast.plot import draw, measurements, run_plot
 from echo2d.bench.broadcast.result import DeltaTarget, Round
-from echo2d.bench.broadcast.run import BroadcastBench, best_plan, result_of, with_undialable
+from echo2d.bench.broadcast.run import (
+    BroadcastBench,
+    best_plan,
+    result_of,
+    with_rates,
+    with_undialable,
+)
 from echo2d.bench.delta.cost import DeltaCosts, delta_costs
+from echo2d.bench.lab.cpu import CpuShares
 from echo2d.bench.lab.real_versions import RealVersions
 from echo2d.errors import OperatorFault
 from echo2d.sim.kernel.scenario import MBIT, PeerCrash, PeerSpec, Scenario
@@ -19,9 +27,11 @@ EIGHT = Scenario.equal(8, PeerSpec(100 * MBIT, 100 * MBIT, 0.0125), wire_bytes=6
 MIXED = Scenario(
     tuple(PeerSpec(rate * MBIT, 320 * MBIT, 0.005) for rate in (320, 40, 160, 320)), 100 << 20
 )
+BUSY, QUIET = CpuShares(0.3, 0.5, 0.9), CpuShares(0.1, 0.2, 0.3)
 ROUND = Round(
     version=0, shape="relay", t_verify_s=9.0, median_peer_s=8.0, plan_predicted_s=6.0, survivors=8, verified=8,
     seed_copies=1.06, relay_cpu_s_per_gb=1.0, frames_refetched=3, late_s=0.001, wire_bytes=64 << 20,
+    cpu=CpuShares(0.3, 0.4, 0.75),
 )  # fmt: skip
 
 
@@ -38,7 +48,13 @@ def test_medians_are_of_the_warm_rounds() -> None:
         rounds,
         ["a fault"],
         (1.0, 2.0),
-        {"star": [(44.0, 8.4), (46.0, 8.4), (45.0, 8.5)]},
+        {
+            "star": [
+                RivalRound(44.0, 8.4, BUSY),
+                RivalRound(46.0, 8.4, QUIET),
+                RivalRound(45.0, 8.5, BUSY),
+            ]
+        },
     )
     assert (result.t_verify_s.median, result.t_verify_s.min, result.t_verify_s.max) == (
         7.0,
@@ -50,6 +66,9 @@ def test_medians_are_of_the_warm_rounds() -> None:
     star = result.against["star"]
     assert (star.median_s, star.min_s, star.max_s, star.seed_copies) == (45.0, 44.0, 46.0, 8.4)
     assert star.ratio == pytest.approx(45 / 5.369, abs=0.001)
+    assert star.cpu.is_bound
+    assert not result.cpu.is_bound
+    assert str(star.cpu) == "90% of all cores: emulator 30%, programs 50% (CPU-bound)"
     assert (result.peers, result.verified_peers, result.frames_refetched) == (8, 7, 3)
 
 
@@ -113,6 +132,12 @@ def test_peers_behind_nat_are_spread(share: float, closed: list[int]) -> None:
     assert [node for node, spec in enumerate(peers) if not spec.reachable] == closed
 
 
+def test_all_rates_can_be_halved() -> None:
+    slower = with_rates(MIXED, 0.5)
+    assert best_plan(slower).bound_s == pytest.approx(2 * best_plan(MIXED).bound_s)
+    assert [spec.latency_s for spec in slower.peers] == [0.005] * 4
+
+
 def test_the_seed_lives() -> None:
     with pytest.raises(OperatorFault, match="seed"):
         BroadcastBench(replace(EIGHT, faults=(PeerCrash(0, 1.0, 2.0),)))
@@ -132,7 +157,7 @@ def test_the_picture_has_a_curve_for_everybody(tmp_path: Path) -> None:
     wanted = list(measurements(five))
     assert [len(each.scenario.peers) - 1 for each in wanted] == [2, 4, 5]
     assert [each.run_dir for each in wanted] == [tmp_path / f"{count}-peers" for count in (2, 4, 5)]
-    star = [(44.0, 8.4), (46.0, 8.4)]
+    star = [RivalRound(44.0, 8.4, BUSY), RivalRound(46.0, 8.4, BUSY)]
     results = {
         n: result_of(each, [ROUND, ROUND], [], (0.0, 0.0), {"star": star})
         for n, each in enumerate(wanted, 2)

@@ -16,6 +16,7 @@ from statistics import median
 
 import numpy as np
 
+from echo2d.bench.lab.cpu import CpuMeter, CpuShares
 from echo2d.bench.lab.netlab import CACHE, Lab
 from echo2d.errors import Fault, OperatorFault
 from echo2d.sim.kernel.scenario import Scenario
@@ -27,21 +28,36 @@ POLL_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
+class RivalRound:
+    """One version's bytes. seconds: from the start until the last peer was done; seed_copies, cpu: as of `Round`."""
+
+    seconds: float
+    seed_copies: float
+    cpu: CpuShares
+
+
+@dataclass(frozen=True, slots=True)
 class Rival:
-    """How one of them did. Seconds from the start until the last peer was done; seed_copies as of `run`."""
+    """How one of them did, as of `RivalRound`."""
 
     median_s: float
     min_s: float
     max_s: float
     ratio: float
     seed_copies: float
+    cpu: CpuShares
 
     @staticmethod
-    def of(rounds: Sequence[tuple[float, float]], bound_s: float) -> "Rival":
-        """rounds: seconds and seed copies of each."""
-        times = [seconds for seconds, _ in rounds]
-        copies = median(each for _, each in rounds)
-        return Rival(median(times), min(times), max(times), median(times) / bound_s, copies)
+    def of(rounds: Sequence[RivalRound], bound_s: float) -> "Rival":
+        times = [each.seconds for each in rounds]
+        return Rival(
+            median(times),
+            min(times),
+            max(times),
+            median(times) / bound_s,
+            median(each.seed_copies for each in rounds),
+            CpuShares.of([each.cpu for each in rounds]),
+        )
 
 
 def interpreter_of(rival: str) -> str | None:
@@ -68,8 +84,8 @@ def interpreter_of(rival: str) -> str | None:
 
 def rival_round(
     rival: str, lab: Lab, scenario: Scenario, run: Path, *, limit_s: float
-) -> tuple[float, float]:
-    """One version's bytes by these means: seconds until everybody has them, and seed copies."""
+) -> RivalRound:
+    """One version's bytes by these means."""
     signals = run / "against"
     shutil.rmtree(signals, ignore_errors=True)
     signals.mkdir()
@@ -98,17 +114,18 @@ def rival_round(
                     python=python,
                 )
         _wait(signals, "ready", len(addresses), START_S)
-        before = lab.counts().nodes[0].up.link_bytes
+        before, meter = lab.counts().nodes[0].up.link_bytes, CpuMeter(lab, programs)
         began_at = time.monotonic()
         (signals / "go").touch()
         _wait(signals, "done", len(addresses) - 1, limit_s)
+        cpu = meter.shares()
         copies = (lab.counts().nodes[0].up.link_bytes - before) / scenario.wire_bytes
         programs.kill_all()
     ends = [path.read_text().split() for path in signals.glob("*.done")]
     if any(found != digest for _, found in ends):
         raise Fault(f"{rival} has delivered other bytes than were given")
     shutil.rmtree(signals)
-    return max(float(at) for at, _ in ends) - began_at, copies
+    return RivalRound(max(float(at) for at, _ in ends) - began_at, copies, cpu)
 
 
 def _wait(signals: Path, suffix: str, count: int, limit_s: float) -> None:

@@ -9,6 +9,7 @@ from rich.table import Table
 
 from echo2d.bench.broadcast.baselines import Rival
 from echo2d.bench.delta.cost import DeltaCosts
+from echo2d.bench.lab.cpu import CpuShares
 
 WIRE_TIMES_MAX = 2.5  # of the wire bytes at the seed's uplink: the relay's start-up and what a short version loses ...
 FIXED_S = 1.0  # ... and this for all that does not depend on the version
@@ -21,6 +22,7 @@ class Round:
     survivors: peers that were there at the publish and stayed. verified: how many of these have.
     seed_copies: bytes on the seed's uplink, with all headers and control messages, per byte of the version.
     late_s: by how much the emulator was late at worst; beyond a few ms the machine was too busy to be believed.
+    cpu: from the publish until all had verified.
     culprits: the peers with whom trouble was made. wire_bytes: of the form that spread; costs: of making it and of
     applying it, if it was a delta.
     """
@@ -37,6 +39,7 @@ class Round:
     frames_refetched: int
     late_s: float
     wire_bytes: int
+    cpu: CpuShares
     culprits: tuple[str, ...] = ()
     costs: DeltaCosts | None = None
 
@@ -115,6 +118,7 @@ class BroadcastResult:
     relay_cpu_s_per_gb: float
     frames_refetched: int
     verified_peers: int
+    cpu: CpuShares
     rounds: tuple[Round, ...]
     faults: tuple[str, ...]
     load: tuple[float, float]
@@ -143,6 +147,7 @@ def print_result(result: BroadcastResult) -> None:
         ("ratio to the bound, cold", f"{result.ratio:.2f}, {result.ratio_cold:.2f}"),
         ("the median peer after", f"{result.median_peer_s:.2f} s"),
         ("seed copies, all bytes", f"{result.seed_copies:.3f}"),
+        ("cores in use", str(result.cpu)),
         ("a relay's CPU per GB", f"{result.relay_cpu_s_per_gb:.2f} s"),
         ("frames fetched again", f"{result.frames_refetched}"),
         ("peers that verified", f"{result.verified_peers}"),
@@ -155,7 +160,7 @@ def print_result(result: BroadcastResult) -> None:
         text = (
             f"{rival.median_s:.2f} s ({rival.min_s:.2f}-{rival.max_s:.2f}), ratio {rival.ratio:.2f}"
         )
-        table.add_row(name, f"{text}, seed copies {rival.seed_copies:.2f}")
+        table.add_row(name, f"{text}, seed copies {rival.seed_copies:.2f}, {rival.cpu}")
     console = Console()
     console.print(table)
     for fault in result.faults[-3:]:

@@ -25,7 +25,7 @@ from typing import Any, Literal
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
 
-from echo2d.bench.broadcast.baselines import RIVALS, Rival, interpreter_of, rival_round
+from echo2d.bench.broadcast.baselines import RIVALS, Rival, RivalRound, interpreter_of, rival_round
 from echo2d.bench.broadcast.faults import RoundFaults, come_bytes
 from echo2d.bench.broadcast.result import (
     BroadcastResult,
@@ -36,6 +36,7 @@ from echo2d.bench.broadcast.result import (
     line_of,
     print_result,
 )
+from echo2d.bench.lab.cpu import CpuShares
 from echo2d.bench.lab.daemons import Swarm, alive, names
 from echo2d.bench.lab.netlab import QUEUE_S, Lab, TrafficCounts
 from echo2d.bench.lab.real_versions import RealVersions
@@ -138,6 +139,15 @@ def with_undialable(scenario: Scenario, share: float) -> Scenario:
     return replace(scenario, peers=tuple(peers))
 
 
+def with_rates(scenario: Scenario, times: float) -> Scenario:
+    """The same with all rates multiplied; round trips stay."""
+    peers = [
+        replace(spec, uplink=times * spec.uplink, downlink=times * spec.downlink)
+        for spec in scenario.peers
+    ]
+    return replace(scenario, peers=tuple(peers))
+
+
 def run_broadcast(wanted: BroadcastBench) -> int:
     """Measure and print. The exit code: 0 when every survivor of every round has verified its version."""
     result = measure(wanted)
@@ -161,7 +171,7 @@ def _measure(wanted: BroadcastBench, run: Path, console: Console) -> BroadcastRe
     load = os.getloadavg()[0]
     scenario = wanted.scenario
     rounds: list[Round] = []
-    against: dict[str, list[tuple[float, float]]] = {rival: [] for rival in wanted.against}
+    against: dict[str, list[RivalRound]] = {rival: [] for rival in wanted.against}
     for rival in wanted.against:
         interpreter_of(rival)
     lab = Lab(scenario.peers, run, queue_s=wanted.queue_s)
@@ -194,7 +204,7 @@ def result_of(
     rounds: Sequence[Round],
     faults: Sequence[str],
     load: tuple[float, float],
-    against: Mapping[str, Sequence[tuple[float, float]]],
+    against: Mapping[str, Sequence[RivalRound]],
 ) -> BroadcastResult:
     """Of the warm rounds; without any, of the cold one."""
     warm, peers, cores = (
@@ -218,6 +228,7 @@ def result_of(
         relay_cpu_s_per_gb=median(each.relay_cpu_s_per_gb for each in warm),
         frames_refetched=round(median(each.frames_refetched for each in warm)),
         verified_peers=min(each.verified for each in rounds),
+        cpu=CpuShares.of([each.cpu for each in warm]),
         rounds=tuple(rounds),
         faults=tuple(faults),
         load=load,
@@ -303,8 +314,10 @@ class _Round:
         at_first = self._swarm.status()
         known, there = len(at_first["t_verify_s"]), names(alive(at_first))
         before, cpu, repaired = self._count(), self._swarm.cpu_s(), self._swarm.repaired()
+        meter = self._swarm.cpu_meter()
         version = self._swarm.publish(prepared)
         facts = self._look_on(known, before)
+        shares = meter.shares()
         gone = {f"peer-{node}" for node in self._troubles.gone}
         if self._wanted.versions is not None:
             self._bytes = facts["version_bytes"][str(version)]["wire_bytes"]
@@ -329,6 +342,7 @@ class _Round:
             frames_refetched=sum(repaired_since[node] - repaired[node] for node in stayed),
             late_s=self._late_s,
             wire_bytes=self._bytes,
+            cpu=shares,
             culprits=tuple(f"peer-{node}" for node in self._troubles.culprits),
             costs=None if broadcast.get("base_version") is None else prepared.costs,
         )

@@ -10,25 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from echo2d.bench.lab.processes import cpu_s, machine_cpu_s
 from echo2d.core.capacity.estimators import quantile
 
 # The measured time is cut into parts. The spread of their figures shows how steady the load was.
 PARTS = 5
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-
-
-def cpu_s(pid: int) -> float:
-    """Return the CPU seconds that a process has used, in all threads, without its children."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
-
-
-def machine_cpu_s() -> float:
-    """Return the CPU seconds that all cores of this machine have worked."""
-    user, nice, system, _, _, irq, softirq, *_ = (
-        Path("/proc/stat").read_text().split(maxsplit=9)[1:9]
-    )
-    return sum(map(int, (user, nice, system, irq, softirq))) / _TICKS_PER_S
 
 
 def rss_mb(pid: int) -> float:

@@ -22,8 +22,9 @@ from typing import Any, Self
 import numpy as np
 
 from echo2d.bench.delta.cost import DeltaCosts, delta_costs
+from echo2d.bench.lab.cpu import CpuMeter
 from echo2d.bench.lab.netlab import Lab
-from echo2d.bench.lab.processes import Program, wait_for
+from echo2d.bench.lab.processes import Program, cpu_s, wait_for
 from echo2d.bench.lab.real_versions import RealVersions
 from echo2d.client import Coordinator
 from echo2d.engines.fake import FAKE_VOCAB_SIZE
@@ -37,7 +38,6 @@ METRICS_PORT = 7701
 START_S = 120.0  # sixty daemons on a busy machine
 POLL_S = 0.1
 SHARDS = 2
-TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 REPAIRED = re.compile(r'^echo2d_events_total\{kind="RepairVerified"\} ([0-9.e+]+)$', re.MULTILINE)
 
 COORDINATOR = """\
@@ -191,7 +191,11 @@ class Swarm:
 
     def cpu_s(self) -> dict[int, float]:
         """What each running peer has used so far, user and system."""
-        return {node: _cpu_s(program.pid) for node, program in self._peers.items()}
+        return {node: cpu_s(program.pid) for node, program in self._peers.items()}
+
+    def cpu_meter(self) -> CpuMeter:
+        """Counts what the whole run uses from now on: coordinator, seed and workers."""
+        return CpuMeter(self._lab, self._programs)
 
     def repaired(self) -> dict[int, int]:
         """Frames that each running peer has got on a repair stream so far, not down its tree."""
@@ -301,8 +305,3 @@ def write_random_snapshot(directory: Path, data_bytes: int, rng_seed: int) -> No
     words = data_bytes // 2
     counts = (words // SHARDS + (words % SHARDS if shard == 0 else 0) for shard in range(SHARDS))
     write_model(directory, (rng.bytes(2 * count) for count in counts))
-
-
-def _cpu_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / TICKS_PER_S
