@@ -130,10 +130,10 @@ MUTANTS = (
     Mutant(
         "I3, flip",
         "for a moment no version is current",
-        "echo2d/store/slots.py",
-        "    replace_file(to.directory.parent.parent / CURRENT, _facts(to), durable=False)",
-        "    path = to.directory.parent.parent / CURRENT\n    path.write_bytes(b'')\n"
-        "    replace_file(path, _facts(to), durable=False)",
+        "echo2d/store/slots/current_slot.py",
+        "        replace_file(self.directory.parent.parent / CURRENT, self.encode(), durable=False)",
+        "        path = self.directory.parent.parent / CURRENT\n        path.write_bytes(b'')\n"
+        "        replace_file(path, self.encode(), durable=False)",
         ("tests/store/test_under_fire.py",),
     ),
     Mutant(

@@ -19,9 +19,11 @@ from echo2d.core.base.ids import ChunkId, Epoch, Version
 from echo2d.errors import IntegrityFault, StoreFault
 from echo2d.store.budget import DiskBudget
 from echo2d.store.disk import write_at
-from echo2d.store.slots import CurrentSlot, SlotStore, SlotWriter
+from echo2d.store.slots.current_slot import CurrentSlot
+from echo2d.store.slots.slot_store import SlotStore
+from echo2d.store.slots.slot_writer import SlotWriter
+from echo2d.store.slots.undo_log import BASE, LOG
 from echo2d.store.snapshots import damaged_chunks
-from echo2d.store.undo_log import BASE, LOG
 from tests.support.encodings import build_form, facts
 from tests.support.failing_disk import REFUSALS, WRITES, FailingDisk, Killed
 

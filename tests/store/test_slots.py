@@ -13,10 +13,12 @@ from echo2d.core.base.canonical import digest_of
 from echo2d.core.base.ids import ChunkId, Epoch, Version
 from echo2d.core.weights.manifest import Manifest
 from echo2d.errors import IntegrityFault, StoreFault
-from echo2d.store import slots
 from echo2d.store.budget import DiskBudget
 from echo2d.store.disk import write_at
-from echo2d.store.slots import CurrentSlot, SlotStore, SlotWriter
+from echo2d.store.slots import proofs
+from echo2d.store.slots.current_slot import CurrentSlot
+from echo2d.store.slots.slot_store import SlotStore
+from echo2d.store.slots.slot_writer import SlotWriter
 from echo2d.store.snapshots import build_manifest, damaged_chunks, read_chunk
 from tests.support.snapshots import write_snapshot
 
@@ -162,7 +164,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
         found.append(None if among is None else len(among))
         return damaged_chunks(directory, manifest, among)
 
-    monkeypatch.setattr(slots, "damaged_chunks", look)
+    monkeypatch.setattr(proofs, "damaged_chunks", look)
     return found
 
 
@@ -214,7 +216,7 @@ def test_a_proof_of_a_chunk_counts_from_when_it_was_written(
     tmp_path: Path, new: Published, looks: list[int | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 1000.0
-    monkeypatch.setattr("echo2d.store.slots.time.monotonic", lambda: now)
+    monkeypatch.setattr("echo2d.store.slots.proofs.time.monotonic", lambda: now)
     store = SlotStore(tmp_path / "slots", DiskBudget(ROOM))
     model, manifest = new
     writer = store.begin(manifest.files)

@@ -23,7 +23,7 @@ from echo2d.runtime.peer.state_dir import StateDir
 from echo2d.runtime.worker.snapshot_builder import SnapshotBuilder
 from echo2d.store.budget import DiskBudget
 from echo2d.store.frames import FrameStore
-from echo2d.store.slots import SlotStore
+from echo2d.store.slots.slot_store import SlotStore
 from tests.support.encodings import BuiltForm, build_form, facts
 from tests.support.failing_disk import REFUSALS, WRITES, FailingDisk, Killed
 

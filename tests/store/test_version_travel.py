@@ -26,7 +26,8 @@ from echo2d.errors import IntegrityFault
 from echo2d.store.budget import DiskBudget
 from echo2d.store.disk import write_at
 from echo2d.store.frames import FrameStore
-from echo2d.store.slots import CurrentSlot, SlotStore
+from echo2d.store.slots.current_slot import CurrentSlot
+from echo2d.store.slots.slot_store import SlotStore
 from echo2d.store.snapshots import build_manifest, damaged_chunks, read_chunk, scan_snapshot
 from tests.support.snapshots import write_snapshot
 

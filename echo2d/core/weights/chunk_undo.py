@@ -8,7 +8,7 @@ An undo record holds the places of the words that change and their *old values*:
 A record that would not be smaller than the chunk is the old chunk itself, and none is needed where
 nothing changes. Old values, and not differences, because a kill may leave a chunk half old and half
 new: writing old values is right for either half, and may be repeated. Not here: where records are
-kept, and how a torn one is recognised (`store/undo_log.py`).
+kept, and how a torn one is recognised (`store/slots/undo_log.py`).
 """
 
 import struct

@@ -24,7 +24,7 @@ from echo2d.net.security.auth import load_or_make_key
 from echo2d.store.budget import DiskBudget
 from echo2d.store.disk import replace_file, store_faults
 from echo2d.store.frames import FrameStore
-from echo2d.store.slots import SlotStore
+from echo2d.store.slots.slot_store import SlotStore
 
 log = logging.getLogger("echo2d.worker")
 

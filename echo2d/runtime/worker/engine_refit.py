@@ -26,7 +26,7 @@ from echo2d.errors import EngineFault, IntegrityFault, OperatorFault, StoreFault
 from echo2d.registry import ENGINES, load
 from echo2d.runtime.worker.lora_base import LoraBase
 from echo2d.runtime.worker.stop_strings import ServedTexts
-from echo2d.store.slots import SlotStore
+from echo2d.store.slots.slot_store import SlotStore
 from echo2d.texts.files import read_text_files
 
 MEMORY_DIFFERS = "the engines' memory is not the snapshot"

@@ -24,7 +24,9 @@ from echo2d.core.worker.events import ApplyCancelled, ApplyRejected, SnapshotRea
 from echo2d.errors import IntegrityFault, StoreFault
 from echo2d.runtime.peer.frame_holdings import FrameHoldings
 from echo2d.store.frames import FramesDamaged, FrameStore
-from echo2d.store.slots import CurrentSlot, SlotStore, SlotWriter
+from echo2d.store.slots.current_slot import CurrentSlot
+from echo2d.store.slots.slot_store import SlotStore
+from echo2d.store.slots.slot_writer import SlotWriter
 from echo2d.store.snapshots import read_chunk_into
 from echo2d.threads import CHUNK_THREADS_MAX, Buffers, chunk_threads
 

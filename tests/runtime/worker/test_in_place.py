@@ -21,9 +21,10 @@ from echo2d.errors import OperatorFault
 from echo2d.runtime.worker.engine_refit import EngineRefits, make_engines
 from echo2d.runtime.worker.main import Worker
 from echo2d.store.disk import write_at
-from echo2d.store.slots import CurrentSlot, SlotStore
+from echo2d.store.slots.current_slot import CurrentSlot
+from echo2d.store.slots.slot_store import SlotStore
+from echo2d.store.slots.undo_log import BASE, LOG
 from echo2d.store.snapshots import build_manifest, damaged_chunks
-from echo2d.store.undo_log import BASE, LOG
 from tests.support.fake_coordinator import CoordinatorDouble
 from tests.support.peer import a_seed, a_worker, config_of, spread
 

@@ -15,11 +15,12 @@ from echo2d.core.weights.encoding import FrameSpan
 from echo2d.core.worker.events import ApplyCancelled, SnapshotReady
 from echo2d.runtime.peer.frame_holdings import FrameHoldings
 from echo2d.runtime.worker.snapshot_builder import SnapshotBuilder
-from echo2d.store import disk, frames, slots, snapshots
+from echo2d.store import disk, frames, snapshots
 from echo2d.store.budget import DiskBudget
 from echo2d.store.disk import write_at
 from echo2d.store.frames import FrameStore
-from echo2d.store.slots import SlotStore
+from echo2d.store.slots import slot_writer
+from echo2d.store.slots.slot_store import SlotStore
 from tests.support.encodings import BuiltForm, build_form, facts
 
 OLD, NEW = (
@@ -80,7 +81,7 @@ def hashed(monkeypatch: pytest.MonkeyPatch) -> list[Digest]:
         digests.append(digest_of(data))
         return digests[-1]
 
-    for module in (frames, slots):
+    for module in (frames, slot_writer):
         monkeypatch.setattr(module, "digest_of", digest)
     return digests
 

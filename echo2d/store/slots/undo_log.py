@@ -1,7 +1,7 @@
 """Keep what undoes an apply in place, beside the slot that it changes.
 
-    slot / undo.base   what current.json said of the base, and the base's manifest; while this file
-                       exists, the slot may be turned back
+    slot / undo.base   what current.json said of the base | newline | the base's manifest; while
+                       this file exists, the slot may be turned back
          / undo.log    records: chunk, length, blake3-256 of both and of the payload | payload
 
 A record is written before its chunk, and nothing is synced: a process that is killed leaves every
@@ -12,7 +12,6 @@ Blocking functions. `keep` may be called from several threads for different chun
 import struct
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from echo2d.core.base.canonical import Buffer, digest_of, require
@@ -20,27 +19,12 @@ from echo2d.core.base.ids import DIGEST_BYTES, ChunkId
 from echo2d.core.weights.chunk_undo import apply_undo, encode_undo
 from echo2d.core.weights.manifest import CHUNK_BYTES, Chunk, Manifest
 from echo2d.store.disk import allocate, read_at, read_file, replace_file, write_at
+from echo2d.store.slots.current_slot import MANIFEST, CurrentSlot
 from echo2d.store.snapshots import read_chunk
 
 BASE = "undo.base"
 LOG = "undo.log"
 _HEAD = struct.Struct(f"<II{DIGEST_BYTES}s")
-
-
-@dataclass(frozen=True, slots=True)
-class UndoBase:
-    """The version that the slot can be turned back to. current: the text of its current.json."""
-
-    current: bytes
-    manifest: Manifest
-
-    def encode(self) -> bytes:
-        return self.current + b"\n" + self.manifest.encode()
-
-    @staticmethod
-    def decode(data: bytes) -> "UndoBase":
-        current, _, manifest = data.partition(b"\n")
-        return UndoBase(current, Manifest.decode(manifest))
 
 
 class UndoLog:
@@ -59,15 +43,19 @@ class UndoLog:
         """Whether the slot can be turned back."""
         return (self._slot / BASE).exists()
 
-    def base(self) -> UndoBase:
-        """What the slot can be turned back to. IntegrityFault: that cannot be read."""
-        return UndoBase.decode(read_file(self._slot / BASE))
+    def base(self) -> CurrentSlot:
+        """What the slot can be turned back to. ValueError, KeyError, TypeError, IntegrityFault:
+        that is damaged.
+        """
+        current, _, manifest = read_file(self._slot / BASE).partition(b"\n")
+        return CurrentSlot.decode(current, self._slot.parent, Manifest.decode(manifest))
 
-    def begin(self, base: UndoBase) -> None:
+    def begin(self, base: CurrentSlot) -> None:
         """Begin to keep what turns the slot back to this version, which it holds now."""
         self.clear()
         allocate(self._slot / LOG, 0)
-        replace_file(self._slot / BASE, base.encode(), durable=False)
+        kept = base.encode() + b"\n" + base.manifest.encode()
+        replace_file(self._slot / BASE, kept, durable=False)
 
     def keep(self, chunk: ChunkId, place: Chunk, new: Buffer) -> bool:
         """Keep what undoes writing `new` over this chunk, which is written once. False: it would
@@ -84,7 +72,7 @@ class UndoLog:
             self._end = end
         return True
 
-    def undo(self, base: UndoBase) -> None:
+    def undo(self, base: CurrentSlot) -> None:
         """Restore every chunk that was changed, and the manifest, as often as necessary; then
         clear the log. The chunks are not hashed here.
         """
@@ -94,7 +82,7 @@ class UndoLog:
             data = bytearray(read_chunk(self._model, chunks[chunk]))
             apply_undo(payload, data)
             write_at(self._model / chunks[chunk].path, data, chunks[chunk].offset)
-        manifest = self._slot / "manifest"
+        manifest = self._slot / MANIFEST
         if not manifest.exists() or read_file(manifest) != base.manifest.encode():
             replace_file(manifest, base.manifest.encode(), durable=False)
         self.clear()

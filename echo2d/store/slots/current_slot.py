@@ -1,0 +1,97 @@
+"""Say which slot is current: a small file names it, and one atomic rename replaces that file.
+
+    root / current.json        {"slot": "a", "epoch": 1, "version": 7, "digest": "..."}
+           a / manifest        the manifest of slot a; written when the slot is complete
+             / model / ...     the files that an engine loads
+
+Blocking functions.
+"""
+
+import json
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+from echo2d.core.base.ids import Epoch, Version
+from echo2d.core.weights.manifest import Manifest
+from echo2d.errors import IntegrityFault
+from echo2d.store.disk import read_file, replace_file, store_faults
+
+SLOTS = ("a", "b")
+CURRENT = "current.json"
+MANIFEST = "manifest"
+
+log = logging.getLogger("echo2d.store")
+
+
+@dataclass(frozen=True, slots=True)
+class CurrentSlot:
+    """The current version. directory: its model files, to be read only while it is current."""
+
+    directory: Path
+    epoch: Epoch
+    version: Version
+    manifest: Manifest
+
+    @property
+    def slot(self) -> str:
+        return self.directory.parent.name
+
+    def encode(self) -> bytes:
+        """The text of current.json while this slot is current."""
+        digest = self.manifest.digest.hex()
+        facts = {"slot": self.slot, "epoch": self.epoch, "version": self.version, "digest": digest}
+        return json.dumps(facts).encode()
+
+    @staticmethod
+    def decode(text: bytes, root: Path, manifest: Manifest) -> "CurrentSlot":
+        """ValueError, KeyError, TypeError, IntegrityFault: the text is damaged, or belongs to
+        another manifest.
+        """
+        facts = json.loads(text)
+        if manifest.digest.hex() != facts["digest"]:
+            raise IntegrityFault("the slot's manifest is another version's")
+        model = root / SLOTS[SLOTS.index(facts["slot"])] / "model"
+        return CurrentSlot(
+            model, Epoch(int(facts["epoch"])), Version(int(facts["version"])), manifest
+        )
+
+    def flip(self) -> None:
+        """Make this slot the current one by one atomic rename."""
+        replace_file(self.directory.parent.parent / CURRENT, self.encode(), durable=False)
+
+
+def read_current(root: Path) -> CurrentSlot | None:
+    """The slot that current.json names. None: there is none, or the names and sizes of its files
+    are not those of its manifest.
+    """
+    path = root / CURRENT
+    try:
+        with store_faults("reading", path):
+            if not path.exists():
+                return None
+            text = read_file(path)
+            manifest = read_manifest(root / SLOTS[SLOTS.index(json.loads(text)["slot"])] / "model")
+            return CurrentSlot.decode(text, root, manifest)
+    except (ValueError, KeyError, TypeError, IntegrityFault) as error:
+        log.warning("current slot is damaged path=%s error=%s", path, error)
+        return None
+
+
+def read_manifest(model: Path) -> Manifest:
+    """The manifest of the slot with these model files. IntegrityFault: it has none, or files of
+    other names or sizes.
+    """
+    path = model.parent / MANIFEST
+    if not path.exists():
+        raise IntegrityFault("the slot has no manifest")
+    manifest = Manifest.decode(read_file(path))
+    for file in manifest.files:
+        if not (model / file.path).exists() or (model / file.path).stat().st_size != file.size:
+            raise IntegrityFault(f"{file.path} is missing or has another size")
+    return manifest
+
+
+def model_files(model: Path) -> list[Path]:
+    """All files below a directory."""
+    return [path for path in model.rglob("*") if not path.is_dir()]
