@@ -55,10 +55,10 @@ from echo2d.core.worker.events import (
     VersionAction,
     WorkerNote,
 )
+from echo2d.core.worker.slot_snapshots import SLOTS, SlotSnapshots
 
 # The form that spreads, the one that waits, and the last two for peers that still fetch them.
 FORMS_MAX = 4
-SLOTS = 2  # current and spare
 # Versions whose tokens may still be on their way from an engine; really two or three.
 LABELS_MAX = 64
 # Forms remembered as refused. The coordinator sends one at a time, so this is plenty.
@@ -117,9 +117,7 @@ class WorkerVersions:
         self._in_place = in_place
         self._publish_seq = publish_seq
         self._forms: dict[FormId, _Form] = {}
-        # Snapshots in a slot that an accepted root has named: only these may be served.
-        self._published: dict[VersionKey, PublishSeq] = {}
-        self._standing = {each.key: each.path for each in standing}
+        self._snapshots = SlotSnapshots(standing)
         self._revoked: dict[VersionKey, Epoch] = {}
         self._refused: dict[FormId, None] = {}
         self._delta_seq = PublishSeq(-1)  # the newest publish of which a delta was announced
@@ -129,9 +127,8 @@ class WorkerVersions:
         self._applying: FormId | None = None
         self._over: VersionKey | None = None  # the base that is overwritten; None: the spare slot
         self._cancelling = False
-        # A form that was applied in place and is not served yet, and what it has replaced.
+        # A form that was applied in place and is not served yet.
         self._unserved: FormId | None = None
-        self._replaced: tuple[VersionKey, PublishSeq | None] | None = None
         self._forget_unserved = False  # once it is served
         self._refitting: VersionKey | None = None
         self._refit_path = ""  # the slot directory that the refit reads
@@ -158,7 +155,7 @@ class WorkerVersions:
         False while nothing is served.
         """
         served = (
-            max(self._served_seq, self._published.get(self.serving, -1))
+            max(self._served_seq, self._snapshots.published.get(self.serving, -1))
             if self.serving is not None
             else -1
         )
@@ -202,8 +199,8 @@ class WorkerVersions:
         """The unrevoked versions in the slots, current one last; empty if that one is revoked."""
         return (
             ()
-            if self._current in self._revoked
-            else tuple(key for key in self._standing if key not in self._revoked)
+            if self._snapshots.current in self._revoked
+            else tuple(key for key in self._snapshots if key not in self._revoked)
         )
 
     # --- events; each method returns what to do ---
@@ -231,7 +228,7 @@ class WorkerVersions:
             actions.append(KeepPublishSeq(self._publish_seq))
         if root.facts.kind != "full":
             self._delta_seq = max(self._delta_seq, root.facts.publish_seq)
-        stood = any(key.version == root.facts.version for key in self._standing)
+        stood = any(key.version == root.facts.version for key in self._snapshots)
         form = self._forms.setdefault(root.form, _Form(root, stood))
         # Roots of one form grow, and may arrive out of order: keep the longest.
         if (root.segment_count, root.totals is not None) > (
@@ -267,10 +264,7 @@ class WorkerVersions:
         """The form's snapshot is in its slot, verified, and this slot is current."""
         key = VersionKey(event.version, event.digest)
         done: list[VersionAction] = self._replace(event) if event.form == self._applying else []
-        # The last entry is the current one, so a key that was here moves to the end.
-        self._standing.pop(key, None)
-        self._standing[key] = event.path
-        keep_newest(self._standing, SLOTS)
+        self._snapshots.put(key, event.path)
         self._apply_ended(event.form)
         form = self._forms.get(event.form)
         if form is not None:
@@ -327,7 +321,9 @@ class WorkerVersions:
             return [*settled, *self.choose(now=now)]
         self._learn_label(key)
         self.serving = key
-        self._served_seq = max(self._served_seq, self._published.get(key, self._served_seq))
+        self._served_seq = max(
+            self._served_seq, self._snapshots.published.get(key, self._served_seq)
+        )
         done = RefitDone(
             event.version,
             event.digest,
@@ -346,18 +342,19 @@ class WorkerVersions:
         key = VersionKey(event.version, event.digest)
         self._refitting = None
         # The same version may be in the other slot by now, and that copy is not the damaged one.
-        if event.damaged and self._standing.get(key) == self._refit_path:
-            del self._standing[key]
-            self._published.pop(key, None)
+        if event.damaged and self._snapshots.path(key) == self._refit_path:
+            self._snapshots.lose(key)
         failures = self._failures | {key: self._failures.get(key, 0) + 1}
         if event.restored is not None:
-            self._restore(event.restored)
+            seq = self._snapshots.restore(event.restored, self._refit_path)
+            if seq is not None:
+                self._publish(event.restored, seq)
         # A version whose slot was turned back may come again, and its failures count on.
         again = {form.key for form in self._forms.values()} if self._in_place else set()
         self._failures = {
             each: count
             for each, count in failures.items()
-            if each in self._standing or each in again
+            if each in self._snapshots or each in again
         }
         self._retry_at = now + min(
             REFIT_RETRY_S_MAX, REFIT_RETRY_S * 2.0 ** min(failures[key] - 1, 10)
@@ -386,7 +383,7 @@ class WorkerVersions:
         actions: list[VersionAction] = []
         for key in keys:
             self._revoked[key] = epoch
-            self._published.pop(key, None)
+            self._snapshots.revoke(key)
             self._labels = {label: named for label, named in self._labels.items() if named != key}
             if self.serving == key:
                 self.serving = None
@@ -438,21 +435,14 @@ class WorkerVersions:
             return [_verified(form, key)] if known.arrived else []
         # A snapshot in the spare slot must be made current first, because the next delta is applied
         # to the current slot.
-        if key != self._current:
+        if key != self._snapshots.current:
             return []
         self._publish(key, known.seq)
         return [_verified(form, key)]
 
     def _publish(self, key: VersionKey, seq: PublishSeq) -> None:
         if key not in self._revoked:
-            self._published[key] = max(seq, self._published.get(key, seq))
-        self._published = {
-            each: at for each, at in self._published.items() if each in self._standing
-        }
-
-    @property
-    def _current(self) -> VersionKey | None:
-        return next(reversed(self._standing), None)
+            self._snapshots.publish(key, seq)
 
     def _target(self) -> VersionKey | None:
         """The newest published version in a slot.
@@ -460,10 +450,12 @@ class WorkerVersions:
         A version that failed REFIT_TRIES_MAX times is taken only if there is no other.
         """
 
-        def rank(key: VersionKey) -> tuple[bool, PublishSeq]:
-            return self._failures.get(key, 0) < REFIT_TRIES_MAX, self._published[key]
+        published = self._snapshots.published
 
-        return max(self._published, key=rank, default=None)
+        def rank(key: VersionKey) -> tuple[bool, PublishSeq]:
+            return self._failures.get(key, 0) < REFIT_TRIES_MAX, published[key]
+
+        return max(published, key=rank, default=None)
 
     def _due(self, now: float) -> VersionKey | None:
         """The version to refit to now, if there is one."""
@@ -480,12 +472,13 @@ class WorkerVersions:
 
     def _next_refit(self, now: float) -> list[VersionAction]:
         target = self._due(now)
+        path = self._snapshots.path(target)
         # Nothing may read a slot that is being overwritten.
-        if target is None or self._over is not None:
+        if target is None or path is None or self._over is not None:
             return []
-        self._refitting, self._refit_path = target, self._standing[target]
+        self._refitting, self._refit_path = target, path
         self._learn_label(target)
-        return [RefitEngines(target.version, target.digest, self._standing[target])]
+        return [RefitEngines(target.version, target.digest, path)]
 
     def _learn_label(self, key: VersionKey) -> None:
         label = version_label(key.version, key.digest)
@@ -515,58 +508,37 @@ class WorkerVersions:
         if form is None or self._refit_reads_spare():
             return []
         key = self._forms[form].key
-        stands = key.digest if key in self._standing and key is not None else None
+        stands = key.digest if key in self._snapshots and key is not None else None
         in_place = stands is None and self._fits_current(form)
         if in_place and self._refitting is not None:
             return []
-        self._applying, self._over = form, self._current if in_place else None
+        self._applying, self._over = form, self._snapshots.current if in_place else None
         # Applying writes into the spare slot, so its snapshot can no longer be served. In place it
         # does so, too, if the files turn out to be others than those of the base.
-        while len(self._standing) > 1:
-            overwritten = next(iter(self._standing))
-            del self._standing[overwritten]
-            self._published.pop(overwritten, None)
+        self._snapshots.lose_spare()
         return [ApplyForm(form, stands, in_place)]
 
     def _fits_current(self, form: FormId) -> bool:
         """Whether the form can be applied in place: it is a delta of the version in the current
         slot.
         """
-        base = self._forms[form].root.facts.base_digest
-        return self._in_place and self._current is not None and self._current.digest == base
+        base, current = self._forms[form].root.facts.base_digest, self._snapshots.current
+        return self._in_place and current is not None and current.digest == base
 
     def _replace(self, event: SnapshotReady) -> list[VersionAction]:
         """The form may have been written over another version, which is gone then."""
         dropped = self._drop_unserved() if self._unserved != event.form else []
-        self._replaced = None
-        if self._over is not None and self._standing.get(self._over) == event.path:
-            del self._standing[self._over]
-            self._replaced = self._over, self._published.pop(self._over, None)
+        if self._snapshots.replace(self._over, event.path):
             self._unserved = event.form
         return dropped
-
-    def _restore(self, key: VersionKey) -> None:
-        """The slot of the refit that failed holds this version again."""
-        path, replaced = self._refit_path, self._replaced
-        self._standing = {each: at for each, at in self._standing.items() if at != path}
-        self._standing[key] = path
-        self._published = {
-            each: at for each, at in self._published.items() if each in self._standing
-        }
-        # Before a restart another process may have replaced it: then no root has named it here.
-        if replaced is not None and replaced[0] == key and replaced[1] is not None:
-            self._publish(key, replaced[1])
-        self._replaced = None
 
     def _settled(self, key: VersionKey) -> list[VersionAction]:
         """All engines have loaded this version: its slot is not turned back any more, and in place
         the other one is emptied.
         """
-        if not self._in_place or key != self._current:
+        if not self._in_place or key != self._snapshots.current:
             return []
-        self._standing = {key: self._standing[key]}
-        self._published = {each: at for each, at in self._published.items() if each == key}
-        self._replaced = None
+        self._snapshots.settle(key)
         return self._drop_unserved()
 
     def _drop_unserved(self) -> list[VersionAction]:
@@ -582,16 +554,17 @@ class WorkerVersions:
         and neither rejected nor revoked. One that failed REFIT_TRIES_MAX times and was turned back is
         applied again only if there is nothing else to serve.
         """
-        newest = max(self._published.values(), default=-1)
+        published = self._snapshots.published
+        newest = max(published.values(), default=-1)
         wanted = [
             (each.seq, each.arrived, form)
             for form, each in self._forms.items()
-            if (form in self._planned or each.arrived or each.key in self._standing)
+            if (form in self._planned or each.arrived or each.key in self._snapshots)
             and not each.rejected
             if each.seq > newest
-            and (each.key is None or each.key != self._current)
+            and (each.key is None or each.key != self._snapshots.current)
             and each.key not in self._revoked
-            and not (self._published and self._gave_way(each.key))
+            and not (published and self._gave_way(each.key))
         ]
         return max(wanted)[2] if wanted else None
 
@@ -603,7 +576,7 @@ class WorkerVersions:
     def _refit_reads_spare(self) -> bool:
         """Whether a refit reads the slot that applying would overwrite."""
         # Both slots may hold the same version, so the paths are compared and not the keys.
-        current = None if self._current is None else self._standing[self._current]
+        current = self._snapshots.path(self._snapshots.current)
         return self._refitting is not None and self._refit_path != current
 
     def _apply_ended(self, form: FormId) -> None:
@@ -629,19 +602,18 @@ class WorkerVersions:
 
     def check(self) -> None:
         assert len(self._forms) <= FORMS_MAX
-        assert len(self._standing) <= SLOTS
+        self._snapshots.check()
         assert len(self._labels) <= LABELS_MAX
         assert len(self._failures) <= 2 * SLOTS + FORMS_MAX
         assert len(self._planned) <= FORMS_MAX
         assert len(self._refused) <= REFUSED_MAX
         assert not self._refused.keys() & self._forms.keys()
         assert self._applying is None or (
-            len(self._standing) <= 1 and not self._refit_reads_spare()
+            len(self._snapshots) <= 1 and not self._refit_reads_spare()
         )
         assert self._over is None or (self._applying is not None and self._refitting is None)
         assert self._applying in self._forms or self._applying is None or self._cancelling
-        assert self._published.keys() <= self._standing.keys()
-        assert not self._published.keys() & self._revoked.keys()
+        assert not self._snapshots.published.keys() & self._revoked.keys()
         assert not set(self._labels.values()) & self._revoked.keys()
         assert self.serving is None or self.serving in self._labels.values()
         assert self._engines or (self._applying, self._refitting, self.serving) == (

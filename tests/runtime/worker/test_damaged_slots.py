@@ -62,7 +62,7 @@ async def test_a_chunk_that_rots_in_the_current_slot_is_not_copied_into_the_next
         names = await double.peers(2)
         await spread(double, 0, names["seed"], names["one"])
         await double.until_said(RefitDone)
-        [path] = one._state._versions._standing.values()
+        [path] = one._state._versions._snapshots._paths.values()
         await asyncio.to_thread(
             write_at, Path(path) / "config.json", b"rot", 0
         )  # the same in all versions

@@ -62,7 +62,7 @@ async def test_of_a_base_that_rotted_only_the_damaged_chunk_is_fetched_in_full(
         chain = [names[name] for name in ("seed", "one", "two")]
         _, base = await spread(double, 0, *chain)
         await double.until_said(RefitDone, count=2)
-        [slot] = one._state._versions._standing.values()
+        [slot] = one._state._versions._snapshots._paths.values()
         await asyncio.to_thread(write_at, Path(slot) / "model-0.safetensors", b"rot", 3000)
         _, digest, path = await spread_delta(double, base, *chain)
         await double.until_said(VersionVerified, names["two"], count=2)
