@@ -313,7 +313,7 @@ class Publishing:
             return []
         if message.lacks_base and transmission.base is not None:
             return [
-                *self._versions.lose(transmission.base),
+                *self._versions.lose(transmission.base.path),
                 *self._to_full(transmission, message.reason, now),
             ]
         return self._failed(transmission, message.reason, now)

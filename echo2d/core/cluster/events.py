@@ -83,6 +83,13 @@ class DialBackEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class CopyLost:
+    """A snapshot copy was found damaged and is deleted, or is gone. path: as in PublishAsked."""
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
 class PublishAsked:
     """POST /v1/versions was called, and the snapshot was copied into the run directory and hashed.
 

@@ -182,12 +182,12 @@ class PublishedVersions:
             ]
         return self._found_copies
 
-    def lose(self, record: VersionPublished) -> list[DeleteVersion]:
-        """Delete a copy whose bytes are not what was published."""
-        self._results = {span: each for span, each in self._results.items() if each is not record}
-        lost = self._copies.pop(record.path, None)
+    def lose(self, path: str) -> list[DeleteVersion]:
+        """Delete a copy whose bytes are not what was published, or what is left of one."""
+        self._results = {span: each for span, each in self._results.items() if each.path != path}
+        lost = self._copies.pop(path, None)
         self._changed()
-        return [DeleteVersion(record.path)] if lost else []
+        return [DeleteVersion(path)] if lost else []
 
     def fit(self, paths: Collection[str], bytes_max: int) -> bool:
         """Whether there is room for the copies at these paths and for the next version."""

@@ -15,6 +15,7 @@ from echo2d.core.base.ids import Digest, Epoch, GroupId, PeerId, PublishSeq, Req
 from echo2d.core.broadcast.events import BroadcastAction, BroadcastRecord, FormChosen
 from echo2d.core.cluster.events import (
     ClusterAction,
+    CopyLost,
     DialBackEnded,
     PeerConnected,
     PeerDisconnected,
@@ -145,6 +146,7 @@ CoordinatorEvent = (
     | PeerPardoned
     | RemovalPlanned
     | DialBackEnded
+    | CopyLost
     | SessionAsked
     | EpochAsked
     | PublishAsked

@@ -24,6 +24,7 @@ from echo2d.core.broadcast.publishing import Publishing
 from echo2d.core.capacity.measurements import Measurements
 from echo2d.core.cluster.events import (
     CloseSession,
+    CopyLost,
     DialBackEnded,
     Note,
     PeerConnected,
@@ -297,6 +298,8 @@ class CoordinatorState:
                 )
             case DialBackEnded():
                 return self._reachability.ended(event, now=now)
+            case CopyLost(path):
+                return self._versions.lose(path)
             case SessionAsked():
                 return [*self._calls.session_asked(event, now=now), *self._revoked(now)]
             case EpochAsked():

@@ -19,10 +19,11 @@ from dataclasses import replace
 from typing import Any, Protocol, assert_never
 
 from echo2d.core.audit.events import AuditTold, Convict
-from echo2d.core.base.ids import Epoch, PeerId, RequestId, Version
+from echo2d.core.base.ids import Digest, Epoch, PeerId, RequestId, Version
 from echo2d.core.broadcast.events import SendRoot
 from echo2d.core.cluster.events import (
     CloseSession,
+    CopyLost,
     DeleteVersion,
     DialBack,
     DialBackEnded,
@@ -222,7 +223,11 @@ class CoordinatorProcess:
             last = self._last_version
             await asyncio.sleep(SYNC_LAST_S)
             if last is not None and last is self._last_version:
-                await asyncio.to_thread(self._files.sync, last.path, last.digest)
+                await self._sync(last.path, last.digest)
+
+    async def _sync(self, path: str, digest: Digest) -> None:
+        if not await asyncio.to_thread(self._files.sync, path, digest):
+            await self._mailbox.put(CopyLost(path))
 
     async def _turns(self) -> None:
         while not self._stop.is_set():
@@ -302,7 +307,7 @@ class CoordinatorProcess:
                 self._published_paths.discard(path)
                 self._tasks.create_task(asyncio.to_thread(self._files.delete, path))
             case SyncVersion(path, digest):
-                self._tasks.create_task(asyncio.to_thread(self._files.sync, path, digest))
+                self._tasks.create_task(self._sync(path, digest))
             case StopRun(reason):
                 self._stop_reason = reason
                 self._stop.set()

@@ -187,28 +187,29 @@ class VersionFiles:
                 found[chunk.path] += data
         return found
 
-    def sync(self, path: str, digest: Digest) -> None:
+    def sync(self, path: str, digest: Digest) -> bool:
         """Make a copy survive a power failure. path: as in `Adopted`. Takes as long as the disk.
 
         The copy is hashed first: if the version was never sent, the seed has not read it. A copy that
-        is not the snapshot `digest` is deleted.
+        is not the snapshot `digest` is deleted. False: there is no copy any more.
         """
         name, copy = _name_in(path), self._run_dir / path
         if self._synced.has(name):
-            return
+            return True
         try:
-            found = build_manifest(copy).digest
-            if found == digest:
+            whole = build_manifest(copy).digest == digest
+            if whole:
                 self._synced.sync(name)
-                return
-            fault: Fault = IntegrityFault(f"{path} is not what was published, and is deleted")
-            self.delete(path)
-        except Fault as error:
+        except Fault as fault:
             # It may have been deleted meanwhile.
-            if not copy.exists():
-                return
-            fault = error
-        log.warning("%s", fault)
+            there = copy.exists()
+            if there:
+                log.warning("%s", fault)
+            return there
+        if not whole:
+            log.warning("%s is not what was published, and is deleted", path)
+            self.delete(path)
+        return whole
 
     def _know(self, path: str, manifest: Manifest) -> Manifest:
         self._manifests[path] = manifest

@@ -325,7 +325,7 @@ def test_a_version_that_nobody_can_score_puts_its_author_on_trial() -> None:
     liar = world.peers["liar"]
     versions = world.state._versions
     for record in list(versions.copies()):
-        versions.lose(record)
+        versions.lose(record.path)
     world.say(liar, liar.finish(*liar.open[0], tokens=LIE))
     world.drain()
     assert world.audits.skipped == 1

@@ -5,7 +5,7 @@ import pytest
 from echo2d.core.base.ids import Version
 from echo2d.core.broadcast.catch_up_policy import FULL_LAG_MAX, FULLS_MAX
 from echo2d.core.broadcast.publishing import ENCODE_FAILURES_MAX, ENCODE_RETRY_S
-from echo2d.core.cluster.events import DeleteVersion
+from echo2d.core.cluster.events import CopyLost, DeleteVersion
 from echo2d.core.protocol.control_messages import (
     ApplyFailed,
     DeltasKept,
@@ -89,6 +89,19 @@ def test_a_damaged_base_is_not_tried_again_and_not_kept() -> None:
     world.pending.clear()
     newcomer(world, "late", 3)
     assert [order for order in orders(world) if order.aside] == [], "the full form is for all"
+
+
+def test_a_lost_copy_is_the_base_of_nothing() -> None:
+    world = running("a", "b", steps=2)
+    base = orders(world)[-1].path
+    world.handle(CopyLost(base))
+    assert DeleteVersion(base) in world.done, "the rest of it"
+    publish_step(world, 3)
+    assert (orders(world)[-1].version, orders(world)[-1].kind) == (3, "full")
+    world.work()
+    assert served(world) == {3}
+    world.handle(CopyLost("versions/unknown"))
+    assert world.actions == []
 
 
 def test_who_leaves_the_spreading_form_has_no_place_in_it() -> None:

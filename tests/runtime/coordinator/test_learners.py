@@ -9,8 +9,16 @@ import pytest
 
 from echo2d.client import Fenced, PeerFault
 from echo2d.config import CoordinatorConfig
+from echo2d.core.base.canonical import digest_of
 from echo2d.core.base.ids import PublishSeq
-from echo2d.core.cluster.events import DeleteVersion, Persist, PublishAsked, VersionPublished
+from echo2d.core.cluster.events import (
+    CopyLost,
+    DeleteVersion,
+    Persist,
+    PublishAsked,
+    SyncVersion,
+    VersionPublished,
+)
 from echo2d.core.coordinator.events import CheckpointAsked, CoordinatorAction, Reply
 from echo2d.errors import OperatorFault
 from echo2d.net.security.auth import read_token_file
@@ -74,6 +82,21 @@ async def test_a_published_version_is_kept_until_the_core_lets_it_go(
         await client.checkpoint(0)
         assert await asyncio.to_thread(deleted.wait, 10.0)
         assert not kept.exists()
+
+
+async def test_the_core_hears_at_once_of_a_copy_that_is_damaged(
+    config: CoordinatorConfig, script: Script, tmp_path: Path, run_dir: Path
+) -> None:
+    script.on[PublishAsked] = lambda event: [
+        *published(event),
+        SyncVersion(event.path, digest_of(b"what was published")),
+    ]
+    snapshot = await asyncio.to_thread(make_snapshot, tmp_path / "out" / "0")
+    async with serving(config, script.make) as opened, learner(run_dir, opened) as client:
+        await client.publish(0, snapshot)
+        event = await script.hears(PublishAsked)
+        assert await script.hears(CopyLost) == CopyLost(event.path)
+        assert not (run_dir / event.path).exists()
 
 
 async def test_a_refused_version_leaves_nothing(

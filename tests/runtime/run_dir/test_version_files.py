@@ -142,7 +142,7 @@ def test_after_the_machine_went_down_damaged_copies_are_deleted(
     assert VersionFiles(run_dir, root).prepare(kept) == {damaged.path, torn.path}
     assert len(hashed) == 3, "hashed once a start of the machine"
     restarted.delete(synced.path)
-    restarted.sync(synced.path, synced.digest)  # too late, and no fault
+    assert not restarted.sync(synced.path, synced.digest), "too late, and no fault"
     assert [path.name for path in (run_dir / "synced").iterdir()] == [".boot"]
 
 
@@ -153,11 +153,11 @@ def test_what_was_never_read_is_hashed_before_it_is_kept(
     right = build_manifest(source)
     claimed = replace(right, chunk_digests=tuple(reversed(right.chunk_digests)))
     wrong = files.adopt(Epoch(1), Version(0), str(source), claimed)
-    files.sync(wrong.path, wrong.digest)
+    assert not files.sync(wrong.path, wrong.digest)
     assert not (run_dir / wrong.path).exists()
     kept = files.adopt(Epoch(1), Version(1), str(source), right)
     for _ in range(2):
-        files.sync(kept.path, kept.digest)
+        assert files.sync(kept.path, kept.digest)
     assert (run_dir / "synced" / Path(kept.path).name).exists()
 
 
