@@ -86,6 +86,8 @@ LATE_ROUNDS = 4
 LAST_TURNS_MAX = EVENTS_MAX // EVENTS_PER_TURN_MAX
 # If no version follows for this long, the last one is made to survive a power failure.
 SYNC_LAST_S = 60.0
+# A stop waits no longer than this for the last version: STOP_S_MAX in `process/lifecycle.py` is 30 s.
+SYNC_AT_END_S_MAX = 20.0
 # What audits found and is not written yet; beyond it the newest is left out of the log.
 AUDITED_MAX = 4096
 
@@ -199,8 +201,8 @@ class CoordinatorProcess:
             if self.gateway is not None:
                 self.gateway.close()
             self.sessions.close_all()
-        if (last := self._last_version) is not None:
-            await asyncio.to_thread(self._files.sync, last.path, last.digest)
+        if self._last_version is not None:
+            await self._sync_at_end(self._last_version)
         if self._stop_reason is not None:
             log.error("stopped reason=%s", self._stop_reason)
             raise Fault(self._stop_reason)
@@ -224,6 +226,26 @@ class CoordinatorProcess:
             await asyncio.sleep(SYNC_LAST_S)
             if last is not None and last is self._last_version:
                 await self._sync(last.path, last.digest)
+
+    async def _sync_at_end(self, last: VersionPublished) -> None:
+        if await asyncio.to_thread(self._files.is_synced, last.path):
+            return
+        log.info(
+            "syncing version=%d bytes=%d: the last version is read and written to the disk, so that "
+            "it survives a power failure; this takes at most %g s, and a second signal ends it",
+            last.version,
+            last.full_bytes,
+            SYNC_AT_END_S_MAX,
+        )
+        try:
+            async with asyncio.timeout(SYNC_AT_END_S_MAX):
+                await asyncio.to_thread(self._files.sync, last.path, last.digest)
+        except TimeoutError:
+            log.warning(
+                "version %d is not synced in %g s; if the machine goes down, the next start hashes it",
+                last.version,
+                SYNC_AT_END_S_MAX,
+            )
 
     async def _sync(self, path: str, digest: Digest) -> None:
         if not await asyncio.to_thread(self._files.sync, path, digest):

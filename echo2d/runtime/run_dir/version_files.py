@@ -187,19 +187,23 @@ class VersionFiles:
                 found[chunk.path] += data
         return found
 
+    def is_synced(self, path: str) -> bool:
+        """Whether a copy survives a power failure. path: as in `Adopted`."""
+        return self._synced.has(_name_in(path))
+
     def sync(self, path: str, digest: Digest) -> bool:
         """Make a copy survive a power failure. path: as in `Adopted`. Takes as long as the disk.
 
         The copy is hashed first: if the version was never sent, the seed has not read it. A copy that
         is not the snapshot `digest` is deleted. False: there is no copy any more.
         """
-        name, copy = _name_in(path), self._run_dir / path
-        if self._synced.has(name):
+        copy = self._run_dir / path
+        if self.is_synced(path):
             return True
         try:
             whole = build_manifest(copy).digest == digest
             if whole:
-                self._synced.sync(name)
+                self._synced.sync(_name_in(path))
         except Fault as fault:
             # It may have been deleted meanwhile.
             there = copy.exists()

@@ -22,8 +22,10 @@ from echo2d.core.cluster.events import (
 from echo2d.core.coordinator.events import CheckpointAsked, CoordinatorAction, Reply
 from echo2d.errors import OperatorFault
 from echo2d.net.security.auth import read_token_file
+from echo2d.runtime.coordinator import loop
 from echo2d.runtime.coordinator.main import core_machine
 from echo2d.runtime.run_dir.version_files import VersionFiles
+from tests.support.polling import HANG_S
 from tests.support.scripted_core import (
     Script,
     config,
@@ -97,6 +99,43 @@ async def test_the_core_hears_at_once_of_a_copy_that_is_damaged(
         event = await script.hears(PublishAsked)
         assert await script.hears(CopyLost) == CopyLost(event.path)
         assert not (run_dir / event.path).exists()
+
+
+async def test_a_stop_says_that_it_syncs_the_last_version(
+    config: CoordinatorConfig,
+    script: Script,
+    tmp_path: Path,
+    run_dir: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", "echo2d.coordinator")
+    script.on[PublishAsked] = published
+    snapshot = await asyncio.to_thread(make_snapshot, tmp_path / "out" / "0")
+    async with serving(config, script.make) as opened, learner(run_dir, opened) as client:
+        await client.publish(0, snapshot)
+        event = await script.hears(PublishAsked)
+        assert "syncing" not in caplog.text
+    assert f"syncing version=0 bytes={event.full_bytes}: " in caplog.text
+    assert names(run_dir / "synced") == [".boot", Path(event.path).name]
+
+
+async def test_a_stop_does_not_wait_for_ever_for_a_slow_disk(
+    config: CoordinatorConfig,
+    script: Script,
+    tmp_path: Path,
+    run_dir: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    written = threading.Event()
+    monkeypatch.setattr(VersionFiles, "sync", lambda *_: written.wait(HANG_S))
+    monkeypatch.setattr(loop, "SYNC_AT_END_S_MAX", 0.05)
+    script.on[PublishAsked] = published
+    snapshot = await asyncio.to_thread(make_snapshot, tmp_path / "out" / "0")
+    async with serving(config, script.make) as opened, learner(run_dir, opened) as client:
+        await client.publish(0, snapshot)
+    written.set()
+    assert "version 0 is not synced in 0.05 s" in caplog.text
 
 
 async def test_a_refused_version_leaves_nothing(

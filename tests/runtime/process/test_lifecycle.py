@@ -34,6 +34,7 @@ THREAD = (
     "await stopped.wait()",
     "asyncio.get_running_loop().run_in_executor(None, time.sleep, 3600); return 0",
 )
+DISK = ("await stopped.wait(); await asyncio.to_thread(time.sleep, 3600)", "return 0")
 
 
 def started(parts: tuple[str, str], bound_s: float = BOUND_S) -> subprocess.Popen[str]:
@@ -69,7 +70,11 @@ def test_it_may_have_as_many_files_open_as_the_system_allows() -> None:
     assert done.stdout.split("\n")[1] == f"{min(FILES_MAX, hard)} {hard}"
 
 
-@pytest.mark.parametrize("parts", [NEVER, BLOCKED], ids=["it waits for ever", "the loop hangs"])
+@pytest.mark.parametrize(
+    "parts",
+    [NEVER, BLOCKED, DISK],
+    ids=["it waits for ever", "the loop hangs", "it waits for the disk"],
+)
 def test_a_second_signal(parts: tuple[str, str]) -> None:
     process = started(parts, bound_s=2 * HANG_S)
     process.send_signal(signal.SIGINT)
