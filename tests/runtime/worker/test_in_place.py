@@ -3,6 +3,8 @@
 import asyncio
 import dataclasses
 import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -50,6 +52,25 @@ async def publish_delta(
     return digest
 
 
+async def serve_first(double: CoordinatorDouble) -> tuple[list[PeerId], Digest]:
+    """Have the worker `one` serve version 0. Returns the chain from the seed to it, and the digest."""
+    names = await double.peers(2)
+    chain = [names["seed"], names["one"]]
+    _, digest = await spread(double, 0, *chain)
+    await double.until_said(RefitDone)
+    return chain, digest
+
+
+@asynccontextmanager
+async def in_place(
+    double: CoordinatorDouble, tmp_path: Path, *engines: FakeEngine
+) -> AsyncIterator[tuple[Worker, list[PeerId], Digest]]:
+    """A seed, and the worker `one` that serves version 0; also what `serve_first` returns."""
+    one = a_worker(double, tmp_path / "one", *engines, apply_in_place=True)
+    async with a_seed(double), one as worker:
+        yield worker, *(await serve_first(double))
+
+
 def slot_names(worker: Worker) -> list[str]:
     root = worker._slots.directories()[0].parent.parent
     return sorted(each.name for each in root.iterdir() if each.is_dir())
@@ -65,11 +86,7 @@ async def current_of(worker: Worker) -> CurrentSlot:
 async def test_one_slot_holds_version_after_version(
     double: CoordinatorDouble, tmp_path: Path
 ) -> None:
-    async with a_seed(double), a_worker(double, tmp_path / "one", apply_in_place=True) as one:
-        names = await double.peers(2)
-        chain = [names["seed"], names["one"]]
-        _, digest = await spread(double, 0, *chain)
-        await double.until_said(RefitDone)
+    async with in_place(double, tmp_path) as (one, chain, digest):
         slot = (await current_of(one)).slot
         for version in (1, 2):
             digest = await publish_delta(double, version, digest, *chain)
@@ -84,11 +101,7 @@ async def test_one_slot_holds_version_after_version(
 async def test_a_delta_with_a_longer_file_goes_to_the_other_slot(
     double: CoordinatorDouble, tmp_path: Path
 ) -> None:
-    async with a_seed(double), a_worker(double, tmp_path / "one", apply_in_place=True) as one:
-        names = await double.peers(2)
-        chain = [names["seed"], names["one"]]
-        _, digest = await spread(double, 0, *chain)
-        await double.until_said(RefitDone)
+    async with in_place(double, tmp_path) as (one, chain, digest):
         slot = (await current_of(one)).slot
         longer = '{"architectures": ["Qwen3ForCausalLM"], "x": 1}'
         await publish_delta(double, 1, digest, *chain, config=longer)
@@ -120,14 +133,7 @@ async def test_a_refit_that_fails_turns_the_slot_back(
 
     monkeypatch.setattr(SlotStore, "roll_back", look)
     engine = FakeEngine(refit_outcomes=["done", outcome])
-    async with (
-        a_seed(double),
-        a_worker(double, tmp_path / "one", engine, apply_in_place=True) as one,
-    ):
-        names = await double.peers(2)
-        chain = [names["seed"], names["one"]]
-        _, old = await spread(double, 0, *chain)
-        await double.until_said(RefitDone)
+    async with in_place(double, tmp_path, engine) as (one, chain, old):
         new = await publish_delta(double, 1, old, *chain)
         failed = await double.until_said(RefitFailed)
         kept = VersionKey(Version(0), old)
@@ -155,14 +161,7 @@ async def test_memory_that_is_not_the_snapshot_turns_the_slot_back(
         return digests
 
     monkeypatch.setattr(FakeEngine, "tensor_digests", wrong_once)
-    async with (
-        a_seed(double),
-        a_worker(double, tmp_path / "one", engine, apply_in_place=True) as one,
-    ):
-        names = await double.peers(2)
-        chain = [names["seed"], names["one"]]
-        _, old = await spread(double, 0, *chain)
-        await double.until_said(RefitDone)
+    async with in_place(double, tmp_path, engine) as (one, chain, old):
         await publish_delta(double, 1, old, *chain)
         failed = await double.until_said(RefitFailed)
         assert (failed.version, failed.serving) == (1, None)
@@ -183,10 +182,7 @@ async def test_a_worker_that_is_killed_before_its_refit_goes_on_with_the_new_ver
     monkeypatch.setattr(versions, "REFIT_RETRY_S", 0.2)
     async with a_seed(double):
         async with a_worker(double, tmp_path / "one", apply_in_place=True) as one:
-            names = await double.peers(2)
-            chain = [names["seed"], names["one"]]
-            _, old = await spread(double, 0, *chain)
-            await double.until_said(RefitDone)
+            chain, old = await serve_first(double)
             with monkeypatch.context() as patched:
                 patched.setattr(EngineRefits, "refit", _never)
                 new = await publish_delta(double, 1, old, *chain)
@@ -194,7 +190,7 @@ async def test_a_worker_that_is_killed_before_its_refit_goes_on_with_the_new_ver
             slot = await current_of(one)
             assert (slot.version, slot.manifest.digest) == (1, new)
             assert await asyncio.to_thread((slot.directory.parent / BASE).exists), "not served yet"
-        await double.until(lambda: names["one"] not in double.connected)
+        await double.until(lambda: chain[1] not in double.connected)
         engine = FakeEngine(refit_outcomes=[outcome])
         async with a_worker(double, tmp_path / "one", engine, apply_in_place=True) as one:
             done = await double.until_said(RefitDone, count=2)
