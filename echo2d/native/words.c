@@ -960,19 +960,24 @@ done:
     return result;
 }
 
-static PyObject *part_planes(PyObject *module, PyObject *args) {
-    (void)module;
+/* Part a chunk into its planes, or join the planes into the chunk. */
+static PyObject *convert_planes(PyObject *args, bool part) {
     Py_buffer new, high, low;
     int level;
-    if (!PyArg_ParseTuple(args, "y*w*w*i", &new, &high, &low, &level)) return NULL;
+    const char *wanted = part ? "y*w*w*i" : "w*y*y*i";
+    if (!PyArg_ParseTuple(args, wanted, &new, &high, &low, &level)) return NULL;
+    size_t words = (size_t)new.len / 2;
     bool fits = fits_level(level);
-    if (fits && (high.len != new.len / 2 || low.len != new.len / 2)) {
+    if (fits && ((size_t)high.len != words || (size_t)low.len != words)) {
         PyErr_SetString(PyExc_ValueError, "a plane has the wrong length");
         fits = false;
     }
     if (fits) {
         Py_BEGIN_ALLOW_THREADS
-        AT_LEVEL(level, part_planes, new.buf, (size_t)new.len / 2, high.buf, low.buf);
+        if (part)
+            AT_LEVEL(level, part_planes, new.buf, words, high.buf, low.buf);
+        else
+            AT_LEVEL(level, join_planes, high.buf, low.buf, words, new.buf);
         Py_END_ALLOW_THREADS
     }
     PyBuffer_Release(&new);
@@ -981,25 +986,14 @@ static PyObject *part_planes(PyObject *module, PyObject *args) {
     return fits ? refused(NULL) : NULL;
 }
 
+static PyObject *part_planes(PyObject *module, PyObject *args) {
+    (void)module;
+    return convert_planes(args, true);
+}
+
 static PyObject *join_planes(PyObject *module, PyObject *args) {
     (void)module;
-    Py_buffer new, high, low;
-    int level;
-    if (!PyArg_ParseTuple(args, "w*y*y*i", &new, &high, &low, &level)) return NULL;
-    bool fits = fits_level(level);
-    if (fits && (high.len != new.len / 2 || low.len != new.len / 2)) {
-        PyErr_SetString(PyExc_ValueError, "a plane has the wrong length");
-        fits = false;
-    }
-    if (fits) {
-        Py_BEGIN_ALLOW_THREADS
-        AT_LEVEL(level, join_planes, high.buf, low.buf, (size_t)new.len / 2, new.buf);
-        Py_END_ALLOW_THREADS
-    }
-    PyBuffer_Release(&new);
-    PyBuffer_Release(&high);
-    PyBuffer_Release(&low);
-    return fits ? refused(NULL) : NULL;
+    return convert_planes(args, false);
 }
 
 static PyObject *best_level_of_cpu(PyObject *module, PyObject *nothing) {
