@@ -24,6 +24,7 @@ from echo2d.core.protocol.trajectory import unpack_tokens
 from echo2d.runtime.peer.frame_holdings import FrameHoldings
 from tests.support.fake_coordinator import CoordinatorDouble
 from tests.support.peer import a_model, a_seed, a_worker, spread, spread_striped
+from tests.support.polling import poll
 
 
 async def test_a_version_travels_down_the_chain_and_writes_tokens(
@@ -165,9 +166,10 @@ async def test_roots_that_are_not_signed_or_too_old_are_refused(
         one = names["one"]
         await spread(double, 5, names["seed"], one)
         await double.until_said(RefitDone, one)
-        kept = json.loads(
-            await asyncio.to_thread((tmp_path / "one" / "state" / "accepted.json").read_text)
-        )
+        accepted = tmp_path / "one" / "state" / "accepted.json"
+        # A refit does not wait for it.
+        await asyncio.to_thread(poll, accepted.exists)
+        kept = json.loads(await asyncio.to_thread(accepted.read_text))
         assert kept == {"run_id": double.run.run_id, "publish_seq": 6}
         path, digest = await a_model(double, 6)
         facts = double.facts(6, 7)
