@@ -4,7 +4,8 @@ Hypothesis has no wall-clock deadlines, because machines are shared, and prints 
 gives the same examples every time; `make soak` draws new ones (`--hypothesis-profile=search`).
 
 Tests that take the fixture `fuzz` run twice: with 20,000 messages (all of them together), and under
-`-m soak` with 1,000,000 from a fresh seed. `--messages N` and `--rng-seed S` change either.
+`-m soak` with 1,000,000 from a fresh seed. `--messages N` and `--rng-seed S` change either. `chunk_fuzz` is
+the same for the codecs, with 1,000 pairs of chunks in the short run.
 """
 
 import random
@@ -26,6 +27,7 @@ settings.load_profile("echo2d")
 
 TESTS = Path(__file__).parent
 FUZZ_MESSAGES = 20_000
+FUZZ_CHUNKS = 1000
 SOAK_MESSAGES = 1_000_000
 SOAK_TIMEOUT_S = 3600
 FUZZ_SEED = 2602
@@ -43,7 +45,11 @@ def pytest_configure() -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--messages", type=int, help="hostile messages of all fuzz tests together")
+    parser.addoption(
+        "--messages",
+        type=int,
+        help="hostile messages of all fuzz tests together, or pairs of chunks",
+    )
     parser.addoption("--rng-seed", type=int, help="of the fuzz tests")
     parser.addoption(
         "--soak-from",
@@ -53,24 +59,31 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-@pytest.fixture(
-    params=[
-        pytest.param(FUZZ_MESSAGES, id="short"),
-        pytest.param(
-            SOAK_MESSAGES, id="soak", marks=[pytest.mark.soak, pytest.mark.timeout(SOAK_TIMEOUT_S)]
-        ),
-    ]
+SOAK = pytest.param(
+    SOAK_MESSAGES, id="soak", marks=[pytest.mark.soak, pytest.mark.timeout(SOAK_TIMEOUT_S)]
 )
-def fuzz(request: pytest.FixtureRequest) -> Fuzz:
-    """How many hostile messages, and the chance they are made by."""
+
+
+def _fuzz(request: pytest.FixtureRequest) -> Fuzz:
     messages = request.config.getoption("--messages") or request.param
     seed = request.config.getoption("--rng-seed")
     if seed is None:
-        seed = (
-            FUZZ_SEED if request.param == FUZZ_MESSAGES else random.SystemRandom().getrandbits(32)
-        )
+        soak = request.param == SOAK_MESSAGES
+        seed = random.SystemRandom().getrandbits(32) if soak else FUZZ_SEED
     print(f"fuzz --messages {messages} --rng-seed {seed}")  # noqa: T201 - shown when it fails
     return Fuzz(messages, random.Random(seed))
+
+
+@pytest.fixture(params=[pytest.param(FUZZ_MESSAGES, id="short"), SOAK])
+def fuzz(request: pytest.FixtureRequest) -> Fuzz:
+    """How many hostile messages, and the chance they are made by."""
+    return _fuzz(request)
+
+
+@pytest.fixture(params=[pytest.param(FUZZ_CHUNKS, id="short"), SOAK])
+def chunk_fuzz(request: pytest.FixtureRequest) -> Fuzz:
+    """How many pairs of chunks for the codecs, and the chance they are made by."""
+    return _fuzz(request)
 
 
 @pytest.fixture

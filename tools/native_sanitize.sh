@@ -2,7 +2,7 @@
 # Runs the property tests of the compiled loops with AddressSanitizer and UndefinedBehaviorSanitizer:
 # every read and write past the end of a buffer, and every undefined operation, ends the tests.
 #
-#     tools/native_sanitize.sh [options of pytest, such as --messages 1000000 --rng-seed 7]
+#     tools/native_sanitize.sh [options of pytest, such as --messages 100000 --rng-seed 7]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=$PWD/.venv/bin/python
