@@ -122,3 +122,29 @@ async def spread_striped(
     double.chains(facts.form, chains, plan=version + 1)
     double.send(chains[0][0], double.order(facts, digest, path))
     return facts, digest
+
+
+async def publish_full(double: CoordinatorDouble, version: int, *chain: PeerId) -> Digest:
+    """Publish what is in `versions/<version>` along the chain, seed first."""
+    path = double.run.path / "versions" / str(version)
+    digest = (await asyncio.to_thread(build_manifest, path)).digest
+    facts = double.facts(version, version + 1)
+    double.start_form(facts)
+    double.chain(facts.form, chain, plan=version + 1)
+    double.send(chain[0], double.order(facts, digest, path))
+    return digest
+
+
+async def publish_delta(
+    double: CoordinatorDouble, version: int, base: Digest, *chain: PeerId
+) -> Digest:
+    """The same, as a delta from the version before it, which has the digest `base`."""
+    path = double.run.path / "versions" / str(version)
+    digest = (await asyncio.to_thread(build_manifest, path)).digest
+    facts = dataclasses.replace(double.facts(version, version + 1), kind="delta", base_digest=base)
+    double.start_form(facts)
+    double.chain(facts.form, chain, plan=version + 1)
+    order = double.order(facts, digest, path)
+    base_path = f"versions/{version - 1}"
+    double.send(chain[0], dataclasses.replace(order, kind="delta", base_path=base_path))
+    return digest

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+import torch
 
 from echo2d.core.base.ids import Digest, PeerId, Version
 from echo2d.core.protocol.control_messages import (
@@ -19,19 +20,25 @@ from echo2d.core.protocol.control_messages import (
 from echo2d.core.worker import versions
 from echo2d.engines.fake import FakeEngine, RefitOutcome
 from echo2d.engines.sglang.engine import SglangEngine
+from echo2d.engines.torch_engine import TorchEngine
 from echo2d.errors import OperatorFault
 from echo2d.runtime.worker.engine_refit import EngineRefits, make_engines
-from echo2d.runtime.worker.main import Worker
+from echo2d.runtime.worker.main import Worker, run_worker
 from echo2d.store.disk import write_at
 from echo2d.store.slots.current_slot import CurrentSlot
 from echo2d.store.slots.slot_store import SlotStore
 from echo2d.store.slots.undo_log import BASE, LOG
-from echo2d.store.snapshots import build_manifest, damaged_chunks
+from echo2d.store.snapshots import damaged_chunks
+from tests.support.engine_harness import TorchHarness, save_random_model, tiny_config
 from tests.support.fake_coordinator import CoordinatorDouble
-from tests.support.peer import a_seed, a_worker, config_of, spread
+from tests.support.one_slot import check_one_slot, current_of, slot_names
+from tests.support.peer import a_seed, a_worker, config_of, publish_delta, spread
+
+PACE = 100.0  # tokens per second, so that a sample goes on until the test is over
+LOGPROB_ERROR_MAX = 1e-3
 
 
-async def publish_delta(
+async def publish_changed(
     double: CoordinatorDouble, version: int, base: Digest, *chain: PeerId, config: str = ""
 ) -> Digest:
     """Publish the version before it with a few other weights, as a delta. config: another config.json."""
@@ -42,14 +49,7 @@ async def publish_delta(
     )
     if config:
         await asyncio.to_thread((path / "config.json").write_text, config)
-    digest = (await asyncio.to_thread(build_manifest, path)).digest
-    facts = dataclasses.replace(double.facts(version, version + 1), kind="delta", base_digest=base)
-    double.start_form(facts)
-    double.chain(facts.form, chain, plan=version + 1)
-    order = double.order(facts, digest, path)
-    base_path = f"versions/{version - 1}"
-    double.send(chain[0], dataclasses.replace(order, kind="delta", base_path=base_path))
-    return digest
+    return await publish_delta(double, version, base, *chain)
 
 
 async def serve_first(double: CoordinatorDouble) -> tuple[list[PeerId], Digest]:
@@ -71,28 +71,16 @@ async def in_place(
         yield worker, *(await serve_first(double))
 
 
-def slot_names(worker: Worker) -> list[str]:
-    root = worker._slots.directories()[0].parent.parent
-    return sorted(each.name for each in root.iterdir() if each.is_dir())
-
-
-async def current_of(worker: Worker) -> CurrentSlot:
-    current = await asyncio.to_thread(worker._slots.current)
-    assert current is not None
-    assert await asyncio.to_thread(damaged_chunks, current.directory, current.manifest) == ()
-    return current
-
-
 async def test_one_slot_holds_version_after_version(
     double: CoordinatorDouble, tmp_path: Path
 ) -> None:
     async with in_place(double, tmp_path) as (one, chain, digest):
         slot = (await current_of(one)).slot
         for version in (1, 2):
-            digest = await publish_delta(double, version, digest, *chain)
+            digest = await publish_changed(double, version, digest, *chain)
             done = await double.until_said(RefitDone, count=version + 1)
             assert (done.digest, done.memory_ok) == (digest, True)
-            assert slot_names(one) == [slot]
+            assert await asyncio.to_thread(slot_names, one) == [slot]
             assert sorted(each.name for each in (await current_of(one)).directory.parent.iterdir()) == [
                 "manifest", "model",
             ]  # fmt: skip
@@ -104,10 +92,12 @@ async def test_a_delta_with_a_longer_file_goes_to_the_other_slot(
     async with in_place(double, tmp_path) as (one, chain, digest):
         slot = (await current_of(one)).slot
         longer = '{"architectures": ["Qwen3ForCausalLM"], "x": 1}'
-        await publish_delta(double, 1, digest, *chain, config=longer)
+        await publish_changed(double, 1, digest, *chain, config=longer)
         await double.until_said(RefitDone, count=2)
         assert (await current_of(one)).slot != slot
-        assert slot_names(one) == [(await current_of(one)).slot], "the other one is emptied"
+        assert await asyncio.to_thread(slot_names, one) == [(await current_of(one)).slot], (
+            "the other one is emptied"
+        )
 
 
 @pytest.mark.parametrize("outcome", ["fails", "doubtful"])
@@ -134,7 +124,7 @@ async def test_a_refit_that_fails_turns_the_slot_back(
     monkeypatch.setattr(SlotStore, "roll_back", look)
     engine = FakeEngine(refit_outcomes=["done", outcome])
     async with in_place(double, tmp_path, engine) as (one, chain, old):
-        new = await publish_delta(double, 1, old, *chain)
+        new = await publish_changed(double, 1, old, *chain)
         failed = await double.until_said(RefitFailed)
         kept = VersionKey(Version(0), old)
         assert (failed.digest, failed.serving) == (new, kept if outcome == "fails" else None)
@@ -162,7 +152,7 @@ async def test_memory_that_is_not_the_snapshot_turns_the_slot_back(
 
     monkeypatch.setattr(FakeEngine, "tensor_digests", wrong_once)
     async with in_place(double, tmp_path, engine) as (one, chain, old):
-        await publish_delta(double, 1, old, *chain)
+        await publish_changed(double, 1, old, *chain)
         failed = await double.until_said(RefitFailed)
         assert (failed.version, failed.serving) == (1, None)
         done = await double.until_said(RefitDone, count=3)
@@ -185,7 +175,7 @@ async def test_a_worker_that_is_killed_before_its_refit_goes_on_with_the_new_ver
             chain, old = await serve_first(double)
             with monkeypatch.context() as patched:
                 patched.setattr(EngineRefits, "refit", _never)
-                new = await publish_delta(double, 1, old, *chain)
+                new = await publish_changed(double, 1, old, *chain)
                 await double.until_said(VersionVerified, count=2)
             slot = await current_of(one)
             assert (slot.version, slot.manifest.digest) == (1, new)
@@ -203,6 +193,28 @@ async def _never(*_: object) -> None:
     await asyncio.Event().wait()
 
 
+@pytest.mark.timeout(300)
+async def test_torch_writes_with_the_old_version_while_its_slot_is_overwritten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The weights are float32, because transformers may map what it need not convert."""
+    model, harness = tmp_path / "model", TorchHarness(tmp_path)
+    await asyncio.to_thread(
+        save_random_model, model, tiny_config(), rng_seed=0, dtype=torch.float32
+    )
+    engine = TorchEngine(dtype="float32", threads=1, tokens_per_s_max=PACE)
+
+    async def in_memory(snapshot: Path) -> None:
+        assert await harness.in_memory(engine) == await asyncio.to_thread(
+            harness.in_files, snapshot
+        )
+
+    await check_one_slot(
+        tmp_path, engine, model, monkeypatch,
+        logprob_error_max=LOGPROB_ERROR_MAX, in_memory=in_memory,
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("url", ["", "http://127.0.0.1:1"])
 async def test_servers_of_others_are_refused(
     double: CoordinatorDouble, tmp_path: Path, url: str
@@ -216,6 +228,20 @@ async def test_servers_of_others_are_refused(
         assert isinstance(engine, SglangEngine)
         return
     with pytest.raises(OperatorFault, match=r"^worker.apply_in_place: .* at any time"):
-        await asyncio.to_thread(make_engines, config)
+        await run_worker(config)
+    assert not double.connected
     config = dataclasses.replace(config, apply_in_place=False)
     assert await asyncio.to_thread(make_engines, config)
+
+
+async def test_any_engine_that_reads_files_later_is_refused(
+    double: CoordinatorDouble, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever its kind, and also if it is one of several: the engine itself says whether it does."""
+    maps = iter([False, True])
+    monkeypatch.setattr(FakeEngine, "reads_snapshots_later", property(lambda _: next(maps)))
+    config = dataclasses.replace(
+        await config_of(double, tmp_path / "one"), engines=2, apply_in_place=True
+    )
+    with pytest.raises(OperatorFault, match=r"^worker.apply_in_place: .* at any time"):
+        await asyncio.to_thread(make_engines, config)
