@@ -185,6 +185,68 @@ MUTANTS = (
         ("tests/core/weights/test_delta_split.py",),
     ),
     Mutant(
+        "I3, in place",
+        "a chunk is overwritten before what undoes it is kept",
+        "echo2d/store/undo_log.py",
+        "            head = _HEAD.pack(chunk, len(payload), _digest(chunk, payload))",
+        "            write_at(self._model / place.path, new, place.offset)\n"
+        "            head = _HEAD.pack(chunk, len(payload), _digest(chunk, payload))",
+        ("tests/store/test_in_place.py",),
+    ),
+    Mutant(
+        "I3, in place",
+        "what undoes an apply is deleted before an engine has loaded the version",
+        "echo2d/runtime/worker/engine_refit.py",
+        "            done = await self._refit(order,",
+        "            await self._settle(Path(order.path))\n"
+        "            done = await self._refit(order,",
+        ("tests/runtime/worker/test_in_place.py",),
+    ),
+    Mutant(
+        "I3, in place",
+        "an undo record is believed unread",
+        "echo2d/store/undo_log.py",
+        "if len(payload) != length or _digest(chunk, payload) != digest:",
+        "if len(payload) != length:",
+        ("tests/store/test_in_place.py",),
+    ),
+    Mutant(
+        "I3, in place",
+        "a rollback leaves out the last chunk",
+        "echo2d/store/undo_log.py",
+        "for chunk, payload in self._records():",
+        "for chunk, payload in list(self._records())[:-1]:",
+        ("tests/store/test_in_place.py",),
+    ),
+    Mutant(
+        "I3, in place",
+        "a restart takes an apply that was cut off for a version",
+        "echo2d/store/slots.py",
+        "if base is not None and base.current == says:",
+        "if base is not None and not says:",
+        ("tests/store/test_in_place.py",),
+    ),
+    Mutant(
+        "I3, in place",
+        "an engine goes on computing with the files of its first version",
+        "echo2d/engines/torch_engine/policy.py",
+        "            _leave_files(model)\n",
+        "            pass\n",
+        (
+            "tests/runtime/worker/test_in_place.py::test_torch_writes_with_the_old_version_while_its_slot_is_overwritten",
+        ),
+    ),
+    Mutant(
+        "I3, in place",
+        "one engine that reads files later may live with a slot that is overwritten",
+        "echo2d/runtime/worker/engine_refit.py",
+        "if config.apply_in_place and any(",
+        "if config.apply_in_place and all(",
+        (
+            "tests/runtime/worker/test_in_place.py::test_any_engine_that_reads_files_later_is_refused",
+        ),
+    ),
+    Mutant(
         "I8, bombs",
         "a frame is decompressed to whatever length it declares",
         "echo2d/core/base/zstd.py",

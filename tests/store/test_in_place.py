@@ -289,6 +289,25 @@ def test_what_would_undo_it_rots(served: Path, file: str) -> None:
     assert standing(served) == 3
 
 
+@pytest.mark.parametrize("end", [b"", bytes(100)], ids=["torn", "zeros"])
+def test_an_undo_record_that_is_not_what_was_written_is_not_applied(
+    served: Path, end: bytes
+) -> None:
+    """It is the last one, and its chunk is untouched: the others restore the base."""
+    store = open_store(served)
+    base = current_of(store)
+    manifest = MANIFESTS[2]
+    last = next(n for n, chunk in enumerate(manifest.chunks) if chunk.path == "dense.json")
+    writer = store.begin_in_place(base)
+    for position in {*range(len(manifest.chunks))} - {last}:
+        write(writer, 2, chunks=range(position, position + 1))
+    assert writer._undo is not None
+    assert writer._undo[0].keep(ChunkId(last), manifest.chunks[last], CONTENTS[2]["dense.json"])
+    log = base.directory.parent / LOG
+    log.write_bytes(log.read_bytes()[:-100] + end)
+    assert standing(served) == 1
+
+
 # --- every call to the disk
 
 Act = Callable[[SlotStore], None]
