@@ -10,7 +10,7 @@ from echo2d import native
 from echo2d.core.weights.delta import ChunkMode, decode_chunk, encode_chunk, encode_twice
 from echo2d.core.weights.delta_chain import compose_chunks
 from echo2d.core.weights.delta_split import CLASSES, decode_split, encode_split
-from echo2d.core.weights.delta_words import find_changes
+from echo2d.core.weights.delta_words import Changes, find_changes, sparse_max
 from echo2d.errors import IntegrityFault
 
 pytestmark = pytest.mark.usefixtures("codec")
@@ -149,6 +149,31 @@ def changed(at: int, by: bytes) -> bytes:
 def test_wrong_payloads_are_refused(wrong: bytes) -> None:
     with pytest.raises(IntegrityFault):
         decode_split(wrong, BASE)
+
+
+def with_size(low_bits: bytes) -> bytes:
+    """LAYOUT with another size of its escape, in the parameter 15."""
+    return LAYOUT[:69] + b"\x0f" + LAYOUT[70:72] + low_bits + bytes([0b10000101, 0b110])
+
+
+def test_the_largest_difference() -> None:
+    new = bytearray(NEW)
+    new[16:18] = words(SMALL + 0x8000)
+    assert decode_split(with_size(b"\xfe\x7f"), BASE) == new
+    with pytest.raises(IntegrityFault):
+        decode_split(with_size(b"\xff\x7f"), BASE)
+
+
+def test_the_most_changes() -> None:
+    base = words(*[SMALL] * 20)
+    for most in (3, 4):
+        new = words(*[SMALL + 1] * most, *[SMALL] * (20 - most))
+        payload = encode_split(new, base, Changes(np.arange(most), np.full(most, 1, np.uint16)))
+        if most == sparse_max(20):
+            assert decode_split(payload, base) == new
+        else:
+            with pytest.raises(IntegrityFault):
+                decode_split(payload, base)
 
 
 def test_a_payload_of_zeros_takes_little_memory() -> None:

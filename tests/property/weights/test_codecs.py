@@ -19,8 +19,15 @@ from echo2d.core.weights.delta import (
     encode_delta,
 )
 from echo2d.core.weights.delta_full import encode_full
-from echo2d.core.weights.delta_split import encode_split
-from echo2d.core.weights.delta_words import encode_dense, find_changes, sparse_max
+from echo2d.core.weights.delta_split import CLASSES, _payload, _read, encode_split
+from echo2d.core.weights.delta_words import (
+    Changes,
+    encode_dense,
+    encode_sparse,
+    find_changes,
+    sparse_max,
+    words_of,
+)
 from echo2d.errors import IntegrityFault
 from tests.support.fuzz import Fuzz, damaged
 
@@ -95,7 +102,7 @@ def spoiled(
 ) -> tuple[ChunkMode, bytes, bytes]:
     """A mode, a payload and a base, of which something is wrong; `right` is an encoding of the pair."""
     base, mode, payload = pair[1], right.mode, right.payload
-    match rng.randrange(8):
+    match rng.randrange(10):
         case 0:  # another mode
             mode = rng.choice(list(ChunkMode))
         case 1:  # another base
@@ -110,6 +117,11 @@ def spoiled(
             wrong = bytearray(payload)
             wrong[rng.randrange(len(wrong))] ^= 1 << rng.randrange(8)
             payload = bytes(wrong)
+        case 8:
+            limits = at_the_limits(rng, pair)
+            mode, payload = limits.mode, limits.payload
+        case 9:  # zeros at the end
+            payload += bytes(rng.choice((1, 2, 4)))
         case _:
             payload = damaged(rng, payload)
     return mode, payload, base
@@ -127,6 +139,42 @@ def with_a_wrong_column(rng: random.Random, payload: bytes, count: int) -> bytes
     frames[at] = compress(damaged(rng, column))
     sizes = [len(frame).to_bytes(4, "little") for frame in frames]
     return b"".join((*sizes, *frames, payload[start:]))
+
+
+def at_the_limits(rng: random.Random, pair: tuple[bytes, bytes]) -> EncodedChunk:
+    """An encoding that just keeps, or just breaks, the limit of changes or the end of the chunk."""
+    base, size, by = pair[1], len(pair[1]) // 2, rng.choice((-1, 0, 0, 1))
+    count = max(0, min(sparse_max(size) + by, size))
+    places = np.arange(count)
+    if rng.random() < 0.5:
+        places = np.array([place for place in (0, size - 1 + by) if place >= 0])
+    if rng.random() < 0.5:
+        changes = Changes(places, np.full(places.size, 1, np.uint16))
+        return EncodedChunk(ChunkMode.SPARSE, encode_sparse(base, changes))
+    places = places[places < size]
+    words = words_of(base).copy()
+    words[places] += np.uint16(rng.choice((1, 0xFFFF, 2, 0x8000)))
+    payload = encode_split(words.tobytes(), base, Changes(places, words[places]))
+    if places.size and rng.random() < 0.5:
+        payload = with_a_last_gap(rng, payload, base)
+    return EncodedChunk(ChunkMode.SPLIT, payload + base[2 * size :])
+
+
+def with_a_last_gap(rng: random.Random, payload: bytes, base: bytes) -> bytes:
+    """A split payload, without an odd last byte, of which the last change of a class is the last word
+    of that class or one past it.
+    """
+    words = words_of(base)
+    classes = np.clip((words >> 7 & 255).astype(np.int64) - 110, 0, CLASSES - 1)
+    counts = np.frombuffer(payload, "<u4", CLASSES).astype(np.int64)
+    if counts.sum() > sparse_max(words.size):
+        return payload
+    gaps, differences = _read(memoryview(payload), counts, words.size)
+    of = rng.choice(np.flatnonzero(counts).tolist())
+    end = int(counts[: of + 1].sum())
+    rank = int(gaps[end - counts[of] : end].sum()) + int(counts[of]) - 1
+    gaps[end - 1] += np.count_nonzero(classes == of) - 1 - rank + rng.choice((0, 1))
+    return _payload(counts.astype("<u4"), gaps, differences, b"")
 
 
 def outcome(
