@@ -18,6 +18,7 @@ import numpy as np
 
 from echo2d.bench.lab.cpu import CpuMeter, CpuShares
 from echo2d.bench.lab.netlab import CACHE, Lab
+from echo2d.bench.lab.processes import Programs
 from echo2d.errors import Fault, OperatorFault
 from echo2d.sim.kernel.scenario import Scenario
 
@@ -103,8 +104,10 @@ def rival_round(
                 file.write_bytes(content)
             role = "peer" if node else "seed"
             with lab.inside(node):
+                # Not beside the script: it may have the name of what it imports.
                 programs.start(
                     f"{rival}-{node}",
+                    "-P",
                     script,
                     role,
                     address,
@@ -113,11 +116,11 @@ def rival_round(
                     *addresses,
                     python=python,
                 )
-        _wait(signals, "ready", len(addresses), START_S)
+        _wait(programs, signals, "ready", len(addresses), START_S)
         before, meter = lab.counts().nodes[0].up.link_bytes, CpuMeter(lab, programs)
         began_at = time.monotonic()
         (signals / "go").touch()
-        _wait(signals, "done", len(addresses) - 1, limit_s)
+        _wait(programs, signals, "done", len(addresses) - 1, limit_s)
         cpu = meter.shares()
         copies = (lab.counts().nodes[0].up.link_bytes - before) / scenario.wire_bytes
         programs.kill_all()
@@ -128,9 +131,10 @@ def rival_round(
     return RivalRound(max(float(at) for at, _ in ends) - began_at, copies, cpu)
 
 
-def _wait(signals: Path, suffix: str, count: int, limit_s: float) -> None:
+def _wait(programs: Programs, signals: Path, suffix: str, count: int, limit_s: float) -> None:
     deadline = time.monotonic() + limit_s
     while len(list(signals.glob(f"*.{suffix}"))) < count:
+        programs.check()
         if time.monotonic() > deadline:
             raise Fault(
                 f"{suffix} after {limit_s:.0f} s: {len(list(signals.glob(f'*.{suffix}')))} of {count}"
