@@ -50,14 +50,18 @@ class CpuMeter:
 
     def __init__(self, lab: Lab, programs: Programs) -> None:
         self._lab, self._programs = lab, programs
-        self._at, self._before = monotonic(), self._used()
+        self._at, self._emulator, self._all = monotonic(), lab.counts().cpu_s, machine_cpu_s()
+        self._family = self._family_now()
 
     def shares(self) -> CpuShares:
-        """Since the start."""
+        """Since the start. What a program used that was killed meanwhile is in `everything` alone."""
         all_s = (monotonic() - self._at) * (os.cpu_count() or 1)
-        used = zip(self._used(), self._before, strict=True)
-        return CpuShares(*(min(1.0, max(0.0, now - before) / all_s) for now, before in used))
+        used = (
+            self._lab.counts().cpu_s - self._emulator,
+            sum(now - self._family.get(pid, 0.0) for pid, now in self._family_now().items()),
+            machine_cpu_s() - self._all,
+        )
+        return CpuShares(*(min(1.0, max(0.0, each) / all_s) for each in used))
 
-    def _used(self) -> tuple[float, float, float]:
-        programs = family_cpu_s([program.pid for program in self._programs])
-        return self._lab.counts().cpu_s, programs, machine_cpu_s()
+    def _family_now(self) -> dict[int, float]:
+        return family_cpu_s([program.pid for program in self._programs])

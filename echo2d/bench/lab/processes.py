@@ -156,14 +156,14 @@ def cpu_s(pid: int) -> float:
     return ProcessFacts.of(pid).own_cpu_s
 
 
-def family_cpu_s(pids: Collection[int]) -> float:
-    """The CPU seconds that these processes and all that they started have used."""
+def family_cpu_s(pids: Collection[int]) -> dict[int, float]:
+    """The CPU seconds that each of these processes, and each that they started, has used."""
     there = processes()
     family = set(pids)
     # In several turns, because a child may have a lower number than its parent.
     while more := {pid for pid, facts in there.items() if facts.parent in family} - family:
         family |= more
-    return sum(there[pid].own_cpu_s + there[pid].ended_cpu_s for pid in family if pid in there)
+    return {pid: there[pid].own_cpu_s + there[pid].ended_cpu_s for pid in family if pid in there}
 
 
 def machine_cpu_s() -> float:
