@@ -187,7 +187,7 @@ MUTANTS = (
     Mutant(
         "I3, in place",
         "a chunk is overwritten before what undoes it is kept",
-        "echo2d/store/undo_log.py",
+        "echo2d/store/slots/undo_log.py",
         "            head = _HEAD.pack(chunk, len(payload), _digest(chunk, payload))",
         "            write_at(self._model / place.path, new, place.offset)\n"
         "            head = _HEAD.pack(chunk, len(payload), _digest(chunk, payload))",
@@ -205,7 +205,7 @@ MUTANTS = (
     Mutant(
         "I3, in place",
         "an undo record is believed unread",
-        "echo2d/store/undo_log.py",
+        "echo2d/store/slots/undo_log.py",
         "if len(payload) != length or _digest(chunk, payload) != digest:",
         "if len(payload) != length:",
         ("tests/store/test_in_place.py",),
@@ -213,7 +213,7 @@ MUTANTS = (
     Mutant(
         "I3, in place",
         "a rollback leaves out the last chunk",
-        "echo2d/store/undo_log.py",
+        "echo2d/store/slots/undo_log.py",
         "for chunk, payload in self._records():",
         "for chunk, payload in list(self._records())[:-1]:",
         ("tests/store/test_in_place.py",),
@@ -221,8 +221,8 @@ MUTANTS = (
     Mutant(
         "I3, in place",
         "a restart takes an apply that was cut off for a version",
-        "echo2d/store/slots.py",
-        "if base is not None and base.current == says:",
+        "echo2d/store/slots/in_place.py",
+        "if base is not None and base.encode() == says:",
         "if base is not None and not says:",
         ("tests/store/test_in_place.py",),
     ),
