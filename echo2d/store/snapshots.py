@@ -149,10 +149,9 @@ def sync_snapshot(directory: Path, files: Sequence[FileEntry]) -> None:
 
 
 def leave_page_cache(directory: Path) -> None:
-    """Give the memory back in which the kernel keeps these files. What is not yet on the disk stays.
+    """Ask the kernel to drop its cached pages of these files. It keeps those that are not on the disk yet.
 
-    Nothing is lost: whoever reads the files again reads them from the disk. Files that cannot be
-    opened are skipped, because this only advises.
+    The next reader reads the files from the disk. Where that cannot be done, nothing happens.
     """
     with contextlib.suppress(OSError, IntegrityFault):
         for path in _paths(directory):

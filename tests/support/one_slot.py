@@ -1,7 +1,7 @@
 """A worker that applies deltas in place while a real engine writes with the version in the slot.
 
-What is looked at: the engine writes tokens of the old version while the files of the slot are the new one's already,
-every token has the logprob that the version of its span gives it, and there is never a second slot.
+The test checks three things. While the slot already holds the files of the new version, the engine still writes tokens
+of the old one. Every token has the logprob that the version of its span gives it. There is never a second slot.
 """
 
 import asyncio

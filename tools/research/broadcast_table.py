@@ -1,9 +1,9 @@
 """The table of docs/broadcast.md: every scenario that echo2d promises something for, measured. `make bench`.
 
 Runs `echo2d bench broadcast` with the arguments of each row (root, a quiet machine, half an hour), keeps what it prints
-in docs/broadcast.json, and writes the table into docs/broadcast.md. `make bench ARGS=--half-rates` measures rows that
-used nearly all of the cores again at half the rates. What is in the JSON file already is not measured again, unless its
-row is named. Exit code 1: a row that was to be measured misses what it must reach.
+in docs/broadcast.json, and writes the table into docs/broadcast.md. With `--half-rates`, a row that used
+nearly all of the cores is measured a second time, at half the rates. A row that is in the JSON file already is measured
+again only if it is named. Exit code 1: a row that was to be measured misses what it must reach.
 """
 
 import argparse

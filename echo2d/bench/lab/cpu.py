@@ -19,9 +19,10 @@ BOUND = 0.8
 
 @dataclass(frozen=True, slots=True)
 class CpuShares:
-    """Of all cores together, 0 to 1. programs: what was measured, with all that it started.
+    """Shares of all cores together, 0 to 1.
 
-    everything: also what has nothing to do with the measurement.
+    programs: the programs that are measured, and those that they started. everything: also what has
+    nothing to do with the measurement.
     """
 
     emulator: float

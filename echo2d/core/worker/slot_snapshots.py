@@ -26,7 +26,7 @@ class SlotSnapshots(Collection[VersionKey]):
     def __init__(self, standing: Iterable[Standing]) -> None:
         self._paths = {each.key: each.path for each in standing}
         self._published: dict[VersionKey, PublishSeq] = {}
-        # What was overwritten in place, and its publish if a root had named it.
+        # The version that was overwritten in place, and its publish if a root had named it.
         self._replaced: tuple[VersionKey, PublishSeq | None] | None = None
 
     def __contains__(self, key: object) -> bool:

@@ -157,7 +157,7 @@ class SlotStore:
             try:
                 self._mend()
             except StoreFault as fault:
-                # Whoever looks at the slot next tries again, and finds no other version in it.
+                # Whoever looks at the slot next undoes it first.
                 log.warning("not undone yet path=%s error=%s", directory, fault)
             return base
 
@@ -166,7 +166,7 @@ class SlotStore:
 
         IntegrityFault: it is another snapshot or damaged. The slot has been given up: the version
         that was current before is current again, or none. A writer under way has ended, because it
-        may copy from the slot. One that writes in place ends first: engines do not read what changes.
+        may copy from the slot. A writer in place ends before the check, because its slot changes.
         """
         with self._lock:
             if self._writer is not None and self._writer.unsure:
