@@ -50,23 +50,20 @@ class PlanUpdates:
 
     def joined(self, peer: Peer) -> None:
         """A peer joined: set its rates to what is known of it."""
-        peer.uplink, peer.pace = self._rates.uplink(peer.peer), self._rates.pace(peer.peer)
+        peer.uplink = self._rates.uplink(peer.peer)
 
     def measured(
         self, transmission: Transmission, peer: PeerId, message: TransferReport, now: float
     ) -> None:
-        """A peer reported what it received on each link, and how long its children were behind."""
+        """A peer reported what it received on each link, and how long its own uplink was busy."""
         transmission.moved(now)
         if transmission.expected_bytes < MEASURED_BYTES_MIN:
             return
         for sample in message.links:
             if 0 <= sample.seconds < math.inf:
-                self._rates.received(
-                    sample.peer, peer, sample.payload_bytes, sample.seconds, now=now
-                )
-        for backlog in message.backlogs:
-            if 0 <= backlog.seconds < math.inf:
-                self._rates.backlogged(peer, backlog.peer, backlog.seconds)
+                self._rates.received(sample.peer, peer, sample.payload_bytes, sample.seconds)
+        if 0 <= message.busy_s < math.inf:
+            self._rates.busy(peer, message.busy_s)
 
     def plan(
         self, transmission: Transmission, seed: Peer, takers: Sequence[Peer], *, waited_s: float
@@ -84,7 +81,7 @@ class PlanUpdates:
             transmission.plan or self._last_plan,
             within_s=spread_s(self._rules, self._statistics, waited_s),
         )
-        self._rates.begin({} if transmission.plan is None else transmission.plan.shares)
+        self._rates.begin(transmission.plan)
         return [*actions, *self._announcer.edges(edges)]
 
     def plan_aside(
@@ -111,7 +108,7 @@ class PlanUpdates:
         within_s = spread_s(self._rules, self._statistics, waited_s)
         edges = transmission.learn(self._new_id(), self._rules, seed, takers, within_s=within_s)
         if not edges and transmission.plan is not None:
-            self._rates.begin(transmission.plan.shares)
+            self._rates.begin(transmission.plan)
         return [*actions, *self._announcer.edges(edges)]
 
     def ended(self, transmission: Transmission) -> None:
@@ -122,9 +119,9 @@ class PlanUpdates:
         """Update the peers' rates by all reports so far."""
         changed = self._rates.judge()
         receivers = self._members.receivers()
-        rates = self._rates.to_plan_with(seed.peer, [peer.peer for peer in receivers])
+        rates = self._rates.to_plan_with([seed.peer, *(peer.peer for peer in receivers)])
         for peer in (seed, *receivers):
-            peer.uplink, peer.pace = rates.get(peer.peer), self._rates.pace(peer.peer)
+            peer.uplink = rates.get(peer.peer)
         return [Persist(RatesMeasured(changed))] if changed else []
 
     def _new_id(self) -> PlanId:

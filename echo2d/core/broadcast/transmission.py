@@ -49,14 +49,12 @@ Secret = Callable[[PeerId, PeerId], bytes]
 
 def peer_facts(peer: Peer) -> PeerFacts:
     """What the planner may assume of a peer; downlinks are not measured."""
-    paces = [rate for rate in (peer.pace, peer.uplink_limit) if rate is not None]
     return PeerFacts(
         peer.peer,
         peer.uplink,
         None,
         peer.address,
         receive_only=peer.receive_only or peer.quarantined,
-        pace=min(paces, default=None),
         uplink_limit=peer.uplink_limit,
     )
 
@@ -261,9 +259,10 @@ class Transmission:
         )
 
     def moved(self, now: float) -> None:
-        """A peer has reported frames: the plan is reconsidered LEARN_S later if it was a guess."""
+        """A peer has reported frames: a plan by guessed rates is reconsidered LEARN_S later."""
         if self.learn_at is None and self.plan is not None:
-            self.learn_at = now + LEARN_S if self.plan.is_guess else math.inf
+            guessed = self.plan.is_guess and self.plan.depends_on_rates
+            self.learn_at = now + LEARN_S if guessed else math.inf
 
     def _new_plan(
         self,

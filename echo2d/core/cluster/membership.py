@@ -77,15 +77,14 @@ class Peer:
     worker on standby only receives and passes on.
     listen: where it says it can be dialled. reachable: whether it can; None: not known yet (see
     `reachability`).
-    uplink: bytes/s to plan with, as its receivers measured it. pace: bytes/s that the plan lets it
-    send; None: as fast as it can. uplink_limit: bytes/s that it sends at most, as it says. leaving:
-    it announced that it will be taken away. refit_pause_s, recomputed_tokens, recompute_s: of its
-    last refit, see RefitDone. usd_per_h: as its owner says. dial_back_at: when it is
-    dialled next; None: it is being dialled, or there is nothing to dial. dialled_back_at: when it
-    was dialled last. failures: leases failed since the last accepted result. trusted: the operator
-    trusts its answers. held_back: it gets no leases, because the audit does not know yet what honest
-    answers look like. slots_allowed: of its slots, so many may be leased; None: all. scores: its
-    engine can score answers of others.
+    uplink: bytes/s to plan with, as it and its receivers measured it. uplink_limit: bytes/s that it
+    sends at most, as it says. leaving: it announced that it will be taken away. refit_pause_s,
+    recomputed_tokens, recompute_s: of its last refit, see RefitDone. usd_per_h: as its owner says.
+    dial_back_at: when it is dialled next; None: it is being dialled, or there is nothing to dial.
+    dialled_back_at: when it was dialled last. failures: leases failed since the last accepted
+    result. trusted: the operator trusts its answers. held_back: it gets no leases, because the
+    audit does not know yet what honest answers look like. slots_allowed: of its slots, so many may
+    be leased; None: all. scores: its engine can score answers of others.
     """
 
     peer: PeerId
@@ -108,7 +107,6 @@ class Peer:
     recompute_s: float | None = None
     refitted_at: float | None = None
     uplink: float | None = None
-    pace: float | None = None
     uplink_limit: int | None = None
     receive_only: bool = False
     active: bool = True

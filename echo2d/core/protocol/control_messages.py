@@ -47,7 +47,7 @@ from echo2d.core.protocol.sampling import WHOLE, Sampling
 from echo2d.core.weights.delta_chain import KeptDelta
 from echo2d.core.weights.encoding import FormKind
 
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 PROGRESS_S = 2.0  # a worker reports on every lease at least this often
 
 PeerKind = Literal["worker", "relay", "seed", "auditor"]
@@ -121,24 +121,17 @@ class LinkSample:
 
 
 @dataclass(frozen=True, slots=True)
-class Backlog:
-    """For how many seconds since the last report the link to `peer` was the limit.
+class StripeEdge:
+    """This peer's place in the tree of one stripe: its parent (None at the root) and children.
 
-    In this time the sender had more frames waiting than the link took.
+    spare: above 0, the root binds to this stripe what no ordinary one takes, at most this share of
+    the form's bytes.
     """
 
-    peer: PeerId
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class StripeEdge:
-    """This peer's place in the tree of one stripe: its parent (None at the root) and children."""
-
     stripe: StripeId
-    weight: float
     parent: PeerId | None
     children: tuple[PeerId, ...]
+    spare: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,15 +139,13 @@ class EdgePeer:
     """Another peer with which this one exchanges frames, and how they connect.
 
     dial: this peer connects to `address`; otherwise it waits for the other to connect. secret:
-    known to these two peers only. pace: most bytes/s that this peer sends to the other; None: as
-    fast as it can.
+    known to these two peers only.
     """
 
     peer: PeerId
     address: Address | None
     dial: bool
     secret: bytes
-    pace: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,7 +315,7 @@ class TransferReport:
     """Progress of a form while its frames arrive, about once a second.
 
     payload_bytes: verified so far. links: what arrived over each link since the last report.
-    backlogs: of the links over which this peer sends; with none, its uplink was never the limit.
+    busy_s: since the last report, for so long its uplink had something to send.
     duplicates: payload frames that arrived although the peer had them already.
     """
 
@@ -332,7 +323,7 @@ class TransferReport:
     payload_bytes: int
     links: tuple[LinkSample, ...]
     sent_bytes: int
-    backlogs: tuple[Backlog, ...] = ()
+    busy_s: float = 0.0
     duplicates: int = 0
 
 
@@ -551,7 +542,7 @@ class PlanEdges:
 
     It replaces the part of an earlier generation; edges that did not change continue undisturbed.
     sources: the peers among these that hold the whole form; this newcomer fetches what it missed
-    from them. blind: the plan was made without any measurement of any peer.
+    from them.
     """
 
     form: FormId
@@ -560,7 +551,6 @@ class PlanEdges:
     stripes: tuple[StripeEdge, ...]
     peers: tuple[EdgePeer, ...]
     sources: tuple[PeerId, ...] = ()
-    blind: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,12 +56,6 @@ def searched(state: FormState, links: Links, now: float, out: list[RelayAction])
         follow_all(links, state, now, out)
 
 
-def serve_children(links: Links, out: list[RelayAction]) -> None:
-    """Gives children what they wait for: frames that were lost may be back."""
-    for link in links.values():
-        link.serve(out)
-
-
 def give_up_gone(state: FormState, now: float, out: list[RelayAction]) -> None:
     """At the root, emits FrameGone once for frames that do not come back."""
     if state.is_root and state.transfer.lost and now >= state.gone_at:
@@ -77,7 +71,6 @@ def _found(
     parents = {stripe.parent for stripe in state.stripes.values() if stripe.stream is not None}
     for link in [links[peer] for peer in links if peer in parents]:
         say_have(link, state, fresh, out)
-    serve_children(links, out)
 
 
 def _lost(state: FormState, frames: Iterable[FrameId], now: float) -> None:

@@ -27,6 +27,9 @@ FETCHED_FRAMES_MAX = 32
 WANTED_FRAMES_MAX = 4 * WANT_FRAMES_MAX
 # Frames of one form that a peer may say it holds: 256 GiB in frames of 256 KiB.
 HELD_FRAMES_MAX = 1 << 20
+# In the end game a peer asks the root for so many at a time, the newest first: relays bring the
+# oldest first.
+END_FRAMES_MAX = 8
 # Missing frames looked at in one turn.
 SCAN_FRAMES_MAX = 4096
 # A frame is asked of another peer after this long: 16 frames of 256 KiB at 8 Mbit/s take as much.
@@ -45,6 +48,7 @@ def needs_repair(state: FormState) -> bool:
         state.is_root
         or state.ended
         or state.fetches
+        or state.in_end_game
         or any(stripe.broken for stripe in state.stripes.values())
     )
 
@@ -58,12 +62,15 @@ def ask_for_missing(
         for peer in state.peers
         if peer in links and (not state.fetches or peer in state.sources)
     ]
+    if state.in_end_game and not state.fetches:
+        ended = {stripe.parent for stripe in state.stripes.values() if stripe.ended}
+        able = [peer for peer in able if peer in ended]
     sources = [links[peer] for peer in able if links[peer].quiet_until <= now]
-    most = (
-        min(WANT_FRAMES_MAX, FETCHED_FRAMES_MAX // len(state.sources))
-        if state.fetches
-        else WANT_FRAMES_MAX
-    )
+    most = WANT_FRAMES_MAX
+    if state.fetches:
+        most = min(most, FETCHED_FRAMES_MAX // len(state.sources))
+    elif state.in_end_game:
+        most = END_FRAMES_MAX
     spare = {link.peer: most - len(state.transfer.asked_of(link.peer)) for link in sources}
     wanted: dict[PeerId, list[FrameId]] = {}
     parents = _working_parents(state)
@@ -114,7 +121,11 @@ def _to_be_asked(state: FormState) -> Iterator[FrameId]:
     transfer = state.transfer
     if state.needs_table:
         return iter((FIRST_TABLE,) if transfer.asked_from(FIRST_TABLE) is None else ())
-    return transfer.unasked() if needs_repair(state) else transfer.unasked_lost()
+    if not needs_repair(state):
+        return transfer.unasked_lost()
+    if state.in_end_game and transfer.missing_count <= SCAN_FRAMES_MAX:
+        return reversed(list(transfer.unasked()))
+    return transfer.unasked()
 
 
 def give_back_overdue(
@@ -158,23 +169,22 @@ def note_wanted(link: LinkState, wanted: FramesWanted) -> None:
     link.wants.extend(wants)
 
 
-def answer_wants(link: LinkState, forms: dict[FormId, FormState], out: list[RelayAction]) -> None:
-    """Gives the link the frames that its peer asked for, or refusals, while there is room.
+def answer_want(link: LinkState, forms: dict[FormId, FormState], out: list[RelayAction]) -> bool:
+    """Gives the link the next frame that its peer asked for, or a refusal. False: not one of them now.
 
     A first table that is on its way here is given when it has come, because the peer that asks for
     it has not begun yet.
     """
-    waiting = []
-    while link.room > 0 and link.wants:
-        stream, form, frame = wanted = link.wants.popleft()
+    for place, (stream, form, frame) in enumerate(link.wants):
         state = forms.get(form)
         held = state is not None and state.transfer.holds(frame)
         if frame == FIRST_TABLE and not held and state is not None and state.plan is not None:
-            waiting.append(wanted)
             continue
         out.append(SendFrame(link.peer, stream, form, frame, 0, header_only=not held))
-        link.room -= 1
-    link.wants.extendleft(reversed(waiting))
+        link.unsent += 1
+        del link.wants[place]
+        return True
+    return False
 
 
 def _working_parents(state: FormState) -> set[PeerId]:

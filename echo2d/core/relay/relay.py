@@ -42,7 +42,6 @@ from echo2d.core.relay.disk_frames import (
     Finding,
     give_up_gone,
     searched,
-    serve_children,
     take,
 )
 from echo2d.core.relay.events import (
@@ -75,7 +74,6 @@ from echo2d.core.relay.events import (
 from echo2d.core.relay.frame_repair import (
     QUIET_S,
     REPAIR_S,
-    answer_wants,
     ask_for_missing,
     cancel,
     give_back_overdue,
@@ -84,6 +82,7 @@ from echo2d.core.relay.frame_repair import (
     note_wanted,
 )
 from echo2d.core.relay.frame_set import FrameSet
+from echo2d.core.relay.outlet import Outlet
 from echo2d.core.relay.streams import (
     LINK_S,
     check_frame,
@@ -94,7 +93,15 @@ from echo2d.core.relay.streams import (
     leave_parent,
     what_is_wrong,
 )
-from echo2d.core.relay.stripes import FORMS_MAX, ChildStream, FormState, LinkState, StripeState
+from echo2d.core.relay.stripes import (
+    FORMS_MAX,
+    LINK_FRAMES_MAX,
+    ChildStream,
+    FormState,
+    LinkState,
+    StripeState,
+)
+from echo2d.core.topology.link_meters import BusyMeter
 from echo2d.errors import PeerFault
 
 # Streams that one peer may ask for before the plan that allows them is here.
@@ -123,12 +130,15 @@ class Relay:
         self._links: dict[PeerId, LinkState] = {}
         self._forms: dict[FormId, FormState] = {}
         self._expected: dict[PeerId, EdgePeer] = {}
-        self._wake_at: float | None = None
+        self._watch_at: float | None = None
         self._out: list[RelayAction] = []
+        self.busy = BusyMeter()
+        self._outlet = Outlet(self._forms, self.busy)
 
     def wake_at(self) -> float | None:
         """When RelayDeadlinePassed is due; None: never."""
-        return self._wake_at
+        times = [at for at in (self._watch_at, self._outlet.frees_at()) if at is not None]
+        return min(times, default=None)
 
     def search(self, form: FormId) -> None:
         """Chunks of this form may be here: ask only for its first table before FormSearched."""
@@ -146,11 +156,6 @@ class Relay:
         match event:
             case FrameVerified():
                 self._on_frame(event, now)
-            case PeerReady(peer):
-                self._on_ready(peer, now)
-            case Heard(peer):
-                if peer in self._links:
-                    self._on_heard(self._links[peer], event.message, now)
             case RepairVerified() | RepairRefused() | FrameRejected():
                 self._on_repair(event, now)
             case (
@@ -166,13 +171,14 @@ class Relay:
                 self._on_plan(edges, now)
             case LinkUp(peer):
                 self._on_link_up(peer, now)
-            case LinkDown(peer, reason):
-                if peer in self._links:
-                    self._on_link_down(self._links[peer], reason, now)
+            case PeerReady() | Heard() | LinkDown():
+                if event.peer in self._links:
+                    self._on_link(self._links[event.peer], event, now)
             case RelayDeadlinePassed():
                 self._on_deadline(now)
             case _:
                 assert_never(event)
+        self._outlet.send(now, out)
         return out
 
     # frames
@@ -194,9 +200,10 @@ class Relay:
         if stripe is not None and event.sequence == len(stripe.log):
             stripe.progress(now)
             stripe.append(event.frame, self._out)
-        if state.is_root:
-            self._bind_all(state, now)
+            self._outlet.put_all(stripe)
         self._note_arrival(state, now)
+        if state.in_end_game:
+            ask_for_missing(state, self._links, now, self._out)
 
     def _note_arrival(self, state: FormState, now: float) -> None:
         """Emits FormArrived the first time that everything is held."""
@@ -207,26 +214,16 @@ class Relay:
                 follow_all(self._links, state, now, self._out)
             self._out.append(FormArrived(state.form))
 
-    def _on_ready(self, peer: PeerId, now: float) -> None:
-        link = self._links.get(peer)
-        if link is not None:
-            link.room = link.room_max
-            self._serve(link, now)
-
     def _on_passed(self, link: LinkState, stream: int, sequence: int, now: float) -> None:
         child = link.child(stream)
         if child is not None:
-            child.passed_on(sequence, now)
-            child.stripe.tell_passed(self._out)
-            self._bind_all(child.stripe.state, now)
+            child.passed_on(sequence)
+            child.stripe.moved(now, self._out)
 
-    def _serve(self, link: LinkState, now: float) -> None:
-        """Gives the link the frames that wait for it: those of stripes first, then single ones."""
-        for state in self._forms.values():
-            self._bind_all(state, now)
-        link.serve(self._out)
-        if link.wants:
-            answer_wants(link, self._forms, self._out)
+    def _serve_again(self, state: FormState) -> None:
+        """Frames that were lost may be back."""
+        for stripe in state.stripes.values():
+            self._outlet.put_all(stripe)
 
     # what is on disk
 
@@ -238,20 +235,11 @@ class Relay:
             return
         state = self._state_of(event.form)
         take(state, self._links, event, now, self._out)
-        if isinstance(event, TableHeld):
-            for link in self._links.values():
-                if link.wants:
-                    self._serve(link, now)
+        self._serve_again(state)
         if isinstance(event, FramesLost):
             self._watch_from(now)
-        self._bind_all(state, now)
         self._note_arrival(state, now)
         ask_for_missing(state, self._links, now, self._out)
-
-    def _bind_all(self, state: FormState, now: float) -> None:
-        """At the root, binds new frames for children that wait, or ends the stripes."""
-        if state.is_root:
-            state.bind(now, self._out)
 
     def _state_of(self, form: FormId) -> FormState:
         """The state of a form.
@@ -289,7 +277,6 @@ class Relay:
             state.stripes = {edge.stripe: StripeState(state, edge) for edge in edges.stripes}
             state.is_root = any(edge.parent is None for edge in edges.stripes)
             state.plan, state.bound, state.denied = edges.plan, 0, set()
-            state.blind = edges.blind
         state.generation = edges.generation
         state.peers = {edge.peer: edge for edge in edges.peers}
         state.sources, state.fetched_at = set(edges.sources) - state.denied, now
@@ -299,8 +286,7 @@ class Relay:
         if state.needs_table:
             state.search_until = min(state.search_until, now + SEARCH_S)
         ask_for_missing(state, self._links, now, self._out)
-        self._admit_waiting(now)
-        self._bind_all(state, now)
+        self._admit_waiting()
         self._watch_from(now)
 
     def _move(self, stripe: StripeState, edge: StripeEdge, now: float) -> None:
@@ -329,10 +315,21 @@ class Relay:
 
     # links and streams
 
+    def _on_link(self, link: LinkState, event: PeerReady | Heard | LinkDown, now: float) -> None:
+        match event:
+            case PeerReady():
+                self._outlet.sent(link, now)
+            case Heard(message=message):
+                self._on_heard(link, message, now)
+            case LinkDown(reason=reason):
+                self._on_link_down(link, reason, now)
+            case _:
+                assert_never(event)
+
     def _on_heard(self, link: LinkState, message: RelayMessage, now: float) -> None:
         match message:
             case StreamOpened():
-                self._on_asked(link, message, now)
+                self._on_asked(link, message)
             case StreamEnded(stream, reason):
                 self._on_closed(link, stream, reason, now)
             case FramesPassed(stream, sequence):
@@ -341,7 +338,7 @@ class Relay:
                 note_held(link, message)
             case FramesWanted():
                 note_wanted(link, message)
-                self._serve(link, now)
+                self._outlet.wanted(link)
             case FramesCancelled(form, frames):
                 gone = {(form, frame) for frame in frames}
                 link.wants = deque(wanted for wanted in link.wants if wanted[1:] not in gone)
@@ -360,6 +357,7 @@ class Relay:
 
     def _on_link_down(self, link: LinkState, reason: str, now: float) -> None:
         del self._links[link.peer]
+        self._outlet.lost(link)
         unserved = {child.stripe.state.form for child in link.child_streams}
         for child in list(link.child_streams):
             child.drop(self._out)
@@ -390,7 +388,7 @@ class Relay:
         self._out.append(ReportEdgeBroken(state.plan, state.generation, peer, reason))
         ask_for_missing(state, self._links, now, self._out)
 
-    def _on_asked(self, link: LinkState, asked: StreamOpened, now: float) -> None:
+    def _on_asked(self, link: LinkState, asked: StreamOpened) -> None:
         if asked.from_sequence < 0:
             raise PeerFault(f"asks for a stripe from frame {asked.from_sequence} on")
         state = self._forms.get(asked.form)
@@ -402,20 +400,19 @@ class Relay:
         if stripe is not None and link.peer in stripe.children:
             if link.peer in stripe.child_streams:
                 stripe.child_streams[link.peer].close("asked for again", self._out)
-            ChildStream(stripe, link, asked.stream, asked.from_sequence)
-            self._serve(link, now)
+            self._outlet.put(ChildStream(stripe, link, asked.stream, asked.from_sequence))
         elif _may_come(state, asked) and len(link.asks) < ASKS_MAX:
             link.asks[asked.form, asked.stripe] = asked
         else:
             refusal = StreamEnded(asked.stream, "not a child in this plan")
             self._out.append(Tell(link.peer, refusal))
 
-    def _admit_waiting(self, now: float) -> None:
+    def _admit_waiting(self) -> None:
         """Tries again the streams that were asked for before the plan that allows them came."""
         for link in list(self._links.values()):
             asks, link.asks = link.asks, {}
             for asked in asks.values():
-                self._on_asked(link, asked, now)
+                self._on_asked(link, asked)
 
     def _on_closed(self, link: LinkState, stream: int, reason: str, now: float) -> None:
         stripe = link.incoming.pop(stream, None)
@@ -467,8 +464,7 @@ class Relay:
         state.fetched_at = now
         state.transfer.hold(event.frame)
         state.gone_at = now + GONE_S
-        serve_children(self._links, self._out)
-        self._bind_all(state, now)
+        self._serve_again(state)
         self._note_arrival(state, now)
         ask_for_missing(state, self._links, now, self._out)
 
@@ -508,8 +504,8 @@ class Relay:
     # time
 
     def _watch_from(self, now: float) -> None:
-        if self._wake_at is None:
-            self._wake_at = now + WATCH_S
+        if self._watch_at is None:
+            self._watch_at = now + WATCH_S
 
     def _on_deadline(self, now: float) -> None:
         for state in self._forms.values():
@@ -525,9 +521,8 @@ class Relay:
             for stripe in state.stripes.values():
                 self._watch(stripe, now)
             ask_for_missing(state, self._links, now, self._out)
-            self._bind_all(state, now)
             give_up_gone(state, now, self._out)
-        self._wake_at = now + WATCH_S if any(map(_unfinished, self._forms.values())) else None
+        self._watch_at = now + WATCH_S if any(map(_unfinished, self._forms.values())) else None
 
     def _watch(self, stripe: StripeState, now: float) -> None:
         """Reports a parent that should have sent something by now."""
@@ -547,7 +542,7 @@ class Relay:
             state.check()
         for peer, link in self._links.items():
             assert link.peer == peer
-            assert 0 <= link.room <= link.room_max
+            assert 0 <= link.unsent <= LINK_FRAMES_MAX
             assert all(child.stripe.child_streams[peer] is child for child in link.child_streams)
             assert all(
                 stripe.stream == number and stripe.parent == peer

@@ -43,7 +43,7 @@ def follow(links: Links, stripe: StripeState, now: float, out: list[RelayAction]
     first = len(stripe.log)
     asked = StreamOpened(number, state.form, state.plan, state.generation, stripe.number, first)
     out.append(Tell(link.peer, asked))
-    if len(stripe.children) > 1:
+    if len(stripe.children) > 1 or (stripe.children and state.has_spare):
         stripe.tell_passed(out, at_once=True)
 
 

@@ -2,18 +2,18 @@
 
 A stripe's log is its sequence so far: log[n] is the frame with sequence number n. The frame is
 held here, or it was lost and will come again. Each child has its own cursor into the log, so that
-a slow child never holds up another (I6). At the root of a plan frames are placed late: the root
-binds a frame to a stripe when a child of that stripe has caught up and its link has room.
+a slow child never holds up another (I6). At the root of a plan frames are placed late: a frame is
+bound to a stripe when it can be sent at once.
 
-A child with several children tells how far it has passed a stripe on: as far as its median child
-was given the stripe, or says so itself. The root binds at most a window ahead of that
-(`send_window`). Frames that would wait at a slow relay are thus bound to another stripe, whatever
-the planner expected of the relay.
+A child with children tells how far it has passed a stripe on: as far as its median child was given
+the stripe, or says so itself. The root binds each frame to the stripe whose relays will have passed
+it on first (`credit`), and to a *spare* stripe, on which it serves every peer itself, only what no
+relay can take. So a slow relay gets few frames, not late ones, and nobody has to know how slow it is.
+Not here: which of the frames that wait is sent next (`outlet`).
 """
 
 import math
 from collections import deque
-from collections.abc import Collection
 
 from echo2d.core.base.ids import (
     FRAME_INDEX_BITS,
@@ -34,22 +34,16 @@ from echo2d.core.protocol.peer_messages import (
     StreamOpened,
     stream_after,
 )
+from echo2d.core.relay.credit import Credit
 from echo2d.core.relay.events import DONE, RelayAction, SendFrame, Tell
 from echo2d.core.relay.frame_set import FrameSet
-from echo2d.core.relay.send_window import PASS_EVERY, PASS_TRICKLE_S, SendWindow
 from echo2d.errors import PeerFault
 
 FIRST_TABLE = frame_id(SegmentId(0), 0)
 # At the seed one form spreads, older ones drain, and three are for peers that lack its base.
 FORMS_MAX = 8
-# Frames given to one link ahead of its socket, per child stream. Enough to keep the link busy, and
-# few enough that the root binds late.
-STREAM_FRAMES_MAX = 4
-# A stripe without a window may be ahead of the others by its share of this many bytes of the form.
-LEAD_BYTES = 1 << 20
-# A stripe of the root stands still when it takes no frame for STILL_S and STILL_GAPS usual gaps.
-STILL_S = 0.3
-STILL_GAPS = 3.0
+# Frames given to one link and not yet sent: one is being sent while the next one is chosen.
+LINK_FRAMES_MAX = 2
 # The time between frames that is expected of a new stream. Start-up takes long in a chain.
 GAP_START_S = 10.0
 # Per frame: the expected gap is about the longest of the last ten.
@@ -64,8 +58,8 @@ def table_of(frame: FrameId) -> FrameId:
 class LinkState:
     """An open link: its room, the streams on it, and what the other end has said.
 
-    room: frames that the link still takes. child_streams: stripes that the peer takes from us.
-    incoming: stripe streams that we opened. repairs: our repair stream per form.
+    unsent: frames that were given to the link and may not be sent yet. child_streams: stripes that
+    the peer takes from us. incoming: stripe streams that we opened. repairs: our repair stream per form.
     wants: (stream, form, frame) that the peer asked for on repair streams.
     has: frames that the peer said it holds. told: how many of a form's arrivals the peer knows of.
     asks: streams that it asked for before the plan came here. heard_at: when it last sent a frame.
@@ -82,14 +76,14 @@ class LinkState:
         "peer",
         "quiet_until",
         "repairs",
-        "room",
         "told",
+        "unsent",
         "wants",
     )
 
     def __init__(self, me: PeerId, peer: PeerId) -> None:
         self.peer = peer
-        self.room = STREAM_FRAMES_MAX
+        self.unsent = 0
         self.child_streams: list[ChildStream] = []
         self.incoming: dict[int, StripeState] = {}
         self.repairs: dict[FormId, int] = {}
@@ -102,9 +96,9 @@ class LinkState:
         self._next_stream = 1 if me < peer else 2
 
     @property
-    def room_max(self) -> int:
-        """A peer that takes several stripes from us gets as much of each as other peers do."""
-        return STREAM_FRAMES_MAX * max(1, len(self.child_streams))
+    def has_room(self) -> bool:
+        """Whether the link takes another frame."""
+        return self.unsent < LINK_FRAMES_MAX
 
     def child(self, stream: int) -> "ChildStream | None":
         """The child's stream with this number."""
@@ -116,27 +110,15 @@ class LinkState:
         self._next_stream = stream_after(number)
         return number
 
-    def serve(self, out: list[RelayAction]) -> None:
-        """Gives the link frames that are ready, one of each stream in turn, while there is room."""
-        sent = True
-        while sent and self.room > 0:
-            sent = False
-            for child in self.child_streams:
-                if child.ready and self.room > 0:
-                    child.send(out)
-                    sent = True
-        for child in [child for child in self.child_streams if child.stripe.ended]:
-            child.close_if_done(out)
-
 
 class ChildStream:
     """One child's stream of one stripe.
 
-    cursor: the sequence number that it gets next. has: frames that it holds already.
-    window: how far it has passed the stripe on, and how much may be bound for it.
+    cursor: the sequence number that it gets next. has: frames that it holds already. passed: how
+    far it says to have passed the stripe on; None: it says nothing. queued: it waits in the outlet.
     """
 
-    __slots__ = ("cursor", "first", "has", "link", "stream", "stripe", "window")
+    __slots__ = ("cursor", "first", "has", "link", "passed", "queued", "stream", "stripe")
 
     def __init__(self, stripe: "StripeState", link: LinkState, stream: int, first: int) -> None:
         self.stripe = stripe
@@ -144,10 +126,16 @@ class ChildStream:
         self.stream = stream
         self.first = first
         self.cursor = first
-        self.window = SendWindow(first)
+        self.passed: int | None = None
+        self.queued = False
         self.has = link.has.setdefault(stripe.state.form, set())
         stripe.child_streams[link.peer] = self
+        stripe.served = True
         link.child_streams.append(self)
+
+    @property
+    def is_open(self) -> bool:
+        return self.stripe.child_streams.get(self.link.peer) is self
 
     @property
     def ready(self) -> bool:
@@ -159,24 +147,22 @@ class ChildStream:
         )
 
     @property
-    def is_open(self) -> bool:
-        """Whether the child may have more: it has passed on enough of what it got."""
-        return self.window.limit is None or self.cursor < self.window.limit
-
-    @property
     def reached(self) -> int:
         """The sequence number that the stripe has reached by way of this child."""
-        return self.window.said if self.window.heard else self.cursor
+        return self.cursor if self.passed is None else self.passed
 
-    def passed_on(self, sequence: int, now: float) -> None:
+    def passed_on(self, sequence: int) -> None:
         """The child says how far it has passed it on. PeerFault: it did not get that much."""
         if sequence > self.cursor:
             raise PeerFault(
                 f"frame number {sequence} of a stripe passed on, where {self.cursor} is next"
             )
-        self.window.passed_on(sequence, now)
+        if self.passed is None:
+            # Until now it counted as a peer without children, to whom everything was passed on.
+            self.stripe.credit = Credit(sequence)
+        self.passed = max(sequence, self.passed or 0)
 
-    def send(self, out: list[RelayAction]) -> None:
+    def send(self, now: float, out: list[RelayAction]) -> None:
         """Gives the frame at the cursor to the link. Only where the link has room."""
         stripe, link, sequence = self.stripe, self.link, self.cursor
         frame = stripe.log[sequence]
@@ -185,9 +171,9 @@ class ChildStream:
             SendFrame(link.peer, self.stream, stripe.state.form, frame, sequence, header_only)
         )
         self.cursor = sequence + 1
-        link.room -= 1
-        if self.cursor % PASS_EVERY == 0:
-            stripe.tell_passed(out)
+        link.unsent += 1
+        stripe.moved(now, out)
+        self.close_if_done(out)
 
     def close_if_done(self, out: list[RelayAction]) -> None:
         """Ends the stream if its stripe has ended and the child has all of it."""
@@ -201,7 +187,6 @@ class ChildStream:
     def drop(self, out: list[RelayAction]) -> None:
         """Forgets the stream: it has ended, or its link is down."""
         self.link.child_streams.remove(self)
-        self.link.room = min(self.link.room, self.link.room_max)
         del self.stripe.child_streams[self.link.peer]
         if self.stripe.told is not None:
             self.stripe.tell_passed(out)
@@ -213,32 +198,35 @@ class StripeState:
     log: the sequence so far. logged: the frames in the log. stream: the open stream from the
     parent. ended: the log is complete. broken: the stream is gone or stalled, and the coordinator
     was told. last_at: when the stripe last moved on. gap_s: the time within which the next frame is
-    expected. load: at the root, the bytes bound divided by the weight. told: the sequence number
+    expected. spare: above 0, the root binds to this stripe what no other takes, at most this share of
+    the bytes. credit, bound_bytes: at the root. served: a child has come. told: the sequence number
     up to which we told the parent that we passed the stripe on; None: we told nothing.
     """
 
     __slots__ = (
+        "bound_bytes",
         "broken",
         "child_streams",
         "children",
+        "credit",
         "ended",
         "gap_s",
         "last_at",
-        "load",
         "log",
         "logged",
         "number",
         "parent",
+        "served",
+        "spare",
         "state",
         "stream",
         "told",
-        "weight",
     )
 
     def __init__(self, state: "FormState", edge: StripeEdge) -> None:
         self.state = state
         self.number = edge.stripe
-        self.weight = edge.weight
+        self.spare = edge.spare
         self.parent = edge.parent
         self.children = frozenset(edge.children)
         self.log: list[FrameId] = []
@@ -249,51 +237,44 @@ class StripeState:
         self.broken = False
         self.last_at = 0.0
         self.gap_s = GAP_START_S if edge.parent is not None else 0.0
-        self.load = 0.0
+        self.credit = Credit()
+        self.served = False
+        self.bound_bytes = 0
         self.told: int | None = None
 
-    def takes_next(self, now: float) -> bool:
-        """At the root: whether a child has caught up, may have more, and its link has room."""
+    @property
+    def takes_next(self) -> bool:
+        """At the root: whether a child has caught up, and its link has room."""
         end = len(self.log)
-        free = (
-            self.state.blind or len(self.state.stripes) == 1 or now >= self.last_at + PASS_TRICKLE_S
+        return any(
+            child.cursor == end and child.link.has_room for child in self.child_streams.values()
         )
-        child_streams = (
-            child
-            for child in self.child_streams.values()
-            if child.cursor == end and child.link.room > 0
-        )
-        return any(free or child.is_open for child in child_streams)
-
-    @property
-    def is_watched(self) -> bool:
-        """At the root: whether a child tells how far it has passed the stripe on."""
-        return any(child.window.limit is not None for child in self.child_streams.values())
-
-    @property
-    def is_open(self) -> bool:
-        """At the root: whether a child may have more."""
-        return any(child.is_open for child in self.child_streams.values())
-
-    def stands_still(self, now: float) -> bool:
-        """At the root: whether the stripe has taken no frame for longer than usual."""
-        return now - self.last_at >= max(STILL_S, STILL_GAPS * self.gap_s)
 
     @property
     def passed(self) -> int:
-        """How far it was passed on here: to the median child.
+        """How far it was passed on here: to the median child, and by all that pass it on further.
 
-        The whole log where there is no child.
+        Without a child, the whole log; but nothing while the first child has yet to come.
         """
         cursors = sorted(child.reached for child in self.child_streams.values())
-        return cursors[len(cursors) // 2] if cursors else len(self.log)
+        if not cursors:
+            return 0 if self.children and not self.served else len(self.log)
+        told = (child.passed for child in self.child_streams.values() if child.passed is not None)
+        return min([cursors[len(cursors) // 2], *told])
+
+    def moved(self, now: float, out: list[RelayAction]) -> None:
+        """A child was given more, or says that it has passed more on."""
+        if self.parent is None:
+            self.credit.passed_on(self.passed, now)
+        else:
+            self.tell_passed(out)
 
     def tell_passed(self, out: list[RelayAction], *, at_once: bool = False) -> None:
         """Tells the parent how far it was passed on, if that helps: with one stripe it does not."""
         if self.parent is None or self.stream is None or len(self.state.stripes) == 1:
             return
         passed = min(self.passed, len(self.log))
-        if at_once or (self.told is not None and passed >= self.told + PASS_EVERY):
+        if at_once or (self.told is not None and passed > self.told):
             self.told = passed
             out.append(Tell(self.parent, FramesPassed(self.stream, passed)))
 
@@ -304,13 +285,9 @@ class StripeState:
         self.broken = False
 
     def append(self, frame: FrameId, out: list[RelayAction]) -> None:
-        """Adds the next frame, and gives it to children that have caught up and have room."""
-        sequence = len(self.log)
+        """Adds the next frame."""
         self.log.append(frame)
         self.logged.add(frame)
-        for child in self.child_streams.values():
-            if child.cursor == sequence and child.ready and child.link.room > 0:
-                child.send(out)
         if not self.child_streams and self.told is not None:
             self.tell_passed(out)
 
@@ -330,7 +307,6 @@ class FormState:
     bound: how many of the arrivals are placed. arrived: FormArrived was emitted.
     searched: all that was here before is known, so frames may be asked for. by_table: the search
     needs the first table, which may be asked for; it is given up at search_until.
-    blind: this plan is to find out what each uplink can do, so each child gets all it takes.
     gone_at: when lost frames count as gone for good. sources: peers that hold everything, as the
     coordinator says. denied: sources that sent nothing under this plan. fetched_at: when a source
     last sent a frame, or was first asked.
@@ -338,7 +314,6 @@ class FormState:
 
     __slots__ = (
         "arrived",
-        "blind",
         "bound",
         "by_table",
         "denied",
@@ -369,7 +344,7 @@ class FormState:
         self.sources: set[PeerId] = set()
         self.denied: set[PeerId] = set()
         self.fetched_at = 0.0
-        self.is_root = self.blind = False
+        self.is_root = False
         self.bound = 0
         self.arrived = False
         self.gone_at = math.inf
@@ -388,22 +363,45 @@ class FormState:
         """Whether the search waits for the first table."""
         return self.by_table and not self.searched and not self.transfer.knows(FIRST_TABLE)
 
-    def bind(self, now: float, out: list[RelayAction]) -> None:
-        """At the root: binds frames to stripes with a child that has caught up and has room.
+    @property
+    def has_spare(self) -> bool:
+        return any(stripe.spare for stripe in self.stripes.values())
 
-        The stripe furthest behind its weight comes first. A stripe whose children do not tell how
-        far they passed it on may be LEAD_BYTES ahead of the others. A stripe that stands still
-        holds up no other (I6), and does not catch up on missed turns when it goes on.
+    @property
+    def in_end_game(self) -> bool:
+        """Whether the root has bound everything, and what is missing here waits at relays."""
+        return any(stripe.ended for stripe in self.stripes.values()) and not self.ended
+
+    def bind(
+        self, now: float, out: list[RelayAction], *, spare: bool = False
+    ) -> StripeState | None:
+        """At the root: binds the next frame and returns its stripe; None: no stripe takes it now.
+
+        spare: to the spare stripe; else to the one with the shortest backlog within its credit.
         """
-        while self._skip_tables():
-            moving = [stripe for stripe in self.stripes.values() if not stripe.stands_still(now)]
-            ready = [stripe for stripe in self.stripes.values() if stripe.takes_next(now)]
-            due = [place for stripe in ready if (place := _place(stripe, moving)) is not None]
-            if not due:
-                break
-            load, _, number = min(due)
-            self.stripes[number].load = load
-            self._bind_next(self.stripes[number], now, out)
+        if not self._skip_tables():
+            return None
+        able = self._may_spare if spare else self._has_credit
+        ready = [stripe for stripe in self.stripes.values() if stripe.takes_next and able(stripe)]
+        if not ready:
+            return None
+        stripe = min(
+            ready, key=lambda one: (one.credit.backlog_s(len(one.log)), len(one.log), one.number)
+        )
+        self._bind_next(stripe, now, out)
+        return stripe
+
+    def _has_credit(self, stripe: StripeState) -> bool:
+        if stripe.spare:
+            return False
+        # A stripe alone gets all that its links take.
+        return len(self.stripes) == 1 or stripe.credit.allows(len(stripe.log))
+
+    def _may_spare(self, stripe: StripeState) -> bool:
+        return stripe.spare > 0 and stripe.bound_bytes <= stripe.spare * self.transfer.known_bytes
+
+    def end_if_bound(self, out: list[RelayAction]) -> None:
+        """At the root: ends the stripes when everything is bound."""
         if self.transfer.complete and self.bound == len(self.transfer.arrivals) and not self.ended:
             for stripe in self.stripes.values():
                 stripe.end(out)
@@ -426,9 +424,8 @@ class FormState:
         if table not in stripe.logged:
             stripe.append(table, out)
         stripe.append(frame, out)
-        stripe.load += self.transfer.size(frame) / stripe.weight
-        for child in stripe.child_streams.values():
-            child.window.bound(child.cursor, now)
+        stripe.bound_bytes += self.transfer.size(frame)
+        stripe.credit.bound(len(stripe.log), now)
 
     def check(self) -> None:
         """Asserts that logs hold only held or lost frames, each payload frame after its table.
@@ -465,21 +462,4 @@ class FormState:
             assert peer in stripe.children
             assert child in child.link.child_streams
             assert child.cursor == child.first or child.cursor <= len(stripe.log)
-            assert child.first <= child.window.said <= child.cursor
-
-
-def _place(
-    stripe: StripeState, moving: Collection[StripeState]
-) -> tuple[float, float, StripeId] | None:
-    """At the root: the sort key of the stripe's turn, least first; None: not its turn.
-
-    moving: those of all stripes that do not stand still.
-    """
-    others = [one for one in moving if one is not stripe]
-    able = [one for one in others if one.is_open]
-    others = able if stripe.is_watched else able or others
-    if not others:
-        return stripe.load, stripe.load, stripe.number
-    least = min(one.load for one in others)
-    load = stripe.load if stripe in moving else max(stripe.load, least)
-    return None if load > least + LEAD_BYTES else (load, stripe.load, stripe.number)
+            assert child.passed is None or child.passed <= child.cursor

@@ -1,11 +1,11 @@
 """Predicts how long a plan of any shape takes, and how long every plan must take at least.
 
 B bytes spread in frames of f bytes. Every peer sends its copies over its uplink and receives B over
-its downlink, all at the same time. The slowest of these counts, plus the start-up of the slowest
-tree: at every hop, one frame for each child of the sender, and the latency.
+its downlink, all at the same time. The slowest of these counts, plus the usual start-up of a
+frame: at every hop of its tree, one frame for each child of the sender, and the latency.
 
     T =   max( max_p copies_p * B / u_p,  max_p B / d_p )
-        + max_tree max_path sum_hops( children * f / u + latency )
+        + sum_tree weight * max_path sum_hops( children * f / u + latency )
 
 A rate that was not measured counts as the median of the others, and an uplink never as more than
 its owner allows. Where no downlink was measured, no downlink is an obstacle.
@@ -109,8 +109,8 @@ def predicted_s(job: Job, peers: Sequence[PeerFacts], stripes: tuple[Stripe, ...
         (sent / uplink(facts[peer]) for peer, sent in copies(stripes).items()), default=0.0
     )
     receiving = max((1 / downlink(one) for one in peers[1:]), default=0.0)
-    return job.wire_bytes * max(sending, receiving) + max(
-        _start_s(job, stripe.tree, facts) for stripe in stripes
+    return job.wire_bytes * max(sending, receiving) + sum(
+        stripe.weight * _start_s(job, stripe.tree, facts) for stripe in stripes if stripe.weight
     )
 
 

@@ -1,6 +1,4 @@
-"""Derive from a plan what each peer is told: its parents and children, its sending paces, and which
-peers it dials.
-"""
+"""Derive from a plan what each peer is told: its parents and children, and which peers it dials."""
 
 from collections.abc import Callable
 
@@ -9,9 +7,6 @@ from blake3 import blake3
 from echo2d.core.base.ids import PeerId, StripeId
 from echo2d.core.protocol.control_messages import EdgePeer, PlanEdges, StripeEdge
 from echo2d.core.topology.plan import PeerFacts, Plan
-
-# Bytes/s of one edge. On a slower edge, small messages would wait too long behind a frame.
-PACE_MIN = 65536.0
 
 
 def changed_peers(old: Plan, new: Plan) -> set[PeerId]:
@@ -29,29 +24,17 @@ def edges_for(plan: Plan, peer: PeerId, secret: Callable[[PeerId, PeerId], bytes
     ascending order.
     """
     facts = plan.facts()
-    stripes = []
-    others: dict[PeerId, float] = {}  # the share of the form that this peer sends to each
-    for number, stripe in enumerate(plan.stripes):
-        parent, children = stripe.tree.parents.get(peer), stripe.tree.children(peer)
-        stripes.append(StripeEdge(StripeId(number), stripe.weight, parent, children))
-        for child in children:
-            others[child] = others.get(child, 0.0) + stripe.weight
-        if parent is not None:
-            others.setdefault(parent, 0.0)
-    supply = dict.fromkeys(
+    others = dict.fromkeys(
         other for pair in _supply(plan) if peer in pair for other in pair if other != peer
     )
-    others = {**dict.fromkeys(supply, 0.0), **others}
-    pace, sent = facts[peer].pace, sum(others.values())
-    peers = []
-    for other, share in others.items():
-        part = None if pace is None or not share else max(PACE_MIN, pace * share / sent)
-        peers.append(_edge_peer(facts[peer], facts[other], plan, secret, part))
+    stripes = []
+    for number, stripe in enumerate(plan.stripes):
+        parent, children = stripe.tree.parents.get(peer), stripe.tree.children(peer)
+        stripes.append(StripeEdge(StripeId(number), parent, children, stripe.spare))
+        others |= dict.fromkeys(children if parent is None else (*children, parent))
+    peers = tuple(_edge_peer(facts[peer], facts[other], plan, secret) for other in others)
     sources = plan.sources.get(peer, ())
-    blind = facts[plan.root].uplink is None
-    return PlanEdges(
-        plan.form, plan.plan_id, plan.generation, tuple(stripes), tuple(peers), sources, blind
-    )
+    return PlanEdges(plan.form, plan.plan_id, plan.generation, tuple(stripes), peers, sources)
 
 
 def _supply(plan: Plan) -> dict[tuple[PeerId, PeerId], None]:
@@ -64,13 +47,10 @@ def _edge_peer(
     other: PeerFacts,
     plan: Plan,
     secret: Callable[[PeerId, PeerId], bytes],
-    pace: float | None,
 ) -> EdgePeer:
     dials = _dialler(me, other, plan) == me.peer
     pair = sorted((me.peer, other.peer))
-    return EdgePeer(
-        other.peer, other.address if dials else None, dials, secret(pair[0], pair[1]), pace
-    )
+    return EdgePeer(other.peer, other.address if dials else None, dials, secret(pair[0], pair[1]))
 
 
 def _dialler(one: PeerFacts, other: PeerFacts, plan: Plan) -> PeerId:

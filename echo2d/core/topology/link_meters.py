@@ -1,4 +1,4 @@
-"""What the two ends of a link measure while frames move: how fast they came, and how long they waited.
+"""What peers measure while frames move: how fast they came over a link, and how long an uplink was busy.
 
 The coordinator turns both into the sender's rate (`uplink_rates`).
 """
@@ -35,23 +35,24 @@ class LinkMeter:
 
 
 @dataclass(slots=True)
-class BacklogMeter:
-    """Measures for how long a link had more to send than it took.
+class BusyMeter:
+    """For how long a peer had frames given to its links that they had not sent.
 
-    Call `look` whenever frames are given to the link, and only then give it frames. So if some of
-    what was given before is still unsent at a look, the link was busy ever since the last look.
+    Links are given no more than the uplink takes, so in this time the uplink, or whatever is slower
+    on the way, was the limit.
     """
 
     seconds: float = 0.0
-    looked_at: float = 0.0
+    since: float | None = None
 
-    def look(self, now: float, *, waits: bool) -> None:
-        """waits: whether some of what was given before is still unsent."""
-        if waits:
-            self.seconds += now - self.looked_at
-        self.looked_at = now
+    def note(self, now: float, *, busy: bool) -> None:
+        """From now on it is busy, or not."""
+        if self.since is not None:
+            self.seconds += now - self.since
+        self.since = now if busy else None
 
-    def take(self) -> float:
-        """The backlogged seconds since the last call."""
+    def take(self, now: float) -> float:
+        """The busy seconds since the last call."""
+        self.note(now, busy=self.since is not None)
         taken, self.seconds = self.seconds, 0.0
         return taken

@@ -1,7 +1,7 @@
 """Define plans: the weighted trees over which a form spreads from its root to all peers.
 
-A plan is immutable; a repair makes the next generation. It holds weights and trees, not frames. It
-keeps true: two peers of which neither can be dialled never share an edge, and a receive-only peer
+A plan is immutable; a repair makes the next generation. It holds trees, not frames, and weights that
+only predict. It keeps true: two peers of which neither can be dialled never share an edge, and a receive-only peer
 has no children.
 
 Not here: making plans (`planner`), predicting their time (`cost_model`), repairing them (`repair`),
@@ -18,8 +18,9 @@ from echo2d.core.protocol.control_messages import Address
 
 # The shape of a plan in which only the root sends: a repair keeps it so.
 STAR = "star"
+RELAY = "relay"
 
-# Of one plan. Up to 40 peers each relay roots a tree; more stripes would only split the queues.
+# Of one plan.
 STRIPES_MAX = 64
 
 
@@ -29,8 +30,7 @@ class PeerFacts:
 
     address: None if it cannot be dialled. receive_only: it passes nothing on. latency_s: half its
     RTT to the seed, as if one way to the middle of the network; the latency between two peers is
-    the sum of theirs. pace: the most it should send to all children together; None: unlimited.
-    uplink_limit: the most that its owner allows; None: unlimited.
+    the sum of theirs. uplink_limit: the most that its owner allows; None: unlimited.
     """
 
     peer: PeerId
@@ -39,7 +39,6 @@ class PeerFacts:
     address: Address | None
     receive_only: bool = False
     latency_s: float | None = None
-    pace: float | None = None
     uplink_limit: float | None = None
 
 
@@ -78,12 +77,15 @@ class Tree:
 
 @dataclass(frozen=True, slots=True)
 class Stripe:
-    """A share `weight` of the frames, and the tree along which they travel. The weights of a plan
-    add up to 1.
+    """A tree along which frames travel.
+
+    weight: the share of the frames that should go this way at the rates that are known; all of a
+    plan add up to 1. spare: above 0, it carries what no ordinary stripe takes, at most this share.
     """
 
     weight: float
     tree: Tree
+    spare: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +150,11 @@ class Plan:
         return copies(self.stripes)
 
     @property
+    def depends_on_rates(self) -> bool:
+        """Whether the planner would make other trees at other rates."""
+        return self.shape == RELAY and not any(stripe.spare for stripe in self.stripes)
+
+    @property
     def is_guess(self) -> bool:
         """Whether any peer that sends has an uplink that was never measured."""
         facts = self.facts()
@@ -165,7 +172,8 @@ class Plan:
         assert 0 < len(self.stripes) <= STRIPES_MAX
         assert abs(sum(stripe.weight for stripe in self.stripes) - 1.0) < 1e-9
         for stripe in self.stripes:
-            assert stripe.weight > 0
+            assert stripe.weight >= 0
+            assert 0 <= stripe.spare <= 1
             assert stripe.tree.root == self.root
             assert set(stripe.tree.parents) == set(facts) - {self.root}
             assert len(stripe.tree.downwards()) == len(facts)

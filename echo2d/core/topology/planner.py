@@ -1,20 +1,24 @@
-"""Makes plans: stars, chains, and relay trees, of which it takes the best.
+"""Makes plans: stars, chains, and relay trees.
 
-A relay stripe has a few *carriers*. The seed sends to the first carrier, carriers pass frames on
-among themselves, and all other peers are leaves below them, shared out in proportion to uplink. No
-peer carries two stripes. A stripe's weight follows what its carriers can send. Uplink that the seed
-has to spare goes to more carriers of each stripe in a large swarm, and to a star of its own in a
-small one.
+Up to SMALL_SWARM peers need no rates. Every peer that can send is the *relay* of a stripe: it gets the
+frames of its stripe from the seed and passes them on to all others. A *spare* stripe takes what no
+relay can, straight from the seed to everybody. While the version spreads the seed gives each stripe
+what its relay can pass on (`relay/credit`).
 
-The planner searches how many peers carry (the fastest ones, since slow ones delay the last frame)
-and in how many stripes. It estimates all candidates, builds the best few, and judges those by
-`cost_model`. docs/design/planning.md has the shapes and a worked example.
+In a larger swarm a stripe has a few *carriers*. The seed sends to the first carrier, carriers pass
+frames on among themselves, and all other peers are leaves below them, shared out in proportion to
+uplink. No peer carries two stripes. Uplink that the seed has to spare goes to more carriers of each
+stripe. The planner searches how many peers carry (the fastest ones, since slow ones delay the last
+frame) and in how many stripes. It estimates all candidates, builds the best few, and judges those by
+`cost_model`.
+
+docs/design/credits.md has the first kind, docs/design/planning.md the second.
 """
 
 import heapq
 import math
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from statistics import median
@@ -30,6 +34,7 @@ from echo2d.core.topology.cost_model import (
     uplink,
 )
 from echo2d.core.topology.plan import (
+    RELAY,
     STAR,
     STRIPES_MAX,
     Job,
@@ -44,15 +49,12 @@ from echo2d.core.topology.repair import with_leaf
 
 # In a chain, a peer with less than this share of the median uplink passes nothing on.
 SLOW_SHARE = 0.5
-# Candidates that are built and judged: the estimate ranks the best of all among the first few.
-BUILT_MAX = 8
+# Candidates that are built and judged: the estimate ranks the best of all among the first few, and
+# the coordinator has other things to do than to plan.
+BUILT_MAX = 3
 CARRIERS_TRIED_MAX = 40  # different numbers of carriers that are tried
-LARGE_SWARM = 40  # peers; above it a stripe per carrier would mean too many links
-# Fewer are built in a large swarm, because the coordinator has other things to do than to plan.
-LARGE_BUILT_MAX = 3
-LARGE_STRIPES_MAX = 16  # stripes in a large swarm: every peer has as many parents
-# The least weight of the seed's own star: rarer frames look like a stalled stream.
-WEIGHT_MIN = 0.02
+SMALL_SWARM = 40  # peers; above it a stripe per peer would mean too many links
+SWARM_STRIPES_MAX = 16  # in a larger swarm: every peer has as many parents
 # A rate within this factor of the one that a plan was made for counts as the same, so that its
 # trees stay and its links stay warm.
 NEAR = 1.1
@@ -112,7 +114,9 @@ def plan_auto(
     peers: Sequence[PeerFacts],
     chains: int = 1,  # noqa: ARG001
 ) -> Plan:
-    """The plan that should finish first: relay trees or the star."""
+    """The plan that should finish first."""
+    if len(peers) <= SMALL_SWARM:
+        return _plan_small(plan_id, job, seed, peers, 1.0)
     return min(_candidates(plan_id, job, seed, peers), key=_cost)
 
 
@@ -124,6 +128,11 @@ def plan_at_most(
     It is no star, not even where the seed serves every peer: a peer that joins later goes below
     another peer, and costs the seed nothing more.
     """
+    if len(peers) <= SMALL_SWARM:
+        # A spare frame costs a copy for every peer, where a relayed one costs one.
+        others = len(peers) - 1
+        spare = min(1.0, (copies_max - 1) / others) if others > 0 else 1.0
+        return _plan_small(plan_id, job, seed, peers, spare)
     return min(_bounded(plan_id, job, seed, peers, copies_max), key=_cost, default=None)
 
 
@@ -132,12 +141,14 @@ def plan_again(
 ) -> Plan | None:
     """The last plan's trees for a new job; None if they do not suit any more.
 
-    They suit if the plan was never repaired, its peers are the same, and rates and bytes are nearly
-    the same. The plan keeps the rates that it was made for, so that many small changes are noticed
-    once they add up.
+    They suit if the plan depends on rates (others are made anew at no cost), was never repaired, its
+    peers are the same, and rates and bytes are nearly the same. The plan keeps the rates that it was
+    made for, so that many small changes are noticed once they add up.
     """
     now = {facts.peer: facts for facts in (seed, *peers)}
-    if last.generation or last.root != seed.peer or last.facts().keys() != now.keys():
+    if not last.depends_on_rates or last.generation or last.root != seed.peer:
+        return None
+    if last.facts().keys() != now.keys():
         return None
     if last.job.frame_bytes != job.frame_bytes or not _near(
         last.job.wire_bytes, job.wire_bytes, SAME_JOB
@@ -145,10 +156,7 @@ def plan_again(
         return None
     if not all(_like(facts, now[facts.peer]) for facts in last.peers):
         return None
-    moved = tuple(
-        replace(facts, address=now[facts.peer].address, pace=now[facts.peer].pace)
-        for facts in last.peers
-    )
+    moved = tuple(replace(facts, address=now[facts.peer].address) for facts in last.peers)
     return _plan(plan_id, job, last.shape, moved, last.stripes)
 
 
@@ -191,9 +199,8 @@ def _candidates(
     known = fill_in((seed, *peers))
     yield _plan(plan_id, job, STAR, (seed, *peers), (Stripe(1.0, _star(seed, peers)),), known)
     swarm = _Swarm.of(job, known)
-    built = BUILT_MAX if len(peers) <= LARGE_SWARM else LARGE_BUILT_MAX
-    for choice in sorted(swarm.choices(), key=swarm.estimate)[:built]:
-        yield _plan(plan_id, job, "relay", (seed, *peers), swarm.build(choice), known)
+    for choice in sorted(swarm.choices(), key=swarm.estimate)[:BUILT_MAX]:
+        yield _plan(plan_id, job, RELAY, (seed, *peers), swarm.build(choice), known)
 
 
 def _bounded(
@@ -206,18 +213,14 @@ def _bounded(
     """
     known = fill_in((seed, *peers))
     most = copies_max * (1 + 1e-9)
-    if len(peers) <= most:
-        shape = "chain" if len(peers) == 1 else "relay"
-        yield _plan(plan_id, job, shape, (seed, *peers), (Stripe(1.0, _star(seed, peers)),), known)
     swarms = [_Swarm.of(job, known, copies_max)]
     if any(facts.address is None for facts in swarms[0].ranked):
         swarms.append(swarms[0].dialable())
-    built = BUILT_MAX if len(peers) <= LARGE_SWARM else LARGE_BUILT_MAX
     for swarm in swarms:
-        for choice in sorted(swarm.choices(), key=swarm.estimate)[:built]:
+        for choice in sorted(swarm.choices(), key=swarm.estimate)[:BUILT_MAX]:
             stripes = swarm.build(choice)
             if copies(stripes).get(seed.peer, 0.0) <= most:
-                yield _plan(plan_id, job, "relay", (seed, *peers), stripes, known)
+                yield _plan(plan_id, job, RELAY, (seed, *peers), stripes, known)
 
 
 def _cost(plan: Plan) -> float:
@@ -283,6 +286,106 @@ def _chain(seed: PeerFacts, order: Sequence[PeerFacts]) -> dict[PeerId, PeerId]:
     return {facts.peer: parent.peer for parent, facts in zip(before, order, strict=False)}
 
 
+# --- small swarms ----------------------------------------
+
+
+def _plan_small(
+    plan_id: PlanId, job: Job, seed: PeerFacts, peers: Sequence[PeerFacts], spare: float
+) -> Plan:
+    """Every peer that can send relays a stripe. spare: the most that the spare stripes take."""
+    known = fill_in((seed, *peers))
+    stripes = _everybody_relays(known, spare)
+    # A star has no relays, whoever comes later.
+    shape = STAR if len(stripes) == 1 and spare == 1 else RELAY
+    return _plan(plan_id, job, shape, (seed, *peers), stripes, known)
+
+
+def _everybody_relays(known: Sequence[PeerFacts], spare: float) -> tuple[Stripe, ...]:
+    """A stripe for each relay, and the spare ones; a star where nobody can relay.
+
+    A relay that cannot be dialled reaches others like it through a third peer. Which third has
+    uplink for that shows only while the version spreads, so such a relay has a stripe through each
+    of them, and a spare one in which the seed serves them.
+    """
+    seed, *peers = known
+    star = _star(seed, peers)
+    relays = [facts for facts in peers if uplink(facts) > 0] if len(peers) > 1 else []
+    if not relays:
+        return (Stripe(1.0, star),)
+    closed = [facts for facts in relays if facts.address is None]
+    thirds = [facts for facts in relays if facts.address is not None]
+    apart = [facts.peer for facts in peers if facts.address is None]
+    if len(apart) < 2:
+        closed, thirds = [], relays
+    ordinary = [_below(seed, facts.peer, peers) for facts in thirds]
+    # The seed's star and a spare stripe per closed relay are made in any case.
+    room = STRIPES_MAX - 1 - len(thirds) - len(closed)
+    for number, facts in enumerate(closed):
+        used = max(0, min(len(thirds), room // len(closed)))
+        # Each begins with another third, so that all of them are used alike.
+        for place in range(used):
+            third = thirds[(number + place) % len(thirds)]
+            ordinary.append(_below(seed, facts.peer, peers, apart, third.peer))
+    if not ordinary:
+        return (Stripe(1.0, star),)
+    weights, direct = _shares(known, ordinary, spare)
+    stripes = [Stripe(weight, tree) for weight, tree in zip(weights, ordinary, strict=True)]
+    if spare:
+        halves = [_below(seed, facts.peer, peers, apart, seed.peer) for facts in closed]
+        stripes += [Stripe(0.0, tree, spare) for tree in halves]
+        stripes.append(Stripe(direct, star, spare))
+    return tuple(stripes)
+
+
+def _below(
+    seed: PeerFacts,
+    relay: PeerId,
+    peers: Sequence[PeerFacts],
+    apart: Collection[PeerId] = (),
+    third: PeerId | None = None,
+) -> Tree:
+    """Everybody below the relay, but the peers that it cannot be linked with (apart) below a third."""
+    parents = {facts.peer: relay for facts in peers}
+    if third is not None:
+        parents |= dict.fromkeys(apart, third)
+    return Tree(seed.peer, parents | {relay: seed.peer})
+
+
+def _shares(
+    known: Sequence[PeerFacts], trees: Sequence[Tree], spare: float
+) -> tuple[list[float], float]:
+    """By the rates that are known, the shares of these stripes and of the star. They add up to 1."""
+    root = known[0].peer
+    able = {facts.peer: uplink(facts) for facts in known}
+    firsts = [tree.children(root)[0] for tree in trees]
+    # Only a first relay and its third have children.
+    thirds = [
+        next((one for one in tree.below if one not in (root, first)), None)
+        for tree, first in zip(trees, firsts, strict=True)
+    ]
+    turns = Counter(firsts)
+    rates = [
+        able[first] / turns[first] / len(tree.children(first))
+        for tree, first in zip(trees, firsts, strict=True)
+    ]
+    lent: dict[PeerId, float] = {}
+    for tree, third, rate in zip(trees, thirds, rates, strict=True):
+        if third is not None:
+            lent[third] = lent.get(third, 0.0) + rate * len(tree.children(third))
+    for number, (first, third) in enumerate(zip(firsts, thirds, strict=True)):
+        if third is None:
+            rates[number] *= max(0.0, 1 - lent.get(first, 0.0) / able[first])
+        else:
+            rates[number] *= min(1.0, able[third] / lent[third])
+    part = min(1.0, able[root] / sum(rates))
+    relayed = part * sum(rates)
+    direct = (able[root] - relayed) / (len(known) - 1)
+    if spare < 1:
+        direct = min(direct, relayed * spare / (1 - spare))
+    total = relayed + direct
+    return [part * rate / total for rate in rates], direct / total
+
+
 # --- relay trees ----------------------------------------
 
 
@@ -331,11 +434,10 @@ class _Swarm:
     def choices(self) -> Iterator[_Choice]:
         """All candidates to estimate; none if no peer may carry or there is only one peer."""
         able = len(self.ranked)
-        stripes_max = STRIPES_MAX - 1 if len(self.peers) <= LARGE_SWARM else LARGE_STRIPES_MAX
         step = max(1, able // CARRIERS_TRIED_MAX)
         for carriers in (*range(1, able, step), able) if able and len(self.peers) > 1 else ():
-            for stripes in {1, 2, 3, 4, 6, 8, 12, 16, 24, carriers}:
-                if stripes <= min(carriers, stripes_max):
+            for stripes in {1, 2, 3, 4, 6, 8, 12, 16, carriers}:
+                if stripes <= min(carriers, SWARM_STRIPES_MAX):
                     yield _Choice(carriers, stripes)
 
     def estimate(self, choice: _Choice) -> tuple[float, int, int]:
@@ -357,21 +459,11 @@ class _Swarm:
         return self.job.wire_bytes / rate + levels * per_hop, choice.stripes, choice.carriers
 
     def build(self, choice: _Choice) -> tuple[Stripe, ...]:
-        """The stripes and their weights; in a small swarm the last may be the seed's own star."""
-        large = len(self.peers) > LARGE_SWARM
-        share = uplink(self.seed) / choice.stripes if large else 0.0
+        """The stripes and their weights."""
+        share = uplink(self.seed) / choice.stripes
         trees = [self._tree(carriers, share) for carriers in self._crews(choice)]
         rates = self._rates(trees)
-        spare = uplink(self.seed) - sum(
-            rate * len(tree.children(self.seed.peer))
-            for rate, tree in zip(rates, trees, strict=True)
-        )
         total = sum(rates)
-        direct = self._direct(spare / len(self.peers), total, uplink(self.seed) - spare)
-        if not large and direct > WEIGHT_MIN * total:
-            trees.append(_star(self.seed, self.peers))
-            rates.append(direct)
-            total += direct
         # No stripe gets anything, because the carriers' uplinks are nothing next to the seed's.
         if not total:
             return (Stripe(1.0, _star(self.seed, self.peers)),)

@@ -4,7 +4,6 @@ Not here: whether the plan is a good one, and who made it (the other end of the 
 that it holds the run's key).
 """
 
-import math
 from collections import Counter
 
 from echo2d.core.base.ids import PeerId
@@ -39,11 +38,10 @@ def edges_fault(edges: PlanEdges, me: PeerId) -> str:
 def _is_edge(edge: EdgePeer) -> bool:
     # An edge needs an address only at the end that dials.
     reachable = is_dialable(edge.address) if edge.address is not None else not edge.dial
-    paced = edge.pace is None or (math.isfinite(edge.pace) and edge.pace > 0)
-    return reachable and paced and len(edge.secret) == SECRET_BYTES
+    return reachable and len(edge.secret) == SECRET_BYTES
 
 
 def _is_place(edge: StripeEdge, peers: set[PeerId]) -> bool:
     others = edge.children if edge.parent is None else (edge.parent, *edge.children)
-    weighs = math.isfinite(edge.weight) and edge.weight > 0
-    return weighs and len(set(others)) == len(others) and peers.issuperset(others)
+    shares = 0.0 <= edge.spare <= 1.0
+    return shares and len(set(others)) == len(others) and peers.issuperset(others)

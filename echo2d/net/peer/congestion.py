@@ -4,16 +4,14 @@ If bbr sees no round trip as short as its shortest for 10 s, it sends next to no
 measure again (PROBE_RTT). In a chain or tree these pauses come at different times, and each holds
 up all peers below: a version of 6 s on 8 links lost up to 1 s.
 Selecting bbr anew restarts the 10 s, with the shortest round trip that TCP itself knows (of the
-last 5 minutes). But bbr also starts by doubling its rate, which fills the queue before a link of
-unknown rate. So it is selected anew before a version's first frame, and later only on paced links.
+last 5 minutes). But bbr also starts by doubling its rate, which fills the queue before a link. So it is
+selected anew only before a version's first frame.
 """
 
 import socket
 
 # After this long without a frame, everything that was in flight has arrived.
 QUIET_S = 0.5
-# bbr's 10 s, less the time that may pass until the next frame.
-RENEW_S = 8.0
 
 
 class Congestion:
@@ -21,20 +19,16 @@ class Congestion:
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
-        self.sent_at = self._renewed_at = float("-inf")
+        self._sent_at = float("-inf")
         # A kernel without bbr keeps its own default.
         self._has_bbr = self._use(b"bbr")
-        # Whether a pace limits the link to the rate that it is thought to have.
-        self.paced = False
 
     def sending(self, now: float) -> None:
         """Note that a frame is sent now; selects bbr anew if it is time to."""
-        quiet_s, self.sent_at = now - self.sent_at, now
-        if quiet_s > QUIET_S or (self.paced and now - self._renewed_at > RENEW_S):
-            self._renewed_at = now
-            # Selecting the current algorithm changes nothing, so switch to another one in between.
-            if self._has_bbr and self._use(b"reno"):
-                self._use(b"bbr")
+        quiet_s, self._sent_at = now - self._sent_at, now
+        # Selecting the current algorithm changes nothing, so switch to another one in between.
+        if quiet_s > QUIET_S and self._has_bbr and self._use(b"reno"):
+            self._use(b"bbr")
 
     def _use(self, algorithm: bytes) -> bool:
         try:

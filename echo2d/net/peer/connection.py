@@ -1,30 +1,26 @@
 """One TCP connection of a peer link: moves bytes between socket and `core/protocol/peer_link.py`.
 
 It decides nothing; it tells its `ConnectionOwner` (`links.py`) what happens. Bytes arrive directly
-in the link's own buffers. It also tunes the socket, paces it and measures its backlog.
+in the link's own buffers. It also tunes the socket.
 """
 
 import asyncio
 import contextlib
 import os
 import socket
-import sys
 from collections.abc import Sequence
 from typing import Protocol, cast
 
 from echo2d.core.base.ids import PeerId
 from echo2d.core.protocol.peer_link import PeerLink
 from echo2d.core.protocol.peer_messages import LinkEvent
-from echo2d.core.topology.link_meters import BacklogMeter
 from echo2d.errors import PeerFault
 from echo2d.net.peer.congestion import Congestion
 
-# A connection with more unsent bytes takes no more frames. Small, so that the choice of the next
-# frame is made as late as possible.
-SEND_BUFFER_BYTES = 512 << 10
 # With messages, too: a peer that makes us answer but does not read is dropped.
 UNSENT_BYTES_MAX = 8 << 20
-# How much the kernel holds that it has not sent; the rest waits, and is counted, in this process.
+# How much the kernel holds that it has not sent. With one byte more in this process the connection
+# takes no more frames, so that the choice of the next frame is made as late as possible.
 KERNEL_UNSENT_BYTES = 128 << 10
 # While a payload arrives slowly, wake up once for this much instead of for every packet.
 WAKE_BYTES_MAX = 64 << 10
@@ -37,9 +33,6 @@ WARM_BYTES = 1 << 20
 SILENCE_S = 15
 # Between the kernel's probes of an idle connection.
 PROBE_S = 5
-# Linux's number; Python names it from 3.14 on.
-SO_MAX_PACING_RATE = 47
-UNPACED = (1 << 64) - 1
 # For the reason of the end to get out before the connection is cut.
 CLOSE_S = 1.0
 
@@ -82,14 +75,12 @@ class PeerConnection(asyncio.BufferedProtocol):
         # A duplicate of the transport's socket, to set options on.
         self._socket: socket.socket | None = None
         self._congestion: Congestion | None = None
-        self._pace = UNPACED
-        self._backlog = BacklogMeter()
 
     # called by asyncio
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
-        self.transport.set_write_buffer_limits(high=SEND_BUFFER_BYTES, low=SEND_BUFFER_BYTES // 2)
+        self.transport.set_write_buffer_limits(high=0)
         sock = self.transport.get_extra_info("socket")
         _tune(sock)
         # uvloop creates a new object at every access to its socket, so keep one of our own.
@@ -166,41 +157,12 @@ class PeerConnection(asyncio.BufferedProtocol):
             self.closed("does not read")
             self.transport.abort()
 
-    def write_frame(self, buffers: Sequence[bytes | memoryview]) -> float:
-        """Send a frame and return the loop's time; buffers are kept, not copied, until sent."""
+    def write_frame(self, buffers: Sequence[bytes | memoryview]) -> None:
+        """Send a frame; its buffers are kept, not copied, until they are sent."""
         assert self.transport is not None
         assert self._congestion is not None
-        now = self._look()
-        self._congestion.sending(now)
+        self._congestion.sending(self.loop.time())
         self.transport.writelines(buffers)
-        return now
-
-    def is_sending(self, since: float) -> bool:
-        """Whether it was given a frame since then, or still has bytes to send."""
-        if self.transport is None or self._congestion is None:
-            return False
-        return self._congestion.sent_at >= since or self.transport.get_write_buffer_size() > 0
-
-    def take_backlog(self) -> float:
-        """Seconds since the last call in which there was more to send than the kernel took."""
-        self._look()
-        return self._backlog.take()
-
-    def _look(self) -> float:
-        now = self.loop.time()
-        waits = self.transport is not None and self.transport.get_write_buffer_size() > 0
-        self._backlog.look(now, waits=waits)
-        return now
-
-    def pace(self, bytes_per_s: float | None) -> None:
-        """Send no faster from now on; None: without a limit. OSError: the system cannot pace."""
-        value = UNPACED if bytes_per_s is None else int(bytes_per_s)
-        if self._socket is not None and value != self._pace:
-            assert self._congestion is not None
-            self._congestion.paced, self._pace = bytes_per_s is not None, value
-            self._socket.setsockopt(
-                socket.SOL_SOCKET, SO_MAX_PACING_RATE, value.to_bytes(8, sys.byteorder)
-            )
 
     def end(self, reason: str) -> None:
         """Tell the other end the reason and close, unless the connection has ended already."""

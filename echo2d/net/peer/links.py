@@ -35,7 +35,6 @@ from echo2d.core.protocol.peer_messages import (
     RelayMessage,
     StreamId,
 )
-from echo2d.core.topology.pacing import share_out
 from echo2d.errors import PeerFault
 from echo2d.net.http.admission import ConnectionAdmission, StrangerLimits, address_of
 from echo2d.net.http.tls_accept import TlsAcceptor
@@ -52,8 +51,6 @@ STRANGERS_PER_ADDRESS_MAX = 64
 # Any dial that began before the link opened has ended by then.
 SETTLED_S = 2 * HANDSHAKE_S
 REPLACED = "another link of these two peers stays"
-# How often the paces are shared out: longer than the gaps between frames of a link that sends.
-SHARE_S = 0.3
 
 log = logging.getLogger("echo2d.peers")
 
@@ -84,11 +81,6 @@ class PeerLinks:
         )
         self._acceptor: TlsAcceptor | None = None
         self._live: dict[PeerId, PeerConnection] = {}
-        self._paces: dict[PeerId, float] = {}
-        # The paced peers that were being sent to when the paces were last shared out.
-        self._sending: set[PeerId] = set()
-        self._share_at = 0.0
-        self._can_pace = True
         self._uplink = None if uplink_limit is None else UplinkLimit(uplink_limit, self._allowed)
         self._server: asyncio.Server | None = None
         self._closing = False
@@ -104,37 +96,7 @@ class PeerLinks:
     def forget(self, peer: PeerId) -> None:
         """Undo `expect`, and end the live link."""
         self._secrets.pop(peer, None)
-        self._paces.pop(peer, None)
         self.end(peer, "no longer expected")
-
-    def pace(self, peer: PeerId, bytes_per_s: float | None) -> None:
-        """Send to this peer no faster, on this link and later ones; None: as fast as possible."""
-        before = self._paces.pop(peer, None)
-        if bytes_per_s is not None:
-            self._paces[peer] = bytes_per_s
-        if peer in self._live and before != bytes_per_s:
-            self._set_pace(self._live[peer], bytes_per_s)
-
-    def _share_out(self, now: float) -> None:
-        """Lend the pace of quiet links to the sending ones, until the quiet ones send again."""
-        self._share_at = now + SHARE_S
-        self._sending = {
-            peer
-            for peer in self._paces
-            if peer in self._live and self._live[peer].is_sending(now - SHARE_S)
-        }
-        for peer, pace in share_out(self._paces, self._sending).items():
-            if peer in self._live:
-                self._set_pace(self._live[peer], pace)
-
-    def _set_pace(self, connection: PeerConnection, bytes_per_s: float | None) -> None:
-        try:
-            connection.pace(bytes_per_s)
-        except OSError as error:
-            # Log once: a system that cannot pace will refuse every time.
-            if self._can_pace:
-                log.warning("links are not paced: %s", error)
-            self._can_pace = False
 
     async def listen(self, host: str, port: int) -> tuple[str, int]:
         """Accept links from now on, at the returned address. OSError: cannot listen there."""
@@ -198,11 +160,6 @@ class PeerLinks:
             return False
         return self._uplink is None or self._uplink.may_send(peer)
 
-    def take_backlog(self, peer: PeerId) -> float:
-        """Seconds since the last call in which the live link had more to send than it could."""
-        connection = self._live.get(peer)
-        return 0.0 if connection is None else connection.take_backlog()
-
     def send_frame(
         self,
         peer: PeerId,
@@ -223,9 +180,7 @@ class PeerLinks:
         buffers = connection.link.send_frame(stream, frame, sequence, payload)
         if self._uplink is not None:
             self._uplink.sent(sum(map(len, buffers)))
-        now = connection.write_frame(buffers)
-        if peer in self._paces and (now >= self._share_at or peer not in self._sending):
-            self._share_out(now)
+        connection.write_frame(buffers)
         return True
 
     def tell(self, peer: PeerId, message: RelayMessage) -> None:
@@ -330,8 +285,6 @@ class PeerLinks:
         if other is not None:
             other.end(REPLACED)
         self._live[peer] = connection
-        if peer in self._paces:
-            self._set_pace(connection, self._paces[peer])
         log.info("link_opened peer=%s dialled=%s", peer, connection.dialled)
         self._on_event(peer, LinkOpened(peer))
 

@@ -19,6 +19,7 @@ from typing import Generic, Protocol, TypeVar
 
 from echo2d.core.protocol.control_messages import Address
 from echo2d.core.relay.events import RelayDeadlinePassed, RelayEvent
+from echo2d.core.topology.link_meters import BusyMeter
 from echo2d.errors import OperatorFault, PeerFault
 from echo2d.net.control.client import ControlLink, Identity, LinkOwner
 from echo2d.runtime.peer.receiver import PeerOwner, Receiver
@@ -65,6 +66,7 @@ class PeerProcess(Generic[PeerEvent]):
     def open(
         self,
         store: FrameStore,
+        busy: BusyMeter,
         *,
         no_tls: bool,
         receive_only: bool = False,
@@ -81,6 +83,7 @@ class PeerProcess(Generic[PeerEvent]):
             emit=self.put,
             crowded=lambda: len(self._events) >= MAILBOX_MAX,
             tell=self.control.send,
+            busy=busy,
             receive_only=receive_only,
             uplink_limit=uplink_limit,
         )

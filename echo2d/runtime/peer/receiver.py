@@ -16,7 +16,6 @@ from typing import Protocol, assert_never
 
 from echo2d.core.base.ids import FormId, PeerId, RunId, Version
 from echo2d.core.protocol.control_messages import (
-    Backlog,
     EdgePeer,
     LinkSample,
     SegmentsWanted,
@@ -33,6 +32,7 @@ from echo2d.core.protocol.peer_messages import (
     StreamOpened,
 )
 from echo2d.core.relay import events as relay_events
+from echo2d.core.topology.link_meters import BusyMeter
 from echo2d.errors import PeerFault, StoreFault
 from echo2d.net.peer.links import PeerLinks
 from echo2d.net.security.tls import Tls
@@ -81,7 +81,7 @@ class Receiver:
     no_tls: whether links may leave this host without TLS.
 
     emit: takes relay events, in this order. crowded: whether so many of them wait that a link which
-    says more is ended. tell: sends over the control link. receive_only: nothing that is held here
+    says more is ended. tell: sends over the control link. busy: the relay's. receive_only: nothing that is held here
     is told of, or sent. uplink_limit: bytes/s that all links send at most.
     """
 
@@ -97,6 +97,7 @@ class Receiver:
         emit: Callable[[relay_events.RelayEvent], None],
         crowded: Callable[[], bool],
         tell: Callable[[SegmentsWanted | TransferReport], None],
+        busy: BusyMeter,
         receive_only: bool = False,
         uplink_limit: float | None = None,
     ) -> None:
@@ -106,6 +107,7 @@ class Receiver:
             receive_only,
         )
         self._owner, self._emit, self._crowded, self._tell = owner, emit, crowded, tell
+        self._busy = busy
         self.holdings = FrameHoldings(
             store,
             emit=emit,
@@ -252,7 +254,6 @@ class Receiver:
 
     def _expect(self, edge: EdgePeer) -> None:
         self.links.expect(edge.peer, edge.secret)
-        self.links.pace(edge.peer, edge.pace)
         self._stop_dialling(edge.peer)
         if edge.dial and edge.address is not None:
             assert self._tasks is not None
@@ -315,21 +316,23 @@ class Receiver:
         form, self._moved = self._moved, None
         if form is not None:
             payload_bytes, sent_bytes = self.holdings.payload_bytes(form), self._sent.get(form, 0)
-            links, backlogs = tuple(self._link_samples()), tuple(self._backlogs())
-            duplicates = self.holdings.duplicates(form)
-            self._tell(TransferReport(form, payload_bytes, links, sent_bytes, backlogs, duplicates))
+            busy_s = self._busy.take(asyncio.get_running_loop().time())
+            self._tell(
+                TransferReport(
+                    form,
+                    payload_bytes,
+                    tuple(self._link_samples()),
+                    sent_bytes,
+                    busy_s,
+                    self.holdings.duplicates(form),
+                )
+            )
 
     def _link_samples(self) -> Iterator[LinkSample]:
         for peer, here in self._peers.items():
             payload_bytes, seconds = here.receive_queue.meter.take()
             if payload_bytes:
                 yield LinkSample(peer, payload_bytes, seconds)
-
-    def _backlogs(self) -> Iterator[Backlog]:
-        for peer in self._peers:
-            seconds = self.links.take_backlog(peer)
-            if seconds:
-                yield Backlog(peer, seconds)
 
     def _count_sent(self, form: FormId, payload_bytes: int) -> None:
         self._moved = form

@@ -1,9 +1,8 @@
 """What goes out over one link: frames are taken from memory or disk and sent in order.
 
-A queue belongs to one connection and ends with it. When it has sent all frames that it was given
-and the link has room, it reports PeerReady and the relay gives it the next few. So frames are bound
-late and no more than these few wait. Frames that are in memory are sent at once, without another
-task.
+A queue belongs to one connection and ends with it. When the link has taken all frames that it was
+given, it reports PeerReady, and the relay gives it more. So frames are bound late and no more than a
+few wait. Frames that are in memory are sent at once, without another task.
 """
 
 import asyncio
@@ -15,13 +14,8 @@ from typing import Protocol
 from echo2d.core.base.ids import FormId, FrameId, PeerId
 from echo2d.core.protocol.peer_messages import StreamEnded
 from echo2d.core.relay import events as relay_events
-from echo2d.core.relay.stripes import STREAM_FRAMES_MAX
 from echo2d.errors import IntegrityFault, StoreFault
 from echo2d.net.peer.links import PeerLinks
-
-READY_AFTER = (
-    STREAM_FRAMES_MAX // 2
-)  # frames given since it was said last: with fewer, the relay may give more anyway
 
 log = logging.getLogger("echo2d.peer")
 
@@ -53,11 +47,11 @@ class SendQueue:
         )  # bounded by the relay's flow control
         self._loaded: memoryview | None = None  # of the frame at the front
         self._needed = asyncio.Event()  # set while that is to be loaded
-        self._given = 0  # frames since the last PeerReady
+        self._given = False  # a frame since the last PeerReady
 
     def put(self, action: relay_events.SendFrame | relay_events.Tell) -> None:
         self._queue.append(action)
-        self._given += isinstance(action, relay_events.SendFrame)
+        self._given |= isinstance(action, relay_events.SendFrame)
         self._go_on()
 
     def room(self) -> None:
@@ -91,8 +85,8 @@ class SendQueue:
             elif not self._send(action):
                 return
             self._queue.popleft()
-        if not self._queue and self._given >= READY_AFTER and self._links.can_send(self._peer):
-            self._given = 0
+        if not self._queue and self._given and self._links.can_send(self._peer):
+            self._given = False
             self._emit(relay_events.PeerReady(self._peer))
 
     def _send(self, action: relay_events.SendFrame) -> bool:

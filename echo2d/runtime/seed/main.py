@@ -105,7 +105,10 @@ class Seed:
         store = await asyncio.to_thread(open_frames, self._run_dir / "seed", budget)
         host, port = self._handover.link_host, self._handover.link_port
         self._receiver = self._peer.open(
-            store, no_tls=not is_loopback(host), uplink_limit=self._handover.uplink_limit
+            store,
+            self._relay.busy,
+            no_tls=not is_loopback(host),
+            uplink_limit=self._handover.uplink_limit,
         )
         await self._peer.listen(host, port, key="link.port")
         async with asyncio.TaskGroup() as self._tasks:

@@ -182,8 +182,11 @@ class Worker:
             self._base = await asyncio.to_thread(BaseModel.at, self._config.base_model)
         me, run_id = self._peer.identity.peer, self._peer.identity.run_id
         self._publish_seq = await asyncio.to_thread(self._state_dir.publish_seq, run_id)
+        on_disk = [facts.form for facts in store.forms()]
+        relay = Relay(me, unsearched=on_disk, has_base=self._base is not None)
         self._receiver = self._peer.open(
             store,
+            relay.busy,
             no_tls=self._config.no_tls,
             receive_only=self._config.receive_only,
             uplink_limit=self._config.uplink_bytes_per_s_max,
@@ -193,9 +196,8 @@ class Worker:
         self._refits = EngineRefits(
             self._engines, self._slots, self._config.base_model, self._texts
         )
-        on_disk = [facts.form for facts in store.forms()]
         self._state = WorkerState(
-            Relay(me, unsearched=on_disk, has_base=self._base is not None),
+            relay,
             run_id,
             slots=self._config.slots * len(self._engines),
             publish_seq=self._publish_seq,

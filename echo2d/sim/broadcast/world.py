@@ -156,6 +156,7 @@ class World:
             self._rates is not None
             and self._planner.plan is not None
             and self._planner.plan.is_guess
+            and self._planner.plan.depends_on_rates
         ):
             self._clock.after(LEARN_S, self._learn, self._rates)
         self._encode(self._nodes[0].boots)
@@ -184,21 +185,19 @@ class World:
         """By the rates, if there are any, the planner knows them."""
         if self._rates is None:
             return
-        uplinks = self._rates.to_plan_with(present[0].peer, [node.peer for node in present[1:]])
+        uplinks = self._rates.to_plan_with([node.peer for node in present])
         for node in present:
-            pace = self._rates.pace(node.peer)
-            node.facts = PeerFacts(
-                node.peer, uplinks.get(node.peer), None, node.facts.address, pace=pace
-            )
+            node.facts = PeerFacts(node.peer, uplinks.get(node.peer), None, node.facts.address)
 
     def _measure(self, rates: Rates) -> None:
         """What both ends of every link tell the coordinator."""
         assert self._planner.plan is not None
-        rates.begin(self._planner.plan.shares if self._one_plan else {})
+        rates.begin(self._planner.plan if self._one_plan else None)
         for node in self._nodes:
             for peer, way in node.ways.items():
-                rates.received(node.peer, peer, *way.meter.take(), now=self._clock.now)
-                rates.backlogged(node.peer, peer, way.backlog.take())
+                rates.received(node.peer, peer, *way.meter.take())
+            if node.relay is not None:
+                rates.busy(node.peer, node.relay.busy.take(self._clock.now))
         rates.judge()
 
     def _outcome(self) -> BroadcastOutcome:

@@ -31,7 +31,7 @@ from echo2d.core.relay.events import (
 )
 from echo2d.core.relay.frame_set import FrameSet
 from echo2d.core.relay.relay import Relay
-from echo2d.core.topology.link_meters import BacklogMeter, LinkMeter
+from echo2d.core.topology.link_meters import LinkMeter
 from echo2d.core.topology.plan import PeerFacts
 from echo2d.sim.kernel.scenario import TABLE_ROW_BYTES, PeerSpec
 from echo2d.sim.kernel.virtual_clock import Clock
@@ -48,24 +48,21 @@ TIME_EPSILON_S = 1e-9  # rounding must not make a link look busy that keeps pace
 class ConnectionPipe:
     """One direction of a connection.
 
-    in_order: nothing given later arrives before. last_start: when the last frame given begins to leave; sent_at: when
-    it has left. paced_until: the pace allows nothing more before. meter, backlog: what both ends measure.
+    in_order: nothing given later arrives before. last_start: when the last frame given begins to leave.
+    meter: what the target measures.
     unsaid: frames were given since the last PeerReady. repairs: repair streams that the target opened.
     ended: streams that the target has ended, whose frames it drops.
     """
 
     __slots__ = (
-        "backlog",
         "dead",
         "ended",
         "in_order",
         "last_start",
         "latency",
         "meter",
-        "paced_until",
         "ready",
         "repairs",
-        "sent_at",
         "source",
         "target",
         "unsaid",
@@ -78,10 +75,7 @@ class ConnectionPipe:
         self.dead = False
         self.in_order = 0.0
         self.last_start = 0.0
-        self.sent_at = 0.0
-        self.paced_until = 0.0
         self.meter = LinkMeter()
-        self.backlog = BacklogMeter()
         self.unsaid = False
         self.repairs: set[int] = set()
         self.ended: set[int] = set()
@@ -167,8 +161,7 @@ class SimNetwork:
             node.sent_bytes += size
             node.sent_frames += 1
         now = self._clock.now
-        way.backlog.look(now, waits=way.sent_at > now)
-        way.last_start = max(now, node.up_free, way.paced_until)
+        way.last_start = max(now, node.up_free)
         if not way.unsaid:
             way.unsaid = True
             self._ready.append(way)
@@ -197,21 +190,9 @@ class SimNetwork:
             self._transmit(way, MESSAGE_BYTES + ITEM_BYTES * items, event)
 
     def _transmit(self, way: ConnectionPipe, size: int, what: SendFrame | RelayEvent) -> None:
-        """The pace allows it, then the uplink's turn comes."""
-        edge = way.source.expected.get(way.target.peer)
-        now, begins = self._clock.now, way.paced_until
-        if edge is not None and edge.pace is not None:
-            way.paced_until = max(now, begins) + size / edge.pace
-        if begins > now:
-            way.sent_at = max(way.sent_at, begins)
-            self._clock.at(begins, self._leave, way, size, what)
-        else:
-            self._leave(way, size, what)
-
-    def _leave(self, way: ConnectionPipe, size: int, what: SendFrame | RelayEvent) -> None:
         """Through the uplink, then through the network; in order with what went this way before."""
         source = way.source
-        way.sent_at = source.up_free = max(self._clock.now, source.up_free) + size * source.up_s
+        source.up_free = max(self._clock.now, source.up_free) + size * source.up_s
         at = source.up_free + way.latency
         loss = way.target.spec.loss
         if loss and self._random.random() < 1 - (1 - loss) ** (1 + size // PACKET_BYTES):

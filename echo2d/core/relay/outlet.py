@@ -1,0 +1,149 @@
+"""Chooses the frame that a peer sends next: one writer for all of its links.
+
+At most UNSENT_FRAMES frames are given to links and not yet sent. So an uplink has no queue, and each
+frame is chosen when it can leave. Frames that a link does not take for SLOW_S, and for SLOW_TIMES as long
+as usual, do not count: that link is slow, not the uplink, and it must hold up no other (I6); it gets no
+more until it has taken them.
+
+What is sent next, first come, first served within each line:
+
+    1. frames of stripes that relays pass on; at the root one is bound if none waits
+    2. single frames that a peer asked for
+    3. frames of the spare stripe; at the root one is bound if none waits
+"""
+
+from collections import deque
+from collections.abc import Iterable
+
+from echo2d.core.base.ids import FormId
+from echo2d.core.relay.events import RelayAction
+from echo2d.core.relay.frame_repair import answer_want
+from echo2d.core.relay.stripes import ChildStream, FormState, LinkState, StripeState
+from echo2d.core.topology.link_meters import BusyMeter
+
+Forms = dict[FormId, FormState]
+# Given to all links together and not yet sent: one is being sent while the next one is chosen.
+UNSENT_FRAMES = 2
+# A link that has not taken a frame for so long is slow. 64 KiB take as long at 2 Mbit/s; a slower uplink
+# has longer usual times.
+SLOW_S, SLOW_TIMES = 0.25, 4.0
+# The part of the usual time that the last one makes.
+USUAL = 0.2
+
+
+class Outlet:
+    """See the module docstring. forms: the relay's own. busy: what is measured of the uplink."""
+
+    def __init__(self, forms: Forms, busy: BusyMeter) -> None:
+        self._forms, self._meter = forms, busy
+        # Links with unsent frames, and since when; the longest first.
+        self._busy: dict[LinkState, float] = {}
+        self._slow = set[LinkState]()
+        # Seconds from giving a frame until its link had sent it.
+        self._usual_s = 0.0
+        # Links whose peers asked for single frames.
+        self._asking: dict[LinkState, None] = {}
+        # Streams that may have a frame to send: of ordinary stripes, and of spare ones.
+        self._lines = deque[ChildStream](), deque[ChildStream]()
+
+    def put(self, child: ChildStream) -> None:
+        """This stream may have a frame to send."""
+        if not child.queued and child.ready:
+            child.queued = True
+            self._lines[child.stripe.spare > 0].append(child)
+
+    def put_all(self, stripe: StripeState) -> None:
+        for child in stripe.child_streams.values():
+            self.put(child)
+
+    def wanted(self, link: LinkState) -> None:
+        """The peer asked for single frames."""
+        self._asking[link] = None
+
+    def sent(self, link: LinkState, now: float) -> None:
+        """The link has sent what it was given."""
+        link.unsent = 0
+        since = self._busy.pop(link, None)
+        if since is not None:
+            self._usual_s += USUAL * (now - since - self._usual_s)
+        self._slow.discard(link)
+        for child in link.child_streams:
+            self.put(child)
+
+    def lost(self, link: LinkState) -> None:
+        """The link is down."""
+        self._asking.pop(link, None)
+        self._busy.pop(link, None)
+        self._slow.discard(link)
+
+    def frees_at(self) -> float | None:
+        """When a link counts as slow, so that others get its turn; None: none has to."""
+        return next((since + self._slow_s for since in self._busy.values()), None)
+
+    @property
+    def _slow_s(self) -> float:
+        return max(SLOW_S, SLOW_TIMES * self._usual_s)
+
+    def send(self, now: float, out: list[RelayAction]) -> None:
+        """Give frames to links while there is room."""
+        for link in self._late(now):
+            self._slow.add(link)
+            del self._busy[link]
+        while sum(link.unsent for link in self._busy) < UNSENT_FRAMES:
+            if not self._send_one(now, out):
+                break
+        self._meter.note(now, busy=bool(self._busy))
+        for state in self._roots():
+            state.end_if_bound(out)
+
+    def _late(self, now: float) -> list[LinkState]:
+        return [link for link, since in self._busy.items() if now >= since + self._slow_s]
+
+    def _send_one(self, now: float, out: list[RelayAction]) -> bool:
+        for spare in (False, True):
+            child = self._next(self._lines[spare]) or self._bound(now, out, spare=spare)
+            if child is not None:
+                self._given(child.link, now)
+                child.send(now, out)
+                if child.is_open:
+                    self.put(child)
+                return True
+            if not spare and self._answer_one(now, out):
+                return True
+        return False
+
+    def _answer_one(self, now: float, out: list[RelayAction]) -> bool:
+        for link in list(self._asking):
+            if not link.wants:
+                del self._asking[link]
+            elif link.has_room and answer_want(link, self._forms, out):
+                # The others are next.
+                self._asking[link] = self._asking.pop(link)
+                self._given(link, now)
+                return True
+        return False
+
+    def _given(self, link: LinkState, now: float) -> None:
+        if link not in self._slow:
+            self._busy.setdefault(link, now)
+
+    def _next(self, line: deque[ChildStream]) -> ChildStream | None:
+        """The first stream that can send; others come back when their link has room or a frame comes."""
+        while line:
+            child = line.popleft()
+            child.queued = False
+            if child.is_open and child.ready and child.link.has_room:
+                return child
+        return None
+
+    def _bound(self, now: float, out: list[RelayAction], *, spare: bool) -> ChildStream | None:
+        """At the root: bind a frame, and return a stream that sends it."""
+        for state in self._roots():
+            stripe = state.bind(now, out, spare=spare)
+            if stripe is not None:
+                self.put_all(stripe)
+                return self._next(self._lines[spare])
+        return None
+
+    def _roots(self) -> Iterable[FormState]:
+        return [state for state in self._forms.values() if state.is_root]
