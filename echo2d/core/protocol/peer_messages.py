@@ -154,10 +154,14 @@ class FramesCancelled:
 
 @dataclass(frozen=True, slots=True)
 class FramesPassed:
-    """The sender, a child with children, has passed on the frames before this sequence number."""
+    """The sender, a child with children, has passed on the frames before this sequence number.
+
+    waiting: frames that came to it, or to a peer below it, and are not passed on yet.
+    """
 
     stream: StreamId
     sequence: int
+    waiting: int
 
 
 # What is said on an open link until its end.
@@ -242,8 +246,8 @@ def decode(type_: int, payload: memoryview) -> LinkMessage:
         case FramesWanted(form=form, frames=frames) | FramesCancelled(form=form, frames=frames):
             require(_FORM.fullmatch(form) is not None, "a form id")
             require(0 < len(frames) <= FRAMES_MAX and max(frames) <= WORD_MAX, "frame ids")
-        case FramesPassed(sequence=sequence):
-            require(sequence <= WORD_MAX, "a sequence number")
+        case FramesPassed(sequence=sequence, waiting=waiting):
+            require(max(sequence, waiting) <= WORD_MAX, "sequence numbers")
         case FramesHeld(form, runs):
             require(_FORM.fullmatch(form) is not None, "a form id")
             require(

@@ -1,26 +1,27 @@
-"""The credit of one stripe: how far ahead of its relay the root binds frames to it.
+"""The credit of one stripe: how many frames the root binds ahead of the stripe's relay.
 
-A relay reports how far it has passed its stripe on. What is bound and not yet passed on is its
-*backlog*, of so many frames or, at the rate of its reports, so many seconds. The root binds the next
-frame to the stripe with the shortest backlog in seconds, as long as that is below the credit:
+A relay reports how far it has passed its stripe on, and how many frames wait there. What is bound and
+not yet passed on is the stripe's *backlog*. The root binds the next frame to the stripe whose backlog
+is passed on first, as long as the backlog is below the stripe's credit:
 
-    credit = max(CREDIT_FRAMES, CREDIT_TRIPS * trip * rate)
+    a report of 0 waiting, and the credit was used up       credit + 1
+    never below WAITING + 1 waiting since the last change   credit - 1, once in as many reports
 
-trip: seconds from the binding of a frame until the report that it was passed on; the shortest counts,
-because a longer one includes time in queues. rate: frames a second that the relay passes on while it
-has a backlog. So a relay always has something to pass on when the next frame comes, and never more
-than a moment's work: whatever its uplink turns out to be, it delays nobody by more than that.
+So a relay that runs dry gets more, however long the way to it is, twice as many in a round trip; and a
+queue that stands at a relay goes. A relay always has something to pass on when the next frame comes,
+and never more than a moment's work: whatever its uplink turns out to be, it delays nobody by more.
 
 Not here: the reports (`stripes.StripeState.tell_passed`), and the choice (`stripes.FormState`).
 """
 
-import math
 from collections import deque
 
-# Enough that a relay passes one frame on while the next one is under way.
+# At first: one frame is passed on, one is under way, and one waits.
 CREDIT_FRAMES = 3
-# Round trips' worth of frames. One is under way; what is more bridges a late report.
-CREDIT_TRIPS = 2.0
+# Of 64 KiB: what 2 Gbit/s carry in a quarter of a second. No report makes a credit larger.
+CREDIT_FRAMES_MAX = 1024
+# So many waiting frames bridge a late arrival.
+WAITING = 2
 # Reports over which a rate is taken.
 RATE_REPORTS = 8
 
@@ -28,36 +29,42 @@ RATE_REPORTS = 8
 class Credit:
     """Of one stripe at the root. Counts in sequence numbers of the stripe.
 
-    passed: everything before it has been passed on.
+    passed: everything before it has been passed on. frames: the credit.
     """
 
-    __slots__ = ("_mark", "_marked_at", "_reports", "_trip_s", "passed")
+    __slots__ = ("_least", "_reports", "_seen", "_used_up", "frames", "passed")
 
     def __init__(self, passed: int = 0) -> None:
         self.passed = passed
+        self.frames = CREDIT_FRAMES
+        # Whether the credit has held a frame back since it last changed.
+        self._used_up = False
+        # The fewest waiting frames, and the reports, since then.
+        self._least, self._seen = CREDIT_FRAMES_MAX, 0
         # The last reports, (seconds, sequence number), since the relay last had nothing to pass on.
         self._reports = deque[tuple[float, int]](maxlen=RATE_REPORTS)
-        # The number whose trip is being timed; infinite while none is.
-        self._mark, self._marked_at = math.inf, 0.0
-        self._trip_s: float | None = None
 
     def bound(self, end: int, now: float) -> None:
         """Frames before `end` are bound to the stripe."""
-        if self._mark == math.inf:
-            self._mark, self._marked_at = end, now
         if not self._reports or self._reports[-1][1] == end - 1:
             self._reports.append((now, end - 1))
 
-    def passed_on(self, sequence: int, now: float) -> None:
-        """The relays report that everything before this number was passed on."""
+    def passed_on(self, sequence: int, waiting: int, now: float) -> None:
+        """The relays report that everything before this number was passed on, and what waits."""
         if sequence <= self.passed:
             return
         self.passed = sequence
         self._reports.append((now, sequence))
-        if sequence >= self._mark:
-            trip_s = now - self._marked_at
-            self._trip_s = trip_s if self._trip_s is None else min(self._trip_s, trip_s)
-            self._mark = math.inf
+        self._seen += 1
+        self._least = min(self._least, waiting)
+        if waiting == 0 and self._used_up:
+            self._change(min(self.frames + 1, CREDIT_FRAMES_MAX))
+        elif self._seen >= self.frames:
+            self._change(max(self.frames - (self._least > WAITING), CREDIT_FRAMES))
+
+    def _change(self, frames: int) -> None:
+        self.frames, self._used_up = frames, False
+        self._least, self._seen = CREDIT_FRAMES_MAX, 0
 
     @property
     def rate(self) -> float:
@@ -69,9 +76,10 @@ class Credit:
 
     def allows(self, end: int) -> bool:
         """Whether another frame may be bound to a stripe that ends here."""
-        return end - self.passed < max(
-            CREDIT_FRAMES, CREDIT_TRIPS * (self._trip_s or 0.0) * self.rate
-        )
+        if end - self.passed < self.frames:
+            return True
+        self._used_up = True
+        return False
 
     def backlog_s(self, end: int) -> float:
         """Seconds until the relay has passed on what is bound; of unknown relays all are as fast."""

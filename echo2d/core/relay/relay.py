@@ -214,10 +214,9 @@ class Relay:
                 follow_all(self._links, state, now, self._out)
             self._out.append(FormArrived(state.form))
 
-    def _on_passed(self, link: LinkState, stream: int, sequence: int, now: float) -> None:
-        child = link.child(stream)
+    def _on_passed(self, child: ChildStream | None, message: FramesPassed, now: float) -> None:
         if child is not None:
-            child.passed_on(sequence)
+            child.passed_on(message.sequence, message.waiting)
             child.stripe.moved(now, self._out)
 
     def _serve_again(self, state: FormState) -> None:
@@ -332,8 +331,8 @@ class Relay:
                 self._on_asked(link, message)
             case StreamEnded(stream, reason):
                 self._on_closed(link, stream, reason, now)
-            case FramesPassed(stream, sequence):
-                self._on_passed(link, stream, sequence, now)
+            case FramesPassed(stream):
+                self._on_passed(link.child(stream), message, now)
             case FramesHeld():
                 note_held(link, message)
             case FramesWanted():

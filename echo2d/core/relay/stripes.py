@@ -115,10 +115,11 @@ class ChildStream:
     """One child's stream of one stripe.
 
     cursor: the sequence number that it gets next. has: frames that it holds already. passed: how
-    far it says to have passed the stripe on; None: it says nothing. queued: it waits in the outlet.
+    far it says to have passed the stripe on; None: it says nothing. waiting: frames that it, or
+    a peer below it, has yet to pass on. queued: it waits in the outlet.
     """
 
-    __slots__ = ("cursor", "first", "has", "link", "passed", "queued", "stream", "stripe")
+    __slots__ = ("cursor", "first", "has", "link", "passed", "queued", "stream", "stripe", "waiting")
 
     def __init__(self, stripe: "StripeState", link: LinkState, stream: int, first: int) -> None:
         self.stripe = stripe
@@ -127,6 +128,7 @@ class ChildStream:
         self.first = first
         self.cursor = first
         self.passed: int | None = None
+        self.waiting = 0
         self.queued = False
         self.has = link.has.setdefault(stripe.state.form, set())
         stripe.child_streams[link.peer] = self
@@ -151,9 +153,12 @@ class ChildStream:
         """The sequence number that the stripe has reached by way of this child."""
         return self.cursor if self.passed is None else self.passed
 
-    def passed_on(self, sequence: int) -> None:
-        """The child says how far it has passed it on. PeerFault: it did not get that much."""
-        if sequence > self.cursor:
+    def passed_on(self, sequence: int, waiting: int) -> None:
+        """The child says how far it has passed it on, and what waits there.
+
+        PeerFault: it did not get that much.
+        """
+        if sequence + waiting > self.cursor or waiting < 0:
             raise PeerFault(
                 f"frame number {sequence} of a stripe passed on, where {self.cursor} is next"
             )
@@ -161,6 +166,7 @@ class ChildStream:
             # Until now it counted as a peer without children, to whom everything was passed on.
             self.stripe.credit = Credit(sequence)
         self.passed = max(sequence, self.passed or 0)
+        self.waiting = waiting
 
     def send(self, now: float, out: list[RelayAction]) -> None:
         """Gives the frame at the cursor to the link. Only where the link has room."""
@@ -262,10 +268,19 @@ class StripeState:
         told = (child.passed for child in self.child_streams.values() if child.passed is not None)
         return min([cursors[len(cursors) // 2], *told])
 
+    @property
+    def _waiting(self) -> int:
+        """Frames that are yet to be given to the median child here, or at the worst child's place."""
+        children = self.child_streams.values()
+        cursors = sorted(child.cursor for child in children) or [len(self.log)]
+        given = min(cursors[len(cursors) // 2], len(self.log))
+        return max([len(self.log) - given, *(child.waiting for child in children)])
+
     def moved(self, now: float, out: list[RelayAction]) -> None:
         """A child was given more, or says that it has passed more on."""
         if self.parent is None:
-            self.credit.passed_on(self.passed, now)
+            below = max((child.waiting for child in self.child_streams.values()), default=0)
+            self.credit.passed_on(self.passed, below, now)
         else:
             self.tell_passed(out)
 
@@ -276,7 +291,7 @@ class StripeState:
         passed = min(self.passed, len(self.log))
         if at_once or (self.told is not None and passed > self.told):
             self.told = passed
-            out.append(Tell(self.parent, FramesPassed(self.stream, passed)))
+            out.append(Tell(self.parent, FramesPassed(self.stream, passed, self._waiting)))
 
     def progress(self, now: float) -> None:
         """A frame came from the parent, or was bound at the root."""
