@@ -23,11 +23,10 @@ from echo2d.core.topology.link_meters import BusyMeter
 
 Forms = dict[FormId, FormState]
 # Given to all links together and not yet sent: one is being sent while the next one is chosen.
-import os
-UNSENT_FRAMES = int(os.environ.get("X_UNSENT","2"))
+UNSENT_FRAMES = 2
 # A link that has not taken a frame for so long is slow. 64 KiB take as long at 2 Mbit/s; a slower uplink
 # has longer usual times.
-SLOW_S, SLOW_TIMES = float(os.environ.get("X_SLOW","0.25")), float(os.environ.get("X_TIMES","4"))
+SLOW_S, SLOW_TIMES = 0.25, 4.0
 # The part of the usual time that the last one makes.
 USUAL = 0.2
 

@@ -119,7 +119,17 @@ class ChildStream:
     a peer below it, has yet to pass on. queued: it waits in the outlet.
     """
 
-    __slots__ = ("cursor", "first", "has", "link", "passed", "queued", "stream", "stripe", "waiting")
+    __slots__ = (
+        "cursor",
+        "first",
+        "has",
+        "link",
+        "passed",
+        "queued",
+        "stream",
+        "stripe",
+        "waiting",
+    )
 
     def __init__(self, stripe: "StripeState", link: LinkState, stream: int, first: int) -> None:
         self.stripe = stripe

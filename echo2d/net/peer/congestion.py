@@ -21,7 +21,7 @@ class Congestion:
         self._socket = sock
         self._sent_at = float("-inf")
         # A kernel without bbr keeps its own default.
-        self._has_bbr = self._use(__import__("os").environ.get("X_CC","bbr").encode()) and "X_CC" not in __import__("os").environ
+        self._has_bbr = self._use(b"bbr")
 
     def sending(self, now: float) -> None:
         """Note that a frame is sent now; selects bbr anew if it is time to."""

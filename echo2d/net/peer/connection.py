@@ -16,12 +16,13 @@ from echo2d.core.protocol.peer_link import PeerLink
 from echo2d.core.protocol.peer_messages import LinkEvent
 from echo2d.errors import PeerFault
 from echo2d.net.peer.congestion import Congestion
+from echo2d.net.peer.tcp_info import TcpInfo, tcp_info
 
 # With messages, too: a peer that makes us answer but does not read is dropped.
 UNSENT_BYTES_MAX = 8 << 20
 # How much the kernel holds that it has not sent. With one byte more in this process the connection
 # takes no more frames, so that the choice of the next frame is made as late as possible.
-KERNEL_UNSENT_BYTES = int(os.environ.get("X_NOTSENT","128")) << 10
+KERNEL_UNSENT_BYTES = 128 << 10
 # While a payload arrives slowly, wake up once for this much instead of for every packet.
 WAKE_BYTES_MAX = 64 << 10
 # Payload of one TLS record. Until a record is whole, this much may be here and not be visible.
@@ -163,6 +164,10 @@ class PeerConnection(asyncio.BufferedProtocol):
         assert self._congestion is not None
         self._congestion.sending(self.loop.time())
         self.transport.writelines(buffers)
+
+    def tcp_info(self) -> TcpInfo | None:
+        """What the kernel knows of the connection; None: it is gone, or the kernel does not tell."""
+        return None if self._socket is None else tcp_info(self._socket)
 
     def end(self, reason: str) -> None:
         """Tell the other end the reason and close, unless the connection has ended already."""

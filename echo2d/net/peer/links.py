@@ -39,6 +39,7 @@ from echo2d.errors import PeerFault
 from echo2d.net.http.admission import ConnectionAdmission, StrangerLimits, address_of
 from echo2d.net.http.tls_accept import TlsAcceptor
 from echo2d.net.peer.connection import PeerConnection
+from echo2d.net.peer.tcp_info import TcpInfo
 from echo2d.net.peer.uplink_limit import UplinkLimit
 from echo2d.net.security.tls import Tls, in_words, shows
 
@@ -81,7 +82,7 @@ class PeerLinks:
         )
         self._acceptor: TlsAcceptor | None = None
         self._live: dict[PeerId, PeerConnection] = {}
-        self._uplink = None if uplink_limit is None else UplinkLimit(uplink_limit, self._allowed)
+        self._uplink = UplinkLimit(uplink_limit, self._infos, self._allowed)
         self._server: asyncio.Server | None = None
         self._closing = False
         self._all_lost = asyncio.Event()
@@ -158,7 +159,7 @@ class PeerLinks:
         connection = self._live.get(peer)
         if connection is None or not connection.has_room:
             return False
-        return self._uplink is None or self._uplink.may_send(peer)
+        return self._uplink.may_send(peer)
 
     def send_frame(
         self,
@@ -178,8 +179,7 @@ class PeerLinks:
         if connection is None or not connection.has_room or not connection.link.serves(stream):
             return False
         buffers = connection.link.send_frame(stream, frame, sequence, payload)
-        if self._uplink is not None:
-            self._uplink.sent(sum(map(len, buffers)))
+        self._uplink.sent(sum(map(len, buffers)))
         connection.write_frame(buffers)
         return True
 
@@ -194,8 +194,7 @@ class PeerLinks:
             connection.end(str(fault))
         else:
             connection.write(data)
-            if self._uplink is not None:
-                self._uplink.sent(len(data))
+            self._uplink.sent(len(data))
 
     def end(self, peer: PeerId, reason: str) -> None:
         """End the live link if there is one, and tell the other end the reason."""
@@ -250,6 +249,10 @@ class PeerLinks:
         """The connection has room for a frame again."""
         if connection.peer is not None and self._live.get(connection.peer) is connection:
             self._on_ready(connection.peer)
+
+    def _infos(self) -> list[TcpInfo]:
+        infos = [connection.tcp_info() for connection in self._live.values()]
+        return [info for info in infos if info is not None]
 
     def _allowed(self, peer: PeerId) -> None:
         if peer in self._live:

@@ -1,28 +1,48 @@
-"""Enforces the uplink limit that a peer's owner set: its links take turns, and share the rate.
+"""Limits what all links of a peer send together: to what its owner allows, and what the uplink carries.
 
 Frames wait for their turn. Messages are small and go at once; later frames make up for them.
-The limit holds whatever rates the coordinator plans.
+The owner's limit holds whatever else is found out (`core/topology/uplink_pace`).
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from echo2d.core.base.ids import PeerId
-from echo2d.core.topology.token_bucket import TokenBucket
+from echo2d.core.topology.token_bucket import HEADERS, TokenBucket
+from echo2d.core.topology.uplink_pace import LONG, LOOK_S, Sent, UplinkPace
+from echo2d.net.peer.tcp_info import TcpInfo
+
+# A connection with fewer packets in flight says little of the queue.
+IN_FLIGHT_MIN = 4
 
 
 class UplinkLimit:
-    """allowed: called with a peer that had to wait, as soon as a frame may be sent to it."""
+    """most: bytes/s that the owner allows; None: no limit. infos: of all links, at any time.
 
-    def __init__(self, bytes_per_s: float, allowed: Callable[[PeerId], None]) -> None:
+    allowed: called with a peer that had to wait, as soon as a frame may be sent to it.
+    """
+
+    def __init__(
+        self,
+        most: float | None,
+        infos: Callable[[], Iterable[TcpInfo]],
+        allowed: Callable[[PeerId], None],
+    ) -> None:
         self._loop = asyncio.get_running_loop()
-        self._allowance = TokenBucket(bytes_per_s, now=self._loop.time())
-        self._allowed = allowed
+        self._most, self._infos, self._allowed = most, infos, allowed
+        self._pace = UplinkPace()
+        self._look_at = 0.0
+        self._allowance = TokenBucket(most, now=self._loop.time())
         self._waiting: dict[PeerId, None] = {}  # first come, first served
         self._timer: asyncio.TimerHandle | None = None
 
     def sent(self, size: int) -> None:
-        self._allowance.spend(size, now=self._loop.time())
+        """So many bytes are being sent."""
+        now = self._loop.time()
+        self._allowance.spend(size, now=now)
+        if now >= self._look_at:
+            self._look_at = now + LOOK_S
+            self._look(now)
 
     def may_send(self, peer: PeerId) -> bool:
         """Whether a frame may go to this peer now; if not, `allowed` is called later."""
@@ -43,3 +63,21 @@ class UplinkLimit:
             # Remove the peer first: it may queue again, at the end, from within `allowed`.
             del self._waiting[peer]
             self._allowed(peer)
+
+    def _look(self, now: float) -> None:
+        infos = list(self._infos())
+        so_far = Sent(
+            sum(info.sent for info in infos),
+            sum(info.again for info in infos),
+            sum(info.acknowledged for info in infos),
+        )
+        # One link alone may have a queue elsewhere; the uplink's own delays all.
+        trips = [
+            info.trip_s / info.least_trip_s
+            for info in infos
+            if info.least_trip_s and info.in_flight >= IN_FLIGHT_MIN
+        ]
+        self._pace.look(now, so_far, long_trips=min(trips, default=1.0) > LONG)
+        if self._pace.bytes_per_s is not None:
+            able = HEADERS * self._pace.bytes_per_s
+            self._allowance.change(able if self._most is None else min(able, self._most), now=now)

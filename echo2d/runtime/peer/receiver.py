@@ -317,17 +317,6 @@ class Receiver:
         if form is not None:
             payload_bytes, sent_bytes = self.holdings.payload_bytes(form), self._sent.get(form, 0)
             busy_s = self._busy.take(asyncio.get_running_loop().time())
-            import time, socket as _s, struct
-            for p, c in self.links._live.items():
-                ti = c._socket.getsockopt(_s.IPPROTO_TCP, 11, 256)
-                u = struct.unpack_from("24I4Q", ti, 8)
-                rtt, cwnd, retr = struct.unpack_from("I",ti,68)[0], struct.unpack_from("I",ti,80)[0], struct.unpack_from("I",ti,100)[0]
-                pacing = struct.unpack_from("Q", ti, 104)[0]
-                bytes_acked = struct.unpack_from("Q", ti, 120)[0]
-                notsent, minrtt = struct.unpack_from("II", ti, 144)
-                deliv, busy, rw, sb = struct.unpack_from("4Q", ti, 160)
-                open("/tmp/links.log","a").write(f"{time.time():.2f} {self._me[:6]}->{p[:6]} rtt={rtt/1000:.0f} min={minrtt/1000:.0f} cwnd={cwnd} retr={retr} pacing={pacing*8/1e6:.0f} deliv={deliv*8/1e6:.0f} acked={bytes_acked/1e6:.1f} notsent={notsent>>10}k busy={busy/1e6:.2f} rwnd={rw/1e6:.2f} snd={sb/1e6:.2f}\n")
-            open("/tmp/busy.log","a").write(f"{time.time():.2f} {self._me[:6]} {form[:6]} sent={sent_bytes/1e6:.1f} got={payload_bytes/1e6:.1f} busy={busy_s:.2f}\n")
             self._tell(
                 TransferReport(
                     form,

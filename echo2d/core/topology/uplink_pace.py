@@ -1,0 +1,78 @@
+"""Finds how fast a peer may send over all of its links together without losing much of it.
+
+Connections that share an uplink do not know of each other. Under bbr each probes for itself, so eight
+of them overfill a short queue all the time, and up to a fifth of what they send is sent again. So the
+peer limits the sum. At every look it sees what they have sent, sent again and had acknowledged:
+
+    LOSS_MAX of it sent again, and long round trips    DRAIN of the rate that was acknowledged
+    HELD_LOOKS later                                   that rate
+    later, while the rate is used                      GROW more at each look, and after CALM_LOOKS
+                                                       twice as much at each, up to GROW_MAX
+
+Loss without long round trips comes from the line and not from a queue; to send less would not help.
+The rate is never told to anybody, and forgotten with the process.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+
+# Seconds between two looks.
+LOOK_S = 0.1
+LOSS_MAX = 0.02
+# A round trip is long from this many times the shortest one on.
+LONG = 1.25
+# The queue becomes shorter meanwhile.
+DRAIN, HELD_LOOKS = 0.95, 5
+GROW, GROW_MAX, CALM_LOOKS = 0.005, 0.08, 10
+# The rate counts as used from this share on.
+USED = 0.9
+# The acknowledged rate is taken over so many looks; of so many such rates the highest counts.
+RATE_LOOKS, ABLE_LOOKS = 3, 8
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """What all connections did so far, in bytes without headers: sent, sent again, acknowledged."""
+
+    sent: int = 0
+    again: int = 0
+    acknowledged: int = 0
+
+
+class UplinkPace:
+    """See the module docstring. bytes_per_s: without headers; None: no limit yet."""
+
+    def __init__(self) -> None:
+        self.bytes_per_s: float | None = None
+        self._looks = deque[tuple[float, Sent]](maxlen=RATE_LOOKS + 1)
+        self._able = deque[float](maxlen=ABLE_LOOKS)
+        # Looks since the last cut, and the rate that was acknowledged then.
+        self._calm, self._then = 0, 0.0
+
+    def look(self, now: float, so_far: Sent, *, long_trips: bool) -> None:
+        """`now` in seconds, LOOK_S or more after the last look."""
+        if self._looks and so_far.sent < self._looks[-1][1].sent:
+            # A connection is gone, and what it did.
+            self._looks.clear()
+        self._looks.append((now, so_far))
+        if len(self._looks) < 2:
+            return
+        (began, first), (_, last) = self._looks[0], self._looks[-2]
+        rate = (so_far.acknowledged - first.acknowledged) / (now - began)
+        self._able.append(rate)
+        self._calm += 1
+        lost = so_far.again - last.again > LOSS_MAX * (so_far.sent - last.sent)
+        if self.bytes_per_s is None or self._calm > HELD_LOOKS:
+            if lost and long_trips:
+                self._cut()
+            elif self.bytes_per_s is not None and rate > USED * self.bytes_per_s:
+                doublings = max(0, self._calm - HELD_LOOKS - CALM_LOOKS)
+                self.bytes_per_s *= 1 + min(GROW_MAX, GROW * 2.0**doublings)
+        elif self._calm == HELD_LOOKS:
+            self.bytes_per_s = self._then
+
+    def _cut(self) -> None:
+        able = max(self._able)
+        self._then = able if self.bytes_per_s is None else min(able, self.bytes_per_s)
+        self.bytes_per_s = DRAIN * self._then
+        self._calm = 0
