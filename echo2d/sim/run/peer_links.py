@@ -116,6 +116,8 @@ class SimPeerLinks:
         if way is not None:
             way.in_order = max(way.in_order, self._clock.now) + self._random.uniform(*FRAME_S)
             self._clock.at(way.in_order, self._arrive, way, action)
+            # The line takes it at once.
+            self._clock.after(0.0, source.call, way.boots[0], self._room, way)
 
     def _arrive(self, way: _Way, what: relay_events.RelayEvent | relay_events.SendFrame) -> None:
         blocked_until = max(way.source.blocked_until, way.target.blocked_until)
@@ -130,7 +132,6 @@ class SimPeerLinks:
         if not isinstance(what, relay_events.SendFrame):
             way.target.relayed(what)
             return
-        way.source.call(way.boots[0], self._room, way)
         if what.stream not in way.ended:
             self._deliver_frame(way, what)
 
