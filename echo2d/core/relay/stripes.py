@@ -168,7 +168,7 @@ class ChildStream:
 
         PeerFault: it did not get that much.
         """
-        if sequence + waiting > self.cursor or waiting < 0:
+        if sequence + waiting > self.cursor or min(sequence, waiting) < 0:
             raise PeerFault(
                 f"frame number {sequence} of a stripe passed on, where {self.cursor} is next"
             )
@@ -316,7 +316,9 @@ class StripeState:
         passed = min(self.passed, len(self.log))
         if at_once or (self.told is not None and passed > self.told):
             self.told = passed
-            out.append(Tell(self.parent, FramesPassed(self.stream, passed, self._waiting)))
+            # A child that came from elsewhere may know more of the stripe than we do.
+            waiting = min(self._waiting, len(self.log) - passed)
+            out.append(Tell(self.parent, FramesPassed(self.stream, passed, waiting)))
 
     def progress(self, now: float) -> None:
         """A frame came from the parent, or was bound at the root."""
