@@ -280,4 +280,4 @@ class CoordinatorDouble:
 def _stripe(number: int, chain: Sequence[PeerId], peer: PeerId) -> StripeEdge:
     at = list(chain).index(peer)
     parent = chain[at - 1] if at else None
-    return StripeEdge(StripeId(number), 1.0, parent, tuple(chain[at + 1 : at + 2]))
+    return StripeEdge(StripeId(number), parent, tuple(chain[at + 1 : at + 2]))

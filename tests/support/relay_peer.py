@@ -37,6 +37,8 @@ ME, UP, LEFT, RIGHT = (
 TABLE = frame_id(SegmentId(0), 0)
 FRAMES = tuple(frame_id(SegmentId(0), index) for index in range(1, 9))
 SIZES = (100,) * len(FRAMES)
+MANY = tuple(frame_id(SegmentId(0), index) for index in range(1, 61))
+MANY_SIZES = (100,) * len(MANY)
 Message = TypeVar("Message")
 Edge = tuple[PeerId | None, tuple[PeerId, ...]]
 
@@ -60,13 +62,13 @@ class Peer:
         plan: int = 1,
         generation: int = 0,
         form: FormId = FORM,
-        weights: tuple[float, ...] = (),
+        spares: tuple[float, ...] = (),
         sources: tuple[PeerId, ...] = (),
     ) -> list[RelayAction]:
-        """A plan of stripes, equal unless weighted; each edge is a parent and children."""
-        shares = weights or (1 / len(edges),) * len(edges)
+        """A plan of stripes, ordinary ones unless spare; each edge is a parent and children."""
+        shares = spares or (0.0,) * len(edges)
         stripes = [
-            StripeEdge(StripeId(n), shares[n], parent, kids)
+            StripeEdge(StripeId(n), parent, kids, shares[n])
             for n, (parent, kids) in enumerate(edges)
         ]
         others = dict.fromkeys(
@@ -117,6 +119,18 @@ def frames_to(peer: PeerId, actions: list[RelayAction]) -> list[FrameId]:
     return [
         action.frame for action in actions if isinstance(action, SendFrame) and action.peer == peer
     ]
+
+
+def drain(peer: Peer, *links: PeerId) -> list[SendFrame]:
+    """What goes over these links while they, and no others, take all that they are given."""
+    sent: list[SendFrame] = []
+    while more := [action for link in links for action in sends(peer(PeerReady(link)))]:
+        sent += more
+    return sent
+
+
+def sends(actions: Iterable[RelayAction]) -> list[SendFrame]:
+    return [action for action in actions if isinstance(action, SendFrame)]
 
 
 def opened(peer: PeerId, stream: int, stripe: int = 0, first: int = 0, generation: int = 0) -> Tell:

@@ -23,7 +23,7 @@ from echo2d.core.base.ids import DIGEST_BYTES, PeerId, RunId
 from echo2d.core.protocol.peer_messages import LinkHello, Proof, encode, require
 from echo2d.errors import PeerFault
 
-LINK_PROTOCOL_VERSION = 1
+LINK_PROTOCOL_VERSION = 2
 SECRET_BYTES = 32  # of an edge; the key length of blake3
 NONCE_BYTES = 32
 # The coordinator gives this name when it dials a peer to see whether the peer's port is reachable.

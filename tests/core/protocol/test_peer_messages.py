@@ -47,7 +47,7 @@ MESSAGES: list[LinkMessage] = [
     FramesHeld(FORM, (FrameRun(FRAME_7, 2), FrameRun(FrameId(WORD_MAX), 1))),
     FramesWanted(2, FORM, (FRAME_7, FrameId(0))),
     FramesCancelled(FORM, (FRAME_7,)),
-    FramesPassed(2, 7),
+    FramesPassed(2, 7, 3),
 ]
 
 

@@ -59,6 +59,7 @@ def test_children_wait_for_a_lost_frame_and_get_it_when_it_is_back(follower: Pee
     for sequence, frame in enumerate(FRAMES[:5], 1):
         follower.comes(UP, 2, sequence, frame)
     follower(FramesLost(FORM, FRAMES[3:4]))
+    assert frames_to(LEFT, follower(PeerReady(LEFT))) == list(FRAMES[1:3])
     assert frames_to(LEFT, follower(PeerReady(LEFT))) == []
     assert frames_to(LEFT, follower(RepairVerified(UP, FORM, FRAMES[3]))) == [FRAMES[3], FRAMES[4]]
 
@@ -69,6 +70,7 @@ def test_the_root_binds_a_lost_frame_when_it_is_back(peer: Peer) -> None:
     peer(LinkUp(LEFT))
     peer(FramesLost(FORM, FRAMES[1:2]))
     assert frames_to(LEFT, peer.asked(LEFT, 2)) == [TABLE, FRAMES[0]]
+    assert frames_to(LEFT, peer(PeerReady(LEFT))) == []
     assert frames_to(LEFT, peer(FramesFound(FORM, FRAMES[1:2]))) == [FRAMES[1], FRAMES[2]]
 
 

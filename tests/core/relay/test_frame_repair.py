@@ -42,6 +42,7 @@ from tests.support.relay_peer import (
     TABLE,
     UP,
     Peer,
+    drain,
     fill,
     held,
     opened,
@@ -112,10 +113,12 @@ def test_what_is_missing_after_the_last_stripe_is_asked_for(follower: Peer) -> N
 def test_wants_are_answered_after_the_stripes(root: Peer) -> None:
     root.asked(LEFT, 2)
     assert root(Heard(LEFT, FramesWanted(4, FORM, (FRAMES[5], frame_id(SegmentId(3), 1))))) == []
-    root(PeerReady(LEFT))
-    answer = root(PeerReady(LEFT))
-    assert SendFrame(LEFT, 4, FORM, FRAMES[5], 0, header_only=False) in answer
-    assert SendFrame(LEFT, 4, FORM, frame_id(SegmentId(3), 1), 0, header_only=True) in answer
+    sent = drain(root, LEFT)
+    assert [action.stream for action in sent] == [2] * (len(FRAMES) - 1) + [4, 4]
+    assert sent[-2:] == [
+        SendFrame(LEFT, 4, FORM, FRAMES[5], 0, header_only=False),
+        SendFrame(LEFT, 4, FORM, frame_id(SegmentId(3), 1), 0, header_only=True),
+    ]
 
 
 def test_wants_end_when_cancelled_or_with_their_stream(root: Peer) -> None:
@@ -123,10 +126,7 @@ def test_wants_end_when_cancelled_or_with_their_stream(root: Peer) -> None:
     root(Heard(LEFT, FramesWanted(4, FORM, FRAMES[:3])))
     root(Heard(LEFT, FramesCancelled(FORM, FRAMES[:1])))
     root(Heard(LEFT, StreamEnded(4, DONE)))
-    root(PeerReady(LEFT))
-    assert not any(
-        isinstance(action, SendFrame) and action.stream == 4 for action in root(PeerReady(LEFT))
-    )
+    assert {action.stream for action in drain(root, LEFT)} == {2}
 
 
 def test_wants_are_bounded(root: Peer) -> None:

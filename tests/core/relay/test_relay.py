@@ -80,7 +80,7 @@ def test_a_stream_asked_before_the_plan_comes_is_served_then(peer: Peer) -> None
     fill(peer)
     peer(LinkUp(LEFT))
     assert peer.asked(LEFT, 2) == []
-    assert frames_to(LEFT, peer.plan((None, (LEFT,)))) == [TABLE, *FRAMES[:3]]
+    assert frames_to(LEFT, peer.plan((None, (LEFT,)))) == [TABLE, FRAMES[0]]
 
 
 def test_streams_of_strangers_are_refused(follower: Peer) -> None:

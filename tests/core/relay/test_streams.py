@@ -15,7 +15,6 @@ from echo2d.core.relay.events import (
     Heard,
     LinkDown,
     LinkUp,
-    PeerReady,
     RelayDeadlinePassed,
     RepairRefused,
     RepairVerified,
@@ -35,6 +34,7 @@ from tests.support.relay_peer import (
     TABLE,
     UP,
     Peer,
+    drain,
     held,
     opened,
 )
@@ -81,8 +81,7 @@ def test_a_lost_child_is_reported_unless_it_has_everything(root: Peer) -> None:
         ReportEdgeBroken(PlanId(1), Generation(0), LEFT, "reset")
     ]
     root.asked(RIGHT, 2)
-    root(PeerReady(RIGHT))
-    root(PeerReady(RIGHT))
+    drain(root, RIGHT)
     assert root(LinkDown(RIGHT, "reset")) == []
 
 
@@ -165,7 +164,8 @@ def test_a_parent_whose_stripe_ended_is_not_to_blame_while_another_brings_frames
     peer(Heard(UP, StreamEnded(2, DONE)))
     for sequence, frame in enumerate((TABLE, *FRAMES[:4])):
         peer.comes(LEFT, 1, sequence, frame, after=LINK_S / 2)
-        assert peer(RelayDeadlinePassed()) == []
+        later = peer(RelayDeadlinePassed())
+        assert not any(isinstance(action, ReportEdgeBroken) for action in later)
 
 
 def test_a_bad_frame_accuses_its_parent_and_ends_the_stream(follower: Peer) -> None:

@@ -132,7 +132,7 @@ def a_token(finish: bool = False, sample: int = 4) -> SampleProgressed:
 
 
 def a_plan(form: FormId) -> PlanEdges:
-    edge = StripeEdge(StripeId(0), 1.0, PARENT, ())
+    edge = StripeEdge(StripeId(0), PARENT, ())
     return PlanEdges(
         form, PlanId(1), Generation(1), (edge,), (EdgePeer(PARENT, None, False, bytes(32)),)
     )

@@ -14,6 +14,7 @@ from echo2d.core.protocol.peer_messages import (
     FrameReceived,
     FramesCancelled,
     FramesHeld,
+    FramesPassed,
     FramesWanted,
     LinkEnded,
     LinkEvent,
@@ -30,7 +31,7 @@ from echo2d.errors import PeerFault
 from tests.support.fuzz import Fuzz, assert_bounded, damaged
 from tests.support.peer_link import ALICE, BOB, CAROL, FORM, STRIPE, an_end, feed, joined, wire
 
-STRIPE_ID = STRIPE[3]
+STRIPE_ID, PASSED_ON = STRIPE[3], StripeId(9)
 SIZES = (65536, 65536, 9)
 
 
@@ -49,7 +50,9 @@ def alice_says() -> tuple[PeerLink, list[bytes]]:
         wire(alice.send_frame(2, frames(1)[0], 1, memoryview(b"payload" * 20))),
         wire(alice.send_frame(2, frames(3)[0], 2, None)),
         wire(alice.send_frame(4, frames(2)[0], 0, memoryview(b"x"))),
-        alice.tell(FramesWanted(3, FORM, frames(1, 2))),
+        alice.tell(StreamOpened(3, *STRIPE[:3], PASSED_ON, 0)),
+        alice.tell(FramesPassed(3, 0, 0)),
+        alice.tell(FramesWanted(5, FORM, frames(1, 2))),
         alice.tell(FramesCancelled(FORM, frames(2))),
         alice.tell(StreamEnded(2, "done")),
         alice.tell(StreamEnded(1, "changed")),
@@ -61,7 +64,7 @@ def a_relay() -> Relay:
     """Bob's: he takes one stripe from Alice; she takes another one from him."""
     relay = Relay(BOB)
     edges = tuple(EdgePeer(peer, None, dial=False, secret=bytes(32)) for peer in (ALICE, CAROL))
-    stripes = (StripeEdge(STRIPE_ID, 0.5, ALICE, ()), StripeEdge(StripeId(9), 0.5, CAROL, (ALICE,)))
+    stripes = (StripeEdge(STRIPE_ID, ALICE, ()), StripeEdge(PASSED_ON, CAROL, (ALICE,)))
     relay.handle(relay_events.TableHeld(FORM, SegmentId(0), SIZES), now=0.0)
     relay.handle(relay_events.LinkUp(ALICE), now=0.0)
     plan = PlanEdges(FORM, PlanId(STRIPE[1]), Generation(STRIPE[2]), stripes, edges)
