@@ -38,7 +38,6 @@ class Outlet:
         self._forms, self._meter = forms, busy
         # Links with unsent frames, and since when; the longest first.
         self._busy: dict[LinkState, float] = {}
-        self._slow = set[LinkState]()
         # Seconds from giving a frame until its link had sent it.
         self._usual_s = 0.0
         # Links whose peers asked for single frames.
@@ -62,11 +61,10 @@ class Outlet:
 
     def sent(self, link: LinkState, now: float) -> None:
         """The link has sent what it was given."""
-        link.unsent = 0
+        link.unsent, link.slow = 0, False
         since = self._busy.pop(link, None)
         if since is not None:
             self._usual_s += USUAL * (now - since - self._usual_s)
-        self._slow.discard(link)
         for child in link.child_streams:
             self.put(child)
 
@@ -74,7 +72,6 @@ class Outlet:
         """The link is down."""
         self._asking.pop(link, None)
         self._busy.pop(link, None)
-        self._slow.discard(link)
 
     def frees_at(self) -> float | None:
         """When a link counts as slow, so that others get its turn; None: none has to."""
@@ -87,7 +84,7 @@ class Outlet:
     def send(self, now: float, out: list[RelayAction]) -> None:
         """Give frames to links while there is room."""
         for link in self._late(now):
-            self._slow.add(link)
+            link.slow = True
             del self._busy[link]
         while sum(link.unsent for link in self._busy) < UNSENT_FRAMES:
             if not self._send_one(now, out):
@@ -124,8 +121,7 @@ class Outlet:
         return False
 
     def _given(self, link: LinkState, now: float) -> None:
-        if link not in self._slow:
-            self._busy.setdefault(link, now)
+        self._busy.setdefault(link, now)
 
     def _next(self, line: deque[ChildStream]) -> ChildStream | None:
         """The first stream that can send; others come back when their link has room or a frame comes."""

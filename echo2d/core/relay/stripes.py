@@ -58,12 +58,13 @@ def table_of(frame: FrameId) -> FrameId:
 class LinkState:
     """An open link: its room, the streams on it, and what the other end has said.
 
-    unsent: frames that were given to the link and may not be sent yet. child_streams: stripes that
-    the peer takes from us. incoming: stripe streams that we opened. repairs: our repair stream per form.
-    wants: (stream, form, frame) that the peer asked for on repair streams.
-    has: frames that the peer said it holds. told: how many of a form's arrivals the peer knows of.
-    asks: streams that it asked for before the plan came here. heard_at: when it last sent a frame.
-    quiet_until: until then it is not asked for repairs.
+    unsent: frames that were given to the link and may not be sent yet. slow: they have waited for
+    long, and it gets no more before they are sent. child_streams: stripes that the peer takes from
+    us. incoming: stripe streams that we opened. repairs: our repair stream per form. wants:
+    (stream, form, frame) that the peer asked for on repair streams. has: frames that the peer said
+    it holds. told: how many of a form's arrivals the peer knows of. asks: streams that it asked for
+    before the plan came here. heard_at: when it last sent a frame. quiet_until: until then it is
+    not asked for repairs.
     """
 
     __slots__ = (
@@ -76,6 +77,7 @@ class LinkState:
         "peer",
         "quiet_until",
         "repairs",
+        "slow",
         "told",
         "unsent",
         "wants",
@@ -84,6 +86,7 @@ class LinkState:
     def __init__(self, me: PeerId, peer: PeerId) -> None:
         self.peer = peer
         self.unsent = 0
+        self.slow = False
         self.child_streams: list[ChildStream] = []
         self.incoming: dict[int, StripeState] = {}
         self.repairs: dict[FormId, int] = {}
@@ -98,7 +101,7 @@ class LinkState:
     @property
     def has_room(self) -> bool:
         """Whether the link takes another frame."""
-        return self.unsent < LINK_FRAMES_MAX
+        return self.unsent < LINK_FRAMES_MAX and not self.slow
 
     def child(self, stream: int) -> "ChildStream | None":
         """The child's stream with this number."""

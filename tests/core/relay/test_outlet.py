@@ -84,6 +84,13 @@ def test_a_slow_link_gets_nothing_before_it_has_sent(stuck: Peer) -> None:
     assert frames_to(LEFT, stuck(PeerReady(LEFT))) == list(FRAMES[1:3])
 
 
+def test_a_slow_link_that_has_room_for_a_frame_gets_none_either(both: Peer) -> None:
+    """LEFT and RIGHT were given one each. RIGHT alone takes it, and that late."""
+    both(FramesFound(FORM, MANY))
+    assert both(RelayDeadlinePassed(), after=SLOW_S) == []
+    assert {action.peer for action in drain(both, RIGHT)} == {RIGHT}
+
+
 def test_a_slow_link_counts_again_when_it_has_sent(stuck: Peer) -> None:
     stuck(RelayDeadlinePassed(), after=SLOW_S)
     drain(stuck, RIGHT)
