@@ -125,13 +125,15 @@ class StripeEdge:
     """This peer's place in the tree of one stripe: its parent (None at the root) and children.
 
     spare: above 0, the root binds to this stripe what no ordinary one takes, at most this share of
-    the form's bytes.
+    the form's bytes. weight: above 0, the root gives it that part of the bytes as long as its relays
+    keep up; 0: what they can pass on.
     """
 
     stripe: StripeId
     parent: PeerId | None
     children: tuple[PeerId, ...]
     spare: float = 0.0
+    weight: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,10 +18,15 @@ from collections import deque
 
 # At first: one frame is passed on, one is under way, and one waits.
 CREDIT_FRAMES = 3
+# In a large swarm, where reports come through many peers, and rates made the plan.
+LARGE_CREDIT_FRAMES = 64
 # Of 64 KiB: what 2 Gbit/s carry in a quarter of a second. No report makes a credit larger.
 CREDIT_FRAMES_MAX = 1024
 # So many waiting frames bridge a late arrival.
 WAITING = 2
+# When nothing has moved for this long, and for so many usual gaps, a frame is bound beyond the credit.
+# So nobody below a healthy relay takes its parent for stalled because another peer stands still.
+TRICKLE_S, TRICKLE_GAPS = 0.3, 2.0
 # Reports over which a rate is taken.
 RATE_REPORTS = 8
 
@@ -32,11 +37,12 @@ class Credit:
     passed: everything before it has been passed on. frames: the credit.
     """
 
-    __slots__ = ("_least", "_reports", "_seen", "_used_up", "frames", "passed")
+    __slots__ = ("_least", "_moved_at", "_reports", "_seen", "_used_up", "frames", "passed")
 
-    def __init__(self, passed: int = 0) -> None:
-        self.passed = passed
-        self.frames = CREDIT_FRAMES
+    def __init__(self, passed: int = 0, frames: int = CREDIT_FRAMES) -> None:
+        self.passed, self.frames = passed, frames
+        # The last frame bound or passed on.
+        self._moved_at = 0.0
         # Whether the credit has held a frame back since it last changed.
         self._used_up = False
         # The fewest waiting frames, and the reports, since then.
@@ -46,6 +52,7 @@ class Credit:
 
     def bound(self, end: int, now: float) -> None:
         """Frames before `end` are bound to the stripe."""
+        self._moved_at = now
         if not self._reports or self._reports[-1][1] == end - 1:
             self._reports.append((now, end - 1))
 
@@ -53,7 +60,7 @@ class Credit:
         """The relays report that everything before this number was passed on, and what waits."""
         if sequence <= self.passed:
             return
-        self.passed = sequence
+        self.passed, self._moved_at = sequence, now
         self._reports.append((now, sequence))
         self._seen += 1
         self._least = min(self._least, waiting)
@@ -74,12 +81,13 @@ class Credit:
         (began, first), (ended, last) = self._reports[0], self._reports[-1]
         return (last - first) / (ended - began) if ended > began else 0.0
 
-    def allows(self, end: int) -> bool:
+    def allows(self, end: int, now: float) -> bool:
         """Whether another frame may be bound to a stripe that ends here."""
         if end - self.passed < self.frames:
             return True
         self._used_up = True
-        return False
+        gap_s = 1 / self.rate if self.rate else 0.0
+        return now >= self._moved_at + max(TRICKLE_S, TRICKLE_GAPS * gap_s)
 
     def backlog_s(self, end: int) -> float:
         """Seconds until the relay has passed on what is bound; of unknown relays all are as fast."""

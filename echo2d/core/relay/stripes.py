@@ -34,7 +34,7 @@ from echo2d.core.protocol.peer_messages import (
     StreamOpened,
     stream_after,
 )
-from echo2d.core.relay.credit import Credit
+from echo2d.core.relay.credit import CREDIT_FRAMES, LARGE_CREDIT_FRAMES, Credit
 from echo2d.core.relay.events import DONE, RelayAction, SendFrame, Tell
 from echo2d.core.relay.frame_set import FrameSet
 from echo2d.errors import PeerFault
@@ -177,7 +177,7 @@ class ChildStream:
             )
         if self.passed is None:
             # Until now it counted as a peer without children, to whom everything was passed on.
-            self.stripe.credit = Credit(sequence)
+            self.stripe.credit = Credit(sequence, self.stripe.credit.frames)
         self.passed = max(sequence, self.passed or 0)
         self.waiting = waiting
 
@@ -218,7 +218,7 @@ class StripeState:
     parent. ended: the log is complete. broken: the stream is gone or stalled, and the coordinator
     was told. last_at: when the stripe last moved on. gap_s: the time within which the next frame is
     expected. spare: above 0, the root binds to this stripe what no other takes, at most this share of
-    the bytes. credit, bound_bytes: at the root. served: a child has come. told: the sequence number
+    the bytes. weight: above 0, its part of the bytes. credit, bound_bytes: at the root. served: a child has come. told: the sequence number
     up to which we told the parent that we passed the stripe on; None: we told nothing.
     """
 
@@ -240,12 +240,13 @@ class StripeState:
         "state",
         "stream",
         "told",
+        "weight",
     )
 
     def __init__(self, state: "FormState", edge: StripeEdge) -> None:
         self.state = state
         self.number = edge.stripe
-        self.spare = edge.spare
+        self.spare, self.weight = edge.spare, edge.weight
         self.parent = edge.parent
         self.children = frozenset(edge.children)
         self.log: list[FrameId] = []
@@ -256,7 +257,7 @@ class StripeState:
         self.broken = False
         self.last_at = 0.0
         self.gap_s = GAP_START_S if edge.parent is not None else 0.0
-        self.credit = Credit()
+        self.credit = Credit(frames=CREDIT_FRAMES if edge.weight == 0 else LARGE_CREDIT_FRAMES)
         self.served = False
         self.bound_bytes = 0
         self.told: int | None = None
@@ -269,10 +270,9 @@ class StripeState:
             child.cursor == end and child.link.has_room for child in self.child_streams.values()
         )
 
-    @property
-    def has_credit(self) -> bool:
+    def has_credit(self, now: float) -> bool:
         """At the root: whether another frame may be bound."""
-        return self.credit.allows(len(self.log))
+        return self.credit.allows(len(self.log), now)
 
     @property
     def is_relayed(self) -> bool:
@@ -282,7 +282,9 @@ class StripeState:
     @property
     def order(self) -> tuple[float, int, StripeId]:
         """At the root: of all stripes that take a frame, the one with the least takes it."""
-        return self.credit.backlog_s(len(self.log)), len(self.log), self.number
+        end = len(self.log)
+        behind = self.bound_bytes / self.weight if self.weight else self.credit.backlog_s(end)
+        return behind, end, self.number
 
     @property
     def passed(self) -> int:
@@ -434,20 +436,21 @@ class FormState:
         if not self._skip_tables():
             return None
         able = self._may_spare if spare else self._has_credit
-        ready = [stripe for stripe in self.stripes.values() if stripe.takes_next and able(stripe)]
+        stripes = self.stripes.values()
+        ready = [stripe for stripe in stripes if stripe.takes_next and able(stripe, now)]
         if not ready:
             return None
         stripe = min(ready, key=lambda one: (not one.is_relayed, *one.order))
         self._bind_next(stripe, now, out)
         return stripe
 
-    def _has_credit(self, stripe: StripeState) -> bool:
+    def _has_credit(self, stripe: StripeState, now: float) -> bool:
         # A stripe alone gets all that its links take.
-        return not stripe.spare and (len(self.stripes) == 1 or stripe.has_credit)
+        return not stripe.spare and (len(self.stripes) == 1 or stripe.has_credit(now))
 
-    def _may_spare(self, stripe: StripeState) -> bool:
+    def _may_spare(self, stripe: StripeState, now: float) -> bool:
         has_share = stripe.bound_bytes <= stripe.spare * self.transfer.known_bytes
-        return stripe.spare > 0 and has_share and (not stripe.is_relayed or stripe.has_credit)
+        return stripe.spare > 0 and has_share and (not stripe.is_relayed or stripe.has_credit(now))
 
     def end_if_bound(self, out: list[RelayAction]) -> None:
         """At the root: ends the stripes when everything is bound."""

@@ -30,7 +30,8 @@ def edges_for(plan: Plan, peer: PeerId, secret: Callable[[PeerId, PeerId], bytes
     stripes = []
     for number, stripe in enumerate(plan.stripes):
         parent, children = stripe.tree.parents.get(peer), stripe.tree.children(peer)
-        stripes.append(StripeEdge(StripeId(number), parent, children, stripe.spare))
+        weight = stripe.weight if plan.depends_on_rates else 0.0
+        stripes.append(StripeEdge(StripeId(number), parent, children, stripe.spare, weight))
         others |= dict.fromkeys(children if parent is None else (*children, parent))
     peers = tuple(_edge_peer(facts[peer], facts[other], plan, secret) for other in others)
     sources = plan.sources.get(peer, ())

@@ -43,5 +43,5 @@ def _is_edge(edge: EdgePeer) -> bool:
 
 def _is_place(edge: StripeEdge, peers: set[PeerId]) -> bool:
     others = edge.children if edge.parent is None else (edge.parent, *edge.children)
-    shares = 0.0 <= edge.spare <= 1.0
+    shares = 0.0 <= edge.spare <= 1.0 and 0.0 <= edge.weight <= 1.0
     return shares and len(set(others)) == len(others) and peers.issuperset(others)
