@@ -81,7 +81,8 @@ class PeerConnection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
-        self.transport.set_write_buffer_limits(high=0)
+        # Not 0: of TLS, even an empty buffer would count as full.
+        self.transport.set_write_buffer_limits(high=1, low=0)
         sock = self.transport.get_extra_info("socket")
         _tune(sock)
         # uvloop creates a new object at every access to its socket, so keep one of our own.
