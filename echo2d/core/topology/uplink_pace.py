@@ -26,6 +26,8 @@ DRAIN, HELD_LOOKS = 0.95, 5
 GROW, GROW_MAX, CALM_LOOKS = 0.005, 0.08, 10
 # The rate counts as used from this share on.
 USED = 0.9
+# Bytes/s: what an interrupted line has acknowledged is no rate to go on with.
+RATE_MIN = 65536.0
 # The acknowledged rate is taken over so many looks; of so many such rates the highest counts.
 RATE_LOOKS, ABLE_LOOKS = 3, 8
 
@@ -73,6 +75,7 @@ class UplinkPace:
 
     def _cut(self) -> None:
         able = max(self._able)
-        self._then = able if self.bytes_per_s is None else min(able, self.bytes_per_s)
+        known = able if self.bytes_per_s is None else min(able, self.bytes_per_s)
+        self._then = max(RATE_MIN, known)
         self.bytes_per_s = DRAIN * self._then
         self._calm = 0
