@@ -96,7 +96,7 @@ def bound_s(job: Job, seed: PeerFacts, peers: Sequence[PeerFacts]) -> float:
     """
     if not peers:
         return 0.0
-    return job.wire_bytes / min(rate_max(seed, peers), *map(downlink, peers))
+    return _times(job.wire_bytes, min(rate_max(seed, peers), *map(downlink, peers)))
 
 
 def predicted_s(job: Job, peers: Sequence[PeerFacts], stripes: tuple[Stripe, ...]) -> float:
@@ -106,12 +106,17 @@ def predicted_s(job: Job, peers: Sequence[PeerFacts], stripes: tuple[Stripe, ...
     """
     facts = {one.peer: one for one in peers}
     sending = max(
-        (sent / uplink(facts[peer]) for peer, sent in copies(stripes).items()), default=0.0
+        (_times(sent, uplink(facts[peer])) for peer, sent in copies(stripes).items()), default=0.0
     )
-    receiving = max((1 / downlink(one) for one in peers[1:]), default=0.0)
+    receiving = max((_times(1, downlink(one)) for one in peers[1:]), default=0.0)
     return job.wire_bytes * max(sending, receiving) + sum(
         stripe.weight * _start_s(job, stripe.tree, facts) for stripe in stripes if stripe.weight
     )
+
+
+def _times(amount: float, rate: float) -> float:
+    """The quotient; infinity if the rate is 0."""
+    return amount / rate if rate else math.inf
 
 
 def _start_s(job: Job, tree: Tree, facts: Mapping[PeerId, PeerFacts]) -> float:
@@ -125,7 +130,7 @@ def _start_s(job: Job, tree: Tree, facts: Mapping[PeerId, PeerFacts]) -> float:
         if children:
             sent = (
                 start[peer]
-                + len(children) * job.frame_bytes / uplink(facts[peer])
+                + _times(len(children) * job.frame_bytes, uplink(facts[peer]))
                 + latency_s(facts[peer])
             )
             start.update({child: sent + latency_s(facts[child]) for child in children})

@@ -46,6 +46,7 @@ from echo2d.core.topology.plan import (
     linkable,
 )
 from echo2d.core.topology.repair import with_leaf
+from echo2d.core.topology.uplink_rates import UPLINK_MIN
 
 # In a chain, a peer with less than this share of the median uplink passes nothing on.
 SLOW_SHARE = 0.5
@@ -118,7 +119,11 @@ def plan_auto(
 ) -> Plan:
     """The plan that should finish first."""
     if len(peers) <= SMALL_SWARM:
-        return _plan_small(plan_id, job, seed, peers, 1.0)
+        known = fill_in((seed, *peers))
+        stripes = _everybody_relays(known, 1.0)
+        # A star has no relays, whoever comes later.
+        shape = STAR if len(stripes) == 1 else RELAY
+        return _plan(plan_id, job, shape, (seed, *peers), stripes, known)
     return min(_candidates(plan_id, job, seed, peers), key=_cost)
 
 
@@ -131,10 +136,14 @@ def plan_at_most(
     another peer, and costs the seed nothing more.
     """
     if len(peers) <= SMALL_SWARM:
+        known = fill_in((seed, *peers))
         # A spare frame costs a copy for every peer, where a relayed one costs one.
         others = len(peers) - 1
         spare = min(1.0, (copies_max - 1) / others) if others > 0 else 1.0
-        return _plan_small(plan_id, job, seed, peers, spare)
+        stripes = _everybody_relays(known, spare)
+        if copies(stripes).get(seed.peer, 0.0) > copies_max * (1 + 1e-9):
+            return None
+        return _plan(plan_id, job, RELAY, (seed, *peers), stripes, known)
     return min(_bounded(plan_id, job, seed, peers, copies_max), key=_cost, default=None)
 
 
@@ -291,19 +300,10 @@ def _chain(seed: PeerFacts, order: Sequence[PeerFacts]) -> dict[PeerId, PeerId]:
 # --- small swarms ----------------------------------------
 
 
-def _plan_small(
-    plan_id: PlanId, job: Job, seed: PeerFacts, peers: Sequence[PeerFacts], spare: float
-) -> Plan:
-    """Every peer that can send relays a stripe. spare: the most that the spare stripes take."""
-    known = fill_in((seed, *peers))
-    stripes = _everybody_relays(known, spare)
-    # A star has no relays, whoever comes later.
-    shape = STAR if len(stripes) == 1 and spare == 1 else RELAY
-    return _plan(plan_id, job, shape, (seed, *peers), stripes, known)
-
-
 def _everybody_relays(known: Sequence[PeerFacts], spare: float) -> tuple[Stripe, ...]:
     """A stripe for each relay, and the spare ones; a star where nobody can relay.
+
+    spare: the share of the bytes that the spare stripes take at most, all together; 1: no limit.
 
     A relay behind NAT reaches others like it through a third peer that can be dialled. Which third has
     uplink for that shows only while the version spreads, so such a relay has a stripe through each of
@@ -326,6 +326,8 @@ def _everybody_relays(known: Sequence[PeerFacts], spare: float) -> tuple[Stripe,
         trees += [_below(seed, facts.peer, peers) for facts in opened]
     if not trees:
         return (Stripe(1.0, star),)
+    # Each spare stripe can take its whole share, so they divide what is allowed.
+    spare = spare if spare == 1 else spare / (1 + len(closed))
     weights, direct = _shares(known, trees, spare)
     stripes = [Stripe(weight, tree) for weight, tree in zip(weights, trees, strict=True)]
     if spare:
@@ -371,7 +373,8 @@ def _shares(
 ) -> tuple[list[float], float]:
     """By the rates that are known, the shares of these stripes and of the star. They add up to 1."""
     root = known[0].peer
-    able = {facts.peer: uplink(facts) for facts in known}
+    # No rate is 0, so that no sum of them is.
+    able = {facts.peer: max(UPLINK_MIN, uplink(facts)) for facts in known}
     firsts = [tree.children(root)[0] for tree in trees]
     # Only a first relay and its third have children.
     thirds = [
