@@ -110,7 +110,15 @@ class _Spare:
         """The stripe's tree without the lost peer, whose children find new parents."""
         tree = stripe.tree
         parents = {child: parent for child, parent in tree.parents.items() if child != lost}
-        orphans = sorted(tree.children(lost), key=lambda one: self._busy(one, stripe.weight))
+        # The first one takes the place. Peers that joined late come last, as in `_place`.
+        orphans = sorted(
+            tree.children(lost),
+            key=lambda one: (
+                one not in self._able,
+                one in self._joined,
+                self._busy(one, stripe.weight),
+            ),
+        )
         below = {orphan: set(Tree(orphan, parents).downwards()) for orphan in orphans}
         # Subtrees without a parent yet. No orphan goes below one, or the tree would have a cycle.
         loose = {peer for peers in below.values() for peer in peers}
