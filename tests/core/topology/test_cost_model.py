@@ -1,5 +1,6 @@
 """What a plan costs: the bound, the prediction, and what counts where nothing was measured."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -77,3 +78,22 @@ def test_the_prediction_is_the_busiest_link_and_the_longest_way() -> None:
     tree = Tree(SEED.peer, {a: SEED.peer, b: a, c: a})
     peers = [facts(name, latency_s=0.005) for name in ("seed", "a", "b", "c")]
     assert predicted_s(JOB, peers, (Stripe(1.0, tree),)) == pytest.approx(200 + 0.1 + 0.2 + 0.02)
+
+
+def test_a_start_up_counts_for_the_share_of_the_frames_that_have_it() -> None:
+    """Three quarters of the frames go from hop to hop, and one quarter straight to both peers."""
+    a, b = PeerId("a"), PeerId("b")
+    hops, star = (
+        Tree(SEED.peer, {a: SEED.peer, b: a}),
+        Tree(SEED.peer, {a: SEED.peer, b: SEED.peer}),
+    )
+    peers = [facts(name) for name in ("seed", "a", "b")]
+    stripes = (Stripe(0.75, hops), Stripe(0.25, star), Stripe(0.0, star, spare=1.0))
+    assert predicted_s(JOB, peers, stripes) == pytest.approx(125 + 0.75 * 0.2 + 0.25 * 0.2)
+
+
+def test_with_an_uplink_of_zero_nothing_ever_ends() -> None:
+    seed = facts("seed", 0.0)
+    tree = Tree(SEED.peer, {PeerId("a"): SEED.peer})
+    assert bound_s(JOB, seed, ABCD) == math.inf
+    assert predicted_s(JOB, [seed, ABCD[0]], (Stripe(1.0, tree),)) == math.inf

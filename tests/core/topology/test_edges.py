@@ -4,11 +4,10 @@ from dataclasses import replace
 
 from echo2d.core.base.ids import PeerId
 from echo2d.core.protocol.control_messages import Address
-from echo2d.core.topology.edges import PACE_MIN, edge_secret, edges_for
-from echo2d.core.topology.plan import Stripe, Tree
-from echo2d.core.topology.planner import plan_chains
+from echo2d.core.topology.edges import edge_secret, edges_for
+from echo2d.core.topology.planner import plan_auto, plan_chains, plan_star
 from echo2d.core.topology.repair import join
-from tests.support.plans import ABCD, JOB, MB, ONE, SEED, facts
+from tests.support.plans import ABCD, JOB, ONE, SEED, facts
 
 
 def secret(one: PeerId, other: PeerId) -> bytes:
@@ -49,19 +48,20 @@ def test_of_two_peers_that_are_each_others_parents_one_dials() -> None:
     ]
 
 
-def test_a_pace_is_shared_over_the_children_by_what_they_get() -> None:
-    """Nobody else is sent to more slowly, and no share is so small that a link seems dead."""
-    one, other = (Tree(SEED.peer, {PeerId(child): PeerId(parent) for child, parent in edges}) for edges in (
-        (("a", "seed"), ("b", "a"), ("c", "a")), (("a", "seed"), ("b", "a"), ("c", "b")),
-    ))  # fmt: skip
-    peers = (SEED, replace(facts("a"), pace=3.0 * MB), facts("b"), facts("c"))
-    plan = replace(
-        plan_chains(ONE, JOB, SEED, peers[1:], 1),
-        peers=peers,
-        stripes=(Stripe(0.5, one), Stripe(0.5, other)),
-    )
-    plan.check()
-    told = {edge.peer: edge.pace for edge in edges_for(plan, PeerId("a"), secret).peers}
-    assert told == {"b": 2.0 * MB, "c": 1.0 * MB, "seed": None}
-    slow = replace(plan, peers=(SEED, replace(facts("a"), pace=1.0), *peers[2:]))
-    assert edges_for(slow, PeerId("a"), secret).peers[0].pace == PACE_MIN
+def test_a_spare_stripe_is_told_as_one() -> None:
+    """The root needs it to know which stripe takes what no other does."""
+    plan = plan_auto(ONE, JOB, SEED, ABCD[:2])
+    told = edges_for(plan, SEED.peer, secret).stripes
+    assert [(stripe.parent, stripe.children, stripe.spare) for stripe in told] == [
+        (None, ("a",), 0.0),
+        (None, ("b",), 0.0),
+        (None, ("a", "b"), 1.0),
+    ]
+
+
+def test_a_source_is_told_of_the_newcomer_that_fetches_from_it() -> None:
+    plan = join(plan_star(ONE, JOB, SEED, ABCD[:2]), facts("e"), {PeerId("a"), PeerId("b")})
+    source, newcomer = (edges_for(plan, PeerId(name), secret) for name in "ae")
+    assert "e" in [peer.peer for peer in source.peers]
+    assert newcomer.sources == ("a", "b")
+    assert {"a", "b"} <= {peer.peer for peer in newcomer.peers}

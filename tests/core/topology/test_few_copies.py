@@ -65,7 +65,7 @@ def test_peers_that_pass_nothing_on_get_a_copy_each() -> None:
 def test_a_newcomer_and_a_repair_cost_the_seed_nothing_more() -> None:
     """Not even where one peer was alone below the seed, which is a star otherwise."""
     alone = plan_within(ONE, JOB, SEED, SLOW[:1], 1000.0)
-    assert alone.shape == "chain"
+    assert alone.shape == "relay"
     assert seed_copies(join(alone, SLOW[1])) == 1
     plan = within(1000.0)
     plan = join(plan, facts("new"))
@@ -81,8 +81,32 @@ def test_trees_stay_that_send_as_little_and_are_fast_enough() -> None:
     assert kept is not None
     assert is_worth_keeping(kept, within(1000.0), 1000.0)
     assert not is_worth_keeping(kept, within(100.0), 100.0), "they have become too slow"
-    many = plan_again(FASTEST, again, JOB, SEED, SLOW)
-    assert many is not None
-    assert not is_worth_keeping(many, few, 1000.0), "one copy would do"
-    assert is_worth_keeping(many, FASTEST, 1.0), "nothing is fast enough"
-    assert not is_worth_keeping(replace(many, peers=many.peers[:-1]), FASTEST, 1.0)
+    assert not is_worth_keeping(FASTEST, few, 1000.0), "one copy would do"
+    assert is_worth_keeping(FASTEST, FASTEST, 1.0), "nothing is fast enough"
+    assert not is_worth_keeping(replace(FASTEST, peers=FASTEST.peers[:-1]), FASTEST, 1.0)
+
+
+@pytest.mark.parametrize("copies_max", [1.0, 1.5, 4.0, 7.9])
+def test_what_is_sent_straight_is_limited_by_the_copies(copies_max: float) -> None:
+    """A frame for everybody costs as many copies as there are peers, and a relayed one costs one."""
+    plan = plan_at_most(ONE, JOB, SEED, SLOW, copies_max)
+    assert plan is not None
+    spares = [stripe.spare for stripe in plan.stripes if stripe.spare]
+    assert spares == ([] if copies_max == 1 else [pytest.approx((copies_max - 1) / 7)])
+    assert seed_copies(plan) <= copies_max * (1 + 1e-9)
+
+
+def test_who_may_send_a_copy_to_everybody_has_no_limit() -> None:
+    plan = plan_at_most(ONE, JOB, SEED, SLOW, 8.0)
+    assert plan is not None
+    assert plan.stripes == FASTEST.stripes
+
+
+def test_spare_stripes_of_peers_behind_nat_keep_the_bound_together() -> None:
+    """The seed may fill each of them, so they divide what is allowed."""
+    peers = [facts(f"p{number}", 5 * MB, open_=number < 3) for number in range(9)]
+    plan = plan_at_most(ONE, JOB, SEED, peers, 2.0)
+    assert plan is not None
+    spares = [stripe.spare for stripe in plan.stripes if stripe.spare]
+    assert len(spares) == 1 + 6
+    assert sum(spares) == pytest.approx(1 / 8)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from echo2d.core.base.ids import PeerId
-from echo2d.core.topology.planner import plan_chains
+from echo2d.core.topology.planner import plan_at_most, plan_auto, plan_chains, plan_star
 from tests.support.plans import ABCD, JOB, ONE, SEED, facts
 
 
@@ -37,3 +37,30 @@ def test_what_each_peer_sends() -> None:
         "c": 1.0,
         "d": 0.5,
     }
+
+
+def test_only_trees_that_measurements_shaped_depend_on_rates() -> None:
+    """Where every peer relays a stripe, the trees are the same at any rate."""
+    assert not plan_star(ONE, JOB, SEED, ABCD).depends_on_rates
+    assert not plan_chains(ONE, JOB, SEED, ABCD, 2).depends_on_rates
+    assert not plan_auto(ONE, JOB, SEED, ABCD).depends_on_rates
+    assert plan_auto(ONE, JOB, SEED, [facts(f"p{number}") for number in range(60)]).depends_on_rates
+
+
+def test_how_much_may_be_sent_straight_depends_on_rates() -> None:
+    plan = plan_at_most(ONE, JOB, SEED, ABCD, 1.0)
+    assert plan is not None
+    assert plan.depends_on_rates
+
+
+@pytest.mark.parametrize("wrong", [-0.1, 1.1])
+def test_a_spare_share_is_a_share(wrong: float) -> None:
+    plan = plan_star(ONE, JOB, SEED, ABCD)
+    with pytest.raises(AssertionError):
+        replace(plan, stripes=(replace(plan.stripes[0], spare=wrong),)).check()
+
+
+def test_weights_add_up_to_one() -> None:
+    plan = plan_star(ONE, JOB, SEED, ABCD)
+    with pytest.raises(AssertionError):
+        replace(plan, stripes=(replace(plan.stripes[0], weight=0.9),)).check()

@@ -11,6 +11,7 @@ from echo2d.core.topology.plan import Job, Plan
 from echo2d.core.topology.planner import (
     NEAR,
     SAME_JOB,
+    SMALL_SWARM,
     plan_again,
     plan_auto,
     plan_chains,
@@ -18,6 +19,9 @@ from echo2d.core.topology.planner import (
 )
 from echo2d.core.topology.repair import join
 from tests.support.plans import ABCD, JOB, MB, ONE, SEED, facts, order
+
+# More than get a stripe each.
+MANY = [facts(f"p{number:02}") for number in range(SMALL_SWARM + 8)]
 
 
 def test_a_star_is_one_hop_deep() -> None:
@@ -55,11 +59,6 @@ def test_there_are_no_more_chains_than_peers() -> None:
     assert empty.predicted_s == empty.bound_s == 0
 
 
-def test_the_faster_shape_is_taken() -> None:
-    assert plan_auto(ONE, JOB, SEED, ABCD).shape == "relay"
-    assert plan_auto(ONE, JOB, facts("seed", 100 * MB), ABCD).shape == "star"
-
-
 def test_a_slow_uplink_sends_nothing_in_a_chain() -> None:
     plan = plan_chains(ONE, JOB, SEED, [*ABCD, facts("slow", 1 * MB)], 2)
     plan.check()
@@ -76,10 +75,10 @@ def test_peers_that_are_alike_pass_one_copy_on() -> None:
 
 
 def test_a_plan_stays_while_little_has_changed() -> None:
-    last = plan_auto(ONE, JOB, SEED, ABCD)
+    last = plan_auto(ONE, JOB, SEED, MANY)
     faster = [
         replace(one, uplink=NEAR * 10 * MB, address=Address("elsewhere", 2))
-        for one in reversed(ABCD)
+        for one in reversed(MANY)
     ]
     larger = replace(JOB, form=FormId("e" * 32), wire_bytes=int(SAME_JOB * JOB.wire_bytes))
     plan = plan_again(last, PlanId(2), larger, SEED, faster)
@@ -93,27 +92,27 @@ def test_a_plan_stays_while_little_has_changed() -> None:
     )
     assert plan.predicted_s == pytest.approx(SAME_JOB * last.predicted_s, rel=0.01)
     assert {one.address for one in plan.peers[1:]} == {Address("elsewhere", 2)}
-    even_faster = [replace(one, uplink=NEAR * NEAR * 10 * MB) for one in ABCD]
+    even_faster = [replace(one, uplink=NEAR * NEAR * 10 * MB) for one in MANY]
     assert plan_again(plan, PlanId(3), JOB, SEED, even_faster) is None, "small changes add up"
 
 
 def test_a_plan_is_made_anew_when_something_has_changed() -> None:
-    last = plan_auto(ONE, JOB, SEED, ABCD)
+    last = plan_auto(ONE, JOB, SEED, MANY)
     others = {
-        "a peer came": [*ABCD, facts("e")],
-        "a peer left": ABCD[1:],
-        "a rate is known now": [replace(ABCD[0], latency_s=None), *ABCD[1:]],
-        "a rate is another": [replace(ABCD[0], uplink=12 * MB), *ABCD[1:]],
-        "a peer cannot be dialled": [replace(ABCD[0], address=None), *ABCD[1:]],
-        "a peer only receives": [replace(ABCD[0], receive_only=True), *ABCD[1:]],
+        "a peer came": [*MANY, facts("e")],
+        "a peer left": MANY[1:],
+        "a rate is known now": [replace(MANY[0], latency_s=None), *MANY[1:]],
+        "a rate is another": [replace(MANY[0], uplink=12 * MB), *MANY[1:]],
+        "a peer cannot be dialled": [replace(MANY[0], address=None), *MANY[1:]],
+        "a peer only receives": [replace(MANY[0], receive_only=True), *MANY[1:]],
     }
     for peers in others.values():
         assert plan_again(last, PlanId(2), JOB, SEED, peers) is None
-    assert plan_again(last, PlanId(2), JOB, facts("other"), ABCD) is None
+    assert plan_again(last, PlanId(2), JOB, facts("other"), MANY) is None
     for job in (replace(JOB, frame_bytes=1), replace(JOB, wire_bytes=JOB.wire_bytes // 100)):
-        assert plan_again(last, PlanId(2), job, SEED, ABCD) is None
+        assert plan_again(last, PlanId(2), job, SEED, MANY) is None
     mended = join(last, facts("e"))
-    assert plan_again(mended, PlanId(2), JOB, SEED, [*ABCD, facts("e")]) is None
+    assert plan_again(mended, PlanId(2), JOB, SEED, [*MANY, facts("e")]) is None
 
 
 def mixed(count: int) -> list[float]:
@@ -144,10 +143,10 @@ def test_unequal_uplinks_are_used_by_their_weight() -> None:
     assert min(star.predicted_s, chains.predicted_s) > 2 * plan.predicted_s
 
 
-def test_one_slow_uplink_carries_nothing() -> None:
-    plan = planned(12.5 * MB, [12.5 * MB] * 6 + [0.625 * MB])
-    assert plan.predicted_s < 1.05 * plan.bound_s
-    assert "p6" not in plan.copies()
+def test_a_slow_uplink_in_a_large_swarm_carries_nothing() -> None:
+    plan = planned(12.5 * MB, [12.5 * MB] * SMALL_SWARM + [0.625 * MB])
+    assert plan.predicted_s < 1.1 * plan.bound_s
+    assert "p40" not in plan.copies()
 
 
 def test_a_seed_with_uplink_to_spare_sends_straight_too() -> None:
@@ -165,9 +164,9 @@ def test_in_a_large_swarm_it_sends_the_first_of_every_stripe_instead() -> None:
     assert all(len(stripe.tree.children(SEED.peer)) < 10 for stripe in plan.stripes)
 
 
-def test_peers_that_receive_slowly_are_leaves() -> None:
+def test_in_a_large_swarm_peers_that_receive_slowly_are_leaves() -> None:
     slow = facts("slow", 100 * MB, 1 * MB)
-    plan = plan_auto(ONE, JOB, SEED, [*ABCD, slow])
+    plan = plan_auto(ONE, JOB, SEED, [*MANY, slow])
     assert slow.peer not in plan.copies()
     assert plan.predicted_s < 1.02 * plan.bound_s
 
@@ -190,7 +189,8 @@ def test_half_of_the_peers_cannot_be_dialled(hidden: str) -> None:
 
 def test_noise_does_not_change_who_carries() -> None:
     """Links stay open between versions."""
-    one, other = planned(12.5 * MB, [12.5 * MB] * 8), planned(12.5 * MB, [12.4 * MB, 12.6 * MB] * 4)
+    one = planned(12.5 * MB, [12.5 * MB] * 48)
+    other = planned(12.5 * MB, [12.4 * MB, 12.6 * MB] * 24)
     assert [stripe.tree.parents for stripe in one.stripes] == [
         stripe.tree.parents for stripe in other.stripes
     ]

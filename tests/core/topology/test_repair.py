@@ -74,6 +74,30 @@ def test_orphans_do_not_hang_on_a_newcomer_though_it_has_most_to_spare() -> None
     assert repair(plan, PeerId("n")).joined == frozenset()
 
 
+def test_when_a_relay_of_many_is_lost_another_takes_its_place() -> None:
+    """In a plan in which everybody relays: its own stripe gets a new relay, and the others lose a leaf."""
+    plan = plan_auto(ONE, JOB, SEED, ABCD)
+    mended = repair(plan, PeerId("b"))
+    mended.check()
+    firsts = [stripe.tree.children(SEED.peer) for stripe in mended.stripes]
+    assert firsts[0] == ("a",)
+    assert len(firsts[1]) == 1
+    assert firsts[2:] == [("c",), ("d",), ("a", "c", "d")]
+
+
+def test_a_newcomer_is_a_leaf_of_every_stripe() -> None:
+    grown = join(plan_auto(ONE, JOB, SEED, ABCD), facts("e", 90 * MB))
+    grown.check()
+    assert "e" not in grown.copies()
+
+
+def test_a_leaf_that_cannot_send_takes_no_place_before_a_newcomer() -> None:
+    plan = plan_auto(ONE, JOB, SEED, [facts("a"), facts("m", receive_only=True)])
+    mended = repair(join(plan, facts("n")), PeerId("a"))
+    mended.check()
+    assert mended.stripes[0].tree.parents == {"n": "seed", "m": "n"}
+
+
 def test_peers_that_nobody_can_dial_never_share_an_edge() -> None:
     hidden = [facts(name, open_=False) for name in "xyz"]
     plan = plan_chains(ONE, JOB, SEED, [facts("a"), *hidden, facts("b")], 2)
