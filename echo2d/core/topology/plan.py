@@ -152,7 +152,7 @@ class Plan:
     @property
     def depends_on_rates(self) -> bool:
         """Whether the planner would make other trees at other rates."""
-        return self.shape == RELAY and not any(stripe.spare for stripe in self.stripes)
+        return self.shape != STAR and not any(stripe.spare for stripe in self.stripes)
 
     @property
     def is_guess(self) -> bool:
