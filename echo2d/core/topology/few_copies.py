@@ -60,9 +60,17 @@ def plan_within(
 def is_worth_keeping(last: Plan, plan: Plan, within_s: float) -> bool:
     """Whether the trees of `last` send no more copies than `plan` does, and are fast enough.
 
-    Where `plan` is not fast enough either, they need only be about as fast.
+    Where `plan` is not fast enough either, they need only be about as fast, but the seed may help
+    out as much: rates only predict.
     """
     takes_s = foretold_s(last, plan)
     if takes_s is None or takes_s > max(within_s, NEAR * plan.predicted_s):
         return False
+    if takes_s > within_s and _spare(last) < _spare(plan):
+        return False
     return seed_copies(last) <= NEAR * seed_copies(plan)
+
+
+def _spare(plan: Plan) -> float:
+    """The share of the bytes that the seed may send to every peer itself."""
+    return sum(stripe.spare for stripe in plan.stripes)
