@@ -121,16 +121,24 @@ def test_many_are_told_in_turns_those_who_pass_on_first() -> None:
 
 def test_a_plan_that_suits_keeps_its_trees_for_the_next_version() -> None:
     last = transmission()
-    last.make_plan(PlanId(7), rules(shape="auto"), SEED, [peer(name) for name in "abc"])
+    last.make_plan(PlanId(7), rules(shape="chain"), SEED, [peer(name) for name in "abc"])
     each = transmission()
     edges = each.make_plan(
-        PlanId(8), rules(shape="auto"), SEED, [peer(name) for name in "cba"], last.plan
+        PlanId(8), rules(shape="chain"), SEED, [peer(name) for name in "cba"], last.plan
     )
     assert last.plan is not None
     assert each.plan is not None
     assert each.plan.stripes == last.plan.stripes
     assert {part.plan for part in edges.values()} == {PlanId(8)}
     each.check()
+
+
+def test_where_everybody_relays_a_new_plan_has_the_same_links() -> None:
+    last, each = transmission(), transmission()
+    last.make_plan(PlanId(7), rules(shape="auto"), SEED, [peer(name) for name in "abc"])
+    each.make_plan(PlanId(8), rules(shape="auto"), SEED, [peer(name) for name in "cba"], last.plan)
+    for name in ("seed", "a", "b", "c"):
+        assert each.neighbours(PeerId(name)) == last.neighbours(PeerId(name))
 
 
 def test_newcomers_losses_and_returns() -> None:

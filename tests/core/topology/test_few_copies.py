@@ -86,6 +86,17 @@ def test_trees_stay_that_send_as_little_and_are_fast_enough() -> None:
     assert not is_worth_keeping(replace(FASTEST, peers=FASTEST.peers[:-1]), FASTEST, 1.0)
 
 
+def test_without_time_to_spare_trees_stay_only_if_the_seed_may_help_out_as_much() -> None:
+    """As far as is known both take as long, but a relay may be slower than is known."""
+    peers = [facts(name, 200 * MB, 200 * MB) for name in "abcd"]
+    few = plan_at_most(ONE, JOB, SEED, peers, 1.0)
+    fastest = plan_auto(ONE, JOB, SEED, peers)
+    assert few is not None
+    assert few.predicted_s == pytest.approx(fastest.predicted_s)
+    assert not is_worth_keeping(few, fastest, 0.0)
+    assert is_worth_keeping(few, fastest, 1000.0)
+
+
 @pytest.mark.parametrize("copies_max", [1.0, 1.5, 4.0, 7.9])
 def test_what_is_sent_straight_is_limited_by_the_copies(copies_max: float) -> None:
     """A frame for everybody costs as many copies as there are peers, and a relayed one costs one."""
