@@ -30,7 +30,7 @@ def relays(stripes: list[Stripe]) -> list[str]:
 
 def thirds(plan: Plan) -> list[tuple[str, str]]:
     """Of each stripe of a relay that cannot be dialled: the relay and the peer below that sends too."""
-    found = []
+    found: list[tuple[str, str]] = []
     for stripe in ordinary(plan):
         (relay,) = stripe.tree.children(plan.root)
         found += [(relay, peer) for peer in stripe.tree.below if peer not in (relay, plan.root)]
@@ -75,10 +75,9 @@ def test_a_slow_uplink_carries_as_little_as_it_can() -> None:
     assert plan.predicted_s < 1.05 * plan.bound_s
 
 
-@pytest.mark.parametrize("silent", [{"receive_only": True}, {"uplink": 0.0}])
-def test_where_nobody_can_send_it_is_a_star(silent: dict[str, float]) -> None:
-    peers = [replace(one, **silent) for one in ABCD]
-    plan = planned(peers)
+@pytest.mark.parametrize(("uplink", "receive_only"), [(10.0 * MB, True), (0.0, False)])
+def test_where_nobody_can_send_it_is_a_star(uplink: float, receive_only: bool) -> None:
+    plan = planned([facts(name, uplink, receive_only=receive_only) for name in "abcd"])
     assert (plan.shape, len(plan.stripes)) == ("star", 1)
 
 
@@ -87,9 +86,9 @@ def test_one_peer_alone_has_nobody_to_relay_to() -> None:
     assert (plan.shape, len(plan.stripes)) == ("star", 1)
 
 
-@pytest.mark.parametrize("silent", [{"receive_only": True}, {"uplink": 0.0}])
-def test_who_cannot_send_relays_nothing(silent: dict[str, float]) -> None:
-    plan = planned([*ABCD, replace(facts("m"), **silent)])
+@pytest.mark.parametrize(("uplink", "receive_only"), [(10.0 * MB, True), (0.0, False)])
+def test_who_cannot_send_relays_nothing(uplink: float, receive_only: bool) -> None:
+    plan = planned([*ABCD, facts("m", uplink, receive_only=receive_only)])
     assert relays(ordinary(plan)) == ["a", "b", "c", "d"]
     assert not any(stripe.tree.children(PeerId("m")) for stripe in plan.stripes)
 
