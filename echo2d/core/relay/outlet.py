@@ -16,10 +16,10 @@ from collections import deque
 from collections.abc import Iterable
 
 from echo2d.core.base.ids import FormId
+from echo2d.core.relay.busy_meter import BusyMeter
 from echo2d.core.relay.events import RelayAction
 from echo2d.core.relay.frame_repair import answer_want
 from echo2d.core.relay.stripes import ChildStream, FormState, LinkState, StripeState
-from echo2d.core.topology.link_meters import BusyMeter
 
 Forms = dict[FormId, FormState]
 # Given to all links together and not yet sent: one is being sent while the next one is chosen.

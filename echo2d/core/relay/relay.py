@@ -37,6 +37,7 @@ from echo2d.core.protocol.peer_messages import (
     StreamEnded,
     StreamOpened,
 )
+from echo2d.core.relay.busy_meter import BusyMeter
 from echo2d.core.relay.disk_frames import (
     GONE_S,
     Finding,
@@ -101,7 +102,6 @@ from echo2d.core.relay.stripes import (
     LinkState,
     StripeState,
 )
-from echo2d.core.topology.link_meters import BusyMeter
 from echo2d.errors import PeerFault
 
 # Streams that one peer may ask for before the plan that allows them is here.

@@ -6,7 +6,7 @@ from blake3 import blake3
 
 from echo2d.core.base.ids import PeerId, StripeId
 from echo2d.core.protocol.control_messages import EdgePeer, PlanEdges, StripeEdge
-from echo2d.core.topology.plan import PeerFacts, Plan
+from echo2d.core.topology.plan import SMALL_SWARM, PeerFacts, Plan
 
 
 def changed_peers(old: Plan, new: Plan) -> set[PeerId]:
@@ -27,10 +27,11 @@ def edges_for(plan: Plan, peer: PeerId, secret: Callable[[PeerId, PeerId], bytes
     others = dict.fromkeys(
         other for pair in _supply(plan) if peer in pair for other in pair if other != peer
     )
+    is_large = len(plan.peers) - 1 > SMALL_SWARM
     stripes = []
     for number, stripe in enumerate(plan.stripes):
         parent, children = stripe.tree.parents.get(peer), stripe.tree.children(peer)
-        weight = stripe.weight if plan.depends_on_rates else 0.0
+        weight = stripe.weight if is_large else 0.0
         stripes.append(StripeEdge(StripeId(number), parent, children, stripe.spare, weight))
         others |= dict.fromkeys(children if parent is None else (*children, parent))
     peers = tuple(_edge_peer(facts[peer], facts[other], plan, secret) for other in others)

@@ -13,8 +13,8 @@ import math
 from collections.abc import Sequence
 
 from echo2d.core.base.ids import PlanId
-from echo2d.core.topology.plan import Job, PeerFacts, Plan
-from echo2d.core.topology.planner import NEAR, SMALL_SWARM, foretold_s, plan_at_most, plan_auto
+from echo2d.core.topology.plan import SMALL_SWARM, Job, PeerFacts, Plan
+from echo2d.core.topology.planner import NEAR, foretold_s, plan_at_most, plan_auto
 
 # Steps of the bound on copies. In a large swarm whole peers are placed below the seed.
 STEP = 0.25

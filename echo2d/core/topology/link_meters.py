@@ -1,6 +1,7 @@
-"""What peers measure while frames move: how fast they came over a link, and how long an uplink was busy.
+"""What a receiver measures of a link while frames move: how fast they came.
 
-The coordinator turns both into the sender's rate (`uplink_rates`).
+The coordinator makes the sender's rate of it (`uplink_rates`). What the sender measures is in
+`relay/busy_meter`.
 """
 
 from dataclasses import dataclass
@@ -31,28 +32,4 @@ class LinkMeter:
         """The bytes and seconds since the last call."""
         taken = self.payload_bytes, self.seconds
         self.payload_bytes, self.seconds = 0, 0.0
-        return taken
-
-
-@dataclass(slots=True)
-class BusyMeter:
-    """For how long a peer had frames given to its links that they had not sent.
-
-    Links are given no more than the uplink takes, so in this time the uplink, or whatever is slower
-    on the way, was the limit.
-    """
-
-    seconds: float = 0.0
-    since: float | None = None
-
-    def note(self, now: float, *, busy: bool) -> None:
-        """From now on it is busy, or not."""
-        if self.since is not None:
-            self.seconds += now - self.since
-        self.since = now if busy else None
-
-    def take(self, now: float) -> float:
-        """The busy seconds since the last call."""
-        self.note(now, busy=self.since is not None)
-        taken, self.seconds = self.seconds, 0.0
         return taken

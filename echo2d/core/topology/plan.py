@@ -20,6 +20,8 @@ from echo2d.core.protocol.control_messages import Address
 STAR = "star"
 RELAY = "relay"
 
+# Peers; above it a stripe for each would mean too many links.
+SMALL_SWARM = 40
 # Of one plan.
 STRIPES_MAX = 64
 

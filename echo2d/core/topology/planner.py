@@ -35,6 +35,7 @@ from echo2d.core.topology.cost_model import (
 )
 from echo2d.core.topology.plan import (
     RELAY,
+    SMALL_SWARM,
     STAR,
     STRIPES_MAX,
     Job,
@@ -54,7 +55,6 @@ SLOW_SHARE = 0.5
 # the coordinator has other things to do than to plan.
 BUILT_MAX = 3
 CARRIERS_TRIED_MAX = 40  # different numbers of carriers that are tried
-SMALL_SWARM = 40  # peers; above it a stripe per peer would mean too many links
 SWARM_STRIPES_MAX = 16  # in a larger swarm: every peer has as many parents
 # In a small one, the thirds of a relay that cannot be dialled. More stripes would hold more frames up.
 THIRDS_MAX = 3

@@ -18,8 +18,8 @@ from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
 from echo2d.core.protocol.control_messages import Address
+from echo2d.core.relay.busy_meter import BusyMeter
 from echo2d.core.relay.events import RelayDeadlinePassed, RelayEvent
-from echo2d.core.topology.link_meters import BusyMeter
 from echo2d.errors import OperatorFault, PeerFault
 from echo2d.net.control.client import ControlLink, Identity, LinkOwner
 from echo2d.runtime.peer.receiver import PeerOwner, Receiver

@@ -32,7 +32,7 @@ from echo2d.core.protocol.peer_messages import (
     StreamOpened,
 )
 from echo2d.core.relay import events as relay_events
-from echo2d.core.topology.link_meters import BusyMeter
+from echo2d.core.relay.busy_meter import BusyMeter
 from echo2d.errors import PeerFault, StoreFault
 from echo2d.net.peer.links import PeerLinks
 from echo2d.net.security.tls import Tls

@@ -1,8 +1,6 @@
-"""The two ends of a link measure what flows, and how long there was something to send."""
+"""The receiver of a link measures what flows."""
 
-import pytest
-
-from echo2d.core.topology.link_meters import IDLE_S, BusyMeter, LinkMeter
+from echo2d.core.topology.link_meters import IDLE_S, LinkMeter
 
 
 def test_a_link_is_measured_while_it_flows() -> None:
@@ -12,30 +10,3 @@ def test_a_link_is_measured_while_it_flows() -> None:
     payload_bytes, seconds = meter.take()
     assert (payload_bytes, round(seconds, 9)) == (300, 0.4)
     assert meter.take() == (0, 0.0)
-
-
-def test_only_the_time_from_busy_to_not_busy_counts() -> None:
-    meter = BusyMeter()
-    for at, busy in ((5.0, False), (6.0, True), (8.0, False), (9.0, False), (9.5, True)):
-        meter.note(at, busy=busy)
-    meter.note(9.6, busy=False)
-    assert meter.take(20.0) == pytest.approx(2.1)
-
-
-def test_to_hear_again_that_it_is_busy_changes_nothing() -> None:
-    meter = BusyMeter()
-    for at in (1.0, 1.5, 3.0):
-        meter.note(at, busy=True)
-    meter.note(4.0, busy=False)
-    assert meter.take(4.0) == pytest.approx(3.0)
-
-
-def test_a_peer_that_is_busy_still_has_been_so_until_now() -> None:
-    meter = BusyMeter()
-    meter.note(1.0, busy=True)
-    assert meter.take(3.0) == pytest.approx(2.0)
-    assert meter.take(3.5) == pytest.approx(0.5), "each second is told once"
-
-
-def test_a_peer_that_never_sent_was_never_busy() -> None:
-    assert BusyMeter().take(100.0) == 0.0

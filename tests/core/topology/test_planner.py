@@ -7,11 +7,10 @@ import pytest
 
 from echo2d.core.base.ids import FormId, PeerId, PlanId
 from echo2d.core.protocol.control_messages import Address
-from echo2d.core.topology.plan import Job, Plan
+from echo2d.core.topology.plan import SMALL_SWARM, Job, Plan
 from echo2d.core.topology.planner import (
     NEAR,
     SAME_JOB,
-    SMALL_SWARM,
     plan_again,
     plan_auto,
     plan_chains,

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from echo2d.core.base.ids import PeerId
-from echo2d.core.topology.plan import STRIPES_MAX, PeerFacts, Plan, Stripe
-from echo2d.core.topology.planner import SMALL_SWARM, plan_again, plan_auto
+from echo2d.core.topology.plan import SMALL_SWARM, STRIPES_MAX, PeerFacts, Plan, Stripe
+from echo2d.core.topology.planner import plan_again, plan_auto
 from tests.support.plans import ABCD, JOB, MB, ONE, SEED, facts
 
 

@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 
 from echo2d.core.base.ids import FormId, PeerId, PlanId
 from echo2d.core.protocol.control_messages import Address
-from echo2d.core.topology.plan import STRIPES_MAX, Job, PeerFacts, Plan
-from echo2d.core.topology.planner import SMALL_SWARM, plan_at_most, plan_auto
+from echo2d.core.topology.plan import SMALL_SWARM, STRIPES_MAX, Job, PeerFacts, Plan
+from echo2d.core.topology.planner import plan_at_most, plan_auto
 
 JOB = Job(FormId("f" * 32), 10**9, 1 << 18)
 RATES = st.one_of(st.none(), st.just(0.0), st.floats(0.0, 1e10), st.floats(1e5, 1e9))
