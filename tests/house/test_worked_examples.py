@@ -30,11 +30,15 @@ def test_planning_and_repair() -> None:
     assert best.predicted_s == pytest.approx(10.03, abs=0.005)
     assert trees(best) == [
         (0.5, {"a": "seed", "b": "a", "c": "a"}),
-        (0.5, {"b": "seed", "c": "b", "a": "c"}),
+        (0.25, {"a": "b", "b": "seed", "c": "b"}),
+        (0.25, {"a": "c", "b": "c", "c": "seed"}),
+        (0.0, {"a": "seed", "b": "seed", "c": "seed"}),
     ]
     assert trees(repair(best, PeerId("b"))) == [
         (0.5, {"a": "seed", "c": "a"}),
-        (0.5, {"c": "seed", "a": "c"}),
+        (0.25, {"a": "seed", "c": "a"}),
+        (0.25, {"a": "c", "c": "seed"}),
+        (0.0, {"a": "seed", "c": "seed"}),
     ]
 
 

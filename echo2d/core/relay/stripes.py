@@ -217,9 +217,10 @@ class StripeState:
     log: the sequence so far. logged: the frames in the log. stream: the open stream from the
     parent. ended: the log is complete. broken: the stream is gone or stalled, and the coordinator
     was told. last_at: when the stripe last moved on. gap_s: the time within which the next frame is
-    expected. spare: above 0, the root binds to this stripe what no other takes, at most this share of
-    the bytes. weight: above 0, its part of the bytes. credit, bound_bytes: at the root. served: a child has come. told: the sequence number
-    up to which we told the parent that we passed the stripe on; None: we told nothing.
+    expected. spare: above 0, the root binds to this stripe what no other takes, at most this share
+    of the bytes. weight: above 0, its part of the bytes. credit, bound_bytes: at the root. served:
+    a child has come. told: the sequence number up to which we told the parent that we passed the
+    stripe on; None: we told nothing.
     """
 
     __slots__ = (

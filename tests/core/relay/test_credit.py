@@ -6,6 +6,8 @@ from echo2d.core.relay.credit import (
     CREDIT_FRAMES,
     CREDIT_FRAMES_MAX,
     RATE_REPORTS,
+    TRICKLE_GAPS,
+    TRICKLE_S,
     WAITING,
     Credit,
 )
@@ -13,7 +15,7 @@ from echo2d.core.relay.credit import (
 
 def used_up(credit: Credit) -> Credit:
     """The credit, which has just held a frame back."""
-    assert not credit.allows(credit.passed + credit.frames)
+    assert not credit.allows(credit.passed + credit.frames, 0.0)
     return credit
 
 
@@ -32,13 +34,13 @@ def report(credit: Credit, *waiting: int) -> None:
 
 
 def test_three_frames_are_bound_ahead_of_an_unknown_relay() -> None:
-    assert [end for end in range(10) if Credit().allows(end)] == [0, 1, 2]
+    assert [end for end in range(10) if Credit().allows(end, 0.0)] == [0, 1, 2]
 
 
 def test_a_frame_passed_on_makes_room_for_one() -> None:
     credit = Credit()
     credit.passed_on(1, 1, 0.0)
-    assert [end for end in range(10) if credit.allows(end)] == [0, 1, 2, 3]
+    assert [end for end in range(10) if credit.allows(end, 0.0)] == [0, 1, 2, 3]
 
 
 def test_a_relay_that_ran_dry_gets_one_more() -> None:
@@ -140,3 +142,20 @@ def test_the_backlog_lasts_as_long_as_the_relay_needs_for_it() -> None:
 
 def test_of_unknown_relays_the_one_with_fewer_frames_is_first() -> None:
     assert Credit().backlog_s(0) < Credit().backlog_s(1) < Credit().backlog_s(2)
+
+
+def test_where_nothing_moves_a_frame_is_bound_beyond_the_credit_now_and_then() -> None:
+    credit = Credit()
+    credit.bound(3, 1.0)
+    assert not credit.allows(3, 1.0 + 0.9 * TRICKLE_S)
+    assert credit.allows(3, 1.0 + TRICKLE_S)
+    credit.bound(4, 1.0 + TRICKLE_S)
+    assert not credit.allows(4, 1.0 + 1.9 * TRICKLE_S)
+
+
+def test_a_slow_relay_that_moves_on_gets_none_beyond_its_credit() -> None:
+    credit = Credit()
+    credit.bound(1, 0.0)
+    credit.passed_on(1, 1, 2.0)
+    assert not credit.allows(4, 2.0 + 0.9 * TRICKLE_GAPS * 2.0)
+    assert credit.allows(4, 2.0 + TRICKLE_GAPS * 2.0)
