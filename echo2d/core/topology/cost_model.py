@@ -108,7 +108,8 @@ def predicted_s(job: Job, peers: Sequence[PeerFacts], stripes: tuple[Stripe, ...
     sending = max(
         (_times(sent, uplink(facts[peer])) for peer, sent in copies(stripes).items()), default=0.0
     )
-    receiving = max((_times(1, downlink(one)) for one in peers[1:]), default=0.0)
+    slowest = min(map(downlink, peers[1:]), default=math.inf)
+    receiving = _times(1, slowest)
     return job.wire_bytes * max(sending, receiving) + sum(
         stripe.weight * _start_s(job, stripe.tree, facts) for stripe in stripes if stripe.weight
     )
