@@ -5,6 +5,7 @@ import pytest
 
 from echo2d.core.base.ids import PeerId
 from echo2d.core.capacity.model import Demand, bubble, judge, mu_min, period_s
+from echo2d.core.relay.credit import Credit
 from echo2d.core.topology.plan import Job, Plan
 from echo2d.core.topology.planner import plan_auto, plan_chains, plan_star
 from echo2d.core.topology.repair import repair
@@ -40,6 +41,22 @@ def test_planning_and_repair() -> None:
         (0.25, {"a": "c", "c": "seed"}),
         (0.0, {"a": "seed", "c": "seed"}),
     ]
+
+
+def test_credits() -> None:
+    """The root has 320 Mbit/s, a and b have 160 and 40."""
+    mbit = 125_000
+    peers = [facts(name, uplink * mbit, 40 * MB) for name, uplink in (("a", 160), ("b", 40))]
+    plan = plan_auto(ONE, JOB, facts("seed", 320 * mbit, None), peers)
+    assert JOB.wire_bytes / plan.bound_s / mbit == pytest.approx(260)
+    assert [stripe.weight * 260 for stripe in plan.stripes] == pytest.approx([160, 40, 60])
+    credit, seen = Credit(), list[int]()
+    for _ in range(2):  # round trips, in which a passes on all that it was given
+        for _ in range(credit.frames):
+            assert not credit.allows(credit.passed + credit.frames, 0.0), "it is used up"
+            credit.passed_on(credit.passed + 1, 0, 0.0)
+        seen.append(credit.frames)
+    assert seen == [6, 12]
 
 
 def test_deltas() -> None:
