@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from echo2d.bench.lab.netlab import why_not
+from echo2d.core.relay.frame_repair import END_FRAMES_MAX
 from echo2d.testing.snapshots import write_model
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(900)]
@@ -48,8 +49,10 @@ def culprits(result: dict[str, Any]) -> list[str]:
     return found
 
 
-def test_each_byte_leaves_the_seed_about_once(tmp_path: Path) -> None:
-    result = bench(tmp_path, "--rounds=2", "--rtt=20ms", "--loss=0.001")
+@pytest.mark.parametrize(("shape", "twice"), [("chain", 0), ("auto", END_FRAMES_MAX * PEERS)])
+def test_each_byte_leaves_the_seed_about_once(tmp_path: Path, shape: str, twice: int) -> None:
+    """twice: so many frames of the 128 may come from the seed as well, in the end game."""
+    result = bench(tmp_path, "--rounds=2", "--rtt=20ms", "--loss=0.001", f"--shape={shape}")
     assert [
         (each["version"], each["verified"], each["survivors"]) for each in result["rounds"]
     ] == [(version, PEERS, PEERS) for version in range(3)]
@@ -57,8 +60,8 @@ def test_each_byte_leaves_the_seed_about_once(tmp_path: Path) -> None:
     assert result["bound_s"] < result["t_verify_s"]["min"]
     assert result["ratio"] < SLOW_MACHINE
     assert result["ratio_cold"] < SLOW_MACHINE
-    assert 1.0 <= result["seed_copies"] <= 1.1, result
-    assert result["frames_refetched"] == 0, result
+    assert 1.0 <= result["seed_copies"] <= 1.1 + twice / 128, result
+    assert result["frames_refetched"] <= twice, result
 
 
 def test_versions_of_a_run_go_out_as_deltas(tmp_path: Path) -> None:

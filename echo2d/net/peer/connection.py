@@ -22,7 +22,7 @@ from echo2d.net.peer.tcp_info import TcpInfo, tcp_info
 UNSENT_BYTES_MAX = 8 << 20
 # How much the kernel holds that it has not sent. With one byte more in this process the connection
 # takes no more frames, so that the choice of the next frame is made as late as possible.
-KERNEL_UNSENT_BYTES = 128 << 10
+KERNEL_UNSENT_BYTES = 32 << 10
 # While a payload arrives slowly, wake up once for this much instead of for every packet.
 WAKE_BYTES_MAX = 64 << 10
 # Payload of one TLS record. Until a record is whole, this much may be here and not be visible.
