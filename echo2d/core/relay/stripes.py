@@ -441,7 +441,8 @@ class FormState:
         ready = [stripe for stripe in stripes if stripe.takes_next and able(stripe, now)]
         if not ready:
             return None
-        stripe = min(ready, key=lambda one: (not one.is_relayed, *one.order))
+        # What the root sends to everybody comes last.
+        stripe = min(ready, key=lambda one: (spare and not one.is_relayed, *one.order))
         self._bind_next(stripe, now, out)
         return stripe
 
