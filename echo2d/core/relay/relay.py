@@ -399,7 +399,10 @@ class Relay:
         if stripe is not None and link.peer in stripe.children:
             if link.peer in stripe.child_streams:
                 stripe.child_streams[link.peer].close("asked for again", self._out)
-            self._outlet.put(ChildStream(stripe, link, asked.stream, asked.from_sequence))
+            child = ChildStream(stripe, link, asked.stream, asked.from_sequence)
+            self._outlet.put(child)
+            # Nothing is left to send where the stripe has ended before the child came.
+            child.close_if_done(self._out)
         elif _may_come(state, asked) and len(link.asks) < ASKS_MAX:
             link.asks[asked.form, asked.stripe] = asked
         else:

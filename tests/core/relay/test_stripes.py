@@ -67,6 +67,12 @@ def test_the_stream_ends_after_the_last_frame(root: Peer) -> None:
     assert last[-1] == Tell(LEFT, StreamEnded(2, DONE))
 
 
+def test_a_child_that_comes_after_the_end_and_has_all_hears_of_the_end(root: Peer) -> None:
+    root.asked(LEFT, 2)
+    drain(root, LEFT)
+    assert root.asked(RIGHT, 4, first=len(FRAMES))[-1] == Tell(RIGHT, StreamEnded(4, DONE))
+
+
 def test_frames_spread_while_the_form_is_being_encoded(peer: Peer) -> None:
     peer.plan((None, (LEFT,)))
     peer(LinkUp(LEFT))
