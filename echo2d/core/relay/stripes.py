@@ -441,8 +441,8 @@ class FormState:
         ready = [stripe for stripe in stripes if stripe.takes_next and able(stripe, now)]
         if not ready:
             return None
-        # What the root sends to everybody comes last.
-        stripe = min(ready, key=lambda one: (spare and not one.is_relayed, *one.order))
+        # Who says what it passes on comes first; of spare stripes the star comes last.
+        stripe = min(ready, key=lambda one: (not one.is_relayed, *one.order))
         self._bind_next(stripe, now, out)
         return stripe
 
