@@ -32,7 +32,7 @@ RATE_REPORTS = 8
 
 
 class Credit:
-    """Of one stripe at the root. Counts in sequence numbers of the stripe.
+    """The root keeps one for each stripe, and counts in the stripe's sequence numbers.
 
     passed: everything before it has been passed on. frames: the credit.
     """
@@ -47,7 +47,7 @@ class Credit:
         self._used_up = False
         # The fewest waiting frames, and the reports, since then.
         self._least, self._seen = CREDIT_FRAMES_MAX, 0
-        # The last reports, (seconds, sequence number), since the relay last had nothing to pass on.
+        # The last reports, (seconds, sequence number), and when a relay without backlog was given a frame.
         self._reports = deque[tuple[float, int]](maxlen=RATE_REPORTS)
 
     def bound(self, end: int, now: float) -> None:

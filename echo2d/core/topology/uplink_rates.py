@@ -25,7 +25,7 @@ from echo2d.core.base.bounded_dict import keep_newest
 from echo2d.core.base.ids import PeerId
 from echo2d.core.topology.plan import Plan
 
-# Of the receivers' seconds of transfer: if it was busy for less, something else was the limit.
+# A sender that was busy for less than this part of its receivers' seconds of transfer was not the limit.
 HELD_UP = 0.5
 # A shorter sample shows start-up and buffers.
 BUSY_S = 0.5
