@@ -61,7 +61,7 @@ class PeerProcess(Generic[PeerEvent]):
         self.address: Address | None = None
         self.receiver: Receiver
         self._events: deque[PeerEvent | RelayEvent] = deque()
-        self._filled = asyncio.Event()
+        self._waiter: asyncio.Future[None] | None = None  # of the turn that waits for an event
 
     def open(
         self,
@@ -105,7 +105,8 @@ class PeerProcess(Generic[PeerEvent]):
     def put(self, event: PeerEvent | RelayEvent) -> None:
         """Hands an event to the machine."""
         self._events.append(event)
-        self._filled.set()
+        if self._waiter is not None:
+            _wake(self._waiter)
 
     async def turn(
         self,
@@ -133,13 +134,17 @@ class PeerProcess(Generic[PeerEvent]):
 
     async def _wait(self, timeout_s: float | None) -> None:
         """Returns when an event is here, or after this time (None: never)."""
-        self._filled.clear()
         loop = asyncio.get_running_loop()
-        alarm = (
-            None if timeout_s is None else loop.call_later(max(0.0, timeout_s), self._filled.set)
-        )
+        waiter = self._waiter = loop.create_future()
+        alarm = None if timeout_s is None else loop.call_later(max(0.0, timeout_s), _wake, waiter)
         try:
-            await self._filled.wait()
+            await waiter
         finally:
+            self._waiter = None
             if alarm is not None:
                 alarm.cancel()
+
+
+def _wake(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)

@@ -1,8 +1,8 @@
 """Writes verified frames to disk in batches, a moment after they were held and reported.
 
 A change of threads and three calls to the disk for each frame cost much where frames come one by
-one. Frames that wait when the process is killed are lost and come again: at most what arrives
-within WRITE_S and during one write. Not here: verifying, and what to do when the disk refuses
+one. Frames that wait when the process is killed are lost and come again: at most WRITE_BYTES, and what
+arrives during one write. Not here: verifying, and what to do when the disk refuses
 (`write`).
 """
 
@@ -13,8 +13,8 @@ from contextlib import suppress
 from echo2d.core.base.ids import FormId, FrameId
 from echo2d.core.weights.encoding import FrameSpan
 
-# A frame waits no longer than this for others. A version is complete on disk this much later.
-WRITE_S = 0.02
+# What waits is written when no frame has come for so long. A version is complete on disk this much later.
+QUIET_S = 0.02
 # When this much waits, it is written at once.
 WRITE_BYTES = 1 << 20
 # When this much waits, frames are written before they are passed on.
@@ -62,12 +62,19 @@ class WriteBehind:
         try:
             while True:
                 await self._some.wait()
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(WRITE_S):
-                        await self._much.wait()
+                await self._until_due()
                 await self._write_all()
         finally:
             await self._write_all()
+
+    async def _until_due(self) -> None:
+        """Returns when much waits, or no frame has come for QUIET_S."""
+        seen = -1
+        while self._bytes != seen:
+            seen = self._bytes
+            with suppress(TimeoutError):
+                async with asyncio.timeout(QUIET_S):
+                    await self._much.wait()
 
     async def _write_all(self) -> None:
         self._some.clear()

@@ -39,21 +39,26 @@ class LedgerThread:
         self._grown = True
 
     async def keep_small(self) -> None:
-        """Delete superfluous rows and backfill the write-ahead log, until cancelled.
+        """Do `make_small` again and again, until cancelled."""
+        while True:
+            await asyncio.sleep(BACKFILL_S)
+            await self.make_small()
+
+    async def make_small(self) -> None:
+        """Delete superfluous rows and backfill the write-ahead log, if it has grown.
 
         Rows are trimmed on the ledger's thread, between commits. The backfill runs in another
         thread, beside them.
         """
         assert self._ledger is not None
-        while True:
-            await asyncio.sleep(BACKFILL_S)
-            if self._grown:
-                self._grown = False
-                while await self._do(self._ledger.trim):
-                    pass
-                pages = await asyncio.to_thread(backfill, self._path)
-                if pages > WAL_PAGES_MAX:
-                    await self._do(self._ledger.backfill)
+        if not self._grown:
+            return
+        self._grown = False
+        while await self._do(self._ledger.trim):
+            pass
+        pages = await asyncio.to_thread(backfill, self._path)
+        if pages > WAL_PAGES_MAX:
+            await self._do(self._ledger.backfill)
 
     async def close(self) -> None:
         if self._ledger is not None:
