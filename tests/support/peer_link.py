@@ -7,6 +7,7 @@ from echo2d.core.base.ids import FormId, Generation, PeerId, PlanId, RunId, Stri
 from echo2d.core.protocol.peer_handshake import NONCE_BYTES, SECRET_BYTES
 from echo2d.core.protocol.peer_link import PeerLink
 from echo2d.core.protocol.peer_messages import LinkEvent, LinkOpened
+from echo2d.net.security.sealing import KEY_BYTES, Seal
 
 RUN = RunId("run-1")
 ALICE, BOB, CAROL = (
@@ -59,9 +60,13 @@ def feed(link: PeerLink, data: bytes, splits: Iterable[int] = ()) -> list[LinkEv
     return list(pieces(link, data, splits))
 
 
-def joined() -> tuple[PeerLink, PeerLink]:
+def joined(*, sealed: bool = False) -> tuple[PeerLink, PeerLink]:
     """Alice, who dialled, and Bob, with their link open."""
     alice, bob = an_end(ALICE, BOB, dials=True, nonce=1), an_end(BOB, ALICE, dials=False, nonce=2)
+    if sealed:
+        one, other = b"1" * KEY_BYTES, b"2" * KEY_BYTES
+        alice.seal(Seal(one, other))
+        bob.seal(Seal(other, one))
     assert feed(bob, alice.start()) == []
     assert feed(alice, bob.take_replies()) == [LinkOpened(BOB)]
     assert feed(bob, alice.take_replies()) == [LinkOpened(ALICE)]

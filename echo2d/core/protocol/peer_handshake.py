@@ -20,10 +20,10 @@ from blake3 import blake3
 
 from echo2d.core.base.codec import pack
 from echo2d.core.base.ids import DIGEST_BYTES, PeerId, RunId
-from echo2d.core.protocol.peer_messages import LinkHello, Proof, encode, require
+from echo2d.core.protocol.peer_messages import LinkHello, Proof, require
 from echo2d.errors import PeerFault
 
-LINK_PROTOCOL_VERSION = 2
+LINK_PROTOCOL_VERSION = 3
 SECRET_BYTES = 32  # of an edge; the key length of blake3
 NONCE_BYTES = 32
 # The coordinator gives this name when it dials a peer to see whether the peer's port is reachable.
@@ -60,12 +60,12 @@ class Handshake:
         self._peer: PeerId | None = None
         self._proof = b""
 
-    def start(self) -> bytes:
-        """The encoded LinkHello that the dialling end sends first."""
+    def start(self) -> LinkHello:
+        """What the dialling end sends first."""
         assert self._dialled is not None
-        return encode(self._hello(self._dialled))
+        return self._hello(self._dialled)
 
-    def answer(self, hello: LinkHello, packed: bytes) -> bytes:
+    def answer(self, hello: LinkHello, packed: bytes) -> tuple[LinkHello | Proof, ...]:
         """What to send in answer to this hello, whose packed bytes are `packed`.
 
         Raises PeerFault if no link with its sender is expected.
@@ -74,9 +74,9 @@ class Handshake:
         reply = self._hello(hello.sender)
         mine = pack(reply)
         self._peer, self._proof = hello.sender, _proof(secret, packed, mine)
-        proof = encode(Proof(_proof(secret, mine, packed)))
+        proof = Proof(_proof(secret, mine, packed))
         # The end that dialled has sent its hello already.
-        return proof if self._dialled is not None else encode(reply) + proof
+        return (proof,) if self._dialled is not None else (reply, proof)
 
     def verify(self, proof: Proof) -> PeerId:
         """The other end's peer id; raises PeerFault if its proof is wrong."""

@@ -32,12 +32,15 @@ some room behind: what comes together with the last bytes, above all the next he
 read and is copied. A completed payload belongs to the taker of the event. The link never writes to
 that buffer again, so read-only views of it may wait in send queues; dropping the last one frees it.
 The taker limits how many payloads are kept by not reading further.
+
+A link may be sealed from its first byte on (`seal`). Then all payloads are received into one buffer, and
+what is handed over is the payload that was decrypted from it.
 """
 
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import assert_never
+from typing import Protocol, assert_never
 
 import numpy as np
 
@@ -48,6 +51,7 @@ from echo2d.core.protocol.peer_messages import (
     HANDSHAKE_BYTES_MAX,
     HEADER_BYTES,
     REASON_CHARS_MAX,
+    TAG_BYTES,
     TYPE_OF,
     FrameReceived,
     FramesCancelled,
@@ -97,6 +101,16 @@ _ALLOWED = {
 }
 
 
+class UnitSeal(Protocol):
+    """Encrypts the payloads of one link (`net/security/sealing.py`)."""
+
+    def seal(self, header: bytes, payload: bytes | memoryview) -> bytes:
+        """The encrypted payload and its tag."""
+
+    def open(self, header: bytes, sealed: memoryview) -> bytes:
+        """The payload. PeerFault: header, payload or tag is not what was sealed."""
+
+
 @dataclass(slots=True)
 class _Stream:
     form: FormId
@@ -123,6 +137,10 @@ class PeerLink:
             run_id=run_id, me=me, secrets=secrets, nonce=nonce, dialled=dialled
         )
         self._me = me
+        self._seal: UnitSeal | None = None
+        self._tag_bytes = 0  # behind each payload
+        # Where sealed payloads arrive, one after the other.
+        self._sealed = memoryview(bytearray())
         self._state = _State.HELLO
         self._asked: dict[StreamId, _Stream] = {}  # opened here: frames come in
         self._serving: dict[StreamId, _Stream] = {}  # opened there: frames go out
@@ -144,9 +162,21 @@ class PeerLink:
         """Nothing may be received or said any more."""
         return self._state is _State.ENDED
 
+    def seal(self, seal: UnitSeal) -> None:
+        """Seal everything. Before anything was said or received."""
+        self._seal, self._tag_bytes = seal, TAG_BYTES
+
     def start(self) -> bytes:
         """The first bytes from the end that dialled."""
-        return self._handshake.start()
+        return self._unit(self._handshake.start())
+
+    def _unit(self, message: LinkMessage) -> bytes:
+        """The bytes of a message on this link."""
+        unit = encode(message)
+        if self._seal is None:
+            return unit
+        header = unit[:HEADER_BYTES]
+        return header + self._seal.seal(header, unit[HEADER_BYTES:])
 
     # receiving
 
@@ -219,22 +249,32 @@ class PeerLink:
                 header.length <= HANDSHAKE_BYTES_MAX,
                 f"at most {HANDSHAKE_BYTES_MAX} bytes before the link is open",
             )
-        if header.length == 0:
+        wanted = header.length + self._tag_bytes
+        if wanted == 0:
             self._expect_header()
             return self._on_frame(header, None)
         self._arriving = header
         ahead = (
             min(header.length // AHEAD_SHARE, AHEAD_BYTES_MAX) if self._state is _State.OPEN else 0
         )
-        self._target = np.empty(header.length + ahead, np.uint8).data
-        self._wanted, self._here = header.length, 0
+        self._target = self._buffer(wanted + ahead)
+        self._wanted, self._here = wanted, 0
         return None
 
+    def _buffer(self, size: int) -> memoryview:
+        if self._seal is None:
+            return np.empty(size, np.uint8).data
+        if size > len(self._sealed):
+            self._sealed = np.empty(size, np.uint8).data
+        return self._sealed[:size]
+
     def _payload_complete(self, header: Header) -> LinkEvent | None:
-        payload = self._target[: header.length].toreadonly()
+        payload = self._target[: self._wanted].toreadonly()
+        if self._seal is not None:
+            payload = memoryview(self._seal.open(bytes(self._header[:HEADER_BYTES]), payload))
         self._expect_header()
         if header.type == FRAME:
-            return self._on_frame(header, payload)
+            return self._on_frame(header, payload if header.length else None)
         return self._on_message(decode(header.type, payload), payload)
 
     def _expect_header(self) -> None:
@@ -264,7 +304,8 @@ class PeerLink:
     def _on_message(self, message: LinkMessage, payload: memoryview) -> LinkEvent | None:
         match message:
             case LinkHello():
-                self._replies += self._handshake.answer(message, bytes(payload))
+                for answer in self._handshake.answer(message, bytes(payload)):
+                    self._replies += self._unit(answer)
                 self._state = _State.PROOF
                 return None
             case Proof():
@@ -340,10 +381,11 @@ class PeerLink:
         )
         if served.sequence is not None:
             served.sequence += 1
-        if payload is None:
-            return (frame_header(stream, frame, sequence, 0),)
-        assert 0 < payload.nbytes <= FRAME_BYTES_MAX
-        return frame_header(stream, frame, sequence, payload.nbytes), payload
+        header = frame_header(stream, frame, sequence, 0 if payload is None else payload.nbytes)
+        assert payload is None or 0 < payload.nbytes <= FRAME_BYTES_MAX
+        if self._seal is not None:
+            return header, self._seal.seal(header, payload or b"")
+        return (header,) if payload is None else (header, payload)
 
     # what both ends say on an open link
 
@@ -371,7 +413,7 @@ class PeerLink:
                 pass
             case _:
                 assert_never(message)
-        return encode(message)
+        return self._unit(message)
 
     def _ask(self, stream: _Stream) -> None:
         assert self._state is _State.OPEN
@@ -383,7 +425,7 @@ class PeerLink:
     def end(self, reason: str) -> bytes:
         """Ends the link, also after a PeerFault."""
         self._end()
-        return encode(LinkEnded(reason[:REASON_CHARS_MAX]))
+        return self._unit(LinkEnded(reason[:REASON_CHARS_MAX]))
 
     def _on_stream_ended(self, ended: StreamEnded) -> StreamEnded | None:
         stream = self._streams_of(ended.stream).pop(ended.stream, None)
@@ -391,7 +433,7 @@ class PeerLink:
             raise PeerFault(f"stream {ended.stream} ended, which is not open")
         if stream.ending:
             return None
-        self._replies += encode(StreamEnded(ended.stream, ""))
+        self._replies += self._unit(StreamEnded(ended.stream, ""))
         return ended
 
     def _streams_of(self, number: StreamId) -> dict[StreamId, _Stream]:
@@ -404,15 +446,17 @@ class PeerLink:
             <= self._here
             <= self._wanted
             <= len(self._target)
-            <= FRAME_BYTES_MAX + AHEAD_BYTES_MAX
+            <= FRAME_BYTES_MAX + AHEAD_BYTES_MAX + self._tag_bytes
         )
-        assert self._wanted == (HEADER_BYTES if self._arriving is None else self._arriving.length)
+        assert self._wanted == (
+            HEADER_BYTES if self._arriving is None else self._arriving.length + self._tag_bytes
+        )
         assert len(self._behind) <= AHEAD_BYTES_MAX
         assert self._here == self._wanted or not self._behind
         assert max(len(self._asked), len(self._serving)) <= STREAMS_MAX
         if self._state in (_State.HELLO, _State.PROOF):
             assert len(self._asked) + len(self._serving) + len(self._behind) == 0
-            assert len(self._target) <= HANDSHAKE_BYTES_MAX
+            assert len(self._target) <= HANDSHAKE_BYTES_MAX + self._tag_bytes
         if self._state is _State.OPEN:
             assert (self._next_mine + self._next_theirs) % 2 == 1
         assert all(self._streams_of(number) is self._asked for number in self._asked)

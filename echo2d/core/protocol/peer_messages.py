@@ -17,6 +17,9 @@ Every other type is one message, a record of this module as `codec.pack` writes 
 of its fields in order, 1 to MESSAGE_BYTES_MAX bytes, before the link is open at most
 HANDSHAKE_BYTES_MAX. The other header fields are 0. Messages are in the past tense, because each is,
 unchanged, an event of the end that receives it.
+
+On a sealed link the payload, also one of 0 bytes, is encrypted, and a tag of TAG_BYTES follows it, which
+`length` does not count. The tag covers the header, too.
 """
 
 import re
@@ -40,6 +43,7 @@ from echo2d.core.weights.encoding import FRAME_BYTES_MAX
 from echo2d.errors import PeerFault
 
 HEADER_BYTES = 16
+TAG_BYTES = 16  # behind the payload of a sealed unit
 MESSAGE_BYTES_MAX = 64 << 10  # room for FRAMES_MAX runs of one frame
 HANDSHAKE_BYTES_MAX = 1 << 10  # what a stranger may make us keep
 FRAMES_MAX = 4096  # that one message names, also by runs; a longer list becomes several messages

@@ -1,13 +1,15 @@
 """One TCP connection of a peer link: moves bytes between socket and `core/protocol/peer_link.py`.
 
 It decides nothing; it tells its `ConnectionOwner` (`links.py`) what happens. Bytes arrive directly
-in the link's own buffers. It also tunes the socket.
+in the link's own buffers. It also tunes the socket, and makes the TLS handshake whose keys seal the link
+(`security/sealing.py`).
 """
 
 import asyncio
 import contextlib
 import os
 import socket
+import ssl
 from collections.abc import Sequence
 from typing import Protocol, cast
 
@@ -17,6 +19,8 @@ from echo2d.core.protocol.peer_messages import LinkEvent
 from echo2d.errors import PeerFault
 from echo2d.net.peer.congestion import Congestion
 from echo2d.net.peer.tcp_info import TcpInfo, tcp_info
+from echo2d.net.security.sealing import HANDSHAKE_READ_BYTES, KeyExchange
+from echo2d.net.security.tls import in_words
 
 # With messages, too: a peer that makes us answer but does not read is dropped.
 UNSENT_BYTES_MAX = 8 << 20
@@ -25,8 +29,6 @@ UNSENT_BYTES_MAX = 8 << 20
 KERNEL_UNSENT_BYTES = 32 << 10
 # While a payload arrives slowly, wake up once for this much instead of for every packet.
 WAKE_BYTES_MAX = 64 << 10
-# Payload of one TLS record. Until a record is whole, this much may be here and not be visible.
-RECORD_BYTES_MAX = 16 << 10
 # Wait for several packets only after this much: earlier, waiting bytes would fill the kernel's
 # receive window, which starts small.
 WARM_BYTES = 1 << 20
@@ -54,12 +56,18 @@ class ConnectionOwner(Protocol):
 class PeerConnection(asyncio.BufferedProtocol):
     """One connection, dialled or accepted.
 
+    exchange: makes the link sealed; None: it is not. certificate: what the other end has shown then.
     peer: None until the owner has seen LinkOpened. settled: set once the link has opened, or the
     connection has ended for the `reason`.
     """
 
-    def __init__(self, owner: ConnectionOwner, link: PeerLink, *, dialled: bool) -> None:
+    def __init__(
+        self, owner: ConnectionOwner, link: PeerLink, *, dialled: bool, exchange: KeyExchange | None
+    ) -> None:
         self._owner = owner
+        self._exchange = exchange
+        self._handshake = memoryview(bytearray(HANDSHAKE_READ_BYTES if exchange else 0))
+        self.certificate: bytes | None = None
         self.link, self.dialled = link, dialled
         self.loop = asyncio.get_running_loop()
         self.peer: PeerId | None = None
@@ -71,8 +79,6 @@ class PeerConnection(asyncio.BufferedProtocol):
         self._received = 0  # bytes
         # The kernel reports data only once so many bytes have arrived.
         self._wanted = 1
-        # The most bytes that TLS may hold back from the link until a record is whole.
-        self._unseen_max = 0
         # A duplicate of the transport's socket, to set options on.
         self._socket: socket.socket | None = None
         self._congestion: Congestion | None = None
@@ -81,25 +87,26 @@ class PeerConnection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
-        # Not 0: of TLS, even an empty buffer would count as full.
-        self.transport.set_write_buffer_limits(high=1, low=0)
+        self.transport.set_write_buffer_limits(high=0)
         sock = self.transport.get_extra_info("socket")
         _tune(sock)
         # uvloop creates a new object at every access to its socket, so keep one of our own.
         self._socket = socket.socket(fileno=os.dup(sock.fileno()))
         self._congestion = Congestion(self._socket)
-        if transport.get_extra_info("ssl_object") is not None:
-            self._unseen_max = RECORD_BYTES_MAX
-        if self.dialled:
-            self.write(self.link.start())
         self._owner.made(self)
+        if self.dialled and self._exchange is None:
+            self.write(self.link.start())
+        elif self.dialled:
+            self._exchange_keys(b"")
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - the link knows better
-        return self.link.get_buffer()
+        return self.link.get_buffer() if self._exchange is None else self._handshake
 
     def buffer_updated(self, nbytes: int) -> None:
-        # After the end, TLS may still hand over bytes that it had read before.
         if self.reason is not None:
+            return
+        if self._exchange is not None:
+            self._exchange_keys(self._handshake[:nbytes])
             return
         self._received += nbytes
         event = self._hear(nbytes)
@@ -107,7 +114,31 @@ class PeerConnection(asyncio.BufferedProtocol):
             self._owner.received(self, event)
             # One read may hold several events.
             event = self._hear(0)
-        self._wake_for(self.link.missing - self._unseen_max)
+        self._wake_for(self.link.missing)
+
+    def _exchange_keys(self, data: bytes | memoryview) -> None:
+        """A part of the handshake has come. Once it is over, the link begins."""
+        exchange = self._exchange
+        assert exchange is not None
+        try:
+            exchange.received(data)
+        except (ssl.SSLError, PeerFault) as error:
+            self.write(exchange.to_send())
+            self.closed(in_words(error))
+            return
+        self.write(exchange.to_send())
+        if exchange.seal is None:
+            return
+        self._exchange, self.certificate = None, exchange.certificate
+        self.link.seal(exchange.seal)
+        if self.dialled:
+            self.write(self.link.start())
+        rest = memoryview(exchange.rest)
+        while rest and self.reason is None:
+            buffer = self.get_buffer(0)
+            count = min(len(rest), len(buffer))
+            buffer[:count], rest = rest[:count], rest[count:]
+            self.buffer_updated(count)
 
     def _hear(self, nbytes: int) -> LinkEvent | None:
         """The link's next event, given this many new bytes; None if it needs more bytes."""
@@ -172,7 +203,7 @@ class PeerConnection(asyncio.BufferedProtocol):
 
     def end(self, reason: str) -> None:
         """Tell the other end the reason and close, unless the connection has ended already."""
-        if self.reason is None:
+        if self.reason is None and self._exchange is None:
             self.write(self.link.end(reason))
         self.closed(reason)
 

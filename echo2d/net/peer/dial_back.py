@@ -15,6 +15,7 @@ from echo2d.core.protocol.peer_handshake import DIAL_BACK, NONCE_BYTES
 from echo2d.core.protocol.peer_link import PeerLink
 from echo2d.core.protocol.peer_messages import LinkEnded, LinkOpened
 from echo2d.errors import PeerFault
+from echo2d.net.security.sealing import HANDSHAKE_READ_BYTES, KeyExchange
 from echo2d.net.security.tls import Tls, in_words
 
 
@@ -26,12 +27,9 @@ async def dial_back(order: DialBack, run_id: RunId, tls: Tls | None) -> str:
     host, port = order.address.host, order.address.port
     try:
         async with asyncio.timeout(DIAL_BACK_S):
-            context, name = (None, None) if tls is None else (tls.dialler, order.peer)
-            reader, writer = await asyncio.open_connection(
-                host, port, ssl=context, server_hostname=name
-            )
+            reader, writer = await asyncio.open_connection(host, port)
             try:
-                await _ask(order, run_id, reader, writer)
+                await _ask(order, run_id, tls, reader, writer)
             finally:
                 writer.transport.abort()
     # TimeoutError is an OSError.
@@ -41,17 +39,38 @@ async def dial_back(order: DialBack, run_id: RunId, tls: Tls | None) -> str:
 
 
 async def _ask(
-    order: DialBack, run_id: RunId, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    order: DialBack,
+    run_id: RunId,
+    tls: Tls | None,
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
 ) -> None:
     """Returns once the other end has proved itself. PeerFault: it is not that peer."""
     expected, nonce = {order.peer: order.secret}, secrets.token_bytes(NONCE_BYTES)
     link = PeerLink(run_id=run_id, me=DIAL_BACK, secrets=expected, nonce=nonce, dialled=order.peer)
+    data = b""
+    if tls is not None:
+        exchange = KeyExchange(tls.dialler, expected=order.peer)
+        while exchange.seal is None:
+            exchange.received(data)
+            writer.write(exchange.to_send())
+            data = exchange.rest if exchange.seal else await _read(reader, HANDSHAKE_READ_BYTES)
+        link.seal(exchange.seal)
     writer.write(link.start())
-    while data := await reader.read(len(link.get_buffer())):
-        link.get_buffer()[: len(data)] = data
-        match link.bytes_received(len(data)):
+    while True:
+        buffer = link.get_buffer()
+        data = data or await _read(reader, len(buffer))
+        count = min(len(data), len(buffer))
+        buffer[:count], data = data[:count], data[count:]
+        match link.bytes_received(count):
             case LinkOpened():
                 return
             case LinkEnded(reason):
                 raise PeerFault(reason)
-    raise PeerFault("it hung up before it proved itself")
+
+
+async def _read(reader: asyncio.StreamReader, most: int) -> bytes:
+    data = await reader.read(most)
+    if not data:
+        raise PeerFault("it hung up before it proved itself")
+    return data

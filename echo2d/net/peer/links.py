@@ -15,9 +15,9 @@ dials only if it has no link, so the old one must be dead.
 Messages go to the link that is live when they are sent. Stream numbers start anew with each link,
 so a caller that queues events must send nothing to a peer whose LinkEnded it has not handled yet.
 
-Works on asyncio and on uvloop, which sends memoryviews without copying. Memory per live link: at
-most UNSENT_BYTES_MAX to send, one arriving payload with AHEAD_BYTES_MAX, and the buffers of TLS
-(256 KiB). Payloads handed over belong to the receiver, which calls `pause` in time.
+Works on asyncio and on uvloop, which sends memoryviews without copying. Memory per live link: at most
+UNSENT_BYTES_MAX to send, and one arriving payload with AHEAD_BYTES_MAX. Payloads handed over belong to
+the receiver, which calls `pause` in time.
 """
 
 import asyncio
@@ -37,11 +37,11 @@ from echo2d.core.protocol.peer_messages import (
 )
 from echo2d.errors import PeerFault
 from echo2d.net.http.admission import ConnectionAdmission, StrangerLimits, address_of
-from echo2d.net.http.tls_accept import TlsAcceptor
 from echo2d.net.peer.connection import PeerConnection
 from echo2d.net.peer.tcp_info import TcpInfo
 from echo2d.net.peer.uplink_limit import UplinkLimit
-from echo2d.net.security.tls import Tls, in_words, shows
+from echo2d.net.security.sealing import KeyExchange
+from echo2d.net.security.tls import Tls, belongs_to, in_words
 
 # From dialling to LinkOpened: a few round trips, even on a bad line.
 HANDSHAKE_S = 10.0
@@ -80,7 +80,6 @@ class PeerLinks:
         self._admission = ConnectionAdmission(
             StrangerLimits(STRANGERS_MAX, STRANGERS_PER_ADDRESS_MAX, HANDSHAKE_S)
         )
-        self._acceptor: TlsAcceptor | None = None
         self._live: dict[PeerId, PeerConnection] = {}
         self._uplink = UplinkLimit(uplink_limit, self._infos, self._allowed)
         self._server: asyncio.Server | None = None
@@ -102,12 +101,9 @@ class PeerLinks:
     async def listen(self, host: str, port: int) -> tuple[str, int]:
         """Accept links from now on, at the returned address. OSError: cannot listen there."""
         assert self._server is None
-        make: Callable[[], asyncio.BaseProtocol] = lambda: self._connection(None)  # noqa: E731
-        if self._tls is not None:
-            make = self._acceptor = TlsAcceptor(
-                self._tls.listener, make, self._admission, handshake_s_max=HANDSHAKE_S
-            )
-        self._server = await asyncio.get_running_loop().create_server(make, host, port)
+        self._server = await asyncio.get_running_loop().create_server(
+            lambda: self._connection(None), host, port
+        )
         address = self._server.sockets[0].getsockname()
         return address[0], address[1]
 
@@ -119,12 +115,9 @@ class PeerLinks:
         if peer in self._live:
             return
         connection, made = self._connection(peer), False
-        context, name = (None, None) if self._tls is None else (self._tls.dialler, peer)
         try:
             async with asyncio.timeout(HANDSHAKE_S):
-                await asyncio.get_running_loop().create_connection(
-                    lambda: connection, host, port, ssl=context, server_hostname=name
-                )
+                await asyncio.get_running_loop().create_connection(lambda: connection, host, port)
                 made = True
                 await connection.settled.wait()
         # TimeoutError is an OSError; impossible addresses raise the other two.
@@ -144,8 +137,6 @@ class PeerLinks:
         self._closing = True
         if self._server is not None:
             self._server.close()
-        if self._acceptor is not None:
-            await self._acceptor.close()
         for connection in list(self._connections):
             connection.end(reason)
         self._all_lost.clear()
@@ -223,10 +214,14 @@ class PeerLinks:
         link = PeerLink(
             run_id=self._run_id, me=self._me, secrets=self._secrets, nonce=nonce, dialled=dialled
         )
-        return PeerConnection(self, link, dialled=dialled is not None)
+        exchange = None
+        if self._tls is not None:
+            context = self._tls.listener if dialled is None else self._tls.dialler
+            exchange = KeyExchange(context, expected=dialled)
+        return PeerConnection(self, link, dialled=dialled is not None, exchange=exchange)
 
     def made(self, connection: PeerConnection) -> None:
-        """TCP and TLS are up. An accepted connection has HANDSHAKE_S, with TLS, to prove itself."""
+        """TCP is up. An accepted connection has HANDSHAKE_S, with TLS, to prove itself."""
         self._connections.add(connection)
         if self._closing:
             connection.end("closing")
@@ -276,7 +271,7 @@ class PeerLinks:
     def _opened(self, connection: PeerConnection, peer: PeerId) -> None:
         self._admission.admit(connection)
         # The listener accepts any member's certificate, so check that it is this peer's.
-        if not shows(connection.transport, peer):
+        if self._tls is not None and not belongs_to(connection.certificate, peer):
             connection.end("the certificate is not that of the peer")
             return
         connection.peer, connection.opened_at = peer, connection.loop.time()

@@ -195,6 +195,7 @@ _WORDS = {
     "WRONG_VERSION_NUMBER": "it does not speak TLS",
     "UNSUPPORTED_PROTOCOL": "it speaks no TLS as new as 1.3",
     "PEER_DID_NOT_RETURN_A_CERTIFICATE": "it shows no certificate",
+    "TLSV13_ALERT_CERTIFICATE_REQUIRED": "it wants a certificate, and this end shows none",
     "TLSV1_ALERT_UNKNOWN_CA": "it does not believe this end's certificate",
 }
 
@@ -238,8 +239,10 @@ def shows(transport: asyncio.BaseTransport | None, peer: PeerId) -> bool:
     tls: ssl.SSLObject | None = (
         transport.get_extra_info("ssl_object") if transport is not None else None
     )
-    if tls is None:
-        return True
-    shown = tls.getpeercert(binary_form=True)
-    key = x509.load_der_x509_certificate(shown).public_key() if shown else None
+    return tls is None or belongs_to(tls.getpeercert(binary_form=True), peer)
+
+
+def belongs_to(certificate: bytes | None, peer: PeerId) -> bool:
+    """Whether this certificate (DER), which was verified, is the peer's."""
+    key = x509.load_der_x509_certificate(certificate).public_key() if certificate else None
     return isinstance(key, Ed25519PublicKey) and peer_id_of(key.public_bytes_raw()) == peer

@@ -31,7 +31,7 @@ def test_both_ends_open_after_a_round_trip_and_a_half() -> None:
 @pytest.mark.parametrize(
     ("hello", "reason"),
     [
-        (LinkHello(LINK_PROTOCOL_VERSION + 1, RUN, ALICE, BOB, NONCE), "link protocol 2, not 3"),
+        (LinkHello(LINK_PROTOCOL_VERSION + 1, RUN, ALICE, BOB, NONCE), "link protocol 3, not 4"),
         (LinkHello(LINK_PROTOCOL_VERSION, RunId("run-2"), ALICE, BOB, NONCE), "same run"),
         (LinkHello(LINK_PROTOCOL_VERSION, RUN, ALICE, CAROL, NONCE), "looked for"),
         (LinkHello(LINK_PROTOCOL_VERSION, RUN, CAROL, BOB, NONCE), "no link with that peer"),

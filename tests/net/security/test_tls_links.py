@@ -7,7 +7,6 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 import pytest
@@ -24,6 +23,7 @@ from echo2d.errors import OperatorFault, PeerFault
 from echo2d.net.control import client as control_client
 from echo2d.net.control.client import ControlLink, Identity, enrol
 from echo2d.net.peer import links as peer_links
+from echo2d.net.peer.connection import PeerConnection
 from echo2d.net.peer.links import PeerLinks
 from echo2d.net.security.auth import TokenFile, public_bytes
 from echo2d.net.security.tls import GIVEN_UP, Tls
@@ -58,15 +58,15 @@ async def test_a_version_travels_over_tls_alone(
 ) -> None:
     """Enrolment, sessions, and a broadcast from the seed over one worker to the other."""
     caplog.set_level(logging.INFO)
-    plain: list[str] = []
-    made = PeerLinks.made
+    plain: list[LinkEvent] = []
+    received = PeerLinks.received
 
-    def noticed(links: PeerLinks, connection: Any) -> None:
-        if connection.transport.get_extra_info("ssl_object") is None:
-            plain.append(str(connection))
-        made(links, connection)
+    def noticed(links: PeerLinks, connection: PeerConnection, event: LinkEvent) -> None:
+        if connection.link._seal is None or connection.certificate is None:
+            plain.append(event)
+        received(links, connection, event)
 
-    monkeypatch.setattr(PeerLinks, "made", noticed)
+    monkeypatch.setattr(PeerLinks, "received", noticed)
     async with (
         CoordinatorDouble.serving(tmp_path / "run", tls=True) as double,
         a_seed(double),
@@ -256,8 +256,18 @@ def links(
 @pytest.mark.parametrize(
     ("alice_tls", "bob_tls", "words", "logged"),
     [
-        (ALICE_TLS, BARE_TLS, "connection lost", "handshake refused: it shows no certificate"),
-        (ALICE_TLS, FOREIGN_TLS, "connection lost", "handshake refused: its certificate is not"),
+        (
+            ALICE_TLS,
+            BARE_TLS,
+            "it wants a certificate, and this end shows none",
+            "handshake refused: it shows no certificate",
+        ),
+        (
+            ALICE_TLS,
+            FOREIGN_TLS,
+            "it does not believe this end's certificate",
+            "handshake refused: its certificate is not",
+        ),
         (CAROL_TLS, BOB_TLS, "its certificate is not of who is expected in this run", ""),
         (ALICE_TLS, None, "connection lost", "handshake refused: it does not speak TLS"),
         (None, BOB_TLS, "it does not speak TLS", ""),

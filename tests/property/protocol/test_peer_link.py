@@ -28,9 +28,9 @@ FRAMES = st.lists(st.integers(0, 1 << 20).map(FrameId), min_size=1, max_size=5)
 PAYLOADS = st.none() | st.binary(min_size=1, max_size=300)
 
 
-def conversation() -> tuple[PeerLink, bytes]:
+def conversation(*, sealed: bool = False) -> tuple[PeerLink, bytes]:
     """Bob, just joined, and what Alice then sends him: frames of both kinds and every message."""
-    alice, bob = joined()
+    alice, bob = joined(sealed=sealed)
     feed(
         alice,
         bob.tell(StreamOpened(2, *STRIPE, 0))
@@ -52,12 +52,27 @@ def conversation() -> tuple[PeerLink, bytes]:
     return bob, wire(said)
 
 
-@given(splits=st.lists(st.integers(1, 40) | st.integers(1, 1000)))
-def test_any_split_of_the_bytes_gives_the_same_events(splits: list[int]) -> None:
+@given(splits=st.lists(st.integers(1, 40) | st.integers(1, 1000)), sealed=st.booleans())
+def test_any_split_of_the_bytes_gives_the_same_events(splits: list[int], *, sealed: bool) -> None:
     whole, data = conversation()
-    split, _ = conversation()
-    assert feed(split, data, itertools.cycle(splits)) == feed(whole, data)
+    split, said = conversation(sealed=sealed)
+    assert feed(split, said, itertools.cycle(splits)) == feed(whole, data)
     assert split.ended
+
+
+@given(st.data())
+def test_of_a_sealed_link_nothing_is_heard_that_was_not_said(data: st.DataObject) -> None:
+    whole, said = conversation(sealed=True)
+    events = feed(whole, said)
+    bob, _ = conversation(sealed=True)
+    damaged = bytearray(said)
+    position = data.draw(st.integers(0, len(said) - 1))
+    damaged[position] ^= data.draw(st.integers(1, 255))
+    heard: list[LinkEvent] = []
+    with suppress(PeerFault):
+        heard.extend(pieces(bob, bytes(damaged), itertools.repeat(16)))
+    assert heard == events[: len(heard)]
+    assert len(heard) < len(events)
 
 
 def survive(link: PeerLink, data: bytes, bytes_max: int) -> None:

@@ -1,20 +1,29 @@
-"""What TLS costs a relay: `python -m echo2d.bench.broadcast.tls_cost`.
+"""What a relay's links cost: `python -m echo2d.bench.broadcast.relay_cost [--frame-kib 64]`.
 
-It prints CPU seconds per GB received and passed on, with and without TLS in turns.
+It prints CPU seconds per GB received and passed on, of three relays in turns:
 
-A sender and a leaf in this process, a relay between them in one of its own, on loopback, on uvloop. The relay does
-nothing but forward: no hashing, no disk. Its CPU time counts from the first frame to the last.
+    threads   two blocking threads, plain TCP: one receives into a pool of buffers and hashes, one sends
+    plain     our links without TLS
+    sealed    our links, sealed under TLS's keys
+
+A sender and a leaf in this process, a relay between them in one of its own, on loopback, links on uvloop. Our relay
+does nothing but forward: no hashing, no disk. CPU time counts from the first frame to the last.
 """
 
+import argparse
 import asyncio
 import multiprocessing
 import os
+import queue
 import resource
+import socket
+import threading
 from collections import deque
 from multiprocessing.connection import Connection
 from statistics import median
 
 import uvloop
+from blake3 import blake3
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from echo2d.core.base.ids import FormId, FrameId, Generation, PeerId, PlanId, RunId, StripeId
@@ -24,9 +33,9 @@ from echo2d.net.peer.links import PeerLinks
 from echo2d.net.security.auth import peer_id_of, public_bytes
 from echo2d.net.security.tls import Authority, Tls
 
-FRAME_BYTES = 256 << 10
-FRAMES = 8192  # 2 GiB
+TOTAL_BYTES = 2 << 30
 ROUNDS = 5
+POOL_BUFFERS = 8  # of the blocking relay
 WAITING_MAX = 16  # frames that the relay holds before it pauses its parent
 STRIPE = (FormId("0" * 32), PlanId(1), Generation(1), StripeId(0))
 
@@ -122,15 +131,16 @@ def _relay(parent: Connection, *, frames: int, with_tls: bool) -> None:
     uvloop.run(main())
 
 
-async def measure(*, frames: int, with_tls: bool) -> float:
-    """CPU seconds of the relay per GB."""
+async def measure(*, frame_bytes: int, with_tls: bool) -> float:
+    """CPU seconds of our relay per GB."""
     ours, theirs = multiprocessing.Pipe()
+    frames = TOTAL_BYTES // frame_bytes
     how = {"frames": frames, "with_tls": with_tls}
     relay = multiprocessing.get_context("spawn").Process(target=_relay, args=(theirs,), kwargs=how)
     relay.start()
     sender = End(SENDER, None, RELAY, frames=frames, with_tls=with_tls)
     leaf = End(LEAF, RELAY, None, frames=frames, with_tls=with_tls)
-    payload = memoryview(os.urandom(FRAME_BYTES))
+    payload = memoryview(os.urandom(frame_bytes))
     sender.waiting.extend((sequence, payload) for sequence in range(frames))
     host, port = await asyncio.to_thread(ours.recv)
     await sender.links.dial(RELAY, host, port)
@@ -142,19 +152,77 @@ async def measure(*, frames: int, with_tls: bool) -> float:
     await asyncio.to_thread(relay.join)
     for end in (sender, leaf):
         await end.links.close("done")
-    return cpu_s / (frames * FRAME_BYTES / 1e9)
+    return cpu_s / (TOTAL_BYTES / 1e9)
+
+
+def _threads_relay(parent: Connection, *, frame_bytes: int, frames: int) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        parent.send(listener.getsockname())
+        (source, _), (sink, _) = listener.accept(), listener.accept()
+    empty, full = queue.Queue[bytearray](), queue.Queue[bytearray | None]()
+    for _ in range(POOL_BUFFERS):
+        empty.put(bytearray(frame_bytes))
+
+    def send() -> None:
+        while (buffer := full.get()) is not None:
+            sink.sendall(buffer)
+            empty.put(buffer)
+
+    sending = threading.Thread(target=send)
+    sending.start()
+    before = _cpu_s()
+    for _ in range(frames):
+        buffer = empty.get()
+        source.recv_into(buffer, frame_bytes, socket.MSG_WAITALL)
+        blake3(buffer).digest()
+        full.put(buffer)
+    full.put(None)
+    sending.join()
+    parent.send(_cpu_s() - before)
+    source.close()
+    sink.close()
+
+
+def measure_threads(*, frame_bytes: int) -> float:
+    """CPU seconds of the blocking relay per GB."""
+    ours, theirs = multiprocessing.Pipe()
+    frames = TOTAL_BYTES // frame_bytes
+    how = {"frames": frames, "frame_bytes": frame_bytes}
+    spawn = multiprocessing.get_context("spawn")
+    relay = spawn.Process(target=_threads_relay, args=(theirs,), kwargs=how)
+    relay.start()
+    address, payload, room = ours.recv(), os.urandom(frame_bytes), bytearray(frame_bytes)
+    with socket.create_connection(address) as source, socket.create_connection(address) as leaf:
+
+        def receive() -> None:
+            while leaf.recv_into(room, frame_bytes):
+                pass
+
+        receiving = threading.Thread(target=receive)
+        receiving.start()
+        for _ in range(frames):
+            source.sendall(payload)
+        cpu_s: float = ours.recv()
+        receiving.join()
+    relay.join()
+    return cpu_s / (TOTAL_BYTES / 1e9)
 
 
 def main() -> None:
-    costs: dict[bool, list[float]] = {False: [], True: []}
-    for number in range(2 * ROUNDS):
-        with_tls = number % 2 == 1
-        costs[with_tls].append(uvloop.run(measure(frames=FRAMES, with_tls=with_tls)))
-    for with_tls, found in costs.items():
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--frame-kib", type=int, default=64)
+    frame_bytes = parser.parse_args().frame_kib << 10
+    costs: dict[str, list[float]] = {"threads": [], "plain": [], "sealed": []}
+    for _ in range(ROUNDS):
+        costs["threads"].append(measure_threads(frame_bytes=frame_bytes))
+        for name, with_tls in (("plain", False), ("sealed", True)):
+            found = uvloop.run(measure(frame_bytes=frame_bytes, with_tls=with_tls))
+            costs[name].append(found)
+    threads = median(costs["threads"])
+    for name, found in costs.items():
         spread = f"{min(found):.2f} to {max(found):.2f}, {ROUNDS} rounds"
-        print(
-            f"{'TLS  ' if with_tls else 'plain'}  relay CPU s/GB  median {median(found):.2f}  ({spread})"
-        )
+        ratio = f"{median(found) / threads:.2f} x threads"
+        print(f"{name:8} relay CPU s/GB  median {median(found):.2f}  ({spread})  {ratio}")
 
 
 if __name__ == "__main__":
