@@ -83,7 +83,7 @@ from echo2d.errors import PeerFault
 STREAMS_MAX = 256
 # Bytes read behind a frame: more than a paced link of 100 Mbit/s brings in one burst, but at most a
 # quarter (AHEAD_SHARE) of the frame, because the room is kept as long as the frame.
-AHEAD_BYTES_MAX = 16 << 10
+AHEAD_BYTES_MAX = 64 << 10
 AHEAD_SHARE = 4
 
 
