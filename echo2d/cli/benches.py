@@ -104,6 +104,12 @@ def bench() -> None:
     "--corrupt", type=float, help="Share of the frames that the busiest fast relay corrupts."
 )
 @click.option(
+    "--swing",
+    type=click.FloatRange(0, 0.9),
+    default=0.0,
+    help="Every 2 s each uplink becomes slower or faster by this share, by chance.",
+)
+@click.option(
     "--tls",
     is_flag=True,
     help="Use TLS on all connections, as beyond loopback. Default: none.",
@@ -155,7 +161,16 @@ def bench_broadcast(
 
     trouble = {
         name: options.pop(name)
-        for name in ("kill", "partition", "corrupt", "tls", "versions", "run_dir", "as_json")
+        for name in (
+            "kill",
+            "partition",
+            "corrupt",
+            "swing",
+            "tls",
+            "versions",
+            "run_dir",
+            "as_json",
+        )
     }
     played = scenario_of(**options) if scenario is None else load_scenario(scenario)
     rivals = tuple(filter(None, against.split(",")))

@@ -75,7 +75,8 @@ def test_medians_are_of_the_warm_rounds() -> None:
 def test_the_bound_is_the_survivors() -> None:
     """The fastest of those with most uplink is gone: 160 + 40 + 320 of 840 Mbit/s are left."""
     lost = BroadcastBench(MIXED, kill=0.5)
-    assert lost.fastest == 3
+    assert lost.lost == {3}
+    assert replace(lost, partition=0.6).lost == {3, 2}
     mixed = replace(ROUND, wire_bytes=100 << 20)
     result = result_of(lost, [mixed], [], (0.0, 0.0), {})
     assert result.bound_s == best_plan(replace(MIXED, peers=MIXED.peers[:3])).bound_s

@@ -110,3 +110,23 @@ def test_peers_whose_ports_are_closed_get_everything_and_are_known(tmp_path: Pat
     assert set(re.findall(r" dial_back (peer-\d) can be dialled", log)) == {"peer-1", "peer-3"}
     assert set(re.findall(r" dial_back (peer-\d): .* no answer", log)) == {"peer-2", "peer-4"}
     assert result["faults"] == []
+
+
+def test_all_troubles_together_end_well(tmp_path: Path) -> None:
+    """Loss, NAT, uplinks that swing, a relay that spoils frames, one that is killed, and one that falls silent."""
+    result = bench(
+        tmp_path,
+        "--peers=8",
+        "--rounds=1",
+        "--rtt=20ms",
+        "--loss=0.001",
+        "--undialable=0.5",
+        "--swing=0.3",
+        "--corrupt=0.05",
+        "--kill=0.4",
+        "--partition=0.6",
+    )
+    for each in result["rounds"]:
+        assert each["verified"] == each["survivors"] == 6
+        assert len(set(each["culprits"])) == 3
+    assert result["ratio"] < SLOW_MACHINE

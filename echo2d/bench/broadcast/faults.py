@@ -4,8 +4,9 @@ Each trouble strikes once its time has come and the median peer has its share of
 for, and what is measured (`run`).
 """
 
+import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 from echo2d.bench.lab.daemons import Swarm
@@ -13,6 +14,7 @@ from echo2d.bench.lab.netlab import Lab, TrafficCounts
 from echo2d.sim.kernel.scenario import PeerCrash, Scenario
 
 SPOIL_FROM = 0.1  # when so much of a version has come, it shows who passes on most
+SWING_S = 2.0  # between two changes of the uplinks
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +28,16 @@ class _Planned:
 
 
 class RoundFaults:
-    """Of one round; none but those that are planned. culprits: with whom trouble was made, in this order."""
+    """Of one round; none but those that are planned. culprits: with whom trouble was made, in this order.
 
-    def __init__(self, scenario: Scenario, lab: Lab, swarm: Swarm) -> None:
+    swing: every SWING_S each uplink becomes slower or faster by this share, by chance.
+    """
+
+    def __init__(
+        self, scenario: Scenario, lab: Lab, swarm: Swarm, *, swing: float, rng: random.Random
+    ) -> None:
         self._scenario, self._lab, self._swarm = scenario, lab, swarm
+        self._swing, self._swing_at, self._rng = swing, 0.0, rng
         self._planned: list[_Planned] = []
         self._spoiling: set[int] = set()
         self.culprits: list[int] = []
@@ -75,6 +83,10 @@ class RoundFaults:
         self, elapsed_s: float, version_bytes: int, before: TrafficCounts, counts: TrafficCounts
     ) -> None:
         """Whatever is due; `before`: the counts at the start of the round."""
+        if self._swing and elapsed_s >= self._swing_at:
+            self._swing_at = elapsed_s + SWING_S
+            for node in range(len(self._scenario.peers)):
+                self._set_uplink(node, 1 + self._rng.choice((-self._swing, self._swing)))
         share = (
             median(come_bytes(node, before, counts) for node in range(1, len(counts.nodes)))
             / version_bytes
@@ -86,14 +98,21 @@ class RoundFaults:
 
     def mend(self) -> None:
         """For the next round everybody is there, and honest: another box replaces one that may be quarantined."""
+        for node in range(len(self._scenario.peers)) if self._swing else ():
+            self._set_uplink(node, 1.0)
         for node in range(1, len(self._scenario.peers)):
             self._bring_back(node)
         for node in self._spoiling:
             self._swarm.replace(node)
 
+    def _set_uplink(self, node: int, times: float) -> None:
+        spec = self._scenario.peers[node]
+        self._lab.set_link(node, replace(spec, uplink=times * spec.uplink))
+
     def _busiest(self, before: TrafficCounts, counts: TrafficCounts) -> int:
-        """Of the peers with the fastest uplink, the one that has passed on most in this round."""
-        uplinks = {node: self._scenario.peers[node].uplink for node in range(1, len(counts.nodes))}
+        """Of the good peers with the fastest uplink, the one that has passed on most in this round."""
+        good = set(range(1, len(counts.nodes))) - set(self.culprits)
+        uplinks = {node: self._scenario.peers[node].uplink for node in good}
         fastest = [node for node, uplink in uplinks.items() if uplink == max(uplinks.values())]
         return max(
             fastest,

@@ -9,6 +9,7 @@ T_verify is the coordinator's own figure; bytes are counted at the emulator. Sec
 
 import json
 import os
+import random
 import shutil
 import signal
 import sys
@@ -71,7 +72,8 @@ class BroadcastBench:
 
     kill, partition: when the median peer has this share of a version, the culprit is gone
     (SIGKILL), or silent, until the round is over. corrupt: the share of its frames that it spoils,
-    soon after the start; nothing of this while warming up. against: what else is measured, after
+    soon after the start; nothing of this while warming up. swing: every 2 s each uplink becomes
+    slower or faster by this share. against: what else is measured, after
     each warm round once. versions: a run of `tools/research/rl_updates.py`: its versions go out,
     the first in full, the others as deltas; with the scenario's bytes each.
     """
@@ -83,6 +85,7 @@ class BroadcastBench:
     kill: float | None = None
     partition: float | None = None
     corrupt: float | None = None
+    swing: float = 0.0
     against: tuple[str, ...] = ()
     versions: Path | None = None
     tls: bool = False
@@ -118,12 +121,13 @@ class BroadcastBench:
         )
 
     @property
-    def fastest(self) -> int:
-        """A peer of the fastest uplink."""
-        return max(
-            range(1, len(self.scenario.peers)),
-            key=lambda node: (self.scenario.peers[node].uplink, -node),
-        )
+    def lost(self) -> frozenset[int]:
+        """Who does not end a round that it began. Of the culprits only the uplinks are known before."""
+        peers = range(1, len(self.scenario.peers))
+        fastest = sorted(peers, key=lambda node: -self.scenario.peers[node].uplink)
+        culprits = [share for share in (self.kill, self.partition) if share is not None]
+        faults = (fault.peer for fault in self.scenario.faults if fault.back_s is None)
+        return frozenset([*fastest[: len(culprits)], *faults])
 
 
 def with_undialable(scenario: Scenario, share: float) -> Scenario:
@@ -171,6 +175,7 @@ def _measure(wanted: BroadcastBench, run: Path, console: Console) -> BroadcastRe
     load = os.getloadavg()[0]
     scenario = wanted.scenario
     rounds: list[Round] = []
+    rng = random.Random(scenario.rng_seed)
     against: dict[str, list[RivalRound]] = {rival: [] for rival in wanted.against}
     for rival in wanted.against:
         interpreter_of(rival)
@@ -186,7 +191,7 @@ def _measure(wanted: BroadcastBench, run: Path, console: Console) -> BroadcastRe
     ):
         with _progress(console) as progress:
             for kind in _kinds(wanted):
-                done = _Round(wanted, lab, swarm, progress, kind).run()
+                done = _Round(wanted, lab, swarm, progress, kind, rng=rng).run()
                 if not console.is_terminal:
                     console.print(line_of(done, kind), highlight=False)
                 if kind != "warming up":
@@ -271,7 +276,7 @@ def best_plan(scenario: Scenario, lost: frozenset[int] = frozenset()) -> Plan:
 
 
 def _plan_for(wanted: BroadcastBench, wire_bytes: int) -> Plan:
-    return best_plan(replace(wanted.scenario, wire_bytes=wire_bytes), lost=_lost(wanted))
+    return best_plan(replace(wanted.scenario, wire_bytes=wire_bytes), lost=wanted.lost)
 
 
 def _limit_s(scenario: Scenario) -> float:
@@ -279,28 +284,25 @@ def _limit_s(scenario: Scenario) -> float:
     return max(ROUND_S_MIN, ROUND_BOUNDS_MAX * best_plan(scenario).bound_s)
 
 
-def _lost(wanted: BroadcastBench) -> frozenset[int]:
-    """Who does not end a round that it began."""
-    troubled = (
-        {wanted.fastest} if wanted.kill is not None or wanted.partition is not None else set()
-    )
-    return frozenset(
-        troubled | {trouble.peer for trouble in wanted.scenario.faults if trouble.back_s is None}
-    )
-
-
 class _Round:
     """One version on its way: publish, make the trouble that was asked for, look on until it has arrived."""
 
     def __init__(
-        self, wanted: BroadcastBench, lab: Lab, swarm: Swarm, progress: Progress, kind: RoundKind
+        self,
+        wanted: BroadcastBench,
+        lab: Lab,
+        swarm: Swarm,
+        progress: Progress,
+        kind: RoundKind,
+        *,
+        rng: random.Random,
     ) -> None:
         self._wanted, self._lab, self._swarm, self._progress = wanted, lab, swarm, progress
         self._task = progress.add_task(kind, total=None)
         self._bytes = wanted.scenario.wire_bytes  # of the form, as far as it is known
         self._verified: dict[str, float] = {}
         self._late_s = 0.0
-        self._troubles = RoundFaults(wanted.scenario, lab, swarm)
+        self._troubles = RoundFaults(wanted.scenario, lab, swarm, swing=wanted.swing, rng=rng)
         if kind != "warming up":
             spoil = wanted.corrupt is not None
             self._troubles.plan(kill=wanted.kill, partition=wanted.partition, spoil=spoil)

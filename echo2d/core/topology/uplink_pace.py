@@ -22,8 +22,8 @@ LOSS_MAX = 0.02
 # A round trip is long from this many times the shortest one on.
 LONG = 1.25
 # The queue becomes shorter meanwhile.
-DRAIN, HELD_LOOKS = 0.95, 5
-GROW, GROW_MAX, CALM_LOOKS = 0.005, 0.08, 10
+DRAIN, HELD_LOOKS = 0.97, 3
+GROW, GROW_MAX, CALM_LOOKS = 0.003, 0.08, 15
 # The rate counts as used from this share on.
 USED = 0.9
 # Bytes/s: what an interrupted line has acknowledged is no rate to go on with.
