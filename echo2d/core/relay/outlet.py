@@ -24,9 +24,9 @@ from echo2d.core.relay.stripes import ChildStream, FormState, LinkState, StripeS
 Forms = dict[FormId, FormState]
 # Given to all links together and not yet sent: one is being sent while the next one is chosen.
 UNSENT_FRAMES = 2
-# A link that has not taken a frame for so long is slow. 64 KiB take as long at 2 Mbit/s; a slower uplink
-# has longer usual times.
-SLOW_S, SLOW_TIMES = 0.25, 4.0
+# A link that has not taken a frame for so long is slow. bbr sends next to nothing for 0.2 s now and then,
+# and a link that repairs a loss may stand still as long: the others must not wait for that.
+SLOW_S, SLOW_TIMES = 0.05, 4.0
 # The part of the usual time that the last one makes.
 USUAL = 0.2
 
@@ -36,10 +36,11 @@ class Outlet:
 
     def __init__(self, forms: Forms, busy: BusyMeter) -> None:
         self._forms, self._meter = forms, busy
-        # Links with unsent frames, and since when; the longest first.
+        # Links with unsent frames, and since when; the longest first. The slow ones are not busy.
         self._busy: dict[LinkState, float] = {}
-        # Seconds from giving a frame until its link had sent it.
-        self._usual_s = 0.0
+        self._slow: dict[LinkState, float] = {}
+        # Seconds from giving a frame until its link had sent it; None: not known yet.
+        self._usual_s: float | None = None
         # Links whose peers asked for single frames.
         self._asking: dict[LinkState, None] = {}
         # Streams that may have a frame to send: of ordinary stripes, and of spare ones.
@@ -62,16 +63,17 @@ class Outlet:
     def sent(self, link: LinkState, now: float) -> None:
         """The link has sent what it was given."""
         link.unsent, link.slow = 0, False
-        since = self._busy.pop(link, None)
+        since = (self._slow if link in self._slow else self._busy).pop(link, None)
         if since is not None:
-            self._usual_s += USUAL * (now - since - self._usual_s)
+            usual_s = now - since if self._usual_s is None else self._usual_s
+            self._usual_s = usual_s + USUAL * (now - since - usual_s)
         for child in link.child_streams:
             self.put(child)
 
     def lost(self, link: LinkState) -> None:
         """The link is down."""
-        self._asking.pop(link, None)
-        self._busy.pop(link, None)
+        for links in (self._asking, self._busy, self._slow):
+            links.pop(link, None)
 
     def frees_at(self) -> float | None:
         """When a link counts as slow, so that others get its turn; None: none has to."""
@@ -79,13 +81,13 @@ class Outlet:
 
     @property
     def _slow_s(self) -> float:
-        return max(SLOW_S, SLOW_TIMES * self._usual_s)
+        return max(SLOW_S, SLOW_TIMES * (self._usual_s or 0.0))
 
     def send(self, now: float, out: list[RelayAction]) -> None:
         """Give frames to links while there is room."""
         for link in self._late(now):
             link.slow = True
-            del self._busy[link]
+            self._slow[link] = self._busy.pop(link)
         while sum(link.unsent for link in self._busy) < UNSENT_FRAMES:
             if not self._send_one(now, out):
                 break
