@@ -346,8 +346,8 @@ MUTANTS = (
         "credits, slow link",
         "a link that takes nothing holds up all others",
         "echo2d/core/relay/outlet.py",
-        "            link.slow = True\n            del self._busy[link]",
-        "            link.slow = True",
+        "            self._slow[link] = self._busy.pop(link)",
+        "            self._slow[link] = now",
         ("tests/core/relay/test_outlet.py",),
     ),
     Mutant(
@@ -381,6 +381,14 @@ MUTANTS = (
         "has_share = stripe.bound_bytes <= stripe.spare * self.transfer.known_bytes",
         "has_share = True",
         ("tests/core/relay/test_stripes.py",),
+    ),
+    Mutant(
+        "sealing, order",
+        "a unit of a link opens again when it is repeated",
+        "echo2d/net/security/sealing.py",
+        "        self._units += 1\n        return",
+        "        return",
+        ("tests/net/security/test_sealing.py",),
     ),
     Mutant(
         "uplink, line loss",

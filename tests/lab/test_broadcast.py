@@ -127,6 +127,7 @@ def test_all_troubles_together_end_well(tmp_path: Path) -> None:
         "--partition=0.6",
     )
     for each in result["rounds"]:
-        assert each["verified"] == each["survivors"] == 6
+        assert each["missing"] == []
+        assert each["verified"] == each["survivors"] >= 5
         assert len(set(each["culprits"])) == 3
     assert result["ratio"] < SLOW_MACHINE

@@ -23,7 +23,8 @@ class Round:
     seed_copies: bytes on the seed's uplink, with all headers and control messages, per byte of the version.
     late_s: by how much the emulator was late at worst; beyond a few ms the machine was too busy to be believed.
     cpu: from the publish until all had verified.
-    culprits: the peers with whom trouble was made. wire_bytes: of the form that spread; costs: of making it and of
+    culprits: the peers with whom trouble was made. missing: survivors that had not verified at the end, which
+    are those that are there and no culprit that was killed, cut off or quarantined. wire_bytes: of the form that spread; costs: of making it and of
     applying it, if it was a delta.
     """
 
@@ -41,6 +42,7 @@ class Round:
     wire_bytes: int
     cpu: CpuShares
     culprits: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
     costs: DeltaCosts | None = None
 
 

@@ -321,6 +321,9 @@ class _Round:
         facts = self._look_on(known, before)
         shares = meter.shares()
         gone = {f"peer-{node}" for node in self._troubles.gone}
+        # A quarantined culprit is not waited for. Of a good peer the quarantine would be a fault.
+        culprits = {f"peer-{node}" for node in self._troubles.culprits}
+        gone |= culprits & names(each for each in alive(facts) if each["quarantined"])
         if self._wanted.versions is not None:
             self._bytes = facts["version_bytes"][str(version)]["wire_bytes"]
         after, survivors = self._count(), (there & names(alive(facts))) - gone
@@ -346,6 +349,7 @@ class _Round:
             wire_bytes=self._bytes,
             cpu=shares,
             culprits=tuple(f"peer-{node}" for node in self._troubles.culprits),
+            missing=tuple(sorted(survivors - self._verified.keys())),
             costs=None if broadcast.get("base_version") is None else prepared.costs,
         )
 
