@@ -23,9 +23,9 @@ class Round:
     seed_copies: bytes on the seed's uplink, with all headers and control messages, per byte of the version.
     late_s: by how much the emulator was late at worst; beyond a few ms the machine was too busy to be believed.
     cpu: from the publish until all had verified.
-    culprits: the peers with whom trouble was made. missing: survivors that had not verified at the end, which
-    are those that are there and no culprit that was killed, cut off or quarantined. wire_bytes: of the form that spread; costs: of making it and of
-    applying it, if it was a delta.
+    culprits: the peers with whom trouble was made. missing: survivors that had not verified at the end; a culprit
+    that was killed, cut off or quarantined is no survivor. wire_bytes: of the form that spread; costs: of making it
+    and of applying it, if it was a delta.
     """
 
     version: int

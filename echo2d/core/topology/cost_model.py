@@ -127,8 +127,7 @@ def _start_s(job: Job, tree: Tree, facts: Mapping[PeerId, PeerFacts]) -> float:
     """
     start = {tree.root: 0.0}
     for peer in tree.downwards():
-        children = tree.children(peer)
-        if children:
+        if children := tree.below.get(peer):
             sent = (
                 start[peer]
                 + _times(len(children) * job.frame_bytes, uplink(facts[peer]))

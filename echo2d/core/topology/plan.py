@@ -64,9 +64,9 @@ class Tree:
 
     def downwards(self) -> list[PeerId]:
         """The root and all peers reachable from it, parents before children."""
-        order = [self.root]
+        order, below = [self.root], self.below
         for peer in order:
-            order += self.children(peer)
+            order += below.get(peer, ())
         return order
 
     def depths(self) -> dict[PeerId, int]:

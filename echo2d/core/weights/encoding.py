@@ -63,9 +63,8 @@ TABLE_BYTES_MAX = 1 << 20  # a table travels as one frame
 FRAME_BYTES_MIN = 64 << 10  # with smaller frames, headers and digests cost too much
 FRAME_BYTES_DEFAULT = 256 << 10
 FRAME_BYTES_MAX = 1 << 20  # with larger frames, a relay waits too long before it can forward
-SMALL_FORM_BYTES = (
-    1 << 30
-)  # below this, a form of larger frames would have too few to keep all peers busy
+# Below this, larger frames would be too few: the last ones of each relay hold all others up.
+SMALL_FORM_BYTES = 1 << 30
 RUN_ID_CHARS_MAX = 64
 BASE_BYTES = 16  # xxh3-128
 NO_BASE = bytes(BASE_BYTES)
