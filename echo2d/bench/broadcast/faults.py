@@ -28,7 +28,7 @@ class _Planned:
 
 
 class RoundFaults:
-    """Of one round; none but those that are planned. culprits: with whom trouble was made, in this order.
+    """The planned troubles of one round. culprits: the peers that they struck so far, in this order.
 
     swing: every SWING_S each uplink becomes slower or faster by this share, by chance.
     """
@@ -110,7 +110,7 @@ class RoundFaults:
         self._lab.set_link(node, replace(spec, uplink=times * spec.uplink))
 
     def _busiest(self, before: TrafficCounts, counts: TrafficCounts) -> int:
-        """Of the good peers with the fastest uplink, the one that has passed on most in this round."""
+        """The peer that has passed on most in this round, of the good ones with the fastest uplink."""
         good = set(range(1, len(counts.nodes))) - set(self.culprits)
         uplinks = {node: self._scenario.peers[node].uplink for node in good}
         fastest = [node for node, uplink in uplinks.items() if uplink == max(uplinks.values())]

@@ -122,7 +122,7 @@ class BroadcastBench:
 
     @property
     def lost(self) -> frozenset[int]:
-        """Who does not end a round that it began. Of the culprits only the uplinks are known before."""
+        """The peers that do not end a round. Any of the fastest may be a culprit; these stand for them."""
         peers = range(1, len(self.scenario.peers))
         fastest = sorted(peers, key=lambda node: -self.scenario.peers[node].uplink)
         culprits = [share for share in (self.kill, self.partition) if share is not None]
@@ -321,7 +321,7 @@ class _Round:
         facts = self._look_on(known, before)
         shares = meter.shares()
         gone = {f"peer-{node}" for node in self._troubles.gone}
-        # A quarantined culprit is not waited for. Of a good peer the quarantine would be a fault.
+        # The coordinator does not wait for a quarantined culprit. A good peer in quarantine still counts.
         culprits = {f"peer-{node}" for node in self._troubles.culprits}
         gone |= culprits & names(each for each in alive(facts) if each["quarantined"])
         if self._wanted.versions is not None:

@@ -441,7 +441,7 @@ class FormState:
         ready = [stripe for stripe in stripes if stripe.takes_next and able(stripe, now)]
         if not ready:
             return None
-        # Who says what it passes on comes first; of spare stripes the star comes last.
+        # Stripes whose relays report come first; of the spare stripes the star comes last.
         stripe = min(ready, key=lambda one: (not one.is_relayed, *one.order))
         self._bind_next(stripe, now, out)
         return stripe

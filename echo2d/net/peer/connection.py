@@ -93,11 +93,11 @@ class PeerConnection(asyncio.BufferedProtocol):
         # uvloop creates a new object at every access to its socket, so keep one of our own.
         self._socket = socket.socket(fileno=os.dup(sock.fileno()))
         self._congestion = Congestion(self._socket)
-        self._owner.made(self)
         if self.dialled and self._exchange is None:
             self.write(self.link.start())
         elif self.dialled:
             self._exchange_keys(b"")
+        self._owner.made(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - the link knows better
         return self.link.get_buffer() if self._exchange is None else self._handshake

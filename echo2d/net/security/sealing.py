@@ -104,7 +104,7 @@ class KeyExchange:
         self.rest = self._in.read()
 
     def to_send(self) -> bytes:
-        """What is to be sent now."""
+        """The bytes to send now."""
         return self._out.read()
 
     def _go_on(self) -> None:
