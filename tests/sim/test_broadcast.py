@@ -2,13 +2,14 @@
 
 import time
 from dataclasses import replace
+from statistics import median
 from typing import Literal
 
 import pytest
 
 from echo2d.sim.broadcast.world import BroadcastStuckError, World
 from echo2d.sim.kernel.scenario import MBIT, PeerCrash, PeerSpec, Scenario
-from tests.support.scenarios import Play, random_scenario, troubled
+from tests.support.scenarios import Play, all_troubles, random_scenario, troubled
 
 MIB = 1 << 20
 LINK = PeerSpec()
@@ -250,6 +251,32 @@ def test_neither_spoilt_frames_nor_late_comers_keep_anybody_waiting(
     scenario = troubled(random_scenario(rng_seed))
     outcome = play(scenario, check_every=100)
     assert all(scenario.peers[number].corrupts_every for number in outcome.quarantined)
+
+
+def all_troubles_at_once(play: Play, rng_seed: int) -> float:
+    """T_verify over the bound of those who are left. Everybody good has everything, or `play` fails."""
+    scenario = all_troubles(rng_seed)
+    outcome = play(scenario, check_every=100)
+    assert all(scenario.peers[number].corrupts_every for number in outcome.quarantined)
+    gone = {fault.peer for fault in scenario.faults}
+    left = [peer.uplink for number, peer in enumerate(scenario.peers) if number not in gone]
+    rate = min(left[0], sum(left) / (len(left) - 1))
+    return outcome.t_verify_s * rate / scenario.wire_bytes
+
+
+@pytest.mark.parametrize("block", range(4))
+def test_all_troubles_at_once_end_well(play: Play, block: int) -> None:
+    ratios = [all_troubles_at_once(play, rng_seed) for rng_seed in range(5 * block, 5 * block + 5)]
+    assert median(ratios) <= 1.8
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("block", range(10))
+def test_a_thousand_draws_of_all_troubles_end_well(play: Play, block: int, soak_from: int) -> None:
+    first = soak_from + 100 * block
+    ratios = [all_troubles_at_once(play, rng_seed) for rng_seed in range(first, first + 100)]
+    assert median(ratios) <= 1.8
 
 
 def test_a_peer_may_want_again_what_came_by_another_way(play: Play) -> None:

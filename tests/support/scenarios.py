@@ -41,6 +41,37 @@ def troubled(scenario: Scenario) -> Scenario:
     return replace(scenario, peers=tuple(peers))
 
 
+def all_troubles(rng_seed: int) -> Scenario:
+    """Loss, NAT and churn, a relay that spoils frames, one that dies, and one that falls silent, all at once."""
+    rng = random.Random(rng_seed)
+    count = rng.randint(8, 12)
+    spoils, dies, falls_silent = rng.sample(range(1, count + 1), 3)
+    hidden = set(rng.sample(range(1, count + 1), count // 2))
+    peers = tuple(
+        PeerSpec(
+            uplink=rng.choice([40, 80, 100, 160]) * MBIT,
+            downlink=1000 * MBIT,
+            latency_s=rng.uniform(0.005, 0.04),
+            loss=0.001,
+            reachable=number not in hidden,
+            corrupts_every=20 if number == spoils else 0,
+        )
+        for number in range(1, count + 1)
+    )
+    return Scenario(
+        peers=(PeerSpec(uplink=100 * MBIT), *peers),
+        wire_bytes=64 << 20,
+        frame_bytes=128 << 10,
+        faults=(
+            PeerCrash(dies, rng.uniform(0.5, 5.0)),
+            PeerCrash(falls_silent, rng.uniform(0.5, 5.0), silent=True),
+        ),
+        churn=0.5,
+        limit_s=60.0,
+        rng_seed=rng_seed,
+    )
+
+
 def random_peer(rng: random.Random) -> PeerSpec:
     return PeerSpec(
         uplink=rng.choice([20, 100, 500]) * MBIT,
