@@ -2,11 +2,11 @@
 begins.
 
     waiting samples --place--> leased
-    no sample waits --prompt--> a new group, all of it leased at once
+    no sample waits --prompt--> a new group: its samples wait
 
-A sample that has tokens goes on alone, at a worker of the version that wrote its last one or a
-newer one; after a while at any worker, from its beginning. The other samples of a group are placed
-together, or not at all.
+A new group is admitted with its first sample that finds a slot. The others take the next slots, at any
+worker, before a newer group begins. A sample that has tokens goes on alone, at a worker of the version
+that wrote its last one or a newer one; after a while at any worker, from its beginning.
 Not here: which worker gets them (`scheduler`), what comes back (`groups`), where the samples of a
 group are (`group_table`), what an unfinished sample has (`partials`).
 """

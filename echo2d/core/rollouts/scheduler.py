@@ -31,7 +31,7 @@ from echo2d.core.rollouts.worker_ranking import WorkerChoice, WorkerRanking
 
 @dataclass(frozen=True, slots=True)
 class PendingSamples:
-    """Samples of one prompt that wait for slots. All of them are placed at once, or none.
+    """Samples of one prompt that wait for slots. As many of them are placed as there are slots.
 
     oldest: workers that serve this version or a newer one may write them; newest: but none that is
     newer than this.

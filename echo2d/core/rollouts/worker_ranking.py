@@ -87,43 +87,21 @@ class WorkerChoice:
             for free, worker, slots in workers.ranked:
                 yield FreeSlots(worker, slots, -free)
 
-    def with_free(self, samples: int) -> FreeSlots | None:
-        """The best worker with this many free slots."""
-        for workers in self._versions:
-            if workers.ranked and -workers.ranked[0][0] >= samples:
-                free, worker, slots = workers.ranked[0]
-                return FreeSlots(worker, slots, -free)
-        return None
-
     def place(self, samples: Sequence[int]) -> list[tuple[PeerId, tuple[int, ...]]]:
-        """Deal out all samples of a group, or none: (worker, its samples), best worker first.
+        """Deal out as many samples as there are free slots: (worker, its samples), best worker first.
 
-        One worker gets them all if one has enough free slots; otherwise the best workers share
-        them.
+        One worker gets them all if one has enough free slots, because it computes their prompt once.
         """
-        if (workers := self.with_free(len(samples))) is not None:
-            return [(workers.worker, tuple(samples))]
-        if self.free >= len(samples):
-            return _deal(samples, self)
-        # A group that is larger than all workers together would never fit. It is placed on empty
-        # workers in several rounds, and each worker queues what exceeds its slots.
-        if self.slots < len(samples) and self.free == self.slots:
-            rounds = -(-len(samples) // max(1, self.slots))
-            return _deal(samples, [each for _ in range(rounds) for each in self])
-        return []
-
-
-def _deal(
-    samples: Sequence[int], workers: Iterable[FreeSlots]
-) -> list[tuple[PeerId, tuple[int, ...]]]:
-    """Fill the workers in their order."""
-    placed, start = [], 0
-    for each in workers:
-        if start >= len(samples):
-            break
-        placed.append((each.worker, tuple(samples[start : start + each.free])))
-        start += each.free
-    return placed
+        for workers in self._versions:
+            if workers.ranked and -workers.ranked[0][0] >= len(samples):
+                return [(workers.ranked[0][1], tuple(samples))]
+        placed, start = [], 0
+        for each in self:
+            if start >= len(samples):
+                break
+            placed.append((each.worker, tuple(samples[start : start + each.free])))
+            start += each.free
+        return placed
 
 
 class WorkerRanking:

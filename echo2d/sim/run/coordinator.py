@@ -202,6 +202,9 @@ class SimCoordinator(Process):
         for action in actions:
             if isinstance(action, Persist):
                 self._judge.persist(action.record)
+            elif isinstance(action, Convict):
+                # Its groups are dropped in the same turn, before anything else is done.
+                self._judge.convicts(action.worker)
         if self._turns % CHECK_EVERY == 0:
             self._judge.compare(self.state)
         if self.die is not None:

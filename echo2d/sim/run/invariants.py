@@ -366,6 +366,10 @@ class InvariantChecker:
         if isinstance(event, RefuseAsked):
             self._refused.update(group for group, _ in event.groups)
 
+    def convicts(self, worker: PeerId) -> None:
+        assert not self._honest(worker), "an honest worker is convicted"
+        self.convicted.add(worker)
+
     def performs(self, action: CoordinatorAction) -> None:
         """I4: nothing is acknowledged that is not durable."""
         match action:
@@ -388,8 +392,7 @@ class InvariantChecker:
                     "a delta from nobody's version"
                 )
             case Convict(worker):
-                assert not self._honest(worker), "an honest worker is convicted"
-                self.convicted.add(worker)
+                self.convicts(worker)
             case Reply(request, status):
                 event = self._asked.pop(request, None)
                 assert event is not None, "answered twice"

@@ -5,10 +5,12 @@ from tests.support.coordinator_world import World, rules
 from tests.support.rollouts import SILENCE_S, grants, world_of
 
 
-def test_slots_are_filled_with_whole_groups() -> None:
+def test_no_slot_is_empty_and_what_found_none_goes_first() -> None:
     world, (worker,) = world_of(5)
-    assert [grant.samples for grant in grants(worker)] == [(0, 1), (0, 1)]
-    first = grants(worker)[0]
+    assert [grant.samples for grant in grants(worker)] == [(0, 1), (0, 1), (0,)]
+    first, _, third = grants(worker)
+    world.say(worker, worker.finish(*worker.open[0]))
+    assert (grants(worker)[-1].group, grants(worker)[-1].samples) == (third.group, (1,))
     assert (first.attempt, first.oldest, first.max_new_tokens, first.silence_s) == (
         0,
         0,

@@ -20,9 +20,9 @@ from echo2d.core.protocol.control_messages import (
 )
 from echo2d.core.protocol.trajectory import RewardPart, pack_tokens
 from echo2d.core.rollouts.events import (
+    LeaseGiven,
     PromptDrawn,
     PromptFailed,
-    PromptTaken,
     SampleKept,
     SampleScored,
     ScoreSample,
@@ -162,16 +162,23 @@ def test_a_goodbye_frees_the_work_at_once() -> None:
     assert [grant.attempt for grant in grants(other)] == [1]
 
 
+def scored(world: World) -> SampleScored:
+    """The reward that comes next."""
+    event = next(each for each in world.pending if isinstance(each, SampleScored))
+    world.pending.remove(event)
+    return event
+
+
 def test_a_failed_reward_ends_its_group_and_is_said() -> None:
     world, (worker,) = world_of(2)
     world.reward = lambda cursor, sample: None
     world.say(worker, worker.finish(*worker.open[0]))
-    actions = world.handle(world.pending.pop())
+    actions = world.handle(scored(world))
     assert dropped(world) == ["reward: crashed"]
     assert any(isinstance(action, Note) and action.kind == "reward" for action in actions)
-    assert any(
-        isinstance(a, Persist) and isinstance(a.record, PromptTaken) for a in actions
-    )  # a new prompt
+    assert any(isinstance(a, Persist) and isinstance(a.record, LeaseGiven) for a in actions), (
+        "its other slot is used again"
+    )
 
 
 def test_a_group_goes_on_without_a_sample_whose_reward_failed() -> None:
@@ -181,7 +188,7 @@ def test_a_group_goes_on_without_a_sample_whose_reward_failed() -> None:
     [(key, *_), *_] = worker.open
     first = worker.finish(key, 0)
     world.say(worker, first)
-    world.handle(world.pending.pop())
+    world.handle(scored(world))
     assert dropped(world) == []
     world.crash()
     world.say(worker, first)
@@ -203,7 +210,7 @@ def test_a_group_that_would_be_too_small_is_dropped() -> None:
     [(key, *_), *_] = worker.open
     for sample in range(2):
         world.say(worker, worker.finish(key, sample))
-        world.handle(world.pending.pop())
+        world.handle(scored(world))
     assert dropped(world) == ["reward: crashed"]
 
 
@@ -271,7 +278,7 @@ def test_a_restart_scores_and_leases_what_is_open() -> None:
     assert key in worker.leases  # it goes on
     scoring = [event for event in world.pending if isinstance(event, SampleScored)]
     assert [(event.group, event.sample) for event in scoring] == [(group, 0)]
-    assert len(grants(worker)) == 1
+    assert [grant.group for grant in grants(worker)].count(group) == 1
     world.say(worker, worker.finish(key, 1))
     assert answers(worker)[-1] == (True, "")
 
