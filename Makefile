@@ -58,6 +58,7 @@ figures: $(READY)
 	$(BIN)/python -m tools.research.broadcast_figure
 	$(BIN)/python -m tools.research.bubble_figure $(if $(RUN),--run)
 	$(BIN)/python -m tools.research.cost_table
+	$(BIN)/echo2d plan scenarios/mix-rented.toml --map docs/figures/break_even.png
 
 mutants: $(READY)
 	$(BIN)/python tools/mutants.py $(ARGS)

@@ -301,7 +301,10 @@ class ActivationTable(Table):
         high=10.0,
     )
     learner_usd_per_h: float = key(
-        "usd per hour of the learner's host, for `echo2d plan --live`", 0.0, low=0.0, high=USD_MAX
+        "usd per hour of the learner's host: what its waiting costs; 0: not known",
+        0.0,
+        low=0.0,
+        high=USD_MAX,
     )
 
 

@@ -458,8 +458,8 @@ MUTANTS = (
         "renting, need",
         "what workers say may have any number of boxes rented",
         "echo2d/core/capacity/demand.py",
-        "return min(self.rules.gamma * needed - here, most - sum(one.mu for one in staying))",
-        "return max(self.rules.gamma * needed - here, sum(one.mu - most for one in staying[:1]))",
+        "return min(wanted - here, most - sum(one.mu for one in staying))",
+        "return max(wanted - here, sum(one.mu - most for one in staying[:1]))",
         ("tests/core/capacity/test_demand.py",),
     ),
 )

@@ -53,6 +53,13 @@ PRICE = click.FloatRange(0, 1e6)
     type=FILE,
     help="Also draw bubble and cost by throughput into this file (.png, .svg, .pdf).",
 )
+@click.option(
+    "--map",
+    "map_path",
+    type=FILE,
+    help="Also draw into this file where far-away rollouts are cheaper than a data centre. "
+    "Needs [centralized] in SCENARIO.",
+)
 @json_option("Print one JSON object instead of tables.")
 def plan(
     scenario: Path | None,
@@ -65,36 +72,49 @@ def plan(
     usd_per_gb_up: float | None,
     rng_seed: int,
     plot: Path | None,
+    map_path: Path | None,
     as_json: bool,
 ) -> None:
     """Predict how many workers keep the learner busy, which ones, and what a step costs.
 
-    SCENARIO is a TOML file with [[fleet]] tables (see scenarios/). Give either it or --live. The
-    exit code is 0 also if no choice of workers is enough.
+    SCENARIO is a TOML file with [[fleet]] tables (see scenarios/). Give either it or --live. With a
+    [centralized] table the answer says when a data centre would be cheaper. The exit code is 0 also
+    if no choice of workers is enough.
     """
     from dataclasses import asdict
 
+    from echo2d.sim.fleet.break_even import break_even
     from echo2d.sim.fleet.forecast import Ablation, provision, what_if
 
-    if plot is not None:
+    for path in filter(None, (plot, map_path)):
         from echo2d.bench.broadcast.plot import check_plot
 
-        check_plot(plot)
+        check_plot(path)
     fleet, ablation = (
         _priced(_fleet(scenario, live, token_file), usd_per_gb_up),
         Ablation(not no_p2p, not no_cost, not no_delta, rng_seed),
     )
     found, cells = provision(fleet, ablation), what_if(fleet, ablation)
+    compared = break_even(fleet, found)
+    if map_path is not None and compared is None:
+        raise OperatorFault(
+            "--map: there is nothing to compare with; add [centralized] to the file"
+        )
     if as_json:
-        click.echo(json.dumps({**found.facts(), "what_if": [asdict(cell) for cell in cells]}))
+        facts = {**found.facts(), "break_even": None if compared is None else compared.facts()}
+        click.echo(json.dumps({**facts, "what_if": [asdict(cell) for cell in cells]}))
     else:
         from echo2d.views.forecast import print_provision
 
-        print_provision(found, cells)
+        print_provision(found, cells, compared)
     if plot is not None:
         from echo2d.views.forecast import draw_provision
 
         draw_provision(found, plot)
+    if map_path is not None and compared is not None:
+        from echo2d.views.break_even import draw_map
+
+        draw_map(compared, map_path)
 
 
 def _priced(fleet: "FleetSpec", usd_per_gb_up: float | None) -> "FleetSpec":

@@ -13,18 +13,24 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from echo2d.core.capacity.model import bubble, step_s
+from echo2d.core.capacity.model import bubble, step_s, usable
 from echo2d.core.capacity.worker_cost import by_rho
+from echo2d.sim.fleet.break_even import BreakEven
 from echo2d.sim.fleet.forecast import Forecast, WhatIf
+from echo2d.views.break_even import break_even_sentence
 from echo2d.views.status import per_h, plain_console, seconds
 
 
-def print_provision(found: Forecast, cells: Sequence[WhatIf]) -> None:
+def print_provision(
+    found: Forecast, cells: Sequence[WhatIf], compared: BreakEven | None = None
+) -> None:
     """Print the whole picture. cells: the table over S and kappa."""
-    plain_console().print(provision_picture(found, cells))
+    plain_console().print(provision_picture(found, cells, compared))
 
 
-def provision_picture(found: Forecast, cells: Sequence[WhatIf]) -> RenderableType:
+def provision_picture(
+    found: Forecast, cells: Sequence[WhatIf], compared: BreakEven | None = None
+) -> RenderableType:
     """The sentences, the workers, the broadcast, and the table over S and kappa."""
     colour = "green" if found.feasible else "red"
     title = "the learner stays busy" if found.feasible else "not feasible"
@@ -32,6 +38,7 @@ def provision_picture(found: Forecast, cells: Sequence[WhatIf]) -> RenderableTyp
         Panel(_sentences(found), title=title, title_align="left", border_style=colour),
         workers_table(found),
         _broadcast_line(found),
+        *([] if compared is None else [Text(break_even_sentence(compared))]),
         Text(),
         what_if_table(found, cells),
     ]
@@ -46,7 +53,10 @@ def _sentences(found: Forecast) -> Text:
         f"T_train = {demand.t_train_s:,.4g} s, {demand.mode} dissemination\n"
     )
     if found.mu_min is None:
-        text.append("no throughput is enough\n")
+        text.append(
+            f"needed   no throughput is enough; {per_h(usable(demand))} trajectories/h are all that "
+            "the learner can use\n"
+        )
     else:
         text.append(
             f"needed   {per_h(found.mu_min)} trajectories/h, "

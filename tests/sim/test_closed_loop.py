@@ -174,7 +174,7 @@ def test_a_seed_that_pays_for_its_bytes_sends_each_version_once_and_the_learner_
     spares: dict[float, list[float]] = {}
     bubbles: dict[float, float | None] = {}
     for price in (0.0, 0.09):
-        loop, sent = closed(0, SETTLED, seed_usd_per_gb_up=price), list[float]()
+        loop, sent = closed(0, 2 * SETTLED, seed_usd_per_gb_up=price), list[float]()
 
         def look(loop: SimulatedRun = loop, sent: list[float] = sent) -> None:
             transmission = loop.coordinator.state._publishing.spreading
@@ -185,7 +185,8 @@ def test_a_seed_that_pays_for_its_bytes_sends_each_version_once_and_the_learner_
         for period in range(1, SETTLED):
             at_period(loop, period - 0.25, look)
         loop.run()
-        spares[price], bubbles[price] = sent, status(loop).bubble_ratio
+        # Of the newest 16 steps: the first ones wait for a pool that is not known yet.
+        spares[price], bubbles[price] = sent, status(loop).provision.bubble
     assert spares[0.0] == [1.0] * (SETTLED - 1)
     assert spares[0.09][0] == 1.0
     assert spares[0.09][3:] == [0.0] * (SETTLED - 4)

@@ -28,6 +28,7 @@ from echo2d.core.broadcast.transmission import TELL_S, Transmission
 from echo2d.core.cluster.events import Note, Persist, Send, StopRun, VersionPublished
 from echo2d.core.cluster.membership import Membership, Peer
 from echo2d.core.cluster.rules import RunRules
+from echo2d.core.cluster.run_capacity import publish_every
 from echo2d.core.cluster.statistics import Statistics
 from echo2d.core.cluster.versions import BASES_MAX, PublishedVersions, key_of
 from echo2d.core.protocol.control_messages import (
@@ -171,8 +172,7 @@ class Publishing:
         Either one waits already, or what workers serve is fresh enough for all steps up to the next
         publish.
         """
-        bound = self._rules.staleness_max
-        every = self._rules.publish_every or self._statistics.publish_every(bound)
+        bound, every = self._rules.staleness_max, publish_every(self._rules, self._statistics)
         served = [self._versions.live(peer.serving) for peer in self._members]
         newest = max((each.version for each in served if each is not None), default=-math.inf)
         return self._waiting is not None or record.version + every <= newest + bound + 1

@@ -7,6 +7,7 @@ A review, once a publish period, compares mu_pool, the measured throughput of th
 with mu_min. A finding must repeat in PATIENCE reviews in a row, so that noise moves no worker:
 
     mu_pool < mu_min                                 activate the cheapest, up to gamma * mu_min
+    the learner waits all the same                   the same with a larger mu_min (`target_raise`)
     mu_pool without a worker is still at least
     (gamma + SURPLUS) * mu_min                       deactivate the dearest such worker
     the cheapest set costs SAVING less               replace the present set
@@ -17,9 +18,9 @@ whose own work has not shown its rate (`guessed`) replaces nobody: it works besi
 Before the target has been met for the first time, and after a review found too little, workers are
 activated as soon as they are here. The same holds after a loss, until mu_pool is back where it was;
 a loss does not raise the goal beyond that, because one high estimate of mu_min would otherwise be
-followed whenever somebody is lost. mu_min is infinite where no throughput is enough. Without
-`by_cost` (an ablation) the order given replaces rho. Not here: what workers make and cost
-(`measurements`, `worker_cost`), mu_min (`model`), and when to review (`coordinator`).
+followed whenever somebody is lost. Without `by_cost` (an ablation) the order given replaces rho.
+Not here: what workers make and cost (`measurements`, `worker_cost`), mu_min (`model`), and when to
+review (`coordinator`).
 """
 
 import math
@@ -27,14 +28,16 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from echo2d.core.capacity.model import GAMMA
+from echo2d.core.capacity.target_raise import TargetRaise
 from echo2d.core.capacity.worker_cost import SLACK, WorkerOffer, by_rho, choose, in_order
 
 # Reviews in a row that must find the same.
 PATIENCE = 3
 # Of mu_min, above the target: the worker that goes must not be missed when mu_min rises a little.
 SURPLUS = 0.1
-NOTHING_ENOUGH = "no throughput is enough: all work"
+NOT_MEASURED = "what the learner needs is not measured yet: all work"
 TOO_LITTLE = "too few work"
+STILL_WAITS = "the learner waits, although they make what it was to need"
 LOST = "one was lost, or is about to be"
 IF_TRUE = "cheaper, if they make what is expected of them"
 # Of the cost: a smaller saving does not pay for the warm-up of other workers.
@@ -45,7 +48,7 @@ SAVING = 0.1
 class ActivationRules:
     """Times in seconds. review_s: between two reviews. cool_down_s: without a change after one.
 
-    hold_s: that an activated worker stays active at least.
+    hold_s: that an activated worker stays active at least. learner_usd_per_h: 0: not known.
     """
 
     review_s: float
@@ -53,6 +56,7 @@ class ActivationRules:
     hold_s: float = 0.0
     gamma: float = GAMMA
     by_cost: bool = True
+    learner_usd_per_h: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +86,7 @@ class Activation:
 
     active: dict[str, float] = field(default_factory=dict)
     changes: int = 0
+    raised: TargetRaise = field(default_factory=TargetRaise)
     _streaks: _Streaks = field(default_factory=_Streaks)
     # Activate without waiting for a review, until the goal is met.
     _urgent: bool = True
@@ -91,6 +96,8 @@ class Activation:
     _wanted: float = math.inf
     _review_at: float = -math.inf
     _changed_at: float = -math.inf
+    # At the last review: when it was, and for how long the learner had waited.
+    _waited: tuple[float, float] | None = None
 
     def decide(
         self,
@@ -100,26 +107,33 @@ class Activation:
         *,
         now: float,
         leaving: Collection[str] = (),
+        waited_s: float | None = None,
     ) -> Decision:
         """What to change now.
 
         offers: the workers that are here, active or not, in the order to use without `by_cost`.
-        leaving: those that announced that they leave; they count as lost. mu_min: None if no
-        throughput is enough.
+        leaving: those that announced that they leave; they count as lost. mu_min: None if it is not
+        known yet. waited_s: for how long the learner has waited for rollouts so far; None: more
+        workers would not make it wait less.
         """
         here = {offer.name: offer.present for offer in offers if offer.name not in leaving}
-        needed = math.inf if mu_min is None else mu_min
         lost = [name for name in self.active if name not in here]
         for name in lost:
             del self.active[name]
         if lost and not self._urgent:
             self._urgent, self._wanted = True, self._made
+        reviews = not self._urgent and now >= self._review_at
+        bubble = self._bubble(waited_s, now) if reviews or self._urgent else None
+        waits = False
+        if reviews and bubble is not None and mu_min:
+            waits = self.raised.look(bubble, self._pool(here) / mu_min)
+        needed = math.inf if mu_min is None else mu_min * self.raised.factor
         if self._urgent:
             still_here = tuple(name for name in lost if name in leaving)
             decision = self._refill(rules, here, needed, still_here)
-        elif now >= self._review_at:
+        elif reviews:
             self._review_at = now + rules.review_s
-            decision = self._review(rules, here, needed, now)
+            decision = self._review(rules, here, needed, now, waits=waits)
         else:
             return Decision()
         self._apply(decision, now)
@@ -133,6 +147,13 @@ class Activation:
         return -math.inf if self._urgent else self._review_at
 
     # --- inside
+
+    def _bubble(self, waited_s: float | None, now: float) -> float | None:
+        """The share of the time since the last call for which the learner waited for rollouts."""
+        before, self._waited = self._waited, None if waited_s is None else (now, waited_s)
+        if before is None or waited_s is None or now <= before[0]:
+            return None
+        return (waited_s - before[1]) / (now - before[0])
 
     def _goal(self, rules: ActivationRules, mu_min: float) -> float:
         return min(self._wanted, rules.gamma * mu_min)
@@ -151,6 +172,7 @@ class Activation:
         here: dict[str, WorkerOffer],
         mu_min: float,
         leaving: tuple[str, ...] = (),
+        why: str = TOO_LITTLE,
     ) -> Decision:
         """Activate as many more as are needed, and deactivate the lost ones that are still here."""
         gap = self._goal(rules, mu_min) - self._pool(here)
@@ -160,13 +182,20 @@ class Activation:
         if not chosen.enough:
             # All of them, also workers of which nothing is known: `choose` leaves those out.
             more = tuple(idle)
-        why = NOTHING_ENOUGH if gap == math.inf else LOST if self._wanted < math.inf else TOO_LITTLE
+        why = NOT_MEASURED if gap == math.inf else LOST if self._wanted < math.inf else why
         changed = bool(more or leaving)
         return Decision(tuple(offer.name for offer in more), leaving, why if changed else "")
 
     def _review(
-        self, rules: ActivationRules, here: dict[str, WorkerOffer], mu_min: float, now: float
+        self,
+        rules: ActivationRules,
+        here: dict[str, WorkerOffer],
+        mu_min: float,
+        now: float,
+        *,
+        waits: bool,
     ) -> Decision:
+        """waits: the learner has waited for long enough, although mu_min was met."""
         pool, streaks = self._pool(here), self._streaks
         shown = sum(here[name].counts for name in self.active if not here[name].guessed)
         spare = self._spare(rules, here, shown - (rules.gamma + SURPLUS) * mu_min, now)
@@ -174,6 +203,12 @@ class Activation:
         streaks.short = streaks.short + 1 if pool < mu_min else 0
         streaks.surplus = streaks.surplus + 1 if spare is not None else 0
         streaks.dear = streaks.dear + 1 if cheaper is not None else 0
+        if waits:
+            more = self._refill(rules, here, mu_min, why=STILL_WAITS)
+            if self._pays(rules, here, more):
+                self._urgent = True
+                return self._counted(more)
+            self.raised.undo()
         if now < self._changed_at + rules.cool_down_s:
             return Decision()
         if streaks.short >= PATIENCE:
@@ -184,6 +219,14 @@ class Activation:
         if spare is not None and streaks.surplus >= PATIENCE:
             return self._counted(Decision((), (spare,), "more than enough without it"))
         return Decision()
+
+    def _pays(self, rules: ActivationRules, here: dict[str, WorkerOffer], more: Decision) -> bool:
+        """Whether these workers cost less than the waiting that they are to end."""
+        if not rules.learner_usd_per_h:
+            return True
+        present = sum(here[name].usd_per_h for name in self.active)
+        waiting = self.raised.bubble * (rules.learner_usd_per_h + present)
+        return sum(here[name].usd_per_h for name in more.activate) <= waiting
 
     def _counted(self, decision: Decision) -> Decision:
         if decision.activate or decision.deactivate:
@@ -248,5 +291,6 @@ class Activation:
         return Decision(come, go, f"{1 - cost / present:.0%} cheaper, by rho")
 
     def check(self) -> None:
+        self.raised.check()
         assert min(self._streaks.short, self._streaks.surplus, self._streaks.dear) >= 0
         assert self._urgent or self._wanted == math.inf

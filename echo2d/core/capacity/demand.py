@@ -8,16 +8,17 @@ short of it, and a decision of `activation`.
 mu counts trajectories that are trained on: each worker's is reduced by the share that the run
 throws away (too old, filtered, failed). The coordinator's activation loop and the simulation of a
 fleet both use this planner. Until T_train and T_bcast are measured or assumed, no worker is known
-to be too much, so all work. Not here: how workers are told, and prices by name (`prices`).
+to be too much, so all work. Where no throughput keeps data fresh enough, as many work as the
+learner can use. Not here: how workers are told, and prices by name (`prices`).
 """
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from blake3 import blake3
 
 from echo2d.core.base.ids import PeerId
-from echo2d.core.capacity.activation import NOTHING_ENOUGH, Activation, ActivationRules, Decision
+from echo2d.core.capacity.activation import NOT_MEASURED, Activation, ActivationRules, Decision
 from echo2d.core.capacity.estimators import Estimate
 from echo2d.core.capacity.measurements import LATE_MAX, Measurements
 from echo2d.core.capacity.model import (
@@ -28,13 +29,15 @@ from echo2d.core.capacity.model import (
     bubble,
     judge,
     mu_min,
+    publish_every_auto,
     share_of_bcast,
     slack_s,
+    usable,
 )
 from echo2d.core.capacity.prices import Price
 from echo2d.core.capacity.worker_cost import WorkerOffer, bandwidth_usd_per_h
 
-NOT_MEASURED = "what the learner needs is not measured yet: all work"
+NOT_FRESH = "no throughput keeps data fresh enough: as many work as the learner can use"
 # Times what the learner takes, R / T: filtered groups make a step need 4 R more at most.
 NEED_MAX = 5.0
 # The part of the slack that a broadcast may take, so that one that takes twice as long as predicted
@@ -46,7 +49,9 @@ HOLD_PERIODS = 2
 
 @dataclass(frozen=True, slots=True)
 class CapacityRules:
-    """by_cost: cheapest workers first; otherwise in an order that names and `rng_seed` decide."""
+    """by_cost: cheapest workers first; otherwise in an order that names and `rng_seed` decide.
+    learner_usd_per_h: 0: not known.
+    """
 
     trajectories_per_step: int
     staleness_max: int
@@ -55,6 +60,7 @@ class CapacityRules:
     gamma: float = GAMMA
     by_cost: bool = True
     rng_seed: int = 0
+    learner_usd_per_h: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +145,11 @@ class CapacityPlanner:
             _value(measurements.recompute.estimate, said.recompute_s) or 0.0,
         )
 
+    def publish_every(self) -> int:
+        """kappa under "auto"; 1 until T_train and T_bcast are known."""
+        demand = self.demand(1)
+        return 1 if demand is None else publish_every_auto(demand)
+
     def spread_s(self, kappa: int, waited_s: float = 0.0) -> float:
         """Seconds that a version may spread without costing anything; see `spread_s` below.
 
@@ -170,10 +181,16 @@ class CapacityPlanner:
         ]
         return found if self.rules.by_cost else sorted(found, key=self._drawn)
 
-    def review(self, candidates: Collection[Candidate], kappa: int, *, now: float) -> Decision:
-        """Which workers to activate and deactivate now; see `Activation.decide`."""
+    def review(
+        self, candidates: Collection[Candidate], kappa: int, waited_s: float = 0.0, *, now: float
+    ) -> Decision:
+        """Which workers to activate and deactivate now; see `Activation.decide`.
+
+        waited_s: for how long the learner has waited for rollouts since the run began.
+        """
         demand = self.demand(kappa)
         period_s = None if demand is None else demand.period_s
+        fresh = None if demand is None else mu_min(demand)
         rules = ActivationRules(review_s=0.0, gamma=self.rules.gamma, by_cost=self.rules.by_cost)
         if demand is not None:
             rules = ActivationRules(
@@ -182,16 +199,16 @@ class CapacityPlanner:
                 hold_s=HOLD_PERIODS * demand.period_s,
                 gamma=self.rules.gamma,
                 by_cost=self.rules.by_cost,
+                learner_usd_per_h=self.rules.learner_usd_per_h,
             )
         decision = self.activation.decide(
             rules,
             self.offers(candidates, period_s),
-            None if demand is None else mu_min(demand),
+            fresh if fresh is not None or demand is None else usable(demand),
             now=now,
             leaving={each.name for each in candidates if each.leaving},
+            waited_s=None if fresh is None else waited_s,
         )
-        if demand is None and decision.activate:
-            decision = replace(decision, why=NOT_MEASURED)
         self.why = decision.why or self.why
         return decision
 
@@ -209,7 +226,8 @@ class CapacityPlanner:
         staying = [one for one in candidates if not one.leaving]
         here = sum(offer.mu for offer in self.offers(staying, None))
         most = NEED_MAX * self.rules.trajectories_per_step / demand.t_train_s
-        return min(self.rules.gamma * needed - here, most - sum(one.mu for one in staying))
+        wanted = self.activation.raised.factor * self.rules.gamma * needed
+        return min(wanted - here, most - sum(one.mu for one in staying))
 
     def balance(
         self, offers: Sequence[WorkerOffer], active: Collection[str], kappa: int
@@ -236,13 +254,9 @@ class CapacityPlanner:
         """The reason of the last decision, while it still holds."""
         if demand is None:
             return NOT_MEASURED
-        return (
-            NOTHING_ENOUGH
-            if verdict.mu_min is None
-            else ""
-            if self.why in (NOT_MEASURED, NOTHING_ENOUGH)
-            else self.why
-        )
+        if verdict.mu_min is None:
+            return NOT_FRESH
+        return "" if self.why == NOT_MEASURED else self.why
 
     def _drawn(self, offer: WorkerOffer) -> bytes:
         """A sort key that depends on this worker alone, not on which others are here."""

@@ -2,6 +2,7 @@
 
     T_train       `Smoothed`     a train step, net of waiting
     T_bcast       `Tail`         the 95th percentile, because the learner waits for late workers
+    g             `RecentMean`   a trajectory, from its lease to its acceptance
     refit pause   `Smoothed`
     recompute     `Smoothed`     KV caches that a refit dropped, computed again
     mu_i          `WorkerRate`   accepted fresh trajectories/s of a worker with all slots leased
@@ -22,12 +23,13 @@ import math
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from statistics import median
+from statistics import fmean, median, pstdev
 
 MEMORY = 8  # a new sample moves a `Smoothed` by one eighth of its distance
 AGREEING = 4  # far-off samples in a row that are a change, and no outliers
 OUTLIER = 3.0  # usual deviations: a sample counts as no further off than this
 TAIL_SAMPLES = 32  # the 95th percentile of so many is the second largest
+MEAN_SAMPLES = 128  # with a long tail (sigma = 1) their mean is off by an eighth
 PRIOR_TRAJECTORIES = 4.0  # a newcomer's prior weighs as much as so many trajectories of its own
 RATE_FACTOR_MAX = 1e3  # a rate this many times the prior is an error of a clock
 
@@ -118,6 +120,26 @@ class Tail:
         return Estimate(
             high, (high - usual) if len(self.samples) > 1 else math.inf, len(self.samples)
         )
+
+
+@dataclass(slots=True)
+class RecentMean:
+    """The mean of the newest samples."""
+
+    samples: deque[float] = field(default_factory=lambda: deque(maxlen=MEAN_SAMPLES))
+
+    def add(self, sample: float) -> None:
+        assert math.isfinite(sample)
+        self.samples.append(sample)
+
+    @property
+    def estimate(self) -> Estimate | None:
+        count = len(self.samples)
+        if not count:
+            return None
+        mean = fmean(self.samples)
+        sd = pstdev(self.samples, mean) / math.sqrt(count) if count > 1 else math.inf
+        return Estimate(mean, sd, count)
 
 
 @dataclass(slots=True)

@@ -25,6 +25,7 @@ from echo2d.core.base.ids import PeerId
 from echo2d.core.capacity.estimators import (
     PRIOR_TRAJECTORIES,
     Estimate,
+    RecentMean,
     Share,
     Smoothed,
     Tail,
@@ -92,7 +93,9 @@ class Measurements:
     group_size: int
     t_train: Smoothed = field(default_factory=Smoothed)
     t_bcast: Tail = field(default_factory=Tail)
-    t_gen: Tail = field(default_factory=Tail)  # a trajectory, from its lease to its acceptance
+    t_gen: RecentMean = field(
+        default_factory=RecentMean
+    )  # a trajectory, from its lease to its acceptance
     pause: Smoothed = field(default_factory=Smoothed)  # a refit
     recompute: Smoothed = field(default_factory=Smoothed)  # KV caches, after a refit
     still: Smoothed = field(default_factory=Smoothed)  # the pool's pause for one version

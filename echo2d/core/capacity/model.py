@@ -34,6 +34,8 @@ DisseminationMode = Literal["exclusive", "background"]
 # Provisioned throughput over needed throughput. The margin covers noise in T_train and mu; it is
 # the paper's default.
 GAMMA = 1.1
+# A larger kappa has to need so much less throughput.
+KAPPA_SAVING = 0.05
 # A larger S is never suggested: that would be off-policy training by another name.
 STALENESS_TRIED_MAX = 64
 
@@ -162,6 +164,31 @@ def mu_min(demand: Demand) -> float | None:
     if making_s <= 0 or waiting_s <= 0:
         return None
     return demand.trajectories_per_step * max(demand.publish_every / making_s, 1 / waiting_s)
+
+
+def usable(demand: Demand) -> float:
+    """The trajectories/s that a learner which never waits takes, and what refits cost its workers.
+
+    More than that would be made in vain, however fresh it is.
+    """
+    making_s = demand.period_s - demand.lost_s
+    shortest_s = making_s if making_s > 0 else demand.period_s
+    return demand.trajectories_per_step * demand.publish_every / shortest_s
+
+
+def publish_every_auto(demand: Demand) -> int:
+    """The kappa to publish at: the smallest that needs hardly more throughput than the best one.
+
+    A larger kappa costs fewer refits, but its data is older: g and T_bcast must fit into what S
+    leaves. No version is skipped, if any kappa allows that. The demand's own kappa does not matter.
+    """
+    tried = [replace(demand, publish_every=kappa) for kappa in range(1, demand.staleness_max + 2)]
+    whole = [each for each in tried if each.period_s > each.t_bcast_s] or tried[-1:]
+    needs = [(needed, each.publish_every) for each in whole if (needed := mu_min(each)) is not None]
+    if not needs:
+        return whole[0].publish_every
+    enough = min(needs)[0] * (1.0 + KAPPA_SAVING)
+    return min(kappa for needed, kappa in needs if needed <= enough)
 
 
 def bubble(demand: Demand, mu_pool: float) -> float:

@@ -116,7 +116,7 @@ class RunRules:
     "chain". mode: with "exclusive" a worker generates nothing while it receives a version. p2p:
     workers pass versions on. activation: leases go to all workers, or to the cheapest ones that are
     enough; by_cost: False: to any that are enough. gamma: throughput that is provided, over what is
-    needed. learner_usd_per_h: shown, decides nothing. seed_usd_per_gb_up: above 0, the seed sends as
+    needed. learner_usd_per_h: what its waiting costs; 0: not known. seed_usd_per_gb_up: above 0, the seed sends as
     few copies of a version as there is time for. delta: versions spread as differences from
     one that most workers have. disk_bytes_max: for snapshot copies; beyond it, bases and results are deleted.
     keep_every: of the versions in each span of so many, the first one's copy stays; 0: none.

@@ -1,9 +1,8 @@
 """What the coordinator has counted and measured since it started; nothing of it is durable.
 
-`status` and the dashboard show it. The only decision made here is kappa under "auto".
+`status` and the dashboard show it. Nothing is decided here.
 """
 
-import math
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -24,11 +23,6 @@ FAULTS_MAX = 32
 VERSIONS_MEASURED_MAX = 64
 # One line for a person.
 FAULT_CHARS_MAX = 300
-
-
-def publish_every_auto(t_train_s: float, t_bcast_s: float, staleness_max: int) -> int:
-    """The smallest kappa with kappa * t_train_s > t_bcast_s, at most S + 1."""
-    return min(staleness_max + 1, math.floor(t_bcast_s / t_train_s) + 1)
 
 
 def printable(text: str, chars_max: int) -> str:
@@ -156,6 +150,12 @@ class Statistics:
         self._starve()
         self._starves_since, self._lacks_rewards = self.now if waits else None, lacks_rewards
 
+    @property
+    def waited_for_rollouts_s(self) -> float:
+        """For how long the learner has waited for a batch that lacked more than rewards."""
+        self._starve()
+        return self.starved_s - self.unscored_s
+
     def _starve(self) -> None:
         """Count the waiting time up to now."""
         if self._starves_since is not None:
@@ -269,11 +269,6 @@ class Statistics:
         self.version_bytes.pop(version, None)
         self.version_bytes[version] = wire_bytes, full_bytes
         keep_newest(self.version_bytes, VERSIONS_MEASURED_MAX)
-
-    def publish_every(self, staleness_max: int) -> int:
-        """kappa under "auto", by the estimates of T_train and T_bcast; 1 until both are known."""
-        measured = self._measured()
-        return 1 if measured is None else publish_every_auto(*measured, staleness_max)
 
     def dissemination_bound(self, staleness_max: int) -> bool:
         """Whether even kappa = S + 1 train steps are shorter than a broadcast."""

@@ -30,7 +30,7 @@ from echo2d.core.capacity.prices import Price, price_of
 from echo2d.core.cluster.events import Note
 from echo2d.core.cluster.membership import Membership, Peer
 from echo2d.core.cluster.rules import RunRules
-from echo2d.core.cluster.slack import capacity_rules
+from echo2d.core.cluster.run_capacity import capacity_rules
 from echo2d.core.cluster.statistics import Statistics
 from echo2d.core.coordinator.events import CoordinatorAction
 from echo2d.core.coordinator.learner_api import LearnerCalls
@@ -264,7 +264,8 @@ class ActivationLoop:
 
     def _decide(self, candidates: list[Candidate], now: float) -> list[CoordinatorAction]:
         capacity_planner = self._capacity_planner
-        decision = capacity_planner.review(candidates, self.calls.publish_every, now=now)
+        waited_s = self.statistics.waited_for_rollouts_s
+        decision = capacity_planner.review(candidates, self.calls.publish_every, waited_s, now=now)
         taken = capacity_planner.activation.active
         for peer in self.members:
             active = peer.kind != "worker" or peer.serving is None or peer.peer in taken

@@ -28,6 +28,7 @@ from echo2d.core.cluster.events import (
 )
 from echo2d.core.cluster.membership import Membership
 from echo2d.core.cluster.rules import RunRules
+from echo2d.core.cluster.run_capacity import publish_every
 from echo2d.core.cluster.statistics import Statistics
 from echo2d.core.cluster.versions import PublishedVersions, PublishRefusal, facts_of, key_of
 from echo2d.core.coordinator.events import (
@@ -99,9 +100,7 @@ class LearnerCalls:
     @property
     def publish_every(self) -> int:
         """kappa: the configured one, or the one that follows from the measurements."""
-        if self._rules.publish_every is not None:
-            return self._rules.publish_every
-        return self._statistics.publish_every(self._rules.staleness_max)
+        return publish_every(self._rules, self._statistics)
 
     @property
     def waits(self) -> bool:

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from echo2d.core.base.ids import FormId, PeerId, PlanId
 from echo2d.core.capacity.demand import spread_s
-from echo2d.core.capacity.model import Demand, bubble, judge, step_s
+from echo2d.core.capacity.model import Demand, bubble, judge, publish_every_auto, step_s, usable
 from echo2d.core.capacity.worker_cost import (
     WorkerOffer,
     WorkerSet,
@@ -28,7 +28,6 @@ from echo2d.core.capacity.worker_cost import (
     choose,
     in_order,
 )
-from echo2d.core.cluster.statistics import publish_every_auto
 from echo2d.core.protocol.control_messages import Address
 from echo2d.core.topology.few_copies import seed_copies
 from echo2d.core.topology.plan import Job, PeerFacts, Plan
@@ -295,10 +294,7 @@ class BroadcastForecasts:
             offer for kind in self.fleet.workers for offer in self._offers(kind, demand, copies)
         ]
         verdict = judge(demand, sum(offer.counts for offer in offers))
-        chosen = self._choose(
-            offers,
-            verdict.target if verdict.feasible and verdict.target is not None else float("inf"),
-        )
+        chosen = self._choose(offers, demand.gamma * (verdict.mu_min or usable(demand)))
         seed_usd_per_h = self._seed_usd_per_h(demand, broadcast)
         usd_per_h = learner.usd_per_h + chosen.usd_per_h + seed_usd_per_h
         return Forecast(
@@ -309,15 +305,12 @@ class BroadcastForecasts:
     def _demand(self, broadcast: BroadcastForecast, bound: int, kappa: int | str) -> Demand:
         learner, policy = self.fleet.learner, self.fleet.policy
         t_bcast_s = policy.t_bcast_s or broadcast.planned_s + policy.pause_s
-        every = (
-            kappa
-            if isinstance(kappa, int)
-            else publish_every_auto(learner.t_train_s, t_bcast_s, bound)
-        )
-        return Demand(
-            learner.t_train_s, learner.trajectories_per_step, bound, every, t_bcast_s, policy.mode, policy.pause_s,
+        demand = Demand(
+            learner.t_train_s, learner.trajectories_per_step, bound, 1, t_bcast_s, policy.mode, policy.pause_s,
             policy.t_gen_s, gamma=policy.gamma, still_share=policy.still_share, recompute_s=policy.recompute_s,
         )  # fmt: skip
+        every = kappa if isinstance(kappa, int) else publish_every_auto(demand)
+        return replace(demand, publish_every=every)
 
     def _seed_usd_per_h(self, demand: Demand, broadcast: BroadcastForecast) -> float:
         """What the learner's host pays for the versions that it sends."""
@@ -339,7 +332,8 @@ class BroadcastForecasts:
             usd_per_gb_down=kind.usd_per_gb_down,
             usd_per_gb_up=kind.usd_per_gb_up,
         )
-        mu, usd = kind.trajectories_per_h / 3600.0, kind.usd_per_h + traffic
+        trained = 1.0 - self.fleet.policy.no_variance
+        mu, usd = trained * kind.trajectories_per_h / 3600.0, kind.usd_per_h + traffic
         return [
             WorkerOffer(f"{kind.name}#{number}", mu, usd, kind.availability)
             for number in range(1, kind.count + 1)

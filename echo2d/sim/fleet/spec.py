@@ -50,6 +50,7 @@ HOURS_MAX = 24.0 * 365  # a year
 MBPS_MAX = 1e7  # 10 Tbit/s: as good as no limit
 RATE_MAX = 1e9  # trajectories an hour: a mistake
 USD_MAX = 1e6  # an hour, or 10^9 bytes: a mistake
+NO_VARIANCE_MAX = 0.8  # a run throws away four of five at most (`core/rollouts/variance_filter`)
 SECONDS_MAX = 1e6  # a train step of 11 days is a mistake in the unit
 
 
@@ -140,6 +141,12 @@ class FleetPolicyTable(Table):
     )
     t_gen_s: float = key(
         "seconds that a trajectory takes, lease to result", 0.0, low=0.0, high=SECONDS_MAX
+    )
+    no_variance: float = key(
+        "share of the groups that are thrown away because all their rewards are the same",
+        0.0,
+        low=0.0,
+        high=NO_VARIANCE_MAX,
     )
     t_bcast_s: float = key(
         "seconds from a publish until all serve it, as measured; 0: predicted",

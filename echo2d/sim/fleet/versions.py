@@ -157,9 +157,9 @@ class FleetVersions:
         if not self._fleet.learner.usd_per_gb_up:
             return None
         said = self._fleet.learner.publish_every
-        bound = self._fleet.learner.staleness_max
-        kappa = said if isinstance(said, int) else self._statistics.publish_every(bound)
-        return self._capacity_planner.spread_s(kappa, waited_s)
+        planner = self._capacity_planner
+        kappa = said if isinstance(said, int) else planner.publish_every()
+        return planner.spread_s(kappa, waited_s)
 
     def _suits(self, last: BroadcastForecast, within_s: float | None) -> bool:
         """Whether the last prediction still sends as few copies as there is time for."""

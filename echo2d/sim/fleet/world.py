@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
-from echo2d.core.base.ids import PeerId, PublishSeq, RunId, SessionId
+from echo2d.core.base.ids import GroupId, PeerId, PublishSeq, RunId, SessionId
 from echo2d.core.capacity.demand import Assumptions, Candidate, CapacityPlanner, CapacityRules
 from echo2d.core.capacity.measurements import Measurements
 from echo2d.core.capacity.model import Demand, mu_min
@@ -89,7 +89,7 @@ class FleetWorld:
         self.capacity_planner = CapacityPlanner(
             CapacityRules(
                 learner.trajectories_per_step, learner.staleness_max, self._simulate.group_size, policy.mode,
-                policy.gamma, self._ablation.by_cost, self._ablation.rng_seed,
+                policy.gamma, self._ablation.by_cost, self._ablation.rng_seed, learner.usd_per_h,
             ),
             self.measurements,
             Assumptions(learner.t_train_s, 0.0, policy.pause_s, policy.t_gen_s, policy.recompute_s),
@@ -139,7 +139,7 @@ class FleetWorld:
     @property
     def publish_every(self) -> int:
         said = self._rules.publish_every
-        return self.statistics.publish_every(self._rules.staleness_max) if said is None else said
+        return self.capacity_planner.publish_every() if said is None else said
 
     # --- workers
 
@@ -253,7 +253,10 @@ class FleetWorld:
             said = {key: box.expected for key, box in self.boxes.items()}
             self.measurements.settle(period_s, said, now=now)
             self._settle_at = now + period_s
-        decision = self.capacity_planner.review(self._candidates(), self.publish_every, now=now)
+        self.statistics.now = now
+        decision = self.capacity_planner.review(
+            self._candidates(), self.publish_every, self.statistics.waited_for_rollouts_s, now=now
+        )
         for names, active in ((decision.activate, True), (decision.deactivate, False)):
             for name in names:
                 self._set_active(self.boxes[PeerId(name)], active=active)
@@ -302,9 +305,8 @@ class FleetWorld:
                 case Send(session, message):
                     self._hears(session, message)
                 case ScoreSample(group, sample):
-                    self._perform(
-                        self.groups.scored(SampleScored(group, sample, self._chance.random(), ""))
-                    )
+                    reward = 0.0 if self._is_flat(group) else self._chance.random()
+                    self._perform(self.groups.scored(SampleScored(group, sample, reward, "")))
                 case DrawPrompt(cursor):
                     self.groups.prompt_drawn(PromptDrawn(cursor, _PROMPT))
                     drawn = True
@@ -313,6 +315,12 @@ class FleetWorld:
                 case _:
                     pass
         return drawn
+
+    def _is_flat(self, group: GroupId) -> bool:
+        """Whether all rewards of this group are the same, so that it is thrown away."""
+        share = self._fleet.policy.no_variance
+        drawn_by = f"{self._simulate.rng_seed} {group}"
+        return share > 0 and random.Random(drawn_by).random() < share
 
     def _hears(self, session: SessionId, message: ToPeer) -> None:
         """What a worker is told of its leases."""
@@ -349,6 +357,7 @@ class FleetWorld:
             return
         self.waited_s += self._clock.now - self._idle_since
         self._idle_since = None
+        self.statistics.learner_waits(waits=False)
         sigma = self._simulate.train_sigma
         t_train_s = self._fleet.learner.t_train_s * self._chance.lognormvariate(
             -sigma * sigma / 2, sigma
@@ -360,6 +369,7 @@ class FleetWorld:
         assert batch is not None
         self.statistics.now = self._clock.now
         self.staleness.commit(step)
+        self.statistics.learner_waits(waits=True)
         self.statistics.trained(step, batch.groups, t_train_s)
         self.staleness.keep_checkpoint(step)
         self._usd_at_commit = self._usd()

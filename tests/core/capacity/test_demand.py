@@ -3,7 +3,13 @@
 import pytest
 
 from echo2d.core.base.ids import PeerId
-from echo2d.core.capacity.demand import Assumptions, Candidate, CapacityPlanner, CapacityRules
+from echo2d.core.capacity.demand import (
+    NOT_FRESH,
+    Assumptions,
+    Candidate,
+    CapacityPlanner,
+    CapacityRules,
+)
 from echo2d.core.capacity.estimators import Estimate
 from echo2d.core.capacity.measurements import Measurements
 from echo2d.core.capacity.model import mu_min
@@ -60,7 +66,7 @@ def test_the_reason_that_is_shown_is_that_of_now() -> None:
 
     assert shown() == "what the learner needs is not measured yet: all work"
     provision.said = Assumptions(10.0, 100.0)
-    assert shown() == "no throughput is enough: all work", "nobody was left to activate"
+    assert shown() == NOT_FRESH, "nobody was left to activate"
     provision.said = SAID
     assert shown() == ""
 

@@ -12,6 +12,7 @@ from echo2d.core.capacity.model import (
     judge,
     mu_min,
     period_s,
+    publish_every_auto,
     share_of_bcast,
 )
 
@@ -59,6 +60,24 @@ def test_without_overlap_a_step_is_the_sum_of_its_parts() -> None:
     sequential = Demand(100.0, 256, 0, 1, 20.0, t_gen_s=10.0)
     assert mu_min(sequential) is None
     assert period_s(sequential, 2.56) == pytest.approx(100 + 20 + 10 + 100)
+
+
+@pytest.mark.parametrize(
+    ("t_bcast_s", "changes", "kappa"),
+    [
+        (50.0, {}, 1),
+        (100.0, {}, 2),  # strictly longer than the broadcast
+        (250.0, {}, 3),
+        (9900.0, {}, 4),  # no kappa is longer
+        # Refits cost a fifth of a step: with 2 steps a version 11 % less throughput is needed, with 3 hardly less.
+        (10.0, {"pause_s": 20.0}, 2),
+        (10.0, {"pause_s": 20.0, "t_gen_s": 280.0}, 1),  # long answers would be too old
+        (10.0, {"pause_s": 20.0, "t_gen_s": 999.0}, 1),  # they are in any case
+    ],
+)
+def test_how_often_to_publish(t_bcast_s: float, changes: dict[str, float], kappa: int) -> None:
+    demand = Demand(100.0, 256, 3, 1, t_bcast_s)
+    assert publish_every_auto(replace(demand, **changes)) == kappa  # type: ignore[arg-type]
 
 
 def test_a_publish_that_finds_another_one_spreading_waits() -> None:

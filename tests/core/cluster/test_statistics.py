@@ -7,7 +7,6 @@ from echo2d.core.cluster.statistics import (
     FAULTS_MAX,
     VERSIONS_MEASURED_MAX,
     Statistics,
-    publish_every_auto,
 )
 
 
@@ -24,28 +23,12 @@ def test_quantile(values: list[float], share: float, found: float | None) -> Non
     assert quantile(values, share) == found
 
 
-@pytest.mark.parametrize(
-    ("t_train_s", "t_bcast_s", "kappa"),
-    [
-        (1.0, 0.5, 1),
-        (1.0, 1.0, 2),  # strictly longer than the broadcast
-        (1.0, 2.5, 3),
-        (1.0, 99.0, 4),  # capped at S + 1
-    ],
-)
-def test_publish_every_auto(t_train_s: float, t_bcast_s: float, kappa: int) -> None:
-    assert publish_every_auto(t_train_s, t_bcast_s, 3) == kappa
-
-
-def test_auto_follows_the_recent_measurements_and_says_when_the_cap_binds() -> None:
+def test_it_is_said_when_no_kappa_is_longer_than_a_broadcast() -> None:
     statistics = Statistics()
-    assert statistics.publish_every(3) == 1, "nothing is measured yet"
-    for t_train_s in [10.0] * 20 + [1.0] * 16:
-        statistics.measurements.t_train.add(t_train_s)
-    assert statistics.publish_every(3) == 1
+    assert not statistics.dissemination_bound(0), "nothing is measured yet"
     for _ in range(16):
+        statistics.measurements.t_train.add(1.0)
         statistics.broadcast(500.0, (), cold=False, most_s=1.5)
-    assert statistics.publish_every(3) == 2, "one late worker of many is no slow broadcast"
     assert not statistics.dissemination_bound(3)
     assert statistics.dissemination_bound(0)
 

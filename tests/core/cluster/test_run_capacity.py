@@ -7,7 +7,7 @@ import pytest
 from echo2d.core.capacity.demand import SLACK_SHARE
 from echo2d.core.capacity.measurements import LATE_MAX
 from echo2d.core.cluster.rules import RunRules
-from echo2d.core.cluster.slack import capacity_rules, spread_s
+from echo2d.core.cluster.run_capacity import capacity_rules, spread_s
 from echo2d.core.cluster.statistics import Statistics
 from tests.support.coordinator_world import rules
 

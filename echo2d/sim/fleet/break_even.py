@@ -1,0 +1,85 @@
+"""When a run on far-away workers is cheaper than a data centre: `echo2d plan` of a file with `[centralized]`.
+
+Per train step, as a share of what the data centre bills:
+
+    c        the rollouts' share of its bill; the learner is the rest, and costs the same in both
+    p        usd per trajectory here, over usd per trajectory there
+    gamma    trajectories that are paid for, over those that are trained on
+    delta    by how much a step takes longer here, as a share of the one there
+
+    saving = 1 - ((1 + delta) (1 - c) + gamma p c) = c (1 - gamma p) - delta (1 - c)
+
+It is 0 at p = (1 - delta (1 - c) / c) / gamma, and at c = delta / (1 - gamma p + delta). Not here: what a run on
+these workers costs (`forecast`).
+"""
+
+from dataclasses import dataclass
+
+from echo2d.sim.fleet.forecast import Forecast
+from echo2d.sim.fleet.spec import FleetSpec
+
+
+@dataclass(frozen=True, slots=True)
+class BreakEven:
+    """The symbols of the module docstring. centralized_usd: a step in the data centre."""
+
+    rollout_share: float
+    price_ratio: float
+    margin: float
+    longer: float
+    centralized_usd: float
+
+    @property
+    def saving(self) -> float:
+        """The share of the data centre's bill that a step here saves; negative: it costs more."""
+        return self.saving_at(self.rollout_share, self.price_ratio)
+
+    def saving_at(self, rollout_share: float, price_ratio: float) -> float:
+        """The same for another bill and other prices."""
+        paid = self.margin * price_ratio
+        return rollout_share * (1.0 - paid) - self.longer * (1.0 - rollout_share)
+
+    @property
+    def price_ratio_max(self) -> float:
+        """Up to this price ratio a run here is cheaper; 0 or less: at none."""
+        if self.rollout_share <= 0:
+            return 0.0
+        spent_longer = self.longer * (1.0 - self.rollout_share) / self.rollout_share
+        return (1.0 - spent_longer) / self.margin
+
+    @property
+    def rollout_share_min(self) -> float | None:
+        """From this share of rollouts on a run here is cheaper; None: at none."""
+        gain = 1.0 - self.margin * self.price_ratio
+        if self.longer <= 0 or gain <= 0:
+            return 0.0 if gain > 0 else None
+        return self.longer / (gain + self.longer)
+
+    def facts(self) -> dict[str, float | None]:
+        """For JSON: shares and ratios, and usd a step."""
+        return {
+            "centralized_usd_per_step": self.centralized_usd,
+            "saving": self.saving,
+            "rollout_share": self.rollout_share,
+            "price_ratio": self.price_ratio,
+            "price_ratio_max": self.price_ratio_max,
+            "rollout_share_min": self.rollout_share_min,
+        }
+
+
+def break_even(fleet: FleetSpec, found: Forecast) -> BreakEven | None:
+    """None: the file has no `[centralized]`, or no step is ever done here.
+
+    What a bubble and the versions on the wire cost counts as part of the price of trajectories.
+    """
+    there = fleet.centralized
+    if there is None or not found.mu_pool or found.usd_per_step == float("inf"):
+        return None
+    learner_there = min(1.0, fleet.learner.usd_per_h / there.usd_per_h)
+    rollouts_there = (1.0 - learner_there) * there.usd_per_step
+    demand = found.demand
+    longer = demand.t_train_s / there.step_s - 1.0
+    rollouts_here = found.usd_per_step - fleet.learner.usd_per_h * demand.t_train_s / 3600.0
+    margin = found.mu_pool * found.step_s / demand.trajectories_per_step
+    ratio = rollouts_here / rollouts_there / margin if rollouts_there else 0.0
+    return BreakEven(1.0 - learner_there, ratio, margin, longer, there.usd_per_step)

@@ -1,0 +1,63 @@
+"""Shows when far-away rollouts are cheaper than a data centre: a sentence, and a map of the saving."""
+
+from pathlib import Path
+
+from echo2d.sim.fleet.break_even import BreakEven
+
+# What ECHO-2 reports: 33.3 to 36.3 % saved. Its rollouts' share is inferred from its ablation without cost-awareness
+# (docs/capacity.md); the price ratio then follows from the saving.
+PAPER_SAVING, PAPER_SHARE = 0.345, 0.66
+POINTS = 201  # of the map, each way
+
+
+def break_even_sentence(compared: BreakEven) -> str:
+    """What a data centre would take, and how far its prices are from making it the better choice."""
+    saving, least = compared.saving, compared.rollout_share_min
+    first = (
+        f"a data centre takes {compared.centralized_usd:,.3f} usd a step: this is {abs(saving):.1%} "
+        f"{'cheaper' if saving >= 0 else 'dearer'}; rollouts are {compared.rollout_share:.0%} of its "
+        f"bill, and a trajectory here costs {compared.price_ratio:.2f} times what it costs there"
+    )
+    if compared.price_ratio_max <= 0 or least is None:
+        return f"{first}; nothing would make this cheaper"
+    return (
+        f"{first}; it is cheaper here up to {compared.price_ratio_max:.2f} times, "
+        f"or from a share of {least:.0%} on"
+    )
+
+
+def draw_map(compared: BreakEven, path: Path) -> None:
+    """The saving over the rollouts' share and the price ratio, with this run and the paper's on it."""
+    # Imported here: only this function needs matplotlib, and it is slow to import.
+    import numpy as np
+    from matplotlib.figure import Figure
+
+    shares, ratios = np.linspace(0.0, 1.0, POINTS), np.linspace(0.0, 1.5, POINTS)
+    saving = [[100 * compared.saving_at(c, p) for c in shares] for p in ratios]
+    figure = Figure(figsize=(7, 5), layout="constrained")
+    axes = figure.add_subplot()
+    levels = list(range(-100, 101, 10))
+    filled = axes.contourf(100 * shares, ratios, saving, levels, cmap="RdYlGn", extend="both")
+    even = axes.contour(100 * shares, ratios, saving, [0.0], colors="black", linewidths=2)
+    axes.clabel(even, fmt=lambda _: "as dear as a data centre")
+    lines = axes.contour(
+        100 * shares, ratios, saving, [20, 40, 60, 80], colors="#444444", linewidths=0.6
+    )
+    axes.clabel(lines, fmt=lambda level: f"{level:.0f} %")
+    axes.plot(
+        100 * compared.rollout_share, compared.price_ratio, "o", color="#1f4e99", markersize=9,
+        label=f"this run: {compared.saving:.0%}",
+    )  # fmt: skip
+    spent_longer = compared.longer * (1.0 - PAPER_SHARE)
+    paper_ratio = (1.0 - (PAPER_SAVING + spent_longer) / PAPER_SHARE) / compared.margin
+    axes.plot(
+        100 * PAPER_SHARE, paper_ratio, "*", color="#1f4e99", markersize=13,
+        label=f"ECHO-2's {PAPER_SAVING:.0%}; its place is inferred",
+    )  # fmt: skip
+    axes.set(
+        xlabel="rollouts' share of the data centre's bill, %",
+        ylabel="usd of a trajectory here, over that in the data centre",
+    )
+    axes.legend(loc="upper left")
+    figure.colorbar(filled, label="saved of a step's bill, %")
+    figure.savefig(path)
