@@ -18,12 +18,10 @@ def break_even_sentence(compared: BreakEven) -> str:
         f"{'cheaper' if saving >= 0 else 'dearer'}; rollouts are {compared.rollout_share:.0%} of its "
         f"bill, and a trajectory here costs {compared.price_ratio:.2f} times what it costs there"
     )
-    if compared.price_ratio_max <= 0 or least is None:
-        return f"{first}; nothing would make this cheaper"
-    return (
-        f"{first}; it is cheaper here up to {compared.price_ratio_max:.2f} times, "
-        f"or from a share of {least:.0%} on"
-    )
+    if compared.price_ratio_max <= 0:
+        return f"{first}; no price would make this cheaper"
+    share = "" if least is None else f", or from a share of {least:.0%} on"
+    return f"{first}; it is cheaper here up to {compared.price_ratio_max:.2f} times{share}"
 
 
 def draw_map(compared: BreakEven, path: Path) -> None:

@@ -46,7 +46,7 @@ def test_a_learner_that_is_the_whole_bill_saves_nothing() -> None:
     alone = BreakEven(0.0, 0.5, 1.1, 0.03, 10.0)
     assert alone.saving == pytest.approx(-0.03)
     assert alone.price_ratio_max == 0.0
-    assert break_even_sentence(alone).endswith("nothing would make this cheaper")
+    assert break_even_sentence(alone).endswith("no price would make this cheaper")
     dear = BreakEven(0.5, 1.2, 1.1, 0.03, 10.0)
     assert dear.rollout_share_min is None
     assert "dearer" in break_even_sentence(dear)

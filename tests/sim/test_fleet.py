@@ -116,7 +116,7 @@ def test_half_of_the_active_fleet_lost_is_made_good_within_three_periods() -> No
 
     world.after(5400.0, strike)
     for periods in (3, 6):
-        world.after(5400.0 + periods * 300.0, lambda: waited.append(world.waited_s))
+        world.after(5400.0 + periods * 300.0, lambda: waited.append(world.learner.waited_s))
     world.run()
     assert (waited[1] - waited[0]) / 900.0 < 0.05
 

@@ -96,8 +96,8 @@ class CapacityBalance:
     """What is needed and what there is, in trajectories/s.
 
     mu_pool: of the active workers. mu_available: of all that are here. mu_target: mu_min with its
-    margin. feasible: whether all workers together reach it, and if not, why_not. why: the reason of
-    the last decision, while it still holds.
+    margin, as raised by activation. feasible: whether all workers together reach it, and if not,
+    why_not. why: the reason of the last decision, while it still holds.
     """
 
     mu_pool: float
@@ -240,7 +240,9 @@ class CapacityPlanner:
         return CapacityBalance(
             mu_pool=mu_pool,
             mu_min=verdict.mu_min,
-            mu_target=verdict.target,
+            mu_target=None
+            if verdict.target is None
+            else verdict.target * self.activation.raised.factor,
             mu_available=available,
             bubble_predicted=None if demand is None else bubble(demand, mu_pool),
             feasible=None if demand is None else verdict.feasible,

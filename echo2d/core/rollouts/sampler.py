@@ -7,14 +7,15 @@
                  +-------- equal again ----- asked once <----+
 
 A group whose rewards are all equal teaches nothing: the policy always solves the row, or never does.
-That may change as the policy learns, so a retired row is tested again. Without a filter every row is
-asked. The ledger keeps the judgements (`RowJudged`), so a restart chooses the same prompts.
+That may change as the policy learns, so a retired row is tested again. As many prompts in a row as
+rows are retired are passed over, and then one is asked: a task all of whose rows are retired goes
+on. Without a filter every row is asked. The ledger keeps the judgements (`RowJudged`), so a restart
+chooses the same prompts.
 Not here: the order of the rows, which is the task's own.
 """
 
 from collections.abc import Iterable
 
-from echo2d.core.base.bounded_dict import keep_newest
 from echo2d.core.base.ids import Version
 from echo2d.core.cluster.rules import RowFilter
 from echo2d.core.protocol.trajectory import Source
@@ -22,7 +23,7 @@ from echo2d.core.rollouts.events import RowJudged
 
 # Rows that are remembered; of a longer data set the oldest are forgotten, and asked again.
 ROWS_MAX = 1 << 20
-# Prompts of retired rows in a row that are passed over. The next one is asked, retired or not.
+# Prompts of retired rows in a row that are passed over, however many rows are retired.
 PASSED_MAX = 4096
 
 
@@ -37,13 +38,8 @@ class Sampler:
         self._passed_in_a_row = 0
         self.passed = 0
         self.filters = row_filter is not None
-
-    @property
-    def retired(self) -> int:
-        """Rows that were retired and have not been asked again since."""
-        if self._filter is None:
-            return 0
-        return sum(row.equal >= self._filter.retire_after for row in self._rows.values())
+        # Rows that were retired and have not been asked again since.
+        self.retired = sum(map(self._is_retired, self._rows.values()))
 
     def wants(self, row: str, newest: Version | None) -> bool:
         """Whether a prompt of this row is worth asking; otherwise it is passed over.
@@ -51,11 +47,11 @@ class Sampler:
         newest: the newest version that is published.
         """
         known = self._rows.get(row)
-        if self._filter is None or known is None or known.equal < self._filter.retire_after:
+        if self._filter is None or known is None or not self._is_retired(known):
             return True
         if newest is not None and newest >= known.version + self._filter.retest_after:
             return True
-        if self._passed_in_a_row >= PASSED_MAX:
+        if self._passed_in_a_row >= min(PASSED_MAX, self.retired):
             return True
         self._passed_in_a_row += 1
         self.passed += 1
@@ -75,12 +71,22 @@ class Sampler:
             return None
         before = 0 if known is None else known.equal
         judged = RowJudged(source, before + 1 if equal else 0, version)
-        self._rows.pop(source.row, None)
+        self._forget(source.row)
         if equal:
             self._rows[source.row] = judged
-            keep_newest(self._rows, ROWS_MAX)
+            self.retired += self._is_retired(judged)
+            while len(self._rows) > ROWS_MAX:
+                self._forget(next(iter(self._rows)))
         return judged
+
+    def _is_retired(self, row: RowJudged) -> bool:
+        return self._filter is not None and row.equal >= self._filter.retire_after
+
+    def _forget(self, row: str) -> None:
+        known = self._rows.pop(row, None)
+        self.retired -= known is not None and self._is_retired(known)
 
     def check(self) -> None:
         assert len(self._rows) <= ROWS_MAX
         assert all(row.equal > 0 for row in self._rows.values())
+        assert self.retired == sum(map(self._is_retired, self._rows.values()))

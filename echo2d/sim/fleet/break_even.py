@@ -2,10 +2,10 @@
 
 Per train step, as a share of what the data centre bills:
 
-    c        the rollouts' share of its bill; the learner is the rest, and costs the same in both
+    c        the rollouts' share of its bill; the learner is the rest
     p        usd per trajectory here, over usd per trajectory there
     gamma    trajectories that are paid for, over those that are trained on
-    delta    by how much a step takes longer here, as a share of the one there
+    delta    by how much the learner costs more here: a step takes longer, or its host is cheaper and taken away
 
     saving = 1 - ((1 + delta) (1 - c) + gamma p c) = c (1 - gamma p) - delta (1 - c)
 
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from echo2d.sim.fleet.forecast import Forecast
 from echo2d.sim.fleet.spec import FleetSpec
+from echo2d.sim.fleet.spot_learner import SpotLearner
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +52,10 @@ class BreakEven:
     def rollout_share_min(self) -> float | None:
         """From this share of rollouts on a run here is cheaper; None: at none."""
         gain = 1.0 - self.margin * self.price_ratio
-        if self.longer <= 0 or gain <= 0:
-            return 0.0 if gain > 0 else None
+        if gain <= 0:
+            return None
+        if self.longer <= 0:
+            return 0.0
         return self.longer / (gain + self.longer)
 
     def facts(self) -> dict[str, float | None]:
@@ -75,11 +78,13 @@ def break_even(fleet: FleetSpec, found: Forecast) -> BreakEven | None:
     there = fleet.centralized
     if there is None or not found.mu_pool or found.usd_per_step == float("inf"):
         return None
-    learner_there = min(1.0, fleet.learner.usd_per_h / there.usd_per_h)
+    said = there.learner_usd_per_h
+    learner_there = min(1.0, (fleet.learner.usd_per_h if said is None else said) / there.usd_per_h)
     rollouts_there = (1.0 - learner_there) * there.usd_per_step
-    demand = found.demand
-    longer = demand.t_train_s / there.step_s - 1.0
-    rollouts_here = found.usd_per_step - fleet.learner.usd_per_h * demand.t_train_s / 3600.0
+    demand, spot = found.demand, SpotLearner.of(fleet.learner)
+    learner_here = spot.paid * fleet.learner.usd_per_h * spot.longer * spot.t_train_s / 3600.0
+    longer = learner_here / (learner_there * there.usd_per_step) - 1.0 if learner_there else 0.0
+    rollouts_here = found.usd_per_step - learner_here
     margin = found.mu_pool * found.step_s / demand.trajectories_per_step
     ratio = rollouts_here / rollouts_there / margin if rollouts_there else 0.0
     return BreakEven(1.0 - learner_there, ratio, margin, longer, there.usd_per_step)

@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from math import exp
 from typing import Any, Literal
 
 from echo2d.core.base.ids import FormId, PeerId, PlanId
@@ -34,14 +33,14 @@ from echo2d.core.topology.plan import Job, PeerFacts, Plan
 from echo2d.core.topology.planner import plan_chains, plan_star
 from echo2d.core.topology.shapes import AUTO, plan_shape
 from echo2d.core.weights.encoding import frame_bytes_for
-from echo2d.sim.fleet.spec import SECONDS_MAX, FleetSpec, WorkersTable
+from echo2d.sim.fleet.spec import FleetSpec, WorkersTable
+from echo2d.sim.fleet.spot_learner import SpotLearner
 from echo2d.sim.kernel.scenario import MBIT
 from echo2d.sim.kernel.scenario_file import TRIPS
 
 ROUNDS_MAX = 8  # until the workers stay the same; if they go round in a circle, the last ones that were enough
 WHAT_IF_S = 2  # values of S tried on either side of the file's
 WHAT_IF_KAPPA_MAX = 6  # larger ones are in no table
-Z_95 = 1.645  # deviations of a normal variable, below which 95 in 100 are
 CountsByKind = Mapping[str, int]  # workers of each kind
 Relays = Literal["all", "unmetered", "none"]  # who passes versions on
 
@@ -87,7 +86,8 @@ class WhatIf:
 class Forecast:
     """The answer. mu: trajectories/s. usd_per_h: of learner and chosen workers, bandwidth included.
 
-    seed_usd_per_h: the part of it for what the learner's host sends.
+    seed_usd_per_h: the part of it for what the learner's host sends. longer: how many times as long a step takes
+    because the learner's host is taken away now and then (`spot_learner`).
     """
 
     demand: Demand
@@ -100,6 +100,7 @@ class Forecast:
     usd_per_h: float
     kinds: tuple[WorkersTable, ...]
     seed_usd_per_h: float = 0.0
+    longer: float = 1.0
     chain_s: float = (
         0.0  # of one chain through the chosen ones, for comparison; `plan` alone reckons it
     )
@@ -114,7 +115,7 @@ class Forecast:
 
     @property
     def step_s(self) -> float:
-        return step_s(self.demand, self.mu_pool)
+        return self.longer * step_s(self.demand, self.mu_pool)
 
     @property
     def usd_per_step(self) -> float:
@@ -179,14 +180,9 @@ def provision(fleet: FleetSpec, ablation: Ablation | None = None) -> Forecast:
 def relays_of_all(fleet: FleetSpec, ablation: Ablation) -> Relays:
     """Who is to pass versions on where they go to all that are there, chosen or not, as in a run and in `simulate`.
 
-    g is what a run measures, its 95th percentile. Prices count even where workers are taken without them.
+    Prices count even where workers are taken without them.
     """
-    slowest_s = max((3600.0 * fleet.slots(kind) / kind.trajectories_per_h for kind in fleet.workers
-                     if kind.trajectories_per_h), default=0.0)  # fmt: skip
-    sigma = fleet.simulate.gen_sigma
-    g = min(SECONDS_MAX, slowest_s * exp(Z_95 * sigma - sigma * sigma / 2))
-    known = replace(fleet, policy=replace(fleet.policy, t_gen_s=g))
-    return BroadcastForecasts(known, replace(ablation, by_cost=True)).cheapest(standby=True).relays
+    return BroadcastForecasts(fleet, replace(ablation, by_cost=True)).cheapest(standby=True).relays
 
 
 def what_if(fleet: FleetSpec, ablation: Ablation | None = None) -> list[WhatIf]:
@@ -295,19 +291,22 @@ class BroadcastForecasts:
         ]
         verdict = judge(demand, sum(offer.counts for offer in offers))
         chosen = self._choose(offers, demand.gamma * (verdict.mu_min or usable(demand)))
-        seed_usd_per_h = self._seed_usd_per_h(demand, broadcast)
-        usd_per_h = learner.usd_per_h + chosen.usd_per_h + seed_usd_per_h
+        spot = SpotLearner.of(learner)
+        # It publishes less often while it is away.
+        seed_usd_per_h = self._seed_usd_per_h(demand, broadcast) / spot.longer
+        usd_per_h = spot.paid * learner.usd_per_h + chosen.usd_per_h + seed_usd_per_h
         return Forecast(
             demand, verdict.feasible, verdict.why_not, verdict.mu_min, chosen, broadcast, relays, usd_per_h,
-            self.fleet.workers, seed_usd_per_h,
+            self.fleet.workers, seed_usd_per_h, spot.longer,
         )  # fmt: skip
 
     def _demand(self, broadcast: BroadcastForecast, bound: int, kappa: int | str) -> Demand:
         learner, policy = self.fleet.learner, self.fleet.policy
         t_bcast_s = policy.t_bcast_s or broadcast.planned_s + policy.pause_s
         demand = Demand(
-            learner.t_train_s, learner.trajectories_per_step, bound, 1, t_bcast_s, policy.mode, policy.pause_s,
-            policy.t_gen_s, gamma=policy.gamma, still_share=policy.still_share, recompute_s=policy.recompute_s,
+            SpotLearner.of(learner).t_train_s, learner.trajectories_per_step, bound, 1, t_bcast_s, policy.mode,
+            policy.pause_s, policy.t_gen_s, gamma=policy.gamma, still_share=policy.still_share,
+            recompute_s=policy.recompute_s,
         )  # fmt: skip
         every = kappa if isinstance(kappa, int) else publish_every_auto(demand)
         return replace(demand, publish_every=every)

@@ -71,6 +71,19 @@ class LearnerTable(Table):
         low=0.0,
         high=USD_MAX,
     )
+    stay_h: float = key(
+        "hours that its host stays on average before it is taken away; 0: for ever", 0.0, low=0.0
+    )
+    notice_s: float = key(
+        "seconds before that it is told so; 0: not at all", 0.0, low=0.0, high=SECONDS_MAX
+    )
+    restart_s: float = key(
+        "seconds until it trains again on another host", 0.0, low=0.0, high=SECONDS_MAX
+    )
+    checkpoint_every: int = key("train steps", 1, low=1, high=1 << 20)
+    checkpoint_s: float = key(
+        "seconds for which a checkpoint holds up training", 0.0, low=0.0, high=SECONDS_MAX
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,6 +180,12 @@ class CentralizedTable(Table):
 
     step_s: float = key("seconds of a train step, rollouts included", above=0.0, high=SECONDS_MAX)
     usd_per_h: float = key("of all machines, learner included", low=0.0, high=USD_MAX)
+    learner_usd_per_h: float | None = key(
+        "of the learner's machines among them; not said: as much as here",
+        None,
+        low=0.0,
+        high=USD_MAX,
+    )
 
     @property
     def usd_per_step(self) -> float:

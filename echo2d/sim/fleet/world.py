@@ -39,6 +39,7 @@ from echo2d.core.rollouts.scheduler import LeaseScheduler
 from echo2d.core.rollouts.staleness import PREFETCH_STEPS, Staleness
 from echo2d.errors import OperatorFault
 from echo2d.sim.fleet.forecast import Ablation
+from echo2d.sim.fleet.learner import FleetLearner
 from echo2d.sim.fleet.spec import FleetSpec, WorkersTable
 from echo2d.sim.fleet.versions import FleetVersions
 from echo2d.sim.fleet.worker import STOP, TOKENS_MAX, FleetSample, FleetWorker
@@ -100,8 +101,12 @@ class FleetWorld:
             statistics=self.statistics, capacity_planner=self.capacity_planner, served=self._served,
         )  # fmt: skip
         self._sessions = 0
-        self._idle_since: float | None = 0.0
-        self.waited_s, self.measured_from, self.learner_s = 0.0, 0.0, 0.0
+        self.learner = FleetLearner(
+            learner, self._simulate.train_sigma, self._chance, self._clock, staleness=self.staleness,
+            statistics=self.statistics, committed=self._committed,
+        )  # fmt: skip
+        # When the bubble began to count, and for how long the learner had waited then.
+        self._measured_from = 0.0, 0.0
         self._usd_at_commit = 0.0
         fastest = max(kind.trajectories_per_h / fleet.slots(kind) for kind in fleet.workers)
         self._advance_s = (
@@ -285,7 +290,7 @@ class FleetWorld:
             pass
         if self._grant():  # prompts have come at once
             self._grant()
-        self._train()
+        self.learner.train()
         if self._advances % CHECK_EVERY == 0:
             self._check()
 
@@ -348,34 +353,11 @@ class FleetWorld:
         self._perform(self.groups.finished(box.peer, box.finish(sample), now=self._clock.now))
         self._advance_soon()
 
-    # --- the learner
-
-    def _train(self) -> None:
-        """Take the next batch if it is full and no step runs."""
-        step = self.staleness.committed + 1
-        if self._idle_since is None or self.staleness.batch(step) is None:
-            return
-        self.waited_s += self._clock.now - self._idle_since
-        self._idle_since = None
-        self.statistics.learner_waits(waits=False)
-        sigma = self._simulate.train_sigma
-        t_train_s = self._fleet.learner.t_train_s * self._chance.lognormvariate(
-            -sigma * sigma / 2, sigma
-        )
-        self._clock.after(t_train_s, self._trained, step, t_train_s)
-
-    def _trained(self, step: int, t_train_s: float) -> None:
-        batch = self.staleness.batch(step)
-        assert batch is not None
-        self.statistics.now = self._clock.now
-        self.staleness.commit(step)
-        self.statistics.learner_waits(waits=True)
-        self.statistics.trained(step, batch.groups, t_train_s)
-        self.staleness.keep_checkpoint(step)
+    def _committed(self, step: int) -> None:
+        """The learner has done a step."""
         self._usd_at_commit = self._usd()
-        self.learner_s, self._idle_since = self.learner_s + t_train_s, self._clock.now
         if step == WARM_STEPS * (self._rules.staleness_max + 1):
-            self.waited_s, self.measured_from = 0.0, self._clock.now
+            self._measured_from = self._clock.now, self.learner.waited_s
         if step - self.spreading.published >= self.publish_every:
             self.spreading.publish(step)
             self.demands.append((mu_min(self.demand()), self.mu_pool))
@@ -392,8 +374,8 @@ class FleetWorld:
     def facts(self) -> dict[str, Any]:
         """The keys of `plan`, as measured, and what only a run has."""
         now, demand, steps = self._clock.now, self.demand(), self.staleness.committed
-        idle_s = self.waited_s + (0.0 if self._idle_since is None else now - self._idle_since)
-        measured_s = now - self.measured_from
+        from_s, waited_s = self._measured_from
+        idle_s, measured_s = self.learner.waited_s - waited_s, now - from_s
         needed, histogram = mu_min(demand), self.statistics.staleness
         enough = needed is not None and self.mu_pool >= needed
         return {
@@ -409,6 +391,7 @@ class FleetWorld:
             else None,  # a step that goes on is none yet
             "workers": self._kinds(),
             "steps": steps,
+            "learner_losses": self.learner.losses,
             "max_staleness": max(histogram, default=0),
             "staleness_histogram": {str(each): count for each, count in sorted(histogram.items())},
             "trajectories": {
@@ -427,7 +410,8 @@ class FleetWorld:
         """Until now."""
         for box in self.boxes.values():
             box.pay(self._clock.now)
-        learner_usd = self._fleet.learner.usd_per_h * self._clock.now / 3600.0
+        paid_s = max(0.0, self._clock.now - self.learner.away_s)
+        learner_usd = self._fleet.learner.usd_per_h * paid_s / 3600.0
         return (
             learner_usd
             + sum(box.usd for box in self.boxes.values())

@@ -38,7 +38,11 @@ def test_a_row_is_retired_after_equal_groups_and_tested_some_versions_later() ->
     assert judge(sampler, "a", 3, equal=True) == RowJudged(source("a"), 1, Version(3))
     assert wants(sampler, "a", 3)
     judge(sampler, "a", 4, equal=True)
-    assert [wants(sampler, "a", newest) for newest in (4, 13, 14)] == [False, False, True]
+    found = []
+    for newest in (4, 13, 14):
+        found.append(wants(sampler, "a", newest))
+        sampler.asked()  # another row
+    assert found == [False, False, True]
     assert (sampler.retired, sampler.passed) == (1, 2)
     # Equal again: it is retired anew, from the version of that test on.
     judge(sampler, "a", 14, equal=True)
@@ -60,12 +64,21 @@ def test_prompts_without_a_row_are_always_asked() -> None:
 
 
 def test_when_all_rows_are_retired_one_is_asked_after_a_while() -> None:
+    """After one round of all rows: nothing else can be asked, and no new version would come."""
     sampler = Sampler(RowFilter(1, 10_000))
-    judge(sampler, "a", 0, equal=True)
-    passed = next(count for count in range(10_000) if wants(sampler, "a", 0))
-    assert passed == module.PASSED_MAX
+    for row in "abc":
+        judge(sampler, row, 0, equal=True)
+    assert [wants(sampler, row, 0) for row in "abca"] == [False, False, False, True]
     sampler.asked()
-    assert not wants(sampler, "a", 0)
+    assert not wants(sampler, "b", 0)
+
+
+def test_not_too_many_prompts_in_a_row_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PASSED_MAX", 2)
+    sampler = Sampler(RowFilter(1, 10_000))
+    for row in "abc":
+        judge(sampler, row, 0, equal=True)
+    assert [wants(sampler, row, 0) for row in "abc"] == [False, False, True]
 
 
 def test_the_oldest_rows_are_forgotten_beyond_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
