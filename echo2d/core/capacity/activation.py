@@ -10,6 +10,7 @@ with mu_min. A finding must repeat in PATIENCE reviews in a row, so that noise m
     the learner waits all the same                   the same with a larger mu_min (`target_raise`)
     mu_pool without a worker is still at least
     (gamma + SURPLUS) * mu_min                       deactivate the dearest such worker
+    and after a long time without a bubble, CALM_MARGIN * mu_min
     the cheapest set costs SAVING less               replace the present set
 
 After a change come cool_down_s without another, and an activated worker stays for hold_s. A worker
@@ -35,6 +36,8 @@ from echo2d.core.capacity.worker_cost import SLACK, WorkerOffer, by_rho, choose,
 PATIENCE = 3
 # Of mu_min, above the target: the worker that goes must not be missed when mu_min rises a little.
 SURPLUS = 0.1
+# Times mu_min: what has to stay after a calm time, however large gamma is.
+CALM_MARGIN = 1.02
 NOT_MEASURED = "what the learner needs is not measured yet: all work"
 TOO_LITTLE = "too few work"
 STILL_WAITS = "the learner waits, although they make what it was to need"
@@ -198,7 +201,8 @@ class Activation:
         """waits: the learner has waited for long enough, although mu_min was met."""
         pool, streaks = self._pool(here), self._streaks
         shown = sum(here[name].counts for name in self.active if not here[name].guessed)
-        spare = self._spare(rules, here, shown - (rules.gamma + SURPLUS) * mu_min, now)
+        calm, margin = self.raised.calm, rules.gamma + SURPLUS
+        spare = self._spare(rules, here, shown - (CALM_MARGIN if calm else margin) * mu_min, now)
         cheaper = self._cheaper(rules, here, mu_min, now)
         streaks.short = streaks.short + 1 if pool < mu_min else 0
         streaks.surplus = streaks.surplus + 1 if spare is not None else 0
@@ -216,7 +220,7 @@ class Activation:
             return self._counted(self._refill(rules, here, mu_min))
         if cheaper is not None and streaks.dear >= PATIENCE:
             return self._counted(cheaper)
-        if spare is not None and streaks.surplus >= PATIENCE:
+        if spare is not None and (calm or streaks.surplus >= PATIENCE):
             return self._counted(Decision((), (spare,), "more than enough without it"))
         return Decision()
 
