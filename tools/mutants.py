@@ -455,6 +455,22 @@ MUTANTS = (
         ("tests/core/renting/test_boxes.py",),
     ),
     Mutant(
+        "capacity, windup",
+        "the target rises while nobody is there to be activated",
+        "echo2d/core/capacity/target_raise.py",
+        "waited = bubble > BUBBLE_MAX and has >= self.factor",
+        "waited = bubble > BUBBLE_MAX",
+        ("tests/core/capacity/test_target_raise.py",),
+    ),
+    Mutant(
+        "capacity, price",
+        "workers are activated that cost more than the waiting they end",
+        "echo2d/core/capacity/activation.py",
+        "if self._pays(rules, here, more):",
+        "if True:",
+        ("tests/core/capacity/test_target_raise.py",),
+    ),
+    Mutant(
         "renting, need",
         "what workers say may have any number of boxes rented",
         "echo2d/core/capacity/demand.py",

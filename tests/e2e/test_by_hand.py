@@ -91,11 +91,13 @@ def one_id_tells_the_story(site: Site) -> None:
     work = [
         json.loads(line) for line in logs["box"].splitlines() if re.search(rf"\b{group}\b", line)
     ]
-    assert [line["kind"] for line in work] == ["generating", "generated"]
-    lease = re.findall(r"lease=(\S+)", found[1])[0]
-    assert {(line["group"], line["lease"]) for line in work} == {
-        (int(group.partition("=")[2]), lease)
-    }
+    # Each lease has as many of the samples as found a slot.
+    leases = {lease for line in found for lease in re.findall(r" leased .*lease=(\S+)", line)}
+    for lease in leases:
+        of_lease = [line for line in work if line["lease"] == lease]
+        assert [line["kind"] for line in of_lease] == ["generating", "generated"]
+        assert {line["group"] for line in of_lease} == {int(group.partition("=")[2])}
+    assert {line["lease"] for line in work} == leases
 
 
 def test_a_second_coordinator_of_a_run_is_refused(site: Site) -> None:

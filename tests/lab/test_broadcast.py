@@ -51,7 +51,9 @@ def culprits(result: dict[str, Any]) -> list[str]:
 
 @pytest.mark.parametrize(("shape", "twice"), [("chain", 0), ("auto", END_FRAMES_MAX * PEERS)])
 def test_each_byte_leaves_the_seed_about_once(tmp_path: Path, shape: str, twice: int) -> None:
-    """twice: so many frames of the 128 may come from the seed as well, in the end game."""
+    """twice: so many frames of the 128 may come from the seed as well, in the end game. Besides, the seed sends to
+    all what no relay takes in time, which on a busy machine is up to a frame in ten.
+    """
     result = bench(tmp_path, "--rounds=2", "--rtt=20ms", "--loss=0.001", f"--shape={shape}")
     assert [
         (each["version"], each["verified"], each["survivors"]) for each in result["rounds"]
@@ -60,7 +62,8 @@ def test_each_byte_leaves_the_seed_about_once(tmp_path: Path, shape: str, twice:
     assert result["bound_s"] < result["t_verify_s"]["min"]
     assert result["ratio"] < SLOW_MACHINE
     assert result["ratio_cold"] < SLOW_MACHINE
-    assert 1.0 <= result["seed_copies"] <= 1.1 + twice / 128, result
+    spare = 0.1 * (PEERS - 1) if twice else 0.0
+    assert 1.0 <= result["seed_copies"] <= 1.1 + twice / 128 + spare, result
     assert result["frames_refetched"] <= twice, result
 
 

@@ -220,7 +220,8 @@ class Activation:
             return self._counted(self._refill(rules, here, mu_min))
         if cheaper is not None and streaks.dear >= PATIENCE:
             return self._counted(cheaper)
-        if spare is not None and (calm or streaks.surplus >= PATIENCE):
+        goes = calm and spare is not None and here[spare].usd_per_h > 0
+        if spare is not None and (goes or streaks.surplus >= PATIENCE):
             return self._counted(Decision((), (spare,), "more than enough without it"))
         return Decision()
 

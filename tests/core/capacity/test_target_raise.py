@@ -1,13 +1,12 @@
 """The target follows the bubble: without windup, without flapping, and soon."""
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
 from echo2d.core.capacity.activation import Activation, ActivationRules
 from echo2d.core.capacity.target_raise import (
-    BUBBLE_MAX,
     CALM_PERIODS,
     PATIENCE,
     RAISE_MAX,
@@ -31,6 +30,8 @@ class Loop:
     mu_min: float
     needs: float
     noise: float = 0.0
+    usd_per_h: float = 1.0
+    rules: ActivationRules = RULES
     rng: random.Random = field(default_factory=lambda: random.Random(0))
     activation: Activation = field(default_factory=Activation)
     now: float = 0.0
@@ -39,9 +40,9 @@ class Loop:
 
     def period(self) -> bool:
         """Returns whether a worker was activated or deactivated."""
-        offers = [WorkerOffer(f"w{number}", 1.0, 1.0) for number in range(self.workers)]
+        offers = [WorkerOffer(f"w{number}", 1.0, self.usd_per_h) for number in range(self.workers)]
         decision = self.activation.decide(
-            RULES, offers, self.mu_min, now=self.now, waited_s=self.waited_s
+            self.rules, offers, self.mu_min, now=self.now, waited_s=self.waited_s
         )
         self.activation.check()
         self.now += PERIOD_S
@@ -90,6 +91,33 @@ def test_noise_changes_at_most_one_period_in_ten(rng_seed: int) -> None:
     assert sum(loop.period() for _ in range(400)) <= 40, f"rng_seed={rng_seed}"
 
 
+@pytest.mark.parametrize(("learner_usd_per_h", "more"), [(0.0, True), (100.0, True), (1.0, False)])
+def test_nobody_is_activated_who_costs_more_than_the_waiting(
+    learner_usd_per_h: float, more: bool
+) -> None:
+    """9 % of a learner and 22 workers at 1 usd/h, against 5 workers more; 0: its price is not known."""
+    loop = Loop(workers=60, mu_min=20.0, needs=24.2)
+    loop.rules = replace(RULES, learner_usd_per_h=learner_usd_per_h)
+    for _ in range(10):
+        loop.period()
+    assert (loop.active > 22) == more
+    assert (loop.activation.raised.factor > 1.0) == more
+
+
+def test_after_a_calm_time_a_worker_goes_that_is_not_needed() -> None:
+    """Whatever gamma is; one that costs nothing may stay."""
+    loop = Loop(workers=30, mu_min=20.0, needs=20.0)
+    loop.period()
+    assert loop.active == 22
+    for _ in range(3 * CALM_PERIODS):
+        loop.period()
+    assert loop.active == 21
+    free = Loop(workers=30, mu_min=20.0, needs=20.0, usd_per_h=0.0)
+    for _ in range(3 * CALM_PERIODS):
+        free.period()
+    assert free.active == 22
+
+
 def test_a_lost_half_is_replaced_within_three_periods() -> None:
     loop = Loop(workers=60, mu_min=20.0, needs=20.0)
     for _ in range(5):
@@ -118,5 +146,5 @@ def test_one_long_wait_is_no_reason_and_calm_lowers_again() -> None:
 
 def test_what_is_too_little_anyway_is_not_held_against_the_prediction() -> None:
     target = TargetRaise()
-    assert not any(target.look(2 * BUBBLE_MAX, 0.9) for _ in range(10 * PATIENCE))
+    assert not any(target.look(0.5, 0.9) for _ in range(10 * PATIENCE))
     assert target.factor == 1.0
