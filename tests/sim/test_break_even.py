@@ -15,7 +15,7 @@ MIXES = ("rented", "spot", "metered")
 
 
 def compared_of(mix: str) -> tuple[float, BreakEven]:
-    """What is saved by the two bills, and what the formula says."""
+    """The saving as the difference of the two bills, and the comparison that has it by the formula."""
     fleet = load_fleet(REPO / f"scenarios/mix-{mix}.toml")
     found = provision(fleet)
     compared = break_even(fleet, found)

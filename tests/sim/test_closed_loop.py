@@ -188,7 +188,7 @@ def test_a_seed_that_pays_for_its_bytes_sends_each_version_once_and_the_learner_
         for period in range(1, SETTLED):
             at_period(loop, period - 0.25, look)
         loop.run()
-        # Of the newest 16 steps: the first ones wait for a pool that is not known yet.
+        # The bubble of the newest 16 steps. In the first ones the pool was not known yet.
         spares[price], bubbles[price] = sent, status(loop).provision.bubble
     assert spares[0.0] == [1.0] * (SETTLED - 1)
     assert spares[0.09][0] == 1.0

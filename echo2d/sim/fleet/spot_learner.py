@@ -1,10 +1,10 @@
-"""What it costs that the learner's host is taken away now and then: a learner on a spot machine.
+"""A learner on a spot machine: how much longer its steps take because the machine is taken away now and then.
 
     trains --taken--> away for restart_s --> trains again, from its newest checkpoint
 
 After a notice it keeps a checkpoint at once, so only the step in progress is lost, half of one on average. Without a
 notice, or with one that is too short, the steps since the newest checkpoint are lost, too. A lost step is trained
-again on the same batch. Nobody is paid for the host while it is away; workers are paid all the time.
+again on the same batch. The learner's machine costs nothing while there is none; workers cost money all the time.
 """
 
 from dataclasses import dataclass
