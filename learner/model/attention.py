@@ -15,6 +15,7 @@ queries, k = their keys.
 import contextlib
 import functools
 import importlib
+import inspect
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -299,14 +300,10 @@ def _varlen(pieces: Pieces, device: torch.device) -> VarlenRow:
 @functools.cache
 def _kernel() -> _Kernel | None:
     """The varlen kernel of this installation: flash-attention's own if it is there, else torch's copy of it."""
-    for name, kernel in (
-        ("flash_attn", _flash_attention),
-        ("torch.nn.attention.varlen", _torchs_attention),
-    ):
-        with contextlib.suppress(ImportError):
-            importlib.import_module(name)
-            return kernel
-    return None
+    with contextlib.suppress(ImportError):
+        importlib.import_module("flash_attn")
+        return _flash_attention
+    return None if _torchs_options() is None else _torchs_attention
 
 
 def _flash_attention(
@@ -328,10 +325,26 @@ def _torchs_attention(
 
     found = varlen_attn(
         query, key, value, *_bounds(row), scale=settings.scaling, window_size=_window(settings),
-        enable_gqa=True,
+        **(_torchs_options() or {}),
     )  # fmt: skip
     assert isinstance(found, Tensor)
     return found
+
+
+@functools.cache
+def _torchs_options() -> dict[str, Any] | None:
+    """What torch's kernel must be told to take fewer heads of keys than of queries; None: it cannot be used.
+
+    It has windows since torch 2.11, and asks for this permission since 2.12.
+    """
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return None
+    known = inspect.signature(varlen_attn).parameters
+    if "window_size" not in known:
+        return None
+    return {"enable_gqa": True} if "enable_gqa" in known else {}
 
 
 def _bounds(row: VarlenRow) -> tuple[Tensor, Tensor, int, int]:

@@ -61,16 +61,19 @@ def _contexts(products: AbstractSet[str]) -> Any:
 
 
 class _Keeping:
-    """Decides for each operation of a layer, in order, whether its result is kept. products: every second one is."""
+    """Decides for each operation of a layer, in order, whether its result is kept. products: every second one is.
+
+    Until torch 2.12 it is asked again in the backward pass, and must answer as before: each pass counts for itself.
+    """
 
     def __init__(self, products: AbstractSet[str]) -> None:
         self._names = products
-        self._products = 0
+        self._products = {False: 0, True: 0}
 
-    def __call__(self, _: Any, operation: Any, *__: Any, **___: Any) -> CheckpointPolicy:
+    def __call__(self, run: Any, operation: Any, *__: Any, **___: Any) -> CheckpointPolicy:
         name = operation._schema.name.split("::")[-1]  # noqa: SLF001 - an operation has no other name
         kept = name.lstrip("_").startswith(ATTENTION)
         if name in self._names:
-            self._products += 1
-            kept = self._products % 2 == 1
+            self._products[run.is_recompute] += 1
+            kept = self._products[run.is_recompute] % 2 == 1
         return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE

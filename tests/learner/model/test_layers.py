@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import SelectiveCheckpointContext
 
 from learner.config import LearnerConfig
+from learner.model.layers import PRODUCTS, _Keeping
 from learner.model.policy import Policy
 from learner.ranks.ranks import Ranks, whole
 from tests.support.model_shapes import answers, saved
@@ -72,3 +74,14 @@ def test_compiled_layers_have_the_same_gradient(
 def compiled_frames() -> int:
     """How many pieces of code torch.compile has made since the start of the process."""
     return int(torch._dynamo.utils.counters["frames"]["ok"])
+
+
+def test_the_same_results_are_kept_when_older_versions_of_torch_ask_again() -> None:
+    """A layer has seven products: a count that went on in the second run would keep the other ones."""
+    keeping, product = _Keeping(PRODUCTS), torch.ops.aten.mm.default
+    first, again = (
+        [keeping(SelectiveCheckpointContext(is_recompute=run), product) for _ in range(7)]
+        for run in (False, True)
+    )
+    assert first == again
+    assert len(set(first)) == 2
