@@ -117,6 +117,9 @@ class PolicyTable(Table):
         "groups with tokens older than S: drop them, or keep them and mask these tokens", "drop"
     )
     filter_zero_variance: bool = key("replace groups whose rewards are all equal", True)
+    move_stragglers: bool = key(
+        "answers that their group waits for go on at faster workers, with their tokens", True
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

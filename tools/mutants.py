@@ -471,6 +471,22 @@ MUTANTS = (
         ("tests/core/capacity/test_target_raise.py",),
     ),
     Mutant(
+        "stragglers, speed",
+        "an answer moves to a worker that is no faster",
+        "echo2d/core/rollouts/stragglers.py",
+        "if gain < GAIN_MIN or gain * late.left_s < GAIN_S_MIN:",
+        "if gain * late.left_s < -1e9:",
+        ("tests/core/rollouts/test_stragglers.py",),
+    ),
+    Mutant(
+        "stragglers, credit",
+        "who ends an answer is credited with what another worker wrote of it",
+        "echo2d/core/capacity/measurements.py",
+        "work.accepted += share",
+        "work.accepted += 1.0",
+        ("tests/core/rollouts/test_stragglers.py",),
+    ),
+    Mutant(
         "renting, need",
         "what workers say may have any number of boxes rented",
         "echo2d/core/capacity/demand.py",

@@ -185,3 +185,15 @@ def test_where_there_is_no_time_to_spare_as_many_copies_are_sent_as_without_a_pr
 def merged(changes: dict[str, Any], price: float) -> dict[str, Any]:
     learner = {**changes.get("learner", {}), "usd_per_gb_up": price}
     return {**changes, "hours": 1.0, "learner": learner}
+
+
+def test_long_answers_end_at_fast_workers() -> None:
+    """Six hours of workers of three speeds: with and without moving what a group waits for."""
+    mixed = load_fleet(REPO / "scenarios" / "mix-lengths.toml")
+    mixed = replace(mixed, simulate=replace(mixed.simulate, hours=6.0))
+    stays = replace(mixed, policy=replace(mixed.policy, move_stragglers=False))
+    moving, staying = FleetWorld(mixed).run(), FleetWorld(stays).run()
+    assert staying["samples_moved"] == 0 < moving["samples_moved"]
+    assert moving["group_s"]["p95"] < 0.85 * staying["group_s"]["p95"]
+    assert moving["trajectories"]["dropped"] < 0.8 * staying["trajectories"]["dropped"]
+    assert moving["bubble"] <= staying["bubble"]

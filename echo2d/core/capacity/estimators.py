@@ -23,7 +23,7 @@ import math
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from statistics import fmean, median, pstdev
+from statistics import fmean, median
 
 MEMORY = 8  # a new sample moves a `Smoothed` by one eighth of its distance
 AGREEING = 4  # far-off samples in a row that are a change, and no outliers
@@ -50,7 +50,7 @@ class Estimate:
 
     value: float
     sd: float
-    samples: int
+    samples: float
 
 
 @dataclass(slots=True)
@@ -138,7 +138,7 @@ class RecentMean:
         if not count:
             return None
         mean = fmean(self.samples)
-        sd = pstdev(self.samples, mean) / math.sqrt(count) if count > 1 else math.inf
+        sd = math.dist(self.samples, [mean] * count) / count if count > 1 else math.inf
         return Estimate(mean, sd, count)
 
 
@@ -177,13 +177,13 @@ class WorkerRate:
     memory_s: float
     made: float = 0.0
     leased_s: float = 0.0  # with all slots leased; with half of them, half as much
-    samples: int = 0
+    samples: float = 0.0
 
     def __post_init__(self) -> None:
         assert self.prior > 0
         assert self.memory_s > 0 < self.group_size
 
-    def add(self, accepted: int, leased_s: float) -> None:
+    def add(self, accepted: float, leased_s: float) -> None:
         """Count trajectories that were accepted within so many leased seconds.
 
         A second in which half of the slots were leased counts as half a second.

@@ -62,7 +62,7 @@ class _Work:
     at: float
     holds: int = 0
     still_s: float | None = None
-    accepted: int = 0
+    accepted: float = 0.0
     slot_s: float = 0.0
     stills: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=STILLS_MAX))
     rate: WorkerRate | None = None
@@ -104,6 +104,7 @@ class Measurements:
     late_s: deque[float] = field(default_factory=lambda: deque(maxlen=LATE_MAX))
     discards: Share = field(default_factory=Share)
     yields: Yields = field(default_factory=Yields)
+    settled: int = 0  # how often `settle` has brought the rates up to date
     _work: dict[PeerId, _Work] = field(default_factory=dict)
     _drift: float = 1.0
     _slot_makes: float | None = None  # trajectories/s, as of the last `settle`
@@ -117,15 +118,18 @@ class Measurements:
         work.until(now)
         work.slots, work.holds = slots, samples
 
-    def accepted(self, worker: PeerId, since: float | None, *, now: float) -> None:
-        """A result of the worker was accepted.
+    def accepted(
+        self, worker: PeerId, since: float | None, share: float = 1.0, *, now: float
+    ) -> None:
+        """A result was accepted of which the worker wrote this share.
 
-        since: when it was leased; None: not known any more, as after a restart.
+        since: when it was first leased; None: another worker ended it, or it is not known any more, as after a
+        restart.
         """
         work = self._work.get(worker)
         if work is None:
             return
-        work.accepted += 1
+        work.accepted += share
         if since is not None:
             self.t_gen.add(max(0.0, now - since - work.still_since(since)))
 
@@ -176,6 +180,7 @@ class Measurements:
 
         period_s: the publish period. said: trajectories/s that the operator expects, by worker.
         """
+        self.settled += 1
         t_gen = self.t_gen.estimate
         memory_s = max(
             MEMORY_S_MIN, MEMORY_PERIODS * max(period_s, 0.0 if t_gen is None else t_gen.value)
@@ -241,7 +246,7 @@ class Measurements:
         work.rate.memory_s = memory_s
         work.rate.add(work.accepted, leased_s)
         work.expected += leased_s * work.rate.prior
-        work.accepted, work.slot_s = 0, 0.0
+        work.accepted, work.slot_s = 0.0, 0.0
         change = work.rate.estimate.value / before.value
         return min(DRIFT_MAX, max(1 / DRIFT_MAX, change)) if before.samples >= EXPERIENCED else None
 

@@ -120,6 +120,7 @@ class RunRules:
     few copies of a version as there is time for. delta: versions spread as differences from
     one that most workers have. disk_bytes_max: for snapshot copies; beyond it, bases and results are deleted.
     keep_every: of the versions in each span of so many, the first one's copy stays; 0: none.
+    move_stragglers: samples that a group waits for go on at faster workers.
     gateway, audit: None: it is off. seed_key: what the seeds of samples are made with, told to nobody.
     """
 
@@ -152,6 +153,7 @@ class RunRules:
     audit: AuditRules | None = None
     evals: tuple[EvalRules, ...] = ()
     group_min: int = 1
+    move_stragglers: bool = True
     seed_key: bytes = field(default=bytes(KEY_BYTES), repr=False)
 
     @property

@@ -313,4 +313,6 @@ def _estimate(found: Estimate | None) -> EstimateStatus | None:
     # JSON has no infinity, which is the uncertainty of a guess.
     if found is None:
         return None
-    return EstimateStatus(found.value, found.sd if found.sd < math.inf else None, found.samples)
+    return EstimateStatus(
+        found.value, found.sd if found.sd < math.inf else None, round(found.samples)
+    )

@@ -609,6 +609,7 @@ class CoordinatorState:
             *self._publishing.advance(now=now),
         ]
         actions += self._groups.age(now=now)
+        actions += self._groups.move(self._groups.late_moves(now=now), now=now)
         actions += self._evaluations.advance(now=now)
         actions += self._scheduler.fill(now=now)
         # Which rows are held out must be known before prompts are drawn.

@@ -201,6 +201,14 @@ class Partial:
         """The newest version so far; what follows must be of it or a newer one."""
         return self.spans[-1].version if self.spans else Version(0)
 
+    def shares(self) -> dict[PeerId, float]:
+        """By author, the share of the tokens that are its own."""
+        shares: dict[PeerId, float] = {}
+        for span in self.spans:
+            own = (span.end - span.start) / self.length
+            shares[span.author] = shares.get(span.author, 0.0) + own
+        return shares
+
     def plus(
         self, tokens: bytes, logprobs: bytes, spans: Iterable[AuthoredSpan], *, shift: int = 0
     ) -> "Partial":

@@ -34,10 +34,15 @@ from echo2d.core.rollouts.prompts import DrawnPrompt
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """What a waiting sample has already. From `until` on, it may be begun anew."""
+    """What a waiting sample has already. From `until` on, it may be begun anew.
+
+    since: when it was leased first. worker: where it is to go on; None: anywhere.
+    """
 
     partial: Partial
     until: float
+    since: float
+    worker: PeerId | None = None
 
 
 @dataclass(slots=True)
@@ -67,6 +72,7 @@ class OpenGroup:
     unwanted: set[int] = field(default_factory=set)
     left_out: set[int] = field(default_factory=set)
     returned: dict[int, set[PeerId]] = field(default_factory=dict)
+    moves: Counter[int] = field(default_factory=Counter)
     failures: Counter[int] = field(default_factory=Counter)
     fruitless: Counter[int] = field(default_factory=Counter)
     bad_results: int = 0
@@ -194,6 +200,7 @@ class GroupTable:
             served,
             samples,
             NOTHING if waiting is None else waiting.partial,
+            since=now if waiting is None else waiting.since,
             now=now,
         )
         self._know(group, lease.given)

@@ -118,7 +118,7 @@ class GroupWork:
             oldest = self._staleness.oldest
             versions_grow = max(oldest, waiting.partial.version_last)
             suits = _all_but(group.returned[sample]) if sample in group.returned else None
-            yield PendingOfGroup((sample,), versions_grow, suits=suits, group=group)
+            yield PendingOfGroup((sample,), versions_grow, waiting.worker, suits=suits, group=group)
             # It has waited for long, and some worker could begin it anew: drop its tokens.
             late = sample in group.partials and now >= waiting.until
             if late and self._can_begin_anew:

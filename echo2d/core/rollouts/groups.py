@@ -70,6 +70,7 @@ from echo2d.core.rollouts.prompts import DrawnPrompt, Prompts, prompt_fault
 from echo2d.core.rollouts.sampler import Sampler
 from echo2d.core.rollouts.scheduler import LeaseScheduler
 from echo2d.core.rollouts.staleness import Staleness
+from echo2d.core.rollouts.stragglers import Move, Stragglers
 from echo2d.core.rollouts.variance_filter import VarianceFilter, no_variance
 
 # Leases of one sample that failed or fell silent, before its group is dropped for good.
@@ -138,6 +139,14 @@ class Groups:
                 statistics=statistics,
                 scheduler=scheduler,
             )
+        )
+        self.stragglers = Stragglers(
+            rules,
+            groups=self._groups,
+            leases=self.leases,
+            members=members,
+            versions=versions,
+            statistics=statistics,
         )
         self._accepted = AcceptedResults(recovered.answered)
         self._variance_filter = VarianceFilter(rules)
@@ -435,6 +444,23 @@ class Groups:
         self._patient_until = self._partials.forget(with_partials, now=now)
         return actions
 
+    def late_moves(self, *, now: float) -> list[Move]:
+        """Which samples that a group waits for are to go on at faster workers, for `move`."""
+        if not self.stragglers.any_late(now=now):
+            return []
+        self._scheduler.refresh(now=now)
+        return self.stragglers.moves(self._scheduler.free_workers(self._staleness.oldest))
+
+    def move(self, moves: Iterable[Move], *, now: float) -> list[RolloutAction]:
+        """End these leases; the next `fill` of the scheduler grants their samples where they are to go on."""
+        actions: list[RolloutAction] = []
+        for lease, worker in moves:
+            if (group := self._groups.end(lease)) is not None:
+                group.moves.update(lease.samples)
+                actions += self._scheduler.cancel(lease)
+                actions += self._partials.left(group, lease, goes_to=worker, now=now)
+        return actions
+
     def drop_held_out(self) -> list[RolloutAction]:
         """Which rows are held out is known now: groups of such rows are from before a restart."""
         actions: list[RolloutAction] = []
@@ -493,10 +519,15 @@ class Groups:
         )
         key = HeldLease(message.lease, message.attempt)
         lease = group.running.get(key)
-        self._statistics.measurements.accepted(
-            peer.peer, None if lease is None else lease.since, now=now
-        )
+        since, measurements = None if lease is None else lease.since, self._statistics.measurements
+        if len(whole.spans) == 1:
+            measurements.accepted(peer.peer, since, now=now)
+        else:
+            for author, share in whole.shares().items():
+                own = since if author == peer.peer else None
+                measurements.accepted(author, own, share, now=now)
         ended = self._groups.keep(group, record)
+        self.stragglers.kept(group)
         if key in group.running:
             self.leases.renew(group.running[key], tokens=True, now=now)
         peer.succeeded()
@@ -587,6 +618,7 @@ class Groups:
         """All samples are scored: buffer the group, unless its rewards are equal or it is old."""
         if self._audits is not None and group.group in self._audits.waiting:
             return []
+        self.stragglers.complete(group)
         stored = group.stored()
         self._statistics.qualities.scored(stored.record.trajectories)
         actions: list[RolloutAction] = []

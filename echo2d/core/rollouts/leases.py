@@ -43,7 +43,8 @@ GATHERED_BYTES_MAX = 256 << 20
 class Lease:
     """One running attempt, as it was `given`.
 
-    samples: those still open. since: when the attempt began or was resumed. wrote_at: when it last
+    samples: those still open. since: when the attempt began or was resumed; one that goes on from
+    tokens, when the first of its attempts began. wrote_at: when it last
     made a token. longest: the most
     tokens that were reported of a sample beyond the base.
     outputs: what open samples have so far beyond the base; None: not known any more.
@@ -151,11 +152,12 @@ class LeaseTable:
         samples: Iterable[int],
         base: Partial = NOTHING,
         *,
+        since: float | None = None,
         now: float,
     ) -> Lease:
         """Start a new lease, or the next attempt of an ended one.
 
-        base: what its only sample has already.
+        base: what its only sample has already; since: when that was begun.
         """
         if ended is None:
             lease, attempt = LeaseId(self._next), 0
@@ -163,17 +165,17 @@ class LeaseTable:
         else:
             lease, attempt = ended.lease, ended.attempt + 1
         given = LeaseGiven(group, lease, attempt, worker, tuple(samples), served, base)
-        return self._run(given, given.samples, now)
+        return self._run(given, given.samples, now, now if since is None else since)
 
     def resume(self, given: LeaseGiven, samples: Iterable[int], *, now: float) -> Lease:
         """Continue an attempt that ended, or is from before a restart, with its open samples."""
         if not self.given(given.lease):
             self._resumed.add(given.lease)
-        return self._run(given, samples, now)
+        return self._run(given, samples, now, now)
 
-    def _run(self, given: LeaseGiven, samples: Iterable[int], now: float) -> Lease:
+    def _run(self, given: LeaseGiven, samples: Iterable[int], now: float, since: float) -> Lease:
         lease = Lease(
-            given.key, given, set(samples), now, now, now + self._silence_s, now + STUCK_S
+            given.key, given, set(samples), since, now, now + self._silence_s, now + STUCK_S
         )
         self._running[lease.key] = lease
         self._by_worker.setdefault(lease.worker, {})[lease.key] = lease

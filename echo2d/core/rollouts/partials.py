@@ -16,6 +16,7 @@ Not here: where samples wait (`group_table`), and which worker gets them (`sched
 
 from collections.abc import Iterable, Sequence
 
+from echo2d.core.base.ids import PeerId
 from echo2d.core.cluster.events import Note
 from echo2d.core.cluster.membership import Peer
 from echo2d.core.cluster.rules import RunRules, TaskRules
@@ -79,8 +80,13 @@ class Partials:
                 notes.append(self._statistics.fault("progress", f"{peer.name}: {fault}"))
         return notes
 
-    def left(self, group: OpenGroup, lease: Lease, *, now: float) -> list[Note]:
-        """The lease ended: each of its open samples waits with the tokens that it has by now."""
+    def left(
+        self, group: OpenGroup, lease: Lease, *, goes_to: PeerId | None = None, now: float
+    ) -> list[Note]:
+        """The lease ended: each of its open samples waits with the tokens that it has by now.
+
+        goes_to: the worker that is to go on.
+        """
         notes: list[Note] = []
         base = lease.given.base
         for sample in sorted(lease.samples):
@@ -96,7 +102,9 @@ class Partials:
             grew = partial.length > base.length
             group.fruitless[sample] = 0 if grew else group.fruitless[sample] + 1
             if partial.length and group.fruitless[sample] <= FRUITLESS_MAX:
-                group.partials[sample] = Waiting(partial, now + PARTIAL_WAIT_S)
+                group.partials[sample] = Waiting(
+                    partial, now + PARTIAL_WAIT_S, lease.since, goes_to
+                )
         return notes
 
     def forget(self, groups: Iterable[OpenGroup], *, now: float) -> float | None:

@@ -105,7 +105,11 @@ class LeaseScheduler:
 
     def free_from(self, oldest: Version) -> int:
         """The free slots at workers of this version or a newer one, as of the last `refresh`."""
-        return self._ranking.choose(oldest, self._versions.live).free
+        return self.free_workers(oldest).free
+
+    def free_workers(self, oldest: Version) -> WorkerChoice:
+        """The workers of this version or a newer one that have free slots, as of the last `refresh`."""
+        return self._ranking.choose(oldest, self._versions.live)
 
     def wake_at(self) -> float | None:
         """When the next worker has rested."""

@@ -266,6 +266,7 @@ def make_rules(
         context_max=None if (fits := context_max(facts)) is None else fits - CONTEXT_SPARE,
         over_stale=policy.over_stale,
         filter_zero_variance=policy.filter_zero_variance,
+        move_stragglers=policy.move_stragglers,
         shape=config.dissemination.shape,
         chains=config.dissemination.chains,
         mode=config.dissemination.mode,

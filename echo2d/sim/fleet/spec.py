@@ -42,6 +42,7 @@ from typing import Any, ClassVar, Literal
 
 from echo2d.config_tables import Table, key, read_toml, table_of
 from echo2d.core.capacity.model import GAMMA
+from echo2d.core.cluster.membership import SLOTS_MAX
 from echo2d.errors import OperatorFault
 
 WORKERS_MAX = 4096  # of all fleets together: what a coordinator keeps rates of
@@ -111,6 +112,12 @@ class WorkersTable(Table):
     trajectories_per_h: float = key(
         "accepted trajectories per hour of one worker", low=0.0, high=RATE_MAX
     )
+    slots: int = key(
+        "samples that one generates at once; 0: as many as make its trajectories at t_gen_s each",
+        0,
+        low=0,
+        high=SLOTS_MAX,
+    )
     usd_per_h: float = key("of one worker", 0.0, low=0.0, high=USD_MAX)
     uplink_mbps: float = key("Mbit/s", 100.0, above=0.0, high=MBPS_MAX)
     downlink_mbps: float = key("Mbit/s", 1000.0, above=0.0, high=MBPS_MAX)
@@ -154,6 +161,9 @@ class FleetPolicyTable(Table):
     )
     t_gen_s: float = key(
         "seconds that a trajectory takes, lease to result", 0.0, low=0.0, high=SECONDS_MAX
+    )
+    move_stragglers: bool = key(
+        "samples that their group waits for go on at faster workers, with their tokens", True
     )
     no_variance: float = key(
         "share of the groups that are thrown away because all their rewards are the same",
@@ -205,6 +215,12 @@ class SimulateTable(Table):
     gen_sigma: float = key(
         "long tail of generation times (of the logarithm)", 0.5, low=0.0, high=2.0
     )
+    prompt_share: float = key(
+        "share of the variance of that which is the prompt's: its samples are all long, or all short",
+        0.0,
+        low=0.0,
+        high=1.0,
+    )
     train_sigma: float = key("spread of train steps (of the logarithm)", 0.05, low=0.0, high=1.0)
     rng_seed: int = key("of everything that is drawn", 0, low=0)
 
@@ -240,8 +256,8 @@ class FleetSpec:
             raise OperatorFault(f"fleet.count: expected at most {WORKERS_MAX} workers in all")
 
     def slots(self, kind: WorkersTable) -> int:
-        """Of one worker: as many as make what it makes, at t_gen_s each."""
-        return max(1, round(kind.trajectories_per_h / 3600.0 * self.policy.t_gen_s))
+        """Of one worker: as many as make what it makes, at t_gen_s each, if the file does not say."""
+        return kind.slots or max(1, round(kind.trajectories_per_h / 3600.0 * self.policy.t_gen_s))
 
 
 def is_fleet(path: Path) -> bool:

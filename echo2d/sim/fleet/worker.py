@@ -1,12 +1,12 @@
 """One worker of a simulated fleet: its leases, how long each sample takes, and when it stops for a version.
 
-A sample takes slots/mu seconds on average, with a long tail; a pause moves the end of all that are under way. What a
-sample was written by is told in two tokens, the first by the version it began under, the second by the one it ended
-under. Not here: whether it gets leases, and what becomes of its results.
+A sample has TOKENS_MEAN tokens and takes slots/mu seconds on average, with a long tail; a pause moves the end of all
+that are under way. All its tokens but the last count as written by the version it began under, the last one by that it
+ended under. Not here: whether it gets leases, and what becomes of its results.
 """
 
 import math
-import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -15,28 +15,34 @@ from echo2d.core.cluster.membership import Peer
 from echo2d.core.protocol.control_messages import (
     HeldLease,
     LeaseGranted,
+    LeaseProgress,
+    SampleDelta,
     SampleFinished,
     VersionKey,
     VersionSpan,
 )
 from echo2d.core.protocol.trajectory import pack_logprobs, pack_tokens
+from echo2d.core.rollouts.leases import Lease
 from echo2d.sim.fleet.spec import WorkersTable
 
-TOKENS_MAX = 2
+TOKENS_MEAN = 16  # few, so that they cost nothing; enough to tell a long sample from a short one
+TOKENS_MAX = 4096
 STOP = 1
-_TOKENS = {1: pack_tokens([STOP]), TOKENS_MAX: pack_tokens([2, STOP])}
-_LOGPROBS = {count: pack_logprobs([-1.0] * count) for count in (1, TOKENS_MAX)}
 
 
 @dataclass(slots=True)
 class FleetSample:
-    """One that is generated. due: unless the box pauses more than it had (`paused_s`) when that was reckoned."""
+    """One that is generated. due: unless the box pauses more than it had (`paused_s`) when that was reckoned. tokens:
+    that this attempt writes, token_s seconds each.
+    """
 
     lease: HeldLease
     sample: int
     began: VersionKey
     due: float
     paused_s: float
+    tokens: int
+    token_s: float
 
 
 @dataclass(slots=True)
@@ -68,19 +74,52 @@ class FleetWorker:
         return self.peer.slots * 3600.0 / per_h if per_h else math.inf
 
     def begin(
-        self, granted: LeaseGranted, chance: random.Random, sigma: float, now: float
+        self, granted: LeaseGranted, works: Sequence[float], extra_s: float, now: float
     ) -> list[FleetSample]:
-        """The samples of a lease, all at once: batches run together."""
+        """The samples of a lease, all at once: batches run together.
+
+        works: how long each sample is, over the mean. extra_s: before the first token.
+        """
         key, serving = HeldLease(granted.lease, granted.attempt), self.peer.serving
         assert serving is not None
         begun = []
-        start = max(now, self.paused_until)
-        for sample in granted.samples:
-            takes_s = self.sample_s * chance.lognormvariate(-sigma * sigma / 2, sigma)
-            one = FleetSample(key, sample, serving, start + takes_s, self.paused_s)
+        start = max(now, self.paused_until) + extra_s
+        for sample, work in zip(granted.samples, works, strict=True):
+            whole = length_of(work)
+            tokens = max(1, whole - granted.written)
+            takes_s = self.sample_s * work * tokens / whole
+            one = FleetSample(
+                key, sample, serving, start + takes_s, self.paused_s, tokens, takes_s / tokens
+            )
             self.samples[key, sample] = one
             begun.append(one)
         return begun
+
+    def written(self, lease: Lease, now: float) -> dict[int, int]:
+        """The tokens that each open sample of a lease has by now; the last one comes with the result."""
+        found = {}
+        for number in lease.samples:
+            if (sample := self.samples.get((lease.key, number))) is not None:
+                left_s = sample.due + self.paused_s - sample.paused_s - now
+                left = max(1, math.ceil(left_s / sample.token_s))
+                found[number] = max(0, sample.tokens - left)
+        return found
+
+    def progress(self, lease: Lease, now: float) -> LeaseProgress:
+        """All that it has written for a lease."""
+        ended = self.peer.serving
+        assert ended is not None
+        deltas = tuple(
+            SampleDelta(
+                number,
+                _tokens(count + 1)[: 4 * count],
+                _logprobs(count),
+                _spans(self.samples[lease.key, number].began, ended, count),
+            )
+            for number, count in self.written(lease, now).items()
+            if count
+        )
+        return LeaseProgress(lease.key.lease, lease.key.attempt, deltas)
 
     def moved(self, sample: FleetSample) -> bool:
         """Whether a pause has moved its end meanwhile; then `due` is the new one."""
@@ -101,15 +140,14 @@ class FleetWorker:
         del self.samples[sample.lease, sample.sample]
         ended = self.peer.serving
         assert ended is not None
-        spans = _spans(sample.began, ended)
-        lease, count = sample.lease, len(spans)
+        lease, count = sample.lease, sample.tokens
         return SampleFinished(
             lease.lease,
             lease.attempt,
             sample.sample,
-            _TOKENS[count],
-            _LOGPROBS[count],
-            spans,
+            _tokens(count),
+            _logprobs(count),
+            _spans(sample.began, ended, count),
             "stop",
         )
 
@@ -125,8 +163,26 @@ class FleetWorker:
             self.active_since = now
 
 
-@lru_cache(maxsize=64)
-def _spans(began: VersionKey, ended: VersionKey) -> tuple[VersionSpan, ...]:
-    """A token of each."""
-    keys = (began,) if ended == began else (began, ended)
-    return tuple(VersionSpan(at, at + 1, key.version, key.digest) for at, key in enumerate(keys))
+def length_of(work: float) -> int:
+    """The tokens of a sample that is so long, over the mean."""
+    return max(1, min(TOKENS_MAX, round(work * TOKENS_MEAN)))
+
+
+@lru_cache(maxsize=1024)
+def _tokens(count: int) -> bytes:
+    return pack_tokens([2] * (count - 1) + [STOP])
+
+
+@lru_cache(maxsize=1024)
+def _logprobs(count: int) -> bytes:
+    return pack_logprobs([-1.0] * count)
+
+
+@lru_cache(maxsize=1024)
+def _spans(began: VersionKey, ended: VersionKey, count: int) -> tuple[VersionSpan, ...]:
+    """So many tokens, the last one by `ended`; a single one is as old as it can be."""
+    first = count - 1 if ended != began and count > 1 else count
+    parts = [(began, 0, first), (ended, first, count)]
+    return tuple(
+        VersionSpan(at, end, key.version, key.digest) for key, at, end in parts if at < end
+    )

@@ -8,17 +8,20 @@ like others of their kind, and cost nothing. The same rng_seed gives the same ru
 (`worker`), how a version reaches them (`versions`), frames and faults on the way (`world`, `run/world`).
 """
 
+import math
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
+from echo2d.core.base.bounded_dict import keep_newest
 from echo2d.core.base.ids import GroupId, PeerId, PublishSeq, RunId, SessionId
 from echo2d.core.capacity.demand import Assumptions, Candidate, CapacityPlanner, CapacityRules
+from echo2d.core.capacity.estimators import quantile
 from echo2d.core.capacity.measurements import Measurements
 from echo2d.core.capacity.model import Demand, mu_min
 from echo2d.core.capacity.prices import Price
-from echo2d.core.cluster.events import PeerConnected, Persist, Send, StopRun
+from echo2d.core.cluster.events import Note, PeerConnected, Persist, Send, StopRun
 from echo2d.core.cluster.membership import PEERS_MAX, Membership
 from echo2d.core.cluster.rules import RunRules, TaskRules
 from echo2d.core.cluster.statistics import Statistics
@@ -33,10 +36,19 @@ from echo2d.core.protocol.control_messages import (
     ToPeer,
 )
 from echo2d.core.protocol.trajectory import pack_tokens
-from echo2d.core.rollouts.events import DrawPrompt, PromptDrawn, SampleScored, ScoreSample
+from echo2d.core.rollouts.events import (
+    DrawPrompt,
+    GroupDropped,
+    LeaseGiven,
+    PromptDrawn,
+    PromptTaken,
+    SampleScored,
+    ScoreSample,
+)
 from echo2d.core.rollouts.groups import Groups
 from echo2d.core.rollouts.scheduler import LeaseScheduler
 from echo2d.core.rollouts.staleness import PREFETCH_STEPS, Staleness
+from echo2d.core.rollouts.stragglers import JUDGED_SHARE
 from echo2d.errors import OperatorFault
 from echo2d.sim.fleet.forecast import Ablation
 from echo2d.sim.fleet.learner import FleetLearner
@@ -50,6 +62,8 @@ ADVANCE_S_MAX = 1.0  # ... and never longer
 SILENCE_S = 15.0  # until a worker that left without a word is given up, as in a run
 FOREVER_S = 1e12
 WARM_STEPS = 2  # times S + 1: steps before the bubble counts
+GROUP_QUANTILES = {"p50": 0.5, "p95": 0.95}
+WORKS_MAX = 1 << 17  # samples whose length is remembered
 CHECK_EVERY = 2000  # grants between two checks of the machines
 _PROMPT = pack_tokens([2])
 
@@ -72,6 +86,7 @@ class FleetWorld:
         self._rules = RunRules(
             RunId("fleet"), learner.staleness_max, kappa, learner.trajectories_per_step, self._simulate.group_size,
             (task,), 8, "drop", True, "auto", 1, lease_silence_s=FOREVER_S, heartbeat_s=FOREVER_S,
+            move_stragglers=fleet.policy.move_stragglers,
         )  # fmt: skip
         nothing = Recovered.nothing()
         self.measurements = Measurements(self._simulate.group_size)
@@ -114,6 +129,13 @@ class FleetWorld:
         )
         self._advancing = False
         self._advances = 0
+        self._told_at = 0.0
+        # When each open group began, and how long the others took, from their first lease until they were whole.
+        self._begun: dict[GroupId, float] = {}
+        self.group_s: list[float] = []
+        self._moved = 0
+        # By sample, how long it is, over the mean.
+        self._works: dict[tuple[GroupId, int], float] = {}
         self._settle_at = 0.0
         self.demands: list[tuple[float | None, float]] = []  # mu_min and mu_pool at each publish
 
@@ -297,16 +319,30 @@ class FleetWorld:
     def _grant(self) -> bool:
         """Whether prompts were drawn."""
         self._perform(self.groups.age(now=self._clock.now))
+        self._move_stragglers()
         self._perform(self._scheduler.fill(now=self._clock.now))
         return self._perform(self.groups.draw_ahead(self._scheduler.slots))
+
+    def _move_stragglers(self) -> None:
+        """In a run workers tell every two seconds how far they are; here, before somebody asks."""
+        now = self._clock.now
+        if now >= self._told_at + JUDGED_SHARE * self._fleet.policy.t_gen_s:
+            self._told_at = now
+            for _, lease, _ in self.groups.stragglers.waited_for():
+                lease.longest.update(self.boxes[lease.worker].written(lease, now))
+        if moves := self.groups.late_moves(now=now):
+            for lease, _ in moves:
+                box = self.boxes[lease.worker]
+                self.groups.progressed(box.peer, box.progress(lease, now), now=now)
+            self._perform(self.groups.move(moves, now=now))
 
     def _perform(self, actions: Iterable[CoordinatorAction]) -> bool:
         """Whether prompts were drawn."""
         drawn = False
         for action in actions:
             match action:
-                case Persist():  # first, for it is half of them
-                    pass
+                case Persist(record):  # first, for it is half of them
+                    self._notes(record)
                 case Send(session, message):
                     self._hears(session, message)
                 case ScoreSample(group, sample):
@@ -315,11 +351,22 @@ class FleetWorld:
                 case DrawPrompt(cursor):
                     self.groups.prompt_drawn(PromptDrawn(cursor, _PROMPT))
                     drawn = True
+                case Note("buffered", _, group) if group is not None:
+                    self.group_s.append(self._clock.now - self._begun.pop(group))
                 case StopRun(reason):
                     raise AssertionError(reason)
                 case _:
                     pass
         return drawn
+
+    def _notes(self, record: object) -> None:
+        """When a group begins, and what moves."""
+        if isinstance(record, PromptTaken):
+            self._begun[record.group] = self._clock.now
+        elif isinstance(record, GroupDropped):
+            self._begun.pop(record.group, None)
+        elif isinstance(record, LeaseGiven):
+            self._moved += record.base.length > 0
 
     def _is_flat(self, group: GroupId) -> bool:
         """Whether all rewards of this group are the same, so that it is thrown away."""
@@ -332,12 +379,29 @@ class FleetWorld:
         if isinstance(message, LeaseGranted):
             box = self._box(session)
             assert box is not None
-            for sample in box.begin(
-                message, self._chance, self._simulate.gen_sigma, self._clock.now
-            ):
+            works = [self._work(message, sample) for sample in message.samples]
+            extra_s = self._fleet.policy.recompute_s if message.written else 0.0
+            for sample in box.begin(message, works, extra_s, self._clock.now):
                 self._clock.at(sample.due, self._finished, box, sample)
         elif isinstance(message, LeaseCancelled) and (box := self._box(session)) is not None:
             box.cancel(HeldLease(message.lease, message.attempt))
+
+    def _work(self, granted: LeaseGranted, sample: int) -> float:
+        """How long this sample is, over the mean; one that goes on is as long as it was."""
+        key = granted.group, sample
+        if granted.written and key in self._works:
+            return self._works[key]
+        simulate = self._simulate
+        sigma = simulate.gen_sigma
+        of_prompt = sigma * math.sqrt(simulate.prompt_share)
+        of_sample = sigma * math.sqrt(1.0 - simulate.prompt_share)
+        work = self._chance.lognormvariate(-(sigma**2) / 2, of_sample)
+        if of_prompt:
+            drawn_by = f"{simulate.rng_seed} length of {granted.group}"
+            work *= math.exp(random.Random(drawn_by).gauss(0.0, of_prompt))
+        self._works[key] = work
+        keep_newest(self._works, WORKS_MAX)
+        return work
 
     def _box(self, session: SessionId) -> FleetWorker | None:
         peer = self.members.of_session(session)
@@ -398,6 +462,10 @@ class FleetWorld:
                 "trained": self.statistics.trajectories_trained,
                 "dropped": self.statistics.trajectories_dropped,
             },
+            "group_s": {
+                name: quantile(self.group_s, share) for name, share in GROUP_QUANTILES.items()
+            },
+            "samples_moved": self._moved,
             "egress_gb": self.spreading.egress_gb,
             "seed_copies": self.spreading.copies_each,
             "seed_usd": self.spreading.seed_usd,

@@ -388,7 +388,7 @@ def test_a_partial_that_is_too_old_is_forgotten() -> None:
                 for at, version in enumerate(versions)
             )
             group.partials[sample] = Waiting(
-                Partial(b"1234" * len(versions), b"", written), until=30.0
+                Partial(b"1234" * len(versions), b"", written), until=30.0, since=0.0
             )
         assert partials.forget([group], now=29.0) == 30.0
         assert sorted(group.partials) == left
