@@ -340,9 +340,10 @@ class LearnerCalls:
             actions += [_error(each, "ended", detail) for each in self._waiting]
             self._waiting.clear()
         waits = self.waits
-        self._statistics.learner_waits(
-            waits=waits, lacks_rewards=waits and self._groups.lack_only_rewards(self.missing)
+        lacks_rewards = (
+            waits and self._groups.unscored > 0 and self._groups.lack_only_rewards(self.missing)
         )
+        self._statistics.learner_waits(waits=waits, lacks_rewards=lacks_rewards)
         return actions
 
     # --- inside

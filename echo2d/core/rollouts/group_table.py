@@ -122,6 +122,8 @@ class GroupTable:
         self._owners: dict[HeldLease, OpenGroup] = {}
         # The groups with waiting samples.
         self._waiting: set[GroupId] = set()
+        # The groups whose results are all there.
+        self._whole: set[GroupId] = set()
 
     def __iter__(self) -> Iterator[OpenGroup]:
         """In the order of admission. The table may change during the iteration."""
@@ -133,6 +135,11 @@ class GroupTable:
     def waiting(self) -> list[OpenGroup]:
         """The groups with waiting samples, in the order of admission: group ids grow."""
         return [self._groups[group] for group in sorted(self._waiting)]
+
+    @property
+    def whole(self) -> int:
+        """The number of groups whose results are all there."""
+        return len(self._whole)
 
     def get(self, group: GroupId) -> OpenGroup | None:
         return self._groups.get(group)
@@ -171,6 +178,7 @@ class GroupTable:
         del self._groups[group.group]
         self.by_task[group.task.name] -= 1
         self._waiting.discard(group.group)
+        self._whole.discard(group.group)
         for key in group.given:
             del self._owners[key]
         for lease in group.running.values():
@@ -307,8 +315,10 @@ class GroupTable:
         return None
 
     def _note(self, group: OpenGroup) -> None:
-        """The waiting samples of this group have changed."""
+        """The waiting or the kept samples of this group have changed."""
         (self._waiting.add if group.waiting else self._waiting.discard)(group.group)
+        whole = len(group.kept) + len(group.left_out) == self._size
+        (self._whole.add if whole else self._whole.discard)(group.group)
 
     def check(self) -> None:
         running: dict[HeldLease, Lease] = {}
@@ -323,6 +333,11 @@ class GroupTable:
         assert list(self._groups) == sorted(self._groups)
         assert +self.by_task == Counter(group.task.name for group in self._groups.values())
         assert self._waiting == {group.group for group in self._groups.values() if group.waiting}
+        assert self._whole == {
+            number
+            for number, group in self._groups.items()
+            if not group.waiting and not group.running
+        }
         assert running == {lease.key: lease for lease in self._leases}
         assert self._owners == {
             key: group for group in self._groups.values() for key in group.given

@@ -186,7 +186,7 @@ class Groups:
     @property
     def unscored(self) -> int:
         """The number of groups whose results are all there, and that wait for rewards only."""
-        whole = sum(map(self._is_whole, self._groups))
+        whole = self._groups.whole
         # Those that wait for a verdict may have all their rewards.
         return whole if self._audits is None else max(0, whole - self._audits.waiting.groups)
 
