@@ -55,6 +55,9 @@ class CatchUps:
     def __iter__(self) -> Iterator[Transmission]:
         return iter(self._policy)
 
+    def __len__(self) -> int:
+        return len(self._policy)
+
     def apart(self, peer: PeerId) -> bool:
         """Whether the peer takes a catch-up instead of `main`, or waits for one."""
         return self._policy.apart(peer)

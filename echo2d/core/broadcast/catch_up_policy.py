@@ -119,6 +119,9 @@ class CatchUpPolicy:
     def __iter__(self) -> Iterator[Transmission]:
         return iter(self._transmissions.values())
 
+    def __len__(self) -> int:
+        return len(self._transmissions)
+
     def apart(self, peer: PeerId) -> bool:
         """Whether the peer takes a catch-up, or waits for one."""
         return peer in self._takes or peer in self._waiting

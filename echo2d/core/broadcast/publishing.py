@@ -205,7 +205,10 @@ class Publishing:
         if now >= self._learn_at():
             assert self.spreading is not None
             actions += self._learn(self.spreading)
-        return [*actions, *self._free_disk(), *self._catch_ups.end_idle(self.spreading)]
+        actions += self._free_disk()
+        if self._catch_ups:
+            actions += self._catch_ups.end_idle(self.spreading)
+        return actions
 
     def tell_on(self, *, now: float) -> list[BroadcastAction]:
         """Send the new plan to the next few peers."""
@@ -519,8 +522,10 @@ class Publishing:
         main = self.spreading
         records = (self._waiting, *(() if main is None else (main.record, main.base)))
         needed = [each.path for each in records if each is not None]
-        freed = self._catch_ups.free(main, needed)
-        needed += self._catch_ups.paths()
+        freed: list[BroadcastAction] = []
+        if self._catch_ups:
+            freed = self._catch_ups.free(main, needed)
+            needed += self._catch_ups.paths()
         bases = BASES_MAX if self._rules.delta else 0
         return [
             *freed,

@@ -208,6 +208,8 @@ class CoordinatorState:
             self._calls,
             self._statistics,
         )
+        self._wake_at: float | None = None
+        self._knows_wake_at = False
         # Whether groups of held-out rows, from before a restart, are dropped.
         self._held_out_known = False
         self._start: tuple[float, Sequence[CoordinatorAction]] | None = (
@@ -224,11 +226,18 @@ class CoordinatorState:
             self._start = None
         actions += self._route(event, now)
         if self._is_mere_sign_of_life(event, actions):
+            # It only moves deadlines later, so that none is due before the known time.
             return actions
+        self._knows_wake_at = False
         return [*actions, *self._advance(now)]
 
     def wake_at(self) -> float | None:
-        """When `DeadlinePassed` is due; None: not before another event."""
+        """When `DeadlinePassed` is due, or sooner; None: not before another event."""
+        if not self._knows_wake_at:
+            self._wake_at, self._knows_wake_at = self._earliest_deadline(), True
+        return self._wake_at
+
+    def _earliest_deadline(self) -> float | None:
         if self._start is not None:
             return self._start[0]
         parts = (
@@ -504,6 +513,9 @@ class CoordinatorState:
         self, message: LeaseProgress | SampleFinished | LeaseFailed
     ) -> Groups | GatewayCalls | Evaluations:
         key = HeldLease(message.lease, message.attempt)
+        # First the usual case: a lease of the run that has not ended.
+        if self._groups.leases.get(key) is not None:
+            return self._groups
         if self._gateway.owns(key):
             return self._gateway
         return self._evaluations if self._evaluations.owns(key) else self._groups

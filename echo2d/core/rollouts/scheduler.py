@@ -119,6 +119,8 @@ class LeaseScheduler:
         """Grant what can be granted, kind by kind."""
         self.refresh(now=now)
         actions: list[RolloutAction] = []
+        if not self._ranking.free:
+            return actions
         for kind in sorted(self._kinds, key=lambda kind: kind.priority(now=now)):
             actions += self._fill(kind, now)
         return actions
@@ -131,14 +133,18 @@ class LeaseScheduler:
     def refresh(self, *, now: float) -> None:
         """Take note of the workers and loads that have changed."""
         self._ranking.rested(now=now)
-        run, *_ = tables = [kind.leases for kind in self._kinds]
-        for worker in self._members.changed.union(*(table.changed for table in tables)):
+        tables = [kind.leases for kind in self._kinds]
+        all_changed = [self._members.changed, *[table.changed for table in tables]]
+        run, workers = tables[0], set[PeerId]().union(*all_changed)
+        if not workers:
+            return
+        for worker in workers:
             peer, load = self._members.get(worker), run.load(worker)
             self._ranking.refresh(worker, peer, load, self._reserved(worker))
             if peer is not None and peer.kind == "worker":
                 measurements = self._statistics.measurements
                 measurements.holds(worker, peer.slots, load, now=self._statistics.now)
-        for changed in (self._members.changed, *(table.changed for table in tables)):
+        for changed in all_changed:
             changed.clear()
 
     # --- inside
