@@ -101,7 +101,7 @@ def _mixed(result: SampleFinished) -> SampleFinished:
     if not span.version:
         return result
     old = version_key(span.version - 1)
-    spans = (VersionSpan(0, 1, old.version, old.digest), replace(span, start=1))
+    spans = (VersionSpan(0, 1, old.version, old.digest), span._replace(start=1))
     return replace(result, spans=spans)
 
 

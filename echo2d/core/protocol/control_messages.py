@@ -77,8 +77,7 @@ class VersionKey(NamedTuple):
     digest: Digest
 
 
-@dataclass(frozen=True, slots=True)
-class VersionSpan:
+class VersionSpan(NamedTuple):
     """This version wrote output tokens [start, end) of a sample, as the engine reported (I2)."""
 
     start: int

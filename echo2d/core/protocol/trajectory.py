@@ -8,7 +8,8 @@ their digest.
 
 import math
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 import msgpack
 import numpy as np
@@ -32,8 +33,7 @@ Tokens = NDArray[np.int32]
 Logprobs = NDArray[np.float32]
 
 
-@dataclass(frozen=True, slots=True)
-class AuthoredSpan:
+class AuthoredSpan(NamedTuple):
     """Worker `author` wrote output tokens [start, end) with this version."""
 
     start: int
@@ -48,12 +48,12 @@ class AuthoredSpan:
 
     def continues(self, span: "AuthoredSpan") -> bool:
         """Whether the same worker wrote both with the same version."""
-        return (self.author, self.version, self.digest) == (span.author, span.version, span.digest)
+        return self[2:] == span[2:]
 
 
 def authored(spans: Iterable[VersionSpan], author: PeerId) -> tuple[AuthoredSpan, ...]:
     """These spans of a worker's message, with its name."""
-    return tuple([AuthoredSpan(s.start, s.end, s.version, s.digest, author) for s in spans])
+    return tuple([AuthoredSpan(*span, author) for span in spans])
 
 
 def version_spans(spans: Iterable[AuthoredSpan]) -> tuple[VersionSpan, ...]:
@@ -221,16 +221,14 @@ class Partial:
             start = span.start + shift
             if joined and joined[-1].continues(span):
                 start = joined.pop().start
-            joined.append(
-                AuthoredSpan(start, span.end + shift, span.version, span.digest, span.author)
-            )
+            joined.append(AuthoredSpan(start, span.end + shift, *span[2:]))
         return Partial(self.tokens + tokens, self.logprobs + logprobs, tuple(joined))
 
     def first(self, length: int) -> "Partial":
         """The first `length` tokens, or all if there are fewer."""
         if self.length <= length:
             return self
-        spans = (replace(s, end=min(s.end, length)) for s in self.spans if s.start < length)
+        spans = (s._replace(end=min(s.end, length)) for s in self.spans if s.start < length)
         return Partial(self.tokens[: 4 * length], self.logprobs[: 4 * length], tuple(spans))
 
 

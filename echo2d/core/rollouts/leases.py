@@ -200,11 +200,12 @@ class LeaseTable:
         If there is no room for it, it counts as not known until the worker reports it from its
         first token.
         """
-        self._forget(lease, sample)
-        if output is not None and self._gathered_bytes + _size(output) > GATHERED_BYTES_MAX:
-            output = None
+        size = _size(output)
+        self._gathered_bytes -= _size(lease.outputs.get(sample))
+        if self._gathered_bytes + size > GATHERED_BYTES_MAX:
+            output, size = None, 0
         lease.outputs[sample] = output
-        self._gathered_bytes += _size(output)
+        self._gathered_bytes += size
 
     def answer(self, lease: Lease, sample: int) -> bool:
         """Take a sample out of this lease; returns whether the lease ended with it."""

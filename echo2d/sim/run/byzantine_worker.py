@@ -31,11 +31,11 @@ def forged(result: SampleFinished, chance: random.Random) -> SampleFinished:
     """Return a result that the coordinator can recognise as wrong."""
     count, first, last = len(result.tokens) // 4, result.spans[0], result.spans[-1]
     lies = [
-        replace(result, spans=(*result.spans[:-1], replace(last, end=last.end + 1))),
-        replace(result, spans=(replace(first, start=1), *result.spans[1:])),
-        replace(result, spans=(replace(first, digest=FORGED), *result.spans[1:])),
+        replace(result, spans=(*result.spans[:-1], last._replace(end=last.end + 1))),
+        replace(result, spans=(first._replace(start=1), *result.spans[1:])),
+        replace(result, spans=(first._replace(digest=FORGED), *result.spans[1:])),
         replace(
-            result, spans=(*result.spans[:-1], replace(last, version=Version(last.version + 1)))
+            result, spans=(*result.spans[:-1], last._replace(version=Version(last.version + 1)))
         ),
         replace(result, spans=()),
         replace(
@@ -63,9 +63,9 @@ def forged_progress(progress: LeaseProgress, chance: random.Random) -> LeaseProg
     first, last = delta.spans[0], delta.spans[-1]
     count = last.end - first.start
     lies = [
-        replace(delta, spans=(*delta.spans[:-1], replace(last, end=last.end + 1))),
-        replace(delta, spans=(replace(first, start=first.start + 1), *delta.spans[1:])),
-        replace(delta, spans=(replace(first, digest=FORGED), *delta.spans[1:])),
+        replace(delta, spans=(*delta.spans[:-1], last._replace(end=last.end + 1))),
+        replace(delta, spans=(first._replace(start=first.start + 1), *delta.spans[1:])),
+        replace(delta, spans=(first._replace(digest=FORGED), *delta.spans[1:])),
         replace(delta, spans=()),
         replace(delta, logprobs=pack_logprobs([float("nan")] * count)),
         replace(delta, logprobs=b""),

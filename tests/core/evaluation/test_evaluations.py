@@ -154,7 +154,7 @@ def test_an_answer_of_which_another_version_wrote_a_part_does_not_count() -> Non
     (key, sample), *_ = open_evaluation(world)
     mixed = worker.finish(key, sample)
     old = version_key(1)
-    spans = (VersionSpan(0, 1, old.version, old.digest), replace(mixed.spans[0], start=1))
+    spans = (VersionSpan(0, 1, old.version, old.digest), mixed.spans[0]._replace(start=1))
     actions = world.say(worker, replace(mixed, spans=spans))
     assert [each.kind for each in actions if isinstance(each, Note)] == ["result"]
     worker.forget(key)

@@ -95,7 +95,7 @@ LIES: dict[str, tuple[Lie, str]] = {
     "half-a-token": (lambda said: replace(said, tokens=said.tokens + b"x"), "bytes"),
     "no-spans": (lambda said: replace(said, spans=()), "spans"),
     "other-version": (
-        lambda said: replace(said, spans=(replace(said.spans[0], digest=NOWHERE),)),
+        lambda said: replace(said, spans=(said.spans[0]._replace(digest=NOWHERE),)),
         "version 0",
     ),
     "never-given": (lambda said: replace(said, lease=LeaseId(1 << 62)), "no such lease"),
