@@ -36,6 +36,7 @@ never decompressed.
 import base64
 import hashlib
 import io
+import json
 import logging
 import re
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
@@ -76,6 +77,7 @@ from echo2d.net.gateway.errors import error_response
 from echo2d.net.gateway.routes import GATEWAY_PATHS, mount
 from echo2d.net.gateway.routes import GatewayBackend as Gateway
 from echo2d.net.http.admission import DOOR, ConnectionAdmission, admit
+from echo2d.net.http.costly_answer import CostlyAnswer
 from echo2d.net.http.host_names import known_names
 from echo2d.net.http.json_fields import (
     Handler,
@@ -211,6 +213,8 @@ class Api:
 
     def __init__(self, backend: LearnerBackend) -> None:
         self._backend = backend
+        self._status = CostlyAnswer(lambda: json.dumps(backend.status()).encode())
+        self._metrics = CostlyAnswer(backend.metrics)
 
     def allow(self, roles: frozenset[Role], handler: Handler) -> Handler:
         """Wrap the handler so that it serves callers of these roles only."""
@@ -330,12 +334,10 @@ class Api:
 
     # aiohttp passes the request to every handler.
     async def status(self, request: web.Request) -> web.Response:  # noqa: ARG002
-        return web.json_response(self._backend.status())
+        return web.Response(body=self._status.get(), content_type="application/json")
 
     async def metrics(self, request: web.Request) -> web.Response:  # noqa: ARG002
-        return web.Response(
-            body=self._backend.metrics(), content_type="text/plain", charset="utf-8"
-        )
+        return web.Response(body=self._metrics.get(), content_type="text/plain", charset="utf-8")
 
     async def _fence(self, epoch: Epoch) -> None:
         """Check the epoch before any bytes are read.
