@@ -182,7 +182,9 @@ def test_a_seed_that_pays_for_its_bytes_sends_each_version_once_and_the_learner_
         def look(loop: SimulatedRun = loop, sent: list[float] = sent) -> None:
             transmission = loop.coordinator.state._publishing.spreading
             assert transmission is not None
-            assert transmission.plan is not None
+            if transmission.plan is None:  # it is not encoded yet
+                loop._clock.after(1.0, look)
+                return
             sent.append(max(stripe.spare for stripe in transmission.plan.stripes))
 
         for period in range(1, SETTLED):

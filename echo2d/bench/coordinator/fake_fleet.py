@@ -156,6 +156,7 @@ class FakeWorker:
         self._waiting: deque[tuple[_Lease, int]] = deque()  # samples for which there is no slot yet
         self._empty_since: deque[float] = deque()  # slots that a result has freed
         self._left = False
+        self._reports = False  # whether the next report is planned
         self._young = True  # until its first samples are given
 
     @property
@@ -233,7 +234,9 @@ class FakeWorker:
                 self._meter.filled(time.monotonic() - self._empty_since.popleft())
             self._waiting.append((lease, sample))
         self._fill()
-        self._loop.call_later(PROGRESS_S, self._report, lease)
+        if not self._reports:
+            self._reports = True
+            self._loop.call_later(PROGRESS_S, self._report)
 
     def _fill(self) -> None:
         """Generate what waits, slot by slot."""
@@ -254,12 +257,15 @@ class FakeWorker:
         output = self._outputs[number % VARIANTS]
         return _Sample(number, output, started_at, started_at + seconds, [(0, self._serving)])
 
-    def _report(self, lease: _Lease) -> None:
-        if self._leases.get(lease.key) is lease:
-            now = self._loop.time()
+    def _report(self) -> None:
+        """Report all leases together, as a worker does."""
+        now = self._loop.time()
+        for lease in self._leases.values():
             deltas = tuple(self._delta(sample, now) for sample in lease.samples.values())
             self._send(LeaseProgress(lease.key.lease, lease.key.attempt, deltas))
-            self._loop.call_later(PROGRESS_S, self._report, lease)
+        self._reports = bool(self._leases)
+        if self._reports:
+            self._loop.call_later(PROGRESS_S, self._report)
 
     def _delta(self, sample: _Sample, now: float) -> SampleDelta:
         start, end = sample.reported, sample.written(self._script.tokens, now)

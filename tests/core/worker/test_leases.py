@@ -160,6 +160,15 @@ def test_progress_tells_new_tokens_every_two_seconds(leases: WorkerLeases) -> No
     ]
 
 
+def test_leases_are_reported_together(leases: WorkerLeases) -> None:
+    leases.granted(a_lease(1), V1, now=0.0)
+    leases.granted(a_lease(2), V1, now=1.5)
+    for report_at in (PROGRESS_S, 2 * PROGRESS_S):
+        assert leases.wake_at() == report_at
+        told = sent(leases.report(now=report_at), LeaseProgress)
+        assert told == [LeaseProgress(LeaseId(1), 1, ()), LeaseProgress(LeaseId(2), 1, ())]
+
+
 def test_a_stuck_engine_does_not_keep_its_lease(leases: WorkerLeases) -> None:
     leases.granted(a_lease(), V1, now=0.0)
     leases.progressed(output(1), LABELS, now=50.0)
