@@ -167,7 +167,12 @@ def plan_again(
         return None
     if not all(_like(facts, now[facts.peer]) for facts in last.peers):
         return None
-    moved = tuple(replace(facts, address=now[facts.peer].address) for facts in last.peers)
+    moved = tuple(
+        facts
+        if facts.address == now[facts.peer].address
+        else replace(facts, address=now[facts.peer].address)
+        for facts in last.peers
+    )
     return _plan(plan_id, job, last.shape, moved, last.stripes)
 
 
