@@ -26,6 +26,9 @@ class Price:
         return None if self.trajectories_per_h is None else self.trajectories_per_h / 3600.0
 
 
+FREE = Price()
+
+
 @dataclass(frozen=True, slots=True)
 class NamedPrice:
     """Of the workers whose names match: `spot-*`."""
@@ -37,4 +40,6 @@ class NamedPrice:
 def price_of(named: Sequence[NamedPrice], name: str, said_usd_per_h: float | None) -> Price:
     """The first that matches; else what the worker said."""
     found = next((each.price for each in named if fnmatchcase(name, each.workers)), None)
-    return found or Price(usd_per_h=said_usd_per_h or 0.0)
+    if found is not None:
+        return found
+    return Price(usd_per_h=said_usd_per_h) if said_usd_per_h else FREE

@@ -3,12 +3,10 @@
 It reads every part and decides nothing. The process around the machine adds what only it knows.
 """
 
-from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache
 
 from echo2d.core.audit.audits import Audits
-from echo2d.core.base.ids import PeerId
 from echo2d.core.broadcast.publishing import Publishing
 from echo2d.core.broadcast.transmission import Transmission
 from echo2d.core.cluster.events import VersionPublished
@@ -24,7 +22,6 @@ from echo2d.core.evaluation.evaluations import Evaluations
 from echo2d.core.evaluation.json_form import evaluated_json
 from echo2d.core.gateway.calls import GatewayCalls
 from echo2d.core.rollouts.groups import Groups
-from echo2d.core.rollouts.leases import Lease
 from echo2d.core.rollouts.staleness import Staleness
 from echo2d.core.status.schema import (
     AuditStatus,
@@ -187,7 +184,7 @@ def _audit(audits: Audits, members: Membership) -> AuditStatus:
 
 
 class _Workers:
-    """Makes the status of each worker, with the leases sorted by worker once."""
+    """Makes the status of each worker."""
 
     def __init__(
         self,
@@ -199,15 +196,14 @@ class _Workers:
     ) -> None:
         self._audits = audits
         self._versions = versions
-        self._groups = groups
         self._activation_loop = activation_loop
         self._statistics = activation_loop.statistics
         self._now = now
-        self._leases = _by_worker(groups.leases)
+        self._leases = groups.leases
         self._version = cache(_version)  # most workers serve the same few versions
 
     def status(self, peer: Peer) -> WorkerStatus:
-        now, leases = self._now, self._leases.get(peer.peer, [])
+        now, leases = self._now, self._leases.of_worker(peer.peer)
         serving, newest = self._versions.live(peer.serving), self._versions.newest
         value = self._activation_loop.of(peer)
         case = None if self._audits is None else self._audits.cases.get(peer.peer)
@@ -225,8 +221,8 @@ class _Workers:
             slots=peer.slots,
             running=peer.running,
             leases=len(leases),
-            leases_end_s=min((lease.silent_at - now for lease in leases), default=None),
-            leased=self._groups.leases.load(peer.peer),
+            leases_end_s=min([lease.silent_at - now for lease in leases], default=None),
+            leased=self._leases.load(peer.peer),
             serving=self._version(serving),
             lag=None if serving is None or newest is None else newest.version - serving.version,
             accepted=peer.accepted,
@@ -255,13 +251,6 @@ class _Workers:
             learner_k=quality.learner_k,
             learner_z=quality.learner_z,
         )
-
-
-def _by_worker(leases: Iterable[Lease]) -> dict[PeerId, list[Lease]]:
-    found: dict[PeerId, list[Lease]] = {}
-    for lease in leases:
-        found.setdefault(lease.worker, []).append(lease)
-    return found
 
 
 def _broadcast(
