@@ -313,6 +313,8 @@ class CoordinatorProcess:
     def _perform(self, action: CoordinatorAction) -> None:  # noqa: C901 - one line per action
         self._group_log.tell(action)
         match action:
+            case Persist() | Note() | ScoreSample():
+                pass
             case Send(session, message):
                 self.sessions.send(message, session)
             case SendRoot(to, root):
@@ -341,8 +343,6 @@ class CoordinatorProcess:
                     self._audited.put_nowait(action)
             case Convict(worker, reason):
                 self._tasks.create_task(self._convict(worker, reason))
-            case Persist() | Note() | ScoreSample():
-                pass
             case _:
                 assert_never(action)
 

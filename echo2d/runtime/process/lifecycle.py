@@ -36,7 +36,8 @@ EXIT_S_MAX = 5.0
 FILES_MAX = 1 << 16
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 # A full collection after 40 million more objects allocated than freed; Python's default is 70,000.
-GC_THRESHOLDS = (10_000, 20, 200)
+# The second generation has 50,000 of them at most, which stops the loop for some 50 ms.
+GC_THRESHOLDS = (10_000, 5, 800)
 
 log = logging.getLogger("echo2d.runtime")
 

@@ -25,7 +25,8 @@ class OneLine(logging.Formatter):
     """
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
-        record.message = "".join(char if char.isprintable() else " " for char in record.message)
+        if not record.message.isprintable():
+            record.message = "".join(char if char.isprintable() else " " for char in record.message)
         return super().formatMessage(record)
 
 

@@ -23,8 +23,12 @@ class Mailbox(Generic[EventT]):
         return self._queue.qsize()
 
     async def put(self, event: EventT) -> None:
-        if not self._closed:
+        if self._closed:
+            return
+        if self._queue.full():
             await self._queue.put(event)
+        else:
+            self._queue.put_nowait(event)
 
     async def take(self, *, timeout_s: float | None) -> list[EventT]:
         """Wait for events and take up to EVENTS_PER_TURN_MAX of them.
