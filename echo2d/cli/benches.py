@@ -184,7 +184,7 @@ def bench_broadcast(
 @bench.command("coordinator")
 @click.option(
     "--workers",
-    type=click.IntRange(1, 1000),
+    type=click.IntRange(1, 2000),
     default=1000,
     show_default=True,
     help="Number of scripted workers that connect.",

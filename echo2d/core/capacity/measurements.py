@@ -39,7 +39,7 @@ MEMORY_PERIODS = 3.0
 MEMORY_S_MIN = 60.0
 # Pauses remembered of a worker: more than fall into one trajectory.
 STILLS_MAX = 16
-WORKERS_MAX = 1024  # whose work is remembered: as many as there are peers
+WORKERS_MAX = 2048  # whose work is remembered: as many as there are peers
 # After so many trajectories a worker's rate shows how answers change, and no longer its prior.
 EXPERIENCED = 4 * PRIOR_TRAJECTORIES
 # Broadcasts of which is remembered how late they were.

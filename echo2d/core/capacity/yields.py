@@ -21,7 +21,7 @@ from echo2d.core.capacity.estimators import Share
 
 PRIOR = 50.0  # trajectories at the pool's share, before a worker's own record counts as much
 MEMORY = 512.0  # judged trajectories after which a worker's record has lost all but 1/e
-WORKERS_MAX = 1024  # whose record is kept: as many as there are peers
+WORKERS_MAX = 2048  # whose record is kept: as many as there are peers
 
 
 @dataclass(slots=True)

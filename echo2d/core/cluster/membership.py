@@ -42,8 +42,9 @@ from echo2d.core.protocol.peer_handshake import SECRET_BYTES
 HEARTBEATS_MISSED_MAX = 3
 # A peer that is silent for so long is gone. Its leases have gone elsewhere long before.
 GONE_S = 60.0
-# Twice the largest fleet. When there are more, peers that are gone are forgotten.
-PEERS_MAX = 1024
+# A fleet of 2,000 workers and what else is there. When there are more, peers that are gone are
+# forgotten.
+PEERS_MAX = 2048
 # So many changes of session of one peer id within FLIP_WINDOW_S are two daemons with one key.
 FLIPS_MAX = 3
 FLIP_WINDOW_S = 60.0
@@ -290,6 +291,9 @@ class Membership:
 
     def deadlines(self, *, now: float) -> tuple[list[Peer], list[ClusterAction]]:
         """Returns the newly suspected peers, and actions that close sessions of peers now gone."""
+        due_at = self.wake_at()
+        if due_at is None or now < due_at:
+            return [], []
         self._quarantine.release(now=now)
         suspected: list[Peer] = []
         actions: list[ClusterAction] = []

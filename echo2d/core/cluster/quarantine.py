@@ -22,7 +22,7 @@ ALONE_MAX = 2
 QUARANTINE_S = 600.0
 QUARANTINE_S_MAX = 86400.0
 # As many as a run has peers; the peer that was accused longest ago is forgotten.
-ACCUSED_MAX = 1024
+ACCUSED_MAX = 2048
 # Accusers of one peer: its neighbours in a plan.
 ACCUSERS_MAX = 64
 

@@ -15,7 +15,7 @@ from echo2d.core.base.ids import PeerId
 from echo2d.core.protocol.trajectory import TrajectoryRecord, TrajectoryScore
 
 MEMORY = 512  # trajectories after which an old one has lost all but 1/e
-WORKERS_MAX = 1024
+WORKERS_MAX = 2048
 # One trajectory counts as no further off than this, in the mean of z: where the model is nearly
 # certain of every token, the rounding of an honest engine can make z as large as it likes.
 LEARNER_Z_MAX = 10.0

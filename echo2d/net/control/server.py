@@ -54,7 +54,7 @@ from echo2d.net.security.auth import (
 )
 from echo2d.net.security.tls import shows
 
-SESSIONS_MAX = 2048  # sockets of one process, well above the largest fleet
+SESSIONS_MAX = 4096  # sockets of one process, well above the largest fleet
 HELLO_TIMEOUT_S = 10.0
 SILENCE_S_MAX = 60.0  # heartbeats come every few seconds
 SILENCE_GRAIN = 0.1  # a session may be given up sooner by this share of SILENCE_S_MAX

@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
-STRANGERS_MAX = 2048  # 15 KiB each, half a header included
+STRANGERS_MAX = 4096  # 15 KiB each, half a header included
 # All workers of a run (PEERS_MAX) may return at once from behind one NAT.
-STRANGERS_PER_ADDRESS_MAX = 1024
+STRANGERS_PER_ADDRESS_MAX = 2048
 # For the TLS handshake, the first header and all that follows; HELLO_TIMEOUT_S and a busy start fit
 # into it.
 STRANGER_S_MAX = 30.0
