@@ -6,10 +6,10 @@ returns that part's actions.
     learner --> learner_api -------------------------------+--> versions
 
 Every event ends with one `_advance`: requested batches freeze, versions start to spread, and leases
-are granted. Heartbeats and lease progress skip it when nothing waits for them; they are nine of ten
-events. The first event also returns what a restart has to do (groups to score or lease again), so
-`wake_at` is due at once until then. A peer that breaks the protocol raises `PeerFault`, and its
-session is closed. Not here: sockets, disk, time, and every decision.
+are granted. Heartbeats, lease progress, and rewards that complete no group skip it when nothing waits
+for them; they are nine of ten events. The first event also returns what a restart has to do (groups
+to score or lease again), so `wake_at` is due at once until then. A peer that breaks the protocol
+raises `PeerFault`, and its session is closed. Not here: sockets, disk, time, and every decision.
 """
 
 import math
@@ -32,6 +32,7 @@ from echo2d.core.cluster.events import (
     PeerPardoned,
     PeerRevoked,
     PeerSaid,
+    Persist,
     PublishAsked,
     RemovalPlanned,
     Send,
@@ -91,7 +92,13 @@ from echo2d.core.protocol.control_messages import (
     VersionVerified,
     Welcome,
 )
-from echo2d.core.rollouts.events import PromptDrawn, PromptFailed, PromptsEnded, SampleScored
+from echo2d.core.rollouts.events import (
+    PromptDrawn,
+    PromptFailed,
+    PromptsEnded,
+    SampleRewarded,
+    SampleScored,
+)
 from echo2d.core.rollouts.groups import Groups
 from echo2d.core.rollouts.scheduler import LeaseScheduler
 from echo2d.core.rollouts.staleness import Staleness
@@ -208,6 +215,17 @@ class CoordinatorState:
             self._calls,
             self._statistics,
         )
+        self._timed_parts = (
+            self._members,
+            self._reachability,
+            self._groups,
+            self._scheduler,
+            self._publishing,
+            self._activation_loop,
+            *((self._evaluations,) if rules.evals else ()),
+            *(() if rules.gateway is None else (self._gateway,)),
+            *(() if self._audits is None else (self._audits,)),
+        )
         self._wake_at: float | None = None
         self._knows_wake_at = False
         # Whether groups of held-out rows, from before a restart, are dropped.
@@ -225,8 +243,8 @@ class CoordinatorState:
             actions += self._start[1]
             self._start = None
         actions += self._route(event, now)
-        if self._is_mere_sign_of_life(event, actions):
-            # It only moves deadlines later, so that none is due before the known time.
+        if self._is_done_with(event, actions):
+            # Such an event only moves deadlines later, so that none is due before the known time.
             return actions
         self._knows_wake_at = False
         return [*actions, *self._advance(now)]
@@ -240,20 +258,8 @@ class CoordinatorState:
     def _earliest_deadline(self) -> float | None:
         if self._start is not None:
             return self._start[0]
-        parts = (
-            self._members,
-            self._reachability,
-            self._groups,
-            self._evaluations,
-            self._gateway,
-            self._scheduler,
-            self._publishing,
-            self._activation_loop,
-            *(() if self._audits is None else (self._audits,)),
-        )
-        return min(
-            (at for at in (part.wake_at() for part in parts) if at is not None), default=None
-        )
+        times = [part.wake_at() for part in self._timed_parts]
+        return min([at for at in times if at is not None], default=None)
 
     def status(self, *, now: float | None = None) -> Status:
         """As of `now`, or of the last event."""
@@ -629,15 +635,22 @@ class CoordinatorState:
             actions += self._groups.draw_ahead(self._scheduler.slots)
         return actions
 
-    def _is_mere_sign_of_life(
-        self, event: CoordinatorEvent, actions: Sequence[CoordinatorAction]
-    ) -> bool:
+    def _is_done_with(self, event: CoordinatorEvent, actions: Sequence[CoordinatorAction]) -> bool:
         """The event changed nothing that batches, versions or leases wait for."""
+        if self._members.changed:
+            return False
+        if isinstance(event, PeerSaid):
+            return isinstance(event.message, SIGNS_OF_LIFE) and all(
+                isinstance(action, ChoiceGrew) for action in actions
+            )
+        # Of a group of the run, whose other samples have no reward yet.
         return (
-            isinstance(event, PeerSaid)
-            and isinstance(event.message, SIGNS_OF_LIFE)
-            and not self._members.changed
-            and all(isinstance(action, ChoiceGrew) for action in actions)
+            isinstance(event, SampleScored)
+            and event.group < EVALUATION_FIRST
+            and all(
+                isinstance(action, Persist) and isinstance(action.record, SampleRewarded)
+                for action in actions
+            )
         )
 
     def check(self) -> None:
