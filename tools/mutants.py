@@ -494,6 +494,22 @@ MUTANTS = (
         "return max(wanted - here, sum(one.mu - most for one in staying[:1]))",
         ("tests/core/capacity/test_demand.py",),
     ),
+    Mutant(
+        "load, deadlines",
+        "a known deadline outlives an event that brings an earlier one",
+        "echo2d/core/coordinator/state.py",
+        "        self._knows_wake_at = False\n        return [",
+        "        return [",
+        ("tests/core/coordinator/test_activation_loop.py",),
+    ),
+    Mutant(
+        "load, status",
+        "a status that takes long is made for everybody who asks",
+        "echo2d/net/http/costly_answer.py",
+        "if took_s < CHEAP_S else",
+        "if took_s > CHEAP_S else",
+        ("tests/net/http/test_costly_answer.py",),
+    ),
 )
 
 
