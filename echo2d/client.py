@@ -193,7 +193,8 @@ class Trajectory:
 class Group:
     """The trajectories of one prompt. prompt: int32 [p].
 
-    left_out: the samples that it lacks, because nobody could compute their reward. sampling: as all
+    left_out: the samples that it lacks, because nobody could compute their reward, or because others
+    contrast more (`task.sampler = "pairs"`). sampling: as all
     its tokens were drawn. tags: facts about the prompt by which rewards are compared.
     """
 

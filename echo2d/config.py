@@ -120,6 +120,11 @@ class PolicyTable(Table):
     move_stragglers: bool = key(
         "answers that their group waits for go on at faster workers, with their tokens", True
     )
+    order: Literal["oldest", "priority"] = key(
+        "which complete groups a step takes first; priority: those whose rewards differ most, of those"
+        " that can wait for another step",
+        "oldest",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,10 +179,18 @@ class TaskTable(Table):
         "with several tasks: exactly so many groups of each step, instead of weight", 0, low=0
     )
     sampling: dict[str, Any] = key("keys of [sampling] that are otherwise for this task", dict)
-    sampler: Literal["shuffle", "filter"] = key(
+    sampler: Literal["shuffle", "filter", "informative", "pairs"] = key(
         "shuffle: every row is asked once in an epoch; filter: rows whose rewards are all the same"
-        " are retired for a while",
+        " are retired for a while; informative: rows whose rewards differ less than those of the"
+        " average row are asked rarely; pairs: every row, with 2 x group_size answers, of which the"
+        " most contrasting half is trained on",
         "shuffle",
+    )
+    explore: float = key(
+        "with informative: how far a row's rewards may have come to differ after one version, in units"
+        " of the reward",
+        0.02,
+        low=0.0,
     )
     retire_after: int = key(
         "with filter: groups in a row with equal rewards, after which a row is retired", 1, low=1
@@ -629,11 +642,27 @@ class CoordinatorConfig:
                 f"found {policy.group_min}"
             )
         self._check_tasks()
+        if policy.group_size == 1:
+            self._check_single()
         if self.sampling.vocab_size == 0 and self.run.base_model is None:
             raise OperatorFault(
                 "sampling.vocab_size: expected at least 1, or run.base_model to read it from; "
                 "found neither"
             )
+
+    def _check_single(self) -> None:
+        """A group of one answer has nothing to compare it with."""
+        asked = [
+            ("policy.order", self.policy.order, "priority"),
+            *(("task.sampler", task.sampler, "informative") for task in self.tasks),
+            *(("task.sampler", task.sampler, "pairs") for task in self.tasks),
+        ]
+        for name, found, compares in asked:
+            if found == compares:
+                raise OperatorFault(
+                    f"{name}: {compares} compares the answers of a group; expected "
+                    "policy.group_size of at least 2; found 1"
+                )
 
     def sampling_of(self, task: TaskTable, *, greedy: bool = False) -> SamplingTable:
         """How this task's answers are drawn. OperatorFault: its own keys are wrong.

@@ -49,6 +49,9 @@ def test_other_programs_tables_are_ignored() -> None:
         ("policy", "publish_every", 0, ["policy.publish_every", "0"]),
         ("policy", "publish_every", 4, ["policy.publish_every", "1 to 3", "4"]),
         ("policy", "group_size", 7, ["policy.group_size", "divisor", "7"]),
+        ("policy", "order", "newest", ["policy.order", '"oldest" or "priority"', "'newest'"]),
+        ("task", "sampler", "hard", ["task.sampler", '"informative" or "pairs"', "'hard'"]),
+        ("task", "explore", -0.1, ["task.explore", "at least 0", "-0.1"]),
         ("policy", "over_stale", "keep", ["policy.over_stale", '"drop" or "mask"', "'keep'"]),
         ("sampling", "temperature", 0.0, ["sampling.temperature", "at least 0.001", "[[eval]]"]),
         ("sampling", "temperature", float("nan"), ["sampling.temperature", "nan"]),
@@ -69,6 +72,27 @@ def test_wrong_keys_are_named(table: str, name: str, value: Any, words: list[str
     with pytest.raises(OperatorFault) as caught:
         CoordinatorConfig.read(with_key(table, name, value))
     assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("table", "name", "value"),
+    [
+        ("task", "sampler", "pairs"),
+        ("task", "sampler", "informative"),
+        ("policy", "order", "priority"),
+    ],
+)
+def test_what_compares_answers_needs_two_of_a_group(table: str, name: str, value: str) -> None:
+    document = with_key(table, name, value)
+    document["policy"] = {**document.get("policy", {}), "group_size": 2}
+    CoordinatorConfig.read(document)
+    document["policy"] = {**document["policy"], "group_size": 1}
+    expected = (
+        f"{table}.{name}: {value} compares the answers of a group; expected policy.group_size of at "
+        "least 2; found 1"
+    )
+    with pytest.raises(OperatorFault, match=expected):
+        CoordinatorConfig.read(document)
 
 
 def test_a_missing_key_is_named() -> None:

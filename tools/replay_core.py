@@ -237,9 +237,12 @@ def _full_batch_faults(
 
 def _member_faults(group: StoredGroup, step: int, rules: Rules) -> Iterator[str]:
     record, the = group.record, rules.rules
-    in_order = all(each.sample == place for place, each in enumerate(record.trajectories))
-    if not in_order or len(record.trajectories) != the.group_size:
-        yield f"has {len(record.trajectories)} of {the.group_size} trajectories"
+    count, size = len(record.trajectories), the.group_size
+    samples = sorted([*(each.sample for each in record.trajectories), *record.left_out])
+    whole = samples in (list(range(size)), list(range(2 * size)))
+    if not whole or not 0 < count <= size:
+        left_out = f", and leaves out {len(record.left_out)}" if record.left_out else ""
+        yield f"has {count} of {size} trajectories{left_out}"
         return
     if any(math.isnan(each.reward) for each in record.trajectories):
         yield "has a trajectory without a reward"

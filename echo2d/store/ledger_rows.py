@@ -46,7 +46,7 @@ from echo2d.core.rollouts.events import (
 from echo2d.core.topology.uplink_rates import UPLINK_MIN, PeerRate
 from echo2d.errors import PeerFault
 
-SCHEMA_VERSION = 10
+SCHEMA_VERSION = 11
 SCHEMA = """
 CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE epochs (
@@ -77,8 +77,9 @@ CREATE TABLE tasks (
 CREATE TABLE given_back (
     task TEXT NOT NULL, cursor INTEGER NOT NULL, PRIMARY KEY (task, cursor)) WITHOUT ROWID;
 CREATE TABLE rows (
-    task TEXT NOT NULL, source_row TEXT NOT NULL, equal INTEGER NOT NULL,
-    version INTEGER NOT NULL, PRIMARY KEY (task, source_row));
+    task TEXT NOT NULL, source_row TEXT NOT NULL, groups INTEGER NOT NULL,
+    equal INTEGER NOT NULL, volatility REAL NOT NULL, version INTEGER NOT NULL,
+    PRIMARY KEY (task, source_row));
 CREATE TABLE batches (step INTEGER PRIMARY KEY, digest BLOB NOT NULL, groups TEXT NOT NULL,
     refusals INTEGER NOT NULL);
 CREATE TABLE commits (
@@ -206,8 +207,10 @@ def _rate(row: _Row) -> PeerRate:
 
 
 def _row_judged(row: _Row) -> RowJudged:
-    task, source_row, equal, version = row
-    judged: RowJudged = _checked_row([[task, source_row], equal, version])
+    task, source_row, *facts = row
+    judged: RowJudged = _checked_row([[task, source_row], *facts])
+    if not 0 <= judged.volatility < math.inf:
+        raise PeerFault(f"volatility: expected at least 0; found {judged.volatility}")
     return judged
 
 
@@ -292,7 +295,9 @@ GIVEN_BACK: Query[PromptGivenBack] = Query(
     plain_reader(PromptGivenBack),
 )
 ROWS: Query[RowJudged] = Query(
-    "rows", "SELECT task, source_row, equal, version FROM rows ORDER BY rowid", _row_judged
+    "rows",
+    "SELECT task, source_row, groups, equal, volatility, version FROM rows ORDER BY rowid",
+    _row_judged,
 )
 EVALUATED: Query[Evaluated] = Query(
     "evaluations",
@@ -373,12 +378,11 @@ def _task_begun(record: TaskBegun) -> list[Statement]:
 
 def _row_is_judged(record: RowJudged) -> list[Statement]:
     key = (record.source.task, record.source.row)
-    if not record.equal:
+    if not record.groups:
         return [("DELETE FROM rows WHERE task = ? AND source_row = ?", key)]
     # Replaced, it gets the highest rowid: the order in which rows were judged.
-    return [
-        ("INSERT OR REPLACE INTO rows VALUES (?, ?, ?, ?)", (*key, record.equal, record.version))
-    ]
+    facts = (record.groups, record.equal, record.volatility, record.version)
+    return [("INSERT OR REPLACE INTO rows VALUES (?, ?, ?, ?, ?, ?)", (*key, *facts))]
 
 
 def _prompt_taken(record: PromptTaken) -> list[Statement]:

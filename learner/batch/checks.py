@@ -27,6 +27,7 @@ TRAINED_MAX = 1 << 14  # groups remembered: those of hundreds of steps
 class BatchRules:
     """What the session promises about every batch.
 
+    group_size: of one group at most. Twice as many may have been drawn; the others are left out.
     group_min: a group may lack some of its trajectories, but not more. masks: whether over_stale is
     "mask". trains_cut: whether answers that were cut off are trained on; otherwise they count in the
     mean of their group alone. row_tokens_max: of a prompt with its answer, 0: any. refuses_long: whether a
@@ -120,10 +121,11 @@ def staleness_histogram(batch: Batch) -> dict[int, int]:
 
 def _group_fault(group: Group, step: int, rules: BatchRules) -> str:
     samples = sorted([*(each.sample for each in group.trajectories), *group.left_out])
-    if samples != list(range(rules.group_size)):
-        return f"expected samples 0 to {rules.group_size - 1}; found {samples}"
-    if len(group.trajectories) < rules.group_min:
-        return f"expected at least {rules.group_min} trajectories; found {len(group.trajectories)}"
+    size, count = rules.group_size, len(group.trajectories)
+    if samples not in (list(range(size)), list(range(2 * size))):
+        return f"expected samples 0 to {size - 1} or {2 * size - 1}; found {samples}"
+    if not rules.group_min <= count <= size:
+        return f"expected {rules.group_min} to {size} trajectories; found {count}"
     if len(group.prompt) == 0 or not _in_vocabulary(group.prompt, rules.vocab_size):
         return "its prompt is empty or has tokens outside the vocabulary"
     for index, trajectory in enumerate(group.trajectories):

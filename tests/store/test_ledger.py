@@ -15,6 +15,7 @@ from echo2d.core.protocol.control_messages import HeldLease, VersionKey
 from echo2d.core.protocol.trajectory import (
     AuthoredSpan,
     Partial,
+    Source,
     TrajectoryRecord,
     pack_tokens,
 )
@@ -26,6 +27,7 @@ from echo2d.core.rollouts.events import (
     LeaseGiven,
     PromptGivenBack,
     PromptTaken,
+    RowJudged,
     SampleKept,
     SampleRewarded,
 )
@@ -128,6 +130,13 @@ def test_a_prompt_given_back_is_known_until_it_is_taken_again(path: Path) -> Non
     found = reopened(path, group(4, 9), group(5, 7), back, GroupDropped(GroupId(5), "filtered"))
     assert found.given_back == (PromptGivenBack("", 9),)
     assert reopened(path, group(6, 9)).given_back == ()
+
+
+def test_what_is_known_about_rows_comes_back_in_the_order_of_the_judgements(path: Path) -> None:
+    a, b = (RowJudged(Source("t", row), 1, 1, 0.0, Version(3)) for row in "ab")
+    again = RowJudged(Source("t", "a"), 2, 0, 1 / 3, Version(4))
+    assert reopened(path, a, b, again).rows == (b, again)
+    assert reopened(path, replace(b, groups=0)).rows == (again,)
 
 
 def test_a_revoked_version_is_left_out_until_it_is_published_again(path: Path) -> None:

@@ -198,8 +198,10 @@ class World(MemoryRun):
             record = self.ledger.groups[group].record
             trajectories = record.trajectories
             samples = [*(trajectory.sample for trajectory in trajectories), *record.left_out]
-            assert sorted(samples) == list(range(size))
-            assert len(trajectories) >= min(self.rules.group_min, size)
+            task = self.rules.task(self.ledger.groups[group].source.task)
+            assert task is not None
+            assert sorted(samples) == list(range(self.rules.drawn(task)))
+            assert min(self.rules.group_min, size) <= len(trajectories) <= size
             assert not any(math.isnan(trajectory.reward) for trajectory in trajectories)
             spans = [span for trajectory in trajectories for span in trajectory.spans]
             ages = [step - 1 - span.version for span in spans]

@@ -66,12 +66,22 @@ class RowFilter:
 
 
 @dataclass(frozen=True, slots=True)
+class Informative:
+    """A row is asked while it may be as informative as the others. explore: what an estimate is unsure
+    by, one version after a single group, in units of the reward.
+    """
+
+    explore: float = 0.02
+
+
+@dataclass(frozen=True, slots=True)
 class TaskRules:
     """One task of the run, and how its prompts are answered.
 
     weight: its share of the groups of a step is this over the sum of all weights. stop_token_ids:
     the task's and the model's end tokens. stop_strings: texts that end an answer. row_filter: None:
-    every row is asked.
+    every row is asked. pairs: twice as many samples are drawn as a group has, and those that
+    contrast most are kept.
     """
 
     name: str = ""
@@ -80,7 +90,8 @@ class TaskRules:
     max_new_tokens: int = 1024
     stop_token_ids: tuple[int, ...] = ()
     stop_strings: tuple[str, ...] = ()
-    row_filter: RowFilter | None = None
+    row_filter: RowFilter | Informative | None = None
+    pairs: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +123,8 @@ class RunRules:
     R = trajectories_per_step, G = group_size, kappa = publish_every (None: "auto"), S = staleness_max.
     group_min: a group may lack samples whose reward failed, as long as it has so many.
     context_max: tokens of prompt and answer
-    together that leases may use; None: the model does not say. over_stale: "drop" or "mask". shape: "auto", "star" or
+    together that leases may use; None: the model does not say. over_stale: "drop" or "mask". order: which buffered
+    groups a step takes first, "oldest" or "priority". shape: "auto", "star" or
     "chain". mode: with "exclusive" a worker generates nothing while it receives a version. p2p:
     workers pass versions on. activation: leases go to all workers, or to the cheapest ones that are
     enough; by_cost: False: to any that are enough. gamma: throughput that is provided, over what is
@@ -152,6 +164,7 @@ class RunRules:
     gateway: GatewayRules | None = None
     audit: AuditRules | None = None
     evals: tuple[EvalRules, ...] = ()
+    order: Literal["oldest", "priority"] = "oldest"
     group_min: int = 1
     move_stragglers: bool = True
     seed_key: bytes = field(default=bytes(KEY_BYTES), repr=False)
@@ -164,6 +177,10 @@ class RunRules:
     @property
     def groups_per_step(self) -> int:
         return self.trajectories_per_step // self.group_size
+
+    def drawn(self, task: TaskRules) -> int:
+        """How many samples are drawn for a group of this task."""
+        return 2 * self.group_size if task.pairs else self.group_size
 
     def task(self, name: str) -> TaskRules | None:
         """The task of this name; None: the run has none."""

@@ -55,7 +55,7 @@ class Statistics:
     learner_train_s, learner_wait_s: sums over all steps but the first of each session, which began
     at no commit. starved_s: the time for which the learner waited for a batch. unscored_s: the part
     of it in which only rewards were missing. version_bytes: by version, on the wire and in full.
-    dropped_answers, dropped_tokens: by the reason why their groups were dropped.
+    dropped_answers, dropped_tokens: by the reason why they, or their groups, were dropped.
     """
 
     def __init__(self, now: float = 0.0, measurements: Measurements | None = None) -> None:
@@ -239,6 +239,10 @@ class Statistics:
     def dropped(self, reason: str, trajectories: int, lengths: Sequence[int]) -> None:
         """A group was dropped. lengths: in tokens, of its answers, finished or not."""
         self.dropped_groups[reason] += 1
+        self.wasted(reason, trajectories, lengths)
+
+    def wasted(self, reason: str, trajectories: int, lengths: Sequence[int]) -> None:
+        """Answers, whole groups or not, will not be trained on. lengths: as in `dropped`."""
         self.trajectories_dropped += trajectories
         self.measurements.discards.add(0, trajectories)
         self.dropped_answers[reason] += len(lengths)

@@ -326,7 +326,8 @@ class LearnerCalls:
         actions: list[CoordinatorAction] = []
         # Which rows are held out must be known before a batch is made.
         while self._evaluations.ready and (
-            (batch := self._staleness.freeze(self._asked_step)) is not None
+            (batch := self._staleness.freeze(self._asked_step, self._groups.in_flight_by_task))
+            is not None
         ):
             actions.append(Persist(batch.frozen()))
         for request, step in list(self._waiting.items()):

@@ -305,7 +305,7 @@ def _tasks(rules: RunRules, groups: Groups) -> tuple[TaskStatus, ...]:
         TaskStatus(
             name=task.name,
             weight=float(task.weight / total),
-            in_flight=groups.in_flight_of(task.name),
+            in_flight=groups.in_flight_by_task.get(task.name, 0),
             retired=groups.prompts[task.name].sampler.retired,
             passed=groups.prompts[task.name].sampler.passed,
         )

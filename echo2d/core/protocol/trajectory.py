@@ -239,8 +239,8 @@ NOTHING = Partial()
 class GroupRecord:
     """The trajectories of one prompt. A group reaches the learner whole or as it declares (I5).
 
-    left_out: samples without a trajectory, because nobody could compute their reward. sampling: as
-    all its tokens were drawn. tags: of the prompt.
+    left_out: samples without a trajectory, because nobody could compute their reward, or because more
+    were drawn than are trained on. sampling: as all its tokens were drawn. tags: of the prompt.
     """
 
     group: GroupId

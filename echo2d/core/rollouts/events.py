@@ -160,13 +160,17 @@ class SampleLeftOut:
 
 @dataclass(frozen=True, slots=True)
 class RowJudged:
-    """So many groups of this row in a row had rewards that were all the same.
+    """What is known about a row from its groups.
 
-    version: the newest one that wrote for the last of them. 0 groups: the row is forgotten.
+    groups: how many were judged; 0: the row is forgotten. equal: of the last ones in a row, those whose
+    rewards were all the same. volatility: standard deviation of a group's rewards, newer groups
+    weighing more. version: the newest one that wrote for the last of them.
     """
 
     source: Source
+    groups: int
     equal: int
+    volatility: float
     version: Version
 
 

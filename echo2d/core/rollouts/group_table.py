@@ -111,10 +111,10 @@ class OpenGroup:
 
 
 class GroupTable:
-    """See the module docstring."""
+    """See the module docstring. drawn: how many samples a group of a task has."""
 
-    def __init__(self, group_size: int, leases: LeaseTable) -> None:
-        self._size = group_size
+    def __init__(self, drawn: Callable[[TaskRules], int], leases: LeaseTable) -> None:
+        self._drawn = drawn
         self._leases = leases
         self._groups: dict[GroupId, OpenGroup] = {}
         # By task, the number of its groups.
@@ -325,7 +325,8 @@ class GroupTable:
         for group in self._groups.values():
             leased = [sample for lease in group.running.values() for sample in lease.samples]
             places = sorted([*group.waiting, *group.kept, *group.left_out, *leased])
-            assert places == list(range(self._size)), "a sample is lost or in two places"
+            drawn = self._drawn(group.task)
+            assert places == list(range(drawn)), "a sample is lost or in two places"
             assert group.partials.keys() <= group.waiting
             assert group.unwanted <= group.kept.keys()
             assert all(group.given[key] is lease.given for key, lease in group.running.items())

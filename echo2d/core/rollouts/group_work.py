@@ -78,9 +78,9 @@ class GroupWork:
                 yield PendingOfGroup(fresh, self._staleness.oldest, group=group)
             elif fresh:
                 yield from self._with_returned(group, fresh)
-        samples = range(self._rules.group_size)
         while (found := self._next()) is not None:
             (task, _, oldest), prompt = found
+            samples = range(self._rules.drawn(task))
             group = OpenGroup(self._next_group, prompt, task, set(samples))
             yield PendingOfGroup(samples, oldest, group=group)
             if self._groups.get(group.group) is None:

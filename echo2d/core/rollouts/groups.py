@@ -7,7 +7,8 @@
 A group is dropped whole (I5), with everything that it has: when it is too old, too many of its
 rewards failed, its leases or results failed too often, a version that wrote for it is revoked, or
 all its rewards are the same. A sample whose reward failed is left out, as long as `group_min` others
-stay; the batch says so. The first accepted result of a sample counts. A kept sample goes back if
+stay; the batch says so. Of a task that draws twice as many samples (`contrast`), those that contrast least
+are left out, too. The first accepted result of a sample counts. A kept sample goes back if
 the audit says that it may be a lie, or cannot say so in time. A sample whose lease ended with tokens
 goes on from them, alone (`partials`). Leases are durable: they continue after a restart.
 Kept true: every sample is waiting, in one running lease, kept, or left out.
@@ -46,6 +47,7 @@ from echo2d.core.protocol.trajectory import (
     authored,
 )
 from echo2d.core.rollouts.accepted_results import AcceptedResults
+from echo2d.core.rollouts.contrast import most_contrasting, spread
 from echo2d.core.rollouts.events import (
     DrawPrompt,
     GroupDropped,
@@ -122,7 +124,7 @@ class Groups:
             for task in rules.tasks
         }
         self.leases = LeaseTable(tag, rules.lease_silence_s)
-        self._groups = GroupTable(rules.group_size, self.leases)
+        self._groups = GroupTable(rules.drawn, self.leases)
         self._partials = Partials(
             rules, leases=self.leases, versions=versions, staleness=staleness, statistics=statistics
         )
@@ -162,9 +164,9 @@ class Groups:
         """The number of admitted groups that are not complete yet."""
         return len(self._groups)
 
-    def in_flight_of(self, task: str) -> int:
-        """Those of this task."""
-        return self._groups.by_task[task]
+    @property
+    def in_flight_by_task(self) -> Mapping[str, int]:
+        return self._groups.by_task
 
     @property
     def prompts(self) -> Mapping[str, Prompts]:
@@ -600,7 +602,7 @@ class Groups:
         )
         if sample in group.unwanted:
             return [note, *self._return(group, sample)]
-        if self._rules.group_size - len(group.left_out) <= self._rules.group_min:
+        if self._rules.drawn(group.task) - len(group.left_out) <= self._rules.group_min:
             return [note, *self._drop(group, "reward", event.reason)]
         if self._audits is not None:
             self._audits.waiting.withdraw(group.group, sample)
@@ -623,20 +625,37 @@ class Groups:
         self._statistics.qualities.scored(stored.record.trajectories)
         actions: list[RolloutAction] = []
         sampler = self._prompts[group.task.name].sampler
-        if sampler.filters:
-            equal, version = no_variance(stored.record), stored.record.version_max
-            judged = sampler.judged(stored.source, equal=equal, version=version)
+        rewards = {each.sample: each.reward for each in group.kept.values()}
+        if sampler.filters and len(rewards) > 1:
+            judged = sampler.judged(
+                stored.source,
+                equal=no_variance(stored.record),
+                spread=spread([*rewards.values()]),
+                version=stored.record.version_max,
+            )
             actions += [] if judged is None else [Persist(judged)]
         if self._variance_filter.concerns(stored.record):
-            if self._variance_filter.filter():
+            if self._variance_filter.filter(self._rules.drawn(group.task)):
                 return [*actions, *self._drop(group, "filtered", "all rewards are the same")]
             text = "too many groups without variance; this one is taken"
             step = self._staleness.open_step
             actions.append(Note("variance", f"step {step}: {text}", group.group))
+        if surplus := rewards.keys() - most_contrasting(rewards, self._rules.group_size):
+            actions += self._leave_out_surplus(group, surplus)
+            stored = group.stored()
         if not self._staleness.admit(stored):
             return [*actions, *self._drop(group, "stale", "", again=True)]
         self._groups.remove(group)
         return [*actions, Note("buffered", f"version_min={stored.record.version_min}", group.group)]
+
+    def _leave_out_surplus(self, group: OpenGroup, surplus: Collection[int]) -> list[RolloutAction]:
+        """More samples were drawn than are trained on. They have cost as much as the others."""
+        unused = [group.kept[sample] for sample in sorted(surplus)]
+        self._statistics.wasted("pairs", len(unused), [each.length for each in unused])
+        self._statistics.judged(unused, trained=False)
+        for each in unused:
+            self._groups.leave_out(group, each.sample)
+        return [Persist(SampleLeftOut(group.group, each.sample)) for each in unused]
 
     def _age(self) -> list[RolloutAction]:
         """The open batch has advanced: drop the groups that it cannot take any more.
@@ -663,7 +682,7 @@ class Groups:
         return bool(oldest) and self._staleness.outdated(min(oldest), newest)
 
     def _is_whole(self, group: OpenGroup) -> bool:
-        return len(group.kept) + len(group.left_out) == self._rules.group_size
+        return len(group.kept) + len(group.left_out) == self._rules.drawn(group.task)
 
     def _lease_failed(self, lease: Lease, worker: Peer | None, now: float) -> list[RolloutAction]:
         if worker is not None:
@@ -712,15 +731,15 @@ class Groups:
     def _recover_group(
         self, stored: StoredGroup, given: Sequence[LeaseGiven], now: float
     ) -> list[RolloutAction]:
-        record, size = stored.record, self._rules.group_size
+        task = self._rules.task(stored.source.task)
+        if task is None:
+            return self.discard(stored, "rules", "the run has no such task any more")
+        record, size = stored.record, self._rules.drawn(task)
         kept = {trajectory.sample: trajectory for trajectory in record.trajectories}
         if any(sample >= size for sample in (*kept, *record.left_out)):
             return self.discard(stored, "rules", "the group size has changed")
         if record.left_out and size - len(record.left_out) < self._rules.group_min:
             return self.discard(stored, "rules", "too few samples are left")
-        task = self._rules.task(stored.source.task)
-        if task is None:
-            return self.discard(stored, "rules", "the run has no such task any more")
         group = OpenGroup(
             record.group,
             _prompt_of(stored),
@@ -745,12 +764,17 @@ class Groups:
                 group, given, lambda attempt: self._may_count(attempt, task), now=now
             )
             return [_score(group, each) for each in unscored]
+        if (
+            len(kept) > self._rules.group_size
+        ):  # it waited for a verdict only, and there is no audit now
+            self._groups.add(group)
+            return self._complete(group)
         return [] if self._staleness.admit(stored) else self.discard(stored, "stale", again=True)
 
     def _fits_rules(self, given: LeaseGiven, task: TaskRules) -> bool:
         """Whether an attempt fits the rules: it may be from before a restart with other rules."""
         return (
-            max(given.samples) < self._rules.group_size and given.base.length < task.max_new_tokens
+            max(given.samples) < self._rules.drawn(task) and given.base.length < task.max_new_tokens
         )
 
     def _must_refit(self, peer: Peer) -> bool:

@@ -1,45 +1,62 @@
 """Decides which rows of a task are worth asking: those whose answers still differ in their rewards.
 
-    asked --a group's rewards differ--> asked, and forgotten
-      |
-      +--`retire_after` groups in a row were all equal--> retired
-                 ^                                           | `retest_after` versions later
-                 +-------- equal again ----- asked once <----+
+    filter        asked --a group's rewards differ--> asked, and forgotten
+                    |
+                    +--`retire_after` groups in a row were all equal--> retired
+                               ^                                           | `retest_after` versions later
+                               +-------- equal again ----- asked once <----+
+
+    informative   asked while  volatility + explore * sqrt(age / groups)  >=  mean volatility of all rows
 
 A group whose rewards are all equal teaches nothing: the policy always solves the row, or never does.
-That may change as the policy learns, so a retired row is tested again. As many prompts in a row as
-rows are retired are passed over, and then one is asked: a task all of whose rows are retired goes
-on. Without a filter every row is asked. The ledger keeps the judgements (`RowJudged`), so a restart
-chooses the same prompts.
+That may change as the policy learns, so every row is asked again some day. `informative` follows
+DoPR (arXiv 2602.00815), which weighs the volatility of rewards against exploration. Here the
+volatility is the standard deviation of a group's rewards, half of it the newest group's; the age is
+that of the last judgement, in versions. Its square root is what a random walk has drifted, and over
+the number of groups it is the bonus of UCB. A row that stays dull is asked ever more rarely.
+
+Only so many prompts in a row are passed over as rows may be passed over, and then one is asked: a
+task all of whose rows are retired goes on. Without a filter every row is asked, and so is a row that
+is not known. The ledger keeps the judgements (`RowJudged`), so a restart chooses the same prompts.
 Not here: the order of the rows, which is the task's own.
 """
 
+import math
 from collections.abc import Iterable
+from fractions import Fraction
 
 from echo2d.core.base.ids import Version
-from echo2d.core.cluster.rules import RowFilter
+from echo2d.core.cluster.rules import Informative, RowFilter
 from echo2d.core.protocol.trajectory import Source
 from echo2d.core.rollouts.events import RowJudged
 
 # Rows that are remembered; of a longer data set the oldest are forgotten, and asked again.
 ROWS_MAX = 1 << 20
-# Prompts of retired rows in a row that are passed over, however many rows are retired.
+# Prompts in a row that are passed over, however many rows may be passed over.
 PASSED_MAX = 4096
 
 
 class Sampler:
     """See the module docstring. row_filter: None: every row is asked. passed: prompts that were
-    passed over so far. filters: whether rows may be passed over at all.
+    passed over so far. filters: whether rows may be passed over at all. retired: of `filter`, rows
+    that were retired and have not been asked again since.
     """
 
-    def __init__(self, row_filter: RowFilter | None, rows: Iterable[RowJudged] = ()) -> None:
+    def __init__(
+        self, row_filter: RowFilter | Informative | None, rows: Iterable[RowJudged] = ()
+    ) -> None:
         self._filter = row_filter
-        self._rows = {row.source.row: row for row in rows} if row_filter is not None else {}
+        self._rows: dict[str, RowJudged] = {}
         self._passed_in_a_row = 0
         self.passed = 0
         self.filters = row_filter is not None
-        # Rows that were retired and have not been asked again since.
-        self.retired = sum(map(self._is_retired, self._rows.values()))
+        self.retired = 0
+        # Of all rows. Exact, so that it does not depend on the order in which they were judged.
+        self._volatility = Fraction(0)
+        for row in rows:
+            # Another sampler may have written it before a restart.
+            if self._keeps(row):
+                self._remember(row)
 
     def wants(self, row: str, newest: Version | None) -> bool:
         """Whether a prompt of this row is worth asking; otherwise it is passed over.
@@ -47,11 +64,10 @@ class Sampler:
         newest: the newest version that is published.
         """
         known = self._rows.get(row)
-        if self._filter is None or known is None or not self._is_retired(known):
+        if known is None or self._may_differ(known, known.version if newest is None else newest):
             return True
-        if newest is not None and newest >= known.version + self._filter.retest_after:
-            return True
-        if self._passed_in_a_row >= min(PASSED_MAX, self.retired):
+        some = self.retired if isinstance(self._filter, RowFilter) else len(self._rows)
+        if self._passed_in_a_row >= min(PASSED_MAX, some):
             return True
         self._passed_in_a_row += 1
         self.passed += 1
@@ -61,32 +77,61 @@ class Sampler:
         """A prompt is asked."""
         self._passed_in_a_row = 0
 
-    def judged(self, source: Source, *, equal: bool, version: Version) -> RowJudged | None:
+    def judged(
+        self, source: Source, *, equal: bool, spread: float, version: Version
+    ) -> RowJudged | None:
         """All rewards of a group of this row are there. Returns what is new about the row.
 
-        equal: whether they are all the same. version: the newest one that wrote for the group.
+        equal: whether they are all the same. spread: their standard deviation. version: the newest one
+        that wrote for the group.
         """
-        known = self._rows.get(source.row)
-        if self._filter is None or not source.row or (known is None and not equal):
+        if self._filter is None or not source.row:
             return None
-        before = 0 if known is None else known.equal
-        judged = RowJudged(source, before + 1 if equal else 0, version)
+        known = self._rows.get(source.row)
+        groups, equals, volatility = 1, int(equal), spread
+        if known is not None:
+            groups, volatility = known.groups + 1, (known.volatility + spread) / 2
+            equals = known.equal + 1 if equal else 0
+        judged = RowJudged(source, groups, equals, volatility, version)
         self._forget(source.row)
-        if equal:
-            self._rows[source.row] = judged
-            self.retired += self._is_retired(judged)
-            while len(self._rows) > ROWS_MAX:
-                self._forget(next(iter(self._rows)))
+        if not self._keeps(judged):
+            return None if known is None else RowJudged(source, 0, 0, 0.0, version)
+        self._remember(judged)
         return judged
 
+    def _may_differ(self, row: RowJudged, newest: Version) -> bool:
+        """Whether this row may be worth asking again."""
+        age = max(0, newest - row.version)
+        match self._filter:
+            case RowFilter(retire_after, retest_after):
+                return row.equal < retire_after or age >= retest_after
+            case Informative(explore):
+                hoped = row.volatility + explore * math.sqrt(age / row.groups)
+                return Fraction(hoped) * len(self._rows) >= self._volatility
+        return True
+
+    def _keeps(self, row: RowJudged) -> bool:
+        """Whether this row has to be remembered."""
+        return isinstance(self._filter, Informative) or (self.filters and row.equal > 0)
+
     def _is_retired(self, row: RowJudged) -> bool:
-        return self._filter is not None and row.equal >= self._filter.retire_after
+        return isinstance(self._filter, RowFilter) and row.equal >= self._filter.retire_after
+
+    def _remember(self, row: RowJudged) -> None:
+        self._rows[row.source.row] = row
+        self._volatility += Fraction(row.volatility)
+        self.retired += self._is_retired(row)
+        while len(self._rows) > ROWS_MAX:
+            self._forget(next(iter(self._rows)))
 
     def _forget(self, row: str) -> None:
         known = self._rows.pop(row, None)
-        self.retired -= known is not None and self._is_retired(known)
+        if known is not None:
+            self._volatility -= Fraction(known.volatility)
+            self.retired -= self._is_retired(known)
 
     def check(self) -> None:
         assert len(self._rows) <= ROWS_MAX
-        assert all(row.equal > 0 for row in self._rows.values())
+        assert all(row.groups > 0 and self._keeps(row) for row in self._rows.values())
+        assert self._volatility == sum(Fraction(row.volatility) for row in self._rows.values())
         assert self.retired == sum(map(self._is_retired, self._rows.values()))

@@ -15,7 +15,8 @@ batches above n have no free places: a refusal opens a batch below them, and cou
 could make the replay of a long run wait for ever.
 Gates 2 and 3. A group may enter batch n if 0 <= (n - 1) - v <= S. v is the oldest version of its
 tokens; with over_stale "mask", where the learner masks the older ones, it is the newest. No token
-may be newer than n - 1.
+may be newer than n - 1. Of those that may enter, the oldest are taken first, or those with the highest
+priority (`priority`).
 
 Kept true: no group is in two places; a full batch keeps its bytes until one of its groups is
 refused (I4, I5); nothing that is buffered is too old for batch n.
@@ -25,7 +26,7 @@ Not here: leases, replies, and what is persisted when.
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from itertools import islice
+from types import MappingProxyType
 from typing import NamedTuple
 
 from echo2d.core.base.ids import Digest, GroupId, Version
@@ -39,7 +40,9 @@ from echo2d.core.protocol.trajectory import (
     pack_batch,
     pack_group,
 )
+from echo2d.core.rollouts.contrast import spread
 from echo2d.core.rollouts.events import BatchFrozen, RecoveredRollouts
+from echo2d.core.rollouts.priority import Fitting, by_priority
 from echo2d.core.rollouts.quotas import Quotas
 from echo2d.errors import IntegrityFault
 
@@ -109,6 +112,7 @@ class Staleness:
     """See the module docstring.
 
     `in_flight`: by task, admitted groups that are not complete yet; the caller counts them.
+    Without them, priority may cost groups.
     """
 
     def __init__(self, rules: RunRules, recovered: RecoveredRollouts) -> None:
@@ -117,14 +121,17 @@ class Staleness:
         self._tasks = rules.tasks
         self._quotas = Quotas([task.weight for task in rules.tasks], rules.groups_per_step)
         self._mask = rules.over_stale == "mask"
+        self._oldest_first = rules.order == "oldest"
         self._resume_step = recovered.resume_step
         self._buffer: dict[GroupId, StoredGroup] = {}
         # By task, the number of buffered groups.
         self._by_task: Counter[str] = Counter()
         # Buffered groups are packed and dated when they come, so that a batch is filled fast.
-        # By group: the version that counts for the gates, and the newest version.
+        # By group: the version that counts for the gates, and the newest version; how far its rewards
+        # differ.
         self._packed: dict[GroupId, bytes] = {}
         self._ages: dict[GroupId, tuple[Version, Version]] = {}
+        self._spreads: dict[GroupId, float] = {}
         self._batches: dict[int, StepBatch] = {}
         # The batch that was filled last keeps its bytes, because the learner is about to fetch it.
         self._last_full = StepBatch(0, 0)
@@ -215,31 +222,29 @@ class Staleness:
         self._by_task[group.source.task] += 1
         self._packed[group.record.group] = pack_group(group.record)
         self._ages[group.record.group] = age
+        rewards = [] if self._oldest_first else [each.reward for each in group.record.trajectories]
+        self._spreads[group.record.group] = spread(rewards)
         return True
 
-    def freeze(self, asked_step: int) -> StepBatch | None:
-        """Gate 3: fill batch n if it has been asked for and enough groups fit, oldest first."""
+    def freeze(
+        self, asked_step: int, in_flight: Mapping[str, int] = MappingProxyType({})
+    ) -> StepBatch | None:
+        """Gate 3: fill batch n if it has been asked for and enough groups fit."""
         step = self.open_step
         if step > asked_step or (self.crowded and step not in self._batches):
             return None
         batch = self._batches.get(step) or StepBatch(step, self._per_step)
         if len(self._buffer) < batch.missing:
             return None
-        fitting = sorted(
-            (counts, group)
-            for group, (counts, newest) in self._ages.items()
-            if step - 1 - counts <= self._bound and newest <= step - 1
-        )
         chosen: list[GroupId] = []
         for number, task in enumerate(self._tasks):
-            its = (group for _, group in fitting if self._buffer[group].source.task == task.name)
-            chosen += islice(its, self._places(step, number))
+            chosen += self._first(step, number, in_flight.get(task.name, 0))
         if len(chosen) < batch.missing:
             return None
         # A task may have more groups than its share in a batch from before its weight was changed.
         for group in chosen[: batch.missing]:
             batch.groups.append(self._take(group))
-            del self._ages[group]
+            del self._ages[group], self._spreads[group]
         batch.groups.sort(key=lambda group: group.record.group)
         self._last_full.packed = None
         trajectories = sum(len(group.record.trajectories) for group in batch.groups)
@@ -340,6 +345,27 @@ class Staleness:
         its_own = batch.of_task(self._tasks[task].name)
         return max(0, quota - its_own) if batch.missing else 0
 
+    def _first(self, step: int, task: int, in_flight: int) -> list[GroupId]:
+        """Of this task's groups that may enter batch n, those for its places."""
+        fitting: list[Fitting] = []
+        later: list[int] = []
+        for group, (counts, newest) in self._ages.items():
+            if self._buffer[group].source.task == self._tasks[task].name:
+                last_step = counts + 1 + self._bound
+                if step <= last_step and newest <= step - 1:
+                    fitting.append(Fitting(last_step, self._spreads[group], group))
+                else:
+                    later.append(last_step)
+        places = self._places(step, task)
+        if self._oldest_first:
+            return [group for _, _, group in sorted(fitting, key=_by_age)[:places]]
+
+        def room(last_step: int) -> int:
+            steps = range(step + 1, last_step + 1)
+            return sum(self._places(each, task) for each in steps) - in_flight
+
+        return by_priority(fitting, later, places, room)
+
     def _next_group(
         self, task: int, in_flight: Mapping[str, int]
     ) -> tuple[int, float, int, NextGroup]:
@@ -378,7 +404,8 @@ class Staleness:
     def _take_out(self, groups: Iterable[GroupId]) -> list[StoredGroup]:
         out = [self._take(group) for group in list(groups)]
         for group in out:
-            del self._packed[group.record.group], self._ages[group.record.group]
+            number = group.record.group
+            del self._packed[number], self._ages[number], self._spreads[number]
         return out
 
     def check(self) -> None:
@@ -388,7 +415,7 @@ class Staleness:
         )
         assert len(held) == len(set(held)), "a group is in two batches"
         assert not buffered & set(held)
-        assert buffered == set(self._packed)
+        assert buffered == set(self._packed) == set(self._spreads)
         assert +self._by_task == Counter(each.source.task for each in self._buffer.values())
         assert self._ages == {
             group: self._age_of(stored.record) for group, stored in self._buffer.items()
@@ -406,6 +433,10 @@ class Staleness:
         assert not any(
             self.outdated(g.record.version_min, g.record.version_max) for g in self._buffer.values()
         )
+
+
+def _by_age(each: Fitting) -> tuple[int, GroupId]:
+    return each.last_step, each.group
 
 
 def _recovered_batch(frozen: BatchFrozen, stored: dict[GroupId, StoredGroup]) -> StepBatch:

@@ -31,9 +31,10 @@ class VarianceFilter:
         alone = len(record.trajectories) == 1 < self._rules.group_size
         return self._rules.filter_zero_variance and (alone or no_variance(record))
 
-    def filter(self) -> bool:
-        """Filter one group. False: the step has filtered enough, and the group is taken."""
-        size = self._rules.group_size
+    def filter(self, size: int) -> bool:
+        """Filter one group of so many trajectories. False: the step has filtered enough, and the group
+        is taken.
+        """
         if self._filtered + size > EXTRA_STEPS_MAX * self._rules.trajectories_per_step:
             return False
         self._filtered += size

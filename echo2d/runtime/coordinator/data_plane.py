@@ -18,7 +18,7 @@ from pathlib import Path
 from blake3 import blake3
 
 from echo2d.config import CoordinatorConfig, EvalTable, SamplingTable, TaskTable, task_environment
-from echo2d.core.cluster.rules import EvalRules, RowFilter, RunRules, TaskRules
+from echo2d.core.cluster.rules import EvalRules, Informative, RowFilter, RunRules, TaskRules
 from echo2d.core.protocol.sampling import Sampling
 from echo2d.core.rollouts.events import (
     DrawPrompt,
@@ -212,10 +212,18 @@ def task_rules(
         max_new_tokens=sampling.max_new_tokens,
         stop_token_ids=tuple(dict.fromkeys((*task.pool.about.stop_token_ids, *model_ends))),
         stop_strings=sampling.stop,
-        row_filter=RowFilter(table.retire_after, table.retest_after)
-        if table.sampler == "filter"
-        else None,
+        row_filter=_row_filter(table),
+        pairs=table.sampler == "pairs",
     )
+
+
+def _row_filter(table: TaskTable) -> RowFilter | Informative | None:
+    match table.sampler:
+        case "filter":
+            return RowFilter(table.retire_after, table.retest_after)
+        case "informative":
+            return Informative(table.explore)
+    return None
 
 
 def _weight(config: CoordinatorConfig, table: TaskTable) -> Fraction:

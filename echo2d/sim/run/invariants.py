@@ -42,6 +42,7 @@ from echo2d.core.protocol.control_messages import (
 )
 from echo2d.core.protocol.trajectory import (
     BatchBody,
+    StoredGroup,
     TrajectoryRecord,
     batch_digest,
     pack_batch,
@@ -94,6 +95,8 @@ class InvariantChecker:
         self.convicted: set[PeerId] = set()
         # Kept answers that the version they name would not have written.
         self._lies: set[tuple[GroupId, int]] = set()
+        # Rewards of samples that were drawn and are not trained on.
+        self._surplus: dict[GroupId, list[float]] = defaultdict(list)
         audit = rules.audit
         self._all_wait = audit is not None and audit.trusts and audit.newcomer == NEVER_CLEAR
         self.steps_committed = self.newest_step = 0
@@ -257,10 +260,22 @@ class InvariantChecker:
     def _check_rewarded(self, record: SampleLeftOut | SampleRewarded) -> None:
         stored = self.ledger.groups[record.group]
         (kept,) = [each for each in stored.record.trajectories if each.sample == record.sample]
-        assert math.isnan(kept.reward), "I5: a sample has a reward already"
         if isinstance(record, SampleRewarded):
+            assert math.isnan(kept.reward), "I5: a sample has a reward already"
             right = reward_of(stored.cursor, record.sample)
             assert record.reward == right, "a reward nobody gave"
+        elif not math.isnan(kept.reward):
+            drawn = [*(each.sample for each in stored.record.trajectories), *stored.record.left_out]
+            assert len(drawn) == self._drawn(stored) > self._rules.group_size, (
+                "I5: left out for nothing"
+            )
+            self._surplus[record.group].append(kept.reward)
+
+    def _drawn(self, stored: StoredGroup) -> int:
+        """How many samples a group of this task has."""
+        task = self._rules.task(stored.source.task)
+        assert task is not None
+        return self._rules.drawn(task)
 
     def _check_dropped(self, record: GroupDropped) -> None:
         """Work is thrown away for a reason that holds only."""
@@ -275,7 +290,7 @@ class InvariantChecker:
                 )
             case "filtered":
                 assert self._rules.filter_zero_variance
-                assert len(rewards) + len(stored.record.left_out) == self._rules.group_size > 1
+                assert len(rewards) + len(stored.record.left_out) == self._drawn(stored) > 1
                 assert len(set(rewards)) == 1
             case "refused":
                 void = [
@@ -315,12 +330,18 @@ class InvariantChecker:
         assert batch_digest(body) == record.digest
 
     def _check_group(self, group: GroupId, step: int, *, fresh: bool) -> None:
-        record = self.ledger.groups[group].record
-        trajectories = record.trajectories
+        stored, size = self.ledger.groups[group], self._rules.group_size
+        record, trajectories = stored.record, stored.record.trajectories
         samples = sorted([*(each.sample for each in trajectories), *record.left_out])
-        assert samples == list(range(self._rules.group_size)), "I5: neither whole nor declared"
+        assert samples == list(range(self._drawn(stored))), "I5: neither whole nor declared"
         assert len(trajectories) >= self._rules.group_min, "I5: too many samples are left out"
-        assert not any(math.isnan(each.reward) for each in trajectories), "I5: not scored"
+        rewards = sorted(each.reward for each in trajectories)
+        assert not any(map(math.isnan, rewards)), "I5: not scored"
+        if surplus := self._surplus[group]:
+            every = sorted([*rewards, *surplus])
+            low = size // 2
+            assert rewards == every[:low] + every[low - size :], "others contrast more"
+        assert len(rewards) <= size, "I5: more than a group is trained on"
         assert not self._all_wait or not any(
             (group, each.sample) in self._lies for each in trajectories
         ), "a lie is trained on before its verdict"

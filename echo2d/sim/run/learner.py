@@ -232,7 +232,8 @@ class SimLearner(Process):
         size, counts = self._rules.group_size, min if self._rules.over_stale == "mask" else max
         assert len(batch.groups) == self._rules.trajectories_per_step // size
         for group in batch.groups:
-            assert len(group.trajectories) + len(group.left_out) == size
+            assert len(group.trajectories) + len(group.left_out) in (size, 2 * size)
+            assert len(group.trajectories) <= size
             ages = [
                 batch.step - 1 - span.version for each in group.trajectories for span in each.spans
             ]

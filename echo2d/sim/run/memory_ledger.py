@@ -83,7 +83,7 @@ class MemoryLedger:
                 )
             case RowJudged(source):
                 self.rows.pop(source, None)
-                if record.equal:
+                if record.groups:
                     self.rows[source] = record
             case PromptTaken(group, cursor, prompt, source, sampling, tags):
                 assert group not in self.groups

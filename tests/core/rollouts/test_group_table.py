@@ -16,7 +16,7 @@ class Book:
 
     def __init__(self) -> None:
         self.leases = LeaseTable(1, silence_s=15.0)
-        self.table = GroupTable(3, self.leases)
+        self.table = GroupTable(lambda task: 3, self.leases)
         self.group = OpenGroup(GroupId(4), DrawnPrompt(2, pack_tokens([1])), TaskRules(), {0, 1, 2})
         self.table.add(self.group)
         self.table.check()

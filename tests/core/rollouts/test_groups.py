@@ -7,6 +7,7 @@ import pytest
 from echo2d.core.base.ids import GroupId, LeaseId
 from echo2d.core.cluster.events import Note, Persist, StopRun
 from echo2d.core.cluster.membership import REST_S_MAX
+from echo2d.core.cluster.rules import AuditRules
 from echo2d.core.protocol.control_messages import (
     Goodbye,
     Heartbeat,
@@ -29,7 +30,16 @@ from echo2d.core.rollouts.events import (
 )
 from echo2d.core.rollouts.groups import BAD_RESULTS_MAX, LEASE_FAILURES_MAX
 from echo2d.core.rollouts.prompts import SKIPPED_MAX
-from tests.support.coordinator_world import World, publish_step, rules, version_key, with_room
+from echo2d.testing.memory_run import FakePeer
+from tests.support.audited_world import LEARNT
+from tests.support.coordinator_world import (
+    World,
+    publish_step,
+    rules,
+    train,
+    version_key,
+    with_room,
+)
 from tests.support.rollouts import SILENCE_S, answers, dropped, grants, world_of
 
 
@@ -339,3 +349,95 @@ def test_a_result_that_fitted_the_rules_before_a_restart_is_no_fault() -> None:
     status = world.state.status()
     assert [fault for fault in status.faults if fault.kind == "result"] == []
     assert dropped(world) == []
+
+
+def paired(*slots: int, **changes: object) -> tuple[World, list[FakePeer]]:
+    """Groups of two, of which four samples are drawn."""
+    tasks = tuple(replace(task, pairs=True) for task in rules().tasks)
+    return world_of(*slots, tasks=tasks, **changes)
+
+
+def test_of_twice_as_many_samples_those_that_contrast_most_are_kept() -> None:
+    """Also over a restart. The others have been paid for: they count as wasted, and against no worker."""
+    world, (worker,) = paired(4)
+    world.reward = lambda cursor, sample: (0.5, 0.0, 0.5, 1.0)[sample]
+    [(key, *_), *_] = worker.open
+    for sample in range(3):
+        world.say(worker, worker.finish(key, sample))
+    world.drain()
+    assert world.state.status().groups.buffered == 0
+    last = worker.finish(key, 3)
+    world.say(worker, last)
+    world.crash()
+    world.drain()
+    stored = world.ledger.groups[GroupId(0)]
+    assert [each.sample for each in stored.record.trajectories] == [1, 3]
+    assert stored.record.left_out == (0, 2)
+    status = world.state.status()
+    assert (status.groups.buffered, status.trajectories.dropped) == (1, 2)
+    assert status.groups_dropped == {}
+    assert status.wasted_tokens.keys() == {"pairs"}
+    world.crash()
+    world.drain()
+    assert world.state.status().groups.buffered == 1
+    world.say(worker, last)
+    assert answers(worker)[-1] == (True, "")
+
+
+def test_a_step_of_pairs_is_as_large_as_any_other() -> None:
+    world, _ = paired(8, 4)
+    world.reward = lambda cursor, sample: float(sample == 3)
+    train(world, 4)
+    for batch in world.trained.values():
+        assert batch.trajectories == world.rules.trajectories_per_step
+        rewards = [each.reward for group in batch.groups for each in group.trajectories]
+        assert sum(rewards) == len(rewards) / 2
+
+
+def test_pairs_whose_rewards_are_all_equal_are_filtered_whole() -> None:
+    world, (worker,) = paired(4)
+    world.reward = lambda cursor, sample: 1.0
+    [(key, *_), *_] = worker.open
+    for sample in range(4):
+        world.say(worker, worker.finish(key, sample))
+    world.drain()
+    status = world.state.status()
+    assert (status.groups_dropped, status.trajectories.dropped) == ({"filtered": 1}, 4)
+
+
+def test_rewards_that_fail_cost_pairs_nothing_as_long_as_others_are_left() -> None:
+    world, (worker,) = paired(4)
+    world.reward = lambda cursor, sample: None if sample < 2 else float(sample)
+    [(key, *_), *_] = worker.open
+    for sample in range(4):
+        world.say(worker, worker.finish(key, sample))
+    world.drain()
+    stored = world.ledger.groups[GroupId(0)]
+    assert [each.sample for each in stored.record.trajectories] == [2, 3]
+    assert world.state.status().groups.buffered == 1
+
+
+def test_other_rules_after_a_restart_drop_the_groups_that_were_drawn_otherwise() -> None:
+    world, (worker,) = paired(4)
+    [(key, *_), *_] = worker.open
+    world.say(worker, worker.finish(key, 3))
+    world.rules = rules()
+    world.crash()
+    assert world.state.status().groups_dropped == {"rules": 1}
+
+
+def test_pairs_that_waited_for_an_audit_are_chosen_when_it_is_off() -> None:
+    world, (worker,) = paired(4)
+    [(key, *_), *_] = worker.open
+    world.ledger.limits["torch"] = LEARNT
+    world.rules = replace(world.rules, audit=AuditRules())
+    world.crash()
+    for sample in range(4):
+        world.say(worker, worker.finish(key, sample))
+    world.drain()
+    assert world.state.status().groups.buffered == 0
+    world.rules = replace(world.rules, audit=None)
+    world.crash()
+    world.drain()
+    assert world.ledger.groups[GroupId(0)].record.left_out == (2, 3)
+    assert world.state.status().groups.buffered == 1

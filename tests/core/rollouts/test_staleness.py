@@ -81,6 +81,41 @@ def test_those_that_age_first_are_taken_first() -> None:
     assert [g.record.group for g in batch.groups] == [0, 2]
 
 
+def spread_group(number: int, version: int, spread: float) -> StoredGroup:
+    """Two trajectories whose rewards have this standard deviation."""
+    stored = group(number, version)
+    (one,) = stored.record.trajectories
+    both = (one.scored(0.0), replace(one.scored(2 * spread), sample=1))
+    return replace(stored, record=replace(stored.record, trajectories=both))
+
+
+def test_by_priority_those_whose_rewards_differ_most_are_taken_first() -> None:
+    spreads = [(0, 0.1), (1, 0.2), (2, 0.3), (3, 0.4)]
+    for order, taken in (("oldest", [0, 1]), ("priority", [2, 3])):
+        staleness = gates(order=order, trajectories_per_step=4, group_size=2, staleness_max=2)
+        fill(staleness, *(spread_group(number, 0, spread) for number, spread in spreads))
+        batch = staleness.freeze(1)
+        assert batch is not None
+        assert [g.record.group for g in batch.groups] == taken
+        staleness.check()
+        # The others are not lost.
+        assert staleness.freeze(2) is not None
+        assert staleness.age() == []
+
+
+def test_priority_leaves_the_places_of_groups_in_flight_free() -> None:
+    """Two groups of version 0 and two of version 1 wait in step 2; step 3 is the last one of version 0."""
+    for in_flight, taken in ((0, [2, 3]), (1, [1, 3]), (2, [0, 1])):
+        staleness = gates(order="priority", trajectories_per_step=4, group_size=2, staleness_max=2)
+        fill(staleness, spread_group(8, 0, 0.5), spread_group(9, 0, 0.5))
+        assert staleness.freeze(1) is not None
+        fill(staleness, spread_group(0, 0, 0.1), spread_group(1, 0, 0.2))
+        fill(staleness, spread_group(2, 1, 0.3), spread_group(3, 1, 0.4))
+        batch = staleness.freeze(2, {"": in_flight})
+        assert batch is not None
+        assert [g.record.group for g in batch.groups] == taken, in_flight
+
+
 def test_a_prefetched_batch_takes_nothing_too_old_either() -> None:
     staleness = gates(staleness_max=0)
     fill(staleness, *(group(number, 0) for number in range(4)))

@@ -56,12 +56,12 @@ def test_a_bad_trajectory_is_a_fault_of_its_group_only(
 
 def test_a_group_is_whole_or_as_it_declares_and_has_a_prompt() -> None:
     assert faults(batch_of(trajectory()), STEP, RULES, Trained()) == {
-        11: "expected samples 0 to 1; found [0]"
+        11: "expected samples 0 to 1 or 3; found [0]"
     }
     batch = batch_of(trajectory())
     good, cut = batch.groups
     declared = dataclasses.replace(batch, groups=(good, dataclasses.replace(cut, left_out=(1,))))
-    few = {11: "expected at least 2 trajectories; found 1"}
+    few = {11: "expected 2 to 2 trajectories; found 1"}
     assert faults(declared, STEP, RULES, Trained()) == few
     assert faults(declared, STEP, dataclasses.replace(RULES, group_min=1), Trained()) == {}
     for prompt in ((), (17,)):
@@ -71,6 +71,26 @@ def test_a_group_is_whole_or_as_it_declares_and_has_a_prompt() -> None:
                 11
             ]
         )
+
+
+@pytest.mark.parametrize(
+    ("count", "left_out", "fault"),
+    [
+        (2, (2, 3), ""),
+        (2, (2,), "expected samples 0 to 1 or 3; found [0, 1, 2]"),
+        (4, (), "expected 2 to 2 trajectories; found 4"),
+        (2, (2, 3, 4, 5), "expected samples 0 to 1 or 3; found [0, 1, 2, 3, 4, 5]"),
+    ],
+)
+def test_twice_as_many_samples_may_be_drawn_if_the_others_are_left_out(
+    count: int, left_out: tuple[int, ...], fault: str
+) -> None:
+    batch = batch_of(*[trajectory()] * count)
+    last = dataclasses.replace(batch.groups[1], left_out=left_out)
+    declared = dataclasses.replace(
+        batch, groups=(batch_of(trajectory(), trajectory()).groups[0], last)
+    )
+    assert faults(declared, STEP, RULES, Trained()) == ({11: fault} if fault else {})
 
 
 def test_another_batch_than_asked_for_is_the_coordinators_fault() -> None:

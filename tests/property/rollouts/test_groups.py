@@ -1,6 +1,7 @@
 """Groups and leases under any order of grants, results, silence and faults: nothing is lost, nothing counts twice."""
 
 from collections import Counter
+from dataclasses import replace
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -28,13 +29,15 @@ class Machine(RuleBasedStateMachine):
         group_size=st.integers(1, 4),
         slots=st.lists(st.integers(1, 6), min_size=3, max_size=3),
         bound=st.integers(0, 2),
+        pairs=st.booleans(),
     )
-    def begin(self, group_size: int, slots: list[int], bound: int) -> None:
+    def begin(self, group_size: int, slots: list[int], bound: int, pairs: bool) -> None:
         self.world = World(
             rules(
                 group_size=group_size,
                 trajectories_per_step=2 * group_size,
                 staleness_max=bound,
+                tasks=tuple(replace(task, pairs=pairs) for task in rules().tasks),
                 filter_zero_variance=False,
             )
         )
@@ -108,7 +111,7 @@ class Machine(RuleBasedStateMachine):
         if not hasattr(self, "world"):
             return
         status = self.world.state.status()
-        size = self.world.rules.group_size
+        size = self.world.rules.drawn(self.world.rules.tasks[0])
         for worker in status.workers:
             assert worker.leased <= max(worker.slots, size)
 

@@ -1,5 +1,7 @@
 """The gates against a plain model: whatever comes, frozen batches are fresh, whole, and keep their bytes."""
 
+from dataclasses import replace
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -19,25 +21,34 @@ from tests.support.coordinator_world import rules, version_digest, version_key
 
 
 def group(number: int, versions: list[int]) -> StoredGroup:
+    """One trajectory in which these versions wrote a token each, and one with another reward."""
     spans = tuple(
         AuthoredSpan(i, i + 1, Version(v), version_digest(v), PeerId("w"))
         for i, v in enumerate(sorted(versions))
     )
     tokens, logprobs = pack_tokens(range(len(versions))), pack_logprobs([0.0] * len(versions))
     record = TrajectoryRecord(0, tokens, logprobs, spans, "stop", 1.0)
-    return StoredGroup(GroupRecord(GroupId(number), pack_tokens([1]), (record,)), cursor=number)
+    both = (record, replace(record, sample=1, reward=float(number % 3)))
+    return StoredGroup(GroupRecord(GroupId(number), pack_tokens([1]), both), cursor=number)
 
 
 class Machine(RuleBasedStateMachine):
     """Groups of arbitrary token versions, and a learner that asks, commits, refuses, resumes."""
 
     @initialize(
-        bound=st.integers(0, 3), per_step=st.integers(1, 3), mode=st.sampled_from(["drop", "mask"])
+        bound=st.integers(0, 3),
+        per_step=st.integers(1, 3),
+        mode=st.sampled_from(["drop", "mask"]),
+        order=st.sampled_from(["oldest", "priority"]),
     )
-    def begin(self, bound: int, per_step: int, mode: str) -> None:
+    def begin(self, bound: int, per_step: int, mode: str, order: str) -> None:
         self.bound, self.per_step, self.mask = bound, per_step, mode == "mask"
         the_rules = rules(
-            staleness_max=bound, trajectories_per_step=per_step, group_size=1, over_stale=mode
+            staleness_max=bound,
+            trajectories_per_step=per_step,
+            group_size=1,
+            over_stale=mode,
+            order=order,
         )
         self.staleness = Staleness(the_rules, Recovered.nothing())
         self.step_of: dict[GroupId, int] = {}
@@ -61,10 +72,10 @@ class Machine(RuleBasedStateMachine):
                 self.admissible(stored, step) for step in range(self.staleness.open_step, last)
             )
 
-    @rule(ahead=st.integers(1, 2))
-    def freezes(self, ahead: int) -> None:
+    @rule(ahead=st.integers(1, 2), in_flight=st.integers(0, 6))
+    def freezes(self, ahead: int, in_flight: int) -> None:
         step, before = self.staleness.open_step, self.staleness.buffered
-        batch = self.staleness.freeze(self.staleness.committed + ahead)
+        batch = self.staleness.freeze(self.staleness.committed + ahead, {"": in_flight})
         self.staleness.age()
         if batch is None:
             assert before == self.staleness.buffered

@@ -11,7 +11,7 @@ import pytest
 
 from echo2d.config import CoordinatorConfig
 from echo2d.core.base.ids import GroupId, RunId
-from echo2d.core.cluster.rules import RowFilter
+from echo2d.core.cluster.rules import Informative, RowFilter
 from echo2d.core.protocol.sampling import Sampling
 from echo2d.core.protocol.trajectory import Source, pack_tokens
 from echo2d.core.rollouts.events import (
@@ -118,6 +118,11 @@ async def test_rules_follow_the_tables(folder: Path) -> None:
     assert (asks.sampling, asks.max_new_tokens) == (Sampling(0.6, 1.0, 20), 5)
     assert asks.row_filter == RowFilter(1, 7)
     assert asks.stop_token_ids == (9,)
+    for sampler, row_filter in (("informative", Informative(0.5)), ("pairs", None)):
+        made = config(folder, {**SORTS, "sampler": sampler, "explore": 0.5})
+        async with AsyncExitStack() as stack:
+            [task] = [task_rules(made, each, ()) for each in await open_tasks(stack, made)]
+        assert (task.row_filter, task.pairs) == (row_filter, sampler == "pairs")
 
 
 async def test_two_tasks_of_one_name_are_refused(folder: Path) -> None:
