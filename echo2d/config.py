@@ -189,7 +189,7 @@ class TaskTable(Table):
     explore: float = key(
         "with informative: how far a row's rewards may have come to differ after one version, in units"
         " of the reward",
-        0.02,
+        0.01,
         low=0.0,
     )
     retire_after: int = key(
@@ -652,16 +652,12 @@ class CoordinatorConfig:
 
     def _check_single(self) -> None:
         """A group of one answer has nothing to compare it with."""
-        asked = [
-            ("policy.order", self.policy.order, "priority"),
-            *(("task.sampler", task.sampler, "informative") for task in self.tasks),
-            *(("task.sampler", task.sampler, "pairs") for task in self.tasks),
-        ]
-        for name, found, compares in asked:
-            if found == compares:
+        chosen = [("task.sampler", task.sampler) for task in self.tasks]
+        for name, value in [("policy.order", self.policy.order), *chosen]:
+            if value in ("priority", "informative", "pairs"):
                 raise OperatorFault(
-                    f"{name}: {compares} compares the answers of a group; expected "
-                    "policy.group_size of at least 2; found 1"
+                    f"{name}: {value} compares the answers of a group; expected policy.group_size of "
+                    "at least 2; found 1"
                 )
 
     def sampling_of(self, task: TaskTable, *, greedy: bool = False) -> SamplingTable:

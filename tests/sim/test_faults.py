@@ -8,9 +8,11 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 
+from echo2d.core.cluster.rules import Informative
 from echo2d.sim.run.fault_schedule import RunFault, Schedule
 from echo2d.sim.run.world import RunOutcome, RunStuckError, SimulatedRun
 from tests.support.paths import REPO
@@ -58,6 +60,20 @@ def test_the_run_survives_plans_with_few_copies_of_the_seed(rng_seed: int) -> No
     """Its bytes cost money, so plans follow the slack that is measured between the faults."""
     schedule = Schedule.draw(rng_seed)
     rules = replace(schedule.rules, seed_usd_per_gb_up=0.09, shape="auto")
+    SimulatedRun(replace(schedule, rules=rules)).run()
+
+
+@pytest.mark.parametrize("rng_seed", range(7000, 7060))
+def test_the_run_survives_pairs_informative_rows_and_priorities(rng_seed: int) -> None:
+    """Two of three at a time."""
+    schedule = Schedule.draw(rng_seed)
+    first, *others = schedule.rules.tasks
+    if rng_seed % 3 != 0:
+        first = replace(first, pairs=True)
+    if rng_seed % 3 != 1:
+        first = replace(first, row_filter=Informative(0.0 if rng_seed % 2 else 0.1))
+    order: Literal["oldest", "priority"] = "priority" if rng_seed % 3 != 2 else "oldest"
+    rules = replace(schedule.rules, tasks=(first, *others), order=order)
     SimulatedRun(replace(schedule, rules=rules)).run()
 
 

@@ -27,6 +27,7 @@ from echo2d.core.base.ids import RunId
 from echo2d.core.cluster.rules import RunRules, TaskRules
 from echo2d.demo.run import CACHE
 from echo2d.demo.tiny_model import TinyRecipe, accuracies, held_out_prompts, make_tiny_model
+from echo2d.tasks.base import Task
 from echo2d.tasks.sort_digits import EOS, VOCABULARY, SortDigits
 from learner.batch.checks import BatchRules, Trained, faults, staleness_histogram
 from learner.batch.packing import answers_of
@@ -90,9 +91,15 @@ def kappas(bound: int) -> list[int]:
 
 
 class Run:
-    """One learner and one swarm. dtype: as learner.dtype."""
+    """One learner and one swarm. dtype: as learner.dtype. rules, task: None: those of the sweep."""
 
-    def __init__(self, case: Case, dtype: Dtype = "float32") -> None:
+    def __init__(
+        self,
+        case: Case,
+        dtype: Dtype = "float32",
+        rules: RunRules | None = None,
+        task: Task | None = None,
+    ) -> None:
         self._case = case
         recipe = TinyRecipe(rng_seed=case.seed)
         model = make_tiny_model(CACHE, recipe)
@@ -104,17 +111,19 @@ class Run:
             case.staleness, PER_STEP // GROUP_SIZE, GROUP_SIZE, len(VOCABULARY), GROUP_SIZE
         )
         self._writer = TorchWriter(model, frozenset({EOS}), MAX_NEW_TOKENS, case.seed)
-        self._swarm = InProcess(_rules(case), SortDigits(case.seed), self._writer, slots=PER_STEP)
+        self.swarm = InProcess(
+            rules or sweep_rules(case), task or SortDigits(case.seed), self._writer, slots=PER_STEP
+        )
 
     def train(self) -> dict[str, Any]:
         """The facts of the run."""
         began, cpu = time.monotonic(), time.process_time()
         rows, ages, trained = [], Counter[int](), Trained()
         looks = [self._look(0)]
-        self._swarm.open_session()
+        self.swarm.open_session()
         self._publish(0)
         for step in range(1, STEPS + 1):
-            body, digest = self._swarm.take(step)
+            body, digest = self.swarm.take(step)
             batch = read_batch(1, digest.hex(), body)
             assert not faults(batch, step, self._rules, trained), "I1"
             trained.add(batch)
@@ -135,7 +144,7 @@ class Run:
             )
             if step % LOOK_EVERY == 0:
                 looks.append(self._look(step))
-            every = self._swarm.commit(step, digest)
+            every = self.swarm.commit(step, digest)
             if step % every == 0 or step == STEPS:
                 self._publish(step)
         seconds = {
@@ -145,7 +154,7 @@ class Run:
         return {"looks": looks, "ages": dict(sorted(ages.items())), **_summary(rows), **seconds}
 
     def _publish(self, version: int) -> None:
-        self._swarm.publish(version, self._writer.offer(self._weights()))
+        self.swarm.publish(version, self._writer.offer(self._weights()))
 
     def _weights(self) -> dict[str, Any]:
         return {name: whole(weight) for name, weight in self._policy.weights().items()}
@@ -177,7 +186,7 @@ def _config(case: Case, model: Path) -> LearnerConfig:
     )  # fmt: skip
 
 
-def _rules(case: Case) -> RunRules:
+def sweep_rules(case: Case) -> RunRules:
     """Groups whose rewards are all equal are not replaced: they teach nothing, in every run alike."""
     return RunRules(
         RunId("sweep"), case.staleness, case.publish_every, PER_STEP, GROUP_SIZE,

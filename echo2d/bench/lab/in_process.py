@@ -17,10 +17,10 @@ from typing import Protocol
 from echo2d.core.base.ids import Digest, Version
 from echo2d.core.cluster.events import PeerSaid
 from echo2d.core.cluster.rules import RunRules
-from echo2d.core.coordinator.events import CommitAsked
+from echo2d.core.coordinator.events import CommitAsked, CoordinatorEvent
 from echo2d.core.protocol.control_messages import VersionKey
-from echo2d.core.protocol.trajectory import pack_tokens, unpack_tokens
-from echo2d.core.rollouts.events import ScoreSample
+from echo2d.core.protocol.trajectory import Source, pack_tokens, unpack_tokens
+from echo2d.core.rollouts.events import DrawPrompt, PromptDrawn, ScoreSample
 from echo2d.tasks.base import Reward, Task
 from echo2d.testing.memory_run import MemoryRun
 
@@ -86,6 +86,11 @@ class InProcess(MemoryRun):
 
     # --- the worker and the task
 
+    def _drawn(self, order: DrawPrompt) -> CoordinatorEvent:
+        prompt = self._task.prompt(order.cursor)
+        source = Source(order.task, prompt.row)
+        return PromptDrawn(order.cursor, pack_tokens(prompt.tokens), source)
+
     def step_workers(self) -> bool:
         """Refit, or write all that was granted."""
         worker = self._worker
@@ -109,9 +114,6 @@ class InProcess(MemoryRun):
                 )
                 self.pending.append(PeerSaid(worker.session, result))
         return True
-
-    def _prompt(self, cursor: int) -> bytes:
-        return pack_tokens(self._task.prompt(cursor).tokens)
 
     def _reward(self, order: ScoreSample) -> float:
         reward = self._task.reward(

@@ -71,7 +71,7 @@ class Informative:
     by, one version after a single group, in units of the reward.
     """
 
-    explore: float = 0.02
+    explore: float = 0.01
 
 
 @dataclass(frozen=True, slots=True)

@@ -166,6 +166,7 @@ class Groups:
 
     @property
     def in_flight_by_task(self) -> Mapping[str, int]:
+        """Those of each task."""
         return self._groups.by_task
 
     @property
@@ -635,7 +636,7 @@ class Groups:
             )
             actions += [] if judged is None else [Persist(judged)]
         if self._variance_filter.concerns(stored.record):
-            if self._variance_filter.filter(self._rules.drawn(group.task)):
+            if self._variance_filter.filter():
                 return [*actions, *self._drop(group, "filtered", "all rewards are the same")]
             text = "too many groups without variance; this one is taken"
             step = self._staleness.open_step
@@ -764,9 +765,8 @@ class Groups:
                 group, given, lambda attempt: self._may_count(attempt, task), now=now
             )
             return [_score(group, each) for each in unscored]
-        if (
-            len(kept) > self._rules.group_size
-        ):  # it waited for a verdict only, and there is no audit now
+        if len(kept) > self._rules.group_size:
+            # It waited for a verdict only, and there is no audit now.
             self._groups.add(group)
             return self._complete(group)
         return [] if self._staleness.admit(stored) else self.discard(stored, "stale", again=True)

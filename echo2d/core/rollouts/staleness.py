@@ -127,11 +127,9 @@ class Staleness:
         # By task, the number of buffered groups.
         self._by_task: Counter[str] = Counter()
         # Buffered groups are packed and dated when they come, so that a batch is filled fast.
-        # By group: the version that counts for the gates, and the newest version; how far its rewards
-        # differ.
+        # By group: the version that counts for the gates, and the newest version.
         self._packed: dict[GroupId, bytes] = {}
         self._ages: dict[GroupId, tuple[Version, Version]] = {}
-        self._spreads: dict[GroupId, float] = {}
         self._batches: dict[int, StepBatch] = {}
         # The batch that was filled last keeps its bytes, because the learner is about to fetch it.
         self._last_full = StepBatch(0, 0)
@@ -222,8 +220,6 @@ class Staleness:
         self._by_task[group.source.task] += 1
         self._packed[group.record.group] = pack_group(group.record)
         self._ages[group.record.group] = age
-        rewards = [] if self._oldest_first else [each.reward for each in group.record.trajectories]
-        self._spreads[group.record.group] = spread(rewards)
         return True
 
     def freeze(
@@ -244,7 +240,7 @@ class Staleness:
         # A task may have more groups than its share in a batch from before its weight was changed.
         for group in chosen[: batch.missing]:
             batch.groups.append(self._take(group))
-            del self._ages[group], self._spreads[group]
+            del self._ages[group]
         batch.groups.sort(key=lambda group: group.record.group)
         self._last_full.packed = None
         trajectories = sum(len(group.record.trajectories) for group in batch.groups)
@@ -350,15 +346,19 @@ class Staleness:
         fitting: list[Fitting] = []
         later: list[int] = []
         for group, (counts, newest) in self._ages.items():
-            if self._buffer[group].source.task == self._tasks[task].name:
-                last_step = counts + 1 + self._bound
-                if step <= last_step and newest <= step - 1:
-                    fitting.append(Fitting(last_step, self._spreads[group], group))
-                else:
-                    later.append(last_step)
+            stored, last_step = self._buffer[group], counts + 1 + self._bound
+            if stored.source.task != self._tasks[task].name:
+                continue
+            if step <= last_step and newest <= step - 1:
+                rewards = (
+                    [] if self._oldest_first else [t.reward for t in stored.record.trajectories]
+                )
+                fitting.append(Fitting(last_step, spread(rewards), group))
+            else:
+                later.append(last_step)
         places = self._places(step, task)
         if self._oldest_first:
-            return [group for _, _, group in sorted(fitting, key=_by_age)[:places]]
+            return [each.group for each in sorted(fitting)[:places]]
 
         def room(last_step: int) -> int:
             steps = range(step + 1, last_step + 1)
@@ -404,8 +404,7 @@ class Staleness:
     def _take_out(self, groups: Iterable[GroupId]) -> list[StoredGroup]:
         out = [self._take(group) for group in list(groups)]
         for group in out:
-            number = group.record.group
-            del self._packed[number], self._ages[number], self._spreads[number]
+            del self._packed[group.record.group], self._ages[group.record.group]
         return out
 
     def check(self) -> None:
@@ -415,7 +414,7 @@ class Staleness:
         )
         assert len(held) == len(set(held)), "a group is in two batches"
         assert not buffered & set(held)
-        assert buffered == set(self._packed) == set(self._spreads)
+        assert buffered == set(self._packed)
         assert +self._by_task == Counter(each.source.task for each in self._buffer.values())
         assert self._ages == {
             group: self._age_of(stored.record) for group, stored in self._buffer.items()
@@ -433,10 +432,6 @@ class Staleness:
         assert not any(
             self.outdated(g.record.version_min, g.record.version_max) for g in self._buffer.values()
         )
-
-
-def _by_age(each: Fitting) -> tuple[int, GroupId]:
-    return each.last_step, each.group
 
 
 def _recovered_batch(frozen: BatchFrozen, stored: dict[GroupId, StoredGroup]) -> StepBatch:

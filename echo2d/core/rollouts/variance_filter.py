@@ -1,6 +1,6 @@
 """Filters groups whose rewards are all the same: they would teach the learner nothing.
 
-A step filters at most EXTRA_STEPS_MAX times its R trajectories. The groups after that are taken as
+A step filters at most EXTRA_STEPS_MAX times its groups of R trajectories. The groups after that are taken as
 they are, so that a task whose rewards never differ does not stop the run.
 Not here: what happens to a filtered group (`groups`).
 """
@@ -8,7 +8,7 @@ Not here: what happens to a filtered group (`groups`).
 from echo2d.core.cluster.rules import RunRules
 from echo2d.core.protocol.trajectory import GroupRecord
 
-# A step draws at most 4 R trajectories more because groups had no variance.
+# A step draws at most 4 R trajectories more because groups had no variance; of pairs, 8 R.
 EXTRA_STEPS_MAX = 4
 
 
@@ -31,10 +31,9 @@ class VarianceFilter:
         alone = len(record.trajectories) == 1 < self._rules.group_size
         return self._rules.filter_zero_variance and (alone or no_variance(record))
 
-    def filter(self, size: int) -> bool:
-        """Filter one group of so many trajectories. False: the step has filtered enough, and the group
-        is taken.
-        """
+    def filter(self) -> bool:
+        """Filter one group. False: the step has filtered enough, and the group is taken."""
+        size = self._rules.group_size
         if self._filtered + size > EXTRA_STEPS_MAX * self._rules.trajectories_per_step:
             return False
         self._filtered += size

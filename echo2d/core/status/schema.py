@@ -251,7 +251,7 @@ class AuditStatus:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskStatus:
     """One task. weight: its groups of a step, over those of all tasks. in_flight: groups that are
-    not complete. retired: rows that are passed over; passed: prompts of such rows so far.
+    not complete. retired: rows that `filter` passes over; passed: prompts passed over so far.
     """
 
     name: str

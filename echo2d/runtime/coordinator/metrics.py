@@ -256,7 +256,7 @@ FAMILIES: tuple[Family[Status], ...] = (
     ),
     Family(
         "echo2d_wasted_tokens",
-        "Tokens of answers that were dropped with their groups, by reason",
+        "Tokens of answers that were dropped, by reason",
         by_key(lambda status: status.wasted_tokens),
         ("reason",),
         True,
@@ -465,10 +465,10 @@ FAMILIES: tuple[Family[Status], ...] = (
         ("standing",),
     ),
     _of_task("groups_in_flight", "Its groups that are not complete", lambda task: task.in_flight),
-    _of_task("retired_rows", "Its rows that are passed over", lambda task: task.retired),
+    _of_task("retired_rows", "Its rows that are retired", lambda task: task.retired),
     _of_task(
         "passed_prompts",
-        "Its prompts of retired rows that were passed over",
+        "Its prompts that were passed over",
         lambda task: task.passed,
         counter=True,
     ),

@@ -11,14 +11,7 @@ from typing import Literal
 
 from echo2d.core.audit.events import LimitsLearnt
 from echo2d.core.base.ids import RunId
-from echo2d.core.cluster.rules import (
-    AuditRules,
-    EvalRules,
-    Informative,
-    RowFilter,
-    RunRules,
-    TaskRules,
-)
+from echo2d.core.cluster.rules import AuditRules, EvalRules, RowFilter, RunRules, TaskRules
 from echo2d.registry import SHAPES
 from echo2d.sim.run.engine import STOP, VOCAB
 
@@ -123,7 +116,6 @@ class Schedule:
             died = [RunFault(at, "kill_auditor", 1, chance.uniform(0.2, 20.0)) for at in kills]
             faults = tuple(sorted([*faults, *died], key=lambda fault: fault.at_s))
         rules = replace(rules, evals=_evals(random.Random(rng_seed ^ 0xE7A1), rules))
-        rules = _chosen_otherwise(random.Random(rng_seed ^ 0x5A3), rules)
         return Schedule(
             rng_seed=rng_seed,
             rules=rules,
@@ -174,19 +166,6 @@ def _tasks(rng: random.Random, max_new_tokens: int) -> tuple[TaskRules, ...]:
             tasks[-1], max_new_tokens=max(1, max_new_tokens // 2), row_filter=RowFilter(1, 2)
         )
     return tuple(tasks)
-
-
-def _chosen_otherwise(chance: random.Random, rules: RunRules) -> RunRules:
-    """Mostly as they are. The first task draws twice as many samples, or asks informative rows, or the
-    buffer has priorities.
-    """
-    first, *others = rules.tasks
-    if rules.group_size > 1 and chance.random() < 0.2:
-        first = replace(first, pairs=True)
-    if chance.random() < 0.2:
-        first = replace(first, row_filter=Informative(chance.choice([0.0, 0.1])))
-    order: Literal["oldest", "priority"] = "priority" if chance.random() < 0.2 else "oldest"
-    return replace(rules, tasks=(first, *others), order=order)
 
 
 def _evals(chance: random.Random, rules: RunRules) -> tuple[EvalRules, ...]:

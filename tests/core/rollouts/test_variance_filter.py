@@ -43,10 +43,10 @@ def test_each_step_filters_only_so_many() -> None:
     variance_filter = VarianceFilter(rules(group_size=2, trajectories_per_step=4))
     for step in (1, 2):
         variance_filter.opened(step)
-        filtered = [variance_filter.filter(2) for _ in range(2 * EXTRA_STEPS_MAX + 1)]
+        filtered = [variance_filter.filter() for _ in range(2 * EXTRA_STEPS_MAX + 1)]
         assert filtered == [*[True] * 2 * EXTRA_STEPS_MAX, False]
         variance_filter.opened(step)
-        assert not variance_filter.filter(2)
+        assert not variance_filter.filter()
 
 
 def test_groups_without_variance_are_filtered_so_often() -> None:
