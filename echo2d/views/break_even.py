@@ -13,8 +13,10 @@ POINTS = 201  # of the map, each way
 def break_even_sentence(compared: BreakEven) -> str:
     """What a data centre would take, and how far its prices are from making it the better choice."""
     saving, least = compared.saving, compared.rollout_share_min
+    turns = compared.synchronous_usd
     first = (
-        f"a data centre takes {compared.centralized_usd:,.3f} usd a step: this is {abs(saving):.1%} "
+        f"a data centre takes {compared.centralized_usd:,.3f} usd a step"
+        f"{'' if turns is None else f' ({turns:,.3f} if it generates and trains by turns)'}: this is {abs(saving):.1%} "
         f"{'cheaper' if saving >= 0 else 'dearer'}; rollouts are {compared.rollout_share:.0%} of its "
         f"bill, and a trajectory here costs {compared.price_ratio:.2f} times what it costs there"
     )

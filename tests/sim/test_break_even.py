@@ -52,6 +52,15 @@ def test_a_learner_that_is_the_whole_bill_saves_nothing() -> None:
     assert "dearer" in break_even_sentence(dear)
 
 
+def test_a_data_centre_that_works_by_turns_is_named_where_the_file_has_it() -> None:
+    _, rented = compared_of("rented")
+    assert rented.synchronous_usd == pytest.approx(28.0 * 2244 / 3600)
+    assert "(17.453 if it generates and trains by turns)" in break_even_sentence(rented)
+    _, spot = compared_of("spot")
+    assert spot.facts()["synchronous_usd_per_step"] is None
+    assert "by turns" not in break_even_sentence(spot)
+
+
 def test_without_a_data_centre_there_is_nothing_to_compare() -> None:
     fleet = replace(load_fleet(REPO / "scenarios/mix-rented.toml"), centralized=None)
     assert break_even(fleet, provision(fleet)) is None

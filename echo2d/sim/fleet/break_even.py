@@ -22,13 +22,16 @@ from echo2d.sim.fleet.spot_learner import SpotLearner
 
 @dataclass(frozen=True, slots=True)
 class BreakEven:
-    """The symbols of the module docstring. centralized_usd: a step in the data centre."""
+    """The symbols of the module docstring. centralized_usd: a step in the data centre; synchronous_usd: where its
+    machines generate and train by turns, if the file says how long that takes.
+    """
 
     rollout_share: float
     price_ratio: float
     margin: float
     longer: float
     centralized_usd: float
+    synchronous_usd: float | None = None
 
     @property
     def saving(self) -> float:
@@ -62,6 +65,7 @@ class BreakEven:
         """For JSON: shares and ratios, and usd a step."""
         return {
             "centralized_usd_per_step": self.centralized_usd,
+            "synchronous_usd_per_step": self.synchronous_usd,
             "saving": self.saving,
             "rollout_share": self.rollout_share,
             "price_ratio": self.price_ratio,
@@ -87,4 +91,11 @@ def break_even(fleet: FleetSpec, found: Forecast) -> BreakEven | None:
     rollouts_here = found.usd_per_step - learner_here
     margin = found.mu_pool * found.step_s / demand.trajectories_per_step
     ratio = rollouts_here / rollouts_there / margin if rollouts_there else 0.0
-    return BreakEven(1.0 - learner_there, ratio, margin, longer, there.usd_per_step)
+    return BreakEven(
+        1.0 - learner_there,
+        ratio,
+        margin,
+        longer,
+        there.usd_per_step,
+        there.synchronous_usd_per_step,
+    )

@@ -196,10 +196,22 @@ class CentralizedTable(Table):
         low=0.0,
         high=USD_MAX,
     )
+    synchronous_step_s: float | None = key(
+        "seconds of a step if the same machines generate and train by turns",
+        None,
+        above=0.0,
+        high=SECONDS_MAX,
+    )
 
     @property
     def usd_per_step(self) -> float:
         return self.usd_per_h * self.step_s / 3600.0
+
+    @property
+    def synchronous_usd_per_step(self) -> float | None:
+        """None: the file does not say."""
+        step_s = self.synchronous_step_s
+        return None if step_s is None else self.usd_per_h * step_s / 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
