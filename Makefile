@@ -52,12 +52,14 @@ trl-example: $(READY)
 
 staleness-sweep: $(READY)
 	$(BIN)/python -m tools.research.staleness_sweep $(ARGS)
+	$(BIN)/python -m tools.research.staleness_sweep --long $(ARGS)
 
 figures: $(READY)
 	$(BIN)/python tools/research/scale_figure.py $(ARGS)
 	$(BIN)/python -m tools.research.broadcast_figure
 	$(BIN)/python -m tools.research.bubble_figure $(if $(RUN),--run)
 	$(BIN)/python -m tools.research.cost_table
+	$(BIN)/python -m tools.research.usd_to_accuracy
 	$(BIN)/echo2d plan scenarios/mix-rented.toml --map docs/figures/break_even.png
 
 mutants: $(READY)

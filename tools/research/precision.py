@@ -21,7 +21,7 @@ def main() -> None:
         (first, wide), (_, narrow) = (
             (looks[0][1], looks[-1][1])
             for dtype in ("float32", "bfloat16")
-            for looks in [Run(case, dtype).train()["looks"]]
+            for looks in [Run(case, dtype=dtype).train()["looks"]]
         )
         differences.append(narrow - wide)
         print(

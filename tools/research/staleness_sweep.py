@@ -2,13 +2,13 @@
 
 The real coordinator core and the real learner's train step in one process (`echo2d.bench.lab.in_process`): a worker
 that is always ahead makes the data as stale as the staleness bound S and the publish period kappa let it be. The task
-and the model are the demo's. Every finished run is a line of `--out`, and is not made again; remove the file to
-measure anew.
+and the model are the demo's. Every finished run is a line of a file, and is not made again; remove the file to measure
+anew. A run is its seed's: the same machine gives the same numbers again.
 
-    every S x kappa x {none, BEST}    and every correction where it is hardest, S = 11 with kappa = 1; seeds 0 to 2
-
-Draws docs/figures/staleness.png and .csv of what there is (`staleness_figure`). A run is its seed's: the same machine
-gives the same numbers again.
+    docs/staleness.jsonl         60 steps: every S x kappa x {none, BEST}, and every correction where it is hardest,
+                                 S = 11 with kappa = 1. Draws docs/figures/staleness.png and .csv (`staleness_figure`)
+    docs/staleness_long.jsonl    --long, 360 steps: every S x {default, clip} with kappa = 1, the freshest data that S
+                                 allows. For what an accuracy costs (`usd_to_accuracy`)
 """
 
 import argparse
@@ -39,12 +39,13 @@ from learner.ranks.ranks import Ranks, whole
 from tools.research.staleness_figure import FIGURES, draw
 
 REPO = Path(__file__).parents[2]
-RUNS = REPO / "docs" / "staleness.jsonl"
+RUNS, LONG_RUNS = REPO / "docs" / "staleness.jsonl", REPO / "docs" / "staleness_long.jsonl"
 
-STEPS, LR = 60, 1e-4
+STEPS, LONG_STEPS, LR = 60, 360, 1e-4  # the accuracy still rises at the end of both
 PER_STEP, GROUP_SIZE, MAX_NEW_TOKENS = 128, 8, 12
 LOOK_EVERY = 6  # steps between two looks at the accuracy
 SEEDS = (0, 1, 2)
+MORE_SEEDS = (3,)  # of long runs with S = 0 and 3, to say more exactly what S = 3 costs
 BOUNDS = (0, 1, 3, 6, 11)
 HARDEST = (11, 1)
 PURE = {"proximal": "recomputed"}  # with one optimizer step a train step: no clip, importance p / q
@@ -58,6 +59,9 @@ CORRECTIONS: dict[str, dict[str, Any]] = {
     "clip_tis": {"proximal": "rollout", "correction": "tis"},
 }
 BEST = "clip_tis"
+# The learner's own, with its two-sided clip, and plain GRPO as ECHO-2 has it.
+LONG = ("default", "clip")
+RECIPES = {**CORRECTIONS, "default": {"clip_ratio_max": 3.0}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +90,14 @@ def cases() -> Iterator[Case]:
         yield from (Case(*setting, seed) for setting in dict.fromkeys([*compared, *table]))
 
 
+def long_cases() -> Iterator[Case]:
+    """Each once, what is wanted most first. With S = 0 no ratio is large enough for the two to differ."""
+    everything = [(seed, each) for seed in SEEDS for each in LONG]
+    for seed, each in sorted(everything, key=lambda one: (one[0] > 0, LONG.index(one[1]))):
+        yield from (Case(bound, 1, each, seed) for bound in BOUNDS[each != "default" :])
+    yield from (Case(bound, 1, "default", seed) for seed in MORE_SEEDS for bound in (0, 3))
+
+
 def kappas(bound: int) -> list[int]:
     return sorted({1, max(1, bound - 1)})
 
@@ -96,15 +108,16 @@ class Run:
     def __init__(
         self,
         case: Case,
+        steps: int = STEPS,
         dtype: Dtype = "float32",
         rules: RunRules | None = None,
         task: Task | None = None,
     ) -> None:
-        self._case = case
+        self._case, self._steps = case, steps
         recipe = TinyRecipe(rng_seed=case.seed)
         model = make_tiny_model(CACHE, recipe)
         self._held_out = held_out_prompts(recipe)
-        config = replace(_config(case, model), dtype=dtype)
+        config = replace(_config(case, model), steps=steps, dtype=dtype)
         self._judge = load_model(model)  # float32, whatever the layers under training are
         self._advantages, self._policy = advantages_of(config), Policy(config, Ranks())
         self._rules = BatchRules(
@@ -122,7 +135,7 @@ class Run:
         looks = [self._look(0)]
         self.swarm.open_session()
         self._publish(0)
-        for step in range(1, STEPS + 1):
+        for step in range(1, self._steps + 1):
             body, digest = self.swarm.take(step)
             batch = read_batch(1, digest.hex(), body)
             assert not faults(batch, step, self._rules, trained), "I1"
@@ -145,7 +158,7 @@ class Run:
             if step % LOOK_EVERY == 0:
                 looks.append(self._look(step))
             every = self.swarm.commit(step, digest)
-            if step % every == 0 or step == STEPS:
+            if step % every == 0 or step == self._steps:
                 self._publish(step)
         seconds = {
             "wall_s": round(time.monotonic() - began, 1),
@@ -166,9 +179,9 @@ class Run:
 
 
 def _summary(rows: list[dict[str, float]]) -> dict[str, Any]:
-    """rewards: of the batches, by step. The rest: means over the train steps, and the largest ones."""
-    facts: dict[str, Any] = {"rewards": [round(row["reward"], 3) for row in rows]}
-    for name in ("kl", "clip_share", "corrected_share"):
+    """Means over the train steps, and the largest ones."""
+    facts: dict[str, Any] = {}
+    for name in ("reward", "kl", "clip_share", "corrected_share"):
         facts[name] = round(sum(row[name] for row in rows) / len(rows), 5)
     return {
         **facts,
@@ -182,7 +195,7 @@ def _config(case: Case, model: Path) -> LearnerConfig:
     return LearnerConfig(
         url="http://127.0.0.1:1", token_file=Path("none"), model=model, snapshot_root=Path("none"),
         out_dir=Path("none"), steps=STEPS, lr=LR, threads=1, packing=False, device="cpu", rng_seed=case.seed,
-        advantage_std="population", clip_ratio_max=0.0, mask_high=2.0, **CORRECTIONS[case.correction],
+        advantage_std="population", **{"clip_ratio_max": 0.0, "mask_high": 2.0, **RECIPES[case.correction]},
     )  # fmt: skip
 
 
@@ -205,28 +218,30 @@ def finished(path: Path) -> list[dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=RUNS, help="a line per finished run")
+    parser.add_argument("--long", action="store_true", help="the runs of 360 steps")
     parser.add_argument(
         "--figures", type=Path, default=FIGURES, help="where staleness.png and .csv go"
     )
     parser.add_argument("--runs", type=int, help="make at most so many")
     wanted = parser.parse_args()
-    rows = finished(wanted.out)
+    path, steps = (LONG_RUNS, LONG_STEPS) if wanted.long else (RUNS, STEPS)
+    rows = finished(path)
     there = {Case(*(row[name] for name in Case.__slots__)) for row in rows}
-    planned = list(cases())
+    planned = list(long_cases() if wanted.long else cases())
     missing = [case for case in planned if case not in there][: wanted.runs]
     for number, case in enumerate(
         missing, len(planned) - len([c for c in planned if c not in there]) + 1
     ):
-        row = {**asdict(case), **Run(case).train()}
-        with wanted.out.open("a", encoding="utf-8") as file:
+        row = {**asdict(case), **Run(case, steps).train()}
+        with path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
         rows.append(row)
         first, last = row["looks"][0][1], row["looks"][-1][1]
         print(
             f"{number}/{len(planned)} {case}: {first:.3f} -> {last:.3f}, staleness {row['ages']}, {row['wall_s']} s"
         )
-    draw(rows, wanted.figures)
+    if not wanted.long:
+        draw(rows, wanted.figures)
 
 
 if __name__ == "__main__":

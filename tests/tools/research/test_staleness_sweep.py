@@ -8,7 +8,17 @@ from typing import Any
 import pytest
 
 from tools.research.staleness_figure import against, draw, fall, final, table
-from tools.research.staleness_sweep import BEST, BOUNDS, CORRECTIONS, SEEDS, cases, finished, kappas
+from tools.research.staleness_sweep import (
+    BEST,
+    BOUNDS,
+    CORRECTIONS,
+    LONG_RUNS,
+    SEEDS,
+    cases,
+    finished,
+    kappas,
+    long_cases,
+)
 
 
 def row(
@@ -41,6 +51,21 @@ def test_every_case_is_planned_once() -> None:
         (case.staleness, case.publish_every, case.correction, case.seed) for case in planned
     } == (table_of_all | hardest)
     assert [kappas(bound) for bound in BOUNDS] == [[1], [1], [1, 2], [1, 5], [1, 10]]
+
+
+def test_every_long_case_was_run_and_with_fresh_data_nothing_is_corrected() -> None:
+    """So plain clipped GRPO and the default are the same run where S = 0, and one is enough."""
+    planned, rows = list(long_cases()), finished(LONG_RUNS)
+    assert {(case.staleness, case.correction) for case in planned} == {
+        *((bound, "default") for bound in BOUNDS),
+        *((bound, "clip") for bound in BOUNDS[1:]),
+    }
+    run = [(row["staleness"], row["publish_every"], row["correction"], row["seed"]) for row in rows]
+    assert sorted(run) == sorted(
+        (case.staleness, case.publish_every, case.correction, case.seed) for case in planned
+    )
+    for row in rows:
+        assert row["staleness"] or (row["corrected_share"] == 0.0 and row["ratio_max"] < 2.0)
 
 
 def test_a_line_that_was_cut_short_is_no_run(tmp_path: Path) -> None:
