@@ -96,7 +96,7 @@ class PolicyTable(Table):
     TABLE: ClassVar[str] = "policy"
 
     staleness_max: int = key(
-        "S: the oldest data allowed in a gradient, in train steps", 2, low=0, high=STALENESS_MAX
+        "S: the oldest data allowed in a gradient, in train steps", 3, low=0, high=STALENESS_MAX
     )
     publish_every: int | Literal["auto"] = key(
         'kappa: train steps per publish, 1 to S + 1, or "auto"', "auto", low=1

@@ -47,7 +47,7 @@ def test_other_programs_tables_are_ignored() -> None:
         ("policy", "staleness_max", -1, ["at least 0", "-1"]),
         ("policy", "publish_every", "often", ["policy.publish_every", '"auto"', "'often'"]),
         ("policy", "publish_every", 0, ["policy.publish_every", "0"]),
-        ("policy", "publish_every", 4, ["policy.publish_every", "1 to 3", "4"]),
+        ("policy", "publish_every", 5, ["policy.publish_every", "1 to 4", "5"]),
         ("policy", "group_size", 7, ["policy.group_size", "divisor", "7"]),
         ("policy", "order", "newest", ["policy.order", '"oldest" or "priority"', "'newest'"]),
         ("task", "sampler", "hard", ["task.sampler", '"informative" or "pairs"', "'hard'"]),

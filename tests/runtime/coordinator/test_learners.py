@@ -194,7 +194,7 @@ async def test_a_learner_publishes_to_the_real_core_across_a_restart(
     snapshot = await asyncio.to_thread(make_snapshot, tmp_path / "out" / "0")
     async with serving(config, core_machine) as opened, learner(run_dir, opened) as client:
         session = await client.open_session(0)
-        assert (session.epoch, session.staleness_max, session.group_size) == (1, 2, 2)
+        assert (session.epoch, session.staleness_max, session.group_size) == (1, 3, 2)
         first = await client.publish(0, snapshot)
         assert await client.publish(0, snapshot) == first
         assert len(names(run_dir / "versions")) == 1
