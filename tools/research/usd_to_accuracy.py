@@ -62,11 +62,8 @@ def steps_to(curve: Curve, accuracy: float) -> float | None:
     before, below = curve[0]
     for step, found in curve:
         if found >= accuracy:
-            return (
-                step
-                if found == below
-                else before + (step - before) * (accuracy - below) / (found - below)
-            )
+            share = (accuracy - below) / (found - below) if found > below else 1.0
+            return before + (step - before) * share
         before, below = step, found
     return None
 
