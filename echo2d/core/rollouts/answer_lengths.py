@@ -52,10 +52,10 @@ class AnswerLengths:
         step = min(1.0, count / min(float(self.answers), MEMORY))
         # The first groups hardly tell how much groups differ.
         slow = count / min(self.answers + MEMORY / 4, MEMORY + count)
-        spread = sum((each - self.log_mean) ** 2 for each in logs) / count
+        spread = sum([(each - self.log_mean) ** 2 for each in logs]) / count
         self.variance += slow * (spread - self.variance)
         if count > 1:
-            spread = sum((each - middle) ** 2 for each in logs) / (count - 1)
+            spread = sum([(each - middle) ** 2 for each in logs]) / (count - 1)
             self.within += slow * (spread - self.within)
         self.mean += step * (sum(lengths) / count - self.mean)
         self.log_mean += step * (middle - self.log_mean)

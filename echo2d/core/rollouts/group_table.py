@@ -307,17 +307,20 @@ class GroupTable:
     def _take(self, group: OpenGroup, sample: int) -> Lease | None:
         group.waiting.discard(sample)
         group.partials.pop(sample, None)
+        ended = None
+        for lease in group.running.values():
+            if sample in lease.samples:
+                ended = lease if self._leases.answer(lease, sample) else None
+                break
+        if ended is not None:
+            del group.running[ended.key]
         self._note(group)
-        for key, lease in list(group.running.items()):
-            if sample in lease.samples and self._leases.answer(lease, sample):
-                del group.running[key]
-                return lease
-        return None
+        return ended
 
     def _note(self, group: OpenGroup) -> None:
         """The waiting or the kept samples of this group have changed."""
         (self._waiting.add if group.waiting else self._waiting.discard)(group.group)
-        whole = len(group.kept) + len(group.left_out) == self._size
+        whole = not group.waiting and not group.running
         (self._whole.add if whole else self._whole.discard)(group.group)
 
     def check(self) -> None:

@@ -683,7 +683,7 @@ class Groups:
         return bool(oldest) and self._staleness.outdated(min(oldest), newest)
 
     def _is_whole(self, group: OpenGroup) -> bool:
-        return len(group.kept) + len(group.left_out) == self._rules.drawn(group.task)
+        return not group.waiting and not group.running
 
     def _lease_failed(self, lease: Lease, worker: Peer | None, now: float) -> list[RolloutAction]:
         if worker is not None:

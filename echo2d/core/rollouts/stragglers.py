@@ -5,8 +5,7 @@
     a faster worker has a free slot --takes, with its tokens, the one that will have taken longest-->
 
 The slot that a sample leaves takes the next one, so nothing is idle for it: long answers end at fast workers, and
-new ones begin at slow ones. A worker's speed is its rate with all slots leased, per slot, and how well it is known:
-a sample moves only if its worker at its best is much slower than the other one at its worst. Lengths are predicted
+new ones begin at slow ones. A worker's speed is its rate with all slots leased, per slot; lengths are predicted
 (`answer_lengths`).
 Not here: ending the lease and granting the next one (`groups`, `group_work`).
 """
@@ -40,21 +39,9 @@ JUDGED_SHARE = 0.1
 JUDGED_S_MIN = 1.0
 # So many groups are judged, those first that have waited longest.
 GROUPS_MAX = 1024
-# A worker is taken to be slower, or faster, than its rate says by so many standard errors.
-SURE = 0.5
 # So many workers with free slots are looked at, and for each of them so many samples, the latest first.
 WORKERS_MAX = 32
 LOOKED_AT = 32
-
-
-class Speed(NamedTuple):
-    """Answers/s of one slot of a worker, give or take SURE standard errors."""
-
-    least: float
-    most: float
-
-
-UNKNOWN = Speed(0.0, math.inf)
 
 
 class Late(NamedTuple):
@@ -86,11 +73,14 @@ class Stragglers:
         versions: PublishedVersions,
         statistics: Statistics,
     ) -> None:
-        size = rules.group_size
-        self._lacks_max = (
-            max(1, int(size * LAST_SHARE)) if size > 1 and rules.move_stragglers else 0
-        )
-        self._size = size
+        # Groups that lack as many samples, or fewer, are looked at; by task.
+        self._lacks_max = {
+            task.name: max(1, int(rules.drawn(task) * LAST_SHARE))
+            if rules.group_size > 1 and rules.move_stragglers
+            else 0
+            for task in rules.tasks
+        }
+        self._size = rules.group_size
         self._groups, self._leases = groups, leases
         self._members, self._versions = members, versions
         self._measurements = statistics.measurements
@@ -100,14 +90,16 @@ class Stragglers:
         self._late: list[Late] = []
         self._judge_at = 0.0
         # Of each worker, as of a number of times that rates were settled.
-        self._speeds: dict[PeerId, Speed] = {}
+        self._speeds: dict[PeerId, float] = {}
         self._settled = -1
         # Workers below this speed are those than which others are much faster.
         self._fast = 0.0
 
     def kept(self, group: OpenGroup) -> None:
         """One more sample of the group is kept."""
-        if 0 < self._size - len(group.kept) - len(group.left_out) <= self._lacks_max:
+        # Where a lease has several samples, more of them may be missing.
+        lacking = len(group.waiting) + len(group.running)
+        if 0 < lacking <= self._lacks_max[group.task.name]:
             self._waiting[group.group] = None
 
     def complete(self, group: OpenGroup) -> None:
@@ -123,7 +115,7 @@ class Stragglers:
         for number in islice(self._waiting, GROUPS_MAX):
             group = self._groups.get(number)
             for lease in () if group is None else group.running.values():
-                speed = self._speeds.get(lease.given.worker, UNKNOWN).most
+                speed = self._speeds.get(lease.given.worker, fast)
                 if group is not None and speed < fast:
                     yield group, lease, speed
 
@@ -136,7 +128,7 @@ class Stragglers:
     def moves(self, free: Iterable[FreeSlots]) -> list[Move]:
         """Which leases end now, and where their samples go on. free: the workers that have free slots."""
         some = islice(free, WORKERS_MAX)
-        faster = [(self._speed(each.worker, each.slots).least, each) for each in some]
+        faster = [(self._speeds.get(each.worker, 0.0), each) for each in some]
         found: list[Move] = []
         for speed, each in sorted(faster, key=lambda pair: -pair[0]):
             found += self._moves_to(each, speed) if speed else []
@@ -147,15 +139,13 @@ class Stragglers:
     def _judge(self, now: float) -> None:
         usual = self._measurements.t_gen.estimate
         self._judge_at = now + max(JUDGED_S_MIN, JUDGED_SHARE * (usual.value if usual else 0.0))
+        if self._settled != self._measurements.settled:
+            self._settled = self._measurements.settled
+            self._learn_speeds()
+        if min(self._speeds.values(), default=0.0) >= self._fast:
+            self._waiting.clear()  # they are all about as fast
         for number in [each for each in self._waiting if self._groups.get(each) is None]:
             del self._waiting[number]
-        if self._settled != self._measurements.settled:
-            self._settled, self._speeds = self._measurements.settled, {}
-            for peer in self._members:
-                if peer.kind == "worker" and peer.alive:
-                    self._speed(peer.peer, peer.slots)
-            fastest = max([speed.least for speed in self._speeds.values()], default=0.0)
-            self._fast = (1.0 - GAIN_MIN) * fastest
         self._late = sorted(
             (
                 Late(now - lease.since + left_s, lease.key, left_s, speed)
@@ -199,16 +189,30 @@ class Stragglers:
             self._late = [late for late in self._late if late.lease not in moved]
         return found
 
-    def _speed(self, worker: PeerId, slots: int) -> Speed:
-        """As of the last time that rates were settled."""
-        if (known := self._speeds.get(worker)) is None:
-            known, rate = UNKNOWN, self._measurements.rate(worker)
-            if rate is not None and slots:
+    def _learn_speeds(self) -> None:
+        """Answers/s of one slot of each worker whose rate is known.
+
+        Each rate is drawn towards the mean of all, the more the less it is known, and wholly if they differ no more
+        than their errors: among many workers alike, some look slow and some fast by chance.
+        """
+        known: list[tuple[PeerId, float, float]] = []
+        for peer in self._members:
+            works = peer.active and peer.slots and peer.alive
+            if works and (rate := self._measurements.rate(peer.peer)) is not None:
                 # Its error takes a group for one result; here the samples of a group come one by one.
-                off = SURE * rate.sd / math.sqrt(self._size)
-                known = Speed(max(0.0, rate.value - off) / slots, (rate.value + off) / slots)
-            self._speeds[worker] = known
-        return known
+                off = (rate.sd / rate.value) ** 2 / self._size
+                known.append((peer.peer, math.log(rate.value / peer.slots), off))
+        if not known:
+            return
+        logs = [each for _, each, _ in known]
+        mean = sum(logs) / len(known)
+        errors = sum([off for _, _, off in known]) / len(known)
+        real = max(0.0, sum([(each - mean) ** 2 for each in logs]) / len(known) - errors)
+        self._speeds = {
+            worker: math.exp(mean + (each - mean) * real / (real + off))
+            for worker, each, off in known
+        }
+        self._fast = (1.0 - GAIN_MIN) * max(self._speeds.values())
 
     def _version(self, peer: Peer | None) -> int:
         record = None if peer is None else self._versions.live(peer.serving)

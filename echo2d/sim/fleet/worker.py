@@ -85,7 +85,7 @@ class FleetWorker:
         begun = []
         start = max(now, self.paused_until) + extra_s
         for sample, work in zip(granted.samples, works, strict=True):
-            whole = length_of(work)
+            whole = max(1, min(TOKENS_MAX, round(work * TOKENS_MEAN)))
             tokens = max(1, whole - granted.written)
             takes_s = self.sample_s * work * tokens / whole
             one = FleetSample(
@@ -161,11 +161,6 @@ class FleetWorker:
         if self.active_since is not None:
             self.usd += self.price.usd_per_h * (now - self.active_since) / 3600.0
             self.active_since = now
-
-
-def length_of(work: float) -> int:
-    """The tokens of a sample that is so long, over the mean."""
-    return max(1, min(TOKENS_MAX, round(work * TOKENS_MEAN)))
 
 
 @lru_cache(maxsize=1024)

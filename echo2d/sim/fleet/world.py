@@ -63,6 +63,7 @@ SILENCE_S = 15.0  # until a worker that left without a word is given up, as in a
 FOREVER_S = 1e12
 WARM_STEPS = 2  # times S + 1: steps before the bubble counts
 GROUP_QUANTILES = {"p50": 0.5, "p95": 0.95}
+NOTED = (PromptTaken, GroupDropped, LeaseGiven)
 WORKS_MAX = 1 << 17  # samples whose length is remembered
 CHECK_EVERY = 2000  # grants between two checks of the machines
 _PROMPT = pack_tokens([2])
@@ -342,7 +343,8 @@ class FleetWorld:
         for action in actions:
             match action:
                 case Persist(record):  # first, for it is half of them
-                    self._notes(record)
+                    if isinstance(record, NOTED):
+                        self._notes(record)
                 case Send(session, message):
                     self._hears(session, message)
                 case ScoreSample(group, sample):
@@ -400,7 +402,8 @@ class FleetWorld:
             drawn_by = f"{simulate.rng_seed} length of {granted.group}"
             work *= math.exp(random.Random(drawn_by).gauss(0.0, of_prompt))
         self._works[key] = work
-        keep_newest(self._works, WORKS_MAX)
+        if len(self._works) > WORKS_MAX:
+            keep_newest(self._works, WORKS_MAX)
         return work
 
     def _box(self, session: SessionId) -> FleetWorker | None:
