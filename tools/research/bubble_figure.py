@@ -2,8 +2,9 @@
 
 `python -m tools.research.bubble_figure` computes the first two anew for the points that
 docs/figures/bubble_run.csv has; `--run` first measures those that it lacks
-(`echo2d.bench.coordinator.bubble`: programs on loopback, both modes at once, two minutes a ratio, a
-quarter of an hour for all; it goes on where it was stopped). What a run measured of T_train,
+(`echo2d.bench.coordinator.bubble`: programs on loopback, two points at once, two minutes each time,
+twenty minutes for all; it goes on where it was stopped). A point is of a mode and of groups of one
+size: of 1 in both modes, of 8 and of 16 in background mode. What a run measured of T_train,
 T_bcast, standing still and the pause of a refit goes into formula and simulation: what they predict
 is the bubble.
 """
@@ -33,16 +34,13 @@ from echo2d.sim.fleet.world import FleetWorld
 from echo2d.sim.kernel.scenario import MBIT
 from tools.research.artefacts import FIGURES, cell, read, write
 
-MODES: tuple[DisseminationMode, ...] = ("background", "exclusive")
-RATIOS = (
-    1.0,
-    0.7,
-    1.1,
-    0.9,
-    0.8,
-    1.2,
-    1.3,
-)  # aimed at, by what was measured before; the CSV has what they were
+Series = tuple[DisseminationMode, int]  # the mode, and the size of groups
+SIDE_BY_SIDE: tuple[tuple[Series, ...], ...] = (
+    (("background", 1), ("exclusive", 1)),
+    (("background", 8), ("background", 16)),
+)
+# Aimed at, by what was measured before; the CSV has what they were.
+RATIOS = ((1.0, 0.7, 1.1, 0.9, 0.8, 1.2, 1.3), (1.0, 0.8, 1.2))
 T_BCAST_S, STILL_S = 0.41, 0.37  # before anything was
 RUNS, BUBBLES, PICTURE = (FIGURES / name for name in ("bubble_run.csv", "bubble.csv", "bubble.png"))
 SIMULATED_PERIODS = 200
@@ -61,20 +59,28 @@ def pool(mode: DisseminationMode, ratio: float, known: Sequence[Measured] = ()) 
 
 
 def run(path: Path) -> None:
-    """Measure what the file lacks, both modes at the same time."""
-    for done, ratio in enumerate(RATIOS):
+    """Measure what the file lacks, two series at the same time."""
+    asked = [
+        (ratio, series)
+        for series, ratios in zip(SIDE_BY_SIDE, RATIOS, strict=True)
+        for ratio in ratios
+    ]
+    for done, (ratio, both) in enumerate(asked):
         rows: list[dict[str, Any]] = list(read(path))
-        known = {row["mode"] for row in rows if row["aimed_at"] == str(ratio)}
-        missing = [mode for mode in MODES if mode not in known]
+        known = {
+            (row["mode"], int(row["group_size"])) for row in rows if row["aimed_at"] == str(ratio)
+        }
+        missing = [each for each in both if each not in known]
         points = [measured(row) for row in rows]
         print(
-            f"{ratio}, {len(RATIOS) - done} to go: {', '.join(missing) or 'known'}",
-            file=sys.stderr,
-            flush=True,
+            f"{ratio}, {len(asked) - done} to go: {missing or 'known'}", file=sys.stderr, flush=True
         )
-        with ThreadPoolExecutor(len(MODES)) as side_by_side:
+        with ThreadPoolExecutor(len(both)) as side_by_side:
             found = side_by_side.map(
-                measure, missing, [pool(mode, ratio, points) for mode in missing]
+                lambda each, ratio=ratio, points=points: measure(
+                    *each, pool(each[0], ratio, points)
+                ),
+                missing,
             )
         rows += [{"aimed_at": str(ratio), **asdict(each)} for each in found]
         if missing:
@@ -83,7 +89,7 @@ def run(path: Path) -> None:
 
 def measured(row: Mapping[str, str]) -> Measured:
     floats = ("mu_pool", "t_train_s", "t_bcast_s", "still_s", "pause_s", "bubble")
-    ints = ("periods", "max_staleness", "dropped", "spoiled")
+    ints = ("group_size", "periods", "max_staleness", "dropped", "spoiled")
     numbers: dict[str, Any] = {name: float(row[name]) for name in floats} | {
         name: int(row[name]) for name in ints
     }
@@ -92,17 +98,18 @@ def measured(row: Mapping[str, str]) -> Measured:
 
 def compared(points: Sequence[Measured]) -> Iterator[dict[str, Any]]:
     """The rows of the figure."""
-    for point in sorted(points, key=lambda one: (one.mode, one.mu_pool)):
+    for point in sorted(points, key=lambda one: (one.group_size, one.mode, one.mu_pool)):
         needs = point.demand
         needed = mu_min(needs)
         assert needed is not None
         found = {
             "formula": bubble(needs, point.mu_pool),
-            "simulated": simulated(needs, point.mu_pool),
+            "simulated": simulated(needs, point.mu_pool, point.group_size),
             "measured": point.bubble,
         }
         yield {
             "mode": point.mode,
+            "group_size": point.group_size,
             "mu_pool_over_mu_min": point.mu_pool / needed,
             "t_bcast_over_period": needs.t_bcast_s / needs.period_s,
             "lost_over_period": needs.lost_s / needs.period_s,
@@ -111,12 +118,12 @@ def compared(points: Sequence[Measured]) -> Iterator[dict[str, Any]]:
         }
 
 
-def simulated(needs: Demand, mu_pool: float) -> float:
+def simulated(needs: Demand, mu_pool: float, group_size: int) -> float:
     """The bubble of the same workers in virtual time."""
-    return float(FleetWorld(_fleet(needs, mu_pool)).run()["bubble"])
+    return float(FleetWorld(_fleet(needs, mu_pool, group_size)).run()["bubble"])
 
 
-def _fleet(needs: Demand, mu_pool: float) -> FleetSpec:
+def _fleet(needs: Demand, mu_pool: float, group_size: int) -> FleetSpec:
     spread_s = max(1e-3, needs.t_bcast_s - needs.pause_s)
     worker = {
         "name": "w",
@@ -144,7 +151,7 @@ def _fleet(needs: Demand, mu_pool: float) -> FleetSpec:
             },
             "simulate": {
                 "hours": SIMULATED_PERIODS * needs.period_s / 3600.0,
-                "group_size": 1,
+                "group_size": group_size,
                 "gen_sigma": GEN_SIGMA,
                 "train_sigma": 0.0,
             },
@@ -155,14 +162,17 @@ def _fleet(needs: Demand, mu_pool: float) -> FleetSpec:
 def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9, 4), layout="constrained")
-    for axes, mode in zip(figure.subplots(1, len(MODES), sharey=True), MODES, strict=True):
-        mine = [row for row in rows if row["mode"] == mode]
+    series = [each for both in SIDE_BY_SIDE for each in both]
+    figure = Figure(figsize=(9, 7), layout="constrained")
+    grid = figure.subplots(len(SIDE_BY_SIDE), 2, sharey=True).flat
+    for axes, (mode, size) in zip(grid, series, strict=True):
+        mine = [row for row in rows if (row["mode"], row["group_size"]) == (mode, size)]
         across = [row["mu_pool_over_mu_min"] for row in mine]
         for kind, style in {"formula": "k--", "simulated": "s-", "measured": "o-"}.items():
             axes.plot(across, [100 * row[kind] for row in mine], style, label=kind, markersize=5)
         axes.axvline(1.0, color="#999999", linewidth=0.8)
-        axes.set(title=f"{mode}: {len(mine)} runs", xlabel="mu_pool / mu_min", ylabel="bubble, %")
+        title = f"{mode}, groups of {size}: {len(mine)} runs"
+        axes.set(title=title, xlabel="mu_pool / mu_min", ylabel="bubble, %")
         axes.grid(alpha=0.3)
         axes.legend()
     figure.savefig(path)

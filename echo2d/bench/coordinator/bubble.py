@@ -54,12 +54,13 @@ POLL_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One point. mu_pool: as set, trajectories/s; spoiled: periods that did not count.
+    """One point. group_size: samples of a prompt. mu_pool: as set, trajectories/s; spoiled: periods that did not count.
 
     Of versions the medians: t_bcast_s, pause_s, and still_s, how long workers stood still for one.
     """
 
     mode: DisseminationMode
+    group_size: int
     mu_pool: float
     t_train_s: float
     t_bcast_s: float
@@ -93,21 +94,21 @@ def demand(
     )
 
 
-def measure(mode: DisseminationMode, mu_pool: float) -> Measured:
+def measure(mode: DisseminationMode, group_size: int, mu_pool: float) -> Measured:
     """The point. Fault: this machine stood still again and again."""
     with (
         tempfile.TemporaryDirectory(prefix="echo2d-bubble-") as folder,
-        _Run(Path(folder), mode, mu_pool) as run,
+        _Run(Path(folder), mode, group_size, mu_pool) as run,
     ):
         return run.measure()
 
 
-def _config(folder: Path, mode: DisseminationMode) -> str:
+def _config(folder: Path, mode: DisseminationMode, group_size: int) -> str:
     policy = {
         "staleness_max": STALENESS,
         "publish_every": KAPPA,
         "trajectories_per_step": PER_STEP,
-        "group_size": 1,
+        "group_size": group_size,
         "filter_zero_variance": False,
     }
     spread = {"shape": "chain", "mode": mode, "delta": False}
@@ -144,8 +145,11 @@ class _Stalls:
 class _Run:
     """The programs of one point, in a directory of its own."""
 
-    def __init__(self, folder: Path, mode: DisseminationMode, mu_pool: float) -> None:
+    def __init__(
+        self, folder: Path, mode: DisseminationMode, group_size: int, mu_pool: float
+    ) -> None:
         self._folder, self._mode, self._mu_pool = folder, mode, mu_pool
+        self._group_size = group_size
         self._programs = Programs(folder / "logs")
         self._rng = np.random.default_rng(0)
         self._cleanup = ExitStack()
@@ -153,7 +157,7 @@ class _Run:
     def __enter__(self) -> Self:
         (self._folder / "snapshots").mkdir()
         path = self._folder / "run.toml"
-        path.write_text(_config(self._folder, self._mode))
+        path.write_text(_config(self._folder, self._mode, self._group_size))
         with ExitStack() as cleanup:
             cleanup.callback(self._programs.stop)
             self._programs.start("coordinator", "-m", "echo2d", "coordinate", "--config", str(path))
@@ -193,6 +197,7 @@ class _Run:
         waited_s, trained_s = (sum(each) for each in zip(*counted, strict=True))
         return Measured(
             self._mode,
+            self._group_size,
             self._mu_pool,
             trained_s / (KAPPA * PERIODS),
             median(facts["t_bcast_s"][-PERIODS:]),

@@ -436,7 +436,7 @@ class Groups:
         """When a lease expires, or something has waited for long enough."""
         # All wait equally long, so the first is due first.
         returned = next(iter(self._returned.values())) if self._returned else None
-        times = (self.leases.wake_at(), self._patient_until, returned)
+        times = (self.leases.wake_at(), self._patient_until, returned, self.stragglers.wake_at())
         return min((at for at in times if at is not None), default=None)
 
     def age(self, *, now: float) -> list[RolloutAction]:

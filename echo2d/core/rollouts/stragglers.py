@@ -119,6 +119,10 @@ class Stragglers:
                 if group is not None and speed < fast:
                     yield group, lease, speed
 
+    def wake_at(self) -> float | None:
+        """When samples are to be judged again: it may be that nothing else happens before the last one ends."""
+        return self._judge_at if self._waiting else None
+
     def any_late(self, *, now: float) -> bool:
         """Whether a sample would end much sooner elsewhere, if a slot there were free."""
         if self._waiting and now >= self._judge_at:

@@ -52,6 +52,22 @@ def test_the_last_sample_of_a_group_goes_on_at_a_faster_worker() -> None:
     assert world.state.status().handed_over.tokens == 2
 
 
+def test_it_goes_on_elsewhere_although_nothing_else_happens() -> None:
+    """The faster worker has had a free slot for long, and the gates let no group begin."""
+    world, one, two = two_speeds(trajectories_per_step=4, staleness_max=0)
+    waited_for = grants(one)[-1]
+    end(world, two)
+    assert grants(two)[-1].group == waited_for.group
+    assert not two.leases
+    tell(world, one, 7, 8)
+    wakes_at = world.state._groups.wake_at()
+    assert wakes_at is not None
+    assert wakes_at <= world.now + JUDGED_S_MIN
+    world.pass_time(2 * JUDGED_S_MIN)
+    assert grants(two)[-1].lease == waited_for.lease
+    assert messages(one, LeaseCancelled)
+
+
 @pytest.mark.parametrize(
     "changes",
     [

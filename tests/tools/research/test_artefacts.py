@@ -22,13 +22,17 @@ def test_the_bubbles_are_those_of_formula_and_run() -> None:
     points = [bubble_figure.measured(row) for row in read(bubble_figure.RUNS)]
     rows = read(bubble_figure.BUBBLES)
     first = next(
-        bubble_figure.compared(sorted(points, key=lambda one: (one.mode, one.mu_pool))[:1])
+        bubble_figure.compared(
+            sorted(points, key=lambda one: (one.group_size, one.mode, one.mu_pool))[:1]
+        )
     )
     assert {name: str(cell(value)) for name, value in first.items()} == rows[0]
     assert all(point.periods >= 30 and point.max_staleness <= 4 for point in points)
-    for mode in bubble_figure.MODES:
-        ratios = [float(row["mu_pool_over_mu_min"]) for row in rows if row["mode"] == mode]
-        assert ratios == pytest.approx(sorted(bubble_figure.RATIOS), rel=0.02)
+    for both, aimed_at in zip(bubble_figure.SIDE_BY_SIDE, bubble_figure.RATIOS, strict=True):
+        for mode, size in both:
+            mine = [row for row in rows if (row["mode"], row["group_size"]) == (mode, str(size))]
+            ratios = [float(row["mu_pool_over_mu_min"]) for row in mine]
+            assert ratios == pytest.approx(sorted(aimed_at), rel=0.02)
 
 
 def test_formula_simulation_and_run_agree_within_three_points() -> None:
