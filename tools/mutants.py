@@ -503,11 +503,11 @@ MUTANTS = (
         ("tests/core/capacity/test_target_raise.py",),
     ),
     Mutant(
-        "stragglers, speed",
-        "an answer moves to a worker that is no faster",
+        "stragglers, chance",
+        "an answer moves to a worker that looks faster by chance",
         "echo2d/core/rollouts/stragglers.py",
-        "if gain < GAIN_MIN or gain * late.left_s < GAIN_S_MIN:",
-        "if gain * late.left_s < -1e9:",
+        "math.exp(mean + (each - mean) * real / (real + off))",
+        "math.exp(each)",
         ("tests/core/rollouts/test_stragglers.py",),
     ),
     Mutant(

@@ -72,12 +72,12 @@ def test_it_goes_on_elsewhere_although_nothing_else_happens() -> None:
     "changes",
     [
         {"move_stragglers": False},
-        {"fast": 1.2 * SLOW},
+        {"fast": 1.6 * SLOW},
         {"slow": FAST, "fast": SLOW},
     ],
 )
 def test_it_stays_where_it_is(changes: dict[str, float]) -> None:
-    """The operator forbids it, or it would end hardly sooner elsewhere."""
+    """The operator forbids it, the other worker may look faster by chance, or is slower."""
     world, one, two = two_speeds(**changes)
     before = len(grants(one))
     tell(world, one, 7, 8)
