@@ -77,10 +77,10 @@ def run(path: Path) -> None:
         )
         with ThreadPoolExecutor(len(both)) as side_by_side:
             found = side_by_side.map(
-                lambda each, ratio=ratio, points=points: measure(
-                    *each, pool(each[0], ratio, points)
-                ),
-                missing,
+                measure,
+                [mode for mode, _ in missing],
+                [size for _, size in missing],
+                [pool(mode, ratio, points) for mode, _ in missing],
             )
         rows += [{"aimed_at": str(ratio), **asdict(each)} for each in found]
         if missing:

@@ -66,8 +66,10 @@ class MixedRows:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Of one run. gained: held-out accuracy at the end less that at the start. tokens: generated.
-    teaching: groups with variance that were trained on.
+    """What came of one run.
+
+    gained: by how much the held-out accuracy rose. tokens: how many were generated. teaching: groups
+    with variance that were trained on.
     """
 
     gained: float

@@ -643,7 +643,7 @@ class CoordinatorState:
             return isinstance(event.message, SIGNS_OF_LIFE) and all(
                 isinstance(action, ChoiceGrew) for action in actions
             )
-        # Of a group of the run, whose other samples have no reward yet.
+        # A reward for a group of the run that still lacks other rewards.
         return (
             isinstance(event, SampleScored)
             and event.group < EVALUATION_FIRST

@@ -26,7 +26,7 @@ ROWS_MAX = 1 << 16
 
 @dataclass(slots=True)
 class AnswerLengths:
-    """Of one task; see the module docstring. Lengths are in tokens.
+    """The lengths of one task's answers, in tokens; see the module docstring.
 
     mean: of the newest lengths. log_mean, variance: of their logarithms. within: the variance within groups. rows: by
     row, the answers of its last group and the mean of their logarithms.

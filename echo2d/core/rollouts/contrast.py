@@ -25,7 +25,7 @@ def spread(rewards: Sequence[float]) -> float:
 
 
 def most_contrasting(rewards: Mapping[int, float], count: int) -> set[int]:
-    """Of the samples with these rewards, the `count` that contrast most; all, if there are no more.
+    """Choose the `count` samples whose rewards contrast most; all samples, if there are no more.
 
     Half of them have the highest rewards and half the lowest ones; of an odd number one more is high.
     """

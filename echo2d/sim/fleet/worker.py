@@ -32,8 +32,10 @@ STOP = 1
 
 @dataclass(slots=True)
 class FleetSample:
-    """One that is generated. due: unless the box pauses more than it had (`paused_s`) when that was reckoned. tokens:
-    that this attempt writes, token_s seconds each.
+    """A sample that is being generated.
+
+    due: when it ends, unless the box pauses for longer than the `paused_s` that it had when this was reckoned.
+    tokens: how many this attempt writes. token_s: the seconds that one takes.
     """
 
     lease: HeldLease
