@@ -24,6 +24,7 @@ from echo2d.sd_notify import Notifier
 STALENESS_MAX = 64
 # A batch body of 1 GiB holds this many trajectories of 8k tokens.
 TRAJECTORIES_PER_STEP_MAX = 16384
+PATIENCE_MAX = 1000.0  # times as long as the other answers of a group took
 # With logprobs this is 1 MiB on the control link, well below the 4 MiB of a message.
 NEW_TOKENS_MAX = 131072
 PORT_MAX = 65535
@@ -119,6 +120,13 @@ class PolicyTable(Table):
     filter_zero_variance: bool = key("replace groups whose rewards are all equal", True)
     move_stragglers: bool = key(
         "answers that their group waits for go on at faster workers, with their tokens", True
+    )
+    group_patience: float = key(
+        "a group that lacks an eighth of its answers or one is trained without them once it has waited so many times"
+        " as long as the others took, or the last batch that can take it is filled; 0: until it is too old",
+        3.0,
+        low=0.0,
+        high=PATIENCE_MAX,
     )
     order: Literal["oldest", "priority"] = key(
         "which complete groups a step takes first; priority: those whose rewards differ most, of those"

@@ -46,7 +46,7 @@ from echo2d.core.rollouts.events import (
 from echo2d.core.topology.uplink_rates import UPLINK_MIN, PeerRate
 from echo2d.errors import PeerFault
 
-SCHEMA_VERSION = 11
+SCHEMA_VERSION = 12
 SCHEMA = """
 CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE epochs (
@@ -69,8 +69,10 @@ CREATE TABLE leases (
 CREATE TABLE samples (
     group_id INTEGER NOT NULL REFERENCES groups ON DELETE CASCADE, sample INTEGER NOT NULL,
     lease INTEGER NOT NULL, attempt INTEGER NOT NULL, fingerprint BLOB NOT NULL,
-    trajectory BLOB NOT NULL, reward REAL, parts TEXT,
-    left_out INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (group_id, sample));
+    trajectory BLOB NOT NULL, reward REAL, parts TEXT, PRIMARY KEY (group_id, sample));
+CREATE TABLE left_out (
+    group_id INTEGER NOT NULL REFERENCES groups ON DELETE CASCADE, sample INTEGER NOT NULL,
+    PRIMARY KEY (group_id, sample)) WITHOUT ROWID;
 CREATE TABLE tasks (
     task TEXT PRIMARY KEY, next_cursor INTEGER NOT NULL, data BLOB NOT NULL,
     texts BLOB NOT NULL) WITHOUT ROWID;
@@ -263,13 +265,13 @@ GROUPS: Query[StoredGroup] = Query(
 )
 TRAJECTORIES: Query[tuple[GroupId, TrajectoryRecord]] = Query(
     "samples",
-    "SELECT group_id, sample, trajectory, reward, parts FROM samples WHERE NOT left_out "
-    "ORDER BY group_id, sample",
+    "SELECT group_id, sample, trajectory, reward, parts FROM samples "
+    "WHERE (group_id, sample) NOT IN (SELECT group_id, sample FROM left_out) ORDER BY group_id, sample",
     _trajectory,
 )
 LEFT_OUT: Query[SampleLeftOut] = Query(
-    "samples",
-    "SELECT group_id, sample FROM samples WHERE left_out ORDER BY group_id, sample",
+    "left_out",
+    "SELECT group_id, sample FROM left_out ORDER BY group_id, sample",
     plain_reader(SampleLeftOut),
 )
 GIVEN: Query[LeaseGiven] = Query(
@@ -424,7 +426,7 @@ def _sample_kept(record: SampleKept) -> list[Statement]:
     row = (record.group, kept.sample, record.lease, record.attempt, record.fingerprint)
     return [
         (
-            "INSERT INTO samples VALUES (?, ?, ?, ?, ?, ?, ?, NULL, 0)",
+            "INSERT INTO samples VALUES (?, ?, ?, ?, ?, ?, ?, NULL)",
             (*row, pack(kept), _reward(kept.reward)),
         )
     ]
@@ -442,9 +444,8 @@ def _sample_returned(record: SampleReturned) -> list[Statement]:
 
 
 def _sample_left_out(record: SampleLeftOut) -> list[Statement]:
-    # The row stays, so that repeats of the result are recognised.
-    change = "UPDATE samples SET left_out = 1 WHERE group_id = ? AND sample = ?"
-    return [(change, (record.group, record.sample))]
+    # If it has a row of `samples`, that stays, so that repeats of the result are recognised.
+    return [("INSERT INTO left_out VALUES (?, ?)", (record.group, record.sample))]
 
 
 def _limits_learnt(record: LimitsLearnt) -> list[Statement]:

@@ -188,12 +188,15 @@ def merged(changes: dict[str, Any], price: float) -> dict[str, Any]:
 
 
 def test_long_answers_end_at_fast_workers() -> None:
-    """Six hours of workers of three speeds: with and without moving what a group waits for."""
+    """Six hours of workers of three speeds: with and without moving what a group waits for; then with patience."""
     mixed = load_fleet(REPO / "scenarios" / "mix-lengths.toml")
-    mixed = replace(mixed, simulate=replace(mixed.simulate, hours=6.0))
+    patient = replace(mixed, simulate=replace(mixed.simulate, hours=6.0))
+    mixed = replace(patient, policy=replace(patient.policy, group_patience=0.0))
     stays = replace(mixed, policy=replace(mixed.policy, move_stragglers=False))
     moving, staying = FleetWorld(mixed).run(), FleetWorld(stays).run()
     assert staying["samples_moved"] == 0 < moving["samples_moved"]
     assert moving["group_s"]["p95"] < 0.85 * staying["group_s"]["p95"]
     assert moving["trajectories"]["dropped"] < 0.8 * staying["trajectories"]["dropped"]
     assert moving["bubble"] <= staying["bubble"]
+    ends = FleetWorld(patient).run()
+    assert ends["trajectories"]["dropped"] < 0.6 * moving["trajectories"]["dropped"]

@@ -239,7 +239,7 @@ class Activation:
         return decision
 
     def _pool(self, here: dict[str, WorkerOffer]) -> float:
-        return sum(here[name].counts for name in self.active)
+        return sum([here[name].counts for name in self.active])
 
     def _held(self, rules: ActivationRules, name: str, now: float) -> bool:
         return now < self.active[name] + rules.hold_s

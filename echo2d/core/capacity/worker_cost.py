@@ -76,7 +76,7 @@ class WorkerSet:
 
     @property
     def mu(self) -> float:
-        return sum(offer.counts for offer in self.offers)
+        return sum([offer.counts for offer in self.offers])
 
     @property
     def usd_per_h(self) -> float:
@@ -104,7 +104,7 @@ def choose(offers: Sequence[WorkerOffer], target: float) -> WorkerSet:
     ranked = by_rho(offers)
     if target <= 0:
         return WorkerSet((), enough=True, exact=True, bound_usd_per_h=0.0)
-    if sum(offer.counts for offer in ranked) < target * (1 - SLACK):
+    if sum([offer.counts for offer in ranked]) < target * (1 - SLACK):
         every = tuple(ranked)
         return WorkerSet(
             every, enough=False, exact=True, bound_usd_per_h=sum(offer.usd_per_h for offer in every)
@@ -141,10 +141,10 @@ def _trimmed(
     `taken` meets the target and needs its last worker for that.
     """
     chosen = {offer.name for offer in taken[:-1]}
-    gap = target * (1 - SLACK) - sum(offer.counts for offer in taken[:-1])
+    gap = target * (1 - SLACK) - sum([offer.counts for offer in taken[:-1]])
     closing = [offer for offer in ranked if offer.name not in chosen and offer.counts >= gap]
     taken = [*taken[:-1], min(closing, key=lambda offer: (offer.usd_per_h, -offer.counts))]
-    spare = sum(offer.counts for offer in taken) - target * (1 - SLACK)
+    spare = sum([offer.counts for offer in taken]) - target * (1 - SLACK)
     # Drop workers that are not needed any more, the dearest first.
     for offer in sorted(taken, key=lambda offer: -offer.usd_per_h):
         if offer.counts <= spare:

@@ -132,7 +132,8 @@ class RunRules:
     few copies of a version as there is time for. delta: versions spread as differences from
     one that most workers have. disk_bytes_max: for snapshot copies; beyond it, bases and results are deleted.
     keep_every: of the versions in each span of so many, the first one's copy stays; 0: none.
-    move_stragglers: samples that a group waits for go on at faster workers.
+    move_stragglers: samples that a group waits for go on at faster workers. group_patience: a group waits so many
+    times as long for its last samples as for the others (`rollouts.patience`); 0: until it is too old.
     gateway, audit: None: it is off. seed_key: what the seeds of samples are made with, told to nobody.
     """
 
@@ -167,6 +168,7 @@ class RunRules:
     order: Literal["oldest", "priority"] = "oldest"
     group_min: int = 1
     move_stragglers: bool = True
+    group_patience: float = 0.0
     seed_key: bytes = field(default=bytes(KEY_BYTES), repr=False)
 
     @property

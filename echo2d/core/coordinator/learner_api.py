@@ -325,10 +325,11 @@ class LearnerCalls:
         """Freeze the requested batches that can be filled, and answer the calls for them."""
         actions: list[CoordinatorAction] = []
         # Which rows are held out must be known before a batch is made.
-        while self._evaluations.ready and (
-            (batch := self._staleness.freeze(self._asked_step, self._groups.in_flight_by_task))
-            is not None
-        ):
+        while self._evaluations.ready:
+            actions += self._groups.before_batch(self._asked_step)
+            batch = self._staleness.freeze(self._asked_step, self._groups.in_flight_by_task)
+            if batch is None:
+                break
             actions.append(Persist(batch.frozen()))
         for request, step in list(self._waiting.items()):
             full = self._staleness.batch(step)

@@ -57,7 +57,7 @@ class OpenGroup:
     unwanted: kept samples that go back as soon as they are scored. returned: by sample that went
     back, the workers that may not write it again. failures: by sample, leases that
     failed. fruitless: by sample, leases in a row that continued a
-    partial and added nothing.
+    partial and added nothing. begun: when it had its first lease, or was recovered.
     """
 
     group: GroupId
@@ -76,6 +76,7 @@ class OpenGroup:
     failures: Counter[int] = field(default_factory=Counter)
     fruitless: Counter[int] = field(default_factory=Counter)
     bad_results: int = 0
+    begun: float = math.inf
 
     def stored(self) -> StoredGroup:
         """The group with the results that it has so far, in the order of samples."""
@@ -89,6 +90,11 @@ class OpenGroup:
 
     def lengths(self) -> list[int]:
         """The tokens of each sample that has any; of unfinished ones, the reported tokens."""
+        kept = [kept.length for kept in self.kept.values() if kept.length]
+        return [*kept, *self.unfinished_lengths()]
+
+    def unfinished_lengths(self) -> list[int]:
+        """The reported tokens of each sample that has any, and is not kept."""
         unfinished = [waiting.partial.length for waiting in self.partials.values()]
         for lease in self.running.values():
             added = {
@@ -99,11 +105,7 @@ class OpenGroup:
             unfinished += [
                 lease.given.base.length + added.get(sample, 0) for sample in lease.samples
             ]
-        return [
-            length
-            for length in [*(kept.length for kept in self.kept.values()), *unfinished]
-            if length
-        ]
+        return [length for length in unfinished if length]
 
     def unscored(self) -> list[TrajectoryRecord]:
         """The accepted results without a reward."""
@@ -211,6 +213,7 @@ class GroupTable:
             since=now if waiting is None else waiting.since,
             now=now,
         )
+        group.begun = min(group.begun, now)
         self._know(group, lease.given)
         self._take_up(group, lease)
         return lease
@@ -228,6 +231,7 @@ class GroupTable:
         The newest attempt of each lease runs again with the samples that no later lease took over,
         if `runs` agrees.
         """
+        group.begun = now
         holder: dict[int, LeaseGiven] = {}
         newest: dict[LeaseId, LeaseGiven] = {}
         for attempt in given:
@@ -267,10 +271,12 @@ class GroupTable:
         group.waiting.add(sample)
         self._note(group)
 
-    def leave_out(self, group: OpenGroup, sample: int) -> None:
-        """The group goes on without this kept sample."""
-        del group.kept[sample]
+    def leave_out(self, group: OpenGroup, sample: int) -> Lease | None:
+        """The group goes on without this sample; returns the lease if this was its last open one."""
         group.left_out.add(sample)
+        if group.kept.pop(sample, None) is not None:
+            return None
+        return self._take(group, sample)
 
     def put_back(self, group: OpenGroup, key: HeldLease, sample: int) -> None:
         """A result under this attempt was useless: its sample waits again.

@@ -6,11 +6,12 @@
 
 A group is dropped whole (I5), with everything that it has: when it is too old, too many of its
 rewards failed, its leases or results failed too often, a version that wrote for it is revoked, or
-all its rewards are the same. A sample whose reward failed is left out, as long as `group_min` others
-stay; the batch says so. Of a task that draws twice as many samples (`contrast`), those that contrast least
-are left out, too. The first accepted result of a sample counts. A kept sample goes back if
-the audit says that it may be a lie, or cannot say so in time. A sample whose lease ended with tokens
-goes on from them, alone (`partials`). Leases are durable: they continue after a restart.
+all its rewards are the same. A sample whose reward failed, or for which the group has waited too long
+(`patience`), is left out, as long as `group_min` others stay; the batch says so. Of a task that draws
+twice as many samples (`contrast`), those that contrast least are left out, too. The first accepted
+result of a sample counts. A kept sample goes back if the audit says that it may be a lie, or cannot say
+so in time. A sample whose lease ended with tokens goes on from them, alone (`partials`). Leases are
+durable: they continue after a restart.
 Kept true: every sample is waiting, in one running lease, kept, or left out.
 Not here: which worker gets a lease and when (`group_work`, `scheduler`), the gates and the batches
 (`staleness`), repeated results (`accepted_results`).
@@ -68,6 +69,7 @@ from echo2d.core.rollouts.group_table import GroupTable, OpenGroup
 from echo2d.core.rollouts.group_work import GroupWork
 from echo2d.core.rollouts.leases import Lease, LeaseTable, answer, send_to
 from echo2d.core.rollouts.partials import Partials
+from echo2d.core.rollouts.patience import Patience
 from echo2d.core.rollouts.prompts import DrawnPrompt, Prompts, prompt_fault
 from echo2d.core.rollouts.sampler import Sampler
 from echo2d.core.rollouts.scheduler import LeaseScheduler
@@ -150,6 +152,7 @@ class Groups:
             versions=versions,
             statistics=statistics,
         )
+        self._patience = Patience(rules, self._groups, self._is_last_step)
         self._accepted = AcceptedResults(recovered.answered)
         self._variance_filter = VarianceFilter(rules)
         # Groups with older versions than this have been dropped.
@@ -436,16 +439,31 @@ class Groups:
         """When a lease expires, or something has waited for long enough."""
         # All wait equally long, so the first is due first.
         returned = next(iter(self._returned.values())) if self._returned else None
-        times = (self.leases.wake_at(), self._patient_until, returned, self.stragglers.wake_at())
+        times = (
+            self.leases.wake_at(),
+            self._patient_until,
+            returned,
+            self.stragglers.wake_at(),
+            self._patience.wake_at(),
+        )
         return min((at for at in times if at is not None), default=None)
 
     def age(self, *, now: float) -> list[RolloutAction]:
-        """Drop the groups and partials that have become useless."""
+        """Drop the groups and partials that have become useless; samples that came too late are left out."""
         self._variance_filter.opened(self._staleness.open_step)
         actions = self._age() if self._staleness.oldest != self._aged_to else []
+        for group in self._patience.over(now=now):
+            actions += self._leave_out_late(group)
         with_partials = [group for group in self._groups.waiting() if group.partials]
         self._patient_until = self._partials.forget(with_partials, now=now)
         return actions
+
+    def before_batch(self, asked_step: int) -> list[RolloutAction]:
+        """If the open step gets its batch now, groups that no later step can take go on without late samples."""
+        if not self._staleness.may_freeze(asked_step):
+            return []
+        last = self._patience.last_call()
+        return [action for group in last for action in self._leave_out_late(group)]
 
     def late_moves(self, *, now: float) -> list[Move]:
         """Which samples that a group waits for are to go on at faster workers, for `move`."""
@@ -530,7 +548,10 @@ class Groups:
                 own = since if author == peer.peer else None
                 measurements.accepted(author, own, share, now=now)
         ended = self._groups.keep(group, record)
-        self.stragglers.kept(group)
+        is_last = self._is_whole(group)
+        if not is_last:
+            self.stragglers.kept(group)
+            self._patience.kept(group, now=now)
         if key in group.running:
             self.leases.renew(group.running[key], tokens=True, now=now)
         peer.succeeded()
@@ -546,7 +567,7 @@ class Groups:
             *(self._scheduler.cancel(ended) if ended is not None and ended.key != key else []),
         ]
         # With over_stale "mask" the newest version counts, and only the last result tells it.
-        if self._is_whole(group) and self._outdated(group):
+        if is_last and self._outdated(group):
             return [*actions, *self._drop(group, "stale", "", again=True)]
         return [
             *actions,
@@ -658,6 +679,19 @@ class Groups:
             self._groups.leave_out(group, each.sample)
         return [Persist(SampleLeftOut(group.group, each.sample)) for each in unused]
 
+    def _leave_out_late(self, group: OpenGroup) -> list[RolloutAction]:
+        """The group goes on without the samples that it still waits for."""
+        lengths, late = group.unfinished_lengths(), [*group.waiting]
+        for lease in group.running.values():
+            late += lease.samples
+        self._statistics.wasted("late", len(late), lengths)
+        actions: list[RolloutAction] = []
+        for sample in sorted(late):
+            ended = self._groups.leave_out(group, sample)
+            actions.append(Persist(SampleLeftOut(group.group, sample)))
+            actions += [] if ended is None else self._scheduler.cancel(ended)
+        return [*actions, *self._complete_if_scored(group)]
+
     def _age(self) -> list[RolloutAction]:
         """The open batch has advanced: drop the groups that it cannot take any more.
 
@@ -674,13 +708,17 @@ class Groups:
 
     def _outdated(self, group: OpenGroup) -> bool:
         """Whether a group is too old, by the versions that have written or are writing for it."""
-        kept = group.kept.values()
         oldest = [
-            *[each.version_min for each in kept],
+            *[each.version_min for each in group.kept.values()],
             *[lease.given.oldest for lease in group.running.values()],
         ]
-        newest = max([each.version_max for each in kept]) if self._is_whole(group) else None
+        newest = _newest(group) if self._is_whole(group) else None
         return bool(oldest) and self._staleness.outdated(min(oldest), newest)
+
+    def _is_last_step(self, group: OpenGroup) -> bool:
+        """Whether the open step is the last one that can take what a group has."""
+        oldest = min([each.version_min for each in group.kept.values()])
+        return self._staleness.is_last_step(oldest, _newest(group))
 
     def _is_whole(self, group: OpenGroup) -> bool:
         return not group.waiting and not group.running
@@ -826,6 +864,10 @@ class Groups:
             assert group.bad_results < BAD_RESULTS_MAX
             assert group.group not in self._staleness.held()
             assert not self._outdated(group)
+
+
+def _newest(group: OpenGroup) -> Version:
+    return max([each.version_max for each in group.kept.values()])
 
 
 def _prompt_of(stored: StoredGroup) -> DrawnPrompt:

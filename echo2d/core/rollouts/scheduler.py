@@ -187,7 +187,7 @@ class LeaseScheduler:
         return record is not None and record.version >= oldest and self.free_at(worker) > 0
 
     def _reserved(self, worker: PeerId) -> int:
-        return sum(kind.leases.load(worker) for kind in self._kinds[1:])
+        return sum([kind.leases.load(worker) for kind in self._kinds[1:]])
 
     def check(self) -> None:
         run = self._kinds[0].leases

@@ -199,6 +199,10 @@ class Staleness:
         counts = newest if self._mask else oldest
         return counts is not None and counts < self.oldest
 
+    def is_last_step(self, oldest: Version, newest: Version) -> bool:
+        """Whether no batch above n can take a group with these token versions."""
+        return (newest if self._mask else oldest) + 1 + self._bound <= self.open_step
+
     def batch(self, step: int) -> StepBatch | None:
         """The batch of this step if it is full."""
         return self._batches[step] if self._full(step) else None
@@ -222,16 +226,21 @@ class Staleness:
         self._ages[group.record.group] = age
         return True
 
+    def may_freeze(self, asked_step: int) -> bool:
+        """Whether batch n has been asked for, and as many groups are buffered as it lacks."""
+        step, batch = self.open_step, self._batches.get(self.open_step)
+        if step > asked_step or (batch is None and self.crowded):
+            return False
+        return len(self._buffer) >= (self._per_step if batch is None else batch.missing)
+
     def freeze(
         self, asked_step: int, in_flight: Mapping[str, int] = MappingProxyType({})
     ) -> StepBatch | None:
         """Gate 3: fill batch n if it has been asked for and enough groups fit."""
+        if not self.may_freeze(asked_step):
+            return None
         step = self.open_step
-        if step > asked_step or (self.crowded and step not in self._batches):
-            return None
         batch = self._batches.get(step) or StepBatch(step, self._per_step)
-        if len(self._buffer) < batch.missing:
-            return None
         chosen: list[GroupId] = []
         for number, task in enumerate(self._tasks):
             chosen += self._first(step, number, in_flight.get(task.name, 0))

@@ -272,6 +272,7 @@ def make_rules(
         over_stale=policy.over_stale,
         filter_zero_variance=policy.filter_zero_variance,
         move_stragglers=policy.move_stragglers,
+        group_patience=policy.group_patience,
         order=policy.order,
         shape=config.dissemination.shape,
         chains=config.dissemination.chains,

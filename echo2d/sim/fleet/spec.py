@@ -51,6 +51,7 @@ HOURS_MAX = 24.0 * 365  # a year
 MBPS_MAX = 1e7  # 10 Tbit/s: as good as no limit
 RATE_MAX = 1e9  # trajectories an hour: a mistake
 USD_MAX = 1e6  # an hour, or 10^9 bytes: a mistake
+PATIENCE_MAX = 1000.0  # as a run's config allows
 NO_VARIANCE_MAX = 0.8  # a run throws away four of five at most (`core/rollouts/variance_filter`)
 SECONDS_MAX = 1e6  # a train step of 11 days is a mistake in the unit
 
@@ -164,6 +165,12 @@ class FleetPolicyTable(Table):
     )
     move_stragglers: bool = key(
         "samples that their group waits for go on at faster workers, with their tokens", True
+    )
+    group_patience: float = key(
+        "a group waits so many times as long for its last samples as for the others; 0: until it is too old",
+        3.0,
+        low=0.0,
+        high=PATIENCE_MAX,
     )
     no_variance: float = key(
         "share of the groups that are thrown away because all their rewards are the same",

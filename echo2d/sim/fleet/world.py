@@ -87,7 +87,8 @@ class FleetWorld:
         self._rules = RunRules(
             RunId("fleet"), learner.staleness_max, kappa, learner.trajectories_per_step, self._simulate.group_size,
             (task,), 8, "drop", True, "auto", 1, lease_silence_s=FOREVER_S, heartbeat_s=FOREVER_S,
-            move_stragglers=fleet.policy.move_stragglers,
+            move_stragglers=fleet.policy.move_stragglers, group_patience=fleet.policy.group_patience,
+            group_min=(self._simulate.group_size + 1) // 2,
         )  # fmt: skip
         nothing = Recovered.nothing()
         self.measurements = Measurements(self._simulate.group_size)
@@ -134,6 +135,9 @@ class FleetWorld:
         # When each open group began, and how long the others took, from their first lease until they were whole.
         self._begun: dict[GroupId, float] = {}
         self.group_s: list[float] = []
+        self.dropped_s: list[
+            float
+        ] = []  # of groups that were dropped, from their beginning to that
         self._moved = 0
         # By sample, how long it is, over the mean.
         self._works: dict[tuple[GroupId, int], float] = {}
@@ -309,8 +313,9 @@ class FleetWorld:
         self.statistics.now = self._clock.now
         self._advances += 1
         asked = self.staleness.committed + PREFETCH_STEPS
+        self._perform(self.groups.before_batch(asked))
         while self.staleness.freeze(asked) is not None:
-            pass
+            self._perform(self.groups.before_batch(asked))
         if self._grant():  # prompts have come at once
             self._grant()
         self.learner.train()
@@ -366,7 +371,8 @@ class FleetWorld:
         if isinstance(record, PromptTaken):
             self._begun[record.group] = self._clock.now
         elif isinstance(record, GroupDropped):
-            self._begun.pop(record.group, None)
+            if (begun := self._begun.pop(record.group, None)) is not None:
+                self.dropped_s.append(self._clock.now - begun)
         elif isinstance(record, LeaseGiven):
             self._moved += record.base.length > 0
 
@@ -467,6 +473,10 @@ class FleetWorld:
             },
             "group_s": {
                 name: quantile(self.group_s, share) for name, share in GROUP_QUANTILES.items()
+            },
+            "group_or_drop_s": {
+                name: quantile([*self.group_s, *self.dropped_s], share)
+                for name, share in GROUP_QUANTILES.items()
             },
             "samples_moved": self._moved,
             "egress_gb": self.spreading.egress_gb,

@@ -116,6 +116,8 @@ class Schedule:
             died = [RunFault(at, "kill_auditor", 1, chance.uniform(0.2, 20.0)) for at in kills]
             faults = tuple(sorted([*faults, *died], key=lambda fault: fault.at_s))
         rules = replace(rules, evals=_evals(random.Random(rng_seed ^ 0xE7A1), rules))
+        patience = random.Random(rng_seed ^ 0xBA7E).choice([0.0, 1.5, 3.0])
+        rules = replace(rules, group_patience=patience)
         return Schedule(
             rng_seed=rng_seed,
             rules=rules,

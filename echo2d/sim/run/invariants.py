@@ -259,7 +259,13 @@ class InvariantChecker:
 
     def _check_rewarded(self, record: SampleLeftOut | SampleRewarded) -> None:
         stored = self.ledger.groups[record.group]
-        (kept,) = [each for each in stored.record.trajectories if each.sample == record.sample]
+        found = [each for each in stored.record.trajectories if each.sample == record.sample]
+        if isinstance(record, SampleLeftOut) and not found:
+            drawn, left_out = self._drawn(stored), len(stored.record.left_out)
+            assert self._rules.group_patience, "I5: a group waits for each of its samples"
+            assert drawn - left_out - 1 >= max(drawn - max(1, drawn // 8), self._rules.group_min)
+            return
+        (kept,) = found
         if isinstance(record, SampleRewarded):
             assert math.isnan(kept.reward), "I5: a sample has a reward already"
             right = reward_of(stored.cursor, record.sample)

@@ -129,8 +129,8 @@ class MemoryLedger:
                 )
             case SampleLeftOut(group, sample):
                 stored = self.groups[group]
+                assert sample not in stored.record.left_out
                 left = tuple(t for t in stored.record.trajectories if t.sample != sample)
-                assert len(left) == len(stored.record.trajectories) - 1
                 left_out = tuple(sorted((*stored.record.left_out, sample)))
                 self.groups[group] = replace(
                     stored, record=replace(stored.record, trajectories=left, left_out=left_out)
