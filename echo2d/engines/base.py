@@ -35,8 +35,8 @@ class GenerateRequest:
     part of the output, finish "stop"), after `max_new_tokens` (finish "length"), or where the
     model's context is full (finish "context"). An engine knows no other end tokens. rng_seeds: one
     for each sample, which draws as if it were alone in a request with that seed; None: the engine's
-    choice. written: so many tokens at the end of `prompt` are output of an earlier attempt; a
-    *seeded* engine goes on drawing where that attempt left off (`core/protocol/seeds`).
+    choice. written: so many tokens of `prompt` were drawn for the same sample, in an earlier attempt
+    or turn; a *seeded* engine goes on drawing where these left off (`core/protocol/seeds`).
     """
 
     request_id: str

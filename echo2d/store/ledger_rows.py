@@ -31,10 +31,12 @@ from echo2d.core.rollouts.events import (
     AcceptedResult,
     BatchCommitted,
     BatchFrozen,
+    EpisodeForgotten,
     GroupDropped,
     LeaseGiven,
     PromptGivenBack,
     PromptTaken,
+    RecoveredTurn,
     RowJudged,
     SampleKept,
     SampleLeftOut,
@@ -42,6 +44,8 @@ from echo2d.core.rollouts.events import (
     SampleRewarded,
     TaskBegun,
     TaskProgress,
+    TurnAnswered,
+    TurnKept,
 )
 from echo2d.core.topology.uplink_rates import UPLINK_MIN, PeerRate
 from echo2d.errors import PeerFault
@@ -73,6 +77,11 @@ CREATE TABLE samples (
 CREATE TABLE left_out (
     group_id INTEGER NOT NULL REFERENCES groups ON DELETE CASCADE, sample INTEGER NOT NULL,
     PRIMARY KEY (group_id, sample)) WITHOUT ROWID;
+CREATE TABLE turns (
+    group_id INTEGER NOT NULL REFERENCES groups ON DELETE CASCADE, sample INTEGER NOT NULL,
+    turn INTEGER NOT NULL, lease INTEGER NOT NULL, attempt INTEGER NOT NULL,
+    partial BLOB, finish TEXT NOT NULL, fingerprint BLOB NOT NULL, tokens BLOB, state BLOB,
+    PRIMARY KEY (group_id, sample, turn));
 CREATE TABLE tasks (
     task TEXT PRIMARY KEY, next_cursor INTEGER NOT NULL, data BLOB NOT NULL,
     texts BLOB NOT NULL) WITHOUT ROWID;
@@ -133,6 +142,7 @@ _checked_group = plain_reader(StoredGroup)
 _checked_score = plain_reader(SampleRewarded)
 _checked_lease = plain_reader(LeaseGiven)
 _checked_answer = plain_reader(AcceptedResult)
+_checked_turn = plain_reader(TurnKept)
 _checked_batch = plain_reader(BatchFrozen)
 _checked_limits = plain_reader(LimitsLearnt)
 _checked_rate = plain_reader(PeerRate)
@@ -173,7 +183,7 @@ def _trajectory(row: _Row) -> tuple[GroupId, TrajectoryRecord]:
 def _lease(row: _Row) -> LeaseGiven:
     group, lease, attempt, worker, samples, version, digest, packed = row
     given: LeaseGiven = _checked_lease(
-        [group, lease, attempt, worker, json.loads(samples), [version, digest], [b"", b"", []]]
+        [group, lease, attempt, worker, json.loads(samples), [version, digest], [b"", b"", [], []]]
     )
     if packed is None:
         return given
@@ -186,6 +196,19 @@ def _require_whole(kept: TrajectoryRecord | Partial) -> None:
     """PeerFault: there are no spans, or tokens and logprobs differ in number."""
     if not kept.spans or len(unpack_tokens(kept.tokens)) != len(unpack_logprobs(kept.logprobs)):
         raise PeerFault("its tokens, logprobs and spans do not fit together")
+
+
+def _turn(row: _Row) -> RecoveredTurn:
+    *facts, packed, finish, fingerprint, tokens, state, state_before = row
+    kept: TurnKept = _checked_turn([*facts, [b"", b"", [], []], finish, fingerprint])
+    partial: Partial = _unpack_partial(packed)
+    _require_whole(partial)
+    kept = replace(kept, partial=partial)
+    answered = None
+    if tokens is not None:
+        unpack_tokens(tokens)
+        answered = TurnAnswered(kept.group, kept.sample, kept.turn, tokens, state)
+    return RecoveredTurn(kept, answered, state_before)
 
 
 def _answer(row: _Row) -> AcceptedResult:
@@ -280,8 +303,23 @@ GIVEN: Query[LeaseGiven] = Query(
     "FROM leases ORDER BY rowid",
     _lease,
 )
+TURNS: Query[RecoveredTurn] = Query(
+    "turns",
+    "SELECT this.group_id, this.sample, this.turn, this.lease, this.attempt, this.partial, this.finish, "
+    "this.fingerprint, this.tokens, this.state, before.state FROM turns AS this LEFT JOIN turns AS before "
+    "ON before.group_id = this.group_id AND before.sample = this.sample AND before.turn = this.turn - 1 "
+    "WHERE this.partial IS NOT NULL "
+    "AND (this.group_id, this.sample) NOT IN (SELECT group_id, sample FROM samples) "
+    "AND (this.group_id, this.sample) NOT IN (SELECT group_id, sample FROM left_out) "
+    "ORDER BY this.group_id, this.sample",
+    _turn,
+)
 ANSWERED: Query[AcceptedResult] = Query(
-    "samples", "SELECT lease, attempt, sample, fingerprint FROM samples ORDER BY rowid", _answer
+    "samples",
+    "SELECT lease, attempt, sample, fingerprint FROM ("
+    "SELECT 0 AS place, rowid AS at, lease, attempt, sample, fingerprint FROM turns UNION ALL "
+    "SELECT 1, rowid, lease, attempt, sample, fingerprint FROM samples) ORDER BY place, at",
+    _answer,
 )
 RATES: Query[PeerRate] = Query(
     "rates", "SELECT peer, bytes_per_s, held_up FROM rates ORDER BY rowid", _rate
@@ -323,6 +361,12 @@ COMMITTED: Query[BatchCommitted] = Query(
 # --- records -> rows
 
 Statement = tuple[str, tuple[Any, ...]]
+# The rows stay, so that repeats of the results are recognised. The state of the turn before the first number is needed.
+_FORGET_CONTENT = (
+    "UPDATE turns SET partial = NULL, tokens = NULL, state = CASE WHEN turn = ? - 1 THEN state END "
+    "WHERE group_id = ? AND sample = ? AND turn < ?"
+)
+_FORGET_TURNS = "DELETE FROM turns WHERE group_id = ? AND sample = ?"
 _RAISE = (
     "INSERT INTO counters VALUES (?, ?) "
     "ON CONFLICT (name) DO UPDATE SET value = max(value, excluded.value)"
@@ -424,12 +468,30 @@ def _lease_given(record: LeaseGiven) -> list[Statement]:
 def _sample_kept(record: SampleKept) -> list[Statement]:
     kept = record.trajectory
     row = (record.group, kept.sample, record.lease, record.attempt, record.fingerprint)
+    insert = "INSERT INTO samples VALUES (?, ?, ?, ?, ?, ?, ?, NULL)"
+    insert_it = (insert, (*row, pack(kept), _reward(kept.reward)))
+    if not kept.given:
+        return [insert_it]
+    return [insert_it, (_FORGET_CONTENT, (0, record.group, kept.sample, kept.turns + 1))]
+
+
+def _turn_kept(record: TurnKept) -> list[Statement]:
+    group, sample, turn = record.group, record.sample, record.turn
+    row = (group, sample, turn, record.lease, record.attempt)
+    content = (pack(record.partial), record.finish, record.fingerprint)
     return [
-        (
-            "INSERT INTO samples VALUES (?, ?, ?, ?, ?, ?, ?, NULL)",
-            (*row, pack(kept), _reward(kept.reward)),
-        )
+        (_FORGET_CONTENT, (turn, group, sample, turn)),
+        ("INSERT INTO turns VALUES (?, ?, ?, ?, ?, ?, ?, ?, NULL, NULL)", (*row, *content)),
     ]
+
+
+def _turn_answered(record: TurnAnswered) -> list[Statement]:
+    change = "UPDATE turns SET tokens = ?, state = ? WHERE group_id = ? AND sample = ? AND turn = ?"
+    return [(change, (record.tokens, record.state, record.group, record.sample, record.turn))]
+
+
+def _episode_forgotten(record: EpisodeForgotten) -> list[Statement]:
+    return [(_FORGET_TURNS, (record.group, record.sample))]
 
 
 def _sample_rewarded(record: SampleRewarded) -> list[Statement]:
@@ -440,7 +502,8 @@ def _sample_rewarded(record: SampleRewarded) -> list[Statement]:
 
 def _sample_returned(record: SampleReturned) -> list[Statement]:
     delete = "DELETE FROM samples WHERE group_id = ? AND sample = ?"
-    return [(delete, (record.group, record.sample))]
+    row = (record.group, record.sample)
+    return [(delete, row), (_FORGET_TURNS, row)]
 
 
 def _sample_left_out(record: SampleLeftOut) -> list[Statement]:
@@ -495,6 +558,9 @@ _STATEMENTS: dict[type, Callable[[Any], list[Statement]]] = {
     PromptTaken: _prompt_taken,
     LeaseGiven: _lease_given,
     SampleKept: _sample_kept,
+    TurnKept: _turn_kept,
+    TurnAnswered: _turn_answered,
+    EpisodeForgotten: _episode_forgotten,
     SampleRewarded: _sample_rewarded,
     SampleReturned: _sample_returned,
     SampleLeftOut: _sample_left_out,

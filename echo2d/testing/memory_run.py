@@ -65,8 +65,15 @@ from echo2d.core.protocol.control_messages import (
 from echo2d.core.protocol.evidence import TOLERANCES, Evidence
 from echo2d.core.protocol.peer_handshake import SECRET_BYTES
 from echo2d.core.protocol.trajectory import Source, pack_logprobs, pack_tokens
-from echo2d.core.rollouts.events import DrawPrompt, PromptDrawn, SampleScored, ScoreSample
+from echo2d.core.rollouts.events import (
+    DrawPrompt,
+    PromptDrawn,
+    SampleScored,
+    ScoreSample,
+    StepEnvironment,
+)
 from echo2d.core.weights.signed_index import Root
+from echo2d.sim.run.environment import ModelEnvironment
 from echo2d.sim.run.memory_ledger import MemoryLedger
 
 
@@ -187,6 +194,7 @@ class MemoryRun:
         self.rules = rules
         self.now = 0.0
         self.ledger = MemoryLedger()
+        self.environment = ModelEnvironment()
         self.pending: list[CoordinatorEvent] = []
         self.replies: dict[RequestId, Reply] = {}
         self.peers: dict[str, FakePeer] = {}
@@ -208,6 +216,7 @@ class MemoryRun:
         for action in actions:
             if isinstance(action, Persist):
                 self._persist(action.record)
+                self.environment.heard(action.record)
         for action in actions:
             self._perform(action)
         return actions
@@ -313,7 +322,7 @@ class MemoryRun:
     def _prompt(self, cursor: int) -> bytes:
         return pack_tokens([2, 3, cursor % self.rules.vocab_size])
 
-    def _reward(self, order: ScoreSample) -> float | None:
+    def _reward(self, order: ScoreSample | StepEnvironment) -> float | None:
         """Of two samples of a group one is right. None: the task crashed."""
         return float(order.sample % 2)
 
@@ -325,7 +334,7 @@ class MemoryRun:
         """Why the peer cannot be dialled; empty if it can."""
         return ""
 
-    def _perform(self, action: CoordinatorAction) -> None:
+    def _perform(self, action: CoordinatorAction) -> None:  # noqa: C901 - one case per action
         match action:
             case Send(session, message):
                 for peer in self._at(session):
@@ -347,6 +356,8 @@ class MemoryRun:
                 reward = self._reward(action)
                 fault = "" if reward is not None else "crashed"
                 self.pending.append(SampleScored(group, sample, reward, fault))
+            case StepEnvironment():
+                self.pending.append(self.environment.step(action, self._reward(action)))
             case StopRun(reason):
                 self.stopped = reason
             case _:

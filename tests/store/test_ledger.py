@@ -14,6 +14,7 @@ from echo2d.core.coordinator.events import CheckpointKept, CoordinatorRecord, Ep
 from echo2d.core.protocol.control_messages import HeldLease, VersionKey
 from echo2d.core.protocol.trajectory import (
     AuthoredSpan,
+    GivenTokens,
     Partial,
     Source,
     TrajectoryRecord,
@@ -23,13 +24,18 @@ from echo2d.core.rollouts.events import (
     AcceptedResult,
     BatchCommitted,
     BatchFrozen,
+    EpisodeForgotten,
     GroupDropped,
     LeaseGiven,
     PromptGivenBack,
     PromptTaken,
+    RecoveredTurn,
     RowJudged,
     SampleKept,
+    SampleLeftOut,
     SampleRewarded,
+    TurnAnswered,
+    TurnKept,
 )
 from echo2d.core.topology.uplink_rates import PeerRate
 from echo2d.errors import OperatorFault, StoreFault
@@ -117,6 +123,53 @@ def test_leases_come_back_in_the_order_in_which_they_were_granted(path: Path) ->
     found = reopened(path, sample(5, 1, fingerprint=b"f"), GroupDropped(GroupId(4), "aged out"))
     assert found.given == (second,)
     assert found.answered == (AcceptedResult(HeldLease(LeaseId(0), 0), 1, b"f"),)
+
+
+def turn(number: int, given: int = 0) -> TurnKept:
+    """Turn `number` of sample 1 of group 4: one token, behind each answer of the environment another one."""
+    spans = tuple(
+        AuthoredSpan(2 * at, 2 * at + 1, Version(3), A, PeerId("w" * 32)) for at in range(number)
+    )
+    ranges = tuple(GivenTokens(2 * at + 1, 2 * at + 2) for at in range(number - 1))
+    tokens = b"\5\0\0\0" * (2 * number - 1)
+    partial = Partial(tokens, bytes(len(tokens)), spans, ranges)
+    return TurnKept(GroupId(4), 1, number, LeaseId(number), 0, partial, "stop", b"f%d" % number)
+
+
+def test_the_last_turn_of_an_episode_comes_back_until_the_episode_ends(path: Path) -> None:
+    one, two = turn(1), turn(2)
+    answered = TurnAnswered(GroupId(4), 1, 1, b"\6\0\0\0", b"state 1")
+    assert reopened(path, group(4), one).turns == (RecoveredTurn(one, None, None),)
+    assert reopened(path, answered).turns == (RecoveredTurn(one, answered, None),)
+    found = reopened(path, two)
+    assert found.turns == (RecoveredTurn(two, None, b"state 1"),)
+    known = [AcceptedResult(HeldLease(each.lease, 0), 1, each.fingerprint) for each in (one, two)]
+    assert list(found.answered) == known
+    kept = TrajectoryRecord(
+        1, two.partial.tokens, two.partial.logprobs, two.partial.spans, "stop", given=two.partial.given, turns=2
+    )  # fmt: skip
+    ended = reopened(path, SampleKept(GroupId(4), two.lease, 0, kept, two.fingerprint))
+    assert ended.turns == ()
+    (stored,) = ended.groups
+    assert stored.record.trajectories[0].given == two.partial.given
+    assert ended.answered[0] == known[0]
+
+
+def test_a_forgotten_episode_begins_with_its_first_turn(path: Path) -> None:
+    one = turn(1)
+    assert reopened(path, group(4), one, EpisodeForgotten(GroupId(4), 1)).turns == ()
+    again = replace(one, lease=LeaseId(9))
+    assert reopened(path, again).turns == (RecoveredTurn(again, None, None),)
+    assert reopened(path, SampleLeftOut(GroupId(4), 1)).turns == ()
+
+
+def test_a_sample_that_was_never_kept_can_be_left_out(path: Path) -> None:
+    found = reopened(path, group(4), sample(4, 0), SampleLeftOut(GroupId(4), 1))
+    (stored,) = found.groups
+    assert ([kept.sample for kept in stored.record.trajectories], stored.record.left_out) == (
+        [0],
+        (1,),
+    )
 
 
 def test_counters_survive_the_groups_they_counted(path: Path) -> None:

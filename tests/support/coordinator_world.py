@@ -44,6 +44,8 @@ from echo2d.core.rollouts.events import (
     PromptsEnded,
     SampleKept,
     ScoreSample,
+    StepEnvironment,
+    TurnKept,
 )
 from echo2d.core.weights.signed_index import Root
 from echo2d.testing.memory_run import FakePeer, MemoryRun
@@ -173,7 +175,7 @@ class World(MemoryRun):
         source = Source(order.task, self.rows(order.cursor))
         return PromptDrawn(order.cursor, self._prompt(order.cursor), source)
 
-    def _reward(self, order: ScoreSample) -> float | None:
+    def _reward(self, order: ScoreSample | StepEnvironment) -> float | None:
         return self.reward(order.cursor, order.sample)
 
     def _dial_back(self, order: DialBack) -> str:
@@ -184,6 +186,8 @@ class World(MemoryRun):
         match record:
             case SampleKept(_, lease, attempt, kept):
                 self.kept.add((HeldLease(lease, attempt), kept.sample))
+            case TurnKept(_, sample, _, lease, attempt):
+                self.kept.add((HeldLease(lease, attempt), sample))
             case BatchFrozen(step, digest, groups):
                 self._check_frozen(step, digest, groups)
             case _:

@@ -75,13 +75,25 @@ class Informative:
 
 
 @dataclass(frozen=True, slots=True)
+class EpisodeRules:
+    """How far an episode of an environment goes.
+
+    turns_max: answers of the policy. tokens_max: written and given, behind the prompt.
+    """
+
+    turns_max: int = 16
+    tokens_max: int = 8192
+
+
+@dataclass(frozen=True, slots=True)
 class TaskRules:
     """One task of the run, and how its prompts are answered.
 
     weight: its share of the groups of a step is this over the sum of all weights. stop_token_ids:
     the task's and the model's end tokens. stop_strings: texts that end an answer. row_filter: None:
     every row is asked. pairs: twice as many samples are drawn as a group has, and those that
-    contrast most are kept.
+    contrast most are kept. episode: its samples are episodes of an environment, and
+    max_new_tokens is of each turn; None: of single answers.
     """
 
     name: str = ""
@@ -92,6 +104,7 @@ class TaskRules:
     stop_strings: tuple[str, ...] = ()
     row_filter: RowFilter | Informative | None = None
     pairs: bool = False
+    episode: EpisodeRules | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,8 +201,12 @@ class RunRules:
         """The task of this name; None: the run has none."""
         return next((task for task in self.tasks if task.name == name), None)
 
-    def limit(self, task: TaskRules, prompt: bytes) -> OutputLimit:
-        """The limit of a whole answer to this prompt (int32)."""
-        return output_limit(
-            task.max_new_tokens, prompt_tokens=len(prompt) // 4, context_max=self.context_max
-        )
+    def limit(self, task: TaskRules, prompt: bytes, turn_start: int = 0) -> OutputLimit:
+        """The limit of all that may follow this prompt (int32) by the end of a turn.
+
+        turn_start: tokens of earlier turns, given ones included.
+        """
+        most = turn_start + task.max_new_tokens
+        if task.episode is not None:
+            most = min(most, task.episode.tokens_max)
+        return output_limit(most, prompt_tokens=len(prompt) // 4, context_max=self.context_max)

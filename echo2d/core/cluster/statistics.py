@@ -115,7 +115,7 @@ class Statistics:
         if t_train_s > 0:
             self._stepped(t_train_s)
         self.trajectories_trained += len(trajectories)
-        self.tokens_trained += sum(trajectory.length for trajectory in trajectories)
+        self.tokens_trained += sum(trajectory.written for trajectory in trajectories)
         self.staleness.update(step - 1 - trajectory.version_min for trajectory in trajectories)
         if trajectories:
             self.batch_rewards.append(

@@ -32,6 +32,8 @@ from echo2d.core.evaluation.events import Evaluated, EvaluationAction, Evaluatio
 from echo2d.core.gateway.events import CallEvent, GatewayAction
 from echo2d.core.protocol.trajectory import TrajectoryScore
 from echo2d.core.rollouts.events import (
+    EnvironmentStepped,
+    EpisodeEnded,
     PromptDrawn,
     PromptFailed,
     PromptsEnded,
@@ -160,6 +162,8 @@ CoordinatorEvent = (
     | PromptFailed
     | PromptsEnded
     | SampleScored
+    | EnvironmentStepped
+    | EpisodeEnded
     | DeadlinePassed
     | CallEvent
 )

@@ -93,6 +93,8 @@ from echo2d.core.protocol.control_messages import (
     Welcome,
 )
 from echo2d.core.rollouts.events import (
+    EnvironmentStepped,
+    EpisodeEnded,
     PromptDrawn,
     PromptFailed,
     PromptsEnded,
@@ -336,6 +338,10 @@ class CoordinatorState:
                 return []
             case PromptDrawn() | PromptFailed() | PromptsEnded() | SampleScored():
                 return self._from_task(event)
+            case EnvironmentStepped():
+                return self._groups.environment_stepped(event, now=now)
+            case EpisodeEnded():
+                return self._groups.episode_ended(event, now=now)
             case CallAsked():
                 return self._gateway.asked(event, now=now)
             case ChoiceStopped():

@@ -47,7 +47,7 @@ from echo2d.core.protocol.sampling import WHOLE, Sampling
 from echo2d.core.weights.delta_chain import KeptDelta
 from echo2d.core.weights.encoding import FormKind
 
-PROTOCOL_VERSION = 6
+PROTOCOL_VERSION = 7
 PROGRESS_S = 2.0  # a worker reports on every lease at least this often
 
 PeerKind = Literal["worker", "relay", "seed", "auditor"]
@@ -573,7 +573,8 @@ class LeaseGranted:
     often to report progress; shorter when a client reads the tokens as they come. rng_seeds: one
     for each sample (see `seeds`); empty: the engine chooses. hold_s: above 0, version `oldest` alone
     may write a token, and the worker waits so long at most with loading a newer one. stop_strings:
-    an answer ends with the token that completes one of them in its text.
+    an answer ends with the token that completes one of them in its text. earlier: tokens of the prompt
+    that the sample's versions wrote in earlier turns; its seed goes on behind them.
     """
 
     lease: LeaseId
@@ -591,6 +592,7 @@ class LeaseGranted:
     written: int = 0
     hold_s: float = 0.0
     stop_strings: tuple[str, ...] = ()
+    earlier: int = 0
 
 
 @dataclass(frozen=True, slots=True)

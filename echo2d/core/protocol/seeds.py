@@ -41,6 +41,12 @@ def sample_seeds(key: bytes, group: GroupId, samples: Iterable[int]) -> tuple[in
     return tuple(seeds)
 
 
+def episode_seed(key: bytes, group: GroupId, sample: int) -> int:
+    """The seed of a sample's environment: SEED_BITS bits, of which the sample's own seed tells nothing."""
+    digest = blake3(b"episode %d %d" % (group, sample), key=key).digest(8)
+    return int.from_bytes(digest, "little") >> (64 - SEED_BITS)
+
+
 def uniforms(seeds: ArrayLike, positions: ArrayLike) -> NDArray[np.float64]:
     """Numbers in [0, 1), one for each seed and position: both [n], or one of them a number."""
     # Arrays wrap around at 2^64, as they must here; numbers would warn.

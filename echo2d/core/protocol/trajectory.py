@@ -75,6 +75,10 @@ class GivenTokens:
     end: int
 
 
+def _tokens_in(given: tuple[GivenTokens, ...]) -> int:
+    return sum([each.end - each.start for each in given])
+
+
 @dataclass(frozen=True, slots=True)
 class RewardPart:
     """A named number that a reward was made of."""
@@ -127,6 +131,12 @@ class TrajectoryRecord:
     @property
     def length(self) -> int:
         return len(self.tokens) // 4
+
+    @property
+    def written(self) -> int:
+        """How many of its tokens were written by a version."""
+        length = len(self.tokens) // 4
+        return length - _tokens_in(self.given) if self.given else length
 
     @property
     def worker(self) -> PeerId:
@@ -186,10 +196,22 @@ class Partial:
     tokens: bytes = b""
     logprobs: bytes = b""
     spans: tuple[AuthoredSpan, ...] = ()
+    given: tuple[GivenTokens, ...] = ()
 
     @property
     def length(self) -> int:
         return len(self.tokens) // 4
+
+    @property
+    def written(self) -> int:
+        """How many of its tokens were written by a version."""
+        length = len(self.tokens) // 4
+        return length - _tokens_in(self.given) if self.given else length
+
+    @property
+    def turn_start(self) -> int:
+        """Where the turn begins that goes on: behind the last given token."""
+        return self.given[-1].end if self.given else 0
 
     @property
     def version_min(self) -> Version | None:
@@ -205,7 +227,7 @@ class Partial:
         """By author, the share of the tokens that are its own."""
         shares: dict[PeerId, float] = {}
         for span in self.spans:
-            own = (span.end - span.start) / self.length
+            own = (span.end - span.start) / self.written
             shares[span.author] = shares.get(span.author, 0.0) + own
         return shares
 
@@ -219,17 +241,27 @@ class Partial:
         joined = list(self.spans)
         for span in spans:
             start = span.start + shift
-            if joined and joined[-1].continues(span):
+            if joined and joined[-1].end == start and joined[-1].continues(span):
                 start = joined.pop().start
             joined.append(AuthoredSpan(start, span.end + shift, *span[2:]))
-        return Partial(self.tokens + tokens, self.logprobs + logprobs, tuple(joined))
+        return Partial(self.tokens + tokens, self.logprobs + logprobs, tuple(joined), self.given)
+
+    def with_given(self, tokens: bytes) -> "Partial":
+        """This partial followed by tokens that an environment gave."""
+        if not tokens:
+            return self
+        given = GivenTokens(self.length, self.length + len(tokens) // 4)
+        logprobs = self.logprobs + bytes(len(tokens))  # 0.0 each
+        return Partial(self.tokens + tokens, logprobs, self.spans, (*self.given, given))
 
     def first(self, length: int) -> "Partial":
         """The first `length` tokens, or all if there are fewer."""
         if self.length <= length:
             return self
-        spans = (s._replace(end=min(s.end, length)) for s in self.spans if s.start < length)
-        return Partial(self.tokens[: 4 * length], self.logprobs[: 4 * length], tuple(spans))
+        spans = [s._replace(end=min(s.end, length)) for s in self.spans if s.start < length]
+        given = [GivenTokens(g.start, min(g.end, length)) for g in self.given if g.start < length]
+        tokens, logprobs = self.tokens[: 4 * length], self.logprobs[: 4 * length]
+        return Partial(tokens, logprobs, tuple(spans), tuple(given))
 
 
 NOTHING = Partial()

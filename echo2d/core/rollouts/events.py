@@ -61,6 +61,38 @@ class SampleScored:
     parts: tuple[RewardPart, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class EnvironmentStepped:
+    """The environment's answer to a turn: the next turn's tokens, int32. The episode goes on.
+
+    begun, turn: as in the `StepEnvironment` that this answers. state: what the environment needs to go
+    on in another process; None: it cannot.
+    """
+
+    group: GroupId
+    sample: int
+    begun: int
+    turn: int
+    tokens: bytes
+    state: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeEnded:
+    """The environment ended an episode, or failed. reward, reason, parts: as in SampleScored.
+
+    begun, turn: as in the `StepEnvironment` that this answers.
+    """
+
+    group: GroupId
+    sample: int
+    begun: int
+    turn: int
+    reward: float | None
+    reason: str = ""
+    parts: tuple[RewardPart, ...] = ()
+
+
 # --- records
 
 
@@ -132,6 +164,57 @@ class SampleKept:
     attempt: int
     trajectory: TrajectoryRecord
     fingerprint: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class TurnKept:
+    """An accepted result that ends a turn of an episode; the environment is to answer it.
+
+    turn: from 1 on. partial: the whole episode so far. fingerprint: as in SampleKept.
+    """
+
+    group: GroupId
+    sample: int
+    turn: int
+    lease: LeaseId
+    attempt: int
+    partial: Partial
+    finish: Finish
+    fingerprint: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class TurnAnswered:
+    """The environment has answered this turn, and is never asked for it again.
+
+    tokens, state: as in EnvironmentStepped.
+    """
+
+    group: GroupId
+    sample: int
+    turn: int
+    tokens: bytes
+    state: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeForgotten:
+    """The turns of this sample do not count any more: it begins anew."""
+
+    group: GroupId
+    sample: int
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveredTurn:
+    """The last turn of an episode that has not ended.
+
+    answered: None: the environment did not, or it is not known. state_before: that of the turn before.
+    """
+
+    kept: TurnKept
+    answered: TurnAnswered | None = None
+    state_before: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +297,9 @@ RolloutRecord = (
     | PromptTaken
     | LeaseGiven
     | SampleKept
+    | TurnKept
+    | TurnAnswered
+    | EpisodeForgotten
     | SampleRewarded
     | SampleReturned
     | SampleLeftOut
@@ -256,6 +342,7 @@ class RecoveredRollouts:
     """The groups and batches that the ledger gives back after a restart.
 
     given, answered: those of stored groups, in the order in which they were granted and accepted.
+    turns: the last one of each episode that has not ended.
     """
 
     epoch: Epoch
@@ -266,6 +353,7 @@ class RecoveredRollouts:
     committed: tuple[BatchCommitted, ...]  # by step; only steps > checkpoint, newest epoch wins
     checkpoint: int
     given: tuple[LeaseGiven, ...] = ()
+    turns: tuple[RecoveredTurn, ...] = ()
     answered: tuple[AcceptedResult, ...] = ()
     tasks: tuple[TaskProgress, ...] = ()
     rows: tuple[RowJudged, ...] = ()
@@ -299,4 +387,47 @@ class ScoreSample:
     task: str = ""
 
 
-RolloutAction = Persist[RolloutRecord] | Send | DrawPrompt | ScoreSample | StopRun | Note
+@dataclass(frozen=True, slots=True)
+class StepEnvironment:
+    """Tell the environment how a turn of an episode ended.
+
+    cursor, task: of the group's prompt. begun: how often the sample was begun before. rng_seed: of
+    the episode. output: all tokens behind the prompt, int32; the last turn is those from `start` on.
+    state: as the environment left it after the turn before; None: it has none, or this is the first turn.
+    again: the environment may have been told of this turn before.
+    """
+
+    group: GroupId
+    sample: int
+    begun: int
+    turn: int
+    cursor: int
+    rng_seed: int
+    prompt: bytes
+    output: bytes
+    start: int
+    finish: Finish
+    state: bytes | None = None
+    task: str = ""
+    again: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetEpisode:
+    """The environment need not keep this sample's episode any longer."""
+
+    group: GroupId
+    sample: int
+    task: str = ""
+
+
+RolloutAction = (
+    Persist[RolloutRecord]
+    | Send
+    | DrawPrompt
+    | ScoreSample
+    | StepEnvironment
+    | ForgetEpisode
+    | StopRun
+    | Note
+)

@@ -5,8 +5,10 @@ kept.
        ^                    |                  |
        +--- lease ended ----+--- not wanted ---+
 
-A late answer under an ended attempt moves a sample to `kept` from wherever it is. A waiting sample
-may have tokens already. This module keeps the books and decides nothing.
+    of an environment: leased --a turn ends--> parked --the environment answers--> waiting, or kept
+
+A late answer under an ended attempt moves a sample on from wherever it is. A waiting sample
+may have tokens already, and earlier turns. This module keeps the books and decides nothing.
 Kept true: no sample is lost or in two places; every attempt ever granted for an unfinished group is
 known, also after a restart, so that a late result finds its group.
 Not here: which worker gets a lease, which results count, when a group is dropped.
@@ -27,7 +29,7 @@ from echo2d.core.protocol.trajectory import (
     StoredGroup,
     TrajectoryRecord,
 )
-from echo2d.core.rollouts.events import LeaseGiven
+from echo2d.core.rollouts.events import LeaseGiven, TurnKept
 from echo2d.core.rollouts.leases import Lease, LeaseTable
 from echo2d.core.rollouts.prompts import DrawnPrompt
 
@@ -36,13 +38,41 @@ from echo2d.core.rollouts.prompts import DrawnPrompt
 class Waiting:
     """What a waiting sample has already. From `until` on, it may be begun anew.
 
-    since: when it was leased first. worker: where it is to go on; None: anywhere.
+    since: when it was leased first. worker: where it is to go on; None: anywhere. there_until: it waits
+    so long for a free slot there.
     """
 
     partial: Partial
     until: float
     since: float
     worker: PeerId | None = None
+    there_until: float = -math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """What a sample of an environment has from its earlier turns.
+
+    turns: how many are over. partial: their tokens, and those that the environment gave behind each. state:
+    what the environment needs to go on in another process; None: it cannot. since: when the sample was leased first.
+    """
+
+    turns: int
+    partial: Partial
+    state: bytes | None
+    since: float
+
+
+@dataclass(frozen=True, slots=True)
+class Parked:
+    """A turn that the environment is being asked about. since: when the sample was leased first.
+    served: the version of its worker when the turn ended.
+    """
+
+    turn: TurnKept
+    since: float
+    worker: PeerId
+    served: VersionKey | None
 
 
 @dataclass(slots=True)
@@ -52,7 +82,9 @@ class OpenGroup:
     given: every attempt. ended: the attempts whose leases may be attempted again. running: the
     leases that run.
     kept: by sample, the accepted results; a reward that is NaN has not been scored. partials: of
-    waiting samples.
+    waiting samples. parked: turns that the environment is to answer. episodes: of samples that are not kept, what they
+    have from earlier turns. begun_anew: by sample, how often its
+    episode was.
     left_out: samples that the group goes on without.
     unwanted: kept samples that go back as soon as they are scored. returned: by sample that went
     back, the workers that may not write it again. failures: by sample, leases that
@@ -66,6 +98,9 @@ class OpenGroup:
     waiting: set[int]
     kept: dict[int, TrajectoryRecord] = field(default_factory=dict)
     partials: dict[int, Waiting] = field(default_factory=dict)
+    parked: dict[int, Parked] = field(default_factory=dict)
+    episodes: dict[int, Episode] = field(default_factory=dict)
+    begun_anew: Counter[int] = field(default_factory=Counter)
     given: dict[HeldLease, LeaseGiven] = field(default_factory=dict)
     ended: list[HeldLease] = field(default_factory=list)
     running: dict[HeldLease, Lease] = field(default_factory=dict)
@@ -89,13 +124,14 @@ class OpenGroup:
         return StoredGroup(record, prompt.cursor, prompt.source)
 
     def lengths(self) -> list[int]:
-        """The tokens of each sample that has any; of unfinished ones, the reported tokens."""
-        kept = [kept.length for kept in self.kept.values() if kept.length]
+        """The written tokens of each sample that has any; of unfinished ones, the reported tokens."""
+        kept = [kept.written for kept in self.kept.values() if kept.written]
         return [*kept, *self.unfinished_lengths()]
 
     def unfinished_lengths(self) -> list[int]:
         """The reported tokens of each sample that has any, and is not kept."""
-        unfinished = [waiting.partial.length for waiting in self.partials.values()]
+        unfinished = [waiting.partial.written for waiting in self.partials.values()]
+        unfinished += [parked.turn.partial.written for parked in self.parked.values()]
         for lease in self.running.values():
             added = {
                 sample: output.length
@@ -103,9 +139,40 @@ class OpenGroup:
                 if output is not None
             }
             unfinished += [
-                lease.given.base.length + added.get(sample, 0) for sample in lease.samples
+                lease.given.base.written + added.get(sample, 0) for sample in lease.samples
             ]
         return [length for length in unfinished if length]
+
+    @property
+    def lacking(self) -> int:
+        """At least so many samples are neither kept nor left out; the samples of a lease count as one."""
+        return len(self.waiting) + len(self.running) + len(self.parked)
+
+    def lacks(self) -> list[int]:
+        """The samples that are neither kept nor left out."""
+        leased = [sample for lease in self.running.values() for sample in lease.samples]
+        return sorted([*self.waiting, *self.parked, *leased])
+
+    def turn_start(self, sample: int) -> int:
+        """How many tokens the earlier turns of a sample have."""
+        episode = self.episodes.get(sample)
+        return 0 if episode is None else episode.partial.length
+
+    def is_answered(self, sample: int, base: Partial) -> bool:
+        """Whether the sample has its result, for an attempt that went on from this base: of the same turn, or a later
+        one.
+        """
+        if sample in self.kept or sample in self.left_out or sample in self.parked:
+            return True
+        if base.given or self.episodes:
+            return base.turn_start != self.turn_start(sample)
+        return False
+
+    def lose_partial(self, sample: int) -> None:
+        """What a waiting sample has of an unfinished turn is lost: the turn begins anew."""
+        self.partials.pop(sample, None)
+        if (episode := self.episodes.get(sample)) is not None:
+            self.partials[sample] = Waiting(episode.partial, math.inf, episode.since)
 
     def unscored(self) -> list[TrajectoryRecord]:
         """The accepted results without a reward."""
@@ -165,7 +232,7 @@ class GroupTable:
             group is None
             or given is None
             or given.worker != peer
-            or group.left_out | group.kept.keys() >= set(given.samples)
+            or all(group.is_answered(sample, given.base) for sample in given.samples)
         ):
             return None
         return given
@@ -242,16 +309,24 @@ class GroupTable:
             samples = [
                 each
                 for each in attempt.samples
-                if holder[each] is attempt and each in group.waiting
+                if holder[each] is attempt
+                and each in group.waiting
+                and not group.is_answered(each, attempt.base)
             ]
             if samples and runs(attempt):
+                for sample in samples:
+                    group.partials.pop(sample, None)
                 self._take_up(group, self._leases.resume(attempt, samples, now=now))
 
     def revive(self, given: LeaseGiven, *, now: float) -> None:
         """A worker came back with an ended attempt: it runs again with its waiting samples."""
         group = self._owners[given.key]
         # Its worker has answered those that went back, and may not answer again.
-        samples = group.waiting.intersection(given.samples).difference(group.returned)
+        samples = [
+            sample
+            for sample in group.waiting.intersection(given.samples).difference(group.returned)
+            if not group.is_answered(sample, given.base)
+        ]
         if samples and given.key in group.ended:
             group.ended.remove(given.key)
             for sample in samples:
@@ -261,11 +336,36 @@ class GroupTable:
     def keep(self, group: OpenGroup, record: TrajectoryRecord) -> Lease | None:
         """Keep the result of a sample; returns the lease if this was its last open one."""
         group.kept[record.sample] = record
+        group.episodes.pop(record.sample, None)
         return self._take(group, record.sample)
+
+    def park(self, group: OpenGroup, parked: Parked) -> Lease | None:
+        """A turn is over; returns the lease if this was its last open one."""
+        ended = self._take(group, parked.turn.sample)
+        group.parked[parked.turn.sample] = parked
+        self._note(group)
+        return ended
+
+    def go_on(self, group: OpenGroup, sample: int, episode: Episode, waiting: Waiting) -> None:
+        """The environment has answered the turn of a parked sample: it waits for the next one."""
+        del group.parked[sample]
+        group.episodes[sample], group.partials[sample] = episode, waiting
+        group.waiting.add(sample)
+        self._note(group)
+
+    def begin_anew(self, group: OpenGroup, sample: int) -> None:
+        """The episode of a waiting or parked sample is forgotten: it waits for its first turn."""
+        group.episodes.pop(sample, None)
+        group.partials.pop(sample, None)
+        group.parked.pop(sample, None)
+        group.begun_anew[sample] += 1
+        group.waiting.add(sample)
+        self._note(group)
 
     def give_back(self, group: OpenGroup, sample: int) -> None:
         """A kept sample is not wanted: it waits for a worker other than those that wrote it."""
         kept = group.kept.pop(sample)
+        group.begun_anew[sample] += 1
         group.unwanted.discard(sample)
         group.returned.setdefault(sample, set()).update(span.author for span in kept.spans)
         group.waiting.add(sample)
@@ -274,6 +374,7 @@ class GroupTable:
     def leave_out(self, group: OpenGroup, sample: int) -> Lease | None:
         """The group goes on without this sample; returns the lease if this was its last open one."""
         group.left_out.add(sample)
+        group.episodes.pop(sample, None)
         if group.kept.pop(sample, None) is not None:
             return None
         return self._take(group, sample)
@@ -288,6 +389,7 @@ class GroupTable:
             if self._take(group, sample) is not None:
                 group.ended.append(key)
             group.waiting.add(sample)
+            group.lose_partial(sample)
             self._note(group)
 
     def end(self, lease: Lease) -> OpenGroup | None:
@@ -313,6 +415,7 @@ class GroupTable:
     def _take(self, group: OpenGroup, sample: int) -> Lease | None:
         group.waiting.discard(sample)
         group.partials.pop(sample, None)
+        group.parked.pop(sample, None)
         ended = None
         for lease in group.running.values():
             if sample in lease.samples:
@@ -326,17 +429,18 @@ class GroupTable:
     def _note(self, group: OpenGroup) -> None:
         """The waiting or the kept samples of this group have changed."""
         (self._waiting.add if group.waiting else self._waiting.discard)(group.group)
-        whole = not group.waiting and not group.running
+        whole = not (group.waiting or group.running or group.parked)
         (self._whole.add if whole else self._whole.discard)(group.group)
 
     def check(self) -> None:
         running: dict[HeldLease, Lease] = {}
         for group in self._groups.values():
-            leased = [sample for lease in group.running.values() for sample in lease.samples]
-            places = sorted([*group.waiting, *group.kept, *group.left_out, *leased])
+            places = sorted([*group.lacks(), *group.kept, *group.left_out])
             drawn = self._drawn(group.task)
             assert places == list(range(drawn)), "a sample is lost or in two places"
             assert group.partials.keys() <= group.waiting
+            assert group.waiting & group.episodes.keys() <= group.partials.keys()
+            assert group.episodes.keys() <= set(group.lacks())
             assert group.unwanted <= group.kept.keys()
             assert all(group.given[key] is lease.given for key, lease in group.running.items())
             running |= group.running
@@ -344,9 +448,7 @@ class GroupTable:
         assert +self.by_task == Counter(group.task.name for group in self._groups.values())
         assert self._waiting == {group.group for group in self._groups.values() if group.waiting}
         assert self._whole == {
-            number
-            for number, group in self._groups.items()
-            if not group.waiting and not group.running
+            number for number, group in self._groups.items() if not group.lacking
         }
         assert running == {lease.key: lease for lease in self._leases}
         assert self._owners == {

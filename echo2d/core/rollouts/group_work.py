@@ -6,7 +6,7 @@ begins.
 
 A new group is admitted with its first sample that finds a slot. The others take the next slots, at any
 worker, before a newer group begins. A sample that has tokens goes on alone, at a worker of the version
-that wrote its last one or a newer one; after a while at any worker, from its beginning.
+that wrote its last one or a newer one; after a while at any worker, from the beginning of its turn.
 Not here: which worker gets them (`scheduler`), what comes back (`groups`), where the samples of a
 group are (`group_table`), what an unfinished sample has (`partials`).
 """
@@ -94,7 +94,7 @@ class GroupWork:
         assert worker.session is not None
         assert worker.serving is not None
         given = self._groups.grant(group, worker.peer, worker.serving, samples, now=now).given
-        self._statistics.handed_over(given.base.length)
+        self._statistics.handed_over(given.base.length - given.base.turn_start)
         return [
             *actions,
             Persist(given),
@@ -118,13 +118,20 @@ class GroupWork:
             oldest = self._staleness.oldest
             versions_grow = max(oldest, waiting.partial.version_last)
             suits = _all_but(group.returned[sample]) if sample in group.returned else None
-            yield PendingOfGroup((sample,), versions_grow, waiting.worker, suits=suits, group=group)
+            yield PendingOfGroup(
+                (sample,),
+                versions_grow,
+                waiting.worker,
+                suits=suits,
+                there_alone=now < waiting.there_until,
+                group=group,
+            )
             # It has waited for long, and some worker could begin it anew: drop its tokens.
             late = sample in group.partials and now >= waiting.until
             if late and self._can_begin_anew:
                 self._can_begin_anew = self._scheduler.free_from(oldest) > 0
                 if self._can_begin_anew:
-                    del group.partials[sample]
+                    group.lose_partial(sample)
 
     def _next(self) -> tuple[NextGroup, DrawnPrompt] | None:
         """The next group to begin: of the task that the open steps lack most, of those that have a
@@ -154,20 +161,23 @@ class GroupWork:
 
     def _grant_message(self, group: OpenGroup, given: LeaseGiven) -> LeaseGranted:
         rules, base, task = self._rules, given.base, group.task
+        start = base.turn_start
+        written = base.length - start
         return LeaseGranted(
             given.lease,
             given.attempt,
             group.group,
             group.prompt.tokens + base.tokens,
             given.samples,
-            rules.limit(task, group.prompt.tokens).tokens - base.length,
+            rules.limit(task, group.prompt.tokens, start).tokens - base.length,
             task.sampling,
             task.stop_token_ids,
             max(self._staleness.oldest, base.version_last),
             rules.lease_silence_s,
             rng_seeds=sample_seeds(rules.seed_key, group.group, given.samples),
-            written=base.length,
+            written=written,
             stop_strings=task.stop_strings,
+            earlier=base.written - written,
         )
 
 

@@ -12,7 +12,8 @@ twice as many samples (`contrast`), those that contrast least are left out, too.
 result of a sample counts. A kept sample goes back if the audit says that it may be a lie, or cannot say
 so in time. A sample whose lease ended with tokens goes on from them, alone (`partials`). Leases are
 durable: they continue after a restart.
-Kept true: every sample is waiting, in one running lease, kept, or left out.
+Samples of an environment have several turns, and wait for it between two of them (`episodes`).
+Kept true: every sample is waiting, in one running lease, parked, kept, or left out.
 Not here: which worker gets a lease and when (`group_work`, `scheduler`), the gates and the batches
 (`staleness`), repeated results (`accepted_results`).
 """
@@ -49,14 +50,18 @@ from echo2d.core.protocol.trajectory import (
 )
 from echo2d.core.rollouts.accepted_results import AcceptedResults
 from echo2d.core.rollouts.contrast import most_contrasting, spread
+from echo2d.core.rollouts.episodes import Episodes
 from echo2d.core.rollouts.events import (
     DrawPrompt,
+    EnvironmentStepped,
+    EpisodeEnded,
     GroupDropped,
     LeaseGiven,
     PromptDrawn,
     PromptFailed,
     PromptsEnded,
     RecoveredRollouts,
+    RecoveredTurn,
     RolloutAction,
     SampleKept,
     SampleLeftOut,
@@ -64,8 +69,9 @@ from echo2d.core.rollouts.events import (
     SampleRewarded,
     SampleScored,
     ScoreSample,
+    TurnKept,
 )
-from echo2d.core.rollouts.group_table import GroupTable, OpenGroup
+from echo2d.core.rollouts.group_table import GroupTable, OpenGroup, Parked
 from echo2d.core.rollouts.group_work import GroupWork
 from echo2d.core.rollouts.leases import Lease, LeaseTable, answer, send_to
 from echo2d.core.rollouts.partials import Partials
@@ -129,6 +135,13 @@ class Groups:
         self._groups = GroupTable(rules.drawn, self.leases)
         self._partials = Partials(
             rules, leases=self.leases, versions=versions, staleness=staleness, statistics=statistics
+        )
+        self._episodes = Episodes(
+            rules,
+            groups=self._groups,
+            members=members,
+            statistics=statistics,
+            good=self._partials.good,
         )
         self._scheduler = scheduler
         scheduler.add(
@@ -206,10 +219,14 @@ class Groups:
         given: dict[GroupId, list[LeaseGiven]] = defaultdict(list)
         for attempt in recovered.given:
             given[attempt.group].append(attempt)
+        turns: dict[GroupId, list[RecoveredTurn]] = defaultdict(list)
+        for turn in recovered.turns:
+            turns[turn.kept.group].append(turn)
         held = self._staleness.held()
         for stored in recovered.groups:
             if stored.record.group not in held:
-                actions += self._recover_group(stored, given[stored.record.group], now)
+                number = stored.record.group
+                actions += self._recover_group(stored, given[number], turns[number], now)
         return actions
 
     # --- tasks
@@ -273,6 +290,30 @@ class Groups:
             return [*actions, *self._give_back(group, event.sample)]
         return [*actions, *self._complete_if_scored(group)]
 
+    # --- environments
+
+    def environment_stepped(self, event: EnvironmentStepped, *, now: float) -> list[RolloutAction]:
+        """The environment has answered a turn: the sample waits for the next one, if there is room for one."""
+        group = self._groups.get(event.group)
+        parked = self._episodes.asked(event.group, event.sample, event.begun, event.turn)
+        if group is None or parked is None:
+            return []
+        if not self._episodes.has_room(group, parked, event.tokens):
+            cut_off = EpisodeEnded(event.group, event.sample, event.begun, event.turn, 0.0)
+            return [
+                *self._end_episode(group, parked, cut_off, now),
+                self._episodes.forget(group, event.sample),
+            ]
+        return self._episodes.go_on(group, parked, event, now=now)
+
+    def episode_ended(self, event: EpisodeEnded, *, now: float) -> list[RolloutAction]:
+        """The environment has ended an episode, or failed: the sample is kept, and scored or left out."""
+        group = self._groups.get(event.group)
+        parked = self._episodes.asked(event.group, event.sample, event.begun, event.turn)
+        if group is None or parked is None:
+            return []
+        return self._end_episode(group, parked, event, now)
+
     # --- the audit
 
     def judged(self, verdict: SampleVerdict) -> list[RolloutAction]:
@@ -298,9 +339,9 @@ class Groups:
         ):
             actions += self.discard(stored, "convicted", again=True)
         for group in self._groups:
-            group.partials = {
-                at: each for at, each in group.partials.items() if not theirs(each.partial.spans)
-            }
+            for sample in [at for at, each in group.partials.items() if theirs(each.partial.spans)]:
+                group.lose_partial(sample)
+            actions += self._forget_turns(group, theirs)
             for sample in [at for at, kept in group.kept.items() if theirs(kept.spans)]:
                 actions += self._give_back(group, sample)
         return actions
@@ -315,7 +356,10 @@ class Groups:
         # A worker that must refit first cannot make tokens; its lease is not stuck.
         group = self._groups.get(lease.given.group)
         assert group is not None
-        most = group.task.max_new_tokens - lease.given.base.length
+        base = lease.given.base
+        most = group.task.max_new_tokens - base.length
+        if base.given:
+            most += base.turn_start
         grows = lease.grows(message.samples, most=most)
         self.leases.renew(lease, tokens=grows, refits=self._must_refit(peer), now=now)
         return [*self._partials.gather(peer, lease, message.samples, room=most)]
@@ -332,9 +376,10 @@ class Groups:
             return self._refuse(
                 peer, message, "the lease is over" if known else "no such lease", fault=not known
             )
-        if message.sample in group.kept or message.sample in group.left_out:
+        base = group.given[key].base
+        if group.is_answered(message.sample, base):
             return self._refuse(peer, message, "another attempt was first")
-        base, limit = group.given[key].base, self._rules.limit(group.task, group.prompt.tokens)
+        limit = self._rules.limit(group.task, group.prompt.tokens, base.turn_start)
         if message.finish == "context" and self._rules.context_max is None:
             # Only the worker knows this model's context.
             limit = OutputLimit(base.length + len(message.tokens) // 4, "context")
@@ -357,7 +402,8 @@ class Groups:
         if lies or not self._partials.good(whole):
             return self._refuse(peer, message, "the lease is over")
         finish = message.finish if message.finish in WHOLE_ENDS else limit.finish
-        return self._accept(peer, group, message, whole, finish, now)
+        accept = self._accept if group.task.episode is None else self._end_turn
+        return accept(peer, group, message, whole, finish, now)
 
     def failed(self, peer: Peer, message: LeaseFailed, *, now: float) -> list[RolloutAction]:
         """The worker gives a lease back, and rests for a while."""
@@ -416,6 +462,10 @@ class Groups:
         for group in self._groups:
             if group.stored().record.uses(keys):
                 actions += self._drop(group, "revoked", "", again=True)
+            else:
+                actions += self._forget_turns(
+                    group, lambda spans: any(span.key in keys for span in spans)
+                )
         return actions
 
     def deadlines(self, *, now: float) -> list[RolloutAction]:
@@ -503,7 +553,7 @@ class Groups:
         self, stored: StoredGroup, reason: str, detail: str = "", *, again: bool = False
     ) -> list[RolloutAction]:
         """Drop a complete group. again: its prompt is not to blame, and is used once more."""
-        lengths = [trajectory.length for trajectory in stored.record.trajectories]
+        lengths = [trajectory.written for trajectory in stored.record.trajectories]
         return self._discard(stored, reason, detail, lengths, again=again)
 
     def _discard(
@@ -540,13 +590,7 @@ class Groups:
         )
         key = HeldLease(message.lease, message.attempt)
         lease = group.running.get(key)
-        since, measurements = None if lease is None else lease.since, self._statistics.measurements
-        if len(whole.spans) == 1:
-            measurements.accepted(peer.peer, since, now=now)
-        else:
-            for author, share in whole.shares().items():
-                own = since if author == peer.peer else None
-                measurements.accepted(author, own, share, now=now)
+        self._measure(whole, peer.peer, None if lease is None else lease.since, now)
         ended = self._groups.keep(group, record)
         is_last = self._is_whole(group)
         if not is_last:
@@ -581,6 +625,80 @@ class Groups:
                 group.task.name,
             ),
         ]
+
+    def _end_turn(
+        self,
+        peer: Peer,
+        group: OpenGroup,
+        message: SampleFinished,
+        whole: Partial,
+        finish: Finish,
+        now: float,
+    ) -> list[RolloutAction]:
+        """A turn of an episode is over: it is durable, and the environment is told of it."""
+        key, sample = HeldLease(message.lease, message.attempt), message.sample
+        lease, before = group.running.get(key), group.episodes.get(sample)
+        turns = 0 if before is None else before.turns
+        fingerprint = self._accepted.add(peer, message)
+        turn = TurnKept(
+            group.group, sample, turns + 1, key.lease, key.attempt, whole, finish, fingerprint
+        )
+        since = now if lease is None else lease.since
+        parked = Parked(turn, since, peer.peer, peer.serving)
+        ended = self._groups.park(group, parked)
+        if key in group.running:
+            self.leases.renew(group.running[key], tokens=True, now=now)
+        peer.succeeded()
+        self._statistics.tokens_accepted += len(message.tokens) // 4
+        return [
+            Persist(turn),
+            *answer(peer, message),
+            *(self._scheduler.cancel(ended) if ended is not None and ended.key != key else []),
+            self._episodes.step(group, parked),
+        ]
+
+    def _end_episode(
+        self, group: OpenGroup, parked: Parked, event: EpisodeEnded, now: float
+    ) -> list[RolloutAction]:
+        """Keep an episode with its reward."""
+        turn = parked.turn
+        record = self._episodes.record(group, parked)
+        self._measure(turn.partial, parked.worker, parked.since, now)
+        self._groups.keep(group, record)
+        if group.lacking:
+            self.stragglers.kept(group)
+            self._patience.kept(group, now=now)
+        kept = SampleKept(group.group, turn.lease, turn.attempt, record, turn.fingerprint)
+        actions: list[RolloutAction] = [Persist(kept)]
+        if self._is_whole(group) and self._outdated(group):
+            return [*actions, *self._drop(group, "stale", "", again=True)]
+        scored = SampleScored(event.group, event.sample, event.reward, event.reason, event.parts)
+        return [*actions, *self.scored(scored)]
+
+    def _forget_turns(
+        self, group: OpenGroup, void: Callable[[Iterable[AuthoredSpan]], bool]
+    ) -> list[RolloutAction]:
+        """The waiting and parked samples of which such spans wrote an earlier turn begin anew."""
+        found = [at for at, parked in group.parked.items() if void(parked.turn.partial.spans)]
+        found += [
+            at
+            for at, episode in group.episodes.items()
+            if at in group.waiting and void(episode.partial.spans)
+        ]
+        actions: list[RolloutAction] = []
+        for sample in found:
+            actions += self._episodes.begin_anew(group, sample)
+        return actions
+
+    def _measure(self, whole: Partial, worker: PeerId, since: float | None, now: float) -> None:
+        """A trajectory is whole. worker: the last one that wrote for it."""
+        measurements = self._statistics.measurements
+        if len(whole.spans) == 1:
+            measurements.accepted(worker, since, now=now)
+        else:
+            for author, share in whole.shares().items():
+                own = since if author == worker else None
+                measurements.accepted(author, own, share, now=now)
 
     def _bad_result(
         self, peer: Peer, group: OpenGroup, message: SampleFinished, fault: str, now: float
@@ -673,7 +791,7 @@ class Groups:
     def _leave_out_surplus(self, group: OpenGroup, surplus: Collection[int]) -> list[RolloutAction]:
         """More samples were drawn than are trained on. They have cost as much as the others."""
         unused = [group.kept[sample] for sample in sorted(surplus)]
-        self._statistics.wasted("pairs", len(unused), [each.length for each in unused])
+        self._statistics.wasted("pairs", len(unused), [each.written for each in unused])
         self._statistics.judged(unused, trained=False)
         for each in unused:
             self._groups.leave_out(group, each.sample)
@@ -681,15 +799,14 @@ class Groups:
 
     def _leave_out_late(self, group: OpenGroup) -> list[RolloutAction]:
         """The group goes on without the samples that it still waits for."""
-        lengths, late = group.unfinished_lengths(), [*group.waiting]
-        for lease in group.running.values():
-            late += lease.samples
-        self._statistics.wasted("late", len(late), lengths)
+        late = group.lacks()
+        self._statistics.wasted("late", len(late), group.unfinished_lengths())
         actions: list[RolloutAction] = []
-        for sample in sorted(late):
+        for sample in late:
             ended = self._groups.leave_out(group, sample)
             actions.append(Persist(SampleLeftOut(group.group, sample)))
             actions += [] if ended is None else self._scheduler.cancel(ended)
+            actions += self._forget_all(group, [sample])
         return [*actions, *self._complete_if_scored(group)]
 
     def _age(self) -> list[RolloutAction]:
@@ -711,6 +828,8 @@ class Groups:
         oldest = [
             *[each.version_min for each in group.kept.values()],
             *[lease.given.oldest for lease in group.running.values()],
+            *[parked.turn.partial.spans[0].version for parked in group.parked.values()],
+            *[episode.partial.spans[0].version for episode in group.episodes.values()],
         ]
         newest = _newest(group) if self._is_whole(group) else None
         return bool(oldest) and self._staleness.outdated(min(oldest), newest)
@@ -721,7 +840,7 @@ class Groups:
         return self._staleness.is_last_step(oldest, _newest(group))
 
     def _is_whole(self, group: OpenGroup) -> bool:
-        return not group.waiting and not group.running
+        return not (group.waiting or group.running or group.parked)
 
     def _lease_failed(self, lease: Lease, worker: Peer | None, now: float) -> list[RolloutAction]:
         if worker is not None:
@@ -764,11 +883,22 @@ class Groups:
         if self._audits is not None:
             self._audits.waiting.forget(group.group)
         cancelled = [self._scheduler.cancel(lease) for lease in self._groups.remove(group)]
-        actions = [action for actions in cancelled for action in actions]
+        actions: list[RolloutAction] = [action for actions in cancelled for action in actions]
+        actions += self._forget_all(group, {*group.parked, *group.episodes})
         return [*actions, *self._discard(group.stored(), reason, detail, lengths, again=again)]
 
+    def _forget_all(self, group: OpenGroup, samples: Iterable[int]) -> list[RolloutAction]:
+        """These episodes do not go on."""
+        if group.task.episode is None:
+            return []
+        return [self._episodes.forget(group, sample) for sample in sorted(samples)]
+
     def _recover_group(
-        self, stored: StoredGroup, given: Sequence[LeaseGiven], now: float
+        self,
+        stored: StoredGroup,
+        given: Sequence[LeaseGiven],
+        turns: Sequence[RecoveredTurn],
+        now: float,
     ) -> list[RolloutAction]:
         task = self._rules.task(stored.source.task)
         if task is None:
@@ -787,8 +917,12 @@ class Groups:
             kept,
             left_out=set(record.left_out),
         )
+        if turns and task.episode is None:
+            return self.discard(stored, "rules", "its task is no environment any more")
+        for turn in turns:
+            self._episodes.recover(group, turn, now=now)
         unscored = group.unscored()
-        if (group.waiting or unscored) and record.sampling != task.sampling:
+        if (group.lacking or unscored) and record.sampling != task.sampling:
             return self.discard(stored, "rules", "its task is sampled otherwise now")
         if self._audits is not None:
             # What was judged before a restart is not known any more.
@@ -797,12 +931,18 @@ class Groups:
                     group.group, record.prompt, each, sampling=record.sampling, now=now
                 )
         waits = self._audits is not None and group.group in self._audits.waiting
-        if group.waiting or unscored or waits:
+        if group.lacking or unscored or waits:
             self._groups.add(group)
+            actions: list[RolloutAction] = []
+            for sample in self._episodes.useless(group):
+                actions += self._episodes.begin_anew(group, sample)
             self._groups.recover(
                 group, given, lambda attempt: self._may_count(attempt, task), now=now
             )
-            return [_score(group, each) for each in unscored]
+            actions += [
+                self._episodes.step(group, each, again=True) for each in group.parked.values()
+            ]
+            return [*actions, *(_score(group, each) for each in unscored)]
         if len(kept) > self._rules.group_size:
             # It waited for a verdict only, and there is no audit now.
             self._groups.add(group)
@@ -811,9 +951,8 @@ class Groups:
 
     def _fits_rules(self, given: LeaseGiven, task: TaskRules) -> bool:
         """Whether an attempt fits the rules: it may be from before a restart with other rules."""
-        return (
-            max(given.samples) < self._rules.drawn(task) and given.base.length < task.max_new_tokens
-        )
+        written = given.base.length - given.base.turn_start
+        return max(given.samples) < self._rules.drawn(task) and written < task.max_new_tokens
 
     def _must_refit(self, peer: Peer) -> bool:
         """In exclusive mode a worker makes no tokens while it receives a newer version."""
@@ -864,6 +1003,7 @@ class Groups:
             assert group.bad_results < BAD_RESULTS_MAX
             assert group.group not in self._staleness.held()
             assert not self._outdated(group)
+            assert group.task.episode is not None or not (group.parked or group.episodes)
 
 
 def _newest(group: OpenGroup) -> Version:

@@ -14,6 +14,7 @@ trajectory. It becomes durable with the lease that continues it.
 Not here: where samples wait (`group_table`), and which worker gets them (`scheduler`).
 """
 
+import math
 from collections.abc import Iterable, Sequence
 
 from echo2d.core.base.ids import PeerId
@@ -97,7 +98,7 @@ class Partials:
                 output = NOTHING
             partial = self._usable(
                 base.plus(output.tokens, output.logprobs, output.spans, shift=base.length),
-                self._rules.limit(group.task, group.prompt.tokens).tokens - 1,
+                self._rules.limit(group.task, group.prompt.tokens, base.turn_start).tokens - 1,
             )
             grew = partial.length > base.length
             group.fruitless[sample] = 0 if grew else group.fruitless[sample] + 1
@@ -105,6 +106,8 @@ class Partials:
                 group.partials[sample] = Waiting(
                     partial, now + PARTIAL_WAIT_S, lease.since, goes_to
                 )
+            else:
+                group.lose_partial(sample)
         return notes
 
     def forget(self, groups: Iterable[OpenGroup], *, now: float) -> float | None:
@@ -114,10 +117,12 @@ class Partials:
         """
         waits: list[float] = []
         for group in groups:
-            group.partials = {
-                at: each for at, each in group.partials.items() if self.good(each.partial)
-            }
-            waits += [each.until for each in group.partials.values() if each.until > now]
+            for sample in [
+                at for at, each in group.partials.items() if not self.good(each.partial)
+            ]:
+                group.lose_partial(sample)
+            for each in group.partials.values():
+                waits += [at for at in (each.there_until, each.until) if now < at < math.inf]
         return min(waits, default=None)
 
     def good(self, partial: Partial) -> bool:

@@ -35,7 +35,7 @@ class PendingSamples:
 
     oldest: workers that serve this version or a newer one may write them; newest: but none that is
     newer than this.
-    preferred: a single sample goes to this worker if it has a free slot.
+    preferred: a single sample goes to this worker if it has a free slot. there_alone: and to no other one.
     suits: whether a worker may get a single sample; None: every worker may.
     """
 
@@ -44,6 +44,7 @@ class PendingSamples:
     preferred: PeerId | None = None
     suits: Callable[[PeerId], bool] | None = None
     newest: Version | None = None
+    there_alone: bool = False
 
 
 Pending = TypeVar("Pending", bound=PendingSamples)
@@ -176,7 +177,8 @@ class LeaseScheduler:
             return workers.place(pending.samples)
         usual = pending.preferred
         preferred = [] if usual is None or not self._may_write(usual, pending.oldest) else [usual]
-        for worker in chain(preferred, (each.worker for each in workers)):
+        others = () if pending.there_alone else workers
+        for worker in chain(preferred, (each.worker for each in others)):
             if pending.suits is None or pending.suits(worker):
                 return [(worker, tuple(pending.samples))]
         return []

@@ -98,13 +98,13 @@ class Stragglers:
     def kept(self, group: OpenGroup) -> None:
         """One more sample of the group is kept."""
         # Where a lease has several samples, more of them may be missing.
-        lacking = len(group.waiting) + len(group.running)
+        lacking = group.lacking
         if 0 < lacking <= self._lacks_max[group.task.name]:
             self._waiting[group.group] = None
 
     def complete(self, group: OpenGroup) -> None:
         """The group has all its samples."""
-        lengths = [kept.length for kept in group.kept.values()]
+        lengths = [kept.written for kept in group.kept.values()]
         self._lengths[group.task.name].finished(group.prompt.source.row, lengths)
 
     def waited_for(self) -> Iterator[tuple[OpenGroup, Lease, float]]:
@@ -163,7 +163,7 @@ class Stragglers:
         """Seconds that it still takes there; 0: its worker has not told of it, or it has moved often enough."""
         lengths = self._lengths[group.task.name]
         told, moves = lease.longest, group.moves
-        written = lease.given.base.length + min([told.get(sample, 0) for sample in lease.samples])
+        written = lease.given.base.written + min([told.get(sample, 0) for sample in lease.samples])
         moved = max([moves.get(sample, 0) for sample in lease.samples])
         if not written or not lengths.answers or moved >= MOVES_MAX:
             return 0.0

@@ -472,7 +472,7 @@ def _unusable(grant: LeaseGranted, serving: VersionKey | None) -> str:
         return "malformed lease: prompt"
     if (
         len(grant.rng_seeds) not in (0, len(grant.samples))
-        or grant.written >= len(grant.prompt) // 4
+        or grant.written + grant.earlier >= len(grant.prompt) // 4
     ):
         return "malformed lease: seeds, or tokens written before"
     if not 0 < grant.max_new_tokens <= TOKENS_MAX:

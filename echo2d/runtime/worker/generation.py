@@ -207,5 +207,5 @@ def _request(lease: LeaseGranted, index: int | None = None) -> GenerateRequest:
         sampling=lease.sampling,
         stop_token_ids=lease.stop_token_ids,
         rng_seeds=seeds or None,
-        written=lease.written,
+        written=lease.earlier + lease.written,
     )

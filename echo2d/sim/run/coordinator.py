@@ -43,9 +43,17 @@ from echo2d.core.coordinator.state import PLAN_SECRET_BYTES, CoordinatorState
 from echo2d.core.gateway.events import CallRefused, ChoiceGrew
 from echo2d.core.protocol.control_messages import LeaseGranted, Refused, SignedRoot, ToPeer
 from echo2d.core.protocol.trajectory import Source, pack_tokens
-from echo2d.core.rollouts.events import DrawPrompt, PromptDrawn, SampleScored, ScoreSample
+from echo2d.core.rollouts.events import (
+    DrawPrompt,
+    ForgetEpisode,
+    PromptDrawn,
+    SampleScored,
+    ScoreSample,
+    StepEnvironment,
+)
 from echo2d.sim.kernel.virtual_clock import Clock
 from echo2d.sim.run.control_links import Control
+from echo2d.sim.run.environment import ModelEnvironment
 from echo2d.sim.run.invariants import InvariantChecker, reward_of
 from echo2d.sim.run.process import Process
 from echo2d.sim.run.worker import Noted
@@ -98,6 +106,8 @@ class SimCoordinator(Process):
         self._turns = 0
         # Peers whose credential is void, as far as this process was told.
         self._barred: list[PeerId] = []
+        # It outlives this process: tools have effects.
+        self._environment = ModelEnvironment()
 
     def start(self) -> None:
         self.begin(skew_s=self._random.uniform(0.0, 1e5))
@@ -202,6 +212,7 @@ class SimCoordinator(Process):
         for action in actions:
             if isinstance(action, Persist):
                 self._judge.persist(action.record)
+                self._environment.heard(action.record)
             elif isinstance(action, Convict):
                 # Its groups are dropped in the same turn, before anything else is done.
                 self._judge.convicts(action.worker)
@@ -251,6 +262,10 @@ class SimCoordinator(Process):
                 )
             case ScoreSample():
                 self.later(self._random.uniform(0.001, 0.5), self._score, action)
+            case StepEnvironment():
+                self._step(action)
+            case ForgetEpisode():
+                pass
             case StopRun(reason):
                 raise AssertionError(f"the run stopped: {reason}")
             case Persist() | DeleteVersion() | SyncVersion() | Note():
@@ -278,6 +293,15 @@ class SimCoordinator(Process):
         peer = self.control.peer_of(session)
         fault = "no answer" if peer is None or peer.closed else ""
         self.later(DIAL_BACK_S if fault else CALL_S, self.emit, DialBackEnded(session, fault))
+
+    def _step(self, action: StepEnvironment) -> None:
+        """Answer for the environment, which may fail."""
+        reward: float | None = reward_of(action.cursor, action.sample)
+        if self.rewards_fail:
+            self.rewards_fail -= 1
+            reward = None
+        event = self._environment.step(action, reward)
+        self.later(self._random.uniform(0.001, 2.0), self.emit, event)
 
     def _score(self, action: ScoreSample) -> None:
         """Answer for the task's process, which may fail."""

@@ -11,7 +11,14 @@ from typing import Literal
 
 from echo2d.core.audit.events import LimitsLearnt
 from echo2d.core.base.ids import RunId
-from echo2d.core.cluster.rules import AuditRules, EvalRules, RowFilter, RunRules, TaskRules
+from echo2d.core.cluster.rules import (
+    AuditRules,
+    EpisodeRules,
+    EvalRules,
+    RowFilter,
+    RunRules,
+    TaskRules,
+)
 from echo2d.registry import SHAPES
 from echo2d.sim.run.engine import STOP, VOCAB
 
@@ -47,6 +54,7 @@ NEVER_CLEAR = 1 << 30
 # What an earlier process learnt of honest engines.
 LEARNT = LimitsLearnt("torch", 0.1, 0.002, 0)
 EVALUATED = 0.4
+ENVIRONMENTS = 0.33  # share of the runs without an audit in which tasks may be environments
 AUDITED = 0.25  # share of runs that have an audit
 # How often each kind is drawn, relative to the others.
 KINDS: tuple[tuple[FaultKind, int], ...] = (
@@ -116,6 +124,7 @@ class Schedule:
             died = [RunFault(at, "kill_auditor", 1, chance.uniform(0.2, 20.0)) for at in kills]
             faults = tuple(sorted([*faults, *died], key=lambda fault: fault.at_s))
         rules = replace(rules, evals=_evals(random.Random(rng_seed ^ 0xE7A1), rules))
+        rules = replace(rules, tasks=_environments(random.Random(rng_seed ^ 0xE9150), rules))
         patience = random.Random(rng_seed ^ 0xBA7E).choice([0.0, 1.5, 3.0])
         rules = replace(rules, group_patience=patience)
         return Schedule(
@@ -168,6 +177,14 @@ def _tasks(rng: random.Random, max_new_tokens: int) -> tuple[TaskRules, ...]:
             tasks[-1], max_new_tokens=max(1, max_new_tokens // 2), row_filter=RowFilter(1, 2)
         )
     return tuple(tasks)
+
+
+def _environments(chance: random.Random, rules: RunRules) -> tuple[TaskRules, ...]:
+    """In one schedule of three, and without an audit, each task may be an environment."""
+    if rules.audit is not None or chance.random() > ENVIRONMENTS:
+        return rules.tasks
+    limits = [EpisodeRules(), EpisodeRules(turns_max=2), EpisodeRules(tokens_max=24)]
+    return tuple(replace(task, episode=chance.choice([None, *limits])) for task in rules.tasks)
 
 
 def _evals(chance: random.Random, rules: RunRules) -> tuple[EvalRules, ...]:

@@ -60,11 +60,13 @@ from echo2d.core.rollouts.events import (
     SampleLeftOut,
     SampleReturned,
     SampleRewarded,
+    TurnKept,
 )
 from echo2d.core.rollouts.quotas import Quotas
 from echo2d.core.weights.encoding import FormFacts
 from echo2d.core.weights.signed_index import Root
 from echo2d.sim.run.engine import VOCAB, mark
+from echo2d.sim.run.environment import given_after, turns_of
 from echo2d.sim.run.fault_schedule import NEVER_CLEAR
 from echo2d.sim.run.memory_ledger import MemoryLedger
 
@@ -150,6 +152,8 @@ class InvariantChecker:
                 self._check_given(record)
             case SampleKept(group, lease, attempt, kept):
                 self._check_kept(group, HeldLease(lease, attempt), kept)
+            case TurnKept():
+                self._check_turn(record)
             case SampleReturned(group, sample):
                 assert self.audited
                 assert group not in self._step_of, "a sample of a frozen group goes back"
@@ -203,12 +207,46 @@ class InvariantChecker:
         )
         task = self._rules.task(stored.source.task)
         assert task is not None
-        assert len(tokens) == len(logprobs) < task.max_new_tokens
-        assert all(0 <= token < VOCAB and token not in task.stop_token_ids for token in tokens)
+        start = record.base.turn_start
+        assert len(tokens) == len(logprobs) < start + task.max_new_tokens
+        assert all(0 <= token < VOCAB for token in tokens)
+        assert not set(task.stop_token_ids) & set(tokens[start:])
+        if task.episode is not None:
+            turns = self.ledger.turns.get((record.group, record.samples[0]), [])
+            answered = [each for _, each in turns if each is not None]
+            assert len(answered) == len(record.base.given), "D4: not what the environment answered"
         assert all(math.isfinite(logprob) and logprob <= 1e-4 for logprob in logprobs)
 
     def _check_kept(self, group: GroupId, key: HeldLease, kept: TrajectoryRecord) -> None:
-        """I2, I7, and everything a result must be."""
+        """I2, I7, and everything a result must be. The end of an episode is as its last turn was."""
+        assert math.isnan(kept.reward)
+        if (turns := self.ledger.turns.get((group, kept.sample))) is None:
+            self._check_answer(group, key, kept)
+            return
+        last = turns[-1][0]
+        partial = last.partial
+        assert (last.lease, last.attempt, last.turn) == (key.lease, key.attempt, kept.turns)
+        assert (partial.tokens, partial.logprobs, partial.spans, partial.given) == (
+            kept.tokens, kept.logprobs, kept.spans, kept.given,
+        )  # fmt: skip
+
+    def _check_turn(self, turn: TurnKept) -> None:
+        """A turn is a result; what the environment gave before is in its place, and nobody's."""
+        task = self._rules.task(self.ledger.groups[turn.group].source.task)
+        assert task is not None
+        assert task.episode is not None
+        assert turn.turn <= task.episode.turns_max
+        partial = turn.partial
+        kept = TrajectoryRecord(
+            turn.sample, partial.tokens, partial.logprobs, partial.spans, turn.finish, given=partial.given
+        )  # fmt: skip
+        self._check_answer(turn.group, HeldLease(turn.lease, turn.attempt), kept)
+        assert len(kept.given) == turn.turn - 1
+        for number, given in enumerate(kept.given, 1):
+            assert kept.tokens[4 * given.start : 4 * given.end] == given_after(number)
+            assert not any(kept.logprobs[4 * given.start : 4 * given.end])
+
+    def _check_answer(self, group: GroupId, key: HeldLease, kept: TrajectoryRecord) -> None:
         worker, lease = self._granted[key]
         prompt = self.ledger.groups[group].record.prompt
         assert (worker, lease.group) == (kept.worker, group), (
@@ -224,15 +262,19 @@ class InvariantChecker:
         tokens, logprobs = unpack_tokens(kept.tokens), unpack_logprobs(kept.logprobs)
         task = self._rules.task(self.ledger.groups[group].source.task)
         assert task is not None
-        assert 0 < len(tokens) == len(logprobs) <= task.max_new_tokens
+        start = kept.given[-1].end if kept.given else 0
+        limit = self._rules.limit(task, prompt, start).tokens
+        assert start < len(tokens) == len(logprobs) <= limit
         assert all(0 <= token < VOCAB for token in tokens.tolist())
         ends = [token in task.stop_token_ids for token in tokens.tolist()]
-        assert not any(ends[:-1]), "tokens after the end of an answer"
-        full = len(tokens) == task.max_new_tokens
+        assert not any(ends[start:-1]), "tokens after the end of an answer"
+        full = len(tokens) == limit
         assert kept.finish == "stop" if ends[-1] else full and kept.finish == "length"
         assert all(-50 <= logprob <= 1e-4 for logprob in logprobs.tolist())
-        edges = [0, *(edge for span in kept.spans for edge in (span.start, span.end)), len(tokens)]
-        assert edges[::2] == edges[1::2], "I2: spans do not cover the tokens"
+        ranges = [(span.start, span.end) for span in kept.spans]
+        ranges += [(given.start, given.end) for given in kept.given]
+        edges = [0, *(edge for each in sorted(ranges) for edge in each), len(tokens)]
+        assert edges[::2] == edges[1::2], "I2: spans and given tokens do not cover the tokens"
         versions = [span.version for span in kept.spans]
         assert versions == sorted(versions), "an older version went on from a newer one"
         honest = all(map(self._honest, self._writers[group, kept.sample]))
@@ -247,35 +289,49 @@ class InvariantChecker:
             signed = [
                 mark(version, group, kept.sample, first + at) for at in range(span.start, span.end)
             ]
-            if span.end == len(tokens) and kept.finish == "stop":
+            ended = span.end == len(tokens) and kept.finish == "stop"
+            # An earlier turn may have ended where the environment's answer begins.
+            if ended or any(span.end == given.start for given in kept.given):
                 signed[-1] = wrote[-1]
             assert not honest or wrote == signed, (
                 "I2: a span names a version that did not write this here"
             )
             if wrote != signed:
                 self._lies.add((group, kept.sample))
-        assert math.isnan(kept.reward)
         self._kept.add((key, kept.sample))
 
     def _check_rewarded(self, record: SampleLeftOut | SampleRewarded) -> None:
         stored = self.ledger.groups[record.group]
         found = [each for each in stored.record.trajectories if each.sample == record.sample]
         if isinstance(record, SampleLeftOut) and not found:
-            drawn, left_out = self._drawn(stored), len(stored.record.left_out)
+            size, left_out = self._drawn(stored), len(stored.record.left_out)
             assert self._rules.group_patience, "I5: a group waits for each of its samples"
-            assert drawn - left_out - 1 >= max(drawn - max(1, drawn // 8), self._rules.group_min)
+            assert size - left_out - 1 >= max(size - max(1, size // 8), self._rules.group_min)
             return
         (kept,) = found
         if isinstance(record, SampleRewarded):
             assert math.isnan(kept.reward), "I5: a sample has a reward already"
             right = reward_of(stored.cursor, record.sample)
-            assert record.reward == right, "a reward nobody gave"
+            assert record.reward == (0.0 if self._is_cut_off(stored, kept) else right), (
+                "a reward nobody gave"
+            )
         elif not math.isnan(kept.reward):
             drawn = [*(each.sample for each in stored.record.trajectories), *stored.record.left_out]
             assert len(drawn) == self._drawn(stored) > self._rules.group_size, (
                 "I5: left out for nothing"
             )
             self._surplus[record.group].append(kept.reward)
+
+    def _is_cut_off(self, stored: StoredGroup, kept: TrajectoryRecord) -> bool:
+        """Whether an episode ended before its environment ended it; there was no room for another turn then."""
+        task = self._rules.task(stored.source.task)
+        assert task is not None
+        if task.episode is None or kept.turns == turns_of(stored.cursor, kept.sample):
+            return False
+        length = kept.length + len(given_after(kept.turns)) // 4
+        full = length >= self._rules.limit(task, stored.record.prompt, length).tokens
+        assert full or kept.turns == task.episode.turns_max
+        return True
 
     def _drawn(self, stored: StoredGroup) -> int:
         """How many samples a group of this task has."""
@@ -385,7 +441,10 @@ class InvariantChecker:
             self._writers[lease.group, sample].add(peer)
         stored = self.ledger.groups.get(lease.group)
         if stored is not None:
-            assert 4 * lease.written == len(lease.prompt) - len(stored.record.prompt)
+            output = len(lease.prompt) - len(stored.record.prompt)
+            turns = self.ledger.turns.get((lease.group, lease.samples[0]), [])
+            given_bytes = sum([len(each.tokens) for _, each in turns if each is not None])
+            assert 4 * (lease.earlier + lease.written) + given_bytes == output
             self.handed_over += lease.written > 0
 
     def asked(self, request: RequestId, event: CoordinatorEvent) -> None:

@@ -5,6 +5,7 @@ where the real ledger has a unique key. Like the real ledger, a drop and a check
 they make useless, and counters never go back.
 """
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from echo2d.core.audit.events import LimitsLearnt
@@ -19,10 +20,12 @@ from echo2d.core.rollouts.events import (
     AcceptedResult,
     BatchCommitted,
     BatchFrozen,
+    EpisodeForgotten,
     GroupDropped,
     LeaseGiven,
     PromptGivenBack,
     PromptTaken,
+    RecoveredTurn,
     RowJudged,
     SampleKept,
     SampleLeftOut,
@@ -30,6 +33,8 @@ from echo2d.core.rollouts.events import (
     SampleRewarded,
     TaskBegun,
     TaskProgress,
+    TurnAnswered,
+    TurnKept,
 )
 from echo2d.core.topology.uplink_rates import PeerRate
 
@@ -51,6 +56,8 @@ class MemoryLedger:
         self.groups: dict[GroupId, StoredGroup] = {}
         self.given: dict[HeldLease, LeaseGiven] = {}
         self.answered: dict[tuple[GroupId, int], AcceptedResult] = {}
+        self.turns: dict[tuple[GroupId, int], list[tuple[TurnKept, TurnAnswered | None]]] = {}
+        self.answered_turns: dict[tuple[GroupId, int, int], AcceptedResult] = {}
         self.frozen: dict[int, BatchFrozen] = {}
         self.committed: dict[int, BatchCommitted] = {}
         self.rates: dict[PeerId, PeerRate] = {}
@@ -110,6 +117,22 @@ class MemoryLedger:
                 self.groups[group] = replace(
                     stored, record=replace(stored.record, trajectories=tuple(both))
                 )
+            case TurnKept(group, sample, turn):
+                assert group in self.groups
+                turns = self.turns.setdefault((group, sample), [])
+                assert turn == len(turns) + 1, "a turn is lost or counted twice"
+                assert all(answered for _, answered in turns), "the environment did not answer"
+                turns.append((record, None))
+                self.answered_turns[group, sample, turn] = AcceptedResult(
+                    HeldLease(record.lease, record.attempt), sample, record.fingerprint
+                )
+            case TurnAnswered(group, sample, turn):
+                turns = self.turns[group, sample]
+                assert turn == len(turns), "an older turn is answered"
+                assert turns[-1][1] is None, "a turn is answered twice"
+                turns[-1] = turns[-1][0], record
+            case EpisodeForgotten(group, sample):
+                self.turns.pop((group, sample), None)
             case SampleRewarded(group, sample, reward, parts):
                 stored = self.groups[group]
                 scored = [
@@ -122,6 +145,7 @@ class MemoryLedger:
             case SampleReturned(group, sample):
                 stored = self.groups[group]
                 del self.answered[group, sample]
+                self.turns.pop((group, sample), None)
                 left = tuple(t for t in stored.record.trajectories if t.sample != sample)
                 assert len(left) == len(stored.record.trajectories) - 1
                 self.groups[group] = replace(
@@ -168,6 +192,19 @@ class MemoryLedger:
         """Delete the leases and answers of groups that no longer exist."""
         self.given = {key: each for key, each in self.given.items() if each.group in self.groups}
         self.answered = {at: each for at, each in self.answered.items() if at[0] in self.groups}
+        self.turns = {at: each for at, each in self.turns.items() if at[0] in self.groups}
+        self.answered_turns = {
+            at: each for at, each in self.answered_turns.items() if at[0] in self.groups
+        }
+
+    def _open_turns(self) -> Iterator[RecoveredTurn]:
+        """The last turn of each episode that has not ended."""
+        for (group, sample), turns in sorted(self.turns.items()):
+            record = self.groups[group].record
+            kept = any(each.sample == sample for each in record.trajectories)
+            if not kept and sample not in record.left_out:
+                before = turns[-2][1] if len(turns) > 1 else None
+                yield RecoveredTurn(*turns[-1], None if before is None else before.state)
 
     def recover(self) -> Recovered:
         """Return what a new coordinator process starts from."""
@@ -189,7 +226,8 @@ class MemoryLedger:
             committed=tuple(self.committed[step] for step in sorted(self.committed)),
             checkpoint=self.checkpoint,
             given=tuple(self.given.values()),
-            answered=tuple(self.answered.values()),
+            answered=(*self.answered_turns.values(), *self.answered.values()),
+            turns=tuple(self._open_turns()),
             rates=tuple(self.rates.values()),
             form=self.form,
             limits=tuple(self.limits.values()),
