@@ -9,9 +9,10 @@ Not here: the choice of the snapshot, and the verification of its bytes.
 import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from functools import cached_property
 from typing import Any
 
-from jinja2 import TemplateError
+from jinja2 import Template, TemplateError
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
@@ -52,12 +53,11 @@ class ModelTexts:
             raise OperatorFault(f"the snapshot's tokenizer cannot be read: {error}") from error
         self.context_max = context_max(model)
         self._bytes_per_token = _bytes_per_token(json.loads(files["tokenizer.json"]))
-        self.special = frozenset(
-            each
-            for each, token in self.tokenizer.get_added_tokens_decoder().items()
-            if token.special
-        )
-        self._template = template or _template_of(files, settings)
+        added = self.tokenizer.get_added_tokens_decoder()
+        # The texts that become one token wherever they stand; the special ones control the model.
+        self.added = {each: token.content for each, token in added.items()}
+        self.special = frozenset(each for each, token in added.items() if token.special)
+        self.template = template or _template_of(files, settings)
         self._named = {
             name: _token_text(settings.get(name))
             for name in ("bos_token", "eos_token", "pad_token")
@@ -86,12 +86,17 @@ class ModelTexts:
         """The text of the tokens, special tokens included."""
         return str(self.tokenizer.decode(tokens, skip_special_tokens=False))
 
+    @cached_property
+    def _compiled(self) -> Template:
+        assert self.template is not None
+        return _environment().from_string(self.template)
+
     def render(self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> str:
         """The prompt that the chat template makes of the messages, up to where the answer begins.
 
         options: further variables of the template. UnusableText: there is no template, or it fails.
         """
-        if self._template is None:
+        if self.template is None:
             raise UnusableText(
                 "messages",
                 "this model has no chat template; use /v1/completions",
@@ -99,7 +104,7 @@ class ModelTexts:
             )
         values = {**options, **self._named, "messages": messages, "add_generation_prompt": True}
         try:
-            text = _environment().from_string(self._template).render(values)
+            text = self._compiled.render(values)
             # A template can produce half a surrogate pair, which is no text.
             text.encode()
         # The template is a foreign program and may raise anything.

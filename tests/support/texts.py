@@ -33,6 +33,39 @@ TEMPLATE = (
 )
 
 
+# Of `chat_texts`: a template of the usual kind, with tools, as Qwen's and Hermes' templates are.
+CHATML = (
+    "{% if tools %}<|im_start|>system\n<tool_call>{% for t in tools %}{{ t | tojson }}{% endfor %}"
+    "<|im_end|>\n{% endif %}"
+    "{% for m in messages %}"
+    "{% if m.role == 'tool' %}"
+    "{% if loop.first or messages[loop.index0 - 1].role != 'tool' %}<|im_start|>user{% endif %}"
+    "\n<tool_response>\n{{ m.content }}\n</tool_response>"
+    "{% if loop.last or loop.nextitem.role != 'tool' %}<|im_end|>\n{% endif %}"
+    "{% else %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}<tool_call>\n"
+    '{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}'
+    "\n</tool_call>{% endfor %}<|im_end|>\n{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def chat_tokenizer() -> Tokenizer:
+    """Bytes, the merge of "1" and "1" to "11", and the tokens of Qwen's chat format."""
+    document = json.loads(bytes_tokenizer().to_str())
+    document["model"]["vocab"]["11"] = len(document["model"]["vocab"])
+    document["model"]["merges"] = [["1", "1"]]
+    made = Tokenizer.from_str(json.dumps(document))
+    made.add_special_tokens(["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
+    words = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
+    made.add_tokens([*words, "<think>", "</think>"])
+    return made
+
+
+def chat_texts(template: str = CHATML) -> ModelTexts:
+    return ModelTexts({"tokenizer.json": chat_tokenizer().to_str().encode()}, template)
+
+
 def write_text_model(directory: Path, template: str | None = TEMPLATE) -> Path:
     """A directory with the files of a model that make tokens of text."""
     directory.mkdir(exist_ok=True)

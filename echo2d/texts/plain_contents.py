@@ -1,0 +1,180 @@
+"""Tokenizes a rendered conversation so that no message can forge a control token.
+
+    messages --template--> whole text --> the template's own pieces | texts of messages
+                                              with control tokens   |  as plain text
+
+A message is a stranger's text: a tool's output may contain "<|im_end|>". The template's own
+"<|im_end|>" is a control token, that of a message is seven ordinary tokens. Where no message holds
+the text of one, the whole is tokenized in one piece, as every other program does it.
+In a tool's output also the frame's own words, such as "</tool_response>", are plain text.
+Not here: what a template is, and which messages follow which.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from echo2d.texts.model_texts import ModelTexts, UnusableText
+
+# Fields of a message that a program chooses, not a stranger.
+_OWN_FIELDS = frozenset({"role", "type"})
+
+
+@dataclass(frozen=True, slots=True)
+class RenderedPiece:
+    """A piece of a rendered text. words: texts of tokens that must not become one of these."""
+
+    text: str
+    words: frozenset[str] = frozenset()
+
+
+def rendered_pieces(
+    texts: ModelTexts, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]
+) -> list[RenderedPiece]:
+    """The rendered text, in pieces of the template and pieces of messages.
+
+    messages: as a template takes them. UnusableText: the template fails, or it changes a text that
+    must stay plain.
+    """
+    whole = texts.render(messages, options)
+    kept = _Marks(texts, whole)
+    marked, marked_options = [kept.of_message(each) for each in messages], kept.of(options)
+    if not kept.plain:
+        return [RenderedPiece(whole)]
+    found = list(kept.split(texts.render(marked, marked_options), whole))
+    if "".join(piece.text for piece in found) != whole:
+        raise UnusableText(
+            "messages",
+            "a message holds the text of a control token, and the chat template changes that "
+            "message, so it cannot be told from the template's own tokens",
+            "control_token",
+        )
+    return found
+
+
+def encode_pieces(
+    texts: ModelTexts, pieces: Iterable[RenderedPiece], *, tokens_max: int | None = None
+) -> list[int]:
+    """The token ids. UnusableText: too long, or a control token cannot be kept out of a message."""
+    ids: list[int] = []
+    for piece in pieces:
+        for part in _apart(piece):
+            ids += (made := texts.encode(part, special=False, tokens_max=tokens_max))
+            if piece.words and any(texts.added.get(token) in piece.words for token in made):
+                raise UnusableText(
+                    "messages",
+                    "a message holds the text of a control token, and this tokenizer has no other "
+                    "tokens for it",
+                    "control_token",
+                )
+    return ids
+
+
+def encode_prompt(
+    texts: ModelTexts,
+    messages: Sequence[Mapping[str, Any]],
+    options: Mapping[str, Any],
+    *,
+    tokens_max: int | None = None,
+) -> list[int]:
+    """The prompt of a conversation, up to where the answer begins. UnusableText: see above."""
+    pieces = rendered_pieces(texts, for_template(messages), options)
+    return encode_pieces(texts, pieces, tokens_max=tokens_max)
+
+
+def for_template(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The messages as templates take them: the arguments of tool calls are objects, not JSON."""
+    return [
+        {**message, "tool_calls": [_with_arguments(call) for call in message["tool_calls"]]}
+        if message.get("tool_calls")
+        else dict(message)
+        for message in messages
+    ]
+
+
+def _with_arguments(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = call.get("function")
+    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
+        return dict(call)
+    try:
+        arguments = json.loads(function["arguments"])
+    except ValueError:
+        return dict(call)
+    if not isinstance(arguments, dict):
+        return dict(call)
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+def _apart(piece: RenderedPiece) -> list[str]:
+    """The piece's text, cut within each text of a control token, so that none can be matched."""
+    if not piece.words:
+        return [piece.text]
+    anywhere = re.compile(f"(?={_any_of(piece.words)})")
+    cuts = [0, *(found.start() + 1 for found in anywhere.finditer(piece.text)), len(piece.text)]
+    return [
+        piece.text[start:end] for start, end in pairwise(cuts) if start < end
+    ]
+
+
+def _any_of(words: Iterable[str]) -> str:
+    return "|".join(map(re.escape, sorted(words, key=len, reverse=True)))
+
+
+class _Marks:
+    """Puts marks in the place of the texts of messages that must stay plain.
+
+    whole: the rendered text, in which no mark occurs.
+    """
+
+    def __init__(self, texts: ModelTexts, whole: str) -> None:
+        self._control = frozenset(texts.added[token] for token in texts.special)
+        # Some tokenizers have tokens for many spaces, which control nothing.
+        self._all = frozenset(word for word in texts.added.values() if word.strip())
+        # Private characters of Unicode, which no template knows.
+        self._opening = next(mark for mark in map(chr, range(0xE000, 0xF8FF)) if mark not in whole)
+        self.plain: dict[str, RenderedPiece] = {}
+
+    def of_message(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        words = self._all if message.get("role") == "tool" else self._control
+        fields = {key: value for key, value in message.items() if key not in _OWN_FIELDS}
+        return {**message, **self._marked(fields, words)}
+
+    def of(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """The template's further variables: the descriptions of tools come from strangers, too."""
+        return {key: self._marked(value, self._control) for key, value in options.items()}
+
+    def _marked(self, value: Any, words: frozenset[str]) -> Any:
+        match value:
+            case str():
+                # Templates strip contents, so the spaces around them must be seen.
+                inner = value.strip()
+                if not any(word in inner for word in words):
+                    return value
+                mark = f"{self._opening}{len(self.plain)}{self._opening}"
+                self.plain[mark] = RenderedPiece(inner, words)
+                before, _, after = value.partition(inner)
+                return before + mark + after
+            case Mapping():
+                return {
+                    self._marked(key, words): self._marked(each, words)
+                    for key, each in value.items()
+                }
+            case list() | tuple():
+                return [self._marked(each, words) for each in value]
+            case _:
+                return value
+
+    def split(self, marked: str, whole: str) -> Iterator[RenderedPiece]:
+        """The pieces of the whole text, by the marks in the text that was rendered with them."""
+        place = 0
+        for text in re.split(f"({_any_of(self.plain)})", marked):
+            piece = self.plain.get(text, RenderedPiece(text))
+            if not whole.startswith(piece.text, place):
+                # Within JSON, quotation marks and ends of lines are escaped.
+                escaped = json.dumps(piece.text, ensure_ascii=False)[1:-1]
+                piece = RenderedPiece(escaped, piece.words)
+            place += len(piece.text)
+            yield piece

@@ -1,0 +1,124 @@
+"""What a chat template puts behind an answer, and whether it leaves alone what came before.
+
+    rendering of (conversation, answer, new messages) = prompt | answer | given
+
+The given text is cut out of the rendering of a conversation of our own, at an answer that marks the
+place. It is right for every conversation only if the template appends, so that is probed first.
+Spaces around an answer do not count: templates strip them, but the tokens of an answer stay.
+Not here: tokens, and conversations.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+from echo2d.errors import Fault
+from echo2d.texts.model_texts import ModelTexts, UnusableText
+from echo2d.texts.plain_contents import RenderedPiece, encode_pieces, rendered_pieces
+from echo2d.texts.tool_calls import END_THINK, THINK
+
+Messages = Sequence[Mapping[str, Any]]
+NoContinuationReason = Literal["append_only", "template", "tokens", "messages", "renderer"]
+
+# It only marks a place, and stands before every message of others.
+_ANSWER = "\ue0f0an answer\ue0f0"
+_QUESTION = {"role": "user", "content": "A question?"}
+_CONVERSATIONS: tuple[Messages, ...] = (
+    (_QUESTION,),
+    ({"role": "system", "content": "A rule."}, _QUESTION),
+    (_QUESTION, {"role": "assistant", "content": "Once."}, {"role": "user", "content": "Again?"}),
+)
+_ANSWERS = ("Paris.", "two\n\nlines, {of} <it>")
+_THOUGHT = f"{THINK}\nso\n{END_THINK}\n\nParis."
+_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "look",
+        "description": "Looks.",
+        "parameters": {"type": "object", "properties": {"at": {"type": "string"}}},
+    },
+}
+
+
+class NoContinuation(Fault):
+    """A conversation cannot go on as tokens. reason: one short word, for a counter.
+
+    append_only: the template changes what came before. template: it does not take these messages.
+    tokens: the tokenizer does not give back a text in parts. messages: there are none, or one is an
+    assistant's. renderer: the package `renderers` does not extend this conversation.
+    """
+
+    def __init__(self, reason: NoContinuationReason, detail: str) -> None:
+        super().__init__(f"the conversation cannot go on: {detail}")
+        self.reason, self.detail = reason, detail
+
+
+def behind_answer(
+    texts: ModelTexts, messages: Messages, options: Mapping[str, Any]
+) -> list[RenderedPiece]:
+    """The text between an answer and the next one. UnusableText: the template does not take it."""
+    asked = [_QUESTION, {"role": "assistant", "content": _ANSWER}, *messages]
+    pieces = rendered_pieces(texts, asked, options)
+    for place, piece in enumerate(pieces):
+        _, found, rest = piece.text.partition(_ANSWER)
+        if found:
+            return [RenderedPiece(rest), *pieces[place + 1 :]]
+    raise UnusableText("messages", "the chat template leaves out an answer", "append_only")
+
+
+def opens_reasoning(texts: ModelTexts, options: Mapping[str, Any]) -> bool:
+    """Whether the prompt already begins the answer's reasoning."""
+    try:
+        return texts.render([_QUESTION], options).rstrip().endswith(THINK)
+    except UnusableText:
+        return False
+
+
+class TemplateProbe:
+    """Whether a template appends messages of these roles.
+
+    keeps_reasoning: also to an answer with reasoning. NoContinuation: it does not append.
+    """
+
+    def __init__(self, texts: ModelTexts, options: Mapping[str, Any], roles: Sequence[str]) -> None:
+        self._texts, self._options = texts, options
+        self._messages = [
+            {"role": role, "content": f"word {number}"} for number, role in enumerate(roles)
+        ]
+        try:
+            behind = behind_answer(texts, self._messages, options)
+            self._given = "".join(piece.text for piece in behind)
+            appends = all(map(self._appends, _ANSWERS))
+            self.keeps_reasoning = appends and self._appends(_THOUGHT)
+        except UnusableText as fault:
+            raise NoContinuation("template", fault.detail) from fault
+        if not appends:
+            raise NoContinuation("append_only", "the chat template changes what came before")
+        if not all(map(self._gives_back, self._prompts())):
+            raise NoContinuation("tokens", "the tokenizer does not give back a text in parts")
+
+    def _appends(self, answer: str) -> bool:
+        said = {"role": "assistant", "content": answer}
+        return all(
+            self._texts.render([*conversation, said, *self._messages], options)
+            == prompt + answer + self._given
+            for options, conversation, prompt in self._taken()
+        )
+
+    def _gives_back(self, prompt: str) -> bool:
+        parts = prompt, _ANSWERS[0], self._given
+        pieces = [RenderedPiece(part) for part in parts]
+        return self._texts.decode(encode_pieces(self._texts, pieces)) == "".join(parts)
+
+    def _prompts(self) -> Iterator[str]:
+        return (prompt for _, _, prompt in self._taken())
+
+    def _taken(self) -> Iterator[tuple[Mapping[str, Any], Messages, str]]:
+        """The conversations that the template takes, without tools and with a tool."""
+        for options in (self._options, {**self._options, "tools": [_TOOL]}):
+            for conversation in _CONVERSATIONS:
+                try:
+                    prompt = self._texts.render(conversation, options)
+                # Some templates have no system messages, and some no tools.
+                except UnusableText:
+                    continue
+                yield options, conversation, prompt

@@ -1,0 +1,106 @@
+"""Reads the tool calls and the reasoning that a model wrote into its answer.
+
+Which form a model was taught is read from its chat template: `<tool_call>{"name", "arguments"}
+</tool_call>` (Hermes, Qwen), or one JSON object {"name", "parameters"} as the whole answer (Llama 3).
+A call that is malformed stays text, with a reason that can be counted.
+Not here: the calls' execution, and their results.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+CallForm = Literal["tagged", "bare", ""]
+UnparsedReason = Literal["json", "shape", "unclosed"]
+
+THINK, END_THINK = "<think>", "</think>"
+_TAGGED = re.compile(r"<tool_call>(.*?)(</tool_call>|\Z)", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call that a model asks for."""
+
+    name: str
+    arguments: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerTurn:
+    """An answer, read.
+
+    text: without calls and reasoning. unparsed: for each malformed call, which is still part of the
+    text: it is no JSON, lacks a name or arguments, or was not ended.
+    """
+
+    text: str
+    tool_calls: tuple[ToolCall, ...] = ()
+    reasoning: str = ""
+    unparsed: tuple[UnparsedReason, ...] = ()
+
+
+def call_form(template: str | None) -> CallForm:
+    """The form of tool calls that a chat template teaches; "" for none that is known here."""
+    if template is None:
+        return ""
+    if "<tool_call>" in template:
+        return "tagged"
+    return "bare" if "parameters" in template and "ipython" in template else ""
+
+
+def read_answer(text: str, form: CallForm, *, thinking: bool = False) -> AnswerTurn:
+    """Read the text of an answer. thinking: the prompt has already opened the reasoning."""
+    reasoning, said = _apart(text, thinking=thinking)
+    if form == "":
+        return AnswerTurn(said, (), reasoning)
+    return _tagged(said, reasoning) if form == "tagged" else _bare(said, reasoning)
+
+
+def _apart(text: str, *, thinking: bool) -> tuple[str, str]:
+    """The reasoning, and the rest. Reasoning that has not ended is all there is."""
+    begun = text.lstrip()
+    if not thinking and not begun.startswith(THINK):
+        return "", text
+    reasoning, _, said = begun.removeprefix(THINK).partition(END_THINK)
+    return reasoning.strip(), said.lstrip()
+
+
+def _tagged(text: str, reasoning: str) -> AnswerTurn:
+    calls: list[ToolCall] = []
+    unparsed: list[UnparsedReason] = []
+
+    def read(found: re.Match[str]) -> str:
+        call = _call(found[1], "arguments") if found[2] else "unclosed"
+        if isinstance(call, ToolCall):
+            calls.append(call)
+            return ""
+        unparsed.append(call)
+        return found[0]
+
+    rest = _TAGGED.sub(read, text)
+    return AnswerTurn(rest.strip() if calls else rest, tuple(calls), reasoning, tuple(unparsed))
+
+
+def _bare(text: str, reasoning: str) -> AnswerTurn:
+    body = text.strip().removeprefix("<|python_tag|>")
+    call = _call(body, "parameters")
+    if isinstance(call, ToolCall):
+        return AnswerTurn("", (call,), reasoning)
+    # Other texts are no attempt at a call.
+    return AnswerTurn(text, (), reasoning, (call,) if body.startswith('{"name"') else ())
+
+
+def _call(text: str, arguments: str) -> ToolCall | UnparsedReason:
+    try:
+        found = json.loads(text)
+    # Deeply nested brackets exhaust the parser's stack.
+    except (ValueError, RecursionError):
+        return "json"
+    if not isinstance(found, dict):
+        return "shape"
+    name, given = found.get("name"), found.get(arguments)
+    if not isinstance(name, str) or not name or not isinstance(given, dict):
+        return "shape"
+    return ToolCall(name, given)

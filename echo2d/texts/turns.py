@@ -1,0 +1,119 @@
+"""The prompts of a conversation with several turns, as tokens that only grow.
+
+    first prompt | answer (written) | given | answer (written) | given | ...
+
+The next prompt is the last one, the tokens that the model wrote, and a rendering of the new
+messages only. Nothing that an engine has read or written is ever tokenized again, because a text
+does not say from which tokens it came. The *given* tokens begin with what the chat template puts
+behind an answer (its end token if the model did not write it, then often an end of line), and end
+where the next answer begins.
+
+A template that changes what came before, as by dropping the reasoning of earlier answers, is found
+by `template_probe` and refused: NoContinuation. Where the package `renderers` knows the model, it
+takes the template's place.
+Not here: which tokens are trained on, and what an environment says.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from echo2d.core.protocol.control_messages import Finish
+from echo2d.texts.model_renderer import model_renderer
+from echo2d.texts.model_texts import ModelTexts, UnusableText
+from echo2d.texts.plain_contents import encode_pieces, encode_prompt, for_template
+from echo2d.texts.template_probe import (
+    Messages,
+    NoContinuation,
+    TemplateProbe,
+    behind_answer,
+    opens_reasoning,
+)
+from echo2d.texts.tool_calls import END_THINK, AnswerTurn, call_form, read_answer
+
+__all__ = ["AnswerTurn", "NoContinuation", "TurnTexts"]
+
+# Equal roles in a row beyond this many are probed like so many.
+EQUAL_ROLES_MAX = 3
+
+
+class TurnTexts:
+    """The turns of conversations with one model. Blocking; many conversations may share it.
+
+    options: further variables of the chat template. end_token_ids: tokens that end an answer,
+    besides the tokenizer's special ones. model: its public name, such as "Qwen/Qwen3-4B", by which
+    the package `renderers` knows it.
+    """
+
+    def __init__(
+        self,
+        texts: ModelTexts,
+        *,
+        options: Mapping[str, Any] | None = None,
+        end_token_ids: Iterable[int] = (),
+        model: str = "",
+    ) -> None:
+        self._texts = texts
+        self._options = dict(options or {})
+        self._ends = texts.special.union(end_token_ids)
+        self._form = call_form(texts.template)
+        self._thinking = opens_reasoning(texts, self._options)
+        self._probes: dict[tuple[str, ...], TemplateProbe | NoContinuation] = {}
+        self._renderer = model_renderer(texts, model, self._options)
+
+    def first(self, messages: Messages, tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
+        """The tokens of the first prompt, up to where the answer begins.
+
+        UnusableText: the chat template does not take these messages.
+        """
+        options = {**self._options, "tools": list(tools)} if tools else self._options
+        return encode_prompt(self._texts, messages, options)
+
+    def following(self, so_far: Sequence[int], messages: Messages) -> list[int]:
+        """The given tokens that come after so_far, up to where the next answer begins.
+
+        so_far: the first prompt and every written and given token, the end token of the last answer
+        included if the model wrote one. NoContinuation: the conversation cannot go on so.
+        """
+        messages = for_template(messages)
+        roles = [str(message.get("role")) for message in messages]
+        if not roles or "assistant" in roles:
+            raise NoContinuation("messages", "expected messages of a user, a system or tools")
+        if self._renderer is not None:
+            return self._renderer.following(so_far, messages)
+        probe = self._probe(_kind(roles))
+        if not probe.keeps_reasoning and END_THINK in self._texts.decode(so_far):
+            raise NoContinuation("append_only", "the chat template drops an answer's reasoning")
+        try:
+            behind = behind_answer(self._texts, messages, self._options)
+            given = encode_pieces(self._texts, behind)
+        except UnusableText as fault:
+            raise NoContinuation("template", fault.detail) from fault
+        last = list(so_far[-1:])
+        return given[1:] if last == given[:1] and self._ends.issuperset(last) else given
+
+    def answer(self, tokens: Sequence[int], finish: Finish) -> AnswerTurn:
+        """Read an answer from its written tokens, the end token included if there is one."""
+        if self._renderer is not None:
+            return self._renderer.answer(tokens)
+        text = self._texts.decode(tokens[:-1] if finish == "stop" else tokens)
+        return read_answer(text, self._form, thinking=self._thinking)
+
+    def _probe(self, kind: tuple[str, ...]) -> TemplateProbe:
+        if kind not in self._probes:
+            try:
+                self._probes[kind] = TemplateProbe(self._texts, self._options, kind)
+            except NoContinuation as fault:
+                self._probes[kind] = fault
+        found = self._probes[kind]
+        if isinstance(found, NoContinuation):
+            raise NoContinuation(found.reason, found.detail)
+        return found
+
+
+def _kind(roles: Sequence[str]) -> tuple[str, ...]:
+    """The roles, with at most EQUAL_ROLES_MAX equal ones in a row."""
+    kept: list[str] = []
+    for role in roles:
+        if kept[-EQUAL_ROLES_MAX:] != [role] * EQUAL_ROLES_MAX:
+            kept.append(role)
+    return tuple(kept)
