@@ -555,7 +555,7 @@ class CoordinatorState:
             self._activation_loop.refitted(peer, message, now=now)
         peer.refitted_at = now
         self._publishing.served(peer, now=now)
-        return []
+        return self._gateway.refitted(now=now)
 
     def _revoke_unpublished(
         self, peer: Peer, claimed: Iterable[VersionKey | None], now: float
@@ -584,6 +584,7 @@ class CoordinatorState:
         self._evaluations.worker_left(peer)
         return [
             *self._gateway.worker_left(peer, now=now),
+            *self._gateway.refitted(now=now),
             *self._groups.worker_left(peer, revoked=revoked, now=now),
             *self._publishing.lost(peer),
         ]

@@ -45,6 +45,16 @@ class CallChoice:
         """The worker that writes its next token must serve this version or a newer one."""
         return max(self.call.min_version, self.told.version_last)
 
+    def may_be_written_by(self, version: Version) -> bool:
+        """Whether a worker that serves this version may write its next token."""
+        newest = self.call.max_version
+        return self.oldest <= version and (newest is None or version <= newest)
+
+    def too_new(self, partial: Partial) -> bool:
+        """Whether a version that is newer than its caller allows wrote part of it."""
+        newest = self.call.max_version
+        return newest is not None and partial.version_last > newest
+
     @property
     def room(self) -> int:
         """The number of tokens that it may still get."""

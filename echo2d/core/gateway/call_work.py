@@ -121,6 +121,7 @@ class CallWork:
                     choice.oldest,
                     self._sessions.get(choice.call.session),
                     partial(self._suits, choice, now),
+                    choice.call.max_version,
                     choice=choice,
                     most=left // self._queue.callers,
                 )

@@ -11,7 +11,7 @@ Not here: which caller is next (`fair_queue`), priority and share of slots (`cal
 tokens are believed (`call_choice`), HTTP, text, records.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
 from echo2d.core.base.ids import Version
 from echo2d.core.cluster.membership import Membership, Peer
@@ -118,6 +118,8 @@ class GatewayCalls:
             return self._refuse(
                 event.call, "version", f"version {newest.version} is the newest one"
             )
+        if (exact := event.max_version) is not None and not self._may_come(exact):
+            return self._refuse(event.call, "version", f"no worker serves version {exact} any more")
         if too_many := self._open.too_many(event):
             return self._refuse(event.call, "busy", too_many)
         for choice in self._open.open(event):
@@ -147,11 +149,12 @@ class GatewayCalls:
             choice = wanted.get(delta.sample)
             if choice is not None and delta.tokens:
                 grown = self._grown(peer, choice, delta)
-                actions += (
-                    self._fail(peer, choice, grown, now)
-                    if isinstance(grown, str)
-                    else self._tell(choice, choice.before_stop(grown))
-                )
+                if isinstance(grown, str):
+                    actions += self._fail(peer, choice, grown, now)
+                elif choice.too_new(grown):
+                    actions += self._refit_came(choice, now)
+                else:
+                    actions += self._tell(choice, choice.before_stop(grown))
         return actions
 
     def finished(self, peer: Peer, message: SampleFinished, *, now: float) -> list[GatewayAction]:
@@ -168,6 +171,9 @@ class GatewayCalls:
             grown = choice.end_fault(grown, message.finish) or grown
         if isinstance(grown, str):
             return [*answer(peer, message, grown), *self._fail(peer, choice, grown, now)]
+        if choice.too_new(grown):
+            free = self._work.written(lease.key, message.sample, now=now)
+            return [*answer(peer, message), *free, *self._refit_came(choice, now)]
         told = self._tell(
             choice, grown, "length" if message.finish == "context" else message.finish
         )
@@ -215,6 +221,22 @@ class GatewayCalls:
             each
             for call in void
             for each in self._give_up(call, "revoked", "its version is void", now)
+        ]
+
+    def refitted(self, *, now: float) -> list[GatewayAction]:
+        """A worker serves another version, or has left: end the calls whose version is gone."""
+        exact = ((each, each.call.max_version) for each in self._open if each.lease is None)
+        gone = {
+            choice.call.call: version
+            for choice, version in exact
+            if version is not None and not self._may_come(version)
+        }
+        return [
+            each
+            for call, version in gone.items()
+            for each in self._give_up(
+                call, "version", f"no worker serves version {version} any more", now
+            )
         ]
 
     def deadlines(self, *, now: float) -> list[GatewayAction]:
@@ -303,12 +325,16 @@ class GatewayCalls:
 
     def _too_late(self, choice: CallChoice, now: float) -> list[GatewayAction]:
         newest, call, waited = self._served(), choice.call.call, f"in {self._wait_s:g} s no"
-        if newest is not None and newest >= choice.oldest:
+        if any(map(choice.may_be_written_by, self._all_served())):
             return self._give_up(call, "late", f"{waited} slot was free", now)
         serves = "nothing" if newest is None else f"version {newest} at most"
         return self._give_up(
             call, "version", f"{waited} worker served {choice.oldest}, {serves}", now
         )
+
+    def _refit_came(self, choice: CallChoice, now: float) -> list[GatewayAction]:
+        detail = f"a refit ended version {choice.call.max_version} in the middle of the answer"
+        return self._give_up(choice.call.call, "version", detail, now)
 
     def _done(self, choice: CallChoice, now: float) -> list[GatewayAction]:
         """End a choice. The call ends with its last choice."""
@@ -337,8 +363,16 @@ class GatewayCalls:
 
     def _served(self) -> Version | None:
         """The newest version that a worker serves."""
+        return max(self._all_served(), default=None)
+
+    def _all_served(self) -> Iterator[Version]:
         records = (self._versions.live(peer.serving) for peer in self._members.workers())
-        return max((record.version for record in records if record is not None), default=None)
+        return (record.version for record in records if record is not None)
+
+    def _may_come(self, version: Version) -> bool:
+        """Whether a worker serves this version, or may serve it next: only the newest is loaded."""
+        newest = self._versions.newest
+        return newest is None or version >= newest.version or version in self._all_served()
 
     def check(self) -> None:
         self._leases.check()

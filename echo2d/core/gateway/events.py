@@ -27,8 +27,8 @@ RefusedCode = Literal["busy", "version", "late", "failed", "revoked", "stopping"
 class CallAsked:
     """A caller wants `choices` samples of this prompt (int32).
 
-    min_version: the oldest version that may write a token. caller: slots are shared fairly between
-    callers.
+    min_version: the oldest version that may write a token; max_version: the newest one that may,
+    if the caller cares. caller: slots are shared fairly between callers.
     session: calls of one session go to the same worker while it has a free slot, because of its
     cache.
     """
@@ -43,6 +43,7 @@ class CallAsked:
     rng_seed: int | None
     min_version: Version
     session: str
+    max_version: Version | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -176,17 +176,19 @@ class LeaseScheduler:
         if len(pending.samples) > 1:
             return workers.place(pending.samples)
         usual = pending.preferred
-        preferred = [] if usual is None or not self._may_write(usual, pending.oldest) else [usual]
+        preferred = [] if usual is None or not self._may_write(usual, pending) else [usual]
         others = () if pending.there_alone else workers
         for worker in chain(preferred, (each.worker for each in others)):
             if pending.suits is None or pending.suits(worker):
                 return [(worker, tuple(pending.samples))]
         return []
 
-    def _may_write(self, worker: PeerId, oldest: Version) -> bool:
+    def _may_write(self, worker: PeerId, pending: PendingSamples) -> bool:
         peer = self._members.get(worker)
         record = None if peer is None else self._versions.live(peer.serving)
-        return record is not None and record.version >= oldest and self.free_at(worker) > 0
+        if record is None or (pending.newest is not None and record.version > pending.newest):
+            return False
+        return record.version >= pending.oldest and self.free_at(worker) > 0
 
     def _reserved(self, worker: PeerId) -> int:
         return sum([kind.leases.load(worker) for kind in self._kinds[1:]])

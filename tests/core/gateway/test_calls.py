@@ -1,5 +1,8 @@
 """The gateway's calls, through the whole machine, as callers and workers see them."""
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from echo2d.core.base.ids import Version
@@ -11,6 +14,7 @@ from echo2d.core.gateway.call_choice import AVOID_S
 from echo2d.core.gateway.call_work import GROUP_FIRST, PATIENCE_S, REPORT_S
 from echo2d.core.gateway.calls import FAILURES_MAX
 from echo2d.core.gateway.events import (
+    CallAsked,
     CallGone,
     CallId,
     CallRefused,
@@ -24,11 +28,13 @@ from echo2d.core.protocol.control_messages import (
     LeaseCancelled,
     LeaseFailed,
     SampleAnswered,
+    VersionSpan,
 )
 from echo2d.core.protocol.sampling import Sampling
 from echo2d.core.protocol.trajectory import pack_tokens, unpack_tokens
 from echo2d.core.status.schema import GatewayStatus
-from tests.support.coordinator_world import World, rules
+from echo2d.testing.memory_run import FakePeer
+from tests.support.coordinator_world import World, rules, version_key
 from tests.support.gateway import WAIT_S, call, gateway_world, key_of, of_calls
 from tests.support.rollouts import answers
 
@@ -234,6 +240,86 @@ def test_a_version_that_nobody_has_is_refused_one_that_comes_is_waited_for() -> 
     world.drain()
     world.refit(worker)
     assert [lease.oldest for lease in of_calls(worker)] == [1]
+
+
+def exactly(number: int, version: int, **changes: Any) -> CallAsked:
+    return call(number, min_version=Version(version), max_version=Version(version), **changes)
+
+
+def two_versions(*slots: int) -> tuple[World, FakePeer, FakePeer]:
+    """Version 1 is published; the first worker serves it, the second one still version 0."""
+    world, (new, old) = gateway_world(*slots)
+    # The run's own work must not be in the way.
+    while new.open or old.open:
+        worker = new if new.open else old
+        world.say(worker, worker.finish(*worker.open[0]))
+        world.drain()
+    request = world.ask_batch(1)
+    world.drain()
+    digest = world.replies[request].digest
+    assert digest is not None
+    world.ask(lambda number: CommitAsked(number, world.ledger.epoch, 1, digest, 1.0))
+    world.publish(1)
+    world.drain()
+    world.refit(new)
+    return world, new, old
+
+
+def test_an_exact_call_is_for_workers_of_its_version() -> None:
+    world, new, old = two_versions(4, 4)
+    world.handle(exactly(1, 0, session="x"))
+    world.handle(exactly(2, 1, session="x"))  # its session's usual worker serves another version
+    world.handle(exactly(3, 0, session="x"))
+    world.handle(exactly(4, 2))
+    assert refused(world) == [("version", 1)]
+    assert [len(of_calls(peer)) for peer in (old, new)] == [2, 1]
+
+
+def test_an_exact_call_whose_version_is_gone_is_refused_at_once() -> None:
+    world, _, old = two_versions(4, 1)
+    world.handle(exactly(1, 0))
+    world.handle(exactly(2, 0))  # it waits for the old worker's only slot
+    assert world.state.status().gateway.waiting == 1
+    world.refit(old)
+    assert refused(world) == [("version", 1)]
+    world.handle(exactly(3, 0))
+    assert refused(world) == [("version", 1)]
+    assert world.state.status().gateway.calls == 1  # the first one may still end in its version
+
+
+@pytest.mark.parametrize("finished", [False, True])
+def test_a_refit_in_the_middle_ends_an_exact_call(finished: bool) -> None:
+    world, _, old = two_versions(4, 4)
+    world.handle(exactly(1, 0, choices=2))
+    [lease] = of_calls(old)
+    world.say(old, old.wrote(key_of(lease), 0, 7, 8))
+    assert told(world) == [([7, 8], None)]
+    world.refit(old)
+    assert refused(world) == []
+    if finished:
+        said = old.finish(
+            key_of(lease), 0, tokens=(7, 8, 9, 1), logprobs=(-0.25, -0.25, -0.5, -0.5)
+        )
+        spans = [
+            VersionSpan(start, start + 2, key.version, key.digest)
+            for start, key in ((0, version_key(0)), (2, version_key(1)))
+        ]
+        world.say(old, replace(said, spans=tuple(spans)))
+        assert answers(old)[-1] == (True, "")
+    else:
+        world.say(old, old.wrote(key_of(lease), 0, 9, start=2))
+    assert (told(world), refused(world)) == ([], [("version", 1)])
+    assert world.state.status().gateway.ended == {"version": 1}
+
+
+def test_an_exact_call_goes_on_at_another_worker_of_its_version() -> None:
+    world, peers = gateway_world(2, 2)
+    world.handle(exactly(1, 0))
+    one, two = sorted(peers, key=lambda peer: not of_calls(peer))
+    world.say(one, one.wrote(key_of(of_calls(one)[0]), 0, 7))
+    world.say(one, Goodbye("SIGTERM"))
+    world.say(two, two.finish(key_of(of_calls(two)[0]), 0, tokens=(9, 1)))
+    assert told(world) == [([9, 1], "stop")]
 
 
 def test_a_call_whose_version_is_revoked_is_told_so() -> None:

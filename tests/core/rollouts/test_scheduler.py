@@ -109,6 +109,13 @@ def test_a_sample_goes_to_its_preferred_worker_if_that_may_write_it() -> None:
     assert [worker for worker, _ in run.granted] == ["old", "new", "new"]
 
 
+def test_a_preferred_worker_of_a_version_that_is_too_new_is_passed_over() -> None:
+    exact = PendingSamples((0,), Version(1), PeerId("new"), newest=Version(1))
+    run = Queue(1, exact, exact)
+    Fleet({"old": (9, 0), "right": (1, 1), "new": (9, 2)}, run).fill()
+    assert (run.granted, run.waiting) == ([("right", (0,))], [exact])
+
+
 def test_a_worker_that_does_not_suit_a_sample_is_passed_over() -> None:
     suits = PendingSamples((0,), Version(0), PeerId("a"), lambda worker: worker != "a")
     run = Queue(1, suits, suits)
