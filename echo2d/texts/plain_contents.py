@@ -41,7 +41,10 @@ def rendered_pieces(
     """
     whole = texts.render(messages, options)
     kept = _Marks(texts, whole)
-    marked, marked_options = [kept.of_message(each) for each in messages], kept.of(options)
+    try:
+        marked, marked_options = [kept.of_message(each) for each in messages], kept.of(options)
+    except RecursionError as error:
+        raise UnusableText("messages", "arguments or tools are nested too deeply") from error
     if not kept.plain:
         return [RenderedPiece(whole)]
     found = list(kept.split(texts.render(marked, marked_options), whole))
@@ -101,7 +104,7 @@ def _with_arguments(call: Mapping[str, Any]) -> dict[str, Any]:
         return dict(call)
     try:
         arguments = json.loads(function["arguments"])
-    except ValueError:
+    except (ValueError, RecursionError):
         return dict(call)
     if not isinstance(arguments, dict):
         return dict(call)
@@ -114,9 +117,7 @@ def _apart(piece: RenderedPiece) -> list[str]:
         return [piece.text]
     anywhere = re.compile(f"(?={_any_of(piece.words)})")
     cuts = [0, *(found.start() + 1 for found in anywhere.finditer(piece.text)), len(piece.text)]
-    return [
-        piece.text[start:end] for start, end in pairwise(cuts) if start < end
-    ]
+    return [piece.text[start:end] for start, end in pairwise(cuts) if start < end]
 
 
 def _any_of(words: Iterable[str]) -> str:

@@ -13,6 +13,8 @@ from echo2d.net.http.json_fields import HttpRefusal
 
 # The newest version that wrote a token of the answer; in a 409, the version that is served now.
 VERSION_HEADER = "X-Echo2d-Version"
+# The oldest version that wrote a token of the answer.
+FIRST_VERSION_HEADER = "X-Echo2d-Version-First"
 RETRY_AFTER_S = 1
 
 _TYPES = {
@@ -22,6 +24,10 @@ _TYPES = {
     HTTPStatus.CONFLICT: "conflict_error",
     HTTPStatus.TOO_MANY_REQUESTS: "rate_limit_error",
 }
+# The same call may be served later: a version is published, a slot is free, or a refit is over.
+_RETRYABLE = frozenset(
+    {HTTPStatus.CONFLICT, HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE}
+)
 
 
 class Unread(ConnectionResetError):  # noqa: N818 - an outcome
@@ -66,15 +72,13 @@ def error_body(
 def error_response(
     status: int, code: str, detail: str, *, refusal: HttpRefusal | None = None
 ) -> web.Response:
-    headers = (
-        {}
-        if status >= 500 or status == HTTPStatus.TOO_MANY_REQUESTS
-        else {"X-Should-Retry": "false"}
-    )
-    if status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE):
-        headers |= {"Retry-After": str(RETRY_AFTER_S)}
-    elif isinstance(refusal, CallRefusal) and refusal.version is not None:
-        headers |= {VERSION_HEADER: str(refusal.version)}
+    headers: dict[str, str] = {}
+    if status in _RETRYABLE:
+        headers["Retry-After"] = str(RETRY_AFTER_S)
+    elif status < 500:
+        headers["X-Should-Retry"] = "false"
+    if isinstance(refusal, CallRefusal) and refusal.version is not None:
+        headers[VERSION_HEADER] = str(refusal.version)
     return web.json_response(
         error_body(status, code, detail, refusal=refusal), status=status, headers=headers
     )

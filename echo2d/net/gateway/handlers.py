@@ -20,7 +20,13 @@ from aiohttp import web
 from echo2d.core.gateway.events import CallAsked, CallId, CallRefused, ChoiceGrew
 from echo2d.core.protocol.trajectory import unpack_tokens
 from echo2d.errors import PeerFault
-from echo2d.net.gateway.errors import VERSION_HEADER, CallRefusal, Unread, error_body
+from echo2d.net.gateway.errors import (
+    FIRST_VERSION_HEADER,
+    VERSION_HEADER,
+    CallRefusal,
+    Unread,
+    error_body,
+)
 from echo2d.net.gateway.requests import Ask
 from echo2d.net.gateway.responses import ChoiceOutput, OutputStep, usage_of
 from echo2d.net.http.json_fields import HttpRefusal
@@ -190,8 +196,9 @@ def _whole(
         [spelling.whole(output) for output in outputs],
         usage_of(question.prompt_tokens, outputs),
     )
-    newest = max((span["version"] for output in outputs for span in output.spans), default=None)
-    headers = {} if newest is None else {VERSION_HEADER: str(newest)}
+    versions = [span["version"] for output in outputs for span in output.spans]
+    ends = {FIRST_VERSION_HEADER: min(versions), VERSION_HEADER: max(versions)} if versions else {}
+    headers = {name: str(version) for name, version in ends.items()}
     return web.json_response({**said, "choices": choices, "usage": usage}, headers=headers)
 
 
@@ -212,7 +219,7 @@ class _Chunks:
         choice = self._question.spelling.chunk(output, step, output.index not in self._begun)
         self._begun.add(output.index)
         usage = {"usage": None} if self._question.ask.include_usage else {}
-        return {**self._head, "choices": [{**choice, "version_spans": output.spans}], **usage}
+        return {**self._head, "choices": [{**choice, **output.versions()}], **usage}
 
     def last(self) -> dict[str, Any] | None:
         usage = usage_of(self._question.prompt_tokens, self._outputs)

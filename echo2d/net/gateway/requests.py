@@ -5,6 +5,7 @@ value. Fields without an effect on the output (user, metadata, ...) are ignored;
 refused. Not here: turning text into tokens.
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,9 @@ SEED_MAX = (1 << 62) - 1
 TOP_K_MAX = 1 << 24
 MIN_P_MAX = 0.999
 MESSAGES_MAX = 4096
+TOOLS_MAX = 256
+# Fields of a message that are texts, besides its content.
+_MESSAGE_TEXTS = ("role", "name", "tool_call_id", "reasoning_content")
 
 # Fields that the engines do not support, with the values under which they would have no effect.
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
@@ -35,6 +39,12 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "use_beam_search": (False,), "prompt_logprobs": (0,), "features": (None,),
     "return_routed_experts": (False,),
 }  # fmt: skip
+# Why some of them are refused, where "is not supported" leaves a question.
+_REASONS: Mapping[str, str] = {
+    "response_format": "expected type text; a grammar masks tokens, so that the logprobs of what is "
+    "sampled are no longer those of the policy",
+    "return_routed_experts": "engines report no routed experts",
+}
 # Fields without an effect on the output.
 IGNORED = frozenset({
     "cache_salt", "metadata", "parallel_tool_calls", "priority", "prompt_cache_key", "request_id",
@@ -101,6 +111,11 @@ def read_ask(body: Mapping[str, Any], own: frozenset[str], *, logprobs: bool) ->
     )
 
 
+def check_routed_experts(body: Mapping[str, Any]) -> None:
+    """`routed_experts_prompt_start` has an effect only on routed experts, which are refused."""
+    _integer(body, "routed_experts_prompt_start", 0, 0, 1 << 31)
+
+
 def wants_logprobs(body: Mapping[str, Any]) -> bool:
     """Whether a chat request wants logprobs: true or false."""
     return _boolean(body, "logprobs")
@@ -132,8 +147,47 @@ def read_tokens(value: Any, name: str, most: int) -> tuple[int, ...]:
     return tuple(value)
 
 
+def read_tools(body: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The tools that the model may call: none if `tool_choice` is "none".
+
+    CallRefusal: a call is required, which no engine can enforce.
+    """
+    tools = [] if body.get("tools") is None else body["tools"]
+    if not isinstance(tools, list) or len(tools) > TOOLS_MAX or not all(map(_is_tool, tools)):
+        raise unusable(
+            "tools",
+            f"expected a list of at most {TOOLS_MAX} {{type: function, function: {{name}}}}",
+        )
+    _check_json(tools, "tools")
+    choice = body.get("tool_choice") or "auto"
+    if choice not in ("none", "auto"):
+        raise unusable(
+            "tool_choice",
+            'expected "none" or "auto"; no engine can force a call',
+            "unsupported_value",
+        )
+    if tools and body.get("parallel_tool_calls") is False:
+        raise unusable(
+            "parallel_tool_calls", "no engine can keep a model to one call", "unsupported_value"
+        )
+    return [] if choice == "none" else tools
+
+
+def _is_tool(tool: Any) -> bool:
+    function = tool.get("function") if isinstance(tool, dict) else None
+    return (
+        isinstance(function, dict)
+        and tool.get("type") == "function"
+        and isinstance(function.get("name"), str)
+    )
+
+
 def read_messages(value: Any) -> list[dict[str, Any]]:
-    """The messages with role, name and content; the text parts of a content are joined."""
+    """The messages as chat templates take them; the text parts of a content are joined.
+
+    Besides role and content: name, an assistant's tool_calls and reasoning_content, and the
+    tool_call_id of a tool's output.
+    """
     if not isinstance(value, list) or not 0 < len(value) <= MESSAGES_MAX:
         raise unusable("messages", f"expected a list of 1 to {MESSAGES_MAX} messages")
     return [_message(message, f"messages[{number}]") for number, message in enumerate(value)]
@@ -142,11 +196,30 @@ def read_messages(value: Any) -> list[dict[str, Any]]:
 def _message(message: Any, name: str) -> dict[str, Any]:
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         raise unusable(name, "expected {role, content}")
-    for extra in sorted(message.keys() - {"role", "content", "name", "refusal"}):
+    for extra in sorted(message.keys() - {"content", "refusal", "tool_calls", *_MESSAGE_TEXTS}):
         if message[extra] not in (None, [], ""):
             raise unusable(name, f"{extra[:64]} is not supported", "unsupported_value")
-    kept = {key: message[key] for key in ("role", "name") if isinstance(message.get(key), str)}
-    return {**kept, "content": _content(message.get("content"), name)}
+    kept = {
+        key: checked_text(message[key], f"{name}.{key}")
+        for key in _MESSAGE_TEXTS
+        if isinstance(message.get(key), str)
+    }
+    calls = _tool_calls(message.get("tool_calls") or [], f"{name}.tool_calls")
+    if not calls:
+        return {**kept, "content": _content(message.get("content"), name)}
+    content = "" if message.get("content") is None else _content(message["content"], name)
+    return {**kept, "content": content, "tool_calls": calls}
+
+
+def _tool_calls(calls: Any, name: str) -> list[dict[str, Any]]:
+    """The calls that an assistant made: id, type and function, which has a name and arguments."""
+    if not isinstance(calls, list) or not all(map(_is_tool, calls)):
+        raise unusable(name, "expected a list of {id, type: function, function}")
+    for call in calls:
+        if not isinstance(call["function"].get("arguments"), str):
+            raise unusable(name, "expected arguments as a text of JSON")
+        _check_json(call, name)
+    return calls
 
 
 def _content(content: Any, name: str) -> str:
@@ -169,6 +242,14 @@ def checked_text(text: str, name: str) -> str:
     return text
 
 
+def _check_json(value: Any, name: str) -> None:
+    """It is valid Unicode, and not nested more deeply than a template could write it again."""
+    try:
+        checked_text(json.dumps(value, ensure_ascii=False), name)
+    except RecursionError as error:
+        raise unusable(name, "is nested too deeply") from error
+
+
 def _refuse_others(body: Mapping[str, Any], known: frozenset[str]) -> None:
     for name, value in body.items():
         if name in known or name in IGNORED or value is None:
@@ -180,7 +261,7 @@ def _refuse_others(body: Mapping[str, Any], known: frozenset[str]) -> None:
             (type(value) is not bool and value == neutral) or value is neutral
             for neutral in NEUTRAL[name]
         ):
-            raise unusable(name, "is not supported", "unsupported_value")
+            raise unusable(name, _REASONS.get(name, "is not supported"), "unsupported_value")
 
 
 def _stops(value: Any) -> tuple[str, ...]:

@@ -1,12 +1,15 @@
 """Collects the output of one choice, and formats it as OpenAI's JSON or as vLLM's `generate`.
 
 Every choice names the versions of its tokens in `version_spans`, a list of {start, end, version,
-digest} over all its output tokens so far, the end token included.
+digest} over all its output tokens so far, the end token included; `version_first` and `version_last`
+are those of its ends.
 Not here: the source of the tokens, and HTTP.
 """
 
+import json
+import secrets
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -16,6 +19,9 @@ from echo2d.core.protocol.control_messages import Finish, VersionSpan
 from echo2d.core.protocol.trajectory import unpack_logprobs, unpack_tokens
 from echo2d.texts.detokenizer import Detokenizer
 from echo2d.texts.model_texts import ModelTexts
+from echo2d.texts.tool_calls import AnswerTurn, ToolCall
+
+CallReader = Callable[[str], AnswerTurn]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +93,13 @@ class ChoiceOutput:
 
     def facts(self, *, ids: bool) -> dict[str, Any]:
         """The fields common to all formats. ids: include the token ids."""
-        return {"version_spans": self.spans, **({"token_ids": self.tokens.tolist()} if ids else {})}
+        return {**self.versions(), **({"token_ids": self.tokens.tolist()} if ids else {})}
+
+    def versions(self) -> dict[str, Any]:
+        """The versions of its tokens: of each, of the first and of the last one."""
+        spans = self.spans
+        first, last = (spans[0]["version"], spans[-1]["version"]) if spans else (None, None)
+        return {"version_spans": spans, "version_first": first, "version_last": last}
 
     def record(self) -> dict[str, Any]:
         """The whole choice, for the call's record."""
@@ -96,26 +108,46 @@ class ChoiceOutput:
 
     # --- OpenAI's chat format
 
-    def message(self, *, logprobs: bool) -> dict[str, Any]:
+    def message(self, *, logprobs: bool, read: CallReader | None) -> dict[str, Any]:
+        """read: reads the tool calls of its text; None: there are no tools."""
         content = self._chat_logprobs(self.tokens, self.logprobs) if logprobs else None
-        message = {"role": "assistant", "content": self.text, "refusal": None}
-        return {
-            "index": self.index,
-            "message": message,
-            "logprobs": content,
-            "finish_reason": self.finish,
-        }
+        message: dict[str, Any] = {"role": "assistant", "content": self.text, "refusal": None}
+        choice = {"index": self.index, "logprobs": content, "finish_reason": self.finish}
+        if read is not None:
+            said, facts = self._with_calls(read)
+            message, choice = {**message, **said}, {**choice, **facts}
+        return {**choice, "message": message}
 
-    def delta(self, step: OutputStep, *, first: bool, logprobs: bool) -> dict[str, Any]:
-        role = {"role": "assistant"} if first else {}
+    def delta(
+        self, step: OutputStep, *, first: bool, logprobs: bool, read: CallReader | None
+    ) -> dict[str, Any]:
+        """read: as of `message`; then the text comes at the end, because it may hold calls."""
+        delta = {"role": "assistant"} if first else {}
         content = self._chat_logprobs(step.tokens, step.logprobs) if logprobs else None
-        delta = {**role, "content": step.text} if first or step.text else {}
-        return {
-            "index": self.index,
-            "delta": delta,
-            "logprobs": content,
-            "finish_reason": step.finish,
-        }
+        choice = {"index": self.index, "logprobs": content, "finish_reason": step.finish}
+        if read is None and (first or step.text):
+            delta["content"] = step.text
+        elif read is not None and step.finish is not None:
+            said, facts = self._with_calls(read)
+            for number, call in enumerate(said.get("tool_calls", [])):
+                call["index"] = number
+            delta, choice = {**delta, **said}, {**choice, **facts}
+        return {**choice, "delta": delta}
+
+    def _with_calls(self, read: CallReader) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What reading its calls adds to the message, and to the choice."""
+        answer = read(self.text)
+        said: dict[str, Any] = {"content": answer.text}
+        facts: dict[str, Any] = {}
+        if answer.reasoning:
+            said["reasoning_content"] = answer.reasoning
+        if answer.unparsed:
+            facts["unparsed_tool_calls"] = list(answer.unparsed)
+        if answer.tool_calls:
+            said["content"] = answer.text or None
+            said["tool_calls"] = [_call_of(call) for call in answer.tool_calls]
+            facts |= {"finish_reason": "tool_calls"} if self.finish == "stop" else {}
+        return said, facts
 
     # --- OpenAI's completion format
 
@@ -181,6 +213,12 @@ class ChoiceOutput:
             "top_logprobs": None,
             "text_offset": offsets,
         }
+
+
+def _call_of(call: ToolCall) -> dict[str, Any]:
+    arguments = json.dumps(call.arguments, ensure_ascii=False)
+    function = {"name": call.name, "arguments": arguments}
+    return {"id": f"call_{secrets.token_hex(12)}", "type": "function", "function": function}
 
 
 def usage_of(prompt_tokens: int, outputs: Iterable[ChoiceOutput]) -> dict[str, int]:

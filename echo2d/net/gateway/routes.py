@@ -6,9 +6,10 @@
     POST /inference/v1/generate     token ids in, token ids and logprobs out (vLLM's shape)
 
 Callers need a bearer secret of role gateway. Calls with one X-Session-ID go to the same worker.
-X-Echo2d-Min-Version asks for this version or a newer one; otherwise the answer is 409 with the
-version that is served. Not here: sending answers (`handlers.py`); slots, versions and the checks of
-tokens (`core/gateway`).
+X-Echo2d-Min-Version asks for this version or a newer one, X-Echo2d-Version-Exact for this one
+alone; otherwise the answer is 409 with the version that is served. Not here: sending answers
+(`handlers.py`); slots, versions and the checks of tokens (`core/gateway`); the form of tool calls
+(`texts/tool_calls.py`).
 """
 
 import asyncio
@@ -28,20 +29,25 @@ from echo2d.net.gateway.errors import CallRefusal, unusable
 from echo2d.net.gateway.handlers import Answering, GrowingAnswer, Question, Spelling
 from echo2d.net.gateway.limits import Desk, OpenRequests
 from echo2d.net.gateway.requests import (
+    check_routed_experts,
     checked_text,
     read_ask,
     read_messages,
     read_tokens,
+    read_tools,
     wants_legacy_logprobs,
     wants_logprobs,
 )
 from echo2d.net.http.json_fields import Handler, integer_text, json_object
 from echo2d.texts.model_texts import ModelTexts, UnusableText
+from echo2d.texts.plain_contents import encode_prompt
+from echo2d.texts.tool_calls import THINK, AnswerTurn, call_form, read_answer
 
 GATEWAY_PATHS = frozenset(
     {"/v1/models", "/v1/chat/completions", "/v1/completions", "/inference/v1/generate"}
 )
 MIN_VERSION_HEADER = "X-Echo2d-Min-Version"
+EXACT_VERSION_HEADER = "X-Echo2d-Version-Exact"
 SESSION_HEADER = "X-Session-ID"
 # For the whole body to arrive; it has 1 MiB at most.
 BODY_S_MAX = 30.0
@@ -56,6 +62,9 @@ PREFIX_TOKENS = 64
 TEMPLATE_OPTIONS_MAX = 32
 # Fields of vLLM about text, which have no effect here: `generate` answers with token ids.
 OF_ITS_TEXT = frozenset({"detokenize", "output_kind", "spaces_between_special_tokens"})
+OF_EXPERTS = frozenset({"routed_experts_prompt_start"})
+# Tokens at the end of a prompt among which is the word that opens the reasoning, if it does so.
+OPENING_TOKENS = 16
 
 
 class GatewayBackend(Answering, Protocol):
@@ -119,9 +128,10 @@ class Endpoints:
 
     async def _chat(self, request: web.Request) -> Question:
         body = await self._body(request)
-        own = frozenset(
-            {"messages", "max_completion_tokens", "chat_template_kwargs", "return_token_ids"}
-        )
+        own = frozenset({
+            "messages", "max_completion_tokens", "chat_template_kwargs", "return_token_ids", "tools",
+            "tool_choice",
+        })  # fmt: skip
         ask, ids = (
             read_ask(body, own, logprobs=wants_logprobs(body)),
             body.get("return_token_ids") is True,
@@ -130,20 +140,26 @@ class Endpoints:
             read_messages(body.get("messages")),
             _template_options(body.get("chat_template_kwargs")),
         )
+        if tools := read_tools(body):
+            options["tools"] = tools
         texts = await self._backend.texts()
         prompt = await self._tokenized(
-            lambda: texts.encode(
-                texts.render(messages, options), special=False, tokens_max=PROMPT_TOKENS_MAX
-            )
+            lambda: encode_prompt(texts, messages, options, tokens_max=PROMPT_TOKENS_MAX)
         )
         if not prompt:
             raise unusable("messages", "the chat template makes no tokens of them")
+        read = _reader_of_calls(texts, prompt) if tools else None
         spelling = Spelling(
             "chat",
             "chat.completion",
             "chatcmpl-",
-            lambda output: {**output.message(logprobs=ask.logprobs), **output.facts(ids=ids)},
-            lambda output, step, first: output.delta(step, first=first, logprobs=ask.logprobs),
+            lambda output: {
+                **output.message(logprobs=ask.logprobs, read=read),
+                **output.facts(ids=ids),
+            },
+            lambda output, step, first: output.delta(
+                step, first=first, logprobs=ask.logprobs, read=read
+            ),
         )
         return Question(ask, prompt, self._session(request, body, messages[:2]), texts, spelling)
 
@@ -181,7 +197,9 @@ class Endpoints:
             raise unusable(
                 "logprobs", "engines report the sampled token's only: expected 1, 0 or null"
             )
-        ask = replace(read_ask(given, OF_ITS_TEXT, logprobs=logprobs is not None), stream=False)
+        known_here = OF_ITS_TEXT | OF_EXPERTS
+        ask = replace(read_ask(given, known_here, logprobs=logprobs is not None), stream=False)
+        check_routed_experts(given)
         prompt = pack_tokens(read_tokens(body.get("token_ids"), "token_ids", PROMPT_TOKENS_MAX))
         spelling = Spelling(
             "generate",
@@ -250,13 +268,12 @@ class Endpoints:
         if int(unpack_tokens(question.prompt).max()) >= self._backend.vocab_size:
             raise unusable("prompt", f"token ids are below {self._backend.vocab_size}")
         room = self._room(question)
-        header = request.headers.get(MIN_VERSION_HEADER)
-        oldest = Version(0 if header is None else integer_text(header, MIN_VERSION_HEADER))
+        oldest, newest = _versions_wanted(request)
         ends = tuple(dict.fromkeys((*self._backend.stop_token_ids, *ask.stop_token_ids)))
         caller = self._backend.caller(request).name
         return lambda number: CallAsked(
             number, caller, question.prompt, ask.choices, room, ask.sampling, ends,
-            ask.rng_seed, oldest, question.session,
+            ask.rng_seed, oldest, question.session, newest,
         )  # fmt: skip
 
     def _room(self, question: Question) -> int:
@@ -282,6 +299,25 @@ class Endpoints:
             )
             raise unusable("prompt", detail, "context_length_exceeded")
         return wanted or left
+
+
+def _versions_wanted(request: web.Request) -> tuple[Version, Version | None]:
+    """The oldest and the newest version that may write a token of the answer."""
+    exact, oldest = (
+        None if text is None else Version(integer_text(text, name))
+        for name in (EXACT_VERSION_HEADER, MIN_VERSION_HEADER)
+        for text in [request.headers.get(name)]
+    )
+    if exact is not None and oldest is not None:
+        raise unusable(EXACT_VERSION_HEADER, f"not together with {MIN_VERSION_HEADER}")
+    return oldest or exact or Version(0), exact
+
+
+def _reader_of_calls(texts: ModelTexts, prompt: bytes) -> Callable[[str], AnswerTurn]:
+    """What reads the tool calls of an answer to this prompt."""
+    end = texts.decode(unpack_tokens(prompt)[-OPENING_TOKENS:].tolist())
+    thinking = end.rstrip().endswith(THINK)
+    return lambda text: read_answer(text, call_form(texts.template), thinking=thinking)
 
 
 def _prefix(prompt: bytes) -> str:

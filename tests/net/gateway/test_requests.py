@@ -1,6 +1,7 @@
 """The gateway's requests, answers and records, without a socket."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +12,21 @@ from echo2d.core.base.ids import (
     Version,
 )
 from echo2d.core.gateway.events import CallId, ChoiceGrew
-from echo2d.core.protocol.control_messages import VersionSpan
+from echo2d.core.protocol.control_messages import Finish, VersionSpan
 from echo2d.core.protocol.trajectory import (
     pack_logprobs,
     pack_tokens,
 )
 from echo2d.net.gateway.errors import CallRefusal
-from echo2d.net.gateway.requests import read_ask, read_messages
+from echo2d.net.gateway.requests import read_ask, read_messages, read_tools
 from echo2d.net.gateway.responses import ChoiceOutput
 from echo2d.store.json_log import FILES, JsonLog
+from echo2d.texts.tool_calls import read_answer
 from tests.support.texts import texts
 
 NONE = frozenset[str]()
+TOOL: dict[str, Any] = {"type": "function", "function": {"name": "look", "parameters": {}}}
+CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
 
 
 def test_output_that_is_cut_names_its_own_tokens_only() -> None:
@@ -78,11 +82,99 @@ def test_neutral_values_and_nulls_are_fine() -> None:
 @pytest.mark.parametrize(
     "messages",
     [None, [], ["x"], [{"role": "user"}], [{"role": "user", "content": [{"type": "image_url"}]}],
-     [{"role": "user", "content": "\ud800"}], [{"role": "assistant", "content": "", "tool_calls": [{}]}]],
+     [{"role": "user", "content": "\ud800"}], [{"role": "assistant", "content": "", "tool_calls": [{}]}],
+     [{"role": "assistant", "tool_calls": [{**CALL, "function": {"name": "look", "arguments": {}}}]}],
+     [{"role": "assistant", "tool_calls": [{**CALL, "id": "\ud800"}]}],
+     [{"role": "assistant", "tool_calls": []}], [{"role": "tool", "tool_call_id": "\ud800", "content": ""}],
+     [{"role": "user", "content": "", "audio": {"id": "x"}}]],
 )  # fmt: skip
 def test_messages_are_text(messages: Any) -> None:
     with pytest.raises(CallRefusal):
         read_messages(messages)
+
+
+def test_tool_calls_and_their_results_are_messages() -> None:
+    """As OpenAI's client sends back what it got."""
+    echoed = {
+        "role": "assistant",
+        "content": None,
+        "refusal": None,
+        "annotations": [],
+        "tool_calls": [CALL],
+    }
+    result = {"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "x"}]}
+    thought = {"role": "assistant", "content": "y", "reasoning_content": "so"}
+    assert read_messages([echoed, result, thought]) == [
+        {"role": "assistant", "content": "", "tool_calls": [CALL]},
+        {"role": "tool", "tool_call_id": "c1", "content": "x"},
+        {"role": "assistant", "reasoning_content": "so", "content": "y"},
+    ]
+
+
+def test_tools_may_be_called_or_not() -> None:
+    assert (
+        read_tools({"tools": [TOOL]})
+        == read_tools({"tools": [TOOL], "tool_choice": "auto"})
+        == [TOOL]
+    )
+    assert read_tools({"tools": [TOOL], "tool_choice": "none"}) == read_tools({}) == []
+    nested: list[Any] = []
+    for _ in range(10_000):
+        nested = [nested]
+    bodies: list[tuple[dict[str, Any], str]] = [
+        ({"tools": {}}, "tools"),
+        ({"tools": [{"type": "web_search"}]}, "tools"),
+        ({"tools": [TOOL] * 257}, "tools"),
+        ({"tools": [{**TOOL, "x": "\ud800"}]}, "tools"),
+        ({"tools": [{**TOOL, "x": nested}]}, "tools"),
+        ({"tools": [TOOL], "tool_choice": "required"}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": TOOL}, "tool_choice"),
+        ({"tools": [TOOL], "parallel_tool_calls": False}, "parallel_tool_calls"),
+    ]
+    for body, param in bodies:
+        with pytest.raises(CallRefusal) as refused:
+            read_tools(body)
+        assert refused.value.param == param
+
+
+CALLS = 'Look: <tool_call>{"name": "look", "arguments": {"at": "é"}}</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("text", "finish"), [(CALLS, "stop"), (CALLS, "length"), (CALLS[:-3], "stop")]
+)
+def test_tool_calls_are_told_apart_from_the_text(text: str, finish: Finish) -> None:
+    made = texts()
+    ids = [*made.encode(text, special=False), *([0] if finish == "stop" else [])]
+    spans = (VersionSpan(0, len(ids), Version(4), Digest(bytes(32))),)
+    output = ChoiceOutput(0, made, (), special=False)
+    grown = [
+        output.take(
+            ChoiceGrew(
+                CallId(0), 0, pack_tokens(part), pack_logprobs([0.0] * len(part)), spans, how
+            )
+        )
+        for part, how in ((ids[:9], None), (ids[9:], finish))
+    ]
+    read = partial(read_answer, form="tagged")
+    deltas = [
+        output.delta(step, first=place == 0, logprobs=False, read=read)
+        for place, step in enumerate(grown)
+    ]
+    assert deltas[0]["delta"] == {"role": "assistant"}  # the text may yet be a call
+    choice = output.message(logprobs=False, read=read)
+    whole, streamed = choice["message"], deltas[1]["delta"]
+    assert choice["finish_reason"] == deltas[1]["finish_reason"]
+    assert whole["content"] == streamed["content"]
+    if text is not CALLS:
+        assert (whole["content"], choice["finish_reason"]) == (text, "stop")
+        assert choice["unparsed_tool_calls"] == deltas[1]["unparsed_tool_calls"] == ["unclosed"]
+        return
+    assert whole["content"] == "Look:"
+    assert choice["finish_reason"] == ("tool_calls" if finish == "stop" else "length")
+    [call] = whole["tool_calls"]
+    assert call["function"] == {"name": "look", "arguments": '{"at": "é"}'}
+    assert streamed["tool_calls"][0] == {**call, "id": streamed["tool_calls"][0]["id"], "index": 0}
 
 
 def test_records_are_bounded(tmp_path: Path) -> None:

@@ -243,7 +243,7 @@ async def test_the_training_client_of_verifiers_gets_its_shape(site: Site) -> No
         "model": "policy",
         "token_ids": [6, 4, 14],
         "sampling_params": {"temperature": 1.0, "max_tokens": 40, "stop_token_ids": [1], "logprobs": 1,
-                            "skip_special_tokens": False},
+                            "skip_special_tokens": False, "routed_experts_prompt_start": 2},
         "cache_salt": "0",
     }  # fmt: skip
     url = f"{site.url}/inference/v1/generate"
@@ -263,6 +263,71 @@ async def test_the_training_client_of_verifiers_gets_its_shape(site: Site) -> No
     )
     assert (answer["request_id"][:4], answer["prompt_token_ids"]) == ("gen-", None)
     assert choice["finish_reason"] in ("stop", "length")
+
+
+async def test_tools_and_their_results_reach_the_template(tmp_path: Path) -> None:
+    template = (
+        "{% for t in tools %}{{ t.function.name }}{% endfor %}"
+        "{% for m in messages %}{% for c in m.tool_calls or [] %}{{ c.function.arguments.at }}{% endfor %}"
+        "{{ m.content }}{% endfor %}>"
+    )
+    async with a_site(tmp_path, template=template) as site:
+        await site.worker("box")
+        client = await site.client()
+        await site.serve(1)
+        tools: Any = [{"type": "function", "function": {"name": "12", "parameters": {}}}]
+        call = {
+            "id": "c",
+            "type": "function",
+            "function": {"name": "12", "arguments": '{"at": 345}'},
+        }
+        messages: Any = [
+            *ASK,
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "c", "content": "67"},
+        ]
+        ask: Any = {"model": "policy", "messages": messages, "max_tokens": 4, "seed": 1}
+        said = await client.chat.completions.create(**ask, tools=tools)
+        assert said.usage.prompt_tokens == len("12" + "3141" + "345" + "67" + ">")
+        assert said.choices[0].message.tool_calls is None
+        stream = await client.chat.completions.create(**ask, tools=tools, stream=True)
+        told = [chunk.choices[0].delta.content or "" async for chunk in stream]
+        assert "".join(told) == said.choices[0].message.content
+        none = await client.chat.completions.create(**ask, tools=tools, tool_choice="none")
+        assert none.usage.prompt_tokens == said.usage.prompt_tokens - 2
+        with pytest.raises(openai.BadRequestError, match="no engine can force"):
+            await client.chat.completions.create(**ask, tools=tools, tool_choice="required")
+        forms: Any = (
+            {"type": "json_object"},
+            {"type": "json_schema", "json_schema": {"name": "x"}},
+        )
+        for form in forms:
+            with pytest.raises(openai.BadRequestError, match="no longer those of the policy"):
+                await client.chat.completions.create(**ask, response_format=form)
+
+
+async def test_an_answer_names_its_versions_and_may_ask_for_one(site: Site) -> None:
+    await site.worker("box")
+    client = await site.client()
+    await site.serve(1)
+    ask: Any = {"model": "policy", "prompt": "1>", "max_tokens": 4}
+    exact = {"X-Echo2d-Version-Exact": "0"}
+    raw = await client.completions.with_raw_response.create(**ask, extra_headers=exact)
+    facts = {name.lower(): value for name, value in raw.headers.items()}
+    assert (facts["x-echo2d-version-first"], facts["x-echo2d-version"]) == ("0", "0")
+    choice: Any = raw.parse().choices[0]
+    assert (choice.version_first, choice.version_last) == (0, 0)
+    with pytest.raises(openai.ConflictError) as refused:
+        await client.completions.create(**ask, extra_headers={"X-Echo2d-Version-Exact": "3"})
+    headers, body = refused.value.response.headers, refused.value.body
+    assert isinstance(body, dict)
+    assert (body["code"], body["current_version"]) == ("version", 0)
+    assert (headers["Retry-After"], headers["X-Echo2d-Version"]) == ("1", "0")
+    assert "X-Should-Retry" not in headers
+    with pytest.raises(openai.BadRequestError, match="not together with"):
+        await client.completions.create(**ask, extra_headers={**exact, "X-Echo2d-Min-Version": "0"})
+    with pytest.raises(openai.BadRequestError, match="X-Echo2d-Version-Exact: expected"):
+        await client.completions.create(**ask, extra_headers={"X-Echo2d-Version-Exact": "new"})
 
 
 async def test_what_cannot_be_had_is_said_in_openais_words(site: Site) -> None:
