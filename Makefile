@@ -5,7 +5,7 @@ READY := .venv/.ready
 ARGS ?=
 SEARCHES ?= 20  # times that a soak runs the property tests, by chance
 
-.PHONY: setup demo math test lab sglang-test trl-example staleness-sweep bench bench-delta soak figures mutants check coverage native-sanitize native-wheel clean
+.PHONY: setup demo math test lab sglang-test trl-example envs-test staleness-sweep bench bench-delta soak figures mutants check coverage native-sanitize native-wheel clean
 
 setup: $(READY)
 
@@ -49,6 +49,10 @@ sglang-test: $(READY)
 trl-example: $(READY)
 	bash tools/trl/setup.sh
 	$(BIN)/pytest -m trl tests/trl $(ARGS)
+
+envs-test: $(READY)
+	bash tools/envs/setup.sh
+	ECHO2D_VERIFIERS=$$(bash tools/envs/setup.sh | tail -1) $(BIN)/pytest -m envs tests/envs -rs --log-cli-level=INFO $(ARGS)
 
 staleness-sweep: $(READY)
 	$(BIN)/python -m tools.research.staleness_sweep $(ARGS)
