@@ -15,6 +15,7 @@ Not here: which tokens are trained on, and what an environment says.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from echo2d.core.protocol.control_messages import Finish
@@ -40,7 +41,8 @@ class TurnTexts:
     """The turns of conversations with one model. Blocking; many conversations may share it.
 
     options: further variables of the chat template. end_token_ids: tokens that end an answer,
-    besides the tokenizer's special ones. model: its public name, such as "Qwen/Qwen3-4B", by which
+    besides the tokenizer's special ones. stops: texts at which an answer may end ("stop_string"),
+    which are not part of it. model: its public name, such as "Qwen/Qwen3-4B", by which
     the package `renderers` knows it.
     """
 
@@ -50,11 +52,13 @@ class TurnTexts:
         *,
         options: Mapping[str, Any] | None = None,
         end_token_ids: Iterable[int] = (),
+        stops: Sequence[str] = (),
         model: str = "",
     ) -> None:
         self._texts = texts
         self._options = dict(options or {})
         self._ends = texts.special.union(end_token_ids)
+        self._stops = tuple(stops)
         self._form = call_form(texts.template)
         self._thinking = opens_reasoning(texts, self._options)
         self._probes: dict[tuple[str, ...], TemplateProbe | NoContinuation] = {}
@@ -94,9 +98,15 @@ class TurnTexts:
     def answer(self, tokens: Sequence[int], finish: Finish) -> AnswerTurn:
         """Read an answer from its written tokens, the end token included if there is one."""
         if self._renderer is not None:
-            return self._renderer.answer(tokens)
-        text = self._texts.decode(tokens[:-1] if finish == "stop" else tokens)
-        return read_answer(text, self._form, thinking=self._thinking)
+            said = self._renderer.answer(tokens)
+        else:
+            text = self._texts.decode(tokens[:-1] if finish == "stop" else tokens)
+            said = read_answer(text, self._form, thinking=self._thinking)
+        if finish != "stop_string":
+            return said
+        # Afterwards, because the stop may be the end of a tool call.
+        ends = [place for stop in self._stops if (place := said.text.find(stop)) >= 0]
+        return replace(said, text=said.text[: min(ends, default=None)])
 
     def _probe(self, kind: tuple[str, ...]) -> TemplateProbe:
         if kind not in self._probes:

@@ -192,5 +192,7 @@ def test_an_answer_is_read_by_the_form_that_the_template_teaches() -> None:
     assert (answer.text, answer.reasoning) == ("Look.", "so")
     assert [(call.name, call.arguments) for call in answer.tool_calls] == [("look", {"at": 1})]
     assert TurnTexts(made).answer(tokens[:-1], "length").text == "Look."
+    stopped = TurnTexts(made, stops=("</tool_call>", "k.")).answer(tokens[:-1], "stop_string")
+    assert (stopped.text, len(stopped.tool_calls)) == ("Loo", 1)
     plain = TurnTexts(chat_texts("{{ messages[0].content }}")).answer(tokens, "stop")
     assert (plain.tool_calls, "<tool_call>" in plain.text) == ((), True)

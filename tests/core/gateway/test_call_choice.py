@@ -63,6 +63,18 @@ def test_nobody_goes_on_with_an_older_version(leased: CallChoice) -> None:
     assert isinstance(grown(leased, delta(1, 4, version=2)), Partial)
 
 
+def test_a_version_that_is_too_new_for_its_caller_may_not_write_it(leased: CallChoice) -> None:
+    whole = grown(leased, delta(0, 7, 8, version=1))
+    assert isinstance(whole, Partial)
+    assert [leased.may_be_written_by(Version(each)) for each in (0, 9)] == [True, True]
+    assert not leased.too_new(whole)
+    leased.call = replace(leased.call, max_version=Version(0))
+    assert leased.too_new(whole)
+    assert [leased.may_be_written_by(Version(each)) for each in (0, 1)] == [True, False]
+    leased.told = whole
+    assert not leased.may_be_written_by(Version(0))
+
+
 def test_it_avoids_who_failed_it_for_a_moment() -> None:
     choice = CallChoice(call(1), 0, since=10.0, avoid=WORKER)
     assert choice.avoids(WORKER, 10.0 + AVOID_S / 2)
