@@ -68,9 +68,16 @@ class ModelTexts:
 
         UnusableText: it has so many bytes that it cannot fit into tokens_max or the context.
         """
+        return self.encode_each([text], special=special, tokens_max=tokens_max)[0]
+
+    def encode_each(
+        self, texts: Sequence[str], *, special: bool, tokens_max: int | None = None
+    ) -> list[list[int]]:
+        """The token ids of each text, as of `encode`; together they must fit."""
         limits = [most for most in (tokens_max, self.context_max) if most is not None]
         if limits and self._bytes_per_token is not None:
-            bytes_max, size = min(limits) * self._bytes_per_token, len(text.encode())
+            bytes_max = min(limits) * self._bytes_per_token
+            size = sum(len(text.encode()) for text in texts)
             if size > bytes_max:
                 detail = (
                     f"this model's maximum context length is {min(limits)} tokens; "
@@ -78,9 +85,8 @@ class ModelTexts:
                 )
                 raise UnusableText("prompt", detail, "context_length_exceeded")
         # `encode` would hold the GIL, and with it the coordinator's loop.
-        (encoded,) = self.tokenizer.encode_batch([text], add_special_tokens=special)
-        ids: list[int] = encoded.ids
-        return ids
+        encoded = self.tokenizer.encode_batch(list(texts), add_special_tokens=special)
+        return [each.ids for each in encoded]
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of the tokens, special tokens included."""

@@ -14,11 +14,13 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 from echo2d.texts.model_texts import ModelTexts, UnusableText
 
+# A tool's output that is nothing but such texts would take seconds.
+CUTS_MAX = 4096
 # Fields of a message that a program chooses, not a stranger.
 _OWN_FIELDS = frozenset({"role", "type"})
 
@@ -40,8 +42,8 @@ def rendered_pieces(
     must stay plain.
     """
     whole = texts.render(messages, options)
-    kept = _Marks(texts, whole)
     try:
+        kept = _Marks(texts, whole)
         marked, marked_options = [kept.of_message(each) for each in messages], kept.of(options)
     except RecursionError as error:
         raise UnusableText("messages", "arguments or tools are nested too deeply") from error
@@ -62,18 +64,17 @@ def encode_pieces(
     texts: ModelTexts, pieces: Iterable[RenderedPiece], *, tokens_max: int | None = None
 ) -> list[int]:
     """The token ids. UnusableText: too long, or a control token cannot be kept out of a message."""
-    ids: list[int] = []
-    for piece in pieces:
-        for part in _apart(piece):
-            ids += (made := texts.encode(part, special=False, tokens_max=tokens_max))
-            if piece.words and any(texts.added.get(token) in piece.words for token in made):
-                raise UnusableText(
-                    "messages",
-                    "a message holds the text of a control token, and this tokenizer has no other "
-                    "tokens for it",
-                    "control_token",
-                )
-    return ids
+    parts = [(part, piece.words) for piece in pieces for part in _apart(piece)]
+    encoded = texts.encode_each([part for part, _ in parts], special=False, tokens_max=tokens_max)
+    for (_, words), ids in zip(parts, encoded, strict=True):
+        if words and any(texts.added.get(token) in words for token in ids):
+            raise UnusableText(
+                "messages",
+                "a message holds the text of a control token, and this tokenizer has no other "
+                "tokens for it",
+                "control_token",
+            )
+    return list(chain.from_iterable(encoded))
 
 
 def encode_prompt(
@@ -115,8 +116,13 @@ def _apart(piece: RenderedPiece) -> list[str]:
     """The piece's text, cut within each text of a control token, so that none can be matched."""
     if not piece.words:
         return [piece.text]
-    anywhere = re.compile(f"(?={_any_of(piece.words)})")
-    cuts = [0, *(found.start() + 1 for found in anywhere.finditer(piece.text)), len(piece.text)]
+    anywhere, cuts = re.compile(_any_of(piece.words)), [0]
+    while found := anywhere.search(piece.text, cuts[-1]):
+        cuts.append(found.start() + 1)
+        if len(cuts) > CUTS_MAX:
+            detail = f"a message holds more than {CUTS_MAX} texts of control tokens"
+            raise UnusableText("messages", detail, "control_token")
+    cuts.append(len(piece.text))
     return [piece.text[start:end] for start, end in pairwise(cuts) if start < end]
 
 
@@ -127,7 +133,8 @@ def _any_of(words: Iterable[str]) -> str:
 class _Marks:
     """Puts marks in the place of the texts of messages that must stay plain.
 
-    whole: the rendered text, in which no mark occurs.
+    whole: the rendered text, in which no mark occurs. UnusableText: it has all characters that a
+    mark may begin with.
     """
 
     def __init__(self, texts: ModelTexts, whole: str) -> None:
@@ -135,7 +142,10 @@ class _Marks:
         # Some tokenizers have tokens for many spaces, which control nothing.
         self._all = frozenset(word for word in texts.added.values() if word.strip())
         # Private characters of Unicode, which no template knows.
-        self._opening = next(mark for mark in map(chr, range(0xE000, 0xF8FF)) if mark not in whole)
+        private = set(map(chr, range(0xE000, 0xF8FF))).difference(whole)
+        if not private:
+            raise UnusableText("messages", "all private characters of Unicode occur")
+        self._opening = min(private)
         self.plain: dict[str, RenderedPiece] = {}
 
     def of_message(self, message: Mapping[str, Any]) -> dict[str, Any]:
@@ -171,7 +181,7 @@ class _Marks:
     def split(self, marked: str, whole: str) -> Iterator[RenderedPiece]:
         """The pieces of the whole text, by the marks in the text that was rendered with them."""
         place = 0
-        for text in re.split(f"({_any_of(self.plain)})", marked):
+        for text in re.split(f"({self._opening}[0-9]+{self._opening})", marked):
             piece = self.plain.get(text, RenderedPiece(text))
             if not whole.startswith(piece.text, place):
                 # Within JSON, quotation marks and ends of lines are escaped.
