@@ -22,7 +22,7 @@ from echo2d.runtime.run_dir.tokens import create_token
 from tests.support.paths import REPO
 from tests.support.polling import START_S, poll
 from tests.support.programs import Site
-from tests.support.texts import chat_texts, chat_tokenizer
+from tests.support.texts import WORDS, chat_texts, chat_tokenizer
 
 INTERPRETERS = [name for name in os.environ.get("ECHO2D_VERIFIERS", "").split(":") if name]
 CLIENT = REPO / "tools" / "envs" / "verifiers_client.py"
@@ -35,8 +35,11 @@ log = logging.getLogger(__name__)
 
 
 def write_chat_model(directory: Path) -> Path:
-    """A tiny model with random weights, whose tokenizer has the tokens of Qwen3's chat format."""
-    made = chat_tokenizer()
+    """A tiny model with random weights, whose tokenizer has the tokens of Qwen3's chat format.
+
+    It has none for "<think>": an answer that begins with it and ends is not extended, by intention.
+    """
+    made = chat_tokenizer([word for word in WORDS if word != "<think>"])
     torch.manual_seed(0)
     config = Qwen3Config(
         vocab_size=made.get_vocab_size(), hidden_size=32, intermediate_size=64, num_hidden_layers=1,

@@ -1,6 +1,7 @@
 """A tokenizer whose tokens are bytes, as the files of a snapshot."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,15 +51,24 @@ CHATML = (
 )
 
 
-def chat_tokenizer() -> Tokenizer:
+WORDS = (
+    "<tool_call>",
+    "</tool_call>",
+    "<tool_response>",
+    "</tool_response>",
+    "</think>",
+    "<think>",
+)
+
+
+def chat_tokenizer(words: Sequence[str] = WORDS) -> Tokenizer:
     """Bytes, the merge of "1" and "1" to "11", and the tokens of Qwen's chat format."""
     document = json.loads(bytes_tokenizer().to_str())
     document["model"]["vocab"]["11"] = len(document["model"]["vocab"])
     document["model"]["merges"] = [["1", "1"]]
     made = Tokenizer.from_str(json.dumps(document))
     made.add_special_tokens(["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
-    words = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
-    made.add_tokens([*words, "<think>", "</think>"])
+    made.add_tokens(list(words))
     return made
 
 
