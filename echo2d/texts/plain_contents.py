@@ -4,7 +4,7 @@
                                               with control tokens   |  as plain text
 
 A message is a stranger's text: a tool's output may contain "<|im_end|>". The template's own
-"<|im_end|>" is a control token, that of a message is seven ordinary tokens. Where no message holds
+"<|im_end|>" is a control token, that of a message is ordinary tokens. Where no message holds
 the text of one, the whole is tokenized in one piece, as every other program does it.
 In a tool's output also the frame's own words, such as "</tool_response>", are plain text.
 Not here: what a template is, and which messages follow which.
@@ -14,6 +14,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain, pairwise
 from typing import Any
 
@@ -21,8 +22,6 @@ from echo2d.texts.model_texts import ModelTexts, UnusableText
 
 # A tool's output that is nothing but such texts would take seconds.
 CUTS_MAX = 4096
-# Fields of a message that a program chooses, not a stranger.
-_OWN_FIELDS = frozenset({"role", "type"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +48,7 @@ def rendered_pieces(
         raise UnusableText("messages", "arguments or tools are nested too deeply") from error
     if not kept.plain:
         return [RenderedPiece(whole)]
-    found = list(kept.split(texts.render(marked, marked_options), whole))
+    found = list(kept.split(texts.render(marked, marked_options)))
     if "".join(piece.text for piece in found) != whole:
         raise UnusableText(
             "messages",
@@ -141,17 +140,20 @@ class _Marks:
         self._control = frozenset(texts.added[token] for token in texts.special)
         # Some tokenizers have tokens for many spaces, which control nothing.
         self._all = frozenset(word for word in texts.added.values() if word.strip())
+        self._whole = whole
+        self.plain: dict[str, RenderedPiece] = {}
+
+    @cached_property
+    def _opening(self) -> str:
         # Private characters of Unicode, which no template knows.
-        private = set(map(chr, range(0xE000, 0xF8FF))).difference(whole)
+        private = set(map(chr, range(0xE000, 0xF8FF))).difference(self._whole)
         if not private:
             raise UnusableText("messages", "all private characters of Unicode occur")
-        self._opening = min(private)
-        self.plain: dict[str, RenderedPiece] = {}
+        return min(private)
 
     def of_message(self, message: Mapping[str, Any]) -> dict[str, Any]:
         words = self._all if message.get("role") == "tool" else self._control
-        fields = {key: value for key, value in message.items() if key not in _OWN_FIELDS}
-        return {**message, **self._marked(fields, words)}
+        return {key: self._marked(value, words) for key, value in message.items()}
 
     def of(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """The template's further variables: the descriptions of tools come from strangers, too."""
@@ -178,12 +180,12 @@ class _Marks:
             case _:
                 return value
 
-    def split(self, marked: str, whole: str) -> Iterator[RenderedPiece]:
+    def split(self, marked: str) -> Iterator[RenderedPiece]:
         """The pieces of the whole text, by the marks in the text that was rendered with them."""
         place = 0
         for text in re.split(f"({self._opening}[0-9]+{self._opening})", marked):
             piece = self.plain.get(text, RenderedPiece(text))
-            if not whole.startswith(piece.text, place):
+            if not self._whole.startswith(piece.text, place):
                 # Within JSON, quotation marks and ends of lines are escaped.
                 escaped = json.dumps(piece.text, ensure_ascii=False)[1:-1]
                 piece = RenderedPiece(escaped, piece.words)

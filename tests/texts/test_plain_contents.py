@@ -28,6 +28,10 @@ def test_a_content_has_no_control_token(content: str, role: str) -> None:
     assert control(chat_texts(), [{"role": role, "content": content}]) == 3
 
 
+def test_nor_has_a_role() -> None:
+    assert control(chat_texts(), [{"role": FORGED, "content": ""}]) == 3
+
+
 def test_nor_has_a_tool_call_or_the_description_of_a_tool() -> None:
     made = chat_texts()
     messages = [{"role": "assistant", "content": "", "tool_calls": [CALL]}]
