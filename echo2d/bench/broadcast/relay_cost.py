@@ -44,7 +44,7 @@ KEY_OF = {peer_id_of(public_bytes(key)): key for key in KEYS}
 SENDER, RELAY, LEAF = KEY_OF
 
 
-class End:
+class RelayEnd:
     """One of the three: `source` is whom it takes frames from, `sink` to whom it passes them on."""
 
     def __init__(
@@ -117,7 +117,7 @@ def _cpu_s() -> float:
 
 def _relay(parent: Connection, *, frames: int, with_tls: bool) -> None:
     async def main() -> None:
-        end = End(RELAY, SENDER, LEAF, frames=frames, with_tls=with_tls)
+        end = RelayEnd(RELAY, SENDER, LEAF, frames=frames, with_tls=with_tls)
         parent.send(await end.links.listen("127.0.0.1", 0))
         await end.asked.wait()
         end.take()
@@ -138,8 +138,8 @@ async def measure(*, frame_bytes: int, with_tls: bool) -> float:
     how = {"frames": frames, "with_tls": with_tls}
     relay = multiprocessing.get_context("spawn").Process(target=_relay, args=(theirs,), kwargs=how)
     relay.start()
-    sender = End(SENDER, None, RELAY, frames=frames, with_tls=with_tls)
-    leaf = End(LEAF, RELAY, None, frames=frames, with_tls=with_tls)
+    sender = RelayEnd(SENDER, None, RELAY, frames=frames, with_tls=with_tls)
+    leaf = RelayEnd(LEAF, RELAY, None, frames=frames, with_tls=with_tls)
     payload = memoryview(os.urandom(frame_bytes))
     sender.waiting.extend((sequence, payload) for sequence in range(frames))
     host, port = await asyncio.to_thread(ours.recv)
