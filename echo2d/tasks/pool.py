@@ -88,7 +88,7 @@ class TextSettings:
 
     directory: a model's, with tokenizer.json. template: replaces its chat template. system: the
     first message, if not empty. options: further variables of the template. stops: texts that end an
-    answer.
+    answer. turns: "module:function" that makes the `TurnTexts` of an environment.
     """
 
     directory: str
@@ -96,6 +96,7 @@ class TextSettings:
     system: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
     stops: tuple[str, ...] = ()
+    turns: str = "echo2d.texts.turns:make_turn_texts"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +104,8 @@ class TaskIntroduction:
     """What a task says of itself.
 
     digest: of its data; empty if it has none. epoch_length: prompts after which they repeat; None:
-    it does not say. concurrent: its rewards are `async def`. in_text: echo2d makes its tokens.
+    it does not say. concurrent: its rewards or its turns are `async def`. in_text: echo2d makes its
+    tokens. environment: it is played in turns, by `Episodes`.
     """
 
     name: str
@@ -112,10 +114,13 @@ class TaskIntroduction:
     epoch_length: int | None
     concurrent: bool
     in_text: bool
+    environment: bool = False
 
 
 class TaskPool:
     """Prompts and rewards of one task, made by at most `processes` processes.
+
+    The processes of an environment are started and ended here, too; see `episodes` for its calls.
 
     task: a name in `registry.TASKS`, or "module:Class" of a module that this interpreter can
     import. options: keyword arguments of the class, plain values. timeout_s: of one call. texts:
@@ -139,14 +144,13 @@ class TaskPool:
         bounds = {**dataclasses.asdict(limits or Limits()), "timeout_s": timeout_s}
         start = ["start", task, dict(options or {}), bounds]
         model = None if texts is None else dataclasses.asdict(texts)
-        self._processes = [
-            TaskProcess(
-                pack([*start, uids[number % len(uids)], model]),
-                timeout_s=timeout_s,
-                environment=environment,
-            )
-            for number in range(processes)
-        ]
+
+        def make(number: int) -> TaskProcess:
+            request = pack([*start, uids[number % len(uids)], model])
+            return TaskProcess(request, timeout_s=timeout_s, environment=environment)
+
+        self._make = make
+        self._processes = [make(number) for number in range(processes)]
         # Last in, first out: a light load keeps few processes busy, and the others never start.
         self._idle: asyncio.LifoQueue[TaskProcess] = asyncio.LifoQueue()
         for process in self._processes:
@@ -164,6 +168,21 @@ class TaskPool:
     def concurrent(self) -> bool:
         """Whether rewards run beside each other in one process."""
         return self.about.concurrent
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    @property
+    def processes(self) -> Sequence[TaskProcess]:
+        return self._processes
+
+    def spare(self) -> TaskProcess:
+        """One process more, which no prompt or reward is asked of. `close` ends it, too."""
+        made = self._make(len(self._processes))
+        made.introduction = self._processes[0].introduction
+        self._processes.append(made)
+        return made
 
     async def start(self) -> None:
         """Start one process, to learn what the task is; others start when needed.
@@ -183,9 +202,12 @@ class TaskPool:
                 length,
                 bool(concurrent),
                 bool(in_text),
+                bool(environment),
             ] if _are_tokens(stop_token_ids) and (length is None or type(length) is int):
                 stops = tuple(stop_token_ids)
-                self.about = TaskIntroduction(name, stops, digest, length, concurrent, in_text)
+                self.about = TaskIntroduction(
+                    name, stops, digest, length, concurrent, in_text, environment
+                )
             case _:
                 await self.close()
                 raise OperatorFault(
@@ -232,7 +254,7 @@ class TaskPool:
         """Compute many rewards, if possible in one process; yield them in order of the calls."""
         asked = [["reward", call.index, call.tokens, call.finish] for call in calls]
         async for reply in self._call(asked):
-            yield _score(reply)
+            yield parse_score(reply)
 
     async def _call(self, requests: Sequence[object]) -> AsyncIterator[Any]:
         """Yield one reply or TaskFailed per request, in order."""
@@ -278,7 +300,8 @@ def _are_tokens(values: list[Any]) -> bool:
     return all(type(value) is int for value in values)
 
 
-def _score(reply: Any) -> Score | TaskFailed:
+def parse_score(reply: Any) -> Score | TaskFailed:
+    """What a process says that an answer or an episode is worth."""
     match reply:
         case TaskFailed():
             return reply

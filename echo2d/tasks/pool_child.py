@@ -11,6 +11,21 @@ or ["error", reason], ["timeout", reason] or ["broken", reason]: an error after 
 should be killed. Tokens are packed int32. Prompts are not sent back with their answers: the task
 makes prompt `index` again if it is not among the last ones.
 
+An environment has no prompts and rewards but episodes, under numbers of the parent:
+
+    ["reset", episode, row, seed]                 ->  ["ok", [*turn, tags, row]] or ["end", ""]
+    ["step", episode, turns, state, transcript, answer, finish]
+                                                  ->  ["ok", turn] or ["ok", [*end]]
+    ["drop", episode]                             ->  ["ok", []]
+
+    turn: ["turn", given tokens, max_new_tokens, state or nil, why there is none]
+    end:  ["end", value, parts, last word]
+
+turns: answers before this one. state: after these, for a process that does not have the episode;
+without one the reply is ["died", reason]. transcript: all tokens before the answer, if the environment
+is in text. ["no_continuation", reason]: the new messages cannot be put behind them. All but "ok" end
+the episode.
+
     parent --SIGTERM, or its death--> guard --SIGKILL--> task process and all that it started
 
 The started process forks and stays behind as the guard. It runs none of the task's code, adopts the
@@ -32,16 +47,22 @@ import signal
 import socket
 import struct
 import time
-from collections.abc import Callable, Iterator, Mapping
+import types
+from collections.abc import Callable, Coroutine, Generator, Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import msgpack
 
 from echo2d.registry import TASKS, load
 from echo2d.tasks.base import NoMorePrompts, Task, TextTask, Unjudged
 from echo2d.tasks.confinement import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, confine, prctl
+from echo2d.tasks.environment import Environment, EpisodeLost
 from echo2d.tasks.served_task import ModelFiles, ServedTask
+from echo2d.texts.continuation import NoContinuation
+
+if TYPE_CHECKING:
+    from echo2d.tasks.served_environment import ServedEnvironment
 
 MESSAGE_BYTES_MAX = 1 << 20  # a prompt and an answer of 100,000 tokens each fit
 REASON_CHARS_MAX = 500  # enough for the text of an exception; it ends up in logs
@@ -117,6 +138,7 @@ class TaskServer:
 
     def __init__(self) -> None:
         self._task: ServedTask | None = None
+        self._environment: ServedEnvironment | None = None
         self._limits: Mapping[str, Any] = {"cpu_s_max": resource.RLIM_INFINITY, "timeout_s": 0.0}
         self._allowed: int | None = None  # the last limit of CPU time, in seconds
         self._answering = False
@@ -125,34 +147,68 @@ class TaskServer:
 
     @property
     def concurrent(self) -> bool:
-        """Whether rewards may run beside each other."""
-        return self._task is not None and self._task.concurrent
+        """Whether calls may run beside each other."""
+        served = self._task or self._environment
+        return served is not None and served.concurrent
 
     def answer(self, request: list[Any]) -> TaskReply:
         self._allow_cpu()
         try:
-            with self._in_time():
+            with self._in_time(self._limits["timeout_s"]):
                 reply = self._perform(request)
         # SystemExit too is an error of this request only.
         except BaseException as error:  # noqa: BLE001
-            reply = _failed(error, of_reward=request[0] == "reward")
-        # The task may have forked, and the copy came back here. Only the original answers.
-        if self._copied:
-            os._exit(0)
-        return ("broken", "it left processes behind") if _has_children() else reply
+            reply = _failed(error, request[0])
+        self._end_copies()
+        # What an environment starts may live on between its turns.
+        if self._environment is None and _has_children():
+            return "broken", "it left processes behind"
+        return reply
 
     async def answer_beside_others(self, request: list[Any]) -> TaskReply:
         self._allow_cpu()
         try:
             async with asyncio.timeout(self._limits["timeout_s"]) as limit:
-                match request:
-                    case ["reward", index, output, finish] if self._task is not None:
-                        return "ok", await self._task.reward_later(index, output, finish)
-                return self._perform(request)
+                reply: TaskReply = "ok", await self._interruptible(self._perform_later(request))
         except BaseException as error:  # noqa: BLE001
-            if limit.expired():
-                return "timeout", f"no answer in {self._limits['timeout_s']:g} s"
-            return _failed(error, of_reward=request[0] == "reward")
+            late = "timeout", f"no answer in {self._limits['timeout_s']:g} s"
+            reply = late if limit.expired() else _failed(error, request[0])
+        self._end_copies()
+        return reply
+
+    async def _perform_later(self, request: list[Any]) -> list[Any]:
+        if self._environment is not None:
+            return await self._environment.answer(request)
+        match request:
+            case ["reward", index, output, finish] if self._task is not None:
+                return await self._task.reward_later(index, output, finish)
+        value: list[Any] = self._perform(request)[1]
+        return value
+
+    @types.coroutine
+    def _interruptible(
+        self, work: Coroutine[Any, Any, list[Any]]
+    ) -> Generator[Any, Any, list[Any]]:
+        """Await `work`. Where it runs on instead of waiting, it is interrupted.
+
+        It has half of `timeout_s` at a time: the others' time passes, too.
+        """
+        go_on: Callable[[Any], Any] = work.send
+        value: Any = None
+        while True:
+            try:
+                with self._in_time(self._limits["timeout_s"] / 2):
+                    waits_for = go_on(value)
+            except StopIteration as ended:
+                value = ended.value
+                break
+            try:
+                go_on, value = work.send, (yield waits_for)
+            # It is for the work to react: a cancellation, too.
+            except BaseException as error:  # noqa: BLE001
+                go_on, value = work.throw, error
+        done: list[Any] = value
+        return done
 
     def _perform(self, request: list[Any]) -> TaskReply:
         match request:
@@ -165,8 +221,9 @@ class TaskServer:
                 if hasattr(make, "locate"):
                     options, reads = make.locate(**options)
                 confine(limits, uid, [*limits["read_paths"], *reads])
-                self._task = ServedTask(make(**options), model)
-                return "ok", self._task.introduction()
+                return "ok", self._serve(lambda: make(**options), model)
+            case _ if self._environment is not None:
+                return "ok", self._environment.answer_at_once(request)
             case ["prompt", index] if self._task is not None:
                 return "ok", self._task.prompt(index)
             case ["reward", index, output, finish] if self._task is not None:
@@ -174,9 +231,21 @@ class TaskServer:
             case _:
                 raise ValueError("an unknown request")
 
+    def _serve(self, make: Callable[[], Any], model: ModelFiles | None) -> list[Any]:
+        """Return the introduction of what is served from now on."""
+        made = make()
+        if not isinstance(made, Environment):
+            self._task = ServedTask(made, model)
+            return self._task.introduction()
+        # Imported here because a task without turns starts faster without it.
+        from echo2d.tasks.served_environment import ServedEnvironment
+
+        self._environment = ServedEnvironment(made, make, model)
+        return self._environment.introduction()
+
     @contextlib.contextmanager
-    def _in_time(self) -> Iterator[None]:
-        """Interrupt the block after `timeout_s`; 0: never. Python code only can be interrupted.
+    def _in_time(self, time_s: float) -> Iterator[None]:
+        """Interrupt the block after `time_s`; 0: never. Python code only can be interrupted.
 
         The timer goes on after the block, unless the task set a handler of its own: each call to the
         system is felt in a cheap reward.
@@ -184,7 +253,7 @@ class TaskServer:
         if signal.getsignal(signal.SIGALRM) != self._interrupt:
             signal.signal(signal.SIGALRM, self._interrupt)
         self._answering = True
-        signal.setitimer(signal.ITIMER_REAL, self._limits["timeout_s"])
+        signal.setitimer(signal.ITIMER_REAL, time_s)
         try:
             yield
         finally:
@@ -194,10 +263,18 @@ class TaskServer:
 
     def _interrupt(self, *_: object) -> None:
         if self._answering:
-            raise OutOfTime(f"no answer in {self._limits['timeout_s']:g} s")
+            waits = f"it blocked its process for {self._limits['timeout_s'] / 2:g} s"
+            raise OutOfTime(
+                waits if self.concurrent else f"no answer in {self._limits['timeout_s']:g} s"
+            )
 
     def _note_copy(self) -> None:
         self._copied = True
+
+    def _end_copies(self) -> None:
+        """The task may have forked, and the copy came back here. Only the original answers."""
+        if self._copied:
+            os._exit(0)
 
     def _allow_cpu(self) -> None:
         """Allow `cpu_s_max` more seconds of CPU time. After them SIGXCPU ends this process."""
@@ -213,11 +290,22 @@ class OutOfTime(BaseException):
     """This call has had its time. A task that catches every Exception does not catch it."""
 
 
-def _failed(error: BaseException, *, of_reward: bool) -> TaskReply:
-    if isinstance(error, NoMorePrompts) and not of_reward:
-        return "end", str(error)
-    if isinstance(error, Unjudged | OutOfTime) and of_reward:
-        return "unjudged", str(error)[:REASON_CHARS_MAX]
+def _failed(error: BaseException, call: str) -> TaskReply:
+    """call: the name of the request."""
+    of_episode, reason = call in ("reset", "step"), str(error)[:REASON_CHARS_MAX]
+    match error:
+        case NoMorePrompts() if call in ("prompt", "reset"):
+            return "end", reason
+        case Unjudged() if call == "reward" or of_episode:
+            return "unjudged", reason
+        case OutOfTime() if call == "reward":
+            return "unjudged", reason
+        case OutOfTime() if of_episode:
+            return "timeout", reason
+        case NoContinuation() if of_episode:
+            return "no_continuation", reason
+        case EpisodeLost() if of_episode:
+            return "died", reason
     return "error", f"{type(error).__name__}: {error}"[:REASON_CHARS_MAX]
 
 
@@ -257,9 +345,9 @@ def _packed(reply: TaskReply) -> bytes:
         return pack(("error", f"{type(error).__name__}: {error}"[:REASON_CHARS_MAX]))
 
 
-def _import(task: str) -> Callable[..., Task | TextTask]:
+def _import(task: str) -> Callable[..., Task | TextTask | Environment]:
     # The registry knows echo2d's own tasks by a short name; any other is "module:Class".
-    make: Callable[..., Task | TextTask] = load(TASKS.get(task, task))
+    make: Callable[..., Task | TextTask | Environment] = load(TASKS.get(task, task))
     return make
 
 

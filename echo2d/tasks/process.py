@@ -20,7 +20,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, get_args
 
 import msgpack
 
@@ -39,7 +39,7 @@ BOOT = (
     "from echo2d.tasks.pool_child import main; main(int(sys.argv[2]))"
 )
 
-FailureKind = Literal["error", "unjudged", "end", "timeout", "died"]
+FailureKind = Literal["error", "unjudged", "end", "timeout", "died", "no_continuation"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,8 @@ class TaskFailed:
 
     kind "error": the task raised something, or answered nonsense. "unjudged": nobody can say what
     the answer is worth. "end": there are no more prompts. "timeout": it did not end in time. "died":
-    the process ended. reason: at most REASON_CHARS_MAX characters, mostly the child's own words.
+    the process ended. "no_continuation": the texts of an episode cannot go on. reason: at most
+    REASON_CHARS_MAX characters, mostly the child's own words.
     """
 
     kind: FailureKind
@@ -85,7 +86,7 @@ class TaskProcess:
 
         After a TaskFailed that cost the process its life there are no more.
         """
-        if self._child is None and (failed := await self._start_again()) is not None:
+        if (failed := await self._make_ready()) is not None:
             yield failed
             return
         async with aclosing(self._converse(requests, self._timeout_s + GRACE_S)) as replies:
@@ -95,7 +96,7 @@ class TaskProcess:
     async def ask_beside_others(self, request: bytes) -> Any:
         """Ask a concurrent process; other calls may be under way."""
         async with self._starting:
-            if self._child is None and (failed := await self._start_again()) is not None:
+            if (failed := await self._make_ready()) is not None:
                 return failed
             child = self._child
         assert child is not None
@@ -103,7 +104,15 @@ class TaskProcess:
         reply, sound = await child.reply(waiting, self._timeout_s + GRACE_S)
         if not sound and self._child is child:
             await self.kill()
+        if not sound and reply.kind == "timeout":
+            # It says itself which call is late. This one may not be the one that blocks all others.
+            return TaskFailed("died", f"the process was blocked: {reply.reason}")
         return reply
+
+    def tell(self, request: bytes) -> None:
+        """Send a request whose reply does not matter, if the process runs."""
+        if self._child is not None:
+            self._send(self._child, [request])
 
     async def start(self) -> Any:
         """Start the process while none runs; return the reply to `start_request` or TaskFailed."""
@@ -117,8 +126,12 @@ class TaskProcess:
             await self.kill()
         return introduction
 
-    async def _start_again(self) -> TaskFailed | None:
-        """Start the process for a call; None: it runs. A call is not to blame if it does not."""
+    async def _make_ready(self) -> TaskFailed | None:
+        """Start the process for a call if none runs; None: one runs. If not, no call is to blame."""
+        if self._child is not None and self._child.link.fault is not None:
+            await self.kill()
+        if self._child is not None:
+            return None
         introduction = await self.start()
         if isinstance(introduction, TaskFailed):
             return TaskFailed("died", f"it does not start: {introduction.reason}")
@@ -254,7 +267,7 @@ class Child(asyncio.SubprocessProtocol):
         if status == "ok":
             return value, True
         reason = value if isinstance(value, str) else "an error without a reason"
-        sound = status in ("error", "unjudged", "end", "timeout")
+        sound = status in get_args(FailureKind)
         return TaskFailed(status if sound else "error", reason[:REASON_CHARS_MAX]), sound
 
     async def close(self) -> None:

@@ -42,7 +42,8 @@ class ModelFiles:
     """What makes tokens of text: a model's files, and how its chat template is used.
 
     template: replaces its chat template. system: the first message of every prompt, if not empty.
-    options: further variables of the template. stops: texts that end an answer.
+    options: further variables of the template. stops: texts that end an answer. turns: what makes
+    the `TurnTexts` of an environment.
     """
 
     directory: str
@@ -50,6 +51,7 @@ class ModelFiles:
     template: str | None
     system: str
     options: Mapping[str, Any]
+    turns: str
     stops: Sequence[str] = ()
 
     @staticmethod
@@ -111,7 +113,7 @@ class ServedTask:
 
     def introduction(self) -> list[Any]:
         """[name, stop_token_ids, digest of its data, prompts of an epoch or None, concurrent, in
-        text].
+        text, an environment].
         """
         task = self._task
         return [
@@ -121,6 +123,7 @@ class ServedTask:
             len(task) if hasattr(task, "__len__") else None,
             self.concurrent,
             self._texts is not None,
+            False,
         ]
 
     def prompt(self, index: int) -> list[Any]:
@@ -131,18 +134,15 @@ class ServedTask:
             if self._texts is not None and isinstance(prompt, TextPrompt)
             else prompt.tokens  # type: ignore[union-attr] # of a task of tokens
         )
-        tags = {_name(key): str(value)[:NAME_CHARS_MAX] for key, value in prompt.tags.items()}
-        if len(tags) > TAGS_MAX:
-            raise ValueError(f"{len(tags)} tags; at most {TAGS_MAX} are allowed")
-        return [_packed(tokens), tags, _name(prompt.row)]
+        return [packed_tokens(tokens), checked_tags(prompt.tags), short_name(prompt.row)]
 
     def reward(self, index: int, output: bytes, finish: "Finish") -> list[Any]:
         """[value, parts]. Unjudged: nobody can say."""
-        return _checked(self._ask(index, output, finish))
+        return checked_reward(self._ask(index, output, finish))
 
     async def reward_later(self, index: int, output: bytes, finish: "Finish") -> list[Any]:
         """`reward` of a concurrent task."""
-        return _checked(await self._ask(index, output, finish))
+        return checked_reward(await self._ask(index, output, finish))
 
     # --- inside
 
@@ -160,7 +160,7 @@ class ServedTask:
         return found
 
 
-def _packed(tokens: Sequence[int]) -> bytes:
+def packed_tokens(tokens: Sequence[int]) -> bytes:
     """TypeError, OverflowError: not all of them are 32-bit integers."""
     packed = array("i", tokens)
     if any(type(token) is bool for token in tokens):
@@ -168,18 +168,25 @@ def _packed(tokens: Sequence[int]) -> bytes:
     return packed.tobytes()
 
 
-def _name(text: object) -> str:
+def checked_tags(tags: Mapping[str, str]) -> dict[str, str]:
+    """ValueError: there are too many, or a name is too long."""
+    if len(tags) > TAGS_MAX:
+        raise ValueError(f"{len(tags)} tags; at most {TAGS_MAX} are allowed")
+    return {short_name(key): str(value)[:NAME_CHARS_MAX] for key, value in tags.items()}
+
+
+def short_name(text: object) -> str:
     if len(name := str(text)) > NAME_CHARS_MAX:
         raise ValueError(f"{name[:NAME_CHARS_MAX]!r}...: at most {NAME_CHARS_MAX} characters")
     return name
 
 
-def _checked(found: Any) -> list[Any]:
-    """ValueError: a number is not finite, or there are too many."""
+def checked_reward(found: Any) -> list[Any]:
+    """[value, parts]. ValueError: a number is not finite, or there are too many."""
     if isinstance(found, Awaitable):
         raise TypeError("the reward is awaitable, but `reward` is not declared `async def`")
     reward = found if isinstance(found, Reward) else Reward(found)
-    parts = {_name(name): float(value) for name, value in reward.parts.items()}
+    parts = {short_name(name): float(value) for name, value in reward.parts.items()}
     value = float(reward.value)
     if len(parts) > PARTS_MAX:
         raise ValueError(f"{len(parts)} parts; at most {PARTS_MAX} are allowed")

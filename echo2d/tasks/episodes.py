@@ -1,0 +1,228 @@
+"""Plays the episodes of an environment in the processes of its task.
+
+    reset, step --> the process that has the episode --> EpisodeTurn or EpisodeEnd
+                         | it died
+                         v
+                    a fresh process, which restores the state of the last acknowledged turn
+
+A step that was acknowledged is never executed again: the caller keeps the state that came with it.
+One that was not may be, and then says `again`. Where calls run beside each other, nobody knows which
+of them cost the process its life. So each is made again alone, in a spare process, and the others
+are not delayed.
+
+What goes wrong ends the episode with a `TaskFailed`, and never with a reward.
+"""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from echo2d.core.protocol.control_messages import Finish
+from echo2d.tasks.environment import STATE_BYTES_MAX
+from echo2d.tasks.pool import Score, TaskPool, parse_score
+from echo2d.tasks.pool_child import pack
+from echo2d.tasks.process import TaskFailed, TaskProcess
+from echo2d.tasks.served_environment import OPEN_EPISODES_MAX
+
+RETRIES = 2  # of a call whose process died
+# Distinct reasons that are logged. A task may put a number into every one.
+REASONS_LOGGED_MAX = 16
+
+log = logging.getLogger("echo2d.task")
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeTurn:
+    """What the policy answers next.
+
+    given: new tokens, packed int32. max_new_tokens: of the answer; 0: as the task says. state: what
+    `step` needs if the process ends; None: then the episode ends with it. again: the call was made
+    more than once. tags and row: those of the first turn, as of `TaskPrompt`.
+    """
+
+    given: bytes
+    max_new_tokens: int
+    state: bytes | None
+    again: bool = False
+    tags: Mapping[str, str] = field(default_factory=dict)
+    row: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeEnd:
+    """closing: the environment's last word, for those who read samples. again: as of a turn."""
+
+    score: Score
+    closing: str = ""
+    again: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StepCall:
+    """An answer to the last turn of an episode.
+
+    turns: answers that were acknowledged before. state: that of the last turn. transcript: all
+    tokens before this answer, given and written, packed int32; not needed where the environment is
+    in tokens. answer: packed int32, the end token included.
+    """
+
+    episode: int
+    turns: int
+    state: bytes | None
+    transcript: bytes
+    answer: bytes
+    finish: Finish = "stop"
+
+
+class Seat:
+    """A process, and how many calls it may work on. episodes: those that it has open."""
+
+    def __init__(self, process: TaskProcess, calls_max: int) -> None:
+        self.process = process
+        self.calls = asyncio.Semaphore(calls_max)
+        self.episodes: set[int] = set()
+
+
+class Episodes:
+    """The episodes of a pool that has started, and whose task is an environment.
+
+    An episode is a number that no other one has while it is open. Its calls must be awaited to
+    their end: where the environment is not `async`, a cancelled call costs the process its life.
+    """
+
+    def __init__(self, pool: TaskPool) -> None:
+        self._pool = pool
+        self._concurrent = pool.about.concurrent
+        calls_max = OPEN_EPISODES_MAX if self._concurrent else 1
+        self._seats = [Seat(process, calls_max) for process in pool.processes]
+        # What is made again there is made alone, so only itself can be to blame.
+        self._spare = Seat(pool.spare(), 1) if self._concurrent else None
+        self._seat_of: dict[int, Seat] = {}
+        self._under_way: set[int] = set()
+        self._logged: set[str] = set()
+
+    async def reset(self, episode: int, row: int, seed: int) -> EpisodeTurn | TaskFailed:
+        """Begin an episode. TaskFailed "end": the rows end before this one."""
+        reply, again = await self._call(episode, ["reset", episode, row, seed], lives_on=True)
+        match reply:
+            case TaskFailed():
+                return reply
+            case [*turn, dict(tags), str(row_name)] if all(
+                type(each) is str for pair in tags.items() for each in pair
+            ):
+                return self._turn(episode, turn, EpisodeTurn(b"", 0, None, again, tags, row_name))
+        return self._malformed(episode)
+
+    async def step(self, call: StepCall) -> EpisodeTurn | EpisodeEnd | TaskFailed:
+        """Take an answer. After anything but a turn the episode is over."""
+        transcript = call.transcript if self._pool.about.in_text else b""
+        request = [
+            *("step", call.episode, call.turns, call.state),
+            *(transcript, call.answer, call.finish),
+        ]
+        lives_on = call.state is not None
+        reply, again = await self._call(call.episode, request, lives_on=lives_on)
+        match reply:
+            case TaskFailed():
+                return reply
+            case ["end", value, parts, str(closing)]:
+                self._forget(call.episode)
+                score = parse_score([value, parts])
+                return score if isinstance(score, TaskFailed) else EpisodeEnd(score, closing, again)
+            case list():
+                return self._turn(call.episode, reply, EpisodeTurn(b"", 0, None, again))
+        return self._malformed(call.episode)
+
+    def drop(self, episode: int) -> None:
+        """End an episode that nobody goes on with; what it waits for is cancelled."""
+        seat = self._forget(episode)
+        if seat is not None:
+            seat.process.tell(pack(["drop", episode]))
+
+    # --- inside
+
+    async def _call(self, episode: int, request: list[Any], *, lives_on: bool) -> tuple[Any, bool]:
+        """The reply or TaskFailed, and whether the call was made more than once.
+
+        lives_on: it can be made again after its process died.
+        """
+        if episode in self._under_way:
+            return TaskFailed("error", f"episode {episode}: a call is under way"), False
+        try:
+            packed = pack(request)
+        except ValueError as error:
+            self.drop(episode)
+            return TaskFailed("error", str(error)), False
+        self._under_way.add(episode)
+        try:
+            reply, again = await self._ask(episode, packed, lives_on=lives_on)
+        except asyncio.CancelledError:
+            self.drop(episode)
+            raise
+        finally:
+            self._under_way.discard(episode)
+        if isinstance(reply, TaskFailed):
+            self._forget(episode)
+        return reply, again
+
+    async def _ask(self, episode: int, packed: bytes, *, lives_on: bool) -> tuple[Any, bool]:
+        seat = self._seat_of.get(episode) or min(self._seats, key=lambda each: len(each.episodes))
+        reply: Any = None
+        for attempt in range(RETRIES + 1):
+            self._sit(episode, seat)
+            async with seat.calls:
+                if self._pool.closed:
+                    return TaskFailed("died", "the task's processes were ended"), attempt > 0
+                reply = await self._ask_at(seat, packed)
+            if not (isinstance(reply, TaskFailed) and reply.kind == "died" and lives_on):
+                return reply, attempt > 0
+            seat = self._spare or seat
+        return reply, True
+
+    async def _ask_at(self, seat: Seat, packed: bytes) -> Any:
+        if self._concurrent:
+            return await seat.process.ask_beside_others(packed)
+        (reply,) = [reply async for reply in seat.process.ask([packed])]
+        return reply
+
+    def _sit(self, episode: int, seat: Seat) -> None:
+        self._forget(episode)
+        self._seat_of[episode] = seat
+        seat.episodes.add(episode)
+
+    def _forget(self, episode: int) -> Seat | None:
+        seat = self._seat_of.pop(episode, None)
+        if seat is not None:
+            seat.episodes.discard(episode)
+        return seat
+
+    def _turn(self, episode: int, said: list[Any], turn: EpisodeTurn) -> EpisodeTurn | TaskFailed:
+        """The turn with what the process said."""
+        match said:
+            case ["turn", bytes(given), max_new_tokens, bytes() | None as state, str(unsaved)] if (
+                given
+                and len(given) % 4 == 0
+                and type(max_new_tokens) is int
+                and max_new_tokens >= 0
+                and len(state or b"") <= STATE_BYTES_MAX
+            ):
+                if state is None:
+                    self._log_unsaved(unsaved)
+                elif self._seat_of.get(episode) is self._spare:
+                    # It goes on beside the others.
+                    self.drop(episode)
+                return replace(turn, given=given, max_new_tokens=max_new_tokens, state=state)
+        return self._malformed(episode)
+
+    def _malformed(self, episode: int) -> TaskFailed:
+        self.drop(episode)
+        return TaskFailed("error", "a malformed turn")
+
+    def _log_unsaved(self, why: str) -> None:
+        """Once for each reason."""
+        if why not in self._logged and len(self._logged) < REASONS_LOGGED_MAX:
+            self._logged.add(why)
+            name = self._pool.about.name
+            log.warning("task=%s its episodes are lost if their process ends: %s", name, why)

@@ -1,0 +1,321 @@
+"""An environment as its process serves it: packed tokens and saved states in and out.
+
+    reset(row, seed) ------> Turn --in text--> template and tokenizer --> given tokens
+    answer tokens --in text--> text, tool calls --> step --> Turn or End
+
+The process keeps the instance of every open episode. An episode that it does not have, or has at
+another turn, is restored from the state that comes with the call. After an error nobody knows what
+an instance is in the middle of, so it is thrown away.
+"""
+
+import asyncio
+from array import array
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from inspect import isawaitable
+from typing import TYPE_CHECKING, Any, Protocol
+
+from echo2d.errors import OperatorFault
+from echo2d.registry import load
+from echo2d.tasks.environment import (
+    STATE_BYTES_MAX,
+    End,
+    Environment,
+    EnvironmentAnswer,
+    EpisodeLost,
+    ToolCall,
+    Turn,
+)
+from echo2d.tasks.served_task import (
+    NEEDS_MODEL,
+    ModelFiles,
+    checked_reward,
+    checked_tags,
+    packed_tokens,
+    short_name,
+)
+
+if TYPE_CHECKING:
+    from echo2d.core.protocol.control_messages import Finish
+
+OPEN_EPISODES_MAX = 1024  # of one process, each with an instance of the environment
+IDLE_INSTANCES_MAX = 64  # kept for the next episodes
+GIVEN_TOKENS_MAX = 1 << 17  # of one turn: 512 KiB in a message
+# Of one message behind the first turn. A tool's output is cut here, before it fills the context.
+CONTENT_CHARS_MAX = 1 << 15
+CLOSING_CHARS_MAX = 4096  # of the last word of an episode
+CAUSE_CHARS_MAX = 200  # of an exception that says why a state cannot be saved
+
+
+class ReadCall(Protocol):
+    """A tool call as the text of an answer has it."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def arguments(self) -> Mapping[str, Any]: ...
+    @property
+    def id(self) -> str: ...
+
+
+class ReadAnswer(Protocol):
+    """The text of an answer."""
+
+    @property
+    def text(self) -> str: ...
+    @property
+    def tool_calls(self) -> Sequence[ReadCall]: ...
+
+
+class TurnTexts(Protocol):
+    """Turns messages into tokens behind those that are there, and answers into text."""
+
+    def first(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
+    ) -> list[int]:
+        """The first prompt, up to where the answer begins."""
+
+    def following(self, so_far: Sequence[int], messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """What comes behind `so_far`, which is everything given and written, end tokens included.
+
+        NoContinuation: it cannot be put there.
+        """
+
+    def answer(self, tokens: Sequence[int], finish: "Finish") -> ReadAnswer: ...
+
+
+@dataclass(slots=True)
+class OpenEpisode:
+    """turn: answers that it has taken. running: the call under way, in a concurrent process."""
+
+    environment: Environment
+    turn: int = 0
+    busy: bool = False
+    running: asyncio.Task[Any] | None = None
+
+
+class ServedEnvironment:
+    """See the module docstring. first: an instance. make: another one.
+
+    OperatorFault: it needs a model.
+    """
+
+    def __init__(
+        self, first: Environment, make: Callable[[], Environment], model: ModelFiles | None
+    ) -> None:
+        self._make = make
+        self._about = first
+        self._idle = [first]
+        self._open: dict[int, OpenEpisode] = {}
+        self._texts: TurnTexts | None = None
+        self._system = ""
+        self.concurrent = first.concurrent
+        if first.in_text:
+            if model is None:
+                raise OperatorFault(f"there is no run.base_model; {NEEDS_MODEL}")
+            self._texts = load(model.turns)(model.files, model.template, model.options)
+            self._system = model.system
+
+    def introduction(self) -> list[Any]:
+        """As of `ServedTask`; the last fact says that this is an environment."""
+        about = self._about
+        return [
+            str(about.name),
+            [int(token) for token in about.stop_token_ids],
+            bytes(getattr(about, "digest", b"")),
+            len(about) if hasattr(about, "__len__") else None,
+            self.concurrent,
+            self._texts is not None,
+            True,
+        ]
+
+    async def answer(self, request: list[Any]) -> list[Any]:
+        """See the head of `pool_child`. EpisodeLost, NoContinuation, and what the environment raises."""
+        match request:
+            case ["reset", episode, row, seed]:
+                self.drop(episode)
+                with self._call(episode, self._take()) as played:
+                    return await self._begin(played, row, seed)
+            case ["step", episode, turn, state, transcript, answer, finish]:
+                with self._call(episode, self._at(episode, turn, state)) as played:
+                    return await self._go_on(
+                        episode, played, _tokens(transcript), _tokens(answer), finish
+                    )
+            case ["drop", episode]:
+                self.drop(episode)
+                return []
+        raise ValueError("this is an environment: it takes reset, step and drop")
+
+    def answer_at_once(self, request: list[Any]) -> list[Any]:
+        """`answer` of an environment that is not concurrent."""
+        return at_once(self.answer(request))
+
+    def drop(self, episode: int) -> None:
+        """Forget an episode, if it is open; what it waits for is cancelled."""
+        played = self._open.pop(episode, None)
+        if played is None:
+            return
+        if played.running is not None:
+            played.running.cancel()
+        if not played.busy:
+            self._release(played.environment)
+
+    # --- inside
+
+    def _take(self) -> OpenEpisode:
+        if len(self._open) >= OPEN_EPISODES_MAX:
+            raise ValueError(f"{OPEN_EPISODES_MAX} episodes are open in this process; no more fit")
+        return OpenEpisode(self._idle.pop() if self._idle else self._make())
+
+    def _release(self, environment: Environment) -> None:
+        if len(self._idle) < IDLE_INSTANCES_MAX:
+            self._idle.append(environment)
+
+    def _at(self, episode: int, turn: int, state: bytes | None) -> OpenEpisode:
+        """The episode after so many answers."""
+        found = self._open.get(episode)
+        if found is not None and found.busy:
+            raise ValueError(f"episode {episode}: a step is under way; wait for its end")
+        if found is not None and found.turn == turn:
+            return found
+        if state is None:
+            raise EpisodeLost("the process that played it has ended, and it has no saved state")
+        self.drop(episode)
+        restored = self._take()
+        restored.environment.restore(state)
+        restored.turn = turn
+        return restored
+
+    @contextmanager
+    def _call(self, episode: int, played: OpenEpisode) -> Iterator[OpenEpisode]:
+        """The only call of this episode. What it raises ends the episode."""
+        self._open[episode] = played
+        played.busy = True
+        played.running = asyncio.current_task() if self.concurrent else None
+        try:
+            yield played
+        except BaseException:
+            if self._open.get(episode) is played:
+                del self._open[episode]
+            raise
+        finally:
+            played.busy, played.running = False, None
+
+    async def _begin(self, played: OpenEpisode, row: int, seed: int) -> list[Any]:
+        turn: Any = played.environment.reset(row, seed)
+        if isawaitable(turn):
+            turn = await turn
+        if not isinstance(turn, Turn):
+            raise TypeError(f"reset returned {type(turn).__name__}; expected a Turn")
+        self._require_one_kind(turn)
+        if self._texts is None:
+            given = turn.tokens
+        else:
+            messages = list(turn.messages)
+            if self._system and messages[0].get("role") != "system":
+                messages.insert(0, {"role": "system", "content": self._system})
+            given = self._texts.first(messages, turn.tools)
+        told = self._told(played, turn, given)
+        return [*told, checked_tags(turn.tags), short_name(turn.row)]
+
+    async def _go_on(
+        self,
+        episode: int,
+        played: OpenEpisode,
+        transcript: Sequence[int],
+        answer: Sequence[int],
+        finish: "Finish",
+    ) -> list[Any]:
+        found: Any = played.environment.step(self._read(answer, finish))
+        if isawaitable(found):
+            found = await found
+        played.turn += 1
+        if isinstance(found, End):
+            told = ["end", *checked_reward(found.reward), _closing(found.messages)]
+            # Somebody may have dropped it while it waited.
+            if self._open.get(episode) is played:
+                del self._open[episode]
+                self._release(played.environment)
+            return told
+        if not isinstance(found, Turn):
+            raise TypeError(f"step returned {type(found).__name__}; expected a Turn or an End")
+        self._require_one_kind(found)
+        if found.tools:
+            raise ValueError("tools belong to the first turn; this one has some, too")
+        if self._texts is None:
+            given = found.tokens
+        else:
+            messages = [_cut(message) for message in found.messages]
+            given = self._texts.following([*transcript, *answer], messages)
+        return self._told(played, found, given)
+
+    def _read(self, tokens: Sequence[int], finish: "Finish") -> EnvironmentAnswer:
+        if self._texts is None:
+            return EnvironmentAnswer("", (), finish, tokens)
+        read = self._texts.answer(tokens, finish)
+        calls = tuple(ToolCall(each.name, each.arguments, each.id) for each in read.tool_calls)
+        return EnvironmentAnswer(read.text, calls, finish, tokens)
+
+    def _require_one_kind(self, turn: Turn) -> None:
+        wanted, other = ("messages", "tokens") if self._about.in_text else ("tokens", "messages")
+        if not getattr(turn, wanted) or getattr(turn, other):
+            raise ValueError(f"a turn of this environment has {wanted}, and no {other}")
+
+    def _told(self, played: OpenEpisode, turn: Turn, given: Sequence[int]) -> list[Any]:
+        """["turn", given tokens, max_new_tokens, state, why there is none]."""
+        if len(given) > GIVEN_TOKENS_MAX:
+            raise ValueError(
+                f"a turn of {len(given)} tokens; at most {GIVEN_TOKENS_MAX} are allowed"
+            )
+        if type(turn.max_new_tokens) is not int or turn.max_new_tokens < 0:
+            raise ValueError(f"max_new_tokens is {turn.max_new_tokens!r}; expected 0 or more")
+        return ["turn", packed_tokens(given), turn.max_new_tokens, *_saved(played.environment)]
+
+
+def at_once(work: Coroutine[Any, Any, list[Any]]) -> list[Any]:
+    """Run what never waits. TypeError: it does."""
+    try:
+        work.send(None)
+    except StopIteration as ended:
+        found: list[Any] = ended.value
+        return found
+    work.close()
+    raise TypeError("it waits, but neither `reset` nor `step` is declared `async def`")
+
+
+def _saved(environment: Environment) -> tuple[bytes | None, str]:
+    """The state, or None and why."""
+    try:
+        state: object = environment.save()
+    # pickle raises what it likes, and so do environments.
+    except Exception as error:  # noqa: BLE001
+        cause = f"{type(error).__name__}: {error}"[:CAUSE_CHARS_MAX]
+        return None, f"its state cannot be saved: {cause}; override save and restore"
+    if state is None:
+        return None, "it saves no state"
+    if not isinstance(state, bytes):
+        return None, f"save returned {type(state).__name__}; expected bytes or None"
+    if len(state) > STATE_BYTES_MAX:
+        return None, (
+            f"its state has {len(state)} bytes, over the limit of {STATE_BYTES_MAX}; override save "
+            "and restore, and keep large data in the class or the module"
+        )
+    return state, ""
+
+
+def _tokens(packed: bytes) -> list[int]:
+    return array("i", packed).tolist()
+
+
+def _cut(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    content = message.get("content")
+    if not isinstance(content, str) or len(content) <= CONTENT_CHARS_MAX:
+        return message
+    left_out = len(content) - CONTENT_CHARS_MAX
+    cut = f"{content[:CONTENT_CHARS_MAX]}\n[{left_out} characters are left out]"
+    return {**message, "content": cut}
+
+
+def _closing(messages: Sequence[Mapping[str, Any]]) -> str:
+    return "\n".join(str(message.get("content", "")) for message in messages)[:CLOSING_CHARS_MAX]
