@@ -5,16 +5,12 @@ held out never come in training: index i is the first of some candidates that is
 """
 
 from collections.abc import Mapping
-from math import ceil
 from typing import Any
 
 from echo2d.errors import OperatorFault
-from echo2d.tasks.base import Answer, NoMorePrompts, Split, TextPrompt, TextTask
-from echo2d.tasks.rows.split import is_held_out, row_key
+from echo2d.tasks.base import Answer, Split, TextPrompt, TextTask
+from echo2d.tasks.rows.split import GeneratedSide, row_key
 
-# Candidates for one index, over the share of the wanted side: a side has none of them once in
-# exp(40) indices.
-CANDIDATES = 40
 # reasoning-gym wants to know how many problems there will be.
 SIZE = 1 << 40
 
@@ -42,30 +38,18 @@ class GymTask(TextTask):
             import reasoning_gym
         except ImportError as error:
             raise OperatorFault("gym: it needs reasoning-gym: pip install 'echo2d[gym]'") from error
-        if split not in ("train", "heldout"):
-            raise OperatorFault(f'gym: split: expected "train" or "heldout"; found {split!r}')
-        if not 0 <= held_out < 1 or (split == "heldout" and not held_out):
-            raise OperatorFault(f"gym: held_out: expected 0 to less than 1; found {held_out}")
+        self._side = GeneratedSide("gym", split, held_out)
         try:
             self._problems = reasoning_gym.create_dataset(
                 dataset, seed=rng_seed, size=SIZE, **(settings or {})
             )
         except (ValueError, TypeError, AssertionError) as error:
             raise OperatorFault(f"gym: {dataset}: {error}") from error
-        self._prompt, self._held_out, self._split = prompt, held_out, split
-        share = held_out if split == "heldout" else 1 - held_out
-        self._candidates = ceil(CANDIDATES / share)
+        self._prompt = prompt
         self.name = dataset
 
     def prompt(self, index: int) -> TextPrompt:
-        for number in range(index * self._candidates, (index + 1) * self._candidates):
-            problem = self._problems[number]
-            question = problem["question"]
-            key = row_key(question)
-            if is_held_out(key, self._held_out) == (self._split == "heldout"):
-                break
-        else:
-            raise NoMorePrompts
+        key, (number, question) = self._side.row(index, self._problem)
         content = self._prompt.format(question=question)
         return TextPrompt([{"role": "user", "content": content}], secret=number, row=key)
 
@@ -73,3 +57,7 @@ class GymTask(TextTask):
         return float(
             self._problems.score_answer(answer.text.strip(), self._problems[prompt.secret])
         )
+
+    def _problem(self, number: int) -> tuple[str, tuple[int, str]]:
+        question = str(self._problems[number]["question"])
+        return row_key(question), (number, question)

@@ -5,12 +5,19 @@ So the same question is always on the same side, in whatever file and order it c
 
 from array import array
 from collections.abc import Callable
+from dataclasses import dataclass
+from math import ceil
+from typing import TypeVar
 
 from blake3 import blake3
 
-from echo2d.tasks.base import Split
+from echo2d.errors import OperatorFault
+from echo2d.tasks.base import NoMorePrompts, Split
 
 KEY_CHARS = 16  # hex digits; two of a million questions share a key once in 37 million data sets
+# Candidates for one index, over the share of the wanted side: a side has none of them once in
+# exp(40) indices.
+CANDIDATES = 40
 
 
 def row_key(question: str) -> str:
@@ -32,3 +39,44 @@ def rows_of(
     if not held_out:
         return array("L", () if wanted else range(count))
     return array("L", (n for n in range(count) if is_held_out(key(n), held_out) == wanted))
+
+
+GeneratedRow = TypeVar("GeneratedRow")
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratedSide:
+    """One side of rows that are generated without end. kind: of the task, for its complaints.
+
+    held_out: the share of the questions that is never trained on. OperatorFault: there is no such
+    side.
+    """
+
+    kind: str
+    split: Split
+    held_out: float
+
+    def __post_init__(self) -> None:
+        if self.split not in ("train", "heldout"):
+            raise OperatorFault(
+                f'{self.kind}: split: expected "train" or "heldout"; found {self.split!r}'
+            )
+        if not 0 <= self.held_out < 1 or (self.split == "heldout" and not self.held_out):
+            raise OperatorFault(
+                f"{self.kind}: held_out: expected 0 to less than 1; found {self.held_out}"
+            )
+
+    def row(
+        self, index: int, make: Callable[[int], tuple[str, GeneratedRow]]
+    ) -> tuple[str, GeneratedRow]:
+        """Row `index` of this side, with its key: the first of some candidates that is on it.
+
+        make: gives candidate n, with its key. NoMorePrompts: none is.
+        """
+        share = self.held_out if self.split == "heldout" else 1 - self.held_out
+        candidates = ceil(CANDIDATES / share)
+        for number in range(index * candidates, (index + 1) * candidates):
+            key, item = make(number)
+            if is_held_out(key, self.held_out) == (self.split == "heldout"):
+                return key, item
+        raise NoMorePrompts
