@@ -1,6 +1,7 @@
 """Tasks in text, used inside task processes."""
 
 import asyncio
+import time
 from pathlib import Path
 
 from echo2d.tasks.base import Answer, NoMorePrompts, Reward, TextPrompt, TextTask
@@ -32,7 +33,7 @@ class Echo(TextTask):
 
 
 class Judge(TextTask):
-    """Wait for somebody else, as a judge in another place; "never" takes for ever."""
+    """Wait for somebody else, as a judge in another place; "never" and "block" take for ever."""
 
     name = "judge"
 
@@ -44,6 +45,8 @@ class Judge(TextTask):
 
     async def reward(self, prompt: TextPrompt, answer: Answer) -> float:
         await asyncio.sleep(600 if answer.text == "never" else self._wait_s)
+        if answer.text == "block":
+            time.sleep(600)  # noqa: ASYNC251 - it blocks on purpose
         if answer.text == "raise":
             raise ValueError("no")
         return float(len(answer.text))

@@ -115,6 +115,13 @@ async def test_one_late_judge_delays_and_harms_nobody_else(model: TextSettings) 
     assert (one, two) == (Score(1.0), Score(2.0))
 
 
+async def test_a_judge_that_blocks_its_process_is_interrupted(model: TextSettings) -> None:
+    async with TaskPool(JUDGE, {"wait_s": 0.0}, texts=model, timeout_s=1.0) as pool:
+        blocked, one = [score async for score in pool.rewards([answer(0, "block"), answer(0, "a")])]
+    assert blocked == TaskFailed("unjudged", "it blocked its process for 0.5 s")
+    assert one == Score(1.0)
+
+
 async def test_a_tower_of_powers_costs_its_own_answer_only(model: TextSettings) -> None:
     """math-verify would compute it; the task's time ends that, and the process goes on."""
     rows = Path(model.directory) / "rows.csv"
