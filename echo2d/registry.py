@@ -9,7 +9,7 @@ one that is needed.
     ENGINES     factory: engines.base.EngineOptions -> list[Engine]
     PROVIDERS   factory: providers.base.ProviderOptions -> Provider
     SHAPES      planner: core.topology.shapes.Planner
-    TASKS       class:   tasks.base.Task or TextTask
+    TASKS       class:   tasks.base.Task or TextTask, or tasks.environment.Environment
     SCORERS     factory: the scorer's options -> tasks.scorers.base.Scorer
 """
 
@@ -61,6 +61,9 @@ TASKS: Mapping[str, str] = {
     "rows": "echo2d.tasks.rows.task:RowsTask",
     "gym": "echo2d.tasks.gym:GymTask",
     "sort_digits": "echo2d.tasks.sort_digits:SortDigits",
+    "calculator": "echo2d.tasks.environments.calculator:Calculator",
+    "poker": "echo2d.tasks.environments.poker.environment:Poker",
+    "two_turn_digits": "echo2d.tasks.environments.two_turn_digits:TwoTurnDigits",
 }
 
 SCORERS: Mapping[str, str] = {
