@@ -88,7 +88,7 @@ class TextSettings:
 
     directory: a model's, with tokenizer.json. template: replaces its chat template. system: the
     first message, if not empty. options: further variables of the template. stops: texts that end an
-    answer. turns: "module:function" that makes the `TurnTexts` of an environment.
+    answer. turns: "module:function", which makes the `TurnTexts` of an environment of `ModelFiles`.
     """
 
     directory: str
@@ -151,6 +151,7 @@ class TaskPool:
 
         self._make = make
         self._processes = [make(number) for number in range(processes)]
+        self._spares: list[TaskProcess] = []
         # Last in, first out: a light load keeps few processes busy, and the others never start.
         self._idle: asyncio.LifoQueue[TaskProcess] = asyncio.LifoQueue()
         for process in self._processes:
@@ -179,9 +180,9 @@ class TaskPool:
 
     def spare(self) -> TaskProcess:
         """One process more, which no prompt or reward is asked of. `close` ends it, too."""
-        made = self._make(len(self._processes))
+        made = self._make(len(self._processes) + len(self._spares))
         made.introduction = self._processes[0].introduction
-        self._processes.append(made)
+        self._spares.append(made)
         return made
 
     async def start(self) -> None:
@@ -224,7 +225,7 @@ class TaskPool:
     async def close(self) -> None:
         """Kill all processes. Calls under way fail."""
         self._closed = True
-        await asyncio.gather(*(process.kill() for process in self._processes))
+        await asyncio.gather(*(process.kill() for process in (*self._processes, *self._spares)))
 
     async def __aenter__(self) -> Self:
         await self.start()

@@ -23,7 +23,7 @@ An environment has no prompts and rewards but episodes, under numbers of the par
 
 turns: answers before this one. state: after these, for a process that does not have the episode;
 without one the reply is ["died", reason]. transcript: all tokens before the answer, if the environment
-is in text. ["no_continuation", reason]: the new messages cannot be put behind them. All but "ok" end
+is in text. ["no_continuation", "word: detail"]: the new messages cannot be put behind them. All but "ok" end
 the episode.
 
     parent --SIGTERM, or its death--> guard --SIGKILL--> task process and all that it started
@@ -142,8 +142,13 @@ class TaskServer:
         self._limits: Mapping[str, Any] = {"cpu_s_max": resource.RLIM_INFINITY, "timeout_s": 0.0}
         self._allowed: int | None = None  # the last limit of CPU time, in seconds
         self._answering = False
+        self._complaint = ""  # of the call that is interrupted next
         self._copied = False
         os.register_at_fork(after_in_child=self._note_copy)
+
+    @property
+    def _late(self) -> str:
+        return f"no answer in {self._limits['timeout_s']:g} s"
 
     @property
     def concurrent(self) -> bool:
@@ -154,7 +159,7 @@ class TaskServer:
     def answer(self, request: list[Any]) -> TaskReply:
         self._allow_cpu()
         try:
-            with self._in_time(self._limits["timeout_s"]):
+            with self._in_time(self._limits["timeout_s"], self._late):
                 reply = self._perform(request)
         # SystemExit too is an error of this request only.
         except BaseException as error:  # noqa: BLE001
@@ -171,8 +176,7 @@ class TaskServer:
             async with asyncio.timeout(self._limits["timeout_s"]) as limit:
                 reply: TaskReply = "ok", await self._interruptible(self._perform_later(request))
         except BaseException as error:  # noqa: BLE001
-            late = "timeout", f"no answer in {self._limits['timeout_s']:g} s"
-            reply = late if limit.expired() else _failed(error, request[0])
+            reply = ("timeout", self._late) if limit.expired() else _failed(error, request[0])
         self._end_copies()
         return reply
 
@@ -186,29 +190,25 @@ class TaskServer:
         return value
 
     @types.coroutine
-    def _interruptible(
-        self, work: Coroutine[Any, Any, list[Any]]
-    ) -> Generator[Any, Any, list[Any]]:
+    def _interruptible(self, work: Coroutine[Any, Any, list[Any]]) -> Generator[Any, Any, Any]:
         """Await `work`. Where it runs on instead of waiting, it is interrupted.
 
         It has half of `timeout_s` at a time: the others' time passes, too.
         """
         go_on: Callable[[Any], Any] = work.send
         value: Any = None
+        half_s = self._limits["timeout_s"] / 2
         while True:
             try:
-                with self._in_time(self._limits["timeout_s"] / 2):
+                with self._in_time(half_s, f"it blocked its process for {half_s:g} s"):
                     waits_for = go_on(value)
             except StopIteration as ended:
-                value = ended.value
-                break
+                return ended.value
             try:
                 go_on, value = work.send, (yield waits_for)
-            # It is for the work to react: a cancellation, too.
+            # It is for the work to react: to a cancellation, too.
             except BaseException as error:  # noqa: BLE001
                 go_on, value = work.throw, error
-        done: list[Any] = value
-        return done
 
     def _perform(self, request: list[Any]) -> TaskReply:
         match request:
@@ -244,7 +244,7 @@ class TaskServer:
         return self._environment.introduction()
 
     @contextlib.contextmanager
-    def _in_time(self, time_s: float) -> Iterator[None]:
+    def _in_time(self, time_s: float, complaint: str) -> Iterator[None]:
         """Interrupt the block after `time_s`; 0: never. Python code only can be interrupted.
 
         The timer goes on after the block, unless the task set a handler of its own: each call to the
@@ -252,7 +252,7 @@ class TaskServer:
         """
         if signal.getsignal(signal.SIGALRM) != self._interrupt:
             signal.signal(signal.SIGALRM, self._interrupt)
-        self._answering = True
+        self._answering, self._complaint = True, complaint
         signal.setitimer(signal.ITIMER_REAL, time_s)
         try:
             yield
@@ -263,10 +263,7 @@ class TaskServer:
 
     def _interrupt(self, *_: object) -> None:
         if self._answering:
-            waits = f"it blocked its process for {self._limits['timeout_s'] / 2:g} s"
-            raise OutOfTime(
-                waits if self.concurrent else f"no answer in {self._limits['timeout_s']:g} s"
-            )
+            raise OutOfTime(self._complaint)
 
     def _note_copy(self) -> None:
         self._copied = True
@@ -303,7 +300,7 @@ def _failed(error: BaseException, call: str) -> TaskReply:
         case OutOfTime() if of_episode:
             return "timeout", reason
         case NoContinuation() if of_episode:
-            return "no_continuation", reason
+            return "no_continuation", f"{error.reason}: {error.detail}"[:REASON_CHARS_MAX]
         case EpisodeLost() if of_episode:
             return "died", reason
     return "error", f"{type(error).__name__}: {error}"[:REASON_CHARS_MAX]

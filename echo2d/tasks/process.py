@@ -48,8 +48,9 @@ class TaskFailed:
 
     kind "error": the task raised something, or answered nonsense. "unjudged": nobody can say what
     the answer is worth. "end": there are no more prompts. "timeout": it did not end in time. "died":
-    the process ended. "no_continuation": the texts of an episode cannot go on. reason: at most
-    REASON_CHARS_MAX characters, mostly the child's own words.
+    the process ended. "no_continuation": the texts of an episode cannot go on, and the
+    reason begins with a word for a counter. reason: at most REASON_CHARS_MAX characters, mostly the
+    child's own words.
     """
 
     kind: FailureKind

@@ -114,7 +114,7 @@ class ServedEnvironment:
         if first.in_text:
             if model is None:
                 raise OperatorFault(f"there is no run.base_model; {NEEDS_MODEL}")
-            self._texts = load(model.turns)(model.files, model.template, model.options)
+            self._texts = load(model.turns)(model)
             self._system = model.system
 
     def introduction(self) -> list[Any]:
@@ -149,7 +149,7 @@ class ServedEnvironment:
 
     def answer_at_once(self, request: list[Any]) -> list[Any]:
         """`answer` of an environment that is not concurrent."""
-        return at_once(self.answer(request))
+        return _at_once(self.answer(request))
 
     def drop(self, episode: int) -> None:
         """Forget an episode, if it is open; what it waits for is cancelled."""
@@ -273,7 +273,7 @@ class ServedEnvironment:
         return ["turn", packed_tokens(given), turn.max_new_tokens, *_saved(played.environment)]
 
 
-def at_once(work: Coroutine[Any, Any, list[Any]]) -> list[Any]:
+def _at_once(work: Coroutine[Any, Any, list[Any]]) -> list[Any]:
     """Run what never waits. TypeError: it does."""
     try:
         work.send(None)

@@ -42,8 +42,8 @@ class ModelFiles:
     """What makes tokens of text: a model's files, and how its chat template is used.
 
     template: replaces its chat template. system: the first message of every prompt, if not empty.
-    options: further variables of the template. stops: texts that end an answer. turns: what makes
-    the `TurnTexts` of an environment.
+    options: further variables of the template. stops: texts that end an answer. turns: as of
+    `TextSettings`.
     """
 
     directory: str

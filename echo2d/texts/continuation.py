@@ -1,5 +1,11 @@
 """Why a conversation of tokens cannot go on."""
 
+from echo2d.errors import Fault
 
-class NoContinuation(Exception):  # noqa: N818 - an outcome
-    """New messages cannot be put behind the tokens so far without changing these."""
+
+class NoContinuation(Fault):
+    """New messages cannot be put behind the tokens so far. reason: one short word, for a counter."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(f"the conversation cannot go on: {detail}")
+        self.reason, self.detail = reason, detail

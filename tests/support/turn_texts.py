@@ -9,6 +9,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
 
+from echo2d.tasks.served_task import ModelFiles
 from echo2d.texts.continuation import NoContinuation
 from tests.support.texts import bytes_tokenizer, write_text_model
 
@@ -65,7 +66,7 @@ class BytesTurnTexts:
 
     def following(self, so_far: Sequence[int], messages: Sequence[Mapping[str, Any]]) -> list[int]:
         if so_far[-1] != self.end:
-            raise NoContinuation("the answer was cut off")
+            raise NoContinuation("tokens", "the answer was cut off")
         return self._rendered(messages)
 
     def answer(self, tokens: Sequence[int], finish: str) -> Written:
@@ -85,10 +86,8 @@ class BytesTurnTexts:
         return ids + self._tokenizer.encode("<answer>").ids
 
 
-def make_turn_texts(
-    files: Mapping[str, bytes], template: str | None, options: Mapping[str, Any]
-) -> BytesTurnTexts:
-    return BytesTurnTexts(Tokenizer.from_buffer(files["tokenizer.json"]))
+def make_turn_texts(model: ModelFiles) -> BytesTurnTexts:
+    return BytesTurnTexts(Tokenizer.from_buffer(model.files["tokenizer.json"]))
 
 
 def written(text: str) -> list[int]:

@@ -512,7 +512,7 @@ async def test_an_episode_whose_texts_cannot_go_on(talk: Talk) -> None:
     await player.reset()
     cut_off = turns_tokenizer().encode("more", add_special_tokens=False).ids
     failed = await player.step(cut_off, "length")
-    assert failed == TaskFailed("no_continuation", "the answer was cut off")
+    assert failed == TaskFailed("no_continuation", "tokens: the answer was cut off")
 
 
 async def test_an_answer_that_does_not_fit_into_a_message(talk: Talk) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from echo2d.core.protocol.trajectory import pack_tokens
 from echo2d.errors import OperatorFault
 from echo2d.tasks.base import Reward
 from echo2d.tasks.environment import End, EnvironmentAnswer, Turn
@@ -15,6 +16,8 @@ from echo2d.tasks.environments.poker.environment import Poker
 from echo2d.tasks.environments.poker.notation import ACTIONS, POKER_VOCABULARY, TOKEN_OF
 from echo2d.tasks.environments.poker.opponents import OPPONENTS
 from echo2d.tasks.environments.poker.table import CALL, DECK, FOLD, PokerDecision, PokerTable
+from echo2d.tasks.episodes import EpisodeEnd, Episodes, EpisodeTurn, StepCall
+from echo2d.tasks.pool import TaskPool
 
 HANDS = 250
 HANDS_PER_S_MIN = 50  # of one core
@@ -239,3 +242,16 @@ def test_a_fold_of_nothing_is_a_check() -> None:
 def test_wrong_options_are_the_operators_fault(options: dict[str, Any], reason: str) -> None:
     with pytest.raises(OperatorFault, match=reason):
         Poker(**options)
+
+
+async def test_a_hand_in_a_process() -> None:
+    options = {"opponent": "call", "alphabet": "tokens", "stack": 10}
+    async with TaskPool("poker", options) as pool:
+        assert pool.about.stop_token_ids == tuple(TOKEN_OF[word] for word in ACTIONS)
+        episodes = Episodes(pool)
+        first = await episodes.reset(1, 0, 5)
+        assert isinstance(first, EpisodeTurn)
+        all_in = StepCall(1, 0, first.state, b"", pack_tokens([TOKEN_OF["all_in"]]))
+        end = await episodes.step(all_in)
+    assert isinstance(end, EpisodeEnd)
+    assert end.score.reward in (10.0, 0.0, -10.0)
