@@ -148,11 +148,13 @@ class Calculator(Environment):
         # Far behind the rows that are asked.
         _, expression = side.row((1 << 40) + number, self._question)
         result = _written(evaluate(expression))
-        call = json.dumps({"name": NAME, "arguments": {"expression": expression}})
+        called = {"name": NAME, "arguments": {"expression": expression}}
+        calls = [{"id": f"shown-{number}", "type": "function", "function": called}]
         return [
             {"role": "user", "content": _asked(expression)},
-            {"role": "assistant", "content": f"<tool_call>{call}</tool_call>"},
-            {"role": "tool", "name": NAME, "content": result},
+            # The chat template writes the call in the model's own form.
+            {"role": "assistant", "content": "", "tool_calls": calls},
+            {"role": "tool", "name": NAME, "tool_call_id": f"shown-{number}", "content": result},
             {"role": "assistant", "content": f"The answer is {result}."},
         ]
 

@@ -1,16 +1,23 @@
 """The calculator: hostile expressions are refused at once, and a whole episode gives its reward."""
 
+import json
 import math
+import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from echo2d.core.protocol.trajectory import pack_tokens, unpack_tokens
 from echo2d.errors import OperatorFault
 from echo2d.tasks.base import Reward
 from echo2d.tasks.environment import End, EnvironmentAnswer, ToolCall, Turn
 from echo2d.tasks.environments.calculator import BITS_MAX, TOOL, Calculator, evaluate
+from echo2d.tasks.episodes import EpisodeEnd, Episodes, EpisodeTurn, StepCall
+from echo2d.tasks.pool import Score, TaskPool, TextSettings
+from tests.support.turn_texts import END, MAKE, read, write_turn_model, written
 
 
 @pytest.mark.parametrize(
@@ -148,6 +155,11 @@ def test_demonstrations_are_right_and_come_before_the_question() -> None:
         "user",
     ]
     assert len({each["content"] for each in turn.messages if each["role"] == "user"}) == 3
+    for at in (0, 4):
+        _, call, result, answer = turn.messages[at : at + 4]
+        expression = call["tool_calls"][0]["function"]["arguments"]["expression"]
+        assert result["content"] == str(eval(expression))
+        assert answer["content"] == f"The answer is {result['content']}."
 
 
 def test_another_instance_goes_on_from_a_state() -> None:
@@ -179,3 +191,32 @@ def test_held_out_questions_are_never_trained_on() -> None:
 def test_wrong_options_are_the_operators_fault(options: dict[str, Any], reason: str) -> None:
     with pytest.raises(OperatorFault, match=reason):
         Calculator(**options)
+
+
+@pytest.fixture
+def texts() -> Iterator[TextSettings]:
+    """Where a task process of another user may read, which `tmp_path` is not."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        model = write_turn_model(Path(name) / "model")
+        model.chmod(0o755)
+        yield TextSettings(str(model), turns=MAKE)
+
+
+async def test_an_episode_in_a_process(texts: TextSettings) -> None:
+    async with TaskPool("calculator", {"demonstrations": 1}, texts=texts) as pool:
+        episodes = Episodes(pool)
+        first = await episodes.reset(1, 0, 0)
+        assert isinstance(first, EpisodeTurn)
+        prompt = unpack_tokens(first.given).tolist()
+        expression = read(prompt).rpartition("What is ")[2].partition("?")[0]
+        call = {"name": "calculator", "arguments": {"expression": expression}}
+        wrote = written(f"<tool_call>{json.dumps(call)}</tool_call>")
+        second = await episodes.step(StepCall(1, 0, first.state, first.given, pack_tokens(wrote)))
+        assert isinstance(second, EpisodeTurn)
+        result = read(unpack_tokens(second.given).tolist())
+        assert result == f"<tool>{eval(expression)}{END}<answer>"
+        so_far = first.given + pack_tokens(wrote) + second.given
+        last = pack_tokens(written(f"It is {eval(expression)}"))
+        end = await episodes.step(StepCall(1, 1, second.state, so_far, last))
+    assert end == EpisodeEnd(Score(1.1, {"right": 1.0, "call": 0.1}), "right")
