@@ -211,6 +211,19 @@ class TaskTable(Table):
     template: dict[str, Any] = key(
         "further variables of the model's chat template, such as enable_thinking", dict
     )
+    turns_max: int = key(
+        "of an environment: answers of one episode; then it is cut off, with reward 0",
+        16,
+        low=1,
+        high=1024,
+    )
+    episode_tokens: int = key(
+        "of an environment: tokens of one episode behind its prompt, written and given; max_new_tokens is of"
+        " each answer",
+        8192,
+        low=1,
+        high=NEW_TOKENS_MAX,
+    )
     overlong_tokens: int = key(
         "of an answer's last tokens, each costs a part of overlong_penalty (DAPO's soft overlong"
         " punishment); 0: length costs nothing",

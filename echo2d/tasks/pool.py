@@ -96,7 +96,7 @@ class TextSettings:
     system: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
     stops: tuple[str, ...] = ()
-    turns: str = "echo2d.texts.turns:make_turn_texts"
+    turns: str = "echo2d.tasks.turn_texts:make_turn_texts"
 
 
 @dataclass(frozen=True, slots=True)

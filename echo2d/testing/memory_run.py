@@ -322,7 +322,11 @@ class MemoryRun:
     def _prompt(self, cursor: int) -> bytes:
         return pack_tokens([2, 3, cursor % self.rules.vocab_size])
 
-    def _reward(self, order: ScoreSample | StepEnvironment) -> float | None:
+    def _end_reward(self, order: StepEnvironment) -> float | None:
+        """Of an episode that may end here. None: the environment crashed."""
+        return float(order.sample % 2)
+
+    def _reward(self, order: ScoreSample) -> float | None:
         """Of two samples of a group one is right. None: the task crashed."""
         return float(order.sample % 2)
 
@@ -357,7 +361,7 @@ class MemoryRun:
                 fault = "" if reward is not None else "crashed"
                 self.pending.append(SampleScored(group, sample, reward, fault))
             case StepEnvironment():
-                self.pending.append(self.environment.step(action, self._reward(action)))
+                self.pending.append(self.environment.step(action, self._end_reward(action)))
             case StopRun(reason):
                 self.stopped = reason
             case _:

@@ -1,11 +1,20 @@
 """Why a conversation of tokens cannot go on."""
 
+from typing import Literal
+
 from echo2d.errors import Fault
+
+NoContinuationReason = Literal["append_only", "template", "tokens", "messages", "renderer"]
 
 
 class NoContinuation(Fault):
-    """New messages cannot be put behind the tokens so far. reason: one short word, for a counter."""
+    """A conversation cannot go on as tokens. reason: one short word, for a counter.
 
-    def __init__(self, reason: str, detail: str) -> None:
+    append_only: the template changes what came before. template: it does not take these messages.
+    tokens: the tokenizer does not give back a text in parts. messages: there are none, or one is an
+    assistant's. renderer: the package `renderers` does not extend this conversation.
+    """
+
+    def __init__(self, reason: NoContinuationReason, detail: str) -> None:
         super().__init__(f"the conversation cannot go on: {detail}")
         self.reason, self.detail = reason, detail

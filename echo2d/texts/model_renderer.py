@@ -8,9 +8,10 @@ Not here: models that it does not know (`template_probe`).
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from echo2d.texts.continuation import NoContinuation
 from echo2d.texts.model_texts import ModelTexts, UnusableText
 from echo2d.texts.plain_contents import RenderedPiece, encode_pieces
-from echo2d.texts.template_probe import Messages, NoContinuation
+from echo2d.texts.template_probe import Messages
 from echo2d.texts.tool_calls import AnswerTurn, ToolCall, UnparsedReason
 
 _QUESTION = {"role": "user", "content": "A question?"}

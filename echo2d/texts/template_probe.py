@@ -9,15 +9,14 @@ Not here: tokens, and conversations.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
-from echo2d.errors import Fault
+from echo2d.texts.continuation import NoContinuation
 from echo2d.texts.model_texts import ModelTexts, UnusableText
 from echo2d.texts.plain_contents import RenderedPiece, encode_pieces, rendered_pieces
 from echo2d.texts.tool_calls import END_THINK, THINK
 
 Messages = Sequence[Mapping[str, Any]]
-NoContinuationReason = Literal["append_only", "template", "tokens", "messages", "renderer"]
 
 # It only marks a place, and stands before every message of others.
 _ANSWER = "\ue0f0an answer\ue0f0"
@@ -37,19 +36,6 @@ _TOOL = {
         "parameters": {"type": "object", "properties": {"at": {"type": "string"}}},
     },
 }
-
-
-class NoContinuation(Fault):
-    """A conversation cannot go on as tokens. reason: one short word, for a counter.
-
-    append_only: the template changes what came before. template: it does not take these messages.
-    tokens: the tokenizer does not give back a text in parts. messages: there are none, or one is an
-    assistant's. renderer: the package `renderers` does not extend this conversation.
-    """
-
-    def __init__(self, reason: NoContinuationReason, detail: str) -> None:
-        super().__init__(f"the conversation cannot go on: {detail}")
-        self.reason, self.detail = reason, detail
 
 
 def behind_answer(

@@ -19,12 +19,12 @@ from dataclasses import replace
 from typing import Any
 
 from echo2d.core.protocol.control_messages import Finish
+from echo2d.texts.continuation import NoContinuation
 from echo2d.texts.model_renderer import model_renderer
 from echo2d.texts.model_texts import ModelTexts, UnusableText
 from echo2d.texts.plain_contents import encode_pieces, encode_prompt, for_template
 from echo2d.texts.template_probe import (
     Messages,
-    NoContinuation,
     TemplateProbe,
     behind_answer,
     opens_reasoning,

@@ -175,7 +175,10 @@ class World(MemoryRun):
         source = Source(order.task, self.rows(order.cursor))
         return PromptDrawn(order.cursor, self._prompt(order.cursor), source)
 
-    def _reward(self, order: ScoreSample | StepEnvironment) -> float | None:
+    def _end_reward(self, order: StepEnvironment) -> float | None:
+        return self.reward(order.cursor, order.sample)
+
+    def _reward(self, order: ScoreSample) -> float | None:
         return self.reward(order.cursor, order.sample)
 
     def _dial_back(self, order: DialBack) -> str:

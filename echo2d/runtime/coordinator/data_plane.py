@@ -1,7 +1,7 @@
 """The tasks of a run: their processes, their rules, and which of them a prompt or reward is of.
 
     [[task]] --> TaskPool --introduces itself--> TaskRules, TaskBegun
-    DrawPrompt, ScoreSample --by the name of the task--> its TaskCalls --> event
+    DrawPrompt, ScoreSample, StepEnvironment --by the name of the task--> its calls --> event
 
 A task's data and the files that turn its text into tokens must not change within a run: prompts are
 known by their numbers, and answers by their tokens. The ledger has the digests of both.
@@ -14,24 +14,38 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
+from types import MappingProxyType
 
 from blake3 import blake3
 
 from echo2d.config import CoordinatorConfig, EvalTable, SamplingTable, TaskTable, task_environment
-from echo2d.core.cluster.rules import EvalRules, Informative, RowFilter, RunRules, TaskRules
+from echo2d.core.cluster.rules import (
+    EpisodeRules,
+    EvalRules,
+    Informative,
+    RowFilter,
+    RunRules,
+    TaskRules,
+)
 from echo2d.core.protocol.sampling import Sampling
 from echo2d.core.rollouts.events import (
     DrawPrompt,
+    EnvironmentStepped,
+    EpisodeEnded,
+    ForgetEpisode,
     PromptDrawn,
     PromptFailed,
     PromptsEnded,
     SampleScored,
     ScoreSample,
+    StepEnvironment,
     TaskBegun,
     TaskProgress,
 )
 from echo2d.errors import OperatorFault
+from echo2d.runtime.coordinator.environment_calls import EnvironmentCalls
 from echo2d.runtime.coordinator.task_calls import OverlongPenalty, TaskCalls
+from echo2d.tasks.episodes import Episodes
 from echo2d.tasks.pool import Limits, TaskPool, TextSettings
 from echo2d.texts.files import text_digest
 
@@ -71,12 +85,26 @@ class OpenTask:
 class DataPlane:
     """See the module docstring."""
 
-    def __init__(self, tasks: Mapping[str, TaskCalls]) -> None:
-        self._tasks = tasks
+    def __init__(
+        self,
+        tasks: Mapping[str, TaskCalls],
+        environments: Mapping[str, EnvironmentCalls] = MappingProxyType({}),
+    ) -> None:
+        self._tasks, self._environments = tasks, environments
+        self._draws = {name: task.draw for name, task in tasks.items()}
+        self._draws |= {name: environment.draw for name, environment in environments.items()}
 
     async def draw(self, action: DrawPrompt) -> PromptDrawn | PromptFailed | PromptsEnded:
-        """Draw a prompt; see `TaskCalls.draw`."""
-        return await self._tasks[action.task].draw(action)
+        """Draw a prompt; see `PromptCalls.draw`."""
+        return await self._draws[action.task](action)
+
+    async def step(self, action: StepEnvironment) -> EnvironmentStepped | EpisodeEnded:
+        """Tell an environment of a turn; see `EnvironmentCalls.step`."""
+        return await self._environments[action.task].step(action)
+
+    def forget(self, action: ForgetEpisode) -> None:
+        """An environment need not keep this episode."""
+        self._environments[action.task].forget(action)
 
     def shares(self, actions: Iterable[ScoreSample]) -> list[Sequence[ScoreSample]]:
         """Divide samples among as many calls of `score` as the tasks can work on at once."""
@@ -108,8 +136,24 @@ async def open_tasks(stack: AsyncExitStack, config: CoordinatorConfig) -> list[O
         name = table.name or pool.about.name
         if name in found:
             raise OperatorFault(f"task.name: two tasks are called {name!r}; name one of them")
+        if pool.about.environment:
+            _check_environment(config, name, table)
         found[name] = OpenTask(name, table, pool, texts if pool.about.in_text else b"")
     return list(found.values())
+
+
+def _check_environment(config: CoordinatorConfig, name: str, table: TaskTable) -> None:
+    """OperatorFault: the run has what episodes do not work with yet."""
+    if config.audit.enabled:
+        raise OperatorFault(
+            f"audit.enabled: task {name!r} is an environment, whose episodes nobody can audit yet; "
+            "expected false"
+        )
+    if table.overlong_tokens:
+        raise OperatorFault(
+            f"task.overlong_tokens: task {name!r} is an environment; expected 0, and a reward that "
+            "says what length costs"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +176,11 @@ async def open_evals(
     found: dict[str, OpenEval] = {}
     for table in config.evals:
         of = tasks[config.task_of(table, names)]
+        if of.pool.about.environment:
+            raise OperatorFault(
+                f"eval.task: task {of.name!r} is an environment, which no [[eval]] can play yet; name "
+                "another task"
+            )
         kind = of.table.kind
         options = {**of.table.options, **HELD_OUT.get(kind, {}), **table.options}
         if options == of.table.options:
@@ -205,6 +254,9 @@ def task_rules(
     greedy: as in `CoordinatorConfig.sampling_of`.
     """
     table, sampling = task.table, config.sampling_of(task.table, greedy=greedy)
+    episode = None
+    if task.pool.about.environment:
+        episode = EpisodeRules(table.turns_max, table.episode_tokens)
     return TaskRules(
         name=task.name,
         weight=_weight(config, table),
@@ -214,6 +266,7 @@ def task_rules(
         stop_strings=sampling.stop,
         row_filter=_row_filter(table),
         pairs=table.sampler == "pairs",
+        episode=episode,
     )
 
 
@@ -241,9 +294,23 @@ def drawn(table: SamplingTable) -> Sampling:
 def data_plane(tasks: Iterable[OpenTask], evals: Iterable[OpenEval], rules: RunRules) -> DataPlane:
     """Calls of these tasks. A score is of the answer alone, however long it is."""
     limits = {task.name: task.max_new_tokens for task in rules.tasks}
+    environments, answered = [], {}
+    for task in tasks:
+        if task.pool.about.environment:
+            environments.append(task)
+        else:
+            answered[task.name] = _calls(task, rules.vocab_size, limits[task.name])
     return DataPlane(
-        {task.name: _calls(task, rules.vocab_size, limits[task.name]) for task in tasks}
-        | {each.asks.name: _calls(each.asks, rules.vocab_size, None) for each in evals}
+        answered | {each.asks.name: _calls(each.asks, rules.vocab_size, None) for each in evals},
+        {
+            task.name: EnvironmentCalls(
+                Episodes(task.pool),
+                name=task.name,
+                vocab_size=rules.vocab_size,
+                on_error=task.table.on_error,
+            )
+            for task in environments
+        },
     )
 
 

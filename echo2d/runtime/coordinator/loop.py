@@ -48,7 +48,7 @@ from echo2d.core.coordinator.events import (
 from echo2d.core.gateway.events import CallRefused, ChoiceGrew
 from echo2d.core.protocol.addresses import IpNetwork
 from echo2d.core.protocol.control_messages import SignedRoot
-from echo2d.core.rollouts.events import DrawPrompt, ScoreSample
+from echo2d.core.rollouts.events import DrawPrompt, ForgetEpisode, ScoreSample, StepEnvironment
 from echo2d.core.status.json_form import status_json
 from echo2d.core.status.schema import ProcessStatus, RefusedPeerStatus, RentingStatus, Status
 from echo2d.core.weights.manifest import Manifest
@@ -327,6 +327,10 @@ class CoordinatorProcess:
                 self._requests.answer(action)
             case DrawPrompt():
                 self._tasks.create_task(self._draw(action))
+            case StepEnvironment():
+                self._tasks.create_task(self._step(action))
+            case ForgetEpisode():
+                self._data_plane.forget(action)
             case DeleteVersion(path):
                 self._published_paths.discard(path)
                 self._tasks.create_task(asyncio.to_thread(self._files.delete, path))
@@ -353,6 +357,9 @@ class CoordinatorProcess:
 
     async def _draw(self, action: DrawPrompt) -> None:
         await self._mailbox.put(await self._data_plane.draw(action))
+
+    async def _step(self, action: StepEnvironment) -> None:
+        await self._mailbox.put(await self._data_plane.step(action))
 
     async def _score(self, actions: Sequence[ScoreSample]) -> None:
         async for event in self._data_plane.score(actions):

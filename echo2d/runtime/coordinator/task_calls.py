@@ -1,8 +1,8 @@
-"""Prompts and rewards for the core: asks the task pool and turns its answers into events.
+"""Rewards for the core: asks the task pool and turns its answers into events.
 
-Every DrawPrompt and every ScoreSample is answered by exactly one event, so the core never asks
-twice. The pool answers each call even if a task process dies, hangs or cannot be started. An
-exception that the pool does not turn into TaskFailed ends the coordinator.
+Every ScoreSample is answered by exactly one event, so the core never asks twice. The pool answers each
+call even if a task process dies, hangs or cannot be started. An exception that the pool does not
+turn into TaskFailed ends the coordinator.
 
     the task's reward   the event
     a number            that reward
@@ -17,22 +17,14 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from echo2d.core.protocol.trajectory import PromptTag, RewardPart, Source, unpack_tokens
-from echo2d.core.rollouts.events import (
-    DrawPrompt,
-    PromptDrawn,
-    PromptFailed,
-    PromptsEnded,
-    SampleScored,
-    ScoreSample,
-)
+from echo2d.core.protocol.trajectory import RewardPart
+from echo2d.core.rollouts.events import SampleScored, ScoreSample
+from echo2d.runtime.coordinator.prompt_calls import PromptCalls
 from echo2d.tasks.pool import Score, ScoreCall, TaskPrompt
 from echo2d.tasks.process import TaskFailed
 
-PROMPT_TOKENS_MAX = 1 << 17  # 512 KiB in a lease
 RETRY_S_MIN = 0.1
-RETRY_S_MAX = 30.0
-RETRIES = 2  # of a reward, and of a prompt that is in error
+RETRIES = 2
 
 OnError = Literal["zero", "drop_sample", "retry"]
 
@@ -40,7 +32,7 @@ log = logging.getLogger("echo2d.task")
 
 
 class Pool(Protocol):
-    """The part of `tasks.pool.TaskPool` that is used here."""
+    """The part of `tasks.pool.TaskPool` that is used here and by `PromptCalls`."""
 
     @property
     def at_once(self) -> int: ...
@@ -70,10 +62,9 @@ class OverlongPenalty:
 
 
 class TaskCalls:
-    """Prompts and rewards of one task. name: of the task, in metrics and trajectories.
+    """Prompts and rewards of one task. name, vocab_size, patient: as of PromptCalls.
 
-    overlong: what long answers lose of their rewards; None: nothing. patient: a prompt whose process
-    dies or hangs is asked for until it comes.
+    overlong: what long answers lose of their rewards; None: nothing.
     """
 
     def __init__(
@@ -86,33 +77,10 @@ class TaskCalls:
         overlong: OverlongPenalty | None = None,
         patient: bool = True,
     ) -> None:
-        self._patient = patient
+        self.draw = PromptCalls(pool, name, vocab_size, patient).draw
         self._overlong = overlong
         self._pool = pool
-        self._name = name
-        self._vocab_size = vocab_size
         self._on_error = on_error
-
-    async def draw(self, action: DrawPrompt) -> PromptDrawn | PromptFailed | PromptsEnded:
-        """Draw a prompt, retrying with backoff until it succeeds.
-
-        A prompt that is in error is tried RETRIES times more, and then given up. A run without
-        prompts stands still, but the coordinator keeps serving.
-        """
-        delay_s, errors = RETRY_S_MIN, 0
-        while isinstance(found := await self._prompt(action.cursor), TaskFailed):
-            if found.kind == "end":
-                return PromptsEnded(action.cursor, self._name)
-            errors += found.kind == "error" or not self._patient
-            if errors > RETRIES:
-                return PromptFailed(action.cursor, found.reason, self._name)
-            log.warning(
-                "prompt failed cursor=%d kind=%s reason=%s", action.cursor, found.kind, found.reason
-            )
-            await asyncio.sleep(delay_s)
-            delay_s = min(RETRY_S_MAX, 2 * delay_s)
-        tags = tuple(PromptTag(name, value) for name, value in sorted(found.tags.items()))
-        return PromptDrawn(action.cursor, found.tokens, Source(self._name, found.row), tags)
 
     def shares(self, actions: Sequence[ScoreSample]) -> list[Sequence[ScoreSample]]:
         """Divide samples among as many calls of `score` as the pool can work on at once."""
@@ -166,19 +134,3 @@ class TaskCalls:
         )
         zero = too_hard or (result.kind == "error" and self._on_error == "zero")
         return SampleScored(group, sample, 0.0 if zero else None, reason)
-
-    async def _prompt(self, cursor: int) -> TaskPrompt | TaskFailed:
-        """The prompt at a cursor. A prompt that is empty, too long or out of vocabulary fails."""
-        found = await self._pool.prompt(cursor)
-        if isinstance(found, TaskFailed):
-            return found
-        tokens = unpack_tokens(found.tokens)
-        if 1 <= len(tokens) <= PROMPT_TOKENS_MAX and (
-            0 <= int(tokens.min()) <= int(tokens.max()) < self._vocab_size
-        ):
-            return found
-        return TaskFailed(
-            "error",
-            f"prompt {cursor}: expected 1 to {PROMPT_TOKENS_MAX} tokens, "
-            f"each from 0 to {self._vocab_size - 1}",
-        )

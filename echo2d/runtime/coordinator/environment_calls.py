@@ -1,0 +1,108 @@
+"""Prompts and turns of one environment for the core.
+
+    StepEnvironment --> Episodes (its processes) --> EnvironmentStepped or EpisodeEnded
+
+Every StepEnvironment is answered by exactly one event. The first turn of a sample begins its episode: the
+environment is reset with the sample's own seed, and must say the prompt that the whole group has.
+What goes wrong is no reward, never a zero, unless `task.on_error` says so of errors.
+"""
+
+import logging
+from itertools import count
+
+from echo2d.core.base.ids import GroupId
+from echo2d.core.protocol.trajectory import RewardPart
+from echo2d.core.rollouts.events import (
+    EnvironmentStepped,
+    EpisodeEnded,
+    ForgetEpisode,
+    StepEnvironment,
+)
+from echo2d.runtime.coordinator.prompt_calls import PromptCalls, tokens_fit
+from echo2d.runtime.coordinator.task_calls import OnError
+from echo2d.tasks.episodes import EpisodeEnd, Episodes, EpisodeTurn, StepCall
+from echo2d.tasks.pool import TaskPrompt
+from echo2d.tasks.process import TaskFailed
+
+log = logging.getLogger("echo2d.task")
+
+
+class EnvironmentCalls:
+    """See the module docstring. name: of the task, in metrics and trajectories."""
+
+    def __init__(
+        self, episodes: Episodes, *, name: str, vocab_size: int, on_error: OnError = "drop_sample"
+    ) -> None:
+        self.draw = PromptCalls(self, name, vocab_size).draw
+        self._episodes = episodes
+        self._vocab_size = vocab_size
+        self._on_error = on_error
+        self._numbers = count()
+        # By sample: how often it was begun before, and the number of its episode.
+        self._open: dict[tuple[GroupId, int], tuple[int, int]] = {}
+
+    async def prompt(self, index: int) -> TaskPrompt | TaskFailed:
+        """The first turn of a row."""
+        number = next(self._numbers)
+        turn = await self._episodes.reset(number, index, 0)
+        if isinstance(turn, TaskFailed):
+            return turn
+        self._episodes.drop(number)
+        return TaskPrompt(turn.given, turn.tags, turn.row)
+
+    async def step(self, order: StepEnvironment) -> EnvironmentStepped | EpisodeEnded:
+        """Tell the environment of a turn, and the core what it answered."""
+        at = order.group, order.sample, order.begun, order.turn
+        found = await self._stepped(order)
+        if order.again or (not isinstance(found, TaskFailed) and found.again):
+            log.info("told again group=%d sample=%d turn=%d", order.group, order.sample, order.turn)
+        if isinstance(found, EpisodeTurn):
+            if tokens_fit(found.given, self._vocab_size):
+                return EnvironmentStepped(*at, found.given, found.state)
+            self.forget(ForgetEpisode(order.group, order.sample))
+            found = TaskFailed("error", f"tokens that are not all below {self._vocab_size}")
+        self._open.pop((order.group, order.sample), None)
+        if isinstance(found, EpisodeEnd):
+            parts = [RewardPart(name, value) for name, value in found.score.parts.items()]
+            return EpisodeEnded(*at, found.score.reward, "", tuple(parts))
+        reason = f"{found.kind}: {found.reason}"
+        log.warning("turn failed group=%d sample=%d reason=%s", order.group, order.sample, reason)
+        zero = found.kind == "error" and self._on_error == "zero"
+        return EpisodeEnded(*at, 0.0 if zero else None, reason)
+
+    def forget(self, order: ForgetEpisode) -> None:
+        """Nobody goes on with this sample's episode."""
+        _, number = self._open.pop((order.group, order.sample), (0, None))
+        if number is not None:
+            self._episodes.drop(number)
+
+    # --- inside
+
+    async def _stepped(self, order: StepEnvironment) -> EpisodeTurn | EpisodeEnd | TaskFailed:
+        number, state = self._number(order), order.state
+        if order.turn == 1:
+            first = await self._episodes.reset(number, order.cursor, order.rng_seed)
+            if isinstance(first, TaskFailed):
+                return first
+            if first.given != order.prompt:
+                self._episodes.drop(number)
+                return TaskFailed("error", "the first turn depends on more than the row")
+            state = first.state
+        written_from = 4 * order.start
+        return await self._episodes.step(
+            StepCall(
+                number,
+                order.turn - 1,
+                state,
+                order.prompt + order.output[:written_from],
+                order.output[written_from:],
+                order.finish,
+            )
+        )
+
+    def _number(self, order: StepEnvironment) -> int:
+        """Of the sample's episode. One that begins anew is another episode."""
+        at = order.group, order.sample
+        if at not in self._open or self._open[at][0] != order.begun:
+            self._open[at] = order.begun, next(self._numbers)
+        return self._open[at][1]

@@ -1,0 +1,79 @@
+"""Prompts for the core: asks a task or an environment until its prompt comes, ends, or is given up."""
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from typing import Protocol
+
+from echo2d.core.protocol.trajectory import PromptTag, Source, unpack_tokens
+from echo2d.core.rollouts.events import DrawPrompt, PromptDrawn, PromptFailed, PromptsEnded
+from echo2d.tasks.pool import TaskPrompt
+from echo2d.tasks.process import TaskFailed
+
+PROMPT_TOKENS_MAX = 1 << 17  # 512 KiB in a lease
+RETRY_S_MIN = 0.1
+RETRY_S_MAX = 30.0
+RETRIES = 2  # of a prompt that is in error
+
+log = logging.getLogger("echo2d.task")
+
+
+class PromptSource(Protocol):
+    """What makes the prompts of one task."""
+
+    async def prompt(self, index: int) -> TaskPrompt | TaskFailed: ...
+
+
+@dataclass(frozen=True, slots=True)
+class PromptCalls:
+    """Prompts of one task. name: of the task, in metrics and trajectories.
+
+    patient: a prompt whose process dies or hangs is asked for until it comes.
+    """
+
+    source: PromptSource
+    name: str
+    vocab_size: int
+    patient: bool = True
+
+    async def draw(self, action: DrawPrompt) -> PromptDrawn | PromptFailed | PromptsEnded:
+        """Draw a prompt, retrying with backoff until it succeeds.
+
+        A prompt that is in error is tried RETRIES times more, and then given up. A run without
+        prompts stands still, but the coordinator keeps serving.
+        """
+        delay_s, errors = RETRY_S_MIN, 0
+        while isinstance(found := await self._prompt(action.cursor), TaskFailed):
+            if found.kind == "end":
+                return PromptsEnded(action.cursor, self.name)
+            errors += found.kind == "error" or not self.patient
+            if errors > RETRIES:
+                return PromptFailed(action.cursor, found.reason, self.name)
+            log.warning(
+                "prompt failed cursor=%d kind=%s reason=%s", action.cursor, found.kind, found.reason
+            )
+            await asyncio.sleep(delay_s)
+            delay_s = min(RETRY_S_MAX, 2 * delay_s)
+        tags = tuple(PromptTag(name, value) for name, value in sorted(found.tags.items()))
+        return PromptDrawn(action.cursor, found.tokens, Source(self.name, found.row), tags)
+
+    async def _prompt(self, cursor: int) -> TaskPrompt | TaskFailed:
+        """The prompt at a cursor. A prompt that is empty, too long or out of vocabulary fails."""
+        found = await self.source.prompt(cursor)
+        if isinstance(found, TaskFailed):
+            return found
+        if tokens_fit(found.tokens, self.vocab_size):
+            return found
+        return TaskFailed(
+            "error",
+            f"prompt {cursor}: expected 1 to {PROMPT_TOKENS_MAX} tokens, "
+            f"each from 0 to {self.vocab_size - 1}",
+        )
+
+
+def tokens_fit(packed: bytes, vocab_size: int) -> bool:
+    """Whether these are 1 to PROMPT_TOKENS_MAX tokens (int32) of the vocabulary."""
+    tokens = unpack_tokens(packed)
+    if not 1 <= len(tokens) <= PROMPT_TOKENS_MAX:
+        return False
+    return bool(0 <= int(tokens.min()) <= int(tokens.max()) < vocab_size)
