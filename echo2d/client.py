@@ -18,6 +18,11 @@ continue at the step asked for, PromptsOver when no batch will come any more, Op
 wrong credential or URL, PeerFault when the coordinator refuses (with its code and reason), and
 IntegrityFault when a batch's bytes do not have its digest.
 
+A trajectory may have *given* tokens, such as the result of a tool: no version wrote them, so they are
+context and have no share of the loss. `Trajectory.written` is the mask of all others:
+
+    loss = -(advantage * logprobs)[torch.from_numpy(trajectory.written)].sum()
+
 A published directory may hold a LoRA adapter as PEFT writes it, without its README.md. Call
 `pin_base` on it first: it records to which base model the adapter belongs.
 """
@@ -168,9 +173,8 @@ class Trajectory:
     sampled from. worker: the peer id of the worker that finished it. finish: "stop" at a stop token,
     "length" at the most tokens that it may have, "context" where the model's context was full.
     reward_parts: named numbers that the reward was made of. given: [start, end) of output tokens that
-    no version wrote; spans cover all others. turns: how often the policy wrote. task, row: where its
-    prompt comes from. episode, branch: trajectories of a group with the same episode share its
-    outcome.
+    no version wrote; spans cover all others, and their logprobs are 0. turns: how often the policy
+    wrote. task, row: where its prompt comes from. episode, branch: as in `Group.episodes`.
     """
 
     tokens: NDArray[np.int32]
@@ -188,6 +192,14 @@ class Trajectory:
     branch: int = 0
     sample: int = 0
 
+    @property
+    def written(self) -> NDArray[np.bool_]:
+        """Which of the tokens a version wrote [n]; only these count in the loss and in means over tokens."""
+        mask = np.ones(len(self.tokens), dtype=np.bool_)
+        for start, end in self.given:
+            mask[start:end] = False
+        return mask
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Group:
@@ -204,6 +216,15 @@ class Group:
     left_out: tuple[int, ...] = ()
     sampling: Sampling = WHOLE
     tags: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def episodes(self) -> list[int]:
+        """The number of each trajectory's episode. Trajectories of one episode are its branches 0, 1, ...
+        and share its reward. In a group without branches each trajectory is an episode of its own.
+        """
+        if any(each.branch for each in self.trajectories):
+            return [each.episode for each in self.trajectories]
+        return [each.sample for each in self.trajectories]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

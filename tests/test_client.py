@@ -2,6 +2,7 @@
 
 import asyncio
 import concurrent.futures
+import dataclasses
 import json
 import math
 from collections.abc import AsyncIterator
@@ -32,6 +33,7 @@ from echo2d.core.base.ids import Digest, GroupId, PeerId, Version
 from echo2d.core.protocol.trajectory import (
     AuthoredSpan,
     BatchBody,
+    GivenTokens,
     GroupRecord,
     TrajectoryRecord,
     batch_digest,
@@ -183,6 +185,31 @@ async def test_a_batch_is_polled_for_and_unpacked(
 ) -> None:
     server.script = [web.Response(status=204), web.Response(status=204), batch_reply()]
     check_batch(await coordinator.take_batch(4))
+
+
+def test_a_trajectory_says_which_tokens_were_written_and_a_group_which_episodes_it_has() -> None:
+    conversation = TrajectoryRecord(
+        0,
+        pack_tokens([5, 6, 7, 1]),
+        pack_logprobs([-0.5, 0.0, 0.0, -0.25]),
+        (SPAN._replace(end=1), SPAN._replace(start=3, end=4)),
+        "stop",
+        1.0,
+        given=(GivenTokens(1, 3),),
+        turns=2,
+        episode=4,
+    )
+    short = dataclasses.replace(TRAJECTORY, sample=1, episode=5)
+    for branch, episodes in ((0, [0, 1, 2]), (1, [4, 5, 4])):
+        last = dataclasses.replace(conversation, sample=2, branch=branch)
+        members = (conversation, short, last)
+        record = GroupRecord(GroupId(9), pack_tokens([7, 8]), members)
+        body = pack_batch(BatchBody.of(4, (record,)))
+        (group,) = client.read_batch(1, batch_digest(body).hex(), body).groups
+        assert group.episodes == episodes
+        assert [each.turns for each in group.trajectories] == [2, 1, 2]
+        masks = [each.written.tolist() for each in group.trajectories]
+        assert masks == [[True, False, False, True], [True, True], [True, False, False, True]]
 
 
 async def test_a_batch_of_other_bytes_is_refused(
