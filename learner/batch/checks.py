@@ -1,14 +1,17 @@
 """Check a batch of the coordinator before it is trained.
 
 The learner trusts nothing: `faults` checks every span of every trajectory (I1, I5), and a group
-with a fault is refused, never trained. With `masks`, I1 holds per token: a group is accepted if any
-of its tokens is fresh enough, and its stale tokens are context for the model but not part of the
-loss. Not here: how a batch is laid out (`packing`).
+with a fault is refused, never trained. An answer begins and ends with written tokens; between them
+some may be given, which are context for the model but not part of the loss. With `masks`, I1 holds
+per token: a group is accepted if any of its tokens is fresh enough, and its stale tokens are
+context too. Not here: how a batch is laid out (`packing`).
 """
 
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from heapq import merge
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +30,7 @@ TRAINED_MAX = 1 << 14  # groups remembered: those of hundreds of steps
 class BatchRules:
     """What the session promises about every batch.
 
-    group_size: of one group at most. Twice as many may have been drawn; the others are left out.
+    group_size: episodes of one group at most. Twice as many may have been drawn; the others are left out.
     group_min: a group may lack some of its trajectories, but not more. masks: whether over_stale is
     "mask". trains_cut: whether answers that were cut off are trained on; otherwise they count in the
     mean of their group alone. row_tokens_max: of a prompt with its answer, 0: any. refuses_long: whether a
@@ -120,12 +123,19 @@ def staleness_histogram(batch: Batch) -> dict[int, int]:
 
 
 def _group_fault(group: Group, step: int, rules: BatchRules) -> str:
-    samples = sorted([*(each.sample for each in group.trajectories), *group.left_out])
-    size, count = rules.group_size, len(group.trajectories)
+    # Without branches each trajectory is the only one of its episode, which has the sample's number.
+    firsts = [
+        episode
+        for episode, each in zip(group.episodes, group.trajectories, strict=True)
+        if not each.branch
+    ]
+    size, count, samples = rules.group_size, len(firsts), sorted([*firsts, *group.left_out])
     if samples not in (list(range(size)), list(range(2 * size))):
         return f"expected samples 0 to {size - 1} or {2 * size - 1}; found {samples}"
     if not rules.group_min <= count <= size:
         return f"expected {rules.group_min} to {size} trajectories; found {count}"
+    if fault := _branch_fault(group):
+        return fault
     if len(group.prompt) == 0 or not _in_vocabulary(group.prompt, rules.vocab_size):
         return "its prompt is empty or has tokens outside the vocabulary"
     for index, trajectory in enumerate(group.trajectories):
@@ -145,6 +155,23 @@ def _group_fault(group: Group, step: int, rules: BatchRules) -> str:
     return ""
 
 
+def _branch_fault(group: Group) -> str:
+    found: dict[int, list[Trajectory]] = {}
+    for episode, trajectory in zip(group.episodes, group.trajectories, strict=True):
+        found.setdefault(episode, []).append(trajectory)
+    if len({trajectory.sample for trajectory in group.trajectories}) < len(group.trajectories):
+        return "two of its trajectories have the same sample number"
+    for episode, members in found.items():
+        branches = sorted(trajectory.branch for trajectory in members)
+        if branches != list(range(len(members))):
+            return f"episode {episode}: expected branches 0 to {len(members) - 1}; found {branches}"
+        if len(rewards := {trajectory.reward for trajectory in members}) > 1:
+            return (
+                f"episode {episode}: expected one reward for all branches; found {sorted(rewards)}"
+            )
+    return ""
+
+
 def _trajectory_fault(trajectory: Trajectory, step: int, rules: BatchRules) -> str:
     length = len(trajectory.tokens)
     if length == 0 or not _in_vocabulary(trajectory.tokens, rules.vocab_size):
@@ -157,12 +184,18 @@ def _trajectory_fault(trajectory: Trajectory, step: int, rules: BatchRules) -> s
     # Written so that NaN fails too.
     if not abs(trajectory.reward) <= REWARD_MAX:
         return f"its reward is {trajectory.reward}"
-    if trajectory.given:
-        return "it has given tokens, which this learner cannot leave out of the loss"
-    # Spans cover the tokens if each begins where the one before ends: pairs of equal edges.
-    edges = [0, *(edge for span in trajectory.spans for edge in (span.start, span.end)), length]
-    if edges[::2] != edges[1::2] or any(span.start >= span.end for span in trajectory.spans):
-        return f"its spans do not cover its {length} tokens"
+    written = [(span.start, span.end) for span in trajectory.spans]
+    # If one of the two is out of order, so is the result.
+    pieces = list(merge(written, trajectory.given))
+    # They cover the tokens if each begins where the one before ends: pairs of equal edges.
+    edges = [0, *chain(*pieces), length]
+    if edges[::2] != edges[1::2] or any(start >= end for start, end in pieces):
+        given = " and given tokens" if trajectory.given else ""
+        return f"its spans{given} do not cover its {length} tokens"
+    if trajectory.given and not (pieces[0] in written and pieces[-1] in written):
+        return "it begins or ends with given tokens; the first and the last token must be written"
+    if trajectory.logprobs[~trajectory.written].any():
+        return "a given token has a logprob other than 0"
     for span in trajectory.spans:
         if span.version > step - 1 or not (rules.masks or rules.fresh(span, step)):
             return (

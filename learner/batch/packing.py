@@ -11,6 +11,10 @@ steps.
 A model that cannot keep the answers of a row apart gets a row for each, padded to the longest of its
 micro-batch. The same batch always gives the same layout. Answers without a token in the loss are left out.
 
+Given tokens, and those that are too old, are read as context; they have no entry in n, so nothing that is
+computed for n (log p, ratios, means, scores) is computed for them. Branches of an episode share its
+advantage, and weigh together as one answer.
+
 Suffixes of names: b = rows of a micro-batch, t = positions, p = pieces, n = answer tokens in the loss, in
 row-major order.
 """
@@ -18,13 +22,13 @@ row-major order.
 import bisect
 import heapq
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from echo2d.client import Batch, Group
+from echo2d.client import Batch, Group, Trajectory
 from learner.batch.checks import CUT_OFF, BatchRules
 from learner.objective.hooks import Advantages
 
@@ -38,7 +42,8 @@ BUNDLES_MIN = 8
 class PackedAnswer:
     """A prompt and one trajectory [t]. counts [t]: which tokens are in the loss; the others have no
     entry in n. group_id, sample: the trajectory's group, and its number there. prompt: how many of
-    the tokens are the prompt, which all answers of the group have alike.
+    the tokens are the prompt, which all answers of the group have alike. episode_tokens: tokens in the loss
+    of all branches of its episode; 0: it has no other branch. first: whether it is the first of them here.
     """
 
     group_id: int
@@ -50,6 +55,8 @@ class PackedAnswer:
     advantage: np.float32
     temperature: float = 1.0
     prompt: int = 1
+    episode_tokens: int = 0
+    first: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +90,8 @@ class MicroBatch:
 
     lengths_b: of the rows without their padding. answer_bt marks the tokens in the loss. positions_bt
     restarts in each answer; it and pieces are None if each answer has its row. answers_n is the index of
-    each token's answer. trajectories names the group of each answer, and its number there.
+    each token's answer, episode_tokens_n how many tokens its episode has in the loss. trajectories names
+    the group of each answer, and its number there.
     """
 
     tokens_bt: NDArray[np.int64]
@@ -95,6 +103,7 @@ class MicroBatch:
     staleness_n: NDArray[np.int64]
     advantages_n: NDArray[np.float32]
     answers_n: NDArray[np.int64]
+    episode_tokens_n: NDArray[np.int64]
     temperatures_n: NDArray[np.float32]
     trajectories: tuple[tuple[int, int], ...]
 
@@ -122,6 +131,7 @@ _NOTHING = MicroBatch(
     np.zeros(0, dtype=np.float32),
     np.zeros(0, dtype=np.int64),
     np.zeros(0, dtype=np.float32),
+    np.zeros(0, dtype=np.int64),
     np.zeros(0, dtype=np.int64),
     np.zeros(0, dtype=np.float32),
     (),
@@ -259,32 +269,50 @@ def _cut(answers: Sequence[PackedAnswer], tokens_max: int) -> Iterator[Sequence[
 def _answers(
     group: Group, step: int, rules: BatchRules, advantages: Advantages
 ) -> Iterator[PackedAnswer]:
-    rewards = np.array([trajectory.reward for trajectory in group.trajectories], dtype=np.float32)
-    for trajectory, advantage in zip(group.trajectories, advantages(rewards), strict=True):
-        if not rules.trains_cut and trajectory.finish in CUT_OFF:
-            continue
-        fresh = np.zeros(len(trajectory.tokens), dtype=np.bool_)
-        staleness = np.zeros(len(trajectory.tokens), dtype=np.int64)
-        for span in trajectory.spans:
-            fresh[span.start : span.end] = rules.fresh(span, step)
-            staleness[span.start : span.end] = (step - 1) - span.version
-        # The tokens beyond are neither read nor trained: attention is causal, so the others do not miss them.
-        room = rules.room(group, len(fresh))
-        fresh, staleness = fresh[:room], staleness[:room]
-        if fresh.any():
-            tokens = np.concatenate([group.prompt, trajectory.tokens[:room]])
-            counts = np.concatenate([np.zeros(len(group.prompt), dtype=np.bool_), fresh])
-            yield PackedAnswer(
-                group.group_id,
-                trajectory.sample,
-                tokens,
-                counts,
-                trajectory.logprobs[:room][fresh],
-                staleness[fresh],
-                advantage,
-                group.sampling.temperature,
-                len(group.prompt),
-            )
+    rewards = {
+        episode: trajectory.reward
+        for episode, trajectory in zip(group.episodes, group.trajectories, strict=True)
+    }
+    found_g = advantages(np.array([*rewards.values()], dtype=np.float32))
+    advantage_of = dict(zip(rewards, found_g, strict=True))
+    branches: dict[int, list[PackedAnswer]] = {}
+    for episode, trajectory in zip(group.episodes, group.trajectories, strict=True):
+        if answer := _answer(group, trajectory, advantage_of[episode], step, rules):
+            branches.setdefault(episode, []).append(answer)
+    for answers in branches.values():
+        tokens = sum(len(answer.logprobs_n) for answer in answers)
+        for answer in answers:
+            yield replace(answer, episode_tokens=tokens, first=answer is answers[0])
+
+
+def _answer(
+    group: Group, trajectory: Trajectory, advantage: np.float32, step: int, rules: BatchRules
+) -> PackedAnswer | None:
+    """None: none of its tokens is in the loss."""
+    if not rules.trains_cut and trajectory.finish in CUT_OFF:
+        return None
+    # Given tokens have no span, so they stay False.
+    counts = np.zeros(rules.room(group, len(trajectory.tokens)), dtype=np.bool_)
+    staleness = np.zeros(len(counts), dtype=np.int64)
+    for span in trajectory.spans:
+        counts[span.start : span.end] = rules.fresh(span, step)
+        staleness[span.start : span.end] = (step - 1) - span.version
+    if not counts.any():
+        return None
+    # The tokens beyond are neither read nor trained: attention is causal, so the others do not miss them.
+    end = int(counts.nonzero()[0][-1]) + 1
+    counts, staleness = counts[:end], staleness[:end]
+    return PackedAnswer(
+        group.group_id,
+        trajectory.sample,
+        np.concatenate([group.prompt, trajectory.tokens[:end]]),
+        np.concatenate([np.zeros(len(group.prompt), dtype=np.bool_), counts]),
+        trajectory.logprobs[:end][counts],
+        staleness[counts],
+        advantage,
+        group.sampling.temperature,
+        len(group.prompt),
+    )
 
 
 def _bundles(by_length: Sequence[PackedAnswer], room: int) -> list[_Bundle]:
@@ -371,6 +399,7 @@ def _micro_batch(
         np.concatenate([answer.staleness_n for answer in answers]),
         np.repeat([answer.advantage for answer in answers], lengths).astype(np.float32),
         np.repeat(np.arange(len(answers)), lengths),
+        np.repeat([answer.episode_tokens or len(answer.logprobs_n) for answer in answers], lengths),
         np.repeat([answer.temperature for answer in answers], lengths).astype(np.float32),
         tuple((answer.group_id, answer.sample) for answer in answers),
     )

@@ -86,12 +86,15 @@ def evaluation_line(found: Evaluation) -> str:
 
 
 def _lengths(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Tokens of the answers, and the share of them that was cut off."""
-    lengths = [len(trajectory.tokens) for trajectory in trajectories]
+    """Written and given tokens of an answer, its turns, and the share of answers that was cut off."""
+    lengths = [int(trajectory.written.sum()) for trajectory in trajectories]
+    given = sum(len(trajectory.tokens) for trajectory in trajectories) - sum(lengths)
     cut = sum(trajectory.finish in CUT_OFF for trajectory in trajectories)
     return {
         "answer_tokens": sum(lengths) / len(lengths),
         "answer_tokens_max": max(lengths),
+        "given_tokens": given / len(lengths),
+        "turns": _mean([trajectory.turns for trajectory in trajectories]),
         "cut_off": cut / len(lengths),
     }
 

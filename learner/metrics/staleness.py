@@ -120,12 +120,12 @@ def _means(sums: Sequence[float], ratio_max: float) -> Means:
 
 def answers_by_staleness(batch: Batch) -> dict[int, dict[str, float]]:
     """The number of trajectories of each staleness, with their mean reward and mean length in
-    tokens.
+    written tokens.
     """
     found: dict[int, list[tuple[float, int]]] = defaultdict(list)
     for group in batch.groups:
         for each in group.trajectories:
-            found[staleness(each, batch.step)].append((each.reward, len(each.tokens)))
+            found[staleness(each, batch.step)].append((each.reward, int(each.written.sum())))
     return {key: _answers(found[key]) for key in sorted(found)}
 
 

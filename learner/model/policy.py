@@ -410,7 +410,8 @@ class Policy:
             scores.entropy_n,
         )
         found = weigh(config, inputs)
-        shares_n = token_shares(config.mean, totals, inputs.answers_n, constant=config.loss_tokens)
+        episode_tokens_n = self._here(micro.episode_tokens_n)
+        shares_n = token_shares(config.mean, totals, episode_tokens_n, constant=config.loss_tokens)
         if self._loss is None:
             loss = policy_loss(logprobs_n, found.weights_n, inputs.advantages_n, shares_n)
             shown = surrogate_loss(found.surrogate_n, inputs.advantages_n, shares_n)
@@ -483,4 +484,5 @@ def _report(step: BegunStep, effort: Effort, router: RouterLoad | None) -> StepR
 
 
 def _totals(answers: Sequence[PackedAnswer]) -> LossTotals:
-    return LossTotals(sum(len(each.logprobs_n) for each in answers), len(answers))
+    tokens = sum(len(each.logprobs_n) for each in answers)
+    return LossTotals(tokens, sum(each.first for each in answers))

@@ -50,26 +50,27 @@ def group_advantages(
 @dataclass(frozen=True, slots=True)
 class LossTotals:
     """The divisors of an optimizer step's loss: tokens in the loss, and answers with at least one
-    such token.
+    such token. The branches of an episode count as one answer.
     """
 
     tokens: int
     answers: int
 
 
-def token_shares(mean: Mean, totals: LossTotals, answers_n: Tensor, *, constant: int) -> Tensor:
+def token_shares(mean: Mean, totals: LossTotals, lengths_n: Tensor, *, constant: int) -> Tensor:
     """Return each token's factor in the loss [n]. The totals are those of the whole optimizer step,
-    so that the losses of its micro-batches simply add up.
+    so that the losses of its micro-batches simply add up. lengths_n: tokens in the loss of the token's
+    answer o_i, with all its branches.
 
     token      1 / tokens                 DAPO (arXiv 2503.14476): answers count by their length
     sequence   1 / (answers * |o_i|)      GRPO, GSPO: every answer counts the same
     constant   1 / (answers * constant)   Dr. GRPO: independent of length; `constant` in tokens
     """
     if mean == "token":
-        return torch.full_like(answers_n, 1.0 / totals.tokens, dtype=torch.float32)
+        return torch.full_like(lengths_n, 1.0 / totals.tokens, dtype=torch.float32)
     if mean == "constant":
-        return torch.full_like(answers_n, 1.0 / (totals.answers * constant), dtype=torch.float32)
-    return 1.0 / (totals.answers * torch.bincount(answers_n)[answers_n])
+        return torch.full_like(lengths_n, 1.0 / (totals.answers * constant), dtype=torch.float32)
+    return 1.0 / (totals.answers * lengths_n)
 
 
 def answer_means(values_n: Tensor, answers_n: Tensor) -> Tensor:

@@ -382,6 +382,8 @@ def test_rows_tell_lengths_and_what_each_task_got(
             "reward_mean": 0.5,
             "answer_tokens": 9.0,
             "answer_tokens_max": 9,
+            "given_tokens": 0.0,
+            "turns": 1.0,
             "cut_off": 0.0,
             "parts": {"form": number + 1.0},
             "reward_by_tag": {f"level={number}": 0.5, f"level={number + 2}": 0.5},

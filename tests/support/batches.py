@@ -43,5 +43,32 @@ def numbered(members: Sequence[Trajectory]) -> tuple[Trajectory, ...]:
     return tuple(dataclasses.replace(each, sample=at) for at, each in enumerate(members))
 
 
+def with_given(written: Trajectory, at: int, tokens: Sequence[int]) -> Trajectory:
+    """The trajectory with these given tokens before its output token `at`, and one turn more."""
+    count = len(tokens)
+
+    def moved(place: int) -> int:
+        return place + count * (place >= at)
+
+    spans = [
+        dataclasses.replace(span, start=start, end=end)
+        for span in written.spans
+        for start, end in (
+            (span.start, min(span.end, at)),
+            (max(span.start, at) + count, span.end + count),
+        )
+        if start < end
+    ]
+    given = [(moved(start), moved(start) + end - start) for start, end in written.given]
+    return dataclasses.replace(
+        written,
+        tokens=np.insert(written.tokens, at, tokens),
+        logprobs=np.insert(written.logprobs, at, [0.0] * count),
+        spans=tuple(spans),
+        given=tuple(sorted([*given, (at, at + count)])),
+        turns=written.turns + 1,
+    )
+
+
 MASKS = dataclasses.replace(RULES, masks=True)
 TOO_OLD, OLD, NEW = STEP - 4, STEP - 3, STEP - 1  # the bound is 2

@@ -8,7 +8,7 @@ import pytest
 
 from echo2d.client import PeerFault, Trajectory
 from learner.batch.checks import TRAINED_MAX, Trained, faults, staleness, staleness_histogram
-from tests.support.batches import MASKS, RULES, STEP, TOO_OLD, batch_of, trajectory
+from tests.support.batches import MASKS, RULES, STEP, TOO_OLD, batch_of, trajectory, with_given
 
 
 def test_a_good_batch_has_no_faults() -> None:
@@ -42,7 +42,19 @@ def test_a_good_batch_has_no_faults() -> None:
         (lambda: trajectory(logprobs=np.array([0, -np.inf, 0], dtype=np.float32)), "logprob"),
         (lambda: trajectory(logprobs=np.array([0, 2e-4, 0], dtype=np.float32)), "logprob"),
         (lambda: trajectory(reward=float("nan")), "reward"),
-        (lambda: trajectory(given=((0, 1),)), "given tokens"),
+        (lambda: trajectory(given=((0, 1),)), "given tokens do not cover its 3 tokens"),
+        (lambda: with_given(trajectory(), 0, [4]), "begins or ends with given tokens"),
+        (lambda: with_given(trajectory(), 3, [4]), "begins or ends with given tokens"),
+        (
+            lambda: trajectory(spans=[], given=((0, 3),)),
+            "begins or ends with given tokens",
+        ),
+        (
+            lambda: dataclasses.replace(
+                with_given(trajectory(), 1, [4]), logprobs=np.full(4, -0.5, dtype=np.float32)
+            ),
+            "a given token has a logprob other than 0",
+        ),
     ],
 )
 def test_a_bad_trajectory_is_a_fault_of_its_group_only(
@@ -52,6 +64,47 @@ def test_a_bad_trajectory_is_a_fault_of_its_group_only(
     assert list(found) == [11]
     assert reason in found[11]
     assert found[11].startswith("trajectory 1: ")
+
+
+def test_given_tokens_between_written_ones_are_accepted() -> None:
+    one = with_given(with_given(trajectory(), 2, [4, 5]), 1, [6])
+    assert one.given == ((1, 2), (3, 5))
+    assert one.written.tolist() == [True, False, True, False, False, True]
+    beside = dataclasses.replace(one, given=((1, 2), (3, 4), (4, 5)))
+    assert faults(batch_of(one, beside), STEP, RULES, Trained()) == {}
+
+
+@pytest.mark.parametrize(
+    ("names", "rewards", "fault"),
+    [
+        ([(0, 0), (0, 1), (1, 0)], [1, 1, 0], ""),
+        ([(1, 1), (0, 0), (1, 0)], [0, 1, 0], ""),
+        ([(0, 0), (0, 2), (1, 0)], [1, 1, 0], "episode 0: expected branches 0 to 1; found [0, 2]"),
+        ([(0, 0), (0, 1), (1, 1)], [1, 1, 0], "expected samples 0 to 1 or 3; found [0]"),
+        ([(0, 0), (1, 0), (2, 1)], [1, 1, 0], "episode 2: expected branches 0 to 0; found [1]"),
+        ([(0, 0), (0, 1), (1, 0)], [1, 2, 0], "episode 0: expected one reward for all branches"),
+        ([(0, 0), (0, 1), (2, 0)], [1, 1, 0], "expected samples 0 to 1 or 3; found [0, 2]"),
+    ],
+)
+def test_a_group_of_branches_has_as_many_episodes_as_others_have_samples(
+    names: list[tuple[int, int]], rewards: list[float], fault: str
+) -> None:
+    members = [
+        trajectory(episode=episode, branch=branch, reward=reward)
+        for (episode, branch), reward in zip(names, rewards, strict=True)
+    ]
+    found = faults(batch_of(*members), STEP, RULES, Trained())
+    assert found.get(11, "").startswith(fault)
+    assert bool(found) == bool(fault)
+
+
+def test_branches_have_sample_numbers_of_their_own() -> None:
+    batch = batch_of(trajectory(), trajectory(branch=1), trajectory(episode=1))
+    alike = tuple(dataclasses.replace(each, sample=0) for each in batch.groups[1].trajectories)
+    groups = (batch.groups[0], dataclasses.replace(batch.groups[1], trajectories=alike))
+    assert faults(dataclasses.replace(batch, groups=groups), STEP, RULES, Trained()) == {
+        11: "two of its trajectories have the same sample number"
+    }
 
 
 def test_a_group_is_whole_or_as_it_declares_and_has_a_prompt() -> None:

@@ -11,7 +11,17 @@ from hypothesis import strategies as st
 from learner.batch.packing import MicroBatch, PackedAnswer, answers_of, micro_batches, parts
 from learner.config import Recipe
 from learner.objective.hooks import advantages_of
-from tests.support.batches import MASKS, NEW, OLD, RULES, STEP, TOO_OLD, batch_of, trajectory
+from tests.support.batches import (
+    MASKS,
+    NEW,
+    OLD,
+    RULES,
+    STEP,
+    TOO_OLD,
+    batch_of,
+    trajectory,
+    with_given,
+)
 
 SCALED = advantages_of(Recipe())
 CENTRED = advantages_of(Recipe(objective="dr_grpo", loss_tokens=1))
@@ -306,3 +316,35 @@ def test_a_row_holds_no_answer_whose_only_fresh_tokens_are_beyond_its_end() -> N
     narrow = dataclasses.replace(MASKS, row_tokens_max=7)
     _, found = answers_of(batch_of(mixed, trajectory(2)), narrow, CENTRED)
     assert [len(each.tokens) for each in found] == [4]
+
+
+def test_given_tokens_are_read_and_not_trained_on() -> None:
+    one = with_given(trajectory(4, spans=[(0, 3, OLD), (3, 4, NEW)]), 2, [9, 8])
+    rules = dataclasses.replace(RULES, staleness_max=NEW - OLD)
+    _, (answer, _) = answers_of(batch_of(one, trajectory(1, reward=0.0)), rules, CENTRED)
+    assert answer.tokens.tolist() == [3, 4, 1, 2, 9, 8, 3, 4]
+    assert answer.counts.tolist() == [False] * 2 + [True] * 2 + [False] * 2 + [True] * 2
+    assert answer.logprobs_n.tolist() == trajectory(4).logprobs.tolist()
+    assert answer.staleness_n.tolist() == [NEW - OLD] * 3 + [0]
+
+
+def test_given_tokens_before_a_cut_are_not_read_either() -> None:
+    one = with_given(trajectory(4), 2, [9, 8])
+    narrow = dataclasses.replace(RULES, row_tokens_max=5)
+    _, (answer, _) = answers_of(batch_of(one, trajectory(1, reward=0.0)), narrow, CENTRED)
+    assert answer.tokens.tolist() == [3, 4, 1, 2]
+
+
+def test_branches_of_an_episode_share_its_advantage_and_its_weight() -> None:
+    members = [
+        trajectory(3, branch=0),
+        trajectory(4, episode=1, reward=0.0),
+        trajectory(5, branch=1),
+    ]
+    _, found = answers_of(batch_of(*members), RULES, CENTRED)
+    facts = [(each.sample, float(each.advantage), each.episode_tokens) for each in found]
+    assert facts == [(0, 0.5, 8), (2, 0.5, 8), (1, -0.5, 4)]
+    assert [each.first for each in found] == [True, False, True]
+    narrow = micro_batches(found, 6, packed=True)
+    lengths = {each.trajectories[0][1]: set(each.episode_tokens_n) for each in narrow}
+    assert lengths == {0: {8}, 1: {4}, 2: {8}}

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from learner.metrics.staleness import add_up, answers_by_staleness, by_staleness, overall, tally
-from tests.support.batches import STEP, batch_of, trajectory
+from tests.support.batches import STEP, batch_of, trajectory, with_given
 
 
 def test_sums_of_micro_batches_are_the_steps() -> None:
@@ -47,3 +47,8 @@ def test_answers_count_by_their_oldest_token() -> None:
         0: {"answers": 3, "reward": pytest.approx(2 / 3), "length": pytest.approx(10 / 3)},
         2: {"answers": 1, "reward": 0.0, "length": 3.0},
     }
+
+
+def test_given_tokens_are_no_part_of_an_answers_length() -> None:
+    found = answers_by_staleness(batch_of(with_given(trajectory(5), 2, [4] * 30), trajectory(5)))
+    assert found[0]["length"] == (3 + 2 + 5 + 5) / 4

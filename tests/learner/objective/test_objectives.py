@@ -16,6 +16,7 @@ from learner.objective.objectives import (
 )
 
 ANSWERS = torch.tensor([0, 0, 0, 1, 2, 2])
+LENGTHS = torch.tensor([3, 3, 3, 1, 2, 2])
 
 
 @pytest.mark.parametrize(
@@ -56,11 +57,11 @@ def test_dr_grpo_subtracts_the_mean_and_rloo_that_of_the_others(
 
 def test_a_tokens_share_depends_on_the_mean() -> None:
     totals = LossTotals(tokens=6, answers=3)
-    assert token_shares("token", totals, ANSWERS, constant=0).tolist() == pytest.approx([1 / 6] * 6)
-    assert token_shares("sequence", totals, ANSWERS, constant=0).tolist() == pytest.approx(
+    assert token_shares("token", totals, LENGTHS, constant=0).tolist() == pytest.approx([1 / 6] * 6)
+    assert token_shares("sequence", totals, LENGTHS, constant=0).tolist() == pytest.approx(
         [1 / 9, 1 / 9, 1 / 9, 1 / 3, 1 / 6, 1 / 6]
     )
-    assert token_shares("constant", totals, ANSWERS, constant=10).tolist() == pytest.approx(
+    assert token_shares("constant", totals, LENGTHS, constant=10).tolist() == pytest.approx(
         [1 / 30] * 6
     )
 
@@ -82,7 +83,7 @@ def test_the_loss_is_the_papers_formula(mean: str) -> None:
         "sequence": -np.mean([np.mean(answer) for answer in answers]),
         "constant": -np.mean([np.sum(answer) / 10 for answer in answers]),
     }[mean]
-    shares = token_shares(mean, LossTotals(6, 3), ANSWERS, constant=10)  # type: ignore[arg-type]
+    shares = token_shares(mean, LossTotals(6, 3), LENGTHS, constant=10)  # type: ignore[arg-type]
     found = policy_loss(
         torch.tensor(logprobs), torch.tensor(weights), torch.tensor(advantages), shares
     )
@@ -96,13 +97,11 @@ def test_losses_of_micro_batches_add_up() -> None:
         logprobs,
         weights,
         advantages,
-        token_shares("sequence", LossTotals(6, 3), ANSWERS, constant=0),
+        token_shares("sequence", LossTotals(6, 3), LENGTHS, constant=0),
     )
     parts = []
     for at in (slice(0, 4), slice(4, 6)):
-        shares = token_shares(
-            "sequence", LossTotals(6, 3), ANSWERS[at] - ANSWERS[at][0], constant=0
-        )
+        shares = token_shares("sequence", LossTotals(6, 3), LENGTHS[at], constant=0)
         parts.append(policy_loss(logprobs[at], weights[at], advantages[at], shares))
     torch.testing.assert_close(sum(parts), whole)
 

@@ -15,6 +15,7 @@ from learner.objective.token_weights import WeightInputs, weigh
 LOW, HIGH = 0.2, 0.3
 COUNT = 200
 ANSWERS = torch.arange(COUNT) // 10
+LENGTHS = torch.full_like(ANSWERS, 10)
 
 
 @pytest.fixture
@@ -35,7 +36,7 @@ def inputs() -> WeightInputs:
 
 
 def gradient(recipe: Recipe, inputs: WeightInputs) -> Tensor:
-    shares = token_shares(recipe.mean, LossTotals(COUNT, COUNT // 10), ANSWERS, constant=7)
+    shares = token_shares(recipe.mean, LossTotals(COUNT, COUNT // 10), LENGTHS, constant=7)
     loss = policy_loss(
         inputs.logprobs_n, weigh(recipe, inputs).weights_n, inputs.advantages_n, shares
     )
@@ -49,7 +50,7 @@ def recipe(**choices: Any) -> Recipe:
 
 def value(recipe: Recipe, inputs: WeightInputs) -> Tensor:
     """The loss that is shown."""
-    shares = token_shares(recipe.mean, LossTotals(COUNT, COUNT // 10), ANSWERS, constant=7)
+    shares = token_shares(recipe.mean, LossTotals(COUNT, COUNT // 10), LENGTHS, constant=7)
     return surrogate_loss(weigh(recipe, inputs).surrogate_n, inputs.advantages_n, shares)
 
 

@@ -14,28 +14,34 @@ from learner.batch.checks import BatchRules, Trained, faults
 from learner.batch.packing import answers_of
 from learner.config import Recipe
 from learner.objective.hooks import advantages_of
+from tests.support.batches import with_given
 
 VOCAB, STEP, STALENESS, GROUPS, SIZE = 17, 20, 3, 4, 3
 RULES = BatchRules(STALENESS, GROUPS, SIZE, VOCAB, group_min=SIZE)
 versions = st.integers(STEP - 1 - STALENESS, STEP - 1)
 
 
-def made(length: int, cut: int, old: int, new: int) -> Trajectory:
+def made(length: int, cut: int, old: int, new: int, given: list[tuple[int, int]]) -> Trajectory:
+    """given: (place, how many) among the written tokens; those at the ends are left out."""
     edges = (
         [(0, cut, min(old, new)), (cut, length, max(old, new))]
         if 0 < cut < length
         else [(0, length, old)]
     )
-    return Trajectory(
+    found = Trajectory(
         tokens=np.arange(length, dtype=np.int32) % VOCAB,
         logprobs=np.full(length, -0.5, dtype=np.float32),
         spans=tuple(Span(*edge, digest="00") for edge in edges),
         reward=float(length % 2),
         worker="w",
     )
+    for at, count in sorted(given, reverse=True):
+        found = with_given(found, at, [5] * count) if 0 < at < length else found
+    return found
 
 
-trajectories = st.builds(made, st.integers(1, 8), st.integers(0, 8), versions, versions)
+runs = st.lists(st.tuples(st.integers(1, 7), st.integers(1, 4)), max_size=3)
+trajectories = st.builds(made, st.integers(1, 8), st.integers(0, 8), versions, versions, runs)
 groups = st.lists(trajectories, min_size=SIZE, max_size=SIZE).map(
     lambda members: tuple(dataclasses.replace(one, sample=at) for at, one in enumerate(members))
 )
@@ -68,6 +74,23 @@ def at_last(name: str, value: float) -> Callable[[Trajectory], Trajectory]:
     return change
 
 
+def regiven(change: Callable[[Trajectory], tuple[int, int]]) -> Callable[[Trajectory], Trajectory]:
+    """One more given range, which comes last."""
+    return lambda one: dataclasses.replace(one, given=(*one.given, change(one)))
+
+
+def continued(one: Trajectory, logprob: float = 0.0) -> Trajectory:
+    """Followed by a given token with this logprob, and a written one."""
+    end = len(one.tokens)
+    return dataclasses.replace(
+        one,
+        tokens=np.append(one.tokens, one.tokens[:1].repeat(2)),
+        logprobs=np.append(one.logprobs, np.array([logprob, -0.5], dtype=np.float32)),
+        spans=(*one.spans, dataclasses.replace(one.spans[-1], start=end + 1, end=end + 2)),
+        given=(*one.given, (end, end + 1)),
+    )
+
+
 ATTACKS: dict[str, Callable[[Trajectory], Trajectory]] = {
     "stale": respan(lambda span: dataclasses.replace(span, version=STEP - 2 - STALENESS)),
     "of the future": respan(lambda span: dataclasses.replace(span, version=STEP)),
@@ -85,6 +108,21 @@ ATTACKS: dict[str, Callable[[Trajectory], Trajectory]] = {
     "no tokens": lambda one: dataclasses.replace(one, tokens=one.tokens[:0]),
     "a reward that is NaN": lambda one: dataclasses.replace(one, reward=float("nan")),
     "an infinite reward": lambda one: dataclasses.replace(one, reward=float("inf")),
+    "given tokens at the start": lambda one: with_given(one, 0, [1]),
+    "given tokens at the end": lambda one: with_given(one, len(one.tokens), [1, 2]),
+    "written tokens that are given too": regiven(
+        lambda one: (one.spans[-1].start, len(one.tokens))
+    ),
+    "given tokens beyond the end": regiven(lambda one: (len(one.tokens), len(one.tokens) + 1)),
+    "an empty given range": regiven(lambda one: (one.spans[-1].start, one.spans[-1].start)),
+    "given ranges from below": lambda one: dataclasses.replace(one, given=((-1, 0), *one.given)),
+    "a given range twice": lambda one: dataclasses.replace(
+        (found := continued(one)), given=(*found.given, found.given[-1])
+    ),
+    "given ranges out of order": lambda one: dataclasses.replace(
+        (found := continued(continued(one))), given=found.given[::-1]
+    ),
+    "a given token with a logprob": lambda one: continued(one, -0.5),
 }
 
 
@@ -97,15 +135,20 @@ def with_group(batch: Batch, index: int, group: Group) -> Batch:
 @given(batches)
 def test_what_keeps_the_rules_is_trained(batch: Batch) -> None:
     assert faults(batch, STEP, RULES, Trained()) == {}
-    for group in answers_of(batch, RULES, advantages_of(Recipe())):
-        for answer in group:
+    for group, answers in zip(
+        batch.groups, answers_of(batch, RULES, advantages_of(Recipe())), strict=True
+    ):
+        for trajectory, answer in zip(group.trajectories, answers, strict=True):
+            assert answer.tokens.tolist() == [*group.prompt, *trajectory.tokens]
+            assert answer.counts.tolist() == [*[False] * len(group.prompt), *trajectory.written]
+            assert (answer.logprobs_n == -0.5).all()
             assert len(answer.logprobs_n) == answer.counts.sum()
             assert answer.staleness_n.min() >= 0
             assert answer.staleness_n.max() <= STALENESS
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-@settings(max_examples=12)  # of each of 16
+@settings(max_examples=12)  # of each of 25
 @given(batch=batches, at=st.tuples(st.integers(0, GROUPS - 1), st.integers(0, SIZE - 1)))
 def test_an_attack_on_one_trajectory_has_its_group_refused_and_no_other(
     attack: str, batch: Batch, at: tuple[int, int]
