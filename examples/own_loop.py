@@ -31,16 +31,16 @@ def too_old(batch: Batch, session: Session) -> dict[int, str]:
 
 
 def loss_of(model: Any, group: Group) -> torch.Tensor:
-    """Return PPO's clipped loss, summed over tokens. The workers' logprobs are the old ones."""
+    """Return PPO's clipped loss, summed over written tokens. The workers' logprobs are the old ones."""
     rewards = torch.tensor([each.reward for each in group.trajectories])
     advantages = (rewards - rewards.mean()) / (rewards.std(correction=0) + STD_FLOOR)
     losses = []
     for each, advantage in zip(group.trajectories, advantages, strict=True):
         prompt, answer = (torch.from_numpy(a.copy()).long() for a in (group.prompt, each.tokens))
         logits = model(input_ids=torch.cat([prompt, answer])[None]).logits[0, len(prompt) - 1 : -1]
-        logits = logits.float() / group.sampling.temperature
-        logprobs = logits.log_softmax(-1).gather(1, answer[:, None])[:, 0]
-        ratio = (logprobs - torch.from_numpy(each.logprobs.copy())).exp()
+        logits = logits[each.written].float() / group.sampling.temperature
+        logprobs = logits.log_softmax(-1).gather(1, answer[each.written, None])[:, 0]
+        ratio = (logprobs - torch.from_numpy(each.logprobs[each.written])).exp()
         clipped = ratio.clamp(1 - CLIP, 1 + CLIP)
         losses.append(-torch.minimum(ratio * advantage, clipped * advantage).sum())
     return torch.stack(losses).sum()
@@ -65,7 +65,7 @@ def main(url: str, token_file: str, base: str, root: str, steps: str) -> None:
             while reasons := too_old(batch := coordinator.take_batch(step), session):
                 coordinator.refuse(batch, reasons)
             start = time.monotonic()
-            tokens = sum(len(each.tokens) for group in batch.groups for each in group.trajectories)
+            tokens = sum(a.written.sum() for group in batch.groups for a in group.trajectories)
             for group in batch.groups:
                 torch.autograd.backward(loss_of(model, group) / tokens)
             optimizer.step()

@@ -3,8 +3,9 @@
     python -m examples.trl_grpo URL TOKEN_FILE BASE_MODEL SNAPSHOT_ROOT STEPS
 
 TRL calls `rollout_func` for the answers of a step. It returns the prompts, tokens and logprobs of
-the coordinator's batch, and their rewards, which TRL hands to the reward function. A callback
-commits each step and publishes versions. TRL's own dataset only says how many answers a step has.
+the coordinator's batch, which of the tokens were written, and the rewards, which TRL hands to the
+reward function. A callback commits each step and publishes versions. TRL's own dataset only says
+how many answers a step has.
 """
 
 import sys
@@ -49,6 +50,7 @@ class Feed(TrainerCallback):  # type: ignore[misc]  # TRL has no types
             "prompt_ids": [prompt.tolist() for prompt, _ in answers],
             "completion_ids": [each.tokens.tolist() for _, each in answers],
             "logprobs": [each.logprobs.tolist() for _, each in answers],
+            "env_mask": [each.written.astype(int).tolist() for _, each in answers],
             "earned": [each.reward for _, each in answers],
         }
 

@@ -14,7 +14,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from itertools import pairwise
+from heapq import merge
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -282,13 +283,11 @@ def _sample_faults(evidence: Evidence) -> Iterator[str]:
 
 
 def _trajectory_fault(trajectory: TrajectoryRecord, versions: frozenset[VersionKey]) -> str:
-    edges = [
-        0,
-        *(edge for span in trajectory.spans for edge in (span.start, span.end)),
-        len(trajectory.tokens) // 4,
-    ]
+    written = [(each.start, each.end) for each in trajectory.spans]
+    given = [(each.start, each.end) for each in trajectory.given]
+    edges = [0, *chain(*merge(written, given)), trajectory.length]
     if edges[::2] != edges[1::2] or not trajectory.tokens:
-        return "its spans do not cover its tokens"
+        return "its spans and given tokens do not cover its tokens"
     if len(trajectory.logprobs) != len(trajectory.tokens):
         return "not one logprob for each token"
     unknown = [span.version for span in trajectory.spans if span.key not in versions]
