@@ -1,6 +1,6 @@
 """Advantages and losses of one's own, named `module:function` in the table.
 
-    def advantages(rewards_g): ...    rewards of a group [g], float32, to advantages [g]
+    def advantages(rewards_g): ...    rewards of a group's episodes [g], float32, to advantages [g]
     def loss(inputs): ...             a `WeightInputs` to the loss of each token [n], with gradient
 
 A loss is summed up with the tokens' shares, as `loss_mean` says. Modules are found as Python finds them: installed,

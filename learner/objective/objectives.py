@@ -11,7 +11,7 @@ base.
 
 Not here: importance ratios and clips (`corrections`), and the choice of a run (`config.Recipe`).
 
-Suffixes of names: g = trajectories of a group, n = answer tokens of a micro-batch, a = its answers.
+Suffixes of names: g = episodes of a group, n = answer tokens of a micro-batch, a = its answers.
 """
 
 from dataclasses import dataclass
