@@ -31,7 +31,7 @@ class Turn:
     """What the policy answers next: `messages` of an environment in text, else `tokens`.
 
     messages: the new ones only, each with "role" and "content". tokens: the new ones only. tools:
-    JSON schemas of functions that may be called. max_new_tokens: of the answer; 0: as the task says.
+    JSON schemas of functions that may be called.
     tags: facts that reach the metrics. row: a name of the row that stays the same over runs, if it
     has one. Tools, tags and row are those of the first turn.
     """
@@ -39,7 +39,6 @@ class Turn:
     messages: Sequence[Mapping[str, Any]] = ()
     tokens: Sequence[int] = ()
     tools: Sequence[Mapping[str, Any]] = ()
-    max_new_tokens: int = 0
     tags: Mapping[str, str] = field(default_factory=dict)
     row: str = ""
 

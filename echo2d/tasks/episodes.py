@@ -37,13 +37,12 @@ log = logging.getLogger("echo2d.task")
 class EpisodeTurn:
     """What the policy answers next.
 
-    given: new tokens, packed int32. max_new_tokens: of the answer; 0: as the task says. state: what
-    `step` needs if the process ends; None: then the episode ends with it. again: the call was made
-    more than once. tags and row: those of the first turn, as of `TaskPrompt`.
+    given: new tokens, packed int32. state: what `step` needs if the process ends; None: then the
+    episode ends with it. again: the call was made more than once. tags and row: those of the first
+    turn, as of `TaskPrompt`.
     """
 
     given: bytes
-    max_new_tokens: int
     state: bytes | None
     again: bool = False
     tags: Mapping[str, str] = field(default_factory=dict)
@@ -112,7 +111,7 @@ class Episodes:
             case [*turn, dict(tags), str(row_name)] if all(
                 type(each) is str for pair in tags.items() for each in pair
             ):
-                return self._turn(episode, turn, EpisodeTurn(b"", 0, None, again, tags, row_name))
+                return self._turn(episode, turn, EpisodeTurn(b"", None, again, tags, row_name))
         return self._malformed(episode)
 
     async def step(self, call: StepCall) -> EpisodeTurn | EpisodeEnd | TaskFailed:
@@ -132,7 +131,7 @@ class Episodes:
                 score = parse_score([value, parts])
                 return score if isinstance(score, TaskFailed) else EpisodeEnd(score, closing, again)
             case list():
-                return self._turn(call.episode, reply, EpisodeTurn(b"", 0, None, again))
+                return self._turn(call.episode, reply, EpisodeTurn(b"", None, again))
         return self._malformed(call.episode)
 
     def drop(self, episode: int) -> None:
@@ -201,19 +200,15 @@ class Episodes:
     def _turn(self, episode: int, said: list[Any], turn: EpisodeTurn) -> EpisodeTurn | TaskFailed:
         """The turn with what the process said."""
         match said:
-            case ["turn", bytes(given), max_new_tokens, bytes() | None as state, str(unsaved)] if (
-                given
-                and len(given) % 4 == 0
-                and type(max_new_tokens) is int
-                and max_new_tokens >= 0
-                and len(state or b"") <= STATE_BYTES_MAX
+            case ["turn", bytes(given), bytes() | None as state, str(unsaved)] if (
+                given and len(given) % 4 == 0 and len(state or b"") <= STATE_BYTES_MAX
             ):
                 if state is None:
                     self._log_unsaved(unsaved)
                 elif self._seat_of.get(episode) is self._spare:
                     # It goes on beside the others.
                     self.drop(episode)
-                return replace(turn, given=given, max_new_tokens=max_new_tokens, state=state)
+                return replace(turn, given=given, state=state)
         return self._malformed(episode)
 
     def _malformed(self, episode: int) -> TaskFailed:

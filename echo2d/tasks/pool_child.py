@@ -18,7 +18,7 @@ An environment has no prompts and rewards but episodes, under numbers of the par
                                                   ->  ["ok", turn] or ["ok", [*end]]
     ["drop", episode]                             ->  ["ok", []]
 
-    turn: ["turn", given tokens, max_new_tokens, state or nil, why there is none]
+    turn: ["turn", given tokens, state or nil, why there is none]
     end:  ["end", value, parts, last word]
 
 turns: answers before this one. state: after these, for a process that does not have the episode;

@@ -216,7 +216,7 @@ class ServedEnvironment:
             if self._system and messages[0].get("role") != "system":
                 messages.insert(0, {"role": "system", "content": self._system})
             given = self._texts.first(messages, turn.tools)
-        told = self._told(played, turn, given)
+        told = self._told(played, given)
         return [*told, checked_tags(turn.tags), short_name(turn.row)]
 
     async def _go_on(
@@ -248,7 +248,7 @@ class ServedEnvironment:
         else:
             messages = [_cut(message) for message in found.messages]
             given = self._texts.following([*transcript, *answer], messages)
-        return self._told(played, found, given)
+        return self._told(played, given)
 
     def _read(self, tokens: Sequence[int], finish: "Finish") -> EnvironmentAnswer:
         if self._texts is None:
@@ -262,15 +262,13 @@ class ServedEnvironment:
         if not getattr(turn, wanted) or getattr(turn, other):
             raise ValueError(f"a turn of this environment has {wanted}, and no {other}")
 
-    def _told(self, played: OpenEpisode, turn: Turn, given: Sequence[int]) -> list[Any]:
-        """["turn", given tokens, max_new_tokens, state, why there is none]."""
+    def _told(self, played: OpenEpisode, given: Sequence[int]) -> list[Any]:
+        """["turn", given tokens, state, why there is none]."""
         if len(given) > GIVEN_TOKENS_MAX:
             raise ValueError(
                 f"a turn of {len(given)} tokens; at most {GIVEN_TOKENS_MAX} are allowed"
             )
-        if type(turn.max_new_tokens) is not int or turn.max_new_tokens < 0:
-            raise ValueError(f"max_new_tokens is {turn.max_new_tokens!r}; expected 0 or more")
-        return ["turn", packed_tokens(given), turn.max_new_tokens, *_saved(played.environment)]
+        return ["turn", packed_tokens(given), *_saved(played.environment)]
 
 
 def _at_once(work: Coroutine[Any, Any, list[Any]]) -> list[Any]:

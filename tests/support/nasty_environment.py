@@ -42,7 +42,7 @@ class Nasty(Environment):
         if row >= ROWS:
             raise NoMorePrompts
         self.__dict__ = {"_directory": self._directory, "sum": 0, "row": row, "seed": seed}
-        return Turn(tokens=[row, row], max_new_tokens=7, tags={"row": str(row)}, row=f"r{row}")
+        return Turn(tokens=[row, row], tags={"row": str(row)}, row=f"r{row}")
 
     def step(self, answer: EnvironmentAnswer) -> Turn | End:
         return self._act(ACTS[answer.tokens[0]], answer)
@@ -74,7 +74,6 @@ class Nasty(Environment):
             "messages": lambda: Turn([_said("hi")]),
             "tools": lambda: Turn(tokens=[1], tools=[{}]),
             "text": lambda: "a turn",  # type: ignore[dict-item,return-value]  # nasty on purpose
-            "negative": lambda: Turn(tokens=[1], max_new_tokens=-1),
             "program": lambda: self._note(str(subprocess.Popen(["sleep", "600"]).pid)),
             "who": lambda: Turn(tokens=[os.getpid()]),
         }

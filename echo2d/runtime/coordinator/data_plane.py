@@ -54,6 +54,9 @@ HELD_OUT: Mapping[str, Mapping[str, object]] = {
     "rows": {"split": "heldout", "epochs": 1},
     "gym": {"split": "heldout"},
     "sort_digits": {"split": "heldout"},
+    "calculator": {"split": "heldout"},
+    "poker": {"split": "heldout"},
+    "two_turn_digits": {"split": "heldout"},
 }
 # Options that decide nothing about the prompts. The data of `files` are in the task's own digest.
 MAY_CHANGE = frozenset({"files", "epochs", "scorer", "scorer_options", "answer", "answer_after"})

@@ -37,15 +37,14 @@ class TwoTurnDigits(Environment):
     def reset(self, row: int, seed: int) -> Turn:  # noqa: ARG002 - nothing is left to chance
         prompt = self._task.prompt(row)
         self._asked, self._first = prompt.tokens, None
-        # The most that it takes: a longer answer is wrong already.
-        return Turn(tokens=self._asked, max_new_tokens=len(self._asked), tags=prompt.tags)
+        return Turn(tokens=self._asked, tags=prompt.tags)
 
     def step(self, given: EnvironmentAnswer) -> Turn | End:
         right = tuple(given.tokens) == answer(self._asked)
         if self._first is None:
             self._first = right
             hint = (RIGHT if right else WRONG, *self._asked)
-            return Turn(tokens=hint, max_new_tokens=len(self._asked))
+            return Turn(tokens=hint)
         parts = {"first": float(self._first), "second": float(right)}
         return End(Reward(sum(parts.values()) / 2, parts))
 

@@ -178,7 +178,6 @@ def test_a_hand_in_tokens() -> None:
     poker = Poker("call", stack=10, alphabet="tokens", rng_seed=1)
     row = next(n for n in range(9) if poker.reset(n, 0).tags["position"] == "big blind")
     first = poker.reset(row, 0)
-    assert first.max_new_tokens == 1
     hole = " ".join("".join(poker._table._holes[0]))
     assert spelled(first) == f"blind {hole} call ?"
     flop = poker.step(token("pot"))

@@ -25,7 +25,7 @@ def test_the_hint_and_the_reward(first: bool, second: bool) -> None:
     assert asked == SortDigits().prompt(3).tokens
     right, wrong = answer(asked), (EOS,)
     turn = game.step(answered(right if first else wrong))
-    assert turn == Turn(tokens=(RIGHT if first else WRONG, *asked), max_new_tokens=9)
+    assert turn == Turn(tokens=(RIGHT if first else WRONG, *asked))
     restored = TwoTurnDigits()
     restored.restore(game.save())
     end = restored.step(answered(right if second else wrong))

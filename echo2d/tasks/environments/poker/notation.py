@@ -106,10 +106,10 @@ class PokerAlphabet:
 
     def first(self, news: PokerNews, *, button: bool, stack: int) -> Turn:  # noqa: ARG002 - no word for it
         words = ["button" if button else "blind", *_spelled(news.spot.hole)]
-        return Turn(tokens=_tokens([*words, *self._told(news)]), max_new_tokens=1)
+        return Turn(tokens=_tokens([*words, *self._told(news)]))
 
     def following(self, news: PokerNews) -> Turn:
-        return Turn(tokens=_tokens(self._told(news)), max_new_tokens=1)
+        return Turn(tokens=_tokens(self._told(news)))
 
     def decision(self, answer: EnvironmentAnswer, spot: PokerSpot) -> PokerDecision | None:
         token = answer.tokens[0] if answer.tokens else -1
