@@ -88,6 +88,13 @@ def status(
     help="Random seed of the model, the prompts and the sampling.",
 )
 @click.option(
+    "--task",
+    type=click.Choice(["sort_digits", "two_turn_digits"]),
+    default="sort_digits",
+    show_default=True,
+    help="What is trained: a task of one answer, or an environment of two turns.",
+)
+@click.option(
     "--chaos",
     is_flag=True,
     help="Kill workers (kill -9) again and again, and every other process at least once.",

@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from echo2d.bench.lab.processes import Program, Programs, wait_for
 from echo2d.bench.lab.worker_program import start_worker
@@ -34,6 +34,7 @@ from echo2d.demo.results import (
     trained_again,
 )
 from echo2d.demo.tiny_model import TinyRecipe, greedy_accuracy, held_out_prompts, make_tiny_model
+from echo2d.demo.two_turns import second_turn_accuracy
 from echo2d.errors import OperatorFault
 
 STEPS = 80
@@ -63,7 +64,7 @@ group_size = 8
 max_new_tokens = 12
 
 [task]
-kind = "sort_digits"
+kind = "{task}"
 options = {{ rng_seed = {seed} }}
 processes = 1
 
@@ -90,7 +91,7 @@ rng_seed = {seed}
 @dataclass(frozen=True, slots=True)
 class Demo:
     """The options of `echo2d demo`. staleness: S. kappa: train steps per publish. seed: of
-    everything random.
+    everything random. task: sort_digits, or two_turn_digits, whose accuracy is that of the second answer.
     """
 
     steps: int = STEPS
@@ -102,6 +103,7 @@ class Demo:
     chaos: bool = False
     delta: bool = True
     run_dir: Path | None = None
+    task: Literal["sort_digits", "two_turn_digits"] = "sort_digits"
 
     def __post_init__(self) -> None:
         if self.steps < 1:
@@ -168,10 +170,9 @@ def _run(demo: Demo, run: Path, view: LiveView) -> DemoResult:
             facts = _settled(coordinator, programs, chaos, facts, demo)
         view.say("measuring held-out accuracy of version 0 and the last")
         prompts = held_out_prompts(recipe)
-        last = greedy_accuracy(
-            next((run / "coordinator" / "versions").glob(f"{demo.steps}-*")), prompts
-        )
-    accuracy = (greedy_accuracy(model, prompts), last)
+        measure = greedy_accuracy if demo.task == "sort_digits" else second_turn_accuracy
+        last = measure(next((run / "coordinator" / "versions").glob(f"{demo.steps}-*")), prompts)
+    accuracy = (measure(model, prompts), last)
     result = _result(
         demo,
         add_up([*chaos.lives, facts]),
@@ -196,6 +197,7 @@ def _start_coordinator(demo: Demo, run: Path, model: Path, programs: Programs) -
         "staleness": demo.staleness,
         "kappa": demo.kappa,
         "seed": demo.seed,
+        "task": demo.task,
     }
     config = run / "run.toml"
     config.write_text(CONFIG.format(**facts, delta=json.dumps(demo.delta)))

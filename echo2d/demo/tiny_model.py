@@ -94,7 +94,7 @@ def greedy_accuracy(directory: Path, prompts: Sequence[Prompt]) -> float:
     """The share of prompts that the model in `directory` answers exactly right by greedy decoding
     in float32.
     """
-    return accuracies(_load(directory), prompts)[0]
+    return accuracies(load_tiny_model(directory), prompts)[0]
 
 
 def _key(recipe: TinyRecipe) -> str:
@@ -102,7 +102,8 @@ def _key(recipe: TinyRecipe) -> str:
     return hashlib.blake2b(described.encode(), digest_size=8).hexdigest()
 
 
-def _load(directory: Path) -> Any:
+def load_tiny_model(directory: Path) -> Any:
+    """The model in float32, to be measured."""
     import torch
     from transformers import AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar
