@@ -12,6 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from echo2d.demo.chaos import KINDS
+from echo2d.demo.results import read_metrics
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 STEPS = 6
@@ -43,6 +44,20 @@ def test_a_short_demo_keeps_its_promises(tmp_path: Path) -> None:
     assert 0 <= result["bubble_ratio"] < 1
     assert (run / "logs" / "coordinator.log").stat().st_size > 0
     the_trained_model_loads(run, tmp_path / "trained")
+
+
+def test_a_demo_plays_an_environment_of_two_turns(tmp_path: Path) -> None:
+    """Also when every process is killed; each trained episode has both turns, and the hint between them."""
+    steps, run = 8, tmp_path / "run"
+    flags = ("--task=two_turn_digits", f"--steps={steps}", "--workers=2", "--chaos", "--json")
+    arguments = command(*flags, f"--run-dir={run}")
+    done = subprocess.run(arguments, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert {kill["kind"] for kill in result["kills"]} == set(KINDS)
+    assert (result["steps"], result["batches_changed"]) == (steps, 0)
+    rows = read_metrics(run / "learner" / "metrics.jsonl")
+    assert {(row["turns"], row["given_tokens"]) for row in rows} == {(2.0, 10.0)}
 
 
 def the_trained_model_loads(run: Path, directory: Path) -> None:

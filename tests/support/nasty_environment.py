@@ -19,7 +19,6 @@ from echo2d.tasks.served_environment import GIVEN_TOKENS_MAX
 ACTS = (
     "go on", "end", "nan", "raise", "unjudged", "kill once", "kill", "hang", "block", "deaf", "big",
     "wide", "lock", "forget", "nothing", "messages", "tools", "text", "program", "wait", "who",
-    "negative",
 )  # fmt: skip
 ROWS = 1000
 

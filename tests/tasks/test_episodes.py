@@ -116,9 +116,7 @@ async def test_an_episode_from_its_first_turn_to_its_end(kind: str, directory: P
     async with episodes_of(kind, directory) as episodes:
         player = Player(episodes)
         first = await player.reset(row=3, seed=5)
-        assert first == EpisodeTurn(
-            pack_tokens([3, 3]), first.state, tags={"row": "3"}, row="r3"
-        )
+        assert first == EpisodeTurn(pack_tokens([3, 3]), first.state, tags={"row": "3"}, row="r3")
         second = await player.go_on(act("go on", 4))
         assert second == EpisodeTurn(pack_tokens([4]), second.state)
         assert await player.given(act("go on", 6)) == [10]

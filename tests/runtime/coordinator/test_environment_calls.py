@@ -1,0 +1,159 @@
+"""Environments in their processes, as the core asks for them."""
+
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from echo2d.core.base.ids import GroupId
+from echo2d.core.protocol.trajectory import RewardPart, Source, pack_tokens
+from echo2d.core.rollouts.events import (
+    DrawPrompt,
+    EnvironmentStepped,
+    EpisodeEnded,
+    ForgetEpisode,
+    PromptDrawn,
+    PromptsEnded,
+    StepEnvironment,
+)
+from echo2d.runtime.coordinator.environment_calls import EnvironmentCalls
+from echo2d.runtime.coordinator.task_calls import OnError
+from echo2d.tasks.episodes import Episodes
+from echo2d.tasks.pool import TaskPool
+from tests.support.nasty_environment import ROWS, act
+
+NASTY = "tests.support.nasty_environment:Nasty"
+PROMPT = pack_tokens([3, 3])
+SEED = 5
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    """Where a task process of another user may write, which `tmp_path` is not."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o777)
+        yield Path(name)
+
+
+@asynccontextmanager
+async def calls_of(
+    directory: Path, *, on_error: OnError = "drop_sample"
+) -> AsyncIterator[EnvironmentCalls]:
+    async with TaskPool(NASTY, {"directory": str(directory)}) as pool:
+        yield EnvironmentCalls(Episodes(pool), name="nasty", vocab_size=100, on_error=on_error)
+
+
+def first(*answer: int) -> StepEnvironment:
+    """The first turn of row 3, sample 1 of group 9."""
+    tokens = pack_tokens(answer)
+    return StepEnvironment(GroupId(9), 1, 0, 1, 3, SEED, PROMPT, tokens, 0, "stop", None, "nasty")
+
+
+def after(order: StepEnvironment, found: object, *answer: int) -> StepEnvironment:
+    """The next turn."""
+    assert isinstance(found, EnvironmentStepped), found
+    output = order.output + found.tokens
+    return replace(
+        order,
+        turn=order.turn + 1,
+        start=len(output) // 4,
+        output=output + pack_tokens(answer),
+        state=found.state,
+    )
+
+
+async def test_prompts_are_the_first_turns_of_rows_until_these_end(directory: Path) -> None:
+    async with calls_of(directory) as calls:
+        drawn = await calls.draw(DrawPrompt(3, "nasty"))
+        assert isinstance(drawn, PromptDrawn)
+        assert (drawn.tokens, drawn.source) == (PROMPT, Source("nasty", "r3"))
+        assert [(tag.name, tag.value) for tag in drawn.tags] == [("row", "3")]
+        assert await calls.draw(DrawPrompt(ROWS, "nasty")) == PromptsEnded(ROWS, "nasty")
+
+
+async def test_an_episode_has_its_own_seed_and_ends_with_a_reward(directory: Path) -> None:
+    async with calls_of(directory) as calls:
+        order = first(*act("go on", 4))
+        stepped = await calls.step(order)
+        assert isinstance(stepped, EnvironmentStepped)
+        assert stepped.tokens == pack_tokens([4])
+        ended = await calls.step(after(order, stepped, *act("end", 1)))
+        parts = (RewardPart("seed", float(SEED)),)
+        assert ended == EpisodeEnded(GroupId(9), 1, 0, 2, 5.0, "", parts)
+
+
+async def test_after_a_restart_an_episode_goes_on_from_its_last_answered_turn(
+    directory: Path,
+) -> None:
+    """Other processes, and another coordinator: the state is all that is left."""
+    order = first(*act("go on", 4))
+    async with calls_of(directory) as calls:
+        stepped = await calls.step(order)
+    async with calls_of(directory) as calls:
+        again = replace(after(order, stepped, *act("end", 1)), again=True)
+        ended = await calls.step(again)
+    assert isinstance(ended, EpisodeEnded)
+    assert ended.reward == 5.0
+
+
+async def test_a_process_that_dies_costs_no_answered_turn(directory: Path) -> None:
+    """It is killed after it took the second turn, and before anybody heard of that."""
+    async with calls_of(directory) as calls:
+        order = first(*act("go on", 4))
+        second = after(order, await calls.step(order), *act("kill once", 2))
+        third = after(second, await calls.step(second), *act("end", 1))
+        ended = await calls.step(third)
+    assert isinstance(ended, EpisodeEnded)
+    assert ended.reward == 7.0
+
+
+@pytest.mark.parametrize(
+    ("on_error", "name", "reward"),
+    [
+        ("drop_sample", "raise", None),
+        ("zero", "raise", 0.0),
+        ("zero", "unjudged", None),
+        ("zero", "kill", None),
+    ],
+)
+async def test_what_goes_wrong_is_no_reward(
+    on_error: OnError, name: str, reward: float | None, directory: Path
+) -> None:
+    """Only an error of the environment may count as a zero, if the operator says so."""
+    async with calls_of(directory, on_error=on_error) as calls:
+        ended = await calls.step(first(*act(name)))
+        assert isinstance(ended, EpisodeEnded)
+        assert ended.reward == reward
+        assert ended.reason
+
+
+async def test_the_prompt_of_a_group_must_be_the_first_turn_of_its_samples(directory: Path) -> None:
+    async with calls_of(directory) as calls:
+        ended = await calls.step(replace(first(*act("go on")), prompt=pack_tokens([3, 4])))
+        assert isinstance(ended, EpisodeEnded)
+        assert ended.reward is None
+        assert "the first turn depends on more than the row" in ended.reason
+
+
+async def test_given_tokens_are_of_the_vocabulary(directory: Path) -> None:
+    async with calls_of(directory) as calls:
+        ended = await calls.step(first(*act("go on", 100)))
+        assert isinstance(ended, EpisodeEnded)
+        assert ended.reward is None
+        assert "below 100" in ended.reason
+
+
+async def test_an_episode_that_nobody_goes_on_with_is_forgotten(directory: Path) -> None:
+    """A sample that begins anew has another episode, also while the old one is still there."""
+    async with calls_of(directory) as calls:
+        order = first(*act("go on", 4))
+        await calls.step(order)
+        calls.forget(ForgetEpisode(GroupId(9), 1, "nasty"))
+        calls.forget(ForgetEpisode(GroupId(9), 1, "nasty"))
+        anew = replace(order, begun=1, output=pack_tokens(act("end", 1)))
+        ended = await calls.step(anew)
+        assert isinstance(ended, EpisodeEnded)
+        assert (ended.begun, ended.reward) == (1, 1.0)
