@@ -240,6 +240,14 @@ class SimulateTable(Table):
         low=0.0,
         high=1.0,
     )
+    turns: int = key("answers of an episode; 1: there is no environment", 1, low=1, high=1024)
+    tool_s: float = key(
+        "mean seconds between two turns, in which an episode holds no slot",
+        0.0,
+        low=0.0,
+        high=SECONDS_MAX,
+    )
+    tool_sigma: float = key("long tail of these (of the logarithm)", 1.0, low=0.0, high=2.0)
     train_sigma: float = key("spread of train steps (of the logarithm)", 0.05, low=0.0, high=1.0)
     rng_seed: int = key("of everything that is drawn", 0, low=0)
 

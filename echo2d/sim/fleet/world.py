@@ -34,16 +34,19 @@ from echo2d.core.protocol.control_messages import (
     LeaseCancelled,
     LeaseGranted,
     ToPeer,
+    VersionKey,
 )
 from echo2d.core.protocol.trajectory import pack_tokens
 from echo2d.core.rollouts.events import (
     DrawPrompt,
+    EpisodeEnded,
     GroupDropped,
     LeaseGiven,
     PromptDrawn,
     PromptTaken,
     SampleScored,
     ScoreSample,
+    StepEnvironment,
 )
 from echo2d.core.rollouts.groups import Groups
 from echo2d.core.rollouts.scheduler import LeaseScheduler
@@ -53,6 +56,7 @@ from echo2d.errors import OperatorFault
 from echo2d.sim.fleet.forecast import Ablation
 from echo2d.sim.fleet.learner import FleetLearner
 from echo2d.sim.fleet.spec import FleetSpec, WorkersTable
+from echo2d.sim.fleet.tools import FleetTools, ToolAnswer
 from echo2d.sim.fleet.versions import FleetVersions
 from echo2d.sim.fleet.worker import STOP, TOKENS_MAX, FleetSample, FleetWorker
 from echo2d.sim.kernel.virtual_clock import Clock
@@ -83,7 +87,10 @@ class FleetWorld:
         self._chance = random.Random(self._simulate.rng_seed)
         self._clock = Clock()
         kappa = learner.publish_every if isinstance(learner.publish_every, int) else None
-        task = TaskRules(max_new_tokens=TOKENS_MAX, stop_token_ids=(STOP,))
+        self.tools = FleetTools(self._simulate, self._chance, TOKENS_MAX)
+        task = TaskRules(
+            max_new_tokens=TOKENS_MAX, stop_token_ids=(STOP,), episode=self.tools.rules
+        )
         self._rules = RunRules(
             RunId("fleet"), learner.staleness_max, kappa, learner.trajectories_per_step, self._simulate.group_size,
             (task,), 8, "drop", True, "auto", 1, lease_silence_s=FOREVER_S, heartbeat_s=FOREVER_S,
@@ -311,6 +318,7 @@ class FleetWorld:
     def _advance(self) -> None:
         self._advancing = False
         self.statistics.now = self._clock.now
+        self.tools.count(self._scheduler.slots, len(self.groups.leases), self._clock.now)
         self._advances += 1
         asked = self.staleness.committed + PREFETCH_STEPS
         self._perform(self.groups.before_batch(asked))
@@ -355,6 +363,10 @@ class FleetWorld:
                 case ScoreSample(group, sample):
                     reward = 0.0 if self._is_flat(group) else self._chance.random()
                     self._perform(self.groups.scored(SampleScored(group, sample, reward, "")))
+                case StepEnvironment(group, sample):
+                    reward = 0.0 if self._is_flat(group) else self._chance.random()
+                    seconds, answer = self.tools.step(action, reward)
+                    self._clock.after(seconds, self._tool_answers, answer)
                 case DrawPrompt(cursor):
                     self.groups.prompt_drawn(PromptDrawn(cursor, _PROMPT))
                     drawn = True
@@ -366,6 +378,19 @@ class FleetWorld:
                     pass
         return drawn
 
+    def _tool_answers(self, answer: ToolAnswer) -> None:
+        now = self.statistics.now = self._clock.now
+        self.tools.answered(answer)
+        if isinstance(answer, EpisodeEnded):
+            self._perform(self.groups.episode_ended(answer, now=now))
+        else:
+            self._perform(self.groups.environment_stepped(answer, now=now))
+        self._advance_soon()
+
+    def _serving(self, worker: PeerId) -> VersionKey | None:
+        box = self.boxes.get(worker)
+        return None if box is None else box.peer.serving
+
     def _notes(self, record: object) -> None:
         """When a group begins, and what moves."""
         if isinstance(record, PromptTaken):
@@ -374,7 +399,7 @@ class FleetWorld:
             if (begun := self._begun.pop(record.group, None)) is not None:
                 self.dropped_s.append(self._clock.now - begun)
         elif isinstance(record, LeaseGiven):
-            self._moved += record.base.length > 0
+            self._moved += record.base.length > record.base.turn_start
 
     def _is_flat(self, group: GroupId) -> bool:
         """Whether all rewards of this group are the same, so that it is thrown away."""
@@ -387,8 +412,11 @@ class FleetWorld:
         if isinstance(message, LeaseGranted):
             box = self._box(session)
             assert box is not None
-            works = [self._work(message, sample) for sample in message.samples]
-            extra_s = self._fleet.policy.recompute_s if message.written else 0.0
+            turns = self._simulate.turns
+            works = [self._work(message, sample) / turns for sample in message.samples]
+            cached = self.tools.begins(message, box.peer.peer, self._serving)
+            again = message.written > 0 or (message.earlier > 0 and not cached)
+            extra_s = self._fleet.policy.recompute_s if again else 0.0
             for sample in box.begin(message, works, extra_s, self._clock.now):
                 self._clock.at(sample.due, self._finished, box, sample)
         elif isinstance(message, LeaseCancelled) and (box := self._box(session)) is not None:
@@ -431,6 +459,7 @@ class FleetWorld:
         self._usd_at_commit = self._usd()
         if step == WARM_STEPS * (self._rules.staleness_max + 1):
             self._measured_from = self._clock.now, self.learner.waited_s
+            self.tools.begin_counting(self._clock.now)
         if step - self.spreading.published >= self.publish_every:
             self.spreading.publish(step)
             self.demands.append((mu_min(self.demand()), self.mu_pool))
@@ -479,6 +508,7 @@ class FleetWorld:
                 for name, share in GROUP_QUANTILES.items()
             },
             "samples_moved": self._moved,
+            **self.tools.facts(measured_s),
             "egress_gb": self.spreading.egress_gb,
             "seed_copies": self.spreading.copies_each,
             "seed_usd": self.spreading.seed_usd,
