@@ -162,6 +162,7 @@ CORE_THIRD_PARTY = {"msgpack", "numpy", "zstandard", "blake3", "xxhash"}
 TORCH_FILES = (
     "echo2d/engines/torch_engine",
     "tools/research/gpu_step.py",
+    "tools/research/head_blocks.py",
     "tools/research/rl_updates.py",
     "tools/research/shared_prompts.py",
     "tools/research/train_step.py",
