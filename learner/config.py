@@ -221,7 +221,9 @@ class LearnerConfig(Recipe):
         "and every second matrix product; auto: selective with CUDA, else none",
         "auto",
     )
-    compile: bool = key("compile the layers with torch.compile: minutes at the start", False)
+    compile: bool = key(
+        "compile the layers with torch.compile: faster on a GPU, after minutes at the start", False
+    )
     gradient_sync: Literal["each", "last"] = key(
         "in which micro-batch of an optimizer step the ranks add up gradients; last: less traffic, "
         "and every rank holds the whole model's gradient",

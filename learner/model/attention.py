@@ -107,11 +107,18 @@ class _Call:
 
 
 class AttentionPlans:
-    """How the pieces of a row are computed, for each window that a layer has."""
+    """How the pieces of a row are computed, for each window that a layer has.
 
-    def __init__(self, pieces: Pieces) -> None:
+    device: where the row is, if a kernel may be used. What the kernel needs is made here, which compiled layers could
+    not do.
+    """
+
+    def __init__(self, pieces: Pieces, device: torch.device | None = None) -> None:
         self._pieces = pieces
         self._made: dict[object, Any] = {}
+        self._varlen: tuple[_Kernel, VarlenRow] | None = None
+        if device is not None and device.type == "cuda" and (kernel := _kernel()):
+            self._varlen = kernel, _varlen(pieces, device)
 
     @staticmethod
     @functools.lru_cache(maxsize=8)
@@ -126,14 +133,17 @@ class AttentionPlans:
     ) -> Tensor:
         """The output [t, h, d] for every token of the row."""
         narrow = query_thd.dtype != torch.float32 and query_thd.shape[2] <= HEAD_SIZE_MAX
-        if query_thd.is_cuda and narrow and not settings.dropout and (kernel := _kernel()):
-            return self._run_varlen(kernel, query_thd, key_thd, value_thd, settings)
-        return self._run_sdpa(query_thd, key_thd, value_thd, settings)
+        if self._varlen is not None and narrow and not settings.dropout:
+            return _run_varlen(*self._varlen, query_thd, key_thd, value_thd, settings)
+        found: Tensor = self._run_sdpa(query_thd, key_thd, value_thd, settings)
+        return found
 
     def pairs(self, window: int | None = None) -> int:
         """Pairs of query and key that SDPA computes."""
         return sum(call.pairs for call in _calls(self._pieces, window))
 
+    # Its calls differ from row to row, and each would be compiled.
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _run_sdpa(
         self, query_thd: Tensor, key_thd: Tensor, value_thd: Tensor, settings: AttentionSettings
     ) -> Tensor:
@@ -171,21 +181,6 @@ class AttentionPlans:
                 _way_back(calls, device),
             )
         return made
-
-    def _run_varlen(
-        self,
-        kernel: "_Kernel",
-        query_thd: Tensor,
-        key_thd: Tensor,
-        value_thd: Tensor,
-        settings: AttentionSettings,
-    ) -> Tensor:
-        device = query_thd.device
-        if (row := self._made.get(device)) is None:
-            row = self._made[device] = _varlen(self._pieces, device)
-        if row.keys_k is not None:
-            key_thd, value_thd = (each.index_select(0, row.keys_k) for each in (key_thd, value_thd))
-        return kernel(query_thd, key_thd, value_thd, row, settings)
 
 
 def _calls(pieces: Pieces, window: int | None) -> list[_Call]:
@@ -282,6 +277,19 @@ class VarlenRow:
 _Kernel = Callable[[Tensor, Tensor, Tensor, VarlenRow, AttentionSettings], Tensor]
 
 
+def _run_varlen(
+    kernel: _Kernel,
+    row: VarlenRow,
+    query_thd: Tensor,
+    key_thd: Tensor,
+    value_thd: Tensor,
+    settings: AttentionSettings,
+) -> Tensor:
+    if row.keys_k is not None:
+        key_thd, value_thd = (each.index_select(0, row.keys_k) for each in (key_thd, value_thd))
+    return kernel(query_thd, key_thd, value_thd, row, settings)
+
+
 def _varlen(pieces: Pieces, device: torch.device) -> VarlenRow:
     keys = [
         np.concatenate([context_start + np.arange(context), start + np.arange(tokens)])
@@ -303,7 +311,7 @@ def _kernel() -> _Kernel | None:
     with contextlib.suppress(ImportError):
         importlib.import_module("flash_attn")
         return _flash_attention
-    return None if _torchs_options() is None else _torchs_attention
+    return _torchs_kernel()
 
 
 def _flash_attention(
@@ -318,24 +326,11 @@ def _flash_attention(
     return found
 
 
-def _torchs_attention(
-    query: Tensor, key: Tensor, value: Tensor, row: VarlenRow, settings: AttentionSettings
-) -> Tensor:
-    from torch.nn.attention.varlen import varlen_attn
-
-    found = varlen_attn(
-        query, key, value, *_bounds(row), scale=settings.scaling, window_size=_window(settings),
-        **(_torchs_options() or {}),
-    )  # fmt: skip
-    assert isinstance(found, Tensor)
-    return found
-
-
 @functools.cache
-def _torchs_options() -> dict[str, Any] | None:
-    """What torch's kernel must be told to take fewer heads of keys than of queries; None: it cannot be used.
+def _torchs_kernel() -> _Kernel | None:
+    """The varlen kernel of torch; None: it has none that can be used.
 
-    It has windows since torch 2.11, and asks for this permission since 2.12.
+    It has windows since torch 2.11, and since 2.12 it must be told to take fewer heads of keys than of queries.
     """
     try:
         from torch.nn.attention.varlen import varlen_attn
@@ -344,7 +339,19 @@ def _torchs_options() -> dict[str, Any] | None:
     known = inspect.signature(varlen_attn).parameters
     if "window_size" not in known:
         return None
-    return {"enable_gqa": True} if "enable_gqa" in known else {}
+    options: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in known else {}
+
+    def run(
+        query: Tensor, key: Tensor, value: Tensor, row: VarlenRow, settings: AttentionSettings
+    ) -> Tensor:
+        found = varlen_attn(
+            query, key, value, *_bounds(row), scale=settings.scaling, window_size=_window(settings),
+            **options,
+        )  # fmt: skip
+        assert isinstance(found, Tensor)
+        return found
+
+    return run
 
 
 def _bounds(row: VarlenRow) -> tuple[Tensor, Tensor, int, int]:

@@ -10,11 +10,15 @@ learner.recompute says which results of a layer the backward pass makes again in
 
 from collections.abc import Set as AbstractSet
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+from torch import Tensor, nn
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 
 from echo2d.client import OperatorFault
 from learner.config import LearnerConfig
@@ -27,32 +31,53 @@ OF_EXPERTS = {"bmm", "_grouped_mm"}
 
 
 def prepare_layers(model: Any, config: LearnerConfig, device: torch.device) -> None:
-    """Prepare the layers in place, before they are sharded. OperatorFault: the model does not support it."""
-    what = config.explicit(cuda=device.type == "cuda").recompute
-    if what != "none":
-        _recompute(model, config.model, selective=what == "selective")
-    if config.compile:
-        for layer in layers_of(model):
-            layer.compile(dynamic=True)
-
-
-def _recompute(model: Any, directory: Path, *, selective: bool) -> None:
-    how: dict[str, Any] = {"use_reentrant": False}
-    if selective:
-        # A result that is kept must not be changed, and a bias of experts is added to the product itself.
-        biased = any(getattr(module, "has_bias", False) for module in model.modules())
-        how["context_fn"] = partial(_contexts, PRODUCTS - OF_EXPERTS if biased else PRODUCTS)
+    """Make the layers keep what the config says, before they are sharded; `compile_layers` does it for compiled ones.
+    OperatorFault: the model does not support it.
+    """
+    chosen = config.explicit(cuda=device.type == "cuda")
+    if chosen.recompute == "none" or chosen.compile:
+        return
     # The second name is that of older versions of transformers.
     enable = (
         getattr(model, "activation_checkpointing_enable", None)
         or model.gradient_checkpointing_enable
     )
     try:
-        enable(how)
+        enable(_how(model, chosen.recompute))
     except ValueError as error:
         raise OperatorFault(
-            f"learner.recompute: the model in {directory} does not support it: {error}"
+            f"learner.recompute: the model in {config.model} does not support it: {error}"
         ) from error
+
+
+def compile_layers(model: Any, config: LearnerConfig, device: torch.device) -> None:
+    """Compile the layers in place, after they were sharded, each with what it recomputes, so that the compiler decides
+    nothing that the config decides. One piece of code serves all layers of a kind, for any number of tokens.
+    """
+    what = config.explicit(cuda=device.type == "cuda").recompute
+    how = _how(model, what)
+
+    def run(layer: nn.Module, hidden: Tensor, **others: Any) -> Any:
+        def forward(hidden: Tensor) -> Any:
+            return type(layer).forward(layer, hidden, **others)
+
+        if what == "none" or not torch.is_grad_enabled():
+            return forward(hidden)
+        return checkpoint(forward, hidden, **how)
+
+    compiled = torch.compile(run, dynamic=True)
+    for layer in layers_of(model):
+        layer.forward = partial(compiled, layer)
+
+
+def _how(model: Any, what: str) -> dict[str, Any]:
+    """The keywords of `checkpoint`."""
+    how: dict[str, Any] = {"use_reentrant": False}
+    if what == "selective":
+        # A result that is kept must not be changed, and a bias of experts is added to the product itself.
+        biased = any(getattr(module, "has_bias", False) for module in model.modules())
+        how["context_fn"] = partial(_contexts, PRODUCTS - OF_EXPERTS if biased else PRODUCTS)
+    return how
 
 
 def _contexts(products: AbstractSet[str]) -> Any:

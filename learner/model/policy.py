@@ -33,7 +33,7 @@ from learner.metrics.staleness import (
 from learner.model import lora, rng_state
 from learner.model.begun_step import BegunStep, Leaves, StepLeftError, finishes
 from learner.model.flops import ModelSize, peak_of
-from learner.model.layers import prepare_layers
+from learner.model.layers import compile_layers, prepare_layers
 from learner.model.load import empty_model, fill
 from learner.model.router import LayerSums, Routers, router_load
 from learner.model.scorer import AnswerScorer
@@ -130,6 +130,9 @@ class Policy:
             lora.initialize(self.model)
         self._loss = loss_of(config)
         self._scorer = AnswerScorer(self.model, packing=config.packing)
+        if config.compile:
+            # After the scorer has tried out the layers, on tokens too few to compile them for.
+            compile_layers(self.model, config, ranks.device)
         # A compiled layer has no use for hooks, which would cut it into pieces.
         self._routers = Routers(self.model, hooked=not config.compile)
         self._base = (

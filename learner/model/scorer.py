@@ -98,7 +98,7 @@ class AnswerScorer:
         if positions_bt is not None:
             context["position_ids"] = self._here(positions_bt)
         if pieces is not None:
-            context["pieces"] = AttentionPlans(pieces)
+            context["pieces"] = AttentionPlans(pieces, self._device)
         return context
 
     def _here(self, values: NDArray[Any]) -> Tensor:

@@ -271,9 +271,13 @@ class Rendezvous:
 
 
 def layers_of(model: Any) -> list[Any]:
-    """The model's transformer blocks."""
+    """The model's transformer blocks. FSDP2 gives them a class of its own, below their own one."""
     names = set(getattr(model, "_no_split_modules", None) or ())
-    return [module for module in model.modules() if type(module).__name__ in names]
+    return [
+        module
+        for module in model.modules()
+        if any(kind.__name__ in names for kind in type(module).__mro__)
+    ]
 
 
 def whole(value: Tensor) -> Tensor:

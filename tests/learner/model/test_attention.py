@@ -17,6 +17,8 @@ from learner.model.attention import (
     AttentionSettings,
     UnknownAttentionError,
     VarlenRow,
+    _run_varlen,
+    _varlen,
     attend,
 )
 
@@ -125,8 +127,8 @@ def test_a_varlen_kernel_gets_each_pieces_queries_and_keys(
     query, key, value = made(int(pieces.tokens_p.sum()))
     query_thd, key_thd, value_thd = (each[0].transpose(0, 1) for each in (query, key, value))
     wanted = AttentionSettings(0.3, 0.0, window)
-    plans = AttentionPlans(pieces)
-    found = plans._run_varlen(one_by_one, query_thd, key_thd, value_thd, wanted)
+    row = _varlen(pieces, torch.device("cpu"))
+    found = _run_varlen(one_by_one, row, query_thd, key_thd, value_thd, wanted)
     theirs = dense(query, key, value, pieces, window)
     torch.testing.assert_close(found[None], theirs, rtol=1e-5, atol=1e-5)
 
