@@ -100,7 +100,10 @@ def _train(config: LearnerConfig, ranks: Ranks, tokens: int, live: LiveBytes) ->
         for _ in range(2):
             _accumulate(micro, scorer, base)
         torch.nn.utils.clip_grad_norm_(trained, 1.0)
+        peak = live.peak
         optimizer.step()
+        # A fused step makes nothing but its state; torch 2.11 copies all of it where tensors have no numbers.
+        live.peak = max(peak, live.now)
         optimizer.zero_grad()
     return Footprint(tokens, weights, live.now, live.peak)
 
