@@ -1,6 +1,6 @@
 """Measure train steps on one GPU: how much of it they use, and the planned peak of memory beside the measured one.
 
-    python -m tools.research.gpu_step [--steps 4] [--only TEXT] [--profile]
+    python -m tools.research.gpu_step [--steps 4] [--only TEXT ...] [--profile]
 
 Models with random weights and the shape of Qwen3; 32 answers of 2,000 tokens to prompts of 48, one optimizer step.
 Medians without the first step. MFU counts what `learner/model/flops.py` counts. The plan is that of
@@ -48,26 +48,34 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "0.6B, selective": ("0.6B", {"recompute": "selective"}),
     "4 layers of 8B, all recomputed": ("4 layers of 8B", {"recompute": "all"}),
     "4 layers of 8B, selective": ("4 layers of 8B", {"recompute": "selective"}),
-    "4 layers of 8B, compiled": ("4 layers of 8B", {"recompute": "selective", "compile": True}),
 }
+CASES.update(
+    {
+        f"{name}, compiled": (shape, {**changes, "compile": True})
+        for name, (shape, changes) in CASES.items()
+        if shape != "0.6B"
+    }
+)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--steps", type=int, default=4)
-    parser.add_argument("--only", default="", help="cases whose name contains this")
+    parser.add_argument(
+        "--only", nargs="*", default=[""], help="cases whose name contains one of these"
+    )
     parser.add_argument("--profile", action="store_true", help="which kernels a step more took")
     asked = parser.parse_args()
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
-    print("| case | s | tokens/s | MFU | peak, GiB | planned | reserved |")
-    print("| --- | --- | --- | --- | --- | --- | --- |", flush=True)
+    print("| case | first step, s | s | tokens/s | MFU | peak, GiB | planned | reserved |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- |", flush=True)
     spawn = multiprocessing.get_context("spawn")
     with (
         tempfile.TemporaryDirectory() as folder,
         ProcessPoolExecutor(1, mp_context=spawn) as planner,
     ):
         for name, (shape, changes) in CASES.items():
-            if asked.only in name:
+            if any(each in name for each in asked.only):
                 config = _config(_saved(shape, Path(folder) / shape), changes)
                 # A row of one answer: longer ones than those that are measured would need more for attention.
                 planned = planner.submit(footprint, config, 1, ROW_TOKENS, on_gpu=True)
@@ -151,7 +159,8 @@ def _measure(config: LearnerConfig, steps: int, *, profiled: bool) -> str:
         print(table(sort_by="self_cuda_time_total", row_limit=30, max_name_column_width=90))
     took = median(seconds[1:])
     return (
-        f"{took:.2f} ({min(seconds[1:]):.2f}-{max(seconds[1:]):.2f}) | {ANSWERS * TOKENS / took:,.0f} | "
+        f"{seconds[0]:.1f} | {took:.2f} ({min(seconds[1:]):.2f}-{max(seconds[1:]):.2f}) | "
+        f"{ANSWERS * TOKENS / took:,.0f} | "
         f"{median(shares[1:]):.3f} | {peak:.1f} | PLANNED | {_gib(torch.cuda.max_memory_reserved())}"
     )
 
