@@ -57,9 +57,9 @@ def compile_layers(model: Any, config: LearnerConfig, device: torch.device) -> N
     what = config.explicit(cuda=device.type == "cuda").recompute
     how = _how(model, what)
 
-    def run(layer: nn.Module, hidden: Tensor, **others: Any) -> Any:
+    def run(layer: nn.Module, hidden: Tensor, *others: Any, **named: Any) -> Any:
         def forward(hidden: Tensor) -> Any:
-            return type(layer).forward(layer, hidden, **others)
+            return type(layer).forward(layer, hidden, *others, **named)
 
         if what == "none" or not torch.is_grad_enabled():
             return forward(hidden)
