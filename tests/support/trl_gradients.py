@@ -2,8 +2,8 @@
 
 TRL's environment runs it. Both sides train a small Qwen3 for one optimizer step by their own train
 loops, and the gradient is taken just before the optimizer uses it. echo2d packs the answers into
-several micro-batches; TRL pads them into one. The model differs from the base model of the KL term.
-DIRECTORY gets that base.
+several micro-batches; TRL pads them into one. Every other answer has given tokens. The model
+differs from the base model of the KL term. DIRECTORY gets that base.
 
 Prints JSON: by recipe the advantages and the losses of both sides, the micro-batches of echo2d, and
 the relative difference of its gradient from each gradient of TRL.
@@ -46,6 +46,7 @@ from tests.support.trl_recipes import RECIPES, UNEQUAL, SharedRecipe
 PROMPTS = (5, 7, 9)  # tokens of each group's prompt
 # Tokens of each answer, by group.
 ANSWERS = ((3, 40, 17, 25), (31, 8, 12, 22), (14, 36, 5, 19))
+GIVEN = (2, 5)  # of the output tokens of every other answer
 TEMPERATURE = 0.8
 # How far the logprobs of the rollout are off: by chance, and in one token of each answer by OUTLIER,
 # which the two-sided clip drops where the advantage is negative.
@@ -149,6 +150,7 @@ class Bench:
             "prompt_ids": [group.prompt.tolist() for group, _ in answers],
             "completion_ids": [each.tokens.tolist() for _, each in answers],
             "logprobs": [each.logprobs.tolist() for _, each in answers],
+            "env_mask": [each.written.astype(int).tolist() for _, each in answers],
             "earned": [each.reward for _, each in answers],
         }
 
@@ -213,14 +215,15 @@ def trajectory(
     logprobs = torch.log_softmax(logits, -1).gather(1, row[len(prompt) :, None])[:, 0].numpy()
     off = rng.normal(0.0, NOISE, length)
     off[rng.integers(length)] -= OUTLIER
-    return Trajectory(
-        tokens,
-        np.minimum(logprobs + off, 0.0).astype(np.float32),
-        (Span(0, length, 0, "00"),),
-        float(rng.normal()),
-        "worker",
-        sample=sample,
-    )
+    drawn = np.minimum(logprobs + off, 0.0).astype(np.float32)
+    spans: tuple[Span, ...] = (Span(0, length, 0, "00"),)
+    given: tuple[tuple[int, int], ...] = ()
+    if sample % 2:
+        start, end = GIVEN
+        spans, given = (Span(0, start, 0, "00"), Span(end, length, 0, "00")), (GIVEN,)
+        drawn[start:end] = 0.0
+    reward = float(rng.normal())
+    return Trajectory(tokens, drawn, spans, reward, "worker", given=given, sample=sample)
 
 
 def main(directory: Path) -> None:
