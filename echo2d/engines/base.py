@@ -23,6 +23,7 @@ from echo2d.core.protocol.evidence import Evidence
 from echo2d.core.protocol.sampling import WHOLE, Sampling
 
 FinishReason = Finish | Literal["abort"]
+Quantization = Literal["none", "int8"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +124,7 @@ class EngineOptions:
     the engine decides. device, dtype: as in the worker's config. folder: where an engine may keep
     logs. environment: what a server process is given of this one's. python, arguments, url,
     key_file: how a server is started or reached. refit_mode: how it pauses for a new version.
+    quantization: of the torch engine's linear layers.
     """
 
     count: int
@@ -138,6 +140,7 @@ class EngineOptions:
     url: str
     key_file: Path | None
     refit_mode: Literal["retract", "abort", "in_place"]
+    quantization: Quantization = "none"
 
     @property
     def tokens_per_s_each(self) -> float | None:

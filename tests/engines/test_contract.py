@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.engine_contract import EngineContract
-from tests.support.engine_harness import FakeHarness, Harness, TorchHarness
+from tests.support.engine_harness import FakeHarness, Harness, Int8Harness, TorchHarness
 from tests.support.lora import AdapterHarness
 from tests.support.sglang_double import SglangDouble
 from tests.support.sglang_harness import DoubleHarness
@@ -23,6 +23,12 @@ class TestTorchEngine(EngineContract):
     @pytest.fixture
     def harness(self, tmp_path: Path) -> Harness:
         return TorchHarness(tmp_path)
+
+
+class TestTorchEngineInInt8(EngineContract):
+    @pytest.fixture
+    def harness(self, tmp_path: Path) -> Harness:
+        return Int8Harness(tmp_path)
 
 
 class TestTorchEngineWithAdapters:

@@ -28,7 +28,6 @@ from echo2d.engines.stream import SAMPLES_OPEN_MAX
 from echo2d.errors import EngineFault
 from tests.support.engine_harness import CONTEXT_MAX, VOCAB_SIZE, Harness, label
 
-LOGPROB_ERROR_MAX = 1e-3
 PROMPT = [5, 9, 2, 33, 7]
 ENDLESS = GenerateRequest("endless", PROMPT, samples=2, max_new_tokens=CONTEXT_MAX - 100)
 SHORT = GenerateRequest("short", PROMPT, samples=3, max_new_tokens=12)
@@ -133,9 +132,9 @@ def check_logprobs(harness: Harness, collected: Collected) -> None:
             )
             errors = [abs(a - b) for a, b in zip(truth, sample.logprobs, strict=True)]
             mine = [name == label(version) for name in sample.labels]
-            assert max(compress(errors, mine)) < LOGPROB_ERROR_MAX
+            assert max(compress(errors, mine)) < harness.logprob_error_max
             others = list(compress(errors, map(not_, mine)))
-            assert not others or max(others) > LOGPROB_ERROR_MAX, (
+            assert not others or max(others) > harness.logprob_error_max, (
                 "versions too alike to tell them apart"
             )
 

@@ -30,9 +30,11 @@ class Harness(Protocol):
     """Version n is named `label(n)` and lies in `snapshot(n)`; none of them ends a sample by itself.
 
     repeats: the same seed gives the same tokens to an engine that does nothing else.
+    logprob_error_max: how far its logprobs may be from the truth.
     """
 
     repeats: bool
+    logprob_error_max: float
 
     def engine(self, *, slots: int = 64, rng_seed: int = 0) -> Engine: ...
 
@@ -60,6 +62,7 @@ class _Digests:
     """Of an engine that reads its memory back."""
 
     repeats = True
+    logprob_error_max = 1e-3
 
     async def in_memory(self, engine: Engine) -> Mapping[str, object]:
         digests = await engine.tensor_digests()
@@ -162,6 +165,64 @@ class TorchHarness(_Digests):
     async def check(self, engine: Engine) -> None:
         assert isinstance(engine, TorchEngine)
         await engine.check()
+
+
+class Int8Harness(TorchHarness):
+    """The torch engine in int8. Memory and files are compared as the numbers that the layers hold.
+
+    An activation half-way between two levels may be rounded either way, which float32 decides.
+    """
+
+    logprob_error_max = 0.2
+
+    def engine(self, *, slots: int = 64, rng_seed: int = 0) -> TorchEngine:
+        return TorchEngine(slots_max=slots, rng_seed=rng_seed, threads=1, quantization="int8")
+
+    def _truth(self, version: int) -> Any:
+        model = super()._truth(version)
+        for path, layer in list(model.named_modules()):
+            if isinstance(layer, torch.nn.Linear):
+                model.set_submodule(path, RoundedLinear(layer.weight))
+        return model
+
+    async def in_memory(self, engine: Engine) -> Mapping[str, object]:
+        assert isinstance(engine, TorchEngine)
+        assert engine._decoder is not None
+        assert await engine.tensor_digests() is None, "the files' numbers are not in memory"
+        policy = engine._decoder.policy
+        assert policy is not None
+        return {
+            name: (layer.weight.float() * layer.scales[:, None]).tolist()
+            for name, layers in policy._int8.items()
+            for layer in layers
+        }
+
+    def in_files(self, snapshot: Path) -> Mapping[str, object]:
+        model = load_model(snapshot)
+        held = {
+            f"{path}.weight": rounded_rows(layer.weight.detach()).tolist()
+            for path, layer in model.named_modules()
+            if isinstance(layer, torch.nn.Linear)
+        }
+        # The output layer's weight is the embedding's.
+        return {**held, "model.embed_tokens.weight": held["lm_head.weight"]}
+
+
+class RoundedLinear(torch.nn.Module):
+    """What an int8 layer computes, in float64 and without integers."""
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        self._rounded = rounded_rows(weight.detach()).double()
+
+    def forward(self, states: Tensor) -> Tensor:
+        return (rounded_rows(states).double() @ self._rounded.T).to(states.dtype)
+
+
+def rounded_rows(rows: Tensor) -> Tensor:
+    """Each row at the nearest of 255 levels up to its largest number."""
+    step = rows.float().abs().amax(dim=-1, keepdim=True) / 127
+    return (rows.float() / step).round() * step
 
 
 def tiny_config(**changes: object) -> Any:

@@ -70,6 +70,7 @@ class SglangHarness(TorchHarness):
     """Real servers on float32; what they have in memory is compared with transformers' reading of the files."""
 
     repeats = False
+    logprob_error_max = 1e-3
 
     def __init__(
         self, folder: Path, servers: Sequence[Running], *, refit_mode: RefitMode = "retract"

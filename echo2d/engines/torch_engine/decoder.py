@@ -41,7 +41,8 @@ DecoderOutput = list[tuple[RequestStream, SampleOutput]]
 @dataclass(frozen=True, slots=True)
 class DecoderOptions:
     """slots_max: how many samples run at once. tokens_per_s_max: of all samples together; None: no
-    limit. threads: CPU threads of torch; None: torch decides.
+    limit. threads: CPU threads of torch; None: torch decides. int8: linear layers compute in it, and
+    everything else in dtype.
     """
 
     device: torch.device
@@ -49,6 +50,7 @@ class DecoderOptions:
     slots_max: int
     tokens_per_s_max: float | None
     threads: int | None
+    int8: bool = False
 
 
 class DecodedSample:
@@ -188,7 +190,8 @@ class Decoder:
         if prepared.target is not None and prepared.target is self.policy:
             self._overwrite(self.policy, prepared)
         else:
-            self._replace(build(prepared, self._options.dtype, self._options.device))
+            options = self._options
+            self._replace(build(prepared, options.dtype, options.device, int8=options.int8))
         loaded = time.monotonic()
         tokens = self._recompute()
         self.label = label

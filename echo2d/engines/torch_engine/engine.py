@@ -21,6 +21,7 @@ from echo2d.engines.base import (
     EngineLoad,
     EngineOptions,
     GenerateRequest,
+    Quantization,
     RefitReport,
     SampleOutput,
 )
@@ -72,6 +73,7 @@ def make_torch_engines(options: EngineOptions) -> "list[TorchEngine]":
             rng_seed=secrets.randbits(32),
             tokens_per_s_max=options.tokens_per_s_each,
             threads=threads_each(options),
+            quantization=options.quantization,
         )
         for device in devices_of(options.device, options.count)
     ]
@@ -95,13 +97,26 @@ class TorchEngine:
         rng_seed: int = 0,
         tokens_per_s_max: float | None = None,
         threads: int | None = None,
+        quantization: Quantization = "none",
     ) -> None:
-        """OperatorFault: this machine lacks the device, or `dtype` is unknown."""
+        """OperatorFault: this machine lacks the device, `dtype` is unknown, or int8 is asked of a
+        GPU.
+        """
         if dtype not in _DTYPES:
             raise OperatorFault(f"engine dtype {dtype!r} is not one of {', '.join(_DTYPES)}")
         self._options = DecoderOptions(
-            _device(device), _DTYPES[dtype], slots_max, tokens_per_s_max, threads
+            _device(device),
+            _DTYPES[dtype],
+            slots_max,
+            tokens_per_s_max,
+            threads,
+            int8=quantization == "int8",
         )
+        if self._options.int8 and self._options.device.type != "cpu":
+            raise OperatorFault(
+                "worker.quantization: the torch engine computes in int8 on a CPU only, and found "
+                f'device {device!r}; set worker.device = "cpu", or quantization = "none"'
+            )
         self._seeds = Random(rng_seed)
         self._refits = asyncio.Lock()
         self._decoder: Decoder | None = None

@@ -7,6 +7,9 @@ A version enters memory in one of two ways:
   adapter on the same base, only the adapter's own tensors are copied.
 - Anything else is *built* by transformers beside the old model: the first version, another
   architecture, and families whose files name tensors otherwise than the model does.
+
+With int8 the linear layers are quantized each time: a built model when it is complete, a copied
+tensor on its way in. Files, and what was read of them, stay as they came.
 """
 
 import inspect
@@ -28,6 +31,7 @@ from echo2d.core.base.model_config import context_max
 from echo2d.engines.adapter import adapter_layout
 from echo2d.engines.base import AdapterBase
 from echo2d.engines.layout import SnapshotLayout, read_layout, weight_files
+from echo2d.engines.torch_engine.int8 import Int8Layers, quantize
 from echo2d.engines.torch_engine.lora import attach
 from echo2d.errors import EngineFault
 
@@ -45,7 +49,7 @@ class InferencePolicy:
 
     layout: of the snapshot whose numbers it holds. context: tokens of prompt and answer together, as
     config.json says it. adapter: if that snapshot is an adapter, its
-    tensors on the device.
+    tensors on the device. int8: by the weights' names, the layers that hold them in int8.
     """
 
     def __init__(
@@ -55,12 +59,14 @@ class InferencePolicy:
         adapter: Mapping[str, Tensor] | None = None,
         *,
         context: int | None,
+        int8: Int8Layers | None = None,
     ) -> None:
         self.layout = layout
         self.device: torch.device = model.device
         self.vocab_size: int = model.get_input_embeddings().num_embeddings
         self.context_max = context
         self._model = model
+        self._int8 = int8 or {}
         self._state: Mapping[str, Tensor] = model.state_dict() if adapter is None else adapter
         self._accepts = frozenset(inspect.signature(model.forward).parameters)
 
@@ -109,21 +115,36 @@ class InferencePolicy:
         attach(self._model, adapter_layout(layout), tensors)
         return InferencePolicy(self._model, layout, tensors, context=self.context_max)
 
+    def in_int8(self) -> "InferencePolicy":
+        """Return a policy of the same model in int8; this one must not be used again.
+
+        EngineFault: the model has no linear layers, or too wide ones.
+        """
+        layers = quantize(self._model)
+        return InferencePolicy(self._model, self.layout, context=self.context_max, int8=layers)
+
     def copy(self, tensors: Mapping[str, Tensor], layout: SnapshotLayout) -> None:
         """Overwrite every tensor that the snapshot holds.
 
         A failure leaves a mixture of two versions: the policy must not be used again.
         """
         for name, tensor in tensors.items():
-            self._state[name].copy_(tensor)
+            for layer in self._int8.get(name, ()):
+                layer.load(tensor)
+            # Of an embedding whose weight an int8 layer shares, this is the other copy.
+            if self._state[name].dtype != torch.int8:
+                self._state[name].copy_(tensor)
         self.layout = layout
 
     def digests(self) -> dict[str, bytes] | None:
         """Return blake3-256 of each tensor in memory, by the snapshot's names and in its dtype.
 
         They equal the files' digests if the engine computes in the snapshot's precision or a wider
-        one. None: transformers cannot say which part of a weight each tensor of the files is.
+        one. None: transformers cannot say which part of a weight each tensor of the files is, or
+        weights are in int8.
         """
+        if self._int8:
+            return None
         expected = self.layout.tensors
         try:
             found = {
@@ -184,14 +205,17 @@ def prepare(
     return PreparedWeights(snapshot, layout, target, tensors, base)
 
 
-def build(prepared: PreparedWeights, dtype: torch.dtype, device: torch.device) -> InferencePolicy:
+def build(
+    prepared: PreparedWeights, dtype: torch.dtype, device: torch.device, *, int8: bool = False
+) -> InferencePolicy:
     """Build a new model from the directory and prove that it decodes.
 
-    EngineFault: a weight is missing, unknown or of a wrong shape, the model cannot decode, or an
-    adapter's base is not the one that was verified.
+    int8: linear layers compute in it. EngineFault: a weight is missing, unknown or of a wrong
+    shape, the model cannot decode, or an adapter's base is not the one that was verified.
     """
     if prepared.base is None:
-        return _built(prepared.snapshot, prepared.layout, dtype, device)
+        whole = _built(prepared.snapshot, prepared.layout, dtype, device)
+        return whole.in_int8() if int8 else whole
     base = _built(prepared.base.directory, read_layout(prepared.base.directory), dtype, device)
     found = base.digests()
     if found is None:
@@ -204,7 +228,7 @@ def build(prepared: PreparedWeights, dtype: torch.dtype, device: torch.device) -
             f"the base model {prepared.base.directory} in memory is not the one that was verified"
         )
     tensors = {name: tensor.to(device) for name, tensor in prepared.tensors.items()}
-    return base.adapted(prepared.layout, tensors)
+    return (base.in_int8() if int8 else base).adapted(prepared.layout, tensors)
 
 
 def _built(
