@@ -128,6 +128,11 @@ class PolicyTable(Table):
         low=0.0,
         high=PATIENCE_MAX,
     )
+    quantized_workers: bool = key(
+        "let workers in whose engines compute with quantized weights; trust one of each kind if"
+        " [audit] is on (docs/audit.md)",
+        False,
+    )
     order: Literal["oldest", "priority"] = key(
         "which complete groups a step takes first; priority: those whose rewards differ most, of those"
         " that can wait for another step",
@@ -529,6 +534,11 @@ class WorkerConfig(Table):
     refit_mode: Literal["retract", "abort", "in_place"] = key(
         "how SGLang pauses for a new version (docs/sglang.md)", "retract"
     )
+    quantization: Literal["none", "int8"] = key(
+        "int8: the torch engine multiplies in int8 on a CPU (docs/deploy.md); the run must allow it"
+        " (policy.quantized_workers)",
+        "none",
+    )
     engines: int = key(
         "number of engines, one per GPU; they share one download", 1, low=1, high=ENGINES_MAX
     )
@@ -581,6 +591,11 @@ class WorkerConfig(Table):
                 "worker.receive_only: relay_only and receive_only cannot be combined: "
                 "the peer would do nothing"
             )
+        if self.quantization != "none" and self.engine != "torch":
+            raise OperatorFault(
+                "worker.quantization: it is of the torch engine; SGLang takes --quantization in "
+                "worker.engine_args"
+            )
         _ = self.uplink_bytes_per_s_max, self.announced  # raises if they are wrong
 
     @property
@@ -589,6 +604,17 @@ class WorkerConfig(Table):
         return _uplink_bytes_per_s(
             "worker.uplink_limit", self.uplink_limit, "1mbit, or receive_only"
         )
+
+    @property
+    def quantized_as(self) -> str:
+        """What the engines quantize weights to, such as "int8"; empty: they do not.
+
+        Of SGLang servers that this worker starts, their flag says it.
+        """
+        if self.engine == "torch":
+            return "" if self.quantization == "none" else self.quantization
+        _, _, rest = self.engine_args.replace("=", " ").partition("--quantization ")
+        return next(iter(rest.split()), "")
 
     @property
     def announced(self) -> tuple[str, int] | None:

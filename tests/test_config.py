@@ -156,6 +156,8 @@ def test_what_an_owner_gives_of_the_uplink_and_where_a_worker_can_be_dialled() -
             {"receive_only": True, "relay_only": True},
             "relay_only and receive_only cannot be combined",
         ),
+        ({"engine": "sglang", "quantization": "int8"}, "SGLang takes --quantization"),
+        ({"quantization": "int4"}, "worker.quantization"),
         *(
             ({"advertise": said}, "expected HOST:PORT with an IP address in numbers")
             for said in ("203.0.113.9", "box:7701", ":", ":0", ":70000", "x", "fd00::5:7701x")
@@ -165,6 +167,21 @@ def test_what_an_owner_gives_of_the_uplink_and_where_a_worker_can_be_dialled() -
 def test_what_an_owner_cannot_mean(change: dict[str, Any], words: str) -> None:
     with pytest.raises(OperatorFault, match=re.escape(words)):
         WorkerConfig.read({**WORKER, **change})
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({}, ""),
+        ({"quantization": "int8"}, "int8"),
+        ({"engine": "sglang", "engine_args": "--tp 2"}, ""),
+        ({"engine": "sglang", "engine_args": "--tp 2 --quantization fp8"}, "fp8"),
+        ({"engine": "sglang", "engine_args": "--quantization=w8a8_int8 --tp 2"}, "w8a8_int8"),
+    ],
+)
+def test_a_worker_says_how_its_weights_are_quantized(keys: dict[str, Any], said: str) -> None:
+    assert WorkerConfig.read({**WORKER, **keys}).quantized_as == said
+    assert not CoordinatorConfig.read(MINIMAL).policy.quantized_workers, "a run refuses them"
 
 
 def test_networks_that_peers_may_announce() -> None:

@@ -101,6 +101,7 @@ class FakePeer:
     trusted: bool = False
     closed: bool = False
     run_id: RunId | None = None
+    quantization: str = ""
 
     @property
     def peer(self) -> PeerId:
@@ -146,6 +147,7 @@ class FakePeer:
         return Hello(
             PROTOCOL_VERSION, self.run_id, self.kind, self.name, boot_id, self.slots, address, self.serving,
             holding, self.held(), (), self.served, dial_back_secret=bytes(SECRET_BYTES),
+            quantization=self.quantization,
         )  # fmt: skip
 
     def finish(
@@ -267,10 +269,12 @@ class MemoryRun:
         slots: int = 4,
         boot_id: str = "b",
         trusted: bool = False,
+        quantization: str = "",
     ) -> FakePeer:
         """A session of this peer; a known one comes back with what it holds."""
         self._sessions += 1
         peer = self.peers.get(name) or FakePeer(name, kind, slots, SessionId(0), trusted=trusted)
+        peer.quantization = quantization or peer.quantization
         peer.session, peer.closed = SessionId(self._sessions), False
         peer.run_id = self.rules.run_id
         self.peers[name] = peer

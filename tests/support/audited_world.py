@@ -23,15 +23,18 @@ from tests.support.coordinator_world import World, publish_step, rules, version_
 
 LIE = (9, 9, 1)  # what liars write; honest workers of a `MemoryRun` write (3, x, 1)
 MIXED_K = 0.6  # nats
+INT8_K = 0.3
+INT8_LOGPROB = b"\0\0\0\xc0"  # -2.0, by which answers of workers in int8 are known
 LEARNT = LimitsLearnt("torch", 0.1, 0.002, 0)
 
 
 class AuditedWorld(World):
     """A world whose auditor sees lies, unless it is away. told: what audits told. mixes: workers that
     refit in place: each answer was begun under the version before, and MIXED_K is found of the rest.
+    INT8_K is found of what workers with quantized weights write.
     """
 
-    def __init__(self, *, learnt: bool = True, **changes: Any) -> None:
+    def __init__(self, *, learnt: bool = True, quantized: bool = False, **changes: Any) -> None:
         self.told: list[AuditTold] = []
         self.convicts: list[Convict] = []
         self.returned: list[SampleReturned] = []
@@ -40,7 +43,7 @@ class AuditedWorld(World):
         self.mixes: set[str] = set()
         audit = AuditRules(**{"newcomer": 3, "share": 0.0, **changes})
         plenty = {"trajectories_per_step": 8, "filter_zero_variance": False}
-        super().__init__(rules(audit=audit, **plenty))
+        super().__init__(rules(audit=audit, quantized=quantized, **plenty))
 
     def _boot(self) -> Any:
         if self.learnt:
@@ -51,12 +54,17 @@ class AuditedWorld(World):
         found = super()._score(answer)
         if answer.written and self.mixes:
             found = replace(found, k=MIXED_K)
+        if answer.logprobs.startswith(INT8_LOGPROB):
+            found = replace(found, k=INT8_K)
         lies = answer.tokens[:4] == b"\x09\0\0\0"
         return replace(found, k=6.0, misses=(found.tokens,) * len(TOLERANCES)) if lies else found
 
     def say(self, peer: FakePeer, message: ToCoordinator) -> list[CoordinatorAction]:
         if peer.name in self.mixes and isinstance(message, SampleFinished):
             message = _mixed(message)
+            peer.unanswered[HeldLease(message.lease, message.attempt), message.sample] = message
+        if peer.quantization and isinstance(message, SampleFinished):
+            message = replace(message, logprobs=INT8_LOGPROB * (len(message.logprobs) // 4))
             peer.unanswered[HeldLease(message.lease, message.attempt), message.sample] = message
         return super().say(peer, message)
 
@@ -106,13 +114,19 @@ def _mixed(result: SampleFinished) -> SampleFinished:
 
 
 def started(*names: str, auditor: bool = True, **changes: Any) -> AuditedWorld:
-    """Version 0 is served by these workers, of which "mine" is trusted."""
+    """Version 0 is served by these workers. "mine" is trusted, and so is "mine-int8", one of those
+    that compute in int8.
+    """
     world = AuditedWorld(**changes)
     world.connect("seed", kind="seed", slots=0)
     if auditor:
         world.connect("auditor", kind="auditor", slots=0)
     for name in names:
-        world.connect(name, trusted=name == "mine")
+        world.connect(
+            name,
+            trusted=name in ("mine", "mine-int8"),
+            quantization="int8" if name.endswith("int8") else "",
+        )
     world.open_session()
     world.publish(0)
     while world.pending or any(world.refit(peer) for peer in world.peers.values()):

@@ -9,9 +9,10 @@ holds the weights and computes what `evidence` describes. Limits are learnt from
 long as they are being learnt, nobody else gets leases. If no worker is trusted at all, a share is
 scored, nothing waits, nobody is convicted, and the operator is told who looks like a liar.
 An answer that has waited for `wait_s` is given to another worker, if there is one.
-Where workers may refit in place, answers in which one version follows another are a class of their
-own: their KV caches may mix versions, so no clean prefill gives their logprobs. Their limits are
-learnt apart; until they are, only what no engine can have written is flagged.
+Answers are judged by limits of their own class. Where workers may refit in place, answers in which
+one version follows another are one: their KV caches may mix versions, so no clean prefill gives
+their logprobs. Until its limits are learnt, only what no engine can have written is flagged. Workers
+that compute with quantized weights are another one, and get no leases before its limits are learnt.
 Kept true: no answer that waits is part of a batch; a trusted worker is never convicted.
 Not here: who scores, and when (`scorers`), what waits (`waiting_samples`), the statistics (`case`),
 what becomes of groups (`rollouts/groups`) and of a convicted worker (`coordinator/state`).
@@ -35,7 +36,7 @@ from echo2d.core.audit.waiting_samples import WaitingSample, WaitingSamples
 from echo2d.core.base.ids import GroupId, PeerId
 from echo2d.core.cluster.events import Note, Persist
 from echo2d.core.cluster.membership import Membership, Peer
-from echo2d.core.cluster.rules import RunRules
+from echo2d.core.cluster.rules import AnswerClass, RunRules
 from echo2d.core.cluster.statistics import Statistics
 from echo2d.core.cluster.versions import PublishedVersions
 from echo2d.core.protocol.control_messages import (
@@ -58,15 +59,18 @@ TRIAL_MAX = 32
 # thousands must have shown as much.
 SLOTS_PER_AUDIT = 16
 BEFORE = "convicted before the coordinator was started"
+PLAIN, MIXED = AnswerClass(), AnswerClass(mixed=True)
+# Of a worker that has not said hello since a restart. No limits are learnt for it, so its answers
+# are not judged before it does.
+UNKNOWN = "?"
 WorkerStanding = Literal["", "trusted", "new", "clear", "flagged", "convicted", "suspected"]
 
 
 class Audits:
     """See the module docstring. `now` is monotonic seconds.
 
-    learnt: limits from before a restart; those of other classes are not used. convicted, trusted:
-    workers that are known from before, by the access table. baseline: of answers of clean KV caches.
-    mixed: of the others.
+    learnt: limits from before a restart. convicted, trusted: workers that are known from before, by
+    the access table.
     """
 
     def __init__(
@@ -87,17 +91,20 @@ class Audits:
         for worker in convicted:
             self.cases.of(worker).verdict = BEFORE
         self._trusted_before = trusted
-        self.baseline, self.mixed = Baseline(), Baseline()
-        classes = {rules.audit.engine_class: self.baseline, rules.audit.mixed_class: self.mixed}
-        for each in learnt:
-            if rules.audit.trusts and each.engine_class in classes:
-                limits = HonestLimits(each.k, each.misses, each.tolerance)
-                classes[each.engine_class].limits = limits
+        # Of trusted workers' classes only, so that no worker can fill it with made-up ones.
+        self._baselines: dict[AnswerClass, Baseline] = {}
+        # By the classes' names, until an answer of the class comes.
+        self._learnt_before = {
+            each.engine_class: HonestLimits(each.k, each.misses, each.tolerance)
+            for each in learnt
+            if rules.audit.trusts
+        }
+        self.baseline, self.mixed = self._of(PLAIN), self._of(MIXED)
         self.scorers = Scorers(rules, members=members, versions=versions, lost=self._skip)
         self.waiting = WaitingSamples(rules.audit.wait_s)
         self._unjudged: list[AuditItem] = []
-        # Answers of trusted workers that are queued for the limits, by whether they are mixed.
-        self._learning: Counter[bool] = Counter()
+        # Answers of trusted workers that are queued for the limits.
+        self._learning: Counter[AnswerClass] = Counter()
         # Answers of workers that wait for their verdict.
         self._on_trial: Counter[PeerId] = Counter()
         self._convicted: list[PeerId] = []
@@ -115,18 +122,18 @@ class Audits:
         """Whether workers may refit in place."""
         return self._rules.in_place
 
-    @property
-    def learns(self) -> bool:
-        """Whether limits are still being learnt from trusted workers."""
-        found = (self.baseline.limits, self.mixed.limits)
-        return self._rules.trusts and found == (None, None)
+    def learns(self, quantization: str = "") -> bool:
+        """Whether limits of such workers are still being learnt from trusted ones."""
+        found = (self._limits(AnswerClass(quantization, mixed)) for mixed in (False, True))
+        return self._rules.trusts and not any(found)
 
     def need_not_wait(self, worker: PeerId) -> bool:
         """Whether this worker's answers go on without a verdict."""
         if self._trusts(worker) or not self._judges:
             return True
         case = self.cases.get(worker)
-        return not self.learns and case is not None and case.standing == "clear"
+        learns = self.learns(self._quantization(worker))
+        return not learns and case is not None and case.standing == "clear"
 
     def is_convicted(self, worker: PeerId) -> bool:
         case = self.cases.get(worker)
@@ -161,12 +168,13 @@ class Audits:
             case = self.cases.of(author)
             case.delivered += 1
             mixed = self._rules.in_place and _mixes(record.spans, author)
-            drawn, audited, waits = self._drawn(author, case, group, record.sample, mixed=mixed)
+            kind = AnswerClass(self._quantization(author), mixed)
+            drawn, audited, waits = self._drawn(author, case, group, record.sample, kind)
             waiting = self.waiting.begin(author, group, record.sample, now) if waits else None
             if audited:
                 self._enqueue(
                     author, group, prompt, record, waiting, now, sampling=sampling, drawn=drawn,
-                    mixed=mixed,
+                    kind=kind,
                 )  # fmt: skip
 
     def scored_by_learner(self, scored: Iterable[tuple[TrajectoryRecord, TrajectoryScore]]) -> None:
@@ -180,17 +188,24 @@ class Audits:
                 self.cases.doubt(author)
                 self._bound(author)
 
-    def joined(self, peer: Peer) -> None:
+    def joined(self, peer: Peer, *, now: float) -> list[AuditAction]:
         """A peer said hello."""
         self.scorers.joined(peer)
-        peer.held_back = self.learns and peer.kind == "worker" and not peer.trusted
-        if peer.trusted:
-            # What it wrote before a restart waited because nobody knew that it is trusted.
-            theirs = [item for item in self._unjudged if item.worker == peer.peer]
-            self._unjudged = [item for item in self._unjudged if item.worker != peer.peer]
-            for item in theirs:
+        learns = self.learns(peer.quantization)
+        peer.held_back = learns and peer.kind == "worker" and not peer.trusted
+        # What it wrote before a restart waited because nobody knew what worker it is.
+        theirs = [item for item in self._unjudged if item.worker == peer.peer]
+        self._unjudged = [item for item in self._unjudged if item.worker != peer.peer]
+        actions: list[AuditAction] = []
+        for item in theirs:
+            if item.kind.quantization == UNKNOWN:
+                item.kind = item.kind._replace(quantization=peer.quantization)
+            if peer.trusted:
                 self.waiting.settle(item.waiting, good=True)
+            else:
+                actions += self._judge_or_keep(item, now)
         self._bound(peer.peer)
+        return actions
 
     def pardoned(self, worker: PeerId) -> None:
         """A person lets it in again, as a new worker."""
@@ -249,29 +264,45 @@ class Audits:
         return worker in self._trusted_before if peer is None else peer.trusted
 
     def _drawn(
-        self, author: PeerId, case: Case, group: GroupId, sample: int, *, mixed: bool
+        self, author: PeerId, case: Case, group: GroupId, sample: int, kind: AnswerClass
     ) -> tuple[bool, bool, bool]:
         """Whether an answer of this author is drawn by its share, whether it is audited, and whether
         its group waits for that.
         """
-        if self._teaches(author, mixed=mixed):
-            return False, self._still_to_learn(mixed=mixed) > 0, False
+        if self._teaches(author, kind):
+            return False, self._still_to_learn(kind) > 0, False
         drawn = self._draw(author, group, sample) < self._rules.share
         if self._trusts(author) or not self._judges:
             return drawn, drawn, False
         return drawn, drawn or case.left > 0, case.left > 0
 
-    def _of(self, *, mixed: bool) -> Baseline:
-        return self.mixed if mixed else self.baseline
+    def _quantization(self, worker: PeerId) -> str:
+        peer = self._members.get(worker)
+        if peer is None:
+            return UNKNOWN if self._run.quantized else ""
+        return peer.quantization
 
-    def _teaches(self, author: PeerId, *, mixed: bool) -> bool:
-        """Whether limits are learnt from this author's answers."""
-        return self._rules.trusts and self._trusts(author) and self._of(mixed=mixed).limits is None
+    def _of(self, kind: AnswerClass) -> Baseline:
+        if kind not in self._baselines:
+            self._baselines[kind] = Baseline(limits=self._limits(kind))
+        return self._baselines[kind]
 
-    def _still_to_learn(self, *, mixed: bool) -> int:
+    def _limits(self, kind: AnswerClass) -> HonestLimits | None:
+        """None: not learnt yet."""
+        baseline = self._baselines.get(kind)
+        if baseline is None:
+            return self._learnt_before.get(self._rules.name_of(kind))
+        return baseline.limits
+
+    def _teaches(self, author: PeerId, kind: AnswerClass) -> bool:
+        """Whether limits are learnt from this author's answers of this class."""
+        known = kind.quantization != UNKNOWN
+        return known and self._rules.trusts and self._trusts(author) and self._limits(kind) is None
+
+    def _still_to_learn(self, kind: AnswerClass) -> int:
         """Answers of trusted workers that limits still lack, besides those that are queued."""
-        there = len(self._of(mixed=mixed).trusted)
-        return BASELINE_TRAJECTORIES - there - self._learning[mixed]
+        there = len(self._of(kind).trusted)
+        return BASELINE_TRAJECTORIES - there - self._learning[kind]
 
     def _draw(self, author: PeerId, group: GroupId, sample: int) -> float:
         """A number in [0, 1) that nobody outside can know."""
@@ -290,14 +321,14 @@ class Audits:
         *,
         sampling: Sampling,
         drawn: bool,
-        mixed: bool,
+        kind: AnswerClass,
     ) -> None:
         spans = [span for span in record.spans if span.author == author]
         versions = tuple(span.version for span in spans)
         item = AuditItem(author, group, record.sample, versions, waiting, len(spans))
-        item.drawn, item.mixed = drawn, mixed
-        item.teaches = self._teaches(author, mixed=mixed)
-        self._learning[mixed] += item.teaches
+        item.drawn, item.kind = drawn, kind
+        item.teaches = self._teaches(author, kind)
+        self._learning[kind] += item.teaches
         if waiting is not None:
             self._on_trial[author] += 1
             self._bound(author)
@@ -331,7 +362,7 @@ class Audits:
     def _over(self, item: AuditItem) -> None:
         """An item is scored, or given up."""
         item.over = True
-        self._learning[item.mixed] -= item.teaches
+        self._learning[item.kind] -= item.teaches
         if item.waiting is not None:
             self._on_trial -= Counter([item.worker])
             self._bound(item.worker)
@@ -366,9 +397,13 @@ class Audits:
         self._over(item)
         if self._trusts(item.worker):
             self.waiting.settle(item.waiting, good=True)
-        if item.teaches and self._of(mixed=item.mixed).limits is None:
-            return [*self._told(item, (), ""), *self._learn(item.found, now, mixed=item.mixed)]
-        if self.learns:
+        if item.teaches and self._limits(item.kind) is None:
+            return [*self._told(item, (), ""), *self._learn(item.found, now, item.kind)]
+        return self._judge_or_keep(item, now)
+
+    def _judge_or_keep(self, item: AuditItem, now: float) -> list[AuditAction]:
+        """It is judged once limits of its class are learnt."""
+        if self.learns(item.kind.quantization):
             if len(self._unjudged) < UNJUDGED_MAX:
                 self._unjudged.append(item)
             else:
@@ -376,21 +411,23 @@ class Audits:
             return []
         return self._judge(item, now)
 
-    def _learn(self, found: Evidence, now: float, *, mixed: bool) -> list[AuditAction]:
-        baseline = self._of(mixed=mixed)
+    def _learn(self, found: Evidence, now: float, kind: AnswerClass) -> list[AuditAction]:
+        baseline = self._of(kind)
         baseline.add(found)
         limits = baseline.limits
         if limits is None:
             return []
         for peer in self._members:
-            if peer.held_back:
+            if peer.held_back and not self.learns(peer.quantization):
                 peer.held_back = False
                 self._members.changed.add(peer.peer)
             self._bound(peer.peer)
-        waiting, self._unjudged = self._unjudged, []
-        name = self._rules.mixed_class if mixed else self._rules.engine_class
-        learnt = LimitsLearnt(name, limits.k, limits.misses, limits.tolerance)
-        which = "limits of answers whose KV mixes versions" if mixed else "limits"
+        still = [item for item in self._unjudged if self.learns(item.kind.quantization)]
+        waiting = [item for item in self._unjudged if not self.learns(item.kind.quantization)]
+        self._unjudged = still
+        learnt = LimitsLearnt(self._rules.name_of(kind), limits.k, limits.misses, limits.tolerance)
+        of = f" of {kind.quantization} workers" if kind.quantization else ""
+        which = f"limits of answers{of} whose KV mixes versions" if kind.mixed else f"limits{of}"
         text = f"{which} are learnt: K {limits.k:.2g}, missed seeds {limits.misses:.2g}"
         if limits.exact:
             text += "; they fit no other precision than that of your trusted workers"
@@ -401,7 +438,7 @@ class Audits:
 
     def _judge(self, item: AuditItem, now: float) -> list[AuditAction]:
         assert item.found is not None
-        limits = self._of(mixed=item.mixed).limits
+        limits = self._limits(item.kind)
         if limits is None and self._judges:
             # Those of the other class are learnt.
             limits = GROSS
@@ -443,7 +480,8 @@ class Audits:
         self.cases.check()
         assert len(self._unjudged) <= UNJUDGED_MAX
         assert all(count >= 0 for count in self._learning.values())
-        assert self._rules.in_place or not self.mixed.trusted
+        mixed = (each for kind, each in self._baselines.items() if kind.mixed)
+        assert self._rules.in_place or not any(each.trusted for each in mixed)
         assert all(count > 0 for count in self._on_trial.values())
         assert not any(self._trusts(worker) for worker in self._convicted)
 

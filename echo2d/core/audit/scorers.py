@@ -84,7 +84,7 @@ class Scorers:
     def joined(self, peer: Peer) -> None:
         """A peer said hello: it has no order any more."""
         self.gone(peer.peer)
-        if peer.kind == "auditor" or (peer.trusted and peer.scores):
+        if peer.kind == "auditor" or (peer.trusted and peer.scores and not peer.quantization):
             self._peers.add(peer.peer)
 
     def gone(self, peer: PeerId) -> None:

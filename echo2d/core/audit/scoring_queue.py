@@ -15,10 +15,11 @@ Not here: whose answers are audited (`audits`), and where a version's copy is (`
 
 from collections import Counter
 from collections.abc import Collection, Container
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from echo2d.core.audit.waiting_samples import WaitingSample
 from echo2d.core.base.ids import GroupId, PeerId
+from echo2d.core.cluster.rules import AnswerClass
 from echo2d.core.protocol.control_messages import AnswerToScore, VersionKey
 from echo2d.core.protocol.evidence import Evidence
 
@@ -40,7 +41,7 @@ class AuditItem:
 
     left: parts that are not scored yet. found: of the others, together. waiting: the sample, if its
     group waits for the verdict. drawn: by its share, not because its worker is on trial. teaches:
-    limits are learnt from it. mixed: its KV caches may mix versions, so it is of a class of its own.
+    limits are learnt from it. kind: whose limits it is judged by.
     over: it is scored or given up.
     """
 
@@ -53,7 +54,7 @@ class AuditItem:
     found: Evidence | None = None
     drawn: bool = False
     teaches: bool = False
-    mixed: bool = False
+    kind: AnswerClass = field(default_factory=AnswerClass)
     over: bool = False
 
     @property

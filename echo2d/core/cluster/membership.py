@@ -50,6 +50,8 @@ FLIPS_MAX = 3
 FLIP_WINDOW_S = 60.0
 # As long as a host's name may be.
 NAME_CHARS_MAX = 64
+# Of the name of a quantization.
+QUANTIZATION_CHARS_MAX = 32
 # Slots of one worker; more is a mistake in its configuration.
 SLOTS_MAX = 4096
 # Versions of which a worker may still be sending tokens; in practice two or three.
@@ -85,7 +87,8 @@ class Peer:
     dialled_back_at: when it was dialled last. failures: leases failed since the last accepted
     result. trusted: the operator trusts its answers. held_back: it gets no leases, because the
     audit does not know yet what honest answers look like. slots_allowed: of its slots, so many may
-    be leased; None: all. scores: its engine can score answers of others.
+    be leased; None: all. scores: its engine can score answers of others. quantization: as in
+    Hello.
     """
 
     peer: PeerId
@@ -123,6 +126,7 @@ class Peer:
     held_back: bool = False
     slots_allowed: int | None = None
     scores: bool = False
+    quantization: str = ""
     failures: int = 0
     rest_until: float = 0.0
     flips: deque[float] = field(default_factory=lambda: deque(maxlen=FLIPS_MAX))
@@ -175,9 +179,13 @@ class Joined:
 class Membership:
     """See the module docstring. `now` is monotonic seconds."""
 
-    def __init__(self, run_id: str, heartbeat_s: float, *, p2p: bool = True) -> None:
-        """p2p: whether peers pass versions on; if not, only the seed sends."""
-        self._p2p = p2p
+    def __init__(
+        self, run_id: str, heartbeat_s: float, *, p2p: bool = True, quantized: bool = False
+    ) -> None:
+        """p2p: whether peers pass versions on; if not, only the seed sends. quantized: whether
+        workers may compute with quantized weights.
+        """
+        self._p2p, self._quantized = p2p, quantized
         self._run_id = run_id
         self._silence_s = HEARTBEATS_MISSED_MAX * heartbeat_s
         self._peers: dict[PeerId, Peer] = {}
@@ -229,6 +237,14 @@ class Membership:
             return None, _refuse(
                 session, "run", f"this is run {self._run_id}, not {hello.run_id}", permanent=True
             )
+        if hello.quantization and not self._quantized:
+            kind = printable(hello.quantization, QUANTIZATION_CHARS_MAX)
+            text = (
+                f"this run takes no workers with quantized weights, and this one computes in {kind}; "
+                'set worker.quantization = "none" (SGLang: no --quantization), or ask the run\'s '
+                "operator for policy.quantized_workers = true"
+            )
+            return None, _refuse(session, "run", text, permanent=True)
         if hello.kind == "seed" and hello.listen is None:
             return None, _refuse(
                 session, "protocol", "a seed says where it listens", permanent=True
@@ -415,6 +431,7 @@ def _take_hello(peer: Peer, hello: Hello, *, p2p: bool) -> None:
     peer.receive_only = hello.receive_only or not (p2p or hello.kind == "seed")
     peer.uplink_limit = hello.uplink_limit or None
     peer.scores = hello.scores
+    peer.quantization = printable(hello.quantization, QUANTIZATION_CHARS_MAX)
     peer.usd_per_h = (
         None if hello.usd_per_h is None or not 0 <= hello.usd_per_h <= USD_MAX else hello.usd_per_h
     )

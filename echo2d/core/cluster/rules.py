@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from echo2d.core.base.ids import RunId
 from echo2d.core.capacity.model import GAMMA, DisseminationMode
@@ -24,6 +24,15 @@ class GatewayRules:
     wait_s: float
 
 
+class AnswerClass(NamedTuple):
+    """Answers that limits are learnt from together. quantization: as their worker's Hello says.
+    mixed: their KV caches may mix versions.
+    """
+
+    quantization: str = ""
+    mixed: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class AuditRules:
     """newcomer: trajectories of a new worker that are audited before any is trained on. share: of
@@ -43,16 +52,16 @@ class AuditRules:
     scored_as: str = ""
     in_place: bool = False
 
-    @property
-    def engine_class(self) -> str:
-        """What limits are learnt for; another class has other limits."""
-        facts = (self.replay, "" if self.logprobs else "logprobs off", self.scored_as)
+    def name_of(self, kind: AnswerClass) -> str:
+        """What limits are learnt for, in words; another class has other limits."""
+        facts = (
+            self.replay,
+            "" if self.logprobs else "logprobs off",
+            self.scored_as,
+            kind.quantization,
+            "mixed KV" if kind.mixed else "",
+        )
         return ", ".join(filter(None, facts))
-
-    @property
-    def mixed_class(self) -> str:
-        """The class of answers whose KV caches may mix versions."""
-        return f"{self.engine_class}, mixed KV"
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +156,7 @@ class RunRules:
     keep_every: of the versions in each span of so many, the first one's copy stays; 0: none.
     move_stragglers: samples that a group waits for go on at faster workers. group_patience: a group waits so many
     times as long for its last samples as for the others (`rollouts.patience`); 0: until it is too old.
+    quantized: workers may compute with quantized weights.
     gateway, audit: None: it is off. seed_key: what the seeds of samples are made with, told to nobody.
     """
 
@@ -182,6 +192,7 @@ class RunRules:
     group_min: int = 1
     move_stragglers: bool = True
     group_patience: float = 0.0
+    quantized: bool = False
     seed_key: bytes = field(default=bytes(KEY_BYTES), repr=False)
 
     @property

@@ -57,6 +57,11 @@ def _of_the_audit(audit: AuditStatus, workers: Iterable[WorkerStatus]) -> Iterat
             "no trusted worker is here: other workers get no leases before it has shown what honest "
             "answers look like"
         )
+    for kind in audit.held_back:
+        yield (
+            f"{kind} workers get no leases before a trusted worker in {kind} has shown what honest "
+            "answers look like"
+        )
     if not audit.auditors and audit.waiting:
         yield f"no auditor is here, and {audit.waiting} answers wait for their verdict"
     done = audit.scored + audit.skipped

@@ -130,7 +130,9 @@ class CoordinatorState:
         tag = int.from_bytes(blake3(b"tag" + plan_secret).digest(8), "big") >> (64 - TAG_BITS)
         self._rules = rules
         self._statistics = Statistics(now, Measurements(rules.group_size))
-        self._members = Membership(rules.run_id, rules.heartbeat_s, p2p=rules.p2p)
+        self._members = Membership(
+            rules.run_id, rules.heartbeat_s, p2p=rules.p2p, quantized=rules.quantized
+        )
         self._reachability = Reachability(self._members)
         self._versions = PublishedVersions(
             recovered.published,
@@ -385,8 +387,7 @@ class CoordinatorState:
         if joined is None:
             return actions
         peer, hello = joined.peer, event.hello
-        if self._audits is not None:
-            self._audits.joined(peer)
+        verdicts = [] if self._audits is None else self._audits.joined(peer, now=now)
         self._activation_loop.changed()
         gateway_keys = [key for key in hello.leases if self._gateway.owns(key)]
         keep_for_gateway, gateway_actions = self._gateway.rejoined(peer, gateway_keys, now=now)
@@ -413,6 +414,7 @@ class CoordinatorState:
         # The welcome is the first message of a session.
         return [
             *actions,
+            *verdicts,
             Send(event.session, welcome),
             *gateway_actions,
             *group_actions,

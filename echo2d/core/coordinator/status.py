@@ -173,6 +173,9 @@ def _audit(audits: Audits, members: Membership) -> AuditStatus:
         misses_max=None if limits is None else limits.misses,
         learnt_mixed=audits.mixed.learnt if audits.in_place else None,
         k_max_mixed=None if mixed is None else mixed.k,
+        held_back=tuple(
+            sorted({peer.quantization for peer in members.workers() if peer.held_back} - {""})
+        ),
         pending=audits.scorers.pending,
         waiting=len(audits.waiting),
         scored=audits.scorers.scored,

@@ -182,7 +182,8 @@ class Hello:
     engines served. receive_only: it passes nothing on. uplink_limit: most bytes/s that it sends to
     other peers, whatever a plan says. usd_per_h: its price as its owner states it; a price in the
     run's config wins. dial_back_secret: the peer that answers at `listen` must prove that it knows
-    this. scores: its engine can score answers that others wrote.
+    this. scores: its engine can score answers that others wrote. quantization: what its engines
+    quantize weights to, such as "int8"; empty: they do not.
     """
 
     protocol: int
@@ -202,6 +203,7 @@ class Hello:
     dial_back_secret: bytes = b""
     usd_per_h: float | None = None
     scores: bool = False
+    quantization: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -227,7 +227,8 @@ class AuditStatus:
     """The audit. auditors: connected. trusts: some workers are trusted. learnt: of the answers of
     trusted workers that limits are made of, the share that is scored. k_max, misses_max: the
     limits. learnt_mixed, k_max_mixed: the same for answers whose KV caches may mix versions; None:
-    no worker may refit in place, or not learnt yet. pending: parts of answers that wait for an
+    no worker may refit in place, or not learnt yet. held_back: quantizations whose workers get no
+    leases, because their limits are not learnt. pending: parts of answers that wait for an
     auditor. waiting: samples whose groups wait for a verdict. scored, skipped: parts so far.
     delay_s: how long a verdict takes. scoring_s, loading_s: what auditors spent so far.
     """
@@ -239,6 +240,7 @@ class AuditStatus:
     misses_max: float | None
     learnt_mixed: float | None
     k_max_mixed: float | None
+    held_back: tuple[str, ...]
     pending: int
     waiting: int
     scored: int

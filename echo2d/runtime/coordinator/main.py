@@ -291,6 +291,7 @@ def make_rules(
         if config.gateway.enabled
         else None,
         audit=_audit_rules(config) if config.audit.enabled else None,
+        quantized=config.policy.quantized_workers,
     )
 
 

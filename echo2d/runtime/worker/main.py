@@ -312,6 +312,9 @@ class Worker:
             self._control.send(ScoringFailed(order.order, str(fault)))
 
     def _scoring_engine(self) -> ScoringEngine | None:
+        """None: no engine can score, or quantized weights would be the judge."""
+        if self._config.quantized_as:
+            return None
         return next((each for each in self._engines if isinstance(each, ScoringEngine)), None)
 
     async def _keep_publish_seq(self, publish_seq: PublishSeq) -> None:
@@ -358,6 +361,7 @@ class Worker:
             dial_back_secret=self._dial_back_secret,
             usd_per_h=self._config.usd_per_h or None,
             scores=self._scoring_engine() is not None,
+            quantization=self._config.quantized_as if self._engines else "",
         )
 
     def heartbeat(self) -> Heartbeat:

@@ -8,7 +8,7 @@ import pytest
 from echo2d.core.audit import audits as audits_module
 from echo2d.core.audit.baseline import BASELINE_TRAJECTORIES, K_MIN
 from echo2d.core.base.ids import PeerId, Version
-from echo2d.core.cluster.events import PeerDisconnected, PeerPardoned
+from echo2d.core.cluster.events import PeerConnected, PeerDisconnected, PeerPardoned
 from echo2d.core.cluster.rules import AuditRules
 from echo2d.core.coordinator.events import Recovered
 from echo2d.core.coordinator.state import PLAN_SECRET_BYTES, CoordinatorState
@@ -24,6 +24,7 @@ from echo2d.core.protocol.trajectory import AuthoredSpan, TrajectoryScore
 from echo2d.core.rollouts.events import SampleReturned
 from echo2d.core.rollouts.groups import RETURNED_WAIT_S
 from tests.support.audited_world import (
+    INT8_K,
     LEARNT,
     LIE,
     MIXED_K,
@@ -174,7 +175,7 @@ def test_limits_are_learnt_from_trusted_workers_before_others_get_leases() -> No
     assert any("no trusted worker" in each for each in world.state.status().attention)
     assert world.peers["a"].leases == {}
     world.connect("mine", trusted=True)
-    assert world.audits.learns
+    assert world.audits.learns()
     for _ in range(BASELINE_TRAJECTORIES):
         if world.audits.baseline.limits is not None:
             break
@@ -184,7 +185,7 @@ def test_limits_are_learnt_from_trusted_workers_before_others_get_leases() -> No
     train_on(world, 5)
     assert world.standing("a") == "clear"
     world.crash()
-    assert not world.audits.learns
+    assert not world.audits.learns()
 
 
 def test_without_a_trusted_worker_nobody_waits_and_nobody_is_convicted() -> None:
@@ -389,6 +390,49 @@ def test_answers_of_mixed_kv_have_limits_of_their_own() -> None:
     assert [each.worker for each in world.convicts] == ["a"]
 
 
+def test_workers_in_int8_have_limits_of_their_own() -> None:
+    """They work once a trusted one has shown its answers; a restart keeps what was learnt."""
+    world = started("b-int8", "mine-int8", "mine", newcomer=0, share=1.0, quantized=True)
+    for _ in range(BASELINE_TRAJECTORIES):
+        if not world.audits.learns("int8"):
+            break
+        assert not any(t.worker == "b-int8" for t in trajectories(world))
+        assert any("int8 workers get no lease" in each for each in world.state.status().attention)
+        train_on(world, 1)
+    assert world.ledger.limits["torch, int8"].k > 2 * LEARNT.k
+    assert world.ledger.limits["torch"] == LEARNT
+    world.crash()
+    assert not world.audits.learns("int8")
+    train_on(world, 5)
+    assert any(t.worker == "b-int8" for t in trajectories(world))
+    assert world.convicts == []
+    assert not any(each.reasons for each in world.told), "an honest answer was flagged"
+    # Once it computes in full, it is judged by the narrow limits.
+    world.peers["b-int8"].quantization = ""
+    world.connect("b-int8", boot_id="another")
+    found = Evidence(3, INT8_K, 0.0, 1.0, 0.0, 0.0, (0, 0, 0))
+    world._score = lambda answer: found  # type: ignore[method-assign]
+    train_until_convicted(world)
+    assert [each.worker for each in world.convicts] == ["b-int8"]
+
+
+def test_a_made_up_quantization_brings_no_work() -> None:
+    world = started("mine", newcomer=0, quantized=True)
+    for number in range(5):
+        world.connect(f"liar-{number}", quantization=f"made-up-{number}")
+    train_on(world, 3)
+    assert not any(world.peers[f"liar-{number}"].leases for number in range(5))
+    assert {kind.quantization for kind in world.audits._baselines} == {""}
+
+
+def test_a_worker_in_int8_scores_nobody() -> None:
+    world = started("a", "mine", auditor=False, newcomer=0, share=1.0, quantized=True)
+    judge = world.connect("judge", trusted=True, quantization="int8")
+    world.handle(PeerConnected(judge.session, judge.peer, replace(judge.hello(), scores=True)))
+    train_on(world, 2)
+    assert world.audits.scorers.scored == 0
+
+
 def test_until_limits_of_mixed_kv_are_learnt_only_gross_lies_convict() -> None:
     world = started("liar", "mine", newcomer=0, share=1.0, in_place=True)
     train_on(world, 2)
@@ -405,7 +449,7 @@ def test_where_all_answers_mix_versions_their_limits_let_others_work() -> None:
     world = started("a", "mine", learnt=False, in_place=True, newcomer=0)
     world.mixes |= {"a", "mine"}
     for _ in range(BASELINE_TRAJECTORIES):
-        if not world.audits.learns:
+        if not world.audits.learns():
             break
         assert not world.peers["a"].leases
         train_on(world, 1)

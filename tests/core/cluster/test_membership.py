@@ -30,8 +30,8 @@ SILENCE_S = HEARTBEATS_MISSED_MAX * 2.0
 class Club:
     """A membership with numbered sessions."""
 
-    def __init__(self) -> None:
-        self.members = Membership("r", heartbeat_s=2.0)
+    def __init__(self, *, quantized: bool = False) -> None:
+        self.members = Membership("r", heartbeat_s=2.0, quantized=quantized)
         self.sessions = 0
 
     def hello(
@@ -62,6 +62,22 @@ def test_a_wrong_hello_is_refused_for_good(hello: Hello, reason: str) -> None:
     assert joined is None
     assert refusals(actions) == [(1, reason)]
     assert actions[-1] == CloseSession(SessionId(1))
+
+
+def test_a_run_takes_quantized_workers_only_if_its_operator_allows_it() -> None:
+    hello = replace(HELLO, quantization="int8")
+    joined, actions = Club().hello(hello=hello)
+    assert joined is None
+    assert refusals(actions) == [(1, "run")]
+    (told,) = (a.message for a in actions if isinstance(a, Send))
+    assert isinstance(told, Refused)
+    assert told.permanent
+    assert "computes in int8" in told.detail
+    assert "policy.quantized_workers = true" in told.detail
+    club = Club(quantized=True)
+    joined, _ = club.hello(hello=hello)
+    assert joined is not None
+    assert joined.peer.quantization == "int8"
 
 
 def test_a_name_is_short_and_printable() -> None:

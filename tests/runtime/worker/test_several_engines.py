@@ -5,6 +5,7 @@ import dataclasses
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -214,6 +215,16 @@ async def test_slots_and_pace_are_of_how_many(double: CoordinatorDouble, tmp_pat
     async with a_worker(double, tmp_path / "box", *engines):
         names = await double.peers(1)
         assert double.hellos[names["box"]].slots == 3 * 16, "of the worker's config"
+
+
+async def test_a_worker_in_int8_says_so_and_offers_no_scores(
+    double: CoordinatorDouble, tmp_path: Path
+) -> None:
+    chosen: dict[str, Any] = {"engine": "torch", "quantization": "int8"}
+    async with a_worker(double, tmp_path / "box", TorchEngine(), **chosen):
+        names = await double.peers(1)
+        hello = double.hellos[names["box"]]
+        assert (hello.quantization, hello.scores) == ("int8", False)
 
 
 @pytest.mark.parametrize(
