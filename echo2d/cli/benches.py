@@ -317,6 +317,11 @@ def bench_delta(*, against: str, as_json: bool, **options: Any) -> None:
     help="Replay no seeds, as with SGLang as usual (audit.seeds = none).",
 )
 @click.option(
+    "--int8",
+    is_flag=True,
+    help="A trusted and an honest worker in int8 beside the others; liars claim to be such workers.",
+)
+@click.option(
     "--steps", type=click.IntRange(1), default=400, show_default=True, help="Train steps at most."
 )
 @click.option(

@@ -10,6 +10,7 @@ from echo2d.bench.liars.kinds import LieKind
 from echo2d.client import Coordinator
 from echo2d.demo.run import CACHE, CONFIG, LEARNER
 from echo2d.demo.tiny_model import TinyRecipe, make_tiny_model
+from echo2d.engines.base import Quantization
 from echo2d.errors import Fault
 from echo2d.runtime.run_dir.tokens import create_token
 
@@ -32,13 +33,14 @@ name = "{name}"
 slots = {slots}
 threads = 1
 dtype = "{dtype}"
+quantization = "{quantization}"
 """
 
 
 @dataclass(frozen=True, slots=True)
 class RunWorker:
     """A worker of the run. lie: None: it is honest. share: of its samples that it lies about. late: it
-    is started by `join_late`.
+    is started by `join_late`. quantization: as in [worker]; a liar only says so.
     """
 
     name: str
@@ -47,6 +49,7 @@ class RunWorker:
     lie: LieKind | None = None
     share: float = 1.0
     late: bool = False
+    quantization: Quantization = "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +119,8 @@ class AuditedRun:
             "seed": self._rng_seed,
         }
         text = CONFIG.format(**facts, delta="true")
+        if any(worker.quantization != "none" for worker in self._workers):
+            text = text.replace("[policy]", "[policy]\nquantized_workers = true")
         if self._audit is not None:
             trusted = json.dumps([worker.name for worker in self._workers if worker.trusted])
             text += AUDIT.format(trusted=trusted, **asdict(self._audit))
@@ -141,7 +146,14 @@ class AuditedRun:
         )  # fmt: skip
         config = folder / f"{name}.toml"
         config.write_text(
-            WORKER.format(url=url, run=folder, name=name, slots=self._slots, dtype=worker.dtype)
+            WORKER.format(
+                url=url,
+                run=folder,
+                name=name,
+                slots=self._slots,
+                dtype=worker.dtype,
+                quantization=worker.quantization,
+            )
         )
         lying = ("echo2d.bench.liars.worker", str(worker.lie), str(worker.share), str(self.model))
         module = ("echo2d",) if worker.lie is None else lying

@@ -50,12 +50,17 @@ HONEST = (
     RunWorker("honest-float32"),
     RunWorker("honest-bfloat16", "bfloat16"),
 )
+QUANTIZED = (
+    RunWorker("trusted-int8", trusted=True, quantization="int8"),
+    RunWorker("honest-int8", quantization="int8"),
+)
 
 
 @dataclass(frozen=True, slots=True)
 class LiarsPlan:
     """The options. share: of its samples that a liar lies about. unseeded: seeds are not replayed, as
-    with SGLang's usual engine. liars_from: the step from which on liars join: before the policy has
+    with SGLang's usual engine. int8: some honest workers compute in int8, and all liars say that they
+    do. liars_from: the step from which on liars join: before the policy has
     learnt anything, an old version is no lie. steps: train steps at most.
     seconds: at most.
     """
@@ -65,6 +70,7 @@ class LiarsPlan:
     audit_share: float = 0.05
     newcomer: int = 20
     unseeded: bool = False
+    int8: bool = False
     liars_from: int = 30
     steps: int = 400
     seconds: float = 900.0
@@ -171,17 +177,24 @@ def measure_liars(
     plan: LiarsPlan, folder: Path, programs: Programs, show: Callable[[float, str], None]
 ) -> LiarsResult:
     """show: gets the share of liars that are done with, and how far the others are."""
-    liars = [RunWorker(f"liar-{lie}", lie=lie, share=plan.share, late=True) for lie in plan.lies]
+    liars = [
+        RunWorker(
+            f"liar-{lie}", lie=lie, share=plan.share, late=True,
+            quantization="int8" if plan.int8 else "none",
+        )
+        for lie in plan.lies
+    ]  # fmt: skip
+    honest = (*HONEST, *QUANTIZED) if plan.int8 else HONEST
     run = AuditedRun(
         folder,
         programs,
-        [*HONEST, *liars],
+        [*honest, *liars],
         audit=AuditSettings(plan.audit_share, plan.newcomer, "none" if plan.unseeded else "torch"),
         steps=plan.steps,
         slots=SLOTS,
         rng_seed=plan.rng_seed,
     )
-    rows = {each.name: WorkerRow(each.name, each.lie or "") for each in (*HONEST, *liars)}
+    rows = {each.name: WorkerRow(each.name, each.lie or "") for each in (*honest, *liars)}
     with run.start() as coordinator:
         begun, late = time.monotonic(), True
         while True:
