@@ -85,6 +85,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "sim",
         "bench",
         "demo",
+        "engines",
         "recipes",
         "views",
         "tasks",
@@ -161,8 +162,10 @@ CORE_BANS |= {"socket", "sqlite3", "ssl", "subprocess", "tempfile", "threading",
 CORE_THIRD_PARTY = {"msgpack", "numpy", "zstandard", "blake3", "xxhash"}
 TORCH_FILES = (
     "echo2d/engines/torch_engine",
+    "tools/research/fp8_delta.py",
     "tools/research/gpu_step.py",
     "tools/research/head_blocks.py",
+    "tools/research/quantized_rollouts.py",
     "tools/research/rl_updates.py",
     "tools/research/shared_prompts.py",
     "tools/research/train_step.py",
