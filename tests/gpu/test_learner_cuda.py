@@ -28,6 +28,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 
+MFU_MIN = 0.40  # of layers with the shape of an 8B model
 ROW_TOKENS = 16384
 
 
@@ -90,10 +91,8 @@ def test_a_run_trains_publishes_and_resumes(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:::torch")  # what the compiler imports warns of its own future
-@pytest.mark.parametrize(("compiled", "mfu_min"), [(False, 0.33), (True, 0.40)])
-def test_layers_of_an_8b_model_use_the_gpu_well(
-    tmp_path: Path, compiled: bool, mfu_min: float
-) -> None:
+@pytest.mark.parametrize("compiled", [False, True])
+def test_layers_of_an_8b_model_use_the_gpu_well(tmp_path: Path, compiled: bool) -> None:
     """Four layers of Qwen3-8B's shape, rows of 16,384 tokens in answers of 2,000: MFU, and the peak of memory."""
     shape: dict[str, Any] = {
         **SMALL,
@@ -141,4 +140,4 @@ def test_layers_of_an_8b_model_use_the_gpu_well(
         shares.append(report.effort.operations / (time.monotonic() - began) / report.effort.peak)
     mfu = float(np.median(shares[1:]))
     print(f"MFU {mfu:.3f} ({shares}), peak {report.effort.memory_gib:.1f} GiB")  # noqa: T201
-    assert mfu >= mfu_min
+    assert mfu >= MFU_MIN

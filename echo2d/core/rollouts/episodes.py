@@ -35,9 +35,11 @@ from echo2d.core.rollouts.events import (
 )
 from echo2d.core.rollouts.group_table import Episode, GroupTable, OpenGroup, Parked, Waiting
 
-# How fast a worker reads a prefix that it has not cached, in tokens/s: a turn waits no longer for its last worker
-# than another one would take for that.
+# How fast a worker reads a prefix that it has not cached, in tokens/s: so long at least a turn waits for a slot at its
+# last worker, because another one would take as long for that.
 PREFILL_TOKENS_PER_S = 5000.0
+# Or for so long as slots come free there so often, on average: the slots are not idle meanwhile.
+FREED_SLOTS = 4
 
 
 class Episodes:
@@ -162,6 +164,11 @@ class Episodes:
         """At its last worker while that serves what it served then."""
         peer = self._members.get(parked.worker)
         same = peer is not None and parked.served is not None and peer.serving == parked.served
-        there_until = now + partial.length / PREFILL_TOKENS_PER_S if same else now
-        worker = parked.worker if same else None
-        return Waiting(partial, math.inf, parked.since, worker, there_until)
+        if peer is None or not same:
+            return Waiting(partial, math.inf, parked.since)
+        patience_s = partial.length / PREFILL_TOKENS_PER_S
+        rate = self._statistics.measurements.rate(peer.peer)
+        if rate is not None and rate.value > 0:
+            # A worker's rate is of whole episodes; each of their turns frees a slot.
+            patience_s = max(patience_s, FREED_SLOTS / (rate.value * parked.turn.turn))
+        return Waiting(partial, math.inf, parked.since, parked.worker, now + patience_s)

@@ -22,6 +22,7 @@ from echo2d.core.cluster.statistics import Statistics
 from echo2d.core.cluster.versions import PublishedVersions
 from echo2d.core.protocol.control_messages import LeaseGranted
 from echo2d.core.protocol.seeds import sample_seeds
+from echo2d.core.protocol.trajectory import NOTHING
 from echo2d.core.rollouts.events import LeaseGiven, PromptTaken, RolloutAction
 from echo2d.core.rollouts.group_table import GroupTable, OpenGroup
 from echo2d.core.rollouts.leases import LeaseTable
@@ -94,7 +95,8 @@ class GroupWork:
         assert worker.session is not None
         assert worker.serving is not None
         given = self._groups.grant(group, worker.peer, worker.serving, samples, now=now).given
-        self._statistics.handed_over(given.base.length - given.base.turn_start)
+        if (base := given.base) is not NOTHING:
+            self._statistics.handed_over(base.length - base.turn_start)
         return [
             *actions,
             Persist(given),
@@ -161,15 +163,18 @@ class GroupWork:
 
     def _grant_message(self, group: OpenGroup, given: LeaseGiven) -> LeaseGranted:
         rules, base, task = self._rules, given.base, group.task
-        start = base.turn_start
-        written = base.length - start
+        start = written = earlier = 0
+        if base is not NOTHING:
+            start = base.turn_start
+            written = base.length - start
+            earlier = base.written - written
         return LeaseGranted(
             given.lease,
             given.attempt,
             group.group,
             group.prompt.tokens + base.tokens,
             given.samples,
-            rules.limit(task, group.prompt.tokens, start).tokens - base.length,
+            rules.limit(task, group.prompt.tokens, start).tokens - start - written,
             task.sampling,
             task.stop_token_ids,
             max(self._staleness.oldest, base.version_last),
@@ -177,7 +182,7 @@ class GroupWork:
             rng_seeds=sample_seeds(rules.seed_key, group.group, given.samples),
             written=written,
             stop_strings=task.stop_strings,
-            earlier=base.written - written,
+            earlier=earlier,
         )
 
 

@@ -42,6 +42,7 @@ from echo2d.core.protocol.control_messages import (
 )
 from echo2d.core.protocol.result_check import result_fault
 from echo2d.core.protocol.trajectory import (
+    NOTHING,
     AuthoredSpan,
     Partial,
     StoredGroup,
@@ -379,7 +380,8 @@ class Groups:
         base = group.given[key].base
         if group.is_answered(message.sample, base):
             return self._refuse(peer, message, "another attempt was first")
-        limit = self._rules.limit(group.task, group.prompt.tokens, base.turn_start)
+        start = 0 if base is NOTHING else base.turn_start
+        limit = self._rules.limit(group.task, group.prompt.tokens, start)
         if message.finish == "context" and self._rules.context_max is None:
             # Only the worker knows this model's context.
             limit = OutputLimit(base.length + len(message.tokens) // 4, "context")
@@ -951,8 +953,10 @@ class Groups:
 
     def _fits_rules(self, given: LeaseGiven, task: TaskRules) -> bool:
         """Whether an attempt fits the rules: it may be from before a restart with other rules."""
-        written = given.base.length - given.base.turn_start
-        return max(given.samples) < self._rules.drawn(task) and written < task.max_new_tokens
+        if max(given.samples) >= self._rules.drawn(task):
+            return False
+        base = given.base
+        return base is NOTHING or base.length - base.turn_start < task.max_new_tokens
 
     def _must_refit(self, peer: Peer) -> bool:
         """In exclusive mode a worker makes no tokens while it receives a newer version."""

@@ -135,6 +135,11 @@ class LeaseTable:
         """Tokens of unfinished samples that workers have reported."""
         return self._gathered_bytes // 8
 
+    @property
+    def samples(self) -> int:
+        """The number of samples that all workers hold."""
+        return sum(self._load.values())
+
     def load(self, worker: PeerId) -> int:
         """The number of samples that this worker holds."""
         return self._load.get(worker, 0)

@@ -15,7 +15,8 @@ from echo2d.core.protocol.trajectory import pack_tokens
 from echo2d.core.rollouts.events import EnvironmentStepped, EpisodeEnded, StepEnvironment
 from echo2d.sim.fleet.spec import SimulateTable
 
-_GIVEN = pack_tokens([2])
+GIVEN_TOKENS = 1
+_GIVEN = pack_tokens([2] * GIVEN_TOKENS)
 ToolAnswer = EnvironmentStepped | EpisodeEnded
 
 
@@ -51,18 +52,20 @@ class FleetTools:
     ) -> bool:
         """A worker begins a lease; whether it has the prefix of its earlier turns. serving: what a worker serves."""
         length = len(granted.prompt) // 4
-        hit = False
+        hit = could_stay = False
         for sample in granted.samples:
             at = granted.group, sample
             here = worker, serving(worker)
             if granted.earlier and not granted.written:
                 last = self._last[at]
-                if serving(last[0]) == last[1]:
-                    self.could_stay += 1
-                    hit = last == here
-                    self.stayed += hit
-            self.ideal += 1 if granted.earlier else length
-            self.read += 1 if hit else length
+                could_stay = serving(last[0]) == last[1]
+                self.could_stay += could_stay
+                hit = could_stay and last == here
+                self.stayed += hit
+            # The new tokens alone are read where a cache can have the others.
+            new = GIVEN_TOKENS if granted.earlier else length
+            self.ideal += new if could_stay else length
+            self.read += new if hit else length
             self._last[at] = here
         return hit
 

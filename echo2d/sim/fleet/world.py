@@ -87,6 +87,7 @@ class FleetWorld:
         self._chance = random.Random(self._simulate.rng_seed)
         self._clock = Clock()
         kappa = learner.publish_every if isinstance(learner.publish_every, int) else None
+        self._turns = self._simulate.turns
         self.tools = FleetTools(self._simulate, self._chance, TOKENS_MAX)
         task = TaskRules(
             max_new_tokens=TOKENS_MAX, stop_token_ids=(STOP,), episode=self.tools.rules
@@ -132,7 +133,9 @@ class FleetWorld:
         # When the bubble began to count, and for how long the learner had waited then.
         self._measured_from = 0.0, 0.0
         self._usd_at_commit = 0.0
-        fastest = max(kind.trajectories_per_h / fleet.slots(kind) for kind in fleet.workers)
+        fastest = self._turns * max(
+            kind.trajectories_per_h / fleet.slots(kind) for kind in fleet.workers
+        )
         self._advance_s = (
             min(ADVANCE_S_MAX, ADVANCE_SHARE * 3600.0 / fastest) if fastest else ADVANCE_S_MAX
         )
@@ -318,7 +321,9 @@ class FleetWorld:
     def _advance(self) -> None:
         self._advancing = False
         self.statistics.now = self._clock.now
-        self.tools.count(self._scheduler.slots, len(self.groups.leases), self._clock.now)
+        if self._turns > 1:
+            leased = self.groups.leases.samples
+            self.tools.count(self._scheduler.slots, leased, self._clock.now)
         self._advances += 1
         asked = self.staleness.committed + PREFETCH_STEPS
         self._perform(self.groups.before_batch(asked))
@@ -412,10 +417,11 @@ class FleetWorld:
         if isinstance(message, LeaseGranted):
             box = self._box(session)
             assert box is not None
-            turns = self._simulate.turns
-            works = [self._work(message, sample) / turns for sample in message.samples]
-            cached = self.tools.begins(message, box.peer.peer, self._serving)
-            again = message.written > 0 or (message.earlier > 0 and not cached)
+            works = [self._work(message, sample) / self._turns for sample in message.samples]
+            again = message.written > 0
+            if self._turns > 1:
+                cached = self.tools.begins(message, box.peer.peer, self._serving)
+                again = again or (message.earlier > 0 and not cached)
             extra_s = self._fleet.policy.recompute_s if again else 0.0
             for sample in box.begin(message, works, extra_s, self._clock.now):
                 self._clock.at(sample.due, self._finished, box, sample)
@@ -508,7 +514,7 @@ class FleetWorld:
                 for name, share in GROUP_QUANTILES.items()
             },
             "samples_moved": self._moved,
-            **self.tools.facts(measured_s),
+            **(self.tools.facts(measured_s) if self._turns > 1 else {}),
             "egress_gb": self.spreading.egress_gb,
             "seed_copies": self.spreading.copies_each,
             "seed_usd": self.spreading.seed_usd,
