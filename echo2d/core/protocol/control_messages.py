@@ -574,7 +574,8 @@ class LeaseGranted:
     LeaseProgress or SampleFinished for this long, the lease goes to another worker. report_s: how
     often to report progress; shorter when a client reads the tokens as they come. rng_seeds: one
     for each sample (see `seeds`); empty: the engine chooses. hold_s: above 0, version `oldest` alone
-    may write a token, and the worker waits so long at most with loading a newer one. stop_strings:
+    may write a token, and the worker waits so long at most with loading a newer one, also for the answers to its
+    results: another turn may follow. stop_strings:
     an answer ends with the token that completes one of them in its text. earlier: tokens of the prompt
     that the sample's versions wrote in earlier turns; its seed goes on behind them.
     """

@@ -131,6 +131,8 @@ class WorkerLeases:
         self._slots = slots
         self._held: dict[HeldLease, _Held] = {}  # in order of arrival
         self._results: dict[tuple[HeldLease, int], SampleFinished] = {}
+        # Of unanswered results, the `hold_s` of their leases, where it is above 0.
+        self._hold_s: dict[tuple[HeldLease, int], float] = {}
         self._confirmed: dict[VersionKey, None] = {}
         self._still = False
         # The leases whose results all wait for a confirmation: until when they report that they are
@@ -147,8 +149,11 @@ class WorkerLeases:
     def hold_s(self) -> float:
         """For how long the leases that one version alone may write let a newer one wait; 0: there
         are none.
+
+        A result of such a lease counts until it is answered: another turn may follow it.
         """
-        return max((held.grant.hold_s for held in self._held.values()), default=0.0)
+        of_results = [hold_s for at, hold_s in self._hold_s.items() if at in self._results]
+        return max([*of_results, *[held.grant.hold_s for held in self._held.values()]], default=0.0)
 
     @property
     def idle(self) -> bool:
@@ -407,6 +412,9 @@ class WorkerLeases:
             finish,
         )
         self._results[held.key, sample] = result
+        if held.grant.hold_s:
+            self._hold_s = {at: each for at, each in self._hold_s.items() if at in self._results}
+            self._hold_s[held.key, sample] = held.grant.hold_s
         if not held.outputs:
             del self._held[held.key]
         if self._believed(result):
@@ -423,6 +431,7 @@ class WorkerLeases:
     def check(self) -> None:
         assert len(self._held) <= max(LEASES_MAX, 2 * self._slots)
         assert len(self._confirmed) <= CONFIRMED_MAX
+        assert len(self._hold_s) <= RESULTS_MAX + LEASES_MAX * SAMPLES_MAX
         assert len(self._waiting) <= RESULTS_MAX + LEASES_MAX * SAMPLES_MAX
         assert not self._waiting or self._alive_at is not None
         assert len(self._results) < RESULTS_MAX + LEASES_MAX * SAMPLES_MAX

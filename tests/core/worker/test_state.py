@@ -163,10 +163,28 @@ def test_a_newer_version_waits_for_a_lease_that_this_one_alone_may_write(
     actions = machine.on(RootVerified(root), a_snapshot(root))
     assert not [action for action in actions if isinstance(action, RefitEngines)]
     assert machine.state.wake_at() is not None
-    [*_, finished, refit] = machine.on(a_token(finish=True))
-    assert isinstance(finished, SendControl)
+    [finished] = machine.said(a_token(finish=True))
+    assert isinstance(finished, SampleFinished)
+    [refit] = machine.on(CoordinatorSaid(SampleAnswered(LeaseId(1), 1, 4, True, "")))
     assert isinstance(refit, RefitEngines)
     assert refit.version == 1
+
+
+def test_between_two_turns_it_waits_for_the_next_lease(machine: Machine) -> None:
+    """A turn's result is answered once the next turn is leased; all of them together wait for `hold_s`."""
+    machine.serve(0)
+    machine.on(CoordinatorSaid(HELD))
+    root = a_root(1)
+    machine.on(RootVerified(root), a_snapshot(root), a_token(finish=True))
+    machine.now += 20.0
+    second = replace(HELD, lease=LeaseId(2))
+    assert StartGeneration(second) in machine.on(CoordinatorSaid(second))
+    machine.on(CoordinatorSaid(SampleAnswered(LeaseId(1), 1, 4, True, "")))
+    assert machine.state.running == 1
+    machine.on(replace(a_token(finish=True), lease=LeaseId(2)))
+    machine.now += 10.0
+    actions = machine.on(relay_events.RelayDeadlinePassed())
+    assert [action for action in actions if isinstance(action, RefitEngines)]
 
 
 @pytest.mark.parametrize("why", ["late", "engine lost"])
@@ -230,7 +248,9 @@ def test_exclusive_engines_write_on_for_such_a_lease(machine: Machine) -> None:
     machine.serve(0)
     machine.on(CoordinatorSaid(HELD))
     assert HoldEngines(True) not in machine.on(RootVerified(a_root(1)))
-    assert HoldEngines(True) in machine.on(a_token(finish=True))
+    machine.on(a_token(finish=True))
+    answered = CoordinatorSaid(SampleAnswered(LeaseId(1), 1, 4, True, ""))
+    assert HoldEngines(True) in machine.on(answered)
 
 
 def test_cancelled_and_failed_leases_end(machine: Machine) -> None:
