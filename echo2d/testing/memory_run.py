@@ -67,6 +67,7 @@ from echo2d.core.protocol.peer_handshake import SECRET_BYTES
 from echo2d.core.protocol.trajectory import Source, pack_logprobs, pack_tokens
 from echo2d.core.rollouts.events import (
     DrawPrompt,
+    ForgetEpisode,
     PromptDrawn,
     SampleScored,
     ScoreSample,
@@ -82,8 +83,8 @@ class FakePeer:
     """A peer as its owner plays it.
 
     served: versions besides `serving` that wrote tokens for the leases that it holds. stands: the
-    version in its current slot. ready: a version that is verified and not refitted yet. open:
-    samples to generate.
+    version in its current slot. ready: a version that is verified and not refitted yet. leases:
+    those with samples to generate (`open`) or unanswered results.
     """
 
     name: str
@@ -117,7 +118,10 @@ class FakePeer:
             case LeaseCancelled(lease, attempt):
                 self.forget(HeldLease(lease, attempt))
             case SampleAnswered(lease, attempt, sample):
-                self.unanswered.pop((HeldLease(lease, attempt), sample), None)
+                key = HeldLease(lease, attempt)
+                self.unanswered.pop((key, sample), None)
+                if key not in {each for each, _ in [*self.open, *self.unanswered]}:
+                    self.leases.pop(key, None)
             case Welcome(keep=keep):
                 for key in [key for key in self.held() if key not in keep]:
                     self.forget(key)
@@ -137,7 +141,7 @@ class FakePeer:
         }
 
     def held(self) -> tuple[HeldLease, ...]:
-        return tuple(dict.fromkeys([*self.leases, *(key for key, _ in self.unanswered)]))
+        return tuple(self.leases)
 
     def hello(self, boot_id: str = "b") -> Hello:
         address = Address("127.0.0.1", 4000)  # nobody dials
@@ -162,8 +166,6 @@ class FakePeer:
         """Generate the whole sample under what is served now."""
         assert self.serving is not None
         self.open.remove((key, sample))
-        if not any(held == key for held, _ in self.open):
-            self.leases.pop(key, None)
         output = (3, 4 + sample % 8, 1) if tokens is None else tokens
         spans = (VersionSpan(0, len(output), self.serving.version, self.serving.digest),)
         result = SampleFinished(
@@ -208,6 +210,7 @@ class MemoryRun:
 
     def _boot(self) -> CoordinatorState:
         self._boots += 1
+        self.environment.restarted()
         secret = self._boots.to_bytes(PLAN_SECRET_BYTES, "big")
         return CoordinatorState(self.rules, self.ledger.recover(), plan_secret=secret, now=self.now)
 
@@ -366,6 +369,8 @@ class MemoryRun:
                 self.pending.append(SampleScored(group, sample, reward, fault))
             case StepEnvironment():
                 self.pending.append(self.environment.step(action, self._end_reward(action)))
+            case ForgetEpisode():
+                self.environment.forget(action)
             case StopRun(reason):
                 self.stopped = reason
             case _:

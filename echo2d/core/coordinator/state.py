@@ -19,7 +19,7 @@ from typing import assert_never
 from blake3 import blake3
 
 from echo2d.core.audit.audits import Audits
-from echo2d.core.base.ids import SessionId
+from echo2d.core.base.ids import GroupId, SessionId
 from echo2d.core.broadcast.publishing import Publishing
 from echo2d.core.capacity.measurements import Measurements
 from echo2d.core.cluster.events import (
@@ -340,10 +340,10 @@ class CoordinatorState:
                 return []
             case PromptDrawn() | PromptFailed() | PromptsEnded() | SampleScored():
                 return self._from_task(event)
-            case EnvironmentStepped():
-                return self._groups.environment_stepped(event, now=now)
-            case EpisodeEnded():
-                return self._groups.episode_ended(event, now=now)
+            case EnvironmentStepped(group):
+                return self._asker(group).environment_stepped(event, now=now)
+            case EpisodeEnded(group):
+                return self._asker(group).episode_ended(event, now=now)
             case CallAsked():
                 return self._gateway.asked(event, now=now)
             case ChoiceStopped():
@@ -361,8 +361,7 @@ class CoordinatorState:
         """A prompt or a reward: of a task that is trained on, or of an evaluation."""
         match event:
             case SampleScored(group):
-                owner = self._groups if group < EVALUATION_FIRST else self._evaluations
-                return owner.scored(event)
+                return self._asker(group).scored(event)
             case PromptDrawn(source=source):
                 owner = self._evaluations if self._evaluations.asks(source.task) else self._groups
                 return owner.prompt_drawn(event)
@@ -374,6 +373,10 @@ class CoordinatorState:
                 return owner.prompts_ended(event)
             case _:
                 assert_never(event)
+
+    def _asker(self, group: GroupId) -> Groups | Evaluations:
+        """Who has asked for the rewards and episodes of this group."""
+        return self._groups if group < EVALUATION_FIRST else self._evaluations
 
     def _revoked(self, now: float) -> Sequence[CoordinatorAction]:
         """Versions may just have been revoked."""

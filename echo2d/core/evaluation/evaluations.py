@@ -11,6 +11,9 @@ version never writes the missing answers; the score says how many questions it c
 Groups of evaluations have numbers of their own and never reach the buffer of batches, and a
 question that is asked here is refused as a prompt of training (`held_out`).
 With an audit, trusted workers alone write the answers.
+An environment is played in episodes. Between two turns an answer waits in memory for the environment, and the worker
+of the last turn, which may have the prefix cached, is told that this turn was accepted when the next one is leased,
+or none will be. Until then the worker keeps the version, for `hold_s` at most.
 Not here: the arithmetic (`summary`), the questions (`questions`), one evaluation (`open_evaluation`).
 """
 
@@ -31,6 +34,7 @@ from echo2d.core.evaluation.questions import EvalQuestion, Questions
 from echo2d.core.evaluation.summary import ScoredSample, best_by_name, summed_up
 from echo2d.core.protocol.answer_end import WHOLE_ENDS, OutputLimit
 from echo2d.core.protocol.control_messages import (
+    Finish,
     HeldLease,
     LeaseCancelled,
     LeaseFailed,
@@ -40,15 +44,21 @@ from echo2d.core.protocol.control_messages import (
     VersionKey,
 )
 from echo2d.core.protocol.result_check import result_fault
-from echo2d.core.protocol.seeds import sample_seeds
-from echo2d.core.protocol.trajectory import NOTHING
+from echo2d.core.protocol.seeds import episode_seed, sample_seeds
+from echo2d.core.protocol.trajectory import NOTHING, authored
+from echo2d.core.rollouts.episodes import has_room, step_order
 from echo2d.core.rollouts.events import (
+    EnvironmentStepped,
+    EpisodeEnded,
+    ForgetEpisode,
     PromptDrawn,
     PromptFailed,
     PromptsEnded,
     SampleScored,
     ScoreSample,
+    TurnKept,
 )
+from echo2d.core.rollouts.group_table import Parked
 from echo2d.core.rollouts.leases import Lease, LeaseTable, answer, send_to
 from echo2d.core.rollouts.scheduler import LeaseScheduler, PendingSamples
 
@@ -63,7 +73,7 @@ KNOWN_MAX = 1 << 14
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingAnswers(PendingSamples):
-    """Waiting answers to one question of an evaluation."""
+    """A waiting answer to a question of an evaluation."""
 
     evaluation: OpenEvaluation
     question: EvalQuestion
@@ -221,6 +231,44 @@ class Evaluations:
         found.score(event.group, event.sample, scored)
         return []
 
+    # --- environments
+
+    def environment_stepped(
+        self,
+        event: EnvironmentStepped,
+        *,
+        now: float,  # noqa: ARG002 - as of `Groups`
+    ) -> list[EvaluationAction]:
+        """The environment has answered a turn: the next one waits, if there is room for one."""
+        found = self._of(event.group)
+        parked = None if found is None else found.parked(event)
+        if found is None or parked is None:
+            return []
+        question = found.question(event.group)
+        assert question is not None
+        if has_room(self._rules, found.rules.task, question.tokens, parked.turn, event.tokens):
+            found.go_on(parked, event)
+            return []
+        cut_off = EpisodeEnded(event.group, event.sample, event.begun, event.turn, 0.0)
+        return [
+            *self._end_episode(found, parked, cut_off, truncated=True),
+            ForgetEpisode(event.group, event.sample, found.rules.name),
+        ]
+
+    def episode_ended(
+        self,
+        event: EpisodeEnded,
+        *,
+        now: float,  # noqa: ARG002 - as of `Groups`
+    ) -> list[EvaluationAction]:
+        """The environment has ended an episode, or failed. The evaluation may have ended meanwhile."""
+        found = self._of(event.group)
+        parked = None if found is None else found.parked(event)
+        if found is None or parked is None:
+            return []
+        truncated = parked.turn.finish not in WHOLE_ENDS
+        return self._end_episode(found, parked, event, truncated=truncated)
+
     # --- for the scheduler
 
     def priority(self, *, now: float) -> int:  # noqa: ARG002 - always before the run
@@ -230,22 +278,19 @@ class Evaluations:
         for evaluation in list(self._open):
             version = evaluation.key.version
             suits = partial(self._suits, evaluation, now)
-            for question, samples in evaluation.waiting():
-                # One by one: if all had to find room at once, the run would take it before them.
-                while samples:
-                    yield PendingAnswers(
-                        samples[:1],
-                        version,
-                        newest=version,
-                        suits=suits,
-                        evaluation=evaluation,
-                        question=question,
-                    )
-                    left = evaluation.waiting_of(question)
-                    placed, samples = left != samples, left
-                    if not placed:
-                        break
-                if samples:
+            # One by one: if all had to find room at once, the run would take it before them.
+            for question, sample in evaluation.waiting():
+                before = evaluation.episode(question, sample)
+                yield PendingAnswers(
+                    (sample,),
+                    version,
+                    None if before is None else before.partial.spans[-1].author,
+                    newest=version,
+                    suits=suits,
+                    evaluation=evaluation,
+                    question=question,
+                )
+                if evaluation.waits(question, sample):
                     # What one answer did not find, the others will not find either.
                     break
 
@@ -261,10 +306,22 @@ class Evaluations:
         assert worker.session is not None
         assert worker.serving == evaluation.key
         group = evaluation.group(question.cursor)
-        # With it the other answers to the question that find room there: they share its prompt.
-        room = max(1, self._scheduler.free_at(worker.peer))
-        samples = evaluation.waiting_of(question)[:room]
-        lease = self.leases.start(None, group, worker.peer, evaluation.key, samples, now=now)
+        before = evaluation.episode(question, samples[0])
+        base = NOTHING if before is None else before.partial
+        if before is None:
+            # With it the other answers to the question that find room there: they share its prompt.
+            room = max(1, self._scheduler.free_at(worker.peer))
+            samples = evaluation.waiting_of(question)[:room]
+        lease = self.leases.start(
+            None,
+            group,
+            worker.peer,
+            evaluation.key,
+            samples,
+            base,
+            since=None if before is None else before.since,
+            now=now,
+        )
         evaluation.lease(question, lease)
         task, given = evaluation.rules.task, lease.given
         # The same seeds for every version: their scores differ by less chance.
@@ -275,9 +332,9 @@ class Evaluations:
             given.lease,
             given.attempt,
             group,
-            question.tokens,
+            question.tokens + base.tokens,
             given.samples,
-            self._rules.limit(task, question.tokens).tokens,
+            self._rules.limit(task, question.tokens, base.turn_start).tokens - base.length,
             task.sampling,
             task.stop_token_ids,
             evaluation.key.version,
@@ -285,8 +342,10 @@ class Evaluations:
             rng_seeds=seeds,
             hold_s=evaluation.rules.hold_s,
             stop_strings=task.stop_strings,
+            earlier=base.written,
         )
-        return [Send(worker.session, granted)]
+        told = evaluation.take_held_back(group, given.samples[0])
+        return [Send(worker.session, granted), *self._accepted(told)]
 
     # --- workers
 
@@ -311,18 +370,18 @@ class Evaluations:
             return [*answer(peer, message, "the lease is over")]
         question = evaluation.question(lease.given.group)
         assert question is not None
-        task = evaluation.rules.task
-        limit = self._rules.limit(task, question.tokens)
+        task, base = evaluation.rules.task, lease.given.base
+        limit = self._rules.limit(task, question.tokens, base.turn_start)
         if message.finish == "context" and self._rules.context_max is None:
             # Only the worker knows this model's context.
-            limit = OutputLimit(len(message.tokens) // 4, "context")
+            limit = OutputLimit(base.length + len(message.tokens) // 4, "context")
         fault = result_fault(
             message,
             vocab_size=self._rules.vocab_size,
             limit=limit,
             stop_token_ids=task.stop_token_ids,
             believed=lambda key: key == evaluation.key and key in peer.acknowledged,
-            base=NOTHING,
+            base=base,
             stop_strings=bool(task.stop_strings),
         )
         if fault:
@@ -334,9 +393,11 @@ class Evaluations:
         self.leases.answer(lease, message.sample)
         finish = message.finish if message.finish in WHOLE_ENDS else limit.finish
         length = len(message.tokens) // 4
+        self._statistics.tokens_accepted += length
+        if task.episode is not None:
+            return self._end_turn(peer, evaluation, lease, message, finish)
         written = ScoredSample(math.nan, (), length, finish not in WHOLE_ENDS)
         evaluation.keep(lease, message.sample, written)
-        self._statistics.tokens_accepted += length
         return [
             *answer(peer, message),
             ScoreSample(
@@ -419,12 +480,65 @@ class Evaluations:
             self._waiting.remove((rules, record))
             actions += self._begin(rules, record, now)
         for evaluation in list(self._open):
+            actions += _forgotten(evaluation)
             if evaluation.over or (evaluation.idle and not self._can_go_on(evaluation, now)):
                 actions += self._tell(evaluation, now)
         self._keep_scored()
         return actions
 
     # --- inside
+
+    def _end_turn(
+        self,
+        peer: Peer,
+        evaluation: OpenEvaluation,
+        lease: Lease,
+        message: SampleFinished,
+        finish: Finish,
+    ) -> list[EvaluationAction]:
+        """A turn of an episode is over: the environment is told of it."""
+        given, base, sample = lease.given, lease.given.base, message.sample
+        question = evaluation.question(given.group)
+        assert question is not None
+        before = evaluation.episode(question, sample)
+        spans = authored(message.spans, peer.peer)
+        whole = base.plus(message.tokens, message.logprobs, spans, shift=base.length)
+        number = 1 if before is None else before.turns + 1
+        turn = TurnKept(given.group, sample, number, given.lease, given.attempt, whole, finish)
+        parked = Parked(turn, lease.since, peer.peer, evaluation.key)
+        # A worker that holds very many results refuses leases.
+        held_back = evaluation.park(lease, parked, held_back_max=peer.slots)
+        # As of the answers' own seeds, versions differ by less chance.
+        seed = episode_seed(self._rules.seed_key, GroupId(GROUP_FIRST + question.cursor), sample)
+        return [
+            *([] if held_back else answer(peer, message)),
+            step_order(
+                turn,
+                before,
+                cursor=question.cursor,
+                prompt=question.tokens,
+                rng_seed=seed,
+                task=evaluation.rules.name,
+            ),
+        ]
+
+    def _end_episode(
+        self, evaluation: OpenEvaluation, parked: Parked, event: EpisodeEnded, *, truncated: bool
+    ) -> list[EvaluationAction]:
+        """An episode is whole, with its reward."""
+        length = parked.turn.partial.written
+        evaluation.end_episode(parked, ScoredSample(math.nan, (), length, truncated))
+        told = evaluation.take_held_back(event.group, event.sample)
+        scored = SampleScored(event.group, event.sample, event.reward, event.reason, event.parts)
+        return [*self._accepted(told), *self.scored(scored)]
+
+    def _accepted(self, *turns: TurnKept | None) -> list[Send]:
+        """Tell workers that these turns were accepted."""
+        told = []
+        for turn in turns:
+            if turn is not None:
+                told += answer(self._members.get(turn.worker), turn)
+        return told
 
     def _of(self, group: GroupId) -> OpenEvaluation | None:
         return next((each for each in self._open if each.question(group) is not None), None)
@@ -536,7 +650,7 @@ class Evaluations:
         for lease in evaluation.leased.values():
             actions += self._scheduler.cancel(lease)
             self.leases.end(lease)
-        return actions
+        return [*actions, *self._accepted(*evaluation.close()), *_forgotten(evaluation)]
 
     def _end(self, lease: Lease) -> None:
         """The lease is over: its open answers wait again."""
@@ -553,6 +667,12 @@ class Evaluations:
             evaluation.check()
         leased = {key for each in self._open for key in each.leased}
         assert leased == {lease.key for lease in self.leases}
+
+
+def _forgotten(evaluation: OpenEvaluation) -> list[ForgetEpisode]:
+    """The environment need not keep the episodes that do not go on."""
+    name = evaluation.rules.name
+    return [ForgetEpisode(group, sample, name) for group, sample in evaluation.take_dropped()]
 
 
 def _note(found: Evaluated) -> Note:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from echo2d.core.base.ids import Digest, Version
 from echo2d.core.cluster.events import Note, Persist, Send
 from echo2d.core.protocol.trajectory import RewardPart
-from echo2d.core.rollouts.events import DrawPrompt, ScoreSample
+from echo2d.core.rollouts.events import DrawPrompt, ForgetEpisode, ScoreSample, StepEnvironment
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Evaluated:
     number: of this evaluation in the run, from 1. name: of the [[eval]]. rows: questions of which
     all answers are scored; of: questions that there are. samples: answers to each. mean: reward,
     over the questions; se: its standard error; NaN with fewer than two. truncated: share of the
-    answers that were cut off. tokens: of an answer, on average. seconds: that it took.
+    answers that were cut off. tokens: that were written of an answer, on average. seconds: that it took.
     """
 
     number: int
@@ -43,4 +43,12 @@ class Evaluated:
 
 
 EvaluationRecord = Evaluated
-EvaluationAction = Persist[EvaluationRecord] | Send | DrawPrompt | ScoreSample | Note
+EvaluationAction = (
+    Persist[EvaluationRecord]
+    | Send
+    | DrawPrompt
+    | ScoreSample
+    | StepEnvironment
+    | ForgetEpisode
+    | Note
+)

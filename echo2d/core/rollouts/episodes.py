@@ -11,7 +11,7 @@ environment's answer before the next turn begins. So an answered turn is never a
 without an answer is, after a restart, and says so. The next turn goes back to the worker of the last one while
 that serves the version it served then, because it may still have the prefix in its KV cache.
 Kept true: given tokens have no span; an episode's reward is counted once.
-Not here: the leases (`groups`), unfinished turns (`partials`).
+Not here: the leases (`groups`), unfinished turns (`partials`), episodes of evaluations (`evaluation`).
 """
 
 import math
@@ -20,7 +20,7 @@ from collections.abc import Callable
 from echo2d.core.base.ids import GroupId
 from echo2d.core.cluster.events import Persist
 from echo2d.core.cluster.membership import Membership
-from echo2d.core.cluster.rules import RunRules
+from echo2d.core.cluster.rules import RunRules, TaskRules
 from echo2d.core.cluster.statistics import Statistics
 from echo2d.core.protocol.seeds import episode_seed
 from echo2d.core.protocol.trajectory import Partial, TrajectoryRecord
@@ -32,6 +32,7 @@ from echo2d.core.rollouts.events import (
     RolloutAction,
     StepEnvironment,
     TurnAnswered,
+    TurnKept,
 )
 from echo2d.core.rollouts.group_table import Episode, GroupTable, OpenGroup, Parked, Waiting
 
@@ -40,6 +41,43 @@ from echo2d.core.rollouts.group_table import Episode, GroupTable, OpenGroup, Par
 PREFILL_TOKENS_PER_S = 5000.0
 # Or for so long as slots come free there so often, on average: the slots are not idle meanwhile.
 FREED_SLOTS = 4
+
+
+def step_order(
+    turn: TurnKept,
+    before: Episode | None,
+    *,
+    begun: int = 0,
+    cursor: int,
+    prompt: bytes,
+    rng_seed: int,
+    task: str,
+    again: bool = False,
+) -> StepEnvironment:
+    """What the environment is told of this turn. before: the episode up to the turn; None: it is the first one."""
+    return StepEnvironment(
+        turn.group,
+        turn.sample,
+        begun,
+        turn.turn,
+        cursor,
+        rng_seed,
+        prompt,
+        turn.partial.tokens,
+        turn.partial.turn_start,
+        turn.finish,
+        None if before is None else before.state,
+        task,
+        again,
+    )
+
+
+def has_room(rules: RunRules, task: TaskRules, prompt: bytes, turn: TurnKept, given: bytes) -> bool:
+    """Whether another turn may follow this one and these given tokens (int32)."""
+    assert task.episode is not None
+    length = turn.partial.length + len(given) // 4
+    limit = rules.limit(task, prompt, length)
+    return turn.turn < task.episode.turns_max and length < limit.tokens
 
 
 class Episodes:
@@ -61,23 +99,16 @@ class Episodes:
 
     def step(self, group: OpenGroup, parked: Parked, *, again: bool = False) -> StepEnvironment:
         """Tell the environment of this turn."""
-        turn, sample = parked.turn, parked.turn.sample
-        partial = turn.partial
-        before = group.episodes.get(sample)
-        return StepEnvironment(
-            group.group,
-            sample,
-            group.begun_anew[sample],
-            turn.turn,
-            group.prompt.cursor,
-            episode_seed(self._rules.seed_key, group.group, sample),
-            group.prompt.tokens,
-            partial.tokens,
-            partial.turn_start,
-            turn.finish,
-            None if before is None else before.state,
-            group.task.name,
-            again,
+        sample = parked.turn.sample
+        return step_order(
+            parked.turn,
+            group.episodes.get(sample),
+            begun=group.begun_anew[sample],
+            cursor=group.prompt.cursor,
+            prompt=group.prompt.tokens,
+            rng_seed=episode_seed(self._rules.seed_key, group.group, sample),
+            task=group.task.name,
+            again=again,
         )
 
     def asked(self, group: GroupId, sample: int, begun: int, turn: int) -> Parked | None:
@@ -90,20 +121,14 @@ class Episodes:
 
     def has_room(self, group: OpenGroup, parked: Parked, given: bytes) -> bool:
         """Whether another turn may follow these given tokens."""
-        rules = group.task.episode
-        assert rules is not None
-        length = parked.turn.partial.length + len(given) // 4
-        limit = self._rules.limit(group.task, group.prompt.tokens, length)
-        return parked.turn.turn < rules.turns_max and length < limit.tokens
+        return has_room(self._rules, group.task, group.prompt.tokens, parked.turn, given)
 
     def go_on(
         self, group: OpenGroup, parked: Parked, event: EnvironmentStepped, *, now: float
     ) -> list[RolloutAction]:
         """The environment has answered: the sample waits for its next turn."""
-        turn = parked.turn
-        partial = turn.partial.with_given(event.tokens)
-        episode = Episode(turn.turn, partial, event.state, parked.since)
-        waiting = self._waiting(partial, parked, now)
+        episode = parked.answered(event.tokens, event.state)
+        waiting = self._waiting(episode.partial, parked, now)
         self._groups.go_on(group, event.sample, episode, waiting)
         answered = TurnAnswered(event.group, event.sample, event.turn, event.tokens, event.state)
         return [Persist(answered)]
@@ -145,8 +170,7 @@ class Episodes:
     def recover(self, group: OpenGroup, turn: RecoveredTurn, *, now: float) -> None:
         """After a restart: the sample waits for its next turn, or is parked."""
         kept, answered = turn.kept, turn.answered
-        worker = kept.partial.spans[-1].author
-        parked = Parked(kept, now, worker, None)
+        parked = Parked(kept, now, kept.worker, None)
         if answered is None:
             group.waiting.discard(kept.sample)
             group.parked[kept.sample] = parked
@@ -154,9 +178,9 @@ class Episodes:
                 before = kept.partial.first(kept.partial.turn_start)
                 group.episodes[kept.sample] = Episode(kept.turn - 1, before, turn.state_before, now)
             return
-        partial = kept.partial.with_given(answered.tokens)
-        group.episodes[kept.sample] = Episode(kept.turn, partial, answered.state, now)
-        group.partials[kept.sample] = self._waiting(partial, parked, now)
+        episode = parked.answered(answered.tokens, answered.state)
+        group.episodes[kept.sample] = episode
+        group.partials[kept.sample] = self._waiting(episode.partial, parked, now)
 
     # --- inside
 

@@ -182,6 +182,11 @@ class TurnKept:
     finish: Finish
     fingerprint: bytes = b""
 
+    @property
+    def worker(self) -> PeerId:
+        """The worker that ended this turn."""
+        return self.partial.spans[-1].author
+
 
 @dataclass(frozen=True, slots=True)
 class TurnAnswered:

@@ -74,6 +74,11 @@ class Parked:
     worker: PeerId
     served: VersionKey | None
 
+    def answered(self, given: bytes, state: bytes | None) -> Episode:
+        """The episode after the environment's answer: these tokens (int32), and its state."""
+        partial = self.turn.partial.with_given(given)
+        return Episode(self.turn.turn, partial, state, self.since)
+
 
 @dataclass(slots=True)
 class OpenGroup:

@@ -29,7 +29,7 @@ from echo2d.core.protocol.control_messages import (
     VersionKey,
 )
 from echo2d.core.protocol.trajectory import NOTHING, Partial
-from echo2d.core.rollouts.events import LeaseGiven
+from echo2d.core.rollouts.events import LeaseGiven, TurnKept
 
 # A lease that makes no token for so long is stuck (I6). Workers give up after 120 s by themselves.
 STUCK_S = 180.0
@@ -290,7 +290,7 @@ def send_to(peer: Peer | None, message: LeaseCancelled | SampleAnswered) -> list
     return [] if peer is None or peer.session is None else [Send(peer.session, message)]
 
 
-def answer(peer: Peer, message: SampleFinished, refusal: str = "") -> list[Send]:
+def answer(peer: Peer | None, message: SampleFinished | TurnKept, refusal: str = "") -> list[Send]:
     """Tell the worker whether its result was accepted; refusal: why not."""
     accepted = not refusal
     return send_to(

@@ -8,25 +8,36 @@ import pytest
 
 from echo2d.core.base.ids import Version
 from echo2d.core.cluster.events import Note, PeerDisconnected, PeerRevoked
-from echo2d.core.cluster.rules import AuditRules, EvalRules, TaskRules
+from echo2d.core.cluster.rules import AuditRules, EpisodeRules, EvalRules, TaskRules
 from echo2d.core.coordinator.events import DeadlinePassed, EvaluationsAsked
 from echo2d.core.evaluation.evaluations import AVOID_S
 from echo2d.core.evaluation.events import Evaluated, PassAt
 from echo2d.core.evaluation.json_form import evaluated_json
-from echo2d.core.evaluation.open_evaluation import GROUP_FIRST
+from echo2d.core.evaluation.open_evaluation import FAILURES_MAX, GROUP_FIRST
+from echo2d.core.evaluation.questions import ROWS_MAX
 from echo2d.core.protocol.control_messages import (
     HeldLease,
     LeaseFailed,
     LeaseGranted,
+    RefitDone,
+    SampleAnswered,
     VersionSpan,
 )
 from echo2d.core.protocol.sampling import Sampling
+from echo2d.core.rollouts.events import (
+    EnvironmentStepped,
+    EpisodeEnded,
+    ForgetEpisode,
+    StepEnvironment,
+)
+from echo2d.sim.run.environment import given_after, turns_of
 from echo2d.testing.memory_run import FakePeer
 from tests.support.coordinator_world import World, train, version_key
 from tests.support.rollouts import world_of
 
 HELD = TaskRules("held", sampling=Sampling(0.0), max_new_tokens=6, stop_token_ids=(1,))
 EVAL = EvalRules(HELD, every=2, samples=2, rows=3, hold_s=30.0)
+PLAYED = replace(EVAL, task=replace(HELD, episode=EpisodeRules()))
 
 
 def evaluated(world: World) -> list[Evaluated]:
@@ -107,9 +118,9 @@ def write_for_the_run(world: World) -> None:
         world.drain()
 
 
-def at_version_2(*slots: int) -> World:
+def at_version_2(*slots: int, rules: EvalRules = EVAL) -> World:
     """Workers serve version 2, whose evaluation has just begun."""
-    world = scoring(*slots)
+    world = scoring(*slots, rules=rules)
     train(world, 2)
     world.drain()
     for peer in list(world.peers.values()):
@@ -372,3 +383,259 @@ def test_one_answer_has_no_standard_error_and_json_has_no_nan() -> None:
     assert evaluated_json(found)["se"] is None
     [status] = world.state.status().evaluations
     assert (status.version, status.mean, status.se, status.open_version) == (0, 0.0, None, None)
+
+
+# --- of environments
+
+
+class Stage:
+    """A world that notes what its environment is asked, and what it is told to forget."""
+
+    def __init__(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.world, self.orders = world, list[StepEnvironment]()
+        self.forgotten = list[ForgetEpisode]()
+        answer, forget = world.environment.step, world.environment.forget
+
+        def noted(
+            order: StepEnvironment, reward: float | None
+        ) -> EnvironmentStepped | EpisodeEnded:
+            if order.group >= GROUP_FIRST:
+                self.orders.append(order)
+            return answer(order, reward)
+
+        def forgot(order: ForgetEpisode) -> None:
+            self.forgotten.append(order)
+            forget(order)
+
+        monkeypatch.setattr(world.environment, "step", noted)
+        monkeypatch.setattr(world.environment, "forget", forgot)
+
+    def end_turn(self, worker: FakePeer, key: HeldLease, sample: int) -> None:
+        """The environment has not answered yet."""
+        before = len(self.orders)
+        self.world.say(worker, worker.finish(key, sample))
+        assert len(self.orders) == before + 1
+
+
+def long_one(world: World, name: str = "w0") -> tuple[HeldLease, int]:
+    """An answer that this worker has still to write, and whose episode has four turns."""
+    leases = world.peers[name].leases
+    return next(
+        (key, sample)
+        for key, sample in open_evaluation(world, name)
+        if turns_of((leases[key].group - GROUP_FIRST) % ROWS_MAX, sample) == 4
+    )
+
+
+def write_all_but(world: World, group: int, sample: int) -> None:
+    """The only worker writes everything else."""
+    worker = world.peers["w0"]
+
+    def others() -> list[tuple[HeldLease, int]]:
+        return [e for e in worker.open if (worker.leases[e[0]].group, e[1]) != (group, sample)]
+
+    while rest := others():
+        world.say(worker, worker.finish(*rest[0]))
+        world.drain()
+
+
+def test_an_environment_is_played_whole_and_meets_every_version_alike(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = scoring(4, 4, rules=PLAYED)
+    stage = Stage(world, monkeypatch)
+    train(world, 3)
+    world.work()
+    found = evaluated(world)
+    assert [(each.version, each.rows, each.mean) for each in found] == [(0, 3, 0.5), (2, 3, 0.5)]
+    turns = [turns_of(cursor, sample) for cursor in range(3) for sample in (0, 1)]
+    assert {each.tokens for each in found} == {3 * sum(turns) / 6}, "written ones alone"
+    assert {each.truncated for each in found} == {0.0}
+    assert len(stage.orders) == 2 * sum(turns)
+    seeds = [
+        {(each.cursor, each.sample, each.rng_seed) for each in stage.orders if each.group in groups}
+        for groups in (range(GROUP_FIRST, GROUP_FIRST + 3), range(GROUP_FIRST + ROWS_MAX, 1 << 62))
+    ]
+    assert seeds[0] == seeds[1]
+    assert len(seeds[0]) == 6
+    assert not stage.forgotten
+
+
+def test_the_next_turn_goes_back_to_its_worker_with_all_tokens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = at_version_2(24, 24, rules=PLAYED)
+    stage = Stage(world, monkeypatch)
+    key, sample = long_one(world)
+    worker = world.peers["w0"]
+    first = worker.leases[key]
+    stage.end_turn(worker, key, sample)
+    [order] = stage.orders
+    assert (order.task, order.turn, order.start, order.state) == ("held", 1, 0, None)
+    world.deliver()
+    second = of_evaluations(worker)[-1]
+    assert second.prompt == first.prompt + order.output + given_after(1)
+    assert (second.samples, second.earlier, second.written) == ((sample,), 3, 0)
+    assert (second.oldest, second.hold_s, second.max_new_tokens) == (2, 30.0, 6)
+    assert second.rng_seeds == (first.rng_seeds[first.samples.index(sample)],)
+
+
+def test_between_two_turns_the_worker_keeps_the_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its turn is answered once the next one is leased, and the last one once the episode has ended."""
+    world = at_version_2(24, rules=PLAYED)
+    stage = Stage(world, monkeypatch)
+    worker = world.peers["w0"]
+    train_step_3(world)
+    key, sample = long_one(world)
+    write_all_but(world, worker.leases[key].group, sample)
+    for turn in range(1, 5):
+        assert not world.refit(worker)
+        stage.end_turn(worker, *open_evaluation(world)[0])
+        assert not open_evaluation(world)
+        assert not world.refit(worker), "the environment has not answered"
+        assert stage.orders[-1].turn == turn
+        world.drain()
+    assert [type(each) for each in worker.inbox[-2:]] == [SampleAnswered, SampleAnswered]
+    assert world.refit(worker)
+    assert [(each.version, each.rows) for each in evaluated(world)] == [(0, 3), (2, 3)]
+
+
+def test_an_episode_that_its_version_cannot_finish_is_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The worker loads the newer version between two turns: nobody goes on."""
+    world = at_version_2(24, rules=PLAYED)
+    stage = Stage(world, monkeypatch)
+    worker = world.peers["w0"]
+    key, sample = long_one(world)
+    stage.end_turn(worker, key, sample)
+    late = world.pending.pop()
+    for answer in open_evaluation(world):
+        world.say(worker, worker.finish(*answer))
+    train_step_3(world)
+    for other in {key for key, _ in open_evaluation(world)}:
+        worker.forget(other)
+        world.say(worker, LeaseFailed(other.lease, other.attempt, "a newer version is loaded"))
+    newer = worker.serving = version_key(3)
+    world.say(
+        worker,
+        RefitDone(newer.version, newer.digest, 0.1, memory_ok=True, recompute_s=0.0),
+    )
+    assert evaluated(world)[-1].version == 0, "it waits for the environment"
+    world.handle(late)
+    [last] = [each for each in evaluated(world) if each.version == 2]
+    assert last.rows < last.of == 3
+    assert (late.group, late.sample) in {(each.group, each.sample) for each in stage.forgotten}  # type: ignore[union-attr]
+    assert not world.environment.scored
+
+
+def test_an_environment_that_fails_costs_its_question(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = at_version_2(24, rules=PLAYED)
+    world.reward = lambda cursor, sample: None if cursor == 1 else 1.0
+    world.work()
+    last = evaluated(world)[-1]
+    assert (last.rows, last.of, last.mean) == (2, 3, 1.0)
+
+
+@pytest.mark.parametrize("limits", [{"turns_max": 2}, {"tokens_max": 9}])
+def test_an_episode_without_room_for_another_turn_was_cut_off(
+    limits: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rules = replace(PLAYED, task=replace(HELD, episode=EpisodeRules(**limits)))
+    world = at_version_2(24, rules=rules)
+    world.reward = lambda cursor, sample: 1.0
+    stage = Stage(world, monkeypatch)
+    world.work()
+    last = evaluated(world)[-1]
+    whole = [turns_of(cursor, sample) <= 2 for cursor in range(3) for sample in (0, 1)]
+    assert last.rows == 3
+    assert last.mean == pytest.approx(sum(whole) / 6)
+    assert last.truncated == pytest.approx(1 - sum(whole) / 6)
+    assert len(stage.forgotten) == 6 - sum(whole)
+
+
+def test_answers_of_an_environment_after_the_end_change_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its version is revoked; the environment is told to forget, and answers once more."""
+    world = at_version_2(24, rules=PLAYED)
+    stage = Stage(world, monkeypatch)
+    worker = world.peers["w0"]
+    key, sample = long_one(world)
+    stage.end_turn(worker, key, sample)
+    late = world.pending.pop()
+    assert isinstance(late, EnvironmentStepped)
+    world.open_session(1)
+    assert [(each.group, each.sample) for each in stage.forgotten] == [(late.group, late.sample)]
+    assert key not in worker.held()
+    ended = EpisodeEnded(late.group, late.sample, 0, 1, 1.0)
+    assert [world.handle(each) for each in (late, ended)] == [[], []]
+    world.work()
+    assert [each.version for each in evaluated(world)] == [0]
+
+
+def test_an_answer_that_comes_twice_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = at_version_2(24, rules=PLAYED)
+    stage = Stage(world, monkeypatch)
+    stage.end_turn(world.peers["w0"], *long_one(world))
+    first = world.pending[-1]
+    assert isinstance(first, EnvironmentStepped)
+    world.drain()
+    ended = EpisodeEnded(first.group, first.sample, 0, 1, 1.0)
+    assert [world.handle(each) for each in (first, ended)] == [[], []]
+    world.work()
+    assert [each.rows for each in evaluated(world)] == [3, 3]
+
+
+def test_a_turn_of_a_lost_worker_is_written_by_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The turns before it are not."""
+    world = at_version_2(24, 24, rules=PLAYED)
+    stage = Stage(world, monkeypatch)
+    worker = world.peers["w0"]
+    stage.end_turn(worker, *long_one(world))
+    world.drain()
+    [order] = stage.orders
+    second = of_evaluations(worker)[-1]
+    assert second.earlier == 3
+    world.handle(PeerRevoked(worker.peer))
+    del world.peers["w0"]
+    moved = [each for each in of_evaluations(world.peers["w1"]) if each.prompt == second.prompt]
+    assert [each.samples for each in moved] == [(order.sample,)]
+    world.work()
+    assert [each.rows for each in evaluated(world)] == [3, 3]
+    turns = [(each.group, each.sample, each.turn) for each in stage.orders]
+    assert len(turns) == len(set(turns))
+
+
+def test_an_episode_that_nobody_can_go_on_with_is_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = at_version_2(24, rules=PLAYED)
+    stage = Stage(world, monkeypatch)
+    worker = world.peers["w0"]
+    stage.end_turn(worker, *long_one(world))
+    world.drain()
+    [order] = stage.orders
+    write_all_but(world, order.group, order.sample)
+    for _ in range(FAILURES_MAX + 1):
+        assert not stage.forgotten
+        [key] = worker.leases
+        worker.forget(key)
+        world.say(worker, LeaseFailed(key.lease, key.attempt, "out of memory"))
+        # A worker that fails again and again rests for longer.
+        world.pass_time(70.0)
+        world.connect("w0")
+    assert [(each.group, each.sample) for each in stage.forgotten] == [(order.group, order.sample)]
+    world.work()
+    assert [each.rows for each in evaluated(world)] == [3, 2]
+
+
+def test_after_a_crash_episodes_are_played_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = at_version_2(24, rules=PLAYED)
+    stage = Stage(world, monkeypatch)
+    stage.end_turn(world.peers["w0"], *long_one(world))
+    world.drain()
+    world.crash()
+    world.work()
+    assert [(each.version, each.rows) for each in evaluated(world)] == [(0, 3), (2, 3)]
+    assert not any(each.again for each in stage.orders)
