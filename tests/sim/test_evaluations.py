@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from echo2d.core.base.ids import RunId
-from echo2d.core.cluster.rules import EvalRules, RunRules, TaskRules
+from echo2d.core.cluster.rules import EpisodeRules, EvalRules, RunRules, TaskRules
 from echo2d.sim.run import coordinator
 from echo2d.sim.run.engine import STOP, VOCAB
 from echo2d.sim.run.fault_schedule import Schedule, WorkerSpec
@@ -52,6 +52,25 @@ def test_twenty_evaluations_of_200_rows_cost_the_learner_less_than_a_point(
         assert {(each.rows, each.of) for each in found} == {(ROWS, ROWS)}
         costs.append(bubble(run) - bubble(played(rng_seed)))
     assert sum(costs) / len(costs) <= 0.01, costs
+
+
+def test_episodes_of_several_turns_are_played_whole_by_one_version(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A worker that has the newer version waits also while the environment answers, a second on average."""
+    monkeypatch.setattr(coordinator, "ROWS", 1 << 30)
+    held = TaskRules(
+        "held", max_new_tokens=TOKENS_MAX, stop_token_ids=(STOP,), episode=EpisodeRules()
+    )
+    rules = EvalRules(held, every=1, rows=60, hold_s=60.0)
+    run = played(0, rules)
+    found = run.judge.ledger.evaluated
+    assert len(found) >= 20
+    assert {(each.rows, each.of) for each in found} == {(60, 60)}
+    # Of four rows one has one turn, one has two, and so on.
+    assert run.judge.scored_episodes.turns >= len(found) * 60 * 1.5
+    hasty = played(0, replace(rules, hold_s=0.1)).judge.ledger.evaluated
+    assert any(0 < each.rows < each.of for each in hasty)
 
 
 def test_a_worker_that_may_not_wait_makes_the_score_say_of_how_many(

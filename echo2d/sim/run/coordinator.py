@@ -112,6 +112,7 @@ class SimCoordinator(Process):
     def start(self) -> None:
         self.begin(skew_s=self._random.uniform(0.0, 1e5))
         self._judge.restarted()
+        self._environment.restarted()
         secret = self._random.randbytes(PLAN_SECRET_BYTES)
         self.state = CoordinatorState(
             self._rules, self._judge.ledger.recover(), plan_secret=secret, now=self.now
@@ -265,7 +266,7 @@ class SimCoordinator(Process):
             case StepEnvironment():
                 self._step(action)
             case ForgetEpisode():
-                pass
+                self._environment.forget(action)
             case StopRun(reason):
                 raise AssertionError(f"the run stopped: {reason}")
             case Persist() | DeleteVersion() | SyncVersion() | Note():

@@ -55,6 +55,7 @@ NEVER_CLEAR = 1 << 30
 LEARNT = LimitsLearnt("torch", 0.1, 0.002, 0)
 EVALUATED = 0.4
 ENVIRONMENTS = 0.33  # share of the runs without an audit in which tasks may be environments
+EPISODES = (EpisodeRules(), EpisodeRules(turns_max=2), EpisodeRules(tokens_max=24))
 AUDITED = 0.25  # share of runs that have an audit
 # How often each kind is drawn, relative to the others.
 KINDS: tuple[tuple[FaultKind, int], ...] = (
@@ -125,6 +126,7 @@ class Schedule:
             faults = tuple(sorted([*faults, *died], key=lambda fault: fault.at_s))
         rules = replace(rules, evals=_evals(random.Random(rng_seed ^ 0xE7A1), rules))
         rules = replace(rules, tasks=_environments(random.Random(rng_seed ^ 0xE9150), rules))
+        rules = replace(rules, evals=_played(random.Random(rng_seed ^ 0xE7A9150), rules))
         patience = random.Random(rng_seed ^ 0xBA7E).choice([0.0, 1.5, 3.0])
         rules = replace(rules, group_patience=patience)
         return Schedule(
@@ -183,8 +185,7 @@ def _environments(chance: random.Random, rules: RunRules) -> tuple[TaskRules, ..
     """In one schedule of three, and without an audit, each task may be an environment."""
     if rules.audit is not None or chance.random() > ENVIRONMENTS:
         return rules.tasks
-    limits = [EpisodeRules(), EpisodeRules(turns_max=2), EpisodeRules(tokens_max=24)]
-    return tuple(replace(task, episode=chance.choice([None, *limits])) for task in rules.tasks)
+    return tuple(replace(task, episode=chance.choice([None, *EPISODES])) for task in rules.tasks)
 
 
 def _evals(chance: random.Random, rules: RunRules) -> tuple[EvalRules, ...]:
@@ -200,6 +201,16 @@ def _evals(chance: random.Random, rules: RunRules) -> tuple[EvalRules, ...]:
             rows=chance.randint(1, 4),
             hold_s=chance.choice([0.5, 5.0, 30.0]),
         ),
+    )
+
+
+def _played(chance: random.Random, rules: RunRules) -> tuple[EvalRules, ...]:
+    """Without an audit, half of the evaluations are of environments."""
+    if rules.audit is not None or chance.random() < 0.5:
+        return rules.evals
+    return tuple(
+        replace(each, task=replace(each.task, episode=chance.choice(EPISODES)))
+        for each in rules.evals
     )
 
 

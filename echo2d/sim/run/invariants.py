@@ -60,6 +60,7 @@ from echo2d.core.rollouts.events import (
     SampleLeftOut,
     SampleReturned,
     SampleRewarded,
+    StepEnvironment,
     TurnKept,
 )
 from echo2d.core.rollouts.quotas import Quotas
@@ -69,6 +70,7 @@ from echo2d.sim.run.engine import VOCAB, mark
 from echo2d.sim.run.environment import given_after, turns_of
 from echo2d.sim.run.fault_schedule import NEVER_CLEAR
 from echo2d.sim.run.memory_ledger import MemoryLedger
+from echo2d.sim.run.scored_episodes import ScoredEpisodes
 
 
 def reward_of(cursor: int, sample: int) -> float:
@@ -106,6 +108,7 @@ class InvariantChecker:
             0  # leases that go on from somebody's output, results of such
         )
         self.evaluated = 0  # whole evaluations
+        self.scored_episodes = ScoredEpisodes(honest, self._published)
         self.outlived = 0  # results under leases of an earlier coordinator process
         self._before: frozenset[HeldLease] = frozenset()
         self._facts: dict[FormId, FormFacts] = {}  # of every form that was signed
@@ -120,6 +123,7 @@ class InvariantChecker:
     def restarted(self) -> None:
         """Another coordinator process begins."""
         self._before = frozenset(self._granted)
+        self.scored_episodes.restarted()
 
     def compare(self, state: CoordinatorState) -> None:
         """The machine holds exactly what is durable; called where nothing waits to be written."""
@@ -171,6 +175,9 @@ class InvariantChecker:
             case _:
                 pass
         self.ledger.append(record)
+
+    def _published(self) -> list[VersionKey]:
+        return [VersionKey(each.version, each.digest) for each in self.ledger.published.values()]
 
     def _last_committed(self) -> int:
         """In the epoch in force."""
@@ -279,9 +286,7 @@ class InvariantChecker:
         assert versions == sorted(versions), "an older version went on from a newer one"
         honest = all(map(self._honest, self._writers[group, kept.sample]))
         first = len(prompt) // 4
-        published = {
-            VersionKey(each.version, each.digest) for each in self.ledger.published.values()
-        }
+        published = set(self._published())
         for span in kept.spans:
             version = VersionKey(span.version, span.digest)
             assert version in published - self.ledger.revoked, "I1: a token of no version"
@@ -440,6 +445,8 @@ class InvariantChecker:
         for sample in lease.samples:
             self._writers[lease.group, sample].add(peer)
         stored = self.ledger.groups.get(lease.group)
+        if lease.group >= GROUP_FIRST:
+            self.scored_episodes.granted(peer, lease)
         if stored is not None:
             output = len(lease.prompt) - len(stored.record.prompt)
             turns = self.ledger.turns.get((lease.group, lease.samples[0]), [])
@@ -479,6 +486,8 @@ class InvariantChecker:
                 )
             case Convict(worker):
                 self.convicts(worker)
+            case StepEnvironment(group) if group >= GROUP_FIRST:
+                self.scored_episodes.stepped(action)
             case Reply(request, status):
                 event = self._asked.pop(request, None)
                 assert event is not None, "answered twice"
