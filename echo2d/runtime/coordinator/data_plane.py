@@ -179,11 +179,6 @@ async def open_evals(
     found: dict[str, OpenEval] = {}
     for table in config.evals:
         of = tasks[config.task_of(table, names)]
-        if of.pool.about.environment:
-            raise OperatorFault(
-                f"eval.task: task {of.name!r} is an environment, which no [[eval]] can play yet; name "
-                "another task"
-            )
         kind = of.table.kind
         options = {**of.table.options, **HELD_OUT.get(kind, {}), **table.options}
         if options == of.table.options:
@@ -296,29 +291,25 @@ def drawn(table: SamplingTable) -> Sampling:
 
 def data_plane(tasks: Iterable[OpenTask], evals: Iterable[OpenEval], rules: RunRules) -> DataPlane:
     """Calls of these tasks. A score is of the answer alone, however long it is."""
-    limits = {task.name: task.max_new_tokens for task in rules.tasks}
-    environments, answered = [], {}
-    for task in tasks:
+    limits: dict[str, int | None] = {task.name: task.max_new_tokens for task in rules.tasks}
+    environments, answered = {}, {}
+    for task in (*tasks, *(each.asks for each in evals)):
+        limit = limits.get(task.name)
         if task.pool.about.environment:
-            environments.append(task)
-        else:
-            answered[task.name] = _calls(task, rules.vocab_size, limits[task.name])
-    return DataPlane(
-        answered | {each.asks.name: _calls(each.asks, rules.vocab_size, None) for each in evals},
-        {
-            task.name: EnvironmentCalls(
+            environments[task.name] = EnvironmentCalls(
                 Episodes(task.pool),
                 name=task.name,
                 vocab_size=rules.vocab_size,
                 on_error=task.table.on_error,
+                patient=limit is not None,
             )
-            for task in environments
-        },
-    )
+        else:
+            answered[task.name] = _calls(task, rules.vocab_size, limit)
+    return DataPlane(answered, environments)
 
 
 def _calls(task: OpenTask, vocab_size: int, limit: int | None) -> TaskCalls:
-    """limit: tokens of an answer that may cost something; None: length costs nothing."""
+    """limit: tokens of an answer that may cost something; None: of an evaluation, length costs nothing."""
     table = task.table
     overlong = None
     if limit is not None and table.overlong_tokens:

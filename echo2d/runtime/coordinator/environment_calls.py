@@ -28,12 +28,18 @@ log = logging.getLogger("echo2d.task")
 
 
 class EnvironmentCalls:
-    """See the module docstring. name: of the task, in metrics and trajectories."""
+    """See the module docstring. name, vocab_size, patient: as of PromptCalls."""
 
     def __init__(
-        self, episodes: Episodes, *, name: str, vocab_size: int, on_error: OnError = "drop_sample"
+        self,
+        episodes: Episodes,
+        *,
+        name: str,
+        vocab_size: int,
+        on_error: OnError = "drop_sample",
+        patient: bool = True,
     ) -> None:
-        self.draw = PromptCalls(self, name, vocab_size).draw
+        self.draw = PromptCalls(self, name, vocab_size, patient).draw
         self._episodes = episodes
         self._vocab_size = vocab_size
         self._on_error = on_error

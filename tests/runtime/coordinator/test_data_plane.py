@@ -11,14 +11,19 @@ import pytest
 
 from echo2d.config import CoordinatorConfig
 from echo2d.core.base.ids import GroupId, RunId
-from echo2d.core.cluster.rules import Informative, RowFilter
+from echo2d.core.cluster.rules import EpisodeRules, Informative, RowFilter
+from echo2d.core.evaluation.open_evaluation import GROUP_FIRST
 from echo2d.core.protocol.sampling import Sampling
-from echo2d.core.protocol.trajectory import Source, pack_tokens
+from echo2d.core.protocol.trajectory import RewardPart, Source, pack_tokens
 from echo2d.core.rollouts.events import (
     DrawPrompt,
+    EnvironmentStepped,
+    EpisodeEnded,
+    ForgetEpisode,
     PromptDrawn,
     PromptsEnded,
     ScoreSample,
+    StepEnvironment,
     TaskProgress,
 )
 from echo2d.errors import OperatorFault
@@ -32,7 +37,7 @@ from echo2d.runtime.coordinator.data_plane import (
     task_rules,
 )
 from echo2d.runtime.coordinator.main import make_rules
-from echo2d.tasks.sort_digits import answer
+from echo2d.tasks.sort_digits import EOS, answer
 from tests.support.texts import write_text_model
 
 RUN = RunId("run")
@@ -190,6 +195,50 @@ async def test_evaluations_ask_the_other_side_with_names_of_their_own(folder: Pa
         assert not sides[0] & sides[1]
         assert min(map(len, sides)) > 5
         assert PromptsEnded(59, "cold") == await plane.draw(DrawPrompt(59, "cold"))
+
+
+async def test_evaluations_play_the_held_out_side_of_an_environment(folder: Path) -> None:
+    """In processes of their own, with the same seed or another: two games at once end with their own rewards."""
+    game = {"kind": "two_turn_digits", "name": "game", "processes": 1, "turns_max": 5}
+    made = config(folder, game, eval=[{"task": "game", "rows": 3, "samples": 2}])
+    async with AsyncExitStack() as stack:
+        tasks = await open_tasks(stack, made)
+        evals = await open_evals(stack, made, tasks)
+        rules = await asyncio.to_thread(make_rules, made, RUN, tasks, evals)
+        [held] = rules.evals
+        assert (held.name, held.rows, held.task.episode) == (
+            "game/heldout",
+            3,
+            EpisodeRules(5, 8192),
+        )
+        plane = data_plane(tasks, evals, rules)
+        drawn = await plane.draw(DrawPrompt(1, held.name))
+        trained = await plane.draw(DrawPrompt(1, "game"))
+        assert isinstance(drawn, PromptDrawn)
+        assert isinstance(trained, PromptDrawn)
+        assert drawn.source == Source("game/heldout")
+        assert drawn.tokens != trained.tokens
+        right = pack_tokens(answer([*memoryview(drawn.tokens).cast("i")]))
+        wrong = pack_tokens([EOS])
+
+        def order(sample: int, turn: int, before: bytes, said: bytes) -> StepEnvironment:
+            group, start = GroupId(GROUP_FIRST + 1), len(before) // 4
+            return StepEnvironment(
+                *(group, sample, 0, turn, 1, 7, drawn.tokens, before + said, start, "stop"),
+                task=held.name,
+            )
+
+        outputs = {}
+        for sample, first in ((0, right), (1, wrong)):
+            stepped = await plane.step(order(sample, 1, b"", first))
+            assert isinstance(stepped, EnvironmentStepped)
+            assert (stepped.group, stepped.sample) == (GROUP_FIRST + 1, sample)
+            outputs[sample] = first + stepped.tokens
+        plane.forget(ForgetEpisode(GroupId(GROUP_FIRST + 1), 1, held.name))
+        ended = await plane.step(order(0, 2, outputs[0], wrong))
+    assert isinstance(ended, EpisodeEnded)
+    parts = (RewardPart("first", 1.0), RewardPart("second", 0.0))
+    assert (ended.reward, ended.parts) == (0.5, parts)
 
 
 @pytest.mark.parametrize(
