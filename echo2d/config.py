@@ -281,7 +281,8 @@ class EvalTable(Table):
         "keys of [sampling] that differ from the task's; temperature 0.0 is greedy", dict
     )
     hold_s: float = key(
-        "seconds that a worker waits with a newer version for an answer that it writes",
+        "seconds that a worker waits with a newer version for an answer that it writes, all turns of an episode "
+        "together",
         60.0,
         above=0.0,
         high=3600.0,
