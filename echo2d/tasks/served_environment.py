@@ -68,7 +68,7 @@ class ReadAnswer(Protocol):
     def tool_calls(self) -> Sequence[ReadCall]: ...
 
 
-class TurnTexts(Protocol):
+class EpisodeTexts(Protocol):
     """Turns messages into tokens behind those that are there, and answers into text."""
 
     def first(
@@ -108,7 +108,7 @@ class ServedEnvironment:
         self._about = first
         self._idle = [first]
         self._open: dict[int, OpenEpisode] = {}
-        self._texts: TurnTexts | None = None
+        self._texts: EpisodeTexts | None = None
         self._system = ""
         self.concurrent = first.concurrent
         if first.in_text:

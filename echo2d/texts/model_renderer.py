@@ -12,7 +12,7 @@ from echo2d.texts.continuation import NoContinuation
 from echo2d.texts.model_texts import ModelTexts, UnusableText
 from echo2d.texts.plain_contents import RenderedPiece, encode_pieces
 from echo2d.texts.template_probe import Messages
-from echo2d.texts.tool_calls import AnswerTurn, ToolCall, UnparsedReason
+from echo2d.texts.tool_calls import AnswerTurn, UnparsedReason, WrittenCall
 
 _QUESTION = {"role": "user", "content": "A question?"}
 _ASKED: tuple[list[dict[str, Any]], ...] = (
@@ -124,11 +124,11 @@ class ModelRenderer:
     def answer(self, tokens: Sequence[int]) -> AnswerTurn:
         """As of TurnTexts."""
         found = self._renderer.parse_response(list(tokens), prompt_ids=self._prompt)
-        calls: list[ToolCall] = []
+        calls: list[WrittenCall] = []
         text, unparsed = found.content, list[UnparsedReason]()
         for call in found.tool_calls:
             if call.status.value == "ok" and isinstance(call.arguments, dict):
-                calls.append(ToolCall(call.name, call.arguments))
+                calls.append(WrittenCall(call.name, call.arguments))
             else:
                 text += call.raw
                 unparsed.append(_UNPARSED.get(call.status.value, "shape"))

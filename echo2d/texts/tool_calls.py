@@ -20,7 +20,7 @@ _TAGGED = re.compile(r"<tool_call>(.*?)(</tool_call>|\Z)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
-class ToolCall:
+class WrittenCall:
     """A call that a model asks for."""
 
     name: str
@@ -36,7 +36,7 @@ class AnswerTurn:
     """
 
     text: str
-    tool_calls: tuple[ToolCall, ...] = ()
+    tool_calls: tuple[WrittenCall, ...] = ()
     reasoning: str = ""
     unparsed: tuple[UnparsedReason, ...] = ()
 
@@ -68,12 +68,12 @@ def _apart(text: str, *, thinking: bool) -> tuple[str, str]:
 
 
 def _tagged(text: str, reasoning: str) -> AnswerTurn:
-    calls: list[ToolCall] = []
+    calls: list[WrittenCall] = []
     unparsed: list[UnparsedReason] = []
 
     def read(found: re.Match[str]) -> str:
         call = _call(found[1], "arguments") if found[2] else "unclosed"
-        if isinstance(call, ToolCall):
+        if isinstance(call, WrittenCall):
             calls.append(call)
             return ""
         unparsed.append(call)
@@ -86,13 +86,13 @@ def _tagged(text: str, reasoning: str) -> AnswerTurn:
 def _bare(text: str, reasoning: str) -> AnswerTurn:
     body = text.strip().removeprefix("<|python_tag|>")
     call = _call(body, "parameters")
-    if isinstance(call, ToolCall):
+    if isinstance(call, WrittenCall):
         return AnswerTurn("", (call,), reasoning)
     # Other texts are no attempt at a call.
     return AnswerTurn(text, (), reasoning, (call,) if body.startswith('{"name"') else ())
 
 
-def _call(text: str, arguments: str) -> ToolCall | UnparsedReason:
+def _call(text: str, arguments: str) -> WrittenCall | UnparsedReason:
     try:
         found = json.loads(text)
     # Deeply nested brackets exhaust the parser's stack.
@@ -103,4 +103,4 @@ def _call(text: str, arguments: str) -> ToolCall | UnparsedReason:
     name, given = found.get("name"), found.get(arguments)
     if not isinstance(name, str) or not name or not isinstance(given, dict):
         return "shape"
-    return ToolCall(name, given)
+    return WrittenCall(name, given)

@@ -200,3 +200,20 @@ def test_long_answers_end_at_fast_workers() -> None:
     assert moving["bubble"] <= staying["bubble"]
     ends = FleetWorld(patient).run()
     assert ends["trajectories"]["dropped"] < 0.6 * moving["trajectories"]["dropped"]
+
+
+def test_slots_stay_busy_while_tools_work_and_turns_go_back_to_their_worker() -> None:
+    """Half an hour of a tenth of scenarios/tools.toml: 18 s of tools between answers of 15 s."""
+    spec = load_fleet(REPO / "scenarios" / "tools.toml")
+    spec = replace(
+        spec,
+        workers=(replace(spec.workers[0], count=4),),
+        learner=replace(spec.learner, trajectories_per_step=128),
+        simulate=replace(spec.simulate, hours=0.6),
+    )
+    facts = FleetWorld(spec).run()
+    assert facts["episodes_parked"] > 40
+    assert facts["slots_busy"] > 0.95
+    assert facts["stayed"] > 0.9
+    assert facts["prefill_ratio"] < 1.2
+    assert facts["max_staleness"] <= spec.learner.staleness_max

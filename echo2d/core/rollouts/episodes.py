@@ -80,7 +80,7 @@ def has_room(rules: RunRules, task: TaskRules, prompt: bytes, turn: TurnKept, gi
     return turn.turn < task.episode.turns_max and length < limit.tokens
 
 
-class Episodes:
+class OpenEpisodes:
     """See the module docstring. `now` is monotonic seconds."""
 
     def __init__(

@@ -51,7 +51,7 @@ from echo2d.core.protocol.trajectory import (
 )
 from echo2d.core.rollouts.accepted_results import AcceptedResults
 from echo2d.core.rollouts.contrast import most_contrasting, spread
-from echo2d.core.rollouts.episodes import Episodes
+from echo2d.core.rollouts.episodes import OpenEpisodes
 from echo2d.core.rollouts.events import (
     DrawPrompt,
     EnvironmentStepped,
@@ -137,7 +137,7 @@ class Groups:
         self._partials = Partials(
             rules, leases=self.leases, versions=versions, staleness=staleness, statistics=statistics
         )
-        self._episodes = Episodes(
+        self._episodes = OpenEpisodes(
             rules,
             groups=self._groups,
             members=members,

@@ -19,7 +19,7 @@ from echo2d.core.protocol.control_messages import Finish, VersionSpan
 from echo2d.core.protocol.trajectory import unpack_logprobs, unpack_tokens
 from echo2d.texts.detokenizer import Detokenizer
 from echo2d.texts.model_texts import ModelTexts
-from echo2d.texts.tool_calls import AnswerTurn, ToolCall
+from echo2d.texts.tool_calls import AnswerTurn, WrittenCall
 
 CallReader = Callable[[str], AnswerTurn]
 
@@ -215,7 +215,7 @@ class ChoiceOutput:
         }
 
 
-def _call_of(call: ToolCall) -> dict[str, Any]:
+def _call_of(call: WrittenCall) -> dict[str, Any]:
     arguments = json.dumps(call.arguments, ensure_ascii=False)
     function = {"name": call.name, "arguments": arguments}
     return {"id": f"call_{secrets.token_hex(12)}", "type": "function", "function": function}

@@ -9,12 +9,13 @@ known by their numbers, and answers by their tokens. The ledger has the digests 
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from blake3 import blake3
 
@@ -101,9 +102,11 @@ class DataPlane:
         """Draw a prompt; see `PromptCalls.draw`."""
         return await self._draws[action.task](action)
 
-    async def step(self, action: StepEnvironment) -> EnvironmentStepped | EpisodeEnded:
+    def step(
+        self, action: StepEnvironment
+    ) -> Coroutine[Any, Any, EnvironmentStepped | EpisodeEnded]:
         """Tell an environment of a turn; see `EnvironmentCalls.step`."""
-        return await self._environments[action.task].step(action)
+        return self._environments[action.task].step(action)
 
     def forget(self, action: ForgetEpisode) -> None:
         """An environment need not keep this episode."""

@@ -8,7 +8,9 @@ What goes wrong is no reward, never a zero, unless `task.on_error` says so of er
 """
 
 import logging
+from collections.abc import Coroutine
 from itertools import count
+from typing import Any
 
 from echo2d.core.base.ids import GroupId
 from echo2d.core.protocol.trajectory import RewardPart
@@ -56,25 +58,14 @@ class EnvironmentCalls:
         self._episodes.drop(number)
         return TaskPrompt(turn.given, turn.tags, turn.row)
 
-    async def step(self, order: StepEnvironment) -> EnvironmentStepped | EpisodeEnded:
-        """Tell the environment of a turn, and the core what it answered."""
-        at = order.group, order.sample, order.begun, order.turn
-        found = await self._stepped(order)
-        if order.again or (not isinstance(found, TaskFailed) and found.again):
-            log.info("told again group=%d sample=%d turn=%d", order.group, order.sample, order.turn)
-        if isinstance(found, EpisodeTurn):
-            if tokens_fit(found.given, self._vocab_size):
-                return EnvironmentStepped(*at, found.given, found.state)
-            self.forget(ForgetEpisode(order.group, order.sample))
-            found = TaskFailed("error", f"tokens that are not all below {self._vocab_size}")
-        self._open.pop((order.group, order.sample), None)
-        if isinstance(found, EpisodeEnd):
-            parts = [RewardPart(name, value) for name, value in found.score.parts.items()]
-            return EpisodeEnded(*at, found.score.reward, "", tuple(parts))
-        reason = f"{found.kind}: {found.reason}"
-        log.warning("turn failed group=%d sample=%d reason=%s", order.group, order.sample, reason)
-        zero = found.kind == "error" and self._on_error == "zero"
-        return EpisodeEnded(*at, 0.0 if zero else None, reason)
+    def step(
+        self, order: StepEnvironment
+    ) -> Coroutine[Any, Any, EnvironmentStepped | EpisodeEnded]:
+        """Tell the environment of a turn, and the core what it answered.
+
+        A `forget` after this call counts, also if nobody has awaited its result yet.
+        """
+        return self._step(order, self._number(order))
 
     def forget(self, order: ForgetEpisode) -> None:
         """Nobody goes on with this sample's episode."""
@@ -84,8 +75,32 @@ class EnvironmentCalls:
 
     # --- inside
 
-    async def _stepped(self, order: StepEnvironment) -> EpisodeTurn | EpisodeEnd | TaskFailed:
-        number, state = self._number(order), order.state
+    async def _step(self, order: StepEnvironment, number: int) -> EnvironmentStepped | EpisodeEnded:
+        at = order.group, order.sample, order.begun, order.turn
+        found = await self._stepped(order, number)
+        if order.again or (not isinstance(found, TaskFailed) and found.again):
+            log.info("told again group=%d sample=%d turn=%d", order.group, order.sample, order.turn)
+        if isinstance(found, EpisodeTurn):
+            if not self._is_open(order, number):
+                self._episodes.drop(number)
+            if tokens_fit(found.given, self._vocab_size):
+                return EnvironmentStepped(*at, found.given, found.state)
+            self._episodes.drop(number)
+            found = TaskFailed("error", f"tokens that are not all below {self._vocab_size}")
+        if self._is_open(order, number):
+            del self._open[order.group, order.sample]
+        if isinstance(found, EpisodeEnd):
+            parts = [RewardPart(name, value) for name, value in found.score.parts.items()]
+            return EpisodeEnded(*at, found.score.reward, "", tuple(parts))
+        reason = f"{found.kind}: {found.reason}"
+        log.warning("turn failed group=%d sample=%d reason=%s", order.group, order.sample, reason)
+        zero = found.kind == "error" and self._on_error == "zero"
+        return EpisodeEnded(*at, 0.0 if zero else None, reason)
+
+    async def _stepped(
+        self, order: StepEnvironment, number: int
+    ) -> EpisodeTurn | EpisodeEnd | TaskFailed:
+        state = order.state
         if order.turn == 1:
             first = await self._episodes.reset(number, order.cursor, order.rng_seed)
             if isinstance(first, TaskFailed):
@@ -94,6 +109,9 @@ class EnvironmentCalls:
                 self._episodes.drop(number)
                 return TaskFailed("error", "the first turn depends on more than the row")
             state = first.state
+        if not self._is_open(order, number):
+            self._episodes.drop(number)
+            return TaskFailed("error", "nobody goes on with this episode")
         written_from = 4 * order.start
         return await self._episodes.step(
             StepCall(
@@ -105,6 +123,9 @@ class EnvironmentCalls:
                 order.finish,
             )
         )
+
+    def _is_open(self, order: StepEnvironment, number: int) -> bool:
+        return self._open.get((order.group, order.sample)) == (order.begun, number)
 
     def _number(self, order: StepEnvironment) -> int:
         """Of the sample's episode. One that begins anew is another episode."""

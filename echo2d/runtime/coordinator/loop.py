@@ -328,7 +328,7 @@ class CoordinatorProcess:
             case DrawPrompt():
                 self._tasks.create_task(self._draw(action))
             case StepEnvironment():
-                self._tasks.create_task(self._step(action))
+                self._tasks.create_task(self._tell(self._data_plane.step(action)))
             case ForgetEpisode():
                 self._data_plane.forget(action)
             case DeleteVersion(path):
@@ -358,8 +358,8 @@ class CoordinatorProcess:
     async def _draw(self, action: DrawPrompt) -> None:
         await self._mailbox.put(await self._data_plane.draw(action))
 
-    async def _step(self, action: StepEnvironment) -> None:
-        await self._mailbox.put(await self._data_plane.step(action))
+    async def _tell(self, work: Awaitable[CoordinatorEvent]) -> None:
+        await self._mailbox.put(await work)
 
     async def _score(self, actions: Sequence[ScoreSample]) -> None:
         async for event in self._data_plane.score(actions):

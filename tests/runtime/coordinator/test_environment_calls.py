@@ -146,6 +146,18 @@ async def test_given_tokens_are_of_the_vocabulary(directory: Path) -> None:
         assert "below 100" in ended.reason
 
 
+async def test_an_episode_may_be_forgotten_before_anybody_waits_for_its_turn(
+    directory: Path,
+) -> None:
+    """The core forgets it in the turn in which it asks; nothing of it stays open."""
+    async with calls_of(directory) as calls:
+        work = calls.step(first(*act("go on", 4)))
+        calls.forget(ForgetEpisode(GroupId(9), 1, "nasty"))
+        ended = await work
+        assert isinstance(ended, EpisodeEnded)
+        assert (ended.reward, calls._open, calls._episodes._seat_of) == (None, {}, {})
+
+
 async def test_an_episode_that_nobody_goes_on_with_is_forgotten(directory: Path) -> None:
     """A sample that begins anew has another episode, also while the old one is still there."""
     async with calls_of(directory) as calls:
