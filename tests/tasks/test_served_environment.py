@@ -63,9 +63,9 @@ def test_an_episode_at_another_turn_is_restored(tmp_path: Path) -> None:
     """A step that was executed and not acknowledged is taken back."""
     served = Instances(tmp_path).served()
     first = served.answer_at_once(["reset", 0, 1, 0])
-    done = served.answer_at_once(step(0, 0, first[3]))
-    assert served.answer_at_once(step(0, 0, first[3]))[1] == done[1] == pack_tokens([1])
-    assert served.answer_at_once(step(0, 1, done[3]))[1] == pack_tokens([2])
+    done = served.answer_at_once(step(0, 0, first[2]))
+    assert served.answer_at_once(step(0, 0, first[2]))[1] == done[1] == pack_tokens([1])
+    assert served.answer_at_once(step(0, 1, done[2]))[1] == pack_tokens([2])
     with pytest.raises(EpisodeLost):
         served.answer_at_once(step(0, 1, None))
     with pytest.raises(EpisodeLost):
