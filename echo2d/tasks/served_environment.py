@@ -55,8 +55,6 @@ class ReadCall(Protocol):
     def name(self) -> str: ...
     @property
     def arguments(self) -> Mapping[str, Any]: ...
-    @property
-    def id(self) -> str: ...
 
 
 class ReadAnswer(Protocol):
@@ -227,7 +225,7 @@ class ServedEnvironment:
         answer: Sequence[int],
         finish: "Finish",
     ) -> list[Any]:
-        found: Any = played.environment.step(self._read(answer, finish))
+        found: Any = played.environment.step(self._read(played.turn, answer, finish))
         if isawaitable(found):
             found = await found
         played.turn += 1
@@ -250,11 +248,15 @@ class ServedEnvironment:
             given = self._texts.following([*transcript, *answer], messages)
         return self._told(played, given)
 
-    def _read(self, tokens: Sequence[int], finish: "Finish") -> EnvironmentAnswer:
+    def _read(self, turn: int, tokens: Sequence[int], finish: "Finish") -> EnvironmentAnswer:
         if self._texts is None:
             return EnvironmentAnswer("", (), finish, tokens)
         read = self._texts.answer(tokens, finish)
-        calls = tuple(ToolCall(each.name, each.arguments, each.id) for each in read.tool_calls)
+        calls = tuple(
+            # The text of a call has no id, and a turn that is told again must give the same ones.
+            ToolCall(each.name, each.arguments, f"call-{turn}-{place}")
+            for place, each in enumerate(read.tool_calls)
+        )
         return EnvironmentAnswer(read.text, calls, finish, tokens)
 
     def _require_one_kind(self, turn: Turn) -> None:

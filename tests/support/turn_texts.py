@@ -40,7 +40,6 @@ def write_turn_model(directory: Path) -> Path:
 class Call:
     name: str
     arguments: Mapping[str, Any]
-    id: str
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,7 @@ class BytesTurnTexts:
         calls = re.findall(r"<tool_call>(.*?)</tool_call>", text, re.DOTALL)
         return Written(
             re.sub(r"<tool_call>.*?</tool_call>", "", text, flags=re.DOTALL),
-            [Call(id=f"call-{at}", **json.loads(call)) for at, call in enumerate(calls)],
+            [Call(**json.loads(call)) for call in calls],
         )
 
     def _rendered(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:

@@ -17,6 +17,7 @@ from echo2d.tasks.environment import End, EnvironmentAnswer, ToolCall, Turn
 from echo2d.tasks.environments.calculator import BITS_MAX, TOOL, Calculator, evaluate
 from echo2d.tasks.episodes import EpisodeEnd, Episodes, EpisodeTurn, StepCall
 from echo2d.tasks.pool import Score, TaskPool, TextSettings
+from tests.support.texts import CHATML, chat_texts, chat_tokenizer, write_text_model
 from tests.support.turn_texts import END, MAKE, read, write_turn_model, written
 
 
@@ -219,4 +220,33 @@ async def test_an_episode_in_a_process(texts: TextSettings) -> None:
         so_far = first.given + pack_tokens(wrote) + second.given
         last = pack_tokens(written(f"It is {eval(expression)}"))
         end = await episodes.step(StepCall(1, 1, second.state, so_far, last))
+    assert end == EpisodeEnd(Score(1.1, {"right": 1.0, "call": 0.1}), "right")
+
+
+async def test_an_episode_with_a_models_own_chat_template() -> None:
+    made = chat_texts()
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        model = write_text_model(Path(name) / "model", CHATML)
+        (model / "tokenizer.json").write_text(chat_tokenizer().to_str())
+        async with TaskPool(
+            "calculator", {"demonstrations": 1}, texts=TextSettings(name + "/model")
+        ) as pool:
+            episodes = Episodes(pool)
+            first = await episodes.reset(1, 0, 0)
+            assert isinstance(first, EpisodeTurn)
+            asked = made.decode(unpack_tokens(first.given).tolist())
+            assert asked.count("<tool_call>\n") == 1
+            expression = asked.rpartition("What is ")[2].partition("?")[0]
+            call = {"name": "calculator", "arguments": {"expression": expression}}
+            wrote = pack_tokens(
+                made.encode(f"<tool_call>{json.dumps(call)}</tool_call><|im_end|>", special=False)
+            )
+            second = await episodes.step(StepCall(1, 0, first.state, first.given, wrote))
+            assert isinstance(second, EpisodeTurn)
+            result = made.decode(unpack_tokens(second.given).tolist())
+            assert f"<tool_response>\n{eval(expression)}\n</tool_response>" in result
+            so_far = first.given + wrote + second.given
+            last = pack_tokens(made.encode(f"{eval(expression)}<|im_end|>", special=False))
+            end = await episodes.step(StepCall(1, 1, second.state, so_far, last))
     assert end == EpisodeEnd(Score(1.1, {"right": 1.0, "call": 0.1}), "right")
