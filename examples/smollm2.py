@@ -61,6 +61,4 @@ def _pip(*arguments: str) -> None:
 def _run(command: list[str], environment: dict[str, str] | None = None) -> None:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise SystemExit(
-            f"make math: {' '.join(command[:5])} failed:\n{done.stderr.strip()[-2000:]}"
-        )
+        raise SystemExit(f"SmolLM2: {' '.join(command[:5])} failed:\n{done.stderr.strip()[-2000:]}")

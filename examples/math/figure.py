@@ -10,13 +10,12 @@ import tomllib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import matplotlib as mpl
 from rich.table import Table
 
-from echo2d.demo.results import read_rows as metrics_rows
 from echo2d.views.status import plain_console
+from examples.one_machine import read_rows
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt
@@ -24,7 +23,6 @@ import matplotlib.pyplot as plt
 COLORS = {0: "#d95f02", 3: "#1b6ca8"}
 OTHER_COLOR = "#555555"
 STYLES = {"sampled": "-", "greedy": ":"}
-Rows = list[dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +43,6 @@ class Score:
 
     def __str__(self) -> str:
         return f"version {self.version:>3}  {self.name:<7}  {self.mean:.3f} +- {self.se:.3f}"
-
-
-def read_rows(run: Path) -> tuple[Rows, Rows]:
-    """The learner's rows of train steps, and those of evaluations."""
-    rows = metrics_rows(run / "learner" / "metrics.jsonl")
-    return [row for row in rows if "loss" in row], [row for row in rows if "eval" in row]
 
 
 def read_scores(run: Path) -> list[Score]:

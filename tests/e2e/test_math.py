@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from examples.math.figure import read_rows, read_scores
-from examples.math.run import CACHE
-from examples.math.smollm2 import model_directory
+from examples.math.figure import read_scores
+from examples.one_machine import CACHE, read_rows
+from examples.smollm2 import model_directory
 from tests.support.paths import REPO
 from tests.support.polling import poll
 

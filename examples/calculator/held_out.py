@@ -1,0 +1,152 @@
+"""Play held-out questions with versions of a run's model, by the engine and the environment of the run.
+
+    run_dir/versions --> TorchEngine <--> Episodes of the environment, split "heldout" --> held_out.jsonl
+
+Every version gets the same questions, and for each sample the same seed. A question is not in the
+training split, so no version was trained on it.
+"""
+
+import asyncio
+import json
+import tomllib
+from dataclasses import asdict, dataclass
+from math import sqrt
+from pathlib import Path
+from typing import Any
+
+from echo2d.core.base.model_config import end_token_ids
+from echo2d.core.protocol.control_messages import Finish
+from echo2d.core.protocol.sampling import Sampling
+from echo2d.core.protocol.trajectory import pack_tokens, unpack_tokens
+from echo2d.engines.base import Engine, FinishReason, GenerateRequest
+from echo2d.engines.torch_engine.engine import TorchEngine
+from echo2d.errors import Fault
+from echo2d.tasks.episodes import EpisodeEnd, Episodes, EpisodeTurn, StepCall
+from echo2d.tasks.pool import Score, TaskPool, TextSettings
+
+DRAWN = {"sampled": Sampling(), "greedy": Sampling(temperature=0.0)}
+THREADS = 2
+SLOTS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOutScore:
+    """right, called: the share of questions with a right answer, and with a well-formed call. name: how
+    the answers were drawn, one to each question.
+    """
+
+    version: int
+    name: str
+    right: float
+    called: float
+    questions: int
+
+    def se(self, share: float) -> float:
+        """The standard error of a share of the questions."""
+        return sqrt(share * (1 - share) / self.questions)
+
+    def __str__(self) -> str:
+        right, called = (f"{x:.3f} +- {self.se(x):.3f}" for x in (self.right, self.called))
+        return f"version {self.version:>3}  {self.name:<7}  right {right}  called {called}"
+
+
+def read_scores(run: Path) -> list[HeldOutScore]:
+    """The scores so far, oldest version first."""
+    path = run / "held_out.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [HeldOutScore(**json.loads(line)) for line in lines]
+
+
+def score_versions(run: Path, *, questions: int) -> None:
+    """Score the base model and the versions that the run kept, unless they have scores."""
+    asyncio.run(_score_versions(run, questions))
+
+
+async def _score_versions(run: Path, questions: int) -> None:
+    config = tomllib.loads((run / "run.toml").read_text())
+    last, every = config["learner"]["steps"], config["run"]["keep_every"]
+    done = {(score.version, score.name) for score in read_scores(run)}
+    options = {**config["task"]["options"], "split": "heldout"}
+    engine = TorchEngine(threads=THREADS, slots_max=SLOTS)
+    await engine.start()
+    model = TextSettings(str(run / "model"))
+    async with TaskPool(config["task"]["kind"], options, texts=model) as pool:
+        player = Player(engine, Episodes(pool), config["sampling"]["max_new_tokens"], run / "model")
+        for version in sorted({*range(0, last, every), last}):
+            missing = [name for name in DRAWN if (version, name) not in done]
+            if missing:
+                await engine.refit(version_directory(run, version), str(version))
+            for name in missing:
+                score = await player.score(version, name, questions)
+                print(score, flush=True)
+                with (run / "held_out.jsonl").open("a") as file:
+                    file.write(json.dumps(asdict(score)) + "\n")
+    await engine.close()
+
+
+def version_directory(run: Path, version: int) -> Path:
+    """Fault: the coordinator did not keep this version."""
+    if version == 0:
+        return run / "model"
+    for found in (run / "coordinator" / "versions").glob(f"{version}-*"):
+        return found
+    raise Fault(f"{run}/coordinator/versions has no version {version}; it was not kept")
+
+
+class Player:
+    """Plays episodes with the version that the engine serves. model: a directory with its config."""
+
+    def __init__(
+        self, engine: Engine, episodes: Episodes, max_new_tokens: int, model: Path
+    ) -> None:
+        self._engine, self._episodes, self._tokens = engine, episodes, max_new_tokens
+        self._ends = end_token_ids(json.loads((model / "config.json").read_text()))
+
+    async def score(self, version: int, name: str, questions: int) -> HeldOutScore:
+        found = await asyncio.gather(
+            *(self.play(row, DRAWN[name], f"{version} {name}") for row in range(questions))
+        )
+        return HeldOutScore(
+            version,
+            name,
+            sum(each.parts["right"] > 0 for each in found) / questions,
+            sum(each.parts["call"] > 0 for each in found) / questions,
+            questions,
+        )
+
+    async def play(self, row: int, sampling: Sampling, label: str) -> Score:
+        """Play the episode of one row. Fault: it failed."""
+        turn: Any = await self._episodes.reset(row, row, row)
+        so_far, written, turns = b"", 0, 0
+        while isinstance(turn, EpisodeTurn):
+            so_far += turn.given
+            answer, finish = await self._answer(
+                GenerateRequest(
+                    f"{label} {row} {turns}",
+                    unpack_tokens(so_far).tolist(),
+                    samples=1,
+                    max_new_tokens=self._tokens,
+                    sampling=sampling,
+                    stop_token_ids=self._ends,
+                    rng_seeds=[row],
+                    written=written,
+                )
+            )
+            packed = pack_tokens(answer)
+            turn = await self._episodes.step(
+                StepCall(row, turns, turn.state, so_far, packed, finish)
+            )
+            so_far, written, turns = so_far + packed, written + len(answer), turns + 1
+        if not isinstance(turn, EpisodeEnd):
+            raise Fault(f"the episode of row {row} failed: {turn}")
+        return turn.score
+
+    async def _answer(self, request: GenerateRequest) -> tuple[list[int], Finish]:
+        tokens: list[int] = []
+        finish: FinishReason | None = None
+        async for delta in self._engine.generate(request):
+            tokens += delta.tokens
+            finish = delta.finish
+        if finish is None or finish == "abort":
+            raise Fault("the engine ended before the answer")
+        return tokens, finish
