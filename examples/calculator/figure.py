@@ -14,18 +14,19 @@ import matplotlib as mpl
 from rich.table import Table
 
 from echo2d.views.status import plain_console
-from examples.calculator.held_out import DRAWN, HeldOutScore, read_scores
+from examples.calculator.held_out import HeldOutScore, read_scores
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt
 
 COLORS = {"right": "#1b6ca8", "called": "#d95f02"}
+STYLES = {"sampled": "-", "greedy": ":"}
 LABELS = {"right": "right answer", "called": "well-formed call"}
 
 
 def print_result(scores: Sequence[HeldOutScore]) -> None:
     table = Table("held-out questions", "share", "first", "last", "gain", box=None)
-    for name in DRAWN:
+    for name in STYLES:
         mine = [score for score in scores if score.name == name]
         for share, label in LABELS.items():
             first, last = getattr(mine[0], share), getattr(mine[-1], share)
@@ -41,10 +42,8 @@ def print_result(scores: Sequence[HeldOutScore]) -> None:
 
 def draw(scores: Sequence[HeldOutScore], out: Path) -> None:
     """Write the figure and its points."""
-    figure, panels = plt.subplots(1, 2, figsize=(9, 3.4), sharey=True, layout="constrained")
-    for panel, (name, title) in zip(
-        panels, (("sampled", "drawn at temperature 1"), ("greedy", "greedy")), strict=True
-    ):
+    figure, panel = plt.subplots(figsize=(6, 3.6), layout="constrained")
+    for name, style in STYLES.items():
         mine = [score for score in scores if score.name == name]
         for share, label in LABELS.items():
             values = [getattr(score, share) for score in mine]
@@ -53,19 +52,19 @@ def draw(scores: Sequence[HeldOutScore], out: Path) -> None:
                 values,
                 [score.se(value) for score, value in zip(mine, values, strict=True)],
                 color=COLORS[share],
+                linestyle=style,
                 marker="o",
                 markersize=3,
                 linewidth=1.2,
                 elinewidth=0.7,
-                label=label,
+                label=f"{label}, {name}",
             )
-        panel.set_title(title, fontsize=9)
-        panel.set_xlabel("train steps")
-        panel.set_ylim(0, 1.02)
-        panel.grid(alpha=0.3)
-        panel.spines[["top", "right"]].set_visible(False)
-    panels[0].set_ylabel("share of held-out questions")
-    panels[1].legend(frameon=False, fontsize=8, loc="lower right")
+    panel.set_xlabel("train steps")
+    panel.set_ylabel("share of held-out questions")
+    panel.set_ylim(0, 1.02)
+    panel.grid(alpha=0.3)
+    panel.spines[["top", "right"]].set_visible(False)
+    panel.legend(frameon=False, fontsize=8, loc="lower right")
     figure.savefig(out, dpi=150)
     plt.close(figure)
     with out.with_suffix(".csv").open("w", newline="") as file:

@@ -25,7 +25,7 @@ from echo2d.tasks.episodes import EpisodeEnd, Episodes, EpisodeTurn, StepCall
 from echo2d.tasks.pool import Score, TaskPool, TextSettings
 
 DRAWN = {"sampled": Sampling(), "greedy": Sampling(temperature=0.0)}
-THREADS = 2
+THREADS = 1
 SLOTS = 64
 
 
@@ -64,24 +64,27 @@ def score_versions(run: Path, *, questions: int) -> None:
 
 async def _score_versions(run: Path, questions: int) -> None:
     config = tomllib.loads((run / "run.toml").read_text())
-    last, every = config["learner"]["steps"], config["run"]["keep_every"]
+    task, last, every = config["task"], config["learner"]["steps"], config["run"]["keep_every"]
     done = {(score.version, score.name) for score in read_scores(run)}
-    options = {**config["task"]["options"], "split": "heldout"}
+    # Greedy answers take as long, and say less: of the first and the last version only.
+    wanted = [(version, "sampled") for version in range(every, last, every)]
+    wanted = [(0, "sampled"), (0, "greedy"), *wanted, (last, "sampled"), (last, "greedy")]
+    missing = [each for each in wanted if each not in done]
     engine = TorchEngine(threads=THREADS, slots_max=SLOTS)
     await engine.start()
-    model = TextSettings(str(run / "model"))
-    async with TaskPool(config["task"]["kind"], options, texts=model) as pool:
-        player = Player(engine, Episodes(pool), config["sampling"]["max_new_tokens"], run / "model")
-        for version in sorted({*range(0, last, every), last}):
-            missing = [name for name in DRAWN if (version, name) not in done]
-            if missing:
-                await engine.refit(version_directory(run, version), str(version))
-            for name in missing:
+    try:
+        options, model = {**task["options"], "split": "heldout"}, run / "model"
+        async with TaskPool(task["kind"], options, texts=TextSettings(str(model))) as pool:
+            player = Player(engine, Episodes(pool), config["sampling"]["max_new_tokens"], model)
+            for version, name in missing:
+                if engine.label != str(version):
+                    await engine.refit(version_directory(run, version), str(version))
                 score = await player.score(version, name, questions)
                 print(score, flush=True)
                 with (run / "held_out.jsonl").open("a") as file:
                     file.write(json.dumps(asdict(score)) + "\n")
-    await engine.close()
+    finally:
+        await engine.close()
 
 
 def version_directory(run: Path, version: int) -> Path:

@@ -18,11 +18,11 @@ from examples.calculator.held_out import read_scores, score_versions
 from examples.one_machine import CACHE, free_port, require_same, run_target, train
 from examples.smollm2 import model_directory
 
-STEPS = 24
+STEPS = 18
 EVERY = 6
 GROUP = 12
 TRAJECTORIES = 72
-QUESTIONS = 100
+QUESTIONS = 80
 TEMPLATE = Path(__file__).with_name("tool_template.jinja")
 CONFIG = """\
 [run]
@@ -43,7 +43,7 @@ trajectories_per_step = {trajectories}
 group_size = {group}
 
 [sampling]
-max_new_tokens = 44 # of each turn; a call has 33
+max_new_tokens = 44 # of each turn; a call has at most 33
 
 [task]
 kind = "calculator"
@@ -59,6 +59,7 @@ out_dir = "{run}/learner"
 steps = {steps}
 lr = 4e-5
 warmup_steps = 4
+micro_batch_tokens = 1024 # a group is one pass; larger ones only take memory
 threads = 1
 checkpoint_every = 5
 rng_seed = {seed}

@@ -223,30 +223,33 @@ async def test_an_episode_in_a_process(texts: TextSettings) -> None:
     assert end == EpisodeEnd(Score(1.1, {"right": 1.0, "call": 0.1}), "right")
 
 
-async def test_an_episode_with_a_models_own_chat_template() -> None:
-    made = chat_texts()
+@pytest.fixture
+def chat_model() -> Iterator[TextSettings]:
     with tempfile.TemporaryDirectory() as name:
         Path(name).chmod(0o755)
         model = write_text_model(Path(name) / "model", CHATML)
         (model / "tokenizer.json").write_text(chat_tokenizer().to_str())
-        async with TaskPool(
-            "calculator", {"demonstrations": 1}, texts=TextSettings(name + "/model")
-        ) as pool:
-            episodes = Episodes(pool)
-            first = await episodes.reset(1, 0, 0)
-            assert isinstance(first, EpisodeTurn)
-            asked = made.decode(unpack_tokens(first.given).tolist())
-            assert asked.count("<tool_call>\n") == 1
-            expression = asked.rpartition("What is ")[2].partition("?")[0]
-            call = {"name": "calculator", "arguments": {"expression": expression}}
-            wrote = pack_tokens(
-                made.encode(f"<tool_call>{json.dumps(call)}</tool_call><|im_end|>", special=False)
-            )
-            second = await episodes.step(StepCall(1, 0, first.state, first.given, wrote))
-            assert isinstance(second, EpisodeTurn)
-            result = made.decode(unpack_tokens(second.given).tolist())
-            assert f"<tool_response>\n{eval(expression)}\n</tool_response>" in result
-            so_far = first.given + wrote + second.given
-            last = pack_tokens(made.encode(f"{eval(expression)}<|im_end|>", special=False))
-            end = await episodes.step(StepCall(1, 1, second.state, so_far, last))
+        yield TextSettings(str(model))
+
+
+async def test_an_episode_with_a_models_own_chat_template(chat_model: TextSettings) -> None:
+    made = chat_texts()
+    async with TaskPool("calculator", {"demonstrations": 1}, texts=chat_model) as pool:
+        episodes = Episodes(pool)
+        first = await episodes.reset(1, 0, 0)
+        assert isinstance(first, EpisodeTurn)
+        asked = made.decode(unpack_tokens(first.given).tolist())
+        assert asked.count("<tool_call>\n") == 1
+        expression = asked.rpartition("What is ")[2].partition("?")[0]
+        call = {"name": "calculator", "arguments": {"expression": expression}}
+        wrote = pack_tokens(
+            made.encode(f"<tool_call>{json.dumps(call)}</tool_call><|im_end|>", special=False)
+        )
+        second = await episodes.step(StepCall(1, 0, first.state, first.given, wrote))
+        assert isinstance(second, EpisodeTurn)
+        result = made.decode(unpack_tokens(second.given).tolist())
+        assert f"<tool_response>\n{eval(expression)}\n</tool_response>" in result
+        so_far = first.given + wrote + second.given
+        last = pack_tokens(made.encode(f"{eval(expression)}<|im_end|>", special=False))
+        end = await episodes.step(StepCall(1, 1, second.state, so_far, last))
     assert end == EpisodeEnd(Score(1.1, {"right": 1.0, "call": 0.1}), "right")
