@@ -101,7 +101,8 @@ def test_simulate_plays_a_fleet_where_the_file_has_one() -> None:
     assert code == 0
     facts = json.loads(output)
     assert facts["steps"] > 0
-    assert facts["trajectories"]["trained"] == 256 * facts["steps"]
+    # A group may lack the answer that it has waited for too long.
+    assert 0.95 < facts["trajectories"]["trained"] / (256 * facts["steps"]) <= 1.0
     assert {
         "bubble",
         "mu_min",

@@ -26,6 +26,7 @@ from echo2d.core.protocol.control_messages import Finish
 from echo2d.errors import OperatorFault
 from echo2d.tasks.pool_child import MESSAGE_BYTES_MAX, pack
 from echo2d.tasks.process import TaskFailed, TaskProcess
+from echo2d.tasks.served_task import TURN_TEXTS
 
 # Calls sent at once to a process. Their replies fit into a socket buffer, so it never blocks on us.
 PIPELINED_MAX = 64
@@ -96,7 +97,7 @@ class TextSettings:
     system: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
     stops: tuple[str, ...] = ()
-    turns: str = "echo2d.tasks.turn_texts:make_turn_texts"
+    turns: str = TURN_TEXTS
 
 
 @dataclass(frozen=True, slots=True)

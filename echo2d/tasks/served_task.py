@@ -34,6 +34,7 @@ PROMPTS_KEPT = 1024
 # The learner refuses larger ones: their squares would not be finite in float32.
 REWARD_MAX = 1e15
 TAGS_MAX = 16  # facts of one prompt
+TURN_TEXTS = "echo2d.tasks.turn_texts:make_turn_texts"  # of environments in text
 NEEDS_MODEL = "a task in text needs a model with tokenizer.json and a chat template"
 
 
@@ -51,8 +52,8 @@ class ModelFiles:
     template: str | None
     system: str
     options: Mapping[str, Any]
-    turns: str
     stops: Sequence[str] = ()
+    turns: str = TURN_TEXTS
 
     @staticmethod
     def read(facts: Mapping[str, Any]) -> "ModelFiles":

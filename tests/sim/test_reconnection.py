@@ -20,7 +20,8 @@ def struck(rng_seed: int, kind: FaultKind, *at_s: float, staleness_max: int = 4)
         drawn.rules,
         staleness_max=staleness_max,
         publish_every=1,
-        tasks=(replace(drawn.rules.tasks[0], max_new_tokens=24),),
+        tasks=(replace(drawn.rules.tasks[0], max_new_tokens=24, episode=None),),
+        group_patience=0.0,
         # Their leases end with the coordinator.
         evals=(),
         over_stale="drop",

@@ -23,6 +23,7 @@ from echo2d.sim.run.auditor import SimAuditor
 from echo2d.sim.run.control_links import Control
 from echo2d.sim.run.coordinator import SimCoordinator
 from echo2d.sim.run.engine import Pace
+from echo2d.sim.run.environment import TURNS
 from echo2d.sim.run.fault_schedule import RunFault, Schedule, WorkerSpec
 from echo2d.sim.run.invariants import InvariantChecker
 from echo2d.sim.run.learner import BASE, Checkpoint, SimLearner
@@ -32,7 +33,7 @@ from echo2d.sim.run.worker import SimWorker
 
 STEPS_AFTER = 3  # train steps that show that the run continues
 # Virtual time for these steps. A hung engine's leases are given back after 120 s, and stuck leases
-# are taken away after 180 s.
+# are taken away after 180 s. Of environments each turn may take as long.
 LIMIT_S = 400.0
 # Of one schedule. A process that makes more events is in an endless loop.
 EVENTS_MAX = 100_000
@@ -127,8 +128,10 @@ class SimulatedRun:
             pass
         self._heal()
         target = self.judge.newest_step + STEPS_AFTER
+        episodes = any(task.episode is not None for task in schedule.rules.tasks)
+        limit_s = LIMIT_S * (TURNS if episodes else 1)
         while self.judge.newest_step < target:
-            if not self._clock.step(schedule.heal_s + LIMIT_S):
+            if not self._clock.step(schedule.heal_s + limit_s):
                 raise RunStuckError(
                     f"step {self.judge.newest_step} of {target}: {self.coordinator.state.status()}"
                 )
