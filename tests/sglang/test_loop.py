@@ -23,6 +23,7 @@ def test_some_steps_of_grpo(tmp_path: Path) -> None:
     (run / "snapshots").mkdir(parents=True)
     config = run / "run.toml"
     settings = {"run": run, "model": model, "seed": 0, "staleness": 2, "kappa": 1, "delta": "true"}
+    settings["task"] = "sort_digits"
     text = changed(CONFIG.format(**settings), ["policy.trajectories_per_step=64"])
     config.write_text(text)
     with Programs(run / "logs") as programs:

@@ -35,6 +35,7 @@ class Site:
             "kappa": 1,
             "seed": 0,
             "delta": "true",
+            "task": "sort_digits",
         }
         (directory / "snapshots").mkdir()
         self.config.write_text(CONFIG.format(**self.facts).replace("= 256", "= 32"))
