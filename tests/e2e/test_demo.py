@@ -22,6 +22,11 @@ def command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "echo2d", "demo", *arguments]
 
 
+def all_but_late(trained: int, steps: int) -> bool:
+    """Each group of eight may lack the one answer that it has waited for too long."""
+    return steps * 256 * 7 // 8 <= trained <= steps * 256
+
+
 def test_a_short_demo_keeps_its_promises(tmp_path: Path) -> None:
     run = tmp_path / "run"
     arguments = command(f"--steps={STEPS}", "--workers=2", "--json", f"--run-dir={run}")
@@ -31,11 +36,8 @@ def test_a_short_demo_keeps_its_promises(tmp_path: Path) -> None:
     assert result["steps"] == STEPS
     assert result["versions_published"] == STEPS + 1
     assert result["max_staleness"] <= result["staleness_bound"] == 2
-    assert (
-        sum(result["staleness_histogram"].values())
-        == result["trajectories"]["trained"]
-        == STEPS * 256
-    )
+    assert sum(result["staleness_histogram"].values()) == result["trajectories"]["trained"]
+    assert all_but_late(result["trajectories"]["trained"], STEPS)
     assert result["seed_copies"] <= 1.5
     assert 0 < result["wire_bytes"] < result["full_bytes"]
     assert [(worker["version"], worker["digest_ok"]) for worker in result["workers"]] == [
@@ -85,7 +87,7 @@ def test_a_demo_survives_chaos(tmp_path: Path) -> None:
     result = json.loads(done.stdout)
     assert {kill["kind"] for kill in result["kills"]} == set(KINDS)
     assert all(kill["recovery_s"] > 0 for kill in result["kills"])
-    assert sum(result["staleness_histogram"].values()) == steps * 256
+    assert all_but_late(sum(result["staleness_histogram"].values()), steps)
     assert result["batches_changed"] == 0
     assert [(worker["version"], worker["digest_ok"]) for worker in result["workers"]] == [
         (steps, True)
