@@ -118,7 +118,7 @@ class AuditedRun:
             "kappa": KAPPA,
             "seed": self._rng_seed,
         }
-        text = CONFIG.format(**facts, delta="true")
+        text = CONFIG.format(**facts, delta="true", task="sort_digits")
         if any(worker.quantization != "none" for worker in self._workers):
             text = text.replace("[policy]", "[policy]\nquantized_workers = true")
         if self._audit is not None:

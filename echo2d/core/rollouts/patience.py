@@ -18,6 +18,7 @@ from echo2d.core.rollouts.group_table import GroupTable, OpenGroup
 MISSING_SHARE = 1 / 8  # of a group's samples, at most; or one
 # The rewards of fewer samples say nothing about each other.
 KEPT_MIN = 2
+WAIT_S_MIN = 1.0  # until a group is looked at again that waits for a slot
 
 
 class Patience:
@@ -52,6 +53,11 @@ class Patience:
         """The groups that have waited for long enough."""
         if self._first is None or now < self._first:
             return []
+        for number, due in self._due.items():
+            group = self._groups.get(number)
+            if now >= due and group is not None and not _all_leased(group):
+                # It waits for a slot, not for an answer.
+                self._due[number] = now + max(WAIT_S_MIN, now - group.begun)
         return self._take(lambda _, due: now >= due)
 
     def last_call(self) -> list[OpenGroup]:
@@ -69,6 +75,12 @@ class Patience:
                 found.append(group)
         self._first = min(self._due.values(), default=None)
         return found
+
+
+def _all_leased(group: OpenGroup) -> bool:
+    """Whether each sample that is missing was leased before, to whatever worker."""
+    leased = {sample for given in group.given.values() for sample in given.samples}
+    return leased.issuperset(group.lacks())
 
 
 def _kept_min(rules: RunRules, task: TaskRules) -> int:
