@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 OPEN_EPISODES_MAX = 1024  # of one process, each with an instance of the environment
 IDLE_INSTANCES_MAX = 64  # kept for the next episodes
 GIVEN_TOKENS_MAX = 1 << 17  # of one turn: 512 KiB in a message
-# Of one message behind the first turn. A tool's output is cut here, before it fills the context.
+# The longest content of a message after the first turn. Longer tool output is cut here, before it fills the context.
 CONTENT_CHARS_MAX = 1 << 15
 CLOSING_CHARS_MAX = 4096  # of the last word of an episode
 CAUSE_CHARS_MAX = 200  # of an exception that says why a state cannot be saved
@@ -75,7 +75,7 @@ class EpisodeTexts(Protocol):
         """The first prompt, up to where the answer begins."""
 
     def following(self, so_far: Sequence[int], messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        """What comes behind `so_far`, which is everything given and written, end tokens included.
+        """The tokens to append to `so_far`: all given and written tokens, end tokens included.
 
         NoContinuation: it cannot be put there.
         """
@@ -187,7 +187,7 @@ class ServedEnvironment:
 
     @contextmanager
     def _call(self, episode: int, played: OpenEpisode) -> Iterator[OpenEpisode]:
-        """The only call of this episode. What it raises ends the episode."""
+        """Run the block as the only call of this episode; an exception ends the episode."""
         self._open[episode] = played
         played.busy = True
         played.running = asyncio.current_task() if self.concurrent else None

@@ -44,7 +44,7 @@ def test_a_real_model_is_trained_on_episodes_with_a_tool(tmp_path: Path) -> None
         # The rewards of a group differ, so somebody in it called the tool or was right without it.
         parts = row["tasks"]["calculator"]["parts"]
         assert parts["right"] > 0 or parts["call"] > 0
-        # Who wrote a second answer had read the tool's result.
+        # A policy that wrote a second answer had read the tool's result.
         assert (row["turns"] > 1) == (row["given_tokens"] > 0)
     assert any(row["turns"] > 1 for row in steps)
     scores = read_scores(run)

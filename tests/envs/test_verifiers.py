@@ -101,7 +101,7 @@ def test_traces_hold_what_the_engine_read_and_wrote(site: Site, interpreter: str
 def replayed(
     calls: dict[tuple[int, ...], Any], tokens: list[int]
 ) -> tuple[list[bool], list[float], set[int]]:
-    """Of an episode's calls, as the gateway recorded them: which tokens were written, with which
+    """What the gateway recorded of an episode's calls: which tokens were written, with which
     logprobs, by which versions.
     """
     written, logprobs, versions, end = [], list[float](), set[int](), 0

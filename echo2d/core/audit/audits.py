@@ -60,8 +60,8 @@ TRIAL_MAX = 32
 SLOTS_PER_AUDIT = 16
 BEFORE = "convicted before the coordinator was started"
 PLAIN, MIXED = AnswerClass(), AnswerClass(mixed=True)
-# Of a worker that has not said hello since a restart. No limits are learnt for it, so its answers
-# are not judged before it does.
+# The class of a worker that has not said hello since a restart. It has no limits, so its answers are
+# not judged before the worker says hello.
 UNKNOWN = "?"
 WorkerStanding = Literal["", "trusted", "new", "clear", "flagged", "convicted", "suspected"]
 

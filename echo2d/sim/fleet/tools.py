@@ -92,7 +92,7 @@ class FleetTools:
         self._waiting_s += passed_s * self.waiting
 
     def begin_counting(self, now: float) -> None:
-        """What was before does not count."""
+        """Count anew from now on."""
         self._at, self._free_s, self._leased_s, self._waiting_s = now, 0.0, 0.0, 0.0
         self.could_stay = self.stayed = self.read = self.ideal = 0
 

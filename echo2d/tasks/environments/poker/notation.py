@@ -17,7 +17,7 @@ from echo2d.tasks.environments.poker.table import (
 )
 
 ACTIONS = ("fold", "call", "half", "pot", "all_in")
-# Of the compact alphabet. An answer is one of ACTIONS; the raises are by half a pot, a pot, and all.
+# The words of the compact alphabet. An answer is one of ACTIONS; raises are by half a pot, by a pot, or all in.
 POKER_VOCABULARY = (
     *("<pad>", "<eos>", "?", "button", "blind", "board"),
     *RANKS,
