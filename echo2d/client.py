@@ -38,6 +38,7 @@ from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from concurrent.futures import CancelledError, wait
 from dataclasses import dataclass, field
 from http import HTTPStatus
+from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -77,6 +78,7 @@ __all__ = [
 CONNECT_TIMEOUT_S = 10.0
 # Without a byte of the answer. The coordinator answers a request for a batch within 30 s, with or
 # without a batch, and everything else at once.
+BRANCH_SAMPLES = 1 << 16  # more than a group has samples
 ANSWER_S_MAX = 120.0
 # The same for publishing: without a manifest the coordinator first hashes the version, for minutes if
 # it is large and the disk slow.
@@ -167,7 +169,8 @@ class Span:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trajectory:
-    """One answer. sample: its number in its group.
+    """One answer, or one branch of an episode. sample: its number in its group; that of branch b is
+    b * BRANCH_SAMPLES above that of its episode.
 
     tokens: int32 [n]. logprobs: float32 [n], natural log, of the distribution that they were
     sampled from. worker: the peer id of the worker that finished it. finish: "stop" at a stop token,
@@ -650,7 +653,7 @@ def read_batch(epoch: int, digest: str, body: bytes) -> Batch:
         Group(
             group.group,
             unpack_tokens(group.prompt),
-            tuple(map(_trajectory, group.trajectories)),
+            tuple(branch for kept in group.trajectories for branch in _branches(kept)),
             group.left_out,
             group.sampling,
             {tag.name: tag.value for tag in group.tags},
@@ -660,20 +663,38 @@ def read_batch(epoch: int, digest: str, body: bytes) -> Batch:
     return Batch(found.step, epoch, digest, groups)
 
 
-def _trajectory(kept: TrajectoryRecord) -> Trajectory:
-    return Trajectory(
-        unpack_tokens(kept.tokens),
-        unpack_logprobs(kept.logprobs),
-        tuple(Span(s.start, s.end, s.version, s.digest.hex(), s.author) for s in kept.spans),
-        kept.reward,
-        kept.worker,
-        kept.finish,
-        {part.name: part.value for part in kept.reward_parts},
-        tuple((given.start, given.end) for given in kept.given),
-        kept.turns,
-        kept.source.task,
-        kept.source.row,
-        kept.episode,
-        kept.branch,
-        kept.sample,
-    )
+def _branches(kept: TrajectoryRecord) -> list[Trajectory]:
+    """The trajectories of one sample: its branches, mostly one."""
+    tokens, logprobs = unpack_tokens(kept.tokens), unpack_logprobs(kept.logprobs)
+    edges = (0, *kept.branches, kept.length)
+    found = []
+    for branch, (start, end) in enumerate(pairwise(edges)):
+        given = tuple(
+            (g.start - start, g.end - start) for g in kept.given if start <= g.start < end
+        )
+        # Each given range is followed by a turn.
+        turns = len(given) + (not given or given[0][0] > 0)
+        found.append(
+            Trajectory(
+                tokens[start:end],
+                logprobs[start:end],
+                tuple(
+                    Span(s.start - start, s.end - start, s.version, s.digest.hex(), s.author)
+                    for s in kept.spans
+                    if start <= s.start < end
+                ),
+                kept.reward,
+                kept.worker,
+                # All but the last one were left at the end of a turn, for a call that does not follow it.
+                kept.finish if end == kept.length else "stop",
+                {part.name: part.value for part in kept.reward_parts},
+                given,
+                turns if kept.branches else kept.turns,
+                kept.source.task,
+                kept.source.row,
+                kept.sample,
+                branch,
+                kept.sample + branch * BRANCH_SAMPLES,
+            )
+        )
+    return found

@@ -197,19 +197,24 @@ def test_a_trajectory_says_which_tokens_were_written_and_a_group_which_episodes_
         1.0,
         given=(GivenTokens(1, 3),),
         turns=2,
-        episode=4,
     )
-    short = dataclasses.replace(TRAJECTORY, sample=1, episode=5)
-    for branch, episodes in ((0, [0, 1, 2]), (1, [4, 5, 4])):
-        last = dataclasses.replace(conversation, sample=2, branch=branch)
+    short = dataclasses.replace(TRAJECTORY, sample=1)
+    for branches, episodes in (((), [0, 1, 2]), ((1,), [0, 1, 2, 2])):
+        last = dataclasses.replace(conversation, sample=2, branches=branches)
         members = (conversation, short, last)
         record = GroupRecord(GroupId(9), pack_tokens([7, 8]), members)
         body = pack_batch(BatchBody.of(4, (record,)))
         (group,) = client.read_batch(1, batch_digest(body).hex(), body).groups
         assert group.episodes == episodes
-        assert [each.turns for each in group.trajectories] == [2, 1, 2]
+        assert len({each.sample for each in group.trajectories}) == len(episodes)
+        turns = [each.turns for each in group.trajectories]
+        assert turns == ([2, 1, 1, 1] if branches else [2, 1, 2])
         masks = [each.written.tolist() for each in group.trajectories]
-        assert masks == [[True, False, False, True], [True, True], [True, False, False, True]]
+        last_masks = [[True], [False, False, True]] if branches else [[True, False, False, True]]
+        assert masks == [[True, False, False, True], [True, True], *last_masks]
+        for each in group.trajectories:
+            assert [each.written[span.start : span.end].all() for span in each.spans]
+            assert sum(span.end - span.start for span in each.spans) == each.written.sum()
 
 
 async def test_a_batch_of_other_bytes_is_refused(

@@ -50,7 +50,7 @@ from echo2d.core.rollouts.events import (
 from echo2d.core.topology.uplink_rates import UPLINK_MIN, PeerRate
 from echo2d.errors import PeerFault
 
-SCHEMA_VERSION = 12
+SCHEMA_VERSION = 13
 SCHEMA = """
 CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE epochs (
@@ -81,7 +81,7 @@ CREATE TABLE turns (
     group_id INTEGER NOT NULL REFERENCES groups ON DELETE CASCADE, sample INTEGER NOT NULL,
     turn INTEGER NOT NULL, lease INTEGER NOT NULL, attempt INTEGER NOT NULL,
     partial BLOB, finish TEXT NOT NULL, fingerprint BLOB NOT NULL, tokens BLOB, state BLOB,
-    PRIMARY KEY (group_id, sample, turn));
+    anew INTEGER, PRIMARY KEY (group_id, sample, turn));
 CREATE TABLE tasks (
     task TEXT PRIMARY KEY, next_cursor INTEGER NOT NULL, data BLOB NOT NULL,
     texts BLOB NOT NULL) WITHOUT ROWID;
@@ -183,7 +183,15 @@ def _trajectory(row: _Row) -> tuple[GroupId, TrajectoryRecord]:
 def _lease(row: _Row) -> LeaseGiven:
     group, lease, attempt, worker, samples, version, digest, packed = row
     given: LeaseGiven = _checked_lease(
-        [group, lease, attempt, worker, json.loads(samples), [version, digest], [b"", b"", [], []]]
+        [
+            group,
+            lease,
+            attempt,
+            worker,
+            json.loads(samples),
+            [version, digest],
+            [b"", b"", [], [], []],
+        ]
     )
     if packed is None:
         return given
@@ -199,15 +207,15 @@ def _require_whole(kept: TrajectoryRecord | Partial) -> None:
 
 
 def _turn(row: _Row) -> RecoveredTurn:
-    *facts, packed, finish, fingerprint, tokens, state, state_before = row
-    kept: TurnKept = _checked_turn([*facts, [b"", b"", [], []], finish, fingerprint])
+    *facts, packed, finish, fingerprint, tokens, state, anew, state_before = row
+    kept: TurnKept = _checked_turn([*facts, [b"", b"", [], [], []], finish, fingerprint])
     partial: Partial = _unpack_partial(packed)
     _require_whole(partial)
     kept = replace(kept, partial=partial)
     answered = None
     if tokens is not None:
         unpack_tokens(tokens)
-        answered = TurnAnswered(kept.group, kept.sample, kept.turn, tokens, state)
+        answered = TurnAnswered(kept.group, kept.sample, kept.turn, tokens, state, bool(anew))
     return RecoveredTurn(kept, answered, state_before)
 
 
@@ -306,7 +314,7 @@ GIVEN: Query[LeaseGiven] = Query(
 TURNS: Query[RecoveredTurn] = Query(
     "turns",
     "SELECT this.group_id, this.sample, this.turn, this.lease, this.attempt, this.partial, this.finish, "
-    "this.fingerprint, this.tokens, this.state, before.state FROM turns AS this LEFT JOIN turns AS before "
+    "this.fingerprint, this.tokens, this.state, this.anew, before.state FROM turns AS this LEFT JOIN turns AS before "
     "ON before.group_id = this.group_id AND before.sample = this.sample AND before.turn = this.turn - 1 "
     "WHERE this.partial IS NOT NULL "
     "AND (this.group_id, this.sample) NOT IN (SELECT group_id, sample FROM samples) "
@@ -317,7 +325,7 @@ TURNS: Query[RecoveredTurn] = Query(
 ANSWERED: Query[AcceptedResult] = Query(
     "samples",
     "SELECT lease, attempt, sample, fingerprint FROM ("
-    "SELECT 0 AS place, rowid AS at, lease, attempt, sample, fingerprint FROM turns UNION ALL "
+    "SELECT 0 AS place, rowid AS at, lease, attempt, sample, fingerprint FROM turns WHERE turn UNION ALL "
     "SELECT 1, rowid, lease, attempt, sample, fingerprint FROM samples) ORDER BY place, at",
     _answer,
 )
@@ -481,13 +489,14 @@ def _turn_kept(record: TurnKept) -> list[Statement]:
     content = (pack(record.partial), record.finish, record.fingerprint)
     return [
         (_FORGET_CONTENT, (turn, group, sample, turn)),
-        ("INSERT INTO turns VALUES (?, ?, ?, ?, ?, ?, ?, ?, NULL, NULL)", (*row, *content)),
+        ("INSERT INTO turns VALUES (?, ?, ?, ?, ?, ?, ?, ?, NULL, NULL, NULL)", (*row, *content)),
     ]
 
 
 def _turn_answered(record: TurnAnswered) -> list[Statement]:
-    change = "UPDATE turns SET tokens = ?, state = ? WHERE group_id = ? AND sample = ? AND turn = ?"
-    return [(change, (record.tokens, record.state, record.group, record.sample, record.turn))]
+    change = "UPDATE turns SET tokens = ?, state = ?, anew = ? WHERE group_id = ? AND sample = ? AND turn = ?"
+    facts = (record.tokens, record.state, record.anew)
+    return [(change, (*facts, record.group, record.sample, record.turn))]
 
 
 def _episode_forgotten(record: EpisodeForgotten) -> list[Statement]:

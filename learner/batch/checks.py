@@ -1,7 +1,7 @@
 """Check a batch of the coordinator before it is trained.
 
 The learner trusts nothing: `faults` checks every span of every trajectory (I1, I5), and a group
-with a fault is refused, never trained. An answer begins and ends with written tokens; between them
+with a fault is refused, never trained. An answer ends with written tokens; before them
 some may be given, which are context for the model but not part of the loss. With `masks`, I1 holds
 per token: a group is accepted if any of its tokens is fresh enough, and its stale tokens are
 context too. Not here: how a batch is laid out (`packing`).
@@ -192,8 +192,8 @@ def _trajectory_fault(trajectory: Trajectory, step: int, rules: BatchRules) -> s
     if edges[::2] != edges[1::2] or any(start >= end for start, end in pieces):
         given = " and given tokens" if trajectory.given else ""
         return f"its spans{given} do not cover its {length} tokens"
-    if trajectory.given and not (pieces[0] in written and pieces[-1] in written):
-        return "it begins or ends with given tokens; the first and the last token must be written"
+    if trajectory.given and pieces[-1] not in written:
+        return "it ends with given tokens; the last token must be written"
     if trajectory.logprobs[~trajectory.written].any():
         return "a given token has a logprob other than 0"
     for span in trajectory.spans:

@@ -87,11 +87,13 @@ class Informative:
 class EpisodeRules:
     """How far an episode of an environment goes.
 
-    turns_max: answers of the policy. tokens_max: written and given, behind the prompt.
+    turns_max: answers of the policy. tokens_max: written and given, behind the prompt. outside: agents
+    outside play it: a sample waits for an agent's first call before it has a lease.
     """
 
     turns_max: int = 16
     tokens_max: int = 8192
+    outside: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,12 +214,18 @@ class RunRules:
         """The task of this name; None: the run has none."""
         return next((task for task in self.tasks if task.name == name), None)
 
-    def limit(self, task: TaskRules, prompt: bytes, turn_start: int = 0) -> OutputLimit:
+    def limit(
+        self, task: TaskRules, prompt: bytes, turn_start: int = 0, branch_start: int = 0
+    ) -> OutputLimit:
         """The limit of all that may follow this prompt (int32) by the end of a turn.
 
-        turn_start: tokens of earlier turns, given ones included.
+        turn_start: tokens of earlier turns, given ones included. branch_start: those of them that are not in
+        the model's context.
         """
         most = turn_start + task.max_new_tokens
         if task.episode is not None:
             most = min(most, task.episode.tokens_max)
-        return output_limit(most, prompt_tokens=len(prompt) // 4, context_max=self.context_max)
+        context = self.context_max
+        if branch_start and context is not None:
+            context += branch_start
+        return output_limit(most, prompt_tokens=len(prompt) // 4, context_max=context)

@@ -246,7 +246,8 @@ class Evaluations:
             return []
         question = found.question(event.group)
         assert question is not None
-        if has_room(self._rules, found.rules.task, question.tokens, parked.turn, event.tokens):
+        turn, task = parked.turn, found.rules.task
+        if has_room(self._rules, task, question.tokens, turn.turn, turn.partial, event.tokens):
             found.go_on(parked, event)
             return []
         cut_off = EpisodeEnded(event.group, event.sample, event.begun, event.turn, 0.0)

@@ -47,7 +47,7 @@ from echo2d.core.protocol.sampling import WHOLE, Sampling
 from echo2d.core.weights.delta_chain import KeptDelta
 from echo2d.core.weights.encoding import FormKind
 
-PROTOCOL_VERSION = 7
+PROTOCOL_VERSION = 8
 PROGRESS_S = 2.0  # a worker reports on every lease at least this often
 
 PeerKind = Literal["worker", "relay", "seed", "auditor"]
@@ -576,8 +576,8 @@ class LeaseGranted:
     for each sample (see `seeds`); empty: the engine chooses. hold_s: above 0, version `oldest` alone
     may write a token, and the worker waits so long at most with loading a newer one, also for the answers to its
     results: another turn may follow. stop_strings:
-    an answer ends with the token that completes one of them in its text. earlier: tokens of the prompt
-    that the sample's versions wrote in earlier turns; its seed goes on behind them.
+    an answer ends with the token that completes one of them in its text. earlier: tokens that
+    the sample's versions wrote in earlier turns, most of them in the prompt; its seed goes on behind them.
     """
 
     lease: LeaseId

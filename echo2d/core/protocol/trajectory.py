@@ -23,8 +23,8 @@ from echo2d.core.protocol.sampling import WHOLE, Sampling
 from echo2d.errors import PeerFault
 
 # The first byte of a batch. 1, without that byte, knew neither how answers ended nor their authors;
-# 2 had no groups without some of their samples; 3 did not say how they were drawn.
-BATCH_FORMAT = 4
+# 2 had no groups without some of their samples; 3 did not say how they were drawn; 4 had no branches.
+BATCH_FORMAT = 5
 _BATCH_HEAD = bytes([BATCH_FORMAT])
 BATCH_BYTES_MAX = 1 << 30  # 16k trajectories of 8k tokens at 8 B a token
 GROUP_BYTES_MAX = 256 << 20  # a quarter of a batch: more than any group of sane size
@@ -112,7 +112,7 @@ class TrajectoryRecord:
 
     tokens: the output, int32. logprobs: float32. spans: who wrote which of the tokens; they cover
     all of them but `given`. reward: NaN until it is scored. turns: how often a policy wrote.
-    episode, branch: samples with the same episode of a group share its outcome.
+    branches: as in Partial.
     """
 
     sample: int
@@ -125,8 +125,7 @@ class TrajectoryRecord:
     given: tuple[GivenTokens, ...] = ()
     turns: int = 1
     source: Source = NO_SOURCE
-    episode: int = 0
-    branch: int = 0
+    branches: tuple[int, ...] = ()
 
     @property
     def length(self) -> int:
@@ -166,8 +165,7 @@ class TrajectoryRecord:
             self.given,
             self.turns,
             self.source,
-            self.episode,
-            self.branch,
+            self.branches,
         )
 
 
@@ -191,12 +189,17 @@ class TrajectoryScore:
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """The first output tokens of an unfinished sample, packed as in TrajectoryRecord."""
+    """The first output tokens of an unfinished sample, packed as in TrajectoryRecord.
+
+    branches: where an agent began a context anew: the tokens from there on follow the prompt, and nothing
+    between the two. Each branch begins with given tokens.
+    """
 
     tokens: bytes = b""
     logprobs: bytes = b""
     spans: tuple[AuthoredSpan, ...] = ()
     given: tuple[GivenTokens, ...] = ()
+    branches: tuple[int, ...] = ()
 
     @property
     def length(self) -> int:
@@ -212,6 +215,16 @@ class Partial:
     def turn_start(self) -> int:
         """Where the turn begins that goes on: behind the last given token."""
         return self.given[-1].end if self.given else 0
+
+    @property
+    def branch_start(self) -> int:
+        """Where the newest branch begins."""
+        return self.branches[-1] if self.branches else 0
+
+    @property
+    def branch(self) -> bytes:
+        """The tokens that follow the prompt in what an engine reads: those of the newest branch."""
+        return self.tokens[4 * self.branch_start :] if self.branches else self.tokens
 
     @property
     def version_min(self) -> Version | None:
@@ -244,15 +257,17 @@ class Partial:
             if joined and joined[-1].end == start and joined[-1].continues(span):
                 start = joined.pop().start
             joined.append(AuthoredSpan(start, span.end + shift, *span[2:]))
-        return Partial(self.tokens + tokens, self.logprobs + logprobs, tuple(joined), self.given)
+        tokens, logprobs = self.tokens + tokens, self.logprobs + logprobs
+        return Partial(tokens, logprobs, tuple(joined), self.given, self.branches)
 
-    def with_given(self, tokens: bytes) -> "Partial":
-        """This partial followed by tokens that an environment gave."""
+    def with_given(self, tokens: bytes, *, anew: bool = False) -> "Partial":
+        """This partial followed by tokens that an environment gave. anew: they begin a branch."""
         if not tokens:
             return self
         given = GivenTokens(self.length, self.length + len(tokens) // 4)
         logprobs = self.logprobs + bytes(len(tokens))  # 0.0 each
-        return Partial(self.tokens + tokens, logprobs, self.spans, (*self.given, given))
+        branches = (*self.branches, self.length) if anew and self.tokens else self.branches
+        return Partial(self.tokens + tokens, logprobs, self.spans, (*self.given, given), branches)
 
     def first(self, length: int) -> "Partial":
         """The first `length` tokens, or all if there are fewer."""
@@ -261,7 +276,8 @@ class Partial:
         spans = [s._replace(end=min(s.end, length)) for s in self.spans if s.start < length]
         given = [GivenTokens(g.start, min(g.end, length)) for g in self.given if g.start < length]
         tokens, logprobs = self.tokens[: 4 * length], self.logprobs[: 4 * length]
-        return Partial(tokens, logprobs, tuple(spans), tuple(given))
+        branches = tuple([start for start in self.branches if start < length])
+        return Partial(tokens, logprobs, tuple(spans), tuple(given), branches)
 
 
 NOTHING = Partial()

@@ -6,6 +6,9 @@
                           v
                        waiting, with all tokens so far --leased--> ...
 
+Episodes that agents outside play (`EpisodeRules.outside`) begin parked, at turn 0: the agent's first call is
+the answer to it. What they call with may follow the prompt anew, as a branch (`Partial.branches`).
+
 A parked sample has no lease and no slot. Its turn is durable before the environment hears of it, and the
 environment's answer before the next turn begins. So an answered turn is never asked for again; one
 without an answer is, after a restart, and says so. The next turn goes back to the worker of the last one while
@@ -15,7 +18,7 @@ Not here: the leases (`groups`), unfinished turns (`partials`), episodes of eval
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from echo2d.core.base.ids import GroupId
 from echo2d.core.cluster.events import Persist
@@ -63,8 +66,7 @@ def step_order(
         cursor,
         rng_seed,
         prompt,
-        turn.partial.tokens,
-        turn.partial.turn_start,
+        turn.partial,
         turn.finish,
         None if before is None else before.state,
         task,
@@ -72,12 +74,21 @@ def step_order(
     )
 
 
-def has_room(rules: RunRules, task: TaskRules, prompt: bytes, turn: TurnKept, given: bytes) -> bool:
-    """Whether another turn may follow this one and these given tokens (int32)."""
+def has_room(
+    rules: RunRules,
+    task: TaskRules,
+    prompt: bytes,
+    turn: int,
+    partial: Partial,
+    given: bytes,
+    *,
+    anew: bool = False,
+) -> bool:
+    """Whether another turn may follow this one, with these tokens so far and these given ones (int32)."""
     assert task.episode is not None
-    length = turn.partial.length + len(given) // 4
-    limit = rules.limit(task, prompt, length)
-    return turn.turn < task.episode.turns_max and length < limit.tokens
+    length = partial.length + len(given) // 4
+    limit = rules.limit(task, prompt, length, partial.length if anew else partial.branch_start)
+    return turn < task.episode.turns_max and length < limit.tokens
 
 
 class OpenEpisodes:
@@ -119,19 +130,30 @@ class OpenEpisodes:
             return None
         return parked if found.begun_anew[sample] == begun else None
 
-    def has_room(self, group: OpenGroup, parked: Parked, given: bytes) -> bool:
-        """Whether another turn may follow these given tokens."""
-        return has_room(self._rules, group.task, group.prompt.tokens, parked.turn, given)
+    def has_room(self, group: OpenGroup, parked: Parked, event: EnvironmentStepped) -> bool:
+        """Whether another turn may follow this answer of the environment."""
+        turn, prompt = parked.turn, group.prompt.tokens
+        return has_room(
+            self._rules,
+            group.task,
+            prompt,
+            turn.turn,
+            turn.partial,
+            event.tokens,
+            anew=event.anew,
+        )
 
     def go_on(
         self, group: OpenGroup, parked: Parked, event: EnvironmentStepped, *, now: float
     ) -> list[RolloutAction]:
         """The environment has answered: the sample waits for its next turn."""
-        episode = parked.answered(event.tokens, event.state)
+        episode = parked.answered(event.tokens, event.state, anew=event.anew)
         waiting = self._waiting(episode.partial, parked, now)
         self._groups.go_on(group, event.sample, episode, waiting)
-        answered = TurnAnswered(event.group, event.sample, event.turn, event.tokens, event.state)
-        return [Persist(answered)]
+        answered = TurnAnswered(
+            event.group, event.sample, event.turn, event.tokens, event.state, event.anew
+        )
+        return [*([] if event.turn else [Persist(parked.turn)]), Persist(answered)]
 
     def record(self, group: OpenGroup, parked: Parked) -> TrajectoryRecord:
         """The whole episode, without a reward."""
@@ -146,12 +168,19 @@ class OpenEpisodes:
             given=partial.given,
             turns=turn.turn,
             source=group.prompt.source,
+            branches=partial.branches,
         )
 
-    def begin_anew(self, group: OpenGroup, sample: int) -> list[RolloutAction]:
+    def begin_anew(self, group: OpenGroup, sample: int, *, now: float) -> list[RolloutAction]:
         """The turns of a waiting or parked sample do not count: it begins anew."""
-        self._groups.begin_anew(group, sample)
-        return [Persist(EpisodeForgotten(group.group, sample)), self.forget(group, sample)]
+        self._groups.begin_anew(group, sample, now=now)
+        forgotten = Persist(EpisodeForgotten(group.group, sample))
+        return [forgotten, self.forget(group, sample), *self.offer(group, sample)]
+
+    def offer(self, group: OpenGroup, sample: int) -> list[StepEnvironment]:
+        """If agents outside play it: one of them may begin this episode."""
+        parked = group.parked.get(sample)
+        return [] if parked is None or parked.turn.turn else [self.step(group, parked)]
 
     def forget(self, group: OpenGroup, sample: int) -> ForgetEpisode:
         return ForgetEpisode(group.group, sample, group.task.name)
@@ -167,22 +196,42 @@ class OpenEpisodes:
             if sample in group.waiting and not self._good(episode.partial)
         ]
 
-    def recover(self, group: OpenGroup, turn: RecoveredTurn, *, now: float) -> None:
-        """After a restart: the sample waits for its next turn, or is parked."""
+    def recover(self, group: OpenGroup, turns: Iterable[RecoveredTurn], *, now: float) -> None:
+        """After a restart: each sample waits for its next turn, or is parked."""
+        for sample in sorted(group.waiting):
+            group.wait(sample, now=now)
+        for turn in turns:
+            self._recover(group, turn, now)
+
+    def tell_again(self, group: OpenGroup, *, now: float) -> list[RolloutAction]:
+        """After a restart: tell the environment of the parked samples. Those with useless turns begin anew."""
+        actions: list[RolloutAction] = []
+        for sample in self.useless(group):
+            actions += self.begin_anew(group, sample, now=now)
+        told = {action.sample for action in actions if isinstance(action, StepEnvironment)}
+        return actions + [
+            self.step(group, parked, again=parked.turn.turn > 0)
+            for sample, parked in group.parked.items()
+            if sample not in told
+        ]
+
+    # --- inside
+
+    def _recover(self, group: OpenGroup, turn: RecoveredTurn, now: float) -> None:
         kept, answered = turn.kept, turn.answered
         parked = Parked(kept, now, kept.worker, None)
+        group.parked.pop(kept.sample, None)
         if answered is None:
             group.waiting.discard(kept.sample)
             group.parked[kept.sample] = parked
-            if kept.turn > 1:
+            if kept.partial.turn_start:
                 before = kept.partial.first(kept.partial.turn_start)
                 group.episodes[kept.sample] = Episode(kept.turn - 1, before, turn.state_before, now)
             return
-        episode = parked.answered(answered.tokens, answered.state)
+        episode = parked.answered(answered.tokens, answered.state, anew=answered.anew)
         group.episodes[kept.sample] = episode
+        group.waiting.add(kept.sample)
         group.partials[kept.sample] = self._waiting(episode.partial, parked, now)
-
-    # --- inside
 
     def _waiting(self, partial: Partial, parked: Parked, now: float) -> Waiting:
         """At its last worker while that serves what it served then."""

@@ -66,7 +66,7 @@ class EnvironmentStepped:
     """The environment's answer to a turn: the next turn's tokens, int32. The episode goes on.
 
     begun, turn: as in the `StepEnvironment` that this answers. state: what the environment needs to go
-    on in another process; None: it cannot.
+    on in another process; None: it cannot. anew: they follow the prompt, not the turns before: they begin a branch.
     """
 
     group: GroupId
@@ -75,13 +75,15 @@ class EnvironmentStepped:
     turn: int
     tokens: bytes
     state: bytes | None = None
+    anew: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeEnded:
     """The environment ended an episode, or failed. reward, reason, parts: as in SampleScored.
 
-    begun, turn: as in the `StepEnvironment` that this answers.
+    begun, turn: as in the `StepEnvironment` that this answers. again: the agent that played it is gone:
+    the sample begins anew, as long as that has not happened too often.
     """
 
     group: GroupId
@@ -91,6 +93,7 @@ class EpisodeEnded:
     reward: float | None
     reason: str = ""
     parts: tuple[RewardPart, ...] = ()
+    again: bool = False
 
 
 # --- records
@@ -170,7 +173,8 @@ class SampleKept:
 class TurnKept:
     """An accepted result that ends a turn of an episode; the environment is to answer it.
 
-    turn: from 1 on. partial: the whole episode so far. fingerprint: as in SampleKept.
+    turn: from 1 on; 0: an episode of an agent outside has its first call, and nothing is written yet.
+    partial: the whole episode so far. fingerprint: as in SampleKept.
     """
 
     group: GroupId
@@ -184,15 +188,20 @@ class TurnKept:
 
     @property
     def worker(self) -> PeerId:
-        """The worker that ended this turn."""
-        return self.partial.spans[-1].author
+        """The worker that ended this turn. Empty: it is turn 0."""
+        return self.partial.spans[-1].author if self.partial.spans else PeerId("")
+
+
+def unwritten(group: GroupId, sample: int) -> TurnKept:
+    """Turn 0 of an episode that an agent outside begins."""
+    return TurnKept(group, sample, 0, LeaseId(0), 0, NOTHING, "stop")
 
 
 @dataclass(frozen=True, slots=True)
 class TurnAnswered:
     """The environment has answered this turn, and is never asked for it again.
 
-    tokens, state: as in EnvironmentStepped.
+    tokens, state, anew: as in EnvironmentStepped.
     """
 
     group: GroupId
@@ -200,6 +209,7 @@ class TurnAnswered:
     turn: int
     tokens: bytes
     state: bytes | None = None
+    anew: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -397,9 +407,9 @@ class StepEnvironment:
     """Tell the environment how a turn of an episode ended.
 
     cursor, task: of the group's prompt. begun: how often the sample was begun before. rng_seed: of
-    the episode. output: all tokens behind the prompt, int32; the last turn is those from `start` on.
+    the episode. output: all that follows the prompt; the last turn is the tokens from its `turn_start` on.
     state: as the environment left it after the turn before; None: it has none, or this is the first turn.
-    again: the environment may have been told of this turn before.
+    again: the environment may have been told of this turn before. turn: 0: an agent outside may begin this episode.
     """
 
     group: GroupId
@@ -409,8 +419,7 @@ class StepEnvironment:
     cursor: int
     rng_seed: int
     prompt: bytes
-    output: bytes
-    start: int
+    output: Partial
     finish: Finish
     state: bytes | None = None
     task: str = ""

@@ -29,7 +29,7 @@ from echo2d.core.protocol.trajectory import (
     StoredGroup,
     TrajectoryRecord,
 )
-from echo2d.core.rollouts.events import LeaseGiven, TurnKept
+from echo2d.core.rollouts.events import LeaseGiven, TurnKept, unwritten
 from echo2d.core.rollouts.leases import Lease, LeaseTable
 from echo2d.core.rollouts.prompts import DrawnPrompt
 
@@ -74,9 +74,9 @@ class Parked:
     worker: PeerId
     served: VersionKey | None
 
-    def answered(self, given: bytes, state: bytes | None) -> Episode:
+    def answered(self, given: bytes, state: bytes | None, *, anew: bool = False) -> Episode:
         """The episode after the environment's answer: these tokens (int32), and its state."""
-        partial = self.turn.partial.with_given(given)
+        partial = self.turn.partial.with_given(given, anew=anew)
         return Episode(self.turn.turn, partial, state, self.since)
 
 
@@ -163,6 +163,19 @@ class OpenGroup:
         episode = self.episodes.get(sample)
         return 0 if episode is None else episode.partial.length
 
+    def wait(self, sample: int, *, now: float) -> None:
+        """A sample without tokens waits for a worker, or for an agent outside."""
+        if self.task.episode is not None and self.task.episode.outside:
+            self.waiting.discard(sample)
+            turn = unwritten(self.group, sample)
+            self.parked[sample] = Parked(turn, now, turn.worker, None)
+        else:
+            self.waiting.add(sample)
+
+    def offered(self) -> list[Parked]:
+        """The turns of samples that wait for an agent outside to begin."""
+        return [parked for parked in self.parked.values() if not parked.turn.turn]
+
     def is_answered(self, sample: int, base: Partial) -> bool:
         """Whether the sample has its result, for an attempt that went on from this base: of the same turn, or a later
         one.
@@ -170,7 +183,10 @@ class OpenGroup:
         if sample in self.kept or sample in self.left_out or sample in self.parked:
             return True
         if base.given or self.episodes:
-            return base.turn_start != self.turn_start(sample)
+            episode = self.episodes.get(sample)
+            before = NOTHING if episode is None else episode.partial
+            # The episode may have begun anew since, and be as long as it was.
+            return before.length != base.turn_start or not base.tokens.startswith(before.tokens)
         return False
 
     def lose_partial(self, sample: int) -> None:
@@ -178,6 +194,11 @@ class OpenGroup:
         self.partials.pop(sample, None)
         if (episode := self.episodes.get(sample)) is not None:
             self.partials[sample] = Waiting(episode.partial, math.inf, episode.since)
+
+    def earlier(self) -> list[Partial]:
+        """What samples that are not kept have from earlier turns."""
+        parked = [parked.turn.partial for parked in self.parked.values()]
+        return parked + [episode.partial for episode in self.episodes.values()]
 
     def unscored(self) -> list[TrajectoryRecord]:
         """The accepted results without a reward."""
@@ -358,22 +379,22 @@ class GroupTable:
         group.waiting.add(sample)
         self._note(group)
 
-    def begin_anew(self, group: OpenGroup, sample: int) -> None:
+    def begin_anew(self, group: OpenGroup, sample: int, *, now: float) -> None:
         """The episode of a waiting or parked sample is forgotten: it waits for its first turn."""
         group.episodes.pop(sample, None)
         group.partials.pop(sample, None)
         group.parked.pop(sample, None)
         group.begun_anew[sample] += 1
-        group.waiting.add(sample)
+        group.wait(sample, now=now)
         self._note(group)
 
-    def give_back(self, group: OpenGroup, sample: int) -> None:
+    def give_back(self, group: OpenGroup, sample: int, *, now: float) -> None:
         """A kept sample is not wanted: it waits for a worker other than those that wrote it."""
         kept = group.kept.pop(sample)
         group.begun_anew[sample] += 1
         group.unwanted.discard(sample)
         group.returned.setdefault(sample, set()).update(span.author for span in kept.spans)
-        group.waiting.add(sample)
+        group.wait(sample, now=now)
         self._note(group)
 
     def leave_out(self, group: OpenGroup, sample: int) -> Lease | None:

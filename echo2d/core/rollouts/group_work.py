@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from echo2d.core.base.ids import GroupId, PeerId
 from echo2d.core.cluster.events import Persist, Send
 from echo2d.core.cluster.membership import Peer
-from echo2d.core.cluster.rules import RunRules
+from echo2d.core.cluster.rules import RunRules, TaskRules
 from echo2d.core.cluster.statistics import Statistics
 from echo2d.core.cluster.versions import PublishedVersions
 from echo2d.core.protocol.control_messages import LeaseGranted
@@ -64,9 +64,24 @@ class GroupWork:
         self._statistics = statistics
         self._scheduler = scheduler
         self._can_begin_anew = True
+        self._any_outside = any(_is_outside(task) for task in rules.tasks)
 
     def priority(self, *, now: float) -> int:  # noqa: ARG002 - the run's never changes
         return 0
+
+    def admit_outside(self) -> Iterator[tuple[OpenGroup, list[RolloutAction]]]:
+        """Begin the groups that agents outside play: they wait for agents, not for slots."""
+        newest = self._versions.newest
+        if not self._any_outside or newest is None:
+            return
+        while (found := self._next(outside=True)) is not None:
+            (task, _, oldest), prompt = found
+            if newest.version < oldest:
+                return
+            group = OpenGroup(self._next_group, prompt, task, set(range(self._rules.drawn(task))))
+            for sample in range(self._rules.drawn(task)):
+                group.wait(sample, now=self._statistics.now)
+            yield group, self._admit(group)
 
     def pending(self, *, now: float) -> Iterator[PendingOfGroup]:
         """Waiting samples first, the oldest group first; then new groups."""
@@ -79,7 +94,7 @@ class GroupWork:
                 yield PendingOfGroup(fresh, self._staleness.oldest, group=group)
             elif fresh:
                 yield from self._with_returned(group, fresh)
-        while (found := self._next()) is not None:
+        while (found := self._next(outside=False)) is not None:
             (task, _, oldest), prompt = found
             samples = range(self._rules.drawn(task))
             group = OpenGroup(self._next_group, prompt, task, set(samples))
@@ -135,13 +150,15 @@ class GroupWork:
                 if self._can_begin_anew:
                     group.lose_partial(sample)
 
-    def _next(self) -> tuple[NextGroup, DrawnPrompt] | None:
+    def _next(self, *, outside: bool) -> tuple[NextGroup, DrawnPrompt] | None:
         """The next group to begin: of the task that the open steps lack most, of those that have a
-        prompt.
+        prompt. outside: of those that agents outside play, or of the others.
         """
         newest = self._versions.newest
         version = None if newest is None else newest.version
         for group in self._staleness.next_groups(self._groups.by_task):
+            if outside != _is_outside(group.task):
+                continue
             prompt = self._prompts[group.task.name].next(version)
             if prompt is not None:
                 return group, prompt
@@ -172,9 +189,11 @@ class GroupWork:
             given.lease,
             given.attempt,
             group.group,
-            group.prompt.tokens + base.tokens,
+            group.prompt.tokens + base.branch,
             given.samples,
-            rules.limit(task, group.prompt.tokens, start).tokens - start - written,
+            rules.limit(task, group.prompt.tokens, start, base.branch_start).tokens
+            - start
+            - written,
             task.sampling,
             task.stop_token_ids,
             max(self._staleness.oldest, base.version_last),
@@ -184,6 +203,10 @@ class GroupWork:
             stop_strings=task.stop_strings,
             earlier=earlier,
         )
+
+
+def _is_outside(task: TaskRules) -> bool:
+    return task.episode is not None and task.episode.outside
 
 
 def _all_but(workers: Collection[PeerId]) -> Callable[[PeerId], bool]:

@@ -97,7 +97,7 @@ WORTHLESS = ("filtered", "refused")
 class Groups:
     """See the module docstring. `now` is monotonic seconds.
 
-    After every event call `age`, then the scheduler's `fill`, then `draw_ahead`.
+    After every event call `age`, then the scheduler's `fill`, then `draw_ahead` and `offer_episodes`.
     """
 
     def __init__(
@@ -145,19 +145,18 @@ class Groups:
             good=self._partials.good,
         )
         self._scheduler = scheduler
-        scheduler.add(
-            GroupWork(
-                rules,
-                recovered.next_group,
-                prompts=self._prompts,
-                groups=self._groups,
-                leases=self.leases,
-                versions=versions,
-                staleness=staleness,
-                statistics=statistics,
-                scheduler=scheduler,
-            )
+        self._work = GroupWork(
+            rules,
+            recovered.next_group,
+            prompts=self._prompts,
+            groups=self._groups,
+            leases=self.leases,
+            versions=versions,
+            staleness=staleness,
+            statistics=statistics,
+            scheduler=scheduler,
         )
+        scheduler.add(self._work)
         self.stragglers = Stragglers(
             rules,
             groups=self._groups,
@@ -299,12 +298,10 @@ class Groups:
         parked = self._episodes.asked(event.group, event.sample, event.begun, event.turn)
         if group is None or parked is None:
             return []
-        if not self._episodes.has_room(group, parked, event.tokens):
+        if not self._episodes.has_room(group, parked, event):
             cut_off = EpisodeEnded(event.group, event.sample, event.begun, event.turn, 0.0)
-            return [
-                *self._end_episode(group, parked, cut_off, now),
-                self._episodes.forget(group, event.sample),
-            ]
+            actions = self.episode_ended(cut_off, now=now)
+            return [*actions, *([self._episodes.forget(group, event.sample)] if event.turn else [])]
         return self._episodes.go_on(group, parked, event, now=now)
 
     def episode_ended(self, event: EpisodeEnded, *, now: float) -> list[RolloutAction]:
@@ -313,6 +310,12 @@ class Groups:
         parked = self._episodes.asked(event.group, event.sample, event.begun, event.turn)
         if group is None or parked is None:
             return []
+        if event.again or not parked.turn.turn:
+            group.failures[event.sample] += 1
+            note = self._statistics.fault("episode", event.reason, event.group)
+            if group.failures[event.sample] > LEASE_FAILURES_MAX:
+                return [note, *self._drop(group, "lease", "its agents are gone")]
+            return [note, *self._episodes.begin_anew(group, event.sample, now=now)]
         return self._end_episode(group, parked, event, now)
 
     # --- the audit
@@ -342,7 +345,7 @@ class Groups:
         for group in self._groups:
             for sample in [at for at, each in group.partials.items() if theirs(each.partial.spans)]:
                 group.lose_partial(sample)
-            actions += self._forget_turns(group, theirs)
+            actions += self._forget_turns(group, theirs, now)
             for sample in [at for at, kept in group.kept.items() if theirs(kept.spans)]:
                 actions += self._give_back(group, sample)
         return actions
@@ -381,7 +384,7 @@ class Groups:
         if group.is_answered(message.sample, base):
             return self._refuse(peer, message, "another attempt was first")
         start = 0 if base is NOTHING else base.turn_start
-        limit = self._rules.limit(group.task, group.prompt.tokens, start)
+        limit = self._rules.limit(group.task, group.prompt.tokens, start, base.branch_start)
         if message.finish == "context" and self._rules.context_max is None:
             # Only the worker knows this model's context.
             limit = OutputLimit(base.length + len(message.tokens) // 4, "context")
@@ -466,7 +469,7 @@ class Groups:
                 actions += self._drop(group, "revoked", "", again=True)
             else:
                 actions += self._forget_turns(
-                    group, lambda spans: any(span.key in keys for span in spans)
+                    group, lambda spans: any(span.key in keys for span in spans), now
                 )
         return actions
 
@@ -544,6 +547,15 @@ class Groups:
         for group in self._groups:
             if self._is_held_out(group.prompt.source.row):
                 actions += self._drop(group, "heldout", "an evaluation asks its question")
+        return actions
+
+    def offer_episodes(self) -> list[RolloutAction]:
+        """Begin the groups whose samples agents outside play: those need no slot yet."""
+        actions: list[RolloutAction] = []
+        for group, admitted in self._work.admit_outside():
+            actions += admitted
+            for sample in sorted(group.parked):
+                actions += self._episodes.offer(group, sample)
         return actions
 
     def draw_ahead(self, slots: int) -> list[DrawPrompt]:
@@ -675,10 +687,14 @@ class Groups:
         if self._is_whole(group) and self._outdated(group):
             return [*actions, *self._drop(group, "stale", "", again=True)]
         scored = SampleScored(event.group, event.sample, event.reward, event.reason, event.parts)
-        return [*actions, *self.scored(scored)]
+        actions += self.scored(scored)
+        if group.task.episode is not None and group.task.episode.outside:
+            # Its agent hears that the end is durable.
+            actions.append(self._episodes.forget(group, event.sample))
+        return actions
 
     def _forget_turns(
-        self, group: OpenGroup, void: Callable[[Iterable[AuthoredSpan]], bool]
+        self, group: OpenGroup, void: Callable[[Iterable[AuthoredSpan]], bool], now: float
     ) -> list[RolloutAction]:
         """The waiting and parked samples of which such spans wrote an earlier turn begin anew."""
         found = [at for at, parked in group.parked.items() if void(parked.turn.partial.spans)]
@@ -689,7 +705,7 @@ class Groups:
         ]
         actions: list[RolloutAction] = []
         for sample in found:
-            actions += self._episodes.begin_anew(group, sample)
+            actions += self._episodes.begin_anew(group, sample, now=now)
         return actions
 
     def _measure(self, whole: Partial, worker: PeerId, since: float | None, now: float) -> None:
@@ -830,9 +846,10 @@ class Groups:
         oldest = [
             *[each.version_min for each in group.kept.values()],
             *[lease.given.oldest for lease in group.running.values()],
-            *[parked.turn.partial.spans[0].version for parked in group.parked.values()],
-            *[episode.partial.spans[0].version for episode in group.episodes.values()],
         ]
+        for partial in group.earlier():
+            # Of an agent's first call nothing is written yet.
+            oldest += [] if partial.version_min is None else [partial.version_min]
         newest = _newest(group) if self._is_whole(group) else None
         return bool(oldest) and self._staleness.outdated(min(oldest), newest)
 
@@ -874,9 +891,10 @@ class Groups:
         return self._return(group, sample)
 
     def _return(self, group: OpenGroup, sample: int) -> list[RolloutAction]:
-        self._groups.give_back(group, sample)
-        self._returned.setdefault(group.group, self._statistics.now + RETURNED_WAIT_S)
-        return [Persist(SampleReturned(group.group, sample))]
+        now = self._statistics.now
+        self._groups.give_back(group, sample, now=now)
+        self._returned.setdefault(group.group, now + RETURNED_WAIT_S)
+        return [Persist(SampleReturned(group.group, sample)), *self._episodes.offer(group, sample)]
 
     def _drop(
         self, group: OpenGroup, reason: str, detail: str, *, again: bool = False
@@ -921,8 +939,7 @@ class Groups:
         )
         if turns and task.episode is None:
             return self.discard(stored, "rules", "its task is no environment any more")
-        for turn in turns:
-            self._episodes.recover(group, turn, now=now)
+        self._episodes.recover(group, turns, now=now)
         unscored = group.unscored()
         if (group.lacking or unscored) and record.sampling != task.sampling:
             return self.discard(stored, "rules", "its task is sampled otherwise now")
@@ -935,15 +952,10 @@ class Groups:
         waits = self._audits is not None and group.group in self._audits.waiting
         if group.lacking or unscored or waits:
             self._groups.add(group)
-            actions: list[RolloutAction] = []
-            for sample in self._episodes.useless(group):
-                actions += self._episodes.begin_anew(group, sample)
+            actions = self._episodes.tell_again(group, now=now)
             self._groups.recover(
                 group, given, lambda attempt: self._may_count(attempt, task), now=now
             )
-            actions += [
-                self._episodes.step(group, each, again=True) for each in group.parked.values()
-            ]
             return [*actions, *(_score(group, each) for each in unscored)]
         if len(kept) > self._rules.group_size:
             # It waited for a verdict only, and there is no audit now.
@@ -1008,6 +1020,8 @@ class Groups:
             assert group.group not in self._staleness.held()
             assert not self._outdated(group)
             assert group.task.episode is not None or not (group.parked or group.episodes)
+            if group.task.episode is not None and group.task.episode.outside:
+                assert group.waiting <= group.episodes.keys(), "no agent has begun its episode"
 
 
 def _newest(group: OpenGroup) -> Version:

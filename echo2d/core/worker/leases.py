@@ -481,7 +481,9 @@ def _unusable(grant: LeaseGranted, serving: VersionKey | None) -> str:
         return "malformed lease: prompt"
     if (
         len(grant.rng_seeds) not in (0, len(grant.samples))
-        or grant.written + grant.earlier >= len(grant.prompt) // 4
+        or not 0 <= grant.written < len(grant.prompt) // 4
+        # Tokens of another branch are not in the prompt.
+        or not 0 <= grant.earlier <= TOKENS_MAX
     ):
         return "malformed lease: seeds, or tokens written before"
     if not 0 < grant.max_new_tokens <= TOKENS_MAX:

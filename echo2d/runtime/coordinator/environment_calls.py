@@ -112,14 +112,14 @@ class EnvironmentCalls:
         if not self._is_open(order, number):
             self._episodes.drop(number)
             return TaskFailed("error", "nobody goes on with this episode")
-        written_from = 4 * order.start
+        tokens, written_from = order.output.tokens, 4 * order.output.turn_start
         return await self._episodes.step(
             StepCall(
                 number,
                 order.turn - 1,
                 state,
-                order.prompt + order.output[:written_from],
-                order.output[written_from:],
+                order.prompt + tokens[:written_from],
+                tokens[written_from:],
                 order.finish,
             )
         )

@@ -1,7 +1,8 @@
 """A modelled environment: short episodes whose answers are known, and which find out what is asked twice.
 
 An episode of prompt `cursor` and sample `sample` has `turns_of` turns, unless it is cut off. Its state is the
-number of turns that it answered, so an answered turn that comes again is found. Those of evaluations are not
+number of turns that it answered, so an answered turn that comes again is found. One that an agent outside plays
+begins with its first call, and some of its later calls begin a branch. Those of evaluations are not
 durable: they begin anew with another coordinator process.
 """
 
@@ -30,8 +31,13 @@ def turns_of(cursor: int, sample: int) -> int:
 
 
 def given_after(turn: int) -> bytes:
-    """The tokens that the environment gives behind this turn."""
+    """The tokens that the environment gives behind this turn; of turn 0, an agent's first call."""
     return pack_tokens([*GIVEN, 4 + turn % 8])
+
+
+def branches_after(turn: int, sample: int) -> bool:
+    """Whether the call of an agent outside after this turn begins a branch."""
+    return turn > 0 and (turn + sample) % 3 == 0
 
 
 @dataclass
@@ -68,17 +74,23 @@ class ModelEnvironment:
         """reward: of an episode that ends here; None: the environment fails."""
         at = order.group, order.sample
         of_evaluation = order.group >= GROUP_FIRST
-        answered = (self.scored if of_evaluation else self.acknowledged).get(at, 0)
+        given = order.output.given
+        outside = not order.turn or bool(given and given[0].start == 0)
+        before_first = -1 if outside else 0
+        answered = (self.scored if of_evaluation else self.acknowledged).get(at, before_first)
         assert order.turn == answered + 1, "an answered turn is asked again, or one is lost"
-        state = None if order.turn == 1 else b"%d" % answered
+        state = None if answered == before_first else b"%d" % answered
         assert order.state == state, "the environment got another episode's state"
-        assert 0 <= order.start < len(order.output) // 4
+        assert order.output.turn_start < order.output.length or not order.turn
+        if outside and order.turn and reward is None:
+            return EpisodeEnded(*at, order.begun, order.turn, None, "gone", again=True)
         if order.turn >= turns_of(order.cursor, order.sample):
             self.scored.pop(at, None)
             reason = "" if reward is not None else "crashed"
             return EpisodeEnded(*at, order.begun, order.turn, reward, reason)
         if of_evaluation:
             self.scored[at] = order.turn
+        anew = outside and branches_after(order.turn, order.sample)
         return EnvironmentStepped(
-            *at, order.begun, order.turn, given_after(order.turn), b"%d" % order.turn
+            *at, order.begun, order.turn, given_after(order.turn), b"%d" % order.turn, anew
         )

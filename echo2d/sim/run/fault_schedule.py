@@ -56,6 +56,7 @@ LEARNT = LimitsLearnt("torch", 0.1, 0.002, 0)
 EVALUATED = 0.4
 ENVIRONMENTS = 0.33  # share of the runs without an audit in which tasks may be environments
 EPISODES = (EpisodeRules(), EpisodeRules(turns_max=2), EpisodeRules(tokens_max=24))
+OUTSIDE = 0.5  # share of those in which agents outside play some of them
 AUDITED = 0.25  # share of runs that have an audit
 # How often each kind is drawn, relative to the others.
 KINDS: tuple[tuple[FaultKind, int], ...] = (
@@ -185,7 +186,12 @@ def _environments(chance: random.Random, rules: RunRules) -> tuple[TaskRules, ..
     """In one schedule of three, and without an audit, each task may be an environment."""
     if rules.audit is not None or chance.random() > ENVIRONMENTS:
         return rules.tasks
-    return tuple(replace(task, episode=chance.choice([None, *EPISODES])) for task in rules.tasks)
+    tasks = [replace(task, episode=chance.choice([None, *EPISODES])) for task in rules.tasks]
+    # Drawn afterwards: older schedules keep their environments.
+    for number, task in enumerate(tasks):
+        if task.episode is not None and chance.random() < OUTSIDE:
+            tasks[number] = replace(task, episode=replace(task.episode, outside=True))
+    return tuple(tasks)
 
 
 def _evals(chance: random.Random, rules: RunRules) -> tuple[EvalRules, ...]:

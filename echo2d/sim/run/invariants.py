@@ -42,6 +42,7 @@ from echo2d.core.protocol.control_messages import (
 )
 from echo2d.core.protocol.trajectory import (
     BatchBody,
+    Partial,
     StoredGroup,
     TrajectoryRecord,
     batch_digest,
@@ -67,7 +68,7 @@ from echo2d.core.rollouts.quotas import Quotas
 from echo2d.core.weights.encoding import FormFacts
 from echo2d.core.weights.signed_index import Root
 from echo2d.sim.run.engine import VOCAB, mark
-from echo2d.sim.run.environment import given_after, turns_of
+from echo2d.sim.run.environment import branches_after, given_after, turns_of
 from echo2d.sim.run.fault_schedule import NEVER_CLEAR
 from echo2d.sim.run.memory_ledger import MemoryLedger
 from echo2d.sim.run.scored_episodes import ScoredEpisodes
@@ -233,9 +234,7 @@ class InvariantChecker:
         last = turns[-1][0]
         partial = last.partial
         assert (last.lease, last.attempt, last.turn) == (key.lease, key.attempt, kept.turns)
-        assert (partial.tokens, partial.logprobs, partial.spans, partial.given) == (
-            kept.tokens, kept.logprobs, kept.spans, kept.given,
-        )  # fmt: skip
+        assert partial == Partial(kept.tokens, kept.logprobs, kept.spans, kept.given, kept.branches)
 
     def _check_turn(self, turn: TurnKept) -> None:
         """A turn is a result; what the environment gave before is in its place, and nobody's."""
@@ -243,15 +242,22 @@ class InvariantChecker:
         assert task is not None
         assert task.episode is not None
         assert turn.turn <= task.episode.turns_max
-        partial = turn.partial
+        partial, outside = turn.partial, task.episode.outside
+        if not turn.turn:
+            assert outside
+            assert not partial.tokens
+            return
         kept = TrajectoryRecord(
-            turn.sample, partial.tokens, partial.logprobs, partial.spans, turn.finish, given=partial.given
+            turn.sample, partial.tokens, partial.logprobs, partial.spans, turn.finish,
+            given=partial.given, branches=partial.branches,
         )  # fmt: skip
         self._check_answer(turn.group, HeldLease(turn.lease, turn.attempt), kept)
-        assert len(kept.given) == turn.turn - 1
-        for number, given in enumerate(kept.given, 1):
+        assert len(kept.given) == turn.turn - (not outside)
+        for number, given in enumerate(kept.given, not outside):
             assert kept.tokens[4 * given.start : 4 * given.end] == given_after(number)
             assert not any(kept.logprobs[4 * given.start : 4 * given.end])
+            branches = outside and branches_after(number, kept.sample)
+            assert (given.start in kept.branches) == branches, "D1: not the context of this call"
 
     def _check_answer(self, group: GroupId, key: HeldLease, kept: TrajectoryRecord) -> None:
         worker, lease = self._granted[key]
@@ -260,7 +266,8 @@ class InvariantChecker:
             "I7: a result for somebody else's lease"
         )
         assert kept.sample in lease.samples
-        assert (prompt + kept.tokens).startswith(lease.prompt), (
+        branches = (0, *kept.branches)
+        assert (prompt + kept.tokens[4 * branches[-1] :]).startswith(lease.prompt), (
             "I2: not what the worker was to go on from"
         )
         self.joined += lease.prompt != prompt
@@ -270,7 +277,7 @@ class InvariantChecker:
         task = self._rules.task(self.ledger.groups[group].source.task)
         assert task is not None
         start = kept.given[-1].end if kept.given else 0
-        limit = self._rules.limit(task, prompt, start).tokens
+        limit = self._rules.limit(task, prompt, start, branches[-1]).tokens
         assert start < len(tokens) == len(logprobs) <= limit
         assert all(0 <= token < VOCAB for token in tokens.tolist())
         ends = [token in task.stop_token_ids for token in tokens.tolist()]
@@ -291,8 +298,9 @@ class InvariantChecker:
             version = VersionKey(span.version, span.digest)
             assert version in published - self.ledger.revoked, "I1: a token of no version"
             wrote = tokens[span.start : span.end].tolist()
+            behind = first - max(start for start in branches if start <= span.start)
             signed = [
-                mark(version, group, kept.sample, first + at) for at in range(span.start, span.end)
+                mark(version, group, kept.sample, behind + at) for at in range(span.start, span.end)
             ]
             ended = span.end == len(tokens) and kept.finish == "stop"
             # An earlier turn may have ended where the environment's answer begins.
@@ -334,6 +342,7 @@ class InvariantChecker:
         if task.episode is None or kept.turns == turns_of(stored.cursor, kept.sample):
             return False
         length = kept.length + len(given_after(kept.turns)) // 4
+        # No context limits an answer here, so branches do not count.
         full = length >= self._rules.limit(task, stored.record.prompt, length).tokens
         assert full or kept.turns == task.episode.turns_max
         return True
@@ -451,6 +460,8 @@ class InvariantChecker:
             output = len(lease.prompt) - len(stored.record.prompt)
             turns = self.ledger.turns.get((lease.group, lease.samples[0]), [])
             given_bytes = sum([len(each.tokens) for _, each in turns if each is not None])
+            left = [len(kept.partial.tokens) for kept, each in turns if each and each.anew]
+            output += max(left, default=0)  # what came before the newest branch
             assert 4 * (lease.earlier + lease.written) + given_bytes == output
             self.handed_over += lease.written > 0
 

@@ -120,15 +120,17 @@ class MemoryLedger:
             case TurnKept(group, sample, turn):
                 assert group in self.groups
                 turns = self.turns.setdefault((group, sample), [])
-                assert turn == len(turns) + 1, "a turn is lost or counted twice"
+                last = turns[-1][0].turn if turns else min(0, turn - 1)
+                assert turn == last + 1, "a turn is lost or counted twice"
                 assert all(answered for _, answered in turns), "the environment did not answer"
                 turns.append((record, None))
-                self.answered_turns[group, sample, turn] = AcceptedResult(
-                    HeldLease(record.lease, record.attempt), sample, record.fingerprint
-                )
+                if turn:
+                    self.answered_turns[group, sample, turn] = AcceptedResult(
+                        HeldLease(record.lease, record.attempt), sample, record.fingerprint
+                    )
             case TurnAnswered(group, sample, turn):
                 turns = self.turns[group, sample]
-                assert turn == len(turns), "an older turn is answered"
+                assert turn == turns[-1][0].turn, "an older turn is answered"
                 assert turns[-1][1] is None, "a turn is answered twice"
                 turns[-1] = turns[-1][0], record
             case EpisodeForgotten(group, sample):

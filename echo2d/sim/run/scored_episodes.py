@@ -44,7 +44,7 @@ class ScoredEpisodes:
             assert (told is not None) == (lease.earlier > 0), "an episode begins again, or too late"
             if told is not None:
                 assert len(lease.samples) == 1
-                before = told.prompt + told.output + given_after(told.turn)
+                before = told.prompt + told.output.tokens + given_after(told.turn)
                 assert lease.prompt == before, "a turn goes on from something else"
                 assert lease.oldest == self._leases[at][1].oldest, "another version goes on"
             self._leases[at] = peer, lease
@@ -56,9 +56,9 @@ class ScoredEpisodes:
         assert not order.again
         seed = self._seeds.setdefault((order.cursor, order.sample), order.rng_seed)
         assert order.rng_seed == seed, "versions meet other environments"
-        whole = order.prompt + order.output
+        whole = order.prompt + order.output.tokens
         assert whole.startswith(lease.prompt)
-        assert len(order.prompt) + 4 * order.start == len(lease.prompt)
+        assert len(order.prompt) + 4 * order.output.turn_start == len(lease.prompt)
         start, tokens = len(lease.prompt) // 4, unpack_tokens(whole).tolist()
         wrote = tokens[start:-1] if tokens[-1] == STOP else tokens[start:]
         assert not self._honest(worker) or any(

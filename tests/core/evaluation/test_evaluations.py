@@ -471,10 +471,10 @@ def test_the_next_turn_goes_back_to_its_worker_with_all_tokens(
     first = worker.leases[key]
     stage.end_turn(worker, key, sample)
     [order] = stage.orders
-    assert (order.task, order.turn, order.start, order.state) == ("held", 1, 0, None)
+    assert (order.task, order.turn, order.output.turn_start, order.state) == ("held", 1, 0, None)
     world.deliver()
     second = of_evaluations(worker)[-1]
-    assert second.prompt == first.prompt + order.output + given_after(1)
+    assert second.prompt == first.prompt + order.output.tokens + given_after(1)
     assert (second.samples, second.earlier, second.written) == ((sample,), 3, 0)
     assert (second.oldest, second.hold_s, second.max_new_tokens) == (2, 30.0, 6)
     assert second.rng_seeds == (first.rng_seeds[first.samples.index(sample)],)
@@ -539,7 +539,7 @@ def test_an_environment_that_fails_costs_its_question(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("limits", [{"turns_max": 2}, {"tokens_max": 9}])
 def test_an_episode_without_room_for_another_turn_was_cut_off(
-    limits: dict[str, int], monkeypatch: pytest.MonkeyPatch
+    limits: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rules = replace(PLAYED, task=replace(HELD, episode=EpisodeRules(**limits)))
     world = at_version_2(24, rules=rules)

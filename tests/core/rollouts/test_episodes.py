@@ -1,5 +1,7 @@
 """Episodes of an environment: turns, parking and restarts; each through the whole machine, as workers see it."""
 
+from typing import Any
+
 import pytest
 
 from echo2d.core.base.ids import GroupId
@@ -23,7 +25,7 @@ from tests.support.rollouts import SILENCE_S, answers, dropped, grants, world_of
 ANSWER = (3, 7, 1)  # the last token ends it
 
 
-def playing(*slots: int, **episode: int) -> tuple[World, list[FakePeer]]:
+def playing(*slots: int, **episode: Any) -> tuple[World, list[FakePeer]]:
     """A run of one environment, and its workers."""
     task = TaskRules(
         max_new_tokens=8, stop_token_ids=(1,), episode=EpisodeRules(**{"tokens_max": 64, **episode})
@@ -84,8 +86,8 @@ def test_between_two_turns_a_sample_has_no_slot() -> None:
     end_turn(world, worker)
     assert world.state.status().groups.leases == 1, "the other sample has the slot"
     [step] = steps(world)
-    assert (step.turn, step.start, step.state, step.again) == (1, 0, None, False)
-    assert unpack_tokens(step.output).tolist() == list(ANSWER)
+    assert (step.turn, step.output.turn_start, step.state, step.again) == (1, 0, None, False)
+    assert unpack_tokens(step.output.tokens).tolist() == list(ANSWER)
 
 
 def test_the_next_turn_goes_on_from_everything_before_it() -> None:

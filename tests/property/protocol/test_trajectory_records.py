@@ -66,8 +66,7 @@ def trajectories(draw: st.DrawFn) -> TrajectoryRecord:
         tuple(draw(st.lists(st.builds(GivenTokens, ids, ids), max_size=2))),
         draw(st.integers(1, 9)),
         draw(st.builds(Source, names, names)),
-        draw(ids),
-        draw(ids),
+        tuple(draw(st.lists(ids, max_size=2))),
     )
 
 

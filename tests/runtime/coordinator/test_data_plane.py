@@ -14,7 +14,7 @@ from echo2d.core.base.ids import GroupId, RunId
 from echo2d.core.cluster.rules import EpisodeRules, Informative, RowFilter
 from echo2d.core.evaluation.open_evaluation import GROUP_FIRST
 from echo2d.core.protocol.sampling import Sampling
-from echo2d.core.protocol.trajectory import RewardPart, Source, pack_tokens
+from echo2d.core.protocol.trajectory import NOTHING, Partial, RewardPart, Source, pack_tokens
 from echo2d.core.rollouts.events import (
     DrawPrompt,
     EnvironmentStepped,
@@ -221,19 +221,20 @@ async def test_evaluations_play_the_held_out_side_of_an_environment(folder: Path
         right = pack_tokens(answer([*memoryview(drawn.tokens).cast("i")]))
         wrong = pack_tokens([EOS])
 
-        def order(sample: int, turn: int, before: bytes, said: bytes) -> StepEnvironment:
-            group, start = GroupId(GROUP_FIRST + 1), len(before) // 4
+        def order(sample: int, turn: int, before: Partial, said: bytes) -> StepEnvironment:
+            whole = before.plus(said, bytes(len(said)), ())
             return StepEnvironment(
-                *(group, sample, 0, turn, 1, 7, drawn.tokens, before + said, start, "stop"),
+                GroupId(GROUP_FIRST + 1), sample, 0, turn, 1, 7, drawn.tokens, whole, "stop",
                 task=held.name,
-            )
+            )  # fmt: skip
 
         outputs = {}
         for sample, first in ((0, right), (1, wrong)):
-            stepped = await plane.step(order(sample, 1, b"", first))
+            stepped = await plane.step(order(sample, 1, NOTHING, first))
             assert isinstance(stepped, EnvironmentStepped)
             assert (stepped.group, stepped.sample) == (GROUP_FIRST + 1, sample)
-            outputs[sample] = first + stepped.tokens
+            said = NOTHING.plus(first, bytes(len(first)), ())
+            outputs[sample] = said.with_given(stepped.tokens)
         plane.forget(ForgetEpisode(GroupId(GROUP_FIRST + 1), 1, held.name))
         ended = await plane.step(order(0, 2, outputs[0], wrong))
     assert isinstance(ended, EpisodeEnded)

@@ -1,7 +1,7 @@
 """Environments in their processes, as the core asks for them."""
 
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from echo2d.core.base.ids import GroupId
-from echo2d.core.protocol.trajectory import RewardPart, Source, pack_tokens
+from echo2d.core.protocol.trajectory import NOTHING, Partial, RewardPart, Source, pack_tokens
 from echo2d.core.rollouts.events import (
     DrawPrompt,
     EnvironmentStepped,
@@ -48,19 +48,23 @@ async def calls_of(
 
 def first(*answer: int) -> StepEnvironment:
     """The first turn of row 3, sample 1 of group 9."""
+    return StepEnvironment(
+        GroupId(9), 1, 0, 1, 3, SEED, PROMPT, written(NOTHING, answer), "stop", None, "nasty"
+    )
+
+
+def written(before: Partial, answer: Iterable[int]) -> Partial:
     tokens = pack_tokens(answer)
-    return StepEnvironment(GroupId(9), 1, 0, 1, 3, SEED, PROMPT, tokens, 0, "stop", None, "nasty")
+    return before.plus(tokens, bytes(len(tokens)), ())
 
 
 def after(order: StepEnvironment, found: object, *answer: int) -> StepEnvironment:
     """The next turn."""
     assert isinstance(found, EnvironmentStepped), found
-    output = order.output + found.tokens
     return replace(
         order,
         turn=order.turn + 1,
-        start=len(output) // 4,
-        output=output + pack_tokens(answer),
+        output=written(order.output.with_given(found.tokens), answer),
         state=found.state,
     )
 
@@ -165,7 +169,7 @@ async def test_an_episode_that_nobody_goes_on_with_is_forgotten(directory: Path)
         await calls.step(order)
         calls.forget(ForgetEpisode(GroupId(9), 1, "nasty"))
         calls.forget(ForgetEpisode(GroupId(9), 1, "nasty"))
-        anew = replace(order, begun=1, output=pack_tokens(act("end", 1)))
+        anew = replace(order, begun=1, output=written(NOTHING, act("end", 1)))
         ended = await calls.step(anew)
         assert isinstance(ended, EpisodeEnded)
         assert (ended.begun, ended.reward) == (1, 1.0)
