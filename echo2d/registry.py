@@ -63,6 +63,7 @@ TASKS: Mapping[str, str] = {
     "sort_digits": "echo2d.tasks.sort_digits:SortDigits",
     "calculator": "echo2d.tasks.environments.calculator:Calculator",
     "poker": "echo2d.tasks.environments.poker.environment:Poker",
+    "agents": "echo2d.tasks.environments.agents:Agents",
     "two_turn_digits": "echo2d.tasks.environments.two_turn_digits:TwoTurnDigits",
 }
 

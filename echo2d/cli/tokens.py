@@ -21,7 +21,7 @@ def token() -> None:
 @click.argument("name")
 @click.option(
     "--role",
-    type=click.Choice(["worker", "learner", "gateway", "viewer"]),
+    type=click.Choice(["worker", "learner", "gateway", "agent", "viewer"]),
     required=True,
     help="What the holder may do: join, train, generate, or look.",
 )

@@ -201,8 +201,10 @@ def _lease(row: _Row) -> LeaseGiven:
 
 
 def _require_whole(kept: TrajectoryRecord | Partial) -> None:
-    """PeerFault: there are no spans, or tokens and logprobs differ in number."""
-    if not kept.spans or len(unpack_tokens(kept.tokens)) != len(unpack_logprobs(kept.logprobs)):
+    """PeerFault: tokens and logprobs differ in number, or spans are missing."""
+    same = len(unpack_tokens(kept.tokens)) == len(unpack_logprobs(kept.logprobs))
+    spans = sum([span.end - span.start for span in kept.spans])
+    if not same or spans != kept.written or not (spans or isinstance(kept, Partial)):
         raise PeerFault("its tokens, logprobs and spans do not fit together")
 
 

@@ -11,7 +11,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from http import HTTPStatus
 from typing import Any, Protocol
 
@@ -20,6 +20,7 @@ from aiohttp import web
 from echo2d.core.gateway.events import CallAsked, CallId, CallRefused, ChoiceGrew
 from echo2d.core.protocol.trajectory import unpack_tokens
 from echo2d.errors import PeerFault
+from echo2d.net.gateway.conversations import Conversation
 from echo2d.net.gateway.errors import (
     FIRST_VERSION_HEADER,
     VERSION_HEADER,
@@ -84,13 +85,17 @@ class Spelling:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One validated request. prompt: token ids, int32. spelling: the format of its answer."""
+    """One validated request. prompt: token ids, int32. spelling: the format of its answer. named: how it
+    names its sampling. conversation: its messages, if it has some.
+    """
 
     ask: Ask
     prompt: bytes
     session: str
     texts: ModelTexts
     spelling: Spelling
+    named: Mapping[str, Any] = field(default_factory=dict)
+    conversation: Conversation | None = None
 
     @property
     def prompt_tokens(self) -> int:

@@ -4,8 +4,9 @@
     POST /v1/chat/completions       messages through the snapshot's chat template; also streamed
     POST /v1/completions            a text or token ids; also streamed
     POST /inference/v1/generate     token ids in, token ids and logprobs out (vLLM's shape)
+    /v1/episodes                    agents that play episodes of the run (`agents`)
 
-Callers need a bearer secret of role gateway. Calls with one X-Session-ID go to the same worker.
+Callers need a bearer secret of role gateway, or a ticket. Calls with one X-Session-ID go to the same worker.
 X-Echo2d-Min-Version asks for this version or a newer one, X-Echo2d-Version-Exact for this one
 alone; otherwise the answer is 409 with the version that is served. Not here: sending answers
 (`handlers.py`); slots, versions and the checks of tokens (`core/gateway`); the form of tool calls
@@ -25,6 +26,19 @@ from blake3 import blake3
 from echo2d.core.base.ids import Version
 from echo2d.core.gateway.events import CallAsked, CallId
 from echo2d.core.protocol.trajectory import pack_tokens, unpack_tokens
+from echo2d.core.rollouts.events import StepEnvironment
+from echo2d.net.gateway.agents import (
+    Answered,
+    EpisodeEndpoints,
+    Heard,
+    Spoken,
+    TicketOffice,
+    asked,
+    check_sampling,
+    named_sampling,
+    ticket_of,
+)
+from echo2d.net.gateway.conversations import Conversation
 from echo2d.net.gateway.errors import CallRefusal, unusable
 from echo2d.net.gateway.handlers import Answering, GrowingAnswer, Question, Spelling
 from echo2d.net.gateway.limits import Desk, OpenRequests
@@ -38,14 +52,19 @@ from echo2d.net.gateway.requests import (
     wants_legacy_logprobs,
     wants_logprobs,
 )
+from echo2d.net.http.admission import admit
 from echo2d.net.http.json_fields import Handler, integer_text, json_object
+from echo2d.net.security.auth import Role
 from echo2d.texts.model_texts import ModelTexts, UnusableText
 from echo2d.texts.plain_contents import encode_prompt
 from echo2d.texts.tool_calls import THINK, AnswerTurn, call_form, read_answer
 
-GATEWAY_PATHS = frozenset(
+PATHS = frozenset(
     {"/v1/models", "/v1/chat/completions", "/v1/completions", "/inference/v1/generate"}
 )
+EPISODES = "/v1/episodes"
+GATEWAY: frozenset[Role] = frozenset({"gateway"})
+AGENT: frozenset[Role] = frozenset({"agent"})
 MIN_VERSION_HEADER = "X-Echo2d-Min-Version"
 EXACT_VERSION_HEADER = "X-Echo2d-Version-Exact"
 SESSION_HEADER = "X-Session-ID"
@@ -76,6 +95,10 @@ class GatewayBackend(Answering, Protocol):
     vocab_size: int
     max_new_tokens: int
     stop_token_ids: tuple[int, ...]
+
+    @property
+    def office(self) -> TicketOffice:
+        """Knows the tickets of agents that play episodes of the run."""
 
     async def texts(self) -> ModelTexts:
         """The newest published version's tokenizer. CallRefusal: nothing is published yet."""
@@ -161,7 +184,9 @@ class Endpoints:
                 step, first=first, logprobs=ask.logprobs, read=read
             ),
         )
-        return Question(ask, prompt, self._session(request, body, messages[:2]), texts, spelling)
+        said = Conversation(texts, messages, options, prompt, read)
+        session = self._session(request, body, messages[:2])
+        return Question(ask, prompt, session, texts, spelling, named_sampling(body), said)
 
     async def _completion(self, request: web.Request) -> Question:
         body = await self._body(request)
@@ -181,7 +206,8 @@ class Endpoints:
             lambda output: {**output.completion(logprobs=ask.logprobs), **output.facts(ids=ids)},
             lambda output, step, _: output.completion_chunk(step, logprobs=ask.logprobs),
         )
-        return Question(ask, prompt, self._session(request, body, _prefix(prompt)), texts, spelling)
+        session = self._session(request, body, _prefix(prompt))
+        return Question(ask, prompt, session, texts, spelling, named_sampling(body))
 
     async def _generation(self, request: web.Request) -> Question:
         body = await self._body(request)
@@ -208,7 +234,8 @@ class Endpoints:
             lambda output: {**output.generated(logprobs=ask.logprobs), **output.facts(ids=False)},
         )
         session = self._session(request, body, _prefix(prompt))
-        return Question(ask, prompt, session, await self._backend.texts(), spelling)
+        texts = await self._backend.texts()
+        return Question(ask, prompt, session, texts, spelling, named_sampling(body))
 
     async def _body(self, request: web.Request) -> dict[str, Any]:
         try:
@@ -258,15 +285,45 @@ class Endpoints:
     # --- making calls
 
     async def _answer(self, request: web.Request, question: Question) -> web.StreamResponse:
+        self._check_vocabulary(question.prompt)
+        if (ticket := ticket_of(request)) is not None:
+            return await self._play(request, question, ticket)
         return await GrowingAnswer(self._backend, request, question).give(
             self._make(request, question)
         )
 
+    async def _play(
+        self, request: web.Request, question: Question, ticket: str
+    ) -> web.StreamResponse:
+        """Answer a call that is a turn of an episode of the run."""
+        caller = self._backend.caller(request)
+        task, episode = self._backend.office.find(ticket)
+        check_sampling(task, question.ask, question.named)
+        for header in (MIN_VERSION_HEADER, EXACT_VERSION_HEADER):
+            if header in request.headers:
+                raise unusable(header, "the run chooses the versions of an episode; omit it")
+        conversation = question.conversation
+
+        async def say(order: StepEnvironment, heard: Heard) -> Spoken:
+            if conversation is None:
+                spoken = Spoken(question.prompt)
+            else:
+                spoken = await self._desk.do(lambda: conversation.spoken(task, order, heard))
+            if not spoken.tokens.startswith(order.prompt):
+                detail = "its tokens do not begin as those of all calls of this task do"
+                raise unusable("prompt", detail)
+            return spoken
+
+        order = await episode.ask(say)
+        question = replace(
+            question, prompt=asked(order), ask=replace(question.ask, stops=task.stop_strings)
+        )
+        answered = Answered(order, caller, self._backend.model)
+        return await GrowingAnswer(answered, request, question).give(answered.make)
+
     def _make(self, request: web.Request, question: Question) -> Callable[[CallId], CallAsked]:
         """Check the question; returns the maker of its call. CallRefusal: it cannot be served."""
         ask = question.ask
-        if int(unpack_tokens(question.prompt).max()) >= self._backend.vocab_size:
-            raise unusable("prompt", f"token ids are below {self._backend.vocab_size}")
         room = self._room(question)
         oldest, newest = _versions_wanted(request)
         ends = tuple(dict.fromkeys((*self._backend.stop_token_ids, *ask.stop_token_ids)))
@@ -275,6 +332,10 @@ class Endpoints:
             number, caller, question.prompt, ask.choices, room, ask.sampling, ends,
             ask.rng_seed, oldest, question.session, newest,
         )  # fmt: skip
+
+    def _check_vocabulary(self, prompt: bytes) -> None:
+        if int(unpack_tokens(prompt).max()) >= self._backend.vocab_size:
+            raise unusable("prompt", f"token ids are below {self._backend.vocab_size}")
 
     def _room(self, question: Question) -> int:
         """The most tokens that each choice may generate. CallRefusal: too many are asked for."""
@@ -335,15 +396,40 @@ def _template_options(given: Any) -> dict[str, Any]:
     return options
 
 
+def is_gateway_path(path: str) -> bool:
+    """Whether its errors have the form that OpenAI's clients read."""
+    return path in PATHS or path.startswith(EPISODES)
+
+
 def mount(
-    app: web.Application, backend: GatewayBackend, allow: Callable[[Handler], Handler]
+    app: web.Application,
+    backend: GatewayBackend,
+    allow: Callable[[frozenset[Role], Handler], Handler],
 ) -> None:
-    """Add the endpoints. allow: wraps a handler so that it serves callers of role gateway only."""
-    endpoints = Endpoints(backend)
-    app.router.add_get("/v1/models", allow(endpoints.models))
+    """Add the endpoints. allow: wraps a handler so that it serves callers of these roles only."""
+    endpoints, episodes = Endpoints(backend), EpisodeEndpoints(backend.office)
+
+    def allow_calls(handler: Handler) -> Handler:
+        """Callers of role gateway, and agents that show a ticket."""
+        for_callers = allow(GATEWAY, handler)
+
+        async def checked(request: web.Request) -> web.StreamResponse:
+            if ticket_of(request) is None:
+                return await for_callers(request)
+            backend.caller(request)
+            admit(request)
+            return await handler(request)
+
+        return checked
+
+    app.router.add_post(EPISODES, allow(AGENT, episodes.take))
+    # The ticket in the path is the credential.
+    app.router.add_get(f"{EPISODES}/{{ticket}}", episodes.record)
+    app.router.add_post(f"{EPISODES}/{{ticket}}/end", episodes.end)
+    app.router.add_get("/v1/models", allow_calls(endpoints.models))
     for path, handler in {
         "/v1/chat/completions": endpoints.chat,
         "/v1/completions": endpoints.complete,
         "/inference/v1/generate": endpoints.generate,
     }.items():
-        app.router.add_post(path, allow(endpoints.limited(handler)))
+        app.router.add_post(path, allow_calls(endpoints.limited(handler)))

@@ -74,8 +74,8 @@ from echo2d.core.protocol.trajectory import TrajectoryScore
 from echo2d.core.weights.manifest import Manifest
 from echo2d.errors import IntegrityFault, OperatorFault, PeerFault, StoreFault
 from echo2d.net.gateway.errors import error_response
-from echo2d.net.gateway.routes import GATEWAY_PATHS, mount
 from echo2d.net.gateway.routes import GatewayBackend as Gateway
+from echo2d.net.gateway.routes import is_gateway_path, mount
 from echo2d.net.http.admission import DOOR, ConnectionAdmission, admit
 from echo2d.net.http.costly_answer import CostlyAnswer
 from echo2d.net.http.host_names import known_names
@@ -118,7 +118,6 @@ NOTHING = "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancest
 
 LEARNER: frozenset[Role] = frozenset({"learner"})
 VIEWER: frozenset[Role] = frozenset({"viewer"})
-GATEWAY: frozenset[Role] = frozenset({"gateway"})
 READERS: frozenset[Role] = frozenset({"learner", "gateway", "viewer"})
 
 
@@ -170,7 +169,7 @@ def _error(
     request: web.Request, status: int, code: str, detail: str, *, refusal: HttpRefusal | None = None
 ) -> web.Response:
     # OpenAI's clients expect their own shape of errors on the gateway's paths.
-    if request.path in GATEWAY_PATHS:
+    if is_gateway_path(request.path):
         return error_response(status, code, detail, refusal=refusal)
     return web.json_response({"error": code, "detail": detail}, status=status)
 
@@ -503,7 +502,7 @@ def make_app(
     app.router.add_get("/v1/status", api.allow(READERS, api.status))
     app.router.add_get("/metrics", api.allow(READERS, api.metrics))
     if gateway is not None:
-        mount(app, gateway, lambda handler: api.allow(GATEWAY, handler))
+        mount(app, gateway, api.allow)
     return app
 
 

@@ -31,10 +31,10 @@ from echo2d.core.base.codec import Codec
 from echo2d.core.base.ids import PEER_ID_CHARS, PeerId, RunId
 from echo2d.errors import IntegrityFault, OperatorFault, PeerFault
 
-Role = Literal["worker", "learner", "gateway", "viewer", "seed", "auditor"]
+Role = Literal["worker", "learner", "gateway", "agent", "viewer", "seed", "auditor"]
 # The coordinator hands its children, the seed and the auditor, a key directly.
 OWN_ROLES = ("seed", "auditor")
-TokenRole = Literal["worker", "learner", "gateway", "viewer"]
+TokenRole = Literal["worker", "learner", "gateway", "agent", "viewer"]
 
 KEY_BYTES = 32
 NONCE_BYTES = 32

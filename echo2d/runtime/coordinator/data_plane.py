@@ -44,8 +44,10 @@ from echo2d.core.rollouts.events import (
     TaskProgress,
 )
 from echo2d.errors import OperatorFault
+from echo2d.runtime.coordinator.agent_calls import AgentCalls
 from echo2d.runtime.coordinator.environment_calls import EnvironmentCalls
 from echo2d.runtime.coordinator.task_calls import OverlongPenalty, TaskCalls
+from echo2d.tasks.environments.agents import SILENCE_S
 from echo2d.tasks.episodes import Episodes
 from echo2d.tasks.pool import Limits, TaskPool, TextSettings
 from echo2d.texts.files import text_digest
@@ -59,8 +61,11 @@ HELD_OUT: Mapping[str, Mapping[str, object]] = {
     "poker": {"split": "heldout"},
     "two_turn_digits": {"split": "heldout"},
 }
+AGENTS = "agents"
 # Options that decide nothing about the prompts. The data of `files` are in the task's own digest.
-MAY_CHANGE = frozenset({"files", "epochs", "scorer", "scorer_options", "answer", "answer_after"})
+MAY_CHANGE = frozenset({
+    "files", "epochs", "scorer", "scorer_options", "answer", "answer_after", "silence_s",
+})  # fmt: skip
 # Weights are rounded to this denominator: sums of floats would drift over a long run.
 WEIGHT_DENOMINATOR_MAX = 10_000
 
@@ -92,9 +97,12 @@ class DataPlane:
     def __init__(
         self,
         tasks: Mapping[str, TaskCalls],
-        environments: Mapping[str, EnvironmentCalls] = MappingProxyType({}),
+        environments: Mapping[str, EnvironmentCalls | AgentCalls] = MappingProxyType({}),
     ) -> None:
         self._tasks, self._environments = tasks, environments
+        self.agents = {
+            name: calls for name, calls in environments.items() if isinstance(calls, AgentCalls)
+        }
         self._draws = {name: task.draw for name, task in tasks.items()}
         self._draws |= {name: environment.draw for name, environment in environments.items()}
 
@@ -155,6 +163,10 @@ def _check_environment(config: CoordinatorConfig, name: str, table: TaskTable) -
             f"audit.enabled: task {name!r} is an environment, whose episodes nobody can audit yet; "
             "expected false"
         )
+    if table.kind == AGENTS and not config.gateway.enabled:
+        raise OperatorFault(
+            f"gateway.enabled: agents outside play task {name!r} through the gateway; expected true"
+        )
     if table.overlong_tokens:
         raise OperatorFault(
             f"task.overlong_tokens: task {name!r} is an environment; expected 0, and a reward that "
@@ -183,6 +195,10 @@ async def open_evals(
     for table in config.evals:
         of = tasks[config.task_of(table, names)]
         kind = of.table.kind
+        if kind == AGENTS:
+            raise OperatorFault(
+                f"eval.task: agents outside play task {of.name!r}; expected another task"
+            )
         options = {**of.table.options, **HELD_OUT.get(kind, {}), **table.options}
         if options == of.table.options:
             raise OperatorFault(
@@ -257,7 +273,7 @@ def task_rules(
     table, sampling = task.table, config.sampling_of(task.table, greedy=greedy)
     episode = None
     if task.pool.about.environment:
-        episode = EpisodeRules(table.turns_max, table.episode_tokens)
+        episode = EpisodeRules(table.turns_max, table.episode_tokens, table.kind == AGENTS)
     return TaskRules(
         name=task.name,
         weight=_weight(config, table),
@@ -295,10 +311,13 @@ def drawn(table: SamplingTable) -> Sampling:
 def data_plane(tasks: Iterable[OpenTask], evals: Iterable[OpenEval], rules: RunRules) -> DataPlane:
     """Calls of these tasks. A score is of the answer alone, however long it is."""
     limits: dict[str, int | None] = {task.name: task.max_new_tokens for task in rules.tasks}
-    environments, answered = {}, {}
+    environments: dict[str, EnvironmentCalls | AgentCalls] = {}
+    answered = {}
     for task in (*tasks, *(each.asks for each in evals)):
         limit = limits.get(task.name)
-        if task.pool.about.environment:
+        if task.table.kind == AGENTS:
+            environments[task.name] = _agents(task, rules)
+        elif task.pool.about.environment:
             environments[task.name] = EnvironmentCalls(
                 Episodes(task.pool),
                 name=task.name,
@@ -309,6 +328,19 @@ def data_plane(tasks: Iterable[OpenTask], evals: Iterable[OpenEval], rules: RunR
         else:
             answered[task.name] = _calls(task, rules.vocab_size, limit)
     return DataPlane(answered, environments)
+
+
+def _agents(task: OpenTask, rules: RunRules) -> AgentCalls:
+    of_task, options = rules.task(task.name), task.table.options
+    assert of_task is not None
+    return AgentCalls(
+        Episodes(task.pool),
+        of_task,
+        rules,
+        silence_s=options.get("silence_s", SILENCE_S),
+        rows=options.get("rows", 0),
+        in_text=task.pool.about.in_text,
+    )
 
 
 def _calls(task: OpenTask, vocab_size: int, limit: int | None) -> TaskCalls:

@@ -34,9 +34,11 @@ from echo2d.core.gateway.events import (
     ChoiceStopped,
 )
 from echo2d.errors import Fault, OperatorFault, StoreFault
+from echo2d.net.gateway.agents import ticket_of
 from echo2d.net.gateway.errors import CallRefusal, Unread
 from echo2d.net.http.json_fields import secret_of
 from echo2d.net.security.auth import Caller
+from echo2d.runtime.coordinator.ticket_office import Tickets
 from echo2d.runtime.run_dir.version_files import VersionFiles
 from echo2d.store.json_log import JsonLog
 from echo2d.texts.files import TEXT_FILES
@@ -98,7 +100,7 @@ class Gateway:
     """The backend of the gateway's HTTP endpoints.
 
     newest: the newest published version, as recovered at the start. emit: puts an event into the
-    core's mailbox.
+    core's mailbox. office: knows the tickets of agents outside.
     """
 
     def __init__(
@@ -112,7 +114,9 @@ class Gateway:
         newest: VersionPublished | None,
         caller: Callable[[str], Caller],
         emit: Callable[[CoordinatorEvent], Awaitable[None]],
+        office: Tickets,
     ) -> None:
+        self.office = office
         self.model, self.max_new_tokens = table.model, table.max_new_tokens
         self.vocab_size, self.stop_token_ids = rules.vocab_size, rules.stop_token_ids
         self._template = template
@@ -163,7 +167,12 @@ class Gateway:
     # --- the endpoints' side
 
     def caller(self, request: web.Request) -> Caller:
-        return self._caller(secret_of(request))
+        """Who calls. An agent that plays an episode shows its ticket. Denied, CallRefusal: nobody who may."""
+        if (ticket := ticket_of(request)) is None:
+            return self._caller(secret_of(request))
+        _, episode = self.office.find(ticket)
+        group, sample = episode.at
+        return Caller(f"episode {group}.{sample}", "agent")
 
     @asynccontextmanager
     async def open(self, make: Callable[[CallId], CallAsked]) -> AsyncIterator[_Call]:

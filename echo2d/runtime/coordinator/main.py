@@ -60,6 +60,7 @@ from echo2d.runtime.coordinator.data_plane import (
 from echo2d.runtime.coordinator.gateway import Gateway, read_template
 from echo2d.runtime.coordinator.loop import CoordinatorProcess, Emit, Machine
 from echo2d.runtime.coordinator.sample_log import open_sample_log
+from echo2d.runtime.coordinator.ticket_office import Tickets
 from echo2d.runtime.process.lifecycle import Ending, collect_rarely
 from echo2d.runtime.renting.renter import boxes_left_alone, open_renter
 from echo2d.runtime.renting.setup import prices_of
@@ -186,6 +187,7 @@ async def open_coordinator(
             return access.caller(secret, now_s=time.time())
 
         newest = recovered.published[-1] if recovered.published else None
+        plane = data_plane(tasks, evals, rules)
 
         def make_gateway(emit: Emit) -> Gateway:
             call_log = (
@@ -202,6 +204,7 @@ async def open_coordinator(
                 newest=newest,
                 caller=caller,
                 emit=emit,
+                office=Tickets(plane.agents, rules, recovered.groups),
             )
 
         coordinator = CoordinatorProcess(
@@ -209,7 +212,7 @@ async def open_coordinator(
             make_machine(rules, recovered),
             access=access,
             ledger=ledger,
-            data_plane=data_plane(tasks, evals, rules),
+            data_plane=plane,
             files=files,
             tls=tls,
             peer_networks=config.link.networks,

@@ -3,10 +3,7 @@
 import asyncio
 import io
 import json
-import os
-import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -15,79 +12,21 @@ import openai
 import pytest
 
 from echo2d.core.base.ids import Digest, Version, version_label
-from echo2d.core.cluster.rules import RunRules
-from echo2d.core.coordinator.events import CoordinatorAction, CoordinatorEvent, Recovered
-from echo2d.core.coordinator.state import PLAN_SECRET_BYTES, CoordinatorState
-from echo2d.engines.fake import FakeEngine, fake_token
+from echo2d.engines.fake import fake_token
 from echo2d.net.gateway import handlers as gateway_handlers
-from echo2d.net.security.auth import write_token_file
 from echo2d.runtime.coordinator import gateway as runtime_gateway
 from echo2d.runtime.coordinator import loop as coordinator_loop
-from echo2d.runtime.coordinator.loop import Machine
-from echo2d.runtime.coordinator.main import Opened, open_coordinator
 from echo2d.runtime.run_dir.tokens import revoke_token
-from echo2d.runtime.seed.main import Seed
-from echo2d.runtime.worker.main import Worker
 from echo2d.tasks.sort_digits import VOCABULARY
-from tests.support.peer import a_worker
+from tests.support.gateway_site import Site, a_site
 from tests.support.polling import HANG_S
-from tests.support.scripted_core import learner, make_config, make_snapshot
 
-TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}>"
 ASK = [{"role": "user", "content": "3141"}]
 ASK_TOKENS = [6, 4, 7, 4, 14]
 PACE = 2000.0  # tokens a second of an engine whose caller is to see them come
 # Tokens a second of an engine that must not finish before something happens to it: the run takes most of them, so that
 # an answer of 40 tokens takes 20 s.
 SLOW = 20.0
-
-
-class Site:
-    """A coordinator with the gateway on, its seed, and version 0 of a model. It is a `Home` of tests.support.peer."""
-
-    def __init__(self, opened: Opened, directory: Path, stack: AsyncExitStack) -> None:
-        self.url = opened.url
-        self.directory = directory
-        self.coordinator = opened.coordinator
-        self.engines: dict[str, FakeEngine] = {}
-        self._stack = stack
-
-    def token(self, path: Path, name: str, role: str = "worker") -> Path:
-        write_token_file(path, self.coordinator._access.create(name, role))
-        return path
-
-    async def worker(self, name: str, **engine: Any) -> Worker:
-        made = self.engines[name] = FakeEngine(vocab_size=17, **engine)
-        return await self._stack.enter_async_context(
-            a_worker(self, self.directory / name, made, name=name)
-        )
-
-    async def secret(self, name: str = "user", role: str = "gateway") -> str:
-        path = await asyncio.to_thread(self.token, self.directory / f"{name}.token", name, role)
-        found: str = json.loads(await asyncio.to_thread(path.read_text))["secret"]
-        return found
-
-    async def client(self) -> openai.AsyncOpenAI:
-        client = openai.AsyncOpenAI(
-            base_url=f"{self.url}/v1", api_key=await self.secret(), max_retries=0
-        )
-        return await self._stack.enter_async_context(client)
-
-    async def serve(self, workers: int) -> None:
-        """So many of them serve version 0."""
-        await until(
-            lambda: (
-                sum(bool(row["serving"]) for row in self.coordinator.status()["workers"]) >= workers
-            )
-        )
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        facts: dict[str, Any] = self.coordinator.status()["gateway"]
-        return facts
-
-    async def calls_ended(self) -> None:
-        await until(lambda: not self.facts["calls"])
 
 
 def plain(site: Site, prompt: list[int], length: int) -> tuple[int, str]:
@@ -102,54 +41,6 @@ def plain(site: Site, prompt: list[int], length: int) -> tuple[int, str]:
         if len(output) == length and min(output) > 1:
             return seed, "".join(VOCABULARY[token] for token in output)
     raise AssertionError("no seed will do")
-
-
-class Checked(CoordinatorState):
-    """Its invariants hold after every event."""
-
-    def handle(self, event: CoordinatorEvent, *, now: float) -> list[CoordinatorAction]:
-        actions = super().handle(event, now=now)
-        self.check()
-        return actions
-
-
-def checked(rules: RunRules, recovered: Recovered) -> Machine:
-    return Checked(rules, recovered, plan_secret=bytes(PLAN_SECRET_BYTES), now=time.monotonic())
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(HANG_S):
-        while not holds():
-            await asyncio.to_thread(os.sched_yield)
-
-
-@asynccontextmanager
-async def a_site(directory: Path, template: str = TEMPLATE, **changes: Any) -> AsyncIterator[Site]:
-    path = directory / "chat.jinja"
-    await asyncio.to_thread(path.write_text, template)
-    gateway = {
-        "gateway.enabled": True,
-        "gateway.chat_template": path,
-        "gateway.share": 0.5,
-        **changes,
-    }
-    config = make_config(directory, **gateway)
-    async with AsyncExitStack() as stack:
-        opened = await stack.enter_async_context(open_coordinator(config, make_machine=checked))
-        tasks = await stack.enter_async_context(asyncio.TaskGroup())
-        tasks.create_task(opened.coordinator.serve())
-        seed = await asyncio.to_thread(Seed, opened.seed)
-        seeding = tasks.create_task(seed.run())
-        async with learner(config.run.run_dir, opened) as trainer:
-            await trainer.open_session(0)
-            await asyncio.to_thread(make_snapshot, directory / "out" / "0")
-            await trainer.publish(0, directory / "out" / "0")
-        try:
-            async with AsyncExitStack() as inner:
-                yield Site(opened, directory, inner)
-        finally:
-            seeding.cancel()
-            opened.coordinator.stop("the test ends")
 
 
 @pytest.fixture(autouse=True)
@@ -477,7 +368,7 @@ async def test_a_template_that_makes_nothing_is_refused(tmp_path: Path) -> None:
 
 
 async def test_a_call_that_waits_for_too_long_is_told_to_come_back(tmp_path: Path) -> None:
-    async with a_site(tmp_path, TEMPLATE, **{"gateway.wait_s": 0.1}) as site:
+    async with a_site(tmp_path, **{"gateway.wait_s": 0.1}) as site:
         client = await site.client()
         with pytest.raises(openai.ConflictError, match="no worker served 0, nothing"):
             await client.completions.create(model="policy", prompt="5>")
@@ -506,7 +397,7 @@ async def records_of(site: Site) -> list[dict[str, Any]]:
 
 
 async def test_it_is_off_by_default(tmp_path: Path) -> None:
-    async with a_site(tmp_path, TEMPLATE, **{"gateway.enabled": False}) as site:
+    async with a_site(tmp_path, **{"gateway.enabled": False}) as site:
         client = await site.client()
         with pytest.raises(openai.NotFoundError):
             await client.models.list()

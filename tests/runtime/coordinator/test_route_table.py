@@ -16,19 +16,19 @@ from echo2d.runtime.run_dir.access_table import AccessTable
 from echo2d.runtime.run_dir.run_directory import RunDirectory
 from tests.support.scripted_core import make_config, serving
 
-CREDENTIALS = ("none", "junk", "worker", "viewer", "gateway", "learner")
+CREDENTIALS = ("none", "junk", "worker", "viewer", "gateway", "agent", "learner")
 # Statuses in the order of CREDENTIALS. A call that is let in has a bad body, and says so with 400 or
 # 404, or with 409, because no learner has a session.
-LEARNER = (401, 401, 403, 403, 403, 400)
+LEARNER = (401, 401, 403, 403, 403, 403, 400)
 FENCED = (*LEARNER[:-1], 409)
-READERS = (401, 401, 403, 200, 200, 200)
-CALLS = (401, 401, 403, 403, 404, 403)
-NOTHING = (404,) * 6
+READERS = (401, 401, 403, 200, 200, 403, 200)
+CALLS = (401, 401, 403, 403, 404, 403, 403)
+NOTHING = (404,) * 7
 ROUTES: Mapping[tuple[str, str], tuple[int, ...]] = {
-    ("GET", "/"): (200,) * 6,
-    ("GET", "/v1/worker"): (400,) * 6,
+    ("GET", "/"): (200,) * 7,
+    ("GET", "/v1/worker"): (400,) * 7,
     # The body is read once the secret is known. A token of another role enrols nobody even then.
-    ("POST", "/v1/enrol"): (401, 401, 400, 400, 400, 400),
+    ("POST", "/v1/enrol"): (401, 401, 400, 400, 400, 400, 400),
     ("POST", "/v1/learner/session"): LEARNER,
     ("POST", "/v1/learner/checkpoint"): LEARNER,
     ("POST", "/v1/versions"): LEARNER,
@@ -39,21 +39,25 @@ ROUTES: Mapping[tuple[str, str], tuple[int, ...]] = {
     ("POST", "/v1/batches/1/commit"): LEARNER,
     ("POST", "/v1/batches/1/refuse"): LEARNER,
     ("GET", "/v1/evaluations"): READERS,
-    ("GET", "/v1/evaluations?after=x"): (401, 401, 403, 400, 400, 400),
+    ("GET", "/v1/evaluations?after=x"): (401, 401, 403, 400, 400, 403, 400),
     ("POST", "/v1/evaluations"): LEARNER,
-    ("GET", "/v1/samples"): (401, 401, 403, 403, 403, 200),
-    ("GET", "/v1/samples?step=x"): (401, 401, 403, 403, 403, 400),
+    ("GET", "/v1/samples"): (401, 401, 403, 403, 403, 403, 200),
+    ("GET", "/v1/samples?step=x"): (401, 401, 403, 403, 403, 403, 400),
     ("GET", "/v1/status"): READERS,
     ("GET", "/metrics"): READERS,
-    ("GET", "/v1/models"): (401, 401, 403, 403, 200, 403),
+    ("GET", "/v1/models"): (401, 401, 403, 403, 200, 403, 403),
+    ("POST", "/v1/episodes"): (401, 401, 403, 403, 403, 503, 403),
+    # A ticket is the credential, and this is none.
+    ("GET", "/v1/episodes/ep_x"): (401,) * 7,
+    ("POST", "/v1/episodes/ep_x/end"): (401,) * 7,
     ("POST", "/v1/chat/completions"): CALLS,
     ("POST", "/v1/completions"): CALLS,
     ("POST", "/inference/v1/generate"): CALLS,
     ("GET", "/v1/nothing"): NOTHING,
     ("GET", "/v1/versions/0/files/../../../run.key"): NOTHING,
-    ("DELETE", "/v1/status"): (405,) * 6,
-    ("OPTIONS", "/v1/learner/session"): (405,) * 6,
-    ("TRACE", "/v1/status"): (405,) * 6,
+    ("DELETE", "/v1/status"): (405,) * 7,
+    ("OPTIONS", "/v1/learner/session"): (405,) * 7,
+    ("TRACE", "/v1/status"): (405,) * 7,
 }
 
 
@@ -107,5 +111,5 @@ async def test_nobody_gets_what_is_not_theirs(tmp_path: Path, place: str) -> Non
     async with serving(config, machine) as opened:
         secrets = await asyncio.to_thread(secrets_of, config.run.run_dir)
         found = await ask_all(opened.url, secrets, PLACES[place])
-    nobody = {route: (statuses[0],) * 6 for route, statuses in ROUTES.items()}
+    nobody = {route: (statuses[0],) * 7 for route, statuses in ROUTES.items()}
     assert found == (dict(ROUTES) if place == "bearer" else nobody)

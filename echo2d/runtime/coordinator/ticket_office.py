@@ -1,0 +1,193 @@
+"""Hands out tickets for the episodes that agents outside play, and takes the ends of these.
+
+A ticket's nonce is in the state that the core keeps of an episode, so it is good after a restart. An episode
+whose agent has not called yet is offered again then; the first ticket that comes for it counts.
+Not here: HTTP (`net/gateway/agents.py`), what a ticket is (`net/security/tickets.py`).
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any
+
+from echo2d.core.base.bounded_dict import keep_newest
+from echo2d.core.cluster.rules import RunRules, TaskRules
+from echo2d.core.protocol.trajectory import StoredGroup
+from echo2d.net.gateway.agents import EpisodeEnd, Taken, branches_of, difference, over
+from echo2d.net.gateway.errors import CallRefusal
+from echo2d.net.security.tickets import Ticket, make_ticket, read_ticket, ticket_key
+from echo2d.runtime.coordinator.agent_calls import AgentCalls, At
+from echo2d.runtime.coordinator.agent_episode import AgentEpisode
+
+# Ends that are remembered.
+REMEMBERED_MAX = 1 << 16
+
+log = logging.getLogger("echo2d.agents")
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    """An end that is durable. said None: only its reward is known, from before a restart."""
+
+    said: EpisodeEnd | None
+    reward: float | None
+    told: Mapping[str, Any]
+
+
+class Tickets:
+    """See the module docstring. recovered: the groups of the ledger."""
+
+    def __init__(
+        self, tasks: Mapping[str, AgentCalls], rules: RunRules, recovered: Iterable[StoredGroup]
+    ) -> None:
+        self._tasks = tasks
+        self._key = ticket_key(rules.seed_key)
+        self._ended: dict[At, _Ended] = {}
+        # Until then an unknown ticket may be that of an answer that a worker writes.
+        silence_s = max((each.silence_s for each in tasks.values()), default=0.0)
+        self._know_all_at = time.monotonic() + silence_s
+        for group in recovered:
+            for kept in group.record.trajectories if group.source.task in tasks else ():
+                told = _told(kept.turns, 1 + len(kept.branches), kept.written)
+                self._remember((group.record.group, kept.sample), _Ended(None, kept.reward, told))
+
+    async def take(self, task: str | None, wait_s: float) -> Taken | None:
+        """An episode for an agent; see `net.gateway.agents.TicketOffice`."""
+        if task is not None and task not in self._tasks:
+            detail = f"task: expected one of {', '.join(sorted(self._tasks))}; found {task!r:.80}"
+            raise CallRefusal(HTTPStatus.NOT_FOUND, "task", detail)
+        tasks = [*self._tasks.values()] if task is None else [self._tasks[task]]
+        until = time.monotonic() + wait_s
+        while (taken := self._take(tasks)) is None:
+            left_s = until - time.monotonic()
+            if left_s <= 0 or not tasks:
+                return None
+            for calls in tasks:
+                calls.offered.clear()
+            waiting = [asyncio.create_task(calls.offered.wait()) for calls in tasks]
+            try:
+                await asyncio.wait(waiting, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for each in waiting:
+                    each.cancel()
+        return taken
+
+    def check(self, text: str) -> None:
+        """CallRefusal: it is no ticket of this run (401)."""
+        self._read(text)
+
+    def find(self, text: str) -> tuple[TaskRules, AgentEpisode]:
+        """The open episode of a ticket; see `net.gateway.agents.TicketOffice`."""
+        return self._find(self._read(text))
+
+    def record(self, text: str) -> Mapping[str, Any]:
+        """An open episode as the run has it."""
+        _, episode = self.find(text)
+        order = episode.order
+        return {
+            "turns": order.turn,
+            "branches": branches_of(order),
+            "branched": dict(episode.branches),
+        }
+
+    async def end(self, text: str, end: EpisodeEnd) -> Mapping[str, Any]:
+        """End an episode as its agent says; see `net.gateway.agents.TicketOffice`."""
+        ticket = self._read(text)
+        if (before := self._ended.get(ticket.at)) is not None:
+            return _again(before, end)
+        _, episode = self._find(ticket)
+        order = episode.order
+        differs = difference(order, end.trace) if end.trace else ""
+        reason = f"the agent saw another episode: {differs}" if differs else end.error
+        reward = None if differs else end.reward
+        if not order.turn and reward is not None:
+            detail = "no call of this episode was answered: end it with an error"
+            raise CallRefusal(HTTPStatus.BAD_REQUEST, "empty", detail)
+        if reason:
+            log.warning(
+                "episode failed group=%d sample=%d reason=%s", order.group, order.sample, reason
+            )
+        try:
+            await episode.finish(reward, reason, end.parts)
+        except CallRefusal:
+            # The same end may have come beside this one.
+            if (before := self._ended.get(ticket.at)) is not None:
+                return _again(before, end)
+            raise
+        output = order.output
+        told = _told(order.turn, 1 + len(output.branches), output.written, differs)
+        if order.turn:
+            self._remember(ticket.at, _Ended(end, reward, told))
+        return told
+
+    # --- inside
+
+    def _take(self, tasks: Iterable[AgentCalls]) -> Taken | None:
+        """A ticket for the oldest episode that is offered."""
+        offers = [(episode.at, calls) for calls in tasks for episode in calls.offers()]
+        if not offers:
+            return None
+        at, calls = min(offers, key=lambda offer: offer[0])
+        episode = calls.open(at)
+        assert episode is not None
+        text, ticket = make_ticket(self._key, *at)
+        episode.claim(ticket.nonce)
+        order = episode.order
+        return Taken(
+            text,
+            calls.task,
+            calls.row_of(order),
+            order.rng_seed,
+            *at,
+            calls.samples,
+            calls.silence_s,
+        )
+
+    def _read(self, text: str) -> Ticket:
+        ticket = read_ticket(self._key, text)
+        if ticket is None:
+            raise CallRefusal(
+                HTTPStatus.UNAUTHORIZED, "credential", "this is no ticket of this run"
+            )
+        return ticket
+
+    def _find(self, ticket: Ticket) -> tuple[TaskRules, AgentEpisode]:
+        for calls in self._tasks.values():
+            episode = calls.open(ticket.at)
+            if episode is None:
+                continue
+            if episode.is_offered and ticket.nonce not in calls.void:
+                episode.claim(ticket.nonce)
+            if episode.nonce != ticket.nonce:
+                raise over()
+            return calls.task, episode
+        is_over = ticket.at in self._ended or any(
+            ticket.nonce in calls.void for calls in self._tasks.values()
+        )
+        if not is_over and time.monotonic() < self._know_all_at:
+            detail = (
+                "the coordinator has started anew, and does not know this episode yet; come back"
+            )
+            raise CallRefusal(HTTPStatus.SERVICE_UNAVAILABLE, "late", detail)
+        raise over()
+
+    def _remember(self, at: At, ended: _Ended) -> None:
+        self._ended[at] = ended
+        keep_newest(self._ended, REMEMBERED_MAX)
+
+
+def _told(turns: int, branches: int, written: int, differs: str = "") -> dict[str, Any]:
+    said = {"ended": True, "turns": turns, "branches": branches}
+    return {**said, "written": written, "differs": differs}
+
+
+def _again(before: _Ended, end: EpisodeEnd) -> Mapping[str, Any]:
+    """The answer to an end that comes again. CallRefusal: it is another one."""
+    same = before.reward == end.reward if before.said is None else before.said == end
+    if not same:
+        detail = "this episode has ended already, and otherwise"
+        raise CallRefusal(HTTPStatus.CONFLICT, "ended", detail)
+    return before.told

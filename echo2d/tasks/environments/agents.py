@@ -1,0 +1,48 @@
+"""Episodes that agents outside play: programs that ask for a ticket, and call the gateway with it.
+
+    POST /v1/episodes --> ticket: row, seed --> calls of the gateway --> POST /v1/episodes/T/end: reward
+
+What happens in such an episode only the agent knows; here are the rows, and what all calls begin with.
+Not here: tickets and calls (`runtime/coordinator/agent_calls.py`).
+"""
+
+from collections.abc import Sequence
+from typing import NoReturn
+
+from echo2d.tasks.environment import Environment, EnvironmentAnswer, Turn
+
+# An agent that neither calls nor ends its episode for so long is given up.
+SILENCE_S = 600.0
+
+
+class Agents(Environment):
+    """Episodes of agents outside (docs/environments.md).
+
+    rows: how many rows the agents have; a ticket names one of them. 0: they choose by its seed. opening: the
+    tokens that every call begins with; empty: the first token of the model's chat template. stop_token_ids:
+    end an answer, besides the model's own end tokens. silence_s: an agent that neither calls nor ends its episode for so long is given up.
+    """
+
+    name = "agents"
+
+    def __init__(
+        self,
+        rows: int = 0,
+        opening: Sequence[int] = (),
+        stop_token_ids: Sequence[int] = (),
+        silence_s: float = SILENCE_S,
+    ) -> None:
+        if rows < 0 or not 0 < silence_s <= 86400:
+            raise ValueError("expected rows from 0 on, and silence_s above 0 and at most a day")
+        self.in_text = not opening
+        self.stop_token_ids = tuple(stop_token_ids)
+        self._rows, self._opening = rows, tuple(opening)
+
+    def reset(self, row: int, seed: int) -> Turn:  # noqa: ARG002 - the agent gets it
+        name = str(row % self._rows) if self._rows else str(row)
+        if self._opening:
+            return Turn(tokens=self._opening, row=name)
+        return Turn(messages=({"role": "user", "content": ""},), row=name)
+
+    def step(self, answer: EnvironmentAnswer) -> NoReturn:  # noqa: ARG002
+        raise AssertionError("an agent outside answers, not this process")
