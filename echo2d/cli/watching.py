@@ -89,10 +89,10 @@ def status(
 )
 @click.option(
     "--task",
-    type=click.Choice(["sort_digits", "two_turn_digits"]),
+    type=click.Choice(["sort_digits", "two_turn_digits", "agents"]),
     default="sort_digits",
     show_default=True,
-    help="What is trained: a task of one answer, or an environment of two turns.",
+    help="What is trained: a task of one answer, an environment of two turns, or the same with tickets.",
 )
 @click.option(
     "--chaos",

@@ -8,8 +8,9 @@ come from the coordinator's status, the learner's metrics and the weights themse
 import json
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -34,8 +35,10 @@ from echo2d.demo.results import (
     trained_again,
 )
 from echo2d.demo.tiny_model import TinyRecipe, greedy_accuracy, held_out_prompts, make_tiny_model
-from echo2d.demo.two_turns import second_turn_accuracy
+from echo2d.demo.two_turns import OPENING, second_turn_accuracy
 from echo2d.errors import OperatorFault
+from echo2d.runtime.run_dir.tokens import create_token
+from echo2d.tasks.sort_digits import EOS
 
 STEPS = 80
 SLOTS = 96  # samples that one engine generates at once: three workers hold a little over a batch
@@ -44,6 +47,12 @@ SETTLE_S = 60.0  # for the last version to reach every worker
 POLL_S = 0.25
 CACHE = Path.home() / ".cache" / "echo2d"
 STOPPED = 130  # exit code after Ctrl-C, as in a shell
+
+MEASURES: Mapping[str, Callable[..., float]] = {
+    "sort_digits": greedy_accuracy,
+    "two_turn_digits": second_turn_accuracy,
+    "agents": partial(second_turn_accuracy, opening=(OPENING,)),
+}
 
 CONFIG = """\
 [run]
@@ -73,6 +82,13 @@ shape = "chain"
 delta = {delta}
 """
 
+# Where agents outside play: the options of their task, and a table.
+AGENTS = f"{{ opening = [{OPENING}], stop_token_ids = [{EOS}] }}"
+GATEWAY = """
+[gateway]
+enabled = true
+"""
+
 LEARNER = """
 [learner]
 url = "{url}"
@@ -91,7 +107,8 @@ rng_seed = {seed}
 @dataclass(frozen=True, slots=True)
 class Demo:
     """The options of `echo2d demo`. staleness: S. kappa: train steps per publish. seed: of
-    everything random. task: sort_digits, or two_turn_digits, whose accuracy is that of the second answer.
+    everything random. task: sort_digits, or two_turn_digits, whose accuracy is that of the second answer; agents:
+    the same game, played by a program outside.
     """
 
     steps: int = STEPS
@@ -103,7 +120,7 @@ class Demo:
     chaos: bool = False
     delta: bool = True
     run_dir: Path | None = None
-    task: Literal["sort_digits", "two_turn_digits"] = "sort_digits"
+    task: Literal["sort_digits", "two_turn_digits", "agents"] = "sort_digits"
 
     def __post_init__(self) -> None:
         if self.steps < 1:
@@ -170,9 +187,9 @@ def _run(demo: Demo, run: Path, view: LiveView) -> DemoResult:
             facts = _settled(coordinator, programs, chaos, facts, demo)
         view.say("measuring held-out accuracy of version 0 and the last")
         prompts = held_out_prompts(recipe)
-        measure = greedy_accuracy if demo.task == "sort_digits" else second_turn_accuracy
-        last = measure(next((run / "coordinator" / "versions").glob(f"{demo.steps}-*")), prompts)
-    accuracy = (measure(model, prompts), last)
+        measure = partial(MEASURES[demo.task], prompts=prompts)
+        last = measure(next((run / "coordinator" / "versions").glob(f"{demo.steps}-*")))
+    accuracy = (measure(model), last)
     result = _result(
         demo,
         add_up([*chaos.lives, facts]),
@@ -200,7 +217,10 @@ def _start_coordinator(demo: Demo, run: Path, model: Path, programs: Programs) -
         "task": demo.task,
     }
     config = run / "run.toml"
-    config.write_text(CONFIG.format(**facts, delta=json.dumps(demo.delta)))
+    text = CONFIG.format(**facts, delta=json.dumps(demo.delta))
+    if demo.task == "agents":
+        text = text.replace(f"{{ rng_seed = {demo.seed} }}", AGENTS) + GATEWAY
+    config.write_text(text)
     programs.start("coordinator", "-m", "echo2d", "coordinate", "--config", str(config))
     announced = json.loads(wait_for(run / "coordinator" / "coordinator.json", programs, START_S))
     url = str(announced["url"])
@@ -217,6 +237,18 @@ def _start_others(demo: Demo, run: Path, url: str, programs: Programs) -> Progra
     for number in range(1, demo.workers + 1):
         limits = (f"--slots={SLOTS}", "--threads=1")
         start_worker(programs, f"worker-{number}", run, url, *limits)
+    if demo.task == "agents":
+        token = run / "agent.token"
+        create_token(
+            run / "coordinator",
+            "agent",
+            role="agent",
+            url=url,
+            out=token,
+            max_workers=1,
+            expires="7d",
+        )
+        programs.start("agent", "-m", "echo2d.demo.agent", str(token))
     return programs.start("learner", "-m", "learner", "--config", str(run / "run.toml"))
 
 

@@ -13,19 +13,26 @@ if TYPE_CHECKING:
     import torch
 
 
-def second_turn_accuracy(directory: Path, prompts: Sequence[Prompt]) -> float:
+# What the calls of an agent outside begin with.
+OPENING = WRONG
+
+
+def second_turn_accuracy(
+    directory: Path, prompts: Sequence[Prompt], opening: Sequence[int] = ()
+) -> float:
     """The share of prompts that the model in `directory` answers right in its second turn, by greedy
-    decoding in float32. All prompts have the same length.
+    decoding in float32. All prompts have the same length. opening: tokens before the first turn's.
     """
     import torch
 
     model = load_tiny_model(directory)
     asked = torch.tensor([list(prompt.tokens) for prompt in prompts])
     length = asked.shape[1]  # of an answer, too: a sign less, and the end token
-    first = _greedy(model, asked, length)
+    asked_first = torch.tensor([[*opening, *prompt.tokens] for prompt in prompts])
+    first = _greedy(model, asked_first, length)
     right = _right(first, prompts)
     hints = torch.where(right, RIGHT, WRONG)[:, None]
-    second = _greedy(model, torch.cat([asked, first, hints, asked], dim=1), length)
+    second = _greedy(model, torch.cat([asked_first, first, hints, asked], dim=1), length)
     return float(_right(second, prompts).float().mean())
 
 
