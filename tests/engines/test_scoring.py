@@ -189,6 +189,30 @@ async def test_the_pieces_of_an_answer_agree_with_the_whole(
         assert parts.distances == pytest.approx(whole.distances)
 
 
+@pytest.mark.may_block
+async def test_a_later_turn_is_drawn_where_the_seed_goes_on(tmp_path: Path) -> None:
+    """Given tokens are read by the engine and the auditor, and use no number of the seed."""
+    snapshot, given = saved(tmp_path), [6, 2, 9]
+    first = await written(snapshot)
+    engine = TorchEngine(threads=1)
+    await engine.start()
+    await engine.refit(snapshot, "0-a")
+    for seed, (tokens, _) in zip(SEEDS[:4], first, strict=False):
+        prompt = [*PROMPT, *tokens, *given]
+        request = GenerateRequest("r", prompt, 1, TOKENS, rng_seeds=[seed], written=TOKENS)
+        second = [token async for delta in engine.generate(request) for token in delta.tokens]
+        missed = [
+            weighed(
+                score(policy_of(snapshot), prompt, second, sampling=WHOLE, seed=seed, written=at),
+                [0.0] * len(second),
+            ).missed
+            for at in (TOKENS, TOKENS + len(given))
+        ]
+        assert missed[0] == 0
+        assert missed[1]
+    await engine.close()
+
+
 def test_sglang_gets_the_low_bits_of_a_seed(tmp_path: Path) -> None:
     policy = policy_of(saved(tmp_path))
     seed = (1 << SEED_BITS) - 5

@@ -7,7 +7,7 @@ from echo2d.core.audit.audits import Audits
 from echo2d.core.audit.events import AuditTold, Convict, LimitsLearnt
 from echo2d.core.audit.scoring_queue import PATIENCE_S
 from echo2d.core.base.ids import PeerId
-from echo2d.core.cluster.rules import AuditRules
+from echo2d.core.cluster.rules import AuditRules, EpisodeRules
 from echo2d.core.coordinator.events import CoordinatorAction, CoordinatorEvent
 from echo2d.core.protocol.control_messages import (
     AnswerToScore,
@@ -31,10 +31,19 @@ LEARNT = LimitsLearnt("torch", 0.1, 0.002, 0)
 class AuditedWorld(World):
     """A world whose auditor sees lies, unless it is away. told: what audits told. mixes: workers that
     refit in place: each answer was begun under the version before, and MIXED_K is found of the rest.
-    INT8_K is found of what workers with quantized weights write.
+    INT8_K is found of what workers with quantized weights write. episodes: the task is an environment.
+    scored: what the auditor was asked about.
     """
 
-    def __init__(self, *, learnt: bool = True, quantized: bool = False, **changes: Any) -> None:
+    def __init__(
+        self,
+        *,
+        learnt: bool = True,
+        quantized: bool = False,
+        episodes: bool = False,
+        **changes: Any,
+    ) -> None:
+        self.scored: list[AnswerToScore] = []
         self.told: list[AuditTold] = []
         self.convicts: list[Convict] = []
         self.returned: list[SampleReturned] = []
@@ -42,7 +51,12 @@ class AuditedWorld(World):
         self.liars: set[str] = set()
         self.mixes: set[str] = set()
         audit = AuditRules(**{"newcomer": 3, "share": 0.0, **changes})
-        plenty = {"trajectories_per_step": 8, "filter_zero_variance": False}
+        plenty: dict[str, Any] = {"trajectories_per_step": 8, "filter_zero_variance": False}
+        if episodes:
+            episode = EpisodeRules(tokens_max=64)
+            tasks = tuple(replace(task, episode=episode) for task in rules().tasks)
+            # One group at a time, so that slots are free.
+            plenty |= {"tasks": tasks, "trajectories_per_step": 2, "staleness_max": 0}
         super().__init__(rules(audit=audit, quantized=quantized, **plenty))
 
     def _boot(self) -> Any:
@@ -51,6 +65,7 @@ class AuditedWorld(World):
         return super()._boot()
 
     def _score(self, answer: AnswerToScore) -> Evidence:
+        self.scored.append(answer)
         found = super()._score(answer)
         if answer.written and self.mixes:
             found = replace(found, k=MIXED_K)

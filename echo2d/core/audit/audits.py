@@ -163,11 +163,14 @@ class Audits:
         sampling: Sampling = WHOLE,
         now: float,
     ) -> None:
-        """A result was accepted. prompt: int32. sampling: as it was drawn."""
+        """A sample is whole: an answer, or an episode. prompt: int32. sampling: as it was drawn.
+
+        Each author answers for its spans alone; what an environment gave is nobody's.
+        """
         for author in dict.fromkeys(span.author for span in record.spans):
             case = self.cases.of(author)
             case.delivered += 1
-            mixed = self._rules.in_place and _mixes(record.spans, author)
+            mixed = self._rules.in_place and _mixes(record, author)
             kind = AnswerClass(self._quantization(author), mixed)
             drawn, audited, waits = self._drawn(author, case, group, record.sample, kind)
             waiting = self.waiting.begin(author, group, record.sample, now) if waits else None
@@ -201,7 +204,7 @@ class Audits:
             if item.kind.quantization == UNKNOWN:
                 item.kind = item.kind._replace(quantization=peer.quantization)
             if peer.trusted:
-                self.waiting.settle(item.waiting, good=True)
+                self.waiting.settle(item.waiting, item.worker, good=True)
             else:
                 actions += self._judge_or_keep(item, now)
         self._bound(peer.peer)
@@ -240,7 +243,7 @@ class Audits:
             if workers is None:
                 workers = {peer.peer for peer in self._members.workers() if peer.slots}
             if workers - sample.authors:
-                self.waiting.decide(sample, good=False)
+                self.waiting.refuse(sample, sample.authors)
             else:
                 self.waiting.look_later(sample, now)
 
@@ -346,7 +349,7 @@ class Audits:
         if item.over:
             return
         self._over(item)
-        self.waiting.settle(item.waiting, good=False)
+        self.waiting.settle(item.waiting, item.worker, good=False)
         if item.waiting is None and self._judges and not self._trusts(item.worker):
             # It owes an audit: its next answer waits for one.
             case = self.cases.of(item.worker)
@@ -396,7 +399,7 @@ class Audits:
             return []
         self._over(item)
         if self._trusts(item.worker):
-            self.waiting.settle(item.waiting, good=True)
+            self.waiting.settle(item.waiting, item.worker, good=True)
         if item.teaches and self._limits(item.kind) is None:
             return [*self._told(item, (), ""), *self._learn(item.found, now, item.kind)]
         return self._judge_or_keep(item, now)
@@ -447,7 +450,7 @@ class Audits:
             return self._told(item, reasons, "")
         reasons, verdict = self.cases.judge(item.worker, item.found, limits, drawn=item.drawn)
         self.waiting.measure(item.waiting, now)
-        self.waiting.settle(item.waiting, good=not reasons and not verdict)
+        self.waiting.settle(item.waiting, item.worker, good=not reasons and not verdict)
         actions = self._told(item, reasons, verdict)
         self._bound(item.worker)
         if verdict and self._trusts(item.worker):
@@ -486,12 +489,15 @@ class Audits:
         assert not any(self._trusts(worker) for worker in self._convicted)
 
 
-def _mixes(spans: Iterable[AuthoredSpan], author: PeerId) -> bool:
+def _mixes(record: TrajectoryRecord, author: PeerId) -> bool:
     """Whether this author went on under another version than it had begun with.
 
     Where it takes over from another worker it computes the KV caches itself, so that mixes nothing.
+    But behind a turn of its own its engine may still have the prefix, whoever wrote in between.
     """
-    return any(one.author == author == other.author for one, other in pairwise(spans))
+    if record.given:
+        return len({span.key for span in record.spans if span.author == author}) > 1
+    return any(one.author == author == other.author for one, other in pairwise(record.spans))
 
 
 def _to_score(
@@ -506,7 +512,7 @@ def _to_score(
         prompt + record.tokens[:start],
         record.tokens[start:end],
         record.logprobs[start:end],
-        span.start,
+        record.written_before(span.start),
         seed,
         sampling,
     )

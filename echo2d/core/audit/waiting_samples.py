@@ -8,7 +8,7 @@ out by `take_decided` only, because a group must not go on in the middle of a tu
 Not here: who has to wait, and how an author is judged (`audits`).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
@@ -20,25 +20,27 @@ DELAY_MEMORY = 64
 
 @dataclass(slots=True)
 class WaitingSample:
-    """A kept sample whose group waits. authors: who wrote it and has to be judged; left: so many of
-    them are not yet. decided: its verdict is on the way.
+    """A kept sample whose group waits. authors: who wrote it and is still to be judged. decided: its
+    verdict is on the way.
     """
 
     group: GroupId
     sample: int
     since: float
     authors: set[PeerId] = field(default_factory=set)
-    left: int = 0
     decided: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class SampleVerdict:
-    """What to do with a sample that waited. good: it may be trained on; otherwise give it back."""
+    """What to do with a sample that waited. good: it may be trained on; otherwise give it back, to
+    somebody else than those who are `blamed`.
+    """
 
     group: GroupId
     sample: int
     good: bool
+    blamed: frozenset[PeerId] = frozenset()
 
 
 class WaitingSamples:
@@ -77,7 +79,6 @@ class WaitingSamples:
             samples[number] = WaitingSample(group, number, now)
             self.look_later(samples[number], now)
         samples[number].authors.add(author)
-        samples[number].left += 1
         return samples[number]
 
     def look_later(self, sample: WaitingSample, now: float) -> None:
@@ -92,18 +93,21 @@ class WaitingSamples:
             if self._waits(sample):
                 yield sample
 
-    def settle(self, sample: WaitingSample | None, *, good: bool) -> None:
-        """A sample has a verdict about one of its authors, or will not get one."""
+    def settle(self, sample: WaitingSample | None, author: PeerId, *, good: bool) -> None:
+        """A sample has a verdict about this author, or will not get one."""
         if sample is None or not self._waits(sample):
             return
-        sample.left -= 1
-        if not good or not sample.left:
-            self.decide(sample, good=good)
+        if not good:
+            self.refuse(sample, {author})
+            return
+        sample.authors.discard(author)
+        if not sample.authors:
+            self._decide(sample, SampleVerdict(sample.group, sample.sample, good=True))
 
-    def decide(self, sample: WaitingSample, *, good: bool) -> None:
-        # It is taken out of what waits only with its verdict: its group must not go on before.
-        sample.decided = True
-        self._decided.append(SampleVerdict(sample.group, sample.sample, good))
+    def refuse(self, sample: WaitingSample, blamed: Iterable[PeerId]) -> None:
+        """The sample goes back: it may be a lie of these authors."""
+        verdict = SampleVerdict(sample.group, sample.sample, good=False, blamed=frozenset(blamed))
+        self._decide(sample, verdict)
 
     def measure(self, sample: WaitingSample | None, now: float) -> None:
         """A verdict is there: how long did it take?"""
@@ -134,6 +138,11 @@ class WaitingSamples:
                 self.withdraw(verdict.group, verdict.sample)
         return decided
 
+    def _decide(self, sample: WaitingSample, verdict: SampleVerdict) -> None:
+        # It is taken out of what waits only with its verdict: its group must not go on before.
+        sample.decided = True
+        self._decided.append(verdict)
+
     def _waits(self, sample: WaitingSample) -> bool:
         """False: it is decided, its group is gone, or another worker got the sample meanwhile."""
         if sample.decided:
@@ -143,7 +152,7 @@ class WaitingSamples:
     def check(self) -> None:
         assert all(self._groups.values())
         assert all(
-            each.left > 0 or each.decided
+            each.authors or each.decided
             for samples in self._groups.values()
             for each in samples.values()
         )

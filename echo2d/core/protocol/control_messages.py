@@ -153,9 +153,9 @@ class EdgePeer:
 class AnswerToScore:
     """Consecutive tokens of one answer that one worker wrote with one version.
 
-    prompt: everything before them, also earlier tokens of the answer, of which there are `written`.
-    logprobs: as the worker reported them. seed: the sample's; None: it is not replayed. sampling:
-    as the answer was drawn.
+    prompt: everything before them. written: so many of its tokens the sample's versions wrote; its
+    seed goes on behind them. logprobs: as the worker reported them. seed: the sample's; None: it is
+    not replayed. sampling: as the answer was drawn.
     """
 
     prompt: bytes

@@ -137,6 +137,10 @@ class TrajectoryRecord:
         length = len(self.tokens) // 4
         return length - _tokens_in(self.given) if self.given else length
 
+    def written_before(self, place: int) -> int:
+        """How many of its first `place` tokens a version wrote; `place` is not within given ones."""
+        return place - _tokens_in(tuple([each for each in self.given if each.end <= place]))
+
     @property
     def worker(self) -> PeerId:
         """The worker that finished it."""

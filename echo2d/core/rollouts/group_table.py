@@ -91,8 +91,8 @@ class OpenGroup:
     have from earlier turns. begun_anew: by sample, how often its
     episode was.
     left_out: samples that the group goes on without.
-    unwanted: kept samples that go back as soon as they are scored. returned: by sample that went
-    back, the workers that may not write it again. failures: by sample, leases that
+    unwanted: kept samples that go back as soon as they are scored. returned: by sample that went or
+    goes back, the workers that may not write it again. failures: by sample, leases that
     failed. fruitless: by sample, leases in a row that continued a
     partial and added nothing. begun: when it had its first lease, or was recovered.
     """
@@ -158,11 +158,6 @@ class OpenGroup:
         leased = [sample for lease in self.running.values() for sample in lease.samples]
         return sorted([*self.waiting, *self.parked, *leased])
 
-    def turn_start(self, sample: int) -> int:
-        """How many tokens the earlier turns of a sample have."""
-        episode = self.episodes.get(sample)
-        return 0 if episode is None else episode.partial.length
-
     def wait(self, sample: int, *, now: float) -> None:
         """A sample without tokens waits for a worker, or for an agent outside."""
         if self.task.episode is not None and self.task.episode.outside:
@@ -183,10 +178,9 @@ class OpenGroup:
         if sample in self.kept or sample in self.left_out or sample in self.parked:
             return True
         if base.given or self.episodes:
+            # Earlier turns that are not those of the episode are of one that was given back.
             episode = self.episodes.get(sample)
-            before = NOTHING if episode is None else episode.partial
-            # The episode may have begun anew since, and be as long as it was.
-            return before.length != base.turn_start or not base.tokens.startswith(before.tokens)
+            return base.first(base.turn_start) != (NOTHING if episode is None else episode.partial)
         return False
 
     def lose_partial(self, sample: int) -> None:
@@ -389,11 +383,10 @@ class GroupTable:
         self._note(group)
 
     def give_back(self, group: OpenGroup, sample: int, *, now: float) -> None:
-        """A kept sample is not wanted: it waits for a worker other than those that wrote it."""
-        kept = group.kept.pop(sample)
+        """A kept sample is not wanted: it waits for a worker other than those in `returned`."""
+        del group.kept[sample]
         group.begun_anew[sample] += 1
         group.unwanted.discard(sample)
-        group.returned.setdefault(sample, set()).update(span.author for span in kept.spans)
         group.wait(sample, now=now)
         self._note(group)
 

@@ -142,7 +142,7 @@ class Groups:
             groups=self._groups,
             members=members,
             statistics=statistics,
-            good=self._partials.good,
+            good=lambda partial: self._partials.good(partial) and not self._by_convicted(partial),
         )
         self._scheduler = scheduler
         self._work = GroupWork(
@@ -287,7 +287,7 @@ class Groups:
         if event.reason:
             actions.append(self._statistics.fault("unjudged", event.reason, event.group))
         if event.sample in group.unwanted:
-            return [*actions, *self._give_back(group, event.sample)]
+            return [*actions, *self._return(group, event.sample)]
         return [*actions, *self._complete_if_scored(group)]
 
     # --- environments
@@ -326,7 +326,7 @@ class Groups:
         if group is None or verdict.sample not in group.kept:
             return []
         if not verdict.good:
-            return self._give_back(group, verdict.sample)
+            return self._give_back(group, verdict.sample, verdict.blamed)
         return self._complete_if_scored(group)
 
     def convicted(self, worker: PeerId, *, now: float) -> list[RolloutAction]:
@@ -347,7 +347,7 @@ class Groups:
                 group.lose_partial(sample)
             actions += self._forget_turns(group, theirs, now)
             for sample in [at for at, kept in group.kept.items() if theirs(kept.spans)]:
-                actions += self._give_back(group, sample)
+                actions += self._give_back(group, sample, [worker])
         return actions
 
     # --- workers
@@ -679,6 +679,10 @@ class Groups:
         record = self._episodes.record(group, parked)
         self._measure(turn.partial, parked.worker, parked.since, now)
         self._groups.keep(group, record)
+        if self._audits is not None:
+            self._audits.delivered(
+                group.group, group.prompt.tokens, record, sampling=group.task.sampling, now=now
+            )
         if group.lacking:
             self.stragglers.kept(group)
             self._patience.kept(group, now=now)
@@ -880,10 +884,13 @@ class Groups:
             return self._drop(group, "lease", "its leases failed")
         return [*self._partials.left(group, lease, now=now)]
 
-    def _give_back(self, group: OpenGroup, sample: int) -> list[RolloutAction]:
-        """A kept sample is not wanted; once it is scored, another worker may write it."""
+    def _give_back(
+        self, group: OpenGroup, sample: int, blamed: Iterable[PeerId]
+    ) -> list[RolloutAction]:
+        """A kept sample is not wanted; once it is scored, any worker but these may write it."""
         if self._audits is not None:
             self._audits.waiting.withdraw(group.group, sample)
+        group.returned.setdefault(sample, set()).update(blamed)
         if math.isnan(group.kept[sample].reward):
             # Its reward must have come before another answer waits for one.
             group.unwanted.add(sample)

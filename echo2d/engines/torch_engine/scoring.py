@@ -77,8 +77,8 @@ class ScoredAnswer:
 class Scorable:
     """An answer, or a piece of one; prompt and answer have at least one token each.
 
-    prompt: everything before the scored tokens. written: how many of its last tokens belong to the
-    answer already. seed: of the sample; None: no replay.
+    prompt: everything before the scored tokens. written: how many of its tokens were drawn with the
+    seed already. seed: of the sample; None: no replay.
     """
 
     prompt: Sequence[int]

@@ -157,12 +157,7 @@ async def open_tasks(stack: AsyncExitStack, config: CoordinatorConfig) -> list[O
 
 
 def _check_environment(config: CoordinatorConfig, name: str, table: TaskTable) -> None:
-    """OperatorFault: the run has what episodes do not work with yet."""
-    if config.audit.enabled:
-        raise OperatorFault(
-            f"audit.enabled: task {name!r} is an environment, whose episodes nobody can audit yet; "
-            "expected false"
-        )
+    """OperatorFault: the run has what episodes do not work with."""
     if table.kind == AGENTS and not config.gateway.enabled:
         raise OperatorFault(
             f"gateway.enabled: agents outside play task {name!r} through the gateway; expected true"

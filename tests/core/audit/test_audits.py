@@ -20,7 +20,7 @@ from echo2d.core.protocol.control_messages import (
 )
 from echo2d.core.protocol.evidence import Evidence
 from echo2d.core.protocol.sampling import Sampling
-from echo2d.core.protocol.trajectory import AuthoredSpan, TrajectoryScore
+from echo2d.core.protocol.trajectory import AuthoredSpan, TrajectoryRecord, TrajectoryScore
 from echo2d.core.rollouts.events import SampleReturned
 from echo2d.core.rollouts.groups import RETURNED_WAIT_S
 from tests.support.audited_world import (
@@ -463,15 +463,16 @@ def test_a_worker_that_takes_over_computes_kv_caches_itself() -> None:
     """So what it writes under one version is clean, whoever wrote the tokens before."""
     one, two = PeerId("one"), PeerId("two")
 
-    def spans(*authors: PeerId) -> list[AuthoredSpan]:
-        return [
+    def written(*authors: PeerId) -> TrajectoryRecord:
+        spans = [
             AuthoredSpan(at, at + 1, Version(at), version_key(at).digest, author)
             for at, author in enumerate(authors)
         ]
+        return TrajectoryRecord(0, bytes(4 * len(spans)), b"", tuple(spans), "stop")
 
-    assert not audits_module._mixes(spans(one, two, one), one)
-    assert audits_module._mixes(spans(one, two, two), two)
-    assert not audits_module._mixes(spans(one, two, two), one)
+    assert not audits_module._mixes(written(one, two, one), one)
+    assert audits_module._mixes(written(one, two, two), two)
+    assert not audits_module._mixes(written(one, two, two), one)
 
 
 def test_a_sample_that_nobody_else_can_write_begins_anew_with_its_group() -> None:

@@ -6,6 +6,7 @@ from echo2d.core.base.ids import Digest, GroupId, PeerId, Version
 from echo2d.core.protocol.trajectory import (
     AuthoredSpan,
     BatchBody,
+    GivenTokens,
     GroupRecord,
     TrajectoryRecord,
     batch_digest,
@@ -38,6 +39,13 @@ GROUP = GroupRecord(GroupId(4), pack_tokens([1, 2]), (trajectory(0, 3, 3, 5), tr
 def test_a_group_knows_its_oldest_and_newest_version() -> None:
     assert [t.version_min for t in GROUP.trajectories] == [3, 2]
     assert (GROUP.version_min, GROUP.version_max) == (2, 5)
+
+
+def test_given_tokens_are_not_written() -> None:
+    given = (GivenTokens(2, 5), GivenTokens(6, 8))
+    record = TrajectoryRecord(0, pack_tokens(range(9)), b"", (), "stop", given=given)
+    assert record.written == 4
+    assert [record.written_before(at) for at in (0, 2, 5, 6, 8, 9)] == [0, 2, 2, 3, 3, 4]
 
 
 def test_batches_round_trip() -> None:

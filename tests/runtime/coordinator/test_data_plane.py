@@ -197,6 +197,16 @@ async def test_evaluations_ask_the_other_side_with_names_of_their_own(folder: Pa
         assert PromptsEnded(59, "cold") == await plane.draw(DrawPrompt(59, "cold"))
 
 
+async def test_episodes_of_an_environment_are_audited(folder: Path) -> None:
+    game = {"kind": "two_turn_digits", "name": "game", "processes": 1}
+    made = config(folder, game, audit={"enabled": True, "trusted": ["mine"]})
+    async with AsyncExitStack() as stack:
+        tasks = await open_tasks(stack, made)
+        rules = await asyncio.to_thread(make_rules, made, RUN, tasks, [])
+    assert rules.audit is not None
+    assert all(task.episode is not None for task in rules.tasks)
+
+
 async def test_evaluations_play_the_held_out_side_of_an_environment(folder: Path) -> None:
     """In processes of their own, with the same seed or another: two games at once end with their own rewards."""
     game = {"kind": "two_turn_digits", "name": "game", "processes": 1, "turns_max": 5}
