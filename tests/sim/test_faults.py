@@ -12,8 +12,8 @@ from typing import Literal
 
 import pytest
 
-from echo2d.core.cluster.rules import Informative
-from echo2d.sim.run.fault_schedule import RunFault, Schedule
+from echo2d.core.cluster.rules import AuditRules, EpisodeRules, Informative
+from echo2d.sim.run.fault_schedule import LEARNT, RunFault, Schedule
 from echo2d.sim.run.world import RunOutcome, RunStuckError, SimulatedRun
 from tests.support.paths import REPO
 
@@ -75,6 +75,32 @@ def test_the_run_survives_pairs_informative_rows_and_priorities(rng_seed: int) -
     order: Literal["oldest", "priority"] = "priority" if rng_seed % 3 != 2 else "oldest"
     rules = replace(schedule.rules, tasks=(first, *others), order=order)
     SimulatedRun(replace(schedule, rules=rules)).run()
+
+
+def with_liars(schedule: Schedule) -> Schedule:
+    """All tasks are environments, and all workers but two lie; only an audit can recognise that."""
+    audit = AuditRules(newcomer=3, share=0.1, wait_s=20.0, trusts=True)
+    tasks = [replace(task, episode=EpisodeRules()) for task in schedule.rules.tasks]
+    first, *others = schedule.workers
+    liars = [replace(each, bad="lies", lies=1.0, slots=max(1, each.slots)) for each in others]
+    return replace(
+        schedule,
+        rules=replace(schedule.rules, audit=audit, tasks=tuple(tasks)),
+        workers=(first, replace(first, slots=2), *liars),
+        learnt=LEARNT,
+    )
+
+
+def test_liars_in_environments_are_convicted_and_honest_workers_are_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("echo2d.sim.run.worker.INVENTED", 1.0)
+    convicted = 0
+    for rng_seed in range(8000, 8020):
+        run = SimulatedRun(with_liars(Schedule.draw(rng_seed)))
+        run.run()
+        convicted += len(run.judge.convicted)
+    assert convicted >= 8
 
 
 @pytest.mark.parametrize("rng_seed", FOUND)

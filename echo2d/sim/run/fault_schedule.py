@@ -54,7 +54,7 @@ NEVER_CLEAR = 1 << 30
 # What an earlier process learnt of honest engines.
 LEARNT = LimitsLearnt("torch", 0.1, 0.002, 0)
 EVALUATED = 0.4
-ENVIRONMENTS = 0.33  # share of the runs without an audit in which tasks may be environments
+ENVIRONMENTS = 0.33  # share of the runs in which tasks may be environments
 EPISODES = (EpisodeRules(), EpisodeRules(turns_max=2), EpisodeRules(tokens_max=24))
 OUTSIDE = 0.5  # share of those in which agents outside play some of them
 AUDITED = 0.25  # share of runs that have an audit
@@ -183,8 +183,8 @@ def _tasks(rng: random.Random, max_new_tokens: int) -> tuple[TaskRules, ...]:
 
 
 def _environments(chance: random.Random, rules: RunRules) -> tuple[TaskRules, ...]:
-    """In one schedule of three, and without an audit, each task may be an environment."""
-    if rules.audit is not None or chance.random() > ENVIRONMENTS:
+    """In one schedule of three, each task may be an environment."""
+    if chance.random() > ENVIRONMENTS:
         return rules.tasks
     tasks = [replace(task, episode=chance.choice([None, *EPISODES])) for task in rules.tasks]
     # Drawn afterwards: older schedules keep their environments.
@@ -211,8 +211,8 @@ def _evals(chance: random.Random, rules: RunRules) -> tuple[EvalRules, ...]:
 
 
 def _played(chance: random.Random, rules: RunRules) -> tuple[EvalRules, ...]:
-    """Without an audit, half of the evaluations are of environments."""
-    if rules.audit is not None or chance.random() < 0.5:
+    """Half of the evaluations are of environments."""
+    if chance.random() < 0.5:
         return rules.evals
     return tuple(
         replace(each, task=replace(each.task, episode=chance.choice(EPISODES)))

@@ -54,6 +54,7 @@ from echo2d.core.protocol.trajectory import (
 from echo2d.core.rollouts.events import (
     BatchCommitted,
     BatchFrozen,
+    EpisodeForgotten,
     GroupDropped,
     LeaseGiven,
     PromptTaken,
@@ -159,6 +160,8 @@ class InvariantChecker:
                 self._check_kept(group, HeldLease(lease, attempt), kept)
             case TurnKept():
                 self._check_turn(record)
+            case EpisodeForgotten(group, sample):
+                self._lies.discard((group, sample))
             case SampleReturned(group, sample):
                 assert self.audited
                 assert group not in self._step_of, "a sample of a frozen group goes back"
