@@ -317,6 +317,11 @@ def bench_delta(*, against: str, as_json: bool, **options: Any) -> None:
     help="Replay no seeds, as with SGLang as usual (audit.seeds = none).",
 )
 @click.option(
+    "--episodes",
+    is_flag=True,
+    help="The task is an environment of two turns (two_turn_digits) instead of sort_digits.",
+)
+@click.option(
     "--int8",
     is_flag=True,
     help="A trusted and an honest worker in int8 beside the others; liars claim to be such workers.",

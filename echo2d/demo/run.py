@@ -48,7 +48,8 @@ POLL_S = 0.25
 CACHE = Path.home() / ".cache" / "echo2d"
 STOPPED = 130  # exit code after Ctrl-C, as in a shell
 
-MEASURES: Mapping[str, Callable[..., float]] = {
+DemoTask = Literal["sort_digits", "two_turn_digits", "agents"]
+MEASURES: Mapping[DemoTask, Callable[..., float]] = {
     "sort_digits": greedy_accuracy,
     "two_turn_digits": second_turn_accuracy,
     "agents": partial(second_turn_accuracy, opening=(OPENING,)),
@@ -120,7 +121,7 @@ class Demo:
     chaos: bool = False
     delta: bool = True
     run_dir: Path | None = None
-    task: Literal["sort_digits", "two_turn_digits", "agents"] = "sort_digits"
+    task: DemoTask = "sort_digits"
 
     def __post_init__(self) -> None:
         if self.steps < 1:

@@ -30,3 +30,13 @@ def test_liars_are_convicted_and_honest_workers_are_not(tmp_path: Path) -> None:
     )
     assert "convicted" in told.stdout
     assert "last flagged answers" in told.stdout
+
+
+def test_liars_in_an_environment_are_convicted_and_honest_workers_are_not() -> None:
+    command = [sys.executable, "-m", "echo2d", "bench", "liars", "--episodes", "--lies=greedy"]
+    command += ["--liars-from=3", "--seconds=300", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout, done.stderr
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)["rows"]
+    assert [row["name"] for row in rows if row["verdict"]] == ["liar-greedy"]

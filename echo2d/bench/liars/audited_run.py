@@ -8,7 +8,7 @@ from pathlib import Path
 from echo2d.bench.lab.processes import Program, Programs, wait_for
 from echo2d.bench.liars.kinds import LieKind
 from echo2d.client import Coordinator
-from echo2d.demo.run import CACHE, CONFIG, LEARNER
+from echo2d.demo.run import CACHE, CONFIG, LEARNER, DemoTask
 from echo2d.demo.tiny_model import TinyRecipe, make_tiny_model
 from echo2d.engines.base import Quantization
 from echo2d.errors import Fault
@@ -62,7 +62,9 @@ class AuditSettings:
 
 
 class AuditedRun:
-    """See the module docstring. audit: None: the run audits nothing. Its files are under `folder`."""
+    """See the module docstring. audit: None: the run audits nothing. Its files are under `folder`. task:
+    one of the demo's.
+    """
 
     def __init__(
         self,
@@ -74,7 +76,9 @@ class AuditedRun:
         steps: int,
         slots: int,
         rng_seed: int,
+        task: DemoTask = "sort_digits",
     ) -> None:
+        self._task = task
         self.folder, self._programs, self._workers = folder.absolute(), programs, workers
         self._audit, self._steps, self._slots, self._rng_seed = audit, steps, slots, rng_seed
         self.recipe = TinyRecipe(rng_seed=rng_seed)
@@ -118,7 +122,7 @@ class AuditedRun:
             "kappa": KAPPA,
             "seed": self._rng_seed,
         }
-        text = CONFIG.format(**facts, delta="true", task="sort_digits")
+        text = CONFIG.format(**facts, delta="true", task=self._task)
         if any(worker.quantization != "none" for worker in self._workers):
             text = text.replace("[policy]", "[policy]\nquantized_workers = true")
         if self._audit is not None:

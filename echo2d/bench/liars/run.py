@@ -59,9 +59,9 @@ QUANTIZED = (
 @dataclass(frozen=True, slots=True)
 class LiarsPlan:
     """The options. share: of its samples that a liar lies about. unseeded: seeds are not replayed, as
-    with SGLang's usual engine. int8: some honest workers compute in int8, and all liars say that they
-    do. liars_from: the step from which on liars join: before the policy has
-    learnt anything, an old version is no lie. steps: train steps at most.
+    with SGLang's usual engine. episodes: the task is an environment of two turns. int8: some honest
+    workers compute in int8, and all liars say that they do. liars_from: the step from which on liars
+    join: before the policy has learnt anything, an old version is no lie. steps: train steps at most.
     seconds: at most.
     """
 
@@ -70,6 +70,7 @@ class LiarsPlan:
     audit_share: float = 0.05
     newcomer: int = 20
     unseeded: bool = False
+    episodes: bool = False
     int8: bool = False
     liars_from: int = 30
     steps: int = 400
@@ -79,8 +80,8 @@ class LiarsPlan:
 
 @dataclass(slots=True)
 class WorkerRow:
-    """One worker. delivered: trajectories; trained: of them; both until it was convicted, or the
-    end. convicted_s: after its first trajectory; None: it was not.
+    """One worker. delivered: trajectories, or turns of episodes; trained: those that it finished; both
+    until it was convicted, or the end. convicted_s: after its first trajectory; None: it was not.
     """
 
     name: str
@@ -193,6 +194,7 @@ def measure_liars(
         steps=plan.steps,
         slots=SLOTS,
         rng_seed=plan.rng_seed,
+        task="two_turn_digits" if plan.episodes else "sort_digits",
     )
     rows = {each.name: WorkerRow(each.name, each.lie or "") for each in (*honest, *liars)}
     with run.start() as coordinator:
