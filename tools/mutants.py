@@ -351,6 +351,22 @@ MUTANTS = (
         ("tests/core/rollouts/test_episodes.py",),
     ),
     Mutant(
+        "I2, audited turns",
+        "an auditor's place in a seed counts tokens that an environment gave",
+        "echo2d/core/audit/audits.py",
+        "record.written_before(span.start)",
+        "span.start",
+        ("tests/core/audit/test_audited_episodes.py",),
+    ),
+    Mutant(
+        "I4, turns given back",
+        "a late answer goes on from turns of an episode that began anew",
+        "echo2d/core/rollouts/group_table.py",
+        "base.first(base.turn_start) != (NOTHING if episode is None else episode.partial)",
+        "base.turn_start != (0 if episode is None else episode.partial.length)",
+        ("tests/core/audit/test_audited_episodes.py",),
+    ),
+    Mutant(
         "I5, turns",
         "a group is complete while a sample waits for its environment",
         "echo2d/core/rollouts/groups.py",
