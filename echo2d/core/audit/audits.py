@@ -507,9 +507,9 @@ def _to_score(
     seed: int | None,
     sampling: Sampling,
 ) -> AnswerToScore:
-    start, end = 4 * span.start, 4 * span.end
+    branch, start, end = 4 * record.branch_start(span.start), 4 * span.start, 4 * span.end
     return AnswerToScore(
-        prompt + record.tokens[:start],
+        prompt + record.tokens[branch:start],
         record.tokens[start:end],
         record.logprobs[start:end],
         record.written_before(span.start),

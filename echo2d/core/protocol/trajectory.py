@@ -141,6 +141,10 @@ class TrajectoryRecord:
         """How many of its first `place` tokens a version wrote; `place` is not within given ones."""
         return place - _tokens_in(tuple([each for each in self.given if each.end <= place]))
 
+    def branch_start(self, place: int) -> int:
+        """Where the branch of this token begins."""
+        return max([start for start in self.branches if start <= place], default=0)
+
     @property
     def worker(self) -> PeerId:
         """The worker that finished it."""

@@ -105,7 +105,7 @@ def _checked(
         claimed = unpack_logprobs(answer.logprobs).astype(np.float64)
     except PeerFault as fault:
         raise EngineFault(str(fault)) from fault
-    if not (len(prompt) > answer.written >= 0 and len(tokens) == len(claimed) > 0):
+    if not (len(prompt) > 0 <= answer.written and len(tokens) == len(claimed) > 0):
         raise EngineFault("an answer without tokens, or without a logprob for each")
     if max(prompt.max(), tokens.max()) >= policy.vocab_size or min(prompt.min(), tokens.min()) < 0:
         raise EngineFault(f"a token is not below the vocabulary size of {policy.vocab_size}")

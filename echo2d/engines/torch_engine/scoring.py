@@ -116,7 +116,7 @@ def score_all(
     distribution. replay: the kind of engine that wrote the answers.
     """
     assert sampling.temperature > 0
-    assert all(len(each.prompt) > each.written >= 0 < len(each.answer) for each in asked)
+    assert all(each.prompt and each.written >= 0 and each.answer for each in asked)
     with torch.inference_mode():
         rows = _answer_logits(policy, asked)
         lines = [

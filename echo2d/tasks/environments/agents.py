@@ -18,9 +18,10 @@ SILENCE_S = 600.0
 class Agents(Environment):
     """Episodes of agents outside (docs/environments.md).
 
-    rows: how many rows the agents have; a ticket names one of them. 0: they choose by its seed. opening: the
-    tokens that every call begins with; empty: the first token of the model's chat template. stop_token_ids:
-    end an answer, besides the model's own end tokens. silence_s: an agent that neither calls nor ends its episode for so long is given up.
+    rows: how many rows the agents have; a ticket names one of them. 0: they choose by its seed. opening:
+    the tokens that every call begins with; empty: the first token of the model's chat template.
+    stop_token_ids: end an answer, besides the model's own end tokens. silence_s: an agent that neither
+    calls nor ends its episode for so long is given up.
     """
 
     name = "agents"
