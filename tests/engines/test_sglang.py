@@ -69,13 +69,14 @@ async def test_an_older_server_is_not_asked_to_flush_within_an_update(tmp_path: 
         a_pair(tmp_path, version="0.5.21") as pair,
         running(pair.engine, ENDLESS) as (output,),
     ):
+        await output.enough_of(0)
         pair.double.calls.clear()
         await pair.refit(1)
         assert [call for call in pair.double.calls if call != "abort"] == [
             "pause retract", "abort_all", "update", "flush", "model_info", "continue",
         ]  # fmt: skip
         assert pair.double.updates[-1]["flush_cache"] is False
-        await output.until(lambda sample: label(1) in sample.labels)
+        await output.enough_of(1)
     check_logprobs(pair.harness, output)
 
 
@@ -88,6 +89,7 @@ async def test_a_server_that_started_with_dummy_weights(tmp_path: Path) -> None:
 
 async def test_a_400_that_did_update(tmp_path: Path) -> None:
     async with a_pair(tmp_path) as pair, running(pair.engine, ENDLESS) as (output,):
+        await output.enough_of(0)
         pair.double.traps.append("updated_anyway")
         pair.double.calls.clear()
         await pair.refit(1)
@@ -102,7 +104,7 @@ async def test_a_400_that_did_update(tmp_path: Path) -> None:
             "model_info",
             "continue",
         ]
-        await output.until(lambda sample: label(1) in sample.labels)
+        await output.enough_of(1)
     check_logprobs(pair.harness, output)
 
 
@@ -158,9 +160,10 @@ async def test_a_sample_goes_on_through_refits(tmp_path: Path, mode: RefitMode) 
     async with a_pair(tmp_path, mode) as pair:
         request = replace(ENDLESS, max_new_tokens=600, samples=3)
         async with running(pair.engine, request) as (output,):
+            await output.enough_of(0)
             for version in (1, 2):
                 await pair.refit(version)
-                await output.until(lambda sample, version=version: label(version) in sample.labels)  # type: ignore[misc]
+                await output.enough_of(version)
             await output.until(lambda sample: sample.finish is not None)
         assert output.finishes() == ["length"] * 3
         assert [len(sample.tokens) for sample in output.samples] == [600] * 3
