@@ -17,6 +17,7 @@ from echo2d.core.capacity.estimators import quantile
 from echo2d.core.status.json_form import read_status
 from echo2d.core.status.schema import (
     BroadcastStatus,
+    EpisodesStatus,
     FaultStatus,
     ProgressStatus,
     RentingStatus,
@@ -88,6 +89,7 @@ def status_picture(
         *_spreading(status),
         *_auditing(status),
         *_evaluating(status),
+        *_playing(status),
         Text(),
         workers_table(status, rows=room, wide=wide),
     ]
@@ -214,6 +216,27 @@ def _evaluating(status: Status) -> Iterable[Text]:
         if each.open_version is not None:
             words += f"; version {each.open_version}: {each.open_answers} of {each.open_of} answers"
         yield Text.assemble(_label(each.name), words)
+
+
+def _playing(status: Status) -> Iterable[Text]:
+    """The samples of environments that no worker writes now."""
+    for task in status.tasks:
+        if task.episodes is not None:
+            yield Text.assemble(_label(task.name or "environment"), episodes_words(task.episodes))
+
+
+def episodes_words(episodes: EpisodesStatus) -> str:
+    offered = f", {episodes.offered:,} offered to agents" if episodes.offered else ""
+    took = ""
+    if episodes.tool_s_median is not None:
+        took = (
+            f"; a step takes it {seconds(episodes.tool_s_median)}, "
+            f"p90 {seconds(episodes.tool_s_p90)}"
+        )
+    return (
+        f"{episodes.parked:,} samples wait for the environment, "
+        f"{episodes.waiting:,} for a slot{offered}{took}"
+    )
 
 
 def scored_words(mean: float | None, se: float | None) -> str:

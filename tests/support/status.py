@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from echo2d.core.base.ids import Version
-from echo2d.core.cluster.rules import AuditRules, EvalRules, TaskRules
+from echo2d.core.cluster.rules import AuditRules, EpisodeRules, EvalRules, TaskRules
 from echo2d.core.gateway.events import CallAsked, CallId
 from echo2d.core.protocol.sampling import WHOLE
 from tests.support.catch_up import newcomer, running
 from tests.support.coordinator_world import RULES, World, train
+from tests.support.rollouts import world_of
 
 KEYS = Path(__file__).parents[1] / "core" / "status" / "keys.txt"
 # Mappings whose keys are data: versions, reasons, kinds, states.
@@ -80,4 +81,15 @@ def auditing() -> World:
     return world
 
 
-RICH: tuple[Callable[[], World], ...] = (trained, catching_up, auditing)
+def playing() -> World:
+    """An environment has answered a turn, and is asked about another one."""
+    task = TaskRules(max_new_tokens=8, stop_token_ids=(1,), episode=EpisodeRules(tokens_max=64))
+    world, (worker,) = world_of(2, tasks=(task,))
+    for answered in (True, False):
+        world.say(worker, worker.finish(*worker.open[0], tokens=(3, 1)))
+        if answered:
+            world.drain()
+    return world
+
+
+RICH: tuple[Callable[[], World], ...] = (trained, catching_up, auditing, playing)

@@ -20,6 +20,7 @@ from echo2d.views.status import (
 )
 from echo2d.views.watch import Screen
 from tests.support.coordinator_world import World, train
+from tests.support.status import pinned_keys
 from tools.research.status_picture import svg
 
 
@@ -162,6 +163,23 @@ def test_the_page_shows_what_the_terminal_shows() -> None:
         assert name in facts["provision"]
     for state in ("standby", "leaving", "away", "joined"):
         assert f'"{state}"' in page
+    for name in ("offered", "parked", "waiting", "tool_s_median", "tool_s_p90"):
+        assert f"tasks[].episodes.{name}" in pinned_keys()
+        assert name in page
+
+
+def test_samples_between_two_turns_and_how_long_a_tool_takes() -> None:
+    facts = facts_of(World())
+    facts["tasks"][0] |= {
+        "name": "shop[/x]",
+        "episodes": {"offered": 0, "parked": 1234, "waiting": 5, "tool_s_median": None, "tool_s_p90": None},
+    }  # fmt: skip
+    words = "shop[/x] 1,234 samples wait for the environment, 5 for a slot"
+    assert words in " ".join(seen(facts).split())
+    facts["tasks"][0]["episodes"] |= {"offered": 7, "tool_s_median": 0.25, "tool_s_p90": 18.0}
+    text = " ".join(seen(facts).split())
+    assert f"{words}, 7 offered to agents; a step takes it 250 ms, p90 18.0 s" in text
+    assert "samples wait" not in seen(facts_of(World()))
 
 
 def test_what_the_seed_has_sent_and_what_that_costs() -> None:

@@ -55,6 +55,7 @@ class Statistics:
     learner_train_s, learner_wait_s: sums over all steps but the first of each session, which began
     at no commit. starved_s: the time for which the learner waited for a batch. unscored_s: the part
     of it in which only rewards were missing. version_bytes: by version, on the wire and in full.
+    tool_s: by task, how long its environment took for a step.
     dropped_answers, dropped_tokens: by the reason why they, or their groups, were dropped.
     """
 
@@ -74,6 +75,7 @@ class Statistics:
         self.refit_pause_s: deque[float] = deque(maxlen=RECENT_MAX)
         self.recompute_s: deque[float] = deque(maxlen=RECENT_MAX)
         self.still_s: deque[float] = deque(maxlen=RECENT_MAX)
+        self.tool_s: dict[str, deque[float]] = {}
         self.qualities = WorkerQualities()
         self.batch_rewards: deque[tuple[int, float]] = deque(maxlen=RECENT_MAX)
         self.faults: dict[tuple[str, str], FaultSeen] = {}
@@ -230,6 +232,10 @@ class Statistics:
         if seconds is not None:
             self.recompute_s.append(seconds)
             self.measurements.recompute.add(seconds)
+
+    def environment_took(self, task: str, seconds: float) -> None:
+        """The environment of this task has answered a turn after so long."""
+        self.tool_s.setdefault(task, deque(maxlen=RECENT_MAX)).append(seconds)
 
     def handed_over(self, tokens: int) -> None:
         """A lease continues from this many tokens; 0: it starts anew."""

@@ -3,12 +3,14 @@
 It reads every part and decides nothing. The process around the machine adds what only it knows.
 """
 
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache
 
 from echo2d.core.audit.audits import Audits
 from echo2d.core.broadcast.publishing import Publishing
 from echo2d.core.broadcast.transmission import Transmission
+from echo2d.core.capacity.estimators import quantile
 from echo2d.core.cluster.events import VersionPublished
 from echo2d.core.cluster.membership import Membership, Peer
 from echo2d.core.cluster.rules import RunRules
@@ -21,11 +23,13 @@ from echo2d.core.coordinator.learner_api import LearnerCalls
 from echo2d.core.evaluation.evaluations import Evaluations
 from echo2d.core.evaluation.json_form import evaluated_json
 from echo2d.core.gateway.calls import GatewayCalls
+from echo2d.core.rollouts.group_table import BetweenTurns
 from echo2d.core.rollouts.groups import Groups
 from echo2d.core.rollouts.staleness import Staleness
 from echo2d.core.status.schema import (
     AuditStatus,
     BroadcastStatus,
+    EpisodesStatus,
     EvaluationStatus,
     FaultStatus,
     FormStatus,
@@ -93,7 +97,7 @@ def make_status(
         seed_uplink=None if members.seed is None else members.seed.uplink,
         gateway=gateway.status(),
         audit=None if audits is None else _audit(audits, members),
-        tasks=_tasks(rules, groups),
+        tasks=_tasks(rules, groups, statistics),
         evaluations=tuple(_evaluation(evaluations, each.name) for each in rules.evals),
         bubble_ratio=statistics.bubble_ratio,
         learner_train_s=statistics.learner_train_s,
@@ -302,8 +306,9 @@ def _progress(peer: Peer, transmission: Transmission) -> ProgressStatus:
     )
 
 
-def _tasks(rules: RunRules, groups: Groups) -> tuple[TaskStatus, ...]:
+def _tasks(rules: RunRules, groups: Groups, statistics: Statistics) -> tuple[TaskStatus, ...]:
     total = sum(task.weight for task in rules.tasks)
+    between = groups.between_turns() if any(task.episode for task in rules.tasks) else {}
     return tuple(
         TaskStatus(
             name=task.name,
@@ -311,8 +316,23 @@ def _tasks(rules: RunRules, groups: Groups) -> tuple[TaskStatus, ...]:
             in_flight=groups.in_flight_by_task.get(task.name, 0),
             retired=groups.prompts[task.name].sampler.retired,
             passed=groups.prompts[task.name].sampler.passed,
+            episodes=None
+            if task.episode is None
+            else _episodes(
+                between.get(task.name, BetweenTurns()), statistics.tool_s.get(task.name, ())
+            ),
         )
         for task in rules.tasks
+    )
+
+
+def _episodes(between: BetweenTurns, tool_s: Iterable[float]) -> EpisodesStatus:
+    return EpisodesStatus(
+        offered=between.offered,
+        parked=between.parked,
+        waiting=between.waiting,
+        tool_s_median=quantile(tool_s, 0.5),
+        tool_s_p90=quantile(tool_s, 0.9),
     )
 
 

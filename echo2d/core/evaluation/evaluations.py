@@ -396,7 +396,7 @@ class Evaluations:
         length = len(message.tokens) // 4
         self._statistics.tokens_accepted += length
         if task.episode is not None:
-            return self._end_turn(peer, evaluation, lease, message, finish)
+            return self._end_turn(peer, evaluation, lease, message, finish, now)
         written = ScoredSample(math.nan, (), length, finish not in WHOLE_ENDS)
         evaluation.keep(lease, message.sample, written)
         return [
@@ -496,6 +496,7 @@ class Evaluations:
         lease: Lease,
         message: SampleFinished,
         finish: Finish,
+        now: float,
     ) -> list[EvaluationAction]:
         """A turn of an episode is over: the environment is told of it."""
         given, base, sample = lease.given, lease.given.base, message.sample
@@ -506,7 +507,7 @@ class Evaluations:
         whole = base.plus(message.tokens, message.logprobs, spans, shift=base.length)
         number = 1 if before is None else before.turns + 1
         turn = TurnKept(given.group, sample, number, given.lease, given.attempt, whole, finish)
-        parked = Parked(turn, lease.since, peer.peer, evaluation.key)
+        parked = Parked(turn, lease.since, peer.peer, evaluation.key, now)
         # A worker that holds very many results refuses leases.
         held_back = evaluation.park(lease, parked, held_back_max=peer.slots)
         # As of the answers' own seeds, versions differ by less chance.

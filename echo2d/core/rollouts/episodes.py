@@ -147,6 +147,7 @@ class OpenEpisodes:
         self, group: OpenGroup, parked: Parked, event: EnvironmentStepped, *, now: float
     ) -> list[RolloutAction]:
         """The environment has answered: the sample waits for its next turn."""
+        self.measure(group, parked, now=now)
         episode = parked.answered(event.tokens, event.state, anew=event.anew)
         waiting = self._waiting(episode.partial, parked, now)
         self._groups.go_on(group, event.sample, episode, waiting)
@@ -154,6 +155,11 @@ class OpenEpisodes:
             event.group, event.sample, event.turn, event.tokens, event.state, event.anew
         )
         return [*([] if event.turn else [Persist(parked.turn)]), Persist(answered)]
+
+    def measure(self, group: OpenGroup, parked: Parked, *, now: float) -> None:
+        """The environment has answered. How long an agent outside takes to begin does not count."""
+        if parked.turn.turn:
+            self._statistics.environment_took(group.task.name, now - parked.asked_at)
 
     def record(self, group: OpenGroup, parked: Parked) -> TrajectoryRecord:
         """The whole episode, without a reward."""
@@ -219,7 +225,7 @@ class OpenEpisodes:
 
     def _recover(self, group: OpenGroup, turn: RecoveredTurn, now: float) -> None:
         kept, answered = turn.kept, turn.answered
-        parked = Parked(kept, now, kept.worker, None)
+        parked = Parked(kept, now, kept.worker, None, now)
         group.parked.pop(kept.sample, None)
         if answered is None:
             group.waiting.discard(kept.sample)

@@ -15,7 +15,7 @@ Not here: which worker gets a lease, which results count, when a group is droppe
 """
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -66,13 +66,14 @@ class Episode:
 @dataclass(frozen=True, slots=True)
 class Parked:
     """A turn that the environment is being asked about. since: when the sample was leased first.
-    served: the version of its worker when the turn ended.
+    served: the version of its worker when the turn ended. asked_at: since when the environment has been asked.
     """
 
     turn: TurnKept
     since: float
     worker: PeerId
     served: VersionKey | None
+    asked_at: float
 
     def answered(self, given: bytes, state: bytes | None, *, anew: bool = False) -> Episode:
         """The episode after the environment's answer: these tokens (int32), and its state."""
@@ -163,7 +164,7 @@ class OpenGroup:
         if self.task.episode is not None and self.task.episode.outside:
             self.waiting.discard(sample)
             turn = unwritten(self.group, sample)
-            self.parked[sample] = Parked(turn, now, turn.worker, None)
+            self.parked[sample] = Parked(turn, now, turn.worker, None, now)
         else:
             self.waiting.add(sample)
 
@@ -199,6 +200,17 @@ class OpenGroup:
         return [kept for kept in self.kept.values() if math.isnan(kept.reward)]
 
 
+@dataclass(slots=True)
+class BetweenTurns:
+    """Samples that no worker writes. offered: no agent outside has begun them. parked: the environment is asked.
+    waiting: for a slot, with what the environment answered.
+    """
+
+    offered: int = 0
+    parked: int = 0
+    waiting: int = 0
+
+
 class GroupTable:
     """See the module docstring. drawn: how many samples a group of a task has."""
 
@@ -224,6 +236,17 @@ class GroupTable:
     def waiting(self) -> list[OpenGroup]:
         """The groups with waiting samples, in the order of admission: group ids grow."""
         return [self._groups[group] for group in sorted(self._waiting)]
+
+    def between_turns(self) -> dict[str, BetweenTurns]:
+        """The samples of each task that are between two turns."""
+        found: defaultdict[str, BetweenTurns] = defaultdict(BetweenTurns)
+        for group in self._groups.values():
+            of_task = found[group.task.name]
+            offered = len(group.offered())
+            of_task.offered += offered
+            of_task.parked += len(group.parked) - offered
+            of_task.waiting += sum(sample in group.waiting for sample in group.episodes)
+        return found
 
     @property
     def whole(self) -> int:

@@ -72,7 +72,7 @@ from echo2d.core.rollouts.events import (
     ScoreSample,
     TurnKept,
 )
-from echo2d.core.rollouts.group_table import GroupTable, OpenGroup, Parked
+from echo2d.core.rollouts.group_table import BetweenTurns, GroupTable, OpenGroup, Parked
 from echo2d.core.rollouts.group_work import GroupWork
 from echo2d.core.rollouts.leases import Lease, LeaseTable, answer, send_to
 from echo2d.core.rollouts.partials import Partials
@@ -184,6 +184,10 @@ class Groups:
     def in_flight_by_task(self) -> Mapping[str, int]:
         """Those of each task."""
         return self._groups.by_task
+
+    def between_turns(self) -> Mapping[str, BetweenTurns]:
+        """The samples of each task that are between two turns."""
+        return self._groups.between_turns()
 
     @property
     def prompts(self) -> Mapping[str, Prompts]:
@@ -658,7 +662,7 @@ class Groups:
             group.group, sample, turns + 1, key.lease, key.attempt, whole, finish, fingerprint
         )
         since = now if lease is None else lease.since
-        parked = Parked(turn, since, peer.peer, peer.serving)
+        parked = Parked(turn, since, peer.peer, peer.serving, now)
         ended = self._groups.park(group, parked)
         if key in group.running:
             self.leases.renew(group.running[key], tokens=True, now=now)
@@ -677,6 +681,7 @@ class Groups:
         """Keep an episode with its reward."""
         turn = parked.turn
         record = self._episodes.record(group, parked)
+        self._episodes.measure(group, parked, now=now)
         self._measure(turn.partial, parked.worker, parked.since, now)
         self._groups.keep(group, record)
         if self._audits is not None:

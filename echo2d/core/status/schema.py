@@ -251,9 +251,24 @@ class AuditStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodesStatus:
+    """Samples of an environment that no worker writes now. offered: no agent outside has begun them.
+    parked: the environment is asked. waiting: for a worker that writes their next turn.
+    tool_s_median, tool_s_p90: how long the environment took for a step, of the newest RECENT_MAX.
+    """
+
+    offered: int
+    parked: int
+    waiting: int
+    tool_s_median: float | None
+    tool_s_p90: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TaskStatus:
     """One task. weight: its groups of a step, over those of all tasks. in_flight: groups that are
     not complete. retired: rows that `filter` passes over; passed: prompts passed over so far.
+    episodes: None: it is no environment.
     """
 
     name: str
@@ -261,6 +276,7 @@ class TaskStatus:
     in_flight: int
     retired: int
     passed: int
+    episodes: EpisodesStatus | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,6 +18,7 @@ from echo2d.core.capacity.estimators import quantile
 from echo2d.core.cluster.statistics import RECENT_MAX
 from echo2d.core.status.schema import (
     AuditStatus,
+    EpisodesStatus,
     EvaluationStatus,
     RentingStatus,
     Status,
@@ -149,6 +150,30 @@ def _of_task(
         return [((task.name,), read(task)) for task in status.tasks]
 
     return Family(f"echo2d_task_{name}", about, samples, ("task",), counter)
+
+
+def _of_environment(
+    name: str, about: str, read: Callable[[EpisodesStatus], Number]
+) -> Family[Status]:
+    """A gauge of each task that is an environment."""
+
+    def samples(status: Status) -> Samples:
+        return [
+            ((task.name,), read(task.episodes))
+            for task in status.tasks
+            if task.episodes is not None
+        ]
+
+    return Family(f"echo2d_task_{name}", about, samples, ("task",))
+
+
+def _tool_seconds(status: Status) -> Samples:
+    return [
+        ((task.name, share), number)
+        for task in status.tasks
+        if (each := task.episodes) is not None
+        for share, number in (("0.5", each.tool_s_median), ("0.9", each.tool_s_p90))
+    ]
 
 
 FAMILIES: tuple[Family[Status], ...] = (
@@ -471,6 +496,27 @@ FAMILIES: tuple[Family[Status], ...] = (
         "Its prompts that were passed over",
         lambda task: task.passed,
         counter=True,
+    ),
+    _of_environment(
+        "offered_samples",
+        "Its samples that no agent outside has begun",
+        lambda episodes: episodes.offered,
+    ),
+    _of_environment(
+        "parked_samples",
+        "Its samples that wait for its environment",
+        lambda episodes: episodes.parked,
+    ),
+    _of_environment(
+        "waiting_turns",
+        "Its samples that wait for a worker to write their next turn",
+        lambda episodes: episodes.waiting,
+    ),
+    Family(
+        "echo2d_task_tool_seconds",
+        f"Time that its environment took for a step; of the last {RECENT_MAX}",
+        _tool_seconds,
+        ("task", "quantile"),
     ),
     _of_eval("version", "Version that was scored last", lambda each: each.version),
     _of_eval("score", "Its mean reward on held-out questions", lambda each: each.mean),

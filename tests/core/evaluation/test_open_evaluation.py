@@ -117,7 +117,7 @@ class Table(Desk):
         partial = base.plus(pack_tokens([3, 1]), bytes(8), [span], shift=base.length)
         turn = 1 + len(base.given)
         kept = TurnKept(given.group, sample, turn, given.lease, given.attempt, partial, "stop")
-        parked = Parked(kept, 0.0, lease.worker, key)
+        parked = Parked(kept, 0.0, lease.worker, key, 0.0)
         self.leases.answer(lease, sample)
         held_back = self.open.park(lease, parked, held_back_max=held_back_max)
         self.open.check()

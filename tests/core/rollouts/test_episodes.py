@@ -90,6 +90,28 @@ def test_between_two_turns_a_sample_has_no_slot() -> None:
     assert unpack_tokens(step.output.tokens).tolist() == list(ANSWER)
 
 
+def test_the_status_says_which_samples_wait_between_two_turns() -> None:
+    world, (worker,) = playing(1)
+
+    def episodes() -> tuple[int, int, float | None, float | None]:
+        found = world.state.status(now=world.now).tasks[0].episodes
+        assert found is not None
+        return found.parked, found.waiting, found.tool_s_median, found.tool_s_p90
+
+    assert episodes() == (0, 0, None, None)
+    end_turn(world, worker)
+    assert episodes() == (1, 0, None, None)
+    world.now += 2.5
+    world.drain()
+    assert episodes() == (0, 0, 2.5, 2.5), "the first sample has one turn"
+    end_turn(world, worker)
+    world.handle(PeerDisconnected(worker.session, "reset"))
+    world.now += 0.5
+    assert episodes() == (1, 0, 2.5, 2.5)
+    world.drain()
+    assert episodes() == (0, 1, 0.5, 2.5), "nobody is here to write its second turn"
+
+
 def test_the_next_turn_goes_on_from_everything_before_it() -> None:
     world, (worker,) = playing(2)
     first = next(lease for lease in grants(worker) if 1 in lease.samples)

@@ -15,7 +15,7 @@ from echo2d.core.base.ids import Digest, LeaseId, PeerId, Version
 from echo2d.core.cluster.rules import EvalRules, TaskRules
 from echo2d.core.gateway.events import CallAsked, CallId
 from echo2d.core.protocol.sampling import WHOLE
-from echo2d.core.status.schema import ProcessStatus, RentingStatus, Status
+from echo2d.core.status.schema import EpisodesStatus, ProcessStatus, RentingStatus, Status
 from echo2d.core.worker.events import (
     EngineRefitFailed,
     EngineRefitted,
@@ -78,7 +78,10 @@ def trained() -> Status:
     statistics.refused_results["bad"] += 1
     statistics.seed_sent(3, 1.25)
     statistics.still_s.append(0.5)
-    return replace(world.state.status(now=world.now), process=PROCESS)
+    status = world.state.status(now=world.now)
+    episodes = EpisodesStatus(offered=2, parked=5, waiting=3, tool_s_median=0.25, tool_s_p90=4.0)
+    tasks = tuple(replace(task, episodes=episodes) for task in status.tasks)
+    return replace(status, tasks=tasks, process=PROCESS)
 
 
 def coordinator(tmp_path: Path) -> CoordinatorMetrics:
@@ -158,12 +161,15 @@ def test_what_a_run_looks_like(tmp_path: Path) -> None:
     assert seen["echo2d_recent_train_step_seconds{quantile=0.5}"] == 1.0
     assert seen["echo2d_worker_accepted_total{name=a,worker=a}"] > 0
     assert seen["echo2d_broadcast_peers{state=verified}"] == 1
+    assert seen["echo2d_task_parked_samples{task=}"] == 5
+    assert seen["echo2d_task_tool_seconds{quantile=0.9,task=}"] == 4.0
 
 
 def test_what_is_not_known_has_no_sample(tmp_path: Path) -> None:
     seen = values(coordinator(tmp_path).render(replace(World().state.status(), process=PROCESS)))
     assert "echo2d_newest_version" not in seen
     assert not any(name.startswith("echo2d_recent_") for name in seen)
+    assert not any("parked" in name for name in seen), "no task of it is an environment"
     assert "echo2d_serving_version" not in values(
         WorkerMetrics().render({**WORKER, "serving_version": None})
     )
