@@ -54,13 +54,13 @@ class Spoken:
     branch: str = ""
 
 
-Heard = tuple[int, bytes]
+HeardMessages = tuple[int, bytes]
 # (the last turn, how many messages the call before had and their hash) -> what this call says
-Say = Callable[[StepEnvironment, Heard], Awaitable[Spoken]]
+Say = Callable[[StepEnvironment, HeardMessages], Awaitable[Spoken]]
 
 
 @dataclass(frozen=True, slots=True)
-class EpisodeEnd:
+class AgentEnd:
     """How an agent ends its episode. reward None: it failed; error says why. trace: the branches as it saw them:
     whole token ids, and the ranges of them that were written.
     """
@@ -102,7 +102,7 @@ class TicketOffice(Protocol):
 
     def record(self, ticket: str) -> Mapping[str, Any]: ...
 
-    async def end(self, ticket: str, end: EpisodeEnd) -> Mapping[str, Any]: ...
+    async def end(self, ticket: str, end: AgentEnd) -> Mapping[str, Any]: ...
 
 
 def over() -> CallRefusal:
@@ -268,7 +268,7 @@ class EpisodeEndpoints:
         return web.json_response(told)
 
 
-def _end(body: Mapping[str, Any]) -> EpisodeEnd:
+def _end(body: Mapping[str, Any]) -> AgentEnd:
     error = text(body.get("error") or "", "error")[:ERROR_CHARS_MAX]
     reward = body.get("reward")
     if (reward is None) == (not error):
@@ -283,7 +283,7 @@ def _end(body: Mapping[str, Any]) -> EpisodeEnd:
         for name, value in parts.items()
     ]
     given = None if reward is None else _number(reward, "reward")
-    return EpisodeEnd(given, tuple(named), error, _trace(body.get("trace") or []))
+    return AgentEnd(given, tuple(named), error, _trace(body.get("trace") or []))
 
 
 def _trace(given: Any) -> tuple[tuple[list[int], list[list[int]]], ...]:

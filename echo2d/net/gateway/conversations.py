@@ -17,12 +17,12 @@ from blake3 import blake3
 from echo2d.core.cluster.rules import TaskRules
 from echo2d.core.protocol.trajectory import pack_tokens, unpack_tokens
 from echo2d.core.rollouts.events import StepEnvironment
-from echo2d.net.gateway.agents import Heard, Spoken, asked, last_turn
+from echo2d.net.gateway.agents import HeardMessages, Spoken, asked, last_turn
 from echo2d.net.gateway.responses import CallReader, ChoiceOutput
 from echo2d.texts.model_texts import ModelTexts
 from echo2d.texts.turns import NoContinuation, TurnTexts
 
-Messages = Sequence[Mapping[str, Any]]
+ChatMessages = Sequence[Mapping[str, Any]]
 # Of template options and tools for which the templates are probed.
 TURN_TEXTS_MAX = 16
 
@@ -36,7 +36,7 @@ class Conversation:
     def __init__(
         self,
         texts: ModelTexts,
-        messages: Messages,
+        messages: ChatMessages,
         options: Mapping[str, Any],
         first: bytes,
         read: CallReader | None,
@@ -44,7 +44,7 @@ class Conversation:
         self._texts, self._messages, self._options = texts, messages, options
         self._first, self._read = first, read
 
-    def spoken(self, task: TaskRules, order: StepEnvironment, heard: Heard) -> Spoken:
+    def spoken(self, task: TaskRules, order: StepEnvironment, heard: HeardMessages) -> Spoken:
         """What it says after this turn. heard: of the call before. Blocking."""
         count, before = heard
         now = len(self._messages), digest_of(self._messages, self._options)
@@ -75,7 +75,7 @@ class Conversation:
         return plainly(said) == plainly(messages[count])
 
 
-def digest_of(messages: Messages, options: Mapping[str, Any]) -> bytes:
+def digest_of(messages: ChatMessages, options: Mapping[str, Any]) -> bytes:
     """A hash of what messages say, and of what else the template is given."""
     said = [[plainly(message) for message in messages], dict(options)]
     return blake3(json.dumps(said, sort_keys=True).encode()).digest(16)

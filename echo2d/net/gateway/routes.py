@@ -30,7 +30,7 @@ from echo2d.core.rollouts.events import StepEnvironment
 from echo2d.net.gateway.agents import (
     Answered,
     EpisodeEndpoints,
-    Heard,
+    HeardMessages,
     Spoken,
     TicketOffice,
     asked,
@@ -304,7 +304,7 @@ class Endpoints:
                 raise unusable(header, "the run chooses the versions of an episode; omit it")
         conversation = question.conversation
 
-        async def say(order: StepEnvironment, heard: Heard) -> Spoken:
+        async def say(order: StepEnvironment, heard: HeardMessages) -> Spoken:
             if conversation is None:
                 spoken = Spoken(question.prompt)
             else:

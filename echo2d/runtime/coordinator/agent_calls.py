@@ -28,7 +28,9 @@ VOID_MAX = 1 << 16
 
 
 class AgentCalls:
-    """See the module docstring. silence_s, rows: as of the task's class. in_text: its agents call with messages."""
+    """See the module docstring. silence_s, rows: as of the task's class. in_text: its agents call with messages.
+    offered: is set when an episode of this task, or of another one, is offered.
+    """
 
     def __init__(
         self,
@@ -39,14 +41,14 @@ class AgentCalls:
         silence_s: float,
         rows: int,
         in_text: bool,
+        offered: asyncio.Event,
     ) -> None:
         self.task, self.silence_s = task, silence_s
         self.draw = PromptCalls(self, task.name, rules.vocab_size).draw
         self.samples = rules.drawn(task)
         self._rules, self._episodes, self._in_text, self._rows = rules, episodes, in_text, rows
         self._open: dict[At, AgentEpisode] = {}
-        # Is set when an episode is offered.
-        self.offered = asyncio.Event()
+        self.offered = offered
         # The nonces of tickets that do not count any more.
         self.void: dict[bytes, None] = {}
 

@@ -307,11 +307,12 @@ def data_plane(tasks: Iterable[OpenTask], evals: Iterable[OpenEval], rules: RunR
     """Calls of these tasks. A score is of the answer alone, however long it is."""
     limits: dict[str, int | None] = {task.name: task.max_new_tokens for task in rules.tasks}
     environments: dict[str, EnvironmentCalls | AgentCalls] = {}
+    offered = asyncio.Event()
     answered = {}
     for task in (*tasks, *(each.asks for each in evals)):
         limit = limits.get(task.name)
         if task.table.kind == AGENTS:
-            environments[task.name] = _agents(task, rules)
+            environments[task.name] = _agents(task, rules, offered)
         elif task.pool.about.environment:
             environments[task.name] = EnvironmentCalls(
                 Episodes(task.pool),
@@ -325,7 +326,7 @@ def data_plane(tasks: Iterable[OpenTask], evals: Iterable[OpenEval], rules: RunR
     return DataPlane(answered, environments)
 
 
-def _agents(task: OpenTask, rules: RunRules) -> AgentCalls:
+def _agents(task: OpenTask, rules: RunRules, offered: asyncio.Event) -> AgentCalls:
     of_task, options = rules.task(task.name), task.table.options
     assert of_task is not None
     return AgentCalls(
@@ -335,6 +336,7 @@ def _agents(task: OpenTask, rules: RunRules) -> AgentCalls:
         silence_s=options.get("silence_s", SILENCE_S),
         rows=options.get("rows", 0),
         in_text=task.pool.about.in_text,
+        offered=offered,
     )
 
 

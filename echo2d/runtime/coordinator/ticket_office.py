@@ -16,7 +16,7 @@ from typing import Any
 from echo2d.core.base.bounded_dict import keep_newest
 from echo2d.core.cluster.rules import RunRules, TaskRules
 from echo2d.core.protocol.trajectory import StoredGroup
-from echo2d.net.gateway.agents import EpisodeEnd, Taken, branches_of, difference, over
+from echo2d.net.gateway.agents import AgentEnd, Taken, branches_of, difference, over
 from echo2d.net.gateway.errors import CallRefusal
 from echo2d.net.security.tickets import Ticket, make_ticket, read_ticket, ticket_key
 from echo2d.runtime.coordinator.agent_calls import AgentCalls, At
@@ -32,7 +32,7 @@ log = logging.getLogger("echo2d.agents")
 class _Ended:
     """An end that is durable. said None: only its reward is known, from before a restart."""
 
-    said: EpisodeEnd | None
+    said: AgentEnd | None
     reward: float | None
     told: Mapping[str, Any]
 
@@ -60,20 +60,17 @@ class Tickets:
             detail = f"task: expected one of {', '.join(sorted(self._tasks))}; found {task!r:.80}"
             raise CallRefusal(HTTPStatus.NOT_FOUND, "task", detail)
         tasks = [*self._tasks.values()] if task is None else [self._tasks[task]]
-        until = time.monotonic() + wait_s
-        while (taken := self._take(tasks)) is None:
-            left_s = until - time.monotonic()
-            if left_s <= 0 or not tasks:
-                return None
-            for calls in tasks:
-                calls.offered.clear()
-            waiting = [asyncio.create_task(calls.offered.wait()) for calls in tasks]
-            try:
-                await asyncio.wait(waiting, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                for each in waiting:
-                    each.cancel()
-        return taken
+        if not tasks:
+            return None
+        offered = tasks[0].offered
+        try:
+            async with asyncio.timeout(wait_s):
+                while (taken := self._take(tasks)) is None:
+                    offered.clear()
+                    await offered.wait()
+                return taken
+        except TimeoutError:
+            return None
 
     def check(self, text: str) -> None:
         """CallRefusal: it is no ticket of this run (401)."""
@@ -93,7 +90,7 @@ class Tickets:
             "branched": dict(episode.branches),
         }
 
-    async def end(self, text: str, end: EpisodeEnd) -> Mapping[str, Any]:
+    async def end(self, text: str, end: AgentEnd) -> Mapping[str, Any]:
         """End an episode as its agent says; see `net.gateway.agents.TicketOffice`."""
         ticket = self._read(text)
         if (before := self._ended.get(ticket.at)) is not None:
@@ -184,7 +181,7 @@ def _told(turns: int, branches: int, written: int, differs: str = "") -> dict[st
     return {**said, "written": written, "differs": differs}
 
 
-def _again(before: _Ended, end: EpisodeEnd) -> Mapping[str, Any]:
+def _again(before: _Ended, end: AgentEnd) -> Mapping[str, Any]:
     """The answer to an end that comes again. CallRefusal: it is another one."""
     same = before.reward == end.reward if before.said is None else before.said == end
     if not same:
