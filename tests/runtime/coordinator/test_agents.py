@@ -2,9 +2,11 @@
 
 import asyncio
 import base64
+import io
 import json
+import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ TEMPLATE = (
     "{% else %}+{{ message.content }}>{% endif %}{% endfor %}"
 )
 OPENING = VOCABULARY.index("+")
+PAGE = Path(__file__).parents[3] / "docs/environments.md"
 LENGTH = 6  # most tokens of an answer
 SILENT: dict[str, Any] = {"task.options": {"opening": [OPENING], "silence_s": 0.2}}
 FEW_TURNS: dict[str, Any] = {"task.turns_max": 2, "task.episode_tokens": 60}
@@ -45,7 +48,8 @@ class Agent:
     ) -> tuple[int, Any]:
         headers = {"Authorization": f"Bearer {secret}"} if secret else {}
         headers |= {"X-Echo2d-Episode": ticket} if ticket else {}
-        async with self._session.post(self.site.url + path, json=body, headers=headers) as reply:
+        data, url = io.BytesIO(json.dumps(body).encode()), self.site.url + path
+        async with self._session.post(url, data=data, headers=headers) as reply:
             return reply.status, await reply.json()
 
     async def get(self, path: str) -> tuple[int, Any]:
@@ -290,21 +294,10 @@ async def test_an_episode_without_room_is_full_and_can_still_be_ended(tmp_path: 
 
 async def test_the_official_client_plays_with_its_ticket_as_api_key(tmp_path: Path) -> None:
     """An answer that comes back unchanged keeps its tokens; a changed one begins a branch."""
-    base = await asyncio.to_thread(_chat_model, tmp_path / "base")
-    vocab = chat_tokenizer().get_vocab_size()
-    changes: dict[str, Any] = {
-        "run.base_model": base,
-        "sampling.vocab_size": vocab,
-        "task.options": {},
-        "gateway.chat_template": None,
-    }
-    async with AsyncExitStack() as stack:
-        agent = await stack.enter_async_context(an_agent(tmp_path, **changes))
-        await agent.site.worker("box", vocab_size=vocab)
+    async with an_agent_of_text(tmp_path) as agent:
         taken = await agent.take()
         url, key = f"{agent.site.url}/v1", taken["ticket"]
         client = openai.AsyncOpenAI(base_url=url, api_key=key, max_retries=0)
-        client = await stack.enter_async_context(client)
         assert [model.id for model in (await client.models.list()).data] == ["policy"]
         messages: list[Any] = [{"role": "user", "content": "31 <|im_end|>"}]
         ask: Any = {"model": "policy", "messages": messages}
@@ -334,6 +327,53 @@ async def test_the_official_client_plays_with_its_ticket_as_api_key(tmp_path: Pa
         assert [chunk.choices[0].finish_reason async for chunk in reply][-1] in ("stop", "length")
         _, record = await agent.get(f"/v1/episodes/{key}")
         assert (record["turns"], record["branched"]) == (3, {"rewritten": 1})
+
+
+async def test_a_huge_message_is_refused_and_the_episode_goes_on(tmp_path: Path) -> None:
+    async with an_agent_of_text(tmp_path) as agent:
+        ticket = (await agent.take())["ticket"]
+        for size, code in ((1 << 17, "context_length_exceeded"), (1 << 20, "too_large")):
+            messages = [{"role": "user", "content": "1 " * (size // 2)}]
+            body = {"model": "policy", "messages": messages}
+            status, said = await agent.post("/v1/chat/completions", body, secret=ticket)
+            assert (status in (400, 413), said["error"]["code"]) == (True, code), said
+        body = {"model": "policy", "messages": [{"role": "user", "content": "31"}]}
+        assert (await agent.post("/v1/chat/completions", body, secret=ticket))[0] == 200
+
+
+async def test_the_program_of_the_docs_plays(tmp_path: Path) -> None:
+    page = await asyncio.to_thread(PAGE.read_text)
+    [program] = [
+        block.partition("```")[0] for block in page.split("```python\n") if "/v1/episodes" in block
+    ]
+    async with an_agent_of_text(tmp_path) as agent:
+        command = ("-c", program, agent.site.url, await agent.site.secret("docs", "agent"))
+        process = await asyncio.create_subprocess_exec(sys.executable, *command)
+        try:
+            batch = await first_batch(agent)
+        finally:
+            process.terminate()
+            await process.wait()
+    trajectories = [each for group in batch.groups for each in group.trajectories]
+    assert [each.turns for each in trajectories] == [3] * 4, "nobody guesses by chance"
+    assert {each.branch for each in trajectories} == {0}
+    assert all(each.reward_parts == {"turns": 3.0} for each in trajectories)
+
+
+@asynccontextmanager
+async def an_agent_of_text(directory: Path) -> AsyncIterator[Agent]:
+    """The run has a tokenizer and a chat template of the usual kind, and a worker."""
+    base = await asyncio.to_thread(_chat_model, directory / "base")
+    vocab = chat_tokenizer().get_vocab_size()
+    changes: dict[str, Any] = {
+        "run.base_model": base,
+        "sampling.vocab_size": vocab,
+        "task.options": {},
+        "gateway.chat_template": None,
+    }
+    async with an_agent(directory, **changes) as agent:
+        await agent.site.worker("box", vocab_size=vocab)
+        yield agent
 
 
 def _chat_model(path: Path) -> Path:
