@@ -45,14 +45,17 @@ class Tickets:
     ) -> None:
         self._tasks = tasks
         self._key = ticket_key(rules.seed_key)
-        self._ended: dict[At, _Ended] = {}
+        # By the nonces of their tickets; those from before a restart by sample, until it begins anew.
+        self._ended: dict[bytes, _Ended] = {}
+        self._kept: dict[At, _Ended] = {}
         # Until then an unknown ticket may be that of an answer that a worker writes.
         silence_s = max((each.silence_s for each in tasks.values()), default=0.0)
         self._know_all_at = time.monotonic() + silence_s
         for group in recovered:
             for kept in group.record.trajectories if group.source.task in tasks else ():
                 told = _told(kept.turns, 1 + len(kept.branches), kept.written)
-                self._remember((group.record.group, kept.sample), _Ended(None, kept.reward, told))
+                self._kept[group.record.group, kept.sample] = _Ended(None, kept.reward, told)
+        keep_newest(self._kept, REMEMBERED_MAX)
 
     async def take(self, task: str | None, wait_s: float) -> Taken | None:
         """An episode for an agent; see `net.gateway.agents.TicketOffice`."""
@@ -93,7 +96,7 @@ class Tickets:
     async def end(self, text: str, end: AgentEnd) -> Mapping[str, Any]:
         """End an episode as its agent says; see `net.gateway.agents.TicketOffice`."""
         ticket = self._read(text)
-        if (before := self._ended.get(ticket.at)) is not None:
+        if (before := self._before(ticket)) is not None:
             return _again(before, end)
         _, episode = self._find(ticket)
         order = episode.order
@@ -111,13 +114,14 @@ class Tickets:
             await episode.finish(reward, reason, end.parts)
         except CallRefusal:
             # The same end may have come beside this one.
-            if (before := self._ended.get(ticket.at)) is not None:
+            if (before := self._before(ticket)) is not None:
                 return _again(before, end)
             raise
         output = order.output
         told = _told(order.turn, 1 + len(output.branches), output.written, differs)
         if order.turn:
-            self._remember(ticket.at, _Ended(end, reward, told))
+            self._ended[ticket.nonce] = _Ended(end, reward, told)
+            keep_newest(self._ended, REMEMBERED_MAX)
         return told
 
     # --- inside
@@ -161,7 +165,7 @@ class Tickets:
             if episode.nonce != ticket.nonce:
                 raise over()
             return calls.task, episode
-        is_over = ticket.at in self._ended or any(
+        is_over = self._before(ticket) is not None or any(
             ticket.nonce in calls.void for calls in self._tasks.values()
         )
         if not is_over and time.monotonic() < self._know_all_at:
@@ -171,9 +175,11 @@ class Tickets:
             raise CallRefusal(HTTPStatus.SERVICE_UNAVAILABLE, "late", detail)
         raise over()
 
-    def _remember(self, at: At, ended: _Ended) -> None:
-        self._ended[at] = ended
-        keep_newest(self._ended, REMEMBERED_MAX)
+    def _before(self, ticket: Ticket) -> _Ended | None:
+        """The end of this ticket's episode, if it came before."""
+        if any(calls.open(ticket.at) is not None for calls in self._tasks.values()):
+            self._kept.pop(ticket.at, None)
+        return self._ended.get(ticket.nonce) or self._kept.get(ticket.at)
 
 
 def _told(turns: int, branches: int, written: int, differs: str = "") -> dict[str, Any]:
