@@ -1,41 +1,31 @@
-"""Calls of agents that play an episode of the run: what they may say, and what they are answered.
+"""Calls of agents that play an episode of the run: what they may ask for, and what they are answered.
 
-    POST /v1/episodes               a ticket for an episode that the run wants
     ... X-Echo2d-Episode: TICKET    the gateway's calls, which then are the episode's turns
-    GET  /v1/episodes/TICKET        the episode as the run has it
-    POST /v1/episodes/TICKET/end    its reward; the same end again is answered again
 
 A ticket may also be the API key. Its calls are answered by workers under leases like all of the run, so how
 they are sampled is the task's: a call that asks for something else is refused.
-Not here: who plays what (`runtime/coordinator/ticket_office.py`).
+Not here: tickets and ends over HTTP (`episode_routes`), chat messages (`conversations`), who plays what
+(`runtime/coordinator/ticket_office.py`).
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
-from itertools import pairwise
 from typing import Any, NoReturn, Protocol
 
 from aiohttp import web
 
 from echo2d.core.cluster.rules import TaskRules
 from echo2d.core.gateway.events import CallAsked, CallId, CallRefused, ChoiceGrew
-from echo2d.core.protocol.trajectory import RewardPart, unpack_tokens, version_spans
+from echo2d.core.protocol.trajectory import RewardPart, version_spans
 from echo2d.core.rollouts.events import StepEnvironment
 from echo2d.net.gateway.errors import CallRefusal, unusable
 from echo2d.net.gateway.requests import Ask
-from echo2d.net.http.admission import admit
-from echo2d.net.http.json_fields import fields, malformed, seconds, text
 from echo2d.net.security.auth import Caller
 from echo2d.net.security.tickets import TICKET_PREFIX
 
 TICKET_HEADER = "X-Echo2d-Episode"
-WAIT_S_MAX = 30.0
-PARTS_MAX = 32
-NAME_CHARS_MAX = 64
-ERROR_CHARS_MAX = 500
-TRACE_BRANCHES_MAX = 256
 NAMED = ("temperature", "top_p", "top_k", "min_p", "max_tokens", "max_completion_tokens")
 
 
@@ -120,39 +110,6 @@ def asked(order: StepEnvironment) -> bytes:
     return order.prompt + output.tokens[4 * output.branch_start : 4 * output.turn_start]
 
 
-def branches_of(order: StepEnvironment) -> list[dict[str, Any]]:
-    """The branches of an episode: whole token ids, and which of them were written, by which version."""
-    output, prompt = order.output, unpack_tokens(order.prompt).tolist()
-    tokens = unpack_tokens(output.tokens).tolist()
-    found = []
-    for start, end in pairwise((0, *output.branches, output.length)):
-        shift = len(prompt) - start
-        spans = [span for span in output.spans if start <= span.start < end]
-        written: list[list[int]] = []
-        for span in spans:
-            if written and written[-1][1] == span.start + shift:
-                written[-1][1] = span.end + shift
-            else:
-                written.append([span.start + shift, span.end + shift])
-        versions = [[span.start + shift, span.end + shift, span.version] for span in spans]
-        ids = prompt + tokens[start:end]
-        found.append({"token_ids": ids, "written": written, "versions": versions})
-    return found
-
-
-def difference(order: StepEnvironment, trace: Sequence[tuple[list[int], list[list[int]]]]) -> str:
-    """What an agent saw otherwise than the run has it; empty: nothing."""
-    branches = branches_of(order)
-    if len(trace) != len(branches):
-        return f"{len(trace)} branches, where the run has {len(branches)}"
-    for number, ((ids, written), branch) in enumerate(zip(trace, branches, strict=True)):
-        if ids != branch["token_ids"]:
-            return f"branch {number} has other tokens"
-        if written != branch["written"]:
-            return f"branch {number}: other tokens were written"
-    return ""
-
-
 def last_turn(order: StepEnvironment) -> ChoiceGrew:
     """What was written in this turn, as the news of a call."""
     output = order.output
@@ -226,82 +183,3 @@ class Answered:
 
     async def stop(self, choice: int) -> None:
         """It is whole."""
-
-
-# --- endpoints
-
-
-class EpisodeEndpoints:
-    """The handlers of /v1/episodes."""
-
-    def __init__(self, office: TicketOffice) -> None:
-        self._office = office
-
-    async def take(self, request: web.Request) -> web.Response:
-        body = await fields(request, set(), frozenset({"task", "wait_s"}))
-        task = None if body.get("task") is None else text(body["task"], "task")
-        wait_s = min(WAIT_S_MAX, seconds(body.get("wait_s") or 0, "wait_s"))
-        taken = await self._office.take(task, wait_s)
-        if taken is None:
-            detail = "no episode is wanted now; come back"
-            raise CallRefusal(HTTPStatus.SERVICE_UNAVAILABLE, "late", detail)
-        rules = taken.task
-        return web.json_response({
-            "ticket": taken.ticket, "task": rules.name, "row": taken.row, "seed": taken.seed,
-            "group": taken.group, "sample": taken.sample, "samples": taken.samples,
-            "temperature": rules.sampling.temperature, "max_tokens": rules.max_new_tokens,
-            "turns_max": rules.episode.turns_max if rules.episode else 1,
-            "silence_s": taken.silence_s,
-        })  # fmt: skip
-
-    async def record(self, request: web.Request) -> web.Response:
-        found = self._office.record(request.match_info["ticket"])
-        admit(request)
-        return web.json_response(found)
-
-    async def end(self, request: web.Request) -> web.Response:
-        ticket = request.match_info["ticket"]
-        self._office.check(ticket)
-        admit(request)
-        body = await fields(request, set(), frozenset({"reward", "parts", "error", "trace"}))
-        told = await self._office.end(ticket, _end(body))
-        return web.json_response(told)
-
-
-def _end(body: Mapping[str, Any]) -> AgentEnd:
-    error = text(body.get("error") or "", "error")[:ERROR_CHARS_MAX]
-    reward = body.get("reward")
-    if (reward is None) == (not error):
-        raise malformed(
-            "expected a reward, or an error if nobody can say what the episode is worth"
-        )
-    parts = body.get("parts") or {}
-    if not isinstance(parts, dict) or len(parts) > PARTS_MAX:
-        raise malformed(f"parts: expected at most {PARTS_MAX} names with numbers")
-    named = [
-        RewardPart(text(name, "parts")[:NAME_CHARS_MAX], _number(value, "parts"))
-        for name, value in parts.items()
-    ]
-    given = None if reward is None else _number(reward, "reward")
-    return AgentEnd(given, tuple(named), error, _trace(body.get("trace") or []))
-
-
-def _trace(given: Any) -> tuple[tuple[list[int], list[list[int]]], ...]:
-    if not isinstance(given, list) or len(given) > TRACE_BRANCHES_MAX:
-        raise malformed(f"trace: expected a list of at most {TRACE_BRANCHES_MAX} branches")
-    found = []
-    for branch in given:
-        match branch:
-            case {"token_ids": list(ids), "written": list(written)} if all(
-                type(each) is int for each in ids
-            ) and all(isinstance(each, list) and len(each) == 2 for each in written):
-                found.append((ids, written))
-            case _:
-                raise malformed("trace: expected branches of {token_ids, written: [[start, end]]}")
-    return tuple(found)
-
-
-def _number(value: Any, name: str) -> float:
-    if type(value) not in (int, float) or not abs(value) < 1e15:
-        raise malformed(f"{name}: expected a number")
-    return float(value)

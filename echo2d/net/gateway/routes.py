@@ -29,7 +29,6 @@ from echo2d.core.protocol.trajectory import pack_tokens, unpack_tokens
 from echo2d.core.rollouts.events import StepEnvironment
 from echo2d.net.gateway.agents import (
     Answered,
-    EpisodeEndpoints,
     HeardMessages,
     Spoken,
     TicketOffice,
@@ -39,6 +38,7 @@ from echo2d.net.gateway.agents import (
     ticket_of,
 )
 from echo2d.net.gateway.conversations import Conversation
+from echo2d.net.gateway.episode_routes import EpisodeEndpoints
 from echo2d.net.gateway.errors import CallRefusal, unusable
 from echo2d.net.gateway.handlers import Answering, GrowingAnswer, Question, Spelling
 from echo2d.net.gateway.limits import Desk, OpenRequests

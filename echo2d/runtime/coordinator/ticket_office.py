@@ -2,7 +2,7 @@
 
 A ticket's nonce is in the state that the core keeps of an episode, so it is good after a restart. An episode
 whose agent has not called yet is offered again then; the first ticket that comes for it counts.
-Not here: HTTP (`net/gateway/agents.py`), what a ticket is (`net/security/tickets.py`).
+Not here: HTTP (`net/gateway/episode_routes.py`), what a ticket is (`net/security/tickets.py`).
 """
 
 import asyncio
@@ -16,7 +16,8 @@ from typing import Any
 from echo2d.core.base.bounded_dict import keep_newest
 from echo2d.core.cluster.rules import RunRules, TaskRules
 from echo2d.core.protocol.trajectory import StoredGroup
-from echo2d.net.gateway.agents import AgentEnd, Taken, branches_of, difference, over
+from echo2d.net.gateway.agents import AgentEnd, Taken, over
+from echo2d.net.gateway.episode_record import branches_of, difference
 from echo2d.net.gateway.errors import CallRefusal
 from echo2d.net.security.tickets import Ticket, make_ticket, read_ticket, ticket_key
 from echo2d.runtime.coordinator.agent_calls import AgentCalls, At
