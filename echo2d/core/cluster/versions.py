@@ -78,6 +78,8 @@ class PublishedVersions:
         # The versions that are not revoked, and the snapshot copies in the run directory by their
         # path; both in the order of publish_seq.
         self._live: dict[VersionKey, VersionPublished] = {}
+        # How many were revoked or forgotten so far: while it stays the same, what was live is live.
+        self.ended = 0
         self._copies: dict[str, VersionPublished] = {}
         # Copies that an audit needs are kept, too.
         self.pinned: Collection[str] = ()
@@ -166,6 +168,7 @@ class PublishedVersions:
     def revoke(self, keys: Collection[VersionKey]) -> None:
         for key in keys:
             del self._live[key]
+            self.ended += 1
             self._given_up.discard(self._span(key.version))
         self._results = {
             span: record for span, record in self._results.items() if key_of(record) not in keys
@@ -269,6 +272,7 @@ class PublishedVersions:
         for key, record in old:
             if record.path not in self._copies:
                 del self._live[key]
+                self.ended += 1
 
     def _changed(self) -> None:
         self._settled = self._found_copies = None

@@ -19,7 +19,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from echo2d.core.base.ids import GroupId, LeaseId, PeerId
+from echo2d.core.base.ids import GroupId, LeaseId, PeerId, Version
 from echo2d.core.cluster.rules import TaskRules
 from echo2d.core.protocol.control_messages import HeldLease, VersionKey
 from echo2d.core.protocol.trajectory import (
@@ -96,6 +96,7 @@ class OpenGroup:
     goes back, the workers that may not write it again. failures: by sample, leases that
     failed. fruitless: by sample, leases in a row that continued a
     partial and added nothing. begun: when it had its first lease, or was recovered.
+    judged_at: for which versions and steps its partials were found good (`partials`); None: one is new since.
     """
 
     group: GroupId
@@ -118,6 +119,7 @@ class OpenGroup:
     fruitless: Counter[int] = field(default_factory=Counter)
     bad_results: int = 0
     begun: float = math.inf
+    judged_at: tuple[int, Version] | None = None
 
     def stored(self) -> StoredGroup:
         """The group with the results that it has so far, in the order of samples."""
@@ -187,6 +189,7 @@ class OpenGroup:
     def lose_partial(self, sample: int) -> None:
         """What a waiting sample has of an unfinished turn is lost: the turn begins anew."""
         self.partials.pop(sample, None)
+        self.judged_at = None
         if (episode := self.episodes.get(sample)) is not None:
             self.partials[sample] = Waiting(episode.partial, math.inf, episode.since)
 
@@ -393,6 +396,7 @@ class GroupTable:
         """The environment has answered the turn of a parked sample: it waits for the next one."""
         del group.parked[sample]
         group.episodes[sample], group.partials[sample] = episode, waiting
+        group.judged_at = None
         group.waiting.add(sample)
         self._note(group)
 

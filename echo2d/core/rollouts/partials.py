@@ -102,6 +102,7 @@ class Partials:
             )
             grew = partial.length > base.length
             group.fruitless[sample] = 0 if grew else group.fruitless[sample] + 1
+            group.judged_at = None
             if partial.length and group.fruitless[sample] <= FRUITLESS_MAX:
                 group.partials[sample] = Waiting(
                     partial, now + PARTIAL_WAIT_S, lease.since, goes_to
@@ -115,15 +116,22 @@ class Partials:
 
         Returns when the next one of the others will have waited for PARTIAL_WAIT_S.
         """
-        waits: list[float] = []
+        first = math.inf
+        # Many samples may wait, at every event: whether their tokens are good depends on this alone.
+        basis = self._versions.ended, self._staleness.oldest
         for group in groups:
-            for sample in [
-                at for at, each in group.partials.items() if not self.good(each.partial)
-            ]:
-                group.lose_partial(sample)
+            if group.judged_at != basis:
+                group.judged_at = basis
+                for sample in [
+                    at for at, each in group.partials.items() if not self.good(each.partial)
+                ]:
+                    group.lose_partial(sample)
             for each in group.partials.values():
-                waits += [at for at in (each.there_until, each.until) if now < at < math.inf]
-        return min(waits, default=None)
+                if now < each.there_until < first:
+                    first = each.there_until
+                if now < each.until < first:
+                    first = each.until
+        return None if first == math.inf else first
 
     def good(self, partial: Partial) -> bool:
         """Whether its tokens may still become part of a batch."""

@@ -158,15 +158,19 @@ class LeaseScheduler:
         while self._ranking.free and (pending := next(waiting, None)) is not None:
             if no_slot_from is not None and pending.oldest >= no_slot_from:
                 continue
+            if self._waits_there(pending):
+                continue
             workers = self._ranking.choose(pending.oldest, self._versions.live, pending.newest)
             if not workers.free:
                 no_slot_from = pending.oldest if pending.newest is None else no_slot_from
                 continue
-            for worker, samples in self._place(pending, workers):
+            placed = self._place(pending, workers)
+            for worker, samples in placed:
                 peer = self._members.get(worker)
                 assert peer is not None
                 actions += kind.grant(pending, peer, samples, now=now)
-            self.refresh(now=now)
+            if placed:
+                self.refresh(now=now)
         return actions
 
     def _place(
@@ -182,6 +186,11 @@ class LeaseScheduler:
             if pending.suits is None or pending.suits(worker):
                 return [(worker, tuple(pending.samples))]
         return []
+
+    def _waits_there(self, pending: PendingSamples) -> bool:
+        """Whether it waits for one worker, which is full. Very many turns of episodes may wait so at every event."""
+        usual = pending.preferred
+        return pending.there_alone and usual is not None and not self._may_write(usual, pending)
 
     def _may_write(self, worker: PeerId, pending: PendingSamples) -> bool:
         peer = self._members.get(worker)
