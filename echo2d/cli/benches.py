@@ -204,6 +204,13 @@ def bench_broadcast(
     help="Output tokens of a trajectory.",
 )
 @click.option(
+    "--turns",
+    type=click.IntRange(1, 64),
+    default=1,
+    show_default=True,
+    help="Turns of an environment in which they are written; 1: without one.",
+)
+@click.option(
     "--slots", type=click.IntRange(1, 256), default=4, show_default=True, help="Slots of a worker."
 )
 @click.option(

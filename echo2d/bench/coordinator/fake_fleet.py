@@ -58,7 +58,7 @@ ENROL_PATIENCE_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """What every worker does. generate_s: for one sample of `tokens` tokens below `vocab_size`."""
+    """What every worker does. generate_s: for one answer of `tokens` tokens below `vocab_size`."""
 
     slots: int
     tokens: int

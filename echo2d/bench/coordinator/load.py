@@ -17,13 +17,15 @@ PROMPT_TOKENS = 128
 class Load:
     """The options of `echo2d bench coordinator`.
 
-    rate: trajectories/s of all workers together. tokens: of each trajectory. slots: of each worker.
+    rate: trajectories/s of all workers together. tokens: written in each trajectory, in so many
+    `turns` of an environment; 1: there is none. slots: of each worker.
     bombers: workers more that attack with messages which are costly to refuse.
     """
 
     workers: int = 1000
     rate: float = 200.0
     tokens: int = 1000
+    turns: int = 1
     slots: int = 4
     seconds: float = 60.0
     shape: str = "auto"
@@ -36,6 +38,12 @@ class Load:
                 f"found {self.workers * self.slots}"
             )
 
+        if self.tokens < self.turns:
+            raise OperatorFault(
+                f"--turns: expected at most one for each of {self.tokens} tokens; "
+                f"found {self.turns}"
+            )
+
     @property
     def groups(self) -> int:
         """How many groups are in flight when every slot is leased."""
@@ -43,8 +51,12 @@ class Load:
 
     @property
     def generate_s(self) -> float:
-        """How long a sample must take for all slots together to make `rate`."""
-        return self.workers * self.slots / self.rate
+        """How long a turn must take for all slots together to make `rate`."""
+        return self.workers * self.slots / self.rate / self.turns
+
+    @property
+    def turn_tokens(self) -> int:
+        return self.tokens // self.turns
 
     @property
     def groups_per_step(self) -> int:
@@ -63,4 +75,5 @@ class Load:
             "group_size": GROUP_SIZE,
         }
         task = {"prompt_tokens": PROMPT_TOKENS, "vocab_size": VOCAB_SIZE}
-        return config(run, task, self.tokens, policy, {"shape": self.shape})
+        shape = {"shape": self.shape}
+        return config(run, task, self.turn_tokens, policy, shape, turns=self.turns)

@@ -38,6 +38,7 @@ class LoadResult:
     answer_p99_ms: float
     cpu_share: float
     cpu_share_parts: tuple[float, float]
+    cpu_ms_per_trajectory: float
     rss_mb: float
     trajectories_per_s: float
     leases_measured: int
@@ -88,7 +89,10 @@ class LoadResult:
             cpu_share=round(share.coordinator, 3),
             cpu_share_parts=(round(min(cpu), 3), round(max(cpu), 3)),
             rss_mb=round(memory_mb, 1),
-            trajectories_per_s=round(meter.accepted / share.at, 1),
+            cpu_ms_per_trajectory=_ms(
+                share.coordinator * share.at * load.turns / meter.accepted, 3
+            ),
+            trajectories_per_s=round(meter.accepted / load.turns / share.at, 1),
             leases_measured=len(meter.lease_s),
             slots_empty=slots_empty,
             results_refused=dict(meter.refused),
@@ -131,8 +135,8 @@ class LoadResult:
         return [text for text, is_so in found.items() if is_so]
 
 
-def _ms(seconds: float | None) -> float:
-    return round(1000 * (seconds or 0.0), 1)
+def _ms(seconds: float | None, digits: int = 1) -> float:
+    return round(1000 * (seconds or 0.0), digits)
 
 
 def print_figures(result: LoadResult) -> None:
@@ -161,6 +165,7 @@ def print_figures(result: LoadResult) -> None:
     table.add_row(
         "coordinator: share of one core", f"{result.cpu_share:.0%}", f"{low:.0%} - {high:.0%}"
     )
+    table.add_row("coordinator: CPU of a trajectory", f"{result.cpu_ms_per_trajectory} ms", "")
     table.add_row("coordinator: memory", f"{result.rss_mb} MB", "")
     table.add_row("trajectories accepted", f"{result.trajectories_per_s} /s", "")
     table.add_row("train steps", str(result.steps), "")

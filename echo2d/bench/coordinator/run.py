@@ -102,7 +102,7 @@ class _Run:
         token_file = self._folder / "workers.token"
         await asyncio.to_thread(self._make_token, url, token_file)
         token = await asyncio.to_thread(read_token_file, token_file)
-        script = Script(load.slots, load.tokens, VOCAB_SIZE, load.generate_s)
+        script = Script(load.slots, load.turn_tokens, VOCAB_SIZE, load.generate_s)
         fleet = FakeFleet(load.workers, script, self._meter, rng_seed=0)
         learner_token = run / "tokens" / "learner.token"
         learner = FakeLearner(url, learner_token, self._folder / "snapshots")

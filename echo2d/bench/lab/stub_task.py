@@ -10,6 +10,9 @@ from typing import Any
 
 from echo2d.tasks.base import Prompt
 
+# More tokens than a `StubEnvironment` gives between two turns.
+GIVEN_MAX = 64
+
 
 class StubTask:
     """Prompt number `index` is `prompt_tokens` tokens below `vocab_size`; the reward is the first token's parity."""
@@ -36,14 +39,24 @@ def config(
     tokens: int,
     policy: Mapping[str, Any],
     dissemination: Mapping[str, Any],
+    *,
+    turns: int = 1,
 ) -> str:
-    """TOML. task: the arguments of `StubTask`; tokens: of an answer at most; policy, dissemination: these tables."""
+    """TOML. task: the arguments of `StubTask`; tokens: of an answer at most; policy, dissemination: these tables.
+
+    turns: more than one: it is a `StubEnvironment`.
+    """
+    kind: dict[str, Any] = {"kind": f"{__name__}:{StubTask.__name__}"}
+    if turns > 1:
+        kind["kind"] = "echo2d.bench.lab.stub_environment:StubEnvironment"
+        kind |= {"turns_max": turns, "episode_tokens": turns * (tokens + GIVEN_MAX)}
+        task = {**task, "turns": turns}
     tables: dict[str, Mapping[str, Any]] = {
         "run": {"run_dir": str(folder / "coordinator"), "snapshot_root": str(folder / "snapshots")},
         "coordinator": {"port": 0},
         "policy": policy,
         "sampling": {"max_new_tokens": tokens, "vocab_size": task["vocab_size"]},
-        "task": {"kind": f"{__name__}:{StubTask.__name__}", "processes": 1},
+        "task": {**kind, "processes": 1},
         "task.options": task,
         "dissemination": dissemination,
     }
