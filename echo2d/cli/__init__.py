@@ -12,6 +12,7 @@ from echo2d import __version__
 from echo2d.cli.audits import audit
 from echo2d.cli.benches import bench
 from echo2d.cli.daemons import coordinate, join, rented
+from echo2d.cli.envs import envs
 from echo2d.cli.evals import evaluations
 from echo2d.cli.foresight import plan, simulate
 from echo2d.cli.recipes import init
@@ -48,7 +49,7 @@ def main() -> None:
 
 
 for command in (
-    init, coordinate, join, status, evaluations, samples, export, tasks, plan, simulate, demo, token, audit, rented,
-    bench,
+    init, coordinate, join, envs, status, evaluations, samples, export, tasks, plan, simulate, demo, token, audit,
+    rented, bench,
 ):  # fmt: skip
     main.add_command(command)

@@ -1,0 +1,156 @@
+"""Requests to a run's gateway, which wait while it restarts or has no room.
+
+    answers --no connection--> away (one line in the log) --an answer--> answers (one line)
+
+Every request of the tickets' API may be repeated: the same call gets the same answer again. So a
+request that found nobody, or was told to come back, is made again until its time is over. This is
+the one module here that knows the secret.
+"""
+
+import asyncio
+import json
+import logging
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from types import TracebackType
+from typing import Any, Self
+
+import aiohttp
+
+from echo2d.errors import OperatorFault, PeerFault
+from echo2d.net.control.client import Backoff
+from echo2d.net.security.auth import TokenFile
+from echo2d.net.security.tls import Tls, in_words, is_for_good, to_coordinator
+from echo2d.net.security.urls import coordinator_url
+
+# A host that does not answer by then is away.
+CONNECT_S_MAX = 10.0
+# What a gateway may ask to wait. A longer wait would only hide that it is back.
+RETRY_AFTER_S_MAX = 60.0
+COME_BACK = frozenset({HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.TOO_MANY_REQUESTS})
+
+log = logging.getLogger("echo2d.envs")
+
+
+class GatewayAway(PeerFault):
+    """The gateway did not answer for as long as the request could wait."""
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayAnswer:
+    status: int
+    body: bytes
+    content_type: str = "application/json"
+
+    def fields(self) -> dict[str, Any]:
+        """The body as an object. PeerFault: it is none."""
+        try:
+            found = json.loads(self.body)
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
+            raise PeerFault(
+                f"the gateway answered {self.status} with something else than an object"
+            )
+        return found
+
+    def reason(self) -> str:
+        """What a refusal says, in one line."""
+        try:
+            found = json.loads(self.body)
+            error = found.get("error", found)
+            text = str(error.get("message") or error.get("detail") or error)
+        except (ValueError, AttributeError):
+            text = self.body.decode(errors="replace")
+        return f"{self.status}: {' '.join(text.split())[:500]}"
+
+
+class GatewayLink:
+    """The connection to one gateway, as a context."""
+
+    def __init__(self, url: str, token: TokenFile) -> None:
+        self._url = coordinator_url(url)
+        self._tls = Tls.of(self._url, token.authority, promised=token.url)
+        self._secret = token.secret
+        self._session: aiohttp.ClientSession | None = None
+        self._answered = self._away = False
+
+    async def __aenter__(self) -> Self:
+        self._session = aiohttp.ClientSession(
+            headers={"Authorization": f"Bearer {self._secret}"},
+            connector=aiohttp.TCPConnector(limit=0),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S_MAX),
+        )
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        assert self._session is not None
+        await self._session.close()
+
+    async def ask(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+        *,
+        patience_s: float | None,
+    ) -> GatewayAnswer:
+        """The answer, asked for again where it says so. patience_s: None waits without end.
+
+        GatewayAway: nobody answered in that time. A 503 or 429 that lasts is returned.
+        """
+        loop, backoff = asyncio.get_running_loop(), Backoff(random.Random())
+        deadline = None if patience_s is None else loop.time() + patience_s
+        while True:
+            try:
+                answer, wait_s = await self._once(method, path, body, headers or {})
+            except (aiohttp.ClientError, TimeoutError, OSError) as error:
+                self._lost(error)
+                wait_s = backoff.next_s()
+                if deadline is not None and loop.time() + wait_s > deadline:
+                    raise GatewayAway(f"{self._url} does not answer: {in_words(error)}") from error
+            else:
+                if answer.status not in COME_BACK:
+                    return answer
+                if deadline is not None and loop.time() + wait_s > deadline:
+                    return answer
+            await asyncio.sleep(wait_s)
+
+    async def _once(
+        self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]
+    ) -> tuple[GatewayAnswer, float]:
+        """The answer, and how long to wait before the next attempt."""
+        assert self._session is not None
+        sent = {"Content-Type": "application/json", **headers} if body is not None else headers
+        async with self._session.request(
+            method, self._url + path, data=body, headers=sent, **to_coordinator(self._tls)
+        ) as response:
+            answer = GatewayAnswer(response.status, await response.read(), response.content_type)
+        if self._away:
+            log.info("the gateway answers again url=%s", self._url)
+        self._answered, self._away = True, False
+        return answer, _retry_after_s(response.headers.get("Retry-After", ""))
+
+    def _lost(self, error: Exception) -> None:
+        if is_for_good(error) and not self._answered:
+            raise OperatorFault(f"{self._url}: {in_words(error)}") from error
+        if not self._away:
+            log.warning("the gateway is away url=%s reason=%s", self._url, in_words(error))
+        self._away = True
+
+
+def _retry_after_s(text: str) -> float:
+    try:
+        wait_s = float(text)
+    except ValueError:
+        wait_s = 1.0
+    # NaN and negative numbers become the shortest wait.
+    return min(wait_s, RETRY_AFTER_S_MAX) if wait_s > 0.05 else 0.05

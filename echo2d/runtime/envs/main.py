@@ -1,0 +1,60 @@
+"""`echo2d envs`: the process that plays environments of other packages for a run."""
+
+import logging
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from echo2d.net.security.auth import read_token_file
+from echo2d.runtime.envs.gateway_link import GatewayLink
+from echo2d.runtime.envs.playing import EpisodeWorkers, PlayedTotals
+from echo2d.runtime.envs.ticket_endpoint import TicketEndpoint
+from echo2d.runtime.envs.verifiers_player import PolicyClient, load_player, require_verifiers
+from echo2d.runtime.process.lifecycle import Ending, outcome
+
+# These log every call, or every episode, at level info.
+TALKATIVE = ("aiohttp.access", "httpx", "verifiers")
+
+log = logging.getLogger("echo2d.envs")
+
+
+@dataclass(frozen=True, slots=True)
+class EnvsOptions:
+    """What `echo2d envs` was told. The fields are its options."""
+
+    environment: str
+    gateway: str
+    secret: Path
+    tokenizer: str
+    task: str | None = None
+    workers: int = 16
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    renderer: Mapping[str, Any] | None = None
+
+
+async def run_envs(options: EnvsOptions, show: Callable[[PlayedTotals], None]) -> int:
+    """Play until a signal. Returns the exit code. show: gets the totals as they change."""
+    if not log.isEnabledFor(logging.DEBUG):
+        for name in TALKATIVE:
+            logging.getLogger(name).setLevel(logging.WARNING)
+    # As `python -m` does: the environment may be a module beside the user.
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    require_verifiers()
+    link = GatewayLink(options.gateway, read_token_file(options.secret))
+    with Ending() as ending:
+        try:
+            async with link, TicketEndpoint(link) as endpoint:
+                client = PolicyClient(endpoint.url, options.tokenizer, options.renderer)
+                # In this thread, because classic environments install signal handlers.
+                player = load_player(options.environment, options.arguments, client)
+                async with player.serving():
+                    log.info("playing environment=%s", options.environment)
+                    workers = EpisodeWorkers(link, endpoint, player, task=options.task, show=show)
+                    ending.by_signals(workers.stop)
+                    await workers.run(options.workers)
+        except BaseExceptionGroup as group:
+            return outcome(group)
+    return 0

@@ -1,0 +1,157 @@
+"""Plays episodes of a run: many at once, each under its ticket.
+
+    ask for a ticket -> play -> end --> the next one
+                         | raises, is silent for too long, or is stopped: ends with an error
+
+A worker plays one episode at a time. An environment that fails costs its own episode; a gateway
+that is away makes all wait. Nothing is kept on disk.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, suppress
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+from echo2d.errors import PeerFault
+from echo2d.runtime.envs.gateway_link import GatewayLink
+from echo2d.runtime.envs.ticket_endpoint import SilentEpisode, TicketEndpoint
+from echo2d.runtime.envs.tickets import EpisodeOutcome, PlayerTicket, ask_ticket, end_episode
+
+PROGRESS_S = 10.0
+# For the last words about one episode, when the program ends.
+LAST_S_MAX = 5.0
+STOPPED = "the program that played it was stopped"
+
+log = logging.getLogger("echo2d.envs")
+
+
+class EpisodePlayer(Protocol):
+    """Environments of one kind."""
+
+    def serving(self) -> AbstractAsyncContextManager[None]:
+        """What the environments share, while episodes are played."""
+
+    async def play(self, ticket: PlayerTicket, bind: Callable[[str], None]) -> EpisodeOutcome:
+        """Play one episode. It may raise anything. bind: names an X-Session-ID of its calls."""
+
+
+@dataclass(slots=True)
+class PlayedTotals:
+    """What was played so far.
+
+    episodes: counted ones, with a reward. errors: left out, because the environment failed.
+    refused: the gateway did not take the end. dropped: the ticket did not count any more.
+    """
+
+    episodes: int = 0
+    reward_sum: float = 0.0
+    errors: int = 0
+    refused: int = 0
+    dropped: int = 0
+
+    @property
+    def reward_mean(self) -> float | None:
+        return self.reward_sum / self.episodes if self.episodes else None
+
+    def fields(self) -> dict[str, Any]:
+        facts = asdict(self)
+        del facts["reward_sum"]
+        return {"time": time.time(), "reward_mean": self.reward_mean, **facts}
+
+    def line(self) -> str:
+        mean = "-" if self.reward_mean is None else f"{self.reward_mean:.3f}"
+        return (
+            f"episodes {self.episodes:,}  mean reward {mean}  "
+            f"errors {self.errors}  refused {self.refused}  dropped {self.dropped}"
+        )
+
+
+class EpisodeWorkers:
+    """All workers of this process. `stop` ends them in order."""
+
+    def __init__(
+        self,
+        link: GatewayLink,
+        endpoint: TicketEndpoint,
+        player: EpisodePlayer,
+        *,
+        task: str | None,
+        show: Callable[[PlayedTotals], None],
+    ) -> None:
+        self._link, self._endpoint, self._player = link, endpoint, player
+        self._task, self._show = task, show
+        self._totals, self._running = PlayedTotals(), list[asyncio.Task[None]]()
+
+    async def run(self, workers: int) -> None:
+        """Play until `stop`."""
+        async with asyncio.TaskGroup() as tasks:
+            self._running = [tasks.create_task(self._work()) for _ in range(workers)]
+            self._running.append(tasks.create_task(self._report()))
+        self._show(self._totals)
+
+    def stop(self, reason: str) -> None:
+        log.info("stopping reason=%s", reason)
+        # A second call must not interrupt the last words of the first.
+        running, self._running = self._running, []
+        for each in running:
+            each.cancel()
+
+    async def _report(self) -> None:
+        shown = PlayedTotals()
+        while True:
+            await asyncio.sleep(PROGRESS_S)
+            if self._totals != shown:
+                shown = PlayedTotals(**asdict(self._totals))
+                self._show(shown)
+
+    async def _work(self) -> None:
+        while True:
+            ticket = await ask_ticket(self._link, self._task)
+            played = EpisodeOutcome.failed(STOPPED)
+            try:
+                played = await self._play(ticket)
+                await self._end(ticket, played, patience_s=ticket.silence_s)
+            except asyncio.CancelledError:
+                # The same end may be told twice.
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(LAST_S_MAX):
+                        await self._end(ticket, played, patience_s=LAST_S_MAX)
+                raise
+
+    async def _play(self, ticket: PlayerTicket) -> EpisodeOutcome:
+        try:
+            async with self._endpoint.open(ticket).lasting() as episode:
+                return await self._player.play(ticket, episode.bind)
+        except SilentEpisode as silent:
+            return EpisodeOutcome.failed(str(silent))
+        # An environment may raise anything, and it ends its own episode only.
+        except Exception as error:
+            log.debug("an environment raised row=%d", ticket.row, exc_info=error)
+            return EpisodeOutcome.failed(f"{type(error).__name__}: {error}")
+
+    async def _end(
+        self, ticket: PlayerTicket, played: EpisodeOutcome, *, patience_s: float
+    ) -> None:
+        body = played.body()
+        error = str(body.get("error", ""))
+        try:
+            ended = await end_episode(self._link, ticket, body, patience_s=patience_s)
+        except PeerFault as fault:
+            log.warning("an end was not told task=%s row=%d: %s", ticket.task, ticket.row, fault)
+            self._totals.dropped += 1
+            return
+        if ended.dropped:
+            log.info("dropped task=%s row=%d", ticket.task, ticket.row)
+            self._totals.dropped += 1
+        elif ended.refused:
+            log.warning("refused task=%s row=%d: %s", ticket.task, ticket.row, ended.refused)
+            self._totals.refused += 1
+        elif error:
+            log.warning("failed task=%s row=%d: %s", ticket.task, ticket.row, error)
+            self._totals.errors += 1
+        else:
+            self._totals.episodes += 1
+            self._totals.reward_sum += played.reward

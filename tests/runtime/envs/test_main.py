@@ -1,0 +1,23 @@
+from pathlib import Path
+
+from click.testing import CliRunner
+
+from echo2d.cli import main
+from echo2d.net.security.auth import write_token_file
+from tests.support.ticket_gateway import token_file
+
+
+def test_without_verifiers_there_is_one_clear_line(tmp_path: Path) -> None:
+    secret = tmp_path / "app.token"
+    write_token_file(secret, token_file())
+    arguments = ["--gateway=http://127.0.0.1:1", f"--secret={secret}", "--tokenizer=model"]
+    result = CliRunner().invoke(main, ["envs", "some-env", *arguments])
+    assert result.exit_code == 2
+    [line] = result.stderr.strip().splitlines()
+    assert "pip install 'echo2d[verifiers]'" in line
+
+
+def test_arguments_of_the_environment_are_an_object() -> None:
+    result = CliRunner().invoke(main, ["envs", "some-env", "--env-args=[1]"])
+    assert result.exit_code == 2
+    assert "expected a JSON object" in result.stderr
