@@ -1,7 +1,6 @@
 """verifiers' training client, unmodified, plays episodes with a policy that is trained meanwhile.
 
-Its traces must hold the tokens that the engine read and wrote, with their logprobs. The interpreters
-are named by ECHO2D_VERIFIERS, apart by ":"; `make envs-test` installs them.
+Its traces must hold the tokens that the engine read and wrote, with their logprobs.
 """
 
 import json
@@ -11,45 +10,29 @@ import subprocess
 import time
 from pathlib import Path
 from typing import Any
-from urllib.error import HTTPError
-from urllib.request import Request, urlopen
 
 import pytest
-import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from echo2d.runtime.run_dir.tokens import create_token
 from tests.support.paths import REPO
 from tests.support.polling import START_S, poll
 from tests.support.programs import Site
-from tests.support.texts import WORDS, chat_texts, chat_tokenizer
+from tests.support.texts import chat_texts
+from tests.support.verifiers_site import (
+    EPISODES,
+    INTERPRETERS,
+    gateway_token,
+    newest,
+    secret_in,
+    serves,
+    write_chat_model,
+)
 
-INTERPRETERS = [name for name in os.environ.get("ECHO2D_VERIFIERS", "").split(":") if name]
 CLIENT = REPO / "tools" / "envs" / "verifiers_client.py"
 EXAMPLE = REPO / "examples" / "own_loop.py"
 TURNS = 4
-EPISODES = int(os.environ.get("ECHO2D_EPISODES", "200"))
 # More than the episodes take.
 STEPS = 100_000
 log = logging.getLogger(__name__)
-
-
-def write_chat_model(directory: Path) -> Path:
-    """A tiny model with random weights, whose tokenizer has the tokens of Qwen3's chat format.
-
-    It has none for "<think>": an answer that begins with it and ends is not extended, by intention.
-    """
-    made = chat_tokenizer([word for word in WORDS if word != "<think>"])
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=made.get_vocab_size(), hidden_size=32, intermediate_size=64, num_hidden_layers=1,
-        num_attention_heads=2, num_key_value_heads=1, head_dim=16, max_position_embeddings=4096,
-    )  # fmt: skip
-    Qwen3ForCausalLM(config).to(torch.bfloat16).save_pretrained(directory)
-    made.save(str(directory / "tokenizer.json"))
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>"}
-    (directory / "tokenizer_config.json").write_text(json.dumps(settings))
-    return directory
 
 
 @pytest.mark.skipif(not INTERPRETERS, reason="no verifiers here: `make envs-test` installs it")
@@ -121,12 +104,7 @@ def replayed(
 
 
 def played(interpreter: str, site: Site, model: Path) -> list[Any]:
-    out = site.directory / "app.token"
-    create_token(
-        site.run_dir, "app", role="gateway", url=site.url(), out=out, max_workers=None, expires="1d"
-    )
-    secret = str(json.loads(out.read_text())["secret"])
-    poll(lambda: is_known(site, secret))  # coordinators look for new tokens once a second
+    secret = secret_in(gateway_token(site, "gateway"))
     done = subprocess.run(
         [interpreter, str(CLIENT), site.url(), str(model), str(EPISODES), str(TURNS)],
         env={**os.environ, "GATEWAY_SECRET": secret, "PYTHONPATH": ""},
@@ -134,27 +112,6 @@ def played(interpreter: str, site: Site, model: Path) -> list[Any]:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-
-
-def serves(site: Site) -> bool:
-    workers = site.status()["workers"]
-    assert isinstance(workers, list)
-    return any(worker["serving"] for worker in workers)
-
-
-def newest(site: Site) -> int:
-    published = site.status()["versions_published"]
-    assert isinstance(published, int)
-    return published
-
-
-def is_known(site: Site, secret: str) -> bool:
-    request = Request(f"{site.url()}/v1/models", headers={"Authorization": f"Bearer {secret}"})
-    try:
-        with urlopen(request) as response:
-            return bool(response.status == 200)
-    except HTTPError:
-        return False
 
 
 def records(site: Site) -> list[Any]:
