@@ -50,6 +50,7 @@ from echo2d.runtime.coordinator.task_calls import OverlongPenalty, TaskCalls
 from echo2d.tasks.environments.agents import SILENCE_S
 from echo2d.tasks.episodes import Episodes
 from echo2d.tasks.pool import Limits, TaskPool, TextSettings
+from echo2d.tasks.process import TaskFailed
 from echo2d.texts.files import text_digest
 
 # What makes the held-out questions of a task of ours; a task of the operator's names its own options.
@@ -152,6 +153,8 @@ async def open_tasks(stack: AsyncExitStack, config: CoordinatorConfig) -> list[O
             raise OperatorFault(f"task.name: two tasks are called {name!r}; name one of them")
         if pool.about.environment:
             _check_environment(config, name, table)
+        if table.kind == AGENTS:
+            await _check_opening(name, pool)
         found[name] = OpenTask(name, table, pool, texts if pool.about.in_text else b"")
     return list(found.values())
 
@@ -166,6 +169,16 @@ def _check_environment(config: CoordinatorConfig, name: str, table: TaskTable) -
         raise OperatorFault(
             f"task.overlong_tokens: task {name!r} is an environment; expected 0, and a reward that "
             "says what length costs"
+        )
+
+
+async def _check_opening(name: str, pool: TaskPool) -> None:
+    """OperatorFault: nothing says what the calls of agents begin with."""
+    first = await Episodes(pool).reset(0, 0, 0)
+    if isinstance(first, TaskFailed):
+        raise OperatorFault(
+            f"task.options: {first.reason}; name the tokens that all calls of task {name!r} begin with: "
+            "opening = [...]"
         )
 
 

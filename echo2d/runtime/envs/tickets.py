@@ -15,7 +15,7 @@ from http import HTTPStatus
 from typing import Any
 
 from echo2d.errors import OperatorFault, PeerFault
-from echo2d.net.gateway.agents import ERROR_CHARS_MAX, NAME_CHARS_MAX, PARTS_MAX
+from echo2d.net.gateway.episode_routes import ERROR_CHARS_MAX, NAME_CHARS_MAX, PARTS_MAX
 from echo2d.runtime.envs.gateway_link import GatewayLink
 
 EPISODES = "/v1/episodes"

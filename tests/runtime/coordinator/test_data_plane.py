@@ -311,3 +311,28 @@ def test_a_wrong_sampling_of_a_task_is_named(
 ) -> None:
     with pytest.raises(OperatorFault, match=words):
         config(folder, {**SORTS, "sampling": sampling})
+
+
+AGENTS: dict[str, Any] = {"kind": "agents", "name": "outside", "processes": 1}
+
+
+async def test_agents_outside_need_the_gateway_and_no_evaluation_asks_them(folder: Path) -> None:
+    async with AsyncExitStack() as stack:
+        with pytest.raises(OperatorFault, match=r"gateway\.enabled: agents outside play task"):
+            await opened(stack, folder, AGENTS)
+        made = config(folder, AGENTS, gateway={"enabled": True}, eval=[{"rows": 3}])
+        tasks = await open_tasks(stack, made)
+        with pytest.raises(OperatorFault, match=r"eval\.task: agents outside play task 'outside'"):
+            await open_evals(stack, made, tasks)
+
+
+async def test_what_the_calls_of_agents_begin_with_is_known_before_the_run_begins(
+    folder: Path,
+) -> None:
+    write_text_model(folder / "model", template=None)
+    told = {**AGENTS, "options": {"opening": [5]}}
+    async with AsyncExitStack() as stack:
+        with pytest.raises(OperatorFault, match=r"task\.options: .*; name the tokens .* opening"):
+            await opened(stack, folder, AGENTS, gateway={"enabled": True})
+        [task] = await opened(stack, folder, told, gateway={"enabled": True})
+        assert task.name == "outside"
