@@ -90,6 +90,9 @@ class Partials:
         """
         notes: list[Note] = []
         base = lease.given.base
+        limit = self._rules.limit(
+            group.task, group.prompt.tokens, base.turn_start, base.branch_start
+        )
         for sample in sorted(lease.samples):
             output = lease.outputs.get(sample) or NOTHING
             fault = self._fault(output, group.task)
@@ -98,7 +101,7 @@ class Partials:
                 output = NOTHING
             partial = self._usable(
                 base.plus(output.tokens, output.logprobs, output.spans, shift=base.length),
-                self._rules.limit(group.task, group.prompt.tokens, base.turn_start).tokens - 1,
+                limit.tokens - 1,
             )
             grew = partial.length > base.length
             group.fruitless[sample] = 0 if grew else group.fruitless[sample] + 1

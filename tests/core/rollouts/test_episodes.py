@@ -1,5 +1,6 @@
 """Episodes of an environment: turns, parking and restarts; each through the whole machine, as workers see it."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -7,8 +8,19 @@ import pytest
 from echo2d.core.base.ids import GroupId
 from echo2d.core.cluster.events import PeerDisconnected
 from echo2d.core.cluster.rules import EpisodeRules, TaskRules
-from echo2d.core.protocol.control_messages import Finish, Heartbeat, LeaseGranted
-from echo2d.core.protocol.trajectory import GivenTokens, TrajectoryRecord, unpack_tokens
+from echo2d.core.protocol.control_messages import (
+    Finish,
+    Goodbye,
+    Heartbeat,
+    HeldLease,
+    LeaseGranted,
+)
+from echo2d.core.protocol.trajectory import (
+    GivenTokens,
+    TrajectoryRecord,
+    pack_tokens,
+    unpack_tokens,
+)
 from echo2d.core.rollouts.events import (
     EnvironmentStepped,
     EpisodeEnded,
@@ -25,12 +37,16 @@ from tests.support.rollouts import SILENCE_S, answers, dropped, grants, world_of
 ANSWER = (3, 7, 1)  # the last token ends it
 
 
-def playing(*slots: int, **episode: Any) -> tuple[World, list[FakePeer]]:
+def playing(
+    *slots: int, context_max: int | None = None, **episode: Any
+) -> tuple[World, list[FakePeer]]:
     """A run of one environment, and its workers."""
     task = TaskRules(
         max_new_tokens=8, stop_token_ids=(1,), episode=EpisodeRules(**{"tokens_max": 64, **episode})
     )
-    world, workers = world_of(*slots, tasks=(task,), trajectories_per_step=2, staleness_max=0)
+    world, workers = world_of(
+        *slots, tasks=(task,), trajectories_per_step=2, staleness_max=0, context_max=context_max
+    )
     world.drain()
     return world, workers
 
@@ -153,6 +169,26 @@ def test_a_turn_that_its_worker_did_not_finish_goes_on_elsewhere() -> None:
     moved = next(each for each in grants(other) if each.samples == (1,) and each.earlier)
     assert moved.prompt == lease.prompt + bytes_of((5, 6))
     assert (moved.written, moved.earlier, moved.max_new_tokens) == (2, 3, 6)
+
+
+def test_a_branch_that_its_worker_did_not_finish_goes_on_elsewhere() -> None:
+    """The context holds the prompt and the branch alone, so what came before takes no room there."""
+    world, (one, two) = playing(2, 2, context_max=9)
+    worker = one if any(sample == 1 for _, sample in one.open) else two
+    other = two if worker is one else one
+    key = next(key for key, sample in worker.open if sample == 1)
+    world.say(worker, worker.finish(key, 1, tokens=ANSWER))
+    [step], stepped = steps(world), world.pending.pop()
+    assert isinstance(stepped, EnvironmentStepped)
+    world.pending.append(replace(stepped, anew=True))
+    world.drain()
+    lease = grants(worker)[-1]
+    branch = step.prompt + stepped.tokens
+    assert lease.prompt == branch
+    world.say(worker, worker.wrote(HeldLease(lease.lease, lease.attempt), 1, 7, 8))
+    world.say(worker, Goodbye("SIGTERM"))
+    moved = next(each for each in grants(other) if each.samples == (1,) and each.earlier)
+    assert (moved.prompt, moved.written) == (branch + pack_tokens([7, 8]), 2)
 
 
 def test_a_turn_goes_elsewhere_once_its_worker_serves_another_version() -> None:
