@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from echo2d.core.protocol.control_messages import Finish
-from echo2d.tasks.environment import STATE_BYTES_MAX
+from echo2d.tasks.kept_episode import KEPT_BYTES_MAX
 from echo2d.tasks.pool import Score, TaskPool, parse_score
 from echo2d.tasks.pool_child import pack
 from echo2d.tasks.process import TaskFailed, TaskProcess
@@ -39,7 +39,8 @@ class EpisodeTurn:
 
     given: new tokens, packed int32. state: what `step` needs if the process ends; None: then the
     episode ends with it. again: the call was made more than once. tags and row: those of the first
-    turn, as of `TaskPrompt`.
+    turn, as of `TaskPrompt`. branch: why `given` is the whole conversation instead, rendered anew
+    ("word: detail"); empty: it follows all tokens so far.
     """
 
     given: bytes
@@ -47,6 +48,7 @@ class EpisodeTurn:
     again: bool = False
     tags: Mapping[str, str] = field(default_factory=dict)
     row: str = ""
+    branch: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +65,8 @@ class StepCall:
     """An answer to the last turn of an episode.
 
     turns: answers that were acknowledged before. state: that of the last turn. transcript: all
-    tokens before this answer, given and written, packed int32; not needed where the environment is
-    in tokens. answer: packed int32, the end token included.
+    tokens of the newest branch before this answer, from the prompt on, packed int32; not needed where
+    the environment is in tokens. answer: packed int32, the end token included.
     """
 
     episode: int
@@ -200,15 +202,15 @@ class Episodes:
     def _turn(self, episode: int, said: list[Any], turn: EpisodeTurn) -> EpisodeTurn | TaskFailed:
         """The turn with what the process said."""
         match said:
-            case ["turn", bytes(given), bytes() | None as state, str(unsaved)] if (
-                given and len(given) % 4 == 0 and len(state or b"") <= STATE_BYTES_MAX
+            case ["turn", bytes(given), bytes() | None as state, str(unsaved), str(branch)] if (
+                given and len(given) % 4 == 0 and len(state or b"") <= KEPT_BYTES_MAX
             ):
                 if state is None:
                     self._log_unsaved(unsaved)
                 elif self._seat_of.get(episode) is self._spare:
                     # It goes on beside the others.
                     self.drop(episode)
-                return replace(turn, given=given, state=state)
+                return replace(turn, given=given, state=state, branch=branch)
         return self._malformed(episode)
 
     def _malformed(self, episode: int) -> TaskFailed:

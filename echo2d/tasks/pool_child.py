@@ -18,13 +18,13 @@ An environment has no prompts and rewards but episodes, under numbers of the par
                                                   ->  ["ok", turn] or ["ok", [*end]]
     ["drop", episode]                             ->  ["ok", []]
 
-    turn: ["turn", given tokens, state or nil, why there is none]
+    turn: ["turn", given tokens, state or nil, why there is none, "" or "word: detail" of a branch]
     end:  ["end", value, parts, last word]
 
 turns: answers before this one. state: after these, for a process that does not have the episode;
 without one the reply is ["died", reason]. transcript: all tokens before the answer, if the environment
-is in text. ["no_continuation", "word: detail"]: the new messages cannot be put behind them. All but "ok" end
-the episode.
+is in text. A branch: the new messages cannot be put behind them, so the given tokens are the whole conversation.
+["no_continuation", "word: detail"]: that could not be made either. All but "ok" end the episode.
 
     parent --SIGTERM, or its death--> guard --SIGKILL--> task process and all that it started
 

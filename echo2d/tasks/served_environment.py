@@ -6,6 +6,9 @@
 The process keeps the instance of every open episode. An episode that it does not have, or has at
 another turn, is restored from the state that comes with the call. After an error nobody knows what
 an instance is in the middle of, so it is thrown away.
+
+Where new messages cannot be put behind the tokens so far, as with a chat template that drops earlier
+reasoning, all messages so far are rendered anew: the turn begins a branch.
 """
 
 import asyncio
@@ -16,7 +19,7 @@ from dataclasses import dataclass
 from inspect import isawaitable
 from typing import TYPE_CHECKING, Any, Protocol
 
-from echo2d.errors import OperatorFault
+from echo2d.errors import Fault, OperatorFault
 from echo2d.registry import load
 from echo2d.tasks.environment import (
     STATE_BYTES_MAX,
@@ -27,6 +30,7 @@ from echo2d.tasks.environment import (
     ToolCall,
     Turn,
 )
+from echo2d.tasks.kept_episode import Said, kept, read_kept
 from echo2d.tasks.served_task import (
     NEEDS_MODEL,
     ModelFiles,
@@ -35,6 +39,8 @@ from echo2d.tasks.served_task import (
     packed_tokens,
     short_name,
 )
+from echo2d.texts.continuation import NoContinuation
+from echo2d.texts.tool_calls import END_THINK, THINK
 
 if TYPE_CHECKING:
     from echo2d.core.protocol.control_messages import Finish
@@ -45,7 +51,7 @@ GIVEN_TOKENS_MAX = 1 << 17  # of one turn: 512 KiB in a message
 # The longest content of a message after the first turn. Longer tool output is cut here, before it fills the context.
 CONTENT_CHARS_MAX = 1 << 15
 CLOSING_CHARS_MAX = 4096  # of the last word of an episode
-CAUSE_CHARS_MAX = 200  # of an exception that says why a state cannot be saved
+CAUSE_CHARS_MAX = 200  # of a word that says why a state cannot be saved, or why a branch begins
 
 
 class ReadCall(Protocol):
@@ -63,6 +69,8 @@ class ReadAnswer(Protocol):
     @property
     def text(self) -> str: ...
     @property
+    def reasoning(self) -> str: ...
+    @property
     def tool_calls(self) -> Sequence[ReadCall]: ...
 
 
@@ -72,7 +80,7 @@ class EpisodeTexts(Protocol):
     def first(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
     ) -> list[int]:
-        """The first prompt, up to where the answer begins."""
+        """The prompt of these messages, up to where the next answer begins. Fault: it cannot be made."""
 
     def following(self, so_far: Sequence[int], messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """The tokens to append to `so_far`: all given and written tokens, end tokens included.
@@ -85,10 +93,13 @@ class EpisodeTexts(Protocol):
 
 @dataclass(slots=True)
 class OpenEpisode:
-    """turn: answers that it has taken. running: the call under way, in a concurrent process."""
+    """turn: answers that it has taken. running: the call under way, in a concurrent process. said: in
+    text: all messages so far; None: they were not kept.
+    """
 
     environment: Environment
     turn: int = 0
+    said: Said | None = None
     busy: bool = False
     running: asyncio.Task[Any] | None = None
 
@@ -181,6 +192,8 @@ class ServedEnvironment:
             raise EpisodeLost("the process that played it has ended, and it has no saved state")
         self.drop(episode)
         restored = self._take()
+        if self._texts is not None:
+            state, restored.said = read_kept(state)
         restored.environment.restore(state)
         restored.turn = turn
         return restored
@@ -214,6 +227,7 @@ class ServedEnvironment:
             if self._system and messages[0].get("role") != "system":
                 messages.insert(0, {"role": "system", "content": self._system})
             given = self._texts.first(messages, turn.tools)
+            played.said = Said(messages, turn.tools)
         told = self._told(played, given)
         return [*told, checked_tags(turn.tags), short_name(turn.row)]
 
@@ -225,7 +239,8 @@ class ServedEnvironment:
         answer: Sequence[int],
         finish: "Finish",
     ) -> list[Any]:
-        found: Any = played.environment.step(self._read(played.turn, answer, finish))
+        read = self._read(played.turn, answer, finish)
+        found: Any = played.environment.step(read.answer)
         if isawaitable(found):
             found = await found
         played.turn += 1
@@ -242,35 +257,82 @@ class ServedEnvironment:
         if found.tools:
             raise ValueError("tools belong to the first turn; this one has some, too")
         if self._texts is None:
-            given = found.tokens
-        else:
-            messages = [_cut(message) for message in found.messages]
-            given = self._texts.following([*transcript, *answer], messages)
-        return self._told(played, given)
+            return self._told(played, found.tokens)
+        messages = [_cut(message) for message in found.messages]
+        if played.said is not None:
+            played.said = played.said.plus(read.message, *messages)
+        try:
+            return self._told(played, self._texts.following([*transcript, *answer], messages))
+        except NoContinuation as fault:
+            # What the environment did wrong stays wrong.
+            if fault.reason == "messages":
+                raise
+            return self._told(played, _anew(self._texts, played.said, fault), fault)
 
-    def _read(self, turn: int, tokens: Sequence[int], finish: "Finish") -> EnvironmentAnswer:
+    def _read(self, turn: int, tokens: Sequence[int], finish: "Finish") -> "_Read":
         if self._texts is None:
-            return EnvironmentAnswer("", (), finish, tokens)
+            return _Read(EnvironmentAnswer("", (), finish, tokens), {})
         read = self._texts.answer(tokens, finish)
         calls = tuple(
             # The text of a call has no id, and a turn that is told again must give the same ones.
             ToolCall(each.name, each.arguments, f"call-{turn}-{place}")
             for place, each in enumerate(read.tool_calls)
         )
-        return EnvironmentAnswer(read.text, calls, finish, tokens)
+        return _Read(EnvironmentAnswer(read.text, calls, finish, tokens), _message(read, calls))
 
     def _require_one_kind(self, turn: Turn) -> None:
         wanted, other = ("messages", "tokens") if self._about.in_text else ("tokens", "messages")
         if not getattr(turn, wanted) or getattr(turn, other):
             raise ValueError(f"a turn of this environment has {wanted}, and no {other}")
 
-    def _told(self, played: OpenEpisode, given: Sequence[int]) -> list[Any]:
-        """["turn", given tokens, state, why there is none]."""
+    def _told(
+        self, played: OpenEpisode, given: Sequence[int], branch: NoContinuation | None = None
+    ) -> list[Any]:
+        """["turn", given tokens, state, why there is none, why they begin a branch]."""
         if len(given) > GIVEN_TOKENS_MAX:
             raise ValueError(
                 f"a turn of {len(given)} tokens; at most {GIVEN_TOKENS_MAX} are allowed"
             )
-        return ["turn", packed_tokens(given), *_saved(played.environment)]
+        state, unsaved = _saved(played.environment)
+        if state is not None and self._texts is not None:
+            state = kept(state, played.said)
+        why = "" if branch is None else f"{branch.reason}: {branch.detail}"[:CAUSE_CHARS_MAX]
+        return ["turn", packed_tokens(given), state, unsaved, why]
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """message: the answer as a chat template takes it."""
+
+    answer: EnvironmentAnswer
+    message: Mapping[str, Any]
+
+
+def _message(read: ReadAnswer, calls: Sequence[ToolCall]) -> dict[str, Any]:
+    # Templates that drop the reasoning look for it in the content.
+    thought = f"{THINK}\n{read.reasoning}\n{END_THINK}\n\n" if read.reasoning else ""
+    said: dict[str, Any] = {"role": "assistant", "content": thought + read.text}
+    if calls:
+        said["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": dict(call.arguments)},
+            }
+            for call in calls
+        ]
+    return said
+
+
+def _anew(texts: EpisodeTexts, said: Said | None, fault: NoContinuation) -> list[int]:
+    """All messages so far. NoContinuation: they are not there, or cannot be rendered."""
+    if said is None:
+        lost = "its messages so far went with a process: they could not be kept beside the state"
+        raise NoContinuation(fault.reason, f"{fault.detail}; {lost}") from fault
+    try:
+        return texts.first(said.messages, said.tools)
+    except Fault as error:
+        raise NoContinuation(fault.reason, f"{fault.detail}; anew: {error}") from error
 
 
 def _at_once(work: Coroutine[Any, Any, list[Any]]) -> list[Any]:

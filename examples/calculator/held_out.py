@@ -122,7 +122,7 @@ class Player:
         turn: Any = await self._episodes.reset(row, row, row)
         so_far, written, turns = b"", 0, 0
         while isinstance(turn, EpisodeTurn):
-            so_far += turn.given
+            so_far = turn.given if turn.branch else so_far + turn.given
             answer, finish = await self._answer(
                 GenerateRequest(
                     f"{label} {row} {turns}",

@@ -7,7 +7,6 @@ but for the coordinator between them (`tests/e2e/test_retokenization.py`, with o
 """
 
 import asyncio
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -46,7 +45,7 @@ from learner.batch.checks import BatchRules, Trained, faults
 from learner.batch.packing import answers_of, micro_batches
 from learner.model.load import load_model
 from learner.model.scorer import AnswerScorer
-from tests.support.texts import CHATML, chat_tokenizer
+from tests.support.texts import chat_tokenizer, write_chat_model
 
 EPISODES, GROUP, TURNS = 500, 10, 3
 ANSWER_TOKENS_MAX = 8
@@ -111,9 +110,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with torch.no_grad():
         made.lm_head.bias[[STROKE, END]] += torch.tensor([8.0, 9.0])
     made.save_pretrained(directory)
-    TOKENIZER.save(str(directory / "tokenizer.json"))
-    (directory / "tokenizer_config.json").write_text(json.dumps({"chat_template": CHATML}))
-    return directory
+    return write_chat_model(directory)
 
 
 def served(model: Path) -> ServedEnvironment:
@@ -159,7 +156,7 @@ async def play(engine: TorchEngine, environment: ServedEnvironment, number: int)
         )
         if said[0] == "end":
             return Played(row, prompt, output, finish, said[1])
-        _, given, state, _ = said
+        _, given, state, *_ = said
         output = output.with_given(given)
     raise AssertionError("the environment never ended it")
 

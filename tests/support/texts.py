@@ -50,6 +50,9 @@ CHATML = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
+# It drops the reasoning of earlier answers, as Qwen3's template does.
+DROPS = CHATML.replace("\n{{ m.content }}{%", "\n{{ m.content.split('</think>')[-1].lstrip() }}{%")
+
 
 WORDS = (
     "<tool_call>",
@@ -74,6 +77,14 @@ def chat_tokenizer(words: Sequence[str] = WORDS) -> Tokenizer:
 
 def chat_texts(template: str = CHATML) -> ModelTexts:
     return ModelTexts({"tokenizer.json": chat_tokenizer().to_str().encode()}, template)
+
+
+def write_chat_model(directory: Path, template: str = CHATML) -> Path:
+    """A directory with the files of such a model."""
+    directory.mkdir(exist_ok=True)
+    (directory / "tokenizer.json").write_text(chat_tokenizer().to_str())
+    (directory / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    return directory
 
 
 def write_text_model(directory: Path, template: str | None = TEMPLATE) -> Path:

@@ -46,6 +46,7 @@ class Call:
 class Written:
     text: str
     tool_calls: Sequence[Call]
+    reasoning: str = ""
 
 
 class BytesTurnTexts:

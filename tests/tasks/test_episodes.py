@@ -84,7 +84,8 @@ class Player:
         if isinstance(found, EpisodeTurn):
             self.turns += 1
             self.state = found.state
-            self.transcript += [*tokens, *unpack_tokens(found.given).tolist()]
+            before = [] if found.branch else [*self.transcript, *tokens]
+            self.transcript = [*before, *unpack_tokens(found.given).tolist()]
         return found
 
     async def go_on(self, tokens: list[int]) -> EpisodeTurn:
@@ -509,12 +510,17 @@ async def test_a_tools_output_of_a_mebibyte_is_cut(talk: Talk) -> None:
     )
 
 
-async def test_an_episode_whose_texts_cannot_go_on(talk: Talk) -> None:
+async def test_a_conversation_that_cannot_go_on_comes_whole(talk: Talk) -> None:
     player = talk()
-    await player.reset()
+    await player.reset(row=0)
     cut_off = turns_tokenizer().encode("more", add_special_tokens=False).ids
-    failed = await player.step(cut_off, "length")
-    assert failed == TaskFailed("no_continuation", "tokens: the answer was cut off")
+    turn = await player.step(cut_off, "length")
+    assert isinstance(turn, EpisodeTurn)
+    assert turn.branch == "tokens: the answer was cut off"
+    assert read(player.transcript) == (
+        f"<user>row 0{END}<assistant>more{END}<user>and?{END}<answer>"
+    )
+    assert read(await player.given(written("more"))) == f"<user>and?{END}<answer>"
 
 
 async def test_an_answer_that_does_not_fit_into_a_message(talk: Talk) -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from echo2d.texts.model_texts import ModelTexts
 from echo2d.texts.turns import NoContinuation, TurnTexts
-from tests.support.texts import CHATML, TEMPLATE, chat_texts, texts
+from tests.support.texts import CHATML, DROPS, TEMPLATE, chat_texts, texts
 
 Message = dict[str, Any]
 Dialogue = list[tuple[Message, list[str]]]
@@ -121,9 +121,6 @@ def refused(turns: TurnTexts, so_far: Sequence[int], *new: Message) -> str:
     with pytest.raises(NoContinuation) as fault:
         turns.following(so_far, new)
     return str(fault.value.reason)
-
-
-DROPS = CHATML.replace("\n{{ m.content }}{%", "\n{{ m.content.split('</think>')[-1].lstrip() }}{%")
 
 
 def test_a_template_that_drops_reasoning_is_refused_where_there_was_reasoning() -> None:

@@ -247,7 +247,8 @@ class Evaluations:
         question = found.question(event.group)
         assert question is not None
         turn, task = parked.turn, found.rules.task
-        if has_room(self._rules, task, question.tokens, turn.turn, turn.partial, event.tokens):
+        so_far = turn.turn, turn.partial
+        if has_room(self._rules, task, question.tokens, *so_far, event.tokens, anew=event.anew):
             found.go_on(parked, event)
             return []
         cut_off = EpisodeEnded(event.group, event.sample, event.begun, event.turn, 0.0)
@@ -325,6 +326,7 @@ class Evaluations:
         )
         evaluation.lease(question, lease)
         task, given = evaluation.rules.task, lease.given
+        limit = self._rules.limit(task, question.tokens, base.turn_start, base.branch_start)
         # The same seeds for every version: their scores differ by less chance.
         seeds = sample_seeds(
             self._rules.seed_key, GroupId(GROUP_FIRST + question.cursor), given.samples
@@ -333,9 +335,9 @@ class Evaluations:
             given.lease,
             given.attempt,
             group,
-            question.tokens + base.tokens,
+            question.tokens + base.branch,
             given.samples,
-            self._rules.limit(task, question.tokens, base.turn_start).tokens - base.length,
+            limit.tokens - base.length,
             task.sampling,
             task.stop_token_ids,
             evaluation.key.version,
@@ -372,7 +374,7 @@ class Evaluations:
         question = evaluation.question(lease.given.group)
         assert question is not None
         task, base = evaluation.rules.task, lease.given.base
-        limit = self._rules.limit(task, question.tokens, base.turn_start)
+        limit = self._rules.limit(task, question.tokens, base.turn_start, base.branch_start)
         if message.finish == "context" and self._rules.context_max is None:
             # Only the worker knows this model's context.
             limit = OutputLimit(base.length + len(message.tokens) // 4, "context")

@@ -192,7 +192,7 @@ class OpenEvaluation:
         """The environment has answered: the next turn waits."""
         asked = self._asked(event.group, event.sample)
         del self._parked[asked]
-        self._episodes[asked] = parked.answered(event.tokens, event.state)
+        self._episodes[asked] = parked.answered(event.tokens, event.state, anew=event.anew)
         self._going_on[asked] = None
 
     def end_episode(self, parked: Parked, written: ScoredSample) -> None:

@@ -4,10 +4,13 @@
 
 Every StepEnvironment is answered by exactly one event. The first turn of a sample begins its episode: the
 environment is reset with the sample's own seed, and must say the prompt that the whole group has.
+A conversation that cannot go on as tokens comes back rendered anew. It begins a branch, if it begins with
+the group's prompt.
 What goes wrong is no reward, never a zero, unless `task.on_error` says so of errors.
 """
 
 import logging
+from collections import Counter
 from collections.abc import Coroutine
 from itertools import count
 from typing import Any
@@ -48,6 +51,8 @@ class EnvironmentCalls:
         self._numbers = count()
         # By sample: how often it was begun before, and the number of its episode.
         self._open: dict[tuple[GroupId, int], tuple[int, int]] = {}
+        # Branches that began, by the first word of why.
+        self.branches: Counter[str] = Counter()
 
     async def prompt(self, index: int) -> TaskPrompt | TaskFailed:
         """The first turn of a row."""
@@ -83,10 +88,11 @@ class EnvironmentCalls:
         if isinstance(found, EpisodeTurn):
             if not self._is_open(order, number):
                 self._episodes.drop(number)
-            if tokens_fit(found.given, self._vocab_size):
-                return EnvironmentStepped(*at, found.given, found.state)
+            stepped = self._stepped_by(order, found)
+            if isinstance(stepped, EnvironmentStepped):
+                return stepped
             self._episodes.drop(number)
-            found = TaskFailed("error", f"tokens that are not all below {self._vocab_size}")
+            found = stepped
         if self._is_open(order, number):
             del self._open[order.group, order.sample]
         if isinstance(found, EpisodeEnd):
@@ -96,6 +102,28 @@ class EnvironmentCalls:
         log.warning("turn failed group=%d sample=%d reason=%s", order.group, order.sample, reason)
         zero = found.kind == "error" and self._on_error == "zero"
         return EpisodeEnded(*at, 0.0 if zero else None, reason)
+
+    def _stepped_by(
+        self, order: StepEnvironment, turn: EpisodeTurn
+    ) -> EnvironmentStepped | TaskFailed:
+        """What the turn is to the core."""
+        at = order.group, order.sample, order.begun, order.turn
+        given, anew = turn.given, bool(turn.branch)
+        if not tokens_fit(given, self._vocab_size):
+            return TaskFailed("error", f"tokens that are not all below {self._vocab_size}")
+        if anew:
+            # An engine reads the prompt before every branch.
+            given = given.removeprefix(order.prompt)
+            if len(given) in (0, len(turn.given)):
+                detail = "and rendered anew it does not begin with the group's prompt"
+                return TaskFailed("no_continuation", f"{turn.branch}; {detail}")
+            word = turn.branch.partition(":")[0]
+            self.branches[word] += 1
+            log.info(
+                "branch group=%d sample=%d turn=%d reason=%s number=%d",
+                *(order.group, order.sample, order.turn, word, self.branches[word]),
+            )
+        return EnvironmentStepped(*at, given, turn.state, anew)
 
     async def _stepped(
         self, order: StepEnvironment, number: int
@@ -112,13 +140,14 @@ class EnvironmentCalls:
         if not self._is_open(order, number):
             self._episodes.drop(number)
             return TaskFailed("error", "nobody goes on with this episode")
-        tokens, written_from = order.output.tokens, 4 * order.output.turn_start
+        output = order.output
+        tokens, written_from = output.tokens, 4 * output.turn_start
         return await self._episodes.step(
             StepCall(
                 number,
                 order.turn - 1,
                 state,
-                order.prompt + tokens[:written_from],
+                order.prompt + tokens[4 * output.branch_start : written_from],
                 tokens[written_from:],
                 order.finish,
             )

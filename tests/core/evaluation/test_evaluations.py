@@ -639,3 +639,22 @@ def test_after_a_crash_episodes_are_played_anew(monkeypatch: pytest.MonkeyPatch)
     world.work()
     assert [(each.version, each.rows) for each in evaluated(world)] == [(0, 3), (2, 3)]
     assert not any(each.again for each in stage.orders)
+
+
+def test_a_branch_follows_the_question_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = at_version_2(24, rules=PLAYED)
+    stage = Stage(world, monkeypatch)
+    worker = world.peers["w0"]
+    stage.end_turn(worker, *long_one(world))
+    stepped = world.pending.pop()
+    assert isinstance(stepped, EnvironmentStepped)
+    world.pending.append(replace(stepped, anew=True))
+    world.drain()
+    [order] = stage.orders
+    second = of_evaluations(worker)[-1]
+    assert second.prompt == order.prompt + stepped.tokens
+    assert (second.earlier, second.max_new_tokens) == (3, HELD.max_new_tokens)
+    world.work()
+    assert [each.rows for each in evaluated(world)] == [3, 3]
+    [third] = [each for each in stage.orders if each.turn == 2 and each.output.branches]
+    assert third.output.branch.startswith(stepped.tokens)

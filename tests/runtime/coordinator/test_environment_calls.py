@@ -9,7 +9,14 @@ from pathlib import Path
 import pytest
 
 from echo2d.core.base.ids import GroupId
-from echo2d.core.protocol.trajectory import NOTHING, Partial, RewardPart, Source, pack_tokens
+from echo2d.core.protocol.trajectory import (
+    NOTHING,
+    Partial,
+    RewardPart,
+    Source,
+    pack_tokens,
+    unpack_tokens,
+)
 from echo2d.core.rollouts.events import (
     DrawPrompt,
     EnvironmentStepped,
@@ -22,8 +29,9 @@ from echo2d.core.rollouts.events import (
 from echo2d.runtime.coordinator.environment_calls import EnvironmentCalls
 from echo2d.runtime.coordinator.task_calls import OnError
 from echo2d.tasks.episodes import Episodes
-from echo2d.tasks.pool import TaskPool
+from echo2d.tasks.pool import TaskPool, TextSettings
 from tests.support.nasty_environment import ROWS, act
+from tests.support.texts import DROPS, chat_texts, write_chat_model
 
 NASTY = "tests.support.nasty_environment:Nasty"
 PROMPT = pack_tokens([3, 3])
@@ -64,7 +72,7 @@ def after(order: StepEnvironment, found: object, *answer: int) -> StepEnvironmen
     return replace(
         order,
         turn=order.turn + 1,
-        output=written(order.output.with_given(found.tokens), answer),
+        output=written(order.output.with_given(found.tokens, anew=found.anew), answer),
         state=found.state,
     )
 
@@ -173,3 +181,60 @@ async def test_an_episode_that_nobody_goes_on_with_is_forgotten(directory: Path)
         ended = await calls.step(anew)
         assert isinstance(ended, EpisodeEnded)
         assert (ended.begun, ended.reward) == (1, 1.0)
+
+
+# Conversations that cannot go on as tokens
+
+THOUGHT = "<think>so</think>more<|im_end|>"
+
+
+@asynccontextmanager
+async def talks_of(directory: Path, template: str) -> AsyncIterator[EnvironmentCalls]:
+    model = write_chat_model(directory / "model", template)
+    model.chmod(0o755)
+    talk = "tests.support.nasty_environment:Talk"
+    async with TaskPool(talk, texts=TextSettings(str(model))) as pool:
+        yield EnvironmentCalls(Episodes(pool), name="talk", vocab_size=300)
+
+
+async def test_a_conversation_that_loses_its_reasoning_goes_on_in_a_branch(directory: Path) -> None:
+    """Also in other processes, and for another coordinator."""
+    made = chat_texts(DROPS)
+    question, more, also = (
+        {"role": role, "content": content}
+        for role, content in (("user", "row 0"), ("assistant", "more"), ("user", "and?"))
+    )
+    thought = made.encode(THOUGHT, special=False)
+    prompt = pack_tokens(made.encode(made.render([question], {}), special=False))
+    order = replace(first(*thought), cursor=0, prompt=prompt, task="talk")
+    for turn in (1, 2, 3):
+        async with talks_of(directory, DROPS) as calls:
+            stepped = await calls.step(order)
+            assert isinstance(stepped, EnvironmentStepped)
+            # Nothing of the second answer is dropped, which has no reasoning.
+            assert (stepped.anew, calls.branches["append_only"]) == (turn != 2, int(turn != 2))
+        answer = made.encode("more<|im_end|>", special=False) if turn == 1 else thought
+        order = after(order, stepped, *answer)
+        whole = made.decode(unpack_tokens(prompt + order.output.branch).tolist()).removesuffix(
+            made.decode(answer)
+        )
+        assert whole == made.render([question, *[more, also] * turn], {})
+    assert len(order.output.branches) == 2
+
+
+async def test_a_branch_must_begin_with_the_groups_prompt(directory: Path) -> None:
+    """This template opens the reasoning of an answer, and drops that later."""
+    opens = DROPS.replace("assistant\n{% endif %}", "assistant\n<think>{% endif %}")
+    assert opens != DROPS
+    made = chat_texts(opens)
+    question = {"role": "user", "content": "row 0"}
+    prompt = pack_tokens(made.encode(made.render([question], {}), special=False))
+    thought = made.encode(THOUGHT.removeprefix("<think>"), special=False)
+    async with talks_of(directory, opens) as calls:
+        ended = await calls.step(replace(first(*thought), cursor=0, prompt=prompt, task="talk"))
+        assert isinstance(ended, EpisodeEnded)
+        assert ended.reward is None
+        assert ended.reason.startswith("no_continuation: append_only: ")
+        assert ended.reason.endswith("rendered anew it does not begin with the group's prompt")
+        assert not calls.branches
+        assert (calls._open, calls._episodes._seat_of) == ({}, {})

@@ -1,0 +1,54 @@
+"""What is kept of an episode in text between two turns: its environment's state, and what was said so far.
+
+    length of the state, 4 bytes | state | messages and tools, compressed JSON, or nothing
+
+The messages are needed where a conversation begins anew, as a branch. Where they do not fit beside the
+state they are left out, and such an episode ends.
+"""
+
+import json
+import struct
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from echo2d.tasks.environment import STATE_BYTES_MAX, EpisodeLost
+
+_HEAD = struct.Struct(">I")
+KEPT_BYTES_MAX = _HEAD.size + STATE_BYTES_MAX
+LEVEL = 1  # of compression: it is done after every turn
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """All messages of an episode, the policy's answers among them, and the tools of its first turn."""
+
+    messages: Sequence[Mapping[str, Any]]
+    tools: Sequence[Mapping[str, Any]] = ()
+
+    def plus(self, *messages: Mapping[str, Any]) -> "Said":
+        return Said([*self.messages, *messages], self.tools)
+
+
+def kept(state: bytes, said: Said | None) -> bytes:
+    """state: at most STATE_BYTES_MAX bytes."""
+    packed = _HEAD.pack(len(state)) + state
+    if said is None:
+        return packed
+    try:
+        text = json.dumps([list(said.messages), list(said.tools)])
+    # An environment says what it likes.
+    except (TypeError, ValueError, RecursionError):
+        return packed
+    whole = packed + zlib.compress(text.encode(), LEVEL)
+    return whole if len(whole) <= KEPT_BYTES_MAX else packed
+
+
+def read_kept(packed: bytes) -> tuple[bytes, Said | None]:
+    """The state, and what was said if it was kept. EpisodeLost: `kept` did not make this."""
+    head, rest = packed[: _HEAD.size], packed[_HEAD.size :]
+    if len(head) < _HEAD.size or len(rest) < (size := _HEAD.unpack(head)[0]):
+        raise EpisodeLost("its state was saved by another build of echo2d")
+    state, text = rest[:size], rest[size:]
+    return state, Said(*json.loads(zlib.decompress(text))) if text else None
