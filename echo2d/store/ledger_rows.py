@@ -203,8 +203,9 @@ def _lease(row: _Row) -> LeaseGiven:
 def _require_whole(kept: TrajectoryRecord | Partial) -> None:
     """PeerFault: tokens and logprobs differ in number, or spans are missing."""
     same = len(unpack_tokens(kept.tokens)) == len(unpack_logprobs(kept.logprobs))
-    spans = sum([span.end - span.start for span in kept.spans])
-    if not same or spans != kept.written or not (spans or isinstance(kept, Partial)):
+    # Of a partial, nothing may be written yet.
+    whole = kept.spans or (isinstance(kept, Partial) and (kept.given or not kept.tokens))
+    if not same or not whole:
         raise PeerFault("its tokens, logprobs and spans do not fit together")
 
 

@@ -29,7 +29,8 @@ def directory() -> Iterator[Path]:
 async def test_the_example_plays_as_it_stands(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (code,) = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    programs = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    (code,) = [program for program in programs if "class Warehouse" in program]
     (directory / "warehouse_of_the_page.py").write_text(code)
     monkeypatch.syspath_prepend(directory)
     model = write_turn_model(directory / "model")
