@@ -188,8 +188,8 @@ class OpenEpisodes:
         parked = group.parked.get(sample)
         return [] if parked is None or parked.turn.turn else [self.step(group, parked)]
 
-    def forget(self, group: OpenGroup, sample: int) -> ForgetEpisode:
-        return ForgetEpisode(group.group, sample, group.task.name)
+    def forget(self, group: OpenGroup, sample: int, *, ended: bool = False) -> ForgetEpisode:
+        return ForgetEpisode(group.group, sample, group.task.name, ended)
 
     def useless(self, group: OpenGroup) -> list[int]:
         """The waiting and parked samples of which earlier turns cannot become part of a batch any more."""

@@ -428,11 +428,15 @@ class StepEnvironment:
 
 @dataclass(frozen=True, slots=True)
 class ForgetEpisode:
-    """The environment need not keep this sample's episode any longer."""
+    """The environment need not keep this sample's episode any longer.
+
+    ended: the end that its agent outside has told is durable. False: nobody wants the episode any more.
+    """
 
     group: GroupId
     sample: int
     task: str = ""
+    ended: bool = False
 
 
 RolloutAction = (

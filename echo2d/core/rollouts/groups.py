@@ -693,13 +693,17 @@ class Groups:
             self._patience.kept(group, now=now)
         kept = SampleKept(group.group, turn.lease, turn.attempt, record, turn.fingerprint)
         actions: list[RolloutAction] = [Persist(kept)]
-        if self._is_whole(group) and self._outdated(group):
-            return [*actions, *self._drop(group, "stale", "", again=True)]
-        scored = SampleScored(event.group, event.sample, event.reward, event.reason, event.parts)
-        actions += self.scored(scored)
+        stale = self._is_whole(group) and self._outdated(group)
+        if stale:
+            actions += self._drop(group, "stale", "", again=True)
+        else:
+            scored = SampleScored(
+                event.group, event.sample, event.reward, event.reason, event.parts
+            )
+            actions += self.scored(scored)
         if group.task.episode is not None and group.task.episode.outside:
-            # Its agent hears that the end is durable.
-            actions.append(self._episodes.forget(group, event.sample))
+            # Its agent waits for this.
+            actions.append(self._episodes.forget(group, event.sample, ended=not stale))
         return actions
 
     def _forget_turns(

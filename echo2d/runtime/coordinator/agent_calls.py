@@ -78,7 +78,7 @@ class AgentCalls:
 
     def forget(self, order: ForgetEpisode) -> None:
         """Nobody goes on with it, or its end is durable."""
-        self._close(self._open.pop((order.group, order.sample), None))
+        self._close(self._open.pop((order.group, order.sample), None), ended=order.ended)
 
     # --- the agents' side
 
@@ -94,9 +94,9 @@ class AgentCalls:
 
     # --- inside
 
-    def _close(self, episode: AgentEpisode | None) -> None:
+    def _close(self, episode: AgentEpisode | None, *, ended: bool = False) -> None:
         if episode is not None:
-            episode.close()
+            episode.close(ended=ended)
             if episode.nonce is not None:
                 self.void[episode.nonce] = None
                 keep_newest(self.void, VOID_MAX)

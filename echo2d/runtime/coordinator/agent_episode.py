@@ -49,7 +49,7 @@ class AgentEpisode:
         self._moved = asyncio.Event()
         self._reply: asyncio.Future[AgentEvent] | None = None
         self._patience: asyncio.Timeout | None = None
-        self._over = False
+        self._over = self._kept = False
 
     # --- the core's side
 
@@ -72,9 +72,9 @@ class AgentEpisode:
         finally:
             self._patience = None
 
-    def close(self) -> None:
-        """Nobody goes on with this episode, or its end is durable."""
-        self._over = True
+    def close(self, *, ended: bool) -> None:
+        """Nobody goes on with this episode. ended: because its end is durable."""
+        self._over, self._kept = True, ended
         if self._reply is not None and not self._reply.done():
             self._reply.set_result(self._ended(self.order, None, "nobody goes on with it"))
         self._move()
@@ -123,7 +123,7 @@ class AgentEpisode:
     ) -> None:
         """End it, and wait until that is durable. reward None: it failed, for this reason.
 
-        CallRefusal: it is over already (410).
+        CallRefusal: it is over already, or was given up meanwhile (410).
         """
         async with self._calls:
             order = await self._at_turn()
@@ -131,6 +131,9 @@ class AgentEpisode:
             self._tell(self._ended(order, reward, reason, parts, again=again))
             while not self._over:
                 await self._moved.wait()
+            # An episode without a turn begins anew for another agent; nothing of it is kept.
+            if not self._kept and not again:
+                raise over()
 
     # --- inside
 

@@ -31,7 +31,7 @@ from echo2d.core.rollouts.events import (
 )
 from echo2d.sim.run.environment import given_after, turns_of
 from echo2d.testing.memory_run import FakePeer
-from tests.support.coordinator_world import World
+from tests.support.coordinator_world import World, publish_step
 from tests.support.rollouts import SILENCE_S, answers, dropped, grants, world_of
 
 ANSWER = (3, 7, 1)  # the last token ends it
@@ -319,3 +319,30 @@ def test_episodes_of_a_revoked_version_begin_anew() -> None:
     world.publish(0, salt=9)
     assert any(isinstance(action, ForgetEpisode) for action in world.actions)
     assert (GroupId(0), 1) not in world.ledger.turns
+
+
+def test_an_agent_hears_whether_its_end_counts() -> None:
+    """With mask only the last end tells that a group is too old. Its agent waits for an answer, too."""
+    task = TaskRules(
+        max_new_tokens=8,
+        stop_token_ids=(1,),
+        episode=EpisodeRules(tokens_max=64, outside=True),
+    )
+    masks: dict[str, Any] = {"staleness_max": 1, "over_stale": "mask"}
+    world, (worker,) = world_of(2, tasks=(task,), trajectories_per_step=2, **masks)
+    world.drain()
+    for _ in range(2):
+        end_turn(world, worker)
+    # Of this group, what the agents do is told here.
+    world.pending = [
+        each
+        for each in world.pending
+        if not isinstance(each, EnvironmentStepped | EpisodeEnded) or each.group
+    ]
+    world.handle(EpisodeEnded(GroupId(0), 0, 0, 1, 1.0))
+    assert ForgetEpisode(GroupId(0), 0, "", ended=True) in world.actions
+    publish_step(world, 1)
+    publish_step(world, 2)
+    world.handle(EpisodeEnded(GroupId(0), 1, 0, 1, 1.0))
+    assert dropped(world) == ["stale"]
+    assert ForgetEpisode(GroupId(0), 1, "", ended=False) in world.actions
