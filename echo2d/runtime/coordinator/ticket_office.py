@@ -1,7 +1,8 @@
 """Hands out tickets for the episodes that agents outside play, and takes the ends of these.
 
 A ticket's nonce is in the state that the core keeps of an episode, so it is good after a restart. An episode
-whose agent has not called yet is offered again then; the first ticket that comes for it counts.
+whose agent has not called yet is offered again then, and its ticket does not count any more: it might be of an
+episode whose turns were forgotten, and its agent would go on with another one.
 Not here: HTTP (`net/gateway/episode_routes.py`), what a ticket is (`net/security/tickets.py`).
 """
 
@@ -161,8 +162,6 @@ class Tickets:
             episode = calls.open(ticket.at)
             if episode is None:
                 continue
-            if episode.is_offered and ticket.nonce not in calls.void:
-                episode.claim(ticket.nonce)
             if episode.nonce != ticket.nonce:
                 raise over()
             return calls.task, episode

@@ -408,4 +408,5 @@ async def test_an_episode_goes_on_behind_a_restart(tmp_path: Path) -> None:
         assert (await agent.end(ticket, reward=1.0))[0] == 200
         assert (await agent.end(done, reward=0.5))[0] == 200
         assert (await agent.end(done, reward=1.0))[0] == 409
-        assert len(await agent.answer(fresh, ids("+31>"))) > 0, "it had not called before"
+        status, said = await agent.call(fresh, ids("+31>"))
+        assert (status, said["error"]["code"]) == (410, "over"), "it had not called before"
