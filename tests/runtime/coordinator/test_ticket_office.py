@@ -74,7 +74,7 @@ async def play(calls: AgentCalls, tickets: Tickets, begun: int, end: AgentEnd) -
     assert isinstance(event, EpisodeEnded)
     assert (event.reward, event.begun) == (end.reward, begun)
     assert not ending.done(), "it is not durable yet"
-    calls.forget(ForgetEpisode(*AT, "outside"))
+    calls.forget(ForgetEpisode(*AT, "outside", ended=True))
     return taken.ticket, await ending
 
 
