@@ -12,17 +12,11 @@ import tomllib
 from dataclasses import asdict, dataclass
 from math import sqrt
 from pathlib import Path
-from typing import Any
 
-from echo2d.core.base.model_config import end_token_ids
-from echo2d.core.protocol.control_messages import Finish
 from echo2d.core.protocol.sampling import Sampling
-from echo2d.core.protocol.trajectory import pack_tokens, unpack_tokens
-from echo2d.engines.base import Engine, FinishReason, GenerateRequest
 from echo2d.engines.torch_engine.engine import TorchEngine
-from echo2d.errors import Fault
-from echo2d.tasks.episodes import EpisodeEnd, Episodes, EpisodeTurn, StepCall
-from echo2d.tasks.pool import Score, TaskPool, TextSettings
+from echo2d.tasks.pool import TaskPool, TextSettings
+from examples.episode_player import EpisodePlayer, version_directory
 
 DRAWN = {"sampled": Sampling(), "greedy": Sampling(temperature=0.0)}
 THREADS = 1
@@ -75,11 +69,11 @@ async def _score_versions(run: Path, questions: int) -> None:
     try:
         options, model = {**task["options"], "split": "heldout"}, run / "model"
         async with TaskPool(task["kind"], options, texts=TextSettings(str(model))) as pool:
-            player = Player(engine, Episodes(pool), config["sampling"]["max_new_tokens"], model)
+            player = EpisodePlayer(engine, pool, config["sampling"]["max_new_tokens"], model)
             for version, name in missing:
                 if engine.label != str(version):
                     await engine.refit(version_directory(run, version), str(version))
-                score = await player.score(version, name, questions)
+                score = await _score(player, version, name, questions)
                 print(score, flush=True)
                 with (run / "held_out.jsonl").open("a") as file:
                     file.write(json.dumps(asdict(score)) + "\n")
@@ -87,69 +81,15 @@ async def _score_versions(run: Path, questions: int) -> None:
         await engine.close()
 
 
-def version_directory(run: Path, version: int) -> Path:
-    """Fault: the coordinator did not keep this version."""
-    if version == 0:
-        return run / "model"
-    for found in (run / "coordinator" / "versions").glob(f"{version}-*"):
-        return found
-    raise Fault(f"{run}/coordinator/versions has no version {version}; it was not kept")
-
-
-class Player:
-    """Plays episodes with the version that the engine serves. model: a directory with its config."""
-
-    def __init__(
-        self, engine: Engine, episodes: Episodes, max_new_tokens: int, model: Path
-    ) -> None:
-        self._engine, self._episodes, self._tokens = engine, episodes, max_new_tokens
-        self._ends = end_token_ids(json.loads((model / "config.json").read_text()))
-
-    async def score(self, version: int, name: str, questions: int) -> HeldOutScore:
-        found = await asyncio.gather(
-            *(self.play(row, DRAWN[name], f"{version} {name}") for row in range(questions))
-        )
-        return HeldOutScore(
-            version,
-            name,
-            sum(each.parts["right"] > 0 for each in found) / questions,
-            sum(each.parts["call"] > 0 for each in found) / questions,
-            questions,
-        )
-
-    async def play(self, row: int, sampling: Sampling, label: str) -> Score:
-        """Play the episode of one row. Fault: it failed."""
-        turn: Any = await self._episodes.reset(row, row, row)
-        so_far, written, turns = b"", 0, 0
-        while isinstance(turn, EpisodeTurn):
-            so_far = turn.given if turn.branch else so_far + turn.given
-            answer, finish = await self._answer(
-                GenerateRequest(
-                    f"{label} {row} {turns}",
-                    unpack_tokens(so_far).tolist(),
-                    samples=1,
-                    max_new_tokens=self._tokens,
-                    sampling=sampling,
-                    stop_token_ids=self._ends,
-                    rng_seeds=[row],
-                    written=written,
-                )
-            )
-            packed = pack_tokens(answer)
-            turn = await self._episodes.step(
-                StepCall(row, turns, turn.state, so_far, packed, finish)
-            )
-            so_far, written, turns = so_far + packed, written + len(answer), turns + 1
-        if not isinstance(turn, EpisodeEnd):
-            raise Fault(f"the episode of row {row} failed: {turn}")
-        return turn.score
-
-    async def _answer(self, request: GenerateRequest) -> tuple[list[int], Finish]:
-        tokens: list[int] = []
-        finish: FinishReason | None = None
-        async for delta in self._engine.generate(request):
-            tokens += delta.tokens
-            finish = delta.finish
-        if finish is None or finish == "abort":
-            raise Fault("the engine ended before the answer")
-        return tokens, finish
+async def _score(player: EpisodePlayer, version: int, name: str, questions: int) -> HeldOutScore:
+    label = f"{version} {name}"
+    found = await asyncio.gather(
+        *(player.play(row, DRAWN[name], label) for row in range(questions))
+    )
+    return HeldOutScore(
+        version,
+        name,
+        sum(each.parts["right"] > 0 for each in found) / questions,
+        sum(each.parts["call"] > 0 for each in found) / questions,
+        questions,
+    )
