@@ -5,7 +5,7 @@ READY := .venv/.ready
 ARGS ?=
 SEARCHES ?= 20  # times that a soak runs the property tests, by chance
 
-.PHONY: setup demo math calculator test lab sglang-test trl-example envs-test staleness-sweep bench bench-delta soak figures mutants check coverage native-sanitize native-wheel clean
+.PHONY: setup demo math calculator poker test lab sglang-test trl-example envs-test staleness-sweep bench bench-delta soak figures mutants check coverage native-sanitize native-wheel clean
 
 setup: $(READY)
 
@@ -24,6 +24,9 @@ math: $(READY)
 
 calculator: $(READY)
 	$(BIN)/python -m examples.calculator.run $(ARGS)
+
+poker: $(READY)
+	$(BIN)/python -m examples.poker.run $(ARGS)
 
 test: $(READY)
 	$(BIN)/pytest --numprocesses 2 $(ARGS)
