@@ -63,12 +63,12 @@ CREATE TRIGGER told_end BEFORE DELETE ON groups BEGIN
 """
 
 
-def watch_ledger(path: Path) -> None:
-    """Make the ledger of a run that is about to start, with its witness."""
+def watch_ledger(path: Path, more: str = "") -> None:
+    """Make the ledger of a run that is about to start, with its witness. more: further triggers."""
     path.parent.mkdir(parents=True)
     Ledger.open(path).close()
     with contextlib.closing(sqlite3.connect(path)) as ledger:
-        ledger.executescript(WITNESS)
+        ledger.executescript(WITNESS + more)
 
 
 def read_story(path: Path) -> Story:
