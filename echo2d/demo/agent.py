@@ -67,7 +67,8 @@ class Player:
                     said: dict[str, Any] = await reply.json()
                 if reply.status == 200:
                     return said
-                if reply.status not in (429, 503):
+                # A coordinator that has just started may not know a new token yet.
+                if reply.status not in (401, 429, 503):
                     raise OverError(said)
             except (aiohttp.ClientError, TimeoutError) as error:
                 log.info("no answer: %s", error)
