@@ -645,7 +645,8 @@ class CoordinatorState:
         # Which rows are held out must be known before prompts are drawn.
         if self._evaluations.ready:
             actions += self._groups.draw_ahead(self._scheduler.slots)
-            actions += self._groups.offer_episodes()
+            if self._groups.are_outside:
+                actions += self._groups.offer_episodes()
         return actions
 
     def _is_done_with(self, event: CoordinatorEvent, actions: Sequence[CoordinatorAction]) -> bool:

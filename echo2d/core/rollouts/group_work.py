@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from echo2d.core.base.ids import GroupId, PeerId
 from echo2d.core.cluster.events import Persist, Send
 from echo2d.core.cluster.membership import Peer
-from echo2d.core.cluster.rules import RunRules, TaskRules
+from echo2d.core.cluster.rules import RunRules
 from echo2d.core.cluster.statistics import Statistics
 from echo2d.core.cluster.versions import PublishedVersions
 from echo2d.core.protocol.control_messages import LeaseGranted
@@ -64,7 +64,10 @@ class GroupWork:
         self._statistics = statistics
         self._scheduler = scheduler
         self._can_begin_anew = True
-        self._any_outside = any(_is_outside(task) for task in rules.tasks)
+        # The tasks that agents outside play.
+        self.outside = frozenset(
+            task.name for task in rules.tasks if task.episode is not None and task.episode.outside
+        )
 
     def priority(self, *, now: float) -> int:  # noqa: ARG002 - the run's never changes
         return 0
@@ -72,7 +75,7 @@ class GroupWork:
     def admit_outside(self) -> Iterator[tuple[OpenGroup, list[RolloutAction]]]:
         """Begin the groups that agents outside play: they wait for agents, not for slots."""
         newest = self._versions.newest
-        if not self._any_outside or newest is None:
+        if newest is None:
             return
         while (found := self._next(outside=True)) is not None:
             (task, _, oldest), prompt = found
@@ -157,7 +160,7 @@ class GroupWork:
         newest = self._versions.newest
         version = None if newest is None else newest.version
         for group in self._staleness.next_groups(self._groups.by_task):
-            if outside != _is_outside(group.task):
+            if outside != (group.task.name in self.outside):
                 continue
             prompt = self._prompts[group.task.name].next(version)
             if prompt is not None:
@@ -180,20 +183,18 @@ class GroupWork:
 
     def _grant_message(self, group: OpenGroup, given: LeaseGiven) -> LeaseGranted:
         rules, base, task = self._rules, given.base, group.task
-        start = written = earlier = 0
+        start = written = earlier = branch = 0
         if base is not NOTHING:
-            start = base.turn_start
+            start, branch = base.turn_start, base.branch_start
             written = base.length - start
             earlier = base.written - written
         return LeaseGranted(
             given.lease,
             given.attempt,
             group.group,
-            group.prompt.tokens + base.branch,
+            group.prompt.tokens + base.tokens[4 * branch :],
             given.samples,
-            rules.limit(task, group.prompt.tokens, start, base.branch_start).tokens
-            - start
-            - written,
+            rules.limit(task, group.prompt.tokens, start, branch).tokens - start - written,
             task.sampling,
             task.stop_token_ids,
             max(self._staleness.oldest, base.version_last),
@@ -203,10 +204,6 @@ class GroupWork:
             stop_strings=task.stop_strings,
             earlier=earlier,
         )
-
-
-def _is_outside(task: TaskRules) -> bool:
-    return task.episode is not None and task.episode.outside
 
 
 def _all_but(workers: Collection[PeerId]) -> Callable[[PeerId], bool]:

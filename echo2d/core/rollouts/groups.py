@@ -157,6 +157,8 @@ class Groups:
             scheduler=scheduler,
         )
         scheduler.add(self._work)
+        # Whether agents outside play some of the tasks.
+        self.are_outside = bool(self._work.outside)
         self.stragglers = Stragglers(
             rules,
             groups=self._groups,
@@ -387,8 +389,8 @@ class Groups:
         base = group.given[key].base
         if group.is_answered(message.sample, base):
             return self._refuse(peer, message, "another attempt was first")
-        start = 0 if base is NOTHING else base.turn_start
-        limit = self._rules.limit(group.task, group.prompt.tokens, start, base.branch_start)
+        start, branch = (0, 0) if base is NOTHING else (base.turn_start, base.branch_start)
+        limit = self._rules.limit(group.task, group.prompt.tokens, start, branch)
         if message.finish == "context" and self._rules.context_max is None:
             # Only the worker knows this model's context.
             limit = OutputLimit(base.length + len(message.tokens) // 4, "context")
@@ -860,7 +862,7 @@ class Groups:
             *[each.version_min for each in group.kept.values()],
             *[lease.given.oldest for lease in group.running.values()],
         ]
-        for partial in group.earlier():
+        for partial in group.earlier() if group.parked or group.episodes else ():
             # Of an agent's first call nothing is written yet.
             oldest += [] if partial.version_min is None else [partial.version_min]
         newest = _newest(group) if self._is_whole(group) else None

@@ -158,7 +158,7 @@ class LeaseScheduler:
         while self._ranking.free and (pending := next(waiting, None)) is not None:
             if no_slot_from is not None and pending.oldest >= no_slot_from:
                 continue
-            if self._waits_there(pending):
+            if pending.there_alone and self._waits_there(pending):
                 continue
             workers = self._ranking.choose(pending.oldest, self._versions.live, pending.newest)
             if not workers.free:
@@ -190,7 +190,7 @@ class LeaseScheduler:
     def _waits_there(self, pending: PendingSamples) -> bool:
         """Whether it waits for one worker, which is full. Very many turns of episodes may wait so at every event."""
         usual = pending.preferred
-        return pending.there_alone and usual is not None and not self._may_write(usual, pending)
+        return usual is not None and not self._may_write(usual, pending)
 
     def _may_write(self, worker: PeerId, pending: PendingSamples) -> bool:
         peer = self._members.get(worker)
