@@ -53,7 +53,9 @@ def change(batch: Batch, how: Change) -> Batch:
 
 
 def conversation(group: int, sample: int, written: Trajectory) -> Trajectory:
-    """Two of a group have given tokens, once and twice; every other one begins too old."""
+    """Three of a group have given tokens: at the start, as an agent's first call; between written ones, once and
+    twice. Every other one begins too old.
+    """
     rng = np.random.default_rng((group, sample))
     length = len(written.tokens)
     spans = [(0, 3, TOO_OLD), (3, length, NEW)] if sample % 2 else [(0, length, NEW)]
@@ -65,7 +67,7 @@ def conversation(group: int, sample: int, written: Trajectory) -> Trajectory:
     )
     for at in sorted(rng.choice(np.arange(1, length), max(0, sample - 1), replace=False))[::-1]:
         found = with_given(found, int(at), rng.integers(0, VOCABULARY, 1 + at % 3).tolist())
-    return found
+    return with_given(found, 0, rng.integers(0, VOCABULARY, 5).tolist()) if sample < 1 else found
 
 
 @pytest.fixture(scope="module")
@@ -191,7 +193,7 @@ def test_the_gradient_is_that_of_all_tokens_with_a_share_of_0_where_they_were_gi
 ) -> None:
     # A wide clip, so that it drops hardly a token.
     changed = dataclasses.replace(config, **{**WIDE, **recipe})
-    assert sum(len(each.given) for group in batch.groups for each in group.trajectories) == 12
+    assert sum(len(each.given) for group in batch.groups for each in group.trajectories) == 16
     assert difference(trained(changed, batch), by_hand(changed, batch)) < 1e-6
 
 

@@ -102,6 +102,8 @@ class AgentEpisode:
         async with self._calls:
             order = await self._at_turn()
             spoken = await say(order, self.heard)
+            # It may have been given up while the call was read.
+            await self._at_turn()
             so_far = order.prompt + order.output.branch
             if order.turn and spoken.tokens == asked(order):
                 return order

@@ -43,11 +43,10 @@ def test_a_good_batch_has_no_faults() -> None:
         (lambda: trajectory(logprobs=np.array([0, 2e-4, 0], dtype=np.float32)), "logprob"),
         (lambda: trajectory(reward=float("nan")), "reward"),
         (lambda: trajectory(given=((0, 1),)), "given tokens do not cover its 3 tokens"),
-        (lambda: with_given(trajectory(), 0, [4]), "begins or ends with given tokens"),
-        (lambda: with_given(trajectory(), 3, [4]), "begins or ends with given tokens"),
+        (lambda: with_given(trajectory(), 3, [4]), "ends with given tokens"),
         (
             lambda: trajectory(spans=[], given=((0, 3),)),
-            "begins or ends with given tokens",
+            "ends with given tokens",
         ),
         (
             lambda: dataclasses.replace(

@@ -24,8 +24,7 @@ def test_no_changed_text_is_a_ticket() -> None:
     for at in range(len(text)):
         for sign in rng.sample(signs, 8):
             changed = text[:at] + sign + text[at + 1 :]
-            # The last sign has bits that say nothing.
-            assert changed == text or at == len(text) - 1 or read_ticket(KEY, changed) is None
+            assert changed == text or read_ticket(KEY, changed) is None
     for bad in (
         "",
         TICKET_PREFIX,

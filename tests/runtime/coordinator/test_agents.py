@@ -332,11 +332,11 @@ async def test_the_official_client_plays_with_its_ticket_as_api_key(tmp_path: Pa
 async def test_a_huge_message_is_refused_and_the_episode_goes_on(tmp_path: Path) -> None:
     async with an_agent_of_text(tmp_path) as agent:
         ticket = (await agent.take())["ticket"]
-        for size, code in ((1 << 17, "context_length_exceeded"), (1 << 20, "too_large")):
-            messages = [{"role": "user", "content": "1 " * (size // 2)}]
-            body = {"model": "policy", "messages": messages}
-            status, said = await agent.post("/v1/chat/completions", body, secret=ticket)
-            assert (status in (400, 413), said["error"]["code"]) == (True, code), said
+        # A mebibyte is the most that the gateway reads of a call.
+        messages = [{"role": "user", "content": "1 " * ((1 << 19) - 200)}]
+        body = {"model": "policy", "messages": messages}
+        status, said = await agent.post("/v1/chat/completions", body, secret=ticket)
+        assert (status, said["error"]["code"]) == (400, "context_length_exceeded")
         body = {"model": "policy", "messages": [{"role": "user", "content": "31"}]}
         assert (await agent.post("/v1/chat/completions", body, secret=ticket))[0] == 200
 

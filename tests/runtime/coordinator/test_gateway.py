@@ -162,7 +162,7 @@ async def test_tools_and_their_results_reach_the_template(tmp_path: Path) -> Non
         "{% for m in messages %}{% for c in m.tool_calls or [] %}{{ c.function.arguments.at }}{% endfor %}"
         "{{ m.content }}{% endfor %}>"
     )
-    async with a_site(tmp_path, template=template) as site:
+    async with a_site(tmp_path, template) as site:
         await site.worker("box")
         client = await site.client()
         await site.serve(1)
@@ -359,7 +359,7 @@ async def test_what_makes_no_prompt_is_refused(site: Site) -> None:
 
 
 async def test_a_template_that_makes_nothing_is_refused(tmp_path: Path) -> None:
-    async with a_site(tmp_path, template="{{ messages[0].name }}") as site:
+    async with a_site(tmp_path, "{{ messages[0].name }}") as site:
         client = await site.client()
         with pytest.raises(openai.BadRequestError, match="makes no tokens"):
             await client.chat.completions.create(
