@@ -4,6 +4,7 @@ import asyncio
 import base64
 import io
 import json
+import subprocess
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -348,12 +349,12 @@ async def test_the_program_of_the_docs_plays(tmp_path: Path) -> None:
     ]
     async with an_agent_of_text(tmp_path) as agent:
         command = ("-c", program, agent.site.url, await agent.site.secret("docs", "agent"))
-        process = await asyncio.create_subprocess_exec(sys.executable, *command)
+        process = await asyncio.to_thread(subprocess.Popen, (sys.executable, *command))
         try:
             batch = await first_batch(agent)
         finally:
             process.terminate()
-            await process.wait()
+            await asyncio.to_thread(process.wait)
     trajectories = [each for group in batch.groups for each in group.trajectories]
     assert [each.turns for each in trajectories] == [3] * 4, "nobody guesses by chance"
     assert {each.branch for each in trajectories} == {0}
