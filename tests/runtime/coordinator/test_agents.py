@@ -328,6 +328,7 @@ async def test_the_official_client_plays_with_its_ticket_as_api_key(tmp_path: Pa
         assert [chunk.choices[0].finish_reason async for chunk in reply][-1] in ("stop", "length")
         _, record = await agent.get(f"/v1/episodes/{key}")
         assert (record["turns"], record["branched"]) == (3, {"rewritten": 1})
+        await client.close()
 
 
 async def test_a_huge_message_is_refused_and_the_episode_goes_on(tmp_path: Path) -> None:
