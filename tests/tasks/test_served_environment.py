@@ -158,7 +158,7 @@ class Talk:
         self.prompt = self.branch = unpack_tokens(given).tolist()
 
     def say(self, served: ServedEnvironment, text: str) -> list[Any]:
-        """What it is told after this answer."""
+        """The environment's reply to this answer."""
         answer = [*TEXTS.encode(f"{text}<|im_end|>", special=False)]
         transcript = pack_tokens(self.branch), pack_tokens(answer)
         told = served.answer_at_once(["step", 1, self.turns, self.state, *transcript, "stop"])

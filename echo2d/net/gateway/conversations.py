@@ -45,7 +45,10 @@ class Conversation:
         self._first, self._read = first, read
 
     def spoken(self, task: TaskRules, order: StepEnvironment, heard: HeardMessages) -> Spoken:
-        """What it says after this turn. heard: of the call before. Blocking."""
+        """The tokens of this call, which comes after the turn `order`. Blocking.
+
+        heard: the number and the hash of the messages of the call before.
+        """
         count, before = heard
         now = len(self._messages), digest_of(self._messages, self._options)
         if order.turn and now == heard:

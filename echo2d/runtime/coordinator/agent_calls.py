@@ -77,7 +77,7 @@ class AgentCalls:
         return episode.answer()
 
     def forget(self, order: ForgetEpisode) -> None:
-        """Nobody goes on with it, or its end is durable."""
+        """The core does not want the episode any more, or has made its end durable."""
         self._close(self._open.pop((order.group, order.sample), None), ended=order.ended)
 
     # --- the agents' side

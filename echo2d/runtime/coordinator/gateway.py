@@ -167,7 +167,10 @@ class Gateway:
     # --- the endpoints' side
 
     def caller(self, request: web.Request) -> Caller:
-        """Who calls. An agent that plays an episode shows its ticket. Denied, CallRefusal: nobody who may."""
+        """The caller, by its secret or by the ticket of the episode that it plays.
+
+        Denied, CallRefusal: the secret or the ticket is not valid.
+        """
         if (ticket := ticket_of(request)) is None:
             return self._caller(secret_of(request))
         _, episode = self.office.find(ticket)

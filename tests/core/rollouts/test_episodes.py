@@ -333,7 +333,7 @@ def test_an_agent_hears_whether_its_end_counts() -> None:
     world.drain()
     for _ in range(2):
         end_turn(world, worker)
-    # Of this group, what the agents do is told here.
+    # The test itself ends the episodes of group 0.
     world.pending = [
         each
         for each in world.pending

@@ -162,7 +162,7 @@ async def test_the_same_call_again_gets_the_same_answer_again(agent: Agent) -> N
 
 
 async def test_a_call_that_does_not_go_on_begins_a_branch(agent: Agent) -> None:
-    """What was written before it stays; what it says anew is context, and is not trained on."""
+    """The earlier branch is trained on. The new branch repeats its tokens as context, which is not."""
     for number in range(4):
         taken = await agent.take()
         ticket, said = taken["ticket"], ids("+31>")
