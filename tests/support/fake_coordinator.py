@@ -144,9 +144,16 @@ class CoordinatorDouble:
                     await self._changed.wait()
             left_s -= min(SLICE_S, clock.time() - began)
 
-    async def until_said(self, kind: type[M], peer: PeerId | None = None, *, count: int = 1) -> M:
+    async def until_said(
+        self,
+        kind: type[M],
+        peer: PeerId | None = None,
+        *,
+        count: int = 1,
+        timeout_s: float = HANG_S,
+    ) -> M:
         """The last of the first `count` messages of this kind."""
-        await self.until(lambda: len(self.said(kind, peer)) >= count)
+        await self.until(lambda: len(self.said(kind, peer)) >= count, timeout_s=timeout_s)
         return self.said(kind, peer)[count - 1]
 
     async def peers(self, count: int) -> dict[str, PeerId]:

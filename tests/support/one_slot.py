@@ -27,7 +27,7 @@ from echo2d.store.snapshots import damaged_chunks
 from tests.support.engine_harness import CONTEXT_MAX, load_model, score
 from tests.support.fake_coordinator import CoordinatorDouble
 from tests.support.peer import a_seed, a_worker, publish_delta, publish_full
-from tests.support.polling import HANG_S
+from tests.support.polling import HANG_S, START_S
 from tests.support.progress import ReportedSamples
 
 VERSIONS = 4
@@ -145,7 +145,8 @@ def holds(worker: Worker, slot: str, snapshot: Path) -> bool:
 
 
 async def until_refitted(double: CoordinatorDouble, version: int, digest: Digest) -> None:
-    done = await double.until_said(RefitDone, count=version + 1)
+    wait_s = HANG_S if version else START_S  # the first one starts the engine
+    done = await double.until_said(RefitDone, count=version + 1, timeout_s=wait_s)
     assert (done.version, done.digest) == (version, digest)
     assert done.memory_ok is not False
 

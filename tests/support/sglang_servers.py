@@ -10,7 +10,10 @@ from echo2d.engines.sglang.launch import Launch
 from tests.support.paths import REPO
 
 PYTHON = REPO / "tools" / "sglang_cpu" / "python"
-FLAGS = ("--dtype", "float32", "--max-total-tokens", "400000", "--max-running-requests", "64")
+# Servers that tests share would otherwise poll for requests without a pause, one core each.
+FLAGS = (
+    "--dtype", "float32", "--max-total-tokens", "400000", "--max-running-requests", "64", "--sleep-on-idle",
+)  # fmt: skip
 # A server starts in half a minute on a quiet machine; only one that hangs takes this long.
 START_S_MAX = 900.0
 
