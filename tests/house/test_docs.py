@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from echo2d.core.status.schema import ALERT_KINDS
 from tests.support.paths import REPO
 from tools.mutants import MUTANTS
 
@@ -75,10 +76,15 @@ def test_every_planted_bug_of_an_invariant_is_on_its_page() -> None:
     assert told == planted
 
 
+def test_every_alert_is_explained() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| `.*` \| .* \|$", OPERATING, re.MULTILINE)
+    assert sorted(rows) == sorted(ALERT_KINDS)
+
+
 def sentences(path: str) -> Iterator[str]:
-    """The longest fixed part of every sentence that is yielded there."""
+    """The longest fixed part of every sentence of an alert that is yielded there."""
     for node in ast.walk(ast.parse((REPO / path).read_text())):
-        if isinstance(node, ast.Yield) and node.value is not None:
+        if isinstance(node, ast.Yield) and isinstance(node.value, ast.Call):
             parts = [each.value for each in ast.walk(node.value) if isinstance(each, ast.Constant)]
             yield max((part for part in parts if isinstance(part, str)), key=len)
 

@@ -200,7 +200,7 @@ def test_rented_boxes_and_what_they_cost() -> None:
            "age_s": 1.0, "life_left_s": 9.0, "cost_usd": 0.1}  # fmt: skip
     renting = {"boxes": [box, box], "states": {"starting": 0, "serving": 2}, "usd_per_h": 1.5, "usd_per_h_max": 4.0,
                "spent_usd": 12.34, "usd_total_max": 200.0, "set_aside_usd": 9.0, "left_usd": 178.66,
-               "committed_usd": 21.34, "why": "", "blind": [], "attention": []}  # fmt: skip
+               "committed_usd": 21.34, "why": "", "blind": [], "alerts": []}  # fmt: skip
     process = {"run_id": "run-1", "peer_faults": 0, "learner_silent_s": None, "renting": renting,
                "refused_peers": []}  # fmt: skip
     text = " ".join(seen({**facts_of(World()), **process}).split())
@@ -220,7 +220,10 @@ def test_a_thousand_workers_fit_a_small_terminal() -> None:
     facts = facts_of(world)
     worker = facts["workers"][0]
     facts["workers"] = [{**worker, "name": f"w{n}", "alive": n != 700} for n in range(1000)]
-    facts["attention"] = [f"w{n} serves no version yet" for n in range(24)]
+    facts["alerts"] = [
+        {"kind": "worker_no_version", "subject": f"w{n}", "sentence": f"w{n} serves no version yet"}
+        for n in range(24)
+    ]
     for lines in (30, 40, 80):
         text = seen(facts, lines=lines)
         assert len(text.splitlines()) < lines

@@ -1,15 +1,13 @@
 """The alerts of a run: sentences that tell a person what is wrong, the most serious first.
 
-It reads a `Status` and decides nothing. There are no sentences when all is well.
+It reads a `Status` and decides nothing. There are no alerts when all is well.
 """
 
 from collections.abc import Iterable, Iterator
 
 from echo2d.core.cluster.membership import GONE_S
-from echo2d.core.status.schema import AuditStatus, Status, WorkerStatus
+from echo2d.core.status.schema import Alert, AlertKind, AuditStatus, Status, WorkerStatus
 
-# One screen: what 500 silent workers have to say, a few of them say.
-SENTENCES_MAX = 24
 # The first version spreads in full, and later ones may: so many broadcasts are measured before the
 # run is told that they take too long.
 BROADCASTS_MIN = 16
@@ -22,57 +20,67 @@ LEARNER_K_MAX = 1.0
 HEARTBEATS_LATE = 2
 
 
-def alerts(status: Status) -> list[str]:
-    """One sentence each, at most SENTENCES_MAX and a last one that counts the rest."""
-    sentences = [*_of_the_run(status), *_of_workers(status)]
-    more = len(sentences) - SENTENCES_MAX
-    return sentences if more <= 0 else [*sentences[:SENTENCES_MAX], f"and {more} more like these"]
+def alerts(status: Status) -> Iterator[Alert]:
+    """Those of the run, then those of workers."""
+    yield from _of_the_run(status)
+    yield from _of_workers(status)
 
 
-def _of_the_run(status: Status) -> Iterator[str]:
+def _of_the_run(status: Status) -> Iterator[Alert]:
     if not status.epoch:
-        yield "no learner has opened a session"
+        yield Alert("no_learner", "no learner has opened a session")
     if not status.seed_alive:
-        yield "the seed is away: versions spread only from worker to worker until it is back"
+        yield Alert(
+            "seed_away",
+            "the seed is away: versions spread only from worker to worker until it is back",
+        )
     if not any(worker.alive for worker in status.workers):
-        yield "no worker is here: nothing is generated"
+        yield Alert("no_workers", "no worker is here: nothing is generated")
     if status.dissemination_bound and len(status.t_bcast_s) > BROADCASTS_MIN:
         steps = status.staleness_max + 1
-        yield (
-            f"a broadcast takes longer than S + 1 = {steps} train steps: the learner waits for data"
+        yield Alert(
+            "slow_broadcasts",
+            f"a broadcast takes longer than S + 1 = {steps} train steps: the learner waits for data",
         )
     if status.audit is not None:
         yield from _of_the_audit(status.audit, status.workers)
 
 
-def _of_the_audit(audit: AuditStatus, workers: Iterable[WorkerStatus]) -> Iterator[str]:
+def _of_the_audit(audit: AuditStatus, workers: Iterable[WorkerStatus]) -> Iterator[Alert]:
     if not audit.trusts:
-        yield (
+        yield Alert(
+            "nobody_trusted",
             "the audit convicts nobody, because no worker is trusted: create a token for a box of "
-            "yours, and name it in audit.trusted"
+            "yours, and name it in audit.trusted",
         )
     trusted = any(worker.alive and worker.standing == "trusted" for worker in workers)
     if audit.trusts and audit.learnt < 1 and not trusted:
-        yield (
+        yield Alert(
+            "no_trusted_worker",
             "no trusted worker is here: other workers get no leases before it has shown what honest "
-            "answers look like"
+            "answers look like",
         )
-    for kind in audit.held_back:
-        yield (
-            f"{kind} workers get no leases before a trusted worker in {kind} has shown what honest "
-            "answers look like"
+    for quantization in audit.held_back:
+        yield Alert(
+            "quantization_held_back",
+            f"{quantization} workers get no leases before a trusted worker in {quantization} has "
+            "shown what honest answers look like",
         )
     if not audit.auditors and audit.waiting:
-        yield f"no auditor is here, and {audit.waiting} answers wait for their verdict"
+        yield Alert(
+            "no_auditor",
+            f"no auditor is here, and {audit.waiting} answers wait for their verdict",
+        )
     done = audit.scored + audit.skipped
     if done >= AUDITS_MIN and audit.skipped > SKIPPED_SHARE_MAX * done:
-        yield (
+        yield Alert(
+            "auditor_behind",
             f"the auditor cannot keep up: {audit.skipped} of {done} answers were never scored; "
-            "give it a faster audit.device, or lower audit.share"
+            "give it a faster audit.device, or lower audit.share",
         )
 
 
-def _of_workers(status: Status) -> Iterator[str]:
+def _of_workers(status: Status) -> Iterator[Alert]:
     """Silent workers come first, those that hold the most leases before the others."""
     yield from (_convicted(worker) for worker in status.workers if worker.verdict)
     workers = [
@@ -82,15 +90,17 @@ def _of_workers(status: Status) -> Iterator[str]:
     ]
     silent = [worker for worker in workers if _silent(worker, status)]
     for worker in sorted(silent, key=lambda worker: (-worker.leases, -worker.silent_s)):
-        yield f"{worker.name} silent for {worker.silent_s:.0f} s: {_consequence(worker)}"
+        sentence = f"{worker.name} silent for {worker.silent_s:.0f} s: {_consequence(worker)}"
+        yield Alert("worker_silent", sentence, worker.name)
     for worker in workers:
         if not _silent(worker, status):
-            yield from (f"{worker.name} {words}" for words in _of_one(worker, status))
+            yield from _of_one(worker, status)
     broadcast = status.broadcast
     for peer in broadcast.peers if broadcast is not None else ():
         if peer.failed:
             assert broadcast is not None
-            yield f"{peer.name} could not apply version {broadcast.version}; it tries again"
+            sentence = f"{peer.name} could not apply version {broadcast.version}; it tries again"
+            yield Alert("worker_cannot_apply", sentence, peer.name)
 
 
 def _left_as_announced(worker: WorkerStatus) -> bool:
@@ -108,30 +118,46 @@ def _consequence(worker: WorkerStatus) -> str:
     return f"{theirs} to others in {max(0.0, worker.leases_end_s):.0f} s"
 
 
-def _convicted(worker: WorkerStatus) -> str:
-    return (
+def _convicted(worker: WorkerStatus) -> Alert:
+    return Alert(
+        "worker_convicted",
         f"{worker.name} is convicted ({worker.verdict}); `echo2d audit show {worker.id}` has the "
-        "evidence"
+        "evidence",
+        worker.name,
     )
 
 
-def _of_one(worker: WorkerStatus, status: Status) -> Iterator[str]:
+def _of_one(worker: WorkerStatus, status: Status) -> Iterator[Alert]:
+    def about(kind: AlertKind, words: str) -> Alert:
+        return Alert(kind, f"{worker.name} {words}", worker.name)
+
     serving, lag = worker.serving, worker.lag
     if worker.quarantined:
-        yield "is quarantined: frames that it passed on were bad, so it only receives"
+        yield about(
+            "worker_quarantined",
+            "is quarantined: frames that it passed on were bad, so it only receives",
+        )
     if worker.learner_k is not None and worker.learner_k > LEARNER_K_MAX:
-        yield (
+        yield about(
+            "worker_logprobs",
             f"reports logprobs that are not the model's: the learner finds {worker.learner_k:.1f} "
-            "nats a token between them and its own"
+            "nats a token between them and its own",
         )
     if worker.standing == "suspected":
-        yield (
+        yield about(
+            "worker_suspected",
             f"looks like a liar: {worker.flagged} of {worker.audited} audited answers are wrong; "
-            "nothing follows, because no worker is trusted"
+            "nothing follows, because no worker is trusted",
         )
     if serving is None and status.newest_version is not None:
-        yield "serves no version yet"
+        yield about("worker_no_version", "serves no version yet")
     if serving is not None and lag is not None and lag > status.staleness_max:
-        yield (f"serves version {serving.version}, {lag} behind the newest: too old for new leases")
+        yield about(
+            "worker_stale",
+            f"serves version {serving.version}, {lag} behind the newest: too old for new leases",
+        )
     if worker.memory_ok is False:
-        yield "has weights in its engine's memory that are not those of its version"
+        yield about(
+            "worker_memory",
+            "has weights in its engine's memory that are not those of its version",
+        )

@@ -144,7 +144,7 @@ def make_status(
             for (kind, text), fault in statistics.faults.items()
         ),
     )
-    return replace(status, attention=tuple(alerts(status)))
+    return replace(status, alerts=tuple(alerts(status)))
 
 
 def _version(record: VersionPublished | None) -> VersionStatus | None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from echo2d.core.renting.boxes import RentedBox, RentedBoxes
 from echo2d.core.renting.budget import Budget
-from echo2d.core.status.schema import BoxStatus, RentingStatus
+from echo2d.core.status.schema import Alert, BoxStatus, RentingStatus
 
 STATES = ("starting", "seen", "serving", "leaving", "stopping")
 
@@ -31,24 +31,31 @@ def renting_status(rented: RentedBoxes, budget: Budget, *, why: str, now: float)
         blind=tuple(name for name, side in rented.sides.items() if not side.sighted),
         states={state: count[state] for state in STATES},
         boxes=boxes,
-        attention=tuple(_alerts(rented, why)),
+        alerts=tuple(_alerts(rented, why)),
     )
 
 
-def _alerts(rented: RentedBoxes, why: str) -> Iterator[str]:
+def _alerts(rented: RentedBoxes, why: str) -> Iterator[Alert]:
     if why:
-        yield f"renting: more is needed, but {why}"
+        yield Alert("renting_short", f"renting: more is needed, but {why}")
     for name, side in rented.sides.items():
         if not side.sighted and side.list_at > -math.inf:
-            yield f"renting: what {name} has cannot be listed, so nothing is started there"
+            yield Alert(
+                "renting_blind",
+                f"renting: what {name} has cannot be listed, so nothing is started there",
+            )
         if rented.doubts(name):
-            yield (
+            yield Alert(
+                "renting_doubts",
                 f"renting: {name} does not list what was started there, "
-                "so nothing more is: see its account"
+                "so nothing more is: see its account",
             )
     strangers = sorted({box.rental.provider for box in rented.boxes.values()} - rented.sides.keys())
     for name in strangers:
-        yield f"renting: boxes of {name} may be there, which is no [[provider]]: nothing stops them"
+        yield Alert(
+            "renting_stranger",
+            f"renting: boxes of {name} may be there, which is no [[provider]]: nothing stops them",
+        )
 
 
 def _box(box: RentedBox, now: float) -> BoxStatus:

@@ -2,7 +2,9 @@
 
 A dataclass becomes an object with a key for each field, a mapping's keys become text, and a tuple
 becomes a list. The fields of `Status.process` lie beside those of `Status`, and `renting` is left
-out where nothing is rented. Readers and writers are built once from the annotations of `schema`.
+out where nothing is rented. `attention` repeats the sentences of `alerts`.
+
+Readers and writers are built once from the annotations of `schema`.
 """
 
 import dataclasses
@@ -24,6 +26,7 @@ def status_json(status: Status) -> dict[str, Any]:
     """The object that `GET /v1/status` answers."""
     found: dict[str, Any] = plain(dataclasses.replace(status, process=None))
     del found["process"]
+    found["attention"] = list(status.attention)
     if status.process is not None:
         found |= plain(status.process)
         if found["renting"] is None:

@@ -11,9 +11,50 @@ None means "not known yet" or "there is none".
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 from echo2d.core.capacity.bottleneck import Bottleneck
 from echo2d.core.capacity.model import DisseminationMode
+
+# One screen: what 500 silent workers have to say, a few of them say.
+SENTENCES_MAX = 24
+
+# Each has a row in docs/operating.md.
+AlertKind = Literal[
+    "no_learner",
+    "seed_away",
+    "no_workers",
+    "slow_broadcasts",
+    "nobody_trusted",
+    "no_trusted_worker",
+    "quantization_held_back",
+    "no_auditor",
+    "auditor_behind",
+    "renting_short",
+    "renting_blind",
+    "renting_doubts",
+    "renting_stranger",
+    "peer_refused",
+    "worker_convicted",
+    "worker_silent",
+    "worker_quarantined",
+    "worker_logprobs",
+    "worker_suspected",
+    "worker_no_version",
+    "worker_stale",
+    "worker_memory",
+    "worker_cannot_apply",
+]
+ALERT_KINDS: tuple[AlertKind, ...] = get_args(AlertKind)
+
+
+@dataclass(frozen=True, slots=True)
+class Alert:
+    """What is wrong. sentence: for a person. subject: the worker that it is about; empty: the run."""
+
+    kind: AlertKind
+    sentence: str
+    subject: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -366,7 +407,7 @@ class RentingStatus:
     blind: tuple[str, ...]
     states: Mapping[str, int]
     boxes: tuple[BoxStatus, ...]
-    attention: tuple[str, ...]
+    alerts: tuple[Alert, ...]
 
 
 # --- all of it
@@ -403,8 +444,8 @@ class Status:
     (`cluster/statistics.py`). wasted_tokens: of dropped answers, by reason. staleness: trained
     trajectories by staleness. rewards: pairs of step and mean reward. seed_copies, version_bytes,
     seed_usd: by version. seed_sent_bytes: of all forms since the coordinator started; seed_usd_total
-    is their price. attention: sentences for a person. audit: None: it is off. process: None for a machine
-    without a process around it, as in simulations.
+    is their price. alerts: those of the run before those of workers. audit: None: it is off. process: None
+    for a machine without a process around it, as in simulations.
     """
 
     epoch: int
@@ -460,5 +501,14 @@ class Status:
     version_bytes: Mapping[int, VersionBytes]
     fault_counts: Mapping[str, int]
     faults: tuple[FaultStatus, ...]
-    attention: tuple[str, ...] = ()
+    alerts: tuple[Alert, ...] = ()
     process: ProcessStatus | None = None
+
+    @property
+    def attention(self) -> tuple[str, ...]:
+        """The alerts' sentences, at most SENTENCES_MAX and a last one that counts the rest."""
+        sentences = tuple(alert.sentence for alert in self.alerts)
+        more = len(sentences) - SENTENCES_MAX
+        return (
+            sentences if more <= 0 else (*sentences[:SENTENCES_MAX], f"and {more} more like these")
+        )

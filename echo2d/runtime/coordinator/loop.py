@@ -50,7 +50,13 @@ from echo2d.core.protocol.addresses import IpNetwork
 from echo2d.core.protocol.control_messages import SignedRoot
 from echo2d.core.rollouts.events import DrawPrompt, ForgetEpisode, ScoreSample, StepEnvironment
 from echo2d.core.status.json_form import status_json
-from echo2d.core.status.schema import ProcessStatus, RefusedPeerStatus, RentingStatus, Status
+from echo2d.core.status.schema import (
+    Alert,
+    ProcessStatus,
+    RefusedPeerStatus,
+    RentingStatus,
+    Status,
+)
 from echo2d.core.weights.manifest import Manifest
 from echo2d.errors import Fault, StoreFault, first_fault
 from echo2d.net.control.server import Sessions
@@ -498,12 +504,10 @@ class CoordinatorProcess:
             learner_silent_s=None if heard_at is None else now - heard_at,
             renting=renting,
         )
-        more = () if renting is None else renting.attention
-        return replace(
-            status,
-            process=process,
-            attention=(*map(_refusal_sentence, refused), *status.attention, *more),
-        )
+        more = () if renting is None else renting.alerts
+        alerts = (*map(_refusal, refused), *status.alerts, *more)
+        of_the_run_first = tuple(sorted(alerts, key=lambda alert: alert.subject != ""))
+        return replace(status, process=process, alerts=of_the_run_first)
 
     def _refused_peers(self, status: Status, now: float) -> tuple[RefusedPeerStatus, ...]:
         names = {peer.id: peer.name for peer in (*status.workers, *status.relays)}
@@ -523,9 +527,11 @@ class CoordinatorProcess:
         return self._metrics.render(self.look())
 
 
-def _refusal_sentence(refused: RefusedPeerStatus) -> str:
+def _refusal(refused: RefusedPeerStatus) -> Alert:
     name = f"{refused.name} ({refused.id})" if refused.name else f"peer {refused.id}"
-    return (
+    return Alert(
+        "peer_refused",
         f"{name} broke the protocol again and again: "
-        f"it is refused for {refused.refused_s:.0f} s more; `echo2d token revoke` ends its access"
+        f"it is refused for {refused.refused_s:.0f} s more; `echo2d token revoke` ends its access",
+        refused.name or refused.id,
     )

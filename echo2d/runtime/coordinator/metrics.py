@@ -399,7 +399,7 @@ FAMILIES: tuple[Family[Status], ...] = (
     gauge(
         "echo2d_attention",
         "Alerts that `echo2d status` shows; 0: all is well",
-        lambda status: len(status.attention),
+        lambda status: len(status.alerts),
     ),
     _recent("train_step", "Train steps, net of waiting", lambda status: status.t_train_s),
     _recent(

@@ -4,8 +4,9 @@ from dataclasses import replace
 
 from echo2d.core.base.ids import Version
 from echo2d.core.cluster.membership import GONE_S
-from echo2d.core.coordinator.alerts import BROADCASTS_MIN, SENTENCES_MAX, alerts
+from echo2d.core.coordinator.alerts import BROADCASTS_MIN, alerts
 from echo2d.core.protocol.control_messages import Heartbeat, Leaving, RefitDone
+from echo2d.core.status.schema import SENTENCES_MAX, Alert
 from tests.support.coordinator_world import World, rules, version_digest
 
 
@@ -22,6 +23,10 @@ def running(world: World | None = None, names: str = "ab") -> World:
         world.refit(world.peers[name])
     world.drain()
     return world
+
+
+def kinds(world: World) -> list[tuple[str, str]]:
+    return [(each.kind, each.subject) for each in world.state.status(now=world.now).alerts]
 
 
 def said(world: World) -> list[str]:
@@ -43,6 +48,7 @@ def test_an_empty_run() -> None:
         "the seed is away: versions spread only from worker to worker until it is back",
         "no worker is here: nothing is generated",
     ]
+    assert kinds(World()) == [("no_learner", ""), ("seed_away", ""), ("no_workers", "")]
 
 
 def test_a_silent_worker_and_when_its_leases_go_to_others() -> None:
@@ -51,6 +57,7 @@ def test_a_silent_worker_and_when_its_leases_go_to_others() -> None:
     world.now += 9.0
     beat(world, "b", "seed")
     assert said(world) == ["a silent for 9 s: its 2 leases go to others in 6 s"]
+    assert kinds(world) == [("worker_silent", "a")]
     world.pass_time(5.9)
     beat(world, "b", "seed")
     assert said(world) == ["a silent for 15 s: its 2 leases go to others in 0 s"]
@@ -89,9 +96,12 @@ def test_versions_that_workers_do_not_serve() -> None:
 def test_a_dissemination_bound_run_is_told_when_it_is_known() -> None:
     status = running().state.status()
     bound = replace(status, dissemination_bound=True, t_bcast_s=(1.0,) * BROADCASTS_MIN)
-    assert alerts(bound) == []
-    assert alerts(replace(bound, t_bcast_s=(*bound.t_bcast_s, 1.0))) == [
-        "a broadcast takes longer than S + 1 = 3 train steps: the learner waits for data"
+    assert list(alerts(bound)) == []
+    assert list(alerts(replace(bound, t_bcast_s=(*bound.t_bcast_s, 1.0)))) == [
+        Alert(
+            "slow_broadcasts",
+            "a broadcast takes longer than S + 1 = 3 train steps: the learner waits for data",
+        )
     ]
 
 
@@ -100,7 +110,10 @@ def test_a_hundred_workers_do_not_fill_a_book() -> None:
     silent = replace(
         status.workers[0], name="x", alive=False, silent_s=7.0, leases=1, leases_end_s=8.0
     )
-    sentences = alerts(replace(status, seed_alive=True, workers=(silent,) * 100))
+    many = replace(status, seed_alive=True, workers=(silent,) * 100)
+    found = tuple(alerts(many))
+    assert [(each.kind, each.subject) for each in found[1:]] == [("worker_silent", "x")] * 100
+    sentences = replace(many, alerts=found).attention
     assert len(sentences) == SENTENCES_MAX + 1
     assert sentences[1] == "x silent for 7 s: its lease goes to others in 8 s"
     assert sentences[-1] == "and 77 more like these"

@@ -266,6 +266,6 @@ def test_nothing_is_started_where_lists_do_not_show_what_was() -> None:
     for at in (10.0, 20.0):
         renting.handle(Listed("cloud", at, ()), now=at)
     assert starts(renting.handle(need(0.4), now=30.0)) == []
-    assert any("does not list" in sentence for sentence in renting.status(now=30.0).attention)
+    assert any(each.kind == "renting_doubts" for each in renting.status(now=30.0).alerts)
     shown = (Instance(Label("x-cloud-small-1"), "i-1"),)
     assert starts(renting.handle(Listed("cloud", 40.0, shown), now=40.0)) == ["large"]

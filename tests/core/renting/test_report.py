@@ -4,6 +4,7 @@ from echo2d.core.renting.boxes import RentedBoxes
 from echo2d.core.renting.budget import Budget, Label, RentOffer, Terms
 from echo2d.core.renting.events import Instance, RentRules
 from echo2d.core.renting.report import STATES, renting_status
+from echo2d.core.status.schema import Alert
 
 OFFER = RentOffer("cloud", "box", 0.5, 360.0, 8)
 TERMS = Terms(
@@ -27,7 +28,7 @@ def test_what_is_spent_set_aside_and_left_is_the_budget() -> None:
     assert status.spent_usd == pytest.approx(0.5 / 6)
     assert status.set_aside_usd == pytest.approx(0.5 * 3000 / 3600)
     assert status.spent_usd + status.set_aside_usd + status.left_usd == pytest.approx(10.0)
-    assert status.attention == ()
+    assert status.alerts == ()
 
 
 def test_every_state_of_a_box() -> None:
@@ -49,13 +50,15 @@ def test_every_state_of_a_box() -> None:
 
 def test_what_a_person_should_know() -> None:
     rented = started()
-    assert renting_status(rented, BUDGET, why="no money", now=2.0).attention == (
-        "renting: more is needed, but no money",
+    assert renting_status(rented, BUDGET, why="no money", now=2.0).alerts == (
+        Alert("renting_short", "renting: more is needed, but no money"),
     )
     rented.listed("cloud", 2.0, None, 2.0)
-    (words,) = renting_status(rented, BUDGET, why="", now=2.0).attention
-    assert "cannot be listed" in words
+    (alert,) = renting_status(rented, BUDGET, why="", now=2.0).alerts
+    assert alert.kind == "renting_blind"
+    assert "cannot be listed" in alert.sentence
     rented.listed("cloud", 3.0, [Instance(ONE, "i-1")], 3.0)
     del rented.sides["cloud"]
-    (words,) = renting_status(rented, BUDGET, why="", now=3.0).attention
-    assert "nothing stops them" in words
+    (alert,) = renting_status(rented, BUDGET, why="", now=3.0).alerts
+    assert alert.kind == "renting_stranger"
+    assert "nothing stops them" in alert.sentence

@@ -9,6 +9,7 @@ import pytest
 
 from echo2d.core.status.json_form import read_status, status_json
 from echo2d.core.status.schema import (
+    Alert,
     BoxStatus,
     ProcessStatus,
     RefusedPeerStatus,
@@ -25,7 +26,8 @@ BOX = BoxStatus(
 )  # fmt: skip
 RENTING = RentingStatus(
     usd_per_h=0.5, usd_per_h_max=4.0, spent_usd=1.0, set_aside_usd=2.0, committed_usd=3.0, left_usd=7.0,
-    usd_total_max=10.0, why="", blind=("x",), states={"seen": 1}, boxes=(BOX,), attention=("renting: x",),
+    usd_total_max=10.0, why="", blind=("x",), states={"seen": 1}, boxes=(BOX,),
+    alerts=(Alert("renting_short", "renting: x"),),
 )  # fmt: skip
 PROCESS = ProcessStatus(
     run_id="run-1",

@@ -44,7 +44,7 @@ RENTING = RentingStatus(
     blind=(),
     states={"serving": 3},
     boxes=(),
-    attention=(),
+    alerts=(),
 )
 PROCESS = ProcessStatus(run_id="run-1", peer_faults=2, learner_silent_s=None, renting=RENTING)
 WORKER = {

@@ -207,7 +207,7 @@ async def test_where_lists_show_nothing_one_box_is_started_and_no_more(site: Sit
         (site.root / "cloud.sh").read_text().replace("printf", "true")
     )
     async with site.renting() as renter:
-        await until(lambda: any("does not list" in words for words in renter.status().attention))
+        await until(lambda: any(each.kind == "renting_doubts" for each in renter.status().alerts))
         assert len(site.there()) == 1
 
 
