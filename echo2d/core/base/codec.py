@@ -10,8 +10,12 @@ may be:
 - a Digest (DIGEST_BYTES bytes), and any other NewType of these;
 - a nested message class or NamedTuple, `tuple[X, ...]` (at most ITEMS_MAX items), and `X | None`.
 
-Everything else is a `PeerFault` that names the field: an unknown tag, a wrong type or number of
-fields, a negative or huge integer, a message that is too long.
+Everything else is a `PeerFault` that names the field: an unknown tag, a wrong type, too few fields,
+a negative or huge integer, a message that is too long.
+
+A message may grow from one release to the next: a codec ignores what stands behind the fields that it
+knows, and a field that has a default may be missing at the end. So do records in a message. What is
+stored, signed or hashed (`unpacker`, `plain_reader`) has exactly its fields, unless it may `grow`.
 
 Bytes come from strangers, so what they cost is bounded before they are looked at: a limit of bytes
 for each tag, at most VALUES_MAX values however they are nested, no maps and no extensions.
@@ -112,16 +116,20 @@ def _sequence(inner: _Check) -> _Check:
     return check
 
 
-def _record(cls: type) -> _Check:
+def _record(cls: type, *, grows: bool) -> _Check:
+    """grows: fields with a default may be missing at the end, and unknown ones may follow."""
     names, hints = _names(cls), typing.get_type_hints(cls)
-    checks = [_check_for(hints[name]) for name in names]
+    checks = [_check_for(hints[name], grows=grows) for name in names]
+    least = len(names) - _defaults(cls) if grows else len(names)
 
     def check(value: Any) -> Any:
-        if type(value) is not list or len(value) != len(checks):
+        if type(value) is not list or (
+            len(value) != len(checks) and not (grows and len(value) >= least)
+        ):
             found = len(value) if type(value) is list else type(value).__name__
-            raise PeerFault(f"{cls.__name__}: expected {len(checks)} fields, got {found}")
+            raise PeerFault(f"{cls.__name__}: expected {least} fields, got {found}")
         try:
-            fields = [field_check(item) for field_check, item in zip(checks, value, strict=True)]
+            fields = [field_check(item) for field_check, item in zip(checks, value, strict=False)]
         except PeerFault as fault:
             raise PeerFault(
                 f"{cls.__name__}.{_first_wrong(names, checks, value)}: {fault}"
@@ -133,7 +141,7 @@ def _record(cls: type) -> _Check:
 
 def _first_wrong(names: Sequence[str], checks: Sequence[_Check], values: Sequence[Any]) -> str:
     """The name of the first field whose check fails; looked up only once one has failed."""
-    for name, field_check, item in zip(names, checks, values, strict=True):
+    for name, field_check, item in zip(names, checks, values, strict=False):
         try:
             field_check(item)
         except PeerFault:
@@ -141,7 +149,7 @@ def _first_wrong(names: Sequence[str], checks: Sequence[_Check], values: Sequenc
     raise AssertionError("no field is wrong")
 
 
-def _check_for(hint: Any) -> _Check:
+def _check_for(hint: Any, *, grows: bool) -> _Check:
     if hint is Digest:
         return _digest
     while hasattr(hint, "__supertype__"):
@@ -152,11 +160,12 @@ def _check_for(hint: Any) -> _Check:
     if origin is Literal:
         return _literal(arguments)
     if origin is tuple and len(arguments) == 2 and arguments[1] is Ellipsis:
-        return _sequence(_check_for(arguments[0]))
+        return _sequence(_check_for(arguments[0], grows=grows))
     if origin in (Union, types.UnionType) and len(arguments) == 2 and type(None) in arguments:
-        return _optional(_check_for(arguments[0] if arguments[1] is type(None) else arguments[1]))
+        inner = arguments[0] if arguments[1] is type(None) else arguments[1]
+        return _optional(_check_for(inner, grows=grows))
     if isinstance(hint, type) and (dataclasses.is_dataclass(hint) or issubclass(hint, tuple)):
-        return _record(hint)
+        return _record(hint, grows=grows)
     raise AssertionError(f"{hint!r} cannot be a message field")
 
 
@@ -182,6 +191,16 @@ def _names(cls: Any) -> tuple[str, ...]:
         return tuple(field.name for field in dataclasses.fields(cls))
     names: tuple[str, ...] = cls._fields
     return names
+
+
+def _defaults(cls: Any) -> int:
+    """How many fields of a dataclass or NamedTuple have a default; they are the last ones."""
+    if dataclasses.is_dataclass(cls):
+        return sum(
+            (field.default, field.default_factory) != (dataclasses.MISSING, dataclasses.MISSING)
+            for field in dataclasses.fields(cls)
+        )
+    return len(cls._field_defaults)
 
 
 def _getter(names: tuple[str, ...]) -> Callable[[Any], tuple[Any, ...]]:
@@ -271,7 +290,7 @@ class Codec:
         large = messages if large is None else large
         self._bytes_max = bytes_max
         self._kinds = {
-            tag: (_record(cls), bytes_max if tag in large else min(small_max, bytes_max))
+            tag: (_record(cls, grows=True), bytes_max if tag in large else min(small_max, bytes_max))
             for tag, cls in messages.items()
         }
         assert len(self._tags) == len(messages), "a message has one tag"
@@ -306,11 +325,16 @@ def plain_reader(cls: type) -> Callable[[Sequence[Any]], Any]:
     """Make a function from plain fields, with lists for tuples and nested records, to a record;
     PeerFault if wrong.
     """
-    check = _record(cls)
+    check = _record(cls, grows=False)
     return lambda values: check(list(values))
 
 
-def unpacker(cls: type, *, bytes_max: int) -> Callable[[bytes | memoryview], Any]:
-    """Make the inverse of `pack` for records of `cls`; it raises a PeerFault on anything else."""
-    check = _record(cls)
+def unpacker(
+    cls: type, *, bytes_max: int, grows: bool = False
+) -> Callable[[bytes | memoryview], Any]:
+    """Make the inverse of `pack` for records of `cls`; it raises a PeerFault on anything else.
+
+    grows: it is a message, see the module docstring.
+    """
+    check = _record(cls, grows=grows)
     return lambda data: check(_unpack(data, bytes_max=bytes_max, items_max=bytes_max))

@@ -214,7 +214,8 @@ _TYPES: dict[int, type] = {
 }
 TYPE_OF = {cls: number for number, cls in _TYPES.items()}
 _UNPACK: dict[int, Callable[[memoryview], Any]] = {
-    number: unpacker(cls, bytes_max=MESSAGE_BYTES_MAX) for number, cls in _TYPES.items()
+    number: unpacker(cls, bytes_max=MESSAGE_BYTES_MAX, grows=True)
+    for number, cls in _TYPES.items()
 }
 
 

@@ -68,7 +68,7 @@ def test_wrong_fields_are_a_peer_fault(position: int, value: Any) -> None:
 @pytest.mark.parametrize(
     "data",
     [
-        b"", b"\xc1", b"\xff", wire(*FIELDS)[:-1], wire(*FIELDS) + b"\x00", wire(*FIELDS[:-1]), wire(*FIELDS, 1),
+        b"", b"\xc1", b"\xff", wire(*FIELDS)[:-1], wire(*FIELDS) + b"\x00", wire(*FIELDS[:-1]),
         wire(*FIELDS, tag="Nothing"), wire(*FIELDS, tag=3), msgpack.packb([]), msgpack.packb({"a": 1}), b"\x91" * 2000,
         b"\xdd\xff\xff\xff\xff", b"\xc6\xff\xff\xff\xff",
     ],
@@ -94,6 +94,43 @@ def test_a_fault_names_the_field(fields: list[Any], text: str) -> None:
     with pytest.raises(PeerFault) as fault:
         CODEC.decode(wire(*fields))
     assert str(fault.value) == text
+
+
+@dataclass(frozen=True, slots=True)
+class Grown:
+    """`Everything` as a later release may have it."""
+
+    count: int
+    ready: bool
+    peer: PeerId | None
+    kind: Literal["star", "chain"]
+    parts: tuple[Part, ...]
+    disk_bytes: int | None = None
+    tags: tuple[str, ...] = ()
+
+
+def test_a_message_may_have_fields_that_this_build_does_not_know() -> None:
+    part = [b"x" * 32, 0.5, "unknown", [1]]
+    assert CODEC.decode(wire(*FIELDS[:4], [part], 7, ["new"])) == SAMPLE
+
+
+@pytest.mark.parametrize("sent", [(), (7,), (7, ["new"])])
+def test_a_message_may_lack_fields_that_an_older_build_did_not_know(sent: tuple[Any, ...]) -> None:
+    grown = Codec({"Everything": Grown}).decode(wire(*FIELDS, *sent))
+    assert (grown.disk_bytes, grown.tags) == ((None, ()), (7, ()), (7, ("new",)))[len(sent)]
+
+
+def test_a_known_field_is_checked_also_where_it_may_be_missing() -> None:
+    with pytest.raises(PeerFault, match="disk_bytes: expected a non-negative integer, got str"):
+        Codec({"Everything": Grown}).decode(wire(*FIELDS, "much"))
+
+
+@pytest.mark.parametrize("fields", [FIELDS, [*FIELDS, None, [], 1]], ids=["few", "many"])
+def test_what_is_stored_has_exactly_its_fields(fields: list[Any]) -> None:
+    packed = msgpack.packb(fields)
+    with pytest.raises(PeerFault, match="Grown: expected 7 fields"):
+        unpacker(Grown, bytes_max=1000)(packed)
+    assert unpacker(Grown, bytes_max=1000, grows=True)(packed).disk_bytes is None
 
 
 def test_too_long_is_refused_before_it_is_parsed() -> None:
