@@ -33,8 +33,8 @@ from echo2d.core.coordinator.events import (
     SessionAsked,
 )
 from echo2d.core.coordinator.state import PLAN_SECRET_BYTES, CoordinatorState
+from echo2d.core.protocol.builds import OURS
 from echo2d.core.protocol.control_messages import (
-    PROTOCOL_VERSION,
     Address,
     AnswersScored,
     AnswerToScore,
@@ -149,7 +149,7 @@ class FakePeer:
             dict.fromkeys(key for key in (self.serving, self.stands) if key is not None)
         )
         return Hello(
-            PROTOCOL_VERSION, self.run_id, self.kind, self.name, boot_id, self.slots, address, self.serving,
+            OURS, self.run_id, self.kind, self.name, boot_id, self.slots, address, self.serving,
             holding, self.held(), (), self.served, dial_back_secret=bytes(SECRET_BYTES),
             quantization=self.quantization,
         )  # fmt: skip

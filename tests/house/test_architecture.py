@@ -17,6 +17,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "registry": set(),
     "native": set(),
+    "this_build": {"__init__", "core"},
     "core": {"native", "registry", "errors"},
     "config_tables": {"errors"},
     "sd_notify": set(),
@@ -28,7 +29,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "config": {"config_tables", "config_renting", "sd_notify", "quantities", "registry", "errors"},
     **{shell: {"core", "errors", "threads"} for shell in SHELLS},
     "texts": {"core", "errors"},
-    "net": {"core", "texts", "errors"},
+    "net": {"this_build", "core", "texts", "errors"},
     "tasks": {"core", "texts", "registry", "errors"},
     "sim": {"core", "quantities", "config_tables", "registry", "errors"},
     "runtime": {

@@ -12,10 +12,11 @@ from echo2d.core.protocol.control_messages import Heartbeat, Hello, ToPeer, Welc
 from echo2d.net.control.client import Identity, enrol
 from echo2d.net.security.auth import TokenFile, read_token_file
 from echo2d.runtime.run_dir.tokens import create_token
+from echo2d.this_build import THIS_BUILD
 from tests.support import hello
 
 # The first one of a worker: it knows neither the run nor an address of its own.
-HELLO = replace(hello.HELLO, run_id=None, listen=None)
+HELLO = replace(hello.HELLO, run_id=None, listen=None, build=THIS_BUILD)
 
 
 class Owner:

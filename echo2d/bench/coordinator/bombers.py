@@ -16,8 +16,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from echo2d.client import AsyncCoordinator
 from echo2d.core.base.codec import MESSAGE_BYTES_MAX
+from echo2d.core.protocol.builds import OURS
 from echo2d.core.protocol.control_messages import (
-    PROTOCOL_VERSION,
     Heartbeat,
     Hello,
     ToPeer,
@@ -80,9 +80,7 @@ class Bomber:
 
     def hello(self) -> Hello:
         self.dials += 1
-        return Hello(
-            PROTOCOL_VERSION, None, "worker", self._name, self._boot_id, 4, None, None, (), (), ()
-        )
+        return Hello(OURS, None, "worker", self._name, self._boot_id, 4, None, None, (), (), ())
 
     def heartbeat(self) -> Heartbeat:
         return Heartbeat(0)

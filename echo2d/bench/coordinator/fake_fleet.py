@@ -22,9 +22,9 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from echo2d.bench.coordinator.load_meter import LoadMeter
+from echo2d.core.protocol.builds import OURS
 from echo2d.core.protocol.control_messages import (
     PROGRESS_S,
-    PROTOCOL_VERSION,
     Address,
     Heartbeat,
     HeldLease,
@@ -191,7 +191,7 @@ class FakeWorker:
     def hello(self) -> Hello:
         held = tuple(dict.fromkeys([*self._leases, *(key for key, _ in self._unanswered)]))
         return Hello(
-            PROTOCOL_VERSION, None, "worker", self._name, self._boot_id, self._script.slots, self._listen,
+            OURS, None, "worker", self._name, self._boot_id, self._script.slots, self._listen,
             self._serving, (), held, (), dial_back_secret=self._dial_back_secret,
         )  # fmt: skip
 

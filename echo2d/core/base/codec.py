@@ -290,7 +290,10 @@ class Codec:
         large = messages if large is None else large
         self._bytes_max = bytes_max
         self._kinds = {
-            tag: (_record(cls, grows=True), bytes_max if tag in large else min(small_max, bytes_max))
+            tag: (
+                _record(cls, grows=True),
+                bytes_max if tag in large else min(small_max, bytes_max),
+            )
             for tag, cls in messages.items()
         }
         assert len(self._tags) == len(messages), "a message has one tag"

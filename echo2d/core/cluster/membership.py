@@ -17,7 +17,7 @@ Not here: leases, plans, versions.
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from echo2d.core.base.bounded_dict import keep_newest
@@ -26,8 +26,8 @@ from echo2d.core.base.ids import FormId, PeerId, SessionId
 from echo2d.core.cluster.events import CloseSession, ClusterAction, PeerConnected, Send
 from echo2d.core.cluster.quarantine import Quarantine
 from echo2d.core.cluster.statistics import printable
+from echo2d.core.protocol.builds import OURS, Build, not_understood
 from echo2d.core.protocol.control_messages import (
-    PROTOCOL_VERSION,
     Address,
     Hello,
     PeerKind,
@@ -87,8 +87,8 @@ class Peer:
     dialled_back_at: when it was dialled last. failures: leases failed since the last accepted
     result. trusted: the operator trusts its answers. held_back: it gets no leases, because the
     audit does not know yet what honest answers look like. slots_allowed: of its slots, so many may
-    be leased; None: all. scores: its engine can score answers of others. quantization: as in
-    Hello.
+    be leased; None: all. scores: its engine can score answers of others. quantization, build:
+    as in Hello.
     """
 
     peer: PeerId
@@ -127,6 +127,7 @@ class Peer:
     slots_allowed: int | None = None
     scores: bool = False
     quantization: str = ""
+    build: Build = OURS
     failures: int = 0
     rest_until: float = 0.0
     flips: deque[float] = field(default_factory=lambda: deque(maxlen=FLIPS_MAX))
@@ -230,9 +231,10 @@ class Membership:
         The caller sends the Welcome.
         """
         hello, session = event.hello, event.session
-        if hello.protocol != PROTOCOL_VERSION:
-            text = f"this run speaks protocol {PROTOCOL_VERSION}, the peer speaks {hello.protocol}"
-            return None, _refuse(session, "protocol", text, permanent=True)
+        # The control link has named both builds by now; a run without one does not mix them.
+        if not hello.build.speaks_with(OURS):
+            text = not_understood(hello.kind, hello.build, OURS)
+            return None, _refuse(session, "build", text, permanent=False)
         if hello.run_id is not None and hello.run_id != self._run_id:
             return None, _refuse(
                 session, "run", f"this is run {self._run_id}, not {hello.run_id}", permanent=True
@@ -431,6 +433,7 @@ def _take_hello(peer: Peer, hello: Hello, *, p2p: bool) -> None:
     peer.receive_only = hello.receive_only or not (p2p or hello.kind == "seed")
     peer.uplink_limit = hello.uplink_limit or None
     peer.scores = hello.scores
+    peer.build = replace(hello.build, name=hello.build.shown)
     peer.quantization = printable(hello.quantization, QUANTIZATION_CHARS_MAX)
     peer.usd_per_h = (
         None if hello.usd_per_h is None or not 0 <= hello.usd_per_h <= USD_MAX else hello.usd_per_h

@@ -42,19 +42,20 @@ from echo2d.core.base.ids import (
     StripeId,
     Version,
 )
+from echo2d.core.protocol.builds import OURS, Build
 from echo2d.core.protocol.evidence import Evidence
 from echo2d.core.protocol.sampling import WHOLE, Sampling
 from echo2d.core.weights.delta_chain import KeptDelta
 from echo2d.core.weights.encoding import FormKind
 
-PROTOCOL_VERSION = 8
 PROGRESS_S = 2.0  # a worker reports on every lease at least this often
 
 PeerKind = Literal["worker", "relay", "seed", "auditor"]
 Finish = Literal["stop", "length", "context", "stop_string"]  # see `answer_end`
 RefusalReason = Literal[
-    "protocol", "run", "credential", "revoked", "convicted", "superseded", "flapping", "busy"
-]
+    "protocol", "build", "run", "credential", "revoked", "convicted", "superseded", "flapping",
+    "busy",
+]  # fmt: skip
 # By which engine's rule a seed decides a token; "none": engines draw as they like.
 SeedReplay = Literal["torch", "sglang", "none"]
 
@@ -171,14 +172,14 @@ class AnswerToScore:
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """The first message of a connection.
+    """The first message of a connection. Its first fields, to `name`, never change (`builds`).
 
-    boot_id: changes with every start of the daemon. slots: samples that all its engines together
-    run at once (0 for relay peers). listen: where other peers can connect to it; None: nowhere.
-    serving: the version that all its engines serve; None: they serve nothing, or different
-    versions. holding: the versions that are verified in its slots; the one that deltas can be made
-    from comes last. leases: the attempts that it still works on. forms: the forms of which it has
-    every frame on disk. served: the versions that wrote tokens for `leases` and that all its
+    build: of the peer's program. boot_id: changes with every start of the daemon. slots: samples
+    that all its engines together run at once (0 for relay peers). listen: where other peers can
+    connect to it; None: nowhere. serving: the version that all its engines serve; None: they serve
+    nothing, or different versions. holding: the versions that are verified in its slots; the one
+    that deltas can be made from comes last. leases: the attempts that it still works on. forms: the
+    forms of which it has every frame on disk. served: the versions that wrote tokens for `leases` and that all its
     engines served. receive_only: it passes nothing on. uplink_limit: most bytes/s that it sends to
     other peers, whatever a plan says. usd_per_h: its price as its owner states it; a price in the
     run's config wins. dial_back_secret: the peer that answers at `listen` must prove that it knows
@@ -186,7 +187,7 @@ class Hello:
     quantize weights to, such as "int8"; empty: they do not.
     """
 
-    protocol: int
+    build: Build
     run_id: RunId | None
     kind: PeerKind
     name: str
@@ -458,7 +459,7 @@ class Welcome:
 
     keep, cancel: which of Hello.leases to continue and which to stop. publish_seq: of the newest
     version ever published. exclusive: the engines generate nothing while a version that they do not
-    serve yet is on its way.
+    serve yet is on its way. build: of the coordinator's program.
     """
 
     peer: PeerId
@@ -469,15 +470,21 @@ class Welcome:
     keep: tuple[HeldLease, ...]
     cancel: tuple[HeldLease, ...]
     exclusive: bool = False
+    build: Build = OURS
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The connection is refused and closes. permanent: retrying with this credential is useless."""
+    """The connection is refused and closes.
+
+    permanent: retrying with this credential is useless. retry_s: otherwise, the peer may come again
+    after so many seconds; 0: as its own back-off says. These four fields never change (`builds`).
+    """
 
     reason: RefusalReason
     detail: str
     permanent: bool
+    retry_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -711,12 +718,3 @@ TO_PEER = Codec(
         "ScoreAnswers": ScoreAnswers,
     }
 )
-
-
-def protocol_of(hello: bytes) -> int | None:
-    """The protocol version that the bytes of a Hello begin with; None: they are no Hello.
-
-    It can be read even if the rest is that of another build.
-    """
-    at = hello.find(b"\xa5Hello", 0, 9) + 6
-    return hello[at] if 6 < at < len(hello) and hello[at] < 0x80 else None

@@ -20,10 +20,15 @@ from blake3 import blake3
 
 from echo2d.core.base.codec import pack
 from echo2d.core.base.ids import DIGEST_BYTES, PeerId, RunId
+from echo2d.core.protocol.builds import (
+    LINK_PROTOCOL_OLDEST,
+    LINK_PROTOCOL_VERSION,
+    OURS_ON_PEER_LINKS,
+    Build,
+)
 from echo2d.core.protocol.peer_messages import LinkHello, Proof, require
 from echo2d.errors import PeerFault
 
-LINK_PROTOCOL_VERSION = 3
 SECRET_BYTES = 32  # of an edge; the key length of blake3
 NONCE_BYTES = 32
 # The coordinator gives this name when it dials a peer to see whether the peer's port is reachable.
@@ -87,12 +92,20 @@ class Handshake:
         return self._peer
 
     def _hello(self, receiver: PeerId) -> LinkHello:
-        return LinkHello(LINK_PROTOCOL_VERSION, self._run_id, self._me, receiver, self._nonce)
+        return LinkHello(
+            LINK_PROTOCOL_VERSION,
+            self._run_id,
+            self._me,
+            receiver,
+            self._nonce,
+            LINK_PROTOCOL_OLDEST,
+        )
 
     def _secret_for(self, hello: LinkHello) -> bytes:
         require(
-            hello.protocol == LINK_PROTOCOL_VERSION,
-            f"link protocol {LINK_PROTOCOL_VERSION}, not {hello.protocol}",
+            OURS_ON_PEER_LINKS.speaks_with(Build(hello.protocol, hello.oldest)),
+            f"a build that speaks link protocol {LINK_PROTOCOL_VERSION}, "
+            f"not {hello.oldest} to {hello.protocol}",
         )
         require(hello.run_id == self._run_id, "a peer of the same run")
         require(hello.receiver == self._me, "to be the peer that is looked for")

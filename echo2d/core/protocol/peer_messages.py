@@ -14,7 +14,7 @@ WITHOUT_PAYLOAD, and only it, makes the length 0: on a stripe because the receiv
 holds this frame, on a repair stream because the sender does not hold it.
 
 Every other type is one message, a record of this module as `codec.pack` writes it: a msgpack array
-of its fields in order, 1 to MESSAGE_BYTES_MAX bytes, before the link is open at most
+of its fields in order, which may grow as `builds` says, 1 to MESSAGE_BYTES_MAX bytes, before the link is open at most
 HANDSHAKE_BYTES_MAX. The other header fields are 0. Messages are in the past tense, because each is,
 unchanged, an event of the end that receives it.
 
@@ -76,13 +76,17 @@ class Header(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LinkHello:
-    """The sender, and the peer that it wants to reach. nonce: NONCE_BYTES never used before."""
+    """The sender, and the peer that it wants to reach. nonce: NONCE_BYTES never used before.
+
+    protocol, oldest: of the peer link, as in a `Build`.
+    """
 
     protocol: int
     run_id: RunId
     sender: PeerId
     receiver: PeerId
     nonce: bytes
+    oldest: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,8 +218,7 @@ _TYPES: dict[int, type] = {
 }
 TYPE_OF = {cls: number for number, cls in _TYPES.items()}
 _UNPACK: dict[int, Callable[[memoryview], Any]] = {
-    number: unpacker(cls, bytes_max=MESSAGE_BYTES_MAX, grows=True)
-    for number, cls in _TYPES.items()
+    number: unpacker(cls, bytes_max=MESSAGE_BYTES_MAX, grows=True) for number, cls in _TYPES.items()
 }
 
 

@@ -18,8 +18,8 @@ from collections.abc import Iterable, Sequence
 from typing import assert_never
 
 from echo2d.core.base.ids import FormId, PublishSeq, RunId, Version
+from echo2d.core.protocol.builds import OURS
 from echo2d.core.protocol.control_messages import (
-    PROTOCOL_VERSION,
     Address,
     DialledBack,
     Drain,
@@ -169,7 +169,7 @@ class WorkerState:
         self._since_hello.clear()
         versions, leases = self._versions, self._leases.held()
         return Hello(
-            PROTOCOL_VERSION, self._run_id, kind, name, boot_id, self._slots, listen,
+            OURS, self._run_id, kind, name, boot_id, self._slots, listen,
             versions.serving, versions.holding(), leases, tuple(forms), self._leases.served(),
         )  # fmt: skip
 

@@ -3,7 +3,10 @@
     away --dial, prove, hello--> welcomed --closed, reset, silent--> away (backoff with jitter)
       |                             |
       +--- permanently refused -----+--> OperatorFault: a retry with this credential is useless
+      +--- refused for a while -----+--> away, for as long as the coordinator says
 
+The backoff starts anew only after a link that has lasted: a link that opens and breaks, such as one
+between two builds that misunderstand each other, is as bad as none.
 One ControlLink belongs to one daemon. Not here: what messages mean.
 """
 
@@ -12,7 +15,7 @@ import contextlib
 import logging
 import random
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import Any, NoReturn, Protocol
 from urllib.parse import urlsplit
@@ -49,12 +52,15 @@ from echo2d.net.security.auth import (
 )
 from echo2d.net.security.tls import Tls, in_words, is_for_good, to_coordinator
 from echo2d.net.security.urls import coordinator_url
+from echo2d.this_build import THIS_BUILD
 
 CONNECT_TIMEOUT_S = 10.0
 PING_S = 30.0  # a coordinator that does not answer a WebSocket ping within half of this is gone
 BACKOFF_S_MIN = 0.25
 # Leases are kept for as long; a worker that returns later has lost them anyway.
 BACKOFF_S_MAX = 15.0
+# The longest that a coordinator can send a peer away for; a peer adds up to a tenth, at random.
+SENT_AWAY_S_MAX = 1800.0
 
 _OPENING = Codec({"Challenge": Challenge, "Refused": Refused}, bytes_max=16 << 10)
 
@@ -121,7 +127,14 @@ class Backoff:
 
 
 class _Lost(Exception):  # noqa: N818 - a connection's ordinary end
-    """The connection failed or was lost; another attempt may help."""
+    """The connection failed or was lost; another attempt may help.
+
+    retry_s: the coordinator said in how many seconds; 0: it did not say.
+    """
+
+    def __init__(self, text: str, *, retry_s: float = 0.0) -> None:
+        super().__init__(text)
+        self.retry_s = retry_s
 
 
 async def enrol(
@@ -195,7 +208,7 @@ class ControlLink:
         self._url = coordinator_url(url)
         self._identity = identity
         self._owner = owner
-        self._backoff = Backoff(rng)
+        self._rng, self._backoff = rng, Backoff(rng)
         self._send_buffer: SendBuffer | None = None
         self._leaving = asyncio.Event()
 
@@ -219,26 +232,34 @@ class ControlLink:
                 try:
                     await self._once(http)
                 except _Lost as lost:
-                    await self._wait(str(lost))
+                    await self._wait(lost)
 
-    async def _wait(self, reason: str) -> None:
+    async def _wait(self, lost: _Lost) -> None:
         if self._leaving.is_set():
             return
         delay_s = self._backoff.next_s()
-        log.info("disconnected url=%s reason=%s retry_s=%.2f", self._url, reason, delay_s)
+        level = logging.INFO
+        if lost.retry_s > 0:
+            level = logging.WARNING
+            delay_s = max(delay_s, min(lost.retry_s, SENT_AWAY_S_MAX) * self._rng.uniform(1.0, 1.1))
+        log.log(level, "disconnected url=%s reason=%s retry_s=%.2f", self._url, lost, delay_s)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(delay_s):
                 await self._leaving.wait()
 
     async def _once(self, http: aiohttp.ClientSession) -> NoReturn:
         """One connection, which always ends in _Lost or OperatorFault."""
-        nonce = secrets.token_bytes(NONCE_BYTES)
+        nonce, loop = secrets.token_bytes(NONCE_BYTES), asyncio.get_running_loop()
         try:
             async with await self._dial(http, nonce) as socket:
                 async with asyncio.timeout(CONNECT_TIMEOUT_S):
                     welcome = await self._open(socket, nonce)
-                self._backoff.reset()
-                await self._converse(socket, welcome)
+                opened_at = loop.time()
+                try:
+                    await self._converse(socket, welcome)
+                finally:
+                    if loop.time() - opened_at >= BACKOFF_S_MAX:
+                        self._backoff.reset()
         except aiohttp.WSServerHandshakeError as error:
             if error.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
                 raise _Lost(f"HTTP {error.status}") from error
@@ -273,7 +294,7 @@ class ControlLink:
             raise _refused(asked)
         given = answer(self._identity.key, self._identity.run_key, nonce, asked)
         await socket.send_bytes(ANSWER.encode(given))
-        await socket.send_bytes(TO_COORDINATOR.encode(self._owner.hello()))
+        await socket.send_bytes(TO_COORDINATOR.encode(_named(self._owner.hello())))
         first = TO_PEER.decode(await _binary(socket))
         if isinstance(first, Refused):
             raise _refused(first)
@@ -330,4 +351,10 @@ async def _binary(socket: aiohttp.ClientWebSocketResponse) -> bytes:
 
 def _refused(refused: Refused) -> Exception:
     text = f"the coordinator refused this peer ({refused.reason}): {refused.detail}"
-    return OperatorFault(text) if refused.permanent else _Lost(text)
+    return OperatorFault(text) if refused.permanent else _Lost(text, retry_s=refused.retry_s)
+
+
+def _named(hello: Hello) -> Hello:
+    """The hello with this build's name, unless it has one."""
+    build = hello.build
+    return hello if build.name else replace(hello, build=replace(build, name=THIS_BUILD.name))

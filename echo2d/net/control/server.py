@@ -1,13 +1,14 @@
 """The coordinator's end of all control links: authentication, hello, then messages both ways.
 
-    upgraded --Refused--> closed                   unknown or revoked peer, too many sessions
-        | Challenge, Answer, Hello (HELLO_TIMEOUT_S)
+    upgraded --Refused--> closed                   unknown or revoked peer, too many sessions,
+        | Challenge, Answer, Hello (HELLO_TIMEOUT_S)                              another build
         v
       open --PeerConnected--> ... PeerSaid ... --PeerDisconnected--> closed
 
 Exactly one PeerDisconnected follows every PeerConnected. The link is closed when the peer breaks
 the protocol, falls silent, or does not read what it is sent; a protocol fault is counted and told
-to the peer. Not here: which of two connections of one peer stays, and what messages mean.
+to the peer. The build of a peer is read before anything else of its Hello.
+Not here: which of two connections of one peer stays, and what messages mean.
 """
 
 import asyncio
@@ -25,17 +26,18 @@ from echo2d.core.base.ids import PeerId, SessionId
 from echo2d.core.cluster.events import PeerConnected, PeerDisconnected, PeerSaid
 from echo2d.core.coordinator.events import CoordinatorEvent
 from echo2d.core.protocol.addresses import IpNetwork, dialable
+from echo2d.core.protocol.builds import Build, HelloHead, hello_head, not_understood
 from echo2d.core.protocol.control_messages import (
-    PROTOCOL_VERSION,
     TO_COORDINATOR,
     TO_PEER,
     Hello,
     RefusalReason,
     Refused,
     ToPeer,
-    protocol_of,
+    Welcome,
 )
 from echo2d.errors import PeerFault
+from echo2d.net.control.other_builds import FAULT_RETRY_S_MIN, ComeAgain, OtherBuilds
 from echo2d.net.control.protocol_faults import FAULTS_MAX, ProtocolFaults
 from echo2d.net.control.send_buffer import CLOSE_TIMEOUT_S, SendBuffer
 from echo2d.net.http.admission import admit
@@ -53,6 +55,7 @@ from echo2d.net.security.auth import (
     public_bytes,
 )
 from echo2d.net.security.tls import shows
+from echo2d.this_build import THIS_BUILD
 
 SESSIONS_MAX = 4096  # sockets of one process, well above the largest fleet
 HELLO_TIMEOUT_S = 10.0
@@ -66,18 +69,22 @@ log = logging.getLogger("echo2d.control")
 
 
 class _Refusal(Exception):  # noqa: N818 - an outcome of the handshake, not an error
-    def __init__(self, refused: Refused) -> None:
+    """is_news: it is worth a line in the log."""
+
+    def __init__(self, refused: Refused, *, is_news: bool = True) -> None:
         super().__init__(refused.detail)
-        self.refused = refused
+        self.refused, self.is_news = refused, is_news
 
 
 def _is_fault(refused: Refused) -> bool:
-    """Whether a message broke the protocol. A peer of another build is refused for good instead."""
+    """Whether a message broke the protocol."""
     return refused.reason == "protocol" and not refused.permanent
 
 
-def _refusal(reason: RefusalReason, detail: str, *, permanent: bool) -> _Refusal:
-    return _Refusal(Refused(reason, detail, permanent))
+def _refusal(
+    reason: RefusalReason, detail: str, *, permanent: bool, retry_s: float = 0.0
+) -> _Refusal:
+    return _Refusal(Refused(reason, detail, permanent, retry_s))
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +97,8 @@ class Sessions:
     """All open control links.
 
     emit: takes events, and waits while too many are queued. peer_networks: networks in which peers
-    may announce addresses, besides the address from which their control link comes.
+    may announce addresses, besides the address from which their control link comes. build: of this
+    coordinator.
     """
 
     def __init__(
@@ -100,8 +108,9 @@ class Sessions:
         known_peer: Callable[[PeerId], KnownPeer],
         emit: Callable[[CoordinatorEvent], Awaitable[None]],
         peer_networks: Sequence[IpNetwork] = (),
+        build: Build = THIS_BUILD,
     ) -> None:
-        self._run_key = run_key
+        self._run_key, self._build = run_key, build
         self._peer_networks = peer_networks
         self._known_peer = known_peer
         self._emit = emit
@@ -109,6 +118,8 @@ class Sessions:
         self._opening = 0
         self._ids = count()
         self.faults = ProtocolFaults()
+        self._come_again = ComeAgain()
+        self.other_builds = OtherBuilds(self._come_again)
 
     def peers(self) -> frozenset[PeerId]:
         """Who has an open session."""
@@ -120,12 +131,14 @@ class Sessions:
 
     def send(self, message: ToPeer, *to: SessionId) -> None:
         """Queue it for these sessions; those that have gone are skipped."""
+        if isinstance(message, Welcome):
+            message = replace(message, build=self._build)
         data = TO_PEER.encode(message)
-        for session in to:
-            if session in self._open:
-                self._open[session].send_buffer.put(data)
-                if isinstance(message, Refused) and _is_fault(message):
-                    self._count_fault(self._open[session].known)
+        for session in (self._open[each] for each in to if each in self._open):
+            if isinstance(message, Refused) and _is_fault(message):
+                self._tell_fault(session, message.detail)
+            else:
+                session.send_buffer.put(data)
 
     def close(self, session: SessionId) -> None:
         """Close after what was sent before has gone out."""
@@ -147,12 +160,13 @@ class Sessions:
             async with asyncio.timeout(HELLO_TIMEOUT_S):
                 known, hello = await self._handshake(request, socket)
         except _Refusal as refusal:
-            log.info(
-                "refused remote=%s reason=%s detail=%s",
-                request.remote,
-                refusal.refused.reason,
-                refusal,
-            )
+            if refusal.is_news:
+                log.info(
+                    "refused remote=%s reason=%s detail=%s",
+                    request.remote,
+                    refusal.refused.reason,
+                    refusal,
+                )
             await _last_words(socket, TO_PEER.encode(refusal.refused))
             return socket
         except (TimeoutError, ConnectionError):
@@ -189,14 +203,16 @@ class Sessions:
                 f"this peer broke the protocol {FAULTS_MAX} times; "
                 f"it is refused for {refused_s:.0f} s more",
                 permanent=False,
+                retry_s=refused_s,
             )
         data = await _next_binary(socket)
+        head = hello_head(data)
+        if head is not None and not self._build.speaks_with(head.build):
+            raise self._other_build(known, head)
         try:
             hello = TO_COORDINATOR.decode(data)
         except PeerFault as fault:
-            if protocol_of(data) in (None, PROTOCOL_VERSION):
-                self._count_fault(known)
-            raise _refusal("protocol", str(fault), permanent=False) from fault
+            raise _Refusal(self._fault(known, str(fault))) from fault
         if not isinstance(hello, Hello):
             raise _refusal("protocol", "the first message is a Hello", permanent=True)
         own = hello.kind in OWN_ROLES
@@ -206,16 +222,31 @@ class Sessions:
                 f"a {known.role}'s credential is not for a {hello.kind}",
                 permanent=True,
             )
+        self.other_builds.understood(known.peer)
         if not own:  # our own children listen where the operator says
             hello = replace(
                 hello, listen=dialable(hello.listen, request.remote, self._peer_networks)
             )
         return known, hello
 
-    def _count_fault(self, known: KnownPeer) -> None:
+    def _other_build(self, known: KnownPeer, head: HelloHead) -> _Refusal:
+        who = "peer" if known.role in OWN_ROLES else known.role
+        retry_s, is_news = self.other_builds.refuse(known.peer, head, time.monotonic())
+        text = not_understood(who, head.build, self._build)
+        return _Refusal(Refused("build", text, permanent=False, retry_s=retry_s), is_news=is_news)
+
+    def _tell_fault(self, session: _Session, detail: str) -> None:
+        session.send_buffer.put(TO_PEER.encode(self._fault(session.known, detail)))
+
+    def _fault(self, known: KnownPeer, detail: str) -> Refused:
+        """Count a message that broke the protocol, and answer it."""
         # Our own children, if refused, would stop the run.
-        if known.role not in OWN_ROLES:
-            self.faults.count(known.peer, time.monotonic())
+        if known.role in OWN_ROLES:
+            return Refused("protocol", detail, permanent=False)
+        now = time.monotonic()
+        self.faults.count(known.peer, now)
+        retry_s = self._come_again.after_s(known.peer, now, at_least_s=FAULT_RETRY_S_MIN)
+        return Refused("protocol", detail, permanent=False, retry_s=retry_s)
 
     async def _prove(
         self, request: web.Request, socket: web.WebSocketResponse, known: KnownPeer
@@ -266,10 +297,7 @@ class Sessions:
             reason = f"silent for {SILENCE_S_MAX:g} s"
         except PeerFault as fault:
             reason = f"protocol: {fault}"
-            self._count_fault(session.known)
-            session.send_buffer.put(
-                TO_PEER.encode(Refused("protocol", str(fault), permanent=False))
-            )
+            self._tell_fault(session, str(fault))
         finally:
             del self._open[number]
             session.send_buffer.finish()

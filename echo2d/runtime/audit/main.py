@@ -17,8 +17,8 @@ import sys
 from pathlib import Path
 
 from echo2d.core.base.ids import version_label
+from echo2d.core.protocol.builds import OURS
 from echo2d.core.protocol.control_messages import (
-    PROTOCOL_VERSION,
     AnswersScored,
     Heartbeat,
     Hello,
@@ -101,7 +101,7 @@ class Auditor:
 
     def hello(self) -> Hello:
         return Hello(
-            PROTOCOL_VERSION, self._identity.run_id, "auditor", "auditor", self._boot_id, 0, None, None, (), (), ()
+            OURS, self._identity.run_id, "auditor", "auditor", self._boot_id, 0, None, None, (), (), ()
         )  # fmt: skip
 
     def heartbeat(self) -> Heartbeat:

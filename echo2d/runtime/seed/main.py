@@ -23,8 +23,8 @@ from pathlib import Path
 from echo2d.core.base.bounded_dict import keep_newest
 from echo2d.core.base.canonical import require
 from echo2d.core.base.ids import Digest, FormId, frame_id
+from echo2d.core.protocol.builds import OURS
 from echo2d.core.protocol.control_messages import (
-    PROTOCOL_VERSION,
     DeltasKept,
     EdgeBroken,
     EncodeFailed,
@@ -314,7 +314,7 @@ class Seed:
     def hello(self) -> Hello:
         peer, forms = self._peer, self._receiver.holdings.whole_forms()
         return Hello(
-            PROTOCOL_VERSION, peer.identity.run_id, "seed", "seed", peer.boot_id, 0, peer.address, None, (), (), forms,
+            OURS, peer.identity.run_id, "seed", "seed", peer.boot_id, 0, peer.address, None, (), (), forms,
             uplink_limit=self._handover.uplink_limit,
         )  # fmt: skip
 

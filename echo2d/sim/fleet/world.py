@@ -27,8 +27,8 @@ from echo2d.core.cluster.rules import RunRules, TaskRules
 from echo2d.core.cluster.statistics import Statistics
 from echo2d.core.cluster.versions import PublishedVersions
 from echo2d.core.coordinator.events import CoordinatorAction, Recovered
+from echo2d.core.protocol.builds import OURS
 from echo2d.core.protocol.control_messages import (
-    PROTOCOL_VERSION,
     HeldLease,
     Hello,
     LeaseCancelled,
@@ -191,7 +191,7 @@ class FleetWorld:
         self._sessions += 1
         session, peer_id = SessionId(self._sessions), PeerId(name)
         hello = Hello(
-            PROTOCOL_VERSION,
+            OURS,
             None,
             "worker",
             name,

@@ -7,8 +7,8 @@ import random
 from collections.abc import Sequence
 
 from echo2d.core.base.ids import RunId
+from echo2d.core.protocol.builds import OURS
 from echo2d.core.protocol.control_messages import (
-    PROTOCOL_VERSION,
     AnswersScored,
     AnswerToScore,
     Hello,
@@ -49,7 +49,7 @@ class SimAuditor(SimPeer):
     def hello(self) -> Hello:
         boot_id = f"auditor-{self.boots}"
         return Hello(
-            PROTOCOL_VERSION, self._run_id, "auditor", "auditor", boot_id, 0, None, None, (), (), ()
+            OURS, self._run_id, "auditor", "auditor", boot_id, 0, None, None, (), (), ()
         )  # fmt: skip
 
     def heard(self, message: ToPeer) -> None:

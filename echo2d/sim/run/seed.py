@@ -8,8 +8,8 @@ from collections import deque
 
 from echo2d.core.base.canonical import digest_of
 from echo2d.core.base.ids import Digest, FormId, RunId
+from echo2d.core.protocol.builds import OURS
 from echo2d.core.protocol.control_messages import (
-    PROTOCOL_VERSION,
     Address,
     EdgeBroken,
     EncodeFailed,
@@ -149,7 +149,7 @@ class SimSeed(SimPeer):
         address = Address("10.0.0.1", 1)
         boot_id = f"seed-{self.boots}"
         return Hello(
-            PROTOCOL_VERSION, self._run_id, "seed", "seed", boot_id, 0, address, None, (), (), whole
+            OURS, self._run_id, "seed", "seed", boot_id, 0, address, None, (), (), whole
         )  # fmt: skip
 
     def heard(self, message: ToPeer) -> None:

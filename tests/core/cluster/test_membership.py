@@ -20,6 +20,7 @@ from echo2d.core.cluster.membership import (
     Membership,
 )
 from echo2d.core.coordinator.events import CoordinatorAction
+from echo2d.core.protocol.builds import Build
 from echo2d.core.protocol.control_messages import Hello, Refused
 from tests.support.coordinator_world import version_key
 from tests.support.hello import HELLO
@@ -55,9 +56,12 @@ def refusals(actions: Sequence[CoordinatorAction]) -> list[tuple[int, str]]:
 
 @pytest.mark.parametrize(
     ("hello", "reason"),
-    [(replace(HELLO, protocol=99), "protocol"), (replace(HELLO, run_id=RunId("other")), "run")],
+    [
+        (replace(HELLO, build=Build(99, 99)), "build"),
+        (replace(HELLO, run_id=RunId("other")), "run"),
+    ],
 )
-def test_a_wrong_hello_is_refused_for_good(hello: Hello, reason: str) -> None:
+def test_a_wrong_hello_is_refused(hello: Hello, reason: str) -> None:
     joined, actions = Club().hello(hello=hello)
     assert joined is None
     assert refusals(actions) == [(1, reason)]

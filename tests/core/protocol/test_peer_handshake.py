@@ -3,7 +3,8 @@
 import pytest
 
 from echo2d.core.base.ids import PeerId, RunId
-from echo2d.core.protocol.peer_handshake import LINK_PROTOCOL_VERSION, NONCE_BYTES
+from echo2d.core.protocol.builds import LINK_PROTOCOL_OLDEST, LINK_PROTOCOL_VERSION
+from echo2d.core.protocol.peer_handshake import NONCE_BYTES
 from echo2d.core.protocol.peer_link import PeerLink
 from echo2d.core.protocol.peer_messages import (
     FRAME,
@@ -31,12 +32,32 @@ def test_both_ends_open_after_a_round_trip_and_a_half() -> None:
 @pytest.mark.parametrize(
     ("hello", "reason"),
     [
-        (LinkHello(LINK_PROTOCOL_VERSION + 1, RUN, ALICE, BOB, NONCE), "link protocol 3, not 4"),
-        (LinkHello(LINK_PROTOCOL_VERSION, RunId("run-2"), ALICE, BOB, NONCE), "same run"),
-        (LinkHello(LINK_PROTOCOL_VERSION, RUN, ALICE, CAROL, NONCE), "looked for"),
-        (LinkHello(LINK_PROTOCOL_VERSION, RUN, CAROL, BOB, NONCE), "no link with that peer"),
-        (LinkHello(LINK_PROTOCOL_VERSION, RUN, BOB, BOB, NONCE), "no link with that peer"),
-        (LinkHello(LINK_PROTOCOL_VERSION, RUN, ALICE, BOB, b"short"), "nonce"),
+        (
+            LinkHello(LINK_PROTOCOL_VERSION + 1, RUN, ALICE, BOB, NONCE, LINK_PROTOCOL_VERSION + 1),
+            f"link protocol {LINK_PROTOCOL_VERSION}, not",
+        ),
+        (
+            LinkHello(
+                LINK_PROTOCOL_VERSION, RunId("run-2"), ALICE, BOB, NONCE, LINK_PROTOCOL_OLDEST
+            ),
+            "same run",
+        ),
+        (
+            LinkHello(LINK_PROTOCOL_VERSION, RUN, ALICE, CAROL, NONCE, LINK_PROTOCOL_OLDEST),
+            "looked for",
+        ),
+        (
+            LinkHello(LINK_PROTOCOL_VERSION, RUN, CAROL, BOB, NONCE, LINK_PROTOCOL_OLDEST),
+            "no link with that peer",
+        ),
+        (
+            LinkHello(LINK_PROTOCOL_VERSION, RUN, BOB, BOB, NONCE, LINK_PROTOCOL_OLDEST),
+            "no link with that peer",
+        ),
+        (
+            LinkHello(LINK_PROTOCOL_VERSION, RUN, ALICE, BOB, b"short", LINK_PROTOCOL_OLDEST),
+            "nonce",
+        ),
     ],
 )
 def test_a_stranger_is_refused_without_an_answer(hello: LinkHello, reason: str) -> None:
@@ -47,11 +68,23 @@ def test_a_stranger_is_refused_without_an_answer(hello: LinkHello, reason: str) 
     assert bob.take_replies() == b""
 
 
+@pytest.mark.parametrize("protocol", [LINK_PROTOCOL_VERSION, LINK_PROTOCOL_VERSION + 7])
+def test_a_later_build_that_still_understands_us_is_answered(protocol: int) -> None:
+    bob = listener()
+    feed(bob, encode(LinkHello(protocol, RUN, ALICE, BOB, NONCE, LINK_PROTOCOL_VERSION)))
+    assert bob.take_replies()
+
+
 def test_who_answers_must_be_who_was_dialled() -> None:
     secrets = {BOB: SECRET, CAROL: SECRET}
     alice = PeerLink(run_id=RUN, me=ALICE, secrets=secrets, nonce=NONCE, dialled=BOB)
     with pytest.raises(PeerFault, match="dialled"):
-        feed(alice, encode(LinkHello(LINK_PROTOCOL_VERSION, RUN, CAROL, ALICE, NONCE)))
+        feed(
+            alice,
+            encode(
+                LinkHello(LINK_PROTOCOL_VERSION, RUN, CAROL, ALICE, NONCE, LINK_PROTOCOL_OLDEST)
+            ),
+        )
 
 
 def test_a_wrong_secret_is_noticed_by_both_ends() -> None:
@@ -65,7 +98,10 @@ def test_a_wrong_secret_is_noticed_by_both_ends() -> None:
 
 def test_a_proof_cannot_be_sent_back_to_its_maker() -> None:
     alice = an_end(ALICE, BOB, dials=True)
-    feed(alice, encode(LinkHello(LINK_PROTOCOL_VERSION, RUN, BOB, ALICE, NONCE)))
+    feed(
+        alice,
+        encode(LinkHello(LINK_PROTOCOL_VERSION, RUN, BOB, ALICE, NONCE, LINK_PROTOCOL_OLDEST)),
+    )
     with pytest.raises(PeerFault, match="wrong proof"):
         feed(alice, alice.take_replies())
 
@@ -108,7 +144,10 @@ def test_a_refusal_is_read_by_the_end_that_dialled() -> None:
 def test_a_second_hello_is_refused() -> None:
     _, bob = joined()
     with pytest.raises(PeerFault, match="not expected now"):
-        feed(bob, encode(LinkHello(LINK_PROTOCOL_VERSION, RUN, ALICE, BOB, NONCE)))
+        feed(
+            bob,
+            encode(LinkHello(LINK_PROTOCOL_VERSION, RUN, ALICE, BOB, NONCE, LINK_PROTOCOL_OLDEST)),
+        )
 
 
 def test_the_name_of_the_peer_comes_with_the_proof() -> None:

@@ -39,7 +39,7 @@ from tests.support.peer_link import FORM
 
 FRAME_7 = FrameId(7)
 MESSAGES: list[LinkMessage] = [
-    LinkHello(1, RunId("run"), PeerId("a"), PeerId("b"), b"n" * 32),
+    LinkHello(1, RunId("run"), PeerId("a"), PeerId("b"), b"n" * 32, 1),
     Proof(b"p" * 32),
     LinkEnded("why"),
     StreamOpened(1, FORM, PlanId(2), Generation(3), StripeId(4), 5),

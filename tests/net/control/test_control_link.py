@@ -1,7 +1,9 @@
 """Both ends of the control link over a real socket."""
 
 import asyncio
+import logging
 import random
+import re
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
@@ -16,8 +18,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from echo2d.core.base.ids import Epoch, PeerId, PublishSeq, RunId, SessionId
 from echo2d.core.cluster.events import PeerConnected, PeerDisconnected, PeerSaid
 from echo2d.core.coordinator.events import CoordinatorEvent
+from echo2d.core.protocol.builds import OURS, Build
 from echo2d.core.protocol.control_messages import (
-    PROTOCOL_VERSION,
     TO_COORDINATOR,
     TO_PEER,
     Drain,
@@ -33,6 +35,7 @@ from echo2d.net.control import client as control_client
 from echo2d.net.control import send_buffer
 from echo2d.net.control import server as control_server
 from echo2d.net.control.client import Backoff, ControlLink, Identity
+from echo2d.net.control.other_builds import RETRY_S_MIN
 from echo2d.net.control.protocol_faults import FAULTS_MAX
 from echo2d.net.control.server import Sessions
 from echo2d.net.security.auth import (
@@ -47,12 +50,15 @@ from echo2d.net.security.auth import (
     peer_id_of,
     public_bytes,
 )
+from echo2d.this_build import THIS_BUILD
 from tests.support.control_link import HELLO, Owner
 from tests.support.polling import HANG_S
 
 RUN, PEER, STRANGER = (Ed25519PrivateKey.from_private_bytes(bytes([n]) * 32) for n in range(3))
 IDENTITY = Identity(PEER, public_bytes(RUN))
-WELCOME = Welcome(IDENTITY.peer, IDENTITY.run_id, Epoch(1), PublishSeq(0), 60.0, (), ())
+WELCOME = Welcome(
+    IDENTITY.peer, IDENTITY.run_id, Epoch(1), PublishSeq(0), 60.0, (), (), build=THIS_BUILD
+)
 
 
 def known_peer(peer: PeerId) -> KnownPeer:
@@ -329,13 +335,78 @@ async def test_a_peer_that_breaks_the_protocol_again_and_again_is_refused_by_its
 async def test_a_hello_that_cannot_be_read_counts_unless_it_is_of_another_build(
     server: Coordinator, *, ours: bool
 ) -> None:
-    version = PROTOCOL_VERSION + (0 if ours else 1)
+    number = OURS.protocol + (0 if ours else 1)
+    head = [[number, number, "0.9.1"], None, "worker", "gpu-7"]
     async with raw_socket(server) as socket:
-        await socket.send_bytes(msgpack.packb(["Hello", version, "fields of another build"]))
+        await socket.send_bytes(msgpack.packb(["Hello", *head, "fields of another build"]))
         refused = TO_PEER.decode((await socket.receive()).data)
     assert isinstance(refused, Refused)
-    assert refused.reason == "protocol"
+    assert refused.reason == ("protocol" if ours else "build")
     assert server.sessions.faults.total == int(ours)
+
+
+async def test_another_build_is_told_what_to_install_and_when_to_come_again(
+    server: Coordinator, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "echo2d.control")
+    other = replace(HELLO, name="gpu-7", build=Build(OURS.protocol + 3, OURS.protocol + 1, "0.9.1"))
+    for _ in range(2):
+        async with raw_socket(server) as socket:
+            await socket.send_bytes(TO_COORDINATOR.encode(other))
+            refused = TO_PEER.decode((await socket.receive()).data)
+        assert isinstance(refused, Refused)
+        assert refused.detail == (
+            f"this worker is echo2d 0.9.1 (control protocol {OURS.protocol + 3}); the coordinator is "
+            f"echo2d {THIS_BUILD.name} (control protocol {OURS.protocol}): "
+            f"install echo2d {THIS_BUILD.name}"
+        )
+        assert not refused.permanent
+        assert RETRY_S_MIN - 1.0 < refused.retry_s <= RETRY_S_MIN
+    assert server.events.empty(), "the core hears nothing of it"
+    assert caplog.text.count("reason=build") == 1, "it came twice"
+    [seen] = server.sessions.other_builds.here(time.monotonic())
+    assert (seen.peer, seen.name, seen.build) == (IDENTITY.peer, "gpu-7", other.build)
+
+
+async def test_a_peer_that_is_upgraded_is_no_longer_named(server: Coordinator) -> None:
+    for build in (Build(1, 1), OURS):
+        async with raw_socket(server) as socket:
+            await socket.send_bytes(TO_COORDINATOR.encode(replace(HELLO, build=build)))
+            await socket.receive() if build is not OURS else await server.events.get()
+    assert server.sessions.other_builds.here(time.monotonic()) == ()
+
+
+async def test_a_build_from_before_the_first_release_is_named(server: Coordinator) -> None:
+    async with raw_socket(server) as socket:
+        await socket.send_bytes(msgpack.packb(["Hello", 8, None, "worker", "gpu-7", "boot", 4]))
+        refused = TO_PEER.decode((await socket.receive()).data)
+    assert "echo2d of an unknown build (control protocol 8)" in refused.detail
+
+
+async def test_both_ends_say_which_build_they_are(server: Coordinator) -> None:
+    owner = Owner(replace(HELLO, build=OURS))
+    async with linked(server.url, owner):
+        connected = await server.events.get()
+        assert isinstance(connected, PeerConnected)
+        assert connected.hello.build == THIS_BUILD
+        server.sessions.send(replace(WELCOME, build=OURS), connected.session)
+        assert (await owner.hears(Welcome)).build == THIS_BUILD
+
+
+async def test_a_link_that_opens_and_breaks_does_not_start_the_backoff_anew(
+    server: Coordinator, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A coordinator that says what this build does not know is dialled ever more slowly."""
+    caplog.set_level(logging.INFO, "echo2d.control")
+    monkeypatch.setattr(control_client, "BACKOFF_S_MIN", 1e-3)
+    async with linked(server.url, Owner()):
+        for _ in range(5):
+            session = await server.welcome()
+            server.sessions._open[session].send_buffer.put(msgpack.packb(["Unknown"]))
+            while not isinstance(await server.events.get(), PeerDisconnected):
+                pass
+    waits = [float(each) for each in re.findall(r"retry_s=([0-9.]+)", caplog.text)]
+    assert waits[3] > 4 * waits[0]
 
 
 async def test_a_peer_that_does_not_read_is_given_up(

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from echo2d.core.base.ids import Digest, Version
+from echo2d.core.protocol.builds import Build
 from echo2d.core.protocol.control_messages import (
     TO_COORDINATOR,
     TO_PEER,
@@ -39,7 +40,7 @@ SPANS = st.builds(
 )
 HELLOS = st.builds(
     Hello,
-    protocol=st.integers(0, 9),
+    build=st.builds(Build, st.integers(0, 9), st.integers(0, 9), st.text()),
     slots=st.integers(0, 999),
     listen=st.none() | st.builds(Address, st.text(max_size=9), st.integers(0, 65535)),
     serving=st.none() | KEYS,

@@ -9,8 +9,8 @@ from typing import Any, get_args
 
 from echo2d.core.base.ids import SessionId
 from echo2d.core.cluster.events import PeerConnected, PeerDisconnected, PeerSaid
+from echo2d.core.protocol.builds import OURS
 from echo2d.core.protocol.control_messages import (
-    PROTOCOL_VERSION,
     TO_COORDINATOR,
     EncodeFailed,
     FormEncoded,
@@ -75,7 +75,8 @@ class Hostile:
             "version": range(self.step + 2),
             "digest": [key.digest for key in keys],
             "serving": [*keys, None],
-            "protocol": (PROTOCOL_VERSION,),
+            "protocol": (OURS.protocol,),
+            "oldest": (OURS.oldest,),
             "run_id": (world.rules.run_id, None),
             "kind": ("worker", "worker", "relay"),
             "leases": [evil.held()],

@@ -1,0 +1,121 @@
+"""Builds and their protocol numbers: which two programs understand each other, and what to say if not.
+
+Every end of a link says first which build it is: the newest protocol number that it speaks, the
+oldest one that it still understands, and a name for people. Two builds understand each other if each
+speaks a number that the other still understands.
+
+What may change without a new `oldest`, so that builds of two releases go on talking:
+
+- A message, or a record in one, gets new fields at its end, each with a default that means what an
+  older build meant. Older builds ignore them (`core/base/codec.py`).
+- A new kind of message, or a new word of a `Literal`, is sent only to a build that speaks the number
+  with which it came.
+
+Each raises the protocol number. Anything else raises `oldest`, too: then builds that are older are
+refused by name. What never changes, so that any two builds can name each other: the first fields of a
+Hello (`hello_head`), and those of a Refused. docs/upgrade.md says what this means for an operator.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgpack
+
+from echo2d.core.base.codec import INT_MAX
+
+# The control link. Protocol 9 is the first release's, 0.1.0.
+PROTOCOL_VERSION = 9
+PROTOCOL_OLDEST = 9
+# The peer link. Peers meet only where the coordinator understands both, so this `oldest` is raised
+# together with that of the control link.
+LINK_PROTOCOL_VERSION = 4
+LINK_PROTOCOL_OLDEST = 4
+# The longest name of a build: a version, and a commit.
+BUILD_CHARS_MAX = 48
+# In so many bytes the head of a Hello ends: a run's id and two names, all of a bounded length.
+HEAD_BYTES_MAX = 1024
+_HEAD_FIELDS = 4
+_ALLOWED = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.+-_")
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """What one program speaks. Its three fields never change, see the module docstring."""
+
+    protocol: int
+    oldest: int
+    name: str = ""
+
+    def speaks_with(self, other: "Build") -> bool:
+        return other.protocol >= self.oldest and self.protocol >= other.oldest
+
+    @property
+    def shown(self) -> str:
+        """The name as far as it may stand in a log, a status and a terminal."""
+        cut = self.name[:BUILD_CHARS_MAX]
+        return "".join(char if char in _ALLOWED else "?" for char in cut)
+
+
+# What this program speaks; its links add its name.
+OURS = Build(PROTOCOL_VERSION, PROTOCOL_OLDEST)
+OURS_ON_PEER_LINKS = Build(LINK_PROTOCOL_VERSION, LINK_PROTOCOL_OLDEST)
+
+
+@dataclass(frozen=True, slots=True)
+class HelloHead:
+    """The beginning of a Hello of any build: what it is, and what the peer calls itself."""
+
+    build: Build
+    kind: str
+    name: str
+
+
+def hello_head(data: bytes) -> HelloHead | None:
+    """Read the beginning of a Hello without its other fields. None: these bytes begin no Hello.
+
+    A Hello of any release is the msgpack array ["Hello", [protocol, oldest, build], run_id, kind,
+    name, ...], and more may follow anywhere but between these. Builds before the first release say
+    only a number instead of the inner array.
+    """
+    unpacker = msgpack.Unpacker(
+        max_buffer_size=HEAD_BYTES_MAX,
+        max_str_len=HEAD_BYTES_MAX,
+        max_array_len=8,
+        max_map_len=0,
+        max_bin_len=0,
+        max_ext_len=0,
+    )
+    unpacker.feed(data[:HEAD_BYTES_MAX])
+    try:
+        if unpacker.read_array_header() <= _HEAD_FIELDS or unpacker.unpack() != "Hello":
+            return None
+        build, _, kind, name = (unpacker.unpack() for _ in range(_HEAD_FIELDS))
+    except (ValueError, TypeError, RecursionError, msgpack.UnpackException):
+        return None
+    match build:
+        case [int(protocol), int(oldest), str(words), *_]:
+            found = Build(protocol, oldest, words)
+        case int(protocol):
+            found = Build(protocol, protocol)
+        case _:
+            return None
+    right = _is_number(found.protocol) and _is_number(found.oldest)
+    right = right and type(kind) is str and type(name) is str
+    return HelloHead(found, kind, name) if right else None
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= INT_MAX
+
+
+def called(build: Build, protocol: str = "control protocol") -> str:
+    """As in a sentence: echo2d 0.1.0 (control protocol 9)."""
+    return f"echo2d {build.shown or 'of an unknown build'} ({protocol} {build.protocol})"
+
+
+def not_understood(who: str, theirs: Build, ours: Build, protocol: str = "control protocol") -> str:
+    """Why the coordinator refuses a program of another build, and what to install."""
+    return (
+        f"this {who} is {called(theirs, protocol)}; the coordinator is {called(ours, protocol)}: "
+        f"install echo2d {ours.shown or 'of its build'}"
+    )

@@ -1,0 +1,97 @@
+"""Peers whose build this coordinator does not understand: which ones they are, and when each may
+come again.
+
+    came --> told when to come again: RETRY_S_MIN later, and SPACING_S after the one before it
+      ^                                   |
+      +-----------------------------------+-- not back HERE_S after that --> forgotten
+
+So a fleet of another build makes one handshake every SPACING_S, however large it is, and a peer that
+is upgraded, or whose coordinator is, finds back without a hand. A peer that comes before its time is
+told the same time again. Times are monotonic seconds. Not here: which builds understand each other
+(`core/protocol/builds.py`).
+"""
+
+from dataclasses import dataclass
+
+from echo2d.core.base.bounded_dict import keep_newest
+from echo2d.core.base.ids import PeerId
+from echo2d.core.cluster.membership import NAME_CHARS_MAX
+from echo2d.core.cluster.statistics import printable
+from echo2d.core.protocol.builds import Build, HelloHead
+
+# One box that was upgraded too early, or too late, is back within minutes.
+RETRY_S_MIN = 120.0
+# Half of the handshakes that a coordinator should spend on peers that it cannot use.
+SPACING_S = 2.0
+# Nobody has to wait for longer. So many seconds have room for 900 peers.
+RETRY_S_MAX = 1800.0
+# After a fault of a build that should be understood, when there is no crowd.
+FAULT_RETRY_S_MIN = 15.0
+# A peer adds up to a tenth to its wait, and its machine may be slow to start.
+HERE_S = RETRY_S_MAX / 10 + 60.0
+PEERS_MAX = 10_000  # as many as a run enrols
+
+
+class ComeAgain:
+    """Gives peers times at which to come again, SPACING_S apart."""
+
+    def __init__(self) -> None:
+        self._last = 0.0
+        self._at: dict[PeerId, float] = {}
+
+    def after_s(self, peer: PeerId, now: float, *, at_least_s: float) -> float:
+        """In how many seconds the peer may come again."""
+        at = self._at.pop(peer, now)
+        if at <= now:
+            at = min(max(now + at_least_s, self._last + SPACING_S), now + RETRY_S_MAX)
+            self._last = max(self._last, at)
+        self._at[peer] = at
+        keep_newest(self._at, PEERS_MAX)
+        return at - now
+
+    def check(self) -> None:
+        assert len(self._at) <= PEERS_MAX
+
+
+@dataclass(frozen=True, slots=True)
+class OtherBuild:
+    """A peer that is refused because of its build. name: as it calls itself."""
+
+    peer: PeerId
+    name: str
+    build: Build
+    expected_at: float
+
+
+class OtherBuilds:
+    """See the module docstring. come_again: shared with whatever else sends peers away."""
+
+    def __init__(self, come_again: ComeAgain) -> None:
+        self._come_again = come_again
+        self._peers: dict[PeerId, OtherBuild] = {}
+
+    def refuse(self, peer: PeerId, head: HelloHead, now: float) -> tuple[float, bool]:
+        """In how many seconds it may come again, and whether this build of it is news."""
+        retry_s = self._come_again.after_s(peer, now, at_least_s=RETRY_S_MIN)
+        known = self._peers.pop(peer, None)
+        build = Build(head.build.protocol, head.build.oldest, head.build.shown)
+        self._peers[peer] = OtherBuild(
+            peer, printable(head.name, NAME_CHARS_MAX), build, now + retry_s
+        )
+        keep_newest(self._peers, PEERS_MAX)
+        return retry_s, known is None or known.build != build
+
+    def understood(self, peer: PeerId) -> None:
+        """The peer is back with a build that is understood."""
+        self._peers.pop(peer, None)
+
+    def here(self, now: float) -> tuple[OtherBuild, ...]:
+        """Those that are refused and still come."""
+        gone = [peer for peer, each in self._peers.items() if now > each.expected_at + HERE_S]
+        for peer in gone:
+            del self._peers[peer]
+        return tuple(self._peers.values())
+
+    def check(self) -> None:
+        assert len(self._peers) <= PEERS_MAX
+        self._come_again.check()

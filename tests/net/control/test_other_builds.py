@@ -1,0 +1,75 @@
+"""Peers of other builds come again one by one, and are named while they come."""
+
+from dataclasses import replace
+
+import pytest
+
+from echo2d.core.base.ids import PeerId
+from echo2d.core.protocol.builds import BUILD_CHARS_MAX, Build, HelloHead
+from echo2d.net.control import other_builds
+from echo2d.net.control.other_builds import (
+    HERE_S,
+    RETRY_S_MAX,
+    RETRY_S_MIN,
+    SPACING_S,
+    ComeAgain,
+    OtherBuilds,
+)
+
+HEAD = HelloHead(Build(12, 11, "0.9.1"), "worker", "gpu-7")
+
+
+def test_peers_come_again_one_after_the_other() -> None:
+    builds = OtherBuilds(ComeAgain())
+    waits = [builds.refuse(PeerId(f"p{number}"), HEAD, 0.0)[0] for number in range(500)]
+    assert waits == [RETRY_S_MIN + number * SPACING_S for number in range(500)]
+    builds.check()
+
+
+def test_a_peer_that_comes_too_early_is_told_the_same_time() -> None:
+    builds = OtherBuilds(ComeAgain())
+    assert builds.refuse(PeerId("p"), HEAD, 0.0) == (RETRY_S_MIN, True)
+    assert builds.refuse(PeerId("p"), HEAD, 20.0) == (RETRY_S_MIN - 20.0, False)
+    assert builds.refuse(PeerId("p"), HEAD, RETRY_S_MIN) == (RETRY_S_MIN, False)
+
+
+def test_nobody_waits_for_longer_than_the_limit() -> None:
+    come_again = ComeAgain()
+    waits = [come_again.after_s(PeerId(f"p{n}"), 0.0, at_least_s=1.0) for n in range(2000)]
+    assert max(waits) == RETRY_S_MAX
+
+
+def test_a_new_build_of_a_peer_is_news() -> None:
+    builds = OtherBuilds(ComeAgain())
+    builds.refuse(PeerId("p"), HEAD, 0.0)
+    newer = replace(HEAD, build=Build(13, 11, "0.9.2"))
+    assert builds.refuse(PeerId("p"), newer, 1.0)[1]
+    [seen] = builds.here(1.0)
+    assert seen.build.name == "0.9.2"
+
+
+def test_what_a_peer_says_of_itself_is_cut_and_made_harmless() -> None:
+    builds = OtherBuilds(ComeAgain())
+    builds.refuse(PeerId("p"), HelloHead(Build(1, 1, "\x1b[31m" * 99), "worker", "a\nb" * 99), 0.0)
+    [seen] = builds.here(0.0)
+    assert seen.build.name == "??31m" * (BUILD_CHARS_MAX // 5) + "??3"
+    assert seen.name.isprintable()
+    assert len(seen.name) == 64
+
+
+def test_peers_are_forgotten_when_they_are_upgraded_or_stay_away() -> None:
+    builds = OtherBuilds(ComeAgain())
+    for name in ("upgraded", "away", "here"):
+        builds.refuse(PeerId(name), HEAD, 0.0)
+    builds.understood(PeerId("upgraded"))
+    builds.refuse(PeerId("here"), HEAD, RETRY_S_MIN + HERE_S)
+    assert [each.peer for each in builds.here(RETRY_S_MIN + HERE_S + 10.0)] == ["here"]
+
+
+def test_no_more_peers_are_kept_than_a_run_enrols(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(other_builds, "PEERS_MAX", 5)
+    builds = OtherBuilds(ComeAgain())
+    for number in range(20):
+        builds.refuse(PeerId(f"p{number}"), HEAD, float(number))
+        builds.check()
+    assert len(builds.here(20.0)) == 5
