@@ -34,6 +34,7 @@ from echo2d.client import (
     StoreFault,
 )
 from echo2d.config_tables import print_tables
+from echo2d.logs import LEVELS, start_logging
 from learner.batch.prefetch import BatchPrefetch
 from learner.config import LearnerConfig, Place, notifier, place
 from learner.notice import NoticeWatch, asker
@@ -53,12 +54,14 @@ def main(arguments: list[str] | None = None) -> int:
         print(print_tables(LearnerConfig), end="")  # noqa: T201 - it was asked for
         return 0
     here = place()
-    which = f"rank={here.rank} " if here.rank else ""
-    logging.basicConfig(
-        level=logging.INFO, format=f"%(asctime)s %(levelname)s %(name)s {which}%(message)s"
-    )
     failures = _FailureReport(here)
     try:
+        start_logging(
+            LEVELS[options.log_level],
+            as_json=options.log_json,
+            file=options.log_file,
+            **({"rank": here.rank} if here.rank else {}),
+        )
         if options.plan:
             return _plan(options)
         if options.export:
@@ -272,6 +275,11 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--profile", action="store_true", help="print at the end how train steps spent their time"
+    )
+    parser.add_argument("--log-level", choices=sorted(LEVELS), default="info")
+    parser.add_argument("--log-json", action="store_true", help="log one JSON object per line")
+    parser.add_argument(
+        "--log-file", type=Path, help="log into this file, of bounded size, instead of stderr"
     )
     options = parser.parse_args(arguments)
     if options.merge and not options.export:

@@ -51,13 +51,14 @@ from echo2d.client import (
     Unanswered,
     base_digest,
 )
+from echo2d.logs import say
 from echo2d.sd_notify import Notifier
 from learner.batch.checks import BatchRules, Trained, faults
 from learner.batch.packing import PackedAnswer, answers_of, parts
 from learner.batch.prefetch import BatchPrefetch
 from learner.config import LearnerConfig, Place
 from learner.metrics.report import StepReport
-from learner.metrics.rows import evaluation_line, line_of, row_of
+from learner.metrics.rows import evaluation_line, facts_of, row_of
 from learner.metrics.stopwatch import TRAIN, WAIT, Stopwatch
 from learner.metrics.tracking import Tracking, makers
 from learner.model.begun_step import BegunStep, StepLeftError
@@ -226,6 +227,7 @@ class Learner:
             "session epoch=%d resume_step=%d steps=%d", self._epoch, self._step, self._config.steps
         )
         self._publisher.settle()
+        self._resumed_at, self._batches_asked_at = self._step, time.monotonic()
         self._service.turned(self._status_line)
         self._writer.clean(self._epoch)
         self._prefetch.start(self._fetch)
@@ -487,7 +489,10 @@ class Learner:
         every = self._config.track_samples_every
         shows = every and self._tracking.has_boards and batch.step % every == 0
         self._tracking.record(row, self._coordinator.samples(batch.step) if shows else ())
-        log.info("trained %s", line_of(row, batch))
+        done, began_at = batch.step - self._resumed_at, self._batches_asked_at
+        eta_s = (time.monotonic() - began_at) / done * (self._config.steps - batch.step)
+        facts = facts_of(row, batch, steps=self._config.steps, eta_s=eta_s)
+        say(log, logging.INFO, "trained", **facts)
         if self._evals:
             self._record_evaluations(self._coordinator.evaluations(self._evaluated))
 

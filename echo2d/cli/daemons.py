@@ -54,6 +54,7 @@ def coordinate(
     print_config: bool,
     log_level: str,
     log_json: bool,
+    log_file: Path | None,
 ) -> None:
     """Run the coordinator: it leads the workers and serves the learner.
 
@@ -86,7 +87,9 @@ def coordinate(
         print_rent_plan(loaded, click.echo)
     from echo2d.runtime.coordinator.main import run_coordinator
 
-    serve(lambda: run_coordinator(loaded, rent=rent), log_level, log_json=log_json)
+    serve(
+        lambda: run_coordinator(loaded, rent=rent), log_level, log_json=log_json, log_file=log_file
+    )
 
 
 @click.command()
@@ -212,7 +215,9 @@ def rented(config: Path, *, stop: bool, within: float, as_json: bool) -> None:
     help="Allow an http:// URL beyond loopback, without TLS.",
 )
 @log_options
-def join(config: Path | None, *, log_level: str, log_json: bool, **flags: Any) -> None:
+def join(
+    config: Path | None, *, log_level: str, log_json: bool, log_file: Path | None, **flags: Any
+) -> None:
     """Run a worker: receive versions, pass them on and make rollouts.
 
     URL is the coordinator's, https://HOST:PORT. URL, --token-file and --state-dir are required, as
@@ -225,4 +230,4 @@ def join(config: Path | None, *, log_level: str, log_json: bool, **flags: Any) -
     )
     from echo2d.runtime.worker.main import run_worker
 
-    serve(lambda: run_worker(loaded), log_level, log_json=log_json)
+    serve(lambda: run_worker(loaded), log_level, log_json=log_json, log_file=log_file)

@@ -70,6 +70,7 @@ def envs(
     as_json: bool,
     log_level: str,
     log_json: bool,
+    log_file: Path | None,
 ) -> None:
     """Play episodes of a `verifiers` environment for a run.
 
@@ -87,4 +88,4 @@ def envs(
     def show(totals: PlayedTotals) -> None:
         click.echo(json.dumps(totals.fields()) if as_json else totals.line())
 
-    serve(lambda: run_envs(options, show), log_level, log_json=log_json)
+    serve(lambda: run_envs(options, show), log_level, log_json=log_json, log_file=log_file)

@@ -24,7 +24,7 @@ run_dir_option = click.option(
 
 
 def log_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Adds the options --log-level and --log-json."""
+    """Adds --log-level, --log-json and --log-file, whose values become arguments of `serve`."""
     level = click.option(
         "--log-level",
         type=click.Choice(["debug", "info", "warning"]),
@@ -32,9 +32,13 @@ def log_options(command: Callable[..., None]) -> Callable[..., None]:
         show_default=True,
         help="Least severity that is logged; debug logs every sample.",
     )
-    return level(
-        click.option("--log-json", is_flag=True, help="Log one JSON object per line.")(command)
+    as_json = click.option("--log-json", is_flag=True, help="Log one JSON object per line.")
+    file = click.option(
+        "--log-file",
+        type=FILE,
+        help="Log into this file instead of stderr. A full one becomes FILE.1: at most 512 MiB in all.",
     )
+    return level(as_json(file(command)))
 
 
 def json_option(about: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -43,13 +47,21 @@ def json_option(about: str) -> Callable[[Callable[..., None]], Callable[..., Non
 
 
 def serve(
-    program: Callable[[], Coroutine[Any, Any, int]], log_level: str, *, log_json: bool
+    program: Callable[[], Coroutine[Any, Any, int]],
+    log_level: str,
+    *,
+    log_json: bool,
+    log_file: Path | None = None,
+    tell: Callable[[str], object] | None = None,
 ) -> None:
-    """Run a daemon until it is told to stop, and end the process with its exit code."""
-    from echo2d.runtime.process.lifecycle import run_daemon
-    from echo2d.runtime.process.logs import LEVELS, start_logging
+    """Run a daemon until it is told to stop, and end the process with its exit code.
 
-    start_logging(LEVELS[log_level], as_json=log_json)
+    tell: shows the lines of the log, unless they go to a file.
+    """
+    from echo2d.logs import LEVELS, start_logging
+    from echo2d.runtime.process.lifecycle import run_daemon
+
+    start_logging(LEVELS[log_level], as_json=log_json, file=log_file, tell=tell)
     end(run_daemon(program))
 
 

@@ -4,6 +4,7 @@
 
 import dataclasses
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
 from echo2d.client import Batch, Evaluation, Group, Trajectory
@@ -66,13 +67,25 @@ def _speed(report: StepReport, t_train_s: float) -> dict[str, float]:
     return {**found, "mfu": effort.operations / t_train_s / effort.peak} if effort.peak else found
 
 
-def line_of(row: dict[str, Any], batch: Batch) -> str:
-    """The log line. It names groups by the ids that other logs use too."""
-    groups = " ".join(f"group={group.group_id}" for group in batch.groups)
-    facts = (
-        f"reward={row['reward_mean']:.3f} loss={row['loss']:.4f} t_train_s={row['t_train_s']:.3f}"
-    )
-    return f"step={batch.step} epoch={batch.epoch} digest={batch.digest[:12]} {facts} {groups}"
+def facts_of(
+    row: dict[str, Any], batch: Batch, *, steps: int, eta_s: float
+) -> dict[str, str | int]:
+    """The facts of the log line. The coordinator's line of this digest names the groups.
+
+    steps: of the run. eta_s: seconds that the rest of it takes.
+    """
+    return {
+        "step": batch.step,
+        "of": steps,
+        "epoch": batch.epoch,
+        "digest": batch.digest[:12],
+        "reward": f"{row['reward_mean']:.3f}",
+        "loss": f"{row['loss']:.4f}",
+        "t_train_s": f"{row['t_train_s']:.3f}",
+        "wait_s": f"{row['wait_s']:.3f}",
+        "tokens_per_s": round(row["tokens_per_s"]),
+        "eta": str(timedelta(seconds=round(eta_s))).replace(" ", ""),
+    }
 
 
 def evaluation_line(found: Evaluation) -> str:

@@ -4,6 +4,7 @@ if configured.
     row of a train step --> metrics.jsonl
                        \--> a queue per board --> its thread: numbers like "by_staleness/2/kl"
 
+A full metrics.jsonl becomes metrics.1.jsonl, and a new one is begun.
 Tracking never stops or delays training. A failure (full disk, no network, broken package) is logged
 and that row is left out there. The learner waits for boards only when it closes, for CLOSE_S. A
 missing package is an OperatorFault at the start. A step that is trained again after a crash has two
@@ -28,6 +29,8 @@ from echo2d.client import OperatorFault
 # Failures in a row before a board is given up: a full disk may recover, a broken package will not.
 FAILURES_MAX = 5
 QUEUE_MAX = 1024  # rows waiting for a board: minutes of a fast run, days of a slow one
+# Of metrics.jsonl, and of the one before it: a hundred thousand train steps each.
+METRICS_BYTES_MAX = 256 << 20
 CLOSE_S = 20.0  # at the end of a run, for the rows still waiting
 
 Row = tuple[int, Mapping[str, float], "SampleTable"]
@@ -240,6 +243,8 @@ def _private(directory: Path) -> Path:
 def _append(path: Path, line: str) -> None:
     """Append the whole line or nothing: a part of a line would make the file unreadable."""
     data = line.encode()
+    if path.exists() and path.stat().st_size + len(data) > METRICS_BYTES_MAX:
+        path.replace(path.with_suffix(".1.jsonl"))
     with path.open("ab", buffering=0) as file:
         end = file.tell()
         if file.write(data) < len(data):

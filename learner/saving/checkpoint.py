@@ -46,6 +46,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.serialization import set_crc32_options
 
 from echo2d.client import OperatorFault
+from echo2d.logs import say
 from learner.ranks.ranks import Channel, Ranks
 from learner.saving.direct import DirectFileSystem
 from learner.saving.files import ASIDE, remove_directory, store_faults, whole_directory
@@ -233,6 +234,8 @@ class Checkpoints:
             for name in _surplus([path.name for path in self._all()], target.name, self._keep):
                 remove_directory(self._directory / name)
         self.took_s = time.monotonic() - self._began_at
+        if self._ranks.leads:
+            say(log, logging.INFO, "saved", step=step, seconds=f"{self.took_s:.3f}")
 
     def _begin(
         self, target: Path, progress: list[dict[str, Any]], stack: contextlib.ExitStack

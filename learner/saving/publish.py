@@ -8,8 +8,10 @@ it answers). The run id is part of the name, so that two runs can share a root.
 """
 
 import json
+import logging
 import re
 import shutil
+import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -21,6 +23,7 @@ import torch
 from torch import Tensor
 
 from echo2d.client import Coordinator, SnapshotFile, write_snapshot
+from echo2d.logs import say
 from learner.ranks.ranks import Ranks
 from learner.saving.files import ASIDE, remove_directory, store_faults, whole_directory
 from learner.saving.layout import Layout, WeightPart
@@ -33,6 +36,8 @@ DTYPE_KEYS = (
 )  # in config.json; older versions of transformers write the second
 HEADER_ALIGNMENT = 8
 _NAMED = {torch.bfloat16: "BF16", torch.bool: "BOOL"}  # all other published dtypes are integers
+
+log = logging.getLogger("echo2d.learner")
 
 
 class SnapshotWriter:
@@ -143,8 +148,11 @@ class Publisher:
         stream = shards.stream(self._writer.names, self._channel)
         try:
             if self._ranks.leads:
+                began_at = time.monotonic()
                 directory, manifest = self._writer.write(epoch, version, shards, stream)
                 self._coordinator.publish(version, directory, manifest)
+                seconds = f"{time.monotonic() - began_at:.3f}"
+                say(log, logging.INFO, "published", version=version, seconds=seconds)
                 # What cannot be deleted is left for `clean` in the next session.
                 shutil.rmtree(directory, ignore_errors=True)
         finally:

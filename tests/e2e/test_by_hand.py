@@ -72,7 +72,8 @@ def one_id_tells_the_story(site: Site) -> None:
         for name in ("coordinator", "box", "learner-2")
     }
     trained = next(line for line in logs["learner-2"].splitlines() if " trained step=2 " in line)
-    group = re.findall(r"group=\d+", trained)[0]
+    frozen = next(line for line in logs["coordinator"].splitlines() if " frozen step=2 " in line)
+    group = re.findall(r"group=\d+", frozen)[0]
     found = [line for line in logs["coordinator"].splitlines() if re.search(rf"\b{group}\b", line)]
     told = [line.partition("area=echo2d.story ")[2].split()[0] for line in found]
     assert list(dict.fromkeys(told)) == [

@@ -21,6 +21,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "core": {"native", "registry", "errors"},
     "config_tables": {"errors"},
     "sd_notify": set(),
+    "logs": {"errors"},
     "quantities": {"errors"},
     "threads": set(),
     "adapters": {"core", "errors"},
@@ -37,6 +38,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "core",
         "config",
         "config_renting",
+        "logs",
         "sd_notify",
         "registry",
         "texts",
@@ -64,6 +66,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     | SHELLS,
     "cli": {
         "config",
+        "logs",
         "native",
         "quantities",
         "registry",
@@ -76,7 +79,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "views",
         "errors",
     },
-    "learner": {"client", "config_tables", "sd_notify"},
+    "learner": {"client", "config_tables", "logs", "sd_notify"},
     "tools": {
         "config",
         "runtime",

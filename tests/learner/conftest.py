@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import logging
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,6 +50,18 @@ def signal_handlers() -> Iterator[None]:
     yield
     for number, handler in handlers.items():
         signal.signal(number, handler)
+
+
+@pytest.fixture(autouse=True)
+def root_logger() -> Iterator[None]:
+    """The learner's program sets it up for its own process."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    for handler in set(root.handlers) - set(handlers):
+        handler.close()
+    root.handlers[:] = handlers
+    root.setLevel(level)
 
 
 @pytest.fixture

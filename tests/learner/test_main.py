@@ -1,5 +1,8 @@
 """The learner's program: its config file, what it prints, and its exit code."""
 
+import json
+from collections import Counter
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -92,3 +95,21 @@ def test_what_nobody_expected_has_a_traceback_and_a_last_word(
     said = capsys.readouterr().err
     assert "Traceback (most recent call last):" in said
     assert said.splitlines()[-1] == "learner: OutOfMemoryError: CUDA out of memory"
+
+
+def test_it_logs_like_the_other_programs(
+    config: LearnerConfig, tmp_path: Path, served: ScriptedCoordinator
+) -> None:
+    path, log = write_config(tmp_path / "run.toml", config), tmp_path / "learner.log"
+    assert main(["--config", str(path), "--log-json", f"--log-file={log}"]) == 0
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    assert served.events
+    assert {line["area"] for line in lines} == {"echo2d.learner"}
+    assert all(datetime.fromisoformat(line["time"]).tzinfo for line in lines)
+    trained = [line for line in lines if line.get("kind") == "trained"]
+    assert [(line["step"], line["of"]) for line in trained] == [(n, 4) for n in range(1, 5)]
+    assert all(line["tokens_per_s"] > 0 for line in trained)
+    assert trained[-1]["eta"] == "0:00:00"
+    assert not any("group=" in line["message"] for line in lines)
+    kinds = Counter(line.get("kind") for line in lines)
+    assert (kinds["published"], kinds["saved"]) == (5, 2)

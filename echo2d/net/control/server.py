@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 
-from aiohttp import WSMsgType, web
+from aiohttp import WSCloseCode, WSMsgType, web
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from echo2d.core.base.codec import MESSAGE_BYTES_MAX
@@ -30,6 +30,7 @@ from echo2d.core.protocol.builds import Build, HelloHead, hello_head, not_unders
 from echo2d.core.protocol.control_messages import (
     TO_COORDINATOR,
     TO_PEER,
+    Goodbye,
     Hello,
     RefusalReason,
     Refused,
@@ -64,6 +65,8 @@ SILENCE_GRAIN = 0.1  # a session may be given up sooner by this share of SILENCE
 # What a peer without access is told, by the word of the denial; others have a wrong credential.
 DENIALS: Mapping[str, RefusalReason] = {"revoked": "revoked", "convicted": "convicted"}
 SLOW = "slow: it does not read what it is sent"
+CLOSED = "closed"
+LOST = "the connection was lost"
 
 log = logging.getLogger("echo2d.control")
 
@@ -87,10 +90,14 @@ def _refusal(
     return _Refusal(Refused(reason, detail, permanent, retry_s))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Session:
+    """why: it ends, for the log: what the peer was refused for, or its goodbye; empty: not known."""
+
     known: KnownPeer
     send_buffer: SendBuffer
+    name: str
+    why: str = ""
 
 
 class Sessions:
@@ -135,6 +142,8 @@ class Sessions:
             message = replace(message, build=self._build)
         data = TO_PEER.encode(message)
         for session in (self._open[each] for each in to if each in self._open):
+            if isinstance(message, Refused):
+                session.why = f"refused ({message.reason}): {message.detail}"
             if isinstance(message, Refused) and _is_fault(message):
                 self._tell_fault(session, message.detail)
             else:
@@ -266,7 +275,8 @@ class Sessions:
     async def _serve(
         self, request: web.Request, socket: web.WebSocketResponse, known: KnownPeer, hello: Hello
     ) -> None:
-        number, session = SessionId(next(self._ids)), _Session(known, SendBuffer(socket))
+        number = SessionId(next(self._ids))
+        session = _Session(known, SendBuffer(socket), hello.name)
         self._open[number] = session
         log.info(
             "connected peer=%s name=%s kind=%s session=%d",
@@ -287,12 +297,15 @@ class Sessions:
         self, socket: web.WebSocketResponse, number: SessionId, session: _Session
     ) -> None:
         """Until either side closes. PeerDisconnected does not wait for the peer to take note."""
-        reason = "closed"
+        reason = CLOSED
         try:
             async with asyncio.timeout(SILENCE_S_MAX) as silence:
                 while (data := await _next(socket)) is not None:
                     _heard(silence)
-                    await self._emit(PeerSaid(number, TO_COORDINATOR.decode(data)))
+                    message = TO_COORDINATOR.decode(data)
+                    if isinstance(message, Goodbye):
+                        session.why = f"it said goodbye ({message.reason})"
+                    await self._emit(PeerSaid(number, message))
         except TimeoutError:
             reason = f"silent for {SILENCE_S_MAX:g} s"
         except PeerFault as fault:
@@ -303,7 +316,11 @@ class Sessions:
             session.send_buffer.finish()
             reason = SLOW if session.send_buffer.slow else reason
             log.info(
-                "disconnected peer=%s session=%d reason=%s", session.known.peer, number, reason
+                "disconnected peer=%s name=%s session=%d reason=%s",
+                session.known.peer,
+                session.name,
+                number,
+                session.why or (LOST if _is_lost(socket, reason) else reason),
             )
             await self._emit(PeerDisconnected(number, reason))
 
@@ -319,6 +336,11 @@ async def _send(send_buffer: SendBuffer, request: web.Request) -> None:
         transport = request.transport
         if transport is not None and (send_buffer.slow or transport.get_write_buffer_size()):
             transport.abort()
+
+
+def _is_lost(socket: web.WebSocketResponse, reason: str) -> bool:
+    """Whether the link ended without a word of the peer, as if it was killed or its network failed."""
+    return reason == CLOSED and socket.close_code in (None, WSCloseCode.ABNORMAL_CLOSURE)
 
 
 def _heard(silence: asyncio.Timeout) -> None:

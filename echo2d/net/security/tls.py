@@ -14,6 +14,7 @@ authority and the coordinator are P-256, because browsers do not support Ed25519
 import asyncio
 import logging
 import os
+import re
 import ssl
 from datetime import UTC, datetime
 from typing import TypedDict
@@ -200,6 +201,10 @@ _WORDS = {
 }
 
 
+# In aiohttp's errors: which context was used says nothing to a person.
+_SSL = re.compile(r" ssl:(<[^>]*>|\w+)")
+
+
 def in_words(error: BaseException) -> str:
     """A connection's error, or its cause, in plain words."""
     fault = error.__cause__ if isinstance(error.__cause__, ssl.SSLError) else error
@@ -207,7 +212,7 @@ def in_words(error: BaseException) -> str:
         return f"its certificate is not of who is expected in this run ({fault.verify_message})"
     if isinstance(fault, ssl.SSLError) and fault.reason in _WORDS:
         return _WORDS[fault.reason]
-    return str(error) or "no answer"
+    return _SSL.sub("", str(error)) or "no answer"
 
 
 def is_for_good(error: BaseException) -> bool:

@@ -31,7 +31,7 @@ from echo2d.core.rollouts.events import (
     SampleKept,
     SampleRewarded,
 )
-from echo2d.runtime.process.logs import STORY, say
+from echo2d.logs import STORY, say
 
 # Leases whose group is remembered, to name the group of a refused result.
 LEASES_MAX = 1 << 16

@@ -36,11 +36,11 @@ from echo2d.core.relay import events as relay_events
 from echo2d.core.weights.signed_index import Root
 from echo2d.core.weights.verifier import FormIndex
 from echo2d.errors import IntegrityFault, StoreFault
+from echo2d.logs import say
 from echo2d.runtime.peer.base_model import BaseModel
 from echo2d.runtime.peer.frame_cache import FrameCache
 from echo2d.runtime.peer.held_form import HeldForm
 from echo2d.runtime.peer.write_behind import Frames, WriteBehind
-from echo2d.runtime.process.logs import say
 from echo2d.store.frames import FramesDamaged, FrameStore
 
 DROPPED_MAX = 64  # forms remembered as not wanted, so that their late frames are dropped at once

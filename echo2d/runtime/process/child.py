@@ -16,17 +16,18 @@ import signal
 import sys
 from collections.abc import Callable, Coroutine
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import IO, Any, Self, TypeVar
 
 import uvloop
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from echo2d.errors import Fault, OperatorFault
+from echo2d.logs import present, start_logging
 from echo2d.net.control.client import Backoff, Identity
 from echo2d.net.security.auth import public_bytes
 from echo2d.net.security.tls import Tls
 from echo2d.runtime.process.lifecycle import outcome
-from echo2d.runtime.process.logs import present, start_logging
 from echo2d.runtime.run_dir.run_directory import RunDirectory
 
 # A child that has not ended this long after SIGTERM is killed.
@@ -54,11 +55,12 @@ class Handover:
     parent_pid: int
     log_level: int
     log_json: bool
+    log_file: str | None
 
     @classmethod
     def make(cls, url: str, key: Ed25519PrivateKey, run: RunDirectory, **more: Any) -> Self:
         """The handover from this process, whose pid and logging settings the child takes over."""
-        log_level, log_json = present()
+        log_level, log_json, log_file = present()
         return cls(
             url=url,
             private_key=key.private_bytes_raw().hex(),
@@ -69,6 +71,7 @@ class Handover:
             parent_pid=os.getpid(),
             log_level=log_level,
             log_json=log_json,
+            log_file=None if log_file is None else str(log_file),
             **more,
         )
 
@@ -112,7 +115,8 @@ def child_main(kind: type[H], serve: Callable[[H], Coroutine[Any, Any, None]]) -
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         handover = kind.receive(sys.stdin.buffer)
-        start_logging(handover.log_level, as_json=handover.log_json)
+        file = None if handover.log_file is None else Path(handover.log_file)
+        start_logging(handover.log_level, as_json=handover.log_json, file=file)
         code: int = uvloop.run(_ended(serve(handover)))
     except Fault as fault:
         log.critical("%s", fault)

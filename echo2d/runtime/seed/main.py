@@ -46,13 +46,13 @@ from echo2d.core.weights.encoder import RootWriter, Segment
 from echo2d.core.weights.encoding import FormFacts
 from echo2d.core.weights.manifest import Chunk, Manifest
 from echo2d.errors import IntegrityFault, OperatorFault, StoreFault
+from echo2d.logs import say
 from echo2d.net.security.urls import is_loopback
 from echo2d.runtime.peer.base_model import BaseModel
 from echo2d.runtime.peer.peer_process import PeerProcess
 from echo2d.runtime.peer.state_dir import open_frames
 from echo2d.runtime.process.child import child_main
 from echo2d.runtime.process.lifecycle import collect_rarely
-from echo2d.runtime.process.logs import say
 from echo2d.runtime.seed.delta_bases import BaseChain, BaseCopy, BaseLost
 from echo2d.runtime.seed.encoder import Base, Encoder
 from echo2d.runtime.seed.supervisor import SeedHandover

@@ -18,7 +18,7 @@ from echo2d.core.protocol.trajectory import unpack_tokens
 from echo2d.core.worker.events import EngineLost, GenerationFailed, LabelSpan, SampleProgressed
 from echo2d.engines.base import Engine, GenerateRequest, SampleOutput
 from echo2d.errors import EngineFault
-from echo2d.runtime.process.logs import STORY, say
+from echo2d.logs import STORY, say
 from echo2d.runtime.worker.stop_strings import ServedTexts, StopWatch
 
 log = logging.getLogger("echo2d.worker")

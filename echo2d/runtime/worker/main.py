@@ -67,6 +67,7 @@ from echo2d.core.worker.events import (
 from echo2d.core.worker.state import WorkerAction, WorkerEvent, WorkerState
 from echo2d.engines.base import Engine, ScoringEngine
 from echo2d.errors import EngineFault, IntegrityFault, OperatorFault, StoreFault
+from echo2d.logs import say
 from echo2d.net.control.client import Identity, enrol
 from echo2d.net.security.auth import TokenFile, read_token_file, verify_root
 from echo2d.net.security.tls import GIVEN_UP
@@ -76,7 +77,6 @@ from echo2d.runtime.peer.base_model import BaseModel
 from echo2d.runtime.peer.peer_process import PeerProcess
 from echo2d.runtime.peer.state_dir import StateDir
 from echo2d.runtime.process.lifecycle import Ending, collect_rarely, outcome
-from echo2d.runtime.process.logs import say
 from echo2d.runtime.worker.engine_refit import EngineRefits, make_engines
 from echo2d.runtime.worker.generation import LeaseRunner
 from echo2d.runtime.worker.metrics import WorkerMetrics, serve_metrics

@@ -175,6 +175,20 @@ def test_a_full_disk_costs_rows_and_no_half_lines(
     assert "cannot track step=2" in caplog.text
 
 
+def test_a_full_file_makes_room_for_the_next_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tracker = Tracking(tmp_path, {})
+    tracker.record(ROW)
+    size = (tmp_path / "metrics.jsonl").stat().st_size
+    monkeypatch.setattr(tracking, "METRICS_BYTES_MAX", 2 * size)
+    for step in range(2, 6):
+        tracker.record({**ROW, "step": step})
+    assert [row["step"] for row in rows(tmp_path)] == [5]
+    older = (tmp_path / "metrics.1.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in older] == [3, 4]
+
+
 def test_a_learner_of_which_nothing_is_noted_makes_no_board(tmp_path: Path) -> None:
     def never() -> Shown:
         raise AssertionError

@@ -148,6 +148,43 @@ async def test_hello_welcome_and_messages_both_ways(server: Coordinator) -> None
     assert server.sessions.peers() == frozenset()
 
 
+async def test_the_log_says_who_is_gone_and_why(
+    server: Coordinator, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    refused = Refused("revoked", "the credential was revoked", permanent=True)
+
+    async def gone() -> str:
+        while not isinstance(await server.events.get(), PeerDisconnected):
+            pass
+        return caplog.messages[-1].partition("reason=")[2]
+
+    owner = Owner()
+    async with linked(server.url, owner) as link:
+        await server.welcome()
+        await owner.heard.get()
+        link.send(Goodbye("SIGTERM"))
+        link.leave()
+        assert await gone() == "it said goodbye (SIGTERM)"
+    async with raw_socket(server) as socket:
+        await socket.send_bytes(TO_COORDINATOR.encode(HELLO))
+        await server.welcome()
+        transport = socket.get_extra_info("socket")
+        transport.shutdown(2)
+        assert await gone() == "the connection was lost"
+    async with raw_socket(server) as socket:
+        await socket.send_bytes(TO_COORDINATOR.encode(HELLO))
+        session = await server.welcome()
+        server.sessions.send(refused, session)
+        server.sessions.close(session)
+        while (await socket.receive()).type != aiohttp.WSMsgType.CLOSE:
+            pass
+        await socket.close()
+        assert await gone() == "refused (revoked): the credential was revoked"
+    lines = [line for line in caplog.messages if line.startswith("disconnected peer=")]
+    assert all(f" name={HELLO.name} " in line for line in lines)
+
+
 async def test_leaving_sends_what_is_queued_first(server: Coordinator) -> None:
     owner = Owner()
     async with asyncio.TaskGroup() as tasks:

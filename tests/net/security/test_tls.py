@@ -1,15 +1,18 @@
 """Certificates and handshakes, in memory."""
 
+import asyncio
+import socket
 import ssl
 from datetime import UTC, datetime
 
+import aiohttp
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from echo2d.errors import OperatorFault
 from echo2d.net.security.auth import public_bytes
-from echo2d.net.security.tls import COORDINATOR, Authority, Tls, in_words
+from echo2d.net.security.tls import COORDINATOR, Authority, Tls, in_words, to_coordinator
 from tests.support.tls_peers import (
     ALICE,
     ALICE_KEY,
@@ -134,3 +137,17 @@ def test_the_url_says_whether() -> None:
     for authority in ("", "nonsense"):
         with pytest.raises(OperatorFault, match="make a new token file"):
             Tls.of("https://box:1", authority)
+
+
+async def test_a_reason_has_no_python_object() -> None:
+    """What the dialler's log says when nothing listens."""
+    tls = await asyncio.to_thread(make_tls, ALICE_KEY)
+    with socket.socket() as deaf:
+        deaf.bind(("127.0.0.1", 0))
+        port = deaf.getsockname()[1]
+        async with aiohttp.ClientSession() as session:
+            with pytest.raises(aiohttp.ClientConnectorError) as raised:
+                await session.get(f"https://127.0.0.1:{port}", **to_coordinator(tls))
+    assert "SSLContext" in str(raised.value)
+    words = in_words(raised.value)
+    assert words.startswith(f"Cannot connect to host 127.0.0.1:{port} [Connect call failed")

@@ -2,16 +2,21 @@
 
 import json
 import logging
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from pathlib import Path
 
 import pytest
 
-from echo2d.runtime.process.logs import (
+from echo2d.errors import OperatorFault
+from echo2d.logs import (
     FORMAT,
     LINES_PER_S_MAX,
     STORY,
     JsonLine,
+    LogFile,
     OneLine,
     Throttle,
     present,
@@ -106,14 +111,85 @@ def test_a_traceback_is_in_its_line() -> None:
     assert "ValueError: invalid literal" in json.loads(JsonLine().format(made))["traceback"]
 
 
-def test_a_child_logs_like_its_parent() -> None:
+@pytest.fixture
+def root() -> Iterator[logging.Logger]:
+    """The root logger, which is put back afterwards."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     root.handlers.clear()
-    try:
-        for expected in ((logging.DEBUG, True), (logging.INFO, False)):
-            start_logging(expected[0], as_json=expected[1])
-            assert present() == expected
-    finally:
-        root.handlers[:] = handlers
-        root.setLevel(level)
+    yield root
+    for handler in root.handlers:
+        handler.close()
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+def test_a_child_logs_like_its_parent(root: logging.Logger, tmp_path: Path) -> None:
+    for expected in (
+        (logging.DEBUG, True, None),
+        (logging.INFO, False, None),
+        (logging.INFO, True, tmp_path / "log"),
+    ):
+        start_logging(expected[0], as_json=expected[1], file=expected[2])
+        assert present() == expected
+    assert root.handlers
+
+
+def test_a_time_has_its_utc_offset() -> None:
+    made = record("on", second=1_700_000_000)
+    texts = (OneLine(FORMAT).format(made).split()[0], json.loads(JsonLine().format(made))["time"])
+    for text in texts:
+        assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.000[+-]\d\d:\d\d", text)
+        assert datetime.fromisoformat(text).timestamp() == 1_700_000_000
+
+
+def test_facts_of_a_process_are_in_every_line(root: logging.Logger) -> None:
+    lines: list[str] = []
+    start_logging(tell=lines.append, rank=1)
+    say(logging.getLogger("echo2d.learner"), logging.INFO, "trained", step=3)
+    start_logging(tell=lines.append, as_json=True, rank=1)
+    logging.getLogger("echo2d.learner").info("on %d", 7)
+    assert root.handlers
+    assert lines[0].endswith("area=echo2d.learner rank=1 trained step=3")
+    found = json.loads(lines[1])
+    assert (found["rank"], found["message"]) == (1, "rank=1 on 7")
+
+
+def test_a_full_log_file_makes_room_and_no_line_is_lost(tmp_path: Path) -> None:
+    """Two processes log into one file; each of them may be the one that renames it."""
+    path, line = tmp_path / "log", 100
+    both = [LogFile(path, bytes_max=10 * line) for _ in range(2)]
+    seen: list[str] = []
+    for number in range(24):
+        both[number % 3 % 2].emit(record(f"{number:0{line - 1}}"))
+        seen = [
+            text
+            for file in (path.with_name("log.1"), path)
+            if file.exists()
+            for text in file.read_text().splitlines()
+        ]
+        assert [int(text) for text in seen] == list(range(number // 10 * 10 - 10, number + 1))[
+            -len(seen) :
+        ]
+        assert len(seen) >= min(number + 1, 11)
+    for each in both:
+        each.close()
+    assert len(seen) == 14
+    assert path.stat().st_mode & 0o077 == 0
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["log", "log.1"]
+
+
+def test_a_log_file_that_was_moved_away_is_begun_anew(tmp_path: Path) -> None:
+    """So logrotate may do it, too."""
+    path = tmp_path / "log"
+    file = LogFile(path)
+    file.emit(record("before"))
+    path.rename(tmp_path / "old")
+    file.emit(record("after"))
+    file.close()
+    assert ((tmp_path / "old").read_text(), path.read_text()) == ("before\n", "after\n")
+
+
+def test_a_log_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    with pytest.raises(OperatorFault, match=r"--log-file: cannot write .*/nix/log: No such file"):
+        LogFile(tmp_path / "nix" / "log")
