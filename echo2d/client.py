@@ -29,6 +29,7 @@ A published directory may hold a LoRA adapter as PEFT writes it, without its REA
 
 import asyncio
 import base64
+import contextlib
 import json
 import logging
 import random
@@ -36,7 +37,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from concurrent.futures import CancelledError, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from itertools import pairwise
 from pathlib import Path
@@ -48,6 +49,7 @@ import aiohttp
 import numpy as np
 from numpy.typing import NDArray
 
+from echo2d import __version__
 from echo2d.adapters import base_digest, base_pin, pin_base
 from echo2d.core.protocol.sampling import WHOLE, Sampling
 from echo2d.core.protocol.trajectory import (
@@ -61,7 +63,13 @@ from echo2d.core.protocol.trajectory import (
 from echo2d.core.weights.manifest import BASE_PIN
 from echo2d.errors import IntegrityFault, OperatorFault, PeerFault, StoreFault
 from echo2d.net.control.client import Backoff
-from echo2d.net.learner_api.routes import BODY_BYTES_MAX, DIGEST_HEADER, SCORE_MAX, SCORES_MAX
+from echo2d.net.learner_api.routes import (
+    BODY_BYTES_MAX,
+    DIGEST_HEADER,
+    SCORE_MAX,
+    SCORES_MAX,
+    STALENESS_HEADER,
+)
 from echo2d.net.security.auth import read_token_file
 from echo2d.net.security.tls import Tls, in_words, is_for_good, to_coordinator
 from echo2d.net.security.urls import coordinator_url, is_loopback
@@ -76,6 +84,8 @@ __all__ = [
 ]  # fmt: skip
 
 CONNECT_TIMEOUT_S = 10.0
+# How often a client tells that its learner lives, from opening a session until it is closed.
+ALIVE_EVERY_S = 5.0
 # Without a byte of the answer. The coordinator answers a request for a batch within 30 s, with or
 # without a batch, and everything else at once.
 BRANCH_SAMPLES = 1 << 16  # more than a group has samples
@@ -232,12 +242,15 @@ class Group:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """The data of one train step. digest: of the batch's bytes as they were sent, hex."""
+    """The data of one train step. digest: of the batch's bytes as they were sent, hex. staleness_max: S
+    as the coordinator has it now; the operator may change it in mid-run. None: it does not say.
+    """
 
     step: int
     epoch: int
     digest: str
     groups: tuple[Group, ...]
+    staleness_max: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,25 +296,33 @@ class AsyncCoordinator:
         self._answered = False
         self._losses = 0  # requests that were retried
         self._session: aiohttp.ClientSession | None = None
+        self._telling: asyncio.Task[None] | None = None
 
     async def open_session(
-        self, resume_step: int, *, learner: str = "", take_over: bool = False
+        self, resume_step: int, *, learner: str = "", take_over: bool = False, steps: int = 0
     ) -> Session:
         """Begin a new epoch. From now on, calls of older sessions raise Fenced.
 
-        learner: the caller's identity, printable and the same after its restarts. OperatorFault: a
+        learner: the caller's identity, printable and the same after its restarts. steps: the step
+        after which it ends, for the status; 0: it does not know. OperatorFault: a
         learner of another identity has the run; with `take_over` its session ends.
+
+        From now on a task tells the coordinator that the learner lives.
         """
         asked: dict[str, Any] = {"resume_step": resume_step}
         if learner:
             asked["learner"] = learner
         if take_over:
             asked["take_over"] = True
+        if steps:
+            asked["steps"] = steps
         body = await self._call("POST", "/v1/learner/session", asked)
         found = {name: body[name] for name in Session.__slots__ if name in body}
         drawn = {task: Sampling(**each) for task, each in body.get("samplings", {}).items()}
         session = Session(**{**found, "samplings": drawn})
         self._epoch = session.epoch
+        if self._telling is None:
+            self._telling = asyncio.get_running_loop().create_task(self._tell_alive())
         return session
 
     async def publish(
@@ -332,7 +353,9 @@ class AsyncCoordinator:
         while True:
             status, headers, body = await self._repeat("GET", path, None)
             if status != HTTPStatus.NO_CONTENT:
-                return read_batch(self._epoch, headers.get(DIGEST_HEADER, ""), body)
+                batch = read_batch(self._epoch, headers.get(DIGEST_HEADER, ""), body)
+                told = headers.get(STALENESS_HEADER, "")
+                return replace(batch, staleness_max=int(told) if told.isdecimal() else None)
 
     async def commit(
         self, batch: Batch, *, t_train_s: float, scores: Sequence[TrajectoryScore] = ()
@@ -391,6 +414,9 @@ class AsyncCoordinator:
         return await self._call("GET", "/v1/status", None)
 
     async def close(self) -> None:
+        if self._telling is not None:
+            self._telling.cancel()
+            await asyncio.gather(self._telling, return_exceptions=True)
         if self._session is not None:
             await self._session.close()
 
@@ -404,6 +430,16 @@ class AsyncCoordinator:
         at: TracebackType | None,
     ) -> None:
         await self.close()
+
+    async def _tell_alive(self) -> None:
+        """Tell the coordinator, until cancelled, that the learner lives. Calls that fail are not
+        repeated: the learner's own calls say what is wrong.
+        """
+        while True:
+            body = {"epoch": self._epoch, "software": __version__}
+            with contextlib.suppress(_Unreachable, PeerFault, OperatorFault):
+                await self._ask("POST", "/v1/learner/alive", body)
+            await asyncio.sleep(ALIVE_EVERY_S)
 
     async def _publish(
         self, version: int, directory: Path, body: Mapping[str, Any]
@@ -503,9 +539,11 @@ class Coordinator:
         self._thread.start()
 
     def open_session(
-        self, resume_step: int, *, learner: str = "", take_over: bool = False
+        self, resume_step: int, *, learner: str = "", take_over: bool = False, steps: int = 0
     ) -> Session:
-        opening = self._inner.open_session(resume_step, learner=learner, take_over=take_over)
+        opening = self._inner.open_session(
+            resume_step, learner=learner, take_over=take_over, steps=steps
+        )
         return self._wait(opening)
 
     def publish(self, version: int, directory: Path, manifest: bytes | None = None) -> Published:

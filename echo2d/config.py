@@ -63,6 +63,7 @@ class RunTable(Table):
         DISK_BYTES_MAX,
         low=1,
     )
+    name: str = key("name of this run, for people; empty: that of its directory", "")
     keep_every: int = key(
         "keep a version of every so many train steps for `echo2d export`, while there is room; 0: only"
         " the last one and those with the best scores",

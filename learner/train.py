@@ -189,6 +189,7 @@ class Learner:
                 if self._ranks.share(lambda: self._over) and self._published < self._step:
                     self._publish(self._step)
                 break
+            self._follow(batch)
             self._advance(batch, wait_s=time.monotonic() - waiting)
         if self._stop.told:
             # It may be another rank that was told.
@@ -266,7 +267,10 @@ class Learner:
 
     def _ask_for_session(self) -> Session:
         return self._coordinator.open_session(
-            self._step, learner=self._identity, take_over=self._take_over
+            self._step,
+            learner=self._identity,
+            take_over=self._take_over,
+            steps=self._config.steps,
         )
 
     def _request(self, step: int) -> None:
@@ -298,12 +302,23 @@ class Learner:
         stop, or no batch will come any more.
         """
         while (batch := self._wait_for_batch(step)) is not None:
+            self._follow(batch)
             with self.watch("check"):
                 reasons = faults(batch, step, self._rules, self._trained)
             if not reasons:
                 return batch
             self._refuse(batch, reasons)
         return None
+
+    def _follow(self, batch: Batch) -> None:
+        """Take over the run's S, if the operator has changed it."""
+        now, before = batch.staleness_max, self._rules.staleness_max
+        if now is not None and now != before:
+            if self._ranks.leads:
+                log.warning(
+                    "staleness_max is %d from step %d on; it was %d", now, batch.step, before
+                )
+            self._rules = dataclasses.replace(self._rules, staleness_max=now)
 
     def _refuse(self, batch: Batch, reasons: dict[int, str]) -> None:
         """Have these groups replaced, and take the batch again. Rank 0 only."""

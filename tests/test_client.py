@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from aiohttp import web
 
+import echo2d
 from echo2d import client
 from echo2d.client import (
     AsyncCoordinator,
@@ -46,6 +47,7 @@ from echo2d.net.learner_api.routes import (
     DIGEST_HEADER,
     SCORE_MAX,
     SCORES_MAX,
+    STALENESS_HEADER,
 )
 from echo2d.net.security.auth import TokenFile, write_token_file
 
@@ -70,11 +72,17 @@ class Server:
     def __init__(self) -> None:
         self.script: list[web.Response | None] = []
         self.heard: list[tuple[str, str, bytes]] = []
+        self.alive: list[Any] = []
+        self.told_alive = asyncio.Event()
         self.port = 0
         self.hanging = asyncio.Event()
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         assert request.headers["Authorization"] == "Bearer s3cret"
+        if request.path == "/v1/learner/alive":
+            self.alive.append(await request.json())
+            self.told_alive.set()
+            return reply({})
         self.heard.append((request.method, request.path_qs, await request.read()))
         if not self.script:
             self.hanging.set()
@@ -120,6 +128,33 @@ async def coordinator(server: Server, token_file: Path) -> AsyncIterator[AsyncCo
 
 def batch_reply(body: bytes = BODY, digest: str | None = None) -> web.Response:
     return web.Response(body=body, headers={DIGEST_HEADER: digest or batch_digest(body).hex()})
+
+
+async def test_a_learner_tells_that_it_lives_until_it_is_closed(
+    server: Server, token_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "ALIVE_EVERY_S", 0.01)
+    server.script = [reply(SESSION)]
+    url = f"http://127.0.0.1:{server.port}"
+    async with AsyncCoordinator(url, token_file=token_file) as coordinator:
+        await coordinator.open_session(0, steps=80)
+        for _ in range(2):
+            server.told_alive.clear()
+            await server.told_alive.wait()
+    assert coordinator._telling is not None
+    assert coordinator._telling.done()
+    assert server.alive[0] == {"epoch": 2, "software": echo2d.__version__}
+    assert server.said()[0][2] == {"resume_step": 0, "steps": 80}
+
+
+async def test_a_batch_says_by_which_staleness_it_was_made(
+    server: Server, coordinator: AsyncCoordinator
+) -> None:
+    told = batch_reply()
+    told.headers[STALENESS_HEADER] = "4"
+    server.script = [told, batch_reply()]
+    assert (await coordinator.take_batch(4)).staleness_max == 4
+    assert (await coordinator.take_batch(4)).staleness_max is None
 
 
 async def test_a_session_and_its_epoch_in_every_call(

@@ -46,6 +46,7 @@ from echo2d.store.ledger_rows import (
     GROUPS,
     LEFT_OUT,
     LIMITS,
+    MIGRATIONS,
     NEWEST_EPOCH,
     NEWEST_FORM,
     PUBLISHED,
@@ -182,6 +183,9 @@ class Ledger:
                 epoch=newest.epoch,
                 resume_step=newest.resume_step,
                 learner=newest.learner,
+                steps=newest.steps,
+                trained=counters.get("trained", 0),
+                dropped=counters.get("dropped", 0),
                 publish_seq=PublishSeq(
                     (self._row("SELECT max(publish_seq) FROM versions") or (0,))[0] or 0
                 ),
@@ -319,6 +323,9 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
     connection.execute("PRAGMA foreign_keys = ON")
     if connection.execute("PRAGMA user_version").fetchone()[0] == 0:
         connection.executescript(f"BEGIN; {SCHEMA} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
+    while (found := connection.execute("PRAGMA user_version").fetchone()[0]) in MIGRATIONS:
+        change = f"BEGIN; {MIGRATIONS[found]} PRAGMA user_version = {found + 1}; COMMIT;"
+        connection.executescript(change)
     _check_format(connection, path)
 
 

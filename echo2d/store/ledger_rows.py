@@ -16,7 +16,12 @@ from echo2d.core.base.codec import pack, plain_reader, unpacker
 from echo2d.core.base.ids import GroupId
 from echo2d.core.broadcast.events import FormChosen, RatesMeasured
 from echo2d.core.cluster.events import VersionPublished, VersionRevoked
-from echo2d.core.coordinator.events import CheckpointKept, CoordinatorRecord, EpochOpened
+from echo2d.core.coordinator.events import (
+    CheckpointKept,
+    CoordinatorRecord,
+    EpochOpened,
+    TotalsKept,
+)
 from echo2d.core.evaluation.events import Evaluated
 from echo2d.core.protocol.evidence import TOLERANCES
 from echo2d.core.protocol.trajectory import (
@@ -50,11 +55,13 @@ from echo2d.core.rollouts.events import (
 from echo2d.core.topology.uplink_rates import UPLINK_MIN, PeerRate
 from echo2d.errors import PeerFault
 
-SCHEMA_VERSION = 13
+SCHEMA_VERSION = 14
 SCHEMA = """
 CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE epochs (
-    epoch INTEGER PRIMARY KEY, resume_step INTEGER NOT NULL, learner TEXT NOT NULL);
+    epoch INTEGER PRIMARY KEY, resume_step INTEGER NOT NULL, learner TEXT NOT NULL,
+    steps INTEGER NOT NULL DEFAULT 0);
+CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE versions (
     publish_seq INTEGER PRIMARY KEY, epoch INTEGER NOT NULL, version INTEGER NOT NULL,
     digest BLOB NOT NULL,
@@ -105,12 +112,20 @@ CREATE TABLE evaluations (
 CREATE TABLE rates (peer TEXT PRIMARY KEY, bytes_per_s REAL NOT NULL, held_up INTEGER NOT NULL);
 """
 
+# From an older format to the next one.
+MIGRATIONS = {
+    13: """
+ALTER TABLE epochs ADD COLUMN steps INTEGER NOT NULL DEFAULT 0;
+CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+""",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class _Counter:
     """A counter that never goes back, whatever rows have been deleted."""
 
-    name: Literal["group", "checkpoint"]
+    name: Literal["group", "checkpoint", "trained", "dropped"]
     value: int
 
 
@@ -278,7 +293,7 @@ COUNTERS: Query[_Counter] = Query(
 )
 NEWEST_EPOCH: Query[EpochOpened] = Query(
     "epochs",
-    "SELECT epoch, resume_step, learner FROM epochs ORDER BY epoch DESC LIMIT 1",
+    "SELECT epoch, resume_step, learner, steps FROM epochs ORDER BY epoch DESC LIMIT 1",
     plain_reader(EpochOpened),
 )
 PUBLISHED: Query[VersionPublished] = Query(
@@ -399,8 +414,12 @@ def _reward(reward: float) -> float | None:
 
 
 def _epoch_opened(record: EpochOpened) -> list[Statement]:
-    row = (record.epoch, record.resume_step, record.learner)
-    return [("INSERT INTO epochs VALUES (?, ?, ?)", row)]
+    row = (record.epoch, record.resume_step, record.learner, record.steps)
+    return [("INSERT INTO epochs VALUES (?, ?, ?, ?)", row)]
+
+
+def _totals_kept(record: TotalsKept) -> list[Statement]:
+    return [(_RAISE, ("trained", record.trained)), (_RAISE, ("dropped", record.dropped))]
 
 
 def _version_published(record: VersionPublished) -> list[Statement]:
@@ -562,6 +581,7 @@ def _rates_measured(record: RatesMeasured) -> list[Statement]:
 
 _STATEMENTS: dict[type, Callable[[Any], list[Statement]]] = {
     EpochOpened: _epoch_opened,
+    TotalsKept: _totals_kept,
     VersionPublished: _version_published,
     VersionRevoked: _version_revoked,
     FormChosen: _form_chosen,

@@ -301,8 +301,9 @@ class MemoryRun:
     def call(self, make: Callable[[RequestId], CoordinatorEvent]) -> Reply:
         return self.replies[self.ask(make)]
 
-    def open_session(self, resume_step: int = 0) -> Reply:
-        return self.call(lambda number: SessionAsked(number, resume_step))
+    def open_session(self, resume_step: int = 0, *, steps: int = 0) -> Reply:
+        """steps: after which the learner ends."""
+        return self.call(lambda number: SessionAsked(number, resume_step, steps=steps))
 
     def publish_key(self, key: VersionKey, *, epoch: int | None = None) -> Reply:
         """epoch: that of the session in force, unless it is given."""

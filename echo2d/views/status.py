@@ -100,7 +100,8 @@ def status_picture(
 
 
 def _title(status: Status) -> Text:
-    run = "-" if status.process is None else status.process.run_id
+    process = status.process
+    run = "-" if process is None else f"{process.run.name} {process.run_id}".strip()
     seed = ("●", "green") if status.seed_alive else ("○", "red")
     return Text.assemble(("echo2d ", "bold"), f"run {run}  epoch {status.epoch}  seed ", seed)
 
@@ -111,10 +112,10 @@ def _tiles(status: Status, tokens_per_s: float | None) -> Table:
     for _ in range(TILES_PER_ROW):
         grid.add_column(justify="right", style="dim", no_wrap=True)
         grid.add_column(ratio=1, no_wrap=True)
-    newest, groups, counts = status.newest_version, status.groups, status.trajectories
+    newest, groups, totals = status.newest_version, status.groups, status.totals
     bubble, t_bcast_s = status.bubble_ratio, status.t_bcast_s
     tiles = {
-        "step": f"{status.committed_step} committed",
+        "step": _step(status),
         "version": "-" if newest is None else str(newest.version),
         "S, kappa": f"{status.staleness_max}, {status.publish_every}",
         "bubble": "-" if bubble is None else f"{bubble:.1%}",
@@ -126,15 +127,24 @@ def _tiles(status: Status, tokens_per_s: float | None) -> Table:
         "groups in flight": str(groups.in_flight),
         "buffered": str(groups.buffered),
         "tokens/s": "-" if tokens_per_s is None else f"{tokens_per_s:,.0f}",
-        "trained": f"{counts.trained:,}",
-        "dropped": f"{counts.dropped:,}",
+        "trained": f"{totals.trained:,}",
+        "dropped": f"{totals.dropped:,}",
         "refused": f"{sum(status.results_refused.values()):,}",
-        "published": f"{status.versions_published:,}",
+        "published": f"{totals.published:,}",
     }
     cells = [cell for tile in tiles.items() for cell in tile]
     for at in range(0, len(cells), 2 * TILES_PER_ROW):
         grid.add_row(*cells[at : at + 2 * TILES_PER_ROW])
     return grid
+
+
+def _step(status: Status) -> str:
+    """The step that is committed, of how many, and how long the others will take."""
+    steps, eta_s = status.learner.steps, status.learner.eta_s
+    if steps is None:
+        return f"{status.committed_step} committed"
+    left = f", {age(eta_s)} left" if eta_s else ""
+    return f"{status.committed_step} of {steps}{left}"
 
 
 def _provision(status: Status) -> Iterable[RenderableType]:

@@ -250,10 +250,16 @@ class World(MemoryRun):
 
 
 def train(
-    world: World, steps: int, *, start: int = 0, kappa: int = 1, prefetch: bool = False
+    world: World,
+    steps: int,
+    *,
+    start: int = 0,
+    kappa: int = 1,
+    prefetch: bool = False,
+    planned: int = 0,
 ) -> None:
     """An ideal learner from a session on: with ideal workers it never waits for ever."""
-    assert world.open_session(start).status == 200
+    assert world.open_session(start, steps=planned).status == 200
     assert world.publish(start).status == 200
     published = start
     for step in range(start + 1, start + steps + 1):

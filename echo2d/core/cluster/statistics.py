@@ -4,7 +4,7 @@
 """
 
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -21,6 +21,8 @@ RECENT_MAX = 256
 FAULTS_MAX = 32
 # Versions whose bytes and seed_copies are kept.
 VERSIONS_MEASURED_MAX = 64
+# The pace of a run is that of so many steps.
+PACE_STEPS = 16
 # One line for a person.
 FAULT_CHARS_MAX = 300
 
@@ -47,6 +49,10 @@ class _Step(NamedTuple):
     unscored_s: float
 
 
+def _is_flat(group: StoredGroup) -> bool:
+    return len({each.reward for each in group.record.trajectories}) <= 1
+
+
 class Statistics:
     """Counters and the newest measurements, in seconds and bytes.
 
@@ -57,10 +63,20 @@ class Statistics:
     of it in which only rewards were missing. version_bytes: by version, on the wire and in full.
     tool_s: by task, how long its environment took for a step.
     dropped_answers, dropped_tokens: by the reason why they, or their groups, were dropped.
+    flat_groups: of each step in `batch_rewards`, the share of groups whose rewards were all the same.
+    trained, dropped: trajectories of the run before this start.
     """
 
-    def __init__(self, now: float = 0.0, measurements: Measurements | None = None) -> None:
+    def __init__(
+        self,
+        now: float = 0.0,
+        measurements: Measurements | None = None,
+        *,
+        trained: int = 0,
+        dropped: int = 0,
+    ) -> None:
         self.now = now
+        self._trained_before, self._dropped_before = trained, dropped
         self.measurements = measurements or Measurements(1)
         self.learner_train_s = self.learner_wait_s = 0.0
         self.starved_s = self.unscored_s = 0.0
@@ -78,6 +94,7 @@ class Statistics:
         self.tool_s: dict[str, deque[float]] = {}
         self.qualities = WorkerQualities()
         self.batch_rewards: deque[tuple[int, float]] = deque(maxlen=RECENT_MAX)
+        self.flat_groups: deque[float] = deque(maxlen=RECENT_MAX)
         self.faults: dict[tuple[str, str], FaultSeen] = {}
         self.fault_counts: Counter[str] = Counter()
         self.staleness: Counter[int] = Counter()
@@ -108,7 +125,17 @@ class Statistics:
         self.fault_counts[kind] += 1
         return Note(kind, line, group)
 
-    def trained(self, step: int, groups: Iterable[StoredGroup], t_train_s: float) -> None:
+    @property
+    def run_trained(self) -> int:
+        """Trajectories that were trained on since the run began."""
+        return self._trained_before + self.trajectories_trained
+
+    @property
+    def run_dropped(self) -> int:
+        """Trajectories that were given up since the run began, by the last commit before a restart."""
+        return self._dropped_before + self.trajectories_dropped
+
+    def trained(self, step: int, groups: Collection[StoredGroup], t_train_s: float) -> None:
         """Batch `step` was committed for the first time."""
         trajectories = [trajectory for group in groups for trajectory in group.record.trajectories]
         self.judged(trajectories, trained=True)
@@ -123,6 +150,7 @@ class Statistics:
             self.batch_rewards.append(
                 (step, sum(each.reward for each in trajectories) / len(trajectories))
             )
+            self.flat_groups.append(sum(map(_is_flat, groups)) / len(groups))
 
     def judged(self, trajectories: Iterable[TrajectoryRecord], *, trained: bool) -> None:
         """Whole groups were trained on, or thrown away because they were not worth it."""
@@ -173,6 +201,13 @@ class Statistics:
         """The share of the learner's time without training; None before the second step."""
         trained_s, waited_s, _, _ = self._newest(RECENT_MAX)
         return waited_s / (trained_s + waited_s) if trained_s else None
+
+    @property
+    def step_s(self) -> float | None:
+        """Seconds from one commit to the next, mean of the newest steps; None before the second."""
+        newest = list(self._steps)[-PACE_STEPS:]
+        seconds = sum(each.trained_s + each.waited_s for each in newest)
+        return seconds / len(newest) if newest else None
 
     def bubble(self, steps: int) -> float | None:
         """The share of the learner's time that it waited for data, in the last steps and since.

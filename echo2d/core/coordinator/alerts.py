@@ -18,6 +18,16 @@ SKIPPED_SHARE_MAX = 0.1
 LEARNER_K_MAX = 1.0
 # A worker that misses so many heartbeats is mentioned; after one more it is suspected.
 HEARTBEATS_LATE = 2
+# A learner tells every few seconds that it lives (`client.ALIVE_EVERY_S`).
+LEARNER_SILENT_S = 20.0
+# One that does not tell calls at the end of each train step.
+UNTOLD_SILENT_S = 120.0
+UNTOLD_STEPS = 5.0
+# In so many train steps, one after the other, hardly any group had different rewards.
+FLAT_STEPS = 8
+FLAT_SHARE_MIN = 0.9
+# A refusal of the learner is told for so long.
+REFUSAL_TOLD_S = 120.0
 
 
 def alerts(status: Status) -> Iterator[Alert]:
@@ -27,14 +37,20 @@ def alerts(status: Status) -> Iterator[Alert]:
 
 
 def _of_the_run(status: Status) -> Iterator[Alert]:
+    finished = _is_finished(status)
     if not status.epoch:
         yield Alert("no_learner", "no learner has opened a session")
+    elif finished:
+        yield _finished(status)
+    elif status.learner.silent_s > _silence_max_s(status):
+        yield _learner_silent(status)
+    yield from _of_training(status)
     if not status.seed_alive:
         yield Alert(
             "seed_away",
             "the seed is away: versions spread only from worker to worker until it is back",
         )
-    if not any(worker.alive for worker in status.workers):
+    if not finished and not any(worker.alive for worker in status.workers):
         yield Alert("no_workers", "no worker is here: nothing is generated")
     if status.dissemination_bound and len(status.t_bcast_s) > BROADCASTS_MIN:
         steps = status.staleness_max + 1
@@ -44,6 +60,62 @@ def _of_the_run(status: Status) -> Iterator[Alert]:
         )
     if status.audit is not None:
         yield from _of_the_audit(status.audit, status.workers)
+
+
+def _is_finished(status: Status) -> bool:
+    steps = status.learner.steps
+    evaluates = any(each.open_version is not None for each in status.evaluations)
+    return steps is not None and status.committed_step >= steps and not evaluates
+
+
+def _finished(status: Status) -> Alert:
+    here = sum(worker.alive for worker in status.workers)
+    workers = "1 worker is" if here == 1 else f"{here} workers are"
+    go_on = (
+        f"{workers} still here, and what they cost is wasted: stop them, or "
+        if here
+        else "to go on, "
+    )
+    return Alert(
+        "run_finished",
+        f"the run is finished, step {status.committed_step} of {status.learner.steps}: {go_on}"
+        "raise learner.steps and start the learner with --resume",
+    )
+
+
+def _silence_max_s(status: Status) -> float:
+    if status.learner.software or not status.learner.heard:
+        return LEARNER_SILENT_S
+    return max(UNTOLD_SILENT_S, UNTOLD_STEPS * max(status.t_train_s, default=0.0))
+
+
+def _learner_silent(status: Status) -> Alert:
+    learner, step = status.learner, status.committed_step
+    of = "" if learner.steps is None else f" of {learner.steps}"
+    since = "" if learner.heard else ", since the coordinator started"
+    return Alert(
+        "learner_silent",
+        f"the learner is silent for {learner.silent_s:.0f} s{since}, after step {step}{of}: it has ended, "
+        "hangs, or cannot reach the coordinator; look at its log, and start it with --resume",
+    )
+
+
+def _of_training(status: Status) -> Iterator[Alert]:
+    newest = status.flat_groups[-FLAT_STEPS:]
+    if len(newest) == FLAT_STEPS and min(newest) >= FLAT_SHARE_MIN:
+        _, reward = status.rewards[-1]
+        yield Alert(
+            "flat_rewards",
+            f"all answers to a prompt get the same reward, for {FLAT_STEPS} train steps (mean {reward:.3f}): "
+            "nothing is learnt from them; look at `echo2d samples`, at the reward, and at how hard the "
+            "prompts are",
+        )
+    refusals = [each for each in status.faults if each.kind == "refusal"]
+    if refusals and refusals[-1].age_s < REFUSAL_TOLD_S:
+        yield Alert(
+            "learner_refuses",
+            f"the learner refuses groups, and their work is lost: {refusals[-1].text}",
+        )
 
 
 def _of_the_audit(audit: AuditStatus, workers: Iterable[WorkerStatus]) -> Iterator[Alert]:

@@ -50,12 +50,23 @@ from echo2d.core.topology.uplink_rates import PeerRate
 @dataclass(frozen=True, slots=True)
 class SessionAsked:
     """POST /v1/learner/session. learner: the caller's identity, the same after its restarts; empty: it
-    has none. take_over: end another learner's session."""
+    has none. take_over: end another learner's session. steps: the step after which it ends; 0: it
+    does not say."""
 
     request: RequestId
     resume_step: int
     learner: str = ""
     take_over: bool = False
+    steps: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class AliveTold:
+    """POST /v1/learner/alive: the learner's process lives. software: its version of echo2d."""
+
+    request: RequestId
+    epoch: Epoch
+    software: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +161,7 @@ CoordinatorEvent = (
     | DialBackEnded
     | CopyLost
     | SessionAsked
+    | AliveTold
     | EpochAsked
     | PublishAsked
     | BatchAsked
@@ -174,11 +186,21 @@ CoordinatorEvent = (
 
 @dataclass(frozen=True, slots=True)
 class EpochOpened:
-    """learner: the identity of the one that has the run from now on; empty: it has none."""
+    """learner: the identity of the one that has the run from now on; empty: it has none. steps: the
+    step after which it ends; 0: it does not say."""
 
     epoch: Epoch
     resume_step: int
     learner: str = ""
+    steps: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TotalsKept:
+    """Trajectories that the run has trained and dropped since it began."""
+
+    trained: int
+    dropped: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +213,7 @@ class CheckpointKept:
 
 CoordinatorRecord = (
     EpochOpened
+    | TotalsKept
     | CheckpointKept
     | VersionPublished
     | VersionRevoked
@@ -208,7 +231,8 @@ class Recovered(RecoveredRollouts):
     published: by publish_seq, without revoked versions. rates: the one measured longest ago comes
     first. form: the one chosen last. limits: of every class that was audited. lost: paths of
     published versions whose copies are gone. convicted, trusted: workers, as the access table has
-    them. learner: the identity of the one that opened `epoch`.
+    them. learner: the identity of the one that opened `epoch`, steps: the step after which it ends.
+    trained, dropped: trajectories, by the last commit.
     """
 
     publish_seq: PublishSeq
@@ -221,6 +245,9 @@ class Recovered(RecoveredRollouts):
     convicted: frozenset[PeerId] = frozenset()
     trusted: frozenset[PeerId] = frozenset()
     learner: str = ""
+    steps: int = 0
+    trained: int = 0
+    dropped: int = 0
 
     @staticmethod
     def nothing() -> "Recovered":
@@ -245,13 +272,15 @@ class Recovered(RecoveredRollouts):
 class Reply:
     """Answer a waiting request.
 
-    status: an HTTP status. body: a JSON object, or the bytes of a batch, whose digest is `digest`.
+    status: an HTTP status. body: a JSON object, or the bytes of a batch, whose digest is `digest` and
+    whose groups are at most `staleness_max` train steps old.
     """
 
     request: RequestId
     status: int
     body: dict[str, Any] | bytes
     digest: Digest | None = None
+    staleness_max: int | None = None
 
 
 CoordinatorAction = (

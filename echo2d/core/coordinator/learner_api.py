@@ -32,6 +32,7 @@ from echo2d.core.cluster.run_capacity import publish_every
 from echo2d.core.cluster.statistics import Statistics
 from echo2d.core.cluster.versions import PublishedVersions, PublishRefusal, facts_of, key_of
 from echo2d.core.coordinator.events import (
+    AliveTold,
     BatchAsked,
     CheckpointAsked,
     CheckpointKept,
@@ -44,6 +45,7 @@ from echo2d.core.coordinator.events import (
     RefuseAsked,
     Reply,
     SessionAsked,
+    TotalsKept,
 )
 from echo2d.core.evaluation.evaluations import Evaluations
 from echo2d.core.evaluation.json_form import evaluated_json
@@ -57,6 +59,7 @@ from echo2d.core.protocol.trajectory import (
 from echo2d.core.rollouts.events import BatchCommitted
 from echo2d.core.rollouts.groups import Groups
 from echo2d.core.rollouts.staleness import PREFETCH_STEPS, REFUSALS_MAX, Staleness, StepBatch
+from echo2d.core.status.schema import LearnerStatus
 
 # Calls that wait for a batch; a learner has one or two.
 WAITING_MAX = 64
@@ -90,9 +93,13 @@ class LearnerCalls:
         self._statistics = statistics
         self.epoch = recovered.epoch
         self._resume_step = recovered.resume_step
-        self._learner = recovered.learner
+        self._learner, self._steps = recovered.learner, recovered.steps
         # Monotonic seconds of the newest call of its session; None: none came since the start.
         self._heard_at: float | None = None
+        self._began_at = statistics.now
+        # The version of its echo2d; empty: its session has not told that it lives.
+        self._software = ""
+        self._kappa_told: int | None = None
         # The highest step whose batch was requested in this epoch.
         self._asked_step = 0
         self._waiting: dict[RequestId, int] = {}
@@ -101,6 +108,20 @@ class LearnerCalls:
     def publish_every(self) -> int:
         """kappa: the configured one, or the one that follows from the measurements."""
         return publish_every(self._rules, self._statistics)
+
+    def learner(self, now: float) -> LearnerStatus:
+        """The learner that has the run."""
+        since = self._began_at if self._heard_at is None else self._heard_at
+        steps, step_s = self._steps or None, self._statistics.step_s
+        left = None if steps is None else max(0, steps - self._staleness.committed)
+        return LearnerStatus(
+            name=self._learner,
+            software=self._software,
+            heard=self._heard_at is not None,
+            silent_s=0.0 if self._waiting else now - since,
+            steps=steps,
+            eta_s=None if left is None or step_s is None else left * step_s,
+        )
 
     @property
     def waits(self) -> bool:
@@ -137,10 +158,11 @@ class LearnerCalls:
             event.resume_step,
             0,
         )
-        self._learner, self._heard_at = event.learner, now
+        self._learner, self._steps, self._heard_at = event.learner, event.steps, now
+        self._software = ""
         self._statistics.session_opened()
         actions: list[CoordinatorAction] = [
-            Persist(EpochOpened(self.epoch, event.resume_step, event.learner)),
+            Persist(EpochOpened(self.epoch, event.resume_step, event.learner, event.steps)),
             *self._fence_waiting(),
         ]
         passed, unfinished = self._staleness.resume(event.resume_step)
@@ -152,6 +174,13 @@ class LearnerCalls:
         actions += self._revoke(self._versions.above(event.resume_step, before=self.epoch), now)
         note = Note("session", f"epoch {self.epoch} begins after step {event.resume_step}")
         return [*actions, note, Reply(event.request, 200, self._session_body())]
+
+    def alive(self, event: AliveTold) -> list[CoordinatorAction]:
+        """The learner lives, whatever it is busy with."""
+        if not self._hears(event.epoch):
+            return [self._fenced(event.request)]
+        self._software = event.software
+        return [Reply(event.request, 200, {})]
 
     def epoch_asked(self, event: EpochAsked) -> list[CoordinatorAction]:
         """Whether this epoch may upload a version."""
@@ -208,7 +237,7 @@ class LearnerCalls:
             ]
         batch = self._staleness.batch(event.step)
         if batch is not None:
-            return [_batch_reply(event.request, batch)]
+            return [self._batch_reply(event.request, batch)]
         if event.step < self._staleness.open_step:
             return [
                 _error(
@@ -259,8 +288,14 @@ class LearnerCalls:
                 self._statistics.qualities.scored_by_learner(scored)
                 if self._audits is not None:
                     self._audits.scored_by_learner(scored)
-        committed = Persist(BatchCommitted(event.step, self.epoch, batch.digest, event.t_train_s))
-        return [committed, Reply(event.request, 200, {"publish_every": self.publish_every})]
+        committed = BatchCommitted(event.step, self.epoch, batch.digest, event.t_train_s)
+        kappa = self.publish_every
+        return [
+            Persist(committed),
+            Persist(TotalsKept(self._statistics.run_trained, self._statistics.run_dropped)),
+            *self._kappa_changed(kappa),
+            Reply(event.request, 200, {"publish_every": kappa}),
+        ]
 
     def refuse_asked(self, event: RefuseAsked) -> list[CoordinatorAction]:
         """Replace the groups of a batch that the learner does not want to train on."""
@@ -335,7 +370,7 @@ class LearnerCalls:
             full = self._staleness.batch(step)
             if full is not None:
                 del self._waiting[request]
-                actions.append(_batch_reply(request, full))
+                actions.append(self._batch_reply(request, full))
         if self._waiting and (task := self._groups.ended):
             step = self._staleness.open_step
             detail = f"the prompts of task {task!r} have ended: batch {step} cannot be filled"
@@ -365,6 +400,12 @@ class LearnerCalls:
             "samplings": {task.name: asdict(task.sampling) for task in rules.tasks},
             "checkpoint": self._staleness.checkpoint,
         }
+
+    def _kappa_changed(self, kappa: int) -> list[CoordinatorAction]:
+        before, self._kappa_told = self._kappa_told, kappa
+        if before in (None, kappa):
+            return []
+        return [Note("kappa", f"publish_every is {kappa} train steps from now on; it was {before}")]
 
     def _revoke(self, keys: Collection[VersionKey], now: float) -> list[CoordinatorAction]:
         """Withdraw published versions: workers stop serving them (I1), and the groups that they
@@ -417,6 +458,9 @@ class LearnerCalls:
             "that session"
         )
 
+    def _batch_reply(self, request: RequestId, batch: StepBatch) -> Reply:
+        return Reply(request, 200, batch.body(), batch.digest, self._rules.staleness_max)
+
     def _fenced(self, request: RequestId) -> Reply:
         return _error(request, "fenced", f"epoch {self.epoch} is in force", epoch=self.epoch)
 
@@ -428,10 +472,6 @@ class LearnerCalls:
 
 def _error(request: RequestId, error: str, detail: str, *, status: int = 409, **more: int) -> Reply:
     return Reply(request, status, {"error": error, "detail": detail, **more})
-
-
-def _batch_reply(request: RequestId, batch: StepBatch) -> Reply:
-    return Reply(request, 200, batch.body(), batch.digest)
 
 
 def _scored(

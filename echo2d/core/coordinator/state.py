@@ -44,6 +44,7 @@ from echo2d.core.cluster.statistics import FAULT_CHARS_MAX, Statistics, printabl
 from echo2d.core.cluster.versions import PublishedVersions
 from echo2d.core.coordinator.activation_loop import ActivationLoop
 from echo2d.core.coordinator.events import (
+    AliveTold,
     BatchAsked,
     CheckpointAsked,
     CommitAsked,
@@ -129,7 +130,12 @@ class CoordinatorState:
         assert len(plan_secret) == PLAN_SECRET_BYTES
         tag = int.from_bytes(blake3(b"tag" + plan_secret).digest(8), "big") >> (64 - TAG_BITS)
         self._rules = rules
-        self._statistics = Statistics(now, Measurements(rules.group_size))
+        self._statistics = Statistics(
+            now,
+            Measurements(rules.group_size),
+            trained=recovered.trained,
+            dropped=recovered.dropped,
+        )
         self._members = Membership(
             rules.run_id, rules.heartbeat_s, p2p=rules.p2p, quantized=rules.quantized
         )
@@ -321,6 +327,8 @@ class CoordinatorState:
                 return self._versions.lose(path)
             case SessionAsked():
                 return [*self._calls.session_asked(event, now=now), *self._revoked(now)]
+            case AliveTold():
+                return self._calls.alive(event)
             case EpochAsked():
                 return self._calls.epoch_asked(event)
             case PublishAsked():

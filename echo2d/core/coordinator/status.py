@@ -3,13 +3,14 @@
 It reads every part and decides nothing. The process around the machine adds what only it knows.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import cache
 
 from echo2d.core.audit.audits import Audits
 from echo2d.core.broadcast.publishing import Publishing
 from echo2d.core.broadcast.transmission import Transmission
+from echo2d.core.capacity.bottleneck import Bottleneck
 from echo2d.core.capacity.estimators import quantile
 from echo2d.core.cluster.events import VersionPublished
 from echo2d.core.cluster.membership import Membership, Peer
@@ -27,6 +28,7 @@ from echo2d.core.rollouts.group_table import BetweenTurns
 from echo2d.core.rollouts.groups import Groups
 from echo2d.core.rollouts.staleness import Staleness
 from echo2d.core.status.schema import (
+    AlertKind,
     AuditStatus,
     BroadcastStatus,
     EpisodesStatus,
@@ -39,6 +41,7 @@ from echo2d.core.status.schema import (
     ProgressStatus,
     Status,
     TaskStatus,
+    TotalsStatus,
     TrajectoryCounts,
     VersionBytes,
     VersionStatus,
@@ -48,6 +51,11 @@ from echo2d.core.status.schema import (
 GB = 1e9
 # Of a worker without a scored trajectory.
 NO_QUALITY = WorkerQuality()
+# What was measured says nothing about now.
+NO_BOTTLENECK: Mapping[AlertKind, str] = {
+    "run_finished": "none: the run is finished",
+    "learner_silent": "not known: the learner is silent",
+}
 
 
 def make_status(
@@ -71,6 +79,8 @@ def make_status(
     usd_per_byte = rules.seed_usd_per_gb_up / GB
     status = Status(
         epoch=calls.epoch,
+        learner=calls.learner(now),
+        totals=TotalsStatus(statistics.run_trained, statistics.run_dropped, versions.publish_seq),
         open_step=staleness.open_step,
         committed_step=staleness.committed,
         checkpoint_step=staleness.checkpoint,
@@ -117,6 +127,7 @@ def make_status(
         wasted_tokens=dict(statistics.dropped_tokens),
         results_refused=dict(statistics.refused_results),
         rewards=tuple(statistics.batch_rewards),
+        flat_groups=tuple(statistics.flat_groups),
         t_train_s=tuple(statistics.t_train_s),
         t_verify_s=tuple(statistics.t_verify_s),
         t_bcast_s=tuple(statistics.t_bcast_s),
@@ -144,7 +155,13 @@ def make_status(
             for (kind, text), fault in statistics.faults.items()
         ),
     )
-    return replace(status, alerts=tuple(alerts(status)))
+    found = tuple(alerts(status))
+    kinds = {alert.kind for alert in found}
+    words = next((words for kind, words in NO_BOTTLENECK.items() if kind in kinds), None)
+    if words is not None:
+        unknown = Bottleneck("unknown", words)
+        status = replace(status, provision=replace(status.provision, bottleneck=unknown))
+    return replace(status, alerts=found)
 
 
 def _version(record: VersionPublished | None) -> VersionStatus | None:

@@ -22,6 +22,10 @@ SENTENCES_MAX = 24
 # Each has a row in docs/operating.md.
 AlertKind = Literal[
     "no_learner",
+    "learner_silent",
+    "run_finished",
+    "flat_rewards",
+    "learner_refuses",
     "seed_away",
     "no_workers",
     "slow_broadcasts",
@@ -237,6 +241,59 @@ class ProvisionStatus:
     bottleneck: Bottleneck
 
 
+# --- learner and run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnerStatus:
+    """The learner whose session is in force.
+
+    name: its identity. software: its version of echo2d; empty: it does not say that it lives. heard:
+    it was, since the coordinator started. silent_s: since it was heard last, or since that start; 0
+    while it waits for a batch. steps: the step after which it ends; None: it does not say. eta_s: until
+    then, at the pace of the newest steps.
+    """
+
+    name: str
+    software: str
+    heard: bool
+    silent_s: float
+    steps: int | None
+    eta_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class TotalsStatus:
+    """Of the whole run: trajectories trained and dropped, versions published. After a restart `dropped`
+    goes on from the last commit before it.
+    """
+
+    trained: int
+    dropped: int
+    published: int
+
+
+@dataclass(frozen=True, slots=True)
+class NamedTask:
+    """kind: of our tasks, or the place of the operator's class."""
+
+    name: str
+    kind: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFacts:
+    """What the run is about. model: the base model's directory; empty: none is named. software: the
+    coordinator's version of echo2d. started_at: when the coordinator did, in seconds of the Unix clock.
+    """
+
+    name: str = ""
+    model: str = ""
+    tasks: tuple[NamedTask, ...] = ()
+    software: str = ""
+    started_at: float = 0.0
+
+
 # --- counts
 
 
@@ -432,23 +489,27 @@ class ProcessStatus:
     run_id: str
     peer_faults: int
     learner_silent_s: float | None
+    run: RunFacts = RunFacts()
     renting: RentingStatus | None = None
     refused_peers: tuple[RefusedPeerStatus, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """A run at one moment.
+    """A run at one moment. Counters begin anew when the coordinator does, `totals` do not.
 
     bubble_ratio and the lists of durations are of the newest steps and versions, at most RECENT_MAX
     (`cluster/statistics.py`). wasted_tokens: of dropped answers, by reason. staleness: trained
-    trajectories by staleness. rewards: pairs of step and mean reward. seed_copies, version_bytes,
+    trajectories by staleness. rewards: pairs of step and mean reward. flat_groups: of each of these steps,
+    the share of groups whose rewards were all the same. seed_copies, version_bytes,
     seed_usd: by version. seed_sent_bytes: of all forms since the coordinator started; seed_usd_total
     is their price. alerts: those of the run before those of workers. audit: None: it is off. process: None
     for a machine without a process around it, as in simulations.
     """
 
     epoch: int
+    learner: LearnerStatus
+    totals: TotalsStatus
     open_step: int
     committed_step: int
     checkpoint_step: int
@@ -485,6 +546,7 @@ class Status:
     wasted_tokens: Mapping[str, int]
     results_refused: Mapping[str, int]
     rewards: tuple[tuple[int, float], ...]
+    flat_groups: tuple[float, ...]
     t_train_s: tuple[float, ...]
     t_verify_s: tuple[float, ...]
     t_bcast_s: tuple[float, ...]

@@ -6,13 +6,16 @@ The core takes every decision; this module only turns requests into events, and 
                                         -> {peer, run_id, certificate}
     GET  /v1/worker                     WebSocket, see net/control/server.py
     POST /v1/learner/session            {resume_step} -> {epoch, run_id, ...}
-                                        learner: its identity, take_over: true may be added
+                                        learner: its identity, take_over: true, steps: the last one
+                                        may be added
+    POST /v1/learner/alive              {epoch, software} -> {}: the learner lives; every few seconds
     POST /v1/versions                   {version, epoch, path} or {version, epoch, upload: true}
                                         -> {version, digest, ...}
                                         manifest: base64 of `Manifest.encode` may be added; without
                                         it the coordinator hashes the files before it answers
     PUT  /v1/versions/{n}/files/{name}  ?epoch=E, the file's bytes -> {bytes}
-    GET  /v1/batches/{n}                ?epoch=E, long poll -> the batch's bytes, or 204
+    GET  /v1/batches/{n}                ?epoch=E, long poll -> the batch's bytes, or 204; a header says
+                                        by which S it was made
     POST /v1/batches/{n}/commit         {batch_digest, epoch, t_train_s} -> {publish_every}
                                         scores: [[group, sample, k, z], ...] may be added, see
                                         `TrajectoryScore` in core/protocol/trajectory.py
@@ -60,6 +63,7 @@ from echo2d.core.base.ids import (
     Version,
 )
 from echo2d.core.coordinator.events import (
+    AliveTold,
     BatchAsked,
     CheckpointAsked,
     CommitAsked,
@@ -104,6 +108,8 @@ ANSWER_S_MAX = 60.0
 REASON_CHARS_MAX = 500
 # A learner's identity has the name of its host and a random number.
 LEARNER_CHARS_MAX = 128
+# The version of echo2d, or the name of another program.
+SOFTWARE_CHARS_MAX = 64
 # Scores of one commit: of every trajectory of the largest batch (`BATCH_BYTES_MAX`), and a body of
 # so many is below BODY_BYTES_MAX.
 SCORES_MAX = 1 << 14
@@ -112,6 +118,7 @@ SCORE_MAX = 1e6
 # For idle connections of authenticated callers. Our clients close theirs after 15 s.
 KEEPALIVE_S = 75.0
 DIGEST_HEADER = "X-Echo2d-Digest"
+STALENESS_HEADER = "X-Echo2d-Staleness-Max"
 NONE = "'none'"
 # The content security policy of an answer that is no page: it may load, embed or send nothing.
 NOTHING = "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -246,12 +253,18 @@ class Api:
         )
 
     async def open_session(self, request: web.Request) -> web.Response:
-        body = await fields(request, {"resume_step"}, frozenset({"learner", "take_over"}))
+        body = await fields(request, {"resume_step"}, frozenset({"learner", "take_over", "steps"}))
         step = integer(body["resume_step"], "resume_step")
         learner, take_over = _learner(body.get("learner", "")), body.get("take_over", False)
         if not isinstance(take_over, bool):
             raise malformed("take_over: expected true or false")
-        return await self._ask(lambda number: SessionAsked(number, step, learner, take_over))
+        steps = integer(body.get("steps", 0), "steps")
+        return await self._ask(lambda number: SessionAsked(number, step, learner, take_over, steps))
+
+    async def alive(self, request: web.Request) -> web.Response:
+        body = await fields(request, {"epoch", "software"})
+        epoch, software = Epoch(integer(body["epoch"], "epoch")), _software(body["software"])
+        return await self._ask(lambda number: AliveTold(number, epoch, software))
 
     async def publish(self, request: web.Request) -> web.Response:
         optional = frozenset({"path", "upload", "manifest"})
@@ -370,6 +383,13 @@ def _refused_groups(body: Mapping[str, Any]) -> tuple[tuple[GroupId, str], ...]:
     return tuple(zip(ids, said, strict=True))
 
 
+def _software(value: Any) -> str:
+    found = text(value, "software")
+    if not 0 < len(found) <= SOFTWARE_CHARS_MAX or not found.isprintable():
+        raise malformed(f"software: expected 1 to {SOFTWARE_CHARS_MAX} printable characters")
+    return found
+
+
 def _learner(value: Any) -> str:
     found = text(value, "learner")
     if len(found) > LEARNER_CHARS_MAX or not found.isprintable():
@@ -421,7 +441,7 @@ def _answer(reply: Reply | None) -> web.Response:
         raise _overloaded()
     if isinstance(reply.body, bytes):
         assert reply.digest is not None, "a batch is answered with its digest"
-        headers = {DIGEST_HEADER: reply.digest.hex()}
+        headers = {DIGEST_HEADER: reply.digest.hex(), STALENESS_HEADER: str(reply.staleness_max)}
         # aiohttp sends a file object in parts; a whole batch in one write would block the loop.
         body = io.BytesIO(reply.body)
         return web.Response(
@@ -489,6 +509,7 @@ def make_app(
     app.router.add_get("/v1/worker", worker)
     app.router.add_post("/v1/enrol", api.enrol)
     app.router.add_post("/v1/learner/session", api.allow(LEARNER, api.open_session))
+    app.router.add_post("/v1/learner/alive", api.allow(LEARNER, api.alive))
     app.router.add_post("/v1/learner/checkpoint", api.allow(LEARNER, api.checkpoint))
     app.router.add_post("/v1/versions", api.allow(LEARNER, api.publish))
     app.router.add_put("/v1/versions/{version}/files/{name:.+}", api.allow(LEARNER, api.upload))

@@ -55,6 +55,7 @@ from echo2d.core.status.schema import (
     ProcessStatus,
     RefusedPeerStatus,
     RentingStatus,
+    RunFacts,
     Status,
 )
 from echo2d.core.weights.manifest import Manifest
@@ -137,7 +138,9 @@ class CoordinatorProcess:
         sample_log: SampleLog | None = None,
         viewers_see_samples: bool = False,
         last_version: VersionPublished | None = None,
+        facts: RunFacts | None = None,
     ) -> None:
+        self._facts = facts or RunFacts()
         self.run_id = run.run_id
         self._run = run
         self._machine = machine
@@ -499,6 +502,7 @@ class CoordinatorProcess:
         refused = self._refused_peers(status, now)
         process = ProcessStatus(
             run_id=self.run_id,
+            run=self._facts,
             peer_faults=self.sessions.faults.total,
             refused_peers=refused,
             learner_silent_s=None if heard_at is None else now - heard_at,

@@ -24,6 +24,7 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from echo2d import __version__
 from echo2d.config import (
     CoordinatorConfig,
     LinkTable,
@@ -39,6 +40,7 @@ from echo2d.core.coordinator.events import Recovered
 from echo2d.core.coordinator.state import CoordinatorState
 from echo2d.core.protocol.answer_end import CONTEXT_SPARE
 from echo2d.core.protocol.seeds import seed_key
+from echo2d.core.status.schema import NamedTask, RunFacts
 from echo2d.errors import OperatorFault
 from echo2d.net.learner_api.routes import make_app, make_runner, make_site, read_page
 from echo2d.net.security.auth import Caller, Role, public_bytes
@@ -230,6 +232,7 @@ async def open_coordinator(
             else None,
             viewers_see_samples=config.samples.viewers,
             last_version=newest,
+            facts=_run_facts(config, tasks),
         )
         url = await _listen(stack, config.coordinator, coordinator, tls)
         await asyncio.to_thread(_tell_this_host, run, access, url)
@@ -238,6 +241,17 @@ async def open_coordinator(
         seed = _seed_handover(config, run, access, url)
         audit = _audit_handover(config, run, access, url) if config.audit.enabled else None
         yield Opened(coordinator, url, seed, audit, run, access)
+
+
+def _run_facts(config: CoordinatorConfig, tasks: Sequence[OpenTask]) -> RunFacts:
+    run, model = config.run, config.run.base_model
+    return RunFacts(
+        name=run.name or run.run_dir.absolute().name,
+        model="" if model is None else str(model.absolute()),
+        tasks=tuple(NamedTask(task.name, task.table.kind) for task in tasks),
+        software=__version__,
+        started_at=time.time(),
+    )
 
 
 def make_rules(

@@ -12,7 +12,13 @@ from echo2d.core.audit.events import LimitsLearnt
 from echo2d.core.base.ids import Epoch, GroupId, PeerId, PublishSeq
 from echo2d.core.broadcast.events import FormChosen, RatesMeasured
 from echo2d.core.cluster.events import VersionPublished, VersionRevoked
-from echo2d.core.coordinator.events import CheckpointKept, CoordinatorRecord, EpochOpened, Recovered
+from echo2d.core.coordinator.events import (
+    CheckpointKept,
+    CoordinatorRecord,
+    EpochOpened,
+    Recovered,
+    TotalsKept,
+)
 from echo2d.core.evaluation.events import Evaluated
 from echo2d.core.protocol.control_messages import HeldLease, VersionKey
 from echo2d.core.protocol.trajectory import GroupRecord, Source, StoredGroup
@@ -44,7 +50,7 @@ class MemoryLedger:
 
     def __init__(self) -> None:
         self.epoch, self.resume_step, self.checkpoint = Epoch(0), 0, 0
-        self.learner = ""
+        self.learner, self.steps, self.trained, self.dropped = "", 0, 0, 0
         self.tasks: dict[str, TaskProgress] = {}
         self.evaluated: list[Evaluated] = []
         self.rows: dict[Source, RowJudged] = {}
@@ -67,9 +73,14 @@ class MemoryLedger:
     def append(self, record: CoordinatorRecord) -> None:  # noqa: C901 - one case per record
         """Apply one record. AssertionError: it contradicts an earlier one."""
         match record:
-            case EpochOpened(epoch, step, learner):
+            case EpochOpened(epoch, step, learner, steps):
                 assert epoch > self.epoch
-                self.epoch, self.resume_step, self.learner = epoch, step, learner
+                self.epoch, self.resume_step = epoch, step
+                self.learner, self.steps = learner, steps
+            case TotalsKept(trained, dropped):
+                assert trained >= self.trained
+                assert dropped >= self.dropped
+                self.trained, self.dropped = trained, dropped
             case VersionPublished():
                 assert record.publish_seq not in self.published
                 self.published[record.publish_seq] = record
@@ -214,6 +225,9 @@ class MemoryLedger:
             epoch=self.epoch,
             resume_step=self.resume_step,
             learner=self.learner,
+            steps=self.steps,
+            trained=self.trained,
+            dropped=self.dropped,
             publish_seq=PublishSeq(max(self.published, default=0)),
             published=tuple(
                 self.published[seq] for seq in sorted(self.published.keys() - self.void)

@@ -4,10 +4,11 @@ from dataclasses import replace
 
 from echo2d.core.base.ids import Version
 from echo2d.core.cluster.membership import GONE_S
-from echo2d.core.coordinator.alerts import BROADCASTS_MIN, alerts
+from echo2d.core.coordinator.alerts import BROADCASTS_MIN, FLAT_STEPS, alerts
+from echo2d.core.coordinator.events import AliveTold
 from echo2d.core.protocol.control_messages import Heartbeat, Leaving, RefitDone
-from echo2d.core.status.schema import SENTENCES_MAX, Alert
-from tests.support.coordinator_world import World, rules, version_digest
+from echo2d.core.status.schema import SENTENCES_MAX, Alert, FaultStatus
+from tests.support.coordinator_world import World, rules, train, version_digest
 
 
 def running(world: World | None = None, names: str = "ab") -> World:
@@ -117,3 +118,100 @@ def test_a_hundred_workers_do_not_fill_a_book() -> None:
     assert len(sentences) == SENTENCES_MAX + 1
     assert sentences[1] == "x silent for 7 s: its lease goes to others in 8 s"
     assert sentences[-1] == "and 77 more like these"
+
+
+def trained(world: World, steps: int, *, planned: int) -> World:
+    """After so many train steps with one worker; the learner plans more."""
+    world.connect("seed", kind="seed")
+    world.connect("a")
+    train(world, steps, planned=planned)
+    world.drain()
+    world.refit(world.peers["a"])
+    world.drain()
+    return world
+
+
+def alive(world: World, software: str = "1.0") -> None:
+    epoch = world.ledger.epoch
+    assert world.call(lambda number: AliveTold(number, epoch, software)).status == 200
+
+
+def test_a_learner_that_tells_nothing_any_more_is_named_within_half_a_minute() -> None:
+    world = trained(World(), 3, planned=200)
+    alive(world)
+    world.pass_time(29.0)
+    found = {each.kind: each.sentence for each in world.state.status(now=world.now).alerts}
+    assert (
+        "the learner is silent for 29 s, after step 3 of 200: it has ended"
+        in found["learner_silent"]
+    )
+    assert world.state.status(now=world.now).provision.bottleneck.text == (
+        "not known: the learner is silent"
+    )
+    alive(world)
+    assert "learner_silent" not in dict(kinds(world))
+
+
+def test_a_learner_that_does_not_tell_that_it_lives_may_train_for_minutes() -> None:
+    status = running().state.status()
+    busy = replace(status.learner, heard=True, silent_s=100.0)
+    assert list(alerts(replace(status, learner=busy))) == []
+    busy = replace(busy, silent_s=500.0)
+    assert list(alerts(replace(status, learner=busy, t_train_s=(90.0, 110.0)))) == []
+    (alert,) = alerts(replace(status, learner=busy, t_train_s=(90.0, 95.0)))
+    assert alert.kind == "learner_silent"
+
+
+def test_a_learner_that_waits_for_a_batch_is_there() -> None:
+    world = running()
+    world.ask_batch(1)
+    world.now += 300.0
+    assert "learner_silent" not in dict(kinds(world))
+
+
+def test_a_learner_that_was_not_heard_since_the_coordinator_started() -> None:
+    world = trained(World(), 2, planned=200)
+    world.crash()
+    world.pass_time(25.0)
+    found = {each.kind: each.sentence for each in world.state.status(now=world.now).alerts}
+    assert (
+        "silent for 25 s, since the coordinator started, after step 2 of 200"
+        in found["learner_silent"]
+    )
+
+
+def test_a_finished_run_says_so_and_no_worker_is_missed() -> None:
+    world = trained(World(), 3, planned=3)
+    world.now += 100.0
+    for name in ("seed", "a"):
+        world.say(world.peers[name], Heartbeat(0))
+    (sentence,) = said(world)
+    assert sentence.startswith("the run is finished, step 3 of 3: 1 worker is still here")
+    assert world.state.status(now=world.now).provision.bottleneck.text == (
+        "none: the run is finished"
+    )
+    status = replace(world.state.status(), workers=())
+    assert [each.kind for each in alerts(status)] == ["run_finished"]
+
+
+def test_rewards_that_are_all_the_same_are_an_alert_after_some_steps() -> None:
+    world = World(rules(filter_zero_variance=False))
+    world.reward = lambda cursor, sample: 0.0
+    trained(world, FLAT_STEPS - 1, planned=200)
+    assert "flat_rewards" not in dict(kinds(world))
+    train(world, 1, start=FLAT_STEPS - 1)
+    found = {each.kind: each.sentence for each in world.state.status(now=world.now).alerts}
+    assert f"for {FLAT_STEPS} train steps (mean 0.000)" in found["flat_rewards"]
+    world.reward = lambda cursor, sample: float(sample % 2)
+    train(world, 4, start=FLAT_STEPS)
+    assert "flat_rewards" not in dict(kinds(world))
+
+
+def test_a_refusal_of_the_learner_is_an_alert_for_a_while() -> None:
+    status = running().state.status()
+    refusal = FaultStatus("refusal", "step 71: too old", 1, 5.0)
+    (alert,) = alerts(replace(status, faults=(refusal,)))
+    assert alert.sentence == (
+        "the learner refuses groups, and their work is lost: step 71: too old"
+    )
+    assert list(alerts(replace(status, faults=(replace(refusal, age_s=500.0),)))) == []

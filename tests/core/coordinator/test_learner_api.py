@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 
 from echo2d.core.base.ids import Digest, Epoch, Version
-from echo2d.core.cluster.events import PeerDisconnected, Persist, PublishAsked, VersionRevoked
+from echo2d.core.cluster.events import Note, PeerDisconnected, Persist, PublishAsked, VersionRevoked
 from echo2d.core.coordinator.events import (
+    AliveTold,
     BatchAsked,
     CheckpointAsked,
     CommitAsked,
@@ -27,7 +28,7 @@ from echo2d.core.protocol.control_messages import (
 from echo2d.core.protocol.trajectory import TrajectoryScore, unpack_batch
 from echo2d.core.rollouts.events import BatchCommitted
 from echo2d.core.rollouts.staleness import REFUSALS_MAX
-from tests.support.coordinator_world import World, rules, train, version_digest, version_key
+from tests.support.coordinator_world import RULES, World, rules, train, version_digest, version_key
 
 NO_DIGEST = Digest(bytes(32))
 
@@ -461,3 +462,72 @@ def test_epochs_survive_a_crash(step: int) -> None:
     assert world.publish(step).status == 200
     assert world.call(lambda n: BatchAsked(n, Epoch(1), 1)).status == 409
     assert Version(step) in {record.version for record in world.ledger.published.values()}
+
+
+def test_the_learner_says_how_far_it_goes_and_when_that_will_be() -> None:
+    world = World()
+    world.connect("seed", kind="seed", slots=0)
+    world.connect("a", slots=4)
+    train(world, 5, planned=25)
+    learner = world.state.status(now=world.now).learner
+    assert (learner.steps, learner.heard, learner.software) == (25, True, "")
+    assert learner.eta_s == pytest.approx(20 * 1.0, rel=0.1), "a step takes it a second"
+    world.crash()
+    learner = world.state.status(now=world.now).learner
+    assert (learner.steps, learner.heard, learner.eta_s) == (25, False, None)
+
+
+def test_a_learner_lives_in_its_own_session_alone() -> None:
+    world = trained(1)
+    told = world.call(lambda number: AliveTold(number, world.ledger.epoch, "0.9"))
+    assert (told.status, world.state.status().learner.software) == (200, "0.9")
+    world.open_session(1)
+    assert world.state.status().learner.software == ""
+    told = world.call(lambda number: AliveTold(number, Epoch(1), "0.9"))
+    assert told.status == 409
+    assert world.state.status().learner.software == ""
+
+
+def test_the_totals_of_a_run_survive_a_restart() -> None:
+    world = trained(3)
+    world.state._statistics.dropped("stale", 5, [])
+    train(world, 1, start=3)
+    before = world.state.status().totals
+    assert (before.trained, before.dropped) == (4 * RULES.trajectories_per_step, 5)
+    assert before.published == len(world.ledger.published)
+    world.crash()
+    assert world.state.status().totals == before
+    assert world.state.status().trajectories.trained == 0, "counters begin anew"
+    train(world, 1, start=4)
+    assert world.state.status().totals.trained == 5 * RULES.trajectories_per_step
+
+
+def test_a_batch_says_by_which_staleness_it_was_made() -> None:
+    world = trained(1, staleness_max=3)
+    request = world.ask_batch(2)
+    world.work()
+    assert world.replies[request].staleness_max == 3
+
+
+def test_a_publish_period_that_changes_by_itself_is_noted() -> None:
+    world = trained(2, publish_every=None, staleness_max=4)
+
+    def commit(step: int) -> list[str]:
+        request = world.ask_batch(step)
+        world.work()
+        digest = world.replies[request].digest
+        assert digest is not None
+        world.commit(step, digest)
+        notes = [each for each in world.actions if isinstance(each, Note)]
+        return [each.text for each in notes if each.kind == "kappa"]
+
+    commit(3)
+    assert commit(4) == []
+    before = world.state.status().publish_every
+    for _ in range(50):
+        world.state._statistics.measurements.t_bcast.add(2.5)
+    told = commit(5)
+    kappa = world.state.status().publish_every
+    assert kappa > before
+    assert told == [f"publish_every is {kappa} train steps from now on; it was {before}"]
+    assert commit(6) == []

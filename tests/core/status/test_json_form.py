@@ -11,9 +11,11 @@ from echo2d.core.status.json_form import read_status, status_json
 from echo2d.core.status.schema import (
     Alert,
     BoxStatus,
+    NamedTask,
     ProcessStatus,
     RefusedPeerStatus,
     RentingStatus,
+    RunFacts,
     Status,
 )
 from echo2d.errors import PeerFault
@@ -33,6 +35,7 @@ PROCESS = ProcessStatus(
     run_id="run-1",
     peer_faults=1,
     learner_silent_s=None,
+    run=RunFacts(name="digits", model="/m", tasks=(NamedTask("a", "rows"),), software="1.2"),
     refused_peers=(RefusedPeerStatus("a" * 32, "w1", 500.0),),
 )
 
