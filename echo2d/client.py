@@ -51,6 +51,7 @@ from numpy.typing import NDArray
 
 from echo2d import __version__
 from echo2d.adapters import base_digest, base_pin, pin_base
+from echo2d.core.protocol.builds import BUILD_HEADER, OURS_AS_LEARNER_API, to_header
 from echo2d.core.protocol.sampling import WHOLE, Sampling
 from echo2d.core.protocol.trajectory import (
     TrajectoryRecord,
@@ -74,6 +75,7 @@ from echo2d.net.security.auth import read_token_file
 from echo2d.net.security.tls import Tls, in_words, is_for_good, to_coordinator
 from echo2d.net.security.urls import coordinator_url, is_loopback
 from echo2d.snapshot_writer import SnapshotFile, write_snapshot
+from echo2d.this_build import THIS_BUILD
 
 __all__ = [
     "BASE_PIN", "AsyncCoordinator", "Batch", "Coordinator", "Evaluation", "Fenced", "Group",
@@ -492,7 +494,8 @@ class AsyncCoordinator:
         if not self._headers:
             token = await asyncio.to_thread(read_token_file, self._token_file)
             self._tls = Tls.of(self._url, token.authority, promised=token.url)
-            self._headers = {"Authorization": f"Bearer {token.secret}"}
+            build = to_header(replace(OURS_AS_LEARNER_API, name=THIS_BUILD.name))
+            self._headers = {"Authorization": f"Bearer {token.secret}", BUILD_HEADER: build}
         if self._session is None:
             self._session = aiohttp.ClientSession(headers=self._headers)
         content: dict[str, Any] = (
@@ -671,6 +674,8 @@ def _refusal(status: int, answer: bytes) -> Exception:
         return _Unreachable(f"{code}: {detail}")
     if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
         return OperatorFault(f"the coordinator does not accept this token: {detail}")
+    if code == "build":
+        return OperatorFault(detail)
     if code == "fenced":
         return Fenced(detail)
     if code == "ended":

@@ -105,6 +105,7 @@ def make_status(
         relays=tuple(_relay(peer, now) for peer in members if peer.kind == "relay"),
         seed_alive=members.seed is not None,
         seed_uplink=None if members.seed is None else members.seed.uplink,
+        seed_build=None if members.seed is None else members.seed.build.name,
         gateway=gateway.status(),
         audit=None if audits is None else _audit(audits, members),
         tasks=_tasks(rules, groups, statistics),
@@ -181,6 +182,8 @@ def _relay(peer: Peer, now: float) -> PeerStatus:
         uplink=peer.uplink,
         quarantined=peer.quarantined,
         reachable=peer.reachable,
+        build=peer.build.name,
+        protocol=peer.build.protocol,
     )
 
 
@@ -242,6 +245,8 @@ class _Workers:
             uplink=peer.uplink,
             quarantined=peer.quarantined,
             reachable=peer.reachable,
+            build=peer.build.name,
+            protocol=peer.build.protocol,
             slots=peer.slots,
             running=peer.running,
             leases=len(leases),

@@ -1,8 +1,8 @@
 """Builds and their protocol numbers: which two programs understand each other, and what to say if not.
 
-Every end of a link says first which build it is: the newest protocol number that it speaks, the
-oldest one that it still understands, and a name for people. Two builds understand each other if each
-speaks a number that the other still understands.
+Every end of a link says first which build it is, and our learner with every call: the newest
+protocol number that it speaks, the oldest one that it still understands, and a name for people. Two
+builds understand each other if each speaks a number that the other still understands.
 
 What may change without a new `oldest`, so that builds of two releases go on talking:
 
@@ -13,9 +13,10 @@ What may change without a new `oldest`, so that builds of two releases go on tal
 
 Each raises the protocol number. Anything else raises `oldest`, too: then builds that are older are
 refused by name. What never changes, so that any two builds can name each other: the first fields of a
-Hello (`hello_head`), and those of a Refused. docs/upgrade.md says what this means for an operator.
+Hello (`hello_head`), those of a Refused, and how a peer enrols. docs/upgrade.md says what this means for an operator.
 """
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,11 +31,17 @@ PROTOCOL_OLDEST = 9
 # together with that of the control link.
 LINK_PROTOCOL_VERSION = 4
 LINK_PROTOCOL_OLDEST = 4
+# The HTTP API of learners, with the format of batches.
+LEARNER_API_VERSION = 1
+LEARNER_API_OLDEST = 1
+# Our learners name their build in this header of every call. Other trainers need not.
+BUILD_HEADER = "X-Echo2d-Build"
 # The longest name of a build: a version, and a commit.
 BUILD_CHARS_MAX = 48
 # In so many bytes the head of a Hello ends: a run's id and two names, all of a bounded length.
 HEAD_BYTES_MAX = 1024
 _HEAD_FIELDS = 4
+_DIGITS = re.compile("[0-9]{1,9}")
 _ALLOWED = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.+-_")
 
 
@@ -58,6 +65,7 @@ class Build:
 
 # What this program speaks; its links add its name.
 OURS = Build(PROTOCOL_VERSION, PROTOCOL_OLDEST)
+OURS_AS_LEARNER_API = Build(LEARNER_API_VERSION, LEARNER_API_OLDEST)
 OURS_ON_PEER_LINKS = Build(LINK_PROTOCOL_VERSION, LINK_PROTOCOL_OLDEST)
 
 
@@ -106,6 +114,19 @@ def hello_head(data: bytes) -> HelloHead | None:
 
 def _is_number(value: Any) -> bool:
     return type(value) is int and 0 <= value <= INT_MAX
+
+
+def to_header(build: Build) -> str:
+    """The value of BUILD_HEADER, as in: 1 1 0.1.0."""
+    return f"{build.protocol} {build.oldest} {build.shown}"
+
+
+def from_header(value: str) -> Build | None:
+    """The inverse. None: it is no such value."""
+    match value[:HEAD_BYTES_MAX].split(" ", 2):
+        case [protocol, oldest, name] if _DIGITS.fullmatch(protocol) and _DIGITS.fullmatch(oldest):
+            return Build(int(protocol), int(oldest), name)
+    return None
 
 
 def called(build: Build, protocol: str = "control protocol") -> str:

@@ -35,11 +35,10 @@ def status_json(status: Status) -> dict[str, Any]:
 
 
 def read_status(facts: Mapping[str, Any]) -> Status:
-    """The inverse of `status_json`; keys that it does not know are skipped. PeerFault: a key is
-    missing, or holds something else."""
-    process = None
-    if "run_id" in facts:
-        process = {"renting": None, **facts}
+    """The inverse of `status_json`; keys that it does not know are skipped, and a key whose field has
+    a default may be missing, because a coordinator of an older build does not have it. PeerFault:
+    another key is missing, or a key holds something else."""
+    process = facts if "run_id" in facts else None
     found: Status = _STATUS({**facts, "process": process}, "")
     return found
 
@@ -149,6 +148,11 @@ def _record(cls: type) -> _Read:
     hints = typing.get_type_hints(cls)
     readers = {name: _reader_for(hint) for name, hint in hints.items()}
     inside = "" if cls is Status else "."
+    needed = {
+        field.name
+        for field in dataclasses.fields(cls)
+        if field.default is dataclasses.MISSING is field.default_factory
+    }
 
     def read(value: Any, path: str) -> Any:
         if not isinstance(value, Mapping):
@@ -157,9 +161,10 @@ def _record(cls: type) -> _Read:
         for name, reader in readers.items():
             # The fields of the process lie beside those of the status itself.
             place = name if cls is ProcessStatus else f"{path}{inside}{name}"
-            if name not in value:
+            if name in value:
+                found[name] = reader(value[name], place)
+            elif name in needed:
                 raise PeerFault(f"status: the key {place} is missing; {ADVICE}")
-            found[name] = reader(value[name], place)
         return cls(**found)
 
     return read

@@ -39,6 +39,7 @@ AlertKind = Literal[
     "renting_doubts",
     "renting_stranger",
     "peer_refused",
+    "peer_build",
     "worker_convicted",
     "worker_silent",
     "worker_quarantined",
@@ -78,7 +79,8 @@ class PeerStatus:
     """A worker or a relay peer.
 
     silent_s: since the coordinator last heard from it. reachable: whether other peers can dial it;
-    None: not tested yet. quarantined: it passed on bad frames, so it only receives.
+    None: not tested yet. quarantined: it passed on bad frames, so it only receives. build,
+    protocol: of its program (`core/protocol/builds.py`).
     """
 
     id: str
@@ -90,6 +92,8 @@ class PeerStatus:
     uplink: float | None
     quarantined: bool
     reachable: bool | None
+    build: str
+    protocol: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -479,11 +483,22 @@ class RefusedPeerStatus:
     refused_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class OtherBuildStatus:
+    """A peer that is refused because its build and the coordinator's do not understand each other."""
+
+    id: str
+    name: str
+    build: str
+    protocol: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessStatus:
     """What the process around the core knows. learner_silent_s: None before its first call.
 
-    peer_faults: messages so far that broke the protocol.
+    peer_faults: messages so far that broke the protocol. build, protocol: of the coordinator's
+    program. other_builds: the newest of those that are refused for theirs, of other_builds_total.
     """
 
     run_id: str
@@ -492,6 +507,10 @@ class ProcessStatus:
     run: RunFacts = RunFacts()
     renting: RentingStatus | None = None
     refused_peers: tuple[RefusedPeerStatus, ...] = ()
+    build: str = ""
+    protocol: int = 0
+    other_builds: tuple[OtherBuildStatus, ...] = ()
+    other_builds_total: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -528,6 +547,7 @@ class Status:
     relays: tuple[PeerStatus, ...]
     seed_alive: bool
     seed_uplink: float | None
+    seed_build: str | None
     gateway: GatewayStatus
     audit: AuditStatus | None
     tasks: tuple[TaskStatus, ...]

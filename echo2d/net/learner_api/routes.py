@@ -31,7 +31,8 @@ The core takes every decision; this module only turns requests into events, and 
     the gateway's, if it is enabled     see net/gateway/routes.py; its errors have OpenAI's shape
 
 Every error is {"error": a short code, "detail": one line}, with status 400 (malformed or refused),
-401 / 403 (caller unknown / not allowed), 409 (the run's state forbids it), 413 (too large), 415
+401 / 403 (caller unknown / not allowed), 409 (the run's state forbids it, or the learner is of
+another build), 413 (too large), 415
 (encoded body), 503 (busy, try again) or 507 (disk). Unknown fields are refused. Request bodies are
 never decompressed.
 """
@@ -43,6 +44,7 @@ import json
 import logging
 import re
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from dataclasses import replace
 from http import HTTPStatus
 from importlib import resources
 from typing import Any, Protocol
@@ -74,6 +76,12 @@ from echo2d.core.coordinator.events import (
     Reply,
     SessionAsked,
 )
+from echo2d.core.protocol.builds import (
+    BUILD_HEADER,
+    OURS_AS_LEARNER_API,
+    from_header,
+    not_understood,
+)
 from echo2d.core.protocol.trajectory import TrajectoryScore
 from echo2d.core.weights.manifest import Manifest
 from echo2d.errors import IntegrityFault, OperatorFault, PeerFault, StoreFault
@@ -98,6 +106,7 @@ from echo2d.net.http.json_fields import (
 from echo2d.net.http.tls_accept import TlsSite
 from echo2d.net.security.auth import KEY_BYTES, Caller, Denied, Role
 from echo2d.net.security.tls import Tls
+from echo2d.this_build import THIS_BUILD
 
 # Of JSON; the longest body refuses all groups of a batch, each with a reason.
 ENROL_BYTES_MAX = 1 << 10  # of a stranger: a key and a proof in hex
@@ -214,6 +223,14 @@ async def _faults_to_json(request: web.Request, handler: Handler) -> web.StreamR
 # --- handlers
 
 
+def _require_understood(header: str) -> None:
+    """HttpRefusal if this learner names a build that does not understand us, or we it."""
+    theirs, ours = from_header(header), replace(OURS_AS_LEARNER_API, name=THIS_BUILD.name)
+    if theirs is not None and not ours.speaks_with(theirs):
+        detail = not_understood("learner", theirs, ours, "learner API")
+        raise HttpRefusal(HTTPStatus.CONFLICT, "build", detail)
+
+
 class Api:
     """The handlers of one coordinator's API."""
 
@@ -233,6 +250,8 @@ class Api:
                 needed = " or ".join(sorted(roles))
                 detail = f"token {caller.name} is for a {caller.role}; this needs {needed}"
                 raise HttpRefusal(HTTPStatus.FORBIDDEN, "role", detail)
+            if roles == LEARNER:
+                _require_understood(request.headers.get(BUILD_HEADER, ""))
             return await handler(request)
 
         return checked

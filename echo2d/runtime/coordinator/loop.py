@@ -38,6 +38,7 @@ from echo2d.core.cluster.events import (
     SyncVersion,
     VersionPublished,
 )
+from echo2d.core.coordinator.alerts import other_build_alerts
 from echo2d.core.coordinator.events import (
     CoordinatorAction,
     CoordinatorEvent,
@@ -52,6 +53,7 @@ from echo2d.core.rollouts.events import DrawPrompt, ForgetEpisode, ScoreSample, 
 from echo2d.core.status.json_form import status_json
 from echo2d.core.status.schema import (
     Alert,
+    OtherBuildStatus,
     ProcessStatus,
     RefusedPeerStatus,
     RentingStatus,
@@ -80,6 +82,7 @@ from echo2d.runtime.run_dir.run_directory import LEDGER_FILE, RunDirectory
 from echo2d.runtime.run_dir.version_files import VersionFiles
 from echo2d.sd_notify import Notifier
 from echo2d.store.json_log import JsonLog
+from echo2d.this_build import THIS_BUILD
 
 # The access table is reread this often, so a revoked token works no longer than this.
 ACCESS_RELOAD_S = 1.0
@@ -97,6 +100,8 @@ SYNC_LAST_S = 60.0
 SYNC_AT_END_S_MAX = 20.0
 # What audits found and is not written yet; beyond it the newest is left out of the log.
 AUDITED_MAX = 4096
+# Peers of other builds that a status names; it counts all of them.
+OTHER_BUILDS_SHOWN_MAX = 500
 
 log = logging.getLogger("echo2d.coordinator")
 
@@ -500,6 +505,10 @@ class CoordinatorProcess:
         renting = None if self.renting is None else self.renting()
         status = self._machine.status(now=now)
         refused = self._refused_peers(status, now)
+        others = tuple(
+            OtherBuildStatus(each.peer, each.name, each.build.name, each.build.protocol)
+            for each in self.sessions.other_builds.here(now)
+        )
         process = ProcessStatus(
             run_id=self.run_id,
             run=self._facts,
@@ -507,9 +516,14 @@ class CoordinatorProcess:
             refused_peers=refused,
             learner_silent_s=None if heard_at is None else now - heard_at,
             renting=renting,
+            build=THIS_BUILD.name,
+            protocol=THIS_BUILD.protocol,
+            other_builds=others[-OTHER_BUILDS_SHOWN_MAX:],
+            other_builds_total=len(others),
         )
         more = () if renting is None else renting.alerts
-        alerts = (*map(_refusal, refused), *status.alerts, *more)
+        strangers = other_build_alerts(process.other_builds, len(others), THIS_BUILD)
+        alerts = (*map(_refusal, refused), *strangers, *status.alerts, *more)
         of_the_run_first = tuple(sorted(alerts, key=lambda alert: alert.subject != ""))
         return replace(status, process=process, alerts=of_the_run_first)
 

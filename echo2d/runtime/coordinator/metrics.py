@@ -397,6 +397,11 @@ FAMILIES: tuple[Family[Status], ...] = (
         lambda status: None if status.process is None else status.process.peer_faults,
     ),
     gauge(
+        "echo2d_other_build_peers",
+        "Peers that are refused because of their build",
+        lambda status: None if status.process is None else status.process.other_builds_total,
+    ),
+    gauge(
         "echo2d_attention",
         "Alerts that `echo2d status` shows; 0: all is well",
         lambda status: len(status.alerts),

@@ -23,6 +23,8 @@ from prometheus_client import (
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
+from echo2d.this_build import THIS_BUILD
+
 # Between two measurements of how late the event loop wakes.
 TICK_S = 1.0
 # Between two measurements of the process and the disk, in ticks.
@@ -103,6 +105,13 @@ class LoopMetrics(Generic[StatusT]):
             buckets=DELAY_BUCKETS_S,
             registry=self.registry,
         )
+        build = Gauge(
+            "echo2d_build_info",
+            "1, with the build of this daemon and its control protocol as labels",
+            ["build", "protocol"],
+            registry=self.registry,
+        )
+        build.labels(THIS_BUILD.name, str(THIS_BUILD.protocol)).set(1)
         self._disk_free = Gauge(
             "echo2d_disk_free_bytes",
             "Free where this daemon keeps its files",

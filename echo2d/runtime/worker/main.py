@@ -26,6 +26,7 @@ from urllib.parse import urlsplit
 
 from echo2d.config import WorkerConfig, notifier
 from echo2d.core.base.ids import FormId, PublishSeq, Version
+from echo2d.core.cluster.membership import NAME_CHARS_MAX
 from echo2d.core.protocol.control_messages import (
     Address,
     Heartbeat,
@@ -349,7 +350,7 @@ class Worker:
         announced = self._config.announced
         hello = self._state.hello(
             kind="worker" if self._engines else "relay",
-            name=self._config.name or socket.gethostname(),
+            name=(self._config.name or socket.gethostname())[:NAME_CHARS_MAX],
             boot_id=self._peer.boot_id,
             listen=self._peer.address if announced is None else Address(*announced),
             forms=self._receiver.holdings.whole_forms(),

@@ -12,8 +12,10 @@ from echo2d.core.protocol.builds import (
     Build,
     HelloHead,
     called,
+    from_header,
     hello_head,
     not_understood,
+    to_header,
 )
 from echo2d.core.protocol.control_messages import TO_COORDINATOR, TO_PEER, Heartbeat, Refused
 from tests.support.hello import HELLO
@@ -94,6 +96,16 @@ def test_what_never_changes_is_as_it_was() -> None:
     assert TO_PEER.encode(refused) == msgpack.packb(
         ["Refused", "build", "install 0.2.0", False, 120.0]
     )
+
+
+@pytest.mark.parametrize("value", ["", "1", "1 1", "x 1 a", "1 -1 a", "1234567890 1 a", "1  1 a"])
+def test_a_header_that_names_no_build(value: str) -> None:
+    assert from_header(value) is None
+
+
+def test_a_build_in_a_header_round_trips() -> None:
+    build = Build(3, 2, "0.1.0+gabc")
+    assert from_header(to_header(build)) == build
 
 
 def test_the_refusal_names_both_builds_and_what_to_do() -> None:

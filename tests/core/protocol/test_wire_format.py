@@ -104,7 +104,7 @@ def split(text: str) -> list[str]:
 def still_reads(old: str, new: str) -> bool:
     """Whether fields were only added at ends, and words only to choices."""
     olds, news = split(old), split(new)
-    return len(olds) <= len(news) and all(map(same_field, olds, news, strict=False))
+    return len(olds) <= len(news) and all(map(same_field, olds, news))
 
 
 def same_field(old: str, new: str) -> bool:

@@ -12,6 +12,7 @@ from echo2d.core.status.schema import (
     Alert,
     BoxStatus,
     NamedTask,
+    OtherBuildStatus,
     ProcessStatus,
     RefusedPeerStatus,
     RentingStatus,
@@ -37,6 +38,7 @@ PROCESS = ProcessStatus(
     learner_silent_s=None,
     run=RunFacts(name="digits", model="/m", tasks=(NamedTask("a", "rows"),), software="1.2"),
     refused_peers=(RefusedPeerStatus("a" * 32, "w1", 500.0),),
+    other_builds=(OtherBuildStatus("b" * 32, "gpu-7", "0.9.1", 12),),
 )
 
 
@@ -56,10 +58,17 @@ def test_what_is_read_is_what_was_written(
     assert facts == status_json(status), "mappings have text as keys, and tuples are lists"
 
 
+def test_a_status_of_an_older_build_lacks_what_it_did_not_know() -> None:
+    facts = status_json(replace(of(World), process=PROCESS))
+    del facts["other_builds"], facts["build"]
+    process = read_status(facts).process
+    assert process == replace(PROCESS, other_builds=(), build="")
+
+
 def test_the_keys_of_the_process_lie_beside_those_of_the_run() -> None:
     facts = status_json(replace(of(World), process=replace(PROCESS, renting=RENTING)))
     assert (facts["run_id"], facts["peer_faults"], facts["learner_silent_s"]) == ("run-1", 1, None)
-    process = ("renting", "refused_peers")
+    process = ("renting", "refused_peers", "other_builds")
     found = {path for path in key_paths(facts) if path.startswith(process)}
     assert found == {path for path in pinned_keys() if path.startswith(process)}
     assert "renting" not in status_json(replace(of(World), process=PROCESS))

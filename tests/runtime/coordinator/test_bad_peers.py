@@ -14,6 +14,7 @@ import pytest
 from echo2d.client import AsyncCoordinator
 from echo2d.core.base.codec import MESSAGE_BYTES_MAX
 from echo2d.core.base.ids import Digest, FormId, LeaseId, SegmentId, Version
+from echo2d.core.protocol.builds import Build
 from echo2d.core.protocol.control_messages import (
     Goodbye,
     LeaseGranted,
@@ -30,6 +31,7 @@ from echo2d.net.control.client import ControlLink, Identity
 from echo2d.net.control.protocol_faults import FAULTS_MAX, REFUSED_S
 from echo2d.runtime.coordinator.main import Opened, core_machine
 from echo2d.tasks.sort_digits import answer
+from echo2d.this_build import THIS_BUILD
 from echo2d.views.status import print_status
 from tests.support.control_link import HELLO, Owner, enrolled
 from tests.support.scripted_core import learner, make_config, make_snapshot, serving
@@ -53,7 +55,13 @@ async def joined(
 ) -> AsyncIterator[Box]:
     """shown: the name that it gives itself."""
     identity = await enrolled(run_dir, opened.url, name)
-    box = Box(opened.url, identity, shown or name)
+    async with linked(opened, identity, shown or name) as box:
+        yield box
+
+
+@asynccontextmanager
+async def linked(opened: Opened, identity: Identity, name: str) -> AsyncIterator[Box]:
+    box = Box(opened.url, identity, name)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(box.link.run())
         await box.hears(Welcome)
@@ -197,6 +205,29 @@ async def test_a_flood_of_results_under_a_forged_name(
     assert len(facts["faults"]) < FLOOD
 
 
+async def test_a_box_of_another_build_is_named_at_once_until_it_is_upgraded(tmp_path: Path) -> None:
+    config = make_config(tmp_path)
+    run_dir = config.run.run_dir
+    async with serving(config, core_machine) as opened, learner(run_dir, opened) as client:
+        identity = await enrolled(run_dir, opened.url, "gpu-7")
+        old = replace(HELLO, name="gpu-7", build=Build(12, 11, "0.9.1"))
+        link = ControlLink(opened.url, identity, Owner(old), rng=random.Random(1))
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(link.run())
+            while not (status := await client.status())["other_builds"]:
+                pass
+            link.leave()
+        assert status["other_builds"] == [
+            {"id": identity.peer, "name": "gpu-7", "build": "0.9.1", "protocol": 12}
+        ]
+        assert status["attention"][0].startswith("gpu-7 is of another build: echo2d 0.9.1")
+        assert (status["build"], status["workers"]) == (THIS_BUILD.name, [])
+        async with linked(opened, identity, "gpu-7"):
+            status = await client.status()
+            assert status["other_builds"] == []
+            assert [each["build"] for each in status["workers"]] == [THIS_BUILD.name]
+
+
 async def test_a_box_that_sends_bombs_is_refused_and_named_and_others_go_on(tmp_path: Path) -> None:
     """A bomb is 4 MiB of nested lists: unpacked whole, it would hold the event loop for seconds."""
     bomb = b"\x94" + msgpack.packb("LeaseProgress") + b"\x01\x01\xdc\x1f\x40" + b"\x91" * (4 << 20)
@@ -206,15 +237,15 @@ async def test_a_box_that_sends_bombs_is_refused_and_named_and_others_go_on(tmp_
         await client.open_session(0)
         async with (
             joined(opened, run_dir, "honest") as honest,
-            joined(opened, run_dir, "bomber") as bomber,
         ):
-            for number in range(FAULTS_MAX):
-                if number:
-                    await bomber.hears(Welcome)
-                link = bomber.link._send_buffer
-                assert link is not None
-                link.put(bomb[:MESSAGE_BYTES_MAX])
-                await bomber.ended.get()
+            identity = await enrolled(run_dir, opened.url, "bomber")
+            for _ in range(FAULTS_MAX):
+                # A new link does not wait for as long as it was told to.
+                async with linked(opened, identity, "bomber") as bomber:
+                    link = bomber.link._send_buffer
+                    assert link is not None
+                    link.put(bomb[:MESSAGE_BYTES_MAX])
+                    await bomber.ended.get()
             status = await client.status()
             [refused] = status["refused_peers"]
             assert refused["name"] == "bomber"

@@ -7,6 +7,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from echo2d import client
 from echo2d.client import Fenced, PeerFault
 from echo2d.config import CoordinatorConfig
 from echo2d.core.base.canonical import digest_of
@@ -20,16 +21,19 @@ from echo2d.core.cluster.events import (
     VersionPublished,
 )
 from echo2d.core.coordinator.events import CheckpointAsked, CoordinatorAction, Reply
+from echo2d.core.protocol.builds import OURS_AS_LEARNER_API, Build
 from echo2d.errors import OperatorFault
 from echo2d.net.security.auth import read_token_file
 from echo2d.runtime.coordinator import loop
 from echo2d.runtime.coordinator.main import core_machine
 from echo2d.runtime.run_dir.version_files import VersionFiles
+from echo2d.this_build import THIS_BUILD
 from tests.support.polling import HANG_S
 from tests.support.scripted_core import (
     Script,
     config,
     learner,
+    make_config,
     make_snapshot,
     names,
     run_dir,
@@ -53,6 +57,23 @@ def published(event: PublishAsked) -> list[CoordinatorAction]:
         Persist(record),
         Reply(event.request, 200, {"version": event.version, "digest": event.digest.hex()}),
     ]
+
+
+async def test_a_learner_of_another_build_is_told_both_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = make_config(tmp_path)
+    async with serving(here, core_machine) as opened:
+        monkeypatch.setattr(client, "OURS_AS_LEARNER_API", Build(12, 11))
+        async with learner(here.run.run_dir, opened) as coordinator:
+            with pytest.raises(OperatorFault) as refused:
+                await coordinator.open_session(0)
+            assert (await coordinator.status())["epoch"] == 0, "anybody may look"
+    assert str(refused.value) == (
+        f"this learner is echo2d {THIS_BUILD.name} (learner API 12); the coordinator is "
+        f"echo2d {THIS_BUILD.name} (learner API {OURS_AS_LEARNER_API.protocol}): "
+        f"install echo2d {THIS_BUILD.name}"
+    )
 
 
 async def test_a_published_version_is_kept_until_the_core_lets_it_go(
