@@ -81,6 +81,7 @@ from echo2d.core.protocol.builds import (
     OURS_AS_LEARNER_API,
     from_header,
     not_understood,
+    to_header,
 )
 from echo2d.core.protocol.trajectory import TrajectoryScore
 from echo2d.core.weights.manifest import Manifest
@@ -126,6 +127,7 @@ SCORES_MAX = 1 << 14
 SCORE_MAX = 1e6
 # For idle connections of authenticated callers. Our clients close theirs after 15 s.
 KEEPALIVE_S = 75.0
+THIS_LEARNER_API = replace(OURS_AS_LEARNER_API, name=THIS_BUILD.name)
 DIGEST_HEADER = "X-Echo2d-Digest"
 STALENESS_HEADER = "X-Echo2d-Staleness-Max"
 NONE = "'none'"
@@ -225,9 +227,9 @@ async def _faults_to_json(request: web.Request, handler: Handler) -> web.StreamR
 
 def _require_understood(header: str) -> None:
     """HttpRefusal if this learner names a build that does not understand us, or we it."""
-    theirs, ours = from_header(header), replace(OURS_AS_LEARNER_API, name=THIS_BUILD.name)
-    if theirs is not None and not ours.speaks_with(theirs):
-        detail = not_understood("learner", theirs, ours, "learner API")
+    theirs = from_header(header)
+    if theirs is not None and not THIS_LEARNER_API.speaks_with(theirs):
+        detail = not_understood("learner", theirs, THIS_LEARNER_API, "learner API")
         raise HttpRefusal(HTTPStatus.CONFLICT, "build", detail)
 
 
@@ -250,9 +252,13 @@ class Api:
                 needed = " or ".join(sorted(roles))
                 detail = f"token {caller.name} is for a {caller.role}; this needs {needed}"
                 raise HttpRefusal(HTTPStatus.FORBIDDEN, "role", detail)
-            if roles == LEARNER:
-                _require_understood(request.headers.get(BUILD_HEADER, ""))
-            return await handler(request)
+            if roles != LEARNER:
+                return await handler(request)
+            _require_understood(request.headers.get(BUILD_HEADER, ""))
+            answer = await handler(request)
+            # A later learner sees what it may ask of this coordinator.
+            answer.headers[BUILD_HEADER] = to_header(THIS_LEARNER_API)
+            return answer
 
         return checked
 
