@@ -292,7 +292,7 @@ class Membership:
         self,
         peer: Peer,
         reason: RefusalReason = "revoked",
-        detail: str = "the credential was revoked",
+        detail: str = "its token was revoked or deleted; ask the run's operator for a new token file",
     ) -> list[ClusterAction]:
         """The peer has lost its access: its session is refused and closed."""
         refused = [] if peer.session is None else _refuse(peer.session, reason, detail)

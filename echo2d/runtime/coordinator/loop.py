@@ -401,8 +401,8 @@ class CoordinatorProcess:
                 log.warning("%d records of audits are lost: %s", len(told), fault)
 
     async def _watch_access(self) -> None:
-        # The core hears once of each peer whose credential was revoked or has expired, and of each
-        # that a person has pardoned.
+        # The core hears once of each peer whose token was revoked or deleted, and of each that a
+        # person has pardoned.
         told: frozenset[PeerId] = frozenset()
         while True:
             await asyncio.sleep(ACCESS_RELOAD_S)

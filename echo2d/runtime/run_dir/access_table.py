@@ -1,9 +1,13 @@
 """The access table: the tokens of a run and the peers enrolled with them, in SQLite.
 
+    worker's token --expires, or is rotated--> enrols no new machine; its peers stay
+    any token      --revoked or deleted-----> its callers and peers lose access within a second
+
 `echo2d token` and a running coordinator share the table. Every write is a transaction, and the
-coordinator rereads the table every second (`AccessTable.reload`). A token is valid until it expires
-or is revoked, and its peers lose access with it. Secrets are stored as hashes. `now_s` is Unix
-time. Methods that write or reload block; `caller` and `peer` answer from memory.
+coordinator rereads the table every second (`AccessTable.reload`). Secrets are stored as hashes. The
+expiry of a worker's token binds enrolment only: an enrolled machine has its own key, and a fleet
+that joined on one day must not end on one day. All other tokens end when they expire. `now_s` is
+Unix time. Methods that write or reload block; `caller` and `peer` answer from memory.
 """
 
 import re
@@ -12,7 +16,7 @@ import sqlite3
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import cast, get_args
+from typing import Any, cast, get_args
 
 from echo2d.core.base.ids import PeerId
 from echo2d.core.cluster.membership import CONVICTED
@@ -36,6 +40,12 @@ NAME_RULE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 TOKENS_MAX = 10_000
 # Enrolled peers, for the same reason; twenty times the largest fleet.
 ENROLLED_MAX = 10_000
+# Old secrets of one token with which its own peers may still come back, the newest ones.
+OLD_SECRETS_MAX = 16
+# Last uses are written this often. A longer interval shows an older time, a shorter one writes more.
+USES_WRITTEN_S = 60.0
+# A machine that has been away for so long loses its place if its token has expired and others need it.
+AWAY_S = 7 * 86400.0
 SCHEMA = (
     """CREATE TABLE IF NOT EXISTS tokens (
     name TEXT PRIMARY KEY, role TEXT NOT NULL, secret_hash BLOB NOT NULL UNIQUE,
@@ -44,11 +54,20 @@ SCHEMA = (
     peer TEXT PRIMARY KEY, public_key BLOB NOT NULL, token TEXT NOT NULL)""",
     """CREATE TABLE IF NOT EXISTS convictions (
     peer TEXT PRIMARY KEY, reason TEXT NOT NULL, at REAL NOT NULL)""",
+    """CREATE TABLE IF NOT EXISTS old_secrets (
+    secret_hash BLOB PRIMARY KEY, token TEXT NOT NULL)""",
+    """CREATE TABLE IF NOT EXISTS uses (
+    holder TEXT PRIMARY KEY, at REAL NOT NULL)""",
 )
 
-# Peers of revoked and expired tokens are kept, so that they are told why, until their room is needed.
-FORGET_INVALID = """DELETE FROM peers WHERE token IN
-    (SELECT name FROM tokens WHERE revoked OR expires_at <= ?)"""
+# Peers of revoked tokens are kept, so that they are told why, until their room is needed. So are
+# machines of expired tokens, which are members as long as they come back.
+FORGET_INVALID = """DELETE FROM peers WHERE token IN (SELECT name FROM tokens WHERE revoked)
+    OR (token IN (SELECT name FROM tokens WHERE expires_at <= ?)
+        AND peer NOT IN (SELECT holder FROM uses WHERE at > ?))"""
+
+
+NEW_FILE = "ask the run's operator for a new token file"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +81,23 @@ class TokenRow:
     expires_at: float | None
     revoked: bool
 
+    def expired(self, now_s: float) -> bool:
+        return self.expires_at is not None and now_s >= self.expires_at
+
     def fault(self, now_s: float) -> Denied | None:
-        """Why the token is not valid now; None if it is valid."""
+        """Why its callers and peers have no access now; None if they have."""
         if self.revoked:
-            return Denied(403, "revoked", f"token {self.name} was revoked")
-        if self.expires_at is not None and now_s >= self.expires_at:
-            return Denied(403, "expired", f"token {self.name} has expired")
-        return None
+            return Denied(403, "revoked", f"token {self.name} was revoked: {NEW_FILE}")
+        return None if self.role == "worker" else self.expiry(now_s)
+
+    def expiry(self, now_s: float) -> Denied | None:
+        """What one is told who needs a token that has not expired; None if it has not."""
+        if not self.expired(now_s):
+            return None
+        ends = " and enrols no new machine" if self.role == "worker" else ""
+        extend = f"`echo2d token extend {self.name} --expires 30d`"
+        text = f"token {self.name} has expired{ends}: ask the run's operator to type {extend}"
+        return Denied(403, "expired", text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +129,12 @@ class AccessTable:
         self._convicted: dict[PeerId, Conviction] = {}
         self._tokens: dict[bytes, TokenRow] = {}
         self._peers: dict[PeerId, tuple[bytes, TokenRow]] = {}
+        # Tokens by secrets that they had before they were rotated.
+        self._old: dict[bytes, TokenRow] = {}
+        # Last uses by peer id or "token NAME": not written yet, and as last read.
+        self._used: dict[str, float] = {}
+        self._uses: dict[str, float] = {}
+        self._uses_written_at = 0.0
         try:
             with self._database() as database:
                 for statement in SCHEMA:
@@ -121,7 +156,8 @@ class AccessTable:
     ) -> TokenFile:
         """Create a token. Its secret exists only in the returned file.
 
-        OperatorFault: the name is taken or malformed, the role is unknown, or the table is full.
+        A revoked token of this name makes room, with its peers. OperatorFault: the name is taken or
+        malformed, the role is unknown, or the table is full.
         """
         if NAME_RULE.fullmatch(name) is None:
             raise OperatorFault(
@@ -131,9 +167,13 @@ class AccessTable:
             raise OperatorFault(f"role {role!r}: expected {', '.join(get_args(TokenRole))}")
         secret = secrets.token_urlsafe(32)
         with self._database() as database:
+            revoked = "SELECT 1 FROM tokens WHERE name = ? AND revoked"
+            if database.execute(revoked, (name,)).fetchone():
+                _forget(database, name)
             if database.execute("SELECT count(*) FROM tokens").fetchone()[0] >= TOKENS_MAX:
                 raise OperatorFault(
-                    f"expected fewer than {TOKENS_MAX} tokens in this run; it has that many already"
+                    f"expected fewer than {TOKENS_MAX} tokens in this run; it has that many already: "
+                    "delete some with `echo2d token delete NAME`"
                 )
             row = (name, role, secret_hash(secret), max_workers, expires_at)
             if (
@@ -142,23 +182,48 @@ class AccessTable:
                 ).rowcount
                 == 0
             ):
-                raise OperatorFault(f"a token named {name} exists already")
+                raise OperatorFault(
+                    f"a token named {name} exists already: choose another name, or make its file "
+                    f"anew with `echo2d token rotate {name}`"
+                )
         self.reload()
-        facts = {
-            "run_key": self._run.public_key.hex(),
-            "authority": self._run.authority.certificate,
-        }
-        return TokenFile(name, cast("TokenRole", role), secret, **facts)
+        return self._file(name, cast("TokenRole", role), secret)
 
     def revoke(self, name: str) -> None:
         """Revoke a token: its callers and peers lose access within a second."""
         with self._database() as database:
-            if (
-                database.execute("UPDATE tokens SET revoked = 1 WHERE name = ?", (name,)).rowcount
-                == 0
-            ):
-                raise OperatorFault(f"there is no token named {name}")
+            _one(database, "UPDATE tokens SET revoked = 1 WHERE name = ?", (name,))
         self.reload()
+
+    def extend(self, name: str, expires_at: float | None) -> None:
+        """Let a token expire at another time; None: never. OperatorFault: it is revoked, or unknown."""
+        with self._database() as database:
+            _require_valid(database, name)
+            _one(database, "UPDATE tokens SET expires_at = ? WHERE name = ?", (expires_at, name))
+        self.reload()
+
+    def rotate(self, name: str) -> TokenFile:
+        """Give a token a new secret. Its peers stay; the old secret enrols no new machine.
+
+        A peer of this token may come back with an old secret: its owner need not have the new file
+        yet. OperatorFault: the token is revoked, or unknown.
+        """
+        secret = secrets.token_urlsafe(32)
+        with self._database() as database:
+            _require_valid(database, name)
+            database.execute(
+                "INSERT INTO old_secrets SELECT secret_hash, name FROM tokens WHERE name = ?",
+                (name,),
+            )
+            database.execute(
+                "DELETE FROM old_secrets WHERE token = ?1 AND rowid NOT IN (SELECT rowid FROM "
+                "old_secrets WHERE token = ?1 ORDER BY rowid DESC LIMIT ?2)",
+                (name, OLD_SECRETS_MAX),
+            )
+            new = (secret_hash(secret), name)
+            _one(database, "UPDATE tokens SET secret_hash = ? WHERE name = ?", new)
+        self.reload()
+        return self._file(name, self._tokens[secret_hash(secret)].role, secret)
 
     def discard(self, name: str) -> None:
         """Delete a token whose secret was given to no one."""
@@ -166,19 +231,28 @@ class AccessTable:
             database.execute("DELETE FROM tokens WHERE name = ?", (name,))
         self.reload()
 
-    def retire(self, name: str) -> None:
-        """Delete a token and its peers.
+    def retire(self, name: str) -> bool:
+        """Delete a token and its peers; returns whether there was one.
 
         Rented boxes use up tokens by the thousand, and revoked ones would fill the table.
         """
         with self._database() as database:
-            database.execute("DELETE FROM peers WHERE token = ?", (name,))
-            database.execute("DELETE FROM tokens WHERE name = ?", (name,))
+            found = _forget(database, name)
         self.reload()
+        return found
 
     def tokens(self) -> list[TokenRow]:
         """All tokens, as last read, by name."""
         return sorted(self._tokens.values(), key=lambda token: token.name)
+
+    def peers_of(self, name: str) -> list[PeerId]:
+        """The machines that are enrolled with a token, as last read."""
+        return sorted(peer for peer, (_, token) in self._peers.items() if token.name == name)
+
+    def last_use(self, name: str) -> float | None:
+        """When a coordinator last heard of this token's callers or peers (Unix time), to the minute."""
+        holders = (_caller_key(name), *self.peers_of(name))
+        return max((self._uses[each] for each in holders if each in self._uses), default=None)
 
     # --- the coordinator -----------------------------------------------------
 
@@ -191,10 +265,15 @@ class AccessTable:
     def caller(self, secret: str, *, now_s: float) -> Caller:
         """The caller with this secret. Denied: the secret is unknown or no longer valid."""
         token = self._token(secret, now_s)
+        self._used[_caller_key(token.name)] = now_s
         return Caller(token.name, token.role)
 
+    def recognise(self, secret: str, *, now_s: float) -> None:
+        """Denied: nobody can enrol with this secret, not even a machine that has enrolled before."""
+        self._joining(secret, now_s)
+
     def peer(self, peer: PeerId, *, now_s: float) -> KnownPeer:
-        """A known peer. Denied: it is not enrolled, is convicted, or its token is not valid now."""
+        """A known peer. Denied: it is not enrolled, is convicted, or its token was revoked."""
         if peer in self._own:
             return self._own[peer]
         if peer not in self._peers:
@@ -204,6 +283,7 @@ class AccessTable:
             raise fault
         if peer in self._convicted:
             raise Denied(403, "convicted", CONVICTED)
+        self._used[peer] = now_s
         return KnownPeer(peer, public_key, token.role, token.name in self._trusted)
 
     def convict(self, peer: PeerId, reason: str, *, now_s: float) -> None:
@@ -245,7 +325,8 @@ class AccessTable:
     def enrol_all(self, asked: Sequence[Enrolment], *, now_s: float) -> list[PeerId | Denied]:
         """Bind workers' keys to their tokens in one transaction.
 
-        Enrolling again changes nothing. A peer that enrols with another token belongs to that one.
+        Enrolling again changes nothing, and may be done with a token that has expired or been
+        rotated since. A peer that enrols with another token belongs to that one.
         """
         # A token may have been made a moment ago.
         self.reload()
@@ -255,21 +336,32 @@ class AccessTable:
         return outcomes
 
     def reload(self) -> None:
-        """Reread the table. StoreFault: it cannot be read; the last one stays in memory."""
+        """Reread the table, and write the last uses now and then.
+
+        StoreFault: it cannot be read; the last one stays in memory.
+        """
+        used = self._uses_to_write()
         with self._database() as database:
+            database.executemany("INSERT OR REPLACE INTO uses VALUES (?, ?)", used.items())
             rows = database.execute(
                 "SELECT name, role, secret_hash, max_workers, expires_at, revoked FROM tokens"
             )
             tokens = [TokenRow(*row) for row in rows]
             peers = database.execute("SELECT peer, public_key, token FROM peers").fetchall()
             convicted = database.execute("SELECT peer, reason, at FROM convictions").fetchall()
+            old = database.execute("SELECT secret_hash, token FROM old_secrets").fetchall()
+            uses = database.execute("SELECT holder, at FROM uses").fetchall()
         by_name = {token.name: token for token in tokens}
         self._convicted = {
             PeerId(peer): Conviction(reason, at_s) for peer, reason, at_s in convicted
         }
         self._tokens = {token.secret_hash: token for token in tokens}
+        self._old = {digest: by_name[token] for digest, token in old if token in by_name}
+        self._uses = dict(uses)
         self._peers = {
-            PeerId(peer): (public_key, by_name[token]) for peer, public_key, token in peers
+            PeerId(peer): (public_key, by_name[token])
+            for peer, public_key, token in peers
+            if token in by_name
         }
 
     # --- the table -----------------------------------------------------------
@@ -278,7 +370,7 @@ class AccessTable:
         self, database: sqlite3.Connection, asked: Enrolment, now_s: float
     ) -> PeerId | Denied:
         try:
-            token = self._token(asked.secret, now_s)
+            token = self._joining(asked.secret, now_s)
         except Denied as denied:
             return denied
         if token.role != "worker":
@@ -290,19 +382,33 @@ class AccessTable:
         if not is_enrol_proof(asked.public_key, asked.proof, asked.secret):
             return Denied(403, "proof", "the signature does not prove possession of the key")
         peer = peer_id_of(asked.public_key)
-        # The peer itself does not count: it may enrol again when its token is full.
+        known = "SELECT 1 FROM peers WHERE peer = ? AND token = ?"
+        if database.execute(known, (peer, token.name)).fetchone():
+            return peer
+        if secret_hash(asked.secret) in self._old:
+            return Denied(403, "rotated", f"token {token.name} has a new secret: {NEW_FILE}")
+        if expiry := token.expiry(now_s):
+            return expiry
+        # A peer that moves here from another token does not count twice.
         others = "SELECT count(*) FROM peers WHERE token = ? AND peer != ?"
         enrolled = database.execute(others, (token.name, peer)).fetchone()[0]
         if token.max_workers is not None and enrolled >= token.max_workers:
             return Denied(
                 403,
                 "workers",
-                f"token {token.name} has enrolled its {token.max_workers} workers already",
+                f"token {token.name} has enrolled its {token.max_workers} workers already: use the "
+                "state directory with which this machine enrolled, or ask the run's operator for a "
+                "token of its own",
             )
         if self._enrolled(database, peer) >= ENROLLED_MAX:
-            database.execute(FORGET_INVALID, (now_s,))
+            database.execute(FORGET_INVALID, (now_s, now_s - AWAY_S))
         if self._enrolled(database, peer) >= ENROLLED_MAX:
-            return Denied(403, "workers", f"this run has enrolled {ENROLLED_MAX} workers already")
+            return Denied(
+                403,
+                "workers",
+                f"this run has enrolled {ENROLLED_MAX} workers already: its operator can delete "
+                "tokens with `echo2d token delete NAME`",
+            )
         database.execute(
             "INSERT OR REPLACE INTO peers VALUES (?, ?, ?)", (peer, asked.public_key, token.name)
         )
@@ -316,10 +422,34 @@ class AccessTable:
     def _token(self, secret: str, now_s: float) -> TokenRow:
         token = self._tokens.get(secret_hash(secret))
         if token is None:
-            raise Denied(401, "credential", "unknown credential; is the token file of this run?")
+            raise _unknown()
         if fault := token.fault(now_s):
             raise fault
         return token
+
+    def _joining(self, secret: str, now_s: float) -> TokenRow:
+        """The token of this secret, which may be one that it had before it was rotated."""
+        digest = secret_hash(secret)
+        token = self._tokens.get(digest) or self._old.get(digest)
+        if token is None:
+            raise _unknown()
+        if fault := token.fault(now_s):
+            raise fault
+        return token
+
+    def _file(self, name: str, role: TokenRole, secret: str) -> TokenFile:
+        key, authority = self._run.public_key.hex(), self._run.authority.certificate
+        return TokenFile(name, role, secret, run_key=key, authority=authority)
+
+    def _uses_to_write(self) -> dict[str, float]:
+        """The last uses, if it is time to write them; each is handed out once."""
+        newest = max(self._used.values(), default=self._uses_written_at)
+        # The clock may have been set back.
+        if 0 <= newest - self._uses_written_at < USES_WRITTEN_S:
+            return {}
+        used, self._used, self._uses_written_at = self._used, {}, newest
+        # The loop's thread may be noting a last one.
+        return used.copy()
 
     @contextmanager
     def _database(self) -> Iterator[sqlite3.Connection]:
@@ -335,3 +465,42 @@ class AccessTable:
                 database.close()
         except sqlite3.Error as error:
             raise StoreFault(f"{self._path}: {error}") from error
+
+
+def _unknown() -> Denied:
+    text = f"unknown credential: its token was deleted, or is of another run; {NEW_FILE}"
+    return Denied(401, "credential", text)
+
+
+def _caller_key(name: str) -> str:
+    """Under which the uses of a token's callers are kept. A peer id has no blank."""
+    return f"token {name}"
+
+
+def _one(database: sqlite3.Connection, statement: str, values: tuple[Any, ...]) -> None:
+    """Change the row of one token, whose name comes last. OperatorFault: there is no such token."""
+    if database.execute(statement, values).rowcount == 0:
+        raise OperatorFault(
+            f"there is no token named {values[-1]}; `echo2d token list` shows those of the run"
+        )
+
+
+def _require_valid(database: sqlite3.Connection, name: str) -> None:
+    """OperatorFault: the token was revoked, which nothing undoes."""
+    if database.execute("SELECT 1 FROM tokens WHERE name = ? AND revoked", (name,)).fetchone():
+        raise OperatorFault(
+            f"token {name} was revoked, which cannot be undone: make it anew with "
+            f"`echo2d token create {name}`"
+        )
+
+
+def _forget(database: sqlite3.Connection, name: str) -> bool:
+    """Delete a token with all that hangs on it; returns whether there was one."""
+    peers = "SELECT peer FROM peers WHERE token = ?1"
+    database.execute(
+        f"DELETE FROM uses WHERE holder = ?2 OR holder IN ({peers})",  # noqa: S608
+        (name, _caller_key(name)),
+    )
+    database.execute("DELETE FROM peers WHERE token = ?", (name,))
+    database.execute("DELETE FROM old_secrets WHERE token = ?", (name,))
+    return database.execute("DELETE FROM tokens WHERE name = ?", (name,)).rowcount > 0

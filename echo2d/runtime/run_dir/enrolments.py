@@ -16,7 +16,7 @@ from typing import Protocol
 
 from echo2d.core.base.ids import PeerId
 from echo2d.errors import StoreFault
-from echo2d.net.security.auth import Caller, Denied
+from echo2d.net.security.auth import Denied
 from echo2d.runtime.run_dir.access_table import Enrolment
 
 # Enrolments of one transaction. More of them would delay the first one.
@@ -29,7 +29,7 @@ EnrolmentOutcome = PeerId | Denied | StoreFault
 class Access(Protocol):
     """The part of `AccessTable` that is used here."""
 
-    def caller(self, secret: str, *, now_s: float) -> Caller: ...
+    def recognise(self, secret: str, *, now_s: float) -> None: ...
 
     def reload(self) -> None: ...
 
@@ -48,14 +48,14 @@ class Enrolments:
         self._read_at = float("-inf")
 
     async def recognise(self, secret: str) -> None:
-        """Denied: the secret is not valid. StoreFault: the table failed."""
+        """Denied: nobody can enrol with this secret. StoreFault: the table failed."""
         try:
-            self._access.caller(secret, now_s=time.time())
+            self._access.recognise(secret, now_s=time.time())
         except Denied as denied:
             if denied.code != "credential":
                 raise
             await self._reread()
-            self._access.caller(secret, now_s=time.time())
+            self._access.recognise(secret, now_s=time.time())
 
     async def _reread(self) -> None:
         """Read the table, or wait for a read that began after this call did."""

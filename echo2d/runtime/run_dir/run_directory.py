@@ -47,7 +47,10 @@ class RunDirectory:
 def existing_run(run_dir: Path) -> RunDirectory:
     """Open a run directory, but never make one. OperatorFault: it is none."""
     if not (run_dir / "run.key").exists():
-        raise OperatorFault(f"{run_dir} is not a run directory")
+        raise OperatorFault(
+            f"{run_dir} is not a run directory: expected run.run_dir of a config with which "
+            "`echo2d coordinate` was started, or that `echo2d init` has written"
+        )
     return RunDirectory(run_dir)
 
 

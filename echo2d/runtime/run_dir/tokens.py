@@ -1,4 +1,7 @@
-"""What `echo2d token` does: create, list and revoke the tokens of a run; and the host's own tokens."""
+"""What `echo2d token` does with the tokens of a run; and the host's own tokens.
+
+A token file holds the only copy of a secret, so none is ever overwritten unasked.
+"""
 
 import re
 import time
@@ -7,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from echo2d.errors import OperatorFault
-from echo2d.net.security.auth import TokenRole, read_token_file, write_token_file
+from echo2d.net.security.auth import TokenFile, TokenRole, read_token_file, write_token_file
 from echo2d.net.security.urls import coordinator_url
-from echo2d.runtime.run_dir.access_table import AccessTable
-from echo2d.runtime.run_dir.run_directory import RunDirectory, existing_run
+from echo2d.runtime.run_dir.access_table import AccessTable, TokenRow
+from echo2d.runtime.run_dir.run_directory import RunDirectory, existing_run, find_coordinator
 
 DURATION_S_MAX = 100 * 365 * 86400.0
 _UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -32,16 +35,22 @@ def create_token(
     name: str,
     *,
     role: str,
-    url: str,
+    url: str | None,
     out: Path,
     max_workers: int | None,
     expires: str,
+    force: bool = False,
 ) -> None:
-    """Create a token and write its file to `out`. expires: a duration from now, or "never"."""
-    url = coordinator_url(url)
-    expires_at = None if expires == "never" else time.time() + parse_duration_s(expires)
-    table = AccessTable(RunDirectory(run_dir))
-    token = table.create(name, role, max_workers=max_workers, expires_at=expires_at)
+    """Create a token of an existing run and write its file to `out`.
+
+    url: None: where the coordinator that runs there listens. expires: a duration from now, or
+    "never". force: replace a file that is there.
+    """
+    run = existing_run(run_dir)
+    url = coordinator_url(url) if url is not None else _url_of(run_dir)
+    _require_free(out, force=force)
+    table = AccessTable(run)
+    token = table.create(name, role, max_workers=max_workers, expires_at=expires_at(expires))
     try:
         write_token_file(out, replace(token, url=url))
     except OperatorFault:
@@ -50,24 +59,98 @@ def create_token(
         raise
 
 
+def rotate_token(
+    run_dir: Path, name: str, *, url: str | None, out: Path, force: bool = False
+) -> int:
+    """Give a token a new secret and write its file anew; returns how many machines are enrolled.
+
+    url: None: that of the token's old file, or where the coordinator listens. The token's own file
+    is replaced, another one only with `force`.
+    """
+    run = existing_run(run_dir)
+    old = _file_of(out, run, name)
+    _require_free(out, force=force or old is not None)
+    found = coordinator_url(url) if url is not None else old.url if old else ""
+    found = found or _url_of(run_dir)
+    table = AccessTable(run)
+    write_token_file(out, replace(table.rotate(name), url=found))
+    return len(table.peers_of(name))
+
+
+def extend_token(run_dir: Path, name: str, expires: str) -> None:
+    """Let a token expire so much later than now. expires: a duration, or "never"."""
+    AccessTable(existing_run(run_dir)).extend(name, expires_at(expires))
+
+
+def revoke_token(run_dir: Path, name: str) -> None:
+    """Revoke a token of this run. OperatorFault: there is no such run or token."""
+    AccessTable(existing_run(run_dir)).revoke(name)
+
+
+def delete_token(run_dir: Path, name: str) -> int:
+    """Delete a token and its peers; returns how many machines lose access."""
+    table = AccessTable(existing_run(run_dir))
+    peers = len(table.peers_of(name))
+    if not table.retire(name):
+        raise OperatorFault(
+            f"there is no token named {name}; `echo2d token list` shows those of the run"
+        )
+    return peers
+
+
 def list_tokens(run_dir: Path) -> list[dict[str, Any]]:
-    """All tokens as rows for JSON; the secrets are not among them."""
+    """All tokens as rows for JSON; the secrets are not among them. last_use_s_ago: None: not known."""
     now_s = time.time()
+    table = AccessTable(existing_run(run_dir))
     return [
         {
             "name": token.name,
             "role": token.role,
             "max_workers": token.max_workers,
             "expires_in_s": None if token.expires_at is None else round(token.expires_at - now_s),
-            "state": fault.code if (fault := token.fault(now_s)) else "valid",
+            "state": _state(token, now_s),
+            "peers": table.peers_of(token.name),
+            "last_use_s_ago": None
+            if (used := table.last_use(token.name)) is None
+            else max(0, round(now_s - used)),
         }
-        for token in AccessTable(existing_run(run_dir)).tokens()
+        for token in table.tokens()
     ]
 
 
-def revoke_token(run_dir: Path, name: str) -> None:
-    """Revoke a token of this run. OperatorFault: there is no such run or token."""
-    AccessTable(existing_run(run_dir)).revoke(name)
+def _state(token: TokenRow, now_s: float) -> str:
+    fault = token.fault(now_s) or token.expiry(now_s)
+    return fault.code if fault else "valid"
+
+
+def expires_at(expires: str) -> float | None:
+    """Unix time of a duration from now; None: "never"."""
+    return None if expires == "never" else time.time() + parse_duration_s(expires)
+
+
+def _url_of(run_dir: Path) -> str:
+    """OperatorFault: no coordinator says where it listens."""
+    try:
+        return find_coordinator(run_dir)[0]
+    except OperatorFault as fault:
+        raise OperatorFault(f"{fault}; start it, or give --url https://HOST:PORT") from fault
+
+
+def _require_free(out: Path, *, force: bool) -> None:
+    if not force and out.exists():
+        raise OperatorFault(
+            f"{out} exists already, and may hold the only copy of a secret: choose another --out, or "
+            "replace it with --force"
+        )
+
+
+def _file_of(out: Path, run: RunDirectory, name: str) -> TokenFile | None:
+    """The token's own file, if it is there."""
+    try:
+        found = read_token_file(out)
+    except OperatorFault:
+        return None
+    return found if (found.name, found.run_id) == (name, run.run_id) else None
 
 
 def own_token(run: RunDirectory, access: AccessTable, role: TokenRole, url: str) -> Path:

@@ -23,11 +23,16 @@ from echo2d.core.coordinator.events import CoordinatorAction
 from echo2d.core.protocol.control_messages import Drain, SignedRoot, Welcome
 from echo2d.errors import OperatorFault
 from echo2d.net.control.client import ControlLink, Identity, enrol
-from echo2d.net.security.auth import TokenFile, verify_root
+from echo2d.net.security.auth import TokenFile, read_token_file, verify_root
 from echo2d.runtime.coordinator import loop as coordinator_loop
 from echo2d.runtime.run_dir.access_table import AccessTable
 from echo2d.runtime.run_dir.run_directory import RunDirectory
-from echo2d.runtime.run_dir.tokens import list_tokens, revoke_token
+from echo2d.runtime.run_dir.tokens import (
+    delete_token,
+    extend_token,
+    list_tokens,
+    revoke_token,
+)
 from tests.support.control_link import Owner, enrolled, worker_token
 from tests.support.polling import poll
 from tests.support.scripted_core import (
@@ -86,6 +91,33 @@ async def follow(
         await asyncio.to_thread(revoke_token, run_dir, "box")
         assert await script.hears(PeerRevoked) == PeerRevoked(identity.peer)
         assert await script.hears(PeerDisconnected) == PeerDisconnected(joined.session, "closed")
+
+
+@pytest.mark.usefixtures("fast_reload")
+async def test_a_member_stays_when_its_token_expires_and_goes_when_it_is_deleted(
+    config: CoordinatorConfig, script: Script, run_dir: Path
+) -> None:
+    async with serving(config, script.make) as opened:
+        identity, owner = await enrolled(run_dir, opened.url), Owner()
+        token = await asyncio.to_thread(read_token_file, run_dir / "box.token")
+        link = ControlLink(opened.url, identity, owner, rng=random.Random(1))
+        async with asyncio.TaskGroup() as tasks:
+            running = tasks.create_task(link.run())
+            first = await script.hears(PeerConnected)
+            await asyncio.to_thread(extend_token, run_dir, "box", "0s")
+            # The same machine, started again: the table was reread since the token expired.
+            await enrol(opened.url, token, identity, rng=random.Random(1), patience_s=1.0)
+            again = tasks.create_task(
+                ControlLink(opened.url, identity, Owner(), rng=random.Random(2)).run()
+            )
+            assert (await script.hears(PeerConnected)).peer == first.peer == identity.peer
+            stranger = Identity.of(opened.url, token, Ed25519PrivateKey.generate())
+            with pytest.raises(OperatorFault, match="token box has expired and enrols no new"):
+                await enrol(opened.url, token, stranger, rng=random.Random(1), patience_s=1.0)
+            await asyncio.to_thread(delete_token, run_dir, "box")
+            assert await script.hears(PeerRevoked) == PeerRevoked(identity.peer)
+            running.cancel()
+            again.cancel()
 
 
 async def test_a_pardon_is_heard_of_however_soon_it_comes(

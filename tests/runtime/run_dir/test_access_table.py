@@ -16,7 +16,7 @@ from echo2d.net.security.auth import (
 from echo2d.runtime.run_dir import access_table
 from echo2d.runtime.run_dir.access_table import AccessTable
 from echo2d.runtime.run_dir.run_directory import RunDirectory
-from echo2d.runtime.run_dir.tokens import create_token, list_tokens, own_token, parse_duration_s
+from echo2d.runtime.run_dir.tokens import own_token
 
 KEYS = [Ed25519PrivateKey.from_private_bytes(bytes([n]) * 32) for n in range(3)]
 
@@ -94,15 +94,110 @@ def test_only_workers_with_a_proof_enrol(table: AccessTable) -> None:
         table.peer(PeerId("x"), now_s=0.0)
 
 
-def test_expiry_ends_access_and_the_peers(table: AccessTable) -> None:
-    token = table.create("box", "worker", expires_at=100.0)
+def test_the_expiry_of_a_workers_token_binds_enrolment_only(table: AccessTable) -> None:
+    token = table.create("box", "worker", max_workers=2, expires_at=100.0)
     peer = enrol(table, token, KEYS[0], now_s=99.0)
-    for call in (
-        lambda: table.caller(token.secret, now_s=100.0),
-        lambda: table.peer(peer, now_s=100.0),
-    ):
-        with pytest.raises(Denied, match="expired"):
-            call()
+    assert table.peer(peer, now_s=100.0).role == "worker"
+    assert enrol(table, token, KEYS[0], now_s=100.0) == peer
+    with pytest.raises(Denied, match=r"has expired and enrols no new machine: .* extend box") as no:
+        enrol(table, token, KEYS[1], now_s=100.0)
+    assert no.value.code == "expired"
+    table.extend("box", None)
+    assert enrol(table, token, KEYS[1], now_s=100.0) == peer_id_of(public_bytes(KEYS[1]))
+    table.revoke("box")
+    with pytest.raises(Denied, match="was revoked"):
+        table.peer(peer, now_s=100.0)
+
+
+@pytest.mark.parametrize("role", ["learner", "gateway", "agent", "viewer"])
+def test_any_other_token_ends_when_it_expires(table: AccessTable, role: str) -> None:
+    token = table.create("app", role, expires_at=100.0)
+    assert table.caller(token.secret, now_s=99.0).role == role
+    with pytest.raises(Denied, match=r"has expired: ask .* extend app") as no:
+        table.caller(token.secret, now_s=100.0)
+    assert no.value.code == "expired"
+    table.extend("app", 200.0)
+    assert table.caller(token.secret, now_s=100.0).role == role
+
+
+def test_a_rotated_token_keeps_its_machines_and_enrols_with_the_new_secret_only(
+    table: AccessTable,
+) -> None:
+    token = table.create("box", "worker", max_workers=3)
+    peer = enrol(table, token, KEYS[0])
+    new = table.rotate("box")
+    assert table.peer(peer, now_s=0.0).role == "worker"
+    assert enrol(table, token, KEYS[0]) == peer
+    with pytest.raises(Denied, match="token box has a new secret"):
+        enrol(table, token, KEYS[1])
+    assert enrol(table, new, KEYS[1]) != peer
+    with pytest.raises(Denied, match="unknown credential"):
+        table.caller(token.secret, now_s=0.0)
+    table.revoke("box")
+    with pytest.raises(Denied, match="was revoked"):
+        enrol(table, token, KEYS[0])
+
+
+def test_only_the_newest_old_secrets_bring_a_machine_back(
+    table: AccessTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(access_table, "OLD_SECRETS_MAX", 1)
+    first = table.create("box", "worker")
+    peer = enrol(table, first, KEYS[0])
+    second = table.rotate("box")
+    table.rotate("box")
+    assert enrol(table, second, KEYS[0]) == peer
+    with pytest.raises(Denied, match="unknown credential"):
+        enrol(table, first, KEYS[0])
+
+
+def test_the_name_of_a_revoked_or_deleted_token_is_free_and_its_machines_are_not(
+    table: AccessTable,
+) -> None:
+    old = table.create("box", "worker")
+    peer = enrol(table, old, KEYS[0])
+    table.revoke("box")
+    for end in (lambda: table.revoke("box"), lambda: table.retire("box")):
+        new = table.create("box", "worker")
+        with pytest.raises(Denied, match="not enrolled"):
+            table.peer(peer, now_s=0.0)
+        with pytest.raises(Denied, match="unknown credential"):
+            enrol(table, old, KEYS[0])
+        assert enrol(table, new, KEYS[0]) == peer
+        end()
+        old = new
+
+
+def test_a_revoked_token_is_neither_extended_nor_rotated(table: AccessTable) -> None:
+    table.create("box", "worker")
+    table.revoke("box")
+    for change in (lambda: table.extend("box", None), lambda: table.rotate("box")):
+        with pytest.raises(OperatorFault, match=r"cannot be undone: .* token create box"):
+            change()
+    for change in (lambda: table.extend("nix", None), lambda: table.rotate("nix")):
+        with pytest.raises(OperatorFault, match="no token named nix"):
+            change()
+
+
+def test_the_last_use_is_that_of_a_caller_or_of_any_machine(
+    table: AccessTable, run: RunDirectory
+) -> None:
+    token, viewer = table.create("box", "worker"), table.create("eye", "viewer")
+    peer = enrol(table, token, KEYS[0], now_s=1000.0)
+    table.caller(viewer.secret, now_s=1000.0)
+    table.peer(peer, now_s=1001.0)
+    table.reload()
+    other = AccessTable(run)
+    assert (other.last_use("eye"), other.last_use("box")) == (1000.0, 1001.0)
+    # Not every reload writes.
+    table.peer(peer, now_s=1002.0)
+    table.reload()
+    assert AccessTable(run).last_use("box") == 1001.0
+    table.peer(peer, now_s=1001.0 + access_table.USES_WRITTEN_S)
+    table.reload()
+    assert AccessTable(run).last_use("box") == 1001.0 + access_table.USES_WRITTEN_S
+    table.retire("box")
+    assert AccessTable(run).last_use("box") is None
 
 
 def test_another_process_revokes_and_a_new_token_takes_the_peer_over(
@@ -136,35 +231,6 @@ def test_tokens_are_listed_by_name(table: AccessTable) -> None:
 def test_the_seed_is_known_by_its_key_alone(table: AccessTable) -> None:
     peer = table.admit_own(public_bytes(KEYS[0]), "seed")
     assert table.peer(peer, now_s=0.0).role == "seed"
-
-
-def test_durations() -> None:
-    assert [parse_duration_s(text) for text in ("30d", "1.5h", "10m", "45s")] == [
-        2592000.0,
-        5400.0,
-        600.0,
-        45.0,
-    ]
-    for text in ("", "30", "d", "-1d", "1w"):
-        with pytest.raises(OperatorFault, match="duration"):
-            parse_duration_s(text)
-    with pytest.raises(OperatorFault, match="never"):
-        parse_duration_s("9" * 20 + "d")
-
-
-def test_a_token_whose_file_cannot_be_written_was_never_created(
-    run: RunDirectory, tmp_path: Path
-) -> None:
-    def create(out: Path, url: str = "http://127.0.0.1:7700") -> None:
-        create_token(run.path, "box", role="worker", url=url, out=out, max_workers=1, expires="1h")
-
-    with pytest.raises(OperatorFault, match="cannot write"):
-        create(tmp_path / "no" / "folder")
-    with pytest.raises(OperatorFault, match="not the URL"):
-        create(tmp_path / "box.token", "7700")
-    assert list_tokens(run.path) == []
-    create(tmp_path / "box.token")
-    assert [row["name"] for row in list_tokens(run.path)] == ["box"]
 
 
 def test_a_hosts_own_token_is_kept_made_again_when_lost_and_in_nobodys_way(
@@ -208,6 +274,24 @@ def test_peers_of_a_token_that_is_not_valid_make_room(
         table.revoke("bad")
     now_s = 0.0 if ends_by == "revoked" else 60.0
     assert enrol(table, good, KEYS[2], now_s=now_s) == peer_id_of(public_bytes(KEYS[2]))
+
+
+def test_a_machine_that_comes_back_keeps_its_place_when_its_token_has_expired(
+    table: AccessTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(access_table, "ENROLLED_MAX", 2)
+    old = table.create("old", "worker", max_workers=None, expires_at=50.0)
+    here, away = enrol(table, old, KEYS[0]), enrol(table, old, KEYS[1])
+    now_s = 100.0 + access_table.AWAY_S
+    table.peer(away, now_s=99.0)
+    table.reload()
+    table.peer(here, now_s=now_s)
+    table.reload()
+    new = table.create("new", "worker")
+    assert enrol(table, new, KEYS[2], now_s=now_s)
+    assert table.peer(here, now_s=now_s)
+    with pytest.raises(Denied, match="not enrolled"):
+        table.peer(away, now_s=now_s)
 
 
 def test_a_damaged_table_is_the_operators(run: RunDirectory) -> None:

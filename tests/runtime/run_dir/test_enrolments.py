@@ -8,7 +8,7 @@ import pytest
 
 from echo2d.core.base.ids import PeerId
 from echo2d.errors import StoreFault
-from echo2d.net.security.auth import Caller, Denied
+from echo2d.net.security.auth import Denied
 from echo2d.runtime.run_dir.access_table import Enrolment
 from echo2d.runtime.run_dir.enrolments import ENROLMENTS_MAX, Enrolments
 
@@ -25,11 +25,10 @@ class Access:
         self.go_on = threading.Event()
         self.fault: StoreFault | None = None
 
-    def caller(self, secret: str, *, now_s: float) -> Caller:
+    def recognise(self, secret: str, *, now_s: float) -> None:
         assert now_s > 0
         if secret not in self.known:
             raise Denied(401, "credential", "")
-        return Caller(secret, "worker")
 
     def reload(self) -> None:
         self.reads += 1
