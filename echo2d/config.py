@@ -9,7 +9,7 @@ import ipaddress
 import os
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -431,9 +431,16 @@ class PriceTable(Table):
 class LinkTable(Table):
     TABLE: ClassVar[str] = "link"
 
-    host: str = key("address on which the seed listens for peers", "127.0.0.1")
-    port: int = key(
-        "TCP port on which the seed listens for peers; 0: any free port", 0, low=0, high=PORT_MAX
+    host: str = key(
+        "address on which the seed listens for peers, and workers dial it; empty: coordinator.host",
+        "",
+    )
+    port: int | None = key(
+        "TCP port on which the seed listens for peers; 0: any free port; not given: coordinator.port"
+        " + 1, so 7701",
+        None,
+        low=0,
+        high=PORT_MAX,
     )
     uplink_limit: str = key(
         "most that the seed sends to peers, all together, such as 50mbit; empty: no limit", ""
@@ -455,6 +462,11 @@ class LinkTable(Table):
     def uplink_bytes_per_s_max(self) -> int | None:
         """`uplink_limit` in bytes/s; None: no limit. OperatorFault: below UPLINK_LIMIT_MIN."""
         return _uplink_bytes_per_s("link.uplink_limit", self.uplink_limit, "1mbit")
+
+    def beside(self, serve: ServeTable) -> "LinkTable":
+        """This table with the address that is not given: it is next to the coordinator's."""
+        port = self.port if self.port is not None else serve.port + 1 if serve.port else 0
+        return replace(self, host=self.host or serve.host, port=port)
 
     @property
     def networks(self) -> tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]:
@@ -673,6 +685,12 @@ class CoordinatorConfig:
 
     def __post_init__(self) -> None:
         _ = self.link.networks, self.link.uplink_bytes_per_s_max  # raises if they are wrong
+        if is_local(self.link.host) and not is_local(self.coordinator.host):
+            raise OperatorFault(
+                f"link.host: with coordinator.host = {self.coordinator.host!r}, workers elsewhere would "
+                f"dial themselves at {self.link.host!r}; expected an address of this host that they "
+                "reach, or leave link.host out: coordinator.host is taken then"
+            )
         policy = self.policy
         kappa_max = policy.staleness_max + 1
         if policy.publish_every != "auto" and policy.publish_every > kappa_max:
@@ -801,6 +819,7 @@ class CoordinatorConfig:
         checked: dict[str, Any] = {
             cls.TABLE: cls.read(tables[cls.TABLE]) for cls in _COORDINATOR_TABLES
         }
+        checked["link"] = checked["link"].beside(checked["coordinator"])
         return CoordinatorConfig(
             **checked,
             tasks=tuple(map(TaskTable.read, tasks)),
@@ -808,6 +827,13 @@ class CoordinatorConfig:
             prices=tuple(map(PriceTable.read, _rows(document, PriceTable.TABLE, PRICES_MAX))),
             providers=read_providers(document),
         )
+
+
+def is_local(host: str) -> bool:
+    """Whether only this machine reaches this address or name; other names are not resolved."""
+    with suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return host == "localhost"
 
 
 def _uplink_bytes_per_s(key_name: str, limit: str, least: str) -> int | None:

@@ -27,6 +27,28 @@ def test_defaults_and_paths() -> None:
     assert config.tasks[0].options == {}
 
 
+def test_the_seed_listens_beside_the_coordinator_unless_the_config_says_otherwise() -> None:
+    def link(**serve: Any) -> tuple[str, int | None]:
+        found = CoordinatorConfig.read({**MINIMAL, "coordinator": serve}).link
+        return found.host, found.port
+
+    assert link() == ("127.0.0.1", 7701)
+    assert link(host="10.77.0.1") == ("10.77.0.1", 7701)
+    assert link(host="10.77.0.1", port=9000) == ("10.77.0.1", 9001)
+    assert link(port=0) == ("127.0.0.1", 0)
+    given = {"host": "10.0.0.9", "port": 5}
+    config = CoordinatorConfig.read({**MINIMAL, "link": given, "coordinator": {"host": "10.0.0.1"}})
+    assert (config.link.host, config.link.port) == ("10.0.0.9", 5)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1"])
+def test_workers_elsewhere_are_not_sent_to_their_own_loopback(host: str) -> None:
+    tables = {"coordinator": {"host": "10.77.0.1"}, "link": {"host": host}}
+    with pytest.raises(OperatorFault, match=r"^link.host: .* or leave link.host out"):
+        CoordinatorConfig.read({**MINIMAL, **tables})
+    CoordinatorConfig.read({**MINIMAL, **tables, "coordinator": {"host": "127.0.0.1"}})
+
+
 def test_other_programs_tables_are_ignored() -> None:
     assert CoordinatorConfig.read(
         {**MINIMAL, "learner": {"lr": 1}, "worker": {"x": 1}}

@@ -226,10 +226,9 @@ def _start_coordinator(demo: Demo, run: Path, model: Path, programs: Programs) -
     announced = json.loads(wait_for(run / "coordinator" / "coordinator.json", programs, START_S))
     url = str(announced["url"])
     learner = LEARNER.format(**facts, steps=demo.steps, url=url)
-    port = (
-        f"port = {announced['port']}"  # a coordinator that is started again is found where it was
-    )
-    config.write_text(config.read_text().replace("port = 0", port) + learner)
+    # A coordinator that is started again is found where it was.
+    ports = f"port = {announced['port']}\n\n[link]\nport = 0"
+    config.write_text(config.read_text().replace("port = 0", ports) + learner)
     return url
 
 

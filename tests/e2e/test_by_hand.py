@@ -114,7 +114,7 @@ def test_a_port_in_use(site: Site) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        site.config.write_text(site.config.read_text().replace("port = 0", f"port = {port}"))
+        site.fix_port(port)
         coordinator = site.coordinate()
         assert coordinator.wait(START_S) == 2
     assert f"{port}" in coordinator.tail()
@@ -214,9 +214,7 @@ def test_a_worker_waits_for_an_unreachable_coordinator(site: Site) -> None:
         "box", "-m", "echo2d", "join", url, f"--token-file={token}", state, "--engine=fake"
     )
     poll(lambda: "unreachable" in box.tail())
-    site.config.write_text(
-        site.config.read_text().replace("port = 0", f"port = {url.rpartition(':')[2]}")
-    )
+    site.fix_port(url.rpartition(":")[2])
     site.coordinate("again")
     site.url()
     poll(lambda: bool(site.status()["workers"]))

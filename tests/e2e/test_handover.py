@@ -116,9 +116,7 @@ def test_a_sample_outlives_a_killed_coordinator(site: Site) -> None:
         poll(lambda: learner.status()["groups"]["tokens_under_way"] > 0)
         os.kill(coordinator.pid, signal.SIGKILL)
         coordinator.wait(START_S)
-        site.config.write_text(
-            site.config.read_text().replace("port = 0", f"port = {url.rpartition(':')[2]}")
-        )
+        site.fix_port(url.rpartition(":")[2])
         again = site.coordinate("again")
         batch = learner.take_batch(1)
     ((trajectory,),) = [group.trajectories for group in batch.groups]

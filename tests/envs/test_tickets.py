@@ -127,7 +127,7 @@ class EnvsRun:
         for old, new in (
             (str(self._site.facts["model"]), str(self.model)),
             # The same one after a restart.
-            ("port = 0", f"port = {free_port()}"),
+            ("port = 0", f"port = {free_port()}\n\n[link]\nport = 0"),
             ("staleness_max = 1", "staleness_max = 3"),
             ("trajectories_per_step = 32", "trajectories_per_step = 8"),
             ("group_size = 8", "group_size = 4"),

@@ -49,6 +49,11 @@ class Site:
         announced = wait_for(self.run_dir / "coordinator.json", self.programs, START_S)
         return str(json.loads(announced)["url"])
 
+    def fix_port(self, port: int | str) -> None:
+        """The coordinator listens here from its next start on; the seed still at any free port."""
+        ports = f"port = {port}\n\n[link]\nport = 0"
+        self.config.write_text(self.config.read_text().replace("port = 0", ports, 1))
+
     def join(self, name: str, *options: str) -> Program:
         out = self.directory / f"{name}.token"
         worker_token(self.run_dir, self.url(), name, out=out)

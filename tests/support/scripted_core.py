@@ -65,6 +65,7 @@ def make_config(tmp_path: Path, **changes: Any) -> CoordinatorConfig:
     document = {
         "run": {"run_dir": str(tmp_path / "run"), "snapshot_root": str(tmp_path / "out")},
         "coordinator": {"port": 0},
+        "link": {"port": 0},
         "policy": {"trajectories_per_step": 4, "group_size": 2},
         "sampling": {"vocab_size": 17},
         "task": {"kind": "sort_digits", "processes": 1},

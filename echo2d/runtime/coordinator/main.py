@@ -397,10 +397,11 @@ def _check_link(link: LinkTable) -> None:
     """
     if link.host in WILDCARDS:
         raise OperatorFault(
-            f"link.host: expected an address that workers can dial; found {link.host!r}"
+            "link.host: expected this host's address as workers reach it, which they can dial; "
+            f"found {link.host!r}"
         )
     try:
-        socket.create_server((link.host, link.port), family=_family(link.host)).close()
+        socket.create_server((link.host, link.port or 0), family=_family(link.host)).close()
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise OperatorFault(f"link.port: {link.port} on {link.host} is in use") from error
@@ -466,7 +467,7 @@ def _seed_handover(
         key,
         run=run,
         link_host=config.link.host,
-        link_port=config.link.port,
+        link_port=config.link.port or 0,
         disk_bytes_max=config.run.disk_bytes_max,
         uplink_limit=config.link.uplink_bytes_per_s_max,
     )

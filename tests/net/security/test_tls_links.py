@@ -93,6 +93,8 @@ def config_of(tmp_path: Path, **keys: str) -> CoordinatorConfig:
     document = {
         "run": {"run_dir": str(tmp_path / "run"), "snapshot_root": str(tmp_path / "out")},
         "coordinator": {"port": 0, **keys},
+        # Bound on loopback, and taken for an address that others reach, as every name is.
+        "link": {"host": "127.1" if "host" in keys else ""},
         "sampling": {"vocab_size": 17},
         "task": {"kind": "sort_digits", "processes": 1},
     }
