@@ -46,6 +46,7 @@ import resource
 import signal
 import socket
 import struct
+import sys
 import time
 import types
 from collections.abc import Callable, Coroutine, Generator, Iterator, Mapping
@@ -54,6 +55,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import msgpack
 
+from echo2d.errors import OperatorFault
 from echo2d.registry import TASKS, load
 from echo2d.tasks.base import NoMorePrompts, Task, TextTask, Unjudged
 from echo2d.tasks.confinement import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, confine, prctl
@@ -303,6 +305,8 @@ def _failed(error: BaseException, call: str) -> TaskReply:
             return "no_continuation", f"{error.reason}: {error.detail}"[:REASON_CHARS_MAX]
         case EpisodeLost() if of_episode:
             return "died", reason
+        case OperatorFault():
+            return "error", reason
     return "error", f"{type(error).__name__}: {error}"[:REASON_CHARS_MAX]
 
 
@@ -343,8 +347,28 @@ def _packed(reply: TaskReply) -> bytes:
 
 
 def _import(task: str) -> Callable[..., Task | TextTask | Environment]:
+    """OperatorFault: there is no such task."""
+    module, _, name = task.partition(":")
     # The registry knows echo2d's own tasks by a short name; any other is "module:Class".
-    make: Callable[..., Task | TextTask | Environment] = load(TASKS.get(task, task))
+    if task not in TASKS and not (module and name):
+        raise OperatorFault(
+            f"expected a task of echo2d ({', '.join(TASKS)}), or yours as package.module:Class"
+        )
+    try:
+        make: Callable[..., Task | TextTask | Environment] = load(TASKS.get(task, task))
+    except ModuleNotFoundError as error:
+        # It may be another module, which this one imports.
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise
+        places = ", ".join(path for path in sys.path if not path.startswith(sys.base_prefix))
+        raise OperatorFault(
+            f"there is no module {error.name!r}: install it, or start the coordinator with "
+            f"PYTHONPATH=FOLDER, also for a file beside run.toml; Python looks in {places}"
+        ) from error
+    except AttributeError as error:
+        if hasattr(sys.modules.get(module), name):
+            raise
+        raise OperatorFault(f"module {module!r} has no {name!r}") from error
     return make
 
 

@@ -11,6 +11,7 @@ import asyncio
 import errno
 import json
 import logging
+import os
 import random
 import secrets
 import socket
@@ -151,6 +152,7 @@ async def open_coordinator(
     OperatorFault: the coordinator cannot start with this configuration.
     """
     await asyncio.to_thread(_check_link, config.link)
+    await asyncio.to_thread(_make_snapshot_root, config.run.snapshot_root)
     run = await asyncio.to_thread(RunDirectory, config.run.run_dir)
     tls = await asyncio.to_thread(run.authority.coordinator) if _uses_tls(config) else None
     async with AsyncExitStack() as stack:
@@ -408,6 +410,19 @@ def _check_link(link: LinkTable) -> None:
         raise OperatorFault(
             f"link.host: cannot listen on {link.host}:{link.port}: {error.strerror}"
         ) from error
+
+
+def _make_snapshot_root(path: Path) -> None:
+    """Make the directory in which the learner writes its versions. OperatorFault: it cannot be used."""
+    expected = "expected a directory in which the learner can write its versions"
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OperatorFault(
+            f"run.snapshot_root: cannot make {path}: {error.strerror}; {expected}"
+        ) from error
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise OperatorFault(f"run.snapshot_root: cannot write in {path}; {expected}")
 
 
 def _own_names() -> tuple[str, str]:

@@ -266,7 +266,18 @@ async def test_what_cannot_start_says_why(
         )
     assert "can dial" in await opens(make_config(tmp_path, **{"link.host": "0.0.0.0"}))
     assert "link.host" in await opens(make_config(tmp_path, **{"link.host": "198.51.100.1"}))
-    assert "task nothing" in await opens(make_config(tmp_path, **{"task.kind": "nothing"}))
+    for root in (tmp_path / "file" / "out", Path("/proc/nix")):
+        (tmp_path / "file").touch()
+        assert (await opens(make_config(tmp_path, **{"run.snapshot_root": str(root)}))).startswith(
+            f"run.snapshot_root: cannot make {root}: "
+        )
+    for kind, words in (
+        ("nothing", "task nothing: expected a task of echo2d (rows, gym, "),
+        ("my_package.parity", "or yours as package.module:Class"),
+        ("nowhere.parity:Parity", "there is no module 'nowhere': install it, or start the "),
+        ("tests.support.paths:Parity", "module 'tests.support.paths' has no 'Parity'"),
+    ):
+        assert words in await opens(make_config(tmp_path, **{"task.kind": kind}))
     model = {"run.base_model": str(tmp_path), "sampling.vocab_size": 0}
     assert f"there is no {tmp_path}/config.json" in await opens(make_config(tmp_path, **model))
     (tmp_path / "config.json").write_text("[]")
