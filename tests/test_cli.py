@@ -4,6 +4,7 @@ import json
 import resource
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -149,3 +150,30 @@ def test_simulate_says_in_one_line_what_is_wrong(tmp_path: Path, text: str, code
 def test_status_needs_to_know_whom_to_ask() -> None:
     code, output = run("status")
     assert (code, output.count("\n")) == (2, 1)
+
+
+def test_no_sentence_of_the_help_is_cut() -> None:
+    for words in ([], ["token"], ["bench"], ["audit"], ["init"]):
+        shown = CliRunner().invoke(main, [*words, "--help"], terminal_width=80).output
+        assert "..." not in shown.partition("Commands:")[2], shown
+
+
+def test_the_options_of_join_stand_under_headings() -> None:
+    shown = CliRunner().invoke(main, ["join", "--help"]).output
+    headings = [line for line in shown.splitlines() if line.endswith(":") and line[0] != " "]
+    assert headings == [
+        "What it joins, and as what:",
+        "Its engines:",
+        "What it gives to other workers:",
+        "Other options:",
+    ]
+    for option in main.commands["join"].params:
+        assert option.param_type_name == "argument" or option.opts[0] in shown
+
+
+def test_the_template_has_the_learners_table_too() -> None:
+    shown = CliRunner().invoke(main, ["coordinate", "--print-config"]).output
+    tables = tomllib.loads(shown)
+    assert {"run", "coordinator", "link", "task", "worker", "learner"} <= tables.keys()
+    for choices in ('"drop" or "mask"', '"torch" or "sglang"', '"grpo" or "dr_grpo"'):
+        assert choices in shown

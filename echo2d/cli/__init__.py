@@ -15,6 +15,7 @@ from echo2d.cli.daemons import coordinate, join, rented
 from echo2d.cli.envs import envs
 from echo2d.cli.evals import evaluations
 from echo2d.cli.foresight import plan, simulate
+from echo2d.cli.parts import FullSentences
 from echo2d.cli.recipes import init
 from echo2d.cli.results import export
 from echo2d.cli.samples import samples
@@ -24,7 +25,7 @@ from echo2d.cli.watching import demo, status
 from echo2d.errors import Fault, OperatorFault
 
 
-class Faultless(click.Group):
+class Faultless(FullSentences):
     """Turns a fault into one line on stderr and the exit code that says whose mistake it was."""
 
     def invoke(self, ctx: click.Context) -> Any:

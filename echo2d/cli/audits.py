@@ -6,10 +6,10 @@ from pathlib import Path
 
 import click
 
-from echo2d.cli.parts import json_option, run_dir_option
+from echo2d.cli.parts import FullSentences, json_option, run_dir_option
 
 
-@click.group()
+@click.group(cls=FullSentences)
 def audit() -> None:
     """See what the audit found about workers, and pardon convicted ones.
 

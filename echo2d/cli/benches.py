@@ -7,12 +7,12 @@ from typing import Any
 import click
 
 from echo2d.bench.liars.kinds import LIES
-from echo2d.cli.parts import DIRECTORY, FILE, json_option
+from echo2d.cli.parts import DIRECTORY, FILE, FullSentences, json_option
 from echo2d.errors import OperatorFault
 from echo2d.registry import SHAPES
 
 
-@click.group()
+@click.group(cls=FullSentences)
 def bench() -> None:
     """Measure real daemons under a bounded load."""
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from echo2d.cli.parts import DIRECTORY, FILE, json_option, log_options, serve
+from echo2d.cli.parts import DIRECTORY, FILE, Sectioned, json_option, log_options, serve
 from echo2d.errors import OperatorFault
 from echo2d.registry import ENGINES, one_of
 
@@ -66,7 +66,9 @@ def coordinate(
     from echo2d.config import print_config as all_keys
 
     if print_config:
-        click.echo(all_keys(), nl=False)
+        from echo2d.recipes.learner_table import learner_keys
+
+        click.echo(f"{all_keys()}\n{learner_keys()}", nl=False)
         return
     if config is None:
         raise OperatorFault(
@@ -128,7 +130,16 @@ def rented(config: Path, *, stop: bool, within: float, as_json: bool) -> None:
     sys.exit(1 if stop and facts["boxes"] else 0)
 
 
-@click.command()
+@click.command(
+    cls=Sectioned,
+    sections={
+        "What it joins, and as what": "token_file state_dir config base_model name usd_per_h",
+        "Its engines": "engine engine_python engine_args engine_url engine_key_file refit_mode"
+        " engines slots tokens_per_s_max threads apply_in_place",
+        "What it gives to other workers": "relay_only receive_only uplink_limit listen_host"
+        " listen_port advertise no_tls",
+    },
+)
 @click.argument("url", required=False)
 @click.option(
     "--token-file", type=FILE, help="Token file, made by `echo2d token create NAME --role worker`."
@@ -220,8 +231,9 @@ def join(
 ) -> None:
     """Run a worker: receive versions, pass them on and make rollouts.
 
-    URL is the coordinator's, https://HOST:PORT. URL, --token-file and --state-dir are required, as
-    flags or in the [worker] table of --config; `echo2d coordinate --print-config` shows its keys.
+    URL is the coordinator's, https://HOST:PORT; without it, the one in the token file. --token-file
+    and --state-dir are required, as flags or in the [worker] table of --config; `echo2d coordinate
+    --print-config` shows its keys.
     """
     from echo2d.config import WorkerConfig
 

@@ -2,7 +2,7 @@
 
 import gc
 import sys
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -15,12 +15,44 @@ from echo2d.errors import OperatorFault
 FILE = click.Path(path_type=Path, dir_okay=False)
 DIRECTORY = click.Path(path_type=Path, file_okay=False)
 
+SENTENCE_CHARS_MAX = 200  # of a command's first sentence
+
 run_dir_option = click.option(
     "--run-dir",
     type=DIRECTORY,
     required=True,
     help="The run's directory: run.run_dir of its config.",
 )
+
+
+class FullSentences(click.Group):
+    """A group whose list of commands cuts no sentence: long ones are wrapped."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        rows = [
+            (name, command.get_short_help_str(limit=SENTENCE_CHARS_MAX))
+            for name, command in sorted(self.commands.items())
+        ]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
+
+class Sectioned(click.Command):
+    """A command that shows its options under headings. sections: names of options by heading."""
+
+    def __init__(self, *arguments: Any, sections: Mapping[str, str], **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self._section_of = {n: title for title, names in sections.items() for n in names.split()}
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        titles = [*dict.fromkeys(self._section_of.values()), "Other options"]
+        found: dict[str, list[tuple[str, str]]] = {title: [] for title in titles}
+        for each in self.get_params(ctx):
+            if isinstance(each, click.Option) and (record := each.get_help_record(ctx)):
+                found[self._section_of.get(each.name or "", titles[-1])].append(record)
+        for title, rows in found.items():
+            with formatter.section(title):
+                formatter.write_dl(rows)
 
 
 def log_options(command: Callable[..., None]) -> Callable[..., None]:

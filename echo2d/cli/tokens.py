@@ -6,14 +6,14 @@ from typing import Any
 
 import click
 
-from echo2d.cli.parts import FILE, json_option, run_dir_option
+from echo2d.cli.parts import FILE, FullSentences, json_option, run_dir_option
 
 SHOWN_IDS = 3  # machines of a token in the list; --json has all
 SHOWN_ID_CHARS = 8
 SECONDS_PER_UNIT = {"d": 86400, "h": 3600, "min": 60}
 
 
-@click.group()
+@click.group(cls=FullSentences)
 def token() -> None:
     """Create, list and end the credentials of a run.
 

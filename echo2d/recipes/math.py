@@ -10,19 +10,19 @@ Everything that a run would stumble over later is tried here once, with the clas
 import asyncio
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
 from echo2d.config import CoordinatorConfig
 from echo2d.errors import OperatorFault
+from echo2d.recipes.learner_table import check_learner_table
 from echo2d.recipes.recipe_file import changed, filled, parsed
+from echo2d.recipes.run_folder import RUN_DIR, SNAPSHOTS, require_new, url_of, write_folder
 from echo2d.tasks.base import Answer, Reward, TextPrompt
 from echo2d.tasks.rows.files import DataRow, RowFiles, found_files
 from echo2d.tasks.rows.task import RowsTask
 from echo2d.tasks.served_task import ModelFiles, TaskTexts
 from echo2d.texts.model_texts import UnusableText
-from learner.config import LearnerConfig
 
 # Names of columns in the data sets that people use, the likeliest first.
 QUESTIONS = ("question", "problem", "prompt", "input", "query", "instruction")
@@ -86,35 +86,18 @@ def write_config(job: MathJob) -> tuple[Path, Preview]:
 
     OperatorFault: something is missing or wrong, or there is a config already. Nothing is written then.
     """
-    path = job.folder / "run.toml"
-    if path.exists():
-        raise OperatorFault(f"{path} exists already; choose another --out")
+    require_new(job.folder)
     if job.answer == job.prompt:
         raise OperatorFault(
             f"--answer: expected another column than --prompt; found {job.answer!r}"
         )
     text = changed(filled("math", _values(job)), job.settings)
     config = CoordinatorConfig.read(parsed(text))
-    url = _url(config.coordinator.host, config.coordinator.port)
+    url = url_of(config.coordinator.host, config.coordinator.port)
     text = changed(text, [f"learner.url={url}"])
-    LearnerConfig.read(parsed(text)["learner"])
+    check_learner_table(parsed(text))
     preview = _preview(config, job, url)
-    try:
-        (job.folder / "snapshots").mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise OperatorFault(f"--out: cannot write {path}: {error.strerror}") from error
-    return path, preview
-
-
-def _url(host: str, port: int) -> str:
-    """Where workers and the learner reach the coordinator, which uses TLS off loopback."""
-    try:
-        loopback = ip_address(host).is_loopback
-    except ValueError:
-        loopback = host == "localhost"
-    named = f"[{host}]" if ":" in host else host
-    return f"{'http' if loopback else 'https'}://{named}:{port}"
+    return write_folder(job.folder, text), preview
 
 
 def _values(job: MathJob) -> dict[str, Any]:
@@ -123,12 +106,11 @@ def _values(job: MathJob) -> dict[str, Any]:
     files = [str(path.absolute()) for path in found_files(job.rows)]
     asked = None if job.asked is None else [str(p.absolute()) for p in found_files(job.asked)]
     return {
-        "run_dir": str(folder / "coordinator"),
-        "snapshot_root": str(folder / "snapshots"),
+        "run_dir": str(folder / RUN_DIR),
+        "snapshot_root": str(folder / SNAPSHOTS),
         "base_model": str(job.base_model.absolute()),
         "host": job.host,
         "port": job.port,
-        "link_port": job.port + 1 if job.port else 0,
         "max_new_tokens": job.max_new_tokens,
         "rows": files,
         "prompt": job.prompt,
@@ -137,7 +119,7 @@ def _values(job: MathJob) -> dict[str, Any]:
         "held_out": HELD_OUT if asked is None else 0.0,
         "asked": {} if asked is None else {"files": asked, "split": "train"},
         "url": "",
-        "token_file": str(folder / "coordinator" / "tokens" / "learner.token"),
+        "token_file": str(folder / RUN_DIR / "tokens" / "learner.token"),
         "out_dir": str(folder / "learner"),
     }
 

@@ -50,7 +50,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "client": {"adapters", "snapshot_writer", "this_build", "core", "net", "errors"},
     "testing": {"client", "core", "sim", "errors"},
     "views": {"client", "core", "sim", "errors"},
-    "recipes": {"config", "tasks", "texts", "errors"},
+    "recipes": {"config", "config_tables", "core", "demo", "runtime", "tasks", "texts", "errors"},
     "demo": {"views", "bench", "core", "config", "errors", "client", "runtime"} | SHELLS,
     "bench": {
         "views",

@@ -1,0 +1,17 @@
+"""The [learner] table, which the learner checks itself, for programs that write or show whole configs."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from echo2d.config_tables import print_tables
+from learner.config import LearnerConfig
+
+
+def check_learner_table(document: Mapping[str, Any]) -> None:
+    """OperatorFault: the learner would refuse its table of this parsed config."""
+    LearnerConfig.read(document["learner"])
+
+
+def learner_keys() -> str:
+    """All keys of the table, as commented TOML with their defaults."""
+    return print_tables(LearnerConfig)

@@ -1,0 +1,105 @@
+"""The folder that `echo2d init` writes: config, the run's directory, and a token file for each box.
+
+    FOLDER/  run.toml   coordinator/ (the run: key, tokens)   snapshots/   box-1.token, box-2.token, ...
+
+Everything is there before the first program starts, so nobody has to type a token's URL or an order.
+"""
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from echo2d.config import is_local
+from echo2d.errors import OperatorFault
+from echo2d.runtime.run_dir.access_table import AccessTable
+from echo2d.runtime.run_dir.run_directory import RunDirectory
+from echo2d.runtime.run_dir.tokens import create_token, own_token
+
+CONFIG_FILE = "run.toml"
+RUN_DIR = "coordinator"
+SNAPSHOTS = "snapshots"
+EXPIRES = "30d"  # a box that has joined by then stays
+
+
+@dataclass(frozen=True, slots=True)
+class Boxes:
+    """How many machines may join. one_token: with the same token file, instead of one for each."""
+
+    count: int = 1
+    one_token: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenRun:
+    """What `echo2d init` has written. boxes: their token files. agents: their token file, if any."""
+
+    config: Path
+    url: str
+    task: str
+    boxes: tuple[Path, ...]
+    agents: Path | None = None
+
+    @property
+    def run_dir(self) -> Path:
+        return self.config.parent / RUN_DIR
+
+
+def url_of(host: str, port: int) -> str:
+    """Where workers and the learner reach the coordinator, which uses TLS off loopback."""
+    named = f"[{host}]" if ":" in host else host
+    return f"{'http' if is_local(host) else 'https'}://{named}:{port}"
+
+
+def require_new(folder: Path) -> None:
+    """OperatorFault: there is a config or a run already."""
+    for name in (CONFIG_FILE, RUN_DIR):
+        if (folder / name).exists():
+            raise OperatorFault(f"{folder / name} exists already; choose another --out")
+
+
+def write_folder(folder: Path, config: str, *, copies: Mapping[str, Path] | None = None) -> Path:
+    """Write the config, and copies of directories under these names; returns the config's path.
+
+    OperatorFault: the folder cannot be written.
+    """
+    path = folder / CONFIG_FILE
+    try:
+        (folder / SNAPSHOTS).mkdir(parents=True, exist_ok=True)
+        for name, source in (copies or {}).items():
+            shutil.copytree(source, folder / name, dirs_exist_ok=True)
+        path.write_text(config, encoding="utf-8")
+    except OSError as error:
+        raise OperatorFault(f"--out: cannot write {path}: {error.strerror}") from error
+    return path
+
+
+def issue_tokens(folder: Path, url: str, boxes: Boxes) -> tuple[Path, ...]:
+    """Make the run's directory, and the token files of the boxes, which are returned.
+
+    The learner's own token is made too, so that the learner may be started before the coordinator.
+    """
+    run = RunDirectory(folder / RUN_DIR)
+    own_token(run, AccessTable(run), "learner", url)
+    if boxes.one_token:
+        return (_issue(folder, url, "boxes", "worker", boxes.count),)
+    return tuple(_issue(folder, url, f"box-{n}", "worker") for n in range(1, boxes.count + 1))
+
+
+def issue_agent_token(folder: Path, url: str) -> Path:
+    """Make the token file with which agents outside play."""
+    return _issue(folder, url, "agent", "agent")
+
+
+def _issue(folder: Path, url: str, name: str, role: str, machines: int = 1) -> Path:
+    out = folder / f"{name}.token"
+    create_token(
+        folder / RUN_DIR,
+        name,
+        role=role,
+        url=url,
+        out=out,
+        max_workers=machines,
+        expires=EXPIRES,
+    )
+    return out
