@@ -513,7 +513,10 @@ class WorkerConfig(Table):
 
     TABLE: ClassVar[str] = "worker"
 
-    url: str = key("URL of the coordinator, https://HOST:PORT; http:// means no TLS")
+    url: str = key(
+        "URL of the coordinator, https://HOST:PORT; http:// means no TLS; empty: that of the token file",
+        "",
+    )
     token_file: Path = key("token file, made by `echo2d token create NAME --role worker`")
     state_dir: Path = key("directory in which this worker keeps its key, frames and snapshots")
     disk_bytes_max: int = key(

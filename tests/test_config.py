@@ -148,7 +148,7 @@ def test_worker_reads_its_table_and_flags(tmp_path: Path) -> None:
     )
     config = WorkerConfig.load(file, {"state_dir": "s", "slots": 8})
     assert (config.url, config.token_file, config.slots) == ("http://h:1", Path("t"), 8)
-    with pytest.raises(OperatorFault, match=r"worker\.url"):
+    with pytest.raises(OperatorFault, match=r"worker\.token_file"):
         WorkerConfig.load(None, {})
 
 

@@ -1,25 +1,190 @@
-"""`echo2d init`: write the config of a common job, after a few questions."""
+"""`echo2d init`: set up a run after a few questions."""
 
 import json
+import shutil
+import socket
 import sys
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from echo2d.cli.parts import DIRECTORY, json_option
+from echo2d.cli.parts import DIRECTORY, FullSentences, json_option
 from echo2d.errors import OperatorFault
 
 if TYPE_CHECKING:
     from echo2d.recipes.math import MathJob, Preview
+    from echo2d.recipes.run_folder import WrittenRun
 
 SHOWN_CHARS = 600  # of the first prompt
+SHOWN_TOKENS = 4  # files that are named
+TASK_CHOICES = {
+    "tiny": "digits to sort, with a tiny model that is made here, to try it all out",
+    "questions": "questions with answers, in a file of yours",
+    "class": "prompts and rewards of a Python class",
+    "environment": "an environment of several turns",
+    "agents": "programs outside that use the policy as an OpenAI API",
+}
+TINY = "tiny"
+MODEL_QUESTION = "Directory of the model to train, or tiny?"
+KIND_QUESTION = "Which one: package.module:Class, or a name of `echo2d tasks`?"
 
 
-@click.group("init")
-def init() -> None:
-    """Write the config of a common job and try what it names, before anything runs."""
+@click.group("init", cls=FullSentences, invoke_without_command=True)
+@click.option(
+    "--task",
+    type=click.Choice(list(TASK_CHOICES)),
+    help=f"What is trained on: {'; '.join(f'{n}: {about}' for n, about in TASK_CHOICES.items())}.",
+)
+@click.option(
+    "--kind",
+    help="With class and environment: yours as package.module:Class, or a name of `echo2d tasks`.",
+)
+@click.option(
+    "--base-model",
+    type=DIRECTORY,
+    help="Directory of the model to train; tiny: a tiny one that is made here, for tasks in digits.",
+)
+@click.option(
+    "--rows", help="With questions: the file with them. `echo2d init math` has more options."
+)
+@click.option("--prompt", help="With questions: the column with the question, or a text with it.")
+@click.option("--answer", help="With questions: the column with the expected answer.")
+@click.option("--scorer", help="With questions: who judges an answer, such as math or exact.")
+@click.option(
+    "--max-new-tokens", type=click.IntRange(1, 131072), help="Tokens of an answer at most."
+)
+@click.option("--host", help="This host's address, at which the boxes reach it.")
+@click.option(
+    "--port",
+    type=click.IntRange(1, 65534),
+    default=7700,
+    show_default=True,
+    help="The coordinator's TCP port; the next one is for weights.",
+)
+@click.option("--boxes", type=click.IntRange(1, 10_000), help="Number of boxes that may join.")
+@click.option("--one-token", is_flag=True, help="One token file for all boxes, not one for each.")
+@click.option("--out", type=DIRECTORY, help="New folder for the config and the run.")
+@click.option("--set", "settings", multiple=True, help="Another key: TABLE.KEY=VALUE; repeatable.")
+@click.option("--yes", is_flag=True, help="Ask nothing; take the guesses that are offered.")
+@json_option("Ask nothing; print one JSON object.")
+@click.pass_context
+def init(context: click.Context, *, yes: bool, as_json: bool, **given: Any) -> None:
+    """Set up a run: a few questions, then its config, its tokens, and the commands to type next.
+
+    Tries what is named before anything is written: the task is started, and its first prompt made.
+    Each question has an option that answers it.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    written = _set_up(given, asks=sys.stdin.isatty() and not (yes or as_json))
+    here, there = next_commands(written)
+    if as_json:
+        facts = {"config": str(written.config), "url": written.url, "task": written.task}
+        tokens = {
+            "boxes": [str(path) for path in written.boxes],
+            "agents": None if written.agents is None else str(written.agents),
+        }
+        click.echo(json.dumps({**facts, "tokens": tokens, "here": here, "there": there}))
+        return
+    _tell(written, here, there)
+
+
+def _tell(written: "WrittenRun", here: list[str], there: list[str]) -> None:
+    """What was written, and what to type next."""
+    several = len(written.boxes) > 1
+    shown = ", ".join(map(str, written.boxes[:SHOWN_TOKENS]))
+    shown += f", ... ({len(written.boxes)} in all)" if len(written.boxes) > SHOWN_TOKENS else ""
+    click.echo(f"Wrote {written.config} for the task {written.task}, and {shown}.\n")
+    click.echo(f"Type on this host, each in a terminal of its own:\n\n{_indented(here)}\n")
+    click.echo(
+        f"Copy {'its own token file' if several else str(written.boxes[0])} to each box, and type there, with "
+        f"echo2d installed:\n\n{_indented(there)}\n\n"
+        f"The boxes must reach two TCP ports of this host: that of {written.url} and the next one."
+    )
+    if written.agents is not None:
+        click.echo(f"Agents play with {written.agents} (docs/environments.md).")
+
+
+def _set_up(given: dict[str, Any], *, asks: bool) -> "WrittenRun":
+    """Ask what is not given, and write the run. OperatorFault: it cannot be."""
+    from echo2d.recipes.any_task import TaskJob, write_task_run
+    from echo2d.recipes.math import ANSWERS, QUESTIONS, MathJob, first_row, guess, write_config
+    from echo2d.recipes.run_folder import Boxes, WrittenRun, issue_tokens
+
+    def decide(name: str, question: str, offered: Any) -> Any:
+        return _decide(given, name, question, offered, asks=asks)
+
+    if asks and given["task"] is None:
+        for name, about in TASK_CHOICES.items():
+            click.echo(f"  {name:12} {about}")
+    task = decide("task", "What do you want to train on?", "tiny")
+    if task not in TASK_CHOICES:
+        raise OperatorFault(f"--task: expected {', '.join(TASK_CHOICES)}; found {task!r}")
+    kind = decide("kind", KIND_QUESTION, None) if task in ("class", "environment") else ""
+    model = None if task == "tiny" else Path(decide("base_model", MODEL_QUESTION, None))
+    if model == Path(TINY):
+        model = None
+    if task == "questions":
+        if model is None:
+            raise OperatorFault("--base-model: the tiny one reads no text; expected a directory")
+        rows = decide("rows", "File with the questions?", None)
+        columns = list(first_row(rows))
+        prompt = decide("prompt", "Which column is the question?", guess(columns, QUESTIONS))
+        answer = decide("answer", "Which column is the answer?", guess(columns, ANSWERS))
+        scorer = decide("scorer", "Who judges an answer: math, exact, regex, choice?", "math")
+    tokens = 12 if model is None else decide("max_new_tokens", "Tokens of an answer at most?", 1024)
+    host = decide("host", "At which address do the boxes reach this host?", _own_address())
+    count = decide("boxes", "How many boxes will join?", 1)
+    folder = Path(decide("out", "In which new folder shall the run live?", "run"))
+    boxes, settings = Boxes(count, one_token=given["one_token"]), tuple(given["settings"])
+    if model is None or task != "questions":
+        job = TaskJob(task, folder, host, kind, model, given["port"], tokens, boxes, settings)
+        return write_task_run(job)
+    judged = (f"task.options.scorer={scorer}", *settings)
+    asked = MathJob(
+        model, rows, prompt, answer, tokens, folder, host, given["port"], settings=judged
+    )
+    config, preview = write_config(asked)
+    return WrittenRun(config, preview.url, task, issue_tokens(folder, preview.url, boxes))
+
+
+def _decide(given: dict[str, Any], name: str, question: str, offered: Any, *, asks: bool) -> Any:
+    """What the option says, or the person, or what is offered. OperatorFault: nobody says it."""
+    if given[name] is not None:
+        return given[name]
+    if asks:
+        return click.prompt(question, default=offered, type=type(offered) if offered else str)
+    if offered is None:
+        raise OperatorFault(f"--{name.replace('_', '-')}: expected an answer to: {question}")
+    return offered
+
+
+def _own_address() -> str:
+    """The address from which this host would reach others; nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as chosen:
+        try:
+            chosen.connect(("198.51.100.1", 9))  # an address for documents, which nobody has
+        except OSError:
+            return "127.0.0.1"
+        return str(chosen.getsockname()[0])
+
+
+def next_commands(written: "WrittenRun") -> tuple[list[str], list[str]]:
+    """What to type on this host, and on a box, with the programs as they were typed here."""
+    script = Path(sys.argv[0])
+    echo2d, python = "echo2d", "python"
+    if script.name == echo2d and str(shutil.which(echo2d)) != str(script.absolute()):
+        # Called by its path, so `python` means the one beside it.
+        echo2d, python = sys.argv[0], str(script.with_name("python"))
+    here = [
+        f"{echo2d} coordinate --config {written.config}",
+        f"{python} -m learner --config {written.config}",
+        f"{echo2d} status --run-dir {written.run_dir} --watch",
+    ]
+    return here, [f"{echo2d} join --token-file {written.boxes[0].name} --state-dir state"]
 
 
 @init.command("math")
@@ -110,7 +275,7 @@ def _explain(job: "MathJob", path: Path, preview: "Preview") -> None:
     click.echo(
         f"{preview.trained:,} questions to train on, {preview.held_out:,} held out; "
         f"the longest of the first prompts has {preview.longest} tokens.\n\n"
-        f"The first prompt, as the model reads it:\n\n{_indented(shown)}\n\n"
+        f"The first prompt, as the model reads it:\n\n{_indented(shown.splitlines())}\n\n"
         f"The answer to it: {preview.expected}\n\n"
         f"Wrote {path}. Start the run, in three terminals on this host:\n\n"
         f"  echo2d coordinate --config {path}\n"
@@ -122,5 +287,5 @@ def _explain(job: "MathJob", path: Path, preview: "Preview") -> None:
     )
 
 
-def _indented(text: str) -> str:
-    return "\n".join(f"  {line}" for line in text.splitlines())
+def _indented(lines: Iterable[str]) -> str:
+    return "\n".join(f"  {line}" for line in lines)

@@ -14,10 +14,9 @@ import click
 import pytest
 
 from echo2d.cli import main
-from echo2d.config import CoordinatorConfig
 from learner.__main__ import _parse
-from learner.config import LearnerConfig
 from tests.support.paths import REPO
+from tests.support.readme import CLONED, first_steps
 
 PAGES = [
     REPO / "README.md",
@@ -27,6 +26,7 @@ PAGES = [
 TARGETS = set(re.findall(r"^([a-z][a-z-]*):", (REPO / "Makefile").read_text(), re.MULTILINE))
 OURS = re.compile(r"(\S*/)?(echo2d|make|python3?) ")
 LINES_MAX = 120  # of README: it is skimmed
+TYPED_LINES_MAX = 12  # from nothing to a first train step on two machines
 
 
 def command_lines(text: str) -> Iterator[str]:
@@ -141,9 +141,8 @@ def test_the_readme_is_short_and_says_first_whom_it_is_for() -> None:
     assert text.count("\n") <= LINES_MAX
 
 
-def test_the_example_of_two_machines_is_a_config() -> None:
-    path = REPO / "examples" / "two_machines.toml"
-    run, learner = CoordinatorConfig.load(path), LearnerConfig.load(path)
-    assert learner.url == f"https://{run.coordinator.host}:{run.coordinator.port}"
-    assert learner.token_file == run.run.run_dir / "tokens" / "learner.token"
-    assert learner.snapshot_root == run.run.snapshot_root
+def test_the_first_steps_are_few_and_edit_no_file() -> None:
+    """tests/lab/test_first_hour.py types them."""
+    typed = [*CLONED, *(line for terminal in first_steps() for line in terminal)]
+    assert len(typed) <= TYPED_LINES_MAX
+    assert [line for line in typed if re.search(r"editor|vi |nano|sed |>", line)] == []

@@ -406,8 +406,9 @@ async def run_worker(config: WorkerConfig) -> int:
 
     OperatorFault, in one clear line: the operator's mistake, or the coordinator's final refusal.
     """
-    _check_hosts(config)
     token = await asyncio.to_thread(read_token_file, config.token_file)
+    config = replace(config, url=config.url or token.url)
+    _check_hosts(config)
     state_dir = await asyncio.to_thread(
         partial(StateDir, config.state_dir, config.disk_bytes_max, one_slot=config.apply_in_place)
     )
