@@ -1,6 +1,6 @@
 """A run of an example on one machine: coordinator, two workers and learner as programs of their own.
 
-    run directory with run.toml --> echo2d coordinate, two times echo2d join, python -m learner
+    run directory with run.toml --> echo2d coordinate, two times echo2d join, echo2d learn
 
 Ctrl-C lets the learner save its step, and the same command goes on from there; after a kill it goes on
 from the last checkpoint.
@@ -82,7 +82,9 @@ def train(run: Path, news: Callable[[], Sequence[object]] = tuple) -> None:
             start_worker(programs, f"worker-{number}", run, url, *limits)
         began = any((run / "learner" / "checkpoints").glob("*"))
         resume = ["--resume"] if began else []
-        learner = programs.start("learner", "-m", "learner", "--config", str(config), *resume)
+        learner = programs.start(
+            "learner", "-m", "echo2d", "learn", "--config", str(config), *resume
+        )
         _watch(run, url, programs, learner, view, news)
 
 

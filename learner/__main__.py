@@ -1,8 +1,9 @@
-"""`python -m learner --config run.toml [--resume]`: train until the last step.
+"""`echo2d learn --config run.toml [--resume]`: train until the last step.
 
-On N GPUs, or with N processes on a CPU: `python -m learner.torchrun --nproc-per-node N -m learner
-...`. The first SIGINT or SIGTERM stops the learner: it saves a checkpoint within
-learner.stop_within_s, in the middle of a step if need be. A second one ends it at once.
+In a checkout `python -m learner` starts it too. On N GPUs, or with N processes on a CPU:
+`python -m echo2d.learner.torchrun --nproc-per-node N -m echo2d.learner ...`. The first SIGINT or
+SIGTERM stops the learner: it saves a checkpoint within learner.stop_within_s, in the middle of a
+step if need be. A second one ends it at once.
 
 Exit codes:
 0   The last step is done, or a signal stopped the learner; a checkpoint has been saved.
@@ -34,15 +35,15 @@ from echo2d.client import (
     StoreFault,
 )
 from echo2d.config_tables import print_tables
+from echo2d.learner.batch.prefetch import BatchPrefetch
+from echo2d.learner.config import LearnerConfig, Place, notifier, place
+from echo2d.learner.notice import NoticeWatch, asker
+from echo2d.learner.saving.identity import own
+from echo2d.learner.saving.remote import RemoteCheckpoints
 from echo2d.logs import LEVELS, start_logging
-from learner.batch.prefetch import BatchPrefetch
-from learner.config import LearnerConfig, Place, notifier, place
-from learner.notice import NoticeWatch, asker
-from learner.saving.identity import own
-from learner.saving.remote import RemoteCheckpoints
 
 if TYPE_CHECKING:
-    from learner.ranks.ranks import Rendezvous
+    from echo2d.learner.ranks.ranks import Rendezvous
 
 # torchrun's store says within milliseconds which rank failed first, unless its host is gone.
 FIRST_FAILURE_S_MAX = 5.0
@@ -134,7 +135,7 @@ def _plan(options: argparse.Namespace) -> int:
     config = LearnerConfig.load(options.config)
     if options.ranks < 1 or options.gpu_gib < 0:
         raise OperatorFault("--ranks and --gpu-gib: expected positive numbers")
-    from learner.plan import as_json, device_for, lines, plan
+    from echo2d.learner.plan import as_json, device_for, lines, plan
 
     logging.disable()  # each row that is tried says the same about the model
     found = plan(config, options.ranks, device_for(config, options.ranks, options.gpu_gib))
@@ -146,11 +147,11 @@ def _export(options: argparse.Namespace, here: Place) -> int:
     """Write a checkpoint as a Hugging Face directory, and print what was written. Returns 0."""
     config, (step, directory) = LearnerConfig.load(options.config), options.export
     if here.size > 1:
-        raise OperatorFault("--export needs one process; start it without learner.torchrun")
-    from learner.model import lora
-    from learner.model.load import empty_model
-    from learner.saving.export import ModelFacts, export
-    from learner.saving.layout import layout_of
+        raise OperatorFault("--export needs one process; start it without echo2d.learner.torchrun")
+    from echo2d.learner.model import lora
+    from echo2d.learner.model.load import empty_model
+    from echo2d.learner.saving.export import ModelFacts, export
+    from echo2d.learner.saving.layout import layout_of
 
     model = empty_model(config.model)
     layout = layout_of(model, config.model)
@@ -166,7 +167,7 @@ def _run(options: argparse.Namespace, here: Place, failures: _FailureReport) -> 
     config, prefetch = LearnerConfig.load(options.config), BatchPrefetch()
     service = notifier(here)
     if here.size > 1:
-        from learner.ranks.ranks import Rendezvous
+        from echo2d.learner.ranks.ranks import Rendezvous
 
         failures.rendezvous = Rendezvous(here)
     with contextlib.ExitStack() as stack:
@@ -193,7 +194,7 @@ def _run(options: argparse.Namespace, here: Place, failures: _FailureReport) -> 
             watch.start()
         service.starting("loading the model")
         # torch takes seconds to import; a mistake in the configuration is reported before that.
-        from learner.train import Learner
+        from echo2d.learner.train import Learner
 
         rendezvous = failures.rendezvous
         joined = None if rendezvous is None else rendezvous.join(config, lost=failures.lose)
@@ -229,9 +230,7 @@ def stop_on_signals(stop: Callable[[str], None]) -> None:
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m learner", description="Train a policy by GRPO."
-    )
+    parser = argparse.ArgumentParser(prog="echo2d learn", description="Train a policy by GRPO.")
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--config", type=Path, help="TOML file with a [learner] table")
     what.add_argument(

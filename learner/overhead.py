@@ -1,4 +1,4 @@
-"""Measure what a train step costs beyond training: `python -m learner.overhead OUT [--steps 24]`.
+"""Measure what a train step costs beyond training: `python -m echo2d.learner.overhead OUT [--steps 24]`.
 
 The real learner trains a model of 50 M parameters on generated batches. A stub coordinator links
 and hashes versions, as the real one does on one host, and makes the learner publish every second
@@ -36,10 +36,10 @@ from echo2d.client import (
     Trajectory,
     TrajectoryScore,
 )
-from learner.batch.prefetch import BatchPrefetch
-from learner.config import LearnerConfig
-from learner.metrics.stopwatch import TRAIN, WAIT
-from learner.train import Learner
+from echo2d.learner.batch.prefetch import BatchPrefetch
+from echo2d.learner.config import LearnerConfig
+from echo2d.learner.metrics.stopwatch import TRAIN, WAIT
+from echo2d.learner.train import Learner
 
 VOCABULARY = 8192
 # Width and layers: 51 M parameters to publish, and 84 M whose weights and moments are 1 GB.
@@ -233,7 +233,7 @@ def say(what: str, values: Sequence[float]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m learner.overhead", description="What steps cost beyond training."
+        prog="python -m echo2d.learner.overhead", description="What steps cost beyond training."
     )
     parser.add_argument("out", type=Path, help="a directory that is not there yet")
     parser.add_argument("--steps", type=int, default=24)

@@ -1,4 +1,4 @@
-"""Say before anything is loaded what a run needs: `python -m learner --config run.toml --plan`.
+"""Say before anything is loaded what a run needs: `echo2d learn --config run.toml --plan`.
 
     memory       of a rank's tensors at rest and at the peak of a train step (`footprint`)
     longest row  rows of twice the tokens, or half of them, until the device is full between two of them
@@ -22,8 +22,8 @@ from blake3 import blake3
 from transformers import AutoConfig
 
 from echo2d.client import OperatorFault
-from learner.config import LearnerConfig
-from learner.model.footprint import Footprint, footprint
+from echo2d.learner.config import LearnerConfig
+from echo2d.learner.model.footprint import Footprint, footprint
 
 GIB = 2**30
 # The share of a GPU's memory that tensors may take. Kernels, NCCL and holes between tensors need the rest.

@@ -12,7 +12,7 @@ import math
 import time
 from collections.abc import Callable
 
-from learner.ranks.ranks import Ranks
+from echo2d.learner.ranks.ranks import Ranks
 
 # What one rank finds, in the order in which the ranks' findings prevail.
 GOES_ON, FINISHES, LEAVES = range(3)

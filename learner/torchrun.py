@@ -1,5 +1,5 @@
-"""Run torchrun with useful exit codes: `python -m learner.torchrun --nproc-per-node 8 -m learner
---config run.toml`.
+"""Run torchrun with useful exit codes: `python -m echo2d.learner.torchrun --nproc-per-node 8
+-m echo2d.learner --config run.toml`.
 
 torchrun exits with 1 on every failure, so that a service manager would restart what only the
 operator can repair. This program takes torchrun's arguments and exits as the learner does: 0 when

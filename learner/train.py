@@ -51,26 +51,26 @@ from echo2d.client import (
     Unanswered,
     base_digest,
 )
+from echo2d.learner.batch.checks import BatchRules, Trained, faults
+from echo2d.learner.batch.packing import PackedAnswer, answers_of, parts
+from echo2d.learner.batch.prefetch import BatchPrefetch
+from echo2d.learner.config import LearnerConfig, Place
+from echo2d.learner.metrics.report import StepReport
+from echo2d.learner.metrics.rows import evaluation_line, facts_of, row_of
+from echo2d.learner.metrics.stopwatch import TRAIN, WAIT, Stopwatch
+from echo2d.learner.metrics.tracking import Tracking, makers
+from echo2d.learner.model.begun_step import BegunStep, StepLeftError
+from echo2d.learner.model.policy import PoisonedGroupsError, Policy
+from echo2d.learner.objective.hooks import advantages_of
+from echo2d.learner.ranks.ranks import Ranks, device_of
+from echo2d.learner.saving.adapter import AdapterWriter, check_scale
+from echo2d.learner.saving.checkpoint import OWN, Checkpoints
+from echo2d.learner.saving.files import make_directory
+from echo2d.learner.saving.publish import Publisher, SnapshotWriter
+from echo2d.learner.saving.remote import RemoteCheckpoints
+from echo2d.learner.stopping import StopClock
 from echo2d.logs import say
 from echo2d.sd_notify import Notifier
-from learner.batch.checks import BatchRules, Trained, faults
-from learner.batch.packing import PackedAnswer, answers_of, parts
-from learner.batch.prefetch import BatchPrefetch
-from learner.config import LearnerConfig, Place
-from learner.metrics.report import StepReport
-from learner.metrics.rows import evaluation_line, facts_of, row_of
-from learner.metrics.stopwatch import TRAIN, WAIT, Stopwatch
-from learner.metrics.tracking import Tracking, makers
-from learner.model.begun_step import BegunStep, StepLeftError
-from learner.model.policy import PoisonedGroupsError, Policy
-from learner.objective.hooks import advantages_of
-from learner.ranks.ranks import Ranks, device_of
-from learner.saving.adapter import AdapterWriter, check_scale
-from learner.saving.checkpoint import OWN, Checkpoints
-from learner.saving.files import make_directory
-from learner.saving.publish import Publisher, SnapshotWriter
-from learner.saving.remote import RemoteCheckpoints
-from learner.stopping import StopClock
 
 # How often a waiting learner checks for a publish that failed, or a rank that was told to stop.
 BEAT_S = 1.0
@@ -209,7 +209,7 @@ class Learner:
             return config.row_tokens_max
         self._service.starting("planning the memory")
         # What it imports takes a second, and a learner on a CPU does not need it.
-        from learner.plan import longest_row_on_gpu
+        from echo2d.learner.plan import longest_row_on_gpu
 
         memory = torch.cuda.get_device_properties(device).total_memory
         return longest_row_on_gpu(config, self._ranks.size, memory)

@@ -9,7 +9,7 @@ import pytest
 
 from echo2d.config_tables import Table, key, print_tables, read_toml, table_of
 from echo2d.errors import OperatorFault
-from learner.config import LearnerConfig
+from echo2d.learner.config import LearnerConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

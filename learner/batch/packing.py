@@ -29,8 +29,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from echo2d.client import Batch, Group, Trajectory
-from learner.batch.checks import CUT_OFF, BatchRules
-from learner.objective.hooks import Advantages
+from echo2d.learner.batch.checks import CUT_OFF, BatchRules
+from echo2d.learner.objective.hooks import Advantages
 
 PAD = 0  # any token id: attention is causal, so padding on the right is never seen
 Item = TypeVar("Item")

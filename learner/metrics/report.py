@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from echo2d.client import TrajectoryScore
-from learner.metrics.staleness import Means
+from echo2d.learner.metrics.staleness import Means
 
 
 @dataclass(frozen=True, slots=True)

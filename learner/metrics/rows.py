@@ -8,9 +8,9 @@ from datetime import timedelta
 from typing import Any
 
 from echo2d.client import Batch, Evaluation, Group, Trajectory
-from learner.batch.checks import CUT_OFF, staleness_histogram
-from learner.metrics.report import StepReport
-from learner.metrics.staleness import answers_by_staleness
+from echo2d.learner.batch.checks import CUT_OFF, staleness_histogram
+from echo2d.learner.metrics.report import StepReport
+from echo2d.learner.metrics.staleness import answers_by_staleness
 
 # A prompt's further tags are left out of the rewards by tag.
 TAGS_SHOWN_MAX = 8

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from echo2d.client import Batch
-from learner.batch.checks import staleness
-from learner.ranks.ranks import Ranks
+from echo2d.learner.batch.checks import staleness
+from echo2d.learner.ranks.ranks import Ranks
 
 SUMS = ("tokens", "ratio", "clipped", "corrected", "kl", "entropy")
 

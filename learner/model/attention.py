@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from learner.batch.packing import Pieces
+from echo2d.learner.batch.packing import Pieces
 
 NAME = "echo2d_pieces"
 # Pieces go together if the shortest has this share of the longest one's tokens, or lacks so few.

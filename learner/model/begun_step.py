@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from echo2d.client import TrajectoryScore
-from learner.metrics.staleness import Tally, empty_tally
-from learner.ranks.ranks import Ranks
+from echo2d.learner.metrics.staleness import Tally, empty_tally
+from echo2d.learner.ranks.ranks import Ranks
 
 # Called before each micro-batch, on all ranks: the micro-batches done, all of the step, and the
 # optimizer steps that are applied. Whether the ranks leave the step.

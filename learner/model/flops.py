@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from learner.batch.packing import MicroBatch
+from echo2d.learner.batch.packing import MicroBatch
 
 TRAIN = 3  # forward once, backward twice as much
 

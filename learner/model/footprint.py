@@ -21,14 +21,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from learner.batch.packing import MicroBatch, PackedAnswer, micro_batches
-from learner.config import LearnerConfig
-from learner.model import logprobs, lora
-from learner.model.layers import prepare_layers
-from learner.model.live_bytes import LiveBytes
-from learner.model.load import empty_model
-from learner.model.scorer import AnswerScorer
-from learner.ranks.ranks import Channel, Ranks
+from echo2d.learner.batch.packing import MicroBatch, PackedAnswer, micro_batches
+from echo2d.learner.config import LearnerConfig
+from echo2d.learner.model import logprobs, lora
+from echo2d.learner.model.layers import prepare_layers
+from echo2d.learner.model.live_bytes import LiveBytes
+from echo2d.learner.model.load import empty_model
+from echo2d.learner.model.scorer import AnswerScorer
+from echo2d.learner.ranks.ranks import Channel, Ranks
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,8 @@ from torch.utils.checkpoint import (
 )
 
 from echo2d.client import OperatorFault
-from learner.config import LearnerConfig
-from learner.ranks.ranks import layers_of
+from echo2d.learner.config import LearnerConfig
+from echo2d.learner.ranks.ranks import layers_of
 
 # Kernels by name, in whichever library they are.
 ATTENTION = ("scaled_dot_product", "flash_att", "varlen_att")

@@ -19,8 +19,8 @@ from torch.distributed.tensor import DTensor
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from echo2d.client import OperatorFault
-from learner.saving.layout import Layout, WeightPart, layout_of
-from learner.saving.shards import first_row
+from echo2d.learner.saving.layout import Layout, WeightPart, layout_of
+from echo2d.learner.saving.shards import first_row
 
 NEEDED = ("config.json", "tokenizer.json")
 PORTION_NUMBERS = 1 << 25  # 64 MB in bfloat16

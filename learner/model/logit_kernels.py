@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from learner.model.logprobs import LogitBlock, ScoreSlopes
+from echo2d.learner.model.logprobs import LogitBlock, ScoreSlopes
 
 WIDTH, WARPS = 2048, 8
 

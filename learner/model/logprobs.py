@@ -241,7 +241,7 @@ def _block_work(device: torch.device) -> _BlockWork:
         return plain
     try:
         # Torch brings Triton where it can use a GPU.
-        from learner.model import logit_kernels
+        from echo2d.learner.model import logit_kernels
 
         kernels = _BlockWork(logit_kernels.read_block, logit_kernels.block_gradient)
         _try(kernels, device)

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from echo2d.client import OperatorFault
-from learner.config import LearnerConfig
-from learner.saving.shards import first_row
+from echo2d.learner.config import LearnerConfig
+from echo2d.learner.saving.shards import first_row
 
 
 def attach(model: Any, config: LearnerConfig) -> None:

@@ -17,10 +17,10 @@ from torch import Tensor
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.fsdp import FSDPModule
 
-from learner.batch.packing import MicroBatch, PackedAnswer, micro_batches
-from learner.config import LearnerConfig
-from learner.metrics.report import Effort, RouterLoad, StepReport
-from learner.metrics.staleness import (
+from echo2d.learner.batch.packing import MicroBatch, PackedAnswer, micro_batches
+from echo2d.learner.config import LearnerConfig
+from echo2d.learner.metrics.report import Effort, RouterLoad, StepReport
+from echo2d.learner.metrics.staleness import (
     NO_TOKENS,
     Tally,
     add_up,
@@ -30,26 +30,26 @@ from learner.metrics.staleness import (
     overall,
     tally,
 )
-from learner.model import lora, rng_state
-from learner.model.begun_step import BegunStep, Leaves, StepLeftError, finishes
-from learner.model.flops import ModelSize, peak_of
-from learner.model.layers import compile_layers, prepare_layers
-from learner.model.load import empty_model, fill
-from learner.model.router import LayerSums, Routers, router_load
-from learner.model.scorer import AnswerScorer
-from learner.model.trajectory_scores import ScoreSums, no_sums, score_sums, scores_of
-from learner.objective.hooks import loss_of
-from learner.objective.objectives import (
+from echo2d.learner.model import lora, rng_state
+from echo2d.learner.model.begun_step import BegunStep, Leaves, StepLeftError, finishes
+from echo2d.learner.model.flops import ModelSize, peak_of
+from echo2d.learner.model.layers import compile_layers, prepare_layers
+from echo2d.learner.model.load import empty_model, fill
+from echo2d.learner.model.router import LayerSums, Routers, router_load
+from echo2d.learner.model.scorer import AnswerScorer
+from echo2d.learner.model.trajectory_scores import ScoreSums, no_sums, score_sums, scores_of
+from echo2d.learner.objective.hooks import loss_of
+from echo2d.learner.objective.objectives import (
     LossTotals,
     distance_to_base,
     policy_loss,
     surrogate_loss,
     token_shares,
 )
-from learner.objective.schedule import lr_share
-from learner.objective.token_weights import WeightInputs, weigh
-from learner.ranks.ranks import Ranks, whole
-from learner.saving.layout import layout_of
+from echo2d.learner.objective.schedule import lr_share
+from echo2d.learner.objective.token_weights import WeightInputs, weigh
+from echo2d.learner.ranks.ranks import Ranks, whole
+from echo2d.learner.saving.layout import layout_of
 
 CONFIGURED = ("lr", "betas", "weight_decay")  # optimizer settings that the config decides
 RANK_SEED_STEP = 1_000_003  # between the seeds of two ranks; runs use seeds closer together

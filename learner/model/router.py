@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from learner.batch.packing import MicroBatch
-from learner.metrics.report import RouterLoad
-from learner.ranks.ranks import Ranks
+from echo2d.learner.batch.packing import MicroBatch
+from echo2d.learner.metrics.report import RouterLoad
+from echo2d.learner.ranks.ranks import Ranks
 
 # The sums of one layer [e + 2]: tokens of each expert, normalized entropies of all tokens, number of tokens. They are
 # float64, in which counts are exact.

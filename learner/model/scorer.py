@@ -22,9 +22,9 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 
 from echo2d.client import OperatorFault
-from learner.batch.packing import MicroBatch, Pieces
-from learner.model.attention import NAME, AttentionPlans, UnknownAttentionError, register
-from learner.model.logprobs import LogitTail, TokenScores, token_scores
+from echo2d.learner.batch.packing import MicroBatch, Pieces
+from echo2d.learner.model.attention import NAME, AttentionPlans, UnknownAttentionError, register
+from echo2d.learner.model.logprobs import LogitTail, TokenScores, token_scores
 
 METHOD = "score_tokens"  # of the model; FSDP2 must know it, to gather the head before it is called
 # Layers that `attention` can do.

@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 
 from echo2d.client import TrajectoryScore
-from learner.batch.packing import MicroBatch
-from learner.model.logprobs import TokenScores
+from echo2d.learner.batch.packing import MicroBatch
+from echo2d.learner.model.logprobs import TokenScores
 
 
 @dataclass(frozen=True, slots=True)

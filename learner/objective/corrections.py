@@ -24,7 +24,7 @@ Suffixes of names: n = answer tokens of a micro-batch.
 import torch
 from torch import Tensor
 
-from learner.objective.objectives import LOG_RATIO_MAX, answer_means
+from echo2d.learner.objective.objectives import LOG_RATIO_MAX, answer_means
 
 
 def log_ratio(logprobs_n: Tensor, rollout_logprobs_n: Tensor) -> Tensor:

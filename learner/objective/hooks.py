@@ -4,7 +4,7 @@
     def loss(inputs): ...             a `WeightInputs` to the loss of each token [n], with gradient
 
 A loss is summed up with the tokens' shares, as `loss_mean` says. Modules are found as Python finds them: installed,
-or in the directory where `python -m learner` was started.
+or in the directory where `echo2d learn` was started.
 """
 
 import importlib
@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from echo2d.client import OperatorFault
-from learner.config import HABITS, Recipe
-from learner.objective.objectives import group_advantages
-from learner.objective.token_weights import WeightInputs
+from echo2d.learner.config import HABITS, Recipe
+from echo2d.learner.objective.objectives import group_advantages
+from echo2d.learner.objective.token_weights import WeightInputs
 
 Advantages = Callable[[NDArray[np.float32]], NDArray[np.float32]]
 TokenLoss = Callable[[WeightInputs], Tensor]

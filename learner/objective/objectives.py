@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from learner.config import AdvantageBaseline, Mean
+from echo2d.learner.config import AdvantageBaseline, Mean
 
 STD_FLOOR = 1e-4  # keeps a group of equal rewards at advantage 0
 LOG_RATIO_MAX = 20.0  # e^20: far beyond every bound, and finite in float32

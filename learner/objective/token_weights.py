@@ -19,8 +19,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from learner.config import Recipe
-from learner.objective.corrections import (
+from echo2d.learner.config import Recipe
+from echo2d.learner.objective.corrections import (
     clip_keeps,
     clip_value,
     log_ratio,
@@ -29,7 +29,7 @@ from learner.objective.corrections import (
     mask_tokens,
     truncate,
 )
-from learner.objective.objectives import answer_means
+from echo2d.learner.objective.objectives import answer_means
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,8 +32,8 @@ from torch.distributed.rendezvous import rendezvous
 from torch.distributed.tensor import DTensor
 
 from echo2d.client import OperatorFault
-from learner.config import LearnerConfig, Place
-from learner.ranks.watchdog import FIRST_FAILURE, RankWatchdog
+from echo2d.learner.config import LearnerConfig, Place
+from echo2d.learner.ranks.watchdog import FIRST_FAILURE, RankWatchdog
 
 # Between two messages: rank 0 may upload a version for an hour, see `echo2d.client`.
 WAIT_S_MAX = 7200.0

@@ -11,9 +11,9 @@ from typing import Any
 from torch import Tensor
 
 from echo2d.client import BASE_PIN, OperatorFault, SnapshotFile, base_pin
-from learner.config import LearnerConfig
-from learner.saving.layout import WeightPart
-from learner.saving.publish import SnapshotWriter, small_file
+from echo2d.learner.config import LearnerConfig
+from echo2d.learner.saving.layout import WeightPart
+from echo2d.learner.saving.publish import SnapshotWriter, small_file
 
 PREFIX = "base_model.model."
 

@@ -46,11 +46,11 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.serialization import set_crc32_options
 
 from echo2d.client import OperatorFault
+from echo2d.learner.ranks.ranks import Channel, Ranks
+from echo2d.learner.saving.direct import DirectFileSystem
+from echo2d.learner.saving.files import ASIDE, remove_directory, store_faults, whole_directory
+from echo2d.learner.saving.remote import DIGESTS, RemoteCheckpoints
 from echo2d.logs import say
-from learner.ranks.ranks import Channel, Ranks
-from learner.saving.direct import DirectFileSystem
-from learner.saving.files import ASIDE, remove_directory, store_faults, whole_directory
-from learner.saving.remote import DIGESTS, RemoteCheckpoints
 
 PROGRESS = "progress-{}.pt"  # with the rank
 OWN = "own"  # key in the progress file: what only the same rank can use

@@ -25,14 +25,14 @@ from safetensors import safe_open
 from torch import Tensor
 
 from echo2d.client import OperatorFault, base_digest
-from learner.config import LearnerConfig
-from learner.saving.adapter import AdapterWriter, check_scale
-from learner.saving.checkpoint import Checkpoints, SavedCheckpoint
-from learner.saving.files import store_faults
-from learner.saving.layout import Layout, WeightPart
-from learner.saving.publish import SnapshotWriter
-from learner.saving.saved_weights import SavedWeights
-from learner.saving.shards import VersionTensors, published_dtype
+from echo2d.learner.config import LearnerConfig
+from echo2d.learner.saving.adapter import AdapterWriter, check_scale
+from echo2d.learner.saving.checkpoint import Checkpoints, SavedCheckpoint
+from echo2d.learner.saving.files import store_faults
+from echo2d.learner.saving.layout import Layout, WeightPart
+from echo2d.learner.saving.publish import SnapshotWriter
+from echo2d.learner.saving.saved_weights import SavedWeights
+from echo2d.learner.saving.shards import VersionTensors, published_dtype
 
 LAST = "last"
 # The files of a layer take the matrices of its experts in turn from two weights.

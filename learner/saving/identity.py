@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import IO
 
 from echo2d.client import OperatorFault
-from learner.saving.files import make_directory, store_faults, sync
+from echo2d.learner.saving.files import make_directory, store_faults, sync
 
 ID_FILE, LOCK_FILE = "learner.id", "learner.lock"
 HOST_CHARS_MAX = 64

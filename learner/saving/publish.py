@@ -23,11 +23,11 @@ import torch
 from torch import Tensor
 
 from echo2d.client import Coordinator, SnapshotFile, write_snapshot
+from echo2d.learner.ranks.ranks import Ranks
+from echo2d.learner.saving.files import ASIDE, remove_directory, store_faults, whole_directory
+from echo2d.learner.saving.layout import Layout, WeightPart
+from echo2d.learner.saving.shards import Shards, VersionTensors, published_dtype
 from echo2d.logs import say
-from learner.ranks.ranks import Ranks
-from learner.saving.files import ASIDE, remove_directory, store_faults, whole_directory
-from learner.saving.layout import Layout, WeightPart
-from learner.saving.shards import Shards, VersionTensors, published_dtype
 
 COMPANIONS = {".json", ".txt", ".model", ".jinja"}
 DTYPE_KEYS = (

@@ -21,8 +21,8 @@ from typing import TypeVar
 from blake3 import blake3
 
 from echo2d.client import OperatorFault, StoreFault
-from learner.saving.files import store_faults, whole_directory
-from learner.saving.identity import ID_FILE
+from echo2d.learner.saving.files import store_faults, whole_directory
+from echo2d.learner.saving.identity import ID_FILE
 
 DIGESTS = "digests.blake3"
 # Seconds before each further try: 16 s in all, in which a service that restarts or throttles answers

@@ -12,8 +12,8 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 
-from learner.saving.checkpoint import plain_errors, silence_single_process_warning
-from learner.saving.files import store_faults
+from echo2d.learner.saving.checkpoint import plain_errors, silence_single_process_warning
+from echo2d.learner.saving.files import store_faults
 
 MODEL = "model."  # begins the names of the model's weights in a checkpoint
 

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from learner.ranks.ranks import Channel, Ranks
-from learner.saving.host_copy import host_copy
-from learner.saving.layout import WeightPart
+from echo2d.learner.ranks.ranks import Channel, Ranks
+from echo2d.learner.saving.host_copy import host_copy
+from echo2d.learner.saving.layout import WeightPart
 
 
 class VersionTensors:

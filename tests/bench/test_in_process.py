@@ -8,8 +8,8 @@ from echo2d.bench.lab.in_process import InProcess, Written
 from echo2d.client import read_batch
 from echo2d.core.base.canonical import digest_of
 from echo2d.core.protocol.control_messages import VersionKey
+from echo2d.learner.batch.checks import staleness_histogram
 from echo2d.tasks.sort_digits import EOS, SortDigits
-from learner.batch.checks import staleness_histogram
 from tests.support.coordinator_world import rules
 
 R = 8

@@ -21,9 +21,9 @@ import pytest
 import torch
 
 from echo2d.client import Coordinator
-from learner.batch.prefetch import BatchPrefetch
-from learner.config import LearnerConfig
-from learner.train import Learner
+from echo2d.learner.batch.prefetch import BatchPrefetch
+from echo2d.learner.config import LearnerConfig
+from echo2d.learner.train import Learner
 from tests.support.learner import (
     config_in,
     make_base,
@@ -116,7 +116,13 @@ def test_ten_kills_change_nothing(tmp_path: Path) -> None:
 
 def torchrun(directory: Path, config: LearnerConfig, ranks: int) -> "subprocess.Popen[bytes]":
     """A life of a learner of several ranks, resumed, with its output in a file."""
-    command = ["-m", "learner.torchrun", "--standalone", f"--nproc-per-node={ranks}", *PROGRAM]
+    command = [
+        "-m",
+        "echo2d.learner.torchrun",
+        "--standalone",
+        f"--nproc-per-node={ranks}",
+        *PROGRAM,
+    ]
     path = write_config(directory / "run.toml", config)
     with (directory / "log").open("ab") as log:
         return subprocess.Popen(

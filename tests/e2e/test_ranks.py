@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 from echo2d.client import Batch
-from learner.__main__ import main
+from echo2d.learner.__main__ import main
 from tests.support.learner import make_base, record, rows_of
 from tests.support.model_shapes import SMALL, saved
 from tests.support.paths import REPO
@@ -238,7 +238,7 @@ def test_no_rank_ever_has_the_whole_model(tmp_path: Path, base: Path, ranks: int
     torchrun = [
         sys.executable,
         "-m",
-        "learner.torchrun",
+        "echo2d.learner.torchrun",
         "--standalone",
         f"--nproc-per-node={ranks}",
     ]
@@ -262,7 +262,7 @@ def test_torchrun_ends_by_the_signal_after_its_processes(
     command = [
         sys.executable,
         "-m",
-        "learner.torchrun",
+        "echo2d.learner.torchrun",
         "--standalone",
         "--no-python",
         "bash",

@@ -16,8 +16,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM
 
 from echo2d.client import AsyncCoordinator, Batch
+from echo2d.learner.model.scorer import answer_logprobs
 from echo2d.tasks.sort_digits import EOS, PAD, VOCABULARY
-from learner.model.scorer import answer_logprobs
 from tests.support.programs import Site
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]

@@ -165,7 +165,7 @@ def test_starting_and_ending_without_a_coordinator(site: Site, service: Service)
     box = site.programs.start("again", "-m", "echo2d", "join", *arguments)
     assert "waiting for" in of_box.until("READY")["STATUS"]
     of_learner = service("learner")
-    learner = site.programs.start("learner", "-m", "learner", "--config", str(site.config))
+    learner = site.programs.start("learner", "-m", "echo2d", "learn", "--config", str(site.config))
     of_learner.until("STATUS", "opening a session")
     of_box.read_all()
     ends_in_order(box, learner)

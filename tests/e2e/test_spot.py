@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from echo2d.client import Batch
-from learner.saving.checkpoint import Checkpoints
+from echo2d.learner.saving.checkpoint import Checkpoints
 from tests.support.learner import make_base, record, rows_of
 from tests.support.ranks import LOSS_ERROR_MAX, STEPS, alone, config_of, together
 from tests.support.recorded_learner import Recording

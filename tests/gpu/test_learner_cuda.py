@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 from transformers import Qwen3Config
 
-from learner.batch.packing import PackedAnswer, micro_batches
-from learner.config import Place
-from learner.model import attention, logprobs
-from learner.model.load import empty_model
-from learner.model.logprobs import LogitTail, TokenScores
-from learner.model.policy import Policy
-from learner.model.scorer import AnswerScorer
-from learner.ranks.ranks import Ranks, device_of
+from echo2d.learner.batch.packing import PackedAnswer, micro_batches
+from echo2d.learner.config import Place
+from echo2d.learner.model import attention, logprobs
+from echo2d.learner.model.load import empty_model
+from echo2d.learner.model.logprobs import LogitTail, TokenScores
+from echo2d.learner.model.policy import Policy
+from echo2d.learner.model.scorer import AnswerScorer
+from echo2d.learner.ranks.ranks import Ranks, device_of
 from tests.support.learner import config_in, learn, make_base
 from tests.support.model_shapes import SHAPES, SMALL, answers, made
 from tests.support.scripted_coordinator import ScriptedCoordinator

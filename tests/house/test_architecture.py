@@ -50,7 +50,17 @@ MAY_IMPORT: dict[str, set[str]] = {
     "client": {"adapters", "snapshot_writer", "this_build", "core", "net", "errors"},
     "testing": {"client", "core", "sim", "errors"},
     "views": {"client", "core", "sim", "errors"},
-    "recipes": {"config", "config_tables", "core", "demo", "runtime", "tasks", "texts", "errors"},
+    "recipes": {
+        "config",
+        "config_tables",
+        "core",
+        "demo",
+        "runtime",
+        "learner",
+        "tasks",
+        "texts",
+        "errors",
+    },
     "demo": {"views", "bench", "core", "config", "errors", "client", "runtime"} | SHELLS,
     "bench": {
         "views",
@@ -77,6 +87,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "bench",
         "demo",
         "recipes",
+        "learner",
         "views",
         "errors",
     },
@@ -92,6 +103,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "demo",
         "engines",
         "recipes",
+        "learner",
         "views",
         "tasks",
         "testing",
@@ -220,12 +232,10 @@ def import_faults(path: str, here: str, tree: ast.AST) -> Iterator[str]:
             yield f"{where}: {here} may not import {top}"
         if top == "echo2d" and target not in MAY_IMPORT[here] | {here, "__version__"}:
             yield f"{where}: {here} may not import echo2d.{target}"
-        if (
-            top in {"learner", "tests", "tools"}
-            and top != here
-            and (here, top) not in {("tools", "learner"), ("recipes", "learner")}
-        ):
+        if top in {"tests", "tools"} and top != here:
             yield f"{where}: {here} may not import {top}"
+        if top == "learner":
+            yield f"{where}: {name} is echo2d.{name} in an installation; import it by that name"
 
 
 def core_faults(path: str, package: str, tree: ast.AST) -> Iterator[str]:
@@ -242,8 +252,11 @@ def core_faults(path: str, package: str, tree: ast.AST) -> Iterator[str]:
 def learner_faults(path: str, room: str, tree: ast.AST) -> Iterator[str]:
     """Walls inside the learner: `room` is the folder below learner."""
     for line, name in imports(tree):
-        top, target, *_ = (*name.split("."), "")
-        if top == "learner" and target not in LEARNER_MAY_IMPORT[room] | {room, "config"}:
+        top, package, target, *_ = (*name.split("."), "", "")
+        if (top, package) == ("echo2d", "learner") and target not in LEARNER_MAY_IMPORT[room] | {
+            room,
+            "config",
+        }:
             yield f"{path}:{line}: learner/{room} may not import learner/{target}"
 
 
@@ -361,6 +374,8 @@ PLANTED = [
     ("client", "from echo2d.config_tables import Table"),
     ("tools", "import tests.support.full_disk"),
     ("cli", "import echo2d.core.base.ids"),
+    ("learner", "from learner.config import LearnerConfig"),
+    ("runtime", "from echo2d.learner.config import LearnerConfig"),
     ("runtime", "from echo2d.testing.memory_run import MemoryRun"),
     ("sim", "from echo2d.testing.memory_run import MemoryRun"),
 ]
@@ -395,7 +410,7 @@ def test_a_planted_import_across_a_wall_is_found(package: str, line: str) -> Non
 
 
 def test_a_planted_import_of_another_room_of_the_learner_is_found() -> None:
-    line = ast.parse("from learner.model.policy import Policy")
+    line = ast.parse("from echo2d.learner.model.policy import Policy")
     assert list(learner_faults("x.py", "metrics", line))
     assert not list(learner_faults("x.py", "model", line))
 

@@ -14,7 +14,7 @@ import click
 import pytest
 
 from echo2d.cli import main
-from learner.__main__ import _parse
+from echo2d.learner.__main__ import _parse
 from tests.support.paths import REPO
 from tests.support.readme import CLONED, first_steps
 
@@ -49,6 +49,8 @@ def wrong(line: str) -> str:
         return ""
     words = shlex.split(line)
     program = Path(words[0]).name
+    if program == "echo2d" and words[1:2] == ["learn"]:
+        return wrong_learner(words[2:])
     if program == "echo2d" and len(words) > 1 and Path(words[0]).suffix == "":
         return wrong_click(main, words[1:])
     if program == "make":
@@ -64,11 +66,14 @@ def wrong(line: str) -> str:
 def wrong_module(module: str, options: list[str]) -> str:
     if importlib.util.find_spec(module) is None:
         return f"no module {module}"
-    if module == "learner" and options:
-        try:
-            _parse(options)
-        except SystemExit:
-            return f"python -m learner does not take {options}"
+    return wrong_learner(options) if module in {"learner", "echo2d.learner"} else ""
+
+
+def wrong_learner(options: list[str]) -> str:
+    try:
+        _parse(options or ["--print-config"])
+    except SystemExit:
+        return f"the learner does not take {options}"
     return ""
 
 
@@ -101,7 +106,7 @@ def test_every_command_exists_with_its_options(page: Path) -> None:
 def imports(text: str) -> Iterator[tuple[str, str]]:
     """Each (module, name) that a program in the text imports from this project."""
     for module, names in re.findall(
-        r"from ((?:echo2d|learner|tests|tools)[.\w]*) import (\w+(?:, \w+)*)", text
+        r"from ((?:echo2d|tests|tools)[.\w]*) import (\w+(?:, \w+)*)", text
     ):
         yield from ((module, name) for name in names.split(", "))
 
@@ -127,6 +132,7 @@ def test_the_pages_were_read() -> None:
         "make dmo ARGS=--chaos",
         "python -m learnr --config run.toml",
         "python -m learner --confg run.toml",
+        "echo2d learn --confg run.toml",
         "python tools/mutant.py",
     ],
 )

@@ -15,9 +15,9 @@ from torch.distributed.run import parse_args
 
 from echo2d import cli
 from echo2d.config import CoordinatorConfig, WorkerConfig
+from echo2d.learner.__main__ import _parse
+from echo2d.learner.config import LearnerConfig
 from echo2d.runtime.process.lifecycle import EXIT_S_MAX, STOP_S_MAX
-from learner.__main__ import _parse
-from learner.config import LearnerConfig
 from tests.support.paths import REPO
 
 FOLDER = REPO / "systemd"
@@ -86,17 +86,17 @@ def test_the_command_takes_these_options(unit: str) -> None:
 
 def test_the_learner_takes_these_options() -> None:
     program, *options = command("echo2d-learner.service")
-    assert (Path(program).name, options[:2]) == ("python", ["-m", "learner"])
-    taken = _parse(options[2:])
+    assert (Path(program).name, options[0]) == ("echo2d", "learn")
+    taken = _parse(options[1:])
     assert (taken.config, taken.resume) == (Path("/etc/echo2d/run.toml"), True)
 
 
 def test_torchrun_starts_a_learner_with_the_same_options() -> None:
     program, *options = command("several-gpus.conf")
-    assert (Path(program).name, options[:2]) == ("python", ["-m", "learner.torchrun"])
+    assert (Path(program).name, options[:2]) == ("python", ["-m", "echo2d.learner.torchrun"])
     taken = parse_args(options[2:])  # type: ignore[no-untyped-call]
-    assert (taken.module, taken.training_script, taken.standalone) == (True, "learner", True)
-    assert ["-m", "learner", *taken.training_script_args] == command("echo2d-learner.service")[1:]
+    assert (taken.module, taken.training_script, taken.standalone) == (True, "echo2d.learner", True)
+    assert ["learn", *taken.training_script_args] == command("echo2d-learner.service")[1:]
     (line,) = keys_of("several-gpus.conf")["Environment"]
     name, stop_s = line.split("=")
     assert LaunchConfig(1, 1, 1).shutdown_timeout == 30, "torchrun's own"

@@ -9,8 +9,8 @@ import pytest
 from echo2d.bench.lab.netlab import Lab
 from echo2d.bench.lab.processes import Program
 from echo2d.client import Batch
+from echo2d.learner.config import LearnerConfig
 from echo2d.sim.kernel.scenario import MBIT, PeerSpec
-from learner.config import LearnerConfig
 from tests.support.lab import MakeLab
 from tests.support.learner import make_base, record, rows_of, write_config
 from tests.support.paths import REPO
@@ -59,7 +59,7 @@ def start_hosts(
             f"is_host={'false' if node else 'true'}",
         ]
         with lab.inside(node):
-            torchrun = ["-m", "learner.torchrun", *meet, f"{lab.address(0)}:{PORT}", *here]
+            torchrun = ["-m", "echo2d.learner.torchrun", *meet, f"{lab.address(0)}:{PORT}", *here]
             hosts.append(programs.start(f"host-{node}", *torchrun, *arguments))
     return hosts
 

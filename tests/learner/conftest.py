@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-import learner.__main__ as program
-from learner.config import LearnerConfig
+import echo2d.learner.__main__ as program
+from echo2d.learner.config import LearnerConfig
 from tests.support.learner import config_in, make_base
 from tests.support.poison import POISONED_LOSS
 from tests.support.scripted_coordinator import ScriptedCoordinator

@@ -18,16 +18,16 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from echo2d.client import Batch, Group, Span, Trajectory
+from echo2d.learner.batch.checks import BatchRules, Trained, faults
+from echo2d.learner.batch.packing import PackedAnswer, answers_of
+from echo2d.learner.config import LearnerConfig, Mean
+from echo2d.learner.model.load import load_model
+from echo2d.learner.model.policy import Policy
+from echo2d.learner.objective.hooks import advantages_of
+from echo2d.learner.objective.objectives import distance_to_base, policy_loss
+from echo2d.learner.objective.token_weights import WeightInputs, weigh
+from echo2d.learner.ranks.ranks import Ranks
 from examples import own_loop
-from learner.batch.checks import BatchRules, Trained, faults
-from learner.batch.packing import PackedAnswer, answers_of
-from learner.config import LearnerConfig, Mean
-from learner.model.load import load_model
-from learner.model.policy import Policy
-from learner.objective.hooks import advantages_of
-from learner.objective.objectives import distance_to_base, policy_loss
-from learner.objective.token_weights import WeightInputs, weigh
-from learner.ranks.ranks import Ranks
 from tests.support.batches import with_given
 from tests.support.learner import learn, record
 from tests.support.scripted_coordinator import GROUP_SIZE, GROUPS, ScriptedCoordinator

@@ -13,13 +13,13 @@ from safetensors.torch import load_file
 
 from echo2d.client import Coordinator, NotResumable, OperatorFault, StoreFault
 from echo2d.demo.tiny_model import TinyRecipe, make_tiny_model
-from learner.__main__ import stop_on_signals
-from learner.batch.prefetch import BatchPrefetch
-from learner.config import LearnerConfig
-from learner.model.policy import Policy
-from learner.ranks.ranks import Ranks
-from learner.saving.checkpoint import Checkpoints
-from learner.train import Learner
+from echo2d.learner.__main__ import stop_on_signals
+from echo2d.learner.batch.prefetch import BatchPrefetch
+from echo2d.learner.config import LearnerConfig
+from echo2d.learner.model.policy import Policy
+from echo2d.learner.ranks.ranks import Ranks
+from echo2d.learner.saving.checkpoint import Checkpoints
+from echo2d.learner.train import Learner
 from tests.support.full_disk import files_up_to
 from tests.support.learner import learn, throwing_dice
 from tests.support.polling import poll

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from learner.__main__ import main
-from learner.config import LearnerConfig
-from learner.model.policy import Policy
+from echo2d.learner.__main__ import main
+from echo2d.learner.config import LearnerConfig
+from echo2d.learner.model.policy import Policy
 from tests.support.learner import write_config
 from tests.support.scripted_coordinator import ScriptedCoordinator
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from echo2d.client import OperatorFault
-from learner import notice
-from learner.__main__ import main
-from learner.config import LearnerConfig
-from learner.notice import CLOUDS, NoticeWatch, asker
+from echo2d.learner import notice
+from echo2d.learner.__main__ import main
+from echo2d.learner.config import LearnerConfig
+from echo2d.learner.notice import CLOUDS, NoticeWatch, asker
 from tests.support.learner import rows_of, write_config
 from tests.support.polling import HANG_S
 from tests.support.scripted_coordinator import ScriptedCoordinator

@@ -12,8 +12,8 @@ import torch
 from transformers import LlamaConfig, Qwen3Config
 
 from echo2d.client import OperatorFault
-from learner.model.footprint import Footprint
-from learner.plan import TOKENS_MIN, longest_row, longest_row_on_gpu
+from echo2d.learner.model.footprint import Footprint
+from echo2d.learner.plan import TOKENS_MIN, longest_row, longest_row_on_gpu
 from tests.support.learner import config_in, write_config
 from tests.support.model_shapes import SMALL, made
 
@@ -45,7 +45,17 @@ SHAPES: dict[str, tuple[Any, dict[str, Any]]] = {
 
 
 def planned(path: Path, *options: str) -> dict[str, Any]:
-    command = [sys.executable, "-m", "learner", "--config", str(path), "--plan", "--json", *options]
+    command = [
+        sys.executable,
+        "-m",
+        "echo2d",
+        "learn",
+        "--config",
+        str(path),
+        "--plan",
+        "--json",
+        *options,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode in {0, 2}, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from echo2d.client import Batch, TrajectoryScore
-from learner.config import LearnerConfig
+from echo2d.learner.config import LearnerConfig
 from tests.support.learner import learn
 from tests.support.poison import with_poison
 from tests.support.scripted_coordinator import GROUP_SIZE, GROUPS, ScriptedCoordinator

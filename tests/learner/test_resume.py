@@ -7,11 +7,11 @@ from typing import cast
 import pytest
 
 from echo2d.client import Batch, Coordinator, NotResumable, OperatorFault, Session, Unanswered
-from learner.batch.prefetch import BatchPrefetch
-from learner.config import LearnerConfig
-from learner.model.policy import Policy
-from learner.ranks.ranks import Ranks
-from learner.train import Learner
+from echo2d.learner.batch.prefetch import BatchPrefetch
+from echo2d.learner.config import LearnerConfig
+from echo2d.learner.model.policy import Policy
+from echo2d.learner.ranks.ranks import Ranks
+from echo2d.learner.train import Learner
 from tests.support.learner import config_in, learn
 from tests.support.scripted_coordinator import ScriptedCoordinator
 

@@ -37,14 +37,14 @@ from echo2d.core.protocol.trajectory import (
 )
 from echo2d.engines.base import GenerateRequest
 from echo2d.engines.torch_engine import TorchEngine
+from echo2d.learner.batch.checks import BatchRules, Trained, faults
+from echo2d.learner.batch.packing import answers_of, micro_batches
+from echo2d.learner.model.load import load_model
+from echo2d.learner.model.scorer import AnswerScorer
 from echo2d.tasks.environment import End, Environment, EnvironmentAnswer, Turn
 from echo2d.tasks.served_environment import ServedEnvironment
 from echo2d.tasks.served_task import ModelFiles
 from echo2d.texts.files import read_text_files
-from learner.batch.checks import BatchRules, Trained, faults
-from learner.batch.packing import answers_of, micro_batches
-from learner.model.load import load_model
-from learner.model.scorer import AnswerScorer
 from tests.support.texts import chat_tokenizer, write_chat_model
 
 EPISODES, GROUP, TURNS = 500, 10, 3

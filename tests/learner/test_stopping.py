@@ -10,12 +10,12 @@ import torch
 from safetensors.torch import load_file
 
 from echo2d.client import Batch
-from learner.batch.prefetch import BatchPrefetch
-from learner.config import LearnerConfig
-from learner.model.policy import Policy
-from learner.ranks.ranks import Ranks
-from learner.saving.checkpoint import Checkpoints
-from learner.stopping import StopClock
+from echo2d.learner.batch.prefetch import BatchPrefetch
+from echo2d.learner.config import LearnerConfig
+from echo2d.learner.model.policy import Policy
+from echo2d.learner.ranks.ranks import Ranks
+from echo2d.learner.saving.checkpoint import Checkpoints
+from echo2d.learner.stopping import StopClock
 from tests.support.learner import config_in, learn, record, rows_of, throwing_dice
 from tests.support.recorded_learner import Recording
 

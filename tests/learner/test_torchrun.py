@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from learner import torchrun
+from echo2d.learner import torchrun
 
 
 def start(code: int) -> None:

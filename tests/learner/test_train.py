@@ -22,10 +22,10 @@ from echo2d.client import (
     PromptsOver,
     Sampling,
 )
-from learner import train
-from learner.batch.packing import PackedAnswer, parts
-from learner.config import LearnerConfig
-from learner.metrics.tracking import SampleTable
+from echo2d.learner import train
+from echo2d.learner.batch.packing import PackedAnswer, parts
+from echo2d.learner.config import LearnerConfig
+from echo2d.learner.metrics.tracking import SampleTable
 from tests.support.learner import learn
 from tests.support.poison import with_poison
 from tests.support.scripted_coordinator import GROUP_SIZE, GROUPS, ScriptedCoordinator

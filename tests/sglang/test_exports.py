@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from echo2d.engines.server.process import ServerProcess
 from echo2d.engines.sglang.client import SglangClient
-from learner.__main__ import main
+from echo2d.learner.__main__ import main
 from tests.support.learner import config_in, learn, make_base, write_config
 from tests.support.lora import OnBase
 from tests.support.scripted_coordinator import ScriptedCoordinator

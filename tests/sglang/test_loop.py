@@ -32,7 +32,7 @@ def test_some_steps_of_grpo(tmp_path: Path) -> None:
         config.write_text(text + LEARNER.format(**settings, url=url, steps=STEPS))
         for number in range(1, WORKERS + 1):
             start_worker(programs, run, url, f"worker-{number}")
-        learner = programs.start("learner", "-m", "learner", "--config", str(config))
+        learner = programs.start("learner", "-m", "echo2d", "learn", "--config", str(config))
         with Coordinator(
             url, token_file=run / "coordinator" / "tokens" / "viewer.token"
         ) as coordinator:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from echo2d.client import Batch, Group, Span, Trajectory
-from learner.batch.checks import BatchRules
+from echo2d.learner.batch.checks import BatchRules
 
 RULES = BatchRules(staleness_max=2, groups=2, group_size=2, vocab_size=17, group_min=2)
 STEP = 8

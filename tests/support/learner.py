@@ -11,10 +11,10 @@ import torch
 from echo2d.client import Batch, Coordinator
 from echo2d.demo.results import read_rows
 from echo2d.demo.tiny_model import TinyRecipe, make_tiny_model
-from learner.batch.prefetch import BatchPrefetch
-from learner.config import LearnerConfig
-from learner.model.load import load_model
-from learner.train import Learner
+from echo2d.learner.batch.prefetch import BatchPrefetch
+from echo2d.learner.config import LearnerConfig
+from echo2d.learner.model.load import load_model
+from echo2d.learner.train import Learner
 from tests.support.scripted_coordinator import make_batch
 
 

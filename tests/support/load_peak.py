@@ -5,10 +5,10 @@ import resource
 import sys
 from pathlib import Path
 
-from learner.config import place
-from learner.model.load import empty_model, fill
-from learner.ranks.ranks import Ranks, Rendezvous
-from learner.saving.layout import layout_of
+from echo2d.learner.config import place
+from echo2d.learner.model.load import empty_model, fill
+from echo2d.learner.ranks.ranks import Ranks, Rendezvous
+from echo2d.learner.saving.layout import layout_of
 from tests.support.learner import config_in
 
 

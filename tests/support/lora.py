@@ -14,7 +14,7 @@ from echo2d.adapters import base_digest, pin_base
 from echo2d.engines.base import AdapterBase
 from echo2d.engines.layout import file_tensor_digests
 from echo2d.engines.torch_engine import TorchEngine
-from learner.model.load import load_model as load_float32
+from echo2d.learner.model.load import load_model as load_float32
 from tests.support.engine_harness import TorchHarness, load_model, save_random_model, tiny_config
 from tests.support.scripted_coordinator import ScriptedCoordinator
 

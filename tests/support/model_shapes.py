@@ -19,7 +19,7 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from learner.batch.packing import PackedAnswer
+from echo2d.learner.batch.packing import PackedAnswer
 
 PROMPT = 7
 SMALL: dict[str, Any] = {

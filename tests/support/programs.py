@@ -68,7 +68,7 @@ class Site:
             text + self.learner_table.format(**self.facts, steps=steps, url=self.url())
         )
         return self.programs.start(
-            f"learner-{steps}", "-m", "learner", "--config", str(self.config), *options
+            f"learner-{steps}", "-m", "echo2d", "learn", "--config", str(self.config), *options
         )
 
     def status(self) -> dict[str, object]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from echo2d.client import Batch
-from learner.config import LearnerConfig
+from echo2d.learner.config import LearnerConfig
 from tests.support.learner import config_in, learn, write_config
 from tests.support.paths import REPO
 from tests.support.recorded_learner import Recording
@@ -49,7 +49,7 @@ def together(
     torchrun = [
         sys.executable,
         "-m",
-        "learner.torchrun",
+        "echo2d.learner.torchrun",
         "--standalone",
         f"--nproc-per-node={RANKS}",
     ]

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Self
 from unittest.mock import patch
 
-import learner.__main__ as program
+import echo2d.learner.__main__ as program
 from echo2d.client import Batch, NotResumable, Published, Session, TrajectoryScore
 from tests.support.scripted_coordinator import GROUP_SIZE, GROUPS
 
@@ -90,7 +90,7 @@ class Recording:
 
 def signal_within_a_step(step: float, share: float, rank: float, number: float) -> None:
     """Signal this process after a share of the micro-batches of a step, if it is that rank."""
-    from learner.model.policy import Policy
+    from echo2d.learner.model.policy import Policy
 
     train_step, accumulate = Policy.train_step, Policy._accumulate
     left: list[int] = []  # micro-batches of that step until the signal

@@ -25,9 +25,9 @@ from echo2d.client import (
     Trajectory,
     TrajectoryScore,
 )
+from echo2d.learner.model.load import load_model
+from echo2d.learner.model.scorer import answer_logprobs
 from echo2d.tasks.sort_digits import EOS, SortDigits, answer
-from learner.model.load import load_model
-from learner.model.scorer import answer_logprobs
 from tests.support.polling import HANG_S
 
 GROUPS = GROUP_SIZE = 4

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
-from learner.batch.packing import PackedAnswer
-from learner.config import LearnerConfig
-from learner.model.load import empty_model
-from learner.model.policy import Policy
-from learner.ranks.ranks import Ranks
+from echo2d.learner.batch.packing import PackedAnswer
+from echo2d.learner.config import LearnerConfig
+from echo2d.learner.model.load import empty_model
+from echo2d.learner.model.policy import Policy
+from echo2d.learner.ranks.ranks import Ranks
 
 
 def memory(name: str) -> int:

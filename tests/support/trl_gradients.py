@@ -33,13 +33,13 @@ from transformers import (
 from trl import GRPOConfig, GRPOTrainer
 
 from echo2d.client import Batch, Group, Sampling, Span, Trajectory
+from echo2d.learner.batch.checks import BatchRules
+from echo2d.learner.batch.packing import answers_of, parts
+from echo2d.learner.config import LearnerConfig
+from echo2d.learner.model.policy import Policy
+from echo2d.learner.objective.hooks import advantages_of
+from echo2d.learner.ranks.ranks import Ranks
 from examples.trl_grpo import StaleGRPOTrainer, earned_by
-from learner.batch.checks import BatchRules
-from learner.batch.packing import answers_of, parts
-from learner.config import LearnerConfig
-from learner.model.policy import Policy
-from learner.objective.hooks import advantages_of
-from learner.ranks.ranks import Ranks
 from tests.support.model_shapes import SMALL
 from tests.support.trl_recipes import RECIPES, UNEQUAL, SharedRecipe
 

@@ -55,7 +55,7 @@ def played(run: Path, model: Path, steps: int, *, evaluates: bool) -> Rows:
         for number in range(WORKERS):
             limits = (f"--slots={SLOTS}", "--threads=1")
             start_worker(programs, f"worker-{number}", run, url, *limits)
-        learner = programs.start("learner", "-m", "learner", "--config", str(config))
+        learner = programs.start("learner", "-m", "echo2d", "learn", "--config", str(config))
         learner.wait(RUN_S_MAX)
         programs.check()
     lines = (run / "learner" / "metrics.jsonl").read_text().splitlines()

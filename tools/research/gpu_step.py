@@ -4,7 +4,7 @@
 
 Models with random weights and the shape of Qwen3; 32 answers of 2,000 tokens to prompts of 48, one optimizer step.
 Medians without the first step. MFU counts what `learner/model/flops.py` counts. The plan is that of
-`python -m learner --plan`.
+`echo2d learn --plan`.
 """
 
 import argparse
@@ -22,11 +22,11 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from learner.batch.packing import PackedAnswer
-from learner.config import LearnerConfig
-from learner.model.footprint import footprint
-from learner.model.policy import Policy
-from learner.ranks.ranks import Ranks
+from echo2d.learner.batch.packing import PackedAnswer
+from echo2d.learner.config import LearnerConfig
+from echo2d.learner.model.footprint import footprint
+from echo2d.learner.model.policy import Policy
+from echo2d.learner.ranks.ranks import Ranks
 
 VOCABULARY, PROMPT_TOKENS, ANSWER_TOKENS, ANSWERS = 151_936, 48, 2000, 32
 TOKENS = PROMPT_TOKENS + ANSWER_TOKENS

@@ -11,8 +11,8 @@ from statistics import median
 
 import torch
 
-from learner.model import logprobs
-from learner.model.logprobs import LogitTail, token_scores
+from echo2d.learner.model import logprobs
+from echo2d.learner.model.logprobs import LogitTail, token_scores
 
 TOKENS, VOCABULARY, ROUNDS = 16_000, 151_936, 5
 

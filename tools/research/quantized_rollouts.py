@@ -40,12 +40,12 @@ from echo2d.engines.base import FinishReason, GenerateRequest
 from echo2d.engines.torch_engine import TorchEngine
 from echo2d.engines.torch_engine.policy import InferencePolicy, build, prepare
 from echo2d.engines.torch_engine.scoring import UNIFORM_TOLERANCE, Scorable, score_all
+from echo2d.learner.config import Recipe
 from echo2d.tasks.base import Reward, TextPrompt
 from echo2d.tasks.rows.task import RowsTask
 from echo2d.tasks.served_task import ModelFiles, TaskTexts
 from examples.math.run import NEW_TOKENS, PROMPT
 from examples.math.sums import write_sums
-from learner.config import Recipe
 
 ENGINES = {
     "float32": ("float32", "none"),

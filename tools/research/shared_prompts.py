@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
-from learner.batch.packing import PackedAnswer, micro_batches
-from learner.model.scorer import AnswerScorer
+from echo2d.learner.batch.packing import PackedAnswer, micro_batches
+from echo2d.learner.model.scorer import AnswerScorer
 
 MICRO_BATCH_TOKENS = 2048
 

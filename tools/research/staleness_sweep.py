@@ -27,15 +27,15 @@ from echo2d.core.base.ids import RunId
 from echo2d.core.cluster.rules import RunRules, TaskRules
 from echo2d.demo.run import CACHE
 from echo2d.demo.tiny_model import TinyRecipe, accuracies, held_out_prompts, make_tiny_model
+from echo2d.learner.batch.checks import BatchRules, Trained, faults, staleness_histogram
+from echo2d.learner.batch.packing import answers_of
+from echo2d.learner.config import Dtype, LearnerConfig
+from echo2d.learner.model.load import load_model
+from echo2d.learner.model.policy import Policy
+from echo2d.learner.objective.hooks import advantages_of
+from echo2d.learner.ranks.ranks import Ranks, whole
 from echo2d.tasks.base import Task
 from echo2d.tasks.sort_digits import EOS, VOCABULARY, SortDigits
-from learner.batch.checks import BatchRules, Trained, faults, staleness_histogram
-from learner.batch.packing import answers_of
-from learner.config import Dtype, LearnerConfig
-from learner.model.load import load_model
-from learner.model.policy import Policy
-from learner.objective.hooks import advantages_of
-from learner.ranks.ranks import Ranks, whole
 from tools.research.staleness_figure import FIGURES, draw
 
 REPO = Path(__file__).parents[2]

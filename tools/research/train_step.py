@@ -45,12 +45,12 @@ from transformers import (
 )
 
 from echo2d.client import Batch, Group, Span, Trajectory
-from learner.batch.checks import BatchRules
-from learner.batch.packing import answers_of, parts
-from learner.config import LearnerConfig
-from learner.model.policy import Policy
-from learner.objective.hooks import advantages_of
-from learner.ranks.ranks import Ranks
+from echo2d.learner.batch.checks import BatchRules
+from echo2d.learner.batch.packing import answers_of, parts
+from echo2d.learner.config import LearnerConfig
+from echo2d.learner.model.policy import Policy
+from echo2d.learner.objective.hooks import advantages_of
+from echo2d.learner.ranks.ranks import Ranks
 
 VOCABULARY, HIDDEN, LAYERS = 32768, 512, 8
 PROMPT_TOKENS = 64

@@ -95,7 +95,7 @@ class AuditedRun:
             if not worker.late:
                 self._join(worker, url)
         config = str(self.folder / "run.toml")
-        self.learner = self._programs.start("learner", "-m", "learner", "--config", config)
+        self.learner = self._programs.start("learner", "-m", "echo2d", "learn", "--config", config)
         return Coordinator(url, token_file=self.folder / "coordinator" / "tokens" / "viewer.token")
 
     def join_late(self) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from echo2d.client import PeerFault, Trajectory
-from learner.batch.checks import TRAINED_MAX, Trained, faults, staleness, staleness_histogram
+from echo2d.learner.batch.checks import TRAINED_MAX, Trained, faults, staleness, staleness_histogram
 from tests.support.batches import MASKS, RULES, STEP, TOO_OLD, batch_of, trajectory, with_given
 
 

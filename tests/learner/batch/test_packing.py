@@ -8,9 +8,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from learner.batch.packing import MicroBatch, PackedAnswer, answers_of, micro_batches, parts
-from learner.config import Recipe
-from learner.objective.hooks import advantages_of
+from echo2d.learner.batch.packing import MicroBatch, PackedAnswer, answers_of, micro_batches, parts
+from echo2d.learner.config import Recipe
+from echo2d.learner.objective.hooks import advantages_of
 from tests.support.batches import (
     MASKS,
     NEW,

@@ -4,7 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-from learner.metrics.staleness import add_up, answers_by_staleness, by_staleness, overall, tally
+from echo2d.learner.metrics.staleness import (
+    add_up,
+    answers_by_staleness,
+    by_staleness,
+    overall,
+    tally,
+)
 from tests.support.batches import STEP, batch_of, trajectory, with_given
 
 

@@ -2,12 +2,12 @@
 
 import pytest
 
-from learner.metrics.stopwatch import TRAIN, WAIT, Stopwatch
+from echo2d.learner.metrics.stopwatch import TRAIN, WAIT, Stopwatch
 
 
 def test_shares_are_of_the_time_without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     ticks = iter([0.0, 9.0, 9.0, 9.5, 10.0, 10.25, 20.0, 20.25])
-    monkeypatch.setattr("learner.metrics.stopwatch.time.monotonic", lambda: next(ticks))
+    monkeypatch.setattr("echo2d.learner.metrics.stopwatch.time.monotonic", lambda: next(ticks))
     watch = Stopwatch()
     with watch(WAIT):
         pass

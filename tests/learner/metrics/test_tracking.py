@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from echo2d.client import OperatorFault
-from learner.metrics import tracking
-from learner.metrics.tracking import (
+from echo2d.learner.metrics import tracking
+from echo2d.learner.metrics.tracking import (
     FAILURES_MAX,
     QUEUE_MAX,
     SampleTable,
@@ -228,8 +228,8 @@ def test_tensorboard_reads_what_was_shown(tmp_path: Path, monkeypatch: pytest.Mo
 OFFLINE = """
 import sys
 from pathlib import Path
-from learner.metrics import tracking
-from learner.__main__ import end_with
+from echo2d.learner.metrics import tracking
+from echo2d.learner.__main__ import end_with
 
 tracking.CLOSE_S = 50.0
 assert sys.stdin.isatty()
@@ -296,7 +296,7 @@ ENDS = """
 import atexit, time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from learner.__main__ import end_with
+from echo2d.learner.__main__ import end_with
 
 atexit.register(time.sleep, 50)  # a board that waits for its network
 pool = ThreadPoolExecutor(1)  # as a checkpoint has one

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
-from learner.batch.packing import PackedAnswer, Pieces, micro_batches
-from learner.model import attention
-from learner.model.attention import (
+from echo2d.learner.batch.packing import PackedAnswer, Pieces, micro_batches
+from echo2d.learner.model import attention
+from echo2d.learner.model.attention import (
     AttentionPlans,
     AttentionSettings,
     UnknownAttentionError,

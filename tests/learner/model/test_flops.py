@@ -5,9 +5,9 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import Qwen3Config
 
-from learner.batch.packing import MicroBatch, micro_batches
-from learner.model.flops import ModelSize, peak_of
-from learner.model.scorer import AnswerScorer
+from echo2d.learner.batch.packing import MicroBatch, micro_batches
+from echo2d.learner.model.flops import ModelSize, peak_of
+from echo2d.learner.model.scorer import AnswerScorer
 from tests.support.model_shapes import MOE, SHAPES, SMALL, answers, made
 
 

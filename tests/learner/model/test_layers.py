@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import SelectiveCheckpointContext
 
-from learner.config import LearnerConfig
-from learner.model.layers import PRODUCTS, _Keeping
-from learner.model.policy import Policy
-from learner.ranks.ranks import Ranks, whole
+from echo2d.learner.config import LearnerConfig
+from echo2d.learner.model.layers import PRODUCTS, _Keeping
+from echo2d.learner.model.policy import Policy
+from echo2d.learner.ranks.ranks import Ranks, whole
 from tests.support.model_shapes import answers, saved
 
 

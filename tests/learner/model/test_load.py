@@ -11,9 +11,9 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from echo2d.client import OperatorFault
-from learner.config import LearnerConfig
-from learner.model.load import empty_model, load_model
-from learner.saving.layout import WeightPart, layout_of
+from echo2d.learner.config import LearnerConfig
+from echo2d.learner.model.load import empty_model, load_model
+from echo2d.learner.saving.layout import WeightPart, layout_of
 from tests.support.learner import learn
 from tests.support.model_shapes import FAMILIES, saved
 from tests.support.scripted_coordinator import ScriptedCoordinator

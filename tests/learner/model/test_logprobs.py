@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from learner.model import logprobs
-from learner.model.logprobs import LogitTail, TokenScores, token_scores
+from echo2d.learner.model import logprobs
+from echo2d.learner.model.logprobs import LogitTail, TokenScores, token_scores
 
 TOKENS, HIDDEN, VOCABULARY = 23, 12, 700
 TAILS = [LogitTail(), LogitTail(scale=0.25), LogitTail(cap=5.0)]
@@ -17,7 +17,7 @@ TAILS = [LogitTail(), LogitTail(scale=0.25), LogitTail(cap=5.0)]
 # Prints the peak, in MiB above the start, of the scores and their gradient for so many tokens.
 PEAK = """
 import resource, sys, torch
-from learner.model.logprobs import LogitTail, token_scores
+from echo2d.learner.model.logprobs import LogitTail, token_scores
 torch.set_num_threads(1)
 tokens, vocabulary, hidden = int(sys.argv[1]), 151_936, 256
 h, w = torch.randn(tokens, hidden), torch.nn.Parameter(torch.randn(vocabulary, hidden))

@@ -11,10 +11,10 @@ from safetensors.torch import load_file
 from echo2d.adapters import base_digest, pinned_base
 from echo2d.client import Coordinator, OperatorFault
 from echo2d.demo.tiny_model import TinyRecipe, make_tiny_model
-from learner.batch.prefetch import BatchPrefetch
-from learner.config import LearnerConfig
-from learner.saving.checkpoint import Checkpoints
-from learner.train import Learner
+from echo2d.learner.batch.prefetch import BatchPrefetch
+from echo2d.learner.config import LearnerConfig
+from echo2d.learner.saving.checkpoint import Checkpoints
+from echo2d.learner.train import Learner
 from tests.support.learner import config_in, learn
 from tests.support.lora import OnBase
 

@@ -9,8 +9,8 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from echo2d.client import OperatorFault
-from learner.config import LearnerConfig
-from learner.model.load import load_model
+from echo2d.learner.config import LearnerConfig
+from echo2d.learner.model.load import load_model
 from tests.support.learner import learn
 from tests.support.scripted_coordinator import ScriptedCoordinator
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from learner.batch.packing import PackedAnswer
-from learner.config import LearnerConfig
-from learner.model.policy import Policy
-from learner.ranks.ranks import Ranks, whole
+from echo2d.learner.batch.packing import PackedAnswer
+from echo2d.learner.config import LearnerConfig
+from echo2d.learner.model.policy import Policy
+from echo2d.learner.ranks.ranks import Ranks, whole
 
 PROMPT, LENGTH, ANSWERS, VOCABULARY = 3, 24, 32, 17
 

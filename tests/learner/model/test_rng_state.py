@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from learner.model import rng_state
+from echo2d.learner.model import rng_state
 
 
 def draws() -> list[float]:

@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from learner.config import LearnerConfig
-from learner.metrics.report import RouterLoad
-from learner.model.load import load_model
-from learner.model.policy import Part, Policy
-from learner.model.router import load_of, router_load
-from learner.ranks.ranks import Ranks
+from echo2d.learner.config import LearnerConfig
+from echo2d.learner.metrics.report import RouterLoad
+from echo2d.learner.model.load import load_model
+from echo2d.learner.model.policy import Part, Policy
+from echo2d.learner.model.router import load_of, router_load
+from echo2d.learner.ranks.ranks import Ranks
 from tests.support.learner import learn
 from tests.support.model_shapes import MOE, answers, saved
 from tests.support.scripted_coordinator import ScriptedCoordinator

@@ -11,10 +11,10 @@ from torch import Tensor
 from transformers import Gemma2Config
 
 from echo2d.client import OperatorFault
-from learner.batch.packing import MicroBatch, micro_batches
-from learner.model.attention import NAME
-from learner.model.load import load_model
-from learner.model.scorer import AnswerScorer, answer_logprobs
+from echo2d.learner.batch.packing import MicroBatch, micro_batches
+from echo2d.learner.model.attention import NAME
+from echo2d.learner.model.load import load_model
+from echo2d.learner.model.scorer import AnswerScorer, answer_logprobs
 from tests.support.model_shapes import PROMPT, SHAPES, SMALL, answers, made
 
 

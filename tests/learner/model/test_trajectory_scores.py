@@ -11,13 +11,13 @@ import torch
 from numpy.typing import NDArray
 
 from echo2d.client import TrajectoryScore
-from learner.batch.packing import PackedAnswer
-from learner.config import LearnerConfig
-from learner.model.load import load_model
-from learner.model.policy import Policy
-from learner.model.scorer import answer_logprobs
-from learner.model.trajectory_scores import ScoreSums, scores_of
-from learner.ranks.ranks import Ranks
+from echo2d.learner.batch.packing import PackedAnswer
+from echo2d.learner.config import LearnerConfig
+from echo2d.learner.model.load import load_model
+from echo2d.learner.model.policy import Policy
+from echo2d.learner.model.scorer import answer_logprobs
+from echo2d.learner.model.trajectory_scores import ScoreSums, scores_of
+from echo2d.learner.ranks.ranks import Ranks
 
 TEMPERATURE = 0.4  # the hardly trained model is sure of something then
 PROMPT, LENGTH, ANSWERS = 3, 24, 64

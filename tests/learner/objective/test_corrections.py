@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from learner.objective.corrections import (
+from echo2d.learner.objective.corrections import (
     clip_keeps,
     log_ratio,
     loglinear_share,
@@ -13,7 +13,7 @@ from learner.objective.corrections import (
     mask_tokens,
     truncate,
 )
-from learner.objective.objectives import LOG_RATIO_MAX
+from echo2d.learner.objective.objectives import LOG_RATIO_MAX
 
 EPS_LOW, EPS_HIGH = 0.2, 0.3
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from echo2d.client import OperatorFault
-from learner.config import Recipe
-from learner.objective.hooks import advantages_of, loss_of
-from learner.objective.token_weights import WeightInputs
+from echo2d.learner.config import Recipe
+from echo2d.learner.objective.hooks import advantages_of, loss_of
+from echo2d.learner.objective.token_weights import WeightInputs
 
 MODULE = """
 import torch

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from learner.config import AdvantageBaseline
-from learner.objective.objectives import (
+from echo2d.learner.config import AdvantageBaseline
+from echo2d.learner.objective.objectives import (
     LossTotals,
     answer_means,
     distance_to_base,

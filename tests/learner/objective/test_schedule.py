@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from learner.objective.schedule import LrSchedule, lr_share
+from echo2d.learner.objective.schedule import LrSchedule, lr_share
 
 STEPS, WARM_UP = 12, 2
 

@@ -8,9 +8,14 @@ import torch
 from torch import Tensor
 
 from echo2d.client import OperatorFault
-from learner.config import Recipe
-from learner.objective.objectives import LossTotals, policy_loss, surrogate_loss, token_shares
-from learner.objective.token_weights import WeightInputs, weigh
+from echo2d.learner.config import Recipe
+from echo2d.learner.objective.objectives import (
+    LossTotals,
+    policy_loss,
+    surrogate_loss,
+    token_shares,
+)
+from echo2d.learner.objective.token_weights import WeightInputs, weigh
 
 LOW, HIGH = 0.2, 0.3
 COUNT = 200

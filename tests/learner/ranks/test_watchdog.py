@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from torch._C._distributed_c10d import HashStore
 
-from learner.__main__ import _FailureReport
-from learner.config import Place
-from learner.ranks.watchdog import CHECKS, FIRST_FAILURE, RankWatchdog
+from echo2d.learner.__main__ import _FailureReport
+from echo2d.learner.config import Place
+from echo2d.learner.ranks.watchdog import CHECKS, FIRST_FAILURE, RankWatchdog
 from tests.support.polling import HANG_S
 
 SILENCE_S = 0.4

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from echo2d.client import OperatorFault, StoreFault
-from learner.saving import checkpoint
-from learner.saving.checkpoint import OWN, PROGRESS, Checkpoints
-from learner.saving.remote import DIGESTS
+from echo2d.learner.saving import checkpoint
+from echo2d.learner.saving.checkpoint import OWN, PROGRESS, Checkpoints
+from echo2d.learner.saving.remote import DIGESTS
 from tests.support.full_disk import files_up_to
 
 DISK_CALLS = {"open", "os.mkdir", "os.rename", "os.rmdir", "os.remove"}

@@ -9,9 +9,9 @@ import pytest
 from blake3 import blake3
 
 from echo2d.client import StoreFault
-from learner.saving import direct
-from learner.saving.direct import BLOCK_BYTES, DirectFile, DirectFileSystem
-from learner.saving.files import store_faults
+from echo2d.learner.saving import direct
+from echo2d.learner.saving.direct import BLOCK_BYTES, DirectFile, DirectFileSystem
+from echo2d.learner.saving.files import store_faults
 from tests.support.full_disk import files_up_to
 
 

@@ -13,11 +13,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from learner.__main__ import main
-from learner.config import LearnerConfig
-from learner.model.load import load_model
-from learner.saving.export import WEIGHTS_KEPT
-from learner.saving.saved_weights import SavedWeights
+from echo2d.learner.__main__ import main
+from echo2d.learner.config import LearnerConfig
+from echo2d.learner.model.load import load_model
+from echo2d.learner.saving.export import WEIGHTS_KEPT
+from echo2d.learner.saving.saved_weights import SavedWeights
 from tests.support.full_disk import files_up_to
 from tests.support.learner import config_in, learn, write_config
 from tests.support.lora import OnBase

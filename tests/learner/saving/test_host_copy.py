@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from learner.saving.host_copy import copy_staged, host_copy
+from echo2d.learner.saving.host_copy import copy_staged, host_copy
 
 
 @pytest.mark.parametrize("length", [0, 1, 7, 8, 9, 16, 100])

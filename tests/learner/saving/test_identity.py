@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from echo2d.client import OperatorFault
-from learner.saving.identity import own
+from echo2d.learner.saving.identity import own
 from tests.support.polling import poll
 
 

@@ -6,8 +6,8 @@ import torch
 from safetensors.torch import load_file
 
 from echo2d.demo.tiny_model import accuracies, held_out_prompts
-from learner.config import LearnerConfig
-from learner.model.load import load_model
+from echo2d.learner.config import LearnerConfig
+from echo2d.learner.model.load import load_model
 from tests.support.learner import learn
 from tests.support.scripted_coordinator import ScriptedCoordinator
 

@@ -15,13 +15,13 @@ from fsspec.implementations.memory import MemoryFileSystem
 from safetensors.torch import load_file
 
 from echo2d.client import OperatorFault, StoreFault
-from learner.__main__ import main
-from learner.batch.prefetch import BatchPrefetch
-from learner.config import LearnerConfig
-from learner.saving import remote as module
-from learner.saving.checkpoint import OWN, Checkpoints
-from learner.saving.identity import ID_FILE
-from learner.saving.remote import DIGESTS, RemoteCheckpoints
+from echo2d.learner.__main__ import main
+from echo2d.learner.batch.prefetch import BatchPrefetch
+from echo2d.learner.config import LearnerConfig
+from echo2d.learner.saving import remote as module
+from echo2d.learner.saving.checkpoint import OWN, Checkpoints
+from echo2d.learner.saving.identity import ID_FILE
+from echo2d.learner.saving.remote import DIGESTS, RemoteCheckpoints
 from tests.support.learner import config_in, learn, write_config
 from tests.support.scripted_coordinator import ScriptedCoordinator
 

@@ -8,9 +8,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from echo2d.client import Coordinator, Published, StoreFault
-from learner.ranks.ranks import Ranks
-from learner.saving.layout import WeightPart
-from learner.saving.publish import Publisher, SnapshotWriter
+from echo2d.learner.ranks.ranks import Ranks
+from echo2d.learner.saving.layout import WeightPart
+from echo2d.learner.saving.publish import Publisher, SnapshotWriter
 from tests.support.full_disk import files_up_to
 from tests.support.polling import poll
 

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from echo2d.client import Batch, Group, PeerFault, Span, Trajectory
-from learner.batch.checks import BatchRules, Trained, faults
-from learner.batch.packing import answers_of
-from learner.config import Recipe
-from learner.objective.hooks import advantages_of
+from echo2d.learner.batch.checks import BatchRules, Trained, faults
+from echo2d.learner.batch.packing import answers_of
+from echo2d.learner.config import Recipe
+from echo2d.learner.objective.hooks import advantages_of
 from tests.support.batches import with_given
 
 VOCAB, STEP, STALENESS, GROUPS, SIZE = 17, 20, 3, 4, 3
