@@ -14,6 +14,7 @@ from echo2d.cli.benches import bench
 from echo2d.cli.daemons import coordinate, join, rented
 from echo2d.cli.envs import envs
 from echo2d.cli.evals import evaluations
+from echo2d.cli.files import files
 from echo2d.cli.foresight import plan, simulate
 from echo2d.cli.learning import learn
 from echo2d.cli.parts import FullSentences
@@ -52,6 +53,6 @@ def main() -> None:
 
 for command in (
     init, coordinate, join, learn, envs, status, evaluations, samples, export, tasks, plan, simulate, demo,
-    token, audit, rented, bench,
+    token, audit, rented, bench, files,
 ):  # fmt: skip
     main.add_command(command)
