@@ -75,7 +75,7 @@ def envs(
     """Play episodes of a `verifiers` environment for a run.
 
     ENVIRONMENT is the name of an installed environment, or MODULE:FUNCTION that makes one. It needs
-    `pip install "echo2d[verifiers]"` in a Python environment of its own. The run's config has a
+    the extra `verifiers`, in a Python environment of its own. The run's config has a
     [[task]] of kind "agents".
     """
     from echo2d.runtime.envs.main import EnvsOptions, run_envs

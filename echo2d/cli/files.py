@@ -6,11 +6,10 @@ from pathlib import Path
 
 import click
 
-import echo2d
 from echo2d.cli.parts import DIRECTORY
 from echo2d.errors import OperatorFault
 
-SHARE = Path(echo2d.__file__).with_name("share")
+SHARE = Path(__file__).parents[1] / "share"
 
 
 @click.command()

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from echo2d.errors import OperatorFault
+from echo2d.extras import install_command
 from echo2d.tasks.base import Answer, Split, TextPrompt, TextTask
 from echo2d.tasks.rows.split import GeneratedSide, row_key
 
@@ -37,7 +38,7 @@ class GymTask(TextTask):
         try:
             import reasoning_gym
         except ImportError as error:
-            raise OperatorFault("gym: it needs reasoning-gym: pip install 'echo2d[gym]'") from error
+            raise OperatorFault(f"gym: it needs reasoning-gym: {install_command('gym')}") from error
         self._side = GeneratedSide("gym", split, held_out)
         try:
             self._problems = reasoning_gym.create_dataset(

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from echo2d.client import OperatorFault
+from echo2d.extras import install_command
 
 # Failures in a row before a board is given up: a full disk may recover, a broken package will not.
 FAILURES_MAX = 5
@@ -135,7 +136,7 @@ def makers(names: Sequence[str], out_dir: Path) -> dict[str, Callable[[], Board]
     for name in names:
         if importlib.util.find_spec(name) is None:
             raise OperatorFault(
-                f"learner.track: {name} is not installed; run pip install 'echo2d[{name}]'"
+                f"learner.track: {name} is not installed; run {install_command(name)}"
             )
     return {name: partial(known[name], out_dir) for name in names}
 

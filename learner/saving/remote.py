@@ -21,6 +21,7 @@ from typing import TypeVar
 from blake3 import blake3
 
 from echo2d.client import OperatorFault, StoreFault
+from echo2d.extras import install_command
 from echo2d.learner.saving.files import store_faults, whole_directory
 from echo2d.learner.saving.identity import ID_FILE
 
@@ -58,7 +59,7 @@ class RemoteCheckpoints:
             from fsspec.core import url_to_fs
         except ImportError as error:
             raise OperatorFault(
-                "learner.checkpoint_url needs fsspec: pip install 'echo2d[remote]'"
+                f"learner.checkpoint_url needs fsspec: {install_command('remote')}"
             ) from error
         try:
             self._fs, self._root = url_to_fs(self.url)

@@ -89,7 +89,8 @@ def test_the_wheel_has_one_package_and_what_the_pages_copy(built: Path) -> None:
 
 def test_the_sdist_has_documents_tests_and_tools(built: Path) -> None:
     (sdist,) = built.glob("*.tar.gz")
-    names = {name.partition("/")[2] for name in tarfile.open(sdist).getnames()}
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
     for page in ("README.md", "CONTRIBUTING.md", "Makefile", "docs/deploy.md", "docs/scale.svg"):
         assert page in names
     for path in ("tests/e2e/test_installation.py", "tools/replay.py", "learner/train.py"):

@@ -70,9 +70,7 @@ async def cuda_servers(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterato
 @pytest.mark.gpu
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.skipif(
-    find_spec("sglang") is None, reason="needs `pip install echo2d[sglang]` with CUDA"
-)
+@pytest.mark.skipif(find_spec("sglang") is None, reason="needs the extra sglang with CUDA")
 class TestSglangEngineOnCuda(EngineContract):
     @pytest.fixture
     def harness(self, tmp_path: Path, cuda_servers: list[Running]) -> Harness:

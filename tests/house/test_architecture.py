@@ -22,6 +22,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "config_tables": {"errors"},
     "sd_notify": set(),
     "logs": {"errors"},
+    "extras": set(),
     "quantities": {"errors"},
     "threads": set(),
     "adapters": {"core", "errors"},
@@ -31,7 +32,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     **{shell: {"core", "errors", "threads"} for shell in SHELLS},
     "texts": {"core", "errors"},
     "net": {"this_build", "core", "texts", "errors"},
-    "tasks": {"core", "texts", "registry", "errors"},
+    "tasks": {"core", "texts", "registry", "extras", "errors"},
     "sim": {"core", "quantities", "config_tables", "registry", "errors"},
     "runtime": {
         "adapters",
@@ -41,6 +42,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "logs",
         "sd_notify",
         "this_build",
+        "extras",
         "registry",
         "texts",
         "threads",
@@ -63,6 +65,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "demo": {"views", "bench", "core", "config", "errors", "client", "runtime"} | SHELLS,
     "bench": {
+        "extras",
         "views",
         "demo",
         "core",
@@ -91,7 +94,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "views",
         "errors",
     },
-    "learner": {"client", "config_tables", "logs", "sd_notify"},
+    "learner": {"client", "config_tables", "extras", "logs", "sd_notify"},
     "tools": {
         "config",
         "runtime",

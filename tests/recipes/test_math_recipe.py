@@ -14,6 +14,7 @@ from click.testing import CliRunner
 from echo2d.cli import main
 from echo2d.cli.recipes import math as init_math
 from echo2d.config import CoordinatorConfig
+from echo2d.extras import install_command
 from echo2d.learner.config import LearnerConfig
 from tests.support.texts import write_text_model
 
@@ -248,7 +249,7 @@ def test_a_missing_extra_is_one_line(
     monkeypatch.setattr(builtins, "__import__", without)
     code, output = init(base, rows)
     assert (code, output) == (
-        2, "echo2d: scorer math: it needs math-verify: pip install 'echo2d[math]'\n"
+        2, f"echo2d: scorer math: it needs math-verify: {install_command('math')}\n"
     )  # fmt: skip
 
 

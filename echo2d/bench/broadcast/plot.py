@@ -12,6 +12,7 @@ from pathlib import Path
 from echo2d.bench.broadcast.result import BroadcastResult, RoundStatistics, exit_code, print_result
 from echo2d.bench.broadcast.run import BroadcastBench, measure
 from echo2d.errors import OperatorFault
+from echo2d.extras import install_command
 
 FORMATS = (".png", ".svg", ".pdf")
 Results = Mapping[int, BroadcastResult]
@@ -41,7 +42,7 @@ def check_plot(path: Path) -> None:
     if not path.absolute().parent.is_dir():
         raise OperatorFault(f"--plot {path}: there is no folder {path.absolute().parent}")
     if find_spec("matplotlib") is None:
-        raise OperatorFault("--plot needs matplotlib: pip install 'echo2d[plot]'")
+        raise OperatorFault(f"--plot needs matplotlib: {install_command('plot')}")
 
 
 def measurements(wanted: BroadcastBench) -> Iterator[BroadcastBench]:

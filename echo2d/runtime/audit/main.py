@@ -29,6 +29,7 @@ from echo2d.core.protocol.control_messages import (
 )
 from echo2d.engines.base import EngineOptions, ScoringEngine
 from echo2d.errors import EngineFault, IntegrityFault, OperatorFault, StoreFault
+from echo2d.extras import install_command
 from echo2d.net.control.client import ControlLink
 from echo2d.registry import ENGINES, load
 from echo2d.runtime.audit.scoring import score_order
@@ -152,7 +153,7 @@ def make_engine(handover: AuditHandover) -> ScoringEngine:
         (engine,) = load(ENGINES["torch"])(options)
         assert isinstance(engine, ScoringEngine)
     except ImportError as error:
-        raise OperatorFault("the audit needs `pip install echo2d[torch]`") from error
+        raise OperatorFault(f"the audit needs torch: {install_command('torch')}") from error
     if handover.base_model:
         require_room(engine, Path(handover.base_model))
     return engine

@@ -22,6 +22,7 @@ from operator import itemgetter
 from typing import Any
 
 from echo2d.errors import OperatorFault
+from echo2d.extras import install_command
 from echo2d.net.gateway.agents import TICKET_HEADER
 from echo2d.runtime.envs.playing import EpisodePlayer
 from echo2d.runtime.envs.tickets import EpisodeOutcome, PlayerTicket, TraceBranch
@@ -30,7 +31,6 @@ from echo2d.runtime.envs.tickets import EpisodeOutcome, PlayerTicket, TraceBranc
 MODEL = "policy"
 # Where the rubrics of classic verifiers log.
 RUBRICS = "verifiers.legacy.rubrics"
-INSTALL = "pip install 'echo2d[verifiers]', in an environment of its own, because it brings much"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,10 @@ class PolicyClient:
 def require_verifiers() -> None:
     """OperatorFault: verifiers is not installed here."""
     if find_spec("verifiers") is None:
-        raise OperatorFault(f"verifiers is not installed here: {INSTALL}")
+        raise OperatorFault(
+            "verifiers is not installed here; it brings much, so give it and echo2d an environment "
+            f"of their own: {install_command('verifiers')}"
+        )
 
 
 def load_player(name: str, arguments: Mapping[str, Any], client: PolicyClient) -> EpisodePlayer:

@@ -23,6 +23,7 @@ from echo2d.core.worker.events import EngineRefitFailed, EngineRefitted, RefitEn
 from echo2d.engines.base import Engine, EngineOptions
 from echo2d.engines.layout import file_tensor_digests
 from echo2d.errors import EngineFault, IntegrityFault, OperatorFault, StoreFault
+from echo2d.extras import install_command
 from echo2d.registry import ENGINES, load
 from echo2d.runtime.worker.lora_base import LoraBase
 from echo2d.runtime.worker.stop_strings import ServedTexts
@@ -46,7 +47,7 @@ def make_engines(config: WorkerConfig) -> list[Engine]:
         make = load(ENGINES[config.engine])
     except ImportError as error:
         raise OperatorFault(
-            f"the {config.engine} engine needs `pip install echo2d[{config.engine}]`"
+            f"the {config.engine} engine misses a package ({error}): {install_command(config.engine)}"
         ) from error
     engines = list(make(engine_options(config)))
     if config.apply_in_place and any(engine.reads_snapshots_later for engine in engines):

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 from blake3 import blake3
 
 from echo2d.errors import OperatorFault
+from echo2d.extras import install_command
 
 DataRow = Mapping[str, Any]
 
@@ -158,9 +159,7 @@ class ArrowRows:
             import pyarrow as pa
             import pyarrow.parquet
         except ImportError as error:
-            raise OperatorFault(
-                f"rows: {path} needs pyarrow: pip install 'echo2d[rows]'"
-            ) from error
+            raise OperatorFault(f"rows: {path} needs pyarrow: {install_command('rows')}") from error
         try:
             if path.suffix == ".parquet":
                 table = pa.parquet.ParquetFile(path, memory_map=True)

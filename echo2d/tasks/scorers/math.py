@@ -8,6 +8,7 @@ import logging
 from functools import lru_cache
 from typing import Any
 
+from echo2d.extras import install_command
 from echo2d.tasks.base import Answer
 from echo2d.tasks.scorers.base import Expected, Scorer
 
@@ -22,7 +23,7 @@ def math() -> Scorer:
     try:
         from math_verify import parse, verify
     except ImportError as error:
-        raise ImportError("it needs math-verify: pip install 'echo2d[math]'") from error
+        raise ImportError(f"it needs math-verify: {install_command('math')}") from error
 
     # It warns at every call that its time limits are off.
     logging.getLogger("math_verify").setLevel(logging.ERROR)

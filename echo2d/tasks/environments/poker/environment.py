@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from echo2d.errors import OperatorFault
+from echo2d.extras import install_command
 from echo2d.tasks.base import Reward, Split
 from echo2d.tasks.environment import End, Environment, EnvironmentAnswer, Turn
 from echo2d.tasks.environments.poker.notation import (
@@ -68,7 +69,7 @@ class Poker(Environment):
         rng_seed: int = 0,
     ) -> None:
         if importlib.util.find_spec("pokerkit") is None:
-            raise OperatorFault("poker: it needs pokerkit: pip install 'echo2d[poker]'")
+            raise OperatorFault(f"poker: it needs pokerkit: {install_command('poker')}")
         for option, value, known in (
             ("opponent", opponent, OPPONENTS),
             ("alphabet", alphabet, NOTATIONS),

@@ -1,0 +1,35 @@
+"""How to install what an extra of echo2d needs, into the environment that this process runs in.
+
+Messages name the packages themselves and not `echo2d[extra]`, because echo2d is on no package index.
+"""
+
+import importlib.metadata
+import importlib.util
+import re
+import shlex
+import sys
+from pathlib import Path
+
+
+def install_command(extra: str) -> str:
+    """A shell command. `extra` is one of those in pyproject.toml."""
+    return shlex.join([*_installer(), *_requirements(extra)])
+
+
+def _installer() -> list[str]:
+    if (Path(sys.prefix) / "pipx_metadata.json").exists():
+        return ["pipx", "inject", Path(sys.prefix).name]
+    if importlib.util.find_spec("pip") is not None:
+        return [sys.executable, "-m", "pip", "install"]
+    # Environments that uv makes have no pip.
+    return ["uv", "pip", "install", "--python", sys.executable]
+
+
+def _requirements(extra: str) -> list[str]:
+    try:
+        lines = importlib.metadata.requires("echo2d") or []
+    except importlib.metadata.PackageNotFoundError:
+        # A checkout on PYTHONPATH that was never installed.
+        return [f"{Path(__file__).parents[1]}[{extra}]"]
+    marked = re.compile(rf"""([^;]+?)\s*;.*\bextra == ["']{re.escape(extra)}["']""")
+    return [found[1] for line in lines if (found := marked.fullmatch(line))]

@@ -1,0 +1,58 @@
+"""What a message says about a missing package works for the way in which this copy was installed."""
+
+import importlib.metadata
+import importlib.util
+import shlex
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from echo2d.extras import install_command
+from tests.support.paths import REPO
+
+EXTRAS = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+
+
+@pytest.mark.parametrize("extra", [name for name in EXTRAS if name != "dev"])
+def test_the_packages_themselves_are_named(extra: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = [f'{each}; extra == "{name}"' for name in EXTRAS for each in EXTRAS[name]]
+    monkeypatch.setattr(importlib.metadata, "requires", lambda _: ["aiohttp>=3.10", *lines])
+    words = shlex.split(install_command(extra))
+    assert words[0] == sys.executable
+    assert words[1:] == ["-m", "pip", "install", *EXTRAS[extra]]
+
+
+def test_this_installation_knows_its_extras() -> None:
+    assert "matplotlib" in install_command("plot")
+
+
+def test_under_pipx_and_uv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    assert install_command("plot").startswith(f"uv pip install --python {sys.executable} ")
+    (tmp_path / "echo2d").mkdir()
+    (tmp_path / "echo2d" / "pipx_metadata.json").touch()
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / "echo2d"))
+    assert install_command("plot").startswith("pipx inject echo2d ")
+
+
+def test_a_checkout_that_was_never_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def requires(name: str) -> list[str]:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "requires", requires)
+    assert shlex.split(install_command("plot"))[-1] == f"{REPO}[plot]"
+
+
+def test_nobody_is_told_to_install_echo2d_from_an_index() -> None:
+    """The name is not ours there: whoever registers it would own the machine."""
+    places = [*REPO.glob("*.md")]
+    for folder in ("docs", "echo2d", "examples", "learner", "systemd", "tools"):
+        places += [
+            path
+            for path in (REPO / folder).rglob("*")
+            if path.is_file() and path.suffix in {".md", ".py", ".sh", ".toml", ".service"}
+        ]
+    words = ("install echo2d", "install 'echo2d", 'install "echo2d')
+    assert [path for path in places if any(each in path.read_text() for each in words)] == []
