@@ -34,6 +34,7 @@ class Script:
         self.on: dict[type, Callable[[Any], list[CoordinatorAction]]] = {}
         self.heard: asyncio.Queue[CoordinatorEvent] = asyncio.Queue()
         self.wake: float | None = None
+        self.seed_is_here = False
         self.recovered: Recovered | None = None
         self.rules: RunRules | None = None
 
@@ -49,6 +50,9 @@ class Script:
 
     def wake_at(self) -> float | None:
         return self.wake
+
+    def seed_alive(self) -> bool:
+        return self.seed_is_here
 
     def status(self, *, now: float) -> Status:
         """The status of a run in which nothing has happened."""

@@ -28,6 +28,7 @@ The core takes every decision; this module only turns requests into events, and 
     GET  /v1/samples                    ?step=N -> {step, groups}: prompts, answers and rewards of a
                                         step, else of the newest; for viewers if samples.viewers says so
     GET  /v1/status, /metrics, /        facts as JSON, as Prometheus text, as a page
+    GET  /healthz, /readyz              see net/http/health.py; no credential is needed
     the gateway's, if it is enabled     see net/gateway/routes.py; its errors have OpenAI's shape
 
 Every error is {"error": a short code, "detail": one line}, with status 400 (malformed or refused),
@@ -91,6 +92,7 @@ from echo2d.net.gateway.routes import GatewayBackend as Gateway
 from echo2d.net.gateway.routes import is_gateway_path, mount
 from echo2d.net.http.admission import DOOR, ConnectionAdmission, admit
 from echo2d.net.http.costly_answer import CostlyAnswer
+from echo2d.net.http.health import Health, add_health_routes
 from echo2d.net.http.host_names import known_names
 from echo2d.net.http.json_fields import (
     Handler,
@@ -139,7 +141,7 @@ VIEWER: frozenset[Role] = frozenset({"viewer"})
 READERS: frozenset[Role] = frozenset({"learner", "gateway", "viewer"})
 
 
-class LearnerBackend(Protocol):
+class LearnerBackend(Health, Protocol):
     """What the API needs from the coordinator's runtime."""
 
     run_id: RunId
@@ -531,6 +533,7 @@ def make_app(
     app.on_response_prepare.append(_guard)
     app[DOOR] = ConnectionAdmission()
     app.router.add_get("/", _show(page))
+    add_health_routes(app, backend)
     app.router.add_get("/v1/worker", worker)
     app.router.add_post("/v1/enrol", api.enrol)
     app.router.add_post("/v1/learner/session", api.allow(LEARNER, api.open_session))

@@ -94,6 +94,8 @@ LATE_S = 1.0
 LATE_ROUNDS = 4
 # Turns after a stop: enough for a full mailbox. The bound is needed as events may keep coming.
 LAST_TURNS_MAX = EVENTS_MAX // EVENTS_PER_TURN_MAX
+# A turn waits for the ledger's disk. One that takes longer than this is stuck, and so is the run.
+STUCK_S = 30.0
 # If no version follows for this long, the last one is made to survive a power failure.
 SYNC_LAST_S = 60.0
 # A stop waits no longer than this for the last version: STOP_S_MAX in `process/lifecycle.py` is 30 s.
@@ -119,6 +121,8 @@ class Machine(Protocol):
     def handle(self, event: CoordinatorEvent, *, now: float) -> list[CoordinatorAction]: ...
 
     def wake_at(self) -> float | None: ...
+
+    def seed_alive(self) -> bool: ...
 
     def status(self, *, now: float) -> Status: ...
 
@@ -177,6 +181,8 @@ class CoordinatorProcess:
         self._serving = asyncio.Event()
         self._stop = asyncio.Event()
         self._stop_reason: str | None = None
+        # None between two turns.
+        self._turn_began_at: float | None = None
         self._publishing = asyncio.Lock()
         self._learner_heard_at: float | None = None
         # Calls of the learner that are being answered: while it waits for a batch, it is there.
@@ -286,6 +292,7 @@ class CoordinatorProcess:
         await self._take_turn(events)
 
     async def _take_turn(self, events: list[CoordinatorEvent]) -> None:
+        self._turn_began_at = time.monotonic()
         # Records become durable before any action of this turn is visible outside (I4).
         actions = [action for event in events for action in self._handle(event)]
         await self._persist([action.record for action in actions if isinstance(action, Persist)])
@@ -295,6 +302,7 @@ class CoordinatorProcess:
         scoring = [action for action in actions if isinstance(action, ScoreSample)]
         for share in self._data_plane.shares(scoring):
             self._tasks.create_task(self._score(share))
+        self._turn_began_at = None
 
     def _words(self) -> str:
         """One line for `systemctl status`."""
@@ -431,6 +439,19 @@ class CoordinatorProcess:
 
     # --- the API's backend ---------------------------------------------------
 
+    def unhealthy(self) -> str:
+        began_at, now = self._turn_began_at, time.monotonic()
+        if began_at is None or now - began_at < STUCK_S:
+            return ""
+        return f"the loop has waited {now - began_at:.0f} s for the disk of its ledger"
+
+    def unready(self) -> str:
+        if self._stop.is_set():
+            return "stopping"
+        if not self._serving.is_set():
+            return "starting"
+        return self.unhealthy() or ("" if self._machine.seed_alive() else "the seed is away")
+
     def caller(self, secret: str) -> Caller:
         return self._access.caller(secret, now_s=time.time())
 
@@ -542,6 +563,7 @@ class CoordinatorProcess:
 
     def metrics(self) -> bytes:
         self._metrics.events_waiting.set(len(self._mailbox))
+        self._metrics.tokens_expire(self._access.expiries(now_s=time.time()))
         return self._metrics.render(self.look())
 
 

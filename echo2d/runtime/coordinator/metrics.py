@@ -5,8 +5,9 @@ in docs/metrics.md, and a test compares the two. A family without samples means 
 value now: before the first version, or where nothing is rented.
 """
 
+import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from prometheus_client import Gauge, Histogram
@@ -35,7 +36,7 @@ from echo2d.runtime.process.prometheus import (
     gauge,
 )
 
-QUANTILES = (0.5, 0.95, 0.99)
+PERCENTILES = (50, 95, 99)
 STANDINGS = ("trusted", "new", "clear", "flagged", "convicted", "suspected")
 
 
@@ -50,16 +51,19 @@ def _peers(status: Status) -> Samples:
 def _recent(
     name: str, about: str, durations: Callable[[Status], Sequence[float]]
 ) -> Family[Status]:
-    """A gauge with the quantiles of the newest durations, in seconds."""
+    """A gauge with percentiles of the newest durations, in seconds.
+
+    It is no summary of Prometheus: that has a sum and a count of all durations ever.
+    """
 
     def samples(status: Status) -> Samples:
-        return [((str(share),), quantile(durations(status), share)) for share in QUANTILES]
+        return [((str(each),), quantile(durations(status), each / 100)) for each in PERCENTILES]
 
     return Family(
         f"echo2d_recent_{name}_seconds",
         f"{about}; of the last {RECENT_MAX}",
         samples,
-        ("quantile",),
+        ("percentile",),
     )
 
 
@@ -74,6 +78,19 @@ def _broadcast_peers(status: Status) -> Samples:
 def _seed_copies(status: Status) -> Samples:
     # The mapping is in the order of measurement: the last entry is the newest.
     return [((), copies) for copies in list(status.seed_copies.values())[-1:]]
+
+
+def _mu_min(status: Status) -> Number:
+    provision = status.provision
+    # Measured, and no number would do: infinitely many are missing, and alerts fire.
+    return (
+        math.inf if provision.feasible is False and provision.mu_min is None else provision.mu_min
+    )
+
+
+def _newest_full_bytes(status: Status) -> Number:
+    sizes = status.version_bytes
+    return sizes[max(sizes)].full_bytes if sizes else None
 
 
 def _renting(status: Status) -> RentingStatus | None:
@@ -172,7 +189,7 @@ def _tool_seconds(status: Status) -> Samples:
         ((task.name, share), number)
         for task in status.tasks
         if (each := task.episodes) is not None
-        for share, number in (("0.5", each.tool_s_median), ("0.9", each.tool_s_p90))
+        for share, number in (("50", each.tool_s_median), ("90", each.tool_s_p90))
     ]
 
 
@@ -286,6 +303,16 @@ FAMILIES: tuple[Family[Status], ...] = (
         ("reason",),
         True,
     ),
+    gauge(
+        "echo2d_reward_mean",
+        "Mean reward of the last step that was trained",
+        lambda status: status.rewards[-1][1] if status.rewards else None,
+    ),
+    gauge(
+        "echo2d_learner_silent_seconds",
+        "Since the learner was last heard; 0 while a call of it waits; no sample: never",
+        lambda status: None if status.process is None else status.process.learner_silent_s,
+    ),
     counter(
         "echo2d_learner_train_seconds",
         "Time the learner trained",
@@ -303,8 +330,8 @@ FAMILIES: tuple[Family[Status], ...] = (
     ),
     gauge(
         "echo2d_mu_min",
-        "Trajectories per second with which the learner never waits",
-        lambda status: status.provision.mu_min,
+        "Trajectories per second with which the learner never waits; +Inf: no number is enough",
+        _mu_min,
     ),
     gauge(
         "echo2d_active_workers",
@@ -362,6 +389,11 @@ FAMILIES: tuple[Family[Status], ...] = (
         "echo2d_full_bytes",
         "Bytes of the snapshots from which these were encoded",
         lambda status: status.full_bytes,
+    ),
+    gauge(
+        "echo2d_version_full_bytes",
+        "Bytes of the newest version that was encoded, in full; the disk needs room for two",
+        _newest_full_bytes,
     ),
     Family(
         "echo2d_seed_copies",
@@ -521,7 +553,7 @@ FAMILIES: tuple[Family[Status], ...] = (
         "echo2d_task_tool_seconds",
         f"Time that its environment took for a step; of the last {RECENT_MAX}",
         _tool_seconds,
-        ("task", "quantile"),
+        ("task", "percentile"),
     ),
     _of_eval("version", "Version that was scored last", lambda each: each.version),
     _of_eval("score", "Its mean reward on held-out questions", lambda each: each.mean),
@@ -578,6 +610,18 @@ class CoordinatorMetrics(LoopMetrics[Status]):
         self._ledger_bytes = Gauge(
             "echo2d_ledger_bytes", "Size of the ledger and its log", registry=registry
         )
+        self._token_expiry = Gauge(
+            "echo2d_token_expiry_timestamp_seconds",
+            "When the first valid token of a role expires, in Unix time",
+            ["role"],
+            registry=registry,
+        )
+
+    def tokens_expire(self, at_s: Mapping[str, float]) -> None:
+        """The first expiry of each role, as Unix time."""
+        self._token_expiry.clear()
+        for role, first_s in at_s.items():
+            self._token_expiry.labels(role).set(first_s)
 
     def _measure(self, path: Path) -> None:
         super()._measure(path)

@@ -10,6 +10,7 @@ that joined on one day must not end on one day. All other tokens end when they e
 Unix time. Methods that write or reload block; `caller` and `peer` answer from memory.
 """
 
+import math
 import re
 import secrets
 import sqlite3
@@ -253,6 +254,14 @@ class AccessTable:
         """When a coordinator last heard of this token's callers or peers (Unix time), to the minute."""
         holders = (_caller_key(name), *self.peers_of(name))
         return max((self._uses[each] for each in holders if each in self._uses), default=None)
+
+    def expiries(self, *, now_s: float) -> dict[str, float]:
+        """When the first valid token of each role expires; roles without such a token are absent."""
+        first: dict[str, float] = {}
+        for token in self._tokens.values():
+            if token.expires_at is not None and token.fault(now_s) is None:
+                first[token.role] = min(token.expires_at, first.get(token.role, math.inf))
+        return first
 
     # --- the coordinator -----------------------------------------------------
 

@@ -145,6 +145,15 @@ class Worker:
             "publish_seq": self._publish_seq,
         }
 
+    def unhealthy(self) -> str:
+        # A turn never waits for anything but the next event: a loop that answers works.
+        return ""
+
+    def unready(self) -> str:
+        if self._disconnected.is_set():
+            return "not connected to the coordinator"
+        return "no version is served yet" if self._engines and not self._state.serving else ""
+
     async def run(self, opened: Callable[[], None] = lambda: None) -> None:
         """Run until stopped.
 
@@ -213,7 +222,7 @@ class Worker:
         self._spawn(self._receiver.run())
         self._spawn(self._join())
         if self._config.metrics_port:
-            self._spawn(serve_metrics(self._config.metrics_port, self._metrics, self.status))
+            self._spawn(serve_metrics(self._config.metrics_port, self._metrics, self))
             self._spawn(self._metrics.watch(self._config.state_dir))
         me, listen = self._peer.identity, f"{host}:{address.port}"
         log.info("started peer=%s run=%s listen=%s", me.peer, me.run_id, listen)

@@ -1,8 +1,11 @@
-"""Exports a worker's metrics to Prometheus: `GET /metrics`, on loopback, `worker.metrics_port`."""
+"""Exports a worker's metrics to Prometheus: `GET /metrics`, on loopback, `worker.metrics_port`.
+
+The port answers `GET /healthz` and `GET /readyz` too (`net/http/health.py`).
+"""
 
 import asyncio
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 from aiohttp import web
 from prometheus_client import Counter, Histogram
@@ -15,6 +18,7 @@ from echo2d.core.worker.events import (
     SampleProgressed,
 )
 from echo2d.errors import OperatorFault
+from echo2d.net.http.health import Health, add_health_routes
 from echo2d.runtime.process.prometheus import PAUSE_BUCKETS_S, Family, LoopMetrics, number
 
 HOST = "127.0.0.1"
@@ -89,16 +93,23 @@ class WorkerMetrics(LoopMetrics[Mapping[str, Any]]):
                 pass
 
 
+class Watched(Health, Protocol):
+    """The worker: what its metrics and its probes ask."""
+
+    def status(self) -> Mapping[str, Any]: ...
+
+
 async def serve_metrics(
-    port: int, metrics: LoopMetrics[Mapping[str, Any]], status: Callable[[], Mapping[str, Any]]
+    port: int, metrics: LoopMetrics[Mapping[str, Any]], worker: Watched
 ) -> None:
-    """Serve GET /metrics until cancelled. OperatorFault: cannot listen on the port."""
+    """Serve until cancelled. OperatorFault: cannot listen on the port."""
 
     async def answer(_: web.Request) -> web.Response:
-        return web.Response(body=metrics.render(status()), content_type="text/plain")
+        return web.Response(body=metrics.render(worker.status()), content_type="text/plain")
 
     app = web.Application()
     app.router.add_get("/metrics", answer)
+    add_health_routes(app, worker)
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     try:

@@ -110,6 +110,12 @@ class Backend:
     def metrics(self) -> bytes:
         return b"echo2d_version 3\n"
 
+    def unhealthy(self) -> str:
+        return ""
+
+    def unready(self) -> str:
+        return "the seed is away"
+
 
 async def no_worker(request: web.Request) -> web.StreamResponse:
     raise web.HTTPNotFound
@@ -446,6 +452,11 @@ async def test_status_and_metrics_are_for_readers(call: Client) -> None:
     assert (await call("GET", "/metrics", secret=None))[0] == 401
 
 
+async def test_probes_need_no_credential(call: Client) -> None:
+    assert await call("GET", "/healthz", secret=None) == (200, b"ok\n")
+    assert await call("GET", "/readyz", secret=None) == (503, b"the seed is away\n")
+
+
 async def test_viewers_see_samples_only_if_the_operator_says_so(backend: Backend) -> None:
     for allowed, status in ((False, 403), (True, 200)):
         backend.viewers_see_samples = allowed
@@ -496,7 +507,9 @@ async def test_who_is_fenced_need_not_send_its_bytes(call: Client, backend: Back
     assert (backend.uploaded, backend.published) == ([], [])
 
 
-@pytest.mark.parametrize("path", ["/", "/v1/status", "/metrics", "/v1/models", "/nothing"])
+@pytest.mark.parametrize(
+    "path", ["/", "/v1/status", "/metrics", "/healthz", "/v1/models", "/nothing"]
+)
 async def test_every_answer_tells_browsers_to_keep_out(call: Client, path: str) -> None:
     async with call.http.get(call.url + path) as response:
         check_headers(response.headers)

@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import tempfile
+import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
@@ -22,6 +23,7 @@ from echo2d.core.cluster.events import Note, PeerRevoked, Persist, StopRun
 from echo2d.core.coordinator.events import (
     CoordinatorAction,
     DeadlinePassed,
+    EpochAsked,
     EpochOpened,
     Recovered,
     Reply,
@@ -108,6 +110,46 @@ async def test_what_is_answered_is_durable(
     async with serving(config, again.make):
         assert again.recovered is not None
         assert (again.recovered.epoch, again.recovered.resume_step) == (3, 7)
+
+
+async def test_a_disk_that_does_not_answer_is_told_to_probes(
+    config: CoordinatorConfig, script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(coordinator_loop, "STUCK_S", 0.0)
+    script.on[SessionAsked] = lambda event: [
+        Persist(EpochOpened(Epoch(3), 7)),
+        Reply(event.request, 200, {}),
+    ]
+    disk = threading.Event()
+    async with serving(config, script.make) as opened, asyncio.TaskGroup() as tasks:
+        coordinator = opened.coordinator
+        stuck = tasks.create_task(coordinator._ledger._do(disk.wait))
+        asked = tasks.create_task(
+            coordinator.ask(lambda request: SessionAsked(request, 7), timeout_s=HANG_S)
+        )
+        await script.hears(SessionAsked)
+        assert "for the disk of its ledger" in coordinator.unhealthy()
+        assert coordinator.unready() == coordinator.unhealthy()
+        disk.set()
+        await asyncio.gather(stuck, asked)
+        assert coordinator.unhealthy() == ""
+
+
+async def test_it_is_ready_when_it_serves_and_its_seed_is_here(
+    config: CoordinatorConfig, script: Script
+) -> None:
+    async with open_coordinator(config, make_machine=script.make) as opened:
+        assert (opened.coordinator.unhealthy(), opened.coordinator.unready()) == ("", "starting")
+    async with serving(config, script.make) as opened:
+        # The first request is answered only after the loop has begun.
+        await opened.coordinator.ask(
+            lambda request: EpochAsked(request, Epoch(1)), timeout_s=HANG_S
+        )
+        assert opened.coordinator.unready() == "the seed is away"
+        script.seed_is_here = True
+        assert opened.coordinator.unready() == ""
+        opened.coordinator.stop("SIGTERM")
+        assert opened.coordinator.unready() == "stopping"
 
 
 async def test_a_failing_ledger_ends_the_run_unanswered(

@@ -26,6 +26,9 @@ CALLS = (401, 401, 403, 403, 404, 403, 403)
 NOTHING = (404,) * 7
 ROUTES: Mapping[tuple[str, str], tuple[int, ...]] = {
     ("GET", "/"): (200,) * 7,
+    ("GET", "/healthz"): (200,) * 7,
+    # No seed is here.
+    ("GET", "/readyz"): (503,) * 7,
     ("GET", "/v1/worker"): (400,) * 7,
     # The body is read once the secret is known. A token of another role enrols nobody even then.
     ("POST", "/v1/enrol"): (401, 401, 400, 400, 400, 400, 400),

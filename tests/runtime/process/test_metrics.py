@@ -1,6 +1,7 @@
 """Every number an operator needs has a name, a unit and a help text, and docs/metrics.md has them all."""
 
 import asyncio
+import math
 import os
 import re
 from collections.abc import Callable
@@ -46,7 +47,7 @@ RENTING = RentingStatus(
     boxes=(),
     alerts=(),
 )
-PROCESS = ProcessStatus(run_id="run-1", peer_faults=2, learner_silent_s=None, renting=RENTING)
+PROCESS = ProcessStatus(run_id="run-1", peer_faults=2, learner_silent_s=7.0, renting=RENTING)
 WORKER = {
     "connected": True,
     "running": 3,
@@ -85,7 +86,9 @@ def trained() -> Status:
 
 
 def coordinator(tmp_path: Path) -> CoordinatorMetrics:
-    return CoordinatorMetrics(ledger=tmp_path / "ledger.sqlite")
+    made = CoordinatorMetrics(ledger=tmp_path / "ledger.sqlite")
+    made.tokens_expire({"worker": 2e9})
+    return made
 
 
 def families(text: bytes) -> dict[str, Any]:
@@ -128,13 +131,17 @@ def test_the_document_has_them_all(tmp_path: Path) -> None:
 
 
 def test_names_follow_the_conventions(tmp_path: Path) -> None:
-    """Base units, in the plural; counters end in _total, and nothing else does."""
-    for name, _, kind, text in described(coordinator(tmp_path).render(trained())) | described(
+    """Base units, in the plural; counters end in _total, and nothing else does.
+
+    Labels that Prometheus gives a meaning are used for nothing else.
+    """
+    for name, labels, kind, text in described(coordinator(tmp_path).render(trained())) | described(
         WorkerMetrics().render(WORKER)
     ):
         assert re.fullmatch(r"echo2d_[a-z_]+", name)
         assert name.endswith("_total") == (kind == "counter")
         assert not re.search(r"_(ms|kb|mb|minutes|s)(_|$)", name)
+        assert not {"quantile", "le"} & set(labels.split(", "))
         assert text
         assert not text.endswith(".")
 
@@ -157,12 +164,16 @@ def test_what_a_run_looks_like(tmp_path: Path) -> None:
     assert seen["echo2d_groups_dropped_total{reason=stale}"] == 1
     assert seen["echo2d_seed_copies"] == 1.25
     assert seen["echo2d_seed_usd_total"] == 0
+    assert seen["echo2d_reward_mean"] == trained().rewards[-1][1]
+    assert seen["echo2d_version_full_bytes"] == trained().version_bytes[3].full_bytes
+    assert seen["echo2d_learner_silent_seconds"] == 7
+    assert seen["echo2d_token_expiry_timestamp_seconds{role=worker}"] == 2e9
     assert seen["echo2d_gateway_calls_total{outcome=version}"] == 1
-    assert seen["echo2d_recent_train_step_seconds{quantile=0.5}"] == 1.0
+    assert seen["echo2d_recent_train_step_seconds{percentile=50}"] == 1.0
     assert seen["echo2d_worker_accepted_total{name=a,worker=a}"] > 0
     assert seen["echo2d_broadcast_peers{state=verified}"] == 1
     assert seen["echo2d_task_parked_samples{task=}"] == 5
-    assert seen["echo2d_task_tool_seconds{quantile=0.9,task=}"] == 4.0
+    assert seen["echo2d_task_tool_seconds{percentile=90,task=}"] == 4.0
 
 
 def test_what_is_not_known_has_no_sample(tmp_path: Path) -> None:
@@ -173,6 +184,24 @@ def test_what_is_not_known_has_no_sample(tmp_path: Path) -> None:
     assert "echo2d_serving_version" not in values(
         WorkerMetrics().render({**WORKER, "serving_version": None})
     )
+
+
+def test_a_run_that_no_number_of_workers_could_feed_lacks_infinitely_many(tmp_path: Path) -> None:
+    """So mu_pool / mu_min is 0 then, and the alert on it fires."""
+    status = trained()
+    for feasible, expected in ((False, math.inf), (None, None)):
+        provision = replace(status.provision, mu_min=None, feasible=feasible)
+        seen = values(coordinator(tmp_path).render(replace(status, provision=provision)))
+        assert seen.get("echo2d_mu_min") == expected
+
+
+def test_a_role_without_a_token_that_expires_has_no_sample(tmp_path: Path) -> None:
+    made = coordinator(tmp_path)
+    made.tokens_expire({"viewer": 3e9})
+    seen = values(made.render(trained()))
+    assert [name for name in seen if "expiry" in name] == [
+        "echo2d_token_expiry_timestamp_seconds{role=viewer}"
+    ]
 
 
 def test_what_a_worker_counts() -> None:

@@ -50,6 +50,21 @@ def test_a_directory_that_cannot_be_made_is_said(tmp_path: Path) -> None:
         RunDirectory(tmp_path / "file" / "run")
 
 
+def test_the_first_expiry_of_each_role(table: AccessTable) -> None:
+    for name, role, expires_at in (
+        ("soon", "worker", 20.0),
+        ("later", "worker", 30.0),
+        ("over", "worker", 5.0),
+        ("revoked", "worker", 15.0),
+        ("for-ever", "viewer", None),
+        ("board", "viewer", 40.0),
+    ):
+        table.create(name, role, expires_at=expires_at)
+    table.revoke("revoked")
+    assert table.expiries(now_s=10.0) == {"worker": 20.0, "viewer": 40.0}
+    assert table.expiries(now_s=50.0) == {}
+
+
 def test_a_secret_tells_name_and_role_and_is_not_stored(
     table: AccessTable, run: RunDirectory
 ) -> None:

@@ -41,13 +41,11 @@ async def test_the_daemon_serves_until_sigterm(
     async with a_seed(double), asyncio.TaskGroup() as tasks:
         daemon = tasks.create_task(run_worker(config))
         names = await double.peers(2)
+        assert await answer(port, "readyz") == "no version is served yet\n"
         await spread(double, 0, names["seed"], names["one"])
         await double.until_said(RefitDone)
-        async with (
-            aiohttp.ClientSession() as http,
-            http.get(f"http://127.0.0.1:{port}/metrics") as answer,
-        ):
-            assert "echo2d_serving_version 0.0" in await answer.text()
+        assert "echo2d_serving_version 0.0" in await answer(port, "metrics")
+        assert await answer(port, "healthz") == await answer(port, "readyz") == "ok\n"
         os.kill(os.getpid(), signal.SIGTERM)
         await double.until_said(Goodbye)
         double.sessions.close(double.connected[names["one"]])
@@ -57,6 +55,14 @@ async def test_the_daemon_serves_until_sigterm(
     assert any(
         message.endswith(f" listen={listen.host}:{listen.port}") for message in caplog.messages
     )
+
+
+async def answer(port: int, page: str) -> str:
+    async with (
+        aiohttp.ClientSession() as http,
+        http.get(f"http://127.0.0.1:{port}/{page}") as response,
+    ):
+        return await response.text()
 
 
 async def test_a_session_refused_for_good_ends_the_daemon(
