@@ -863,6 +863,11 @@ def _rows(document: Mapping[str, Any], name: str, most: int) -> list[dict[str, A
     return [dict(row) for row in rows]
 
 
+def leads_a_run(path: Path) -> bool:
+    """Whether this TOML file is for a learner's host: it has a [run] table."""
+    return RunTable.TABLE in read_toml(path)
+
+
 def notifier() -> Notifier:
     """A notifier for the service manager that started this process, if there is one."""
     return Notifier(os.environ)

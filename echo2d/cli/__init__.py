@@ -12,6 +12,7 @@ from echo2d import __version__
 from echo2d.cli.audits import audit
 from echo2d.cli.benches import bench
 from echo2d.cli.daemons import coordinate, join, rented
+from echo2d.cli.doctor import doctor
 from echo2d.cli.envs import envs
 from echo2d.cli.evals import evaluations
 from echo2d.cli.files import files
@@ -54,5 +55,7 @@ def main() -> None:
 for command in (
     init, coordinate, join, learn, envs, status, evaluations, samples, export, tasks, plan, simulate, demo,
     token, audit, rented, bench, files,
+    init, coordinate, join, envs, status, evaluations, samples, export, tasks, plan, simulate, demo, token, audit,
+    rented, doctor, bench,
 ):  # fmt: skip
     main.add_command(command)

@@ -12,6 +12,21 @@ import socket
 
 # After this long without a frame, everything that was in flight has arrived.
 QUIET_S = 0.5
+BBR, RENO = b"bbr", b"reno"
+
+
+def kernel_has_bbr() -> bool:
+    """Whether this process may select bbr."""
+    with socket.socket() as sock:
+        return _select(sock, BBR)
+
+
+def _select(sock: socket.socket, algorithm: bytes) -> bool:
+    try:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, algorithm)
+    except OSError:
+        return False
+    return True
 
 
 class Congestion:
@@ -21,18 +36,11 @@ class Congestion:
         self._socket = sock
         self._sent_at = float("-inf")
         # A kernel without bbr keeps its own default.
-        self._has_bbr = self._use(b"bbr")
+        self._has_bbr = _select(sock, BBR)
 
     def sending(self, now: float) -> None:
         """Note that a frame is sent now; selects bbr anew if it is time to."""
         quiet_s, self._sent_at = now - self._sent_at, now
         # Selecting the current algorithm changes nothing, so switch to another one in between.
-        if quiet_s > QUIET_S and self._has_bbr and self._use(b"reno"):
-            self._use(b"bbr")
-
-    def _use(self, algorithm: bytes) -> bool:
-        try:
-            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, algorithm)
-        except OSError:
-            return False
-        return True
+        if quiet_s > QUIET_S and self._has_bbr and _select(self._socket, RENO):
+            _select(self._socket, BBR)

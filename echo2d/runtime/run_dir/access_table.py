@@ -259,7 +259,7 @@ class AccessTable:
         """When the first valid token of each role expires; roles without such a token are absent."""
         first: dict[str, float] = {}
         for token in self._tokens.values():
-            if token.expires_at is not None and token.fault(now_s) is None:
+            if token.expires_at is not None and not (token.revoked or token.expired(now_s)):
                 first[token.role] = min(token.expires_at, first.get(token.role, math.inf))
         return first
 

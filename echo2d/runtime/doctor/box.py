@@ -1,0 +1,117 @@
+"""`echo2d doctor URL`: whether this box can work for the run."""
+
+import asyncio
+import math
+import random
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+
+from echo2d.config import WorkerConfig
+from echo2d.errors import OperatorFault
+from echo2d.net.control.client import Identity
+from echo2d.net.security.auth import TokenFile, read_token_file
+from echo2d.net.security.tls import Tls
+from echo2d.net.security.urls import coordinator_url
+from echo2d.runtime.doctor import host
+from echo2d.runtime.doctor.coordinator_view import authority, coordinator, credential, open_session
+from echo2d.runtime.doctor.finding import HostFinding, error, skipped
+from echo2d.runtime.doctor.trial_join import try_ports
+from echo2d.runtime.peer.state_dir import StateDir
+from echo2d.store.slots.current_slot import read_current
+
+# Of a version's bytes: two slots, and the frames of one in full (docs/deploy.md).
+VERSIONS_ON_DISK = 2.68
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """What `echo2d join` would be started with.
+
+    state_dir: None: not given, so the ports and the disk are not tried. model_bytes: of a version;
+    None: as found on this box.
+    """
+
+    config: WorkerConfig
+    state_dir: Path | None
+    model_bytes: int | None
+
+
+async def examine_box(box: Box) -> list[HostFinding]:
+    config = box.config
+    found = await _coordinator(box)
+    if box.state_dir is not None:
+        found += await asyncio.to_thread(_disk, box, box.state_dir)
+    if config.relay_only:
+        engines = []
+    elif config.engine == "torch":
+        engines = [
+            await asyncio.to_thread(host.torch_package),
+            await asyncio.to_thread(host.gpu, needed=False),
+        ]
+    else:
+        engines = [await asyncio.to_thread(host.gpu, needed=True)]
+    if config.engine_python is not None:
+        engines.append(await asyncio.to_thread(host.sglang, config.engine_python))
+    return [
+        *found,
+        *engines,
+        *await asyncio.to_thread(host.limits),
+        await asyncio.to_thread(host.systemd),
+    ]
+
+
+async def _coordinator(box: Box) -> list[HostFinding]:
+    config = box.config
+    try:
+        url = coordinator_url(config.url)
+        token = await asyncio.to_thread(read_token_file, config.token_file)
+        tls = await asyncio.to_thread(Tls.of, url, token.authority, promised=token.url)
+    except OperatorFault as fault:
+        return [error("token", str(fault), "copy the token file here again, or make a new one")]
+    if token.role != "worker":
+        todo = "make one for this box: echo2d token create NAME --role worker"
+        return [error("token", f"{token.name} is for a {token.role}, not for a worker", todo)]
+    found = [] if tls is None else [authority(token.authority)]
+    async with open_session() as http:
+        seen = await coordinator(http, url, tls)
+        found += seen
+        if seen[0].level == "error":
+            return found
+        accepted = await credential(http, url, tls, token)
+    found.append(accepted)
+    return found if accepted.level == "error" else [*found, *await _ports(box, token)]
+
+
+async def _ports(box: Box, token: TokenFile) -> list[HostFinding]:
+    if box.state_dir is None:
+        return [skipped("own port", "it is tried with --state-dir DIR, as the worker of that key")]
+    try:
+        state_dir = await asyncio.to_thread(StateDir, box.state_dir)
+    except OperatorFault as fault:
+        if "in use" in str(fault):
+            text = f"a worker uses {box.state_dir}: its log says who can dial it"
+            return [skipped("own port", text)]
+        return [error("state dir", str(fault), "give the directory to the user who runs echo2d")]
+    try:
+        key = await asyncio.to_thread(state_dir.key)
+        identity = Identity.of(box.config.url, token, key)
+        rng = random.Random(secrets.randbits(64))
+        return await try_ports(box.config, token, identity, rng)
+    except OperatorFault as fault:
+        return [error("state dir", str(fault), "give the directory to the user who runs echo2d")]
+    finally:
+        state_dir.close()
+
+
+def _disk(box: Box, folder: Path) -> list[HostFinding]:
+    current = read_current(folder / "slots")
+    size = box.model_bytes
+    if size is None and current is not None:
+        size = sum(file.size for file in current.manifest.files)
+    if size is None and box.config.base_model is not None:
+        size = host.bytes_in(box.config.base_model)
+    needed = None if size is None else math.ceil(VERSIONS_ON_DISK * size) - host.bytes_in(folder)
+    return host.disk(
+        "disk", folder, needed_bytes=needed, needed_for="two versions and their frames"
+    )

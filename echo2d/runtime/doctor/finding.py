@@ -1,0 +1,42 @@
+"""What `echo2d doctor` says: one finding for each check."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+Level = Literal["ok", "warning", "error", "skipped"]
+
+
+@dataclass(frozen=True, slots=True)
+class HostFinding:
+    """The result of one check. todo: what to do about it; empty where nothing is to be done.
+
+    warning: it works, but less well than it could. error: it will not work. skipped: this check
+    could not be made here, and the text says why.
+    """
+
+    check: str
+    level: Level
+    text: str
+    todo: str = ""
+
+
+def ok(check: str, text: str) -> HostFinding:
+    return HostFinding(check, "ok", text)
+
+
+def warning(check: str, text: str, todo: str) -> HostFinding:
+    return HostFinding(check, "warning", text, todo)
+
+
+def error(check: str, text: str, todo: str) -> HostFinding:
+    return HostFinding(check, "error", text, todo)
+
+
+def skipped(check: str, text: str) -> HostFinding:
+    return HostFinding(check, "skipped", text)
+
+
+def exit_code(findings: Iterable[HostFinding]) -> int:
+    """1 if something must be done, as the command says with its exit code."""
+    return int(any(each.level == "error" for each in findings))

@@ -1,0 +1,201 @@
+"""`echo2d doctor --config run.toml`: whether this host can lead the run, and what a running one lacks."""
+
+import asyncio
+import math
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import aiohttp
+
+from echo2d.config import CoordinatorConfig, LinkTable
+from echo2d.core.status.json_form import read_status
+from echo2d.core.status.schema import Status
+from echo2d.errors import OperatorFault, PeerFault, StoreFault
+from echo2d.net.security.auth import read_token_file
+from echo2d.net.security.tls import Tls, to_coordinator
+from echo2d.net.security.urls import is_loopback
+from echo2d.runtime.doctor import host
+from echo2d.runtime.doctor.coordinator_view import authority, coordinator, open_session, port_open
+from echo2d.runtime.doctor.finding import HostFinding, error, ok, skipped, warning
+from echo2d.runtime.run_dir.run_directory import find_coordinator
+from echo2d.runtime.run_dir.tokens import list_tokens
+
+# The copies of one version while the next is written.
+VERSIONS_ON_DISK = 2
+EXPIRY_S_MIN = 7 * 86400.0
+# The learner calls every few seconds; a long train step may take minutes.
+LEARNER_SILENT_S_MAX = 600.0
+NAMES_MAX = 8
+
+
+async def examine_learner_host(config: CoordinatorConfig) -> list[HostFinding]:
+    run_dir = config.run.run_dir
+    try:
+        url, token_file = await asyncio.to_thread(find_coordinator, run_dir)
+    except OperatorFault:
+        found = await asyncio.to_thread(_free_ports, config)
+    else:
+        found = await _running(config, url, token_file)
+    return [
+        *found,
+        *await asyncio.to_thread(_tokens, run_dir),
+        *await asyncio.to_thread(_disks, config),
+        await asyncio.to_thread(host.torch_package),
+        await asyncio.to_thread(host.gpu, needed=False),
+        *await asyncio.to_thread(host.limits),
+        await asyncio.to_thread(host.systemd),
+    ]
+
+
+# --- a coordinator that runs
+
+
+async def _running(config: CoordinatorConfig, url: str, token_file: Path) -> list[HostFinding]:
+    token = await asyncio.to_thread(read_token_file, token_file)
+    tls = await asyncio.to_thread(Tls.of, url, token.authority)
+    found = [] if tls is None else [authority(token.authority)]
+    async with open_session() as http:
+        seen = await coordinator(http, url, tls)
+        found += seen
+        if seen[0].level == "error":
+            return found
+        headers = {"Authorization": f"Bearer {token.secret}"}
+        try:
+            async with http.get(
+                f"{url}/v1/status", headers=headers, **to_coordinator(tls)
+            ) as reply:
+                status = read_status(await reply.json())
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError, PeerFault) as fault:
+            todo = "stop it and start it with this build"
+            return [*found, error("status", f"the coordinator's is not readable: {fault}", todo)]
+    return [*found, *await _seed_port(config.link), *_of_the_run(status)]
+
+
+async def _seed_port(link: LinkTable) -> list[HostFinding]:
+    if not link.port:
+        todo = "set link.port, so that a firewall can let it in: 7701"
+        return [warning("seed port", "link.port = 0: another port at each start", todo)]
+    fault = await port_open(link.host, link.port)
+    at = f"{link.host}:{link.port}"
+    if fault:
+        todo = "the coordinator's log says why; it starts the seed again"
+        return [error("seed port", f"the seed does not answer at {at}: {fault}", todo)]
+    return [ok("seed port", f"the seed answers at {at}")]
+
+
+def _of_the_run(status: Status) -> Iterator[HostFinding]:
+    silent_s = None if status.process is None else status.process.learner_silent_s
+    if silent_s is None:
+        yield skipped("learner", "none was heard since the coordinator started")
+    elif silent_s > LEARNER_SILENT_S_MAX:
+        todo = "look at its log; python -m learner --config run.toml --resume"
+        yield error("learner", f"it was last heard {silent_s:,.0f} s ago", todo)
+    else:
+        yield ok("learner", f"heard {silent_s:.0f} s ago")
+    here = [worker for worker in status.workers if worker.alive]
+    hidden = [worker.name for worker in here if worker.reachable is False]
+    if hidden:
+        yield warning(
+            "workers",
+            f"{len(hidden)} of {len(here)} cannot be dialled: {_names(hidden)}",
+            "open their ports if you can (docs/operating.md, Who can be dialled)",
+        )
+    else:
+        yield ok("workers", f"{len(here)} are here, and none is known to be out of reach")
+    if status.attention:
+        text = f"{len(status.attention)}; the first: {status.attention[0]}"
+        yield warning("alerts", text, "echo2d status shows them all")
+
+
+def _names(names: list[str]) -> str:
+    more = f" and {len(names) - NAMES_MAX} more" if len(names) > NAMES_MAX else ""
+    return ", ".join(names[:NAMES_MAX]) + more
+
+
+# --- a coordinator that does not run
+
+
+def _free_ports(config: CoordinatorConfig) -> list[HostFinding]:
+    serve, link = config.coordinator, config.link
+    found = [skipped("coordinator", f"none runs in {config.run.run_dir}")]
+    found += [
+        _free(name, address, port)
+        for name, address, port in (
+            ("coordinator", serve.host, serve.port),
+            ("link", link.host, link.port),
+        )
+    ]
+    if is_loopback(link.host) and not is_loopback(serve.host):
+        text = f"link.host is {link.host}: each box would dial itself for its versions"
+        found.append(
+            error("link.host", text, f'link.host = "{serve.host}", or what boxes can dial')
+        )
+    return found
+
+
+def _free(table: str, address: str, port: int) -> HostFinding:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        socket.create_server((address, port), family=family).close()
+    except OSError as fault:
+        text = f"{table}.host, {table}.port: cannot listen on {address}:{port}: {fault.strerror}"
+        return error(f"{table} port", text, "take an address of this host, and a port that is free")
+    return ok(f"{table} port", f"{address}:{port or 'any port'} is free")
+
+
+# --- tokens and disks
+
+
+def _tokens(run_dir: Path) -> list[HostFinding]:
+    try:
+        rows = list_tokens(run_dir)
+    except (OperatorFault, StoreFault) as fault:
+        return [skipped("tokens", f"{fault}: it is made by the first start")]
+    valid = [row for row in rows if row["state"] == "valid"]
+    soon = [
+        row["name"]
+        for row in valid
+        if row["expires_in_s"] is not None and row["expires_in_s"] < EXPIRY_S_MIN
+    ]
+    over = [row["name"] for row in rows if row["state"] == "expired"]
+    found = [
+        warning("tokens", f"{words}: {_names(names)}", "make new ones: echo2d token create")
+        for words, names in (("expired", over), ("these expire within a week", soon))
+        if names
+    ]
+    return found or [ok("tokens", f"{len(valid)} are valid for another week")]
+
+
+def _disks(config: CoordinatorConfig) -> list[HostFinding]:
+    run = config.run
+    size = _version_bytes(config)
+    needed = None if size is None else math.ceil(VERSIONS_ON_DISK * size)
+    found = host.disk("run dir", run.run_dir, needed_bytes=needed, needed_for="two versions")
+    if not run.snapshot_root.is_dir():
+        text = f"run.snapshot_root: {run.snapshot_root} is not there yet; the learner makes it"
+        return [*found, skipped("snapshot root", text)]
+    if not _one_file_system(run.run_dir, run.snapshot_root):
+        found.append(
+            warning(
+                "snapshot root",
+                f"{run.snapshot_root} and {run.run_dir} are on two file systems: versions are copied",
+                "put both on one, so that they are linked",
+            )
+        )
+    return found
+
+
+def _version_bytes(config: CoordinatorConfig) -> int | None:
+    """Of the largest version that is kept, else of the base model; None: neither is there."""
+    versions = config.run.run_dir / "versions"
+    kept = [host.bytes_in(each) for each in versions.iterdir()] if versions.is_dir() else []
+    model = config.run.base_model
+    return max(kept, default=0) or (None if model is None else host.bytes_in(model)) or None
+
+
+def _one_file_system(one: Path, other: Path) -> bool:
+    one = one.absolute()
+    while not one.exists():
+        one = one.parent
+    return one.stat().st_dev == other.stat().st_dev
