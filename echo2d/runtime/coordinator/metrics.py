@@ -18,6 +18,7 @@ from echo2d.core.capacity.bottleneck import KINDS
 from echo2d.core.capacity.estimators import quantile
 from echo2d.core.cluster.statistics import RECENT_MAX
 from echo2d.core.status.schema import (
+    ALERT_KINDS,
     AuditStatus,
     EpisodesStatus,
     EvaluationStatus,
@@ -73,6 +74,11 @@ def _broadcast_peers(status: Status) -> Samples:
         for peer in (() if status.broadcast is None else status.broadcast.peers)
     )
     return [((state,), states[state]) for state in ("receiving", "verified", "failed")]
+
+
+def _alerts(status: Status) -> Samples:
+    count = Counter(alert.kind for alert in status.alerts)
+    return [((kind,), count[kind]) for kind in ALERT_KINDS]
 
 
 def _seed_copies(status: Status) -> Samples:
@@ -437,6 +443,9 @@ FAMILIES: tuple[Family[Status], ...] = (
         "echo2d_attention",
         "Alerts that `echo2d status` shows; 0: all is well",
         lambda status: len(status.alerts),
+    ),
+    Family(
+        "echo2d_alerts", "The same by kind, which docs/operating.md explains", _alerts, ("kind",)
     ),
     _recent("train_step", "Train steps, net of waiting", lambda status: status.t_train_s),
     _recent(

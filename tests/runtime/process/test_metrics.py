@@ -16,7 +16,13 @@ from echo2d.core.base.ids import Digest, LeaseId, PeerId, Version
 from echo2d.core.cluster.rules import EvalRules, TaskRules
 from echo2d.core.gateway.events import CallAsked, CallId
 from echo2d.core.protocol.sampling import WHOLE
-from echo2d.core.status.schema import EpisodesStatus, ProcessStatus, RentingStatus, Status
+from echo2d.core.status.schema import (
+    ALERT_KINDS,
+    EpisodesStatus,
+    ProcessStatus,
+    RentingStatus,
+    Status,
+)
 from echo2d.core.worker.events import (
     EngineRefitFailed,
     EngineRefitted,
@@ -193,6 +199,18 @@ def test_a_run_that_no_number_of_workers_could_feed_lacks_infinitely_many(tmp_pa
         provision = replace(status.provision, mu_min=None, feasible=feasible)
         seen = values(coordinator(tmp_path).render(replace(status, provision=provision)))
         assert seen.get("echo2d_mu_min") == expected
+
+
+def test_alerts_are_counted_by_kind(tmp_path: Path) -> None:
+    status = World().state.status()
+    seen = values(coordinator(tmp_path).render(status))
+    counted = {kind: seen[f"echo2d_alerts{{kind={kind}}}"] for kind in ALERT_KINDS}
+    assert {kind for kind, count in counted.items() if count} == {
+        "no_learner",
+        "no_workers",
+        "seed_away",
+    }
+    assert sum(counted.values()) == seen["echo2d_attention"] == 3
 
 
 def test_a_role_without_a_token_that_expires_has_no_sample(tmp_path: Path) -> None:
