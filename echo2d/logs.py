@@ -132,17 +132,20 @@ class LogFile(WatchedFileHandler):
     def emit(self, record: logging.LogRecord) -> None:
         try:
             self.reopenIfNeeded()
-            if os.fstat(self.stream.fileno()).st_size >= self._bytes_max:
-                self._rotate()
+            if self.stream is not None and self._is_full(self.stream):
+                self._rotate(self.stream)
         except OSError:
             self.handleError(record)
         super().emit(record)
 
-    def _rotate(self) -> None:
-        # The lock ends when the file is closed.
-        fcntl.flock(self.stream, fcntl.LOCK_EX)
+    def _is_full(self, file: TextIOWrapper) -> bool:
+        return os.fstat(file.fileno()).st_size >= self._bytes_max
+
+    def _rotate(self, file: TextIOWrapper) -> None:
+        # The lock ends when the file is closed. Another process may have renamed it meanwhile.
+        fcntl.flock(file, fcntl.LOCK_EX)
         path = Path(self.baseFilename)
-        if path.exists() and os.path.samestat(path.stat(), os.fstat(self.stream.fileno())):
+        if path.exists() and os.path.samestat(path.stat(), os.fstat(file.fileno())):
             path.replace(f"{path}.1")
         self.reopenIfNeeded()
 

@@ -241,5 +241,14 @@ def join(
         config, {key: value for key, value in flags.items() if value is not None}
     )
     from echo2d.runtime.worker.main import run_worker
+    from echo2d.views.progress import progress_line
 
-    serve(lambda: run_worker(loaded), log_level, log_json=log_json, log_file=log_file)
+    with progress_line() as line:
+        show, tell = (None, None) if line is None else (line.show, line.print)
+        serve(
+            lambda: run_worker(loaded, show),
+            log_level,
+            log_json=log_json,
+            log_file=log_file,
+            tell=tell,
+        )

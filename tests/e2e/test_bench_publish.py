@@ -53,7 +53,7 @@ KILLS = [
     ("coordinator", "worker-0", "verified"),
     ("worker-0", "worker-0", "first frame"),
     ("worker-0", "worker-0", "verified"),
-    ("worker-0", "worker-0", "refitted"),
+    ("worker-0", "worker-0", "serving"),
 ]
 
 

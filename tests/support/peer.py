@@ -22,6 +22,7 @@ from echo2d.runtime.peer.state_dir import StateDir
 from echo2d.runtime.seed.main import Seed
 from echo2d.runtime.seed.supervisor import SeedHandover
 from echo2d.runtime.worker.main import Worker
+from echo2d.runtime.worker.progress import ProgressTeller
 from echo2d.store.snapshots import build_manifest
 from tests.support.fake_coordinator import CoordinatorDouble
 from tests.support.snapshots import write_snapshot
@@ -71,7 +72,12 @@ async def config_of(double: Home, folder: Path) -> WorkerConfig:
 
 @asynccontextmanager
 async def a_worker(
-    double: Home, folder: Path, *engines: Engine, relay_only: bool = False, **options: Any
+    double: Home,
+    folder: Path,
+    *engines: Engine,
+    relay_only: bool = False,
+    teller: ProgressTeller | None = None,
+    **options: Any,
 ) -> AsyncIterator[Worker]:
     """Killed at the end, without a goodbye. Without engines of its own it gets a fake one, unless it is a relay.
 
@@ -86,7 +92,7 @@ async def a_worker(
     await enrol(double.url, token, identity, rng=random.Random(1), patience_s=5.0)
     if not engines and not relay_only:
         engines = (FakeEngine(),)
-    worker = Worker(config, identity, state_dir, engines, rng=random.Random(1))
+    worker = Worker(config, identity, state_dir, engines, rng=random.Random(1), teller=teller)
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(worker.run())
         try:

@@ -279,7 +279,7 @@ def _round(run: PublishRun) -> PublishRound:
         first_frame=min(facts["first frame"]["at"] for facts in workers) - called_at,
         encoded=seed["encoded"]["at"] - called_at,
         verified=max(facts["verified"]["at"] for facts in workers) - called_at,
-        serving=max(facts["refitted"]["at"] for facts in workers) - called_at,
+        serving=max(facts["serving"]["at"] for facts in workers) - called_at,
         yardstick_s=yardstick_s,
         wire_bytes=int(seed["encoded"]["wire_bytes"]),
     )

@@ -80,7 +80,7 @@ from echo2d.core.worker.events import (
 )
 from echo2d.core.worker.leases import WorkerLeases
 from echo2d.core.worker.plan_check import edges_fault
-from echo2d.core.worker.versions import WorkerVersions
+from echo2d.core.worker.versions import UnderWay, WorkerVersions
 
 WorkerEvent = (
     SampleProgressed | GenerationFailed | CoordinatorSaid | ControlUp | ControlDown | RootVerified
@@ -151,6 +151,11 @@ class WorkerState:
     def serving(self) -> VersionKey | None:
         """The version that all engines serve."""
         return self._versions.serving
+
+    @property
+    def under_way(self) -> UnderWay | None:
+        """What is done for the newest version that is not served yet."""
+        return self._versions.under_way
 
     def stands_mostly(self, form: FormId) -> bool:
         """Whether to look for chunks of this form in the slots before asking for any."""

@@ -28,6 +28,7 @@ Not here: leases, frames, and the verification of signatures and bytes.
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from echo2d.core.base.bounded_dict import keep_newest
 from echo2d.core.base.ids import Epoch, FormId, PublishSeq, RunId, Version, version_label
@@ -93,6 +94,18 @@ class _Form:
         """The version and its digest; None until the form's last root, which has totals, came."""
         totals = self.root.totals
         return None if totals is None else VersionKey(self.root.facts.version, totals.snapshot)
+
+
+Doing = Literal["receiving", "applying", "loading"]
+
+
+@dataclass(frozen=True, slots=True)
+class UnderWay:
+    """A version on its way to the engines, and what is done now. form: None while engines load it."""
+
+    what: Doing
+    version: Version
+    form: FormId | None
 
 
 class WorkerVersions:
@@ -168,6 +181,20 @@ class WorkerVersions:
             )
             for form in self._forms.values()
         )
+
+    @property
+    def under_way(self) -> UnderWay | None:
+        """What is done for the newest version that is not served yet."""
+        form = self._applying
+        if form is None and not self._engines:
+            form = next(reversed([each for each in self._planned if each in self._forms]), None)
+        known = None if form is None else self._forms.get(form)
+        if form is not None and known is not None and (self._engines or not known.arrived):
+            what: Doing = "applying" if known.arrived else "receiving"
+            return UnderWay(what, known.root.facts.version, form)
+        if self._refitting is not None:
+            return UnderWay("loading", self._refitting.version, None)
+        return None
 
     @property
     def kept(self) -> frozenset[Version]:

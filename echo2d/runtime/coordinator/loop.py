@@ -62,6 +62,7 @@ from echo2d.core.status.schema import (
 )
 from echo2d.core.weights.manifest import Manifest
 from echo2d.errors import Fault, StoreFault, first_fault
+from echo2d.logs import say
 from echo2d.net.control.server import Sessions
 from echo2d.net.peer.dial_back import dial_back
 from echo2d.net.security.auth import Caller, Denied, KnownPeer, sign_root
@@ -494,6 +495,7 @@ class CoordinatorProcess:
         self, epoch: Epoch, version: Version, path: str | None, manifest: Manifest | None
     ) -> Reply | Fault | None:
         async with self._publishing:
+            began_at = time.monotonic()
             try:
                 adopted = await asyncio.to_thread(self._files.adopt, epoch, version, path, manifest)
             except Fault as fault:
@@ -504,8 +506,17 @@ class CoordinatorProcess:
                 ),
                 timeout_s=None,
             )
+            if adopted.path in self._published_paths:
+                say(
+                    log,
+                    logging.INFO,
+                    "published",
+                    version=version,
+                    full_bytes=adopted.full_bytes,
+                    seconds=f"{time.monotonic() - began_at:.3f}",
+                )
             # The core refused the version, or it was published before from other files.
-            if adopted.path not in self._published_paths:
+            else:
                 await asyncio.to_thread(self._files.delete, adopted.path)
             return reply
 

@@ -134,6 +134,8 @@ class Receiver:
         self._tasks: asyncio.TaskGroup | None = None
         self._sent: dict[FormId, int] = {}
         self._moved: FormId | None = None  # what moved last, since the last report
+        # Payload of all forms since the start.
+        self.received_bytes, self.sent_bytes = 0, 0
 
     async def run(self) -> None:
         """Works until cancelled, and then closes the links."""
@@ -206,6 +208,7 @@ class Receiver:
     def _on_link(self, peer: PeerId, event: LinkEvent) -> None:
         if isinstance(event, FrameReceived):
             self._moved = event.form
+            self.received_bytes += 0 if event.payload is None else len(event.payload)
             self._peers[peer].receive_queue.put(event, now=asyncio.get_running_loop().time())
             return
         if self._crowded() and not isinstance(event, LinkOpened | LinkEnded):
@@ -336,4 +339,5 @@ class Receiver:
 
     def _count_sent(self, form: FormId, payload_bytes: int) -> None:
         self._moved = form
+        self.sent_bytes += payload_bytes
         self._sent[form] = self._sent.get(form, 0) + payload_bytes

@@ -241,14 +241,14 @@ class Seed:
         )
         for root in roots.take(totals):
             await self._receiver.holdings.accept_root(root)
-        wire_bytes = totals.wire_bytes
         say(
             log,
             logging.INFO,
             "encoded",
             form=order.form,
             version=order.version,
-            wire_bytes=wire_bytes,
+            wire_bytes=totals.wire_bytes,
+            seconds=f"{encode_s:.3f}",
         )
         if order.base_path is not None and not order.aside:
             # The next version for all has this one as its base; the older one would take the memory

@@ -110,7 +110,7 @@ class LeaseRunner:
             _require_none(unfinished)
             say(
                 story,
-                logging.INFO,
+                logging.DEBUG,
                 "generated",
                 **facts,
                 tokens=tokens,

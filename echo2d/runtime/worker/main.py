@@ -57,6 +57,7 @@ from echo2d.core.worker.events import (
     LeaveAsked,
     RefitEngines,
     RootVerified,
+    SampleProgressed,
     SendControl,
     ShutDown,
     SnapshotReady,
@@ -65,6 +66,7 @@ from echo2d.core.worker.events import (
     StopAsked,
     WorkerNote,
 )
+from echo2d.core.worker.progress import Stage
 from echo2d.core.worker.state import WorkerAction, WorkerEvent, WorkerState
 from echo2d.engines.base import Engine, ScoringEngine
 from echo2d.errors import EngineFault, IntegrityFault, OperatorFault, StoreFault
@@ -81,6 +83,7 @@ from echo2d.runtime.process.lifecycle import Ending, collect_rarely, outcome
 from echo2d.runtime.worker.engine_refit import EngineRefits, make_engines
 from echo2d.runtime.worker.generation import LeaseRunner
 from echo2d.runtime.worker.metrics import WorkerMetrics, serve_metrics
+from echo2d.runtime.worker.progress import ProgressTeller, Show, Worked
 from echo2d.runtime.worker.snapshot_builder import SnapshotBuilder
 from echo2d.runtime.worker.stop_strings import ServedTexts
 from echo2d.sd_notify import Notifier
@@ -110,7 +113,9 @@ class Worker:
         rng: random.Random,
         token: TokenFile | None = None,
         service: Notifier | None = None,
+        teller: ProgressTeller | None = None,
     ) -> None:
+        self._teller = teller or ProgressTeller()
         self._config, self._state_dir, self._engines = config, state_dir, engines
         self._texts = ServedTexts()
         self._rng, self._token, self._service = rng, token, service or Notifier()
@@ -118,6 +123,7 @@ class Worker:
         self._peer: PeerProcess[WorkerEvent] = PeerProcess(config.url, identity, self, rng=rng)
         self._control = self._peer.control
         self._metrics = WorkerMetrics()
+        self._answers, self._tokens = 0, 0
         # Writes of publish_seq take turns, so that an older number never overwrites a newer one.
         self._saving = asyncio.Lock()
         self._base: BaseModel | None = None
@@ -162,8 +168,10 @@ class Worker:
         """
         async with AsyncExitStack() as cleanup:
             cleanup.push_async_callback(self._close_engines)
-            for engine in self._engines:
-                await engine.start()
+            if self._engines:
+                async with self._teller.doing("starting", f"engines={len(self._engines)}"):
+                    for engine in self._engines:
+                        await engine.start()
             await self._open()
             opened()
             collect_rarely()
@@ -221,6 +229,7 @@ class Worker:
         address = await self._peer.listen(host, port, key="listen_port")
         self._spawn(self._receiver.run())
         self._spawn(self._join())
+        self._spawn(self._teller.tell(self))
         if self._config.metrics_port:
             self._spawn(serve_metrics(self._config.metrics_port, self._metrics, self))
             self._spawn(self._metrics.watch(self._config.state_dir))
@@ -251,20 +260,48 @@ class Worker:
 
     async def _turns(self) -> None:
         while True:
-            self._service.turned(self._words)
+            self._service.turned(self.words)
             event, actions = await self._peer.turn(self._state, wait_s=self._service.wait_s)
             self._metrics.handled(event)
+            if isinstance(event, SampleProgressed):
+                self._answers += event.finish is not None
+                self._tokens += len(event.tokens)
             for action in actions:
                 if isinstance(action, ShutDown):
                     log.info("stopping reason=%s", action.reason)
                     return
                 self._perform(action)
 
-    def _words(self) -> str:
+    # --- called by the teller
+
+    @property
+    def serves(self) -> bool:
+        return self._state.serving is not None
+
+    def worked(self) -> Worked:
+        receiver = self._receiver
+        return Worked(self._answers, self._tokens, receiver.received_bytes, receiver.sent_bytes)
+
+    def words(self) -> str:
         serving = self._state.serving
         version = "no version served" if serving is None else f"version {serving.version} served"
         where = "waiting for" if self._disconnected.is_set() else "connected to"
         return f"{version}, {self._state.running} samples running, {where} {self._config.url}"
+
+    def stage(self) -> Stage | None:
+        found = self._state.under_way
+        if found is None:
+            return None
+        holdings, builder = self._receiver.holdings, self._builder
+        done, total = 0, None
+        if found.what == "receiving" and found.form is not None:
+            done, index = holdings.payload_bytes(found.form), holdings.index(found.form)
+            total = None if index is None or index.totals is None else index.totals.wire_bytes
+        if found.what == "applying":
+            done, total = builder.written, builder.chunks
+        return Stage(found.what, found.version, done, total)
+
+    # --- actions
 
     def _perform(self, action: WorkerAction) -> None:  # noqa: C901 - one line per action
         match action:
@@ -298,16 +335,26 @@ class Worker:
                 self._receiver.perform(action)
 
     async def _apply(self, order: ApplyForm) -> None:
-        done = await self._builder.apply(order.form, order.stands, in_place=order.in_place)
+        clock = asyncio.get_running_loop().time
+        began_at, form = clock(), order.form
+        done = await self._builder.apply(form, order.stands, in_place=order.in_place)
         if isinstance(done, SnapshotReady):
-            say(log, logging.INFO, "verified", form=done.form, version=done.version)
+            say(
+                log,
+                logging.INFO,
+                "verified",
+                form=form,
+                version=done.version,
+                payload_bytes=self._receiver.holdings.payload_bytes(form),
+                seconds=f"{clock() - began_at:.3f}",
+            )
         self._peer.put(done)
 
     async def _refit(self, order: RefitEngines) -> None:
         done = await self._refits.refit(order)
         if isinstance(done, EngineRefitted):
             pause_s = f"{done.pause_s:.3f}"
-            say(log, logging.INFO, "refitted", version=done.version, pause_s=pause_s)
+            say(log, logging.INFO, "serving", version=done.version, pause_s=pause_s)
         self._peer.put(done)
 
     async def _score(self, order: ScoreAnswers) -> None:
@@ -410,8 +457,8 @@ class Worker:
             log.warning("root refused: %s", fault)
 
 
-async def run_worker(config: WorkerConfig) -> int:
-    """Run `echo2d join`; returns the exit code.
+async def run_worker(config: WorkerConfig, show: Show | None = None) -> int:
+    """Run `echo2d join`; returns the exit code. show: shows what it does.
 
     OperatorFault, in one clear line: the operator's mistake, or the coordinator's final refusal.
     """
@@ -421,12 +468,23 @@ async def run_worker(config: WorkerConfig) -> int:
     state_dir = await asyncio.to_thread(
         partial(StateDir, config.state_dir, config.disk_bytes_max, one_slot=config.apply_in_place)
     )
+    teller = ProgressTeller(show)
     try:
-        engines = await asyncio.to_thread(make_engines, config)
+        async with teller.doing(
+            "loading", f"engine={'none' if config.relay_only else config.engine}"
+        ):
+            engines = await asyncio.to_thread(make_engines, config)
         identity = Identity.of(config.url, token, await asyncio.to_thread(state_dir.key))
         rng = random.Random(secrets.randbits(64))
         worker = Worker(
-            config, identity, state_dir, engines, rng=rng, token=token, service=notifier()
+            config,
+            identity,
+            state_dir,
+            engines,
+            rng=rng,
+            token=token,
+            service=notifier(),
+            teller=teller,
         )
         with Ending() as ending:
             await worker.run(lambda: ending.by_signals(worker.stop, worker.leave))

@@ -18,7 +18,7 @@ from itertools import islice
 
 from echo2d.core.base.ids import ChunkId, Digest, FormId, FrameId, SegmentId
 from echo2d.core.weights.encoding import ChunkRecord, LacksBase, decode_record, require_base
-from echo2d.core.weights.manifest import CHUNK_BYTES, Chunk
+from echo2d.core.weights.manifest import CHUNK_BYTES, Chunk, chunk_layout
 from echo2d.core.weights.verifier import FormIndex
 from echo2d.core.worker.events import ApplyCancelled, ApplyRejected, SnapshotReady
 from echo2d.errors import IntegrityFault, StoreFault
@@ -49,6 +49,8 @@ class SnapshotBuilder:
         self._slots, self._store, self._holdings = slots, store, holdings
         self._scratch = Buffers(CHUNK_BYTES)
         self._cancelled: FormId | None = None
+        # Chunks of the form under way that are written, and all of its chunks.
+        self.written, self.chunks = 0, 0
 
     def cancel(self, form: FormId) -> None:
         """Make the running `apply` of this form end with ApplyCancelled, unless it is done."""
@@ -96,6 +98,7 @@ class SnapshotBuilder:
             over = base if in_place and _fits(base, index) else None
             writer = await self._holdings.with_room(form, lambda: self._begin(index, over))
             work = _Work(form, index, self._store, base, writer, self._scratch)
+            self.written, self.chunks = 0, len(chunk_layout(index.files))
             try:
                 return await self._build(form, work)
             except (IntegrityFault, StoreFault):
@@ -143,6 +146,7 @@ class SnapshotBuilder:
                 await self._holdings.with_room(form, partial(work.write, batch))
             else:
                 await asyncio.to_thread(work.write, batch)
+            self.written += len(batch)
         except FramesDamaged as fault:
             self._holdings.lose(fault)
             work.put_back(batch)

@@ -30,6 +30,7 @@ from echo2d.core.worker.versions import (
     REFIT_RETRY_S,
     REFIT_RETRY_S_MAX,
     REFIT_TRIES_MAX,
+    UnderWay,
     WorkerVersions,
 )
 from tests.support.worker import (
@@ -104,6 +105,37 @@ def test_a_version_is_indexed_applied_verified_and_served(versions: WorkerVersio
 
 def _parts(key: VersionKey) -> tuple[Version, Digest]:
     return key.version, key.digest
+
+
+def test_what_is_under_way_is_told_from_the_first_root_to_the_refit(
+    versions: WorkerVersions,
+) -> None:
+    root, told = a_root(0), []
+    for step in (
+        lambda: versions.announced(root, now=0.0),
+        lambda: versions.planned(root.form, now=0.0),
+        lambda: versions.arrived(root.form, now=0.0),
+        lambda: versions.ready(a_snapshot(root), now=0.0),
+        lambda: versions.refitted(a_refit(0), now=0.0),
+    ):
+        step()
+        told.append(versions.under_way)
+    assert told == [
+        None,
+        UnderWay("receiving", Version(0), root.form),
+        UnderWay("applying", Version(0), root.form),
+        UnderWay("loading", Version(0), None),
+        None,
+    ]
+
+
+def test_a_relay_peer_only_receives() -> None:
+    versions, root = make(engines=False), a_root(0)
+    versions.announced(root, now=0.0)
+    versions.planned(root.form, now=0.0)
+    assert versions.under_way == UnderWay("receiving", Version(0), root.form)
+    versions.arrived(root.form, now=0.0)
+    assert versions.under_way is None
 
 
 def test_a_plan_may_come_before_the_root(versions: WorkerVersions) -> None:
