@@ -415,6 +415,14 @@ class AsyncCoordinator:
     async def status(self) -> dict[str, Any]:
         return await self._call("GET", "/v1/status", None)
 
+    async def role(self) -> str:
+        """The role of the token file. OperatorFault: it cannot be read."""
+        return (await asyncio.to_thread(read_token_file, self._token_file)).role
+
+    async def own_status(self) -> dict[str, Any]:
+        """Facts about the boxes that enrolled with this worker's token."""
+        return await self._call("GET", "/v1/status/own", None)
+
     async def close(self) -> None:
         if self._telling is not None:
             self._telling.cancel()
@@ -577,6 +585,12 @@ class Coordinator:
 
     def status(self) -> dict[str, Any]:
         return self._wait(self._inner.status())
+
+    def role(self) -> str:
+        return self._wait(self._inner.role())
+
+    def own_status(self) -> dict[str, Any]:
+        return self._wait(self._inner.own_status())
 
     def hurry(self) -> None:
         """Give each call, including those under way, HURRY_S before it raises Unanswered.

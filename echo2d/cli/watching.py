@@ -14,7 +14,9 @@ from echo2d.cli.parts import DIRECTORY, FILE, coordinator_at, end, json_option
 @click.option("--run-dir", type=DIRECTORY, help="Run directory of a coordinator on this host.")
 @click.option("--url", help="URL of a coordinator elsewhere; needs --token-file.")
 @click.option(
-    "--token-file", type=FILE, help="Token file with the role learner, gateway or viewer."
+    "--token-file",
+    type=FILE,
+    help="Token file with the role learner, gateway or viewer; a worker's shows its own boxes only.",
 )
 @json_option("Print everything as one JSON object; with --watch, one per line.")
 @click.option("--watch", "again", is_flag=True, help="Refresh the display until Ctrl-C.")
@@ -34,9 +36,13 @@ def status(
     again: bool,
     interval: float,
 ) -> None:
-    """Show what a running coordinator is doing, and its alerts."""
+    """Show what a running coordinator is doing, and its alerts.
+
+    With a worker's token it shows the boxes that enrolled with that token, and nothing of others.
+    """
     import asyncio
 
+    from echo2d.views.own_status import is_own, print_own_status
     from echo2d.views.status import print_status
     from echo2d.views.watch import Screen, status_once, watch
 
@@ -48,6 +54,8 @@ def status(
     facts = asyncio.run(status_once(find))
     if as_json:
         click.echo(json.dumps(facts))
+    elif is_own(facts):
+        print_own_status(facts)
     else:
         print_status(facts)
 

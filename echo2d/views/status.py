@@ -19,6 +19,7 @@ from echo2d.core.status.schema import (
     BroadcastStatus,
     EpisodesStatus,
     FaultStatus,
+    OwnPeerStatus,
     ProgressStatus,
     RentingStatus,
     Status,
@@ -379,7 +380,7 @@ def _worker_cells(worker: WorkerStatus) -> dict[str, Text]:
     colour = COLOURS[state] if worker.alive or state == "gone" else COLOURS["suspected"]
     return {
         "worker": Text.assemble(("● ", colour), worker.name),
-        "state": Text(_state(worker) + dialled, style=colour),
+        "state": Text(state_word(worker) + dialled, style=colour),
         "serves": Text("-" if serving is None else f"v{serving.version}"),
         "lag": Text("-" if lag is None else str(lag)),
         "running": Text(f"{worker.running}/{worker.slots}"),
@@ -424,7 +425,7 @@ def _audit(worker: WorkerStatus) -> Text:
     return Text.assemble(words, (f" {worker.flagged}/{worker.audited}", "dim"))
 
 
-def _state(worker: WorkerStatus) -> str:
+def state_word(worker: WorkerStatus | OwnPeerStatus) -> str:
     """The word for a worker's state; "away": it has joined, but its link is down."""
     if worker.state != "joined" or not worker.alive:
         return "away" if worker.state == "joined" else str(worker.state)

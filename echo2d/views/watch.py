@@ -12,13 +12,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
 from echo2d.client import AsyncCoordinator, OperatorFault, PeerFault, Unreachable
-from echo2d.core.status.json_form import read_status
+from echo2d.core.status.json_form import read_own_status, read_status
 from echo2d.core.status.schema import Status
+from echo2d.views.own_status import is_own, own_picture
 from echo2d.views.status import TokenRate, age, plain_console, status_picture
 
 # How long to wait for one answer: a person waits at the terminal.
@@ -54,7 +55,7 @@ class Asker:
         await self._close()
 
     async def status(self) -> dict[str, Any]:
-        """The answer as JSON.
+        """The answer as JSON; with a worker's token, facts about its own boxes only.
 
         Away: there is none now, but there was one before. OperatorFault: there never was one, or
         the coordinator does not accept the token.
@@ -77,6 +78,8 @@ class Asker:
 
     async def _ask(self, client: AsyncCoordinator) -> dict[str, Any]:
         async with asyncio.timeout(ANSWER_S + self._patience_s):
+            if await client.role() == "worker":
+                return await client.own_status()
             return await client.status()
 
     async def _present(self) -> AsyncCoordinator:
@@ -101,7 +104,7 @@ class Screen:
         self._as_json = as_json
         self._console = console or plain_console()
         self._rate = TokenRate()
-        self._last: Status | None = None
+        self._last: RenderableType | None = None
         self._answered_at = 0.0
         self._live = Live(console=self._console, auto_refresh=False)
 
@@ -119,15 +122,19 @@ class Screen:
         if self._as_json:
             print(json.dumps(facts), flush=True)
             return
-        self._last = status = read_status(facts)
-        rate = self._rate.update(status.tokens_accepted, now)
+        if is_own(facts):
+            picture = own_picture(read_own_status(facts))
+        else:
+            status = read_status(facts)
+            rate = self._rate.update(status.tokens_accepted, now)
+            # A line is left for `away`.
+            lines = self._console.height - 1 if self._live.is_started else None
+            picture = status_picture(status, tokens_per_s=rate, lines=lines)
+        self._last = picture
         if self._live.is_started:
-            picture = status_picture(status, tokens_per_s=rate, lines=self._console.height)
             self._live.update(picture, refresh=True)
         else:
-            self._console.print(
-                Text(time.strftime("--- %H:%M:%S")), status_picture(status, tokens_per_s=rate)
-            )
+            self._console.print(Text(time.strftime("--- %H:%M:%S")), picture)
 
     def away(self, reason: str, *, now: float) -> None:
         """No answer; what was seen last stays on the terminal."""
@@ -138,8 +145,7 @@ class Screen:
         if self._as_json:
             print(json.dumps({"away_s": away_s, "reason": reason}), flush=True)
         elif self._live.is_started and self._last is not None:
-            picture = status_picture(self._last, lines=self._console.height - 1)
-            self._live.update(Group(words, picture), refresh=True)
+            self._live.update(Group(words, self._last), refresh=True)
         else:
             self._console.print(words, soft_wrap=True)
 

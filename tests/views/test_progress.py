@@ -18,7 +18,9 @@ def test_it_is_shown_and_log_lines_stay_whole() -> None:
         line.print(long)
         line.show("serving", None)
     assert f"{long}\n" in terminal.getvalue()
-    rows = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", terminal.getvalue()).replace("\r", "\n").split("\n")
+    rows = (
+        re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", terminal.getvalue()).replace("\r", "\n").split("\n")
+    )
     shown = [row for row in rows if "19%" in row]
     # Once at `show`, once below the log line, and never wrapped.
     assert shown == ["█████░░░░░░░░░░░░░░░░░░░  19%  receivin…"] * 2

@@ -208,6 +208,16 @@ def _of_workers(status: Status) -> Iterator[Alert]:
             yield Alert("worker_cannot_apply", sentence, peer.name)
 
 
+def worker_alerts(worker: WorkerStatus, status: Status) -> list[str]:
+    """What is wrong with this worker, for its owner: without its name."""
+    if _left_as_announced(worker) or worker.state == "gone":
+        return []
+    if _silent(worker, status):
+        return [f"not heard from for {worker.silent_s:.0f} s: {_consequence(worker)}"]
+    found = _of_one(worker, status)
+    return [alert.sentence.removeprefix(f"{worker.name} ") for alert in found]
+
+
 def _left_as_announced(worker: WorkerStatus) -> bool:
     return worker.leaving and not worker.alive and not worker.leases
 

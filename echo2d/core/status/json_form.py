@@ -14,7 +14,7 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, Union
 
-from echo2d.core.status.schema import ProcessStatus, Status
+from echo2d.core.status.schema import OwnStatus, ProcessStatus, Status
 from echo2d.errors import PeerFault
 
 ADVICE = "run the same echo2d as the coordinator"
@@ -40,6 +40,12 @@ def read_status(facts: Mapping[str, Any]) -> Status:
     another key is missing, or a key holds something else."""
     process = facts if "run_id" in facts else None
     found: Status = _STATUS({**facts, "process": process}, "")
+    return found
+
+
+def read_own_status(facts: Mapping[str, Any]) -> OwnStatus:
+    """What `GET /v1/status/own` answers. PeerFault: a key is missing, or holds something else."""
+    found: OwnStatus = _OWN_STATUS(facts, "")
     return found
 
 
@@ -147,7 +153,7 @@ def _mapping(key_of: Callable[[str], Any], inner: _Read) -> _Read:
 def _record(cls: type) -> _Read:
     hints = typing.get_type_hints(cls)
     readers = {name: _reader_for(hint) for name, hint in hints.items()}
-    inside = "" if cls is Status else "."
+    inside = "" if cls in (Status, OwnStatus) else "."
     needed = {
         field.name
         for field in dataclasses.fields(cls)
@@ -190,3 +196,4 @@ def _reader_for(hint: Any) -> _Read:
 
 
 _STATUS = _record(Status)
+_OWN_STATUS = _record(OwnStatus)

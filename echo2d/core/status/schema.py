@@ -594,3 +594,55 @@ class Status:
         return (
             sentences if more <= 0 else (*sentences[:SENTENCES_MAX], f"and {more} more like these")
         )
+
+
+# --- what the owner of a worker's token may know
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnPeerStatus:
+    """One of the owner's boxes. The fields mean what they mean in `WorkerStatus`; a relay peer serves
+    and makes nothing. payload_bytes, verified: of the version that spreads.
+    """
+
+    id: str
+    name: str
+    kind: str
+    state: str
+    alive: bool
+    silent_s: float
+    reachable: bool | None
+    quarantined: bool
+    convicted: bool
+    uplink: float | None
+    payload_bytes: int
+    verified: bool
+    active: bool
+    leaving: bool
+    serving: VersionStatus | None
+    lag: int | None
+    slots: int
+    running: int
+    accepted: int
+    trained: int
+    used: float
+    mu: float | None
+    usd_per_h: float
+    attention: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnStatus:
+    """The boxes that enrolled with one token. spreading_bytes: None: not encoded yet. absent: ids of
+    those of which the coordinator has not heard since it started. convicted: ids, absent ones too.
+    """
+
+    run_id: str
+    committed_step: int
+    staleness_max: int
+    newest_version: VersionStatus | None
+    spreading_version: int | None
+    spreading_bytes: int | None
+    peers: tuple[OwnPeerStatus, ...]
+    absent: tuple[str, ...]
+    convicted: tuple[str, ...]

@@ -9,12 +9,15 @@ who may read it may ask as often as they like. What is cheap to make is always m
 
 import time
 from collections.abc import Callable
+from typing import Generic, TypeVar
 
 CHEAP_S = 0.005  # of CPU time: the run has some hundred workers at most
 SHARE_MAX = 0.02  # of the loop's time, for one kind of answer
 
+T = TypeVar("T")
 
-class CostlyAnswer:
+
+class CostlyAnswer(Generic[T]):
     """See the module docstring. make: makes the answer as of now.
 
     clock, cpu: seconds of the monotonic clock, and of this thread's CPU.
@@ -22,18 +25,18 @@ class CostlyAnswer:
 
     def __init__(
         self,
-        make: Callable[[], bytes],
+        make: Callable[[], T],
         *,
         clock: Callable[[], float] = time.monotonic,
         cpu: Callable[[], float] = time.thread_time,
     ) -> None:
         self._make, self._clock, self._cpu = make, clock, cpu
-        self._last = b""
+        self._last: T | None = None
         self._lasts_until = clock()
 
-    def get(self) -> bytes:
+    def get(self) -> T:
         now = self._clock()
-        if now >= self._lasts_until:
+        if self._last is None or now >= self._lasts_until:
             began = self._cpu()
             self._last = self._make()
             took_s = self._cpu() - began

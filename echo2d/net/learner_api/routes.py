@@ -28,6 +28,7 @@ The core takes every decision; this module only turns requests into events, and 
     GET  /v1/samples                    ?step=N -> {step, groups}: prompts, answers and rewards of a
                                         step, else of the newest; for viewers if samples.viewers says so
     GET  /v1/status, /metrics, /        facts as JSON, as Prometheus text, as a page
+    GET  /v1/status/own                 worker's token: facts about the boxes enrolled with it
     GET  /healthz, /readyz              see net/http/health.py; no credential is needed
     the gateway's, if it is enabled     see net/gateway/routes.py; its errors have OpenAI's shape
 
@@ -138,6 +139,7 @@ NOTHING = "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancest
 
 LEARNER: frozenset[Role] = frozenset({"learner"})
 VIEWER: frozenset[Role] = frozenset({"viewer"})
+WORKER: frozenset[Role] = frozenset({"worker"})
 READERS: frozenset[Role] = frozenset({"learner", "gateway", "viewer"})
 
 
@@ -181,6 +183,9 @@ class LearnerBackend(Health, Protocol):
         """Groups of a step as lines of the sample log, shortened; None: of the newest step."""
 
     def status(self) -> dict[str, Any]: ...
+
+    def own_status(self, token: str) -> dict[str, Any]:
+        """What the owner of the token with this name may know. Cheap, however often it is asked."""
 
     def metrics(self) -> bytes: ...
 
@@ -375,6 +380,10 @@ class Api:
     async def status(self, request: web.Request) -> web.Response:  # noqa: ARG002
         return web.Response(body=self._status.get(), content_type="application/json")
 
+    async def own_status(self, request: web.Request) -> web.Response:
+        token = self._backend.caller(secret_of(request)).name
+        return web.json_response(self._backend.own_status(token))
+
     async def metrics(self, request: web.Request) -> web.Response:  # noqa: ARG002
         return web.Response(body=self._metrics.get(), content_type="text/plain", charset="utf-8")
 
@@ -549,6 +558,7 @@ def make_app(
     sees = LEARNER | VIEWER if backend.viewers_see_samples else LEARNER
     app.router.add_get("/v1/samples", api.allow(sees, api.samples))
     app.router.add_get("/v1/status", api.allow(READERS, api.status))
+    app.router.add_get("/v1/status/own", api.allow(WORKER, api.own_status))
     app.router.add_get("/metrics", api.allow(READERS, api.metrics))
     if gateway is not None:
         mount(app, gateway, api.allow)

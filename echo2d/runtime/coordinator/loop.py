@@ -46,11 +46,12 @@ from echo2d.core.coordinator.events import (
     DeadlinePassed,
     Reply,
 )
+from echo2d.core.coordinator.own_status import own_status
 from echo2d.core.gateway.events import CallRefused, ChoiceGrew
 from echo2d.core.protocol.addresses import IpNetwork
 from echo2d.core.protocol.control_messages import SignedRoot
 from echo2d.core.rollouts.events import DrawPrompt, ForgetEpisode, ScoreSample, StepEnvironment
-from echo2d.core.status.json_form import status_json
+from echo2d.core.status.json_form import plain, status_json
 from echo2d.core.status.schema import (
     Alert,
     OtherBuildStatus,
@@ -64,6 +65,7 @@ from echo2d.core.weights.manifest import Manifest
 from echo2d.errors import Fault, StoreFault, first_fault
 from echo2d.logs import say
 from echo2d.net.control.server import Sessions
+from echo2d.net.http.costly_answer import CostlyAnswer
 from echo2d.net.peer.dial_back import dial_back
 from echo2d.net.security.auth import Caller, Denied, KnownPeer, sign_root
 from echo2d.net.security.tls import Tls
@@ -190,6 +192,8 @@ class CoordinatorProcess:
         self._learner_calls = 0
         # None where no boxes are rented.
         self.renting: Callable[[], RentingStatus] | None = None
+        # For owners of boxes, who may be many and ask often.
+        self._seen = CostlyAnswer(self.look)
         self._published_paths: set[str] = set()
         self._last_version = last_version
 
@@ -571,6 +575,14 @@ class CoordinatorProcess:
 
     def status(self) -> dict[str, Any]:
         return status_json(self.look())
+
+    def own_status(self, token: str) -> dict[str, Any]:
+        found: dict[str, Any] = plain(
+            own_status(
+                self._seen.get(), self._access.enrolled_with(token), self._access.convicted().keys()
+            )
+        )
+        return found
 
     def metrics(self) -> bytes:
         self._metrics.events_waiting.set(len(self._mailbox))

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 
 from echo2d.config import WorkerConfig
 from echo2d.core.base.ids import PeerId
+from echo2d.core.protocol.builds import OURS
 from echo2d.core.protocol.control_messages import (
-    PROTOCOL_VERSION,
     Address,
     DialledBack,
     Goodbye,
@@ -58,7 +58,7 @@ class _Trial:
 
     def hello(self) -> Hello:
         return Hello(
-            protocol=PROTOCOL_VERSION,
+            build=OURS,
             run_id=self.identity.run_id,
             kind="relay",
             name=self.config.name or socket.gethostname(),

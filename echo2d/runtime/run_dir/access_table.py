@@ -324,6 +324,10 @@ class AccessTable:
         """The name of the token with which a peer enrolled; None: it is not enrolled."""
         return self._peers[peer][1].name if peer in self._peers else None
 
+    def enrolled_with(self, token: str) -> list[PeerId]:
+        """The peers that enrolled with the token of this name."""
+        return [peer for peer, (_, row) in self._peers.items() if row.name == token]
+
     def enrol(self, secret: str, public_key: bytes, proof: bytes, *, now_s: float) -> PeerId:
         """Enrol one peer. Denied: the secret, the key or the proof is not accepted."""
         (outcome,) = self.enrol_all([Enrolment(secret, public_key, proof)], now_s=now_s)

@@ -1,7 +1,7 @@
 """Which version a worker holds, applies and serves."""
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
@@ -111,13 +111,14 @@ def test_what_is_under_way_is_told_from_the_first_root_to_the_refit(
     versions: WorkerVersions,
 ) -> None:
     root, told = a_root(0), []
-    for step in (
+    steps: tuple[Callable[[], object], ...] = (
         lambda: versions.announced(root, now=0.0),
         lambda: versions.planned(root.form, now=0.0),
         lambda: versions.arrived(root.form, now=0.0),
         lambda: versions.ready(a_snapshot(root), now=0.0),
         lambda: versions.refitted(a_refit(0), now=0.0),
-    ):
+    )
+    for step in steps:
         step()
         told.append(versions.under_way)
     assert told == [

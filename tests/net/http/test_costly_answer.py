@@ -22,7 +22,7 @@ class Work:
         return b"%d" % self.made
 
 
-def answer(work: Work) -> CostlyAnswer:
+def answer(work: Work) -> CostlyAnswer[bytes]:
     return CostlyAnswer(work.make, clock=lambda: work.now, cpu=lambda: work.cpu)
 
 

@@ -107,6 +107,9 @@ class Backend:
     def status(self) -> dict[str, Any]:
         return {"version": 3}
 
+    def own_status(self, token: str) -> dict[str, Any]:
+        return {"boxes of": token}
+
     def metrics(self) -> bytes:
         return b"echo2d_version 3\n"
 
@@ -448,6 +451,8 @@ async def test_status_and_metrics_are_for_readers(call: Client) -> None:
     assert await call("GET", "/v1/status", secret="V") == (200, {"version": 3})
     assert await call("GET", "/metrics", secret="V") == (200, b"echo2d_version 3\n")
     assert (await call("GET", "/v1/status", secret="W"))[0] == 403
+    assert await call("GET", "/v1/status/own", secret="W") == (200, {"boxes of": "W"})
+    assert await call("GET", "/v1/status/own?token=V", secret="W") == (200, {"boxes of": "W"})
     assert (await call("GET", "/v1/samples", secret="V"))[0] == 403
     assert (await call("GET", "/metrics", secret=None))[0] == 401
 

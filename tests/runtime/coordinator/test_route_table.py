@@ -47,6 +47,8 @@ ROUTES: Mapping[tuple[str, str], tuple[int, ...]] = {
     ("GET", "/v1/samples"): (401, 401, 403, 403, 403, 403, 200),
     ("GET", "/v1/samples?step=x"): (401, 401, 403, 403, 403, 403, 400),
     ("GET", "/v1/status"): READERS,
+    # Every role but a worker's may see the run; a worker's sees the boxes enrolled with it.
+    ("GET", "/v1/status/own"): (401, 401, 200, 403, 403, 403, 403),
     ("GET", "/metrics"): READERS,
     ("GET", "/v1/models"): (401, 401, 403, 403, 200, 403, 403),
     ("POST", "/v1/episodes"): (401, 401, 403, 403, 403, 503, 403),

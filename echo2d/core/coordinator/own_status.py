@@ -1,0 +1,81 @@
+"""What the owner of a token may know of the run: its own boxes, and how far the run is.
+
+Nothing of other boxes is in it, and nothing of what audits found besides a conviction: an owner who
+saw each flagged answer could learn how to lie.
+"""
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from echo2d.core.base.ids import PeerId
+from echo2d.core.coordinator.alerts import worker_alerts
+from echo2d.core.status.schema import (
+    OwnPeerStatus,
+    OwnStatus,
+    PeerStatus,
+    ProgressStatus,
+    Status,
+    WorkerStatus,
+)
+
+
+def own_status(
+    status: Status, enrolled: Collection[PeerId], convicted: Collection[PeerId]
+) -> OwnStatus:
+    """enrolled: the peers of the token. convicted: peers that an audit convicted, of any token."""
+    mine, broadcast = frozenset(enrolled), status.broadcast
+    progress = {peer.id: peer for peer in broadcast.peers} if broadcast else {}
+    rows = tuple(
+        _row(status, peer, progress.get(peer.id), convicted=peer.id in convicted)
+        for peer in (*status.workers, *status.relays)
+        if peer.id in mine
+    )
+    here = {row.id for row in rows}
+    return OwnStatus(
+        run_id="" if status.process is None else status.process.run_id,
+        committed_step=status.committed_step,
+        staleness_max=status.staleness_max,
+        newest_version=status.newest_version,
+        spreading_version=None if broadcast is None else broadcast.version,
+        spreading_bytes=None if broadcast is None else broadcast.wire_bytes,
+        peers=rows,
+        absent=tuple(sorted(mine - here)),
+        convicted=tuple(sorted(mine & frozenset(convicted))),
+    )
+
+
+def _row(
+    status: Status, peer: PeerStatus, progress: ProgressStatus | None, *, convicted: bool
+) -> OwnPeerStatus:
+    worker = peer if isinstance(peer, WorkerStatus) else None
+    attention = () if worker is None else worker_alerts(_without_audit(worker), status)
+    return OwnPeerStatus(
+        id=peer.id,
+        name=peer.name,
+        kind=peer.kind,
+        state=peer.state,
+        alive=peer.alive,
+        silent_s=peer.silent_s,
+        reachable=peer.reachable,
+        quarantined=peer.quarantined,
+        convicted=convicted,
+        uplink=peer.uplink,
+        payload_bytes=0 if progress is None else progress.payload_bytes,
+        verified=progress is not None and progress.verified,
+        active=worker is not None and worker.active,
+        leaving=worker is not None and worker.leaving,
+        serving=None if worker is None else worker.serving,
+        lag=None if worker is None else worker.lag,
+        slots=0 if worker is None else worker.slots,
+        running=0 if worker is None else worker.running,
+        accepted=0 if worker is None else worker.accepted,
+        trained=0 if worker is None else worker.trained,
+        used=1.0 if worker is None else worker.used,
+        mu=None if worker is None else worker.mu,
+        usd_per_h=0.0 if worker is None else worker.usd_per_h,
+        attention=tuple(attention),
+    )
+
+
+def _without_audit(worker: WorkerStatus) -> WorkerStatus:
+    return replace(worker, learner_k=None, standing="", verdict="")
