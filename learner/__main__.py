@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 # torchrun's store says within milliseconds which rank failed first, unless its host is gone.
 FIRST_FAILURE_S_MAX = 5.0
 
+log = logging.getLogger("echo2d.learner")
+
 
 def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
@@ -193,6 +195,7 @@ def _run(options: argparse.Namespace, here: Place, failures: _FailureReport) -> 
             stack.callback(watch.stop)
             watch.start()
         service.starting("loading the model")
+        log.info("loading model=%s", config.model)
         # torch takes seconds to import; a mistake in the configuration is reported before that.
         from echo2d.learner.train import Learner
 

@@ -12,7 +12,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from echo2d.cli import main
+from echo2d.cli import main, parts
 from tests.support.paths import REPO
 
 HELP_S_MAX = 0.3
@@ -58,6 +58,21 @@ def test_every_command_is_documented(name: str, command: click.Command) -> None:
     options = [option for option in command.params if isinstance(option, click.Option)]
     assert [option.name for option in options if not option.help] == []
     assert name in (REPO / "README.md").read_text(), f"README does not name {name}"
+
+
+def test_without_a_terminal_a_long_command_says_how_far_it_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for interval_s, lines in ((0.0, 2), (10.0, 0)):
+        monkeypatch.setattr(parts, "LINE_S", interval_s)
+        with parts.progress_bar("exporting version 3") as tell:
+            tell(0.25)
+            tell(1.0)
+        said = capsys.readouterr()
+        assert said.out == ""
+        assert len(said.err.splitlines()) == lines
+        if lines:
+            assert "exporting version 3: 25% in 0 s, 0 s to go\n" in said.err
 
 
 def test_coordinate_needs_a_config() -> None:

@@ -258,7 +258,7 @@ def _simulate_fleet(
     if hours is not None:
         fleet = replace(fleet, simulate=replace(fleet.simulate, hours=hours))
     gc.disable()  # a fifth of the time; what a day leaves behind in circles is little
-    with progress_bar() as tell:
+    with progress_bar("simulating") as tell:
         return FleetWorld(fleet, Ablation(*parts)).run(tell)
 
 
@@ -267,7 +267,7 @@ def _simulate_broadcast(scenario: Path, **instead: Any) -> dict[str, Any]:
     from echo2d.sim.kernel.scenario_file import load_scenario
 
     world = World(load_scenario(scenario, **instead), check_every=CHECK_EVERY_LONG)
-    with progress_bar() as tell:
+    with progress_bar("simulating") as tell:
         try:
             return world.run(tell).facts()
         except BroadcastStuckError as error:

@@ -2,6 +2,7 @@
 
 import gc
 import sys
+import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -12,6 +13,8 @@ import click
 
 from echo2d.errors import OperatorFault
 
+# How often a long command says how far it is, where there is no terminal.
+LINE_S = 10.0
 FILE = click.Path(path_type=Path, dir_okay=False)
 DIRECTORY = click.Path(path_type=Path, file_okay=False)
 
@@ -98,10 +101,23 @@ def serve(
 
 
 @contextmanager
-def progress_bar() -> Iterator[Callable[[float], None]]:
-    """A bar on a terminal: is told the share that is done."""
-    with click.progressbar(length=1000, file=sys.stderr, hidden=not sys.stderr.isatty()) as bar:
-        yield lambda share: bar.update(max(0, int(1000 * min(share, 1.0)) - bar.pos))
+def progress_bar(what: str) -> Iterator[Callable[[float], None]]:
+    """A bar on a terminal, and elsewhere a line on stderr every LINE_S: is told the share that is done."""
+    if sys.stderr.isatty():
+        with click.progressbar(length=1000, label=what, file=sys.stderr) as bar:
+            yield lambda share: bar.update(max(0, int(1000 * min(share, 1.0)) - bar.pos))
+        return
+    began_at = told_at = time.monotonic()
+
+    def tell(share: float) -> None:
+        nonlocal told_at
+        now = time.monotonic()
+        if now - told_at >= LINE_S:
+            told_at, took_s = now, now - began_at
+            left = f", {took_s / share - took_s:.0f} s to go" if share else ""
+            click.echo(f"{what}: {share:.0%} in {took_s:.0f} s{left}", err=True)
+
+    yield tell
 
 
 def end(code: int) -> NoReturn:

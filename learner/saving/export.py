@@ -12,8 +12,10 @@ before it. The directory appears whole or not at all.
 
 import functools
 import json
+import logging
 import shlex
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -33,10 +35,15 @@ from echo2d.learner.saving.layout import Layout, WeightPart
 from echo2d.learner.saving.publish import SnapshotWriter
 from echo2d.learner.saving.saved_weights import SavedWeights
 from echo2d.learner.saving.shards import VersionTensors, published_dtype
+from echo2d.logs import say
 
 LAST = "last"
 # The files of a layer take the matrices of its experts in turn from two weights.
 WEIGHTS_KEPT = 2
+# How often the log says how far it is, where there is no terminal for a bar.
+LINE_S = 10.0
+
+log = logging.getLogger("echo2d.learner")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +108,15 @@ def export(
         def stream() -> Iterator[Tensor]:
             total = sum(map(tensors.size, writer.names))
             bar.update(task, description="writing", total=total)
+            told_at = time.monotonic()
             for name in writer.names:
                 data = tensor_of(name).contiguous().reshape(-1).view(torch.uint8)
                 yield data
                 bar.advance(task, data.numel())
+                if bar.disable and time.monotonic() - told_at >= LINE_S:
+                    told_at = time.monotonic()
+                    done = bar.tasks[task].completed
+                    say(log, logging.INFO, "exporting", f"{done / 1e9:.1f}/{total / 1e9:.1f} GB")
 
         writer.write_to(target, tensors, stream())
     kind = "merged model" if merge else "adapter" if config.lora_rank else "model"

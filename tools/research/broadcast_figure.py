@@ -6,6 +6,7 @@ plan` has them; those of the chosen plan are also played frame by frame
 (`echo2d.sim.broadcast.world`), up to PLAYED_MAX workers.
 """
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -90,8 +91,14 @@ def played(lines: Lines, workers: int) -> float:
 
 
 def rows() -> Iterator[dict[str, Any]]:
-    for lines in LINES:
-        yield from (times(lines, workers) for workers in WORKERS)
+    wanted = [(lines, workers) for lines in LINES for workers in WORKERS]
+    for number, (lines, workers) in enumerate(wanted, start=1):
+        print(
+            f"{number} of {len(wanted)}: {lines.name}, {workers} workers",
+            file=sys.stderr,
+            flush=True,
+        )
+        yield times(lines, workers)
 
 
 def draw(found: Sequence[Mapping[str, Any]], path: Path) -> None:

@@ -66,9 +66,14 @@ def measure(path: Path, peers_max: int, workers: int) -> Results:
             for name, case in wanted.items()
             if name not in results and case[2] <= peers_max
         }
-        for done in as_completed(missing):
+        for number, done in enumerate(as_completed(missing), start=1):
             results[missing[done]] = done.result()
-            print(missing[done], json.dumps(done.result()), flush=True)
+            print(
+                f"{number} of {len(missing)}:",
+                missing[done],
+                json.dumps(done.result()),
+                flush=True,
+            )
             path.write_text(json.dumps(dict(sorted(results.items())), indent=1) + "\n")
     return results
 

@@ -15,6 +15,7 @@ one that generates and trains by turns.
 import gc
 import heapq
 import random
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -110,8 +111,10 @@ def prices(fleet: FleetSpec, answer_s: float = ANSWERS_S[0]) -> dict[int, float]
     """Usd a step by S; plays what the file lacks."""
     rows: list[Mapping[str, Any]] = list(read(PRICES))
     there = {(int(row["S"]), float(row["answer_s"]), int(row["seed"])) for row in rows}
-    for each in ((bound, answer_s, seed) for bound in PRICED for seed in SEEDS):
+    wanted = [(bound, answer_s, seed) for bound in PRICED for seed in SEEDS]
+    for number, each in enumerate(wanted, start=1):
         if each not in there:
+            print(f"run {number} of {len(wanted)}: {each}", file=sys.stderr, flush=True)
             rows.append(play(fleet, *each))
             write(PRICES, rows)
     return {

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+import echo2d.learner.saving.export as exporting
 from echo2d.learner.__main__ import main
 from echo2d.learner.config import LearnerConfig
 from echo2d.learner.model.load import load_model
@@ -82,6 +83,19 @@ def test_an_export_has_the_bytes_of_a_publish_of_that_step(
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "export").dtype == torch.bfloat16
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "export", dtype=torch.float32)
     torch.testing.assert_close(logits(loaded), logits(load_model(tmp_path / "export")))
+
+
+def test_without_a_terminal_the_log_says_how_far_it_is(
+    trained: LearnerConfig,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(exporting, "LINE_S", 0.0)
+    assert run(trained, "last", tmp_path / "export") == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) > 1
+    assert all(" exporting 0.0/0.0 GB" in line for line in lines)
 
 
 def test_the_policy_of_a_checkpoint_and_its_export_have_close_logits(
