@@ -43,7 +43,7 @@ from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import aiohttp
 import numpy as np
@@ -422,6 +422,16 @@ class AsyncCoordinator:
     async def own_status(self) -> dict[str, Any]:
         """Facts about the boxes that enrolled with this worker's token."""
         return await self._call("GET", "/v1/status/own", None)
+
+    async def order_worker(
+        self, worker: str, order: str, *, hand_over: bool = False
+    ) -> dict[str, Any]:
+        """Cordon, uncordon or drain the worker with this id. Needs the role operator.
+
+        hand_over: others go on at once with what a draining worker holds.
+        """
+        path = f"/v1/workers/{quote(worker, safe='')}/{order}"
+        return await self._call("POST", path, {"hand_over": True} if hand_over else {})
 
     async def close(self) -> None:
         if self._telling is not None:

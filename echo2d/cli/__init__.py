@@ -25,6 +25,7 @@ from echo2d.cli.samples import samples
 from echo2d.cli.tasks import tasks
 from echo2d.cli.tokens import token
 from echo2d.cli.watching import demo, status
+from echo2d.cli.workers import cordon, drain, uncordon
 from echo2d.errors import Fault, OperatorFault
 
 
@@ -54,8 +55,6 @@ def main() -> None:
 
 for command in (
     init, coordinate, join, learn, envs, status, evaluations, samples, export, tasks, plan, simulate, demo,
-    token, audit, rented, bench, files,
-    init, coordinate, join, envs, status, evaluations, samples, export, tasks, plan, simulate, demo, token, audit,
-    rented, doctor, bench,
+    token, audit, rented, cordon, uncordon, drain, doctor, bench, files,
 ):  # fmt: skip
     main.add_command(command)

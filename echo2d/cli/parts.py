@@ -128,17 +128,17 @@ def end(code: int) -> NoReturn:
 
 
 def coordinator_at(
-    run_dir: Path | None, url: str | None, token_file: Path | None
+    run_dir: Path | None, url: str | None, token_file: Path | None, *, role: str = "viewer"
 ) -> Callable[[], tuple[str, Path]]:
     """A function that finds the coordinator's URL and a token file.
 
-    Call it before every request: a restarted coordinator may listen elsewhere. OperatorFault:
-    neither a run directory nor a URL with a token file was given.
+    role: of this host's own token in the run directory. Call it before every request: a restarted
+    coordinator may listen elsewhere. OperatorFault: neither a run directory nor a URL with a token file was given.
     """
     if run_dir is not None:
         from echo2d.runtime.run_dir.run_directory import find_coordinator
 
-        return partial(find_coordinator, run_dir)
+        return partial(find_coordinator, run_dir, role)
     if url is None or token_file is None:
         raise OperatorFault(
             "expected the coordinator's run directory, or its URL together with --token-file"

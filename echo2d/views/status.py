@@ -429,6 +429,8 @@ def state_word(worker: WorkerStatus | OwnPeerStatus) -> str:
     """The word for a worker's state; "away": it has joined, but its link is down."""
     if worker.state != "joined" or not worker.alive:
         return "away" if worker.state == "joined" else str(worker.state)
+    if worker.draining or worker.cordoned:
+        return "draining" if worker.draining else "cordoned"
     return "leaving" if worker.leaving else "joined" if worker.active else "standby"
 
 

@@ -27,13 +27,15 @@ RecordT_co = TypeVar("RecordT_co", covariant=True)
 class PeerConnected:
     """A peer with a valid credential opened a session and said hello.
 
-    trusted: its token is one that the operator trusts.
+    trusted: its token is one that the operator trusts. cordoned: an operator has taken it out of
+    service.
     """
 
     session: SessionId
     peer: PeerId
     hello: Hello
     trusted: bool = False
+    cordoned: bool = False
 
 
 @dataclass(frozen=True, slots=True)

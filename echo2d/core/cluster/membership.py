@@ -81,7 +81,8 @@ class Peer:
     listen: where it says it can be dialled. reachable: whether it can; None: not known yet (see
     `reachability`).
     uplink: bytes/s to plan with, as it and its receivers measured it. uplink_limit: bytes/s that it
-    sends at most, as it says. leaving: it announced that it will be taken away. refit_pause_s,
+    sends at most, as it says. leaving: it announced that it will be taken away. cordoned: an operator
+    has taken it out of service. draining: it is to end once it holds nothing. refit_pause_s,
     recomputed_tokens, recompute_s: of its last refit, see RefitDone. usd_per_h: as its owner says.
     dial_back_at: when it is dialled next; None: it is being dialled, or there is nothing to dial.
     dialled_back_at: when it was dialled last. failures: leases failed since the last accepted
@@ -115,6 +116,8 @@ class Peer:
     receive_only: bool = False
     active: bool = True
     leaving: bool = False
+    cordoned: bool = False
+    draining: bool = False
     usd_per_h: float | None = None
     reachable: bool | None = None
     dial_back_secret: bytes = b""
@@ -136,6 +139,11 @@ class Peer:
     def alive(self) -> bool:
         """It has a session, and was heard lately."""
         return self.state == "joined" and self.session is not None
+
+    @property
+    def retiring(self) -> bool:
+        """It gets no more leases, and others are activated for it."""
+        return self.leaving or self.cordoned
 
     @property
     def address(self) -> Address | None:
@@ -359,7 +367,8 @@ class Membership:
         peer = _peer(event, now) if old is None else old
         peer.quarantined = event.peer in self._quarantine
         _take_hello(peer, event.hello, p2p=self._p2p)
-        peer.trusted = event.trusted
+        peer.trusted, peer.cordoned = event.trusted, event.cordoned
+        peer.draining = peer.draining and peer.cordoned
         peer.session, peer.state, peer.heard_at = event.session, "joined", now
         self.changed.add(event.peer)
         self._peers[event.peer] = peer
@@ -403,6 +412,7 @@ class Membership:
             assert len(peer.forms) <= FORMS_MAX
             assert peer.state != "gone" or (peer.session, peer.serving) == (None, None)
             assert not peer.reachable or peer.listen is not None
+            assert peer.cordoned or not peer.draining
         assert sum(peer.kind == "seed" and peer.alive for peer in self) <= 1
         self._silences.check(self._peers)
         self._quarantine.check()
@@ -425,7 +435,7 @@ def _peer(event: PeerConnected, now: float) -> Peer:
 def _take_hello(peer: Peer, hello: Hello, *, p2p: bool) -> None:
     if peer.boot_id != hello.boot_id:
         peer.acknowledged.clear()
-        peer.failures, peer.rest_until, peer.leaving = 0, 0.0, False
+        peer.failures, peer.rest_until, peer.leaving, peer.draining = 0, 0.0, False, False
     if peer.listen != hello.listen:
         peer.reachable = None
     peer.name = printable(hello.name, NAME_CHARS_MAX)

@@ -5,7 +5,7 @@
     members: joined, serving, prices -----------+
 
 A review takes place once a publish period, and at once when a worker joins, begins to serve, is
-lost or announces that it leaves; of a storm of changes, the first is reviewed at once and the rest
+lost, is cordoned or announces that it leaves; of a storm of changes, the first is reviewed at once and the rest
 together SOON_S later. With activation "all" every worker is active, and the reviews only measure.
 With "auto" the planner (`capacity/demand.py`) chooses. A standby worker gets no leases, finishes
 what it holds, and still receives versions and passes them on.
@@ -207,7 +207,7 @@ class ActivationLoop:
                     measurements.mu(peer.peer, peer.slots, price.trajectories_per_s),
                     price,
                     copies.get(peer.peer, 0.0),
-                    peer.leaving,
+                    peer.retiring,
                     measurements.guessed(peer.peer),
                 )
 

@@ -219,7 +219,8 @@ def worker_alerts(worker: WorkerStatus, status: Status) -> list[str]:
 
 
 def _left_as_announced(worker: WorkerStatus) -> bool:
-    return worker.leaving and not worker.alive and not worker.leases
+    retires = worker.leaving or worker.cordoned
+    return retires and not worker.alive and not worker.leases
 
 
 def _silent(worker: WorkerStatus, status: Status) -> bool:

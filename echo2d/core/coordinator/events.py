@@ -8,7 +8,7 @@ durable (I4).
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from echo2d.core.audit.events import AuditAction, AuditRecord, LimitsLearnt
 from echo2d.core.base.ids import Digest, Epoch, GroupId, PeerId, PublishSeq, RequestId, Version
@@ -123,6 +123,22 @@ class CheckpointAsked:
     step: int
 
 
+WorkerOrder = Literal["cordon", "uncordon", "drain"]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerOrdered:
+    """POST /v1/workers/{peer}/cordon, uncordon or drain; the access table has it already.
+
+    hand_over: a drain gives what the worker holds to others at once.
+    """
+
+    request: RequestId
+    peer: PeerId
+    order: WorkerOrder
+    hand_over: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class EvaluationsAsked:
     """GET or POST /v1/evaluations: which there are with a higher number than `after`.
@@ -169,6 +185,7 @@ CoordinatorEvent = (
     | RefuseAsked
     | CheckpointAsked
     | EvaluationsAsked
+    | WorkerOrdered
     | RequestGone
     | PromptDrawn
     | PromptFailed

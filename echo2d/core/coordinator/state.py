@@ -43,6 +43,7 @@ from echo2d.core.cluster.rules import RunRules
 from echo2d.core.cluster.statistics import FAULT_CHARS_MAX, Statistics, printable
 from echo2d.core.cluster.versions import PublishedVersions
 from echo2d.core.coordinator.activation_loop import ActivationLoop
+from echo2d.core.coordinator.cordons import Cordons
 from echo2d.core.coordinator.events import (
     AliveTold,
     BatchAsked,
@@ -57,6 +58,7 @@ from echo2d.core.coordinator.events import (
     RefuseAsked,
     RequestGone,
     SessionAsked,
+    WorkerOrdered,
 )
 from echo2d.core.coordinator.learner_api import LearnerCalls
 from echo2d.core.coordinator.status import make_status
@@ -225,6 +227,7 @@ class CoordinatorState:
             self._calls,
             self._statistics,
         )
+        self._cordons = Cordons(self._members, self._scheduler)
         self._timed_parts = (
             self._members,
             self._reachability,
@@ -347,6 +350,8 @@ class CoordinatorState:
                 return self._calls.checkpoint_asked(event)
             case EvaluationsAsked():
                 return self._calls.evaluations_asked(event)
+            case WorkerOrdered():
+                return self._ordered(event, now)
             case RequestGone(request):
                 self._calls.request_gone(request)
                 return []
@@ -402,6 +407,7 @@ class CoordinatorState:
         if joined is None:
             return actions
         peer, hello = joined.peer, event.hello
+        self._cordons.joined(peer)
         verdicts = [] if self._audits is None else self._audits.joined(peer, now=now)
         self._activation_loop.changed()
         gateway_keys = [key for key in hello.leases if self._gateway.owns(key)]
@@ -536,6 +542,17 @@ class CoordinatorState:
         self._activation_loop.changed()
         return [Note("leaving", f"{peer.name}: {printable(reason, FAULT_CHARS_MAX)}")]
 
+    def _ordered(self, event: WorkerOrdered, now: float) -> Sequence[CoordinatorAction]:
+        self._activation_loop.changed()
+        peer = self._members.get(event.peer)
+        handed: list[CoordinatorAction] = []
+        if event.hand_over and peer is not None:
+            handed += self._scheduler.cancel_all(peer.peer)
+            self._evaluations.worker_left(peer)
+            handed += self._gateway.worker_left(peer, now=now)
+            handed += self._groups.worker_left(peer, now=now)
+        return [*handed, *self._cordons.ordered(event)]
+
     # --- what several parts must hear of
 
     def _granted_by(
@@ -648,6 +665,7 @@ class CoordinatorState:
             *held_out,
             *self._calls.advance(),
             *self._activation_loop.advance(now=now),
+            *self._cordons.advance(),
             *self._publishing.advance(now=now),
         ]
         actions += self._groups.age(now=now)
@@ -698,3 +716,4 @@ class CoordinatorState:
         self._gateway.check()
         self._calls.check()
         self._activation_loop.check()
+        self._cordons.check()

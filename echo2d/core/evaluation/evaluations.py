@@ -426,7 +426,7 @@ class Evaluations:
             return []
         newest = self._versions.newest
         evaluation = self._fail(lease, now)
-        if peer.leaving or newest is None or key_of(newest) != evaluation.key:
+        if peer.retiring or newest is None or key_of(newest) != evaluation.key:
             return []
         peer.rest(now)
         return [self._statistics.fault("lease", f"{peer.name}: {message.reason}")]

@@ -421,8 +421,8 @@ class Groups:
         lease = self.leases.held(peer, message)
         if lease is None:
             return []
-        # A leaving worker gives back what it was granted too late, or cannot finish in time.
-        if peer.leaving:
+        # Such a worker gives back what it was granted too late, or cannot finish in time.
+        if peer.retiring:
             return self._end(lease, now, failures=0)
         note = self._statistics.fault("lease", f"{peer.name}: {message.reason}", lease.given.group)
         return [note, *self._lease_failed(lease, peer, now)]

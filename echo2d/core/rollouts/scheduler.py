@@ -100,6 +100,10 @@ class LeaseScheduler:
         """Grows whenever anything about a worker changes."""
         return self._ranking.changes
 
+    def load(self, worker: PeerId) -> int:
+        """The samples of all kinds that a worker holds."""
+        return sum([kind.leases.load(worker) for kind in self._kinds])
+
     def free_at(self, worker: PeerId) -> int:
         """The free slots of a worker, as of the last `refresh`."""
         return self._ranking.free_of(worker)
@@ -130,6 +134,11 @@ class LeaseScheduler:
         """Tell the worker of a lease to stop; the caller ends the lease."""
         key = lease.key
         return send_to(self._members.get(lease.worker), LeaseCancelled(key.lease, key.attempt))
+
+    def cancel_all(self, worker: PeerId) -> list[Send]:
+        """Tell a worker to stop all that it holds; the caller ends these leases."""
+        held = [lease for kind in self._kinds for lease in kind.leases.of_worker(worker)]
+        return [send for lease in held for send in self.cancel(lease)]
 
     def refresh(self, *, now: float) -> None:
         """Take note of the workers and loads that have changed."""

@@ -220,7 +220,7 @@ class WorkerRanking:
 def _row(peer: Peer | None, load: int, reserved: int) -> _Row | None:
     if peer is None or peer.kind != "worker" or not peer.alive:
         return None
-    if not peer.active or peer.leaving or peer.held_back:
+    if not peer.active or peer.retiring or peer.held_back:
         return None
     slots = max(0, peer.slots - reserved)
     if peer.slots_allowed is not None:

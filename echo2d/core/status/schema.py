@@ -79,7 +79,8 @@ class PeerStatus:
     """A worker or a relay peer.
 
     silent_s: since the coordinator last heard from it. reachable: whether other peers can dial it;
-    None: not tested yet. quarantined: it passed on bad frames, so it only receives. build,
+    None: not tested yet. quarantined: it passed on bad frames, so it only receives. cordoned: an
+    operator has taken it out of service. draining: it is to end once it holds nothing. build,
     protocol: of its program (`core/protocol/builds.py`).
     """
 
@@ -91,6 +92,8 @@ class PeerStatus:
     silent_s: float
     uplink: float | None
     quarantined: bool
+    cordoned: bool
+    draining: bool
     reachable: bool | None
     build: str
     protocol: int

@@ -286,7 +286,9 @@ class Sessions:
             number,
         )
         try:
-            await self._emit(PeerConnected(number, known.peer, hello, known.trusted))
+            await self._emit(
+                PeerConnected(number, known.peer, hello, known.trusted, known.cordoned)
+            )
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(_send(session.send_buffer, request))
                 await self._converse(socket, number, session)

@@ -27,6 +27,10 @@ The core takes every decision; this module only turns requests into events, and 
                                         evaluated, if it was not
     GET  /v1/samples                    ?step=N -> {step, groups}: prompts, answers and rewards of a
                                         step, else of the newest; for viewers if samples.viewers says so
+    POST /v1/workers/{id}/cordon        {} -> {id, connected, leased}: no new leases for this worker
+    POST /v1/workers/{id}/uncordon      {} -> the same; calls a drain off, too
+    POST /v1/workers/{id}/drain         {} -> the same; it is cordoned, and ends once it holds nothing
+                                        hand_over: true may be added: others go on with what it holds
     GET  /v1/status, /metrics, /        facts as JSON, as Prometheus text, as a page
     GET  /v1/status/own                 worker's token: facts about the boxes enrolled with it
     GET  /healthz, /readyz              see net/http/health.py; no credential is needed
@@ -49,7 +53,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from dataclasses import replace
 from http import HTTPStatus
 from importlib import resources
-from typing import Any, Protocol
+from typing import Any, Protocol, get_args
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -77,6 +81,7 @@ from echo2d.core.coordinator.events import (
     RefuseAsked,
     Reply,
     SessionAsked,
+    WorkerOrder,
 )
 from echo2d.core.protocol.builds import (
     BUILD_HEADER,
@@ -140,7 +145,8 @@ NOTHING = "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancest
 LEARNER: frozenset[Role] = frozenset({"learner"})
 VIEWER: frozenset[Role] = frozenset({"viewer"})
 WORKER: frozenset[Role] = frozenset({"worker"})
-READERS: frozenset[Role] = frozenset({"learner", "gateway", "viewer"})
+READERS: frozenset[Role] = frozenset({"learner", "gateway", "viewer", "operator"})
+OPERATOR: frozenset[Role] = frozenset({"operator"})
 
 
 class LearnerBackend(Health, Protocol):
@@ -178,6 +184,11 @@ class LearnerBackend(Health, Protocol):
 
         OperatorFault: the name or the size is not allowed.
         """
+
+    async def order_worker(
+        self, peer: PeerId, order: WorkerOrder, *, hand_over: bool, timeout_s: float
+    ) -> Reply | None:
+        """Cordon, uncordon or drain a worker. OperatorFault: no such worker has enrolled."""
 
     def samples(self, step: int | None) -> dict[str, Any]:
         """Groups of a step as lines of the sample log, shortened; None: of the newest step."""
@@ -376,6 +387,26 @@ class Api:
             self._backend.samples(None if step is None else integer_text(step, "step"))
         )
 
+    def order(self, order: WorkerOrder) -> Handler:
+        """A handler of orders about one worker."""
+        optional = frozenset({"hand_over"}) if order == "drain" else frozenset[str]()
+
+        async def ordered(request: web.Request) -> web.Response:
+            body = await fields(request, set(), optional)
+            hand_over = body.get("hand_over", False)
+            if not isinstance(hand_over, bool):
+                raise malformed("hand_over: expected true or false")
+            peer = PeerId(request.match_info["peer"])
+            if not peer.isprintable():
+                raise malformed("expected the id of a worker")
+            return _answer(
+                await self._backend.order_worker(
+                    peer, order, hand_over=hand_over, timeout_s=ANSWER_S_MAX
+                )
+            )
+
+        return ordered
+
     # aiohttp passes the request to every handler.
     async def status(self, request: web.Request) -> web.Response:  # noqa: ARG002
         return web.Response(body=self._status.get(), content_type="application/json")
@@ -557,6 +588,9 @@ def make_app(
     app.router.add_post("/v1/evaluations", api.allow(LEARNER, api.evaluate))
     sees = LEARNER | VIEWER if backend.viewers_see_samples else LEARNER
     app.router.add_get("/v1/samples", api.allow(sees, api.samples))
+    for order in get_args(WorkerOrder):
+        handler = api.allow(OPERATOR, api.order(order))
+        app.router.add_post(f"/v1/workers/{{peer}}/{order}", handler)
     app.router.add_get("/v1/status", api.allow(READERS, api.status))
     app.router.add_get("/v1/status/own", api.allow(WORKER, api.own_status))
     app.router.add_get("/metrics", api.allow(READERS, api.metrics))

@@ -31,10 +31,10 @@ from echo2d.core.base.codec import Codec
 from echo2d.core.base.ids import PEER_ID_CHARS, PeerId, RunId
 from echo2d.errors import IntegrityFault, OperatorFault, PeerFault
 
-Role = Literal["worker", "learner", "gateway", "agent", "viewer", "seed", "auditor"]
+Role = Literal["worker", "learner", "gateway", "agent", "viewer", "operator", "seed", "auditor"]
 # The coordinator hands its children, the seed and the auditor, a key directly.
 OWN_ROLES = ("seed", "auditor")
-TokenRole = Literal["worker", "learner", "gateway", "agent", "viewer"]
+TokenRole = Literal["worker", "learner", "gateway", "agent", "viewer", "operator"]
 
 KEY_BYTES = 32
 NONCE_BYTES = 32
@@ -69,12 +69,15 @@ class Caller:
 
 @dataclass(frozen=True, slots=True)
 class KnownPeer:
-    """A peer whose key is bound to a valid token. trusted: by the run's operator."""
+    """A peer whose key is bound to a valid token. trusted: by the run's operator. cordoned: the
+    operator has taken it out of service.
+    """
 
     peer: PeerId
     public_key: bytes
     role: Role
     trusted: bool = False
+    cordoned: bool = False
 
 
 # --- keys

@@ -45,6 +45,8 @@ from echo2d.core.coordinator.events import (
     CoordinatorRecord,
     DeadlinePassed,
     Reply,
+    WorkerOrder,
+    WorkerOrdered,
 )
 from echo2d.core.coordinator.own_status import own_status
 from echo2d.core.gateway.events import CallRefused, ChoiceGrew
@@ -476,6 +478,16 @@ class CoordinatorProcess:
         finally:
             self._learner_calls -= 1
             self._learner_heard_at = time.monotonic()
+
+    async def order_worker(
+        self, peer: PeerId, order: WorkerOrder, *, hand_over: bool, timeout_s: float
+    ) -> Reply | None:
+        """Cordon, uncordon or drain a worker. A cordon is durable before it takes effect."""
+        cordoned = order != "uncordon"
+        await asyncio.to_thread(self._access.cordon, peer, cordoned=cordoned, now_s=time.time())
+        return await self._requests.ask(
+            lambda number: WorkerOrdered(number, peer, order, hand_over), timeout_s=timeout_s
+        )
 
     async def publish(
         self, epoch: Epoch, version: Version, path: str | None, manifest: Manifest | None

@@ -470,6 +470,7 @@ def _tell_this_host(run: RunDirectory, access: AccessTable, url: str) -> None:
     """Write the own token files and the address file into the run directory. Blocking."""
     own_token(run, access, "learner", url)
     own_token(run, access, "viewer", url)
+    own_token(run, access, "operator", url)
     announce(run, url)
 
 

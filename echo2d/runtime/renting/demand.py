@@ -11,7 +11,9 @@ from echo2d.core.status.schema import ProvisionStatus, Status, WorkerStatus
 
 def works(worker: WorkerStatus) -> bool:
     """The worker generates, or would if it got leases."""
-    return worker.alive and worker.serving is not None and not worker.leaving
+    return (
+        worker.alive and worker.serving is not None and not worker.leaving and not worker.cordoned
+    )
 
 
 def holds(worker: WorkerStatus) -> bool:

@@ -59,6 +59,7 @@ SCHEMA = (
     secret_hash BLOB PRIMARY KEY, token TEXT NOT NULL)""",
     """CREATE TABLE IF NOT EXISTS uses (
     holder TEXT PRIMARY KEY, at REAL NOT NULL)""",
+    "CREATE TABLE IF NOT EXISTS cordons (peer TEXT PRIMARY KEY, at REAL NOT NULL)",
 )
 
 # Peers of revoked tokens are kept, so that they are told why, until their room is needed. So are
@@ -66,7 +67,8 @@ SCHEMA = (
 FORGET_INVALID = """DELETE FROM peers WHERE token IN (SELECT name FROM tokens WHERE revoked)
     OR (token IN (SELECT name FROM tokens WHERE expires_at <= ?)
         AND peer NOT IN (SELECT holder FROM uses WHERE at > ?))"""
-
+# So that there are no more cordons than enrolled peers.
+FORGET_CORDONS = "DELETE FROM cordons WHERE peer NOT IN (SELECT peer FROM peers)"
 
 NEW_FILE = "ask the run's operator for a new token file"
 
@@ -128,6 +130,7 @@ class AccessTable:
         self._path = run.path / "access.sqlite"
         self._own: dict[PeerId, KnownPeer] = {}
         self._convicted: dict[PeerId, Conviction] = {}
+        self._cordoned: frozenset[PeerId] = frozenset()
         self._tokens: dict[bytes, TokenRow] = {}
         self._peers: dict[PeerId, tuple[bytes, TokenRow]] = {}
         # Tokens by secrets that they had before they were rotated.
@@ -293,7 +296,8 @@ class AccessTable:
         if peer in self._convicted:
             raise Denied(403, "convicted", CONVICTED)
         self._used[peer] = now_s
-        return KnownPeer(peer, public_key, token.role, token.name in self._trusted)
+        trusted, cordoned = token.name in self._trusted, peer in self._cordoned
+        return KnownPeer(peer, public_key, token.role, trusted, cordoned)
 
     def convict(self, peer: PeerId, reason: str, *, now_s: float) -> None:
         """Refuse this peer until it is pardoned. reason: for the operator."""
@@ -308,6 +312,17 @@ class AccessTable:
             gone = database.execute("DELETE FROM convictions WHERE peer = ?", (peer,))
             if not gone.rowcount:
                 raise OperatorFault(f"worker {peer} is not convicted")
+        self.reload()
+
+    def cordon(self, peer: PeerId, *, cordoned: bool, now_s: float) -> None:
+        """Take a peer out of service, or into service again. OperatorFault: it is not enrolled."""
+        if peer not in self._peers:
+            raise OperatorFault(f"no worker with id {peer} has enrolled in this run")
+        with self._database() as database:
+            database.execute("DELETE FROM cordons WHERE peer = ?", (peer,))
+            if cordoned:
+                database.execute("INSERT INTO cordons VALUES (?, ?)", (peer, now_s))
+            database.execute(FORGET_CORDONS)
         self.reload()
 
     def convicted(self) -> dict[PeerId, "Conviction"]:
@@ -364,10 +379,12 @@ class AccessTable:
             convicted = database.execute("SELECT peer, reason, at FROM convictions").fetchall()
             old = database.execute("SELECT secret_hash, token FROM old_secrets").fetchall()
             uses = database.execute("SELECT holder, at FROM uses").fetchall()
+            cordoned = database.execute("SELECT peer FROM cordons").fetchall()
         by_name = {token.name: token for token in tokens}
         self._convicted = {
             PeerId(peer): Conviction(reason, at_s) for peer, reason, at_s in convicted
         }
+        self._cordoned = frozenset(PeerId(peer) for (peer,) in cordoned)
         self._tokens = {token.secret_hash: token for token in tokens}
         self._old = {digest: by_name[token] for digest, token in old if token in by_name}
         self._uses = dict(uses)

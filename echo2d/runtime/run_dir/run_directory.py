@@ -65,8 +65,8 @@ def withdraw(run: RunDirectory) -> None:
     (run.path / COORDINATOR_FILE).unlink(missing_ok=True)
 
 
-def find_coordinator(run_dir: Path) -> tuple[str, Path]:
-    """The URL of the coordinator that runs in this directory, and a viewer's token file.
+def find_coordinator(run_dir: Path, role: str = "viewer") -> tuple[str, Path]:
+    """The URL of the coordinator that runs in this directory, and this host's own token file of a role.
 
     OperatorFault: no coordinator runs there.
     """
@@ -74,4 +74,4 @@ def find_coordinator(run_dir: Path) -> tuple[str, Path]:
         url = json.loads((run_dir / COORDINATOR_FILE).read_text())["url"]
     except OSError as error:
         raise OperatorFault(f"no coordinator runs in {run_dir}") from error
-    return url, run_dir / "tokens" / "viewer.token"
+    return url, run_dir / "tokens" / f"{role}.token"

@@ -8,7 +8,7 @@ import io
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, get_args
 
 import aiohttp
 import pytest
@@ -26,6 +26,8 @@ from echo2d.core.coordinator.events import (
     RefuseAsked,
     Reply,
     SessionAsked,
+    WorkerOrder,
+    WorkerOrdered,
 )
 from echo2d.core.protocol.trajectory import TrajectoryScore
 from echo2d.core.weights.manifest import Manifest
@@ -43,7 +45,12 @@ from echo2d.net.security.auth import Caller, Denied, enrol_proof, public_bytes
 DIGEST = Digest(b"d" * 32)
 PAGE = read_page()
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(32))
-ROLES: dict[str, Any] = {"L": "learner", "V": "viewer", "W": "worker"}
+ROLES: dict[str, Any] = {
+    "L": "learner",
+    "V": "viewer",
+    "W": "worker",
+    "O": "operator",
+}
 
 
 class Backend:
@@ -84,6 +91,14 @@ class Backend:
                 self.gone.set()
                 raise
         return self.reply
+
+    async def order_worker(
+        self, peer: PeerId, order: WorkerOrder, *, hand_over: bool, timeout_s: float
+    ) -> Reply | None:
+        def make(number: RequestId) -> CoordinatorEvent:
+            return WorkerOrdered(number, peer, order, hand_over)
+
+        return await self.ask(make, timeout_s=timeout_s)
 
     async def publish(
         self, epoch: Epoch, version: Version, path: str | None, manifest: Manifest | None
@@ -460,6 +475,27 @@ async def test_status_and_metrics_are_for_readers(call: Client) -> None:
 async def test_probes_need_no_credential(call: Client) -> None:
     assert await call("GET", "/healthz", secret=None) == (200, b"ok\n")
     assert await call("GET", "/readyz", secret=None) == (503, b"the seed is away\n")
+
+
+@pytest.mark.parametrize("order", get_args(WorkerOrder))
+async def test_an_operator_orders_workers(
+    call: Client, backend: Backend, order: WorkerOrder
+) -> None:
+    path, ordered = f"/v1/workers/box/{order}", WorkerOrdered(RequestId(7), PeerId("box"), order)
+    assert await call("POST", path, secret="O", json={}) == (200, {"fine": True})
+    assert backend.asked == [ordered]
+    for secret, status in (("L", 403), ("V", 403), ("W", 403), ("x", 401)):
+        assert (await call("POST", path, secret=secret, json={}))[0] == status
+    assert (await call("POST", path, secret="O", json={"hand_over": 1}))[0] == 400
+    assert (await call("POST", "/v1/workers/%0a/cordon", secret="O", json={}))[0] == 400
+    assert backend.asked == [ordered]
+
+
+async def test_only_a_drain_hands_over(call: Client, backend: Backend) -> None:
+    asked = {"secret": "O", "json": {"hand_over": True}}
+    assert (await call("POST", "/v1/workers/box/cordon", **asked))[0] == 400
+    assert (await call("POST", "/v1/workers/box/drain", **asked))[0] == 200
+    assert backend.asked == [WorkerOrdered(RequestId(7), PeerId("box"), "drain", hand_over=True)]
 
 
 async def test_viewers_see_samples_only_if_the_operator_says_so(backend: Backend) -> None:

@@ -12,7 +12,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from echo2d.core.base.ids import RequestId
 from echo2d.core.cluster.events import PeerDisconnected, PeerRevoked, RemovalPlanned
-from echo2d.core.coordinator.events import DeadlinePassed, Reply, RequestGone
+from echo2d.core.coordinator.events import (
+    DeadlinePassed,
+    Reply,
+    RequestGone,
+    WorkerOrder,
+    WorkerOrdered,
+)
 from echo2d.core.protocol.control_messages import (
     Goodbye,
     Heartbeat,
@@ -223,6 +229,12 @@ class Machine(RuleBasedStateMachine):
             self.world.handle(RemovalPlanned(peer.peer, "its time ends"))
         else:
             self.world.handle(PeerRevoked(peer.peer))
+
+    @rule(data=st.data(), order=st.sampled_from(["cordon", "uncordon", "drain", "hand over"]))
+    def is_ordered(self, data: st.DataObject, order: str) -> None:
+        peer, hand_over = self.a_peer(data).peer, order == "hand over"
+        what: WorkerOrder = "drain" if hand_over else order  # type: ignore[assignment]
+        self.world.call(lambda number: WorkerOrdered(number, peer, what, hand_over))
 
     @rule(data=st.data())
     def refits(self, data: st.DataObject) -> None:

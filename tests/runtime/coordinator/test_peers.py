@@ -165,6 +165,6 @@ async def test_enrolment_is_refused_in_one_line(
                 await enrol(url, given, identity, rng=random.Random(1), patience_s=0.0)
     rows = await asyncio.to_thread(list_tokens, run_dir)
     assert [(row["name"], row["state"]) for row in rows] == [
-        (n, "valid") for n in ("box", "own-learner", "own-viewer")
+        (n, "valid") for n in ("box", "own-learner", "own-operator", "own-viewer")
     ]
     assert 3590 < rows[0]["expires_in_s"] <= 3600

@@ -16,22 +16,24 @@ from echo2d.runtime.run_dir.access_table import AccessTable
 from echo2d.runtime.run_dir.run_directory import RunDirectory
 from tests.support.scripted_core import make_config, serving
 
-CREDENTIALS = ("none", "junk", "worker", "viewer", "gateway", "agent", "learner")
+CREDENTIALS = ("none", "junk", "worker", "viewer", "gateway", "agent", "learner", "operator")
 # Statuses in the order of CREDENTIALS. A call that is let in has a bad body, and says so with 400 or
 # 404, or with 409, because no learner has a session.
-LEARNER = (401, 401, 403, 403, 403, 403, 400)
-FENCED = (*LEARNER[:-1], 409)
-READERS = (401, 401, 403, 200, 200, 403, 200)
-CALLS = (401, 401, 403, 403, 404, 403, 403)
-NOTHING = (404,) * 7
+LEARNER = (401, 401, 403, 403, 403, 403, 400, 403)
+FENCED = (*LEARNER[:-2], 409, 403)
+READERS = (401, 401, 403, 200, 200, 403, 200, 200)
+CALLS = (401, 401, 403, 403, 404, 403, 403, 403)
+# No worker with such an id has enrolled.
+OPERATOR = (401, 401, 403, 403, 403, 403, 403, 400)
+NOTHING = (404,) * 8
 ROUTES: Mapping[tuple[str, str], tuple[int, ...]] = {
-    ("GET", "/"): (200,) * 7,
-    ("GET", "/healthz"): (200,) * 7,
+    ("GET", "/"): (200,) * 8,
+    ("GET", "/healthz"): (200,) * 8,
     # No seed is here.
-    ("GET", "/readyz"): (503,) * 7,
-    ("GET", "/v1/worker"): (400,) * 7,
+    ("GET", "/readyz"): (503,) * 8,
+    ("GET", "/v1/worker"): (400,) * 8,
     # The body is read once the secret is known. A token of another role enrols nobody even then.
-    ("POST", "/v1/enrol"): (401, 401, 400, 400, 400, 400, 400),
+    ("POST", "/v1/enrol"): (401, 401, 400, 400, 400, 400, 400, 400),
     ("POST", "/v1/learner/session"): LEARNER,
     ("POST", "/v1/learner/checkpoint"): LEARNER,
     ("POST", "/v1/versions"): LEARNER,
@@ -42,27 +44,31 @@ ROUTES: Mapping[tuple[str, str], tuple[int, ...]] = {
     ("POST", "/v1/batches/1/commit"): LEARNER,
     ("POST", "/v1/batches/1/refuse"): LEARNER,
     ("GET", "/v1/evaluations"): READERS,
-    ("GET", "/v1/evaluations?after=x"): (401, 401, 403, 400, 400, 403, 400),
+    ("GET", "/v1/evaluations?after=x"): (401, 401, 403, 400, 400, 403, 400, 400),
     ("POST", "/v1/evaluations"): LEARNER,
-    ("GET", "/v1/samples"): (401, 401, 403, 403, 403, 403, 200),
-    ("GET", "/v1/samples?step=x"): (401, 401, 403, 403, 403, 403, 400),
+    ("GET", "/v1/samples"): (401, 401, 403, 403, 403, 403, 200, 403),
+    ("GET", "/v1/samples?step=x"): (401, 401, 403, 403, 403, 403, 400, 403),
+    ("POST", "/v1/workers/box/cordon"): OPERATOR,
+    ("POST", "/v1/workers/box/uncordon"): OPERATOR,
+    ("POST", "/v1/workers/box/drain"): OPERATOR,
+    ("POST", "/v1/workers/box/end"): NOTHING,
     ("GET", "/v1/status"): READERS,
     # Every role but a worker's may see the run; a worker's sees the boxes enrolled with it.
-    ("GET", "/v1/status/own"): (401, 401, 200, 403, 403, 403, 403),
+    ("GET", "/v1/status/own"): (401, 401, 200, 403, 403, 403, 403, 403),
     ("GET", "/metrics"): READERS,
-    ("GET", "/v1/models"): (401, 401, 403, 403, 200, 403, 403),
-    ("POST", "/v1/episodes"): (401, 401, 403, 403, 403, 503, 403),
+    ("GET", "/v1/models"): (401, 401, 403, 403, 200, 403, 403, 403),
+    ("POST", "/v1/episodes"): (401, 401, 403, 403, 403, 503, 403, 403),
     # A ticket is the credential, and this is none.
-    ("GET", "/v1/episodes/ep_x"): (401,) * 7,
-    ("POST", "/v1/episodes/ep_x/end"): (401,) * 7,
+    ("GET", "/v1/episodes/ep_x"): (401,) * 8,
+    ("POST", "/v1/episodes/ep_x/end"): (401,) * 8,
     ("POST", "/v1/chat/completions"): CALLS,
     ("POST", "/v1/completions"): CALLS,
     ("POST", "/inference/v1/generate"): CALLS,
     ("GET", "/v1/nothing"): NOTHING,
     ("GET", "/v1/versions/0/files/../../../run.key"): NOTHING,
-    ("DELETE", "/v1/status"): (405,) * 7,
-    ("OPTIONS", "/v1/learner/session"): (405,) * 7,
-    ("TRACE", "/v1/status"): (405,) * 7,
+    ("DELETE", "/v1/status"): (405,) * 8,
+    ("OPTIONS", "/v1/learner/session"): (405,) * 8,
+    ("TRACE", "/v1/status"): (405,) * 8,
 }
 
 
@@ -116,5 +122,5 @@ async def test_nobody_gets_what_is_not_theirs(tmp_path: Path, place: str) -> Non
     async with serving(config, machine) as opened:
         secrets = await asyncio.to_thread(secrets_of, config.run.run_dir)
         found = await ask_all(opened.url, secrets, PLACES[place])
-    nobody = {route: (statuses[0],) * 7 for route, statuses in ROUTES.items()}
+    nobody = {route: (statuses[0],) * 8 for route, statuses in ROUTES.items()}
     assert found == (dict(ROUTES) if place == "bearer" else nobody)

@@ -315,3 +315,20 @@ def test_a_damaged_table_is_the_operators(run: RunDirectory) -> None:
         OperatorFault, match=r"cannot open the access table .*: file is not a database"
     ):
         AccessTable(run)
+
+
+def test_a_cordon_outlives_the_process_and_ends_with_its_peer(
+    table: AccessTable, run: RunDirectory
+) -> None:
+    token = table.create("boxes", "worker", max_workers=2)
+    a, b = enrol(table, token, KEYS[0]), enrol(table, token, KEYS[1])
+    table.cordon(a, cordoned=True, now_s=1.0)
+    table.cordon(a, cordoned=True, now_s=2.0)
+    assert [AccessTable(run).peer(peer, now_s=0.0).cordoned for peer in (a, b)] == [True, False]
+    with pytest.raises(OperatorFault, match="no worker with id nobody"):
+        table.cordon(PeerId("nobody"), cordoned=True, now_s=1.0)
+    table.retire("boxes")
+    again = enrol(table, table.create("boxes", "worker"), KEYS[1])
+    table.cordon(again, cordoned=False, now_s=3.0)
+    with table._database() as database:
+        assert database.execute("SELECT count(*) FROM cordons").fetchone() == (0,)

@@ -1,0 +1,128 @@
+"""`echo2d cordon`, `uncordon` and `drain`: take workers out of service, and into it again."""
+
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import click
+
+from echo2d.cli.parts import DIRECTORY, FILE, coordinator_at, json_option
+from echo2d.errors import OperatorFault
+
+
+def _options(command: Callable[..., None]) -> Callable[..., None]:
+    """Adds the arguments that the three commands share."""
+    decorators = (
+        click.argument("workers", nargs=-1, metavar="WORKER..."),
+        click.option("--all", "everyone", is_flag=True, help="All workers that are connected."),
+        click.option(
+            "--run-dir", type=DIRECTORY, help="Run directory of a coordinator on this host."
+        ),
+        click.option("--url", help="URL of a coordinator elsewhere; needs --token-file."),
+        click.option("--token-file", type=FILE, help="Token file with the role operator."),
+        json_option("Print one JSON object with what became of each worker."),
+    )
+    for decorate in reversed(decorators):
+        command = decorate(command)
+    return command
+
+
+@click.command()
+@_options
+def cordon(**options: Any) -> None:
+    """Give WORKER (its name, or the beginning of its id) no new leases until `uncordon`.
+
+    It finishes what it holds, and still receives versions and passes them on. A cordon outlives
+    restarts of the worker and of the coordinator.
+    """
+    _order("cordon", **options)
+
+
+@click.command()
+@_options
+def uncordon(**options: Any) -> None:
+    """Let WORKER work again, and call off its drain if it has not ended yet."""
+    _order("uncordon", **options)
+
+
+@click.command()
+@_options
+@click.option("--cancel", is_flag=True, help="Call the drain off; the same as `uncordon`.")
+@click.option("--no-wait", is_flag=True, help="Return at once; the drain goes on.")
+@click.option(
+    "--within",
+    type=click.FloatRange(0.0),
+    metavar="SECONDS",
+    help="After this time, hand what is left to other workers. Default: no limit.",
+)
+def drain(*, cancel: bool, no_wait: bool, within: float | None, **options: Any) -> None:
+    """Have WORKER (its name, or the beginning of its id) finish what it holds, and end.
+
+    Another worker is activated for it. Its daemon ends with exit code 0, and it stays cordoned: if
+    its service manager starts it again, it is idle until `echo2d uncordon`. Ctrl-C ends the waiting,
+    not the drain.
+    """
+    if cancel:
+        _order("uncordon", **options)
+    elif no_wait:
+        if within:
+            raise OperatorFault("drain: --within needs somebody who waits; leave out --no-wait")
+        _order("drain", hand_over=within == 0.0, **options)
+    else:
+        _drain(within, **options)
+
+
+def _order(
+    order: str,
+    *,
+    workers: tuple[str, ...],
+    everyone: bool,
+    run_dir: Path | None,
+    url: str | None,
+    token_file: Path | None,
+    as_json: bool,
+    hand_over: bool = False,
+) -> None:
+    import asyncio
+
+    from echo2d.views.orders import give_orders
+
+    find = coordinator_at(run_dir, url, token_file, role="operator")
+    answers = asyncio.run(
+        give_orders(find, workers, everyone=everyone, order=order, hand_over=hand_over)
+    )
+    if as_json:
+        click.echo(json.dumps({"workers": answers}))
+        return
+    done = {"cordon": "is cordoned", "uncordon": "works again", "drain": "drains"}[order]
+    for each in answers:
+        away = "" if each["connected"] else " (it is not connected)"
+        click.echo(f"{each['name']} {done}{away}; it holds {each['leased']} samples")
+
+
+def _drain(
+    within: float | None,
+    *,
+    workers: tuple[str, ...],
+    everyone: bool,
+    run_dir: Path | None,
+    url: str | None,
+    token_file: Path | None,
+    as_json: bool,
+) -> None:
+    import asyncio
+
+    from echo2d.views.orders import drain_and_wait
+
+    find = coordinator_at(run_dir, url, token_file, role="operator")
+    tell: Callable[[str], None] = (lambda _: None) if as_json else click.echo
+    with suppress(KeyboardInterrupt):
+        answers = asyncio.run(
+            drain_and_wait(find, workers, everyone=everyone, within_s=within, tell=tell)
+        )
+        if as_json:
+            click.echo(json.dumps({"workers": answers}))
+        return
+    click.echo("the drain goes on; `echo2d drain --cancel` calls it off", err=True)

@@ -1,0 +1,82 @@
+"""Takes workers out of service, and ends them, as an operator orders it.
+
+    in service --cordon--> cordoned --uncordon--> in service
+        |                     |
+        +----- drain ---------+--> draining --holds nothing--> told to end --> gone, and cordoned
+
+A cordoned worker gets no new leases, finishes those that it holds, and still receives versions and
+passes them on. It stays cordoned until `uncordon`, also when it comes back or the coordinator is
+started again: the access table keeps that. A drain is forgotten with the coordinator, or when the
+worker's daemon starts anew, so that a box whose service manager starts it again stays idle instead
+of being ended for ever.
+Not here: which workers replace it (`activation_loop`), and what the worker does when it is told to end.
+"""
+
+from collections.abc import Sequence
+
+from echo2d.core.base.ids import PeerId
+from echo2d.core.cluster.events import Note, Send
+from echo2d.core.cluster.membership import Membership, Peer
+from echo2d.core.coordinator.events import CoordinatorAction, Reply, WorkerOrdered
+from echo2d.core.protocol.control_messages import Drain
+from echo2d.core.rollouts.scheduler import LeaseScheduler
+
+REASON = "the operator drains this worker"
+
+
+class Cordons:
+    """See the module docstring."""
+
+    def __init__(self, members: Membership, scheduler: LeaseScheduler) -> None:
+        self._members, self._scheduler = members, scheduler
+        # The workers to end once they hold nothing.
+        self._draining: set[PeerId] = set()
+
+    def ordered(self, event: WorkerOrdered) -> list[CoordinatorAction]:
+        """Take an order about one worker. A repeated order gets the same answer."""
+        peer = self._members.get(event.peer)
+        if peer is None or peer.kind not in ("worker", "relay"):
+            # It is cordoned when it comes.
+            return [Reply(event.request, 200, {"id": event.peer, "connected": False, "leased": 0})]
+        before = (peer.cordoned, peer.draining)
+        drains = event.order == "drain"
+        peer.cordoned = event.order != "uncordon"
+        # An order to cordon a worker does not call off its drain; `uncordon` does.
+        peer.draining = peer.cordoned and (peer.draining or (drains and peer.state != "gone"))
+        (self._draining.add if peer.draining else self._draining.discard)(peer.peer)
+        self._members.changed.add(peer.peer)
+        note = Note(event.order, f"{peer.name}: it holds {self._scheduler.load(peer.peer)} samples")
+        return [
+            *([note] if before != (peer.cordoned, peer.draining) else []),
+            self._reply(event, peer),
+        ]
+
+    def advance(self) -> Sequence[CoordinatorAction]:
+        """Tell draining workers that hold nothing to end."""
+        actions: list[CoordinatorAction] = []
+        for key in sorted(self._draining):
+            peer = self._members.get(key)
+            if peer is None or not peer.draining or peer.state == "gone":
+                self._draining.discard(key)
+            elif peer.session is not None and not self._scheduler.load(key):
+                # If the link breaks before it hears this, it is told again at its next hello.
+                self._draining.discard(key)
+                actions.append(Send(peer.session, Drain(REASON)))
+        return actions
+
+    def joined(self, peer: Peer) -> None:
+        """A peer said hello. One that is still draining did not hear of it, or is not done."""
+        if peer.draining:
+            self._draining.add(peer.peer)
+
+    def _reply(self, event: WorkerOrdered, peer: Peer) -> Reply:
+        leased = self._scheduler.load(peer.peer)
+        connected = peer.state != "gone"
+        return Reply(
+            event.request, 200, {"id": peer.peer, "connected": connected, "leased": leased}
+        )
+
+    def check(self) -> None:
+        assert all(
+            peer.draining for key in self._draining if (peer := self._members.get(key)) is not None
+        )

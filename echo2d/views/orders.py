@@ -1,0 +1,153 @@
+"""Orders about workers, given to a running coordinator: cordon, uncordon, drain.
+
+Workers are named as `echo2d status` shows them, or by the beginning of their id. A drain that is
+waited for is given again if the coordinator was started anew meanwhile, because it forgets drains.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from echo2d.client import AsyncCoordinator
+from echo2d.core.status.json_form import read_status
+from echo2d.core.status.schema import PeerStatus, Status, WorkerStatus
+from echo2d.errors import OperatorFault, PeerFault
+from echo2d.views.watch import Find
+
+# How long a coordinator may be away, as while it is started again.
+PATIENCE_S = 60.0
+# A coordinator that was started anew knows only workers that have come back: one that does not is taken
+# to have ended.
+BACK_S = 60.0
+# Between two looks at workers that drain.
+LOOK_S = 1.0
+# The shortest beginning of an id that is taken for one.
+ID_CHARS_MIN = 4
+ID_CHARS = 32
+NAMES_MAX = 12  # in an error
+
+
+async def give_orders(
+    find: Find, names: Sequence[str], *, everyone: bool, order: str, hand_over: bool = False
+) -> list[dict[str, Any]]:
+    """Give one order to each of these workers. Returns what the coordinator says of each.
+
+    OperatorFault: a name fits no worker or several, or the order is not allowed.
+    """
+    async with await _client(find) as client:
+        status = read_status(await client.status())
+        chosen = _choose(status, names, everyone=everyone)
+        return [
+            {"name": name, **await _order(client, worker, order, hand_over=hand_over)}
+            for worker, name in chosen.items()
+        ]
+
+
+async def drain_and_wait(
+    find: Find,
+    names: Sequence[str],
+    *,
+    everyone: bool,
+    within_s: float | None,
+    tell: Callable[[str], None],
+) -> list[dict[str, Any]]:
+    """Drain these workers and wait until all have ended. tell: gets a line at every change.
+
+    within_s: then what they hold goes to others. Returns the outcome for each: ended or called off.
+    """
+    loop = asyncio.get_running_loop()
+    async with await _client(find) as client:
+        chosen = _choose(read_status(await client.status()), names, everyone=everyone)
+        hand_over_at = None if within_s is None else loop.time() + within_s
+        for worker in chosen:
+            await _order(client, worker, "drain", hand_over=within_s == 0.0)
+        outcomes: dict[str, str] = {}
+        told: dict[str, str] = {}
+        seen_at = dict.fromkeys(chosen, loop.time())
+        while True:
+            peers = _peers(read_status(await client.status()))
+            over = hand_over_at is not None and loop.time() >= hand_over_at
+            for worker, name in chosen.items():
+                if worker in outcomes:
+                    continue
+                peer = peers.get(worker)
+                if peer is not None:
+                    seen_at[worker] = loop.time()
+                elif loop.time() < seen_at[worker] + BACK_S:
+                    continue
+                words, outcome = _progress(peer)
+                if outcome:
+                    outcomes[worker] = outcome
+                elif over or (peer is not None and not peer.draining):
+                    await _order(client, worker, "drain", hand_over=over)
+                if told.get(worker) != words:
+                    told[worker] = words
+                    tell(f"{name}: {words}")
+            hand_over_at = None if over else hand_over_at
+            if len(outcomes) == len(chosen):
+                return [
+                    {"id": worker, "name": chosen[worker], "outcome": outcome}
+                    for worker, outcome in outcomes.items()
+                ]
+            await asyncio.sleep(LOOK_S)
+
+
+def _progress(peer: PeerStatus | None) -> tuple[str, str]:
+    """A line about a draining worker, and its outcome; empty: it is not over."""
+    if peer is None or peer.state == "gone":
+        return "ended", "ended"
+    if not peer.cordoned:
+        return "the drain was called off", "called off"
+    held = peer.leased if isinstance(peer, WorkerStatus) else 0
+    words = f"{held} samples left" if held else "holds nothing, and is told to end"
+    return (words if peer.alive else f"away, {words}"), ""
+
+
+async def _order(
+    client: AsyncCoordinator, worker: str, order: str, *, hand_over: bool
+) -> dict[str, Any]:
+    try:
+        return await client.order_worker(worker, order, hand_over=hand_over)
+    except PeerFault as fault:
+        # No such worker, or a token of another role: the operator's mistake.
+        raise OperatorFault(str(fault)) from fault
+
+
+async def _client(find: Find) -> AsyncCoordinator:
+    url, token_file = await asyncio.to_thread(find)
+    return AsyncCoordinator(url, token_file=token_file, timeout_s=PATIENCE_S)
+
+
+def _peers(status: Status) -> dict[str, PeerStatus]:
+    return {peer.id: peer for peer in (*status.workers, *status.relays)}
+
+
+def _choose(status: Status, names: Sequence[str], *, everyone: bool) -> dict[str, str]:
+    """The chosen peers: id -> name."""
+    if everyone == bool(names):
+        raise OperatorFault("expected the names of workers, or --all")
+    peers = _peers(status)
+    if everyone:
+        chosen = [peer for peer in status.workers if peer.state != "gone"]
+        if not chosen:
+            raise OperatorFault("no worker is connected")
+        return {peer.id: peer.name for peer in chosen}
+    return dict(_find(list(peers.values()), name) for name in names)
+
+
+def _find(peers: Sequence[PeerStatus], name: str) -> tuple[str, str]:
+    found = [peer for peer in peers if peer.name == name]
+    if not found and len(name) >= ID_CHARS_MIN:
+        found = [peer for peer in peers if peer.id.startswith(name)]
+    # Boxes often take the names of others that are gone.
+    here = [peer for peer in found if peer.state != "gone"] or found
+    if len(here) == 1:
+        return here[0].id, here[0].name
+    if here:
+        ids = ", ".join(peer.id[:12] for peer in here[:NAMES_MAX])
+        raise OperatorFault(f"{len(here)} workers are named {name}; name one by its id: {ids}")
+    if len(name) == ID_CHARS:
+        # The coordinator knows workers that are not connected by their ids alone.
+        return name, name
+    there = ", ".join(peer.name for peer in peers[:NAMES_MAX]) or "none"
+    raise OperatorFault(f"no worker is named {name}, and no id begins so; there are: {there}")
