@@ -17,6 +17,7 @@ from echo2d.cli.envs import envs
 from echo2d.cli.evals import evaluations
 from echo2d.cli.files import files
 from echo2d.cli.foresight import plan, simulate
+from echo2d.cli.keeping import backup, restore
 from echo2d.cli.learning import learn
 from echo2d.cli.parts import FullSentences
 from echo2d.cli.recipes import init
@@ -54,7 +55,8 @@ def main() -> None:
 
 
 for command in (
-    init, coordinate, join, learn, envs, status, evaluations, samples, export, tasks, plan, simulate, demo,
-    token, audit, rented, cordon, uncordon, drain, doctor, bench, files,
+    init, coordinate, join, learn, envs, status, evaluations, samples, export, tasks, plan,
+    simulate, demo, token, audit, rented, cordon, uncordon, drain, backup, restore, doctor, bench,
+    files,
 ):  # fmt: skip
     main.add_command(command)

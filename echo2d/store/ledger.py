@@ -39,6 +39,7 @@ from echo2d.store.ledger_rows import (
     ANSWERED,
     COMMITTED,
     COUNTERS,
+    EPOCH_FLOOR,
     EVALUATED,
     FROZEN,
     GIVEN,
@@ -49,6 +50,7 @@ from echo2d.store.ledger_rows import (
     MIGRATIONS,
     NEWEST_EPOCH,
     NEWEST_FORM,
+    PUBLISH_FLOOR,
     PUBLISHED,
     RATES,
     ROWS,
@@ -91,7 +93,8 @@ TRIM_GROUPS_MAX = 16  # per call of `trim`, which commits wait for: a few millis
 
 
 @contextmanager
-def _store_faults(path: Path) -> Iterator[None]:
+def ledger_faults(path: Path) -> Iterator[None]:
+    """Turn an error of SQLite into a StoreFault."""
     try:
         yield
     except sqlite3.Error as error:
@@ -171,7 +174,7 @@ class Ledger:
 
     def recover(self) -> Recovered:
         """Read everything that is durable of this run. OperatorFault: a row is damaged."""
-        with _store_faults(self._path):
+        with ledger_faults(self._path):
             counters = {each.name: each.value for each in self._read(COUNTERS)}
             # Checks these rows before `trim`, which deletes what the counters and frozen batches
             # say.
@@ -180,14 +183,18 @@ class Ledger:
                 pass
             newest = next(self._read(NEWEST_EPOCH), EpochOpened(Epoch(0), 0))
             return Recovered(
-                epoch=newest.epoch,
+                # A restored run skips what the run it was copied from may have used.
+                epoch=Epoch(max(newest.epoch, counters.get(EPOCH_FLOOR, 0))),
                 resume_step=newest.resume_step,
                 learner=newest.learner,
                 steps=newest.steps,
                 trained=counters.get("trained", 0),
                 dropped=counters.get("dropped", 0),
                 publish_seq=PublishSeq(
-                    (self._row("SELECT max(publish_seq) FROM versions") or (0,))[0] or 0
+                    max(
+                        (self._row("SELECT max(publish_seq) FROM versions") or (0,))[0] or 0,
+                        counters.get(PUBLISH_FLOOR, 0),
+                    )
                 ),
                 published=self._all(PUBLISHED),
                 next_group=GroupId(counters.get("group", 0)),
@@ -210,7 +217,7 @@ class Ledger:
     @contextmanager
     def _transaction(self) -> Iterator[None]:
         """Run the block as one transaction."""
-        with _store_faults(self._path):
+        with ledger_faults(self._path):
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 yield
@@ -255,9 +262,9 @@ def read_results(path: Path) -> tuple[tuple[VersionPublished, ...], tuple[Evalua
     """
     if not path.is_file():
         raise OperatorFault(f"{path.parent} is not the directory of a run: it has no {path.name}")
-    with _store_faults(path), closing(_connect_to_read(path)) as connection:
+    with ledger_faults(path), closing(connect_to_read(path)) as connection:
         connection.text_factory = _text
-        _check_format(connection, path)
+        check_format(connection, path)
         # In one transaction, so that both are of one moment.
         connection.execute("BEGIN")
         return (
@@ -266,7 +273,7 @@ def read_results(path: Path) -> tuple[tuple[VersionPublished, ...], tuple[Evalua
         )
 
 
-def _connect_to_read(path: Path) -> sqlite3.Connection:
+def connect_to_read(path: Path) -> sqlite3.Connection:
     """A connection that writes no rows. Reading a write-ahead log takes a file beside it, which not every
     reader may write; a ledger that nobody has open has no log, and can be read without one.
     """
@@ -297,7 +304,7 @@ def backfill(path: Path) -> int:
     """Move committed pages from the write-ahead log into the database, concurrently with commits.
     Returns the number of pages in the log.
     """
-    with _store_faults(path), closing(sqlite3.connect(path, isolation_level=None)) as connection:
+    with ledger_faults(path), closing(sqlite3.connect(path, isolation_level=None)) as connection:
         _, pages, _ = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
         return int(pages)
 
@@ -326,10 +333,10 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
     while (found := connection.execute("PRAGMA user_version").fetchone()[0]) in MIGRATIONS:
         change = f"BEGIN; {MIGRATIONS[found]} PRAGMA user_version = {found + 1}; COMMIT;"
         connection.executescript(change)
-    _check_format(connection, path)
+    check_format(connection, path)
 
 
-def _check_format(connection: sqlite3.Connection, path: Path) -> None:
+def check_format(connection: sqlite3.Connection, path: Path) -> None:
     found = connection.execute("PRAGMA user_version").fetchone()[0]
     if found != SCHEMA_VERSION:
         raise OperatorFault(

@@ -55,6 +55,8 @@ from echo2d.core.rollouts.events import (
 from echo2d.core.topology.uplink_rates import UPLINK_MIN, PeerRate
 from echo2d.errors import PeerFault
 
+# Counters that `mark_restored` sets: epochs and publish numbers up to these are used.
+EPOCH_FLOOR, PUBLISH_FLOOR = "epoch_floor", "publish_floor"
 SCHEMA_VERSION = 14
 SCHEMA = """
 CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
@@ -125,7 +127,7 @@ CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 class _Counter:
     """A counter that never goes back, whatever rows have been deleted."""
 
-    name: Literal["group", "checkpoint", "trained", "dropped"]
+    name: Literal["group", "checkpoint", "trained", "dropped", "epoch_floor", "publish_floor"]
     value: int
 
 

@@ -1,0 +1,93 @@
+"""`echo2d backup` and `echo2d restore`: keep a run, and bring it back."""
+
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from echo2d.cli.parts import DIRECTORY, json_option, progress_bar
+from echo2d.errors import OperatorFault
+
+# A backup waits for everybody else.
+NICE = 10
+
+
+@click.command()
+@click.option("--run-dir", type=DIRECTORY, help="The run's directory: run.run_dir of its config.")
+@click.option("--to", "target", type=DIRECTORY, help="New directory to write the backup to.")
+@click.option(
+    "--learner-dir",
+    type=DIRECTORY,
+    help="learner.out_dir of the config, if it is on this host: its checkpoints are backed up, too.",
+)
+@click.option(
+    "--reuse",
+    type=DIRECTORY,
+    help="An earlier backup of this run: what has not changed is linked to it, not copied again.",
+)
+@click.option("--verify", type=DIRECTORY, help="Read this backup and check every byte instead.")
+@json_option("Print one JSON object.")
+def backup(
+    run_dir: Path | None,
+    target: Path | None,
+    learner_dir: Path | None,
+    reuse: Path | None,
+    verify: Path | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Back a run up while it goes on.
+
+    The backup holds the run's key, credentials, ledger and kept versions, and with --learner-dir the
+    checkpoints that a restored run resumes from. It holds secrets, and is private. It is complete or
+    does not appear. The config file is not part of it.
+    """
+    from echo2d.runtime.run_dir import backup_files
+    from echo2d.runtime.run_dir.backup import back_up
+
+    os.nice(NICE)
+    with progress_bar() as tell:
+        if verify is not None:
+            if any(each is not None for each in (run_dir, target, learner_dir, reuse)):
+                raise OperatorFault("backup: --verify goes alone")
+            facts, where = backup_files.verify(verify, tell), verify
+        elif run_dir is None or target is None:
+            raise OperatorFault("backup: expected --run-dir DIR and --to DIR, or --verify DIR")
+        else:
+            facts = back_up(run_dir, target, learner_dir=learner_dir, reuse=reuse, tell=tell)
+            where = target
+    if as_json:
+        click.echo(json.dumps({**asdict(facts), "files": len(facts.files), "bytes": facts.size}))
+        return
+    resumes = (
+        "no checkpoint of the learner"
+        if facts.checkpoint is None
+        else f"the learner's checkpoint of step {facts.checkpoint}"
+    )
+    click.echo(
+        f"{where} is whole: run {facts.run_id} at step {facts.step}, {resumes}; "
+        f"{len(facts.files)} files, {facts.size / 1e6:.1f} MB"
+    )
+
+
+@click.command()
+@click.argument("backup", type=DIRECTORY)
+@click.option("--run-dir", type=DIRECTORY, required=True, help="New run directory.")
+@click.option("--learner-dir", type=DIRECTORY, help="New learner.out_dir, for the checkpoints.")
+@json_option("Print one JSON object.")
+def restore(backup: Path, run_dir: Path, learner_dir: Path | None, *, as_json: bool) -> None:
+    """Make a run directory of BACKUP, from which the run goes on.
+
+    The run that was backed up must not run any more. Nothing is overwritten.
+    """
+    from echo2d.runtime.run_dir import restore as restoring
+
+    with progress_bar() as tell:
+        facts = restoring.restore(backup, run_dir, learner_dir, tell)
+    if as_json:
+        click.echo(json.dumps({**asdict(facts), "files": len(facts.files), "bytes": facts.size}))
+        return
+    for line in restoring.how_to_go_on(facts, run_dir, learner_dir):
+        click.echo(line)

@@ -1,0 +1,347 @@
+"""`echo2d backup`: copies a run, while it goes on, so that a restored one continues exactly once.
+
+    1. checkpoints  pinned first, so that none is newer than the ledger
+    2. ledger       copied as of one moment
+    3. versions     pinned next, those that the ledger names
+    4. the rest     key, tokens, access table, rentals, logs; then all that is pinned is copied
+
+A learner resumes only between the ledger's last durable checkpoint and its last step. So a checkpoint
+must be one that the ledger knows, and the learner must not have moved on by as many checkpoints as it
+keeps before the ledger was copied; then 1 and 2 are done again. Pinned means: every file is linked into
+the backup, or, where that lies on another file system, into a folder beside the source, until it is
+copied. Neither the coordinator nor a learner writes into such a file again.
+
+Kept true: the backup is complete or absent, private, and leaves RESERVE_BYTES free on its disk.
+"""
+
+import fcntl
+import os
+import secrets
+import shutil
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+from echo2d.errors import OperatorFault, StoreFault
+from echo2d.runtime.run_dir.backup_files import (
+    LEARNER,
+    RUN,
+    BackupFacts,
+    BackupFile,
+    Progress,
+    copy_file,
+    hash_file,
+    make_private,
+    read_manifest,
+    sync_folders,
+    write_manifest,
+)
+from echo2d.runtime.run_dir.run_directory import LEDGER_FILE, existing_run
+from echo2d.store.disk import store_faults, sync
+from echo2d.store.ledger_copy import LedgerFacts, copy_database, copy_ledger
+
+# Stays free on the disk of the backup, which may be the run's own.
+RESERVE_BYTES = 1 << 30
+# Between two attempts the learner has saved as many checkpoints as it keeps.
+ATTEMPTS_MAX = 5
+# The name of a folder with pinned files, and of the lock of a running backup.
+PINS, LOCK = ".backup-", ".backup.lock"
+CHECKPOINTS = "checkpoints"
+CHECKPOINT_DIGESTS = "digests.blake3"
+DATABASES = ("access.sqlite", "rentals.sqlite")
+# Below these, a file of the same name and size has the same bytes.
+LASTING = (f"{RUN}/versions/", f"{LEARNER}/{CHECKPOINTS}/")
+
+
+def back_up(
+    run_dir: Path,
+    target: Path,
+    *,
+    learner_dir: Path | None,
+    reuse: Path | None,
+    tell: Callable[[float], None],
+) -> BackupFacts:
+    """Back a run up into the new directory `target`. learner_dir: learner.out_dir, if it is on this
+    host. reuse: an earlier backup; its versions and checkpoints are linked, not copied again.
+
+    OperatorFault: this cannot be done so. StoreFault: the disk fails, or has too little room.
+    """
+    target = target.absolute()
+    sources = [run_dir.absolute()] + ([] if learner_dir is None else [learner_dir.absolute()])
+    _check(target, sources, run_dir, learner_dir)
+    run = existing_run(run_dir)
+    with store_faults("backing up to", target), ExitStack() as stack:
+        _only_one(run_dir, stack)
+        _sweep(sources, target)
+        aside = target.with_name(f".{target.name}-{secrets.token_hex(4)}.tmp")
+        stack.callback(shutil.rmtree, aside, ignore_errors=True)
+        aside.mkdir(mode=0o700)
+        old = None if reuse is None else read_manifest(reuse)
+        if old is not None and old.run_id != run.run_id:
+            raise OperatorFault(
+                f"{reuse} is a backup of run {old.run_id}; this is run {run.run_id}"
+            )
+        work = _Backup(run_dir, learner_dir, aside, reuse, () if old is None else old.files, tell)
+        ledger, checkpoint = work.take(stack)
+        facts = BackupFacts(
+            run_id=run.run_id,
+            made_at=time.time(),
+            host=socket.gethostname(),
+            source=str(run_dir.absolute()),
+            step=ledger.committed,
+            checkpoint=checkpoint,
+            files=tuple(work.files),
+        )
+        write_manifest(aside, facts)
+        sync_folders(aside)
+        aside.rename(target)
+        sync(target.parent)
+    return facts
+
+
+class _Backup:
+    """One backup that is being made in the folder `aside`."""
+
+    def __init__(
+        self,
+        run_dir: Path,
+        learner_dir: Path | None,
+        aside: Path,
+        reuse: Path | None,
+        old: Sequence[BackupFile],
+        tell: Callable[[float], None],
+    ) -> None:
+        self._run_dir, self._learner_dir, self._aside = run_dir, learner_dir, aside
+        self._progress = Progress(tell)
+        # Files of an earlier backup that need not be read: their folders have names of their own.
+        self._old_folder = reuse
+        self._old = {file.path: file for file in old if file.path.startswith(LASTING)}
+        self.files: list[BackupFile] = []
+
+    def take(self, stack: ExitStack) -> tuple[LedgerFacts, int | None]:
+        """Take all files. Returns what the ledger says, and the newest checkpoint's step."""
+        run = self._aside / RUN
+        run.mkdir(mode=0o700)
+        log = self._run_dir / f"{LEDGER_FILE}-wal"
+        self._room(_bytes(self._run_dir / LEDGER_FILE) + (_bytes(log) if log.exists() else 0))
+        ledger, pins = self._take_ledger(stack)
+        copies = [self._run_dir / path for path in ledger.versions]
+        versions = self._pin(copies, run / "versions", self._run_dir, stack)
+        plain = sum(map(_bytes, _plain(self._run_dir)))
+        copied = [_size(pin) for pin in (*versions, *pins) if not self._is_here(pin)]
+        self._progress.of = plain + sum(map(_size, (*versions, *pins))) + _bytes(run / LEDGER_FILE)
+        self._room(plain + sum(copied))
+        self._copy(versions, pins)
+        return ledger, max((_step(pin.name) for pin in pins), default=None)
+
+    def _take_ledger(self, stack: ExitStack) -> tuple[LedgerFacts, list[Path]]:
+        """Copy the ledger, and pin the checkpoints from which a learner may resume in it."""
+        target = self._aside / RUN / LEDGER_FILE
+        for _ in range(ATTEMPTS_MAX):
+            pins, steps = self._pin_checkpoints(stack)
+            ledger = copy_ledger(self._run_dir / LEDGER_FILE, target)
+            fit = [step for step in steps if ledger.checkpoint <= step <= ledger.newest]
+            for pin in pins:
+                if _step(pin.name) not in fit:
+                    shutil.rmtree(pin)
+            if fit or not ledger.checkpoint or self._learner_dir is None:
+                return ledger, [pin for pin in pins if pin.exists()]
+            target.unlink()
+        raise StoreFault(
+            f"{self._learner_dir}: expected a checkpoint of step {ledger.checkpoint} or later, where "
+            f"this run's learner may resume; found {_words(steps)}. Is it this run's learner.out_dir?"
+        )
+
+    def _copy(self, versions: Sequence[Path], pins: Sequence[Path]) -> None:
+        run, learner = self._aside / RUN, self._aside / LEARNER
+        for path in (*_plain(self._run_dir), *sorted((self._run_dir / "tokens").glob("*.token"))):
+            self._keep(path, run / path.relative_to(self._run_dir))
+        for name in DATABASES:
+            if (self._run_dir / name).exists():
+                copy_database(self._run_dir / name, run / name)
+        if self._learner_dir is not None:
+            for path in _plain(self._learner_dir):
+                self._keep(path, learner / path.name)
+        for pin in versions:
+            self._keep_folder(pin, run / "versions" / pin.name)
+        for pin in pins:
+            self._keep_folder(pin, learner / CHECKPOINTS / pin.name)
+        for path in sorted(run.glob("*.sqlite")):
+            self._note(path, hash_file(path, self._progress.add))
+
+    def _pin_checkpoints(self, stack: ExitStack) -> tuple[list[Path], list[int]]:
+        if self._learner_dir is None:
+            return [], []
+        folder = self._learner_dir / CHECKPOINTS
+        found = [path for path in folder.glob("step-*") if (path / CHECKPOINT_DIGESTS).exists()]
+        pins = self._pin(found, self._aside / LEARNER / CHECKPOINTS, self._learner_dir, stack)
+        return pins, [_step(pin.name) for pin in pins]
+
+    def _pin(
+        self, folders: Sequence[Path], target: Path, beside: Path, stack: ExitStack
+    ) -> list[Path]:
+        """Link folders of files that are never written again. One that is deleted meanwhile is left
+        out.
+        """
+        if not folders:
+            return []
+        if _device(self._aside) != _device(beside):
+            target = beside / f"{PINS}{secrets.token_hex(4)}"
+            target.mkdir(mode=0o700)
+            stack.callback(shutil.rmtree, target, ignore_errors=True)
+        pins = [target / folder.name for folder in folders]
+        return [
+            pin
+            for folder, pin in zip(folders, pins, strict=True)
+            if pin.exists() or _link(folder, pin)
+        ]
+
+    def _room(self, needed: int) -> None:
+        """StoreFault: so many bytes more do not fit."""
+        free = shutil.disk_usage(self._aside).free
+        if free - needed < RESERVE_BYTES:
+            raise StoreFault(
+                f"{self._aside.parent} has {free} bytes free: expected {needed} for this backup, and "
+                f"{RESERVE_BYTES} that stay free; make room, or name another disk with --to",
+                full=True,
+            )
+
+    def _is_here(self, pin: Path) -> bool:
+        """Whether a folder takes no more room: it is linked into this backup, or can be linked from
+        the earlier one.
+        """
+        if pin.is_relative_to(self._aside):
+            return True
+        old = self._old_folder is not None and _device(self._old_folder) == _device(self._aside)
+        return old and any(f"/{pin.name}/" in path for path in self._old)
+
+    def _keep_folder(self, pin: Path, target: Path) -> None:
+        for path in sorted(path for path in pin.rglob("*") if path.is_file()):
+            self._keep(path, target / path.relative_to(pin))
+
+    def _keep(self, source: Path, target: Path) -> None:
+        """Take one file into the backup, unless it was linked there already."""
+        old = self._old.get(str(target.relative_to(self._aside)))
+        if old is not None and self._reused(old, source, target):
+            self._note(target, old)
+        elif target.exists():
+            self._note(target, hash_file(target, self._progress.add))
+        elif source.suffix == ".jsonl":
+            self._note(target, copy_file(source, target, self._progress.add, size=_lines(source)))
+        else:
+            self._note(target, copy_file(source, target, self._progress.add))
+
+    def _reused(self, old: BackupFile, source: Path, target: Path) -> bool:
+        """Link a file from the earlier backup."""
+        assert self._old_folder is not None
+        kept = self._old_folder / old.path
+        try:
+            if source.stat().st_size != old.size or kept.stat().st_size != old.size:
+                return False
+            make_private(target.parent)
+            scratch = target.with_name(f"{target.name}.old")
+            os.link(kept, scratch)
+            scratch.replace(target)
+            # Two links to one file stay both.
+            scratch.unlink(missing_ok=True)
+        except OSError:
+            return False
+        self._progress.add(old.size)
+        return True
+
+    def _note(self, target: Path, found: BackupFile) -> None:
+        self.files.append(replace(found, path=str(target.relative_to(self._aside))))
+
+
+def _check(target: Path, sources: Sequence[Path], run_dir: Path, learner_dir: Path | None) -> None:
+    if not (run_dir / LEDGER_FILE).is_file():
+        raise OperatorFault(f"{run_dir} is not the directory of a run: it has no {LEDGER_FILE}")
+    if learner_dir is not None and not learner_dir.is_dir():
+        raise OperatorFault(f"--learner-dir: there is no directory {learner_dir}")
+    if target.exists():
+        raise OperatorFault(f"{target} exists; name a new directory for each backup")
+    if not target.parent.is_dir():
+        raise OperatorFault(f"there is no directory {target.parent} to write the backup to")
+    for source in sources:
+        if target.resolve().is_relative_to(source.resolve()):
+            raise OperatorFault(f"{target} is inside {source}, which is backed up")
+
+
+def _only_one(run_dir: Path, stack: ExitStack) -> None:
+    lock = stack.enter_context((run_dir / LOCK).open("w"))
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise OperatorFault(f"another backup of {run_dir} is being made") from error
+
+
+def _sweep(sources: Sequence[Path], target: Path) -> None:
+    """Delete what backups of this run that were killed have left behind."""
+    left = [path for source in sources for path in source.glob(f"{PINS}*") if path.is_dir()]
+    for path in (*left, *target.parent.glob(f".{target.name}-*.tmp")):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _link(folder: Path, pin: Path) -> bool:
+    """Link all files of a folder; False: it was deleted meanwhile."""
+    try:
+        for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+            linked = pin / path.relative_to(folder)
+            make_private(linked.parent)
+            try:
+                os.link(path, linked)
+            except FileNotFoundError:
+                raise
+            except OSError:
+                # A file of another user, or a file system without links.
+                shutil.copyfile(path, linked)
+    except FileNotFoundError:
+        pass
+    # Folders are renamed before they are deleted: one that is still there has all of its files.
+    if folder.exists():
+        return True
+    shutil.rmtree(pin, ignore_errors=True)
+    return False
+
+
+def _plain(folder: Path) -> Iterator[Path]:
+    """The small files of a run directory or of learner.out_dir that are copied as they are."""
+    for pattern in ("run.key", "*.jsonl", "learner.id"):
+        yield from sorted(folder.glob(pattern))
+
+
+def _lines(path: Path) -> int:
+    """The size of a log up to the end of its last whole line."""
+    with path.open("rb") as file:
+        end = file.seek(0, os.SEEK_END)
+        while end:
+            start = max(0, end - (1 << 16))
+            file.seek(start)
+            at = file.read(end - start).rfind(b"\n")
+            if at >= 0:
+                return start + at + 1
+            end = start
+    return 0
+
+
+def _bytes(path: Path) -> int:
+    return path.stat().st_size
+
+
+def _device(path: Path) -> int:
+    return path.stat().st_dev
+
+
+def _size(folder: Path) -> int:
+    return sum(_bytes(path) for path in folder.rglob("*") if path.is_file())
+
+
+def _step(name: str) -> int:
+    return int(name.split("-")[1])
+
+
+def _words(steps: Sequence[int]) -> str:
+    return ", ".join(map(str, sorted(steps))) or "none"

@@ -1,0 +1,186 @@
+"""What a backup of a run consists of: its files, their digests, and the manifest that names them.
+
+    BACKUP/ (0700)   manifest.json    format, run, what of it, and size and digest of every file
+                     run/             of the run directory: key, access table, tokens, ledger, versions
+                     learner/         of learner.out_dir: identity, metrics, checkpoints
+
+Every byte is hashed when it is written and when it is read back. Not here: which files are taken, and
+in which order (`backup`), and how a run is made of them (`restore`).
+"""
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from blake3 import blake3
+
+from echo2d.errors import IntegrityFault, OperatorFault
+from echo2d.store.disk import allocate, opened, read_at, replace_file, store_faults, sync
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+RUN, LEARNER = "run", "learner"
+# Read, hashed and written at a time.
+PART_BYTES = 4 << 20
+# After so many bytes the file is synced, so that the ledger's commits never wait for a long queue of
+# writes of ours.
+SYNC_BYTES = 32 << 20
+# Of a manifest: a hundred thousand files.
+MANIFEST_BYTES_MAX = 64 << 20
+
+Tell = Callable[[int], None]  # gets the number of bytes that are done
+
+
+@dataclass(frozen=True, slots=True)
+class BackupFile:
+    """One file. path: relative to the backup. digest: blake3, hex."""
+
+    path: str
+    size: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackupFacts:
+    """A backup. made_at: Unix time. source: the run directory. step: the last committed one.
+    checkpoint: the learner's newest one in it; None: it has none.
+    """
+
+    run_id: str
+    made_at: float
+    host: str
+    source: str
+    step: int
+    checkpoint: int | None
+    files: tuple[BackupFile, ...]
+
+    @property
+    def size(self) -> int:
+        return sum(file.size for file in self.files)
+
+
+def write_manifest(folder: Path, facts: BackupFacts) -> None:
+    data = json.dumps({"format": FORMAT, **asdict(facts)}, indent=1).encode()
+    replace_file(folder / MANIFEST, data, durable=True)
+    (folder / MANIFEST).chmod(0o600)
+
+
+def read_manifest(folder: Path) -> BackupFacts:
+    """OperatorFault: this is no backup, or one of another format."""
+    path = folder / MANIFEST
+    if not path.is_file():
+        raise OperatorFault(f"{folder} is not a backup: it has no {MANIFEST}")
+    try:
+        with store_faults("reading", path):
+            found: dict[str, Any] = json.loads(read_at(path, MANIFEST_BYTES_MAX, 0))
+        if found.pop("format") != FORMAT:
+            raise OperatorFault(
+                f"{folder} is a backup of another echo2d; this one reads format {FORMAT}"
+            )
+        files = tuple(BackupFile(**each) for each in found.pop("files"))
+        for file in files:
+            _check(file)
+        return BackupFacts(files=files, **found)
+    except (ValueError, TypeError, KeyError, AttributeError, IntegrityFault) as error:
+        raise OperatorFault(f"{path} is damaged") from error
+
+
+def copy_file(source: Path, target: Path, tell: Tell, *, size: int | None = None) -> BackupFile:
+    """Copy a file into a new private one, durably. size: no more bytes than these. Returns its size
+    and digest, with an empty path. Raises OSError.
+    """
+    make_private(target.parent)
+    allocate(target, 0)
+    digest, done, unsynced = blake3(), 0, 0
+    with opened(target, os.O_WRONLY) as fd:
+        for part in _parts(source, size):
+            digest.update(part)
+            view = memoryview(part)
+            while len(view):
+                view = view[os.write(fd, view) :]
+            done += len(part)
+            unsynced += len(part)
+            if unsynced >= SYNC_BYTES:
+                os.fdatasync(fd)
+                unsynced = 0
+            tell(len(part))
+        os.fsync(fd)
+    return BackupFile("", done, digest.hexdigest())
+
+
+def make_private(folder: Path) -> None:
+    """Make a folder and the folders above it, as far as they are missing."""
+    if not folder.exists():
+        make_private(folder.parent)
+        folder.mkdir(mode=0o700)
+
+
+def hash_file(path: Path, tell: Tell) -> BackupFile:
+    """The size and digest of a file, with an empty path. Raises OSError."""
+    digest, done = blake3(), 0
+    for part in _parts(path, None):
+        digest.update(part)
+        done += len(part)
+        tell(len(part))
+    return BackupFile("", done, digest.hexdigest())
+
+
+def verify(folder: Path, tell: Callable[[float], None]) -> BackupFacts:
+    """Read a whole backup. IntegrityFault: a file is missing or damaged. tell: gets the share done."""
+    facts, progress = read_manifest(folder), Progress(tell)
+    progress.of = facts.size
+    with store_faults("reading the backup", folder):
+        for file in facts.files:
+            check_copy(folder, file, hash_or_none(folder / file.path, progress.add))
+    return facts
+
+
+def hash_or_none(path: Path, tell: Tell) -> BackupFile | None:
+    try:
+        return hash_file(path, tell)
+    except FileNotFoundError:
+        return None
+
+
+def check_copy(folder: Path, file: BackupFile, found: BackupFile | None) -> None:
+    """IntegrityFault: what was found is not this file of the backup."""
+    if found is None:
+        raise IntegrityFault(f"the backup {folder} lacks {file.path}")
+    if (found.size, found.digest) != (file.size, file.digest):
+        raise IntegrityFault(f"the backup {folder} is damaged: {file.path} is not what was written")
+
+
+def sync_folders(folder: Path) -> None:
+    """Make the names of all files below a folder durable."""
+    for path, _, _ in os.walk(folder):
+        sync(Path(path))
+
+
+class Progress:
+    """Adds up bytes, and tells the share of all of them. of: all of them, once they are known."""
+
+    def __init__(self, tell: Callable[[float], None]) -> None:
+        self._tell, self._done, self.of = tell, 0, 0
+
+    def add(self, count: int) -> None:
+        self._done += count
+        self._tell(min(1.0, self._done / max(1, self.of)))
+
+
+def _parts(path: Path, size: int | None) -> Iterator[bytes]:
+    left = float("inf") if size is None else size
+    with opened(path, os.O_RDONLY) as fd:
+        while left > 0 and (part := os.read(fd, int(min(PART_BYTES, left)))):
+            left -= len(part)
+            yield part
+
+
+def _check(file: BackupFile) -> None:
+    parts = file.path.split("/")
+    if parts[0] not in (RUN, LEARNER) or any(part in ("", ".", "..") for part in parts):
+        raise IntegrityFault(f"{file.path!r} does not belong into a backup")
+    if type(file.size) is not int or file.size < 0 or type(file.digest) is not str:
+        raise IntegrityFault(f"{file.path!r} has no size and digest")

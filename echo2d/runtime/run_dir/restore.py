@@ -1,0 +1,142 @@
+"""`echo2d restore`: makes a run directory of a backup, from which the run continues exactly once.
+
+Every byte is verified while it is copied, and both directories are complete or absent. The restored
+ledger goes on above every epoch and publish number that the run may have used since the backup
+(`mark_restored`), so that its learner and workers of before are not taken for those of now. Two
+coordinators with one key would take each other's workers and boxes: a run that still runs is not
+restored, as far as this host can see that.
+"""
+
+import asyncio
+import fcntl
+import json
+import secrets
+import shutil
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from echo2d.client import AsyncCoordinator
+from echo2d.errors import Fault, OperatorFault
+from echo2d.net.security.auth import read_token_file
+from echo2d.runtime.run_dir.backup_files import (
+    LEARNER,
+    RUN,
+    BackupFacts,
+    Progress,
+    check_copy,
+    copy_file,
+    make_private,
+    read_manifest,
+    sync_folders,
+)
+from echo2d.runtime.run_dir.run_directory import LEDGER_FILE
+from echo2d.store.disk import store_faults, sync
+from echo2d.store.ledger_copy import mark_restored
+
+# How long a coordinator that still runs gets to answer.
+ANSWER_S = 5.0
+
+
+def restore(
+    backup: Path, run_dir: Path, learner_dir: Path | None, tell: Callable[[float], None]
+) -> BackupFacts:
+    """Restore a backup into new directories. learner_dir: learner.out_dir of the restored run.
+
+    OperatorFault: a directory exists, or the run still runs. IntegrityFault: the backup is damaged.
+    """
+    facts = read_manifest(backup)
+    targets = {RUN: run_dir.absolute()}
+    if learner_dir is not None:
+        targets[LEARNER] = learner_dir.absolute()
+    elif any(file.path.startswith(f"{LEARNER}/") for file in facts.files):
+        raise OperatorFault(
+            "this backup has the learner's checkpoints: name the restored run's learner.out_dir with "
+            "--learner-dir"
+        )
+    for target in targets.values():
+        if target.exists():
+            raise OperatorFault(f"{target} exists; a backup is restored into a new directory")
+    _check_lock(facts)
+    _check_coordinator(backup, facts)
+    progress = Progress(tell)
+    progress.of = facts.size
+    with store_faults("restoring", backup), ExitStack() as stack:
+        asides = {part: _aside(target, stack) for part, target in targets.items()}
+        for file in facts.files:
+            part, _, path = file.path.partition("/")
+            found = copy_file(backup / file.path, asides[part] / path, progress.add)
+            check_copy(backup, file, found)
+        mark_restored(asides[RUN] / LEDGER_FILE)
+        # The run directory comes last: a run without its checkpoints could not go on.
+        for part in sorted(targets, key=lambda part: part == RUN):
+            sync_folders(asides[part])
+            asides[part].rename(targets[part])
+            sync(targets[part].parent)
+    return facts
+
+
+def _aside(target: Path, stack: ExitStack) -> Path:
+    aside = target.with_name(f".{target.name}-{secrets.token_hex(4)}.tmp")
+    stack.callback(shutil.rmtree, aside, ignore_errors=True)
+    make_private(aside)
+    return aside
+
+
+def _check_lock(facts: BackupFacts) -> None:
+    """OperatorFault: a coordinator runs on the directory that was backed up."""
+    lock = Path(facts.source) / f"{LEDGER_FILE}.lock"
+    try:
+        with lock.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise _still_runs(facts, f"in {facts.source}") from error
+    except OSError:
+        # It is not on this host, or gone.
+        return
+
+
+def _check_coordinator(backup: Path, facts: BackupFacts) -> None:
+    """OperatorFault: a coordinator of this run answers where this run's coordinator was."""
+    token_file = backup / RUN / "tokens" / "viewer.token"
+    if not token_file.exists():
+        return
+    url = read_token_file(token_file).url
+    if url and asyncio.run(_answers(url, token_file, facts.run_id)):
+        raise _still_runs(facts, f"at {url}")
+
+
+async def _answers(url: str, token_file: Path, run_id: str) -> bool:
+    async with AsyncCoordinator(url, token_file=token_file, timeout_s=0.0) as client:
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                return bool((await client.status()).get("run_id") == run_id)
+        except (Fault, TimeoutError):
+            return False
+
+
+def _still_runs(facts: BackupFacts, where: str) -> OperatorFault:
+    return OperatorFault(
+        f"run {facts.run_id} still runs {where}: two coordinators with one key would take each other's "
+        "workers; stop that one first (`echo2d backup --verify` checks a backup while the run goes on)"
+    )
+
+
+def how_to_go_on(facts: BackupFacts, run_dir: Path, learner_dir: Path | None) -> Sequence[str]:
+    """Sentences for the operator."""
+    where = json.dumps(str(run_dir))
+    lines = [
+        (
+            f"run {facts.run_id} is there as of step {facts.step}: set run.run_dir = {where} and start "
+            "echo2d coordinate"
+        )
+    ]
+    if learner_dir is None:
+        lines.append("this backup has no checkpoints: the learner resumes from those that it has")
+    else:
+        at = "the base model" if facts.checkpoint is None else f"step {facts.checkpoint}"
+        lines.append(
+            f"its learner resumes from {at}: set learner.out_dir = {json.dumps(str(learner_dir))} and "
+            "start python -m learner --resume"
+        )
+    return lines

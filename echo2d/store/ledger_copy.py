@@ -1,0 +1,93 @@
+"""Copies a ledger while its coordinator writes to it, and marks a copy as restored.
+
+A copy is of one moment: it is read in one read transaction, which delays no commit of the
+coordinator. Meanwhile the coordinator's write-ahead log cannot be emptied, so it grows by what is
+committed during the copy.
+
+A restored run must never be taken for the run that it was copied from. That one may have opened
+sessions and published versions after the copy: its learner knows a newer epoch, and its workers
+refuse publishes older than those that they know. So a restored ledger goes on far above both.
+"""
+
+import sqlite3
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from echo2d.errors import OperatorFault
+from echo2d.store.disk import allocate, sync
+from echo2d.store.ledger import check_format, connect_to_read, ledger_faults
+from echo2d.store.ledger_rows import EPOCH_FLOOR, PUBLISH_FLOOR
+
+# More sessions and publishes than a run makes between a backup and its loss.
+SKIPPED = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerFacts:
+    """What a ledger says of its run. checkpoint: the learner may have to resume there. newest: the
+    last step that is frozen or committed; a learner can resume at it or below. versions: the paths
+    of the published versions that are not revoked.
+    """
+
+    checkpoint: int
+    committed: int
+    newest: int
+    versions: tuple[str, ...]
+
+
+def copy_ledger(source: Path, target: Path) -> LedgerFacts:
+    """Copy the ledger at `source` to the new file `target`, durably. A coordinator may run.
+
+    OperatorFault: it is of another format. StoreFault: it cannot be read, or the disk is full.
+    """
+    copy_database(source, target)
+    with ledger_faults(target), closing(sqlite3.connect(target)) as connection:
+        check_format(connection, target)
+        return _facts(connection)
+
+
+def copy_database(source: Path, target: Path) -> None:
+    """Copy an SQLite file, of one moment, to a new private file. StoreFault: it cannot be done."""
+    with ledger_faults(source), closing(connect_to_read(source)) as connection:
+        allocate(target, 0)
+        with closing(sqlite3.connect(target)) as copy:
+            connection.backup(copy)
+            # The copy is one file, without a log beside it.
+            copy.execute("PRAGMA journal_mode = DELETE")
+            (found,) = copy.execute("PRAGMA quick_check(1)").fetchone()
+    if found != "ok":
+        raise OperatorFault(f"{source} is damaged: {found}")
+    sync(target)
+
+
+def mark_restored(path: Path) -> None:
+    """Raise the ledger's epoch and publish number above all that its run may have used since."""
+    with ledger_faults(path), closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        check_format(connection, path)
+        connection.execute("BEGIN IMMEDIATE")
+        for floor, table, column in (
+            (EPOCH_FLOOR, "epochs", "epoch"),
+            (PUBLISH_FLOOR, "versions", "publish_seq"),
+        ):
+            # The names are our own.
+            (used,) = connection.execute(f"SELECT max({column}) FROM {table}").fetchone()  # noqa: S608
+            known = connection.execute("SELECT value FROM counters WHERE name = ?", (floor,))
+            (before,) = known.fetchone() or (0,)
+            value = max(used or 0, before) + SKIPPED
+            connection.execute("INSERT OR REPLACE INTO counters VALUES (?, ?)", (floor, value))
+        connection.execute("COMMIT")
+    sync(path)
+
+
+def _facts(connection: sqlite3.Connection) -> LedgerFacts:
+    (checkpoint,) = connection.execute(
+        "SELECT coalesce(max(value), 0) FROM counters WHERE name = 'checkpoint'"
+    ).fetchone()
+    (committed,) = connection.execute("SELECT coalesce(max(step), 0) FROM commits").fetchone()
+    (frozen,) = connection.execute("SELECT coalesce(max(step), 0) FROM batches").fetchone()
+    paths = connection.execute("SELECT path FROM versions WHERE NOT revoked ORDER BY publish_seq")
+    committed = max(committed, checkpoint)
+    return LedgerFacts(
+        checkpoint, committed, max(committed, frozen), tuple(path for (path,) in paths)
+    )
