@@ -13,7 +13,7 @@ import json
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from functools import partial
 from io import TextIOWrapper
@@ -164,7 +164,7 @@ class _Told(logging.Handler):
 class _Mark(logging.Filter):
     """Puts the same facts first in every line."""
 
-    def __init__(self, facts: dict[str, Any]) -> None:
+    def __init__(self, facts: Mapping[str, Any]) -> None:
         super().__init__()
         self._facts = facts
         self._words = " ".join(f"{key}={value}" for key, value in facts.items())
@@ -181,7 +181,7 @@ def start_logging(
     as_json: bool = False,
     file: Path | None = None,
     tell: Callable[[str], object] | None = None,
-    **facts: Any,
+    facts: Mapping[str, Any] | None = None,
 ) -> None:
     """Set up the logging of this process; it replaces an earlier setup.
 

@@ -63,7 +63,7 @@ def main(arguments: list[str] | None = None) -> int:
             LEVELS[options.log_level],
             as_json=options.log_json,
             file=options.log_file,
-            **({"rank": here.rank} if here.rank else {}),
+            facts={"rank": here.rank} if here.rank else None,
         )
         if options.plan:
             return _plan(options)

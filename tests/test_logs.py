@@ -145,9 +145,9 @@ def test_a_time_has_its_utc_offset() -> None:
 
 def test_facts_of_a_process_are_in_every_line(root: logging.Logger) -> None:
     lines: list[str] = []
-    start_logging(tell=lines.append, rank=1)
+    start_logging(tell=lines.append, facts={"rank": 1})
     say(logging.getLogger("echo2d.learner"), logging.INFO, "trained", step=3)
-    start_logging(tell=lines.append, as_json=True, rank=1)
+    start_logging(tell=lines.append, as_json=True, facts={"rank": 1})
     logging.getLogger("echo2d.learner").info("on %d", 7)
     assert root.handlers
     assert lines[0].endswith("area=echo2d.learner rank=1 trained step=3")

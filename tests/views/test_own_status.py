@@ -3,6 +3,7 @@
 import asyncio
 import io
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,10 @@ def test_watching_shows_it_too(capsys: pytest.CaptureFixture[str]) -> None:
     assert read_own_status(json.loads(capsys.readouterr().out)) == STATUS
 
 
+def at(url: str, token_file: Path) -> tuple[str, Path]:
+    return url, token_file
+
+
 def enrol(access: AccessTable, name: str, path: Path) -> str:
     """Makes a token file at `path`, and enrols one box with it. Returns its peer id. Blocking."""
     token, key = access.create(name, "worker"), Ed25519PrivateKey.generate()
@@ -87,9 +92,9 @@ async def test_each_token_has_its_own_boxes_and_only_while_it_is_valid(tmp_path:
             for name, path in files.items()
         }
         for name, path in files.items():
-            found = read_own_status(await status_once(lambda path=path: (opened.url, path)))
+            found = read_own_status(await status_once(partial(at, opened.url, path)))
             assert found.absent == (ids[name],)
             assert found.run_id
         await asyncio.to_thread(opened.access.revoke, "bob")
         with pytest.raises(OperatorFault, match="token bob was revoked"):
-            await status_once(lambda: (opened.url, files["bob"]))
+            await status_once(partial(at, opened.url, files["bob"]))

@@ -110,8 +110,8 @@ def _parts(key: VersionKey) -> tuple[Version, Digest]:
 def test_what_is_under_way_is_told_from_the_first_root_to_the_refit(
     versions: WorkerVersions,
 ) -> None:
-    root, told = a_root(0), []
-    steps: tuple[Callable[[], object], ...] = (
+    root, told = a_root(0), list[UnderWay | None]()
+    steps: Sequence[Callable[[], object]] = (
         lambda: versions.announced(root, now=0.0),
         lambda: versions.planned(root.form, now=0.0),
         lambda: versions.arrived(root.form, now=0.0),
