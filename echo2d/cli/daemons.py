@@ -2,14 +2,18 @@
 
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from echo2d.cli.parts import DIRECTORY, FILE, Sectioned, json_option, log_options, serve
-from echo2d.errors import OperatorFault
+from echo2d.errors import Fault, OperatorFault
 from echo2d.registry import ENGINES, one_of
+
+if TYPE_CHECKING:
+    from echo2d.config import CoordinatorConfig
 
 
 @click.command()
@@ -112,7 +116,8 @@ def coordinate(
 def rented(config: Path, *, stop: bool, within: float, as_json: bool) -> None:
     """Show which boxes a run has rented and what it has spent, or stop them all.
 
-    The figures come from the run's own records. Exit code 1: after --stop, some boxes may still be
+    The figures come from the run's own records; which worker a box has, and for how long that has been
+    idle, from the coordinator if it runs. Exit code 1: after --stop, some boxes may still be
     running.
     """
     import asyncio
@@ -121,13 +126,31 @@ def rented(config: Path, *, stop: bool, within: float, as_json: bool) -> None:
     from echo2d.runtime.renting import renter
 
     loaded = CoordinatorConfig.load(config)
-    facts = asyncio.run(renter.give_back(loaded, within)) if stop else renter.rented(loaded)
+    facts = asyncio.run(renter.give_back(loaded, within)) if stop else _rented(loaded)
     if as_json:
         click.echo(json.dumps(facts))
     else:
         for line in renter.rented_lines(facts):
             click.echo(line)
     sys.exit(1 if stop and facts["boxes"] else 0)
+
+
+def _rented(config: "CoordinatorConfig") -> Mapping[str, Any]:
+    """The run's record, with what a running coordinator knows besides."""
+    import asyncio
+    from functools import partial
+
+    from echo2d.runtime.renting import renter
+    from echo2d.runtime.run_dir.run_directory import find_coordinator
+    from echo2d.views.watch import typed_status_once
+
+    facts = renter.rented(config)
+    find = partial(find_coordinator, config.run.run_dir)
+    try:
+        status = asyncio.run(typed_status_once(find))
+    except Fault:
+        return facts
+    return renter.with_workers(facts, status)
 
 
 @click.command(

@@ -71,7 +71,7 @@ def status_picture(
     wide: it has WIDE_COLUMNS.
     """
     sentences, faults = status.attention, status.faults[-FAULTS_SHOWN:]
-    egress, room = list(_egress(status)), None
+    egress, room = [*_costs(status), *_egress(status)], None
     if lines is not None:
         sentences = sentences[:SENTENCES_SHOWN]
         others = OTHER_LINES + len(egress) + len(sentences) + len(faults)
@@ -162,6 +162,19 @@ def _provision(status: Status) -> Iterable[RenderableType]:
             f"{per_h(provision.mu_pool)} trajectories/h{aimed}"
         )
         yield _labelled("activation", f"{words}; {provision.why}" if provision.why else words)
+
+
+def _costs(status: Status) -> Iterable[Text]:
+    """What the workers cost; nothing where no worker has a price."""
+    costs = status.costs
+    if not costs.workers_usd:
+        return
+    step = "" if costs.usd_per_step is None else f", {costs.usd_per_step:.2g} a step"
+    yield Text.assemble(
+        _label("workers"),
+        f"{costs.workers_usd_per_h:.2f} usd/h; {costs.workers_usd:.2f} usd for {costs.steps} steps "
+        f"since the coordinator started{step}",
+    )
 
 
 def _egress(status: Status) -> Iterable[Text]:
@@ -347,6 +360,7 @@ COLUMNS = (
     "tokens",
     "audit",
     "usd/h",
+    "usd",
     "refit",
     "heard",
 )
@@ -357,7 +371,7 @@ OF_ANSWERS = ("used", "reward", "tokens")
 def _columns(status: Status, *, wide: bool) -> list[str]:
     """The columns to show; prices only where a worker has one."""
     priced = any(worker.usd_per_h for worker in status.workers)
-    hidden = {*(() if priced else ["usd/h"]), *(() if wide else OF_ANSWERS)}
+    hidden = {*(() if priced else ["usd/h", "usd"]), *(() if wide else OF_ANSWERS)}
     hidden |= {"audit"} if status.audit is None else set()
     return [name for name in COLUMNS if name not in hidden]
 
@@ -392,6 +406,7 @@ def _worker_cells(worker: WorkerStatus) -> dict[str, Text]:
         "tokens": Text("-" if worker.answer_tokens is None else f"{worker.answer_tokens:.0f}"),
         "audit": _audit(worker),
         "usd/h": Text(f"{worker.usd_per_h:.2f}"),
+        "usd": Text(f"{worker.cost_usd:.2f}"),
         "refit": Text(_refit(worker.refit_pause_s, worker.recompute_s)),
         "heard": Text(age(worker.silent_s), style="dim"),
     }

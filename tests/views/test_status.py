@@ -197,7 +197,8 @@ def test_what_the_seed_has_sent_and_what_that_costs() -> None:
 
 def test_rented_boxes_and_what_they_cost() -> None:
     box = {"label": "x-1", "provider": "x", "offer": "y", "ids": [], "state": "serving", "why": "", "usd_per_h": 0.75,
-           "age_s": 1.0, "life_left_s": 9.0, "cost_usd": 0.1}  # fmt: skip
+           "age_s": 1.0, "life_left_s": 9.0, "cost_usd": 0.1, "worker": "x-1", "idle_s": 2.0,
+           "accepted": 7}  # fmt: skip
     renting = {"boxes": [box, box], "states": {"starting": 0, "serving": 2}, "usd_per_h": 1.5, "usd_per_h_max": 4.0,
                "spent_usd": 12.34, "usd_total_max": 200.0, "set_aside_usd": 9.0, "left_usd": 178.66,
                "committed_usd": 21.34, "why": "", "blind": [], "alerts": []}  # fmt: skip

@@ -175,7 +175,7 @@ class ActivationLoop:
         )
 
     def of(self, peer: Peer) -> WorkerValue:
-        measurements, price = self.statistics.measurements, self._price(peer)
+        measurements, price = self.statistics.measurements, self.price(peer)
         known, used = measurements.rate(peer.peer), measurements.yields.of(peer.peer)
         mu = measurements.mu(peer.peer, peer.slots, price.trajectories_per_s) * used or None
         guessed = known is None or measurements.guessed(peer.peer)
@@ -201,7 +201,7 @@ class ActivationLoop:
         copies = self._copies()
         for peer in self._here():
             if peer.serving is not None and (peer.alive or peer.active):
-                price, measurements = self._price(peer), self.statistics.measurements
+                price, measurements = self.price(peer), self.statistics.measurements
                 yield Candidate(
                     peer.peer,
                     measurements.mu(peer.peer, peer.slots, price.trajectories_per_s),
@@ -224,7 +224,7 @@ class ActivationLoop:
             else {}
         )
 
-    def _price(self, peer: Peer) -> Price:
+    def price(self, peer: Peer) -> Price:
         return price_of(self.rules.prices, peer.name, peer.usd_per_h)
 
     def _settle(self, period_s: float, now: float) -> None:
@@ -243,7 +243,7 @@ class ActivationLoop:
         said = {
             peer.peer: expected
             for peer in self._here()
-            if (expected := self._price(peer).trajectories_per_s) is not None
+            if (expected := self.price(peer).trajectories_per_s) is not None
         }
         self.statistics.measurements.settle(period_s, said, now=now)
 

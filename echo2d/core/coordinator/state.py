@@ -44,6 +44,7 @@ from echo2d.core.cluster.statistics import FAULT_CHARS_MAX, Statistics, printabl
 from echo2d.core.cluster.versions import PublishedVersions
 from echo2d.core.coordinator.activation_loop import ActivationLoop
 from echo2d.core.coordinator.cordons import Cordons
+from echo2d.core.coordinator.costs import Costs
 from echo2d.core.coordinator.events import (
     AliveTold,
     BatchAsked,
@@ -228,6 +229,7 @@ class CoordinatorState:
             self._statistics,
         )
         self._cordons = Cordons(self._members, self._scheduler)
+        self._costs = Costs(self._staleness.committed)
         self._timed_parts = (
             self._members,
             self._reachability,
@@ -293,6 +295,7 @@ class CoordinatorState:
             calls=self._calls,
             statistics=self._statistics,
             activation_loop=self._activation_loop,
+            costs=self._costs,
             audits=self._audits,
         )
 
@@ -408,6 +411,7 @@ class CoordinatorState:
             return actions
         peer, hello = joined.peer, event.hello
         self._cordons.joined(peer)
+        self._bill(peer, now)
         verdicts = [] if self._audits is None else self._audits.joined(peer, now=now)
         self._activation_loop.changed()
         gateway_keys = [key for key in hello.leases if self._gateway.owns(key)]
@@ -455,6 +459,8 @@ class CoordinatorState:
             self._members.changed.add(peer.peer)
         # A suspected peer lost its place in the plan; it gets a new one when it is heard again.
         rejoining = self._publishing.joined(peer, renewed=False, now=now) if returned else []
+        if returned:
+            self._bill(peer, now)
         try:
             return [*rejoining, *self._message(peer, message, now)]
         except PeerFault as fault:
@@ -466,6 +472,11 @@ class CoordinatorState:
                 Send(session, Refused("protocol", str(fault), permanent=False)),
                 CloseSession(session),
             ]
+
+    def _bill(self, peer: Peer, now: float) -> None:
+        """The worker is here from now on, and costs what its price says."""
+        if peer.kind == "worker":
+            self._costs.here(peer.peer, self._activation_loop.price(peer).usd_per_h, now=now)
 
     def _encode_failed(
         self, peer: Peer, message: EncodeFailed, now: float
@@ -615,6 +626,7 @@ class CoordinatorState:
     ) -> Sequence[CoordinatorAction]:
         """The peer will not come back soon: its work goes to others."""
         self._activation_loop.changed()
+        self._costs.gone(peer.peer, now=now)
         self._evaluations.worker_left(peer)
         return [
             *self._gateway.worker_left(peer, now=now),
@@ -628,6 +640,7 @@ class CoordinatorState:
         repairs: list[CoordinatorAction] = []
         for peer in suspected:
             self._activation_loop.changed()
+            self._costs.gone(peer.peer, now=now)
             repairs += self._publishing.lost(peer)
         if self._audits is not None:
             self._audits.deadlines(now=now)
@@ -717,3 +730,4 @@ class CoordinatorState:
         self._calls.check()
         self._activation_loop.check()
         self._cordons.check()
+        self._costs.check()

@@ -20,6 +20,7 @@ from echo2d.core.cluster.versions import PublishedVersions
 from echo2d.core.cluster.worker_quality import WorkerQuality
 from echo2d.core.coordinator.activation_loop import ActivationLoop
 from echo2d.core.coordinator.alerts import alerts
+from echo2d.core.coordinator.costs import Costs
 from echo2d.core.coordinator.learner_api import LearnerCalls
 from echo2d.core.evaluation.evaluations import Evaluations
 from echo2d.core.evaluation.json_form import evaluated_json
@@ -72,10 +73,11 @@ def make_status(
     calls: LearnerCalls,
     statistics: Statistics,
     activation_loop: ActivationLoop,
+    costs: Costs,
     audits: Audits | None,
 ) -> Status:
     """The run at one moment; `now` is monotonic seconds."""
-    workers = _Workers(versions, groups, activation_loop, audits, now)
+    workers = _Workers(versions, groups, activation_loop, costs, audits, now)
     usd_per_byte = rules.seed_usd_per_gb_up / GB
     status = Status(
         epoch=calls.epoch,
@@ -102,6 +104,7 @@ def make_status(
         catch_ups=tuple(map(_form, publishing.catch_ups)),
         workers=tuple(workers.status(peer) for peer in members if peer.kind == "worker"),
         provision=activation_loop.provision(),
+        costs=costs.status(staleness.committed, now=now),
         relays=tuple(_relay(peer, now) for peer in members if peer.kind == "relay"),
         seed_alive=members.seed is not None,
         seed_uplink=None if members.seed is None else members.seed.uplink,
@@ -220,10 +223,11 @@ class _Workers:
         versions: PublishedVersions,
         groups: Groups,
         activation_loop: ActivationLoop,
+        costs: Costs,
         audits: Audits | None,
         now: float,
     ) -> None:
-        self._audits = audits
+        self._audits, self._costs = audits, costs
         self._versions = versions
         self._activation_loop = activation_loop
         self._statistics = activation_loop.statistics
@@ -272,6 +276,7 @@ class _Workers:
             usd_per_gb_up=value.price.usd_per_gb_up,
             availability=value.price.availability,
             rho=value.rho,
+            cost_usd=self._costs.of(peer.peer, now=now),
             reward=quality.reward if quality.scored else None,
             reward_above=quality.above,
             answer_tokens=quality.tokens if quality.scored else None,

@@ -106,7 +106,8 @@ class WorkerStatus(PeerStatus):
     leases: it holds. leased: samples in them. leases_end_s: until the first of them goes to another
     worker, if this one stays silent. lag: in versions. active: it gets leases. mu: trajectories/s
     that it makes while its slots are leased, without those that are thrown away; an expectation
-    while mu_sd is None. rho: usd per trajectory. reward, answer_tokens: means over its scored
+    while mu_sd is None. rho: usd per trajectory. cost_usd: since the coordinator started, without
+    traffic. reward, answer_tokens: means over its scored
     trajectories. reward_above: its reward over that of others on the same prompts. used: the share
     of what it makes that is trained on. trained, audited, flagged: trajectories since the
     coordinator started. standing: what the audit thinks of it; empty: nothing. verdict: why it is
@@ -136,6 +137,7 @@ class WorkerStatus(PeerStatus):
     usd_per_gb_up: float
     availability: float
     rho: float | None
+    cost_usd: float
     reward: float | None
     reward_above: float | None
     answer_tokens: float | None
@@ -301,6 +303,19 @@ class RunFacts:
     started_at: float = 0.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostsStatus:
+    """What the workers cost by their usd_per_h, without traffic. workers_usd_per_h: of those that are
+    here now. workers_usd: since the coordinator started; steps: committed since then. usd_per_step:
+    None: no step was committed, or nothing costs anything.
+    """
+
+    workers_usd_per_h: float
+    workers_usd: float
+    steps: int
+    usd_per_step: float | None
+
+
 # --- counts
 
 
@@ -438,7 +453,10 @@ class FaultStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoxStatus:
-    """A rented box that may be there. usd_per_h: what it is charged at. why: it is given back."""
+    """A rented box that may be there. usd_per_h: what it is charged at. why: it is given back. worker:
+    the name of its worker; empty: none has joined. idle_s: since that last had a lease; None: it does
+    not serve. accepted: of its trajectories.
+    """
 
     label: str
     provider: str
@@ -450,6 +468,9 @@ class BoxStatus:
     age_s: float
     life_left_s: float
     cost_usd: float
+    worker: str = ""
+    idle_s: float | None = None
+    accepted: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -547,6 +568,7 @@ class Status:
     catch_ups: tuple[FormStatus, ...]
     workers: tuple[WorkerStatus, ...]
     provision: ProvisionStatus
+    costs: CostsStatus
     relays: tuple[PeerStatus, ...]
     seed_alive: bool
     seed_uplink: float | None

@@ -416,6 +416,21 @@ FAMILIES: tuple[Family[Status], ...] = (
         "What these cost, by link.usd_per_gb_up",
         lambda status: status.seed_usd_total,
     ),
+    gauge(
+        "echo2d_workers_usd_per_hour",
+        "Price of all workers that are here, without traffic",
+        lambda status: status.costs.workers_usd_per_h,
+    ),
+    counter(
+        "echo2d_workers_usd",
+        "What workers cost since the coordinator started, without traffic",
+        lambda status: status.costs.workers_usd,
+    ),
+    gauge(
+        "echo2d_usd_per_step",
+        "The same per committed step",
+        lambda status: status.costs.usd_per_step,
+    ),
     Family(
         "echo2d_broadcast_peers",
         "Peers of the version that is being broadcast, by state",

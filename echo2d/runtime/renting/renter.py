@@ -41,7 +41,7 @@ from echo2d.core.renting.events import (
     StopEnded,
 )
 from echo2d.core.status.json_form import plain
-from echo2d.core.status.schema import RentingStatus, Status, WorkerStatus
+from echo2d.core.status.schema import BoxStatus, RentingStatus, Status, WorkerStatus
 from echo2d.errors import OperatorFault, ProviderFault, StoreFault
 from echo2d.net.security.auth import write_token_file
 from echo2d.net.security.urls import coordinator_url
@@ -106,7 +106,19 @@ class Renter:
         self._kept_at = clock.now()
 
     def status(self) -> RentingStatus:
-        return self._renting.status(now=self._clock.now())
+        now = self._clock.now()
+        found = self._renting.status(now=now)
+        return replace(found, boxes=tuple(self._of_worker(box, now) for box in found.boxes))
+
+    def _of_worker(self, box: BoxStatus, now: float) -> BoxStatus:
+        """The box, with what is known of its worker."""
+        label = Label(box.label)
+        worker = self._workers.get(label)
+        if worker is None:
+            return box
+        serves = worker.alive and worker.serving is not None
+        idle_s = max(0.0, now - self._asked_at.get(label, now)) if serves else None
+        return replace(box, worker=worker.name, idle_s=idle_s, accepted=worker.accepted)
 
     async def rent(self, status: Callable[[], Status], plan_removal: PlanRemoval) -> None:
         """Rent until cancelled."""
@@ -376,7 +388,9 @@ async def give_back(config: CoordinatorConfig, within_s: float) -> Mapping[str, 
 
 
 def rented(config: CoordinatorConfig) -> Mapping[str, Any]:
-    """What the run's own record of rentals says, for JSON; the providers are not asked."""
+    """What the run's own record of rentals says, for JSON; the providers are not asked. A running
+    coordinator also knows the boxes' workers (`with_workers`).
+    """
     rentals, now = (
         _kept(config.run.run_dir) if (config.run.run_dir / RENTALS_FILE).exists() else ((), 0.0)
     )
@@ -387,10 +401,19 @@ def rented(config: CoordinatorConfig) -> Mapping[str, Any]:
         "usd_total_max": config.rent.usd_total,
         "usd_per_h": sum(rental.rate for rental in live),
         "boxes": [
-            {"label": rental.label, "usd_per_h": rental.rate, "age_s": now - rental.sent_at,
+            {"label": rental.label, "provider": rental.provider, "offer": rental.offer,
+             "usd_per_h": rental.rate, "age_s": now - rental.sent_at,
+             "life_left_s": max(0.0, rental.sent_at + rental.life_s - now),
              "cost_usd": costs[rental.label]} for rental in live
         ],
     }  # fmt: skip
+
+
+def with_workers(facts: Mapping[str, Any], status: Status) -> Mapping[str, Any]:
+    """The same, with state, worker and idle time of each box that a running coordinator knows."""
+    renting = None if status.process is None else status.process.renting
+    known = {} if renting is None else {box.label: plain(box) for box in renting.boxes}
+    return {**facts, "boxes": [{**box, **known.get(box["label"], {})} for box in facts["boxes"]]}
 
 
 def rented_lines(facts: Mapping[str, Any]) -> list[str]:
@@ -398,8 +421,8 @@ def rented_lines(facts: Mapping[str, Any]) -> list[str]:
     boxes, most = facts["boxes"], facts["usd_total_max"]
     of = "" if most is None else f" of {most:g}"
     rows = [
-        f"  {box['label']}  for {box['age_s'] / 60:.0f} min, "
-        f"{box['cost_usd']:.2f} usd  {box.get('state', '')}".rstrip()
+        f"  {box['label']}  {box['usd_per_h']:g} usd/h for {box['age_s'] / 60:.0f} min: "
+        f"{box['cost_usd']:.2f} usd; at most {box['life_left_s'] / 60:.0f} min more{_worker_words(box)}"
         for box in boxes
     ]
     there = (
@@ -408,6 +431,16 @@ def rented_lines(facts: Mapping[str, Any]) -> list[str]:
         else "nothing is there"
     )
     return [f"spent {facts['spent_usd']:.2f}{of} usd; {there}", *rows]
+
+
+def _worker_words(box: Mapping[str, Any]) -> str:
+    """What a running coordinator knows of a box besides; empty: none runs."""
+    if "state" not in box:
+        return ""
+    if not box["worker"]:
+        return f"; {box['state']}, no worker yet"
+    idle = "" if box["idle_s"] is None else f", idle for {box['idle_s']:.0f} s"
+    return f"; {box['state']}, worker {box['worker']}, {box['accepted']} accepted{idle}"
 
 
 def boxes_left_alone(config: CoordinatorConfig) -> str:
