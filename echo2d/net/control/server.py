@@ -67,6 +67,8 @@ DENIALS: Mapping[str, RefusalReason] = {"revoked": "revoked", "convicted": "conv
 SLOW = "slow: it does not read what it is sent"
 CLOSED = "closed"
 LOST = "the connection was lost"
+# Of what a peer says when it leaves, in the log.
+GOODBYE_CHARS_MAX = 200
 
 log = logging.getLogger("echo2d.control")
 
@@ -306,7 +308,7 @@ class Sessions:
                     _heard(silence)
                     message = TO_COORDINATOR.decode(data)
                     if isinstance(message, Goodbye):
-                        session.why = f"it said goodbye ({message.reason})"
+                        session.why = f"it said goodbye ({message.reason[:GOODBYE_CHARS_MAX]})"
                     await self._emit(PeerSaid(number, message))
         except TimeoutError:
             reason = f"silent for {SILENCE_S_MAX:g} s"
