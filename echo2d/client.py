@@ -49,7 +49,6 @@ import aiohttp
 import numpy as np
 from numpy.typing import NDArray
 
-from echo2d import __version__
 from echo2d.adapters import base_digest, base_pin, pin_base
 from echo2d.core.protocol.builds import BUILD_HEADER, OURS_AS_LEARNER_API, to_header
 from echo2d.core.protocol.sampling import WHOLE, Sampling
@@ -456,7 +455,7 @@ class AsyncCoordinator:
         repeated: the learner's own calls say what is wrong.
         """
         while True:
-            body = {"epoch": self._epoch, "software": __version__}
+            body = {"epoch": self._epoch, "software": THIS_BUILD.name}
             with contextlib.suppress(_Unreachable, PeerFault, OperatorFault):
                 await self._ask("POST", "/v1/learner/alive", body)
             await asyncio.sleep(ALIVE_EVERY_S)

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from aiohttp import web
 
-import echo2d
 from echo2d import client
 from echo2d.client import (
     AsyncCoordinator,
@@ -50,6 +49,7 @@ from echo2d.net.learner_api.routes import (
     STALENESS_HEADER,
 )
 from echo2d.net.security.auth import TokenFile, write_token_file
+from echo2d.this_build import THIS_BUILD
 
 SPAN = AuthoredSpan(0, 2, Version(3), Digest(b"d" * 32), PeerId("w"))
 TRAJECTORY = TrajectoryRecord(
@@ -143,7 +143,7 @@ async def test_a_learner_tells_that_it_lives_until_it_is_closed(
             await server.told_alive.wait()
     assert coordinator._telling is not None
     assert coordinator._telling.done()
-    assert server.alive[0] == {"epoch": 2, "software": echo2d.__version__}
+    assert server.alive[0] == {"epoch": 2, "software": THIS_BUILD.name}
     assert server.said()[0][2] == {"resume_step": 0, "steps": 80}
 
 

@@ -41,6 +41,7 @@ from echo2d.store.ledger_rows import (
     COUNTERS,
     EPOCH_FLOOR,
     EVALUATED,
+    FACTS,
     FROZEN,
     GIVEN,
     GIVEN_BACK,
@@ -190,6 +191,7 @@ class Ledger:
                 steps=newest.steps,
                 trained=counters.get("trained", 0),
                 dropped=counters.get("dropped", 0),
+                facts=self._all(FACTS),
                 publish_seq=PublishSeq(
                     max(
                         (self._row("SELECT max(publish_seq) FROM versions") or (0,))[0] or 0,

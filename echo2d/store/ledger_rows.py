@@ -20,6 +20,7 @@ from echo2d.core.coordinator.events import (
     CheckpointKept,
     CoordinatorRecord,
     EpochOpened,
+    RunFactsKept,
     TotalsKept,
 )
 from echo2d.core.evaluation.events import Evaluated
@@ -245,6 +246,13 @@ def _answer(row: _Row) -> AcceptedResult:
     return answered
 
 
+def _fact(row: _Row) -> tuple[str, str]:
+    name, value = row
+    if not isinstance(name, str) or not isinstance(value, str):
+        raise PeerFault("expected text")
+    return name, value
+
+
 def _batch(row: _Row) -> BatchFrozen:
     step, digest, groups, refusals = row
     frozen: BatchFrozen = _checked_batch([step, digest, json.loads(groups), refusals])
@@ -377,6 +385,7 @@ LIMITS: Query[LimitsLearnt] = Query(
     "SELECT engine_class, k, misses, tolerance FROM limits ORDER BY engine_class",
     _limits,
 )
+FACTS: Query[tuple[str, str]] = Query("facts", "SELECT name, value FROM facts ORDER BY name", _fact)
 FROZEN: Query[BatchFrozen] = Query(
     "batches", "SELECT step, digest, groups, refusals FROM batches ORDER BY step", _batch
 )
@@ -418,6 +427,10 @@ def _reward(reward: float) -> float | None:
 def _epoch_opened(record: EpochOpened) -> list[Statement]:
     row = (record.epoch, record.resume_step, record.learner, record.steps)
     return [("INSERT INTO epochs VALUES (?, ?, ?, ?)", row)]
+
+
+def _run_facts_kept(record: RunFactsKept) -> list[Statement]:
+    return [("INSERT OR REPLACE INTO facts VALUES (?, ?)", each) for each in record.facts]
 
 
 def _totals_kept(record: TotalsKept) -> list[Statement]:
@@ -584,6 +597,7 @@ def _rates_measured(record: RatesMeasured) -> list[Statement]:
 _STATEMENTS: dict[type, Callable[[Any], list[Statement]]] = {
     EpochOpened: _epoch_opened,
     TotalsKept: _totals_kept,
+    RunFactsKept: _run_facts_kept,
     VersionPublished: _version_published,
     VersionRevoked: _version_revoked,
     FormChosen: _form_chosen,

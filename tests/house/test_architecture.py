@@ -36,12 +36,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "sim": {"core", "quantities", "config_tables", "registry", "errors"},
     "runtime": {
         "adapters",
+        "this_build",
         "core",
         "config",
         "config_renting",
         "logs",
         "sd_notify",
-        "this_build",
         "extras",
         "registry",
         "texts",

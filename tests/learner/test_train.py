@@ -131,26 +131,38 @@ def test_kappa_is_the_coordinators(
     assert coordinator.said("publish") == published
 
 
+def too_old(batch: Batch) -> Batch:
+    """A batch with a trajectory that is one step older than a session's S = 2 allows."""
+    group = batch.groups[1]
+    spans = tuple(
+        dataclasses.replace(span, version=span.version - 3) for span in group.trajectories[2].spans
+    )
+    old = dataclasses.replace(group.trajectories[2], spans=spans)
+    members = (*group.trajectories[:2], old, *group.trajectories[3:])
+    return dataclasses.replace(
+        batch,
+        groups=(
+            batch.groups[0],
+            dataclasses.replace(group, trajectories=members),
+            *batch.groups[2:],
+        ),
+    )
+
+
+def test_the_learner_follows_the_runs_staleness(
+    config: LearnerConfig, coordinator: ScriptedCoordinator, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An operator has changed S: what the coordinator admits is not refused, and not wasted."""
+    coordinator.spoil[3] = lambda batch: dataclasses.replace(too_old(batch), staleness_max=5)
+    rows = learn(config, coordinator)
+    assert coordinator.refused == {}
+    assert "4" in rows[2]["staleness"]
+    assert "staleness_max is 5 from step 3 on; it was 2" in caplog.text
+
+
 def test_a_bad_group_is_refused_and_never_trained(
     config: LearnerConfig, coordinator: ScriptedCoordinator
 ) -> None:
-    def too_old(batch: Batch) -> Batch:
-        group = batch.groups[1]
-        spans = tuple(
-            dataclasses.replace(span, version=span.version - 3)
-            for span in group.trajectories[2].spans
-        )
-        old = dataclasses.replace(group.trajectories[2], spans=spans)
-        members = (*group.trajectories[:2], old, *group.trajectories[3:])
-        return dataclasses.replace(
-            batch,
-            groups=(
-                batch.groups[0],
-                dataclasses.replace(group, trajectories=members),
-                *batch.groups[2:],
-            ),
-        )
-
     coordinator.spoil[3] = too_old
     rows = learn(config, coordinator)
     assert coordinator.refused == {13: "trajectory 2: version -2 in step 3 with staleness bound 2"}

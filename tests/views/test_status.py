@@ -202,8 +202,16 @@ def test_rented_boxes_and_what_they_cost() -> None:
     renting = {"boxes": [box, box], "states": {"starting": 0, "serving": 2}, "usd_per_h": 1.5, "usd_per_h_max": 4.0,
                "spent_usd": 12.34, "usd_total_max": 200.0, "set_aside_usd": 9.0, "left_usd": 178.66,
                "committed_usd": 21.34, "why": "", "blind": [], "alerts": []}  # fmt: skip
-    run = {"name": "digits", "model": "", "tasks": [], "software": "1.2", "started_at": 0.0}
-    process = {"run_id": "run-1", "run": run, "peer_faults": 0, "learner_silent_s": None, "renting": renting,
+    run = {
+        "name": "digits",
+        "model": "",
+        "tasks": [],
+        "software": "1.2",
+        "started_at": 0.0,
+        "changes": [],
+    }
+    process = {"run_id": "run-1", "run": run, "disk": None, "expiring_tokens": [], "peer_faults": 0,
+               "learner_silent_s": None, "renting": renting,
                "refused_peers": []}  # fmt: skip
     text = " ".join(seen({**facts_of(World()), **process}).split())
     assert (

@@ -3,15 +3,13 @@
 It reads a `Status` and decides nothing. There are no alerts when all is well.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 from echo2d.core.cluster.membership import GONE_S
-from echo2d.core.protocol.builds import Build, called
 from echo2d.core.status.schema import (
     Alert,
     AlertKind,
     AuditStatus,
-    OtherBuildStatus,
     Status,
     WorkerStatus,
 )
@@ -24,9 +22,6 @@ AUDITS_MIN = 100
 SKIPPED_SHARE_MAX = 0.1
 # Nats between the learner's logprobs and a worker's, mean; staleness and rounding make hundredths.
 LEARNER_K_MAX = 1.0
-# Builds that have a sentence of their own, and names in it.
-BUILDS_MAX = 3
-NAMES_MAX = 3
 # A worker that misses so many heartbeats is mentioned; after one more it is suspected.
 HEARTBEATS_LATE = 2
 # A learner tells every few seconds that it lives (`client.ALIVE_EVERY_S`).
@@ -45,28 +40,6 @@ def alerts(status: Status) -> Iterator[Alert]:
     """Those of the run, then those of workers."""
     yield from _of_the_run(status)
     yield from _of_workers(status)
-
-
-def other_build_alerts(
-    peers: Sequence[OtherBuildStatus], total: int, ours: Build
-) -> Iterator[Alert]:
-    """Names the peers that are refused because of their build. total: of them, named or not."""
-    by_build: dict[tuple[str, int], list[str]] = {}
-    for peer in peers:
-        by_build.setdefault((peer.build, peer.protocol), []).append(peer.name or peer.id)
-    largest = sorted(by_build.items(), key=lambda item: -len(item[1]))[:BUILDS_MAX]
-    told = sum(len(names) for _, names in largest)
-    for (build, protocol), names in largest:
-        more = len(names) - NAMES_MAX
-        who = ", ".join(names[:NAMES_MAX]) + (f" and {more} more" if more > 0 else "")
-        sentence = (
-            f"{who} {'is' if len(names) == 1 else 'are'} of another build: "
-            f"{called(Build(protocol, protocol, build))}, which this coordinator, {called(ours)}, "
-            f"does not understand; install echo2d {ours.shown} there"
-        )
-        yield Alert("peer_build", sentence, names[0] if len(names) == 1 else "")
-    if total > told:
-        yield Alert("peer_build", f"and {total - told} more peers are of other builds")
 
 
 def _of_the_run(status: Status) -> Iterator[Alert]:

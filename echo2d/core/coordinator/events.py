@@ -228,9 +228,17 @@ class CheckpointKept:
     epoch: Epoch
 
 
+@dataclass(frozen=True, slots=True)
+class RunFactsKept:
+    """What the run is about, by name, as `runtime/coordinator/run_facts.py` compares it."""
+
+    facts: tuple[tuple[str, str], ...]
+
+
 CoordinatorRecord = (
     EpochOpened
     | TotalsKept
+    | RunFactsKept
     | CheckpointKept
     | VersionPublished
     | VersionRevoked
@@ -249,7 +257,7 @@ class Recovered(RecoveredRollouts):
     first. form: the one chosen last. limits: of every class that was audited. lost: paths of
     published versions whose copies are gone. convicted, trusted: workers, as the access table has
     them. learner: the identity of the one that opened `epoch`, steps: the step after which it ends.
-    trained, dropped: trajectories, by the last commit.
+    trained, dropped: trajectories, by the last commit. facts: what the run is about, by name.
     """
 
     publish_seq: PublishSeq
@@ -265,6 +273,7 @@ class Recovered(RecoveredRollouts):
     steps: int = 0
     trained: int = 0
     dropped: int = 0
+    facts: tuple[tuple[str, str], ...] = ()
 
     @staticmethod
     def nothing() -> "Recovered":

@@ -144,13 +144,16 @@ class LearnerCalls:
         if event.resume_step < lowest:
             detail = (
                 f"batches up to step {lowest} are deleted; "
-                f"resume at {lowest} or later, not at {event.resume_step}"
+                f"resume at {lowest} or later, not at {event.resume_step}: start the learner with "
+                "--resume and the learner.out_dir that has its checkpoints, or begin a new run in "
+                "another run.run_dir"
             )
             return [_error(event.request, "resume", detail, lowest=lowest)]
         if event.resume_step > highest:
             detail = (
                 f"this run has come to step {highest}; "
-                f"step {event.resume_step} must be another run's"
+                f"step {event.resume_step} must be another run's: use the learner.out_dir of this "
+                "run's learner"
             )
             return [_error(event.request, "resume", detail, highest=highest)]
         self.epoch, self._resume_step, self._asked_step = (

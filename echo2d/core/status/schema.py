@@ -26,6 +26,10 @@ AlertKind = Literal[
     "run_finished",
     "flat_rewards",
     "learner_refuses",
+    "run_changed",
+    "disk_low",
+    "disk_budget",
+    "token_expires",
     "seed_away",
     "no_workers",
     "slow_broadcasts",
@@ -294,6 +298,7 @@ class NamedTask:
 class RunFacts:
     """What the run is about. model: the base model's directory; empty: none is named. software: the
     coordinator's version of echo2d. started_at: when the coordinator did, in seconds of the Unix clock.
+    changes: sentences about what is otherwise than at the start before.
     """
 
     name: str = ""
@@ -301,6 +306,24 @@ class RunFacts:
     tasks: tuple[NamedTask, ...] = ()
     software: str = ""
     started_at: float = 0.0
+    changes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DiskStatus:
+    """Where the run's directory lies. bytes_max: run.disk_bytes_max."""
+
+    free_bytes: int
+    bytes_max: int
+
+
+@dataclass(frozen=True, slots=True)
+class TokenExpiry:
+    """A valid token that expires within a week."""
+
+    name: str
+    role: str
+    left_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -519,7 +542,8 @@ class OtherBuildStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessStatus:
-    """What the process around the core knows. learner_silent_s: None before its first call.
+    """What the process around the core knows. learner_silent_s: None before its first call. disk: None
+    until it is measured.
 
     peer_faults: messages so far that broke the protocol. build, protocol: of the coordinator's
     program. other_builds: the newest of those that are refused for theirs, of other_builds_total.
@@ -529,6 +553,8 @@ class ProcessStatus:
     peer_faults: int
     learner_silent_s: float | None
     run: RunFacts = RunFacts()
+    disk: DiskStatus | None = None
+    expiring_tokens: tuple[TokenExpiry, ...] = ()
     renting: RentingStatus | None = None
     refused_peers: tuple[RefusedPeerStatus, ...] = ()
     build: str = ""

@@ -38,7 +38,6 @@ from echo2d.core.cluster.events import (
     SyncVersion,
     VersionPublished,
 )
-from echo2d.core.coordinator.alerts import other_build_alerts
 from echo2d.core.coordinator.events import (
     CoordinatorAction,
     CoordinatorEvent,
@@ -49,19 +48,21 @@ from echo2d.core.coordinator.events import (
     WorkerOrdered,
 )
 from echo2d.core.coordinator.own_status import own_status
+from echo2d.core.coordinator.process_alerts import process_alerts
 from echo2d.core.gateway.events import CallRefused, ChoiceGrew
 from echo2d.core.protocol.addresses import IpNetwork
 from echo2d.core.protocol.control_messages import SignedRoot
 from echo2d.core.rollouts.events import DrawPrompt, ForgetEpisode, ScoreSample, StepEnvironment
 from echo2d.core.status.json_form import plain, status_json
 from echo2d.core.status.schema import (
-    Alert,
+    DiskStatus,
     OtherBuildStatus,
     ProcessStatus,
     RefusedPeerStatus,
     RentingStatus,
     RunFacts,
     Status,
+    TokenExpiry,
 )
 from echo2d.core.weights.manifest import Manifest
 from echo2d.errors import Fault, StoreFault, first_fault
@@ -91,6 +92,8 @@ from echo2d.this_build import THIS_BUILD
 
 # The access table is reread this often, so a revoked token works no longer than this.
 ACCESS_RELOAD_S = 1.0
+# A token that expires within a week is told.
+EXPIRY_TOLD_S = 7 * 86400.0
 # If the loop sees a deadline this late, the whole process stood still. Heartbeats then wait unread
 # in its sockets, and the loop reads them before the core suspects a worker.
 LATE_S = 1.0
@@ -560,6 +563,8 @@ class CoordinatorProcess:
         process = ProcessStatus(
             run_id=self.run_id,
             run=self._facts,
+            disk=self._disk(),
+            expiring_tokens=self._expiring_tokens(time.time()),
             peer_faults=self.sessions.faults.total,
             refused_peers=refused,
             learner_silent_s=None if heard_at is None else now - heard_at,
@@ -569,11 +574,22 @@ class CoordinatorProcess:
             other_builds=others[-OTHER_BUILDS_SHOWN_MAX:],
             other_builds_total=len(others),
         )
-        more = () if renting is None else renting.alerts
-        strangers = other_build_alerts(process.other_builds, len(others), THIS_BUILD)
-        alerts = (*map(_refusal, refused), *strangers, *status.alerts, *more)
+        alerts = (*status.alerts, *process_alerts(status, process))
         of_the_run_first = tuple(sorted(alerts, key=lambda alert: alert.subject != ""))
         return replace(status, process=process, alerts=of_the_run_first)
+
+    def _disk(self) -> DiskStatus | None:
+        free = self._metrics.disk_free
+        return None if free is None else DiskStatus(free, self._files.bytes_max)
+
+    def _expiring_tokens(self, now_s: float) -> tuple[TokenExpiry, ...]:
+        return tuple(
+            TokenExpiry(token.name, token.role, token.expires_at - now_s)
+            for token in self._access.tokens()
+            if token.expires_at is not None
+            and token.expires_at - now_s < EXPIRY_TOLD_S
+            and token.fault(now_s) is None
+        )
 
     def _refused_peers(self, status: Status, now: float) -> tuple[RefusedPeerStatus, ...]:
         names = {peer.id: peer.name for peer in (*status.workers, *status.relays)}
@@ -600,13 +616,3 @@ class CoordinatorProcess:
         self._metrics.events_waiting.set(len(self._mailbox))
         self._metrics.tokens_expire(self._access.expiries(now_s=time.time()))
         return self._metrics.render(self.look())
-
-
-def _refusal(refused: RefusedPeerStatus) -> Alert:
-    name = f"{refused.name} ({refused.id})" if refused.name else f"peer {refused.id}"
-    return Alert(
-        "peer_refused",
-        f"{name} broke the protocol again and again: "
-        f"it is refused for {refused.refused_s:.0f} s more; `echo2d token revoke` ends its access",
-        refused.name or refused.id,
-    )

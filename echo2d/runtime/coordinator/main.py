@@ -25,7 +25,6 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from echo2d import __version__
 from echo2d.config import (
     CoordinatorConfig,
     LinkTable,
@@ -41,7 +40,6 @@ from echo2d.core.coordinator.events import Recovered
 from echo2d.core.coordinator.state import CoordinatorState
 from echo2d.core.protocol.answer_end import CONTEXT_SPARE
 from echo2d.core.protocol.seeds import seed_key
-from echo2d.core.status.schema import NamedTask, RunFacts
 from echo2d.errors import OperatorFault
 from echo2d.net.learner_api.routes import make_app, make_runner, make_site, read_page
 from echo2d.net.security.auth import Caller, Role, public_bytes
@@ -62,6 +60,7 @@ from echo2d.runtime.coordinator.data_plane import (
 )
 from echo2d.runtime.coordinator.gateway import Gateway, read_template
 from echo2d.runtime.coordinator.loop import CoordinatorProcess, Emit, Machine
+from echo2d.runtime.coordinator.run_facts import facts_of, go_on, run_facts
 from echo2d.runtime.coordinator.sample_log import open_sample_log
 from echo2d.runtime.coordinator.ticket_office import Tickets
 from echo2d.runtime.process.lifecycle import Ending, collect_rarely
@@ -180,9 +179,12 @@ async def open_coordinator(
         if config.run.base_model is not None and any(task.texts for task in tasks):
             await asyncio.to_thread(files.pin_texts, config.run.base_model)
         asked = [*tasks, *(each.asks for each in evals)]
-        if begun := begin_tasks(asked, recovered.tasks):
-            await ledger.append(begun)
+        begun = begin_tasks(asked, recovered.tasks)
         rules = await asyncio.to_thread(make_rules, config, run.run_id, tasks, evals)
+        model = await asyncio.to_thread(_model_facts, config.run.base_model)
+        kept, odd = go_on(dict(recovered.facts), facts_of(config, rules, model, tasks))
+        if begun or kept:
+            await ledger.append([*begun, *kept])
         rules = replace(rules, seed_key=seed_key(run.key.private_bytes_raw()))
         _warn_of(rules)
         template = await asyncio.to_thread(read_template, config.gateway.chat_template)
@@ -234,7 +236,7 @@ async def open_coordinator(
             else None,
             viewers_see_samples=config.samples.viewers,
             last_version=newest,
-            facts=_run_facts(config, tasks),
+            facts=run_facts(config, tasks, odd),
         )
         url = await _listen(stack, config.coordinator, coordinator, tls)
         await asyncio.to_thread(_tell_this_host, run, access, url)
@@ -243,17 +245,6 @@ async def open_coordinator(
         seed = _seed_handover(config, run, access, url)
         audit = _audit_handover(config, run, access, url) if config.audit.enabled else None
         yield Opened(coordinator, url, seed, audit, run, access)
-
-
-def _run_facts(config: CoordinatorConfig, tasks: Sequence[OpenTask]) -> RunFacts:
-    run, model = config.run, config.run.base_model
-    return RunFacts(
-        name=run.name or run.run_dir.absolute().name,
-        model="" if model is None else str(model.absolute()),
-        tasks=tuple(NamedTask(task.name, task.table.kind) for task in tasks),
-        software=__version__,
-        started_at=time.time(),
-    )
 
 
 def make_rules(
@@ -267,7 +258,7 @@ def make_rules(
     OperatorFault: neither sampling.vocab_size nor the base model gives the vocabulary size.
     """
     policy, sampling, model = config.policy, config.sampling, config.run.base_model
-    facts = {} if model is None else _json_of(model / "config.json")
+    facts = _model_facts(model)
     generation = None if model is None else _json_of(model / "generation_config.json", needed=False)
     ends = end_token_ids(facts, generation)
     told = {token for task in tasks for token in task.pool.about.stop_token_ids}
@@ -367,6 +358,11 @@ def _vocab_size(model: Path | None, facts: Mapping[str, Any]) -> int:
             f"found {facts.get('vocab_size')!r}; set sampling.vocab_size"
         )
     return size
+
+
+def _model_facts(model: Path | None) -> dict[str, Any]:
+    """The base model's config.json; empty: none is named. OperatorFault: it cannot be read."""
+    return {} if model is None else _json_of(model / "config.json")
 
 
 def _json_of(path: Path, *, needed: bool = True) -> dict[str, Any]:

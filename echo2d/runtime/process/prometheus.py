@@ -93,6 +93,8 @@ class LoopMetrics(Generic[StatusT]):
     ) -> None:
         self.registry = CollectorRegistry()
         self._families, self._extra = families, extra
+        # Bytes; None until it is measured, or where it cannot be.
+        self.disk_free: int | None = None
         self._process: list[Metric] = []
         self.events = Counter(
             "echo2d_events", "Events handled, by kind", ["kind"], registry=self.registry
@@ -145,9 +147,11 @@ class LoopMetrics(Generic[StatusT]):
         """Measure the process and the disk of `path`. Blocking."""
         self._process = list(ProcessCollector(registry=None).collect())
         try:
-            self._disk_free.set(shutil.disk_usage(path).free)
+            self.disk_free = shutil.disk_usage(path).free
+            self._disk_free.set(self.disk_free)
         except OSError:
             # The code that writes there reports the fault.
+            self.disk_free = None
             self._disk_free.set(float("nan"))
 
 

@@ -73,6 +73,7 @@ class VersionFiles:
         self._versions = run_dir / "versions"
         self._uploads = run_dir / "uploads"
         self._synced = SyncedCopies(self._versions, run_dir / "synced")
+        self.bytes_max = disk_bytes_max
         self._budget = DiskBudget(disk_bytes_max)
         self._manifests: dict[str, Manifest] = {}
         # The files that turn text into tokens, if the run has a task in text.

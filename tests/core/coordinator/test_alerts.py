@@ -6,15 +6,12 @@ from echo2d.core.base.ids import Version
 from echo2d.core.cluster.membership import GONE_S
 from echo2d.core.coordinator.alerts import (
     BROADCASTS_MIN,
-    BUILDS_MAX,
     FLAT_STEPS,
     alerts,
-    other_build_alerts,
 )
 from echo2d.core.coordinator.events import AliveTold
-from echo2d.core.protocol.builds import Build
 from echo2d.core.protocol.control_messages import Heartbeat, Leaving, RefitDone
-from echo2d.core.status.schema import SENTENCES_MAX, Alert, FaultStatus, OtherBuildStatus
+from echo2d.core.status.schema import SENTENCES_MAX, Alert, FaultStatus
 from tests.support.coordinator_world import World, rules, train, version_digest
 
 
@@ -44,31 +41,6 @@ def said(world: World) -> list[str]:
 def beat(world: World, *names: str) -> None:
     for name in names:
         world.say(world.peers[name], Heartbeat(0))
-
-
-def test_peers_of_other_builds_are_named_by_their_build() -> None:
-    peers = [OtherBuildStatus(f"id{n}", f"gpu-{n}", "0.9.1", 12) for n in range(7, 12)]
-    ours = Build(9, 9, "0.1.0")
-    assert list(other_build_alerts(peers[:1], 1, ours)) == [
-        Alert(
-            "peer_build",
-            "gpu-7 is of another build: echo2d 0.9.1 (control protocol 12), which this coordinator, "
-            "echo2d 0.1.0 (control protocol 9), does not understand; install echo2d 0.1.0 there",
-            "gpu-7",
-        )
-    ]
-    [many] = other_build_alerts(peers, 5, ours)
-    assert many.sentence.startswith(
-        "gpu-7, gpu-8, gpu-9 and 2 more are of another build: echo2d 0.9.1"
-    )
-
-
-def test_made_up_builds_fill_no_screen() -> None:
-    peers = [OtherBuildStatus(f"id{n}", "", f"0.{n}", 12) for n in range(50)]
-    told = list(other_build_alerts(peers, 60, Build(9, 9, "0.1.0")))
-    assert len(told) == BUILDS_MAX + 1
-    assert told[0].sentence.startswith("id0 is of another build")
-    assert told[-1].sentence == "and 57 more peers are of other builds"
 
 
 def test_nothing_when_all_is_well() -> None:

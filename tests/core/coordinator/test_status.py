@@ -10,7 +10,7 @@ from tests.support.status import RICH, key_paths, pinned_keys
 def test_a_machine_in_which_nothing_has_happened_says_all_there_is_to_say_of_a_run() -> None:
     facts = status_json(World().state.status())
     assert facts.keys() == {path.split(".")[0].removesuffix("[]") for path in pinned_keys()} - {
-        "run", "run_id", "peer_faults", "learner_silent_s", "renting", "refused_peers",
+        "run", "disk", "expiring_tokens", "run_id", "peer_faults", "learner_silent_s", "renting", "refused_peers",
     }  # fmt: skip
     assert facts["broadcast"] is None
     assert facts["newest_version"] is None
@@ -35,9 +35,8 @@ def test_every_key_of_rich_runs_is_pinned_and_json_can_hold_its_value() -> None:
             json.dumps(status_json(world.state.status(now=world.now)), allow_nan=False)
         )
         found |= key_paths(facts)
-    process = {
-        path
-        for path in pinned_keys()
-        if path.startswith(("renting", "refused_peers", "run", "peer_faults", "learner_silent_s"))
-    }
+    of_the_process = (
+        "renting", "refused_peers", "run", "disk", "expiring_tokens", "peer_faults", "learner_silent_s",
+    )  # fmt: skip
+    process = {path for path in pinned_keys() if path.startswith(of_the_process)}
     assert found == pinned_keys() - process

@@ -11,6 +11,7 @@ from echo2d.core.status.json_form import read_status, status_json
 from echo2d.core.status.schema import (
     Alert,
     BoxStatus,
+    DiskStatus,
     NamedTask,
     OtherBuildStatus,
     ProcessStatus,
@@ -18,6 +19,7 @@ from echo2d.core.status.schema import (
     RentingStatus,
     RunFacts,
     Status,
+    TokenExpiry,
 )
 from echo2d.errors import PeerFault
 from tests.support.coordinator_world import World
@@ -37,6 +39,8 @@ PROCESS = ProcessStatus(
     peer_faults=1,
     learner_silent_s=None,
     run=RunFacts(name="digits", model="/m", tasks=(NamedTask("a", "rows"),), software="1.2"),
+    disk=DiskStatus(5, 9),
+    expiring_tokens=(TokenExpiry("box-1", "worker", 3.0),),
     refused_peers=(RefusedPeerStatus("a" * 32, "w1", 500.0),),
     other_builds=(OtherBuildStatus("b" * 32, "gpu-7", "0.9.1", 12),),
 )
@@ -68,7 +72,7 @@ def test_a_status_of_an_older_build_lacks_what_it_did_not_know() -> None:
 def test_the_keys_of_the_process_lie_beside_those_of_the_run() -> None:
     facts = status_json(replace(of(World), process=replace(PROCESS, renting=RENTING)))
     assert (facts["run_id"], facts["peer_faults"], facts["learner_silent_s"]) == ("run-1", 1, None)
-    process = ("renting", "refused_peers", "other_builds")
+    process = ("renting", "refused_peers", "other_builds", "run.", "disk", "expiring_tokens")
     found = {path for path in key_paths(facts) if path.startswith(process)}
     assert found == {path for path in pinned_keys() if path.startswith(process)}
     assert "renting" not in status_json(replace(of(World), process=PROCESS))

@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from echo2d.core.base.ids import Digest, Epoch, GroupId, PeerId, RequestId, RunId, Version
 from echo2d.core.coordinator.events import (
+    AliveTold,
     BatchAsked,
     CheckpointAsked,
     CommitAsked,
@@ -181,10 +182,16 @@ async def serving(backend: Backend) -> AsyncIterator[Client]:
 
 
 async def test_a_learner_may_say_who_it_is(call: Client, backend: Backend) -> None:
-    named = {"resume_step": 5, "learner": "host-1", "take_over": True}
+    named = {"resume_step": 5, "learner": "host-1", "take_over": True, "steps": 80}
     assert (await call("POST", "/v1/learner/session", json=named))[0] == 200
-    assert backend.asked == [SessionAsked(RequestId(7), 5, "host-1", take_over=True)]
-    for wrong in ({"learner": 1}, {"learner": "x" * 129}, {"learner": "a\n"}, {"take_over": 1}):
+    assert backend.asked == [SessionAsked(RequestId(7), 5, "host-1", take_over=True, steps=80)]
+    for wrong in (
+        {"learner": 1},
+        {"learner": "x" * 129},
+        {"learner": "a\n"},
+        {"take_over": 1},
+        {"steps": -1},
+    ):
         status, answer = await call("POST", "/v1/learner/session", json={**named, **wrong})
         assert (status, answer["error"]) == (400, "malformed")
 
@@ -193,6 +200,11 @@ async def test_a_learner_may_say_who_it_is(call: Client, backend: Backend) -> No
     ("path", "body", "event"),
     [
         ("/v1/learner/session", {"resume_step": 5}, SessionAsked(RequestId(7), 5)),
+        (
+            "/v1/learner/alive",
+            {"epoch": 2, "software": "0.1.0"},
+            AliveTold(RequestId(7), Epoch(2), "0.1.0"),
+        ),
         (
             "/v1/learner/checkpoint",
             {"step": 4, "epoch": 2},

@@ -1,0 +1,129 @@
+"""The alerts about what only the coordinator's process knows: its disk, its tokens, its config.
+
+It reads a `Status` and decides nothing, as `alerts` does.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from echo2d.core.protocol.builds import Build, called
+from echo2d.core.status.schema import (
+    Alert,
+    DiskStatus,
+    OtherBuildStatus,
+    ProcessStatus,
+    RefusedPeerStatus,
+    Status,
+    TokenExpiry,
+)
+
+# The ledger and the logs of a run need this much at least.
+FREE_MIN = 1 << 30
+# A version is published while the one before still spreads, and is uploaded before that.
+VERSIONS_ROOM = 3
+DAY_S = 86400.0
+# Builds that have a sentence of their own, and names in it.
+BUILDS_MAX = 3
+NAMES_MAX = 3
+
+
+def process_alerts(status: Status, process: ProcessStatus) -> Iterator[Alert]:
+    """Those of the run, then those of peers."""
+    for words in process.run.changes:
+        yield Alert(
+            "run_changed",
+            f"{words}: this is said until the next start, in case it was a mistake",
+        )
+    if process.disk is not None:
+        yield from _of_the_disk(process.disk, _version_bytes(status))
+    yield from _of_tokens(process.expiring_tokens)
+    if process.renting is not None:
+        yield from process.renting.alerts
+    ours = Build(process.protocol, process.protocol, process.build)
+    yield from _of_other_builds(process.other_builds, process.other_builds_total, ours)
+    yield from map(_refused, process.refused_peers)
+
+
+def _version_bytes(status: Status) -> int:
+    return max((each.full_bytes for each in status.version_bytes.values()), default=0)
+
+
+def _of_the_disk(disk: DiskStatus, version_bytes: int) -> Iterator[Alert]:
+    needed = max(FREE_MIN, 2 * version_bytes)
+    if disk.free_bytes < needed:
+        yield Alert(
+            "disk_low",
+            f"the coordinator's disk has {_gb(disk.free_bytes)} GB left, and {_gb(needed)} should be free: "
+            "when it is full, the coordinator ends; make room, or lower run.disk_bytes_max",
+        )
+    if version_bytes * VERSIONS_ROOM > disk.bytes_max:
+        yield Alert(
+            "disk_budget",
+            f"run.disk_bytes_max = {disk.bytes_max} has no room for {VERSIONS_ROOM} versions of "
+            f"{_gb(version_bytes)} GB: a publish or an upload may be refused; raise it",
+        )
+
+
+def _of_tokens(expiring: Sequence[TokenExpiry]) -> Iterator[Alert]:
+    """One sentence about workers' tokens, and one about all others."""
+    boxes = [each for each in expiring if each.role == "worker"]
+    callers = [each for each in expiring if each.role != "worker"]
+    if boxes:
+        yield Alert(
+            "token_expires",
+            f"{_soon(boxes)}: new boxes cannot enrol with it then, those that are here stay; "
+            "`echo2d token extend` gives it more time",
+        )
+    if callers:
+        yield Alert(
+            "token_expires",
+            f"{_soon(callers)}: who calls with it is refused then; `echo2d token extend` gives it more "
+            "time",
+        )
+
+
+def _soon(expiring: Sequence[TokenExpiry]) -> str:
+    first = min(expiring, key=lambda each: each.left_s)
+    more = len(expiring) - 1
+    others = (
+        f" (and {more} more {'token' if more == 1 else 'tokens'} within a week)" if more else ""
+    )
+    left = f"{first.left_s / DAY_S:.0f} days" if first.left_s > 2 * DAY_S else _hours(first.left_s)
+    return f"token {first.name} expires in {left}{others}"
+
+
+def _hours(seconds: float) -> str:
+    return f"{seconds / 3600:.0f} hours"
+
+
+def _gb(count: int) -> str:
+    return f"{count / 1e9:.1f}"
+
+
+def _refused(refused: RefusedPeerStatus) -> Alert:
+    name = f"{refused.name} ({refused.id})" if refused.name else f"peer {refused.id}"
+    return Alert(
+        "peer_refused",
+        f"{name} broke the protocol again and again: "
+        f"it is refused for {refused.refused_s:.0f} s more; `echo2d token revoke` ends its access",
+        refused.name or refused.id,
+    )
+
+
+def _of_other_builds(peers: Sequence[OtherBuildStatus], total: int, ours: Build) -> Iterator[Alert]:
+    """Names the peers that are refused because of their build. total: of them, named or not."""
+    by_build: dict[tuple[str, int], list[str]] = {}
+    for peer in peers:
+        by_build.setdefault((peer.build, peer.protocol), []).append(peer.name or peer.id)
+    largest = sorted(by_build.items(), key=lambda item: -len(item[1]))[:BUILDS_MAX]
+    told = sum(len(names) for _, names in largest)
+    for (build, protocol), names in largest:
+        more = len(names) - NAMES_MAX
+        who = ", ".join(names[:NAMES_MAX]) + (f" and {more} more" if more > 0 else "")
+        sentence = (
+            f"{who} {'is' if len(names) == 1 else 'are'} of another build: "
+            f"{called(Build(protocol, protocol, build))}, which this coordinator, {called(ours)}, "
+            f"does not understand; install echo2d {ours.shown} there"
+        )
+        yield Alert("peer_build", sentence, names[0] if len(names) == 1 else "")
+    if total > told:
+        yield Alert("peer_build", f"and {total - told} more peers are of other builds")

@@ -1,0 +1,91 @@
+"""What a run is about: as people see it, and as the next start compares it.
+
+    config, tasks, config.json --> facts --compare with the ledger's--> go on | alert | refuse
+
+A run whose steps would not fit together is refused: its batches, its buffered groups and its
+versions are those of one model and one size of groups. A change that the run survives, but that a
+mistyped config may have made, is an alert until the next start. Every change is logged.
+"""
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from echo2d.config import CoordinatorConfig
+from echo2d.core.cluster.rules import RunRules
+from echo2d.core.coordinator.events import RunFactsKept
+from echo2d.core.status.schema import NamedTask, RunFacts
+from echo2d.errors import OperatorFault
+from echo2d.runtime.coordinator.data_plane import OpenTask
+from echo2d.this_build import THIS_BUILD
+
+# What a model's config.json says of its shape.
+SHAPE_KEYS = ("architectures", "vocab_size", "hidden_size", "num_hidden_layers")
+# Other values do not fit what the ledger holds.
+FIXED = frozenset({"model", "policy.group_size", "policy.trajectories_per_step"})
+# Other values are fine, or a mistake.
+ODD = frozenset({"run.base_model", "tasks"})
+
+log = logging.getLogger("echo2d.coordinator")
+
+Facts = Mapping[str, str]
+
+
+def run_facts(
+    config: CoordinatorConfig, tasks: Sequence[OpenTask], changes: Sequence[str]
+) -> RunFacts:
+    """The facts for the status. changes: sentences about what `go_on` found."""
+    run, model = config.run, config.run.base_model
+    return RunFacts(
+        name=run.name or run.run_dir.absolute().name,
+        model="" if model is None else str(model.absolute()),
+        tasks=tuple(NamedTask(task.name, task.table.kind) for task in tasks),
+        software=THIS_BUILD.name,
+        started_at=time.time(),
+        changes=tuple(changes),
+    )
+
+
+def facts_of(
+    config: CoordinatorConfig, rules: RunRules, model: Mapping[str, Any], tasks: Sequence[OpenTask]
+) -> dict[str, str]:
+    """The facts for the ledger. model: its config.json; empty: no base model is named."""
+    shape = {key: model[key] for key in SHAPE_KEYS if key in model} or {
+        "vocab_size": rules.vocab_size
+    }
+    base = config.run.base_model
+    kappa = rules.publish_every
+    return {
+        "model": ", ".join(f"{key} {_plain(value)}" for key, value in shape.items()),
+        "run.base_model": "" if base is None else str(base.absolute()),
+        "tasks": ", ".join(sorted(f"{task.name} ({task.table.kind})" for task in tasks)),
+        "policy.group_size": str(rules.group_size),
+        "policy.trajectories_per_step": str(rules.trajectories_per_step),
+        "policy.staleness_max": str(rules.staleness_max),
+        "policy.publish_every": "auto" if kappa is None else str(kappa),
+    }
+
+
+def go_on(before: Facts, now: Facts) -> tuple[list[RunFactsKept], list[str]]:
+    """What the ledger is to keep, and a sentence about each odd change.
+
+    OperatorFault: the run cannot go on like this.
+    """
+    changed = {key: then for key, then in before.items() if now.get(key, then) != then}
+    for key in sorted(FIXED & changed.keys()):
+        raise OperatorFault(
+            f"{key}: this run began with {changed[key]}; found {now[key]}. Put the old value back, or "
+            "begin a new run in another run.run_dir; `echo2d export --last` writes the model that it "
+            "can begin with"
+        )
+    for key, then in changed.items():
+        log.warning("changed key=%s before=%r now=%r", key, then, now[key])
+    odd = [
+        f"{key} was {changed[key]}, and is {now[key]} now" for key in sorted(ODD & changed.keys())
+    ]
+    return ([] if dict(before) == dict(now) else [RunFactsKept(tuple(now.items()))]), odd
+
+
+def _plain(value: Any) -> str:
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
