@@ -140,7 +140,7 @@ async def _try(config: CoordinatorConfig) -> str:
     """
     async with AsyncExitStack() as stack:
         (task,) = await open_tasks(stack, config)
-        make_rules(config, RunId(""), [task])
+        await asyncio.to_thread(make_rules, config, RunId(""), [task])
         pool = task.pool
         first = await (Episodes(pool).reset(0, 0, 0) if pool.about.environment else pool.prompt(0))
         if isinstance(first, TaskFailed):

@@ -464,6 +464,10 @@ async def run_worker(config: WorkerConfig, show: Show | None = None) -> int:
     """
     token = await asyncio.to_thread(read_token_file, config.token_file)
     config = replace(config, url=config.url or token.url)
+    if not config.url:
+        raise OperatorFault(
+            f"worker.url: {config.token_file} names no coordinator; expected https://HOST:PORT"
+        )
     _check_hosts(config)
     state_dir = await asyncio.to_thread(
         partial(StateDir, config.state_dir, config.disk_bytes_max, one_slot=config.apply_in_place)

@@ -15,6 +15,7 @@ import pytest
 from echo2d.config import WorkerConfig
 from echo2d.core.protocol.control_messages import Goodbye, RefitDone, Refused
 from echo2d.errors import OperatorFault
+from echo2d.net.security.auth import read_token_file, write_token_file
 from echo2d.runtime.peer.state_dir import StateDir
 from echo2d.runtime.worker.main import run_worker
 from tests.support.fake_coordinator import CoordinatorDouble
@@ -90,6 +91,21 @@ async def test_one_worker_per_state_directory(double: CoordinatorDouble, tmp_pat
     with pytest.raises(OperatorFault, match="is in use by another worker"):
         await run_worker(config)
     other.close()
+
+
+async def test_the_url_is_that_of_the_token_file_unless_one_is_given(
+    double: CoordinatorDouble, tmp_path: Path
+) -> None:
+    config = dataclasses.replace(await config_of(double, tmp_path / "one"), url="")
+    token = await asyncio.to_thread(read_token_file, config.token_file)
+    for url, complaint in (
+        ("", "names no coordinator"),
+        ("http://203.0.113.9:1", "'203.0.113.9' is"),
+    ):
+        changed = dataclasses.replace(token, url=url)
+        await asyncio.to_thread(write_token_file, config.token_file, changed)
+        with pytest.raises(OperatorFault, match=complaint):
+            await run_worker(config)
 
 
 @pytest.mark.parametrize("change", [{"url": "http://203.0.113.9:1"}, {"listen_host": "0.0.0.0"}])
