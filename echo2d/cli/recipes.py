@@ -70,14 +70,13 @@ KIND_QUESTION = "Which one: package.module:Class, or a name of `echo2d tasks`?"
 @click.option("--set", "settings", multiple=True, help="Another key: TABLE.KEY=VALUE; repeatable.")
 @click.option("--yes", is_flag=True, help="Ask nothing; take the guesses that are offered.")
 @json_option("Ask nothing; print one JSON object.")
-@click.pass_context
-def init(context: click.Context, *, yes: bool, as_json: bool, **given: Any) -> None:
+def init(*, yes: bool, as_json: bool, **given: Any) -> None:
     """Set up a run: a few questions, then its config, its tokens, and the commands to type next.
 
     Tries what is named before anything is written: the task is started, and its first prompt made.
     Each question has an option that answers it.
     """
-    if context.invoked_subcommand is not None:
+    if click.get_current_context().invoked_subcommand is not None:
         return
     written = _set_up(given, asks=sys.stdin.isatty() and not (yes or as_json))
     here, there = next_commands(written)
@@ -175,7 +174,9 @@ def _own_address() -> str:
 def next_commands(written: "WrittenRun") -> tuple[list[str], list[str]]:
     """What to type on this host, and on a box, with the programs as they were typed here."""
     script = Path(sys.argv[0])
-    echo2d, python = "echo2d", "python"
+    echo2d, python = "echo2d", sys.executable
+    if shutil.which("python") == python:
+        python = "python"
     if script.name == echo2d and str(shutil.which(echo2d)) != str(script.absolute()):
         # Called by its path, so `python` means the one beside it.
         echo2d, python = sys.argv[0], str(script.with_name("python"))
