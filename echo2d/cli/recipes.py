@@ -64,7 +64,7 @@ KIND_QUESTION = "Which one: package.module:Class, or a name of `echo2d tasks`?"
     show_default=True,
     help="The coordinator's TCP port; the next one is for weights.",
 )
-@click.option("--boxes", type=click.IntRange(1, 10_000), help="Number of boxes that may join.")
+@click.option("--boxes", type=int, help="Number of boxes that may join.")
 @click.option("--one-token", is_flag=True, help="One token file for all boxes, not one for each.")
 @click.option("--out", type=DIRECTORY, help="New folder for the config and the run.")
 @click.option("--set", "settings", multiple=True, help="Another key: TABLE.KEY=VALUE; repeatable.")

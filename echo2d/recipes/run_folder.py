@@ -12,6 +12,7 @@ from pathlib import Path
 
 from echo2d.config import is_local
 from echo2d.errors import OperatorFault
+from echo2d.net.security.urls import coordinator_url
 from echo2d.runtime.run_dir.access_table import AccessTable
 from echo2d.runtime.run_dir.run_directory import RunDirectory
 from echo2d.runtime.run_dir.tokens import create_token, own_token
@@ -19,6 +20,7 @@ from echo2d.runtime.run_dir.tokens import create_token, own_token
 CONFIG_FILE = "run.toml"
 RUN_DIR = "coordinator"
 SNAPSHOTS = "snapshots"
+BOXES_MAX = 1000  # twice the largest fleet; more tokens are made by `echo2d token create`
 EXPIRES = "30d"  # a box that has joined by then stays
 
 
@@ -28,6 +30,10 @@ class Boxes:
 
     count: int = 1
     one_token: bool = False
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.count <= BOXES_MAX:
+            raise OperatorFault(f"--boxes: expected 1 to {BOXES_MAX}; found {self.count}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +52,15 @@ class WrittenRun:
 
 
 def url_of(host: str, port: int) -> str:
-    """Where workers and the learner reach the coordinator, which uses TLS off loopback."""
+    """Where workers and the learner reach the coordinator, which uses TLS off loopback.
+
+    OperatorFault: there is no such host.
+    """
     named = f"[{host}]" if ":" in host else host
-    return f"{'http' if is_local(host) else 'https'}://{named}:{port}"
+    try:
+        return coordinator_url(f"{'http' if is_local(host) else 'https'}://{named}:{port}")
+    except OperatorFault as fault:
+        raise OperatorFault(f"--host: expected an address or a name; found {host!r}") from fault
 
 
 def require_new(folder: Path) -> None:

@@ -137,6 +137,9 @@ def test_keys_are_set_and_the_run_is_checked_with_them() -> None:
         ("--task questions --base-model tiny", "--base-model: the tiny one reads no text"),
         ("--set policy.group_size=7", "policy.group_size: expected a divisor"),
         ("--set learner.stepz=7", "learner.stepz: unknown key"),
+        ("--boxes 0", "--boxes: expected 1 to 1000; found 0"),
+        ("--host ''", "--host: expected an address or a name; found ''"),
+        ("--host 'a b'", "--host: expected an address or a name; found 'a b'"),
         ("--out /proc/nix", "--out: cannot write /proc/nix/run.toml"),
     ],
 )  # fmt: skip
