@@ -35,6 +35,7 @@ from echo2d.core.coordinator.events import CoordinatorRecord, EpochOpened, Recov
 from echo2d.core.evaluation.events import Evaluated
 from echo2d.core.protocol.trajectory import StoredGroup, TrajectoryRecord
 from echo2d.errors import OperatorFault, PeerFault, StoreFault
+from echo2d.store.formats import require_format
 from echo2d.store.ledger_rows import (
     ANSWERED,
     COMMITTED,
@@ -340,11 +341,12 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
 
 def check_format(connection: sqlite3.Connection, path: Path) -> None:
     found = connection.execute("PRAGMA user_version").fetchone()[0]
-    if found != SCHEMA_VERSION:
-        raise OperatorFault(
-            f"ledger {path} has format {found}; this echo2d reads format {SCHEMA_VERSION}: finish "
-            "the run with the echo2d that began it, or begin a new run from its newest model"
-        )
+    require_format(
+        f"ledger {path}",
+        found,
+        SCHEMA_VERSION,
+        older="finish the run with the echo2d that began it, or begin a new run from its newest model",
+    )
 
 
 def _text(raw: bytes) -> str | bytes:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from echo2d.core.renting.budget import Moment, Rental
 from echo2d.errors import OperatorFault, StoreFault
+from echo2d.store.formats import require_format
 
 SCHEMA_VERSION = 2
 SCHEMA = """
@@ -53,10 +54,13 @@ class RentalStore:
                 )
         except sqlite3.Error as error:
             raise OperatorFault(f"cannot open {path}: {error}") from error
-        if found not in (0, SCHEMA_VERSION):
-            raise OperatorFault(
-                f"{path} has format {found}; this echo2d reads format {SCHEMA_VERSION}"
-            )
+        require_format(
+            str(path),
+            found or SCHEMA_VERSION,
+            SCHEMA_VERSION,
+            older="give all boxes back with the echo2d that rented them (`echo2d rented --stop`), then "
+            "move the file away",
+        )
         path.chmod(0o600)
 
     def close(self) -> None:

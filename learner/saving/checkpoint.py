@@ -53,6 +53,8 @@ from echo2d.learner.saving.remote import DIGESTS, RemoteCheckpoints
 from echo2d.logs import say
 
 PROGRESS = "progress-{}.pt"  # with the rank
+FORMAT = "format"  # key in the progress file; without it, a checkpoint has format 1
+CHECKPOINT_FORMAT = 1
 OWN = "own"  # key in the progress file: what only the same rank can use
 LINE_MAX = 200  # characters quoted of a torch error, which may list all tensors
 _NAME = re.compile(r"step-(\d+)-epoch-(\d+)")
@@ -135,9 +137,8 @@ class Checkpoints:
         self._began_at = time.monotonic()
         copy = self._stager.stage(state)
         pool = ThreadPoolExecutor(1, "checkpoint")
-        self._saving = pool.submit(
-            self._save, step, epoch, copy, {**progress, "step": step, OWN: own}
-        )
+        facts = {**progress, FORMAT: CHECKPOINT_FORMAT, "step": step, OWN: own}
+        self._saving = pool.submit(self._save, step, epoch, copy, facts)
         # Does not wait here, but the interpreter waits for the pool's thread before it exits.
         pool.shutdown(wait=False)
 
@@ -355,10 +356,23 @@ def _progress(path: Path) -> list[dict[str, Any]]:
     files = [
         path / PROGRESS.format(rank) for rank in range(len(list(path.glob(PROGRESS.format("*")))))
     ]
-    return [
+    found = [
         torch.load(file, map_location="cpu", weights_only=True)
         for file in files or [path / PROGRESS.format(0)]
     ]
+    for each in found:
+        _require_format(path, each.get(FORMAT, 1))
+    return found
+
+
+def _require_format(path: Path, found: object) -> None:
+    """OperatorFault: an older checkpoint is read in its stead only if a person says so."""
+    if found != CHECKPOINT_FORMAT:
+        raise OperatorFault(
+            f"the checkpoint {path} has format {found}; this learner reads format "
+            f"{CHECKPOINT_FORMAT}: go on with the echo2d that wrote it, or begin a new run from its "
+            "newest model (`echo2d export`)"
+        )
 
 
 def _load(path: Path, state: dict[str, Any], channel: Channel) -> None:

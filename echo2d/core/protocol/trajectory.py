@@ -353,7 +353,10 @@ _unpack_batch = unpacker(BatchBody, bytes_max=BATCH_BYTES_MAX)
 def unpack_batch(body: bytes) -> BatchBody:
     """PeerFault: it is no batch, or has another format."""
     if body[:1] != _BATCH_HEAD:
-        raise PeerFault(f"this is no batch of format {BATCH_FORMAT}; it begins with {body[:1]!r}")
+        raise PeerFault(
+            f"this is no batch of format {BATCH_FORMAT}; it begins with {body[:1]!r}: "
+            "run the same echo2d as the coordinator"
+        )
     batch: BatchBody = _unpack_batch(memoryview(body)[1:])
     if (count := sum(len(group.trajectories) for group in batch.groups)) != batch.trajectories:
         raise PeerFault(f"batch {batch.step} has {count} trajectories, not {batch.trajectories}")

@@ -14,6 +14,7 @@ Not here: the table of issued credentials (`runtime/run_dir/access_table.py`).
 """
 
 import contextlib
+import dataclasses
 import hashlib
 import json
 import logging
@@ -168,7 +169,10 @@ def read_token_file(path: Path) -> TokenFile:
     try:
         with path.open("rb") as file:
             _warn_of_readers(path, file.fileno())
-            token = TokenFile(**json.loads(file.read(TOKEN_FILE_BYTES_MAX)))
+            facts = json.loads(file.read(TOKEN_FILE_BYTES_MAX))
+            # A newer echo2d may have written more.
+            names = [field.name for field in dataclasses.fields(TokenFile) if field.name in facts]
+            token = TokenFile(**{name: facts[name] for name in names})
         right = all(
             type(value) is str for value in asdict(token).values()
         ) and token.role in get_args(TokenRole)

@@ -1,7 +1,9 @@
 """The directory in which a worker keeps its state between starts; one process uses it at a time.
 
-    state_dir (0700) / lock   worker.key (0600)   accepted.json   frames/   slots/
+    state_dir (0700) / lock   format   worker.key (0600)   accepted.json   frames/   slots/
 
+format holds the number of the form of all the others. A directory without it is from before it was
+written, and has format 1.
 accepted.json holds the highest publish_seq of the run that this worker ever accepted, so that it
 still refuses roots below that number after a restart.
 """
@@ -23,8 +25,11 @@ from echo2d.errors import IntegrityFault, OperatorFault
 from echo2d.net.security.auth import load_or_make_key
 from echo2d.store.budget import DiskBudget
 from echo2d.store.disk import replace_file, store_faults
+from echo2d.store.formats import require_format
 from echo2d.store.frames import FrameStore
 from echo2d.store.slots.slot_store import SlotStore
+
+STATE_FORMAT = 1
 
 log = logging.getLogger("echo2d.worker")
 
@@ -65,6 +70,22 @@ class StateDir:
         except OSError as error:
             os.close(self._lock)
             raise OperatorFault(f"state directory {path} is in use by another worker") from error
+        try:
+            self._require_format()
+        except OperatorFault:
+            self.close()
+            raise
+
+    def _require_format(self) -> None:
+        path = self._path / "format"
+        try:
+            if not path.exists():
+                replace_file(path, f"{STATE_FORMAT}\n".encode(), durable=False)
+            found = int(path.read_text())
+        except (OSError, ValueError) as error:
+            raise OperatorFault(f"{path} is damaged: {error}") from error
+        older = "start with another --state-dir, into which the worker receives the model again"
+        require_format(f"state directory {self._path}", found, STATE_FORMAT, older=older)
 
     def close(self) -> None:
         os.close(self._lock)

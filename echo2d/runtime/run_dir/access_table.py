@@ -34,6 +34,7 @@ from echo2d.net.security.auth import (
     secret_hash,
 )
 from echo2d.runtime.run_dir.run_directory import RunDirectory
+from echo2d.store.formats import require_format
 
 # A token's name becomes a file name.
 NAME_RULE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -47,6 +48,8 @@ OLD_SECRETS_MAX = 16
 USES_WRITTEN_S = 60.0
 # A machine that has been away for so long loses its place if its token has expired and others need it.
 AWAY_S = 7 * 86400.0
+# `PRAGMA user_version` of the table. 0, from before the first release, has the same tables.
+ACCESS_FORMAT = 1
 SCHEMA = (
     """CREATE TABLE IF NOT EXISTS tokens (
     name TEXT PRIMARY KEY, role TEXT NOT NULL, secret_hash BLOB NOT NULL UNIQUE,
@@ -141,8 +144,16 @@ class AccessTable:
         self._uses_written_at = 0.0
         try:
             with self._database() as database:
+                found = database.execute("PRAGMA user_version").fetchone()[0]
+                require_format(
+                    f"access table {self._path}",
+                    found or ACCESS_FORMAT,
+                    ACCESS_FORMAT,
+                    older="go on with the echo2d that wrote it",
+                )
                 for statement in SCHEMA:
                     database.execute(statement)
+                database.execute(f"PRAGMA user_version = {ACCESS_FORMAT}")
             self._path.chmod(0o600)
             self.reload()
         except StoreFault as fault:

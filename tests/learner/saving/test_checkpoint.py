@@ -291,3 +291,18 @@ def test_another_models_checkpoint_is_one_line(tmp_path: Path) -> None:
             match=r"the checkpoint .*step-00000001-epoch-1 does not fit learner\.model: \S",
         ):
             checkpoints.load_newest(other)
+
+
+@pytest.mark.parametrize("found", [2, "another"])
+def test_a_checkpoint_of_another_format_is_not_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: Any
+) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=3)
+    save(checkpoints, 1, 1)
+    with monkeypatch.context() as later:
+        later.setattr(checkpoint, "CHECKPOINT_FORMAT", found)
+        save(checkpoints, 2, 1)
+    with pytest.raises(
+        OperatorFault, match=f"has format {found}; this learner reads format 1: go on"
+    ):
+        checkpoints.load_newest(state(-1))

@@ -1,3 +1,5 @@
+import dataclasses
+import json
 from pathlib import Path
 
 import pytest
@@ -81,6 +83,12 @@ def test_what_is_no_token_file_is_said(tmp_path: Path, text: str) -> None:
     (tmp_path / "token").write_text(text)
     with pytest.raises(OperatorFault, match="is not a token file"):
         auth.read_token_file(tmp_path / "token")
+
+
+def test_a_token_file_of_a_newer_build_may_say_more(tmp_path: Path) -> None:
+    facts = {**dataclasses.asdict(TOKEN), "expires_at": 1.8e9}
+    (tmp_path / "token").write_text(json.dumps(facts))
+    assert auth.read_token_file(tmp_path / "token") == TOKEN
 
 
 def test_a_token_file_that_others_can_read_is_said(
