@@ -349,6 +349,7 @@ def workers_table(status: Status, *, rows: int | None = None, wide: bool = False
 COLUMNS = (
     "worker",
     "state",
+    "build",
     "serves",
     "lag",
     "running",
@@ -364,15 +365,18 @@ COLUMNS = (
     "refit",
     "heard",
 )
-WORDS = {"worker", "state", "audit"}
+WORDS = {"worker", "state", "build", "audit"}
 OF_ANSWERS = ("used", "reward", "tokens")
 
 
 def _columns(status: Status, *, wide: bool) -> list[str]:
-    """The columns to show; prices only where a worker has one."""
+    """The columns to show; prices only where a worker has one, builds only where they differ."""
     priced = any(worker.usd_per_h for worker in status.workers)
     hidden = {*(() if priced else ["usd/h", "usd"]), *(() if wide else OF_ANSWERS)}
     hidden |= {"audit"} if status.audit is None else set()
+    builds = {worker.build for worker in status.workers if worker.state != "gone"}
+    builds |= set() if status.process is None else {status.process.build}
+    hidden |= {"build"} if len(builds) == 1 else set()
     return [name for name in COLUMNS if name not in hidden]
 
 
@@ -395,6 +399,7 @@ def _worker_cells(worker: WorkerStatus) -> dict[str, Text]:
     return {
         "worker": Text.assemble(("● ", colour), worker.name),
         "state": Text(state_word(worker) + dialled, style=colour),
+        "build": Text(worker.build),
         "serves": Text("-" if serving is None else f"v{serving.version}"),
         "lag": Text("-" if lag is None else str(lag)),
         "running": Text(f"{worker.running}/{worker.slots}"),

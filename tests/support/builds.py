@@ -69,7 +69,7 @@ class Learner(FakeLearner):
         print("published", version, flush=True)
         if version == int(steps):
             self._stopped.set()
-learner = Learner(url, Path(token), Path(folder), t_train_s=0.05)
+learner = Learner(url, Path(token), Path(folder), t_train_s=0.2)
 learner._run()
 sys.exit(f"fault: {learner.fault}" if learner.fault else 0)
 """

@@ -273,3 +273,12 @@ def test_a_pause_keeps_the_last_picture_on_a_terminal() -> None:
         shown = console.file.getvalue()
     assert "coordinator away since 12 s, trying again: connection refused" in shown
     assert "● a " in shown
+
+
+def test_builds_are_shown_where_they_differ() -> None:
+    facts = facts_of(trained())
+    assert "build" not in seen(facts)
+    facts["workers"][0]["build"] = "0.9.1"
+    text = seen(facts)
+    assert "build" in text
+    assert "0.9.1" in text
