@@ -25,7 +25,7 @@ from echo2d.cli.results import export
 from echo2d.cli.samples import samples
 from echo2d.cli.tasks import tasks
 from echo2d.cli.tokens import token
-from echo2d.cli.watching import demo, status
+from echo2d.cli.watching import demo, status, top
 from echo2d.cli.workers import cordon, drain, uncordon
 from echo2d.errors import Fault, OperatorFault
 
@@ -55,7 +55,7 @@ def main() -> None:
 
 
 for command in (
-    init, coordinate, join, learn, envs, status, evaluations, samples, export, tasks, plan,
+    init, coordinate, join, learn, envs, status, top, evaluations, samples, export, tasks, plan,
     simulate, demo, token, audit, rented, cordon, uncordon, drain, backup, restore, doctor, bench,
     files,
 ):  # fmt: skip

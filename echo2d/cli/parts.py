@@ -76,6 +76,24 @@ def log_options(command: Callable[..., None]) -> Callable[..., None]:
     return level(as_json(file(command)))
 
 
+def coordinator_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Adds --run-dir, --url and --token-file, for `coordinator_at`."""
+    for option in (
+        click.option(
+            "--token-file",
+            type=FILE,
+            help="Token file with the role learner, gateway, operator or viewer; status shows a worker's "
+            "owner its own boxes.",
+        ),
+        click.option("--url", help="URL of a coordinator elsewhere; needs --token-file."),
+        click.option(
+            "--run-dir", type=DIRECTORY, help="Run directory of a coordinator on this host."
+        ),
+    ):
+        command = option(command)
+    return command
+
+
 def json_option(about: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Adds the option --json, which the command gets as `as_json`."""
     return click.option("--json", "as_json", is_flag=True, help=about)

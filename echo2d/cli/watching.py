@@ -1,4 +1,4 @@
-"""`echo2d status` and `echo2d demo`: look at a run, or watch a small one on this machine."""
+"""`echo2d status`, `top` and `demo`: look at a run, or watch a small one on this machine."""
 
 import json
 from contextlib import suppress
@@ -7,17 +7,11 @@ from typing import Any
 
 import click
 
-from echo2d.cli.parts import DIRECTORY, FILE, coordinator_at, end, json_option
+from echo2d.cli.parts import DIRECTORY, coordinator_at, coordinator_options, end, json_option
 
 
 @click.command()
-@click.option("--run-dir", type=DIRECTORY, help="Run directory of a coordinator on this host.")
-@click.option("--url", help="URL of a coordinator elsewhere; needs --token-file.")
-@click.option(
-    "--token-file",
-    type=FILE,
-    help="Token file with the role learner, gateway or viewer; a worker's shows its own boxes only.",
-)
+@coordinator_options
 @json_option("Print everything as one JSON object; with --watch, one per line.")
 @click.option("--watch", "again", is_flag=True, help="Refresh the display until Ctrl-C.")
 @click.option(
@@ -58,6 +52,34 @@ def status(
         print_own_status(facts)
     else:
         print_status(facts)
+
+
+@click.command()
+@coordinator_options
+@click.option(
+    "--interval",
+    type=click.FloatRange(0.1, 3600.0),
+    default=2.0,
+    show_default=True,
+    help="Seconds between two refreshes.",
+)
+def top(run_dir: Path | None, url: str | None, token_file: Path | None, interval: float) -> None:
+    """Show the workers of a run in a table: sort it, filter it, look into one of them.
+
+    Arrow keys choose a worker and the column to sort by, / filters, Enter shows all of one, q quits.
+    """
+    import asyncio
+
+    from echo2d.views.top import terminal_screen
+    from echo2d.views.top import top as watch_workers
+
+    find = coordinator_at(run_dir, url, token_file)
+
+    async def watch_them() -> None:
+        await watch_workers(find, terminal_screen(), interval_s=interval)
+
+    with suppress(KeyboardInterrupt):
+        asyncio.run(watch_them())
 
 
 @click.command()

@@ -77,12 +77,7 @@ def status_picture(
         others = OTHER_LINES + len(egress) + len(sentences) + len(faults)
         room = max(WORKERS_SHOWN_MIN, lines - others)
     parts: list[RenderableType] = [
-        Panel(
-            _tiles(status, tokens_per_s),
-            title=_title(status),
-            title_align="left",
-            border_style="cyan",
-        ),
+        main_numbers(status, tokens_per_s),
         *_provision(status),
         *_rented(status),
         *egress,
@@ -96,8 +91,23 @@ def status_picture(
     ]
     if sentences or faults:
         parts.append(Text())
-    parts += [Text.assemble(("  ! ", "bold yellow"), sentence) for sentence in sentences]
-    return Group(*parts, *map(_fault, faults))
+    return Group(*parts, *map(alert_line, sentences), *map(_fault, faults))
+
+
+def main_numbers(
+    status: Status, tokens_per_s: float | None, *, tiles_per_row: int = TILES_PER_ROW
+) -> Panel:
+    """The frame at the top: which run it is, and its main numbers."""
+    return Panel(
+        _tiles(status, tokens_per_s, tiles_per_row),
+        title=_title(status),
+        title_align="left",
+        border_style="cyan",
+    )
+
+
+def alert_line(sentence: str) -> Text:
+    return Text.assemble(("  ! ", "bold yellow"), sentence)
 
 
 def _title(status: Status) -> Text:
@@ -107,10 +117,10 @@ def _title(status: Status) -> Text:
     return Text.assemble(("echo2d ", "bold"), f"run {run}  epoch {status.epoch}  seed ", seed)
 
 
-def _tiles(status: Status, tokens_per_s: float | None) -> Table:
+def _tiles(status: Status, tokens_per_s: float | None, tiles_per_row: int) -> Table:
     """The main numbers of a run, as rows of label and value."""
     grid = Table.grid(expand=True, padding=(0, 1))
-    for _ in range(TILES_PER_ROW):
+    for _ in range(tiles_per_row):
         grid.add_column(justify="right", style="dim", no_wrap=True)
         grid.add_column(ratio=1, no_wrap=True)
     newest, groups, totals = status.newest_version, status.groups, status.totals
@@ -134,8 +144,8 @@ def _tiles(status: Status, tokens_per_s: float | None) -> Table:
         "published": f"{totals.published:,}",
     }
     cells = [cell for tile in tiles.items() for cell in tile]
-    for at in range(0, len(cells), 2 * TILES_PER_ROW):
-        grid.add_row(*cells[at : at + 2 * TILES_PER_ROW])
+    for at in range(0, len(cells), 2 * tiles_per_row):
+        grid.add_row(*cells[at : at + 2 * tiles_per_row])
     return grid
 
 
@@ -316,25 +326,14 @@ def workers_table(status: Status, *, rows: int | None = None, wide: bool = False
 
     Where not all fit, workers in trouble come first. wide: with what their answers look like.
     """
-    broadcast = status.broadcast
-    progress = {peer.id: peer for peer in broadcast.peers} if broadcast else {}
-    table = Table(box=SIMPLE_HEAD, show_edge=False, header_style="dim", padding=(0, 1, 0, 0))
-    columns = _columns(status, wide=wide)
-    for name in columns:
-        table.add_column(name, justify="left" if name in WORDS else "right", no_wrap=True)
-    table.add_column(f"gets v{broadcast.version}" if broadcast else "broadcast", no_wrap=True)
     workers = [
         worker
         for worker in status.workers
         if worker.state != "gone" or worker.silent_s < GONE_SHOWN_S
     ]
     if rows is not None:
-        workers.sort(key=_trouble)
-    for worker in workers[:rows]:
-        cells = _worker_cells(worker)
-        table.add_row(
-            *(cells[name] for name in columns), _arrival(progress.get(worker.id), broadcast)
-        )
+        workers.sort(key=trouble)
+    table = table_of(status, workers[:rows], columns_of(status, wide=wide))
     if rows is not None and len(workers) > rows:
         rest = workers[rows:]
         joined = sum(worker.state == "joined" for worker in rest)
@@ -343,6 +342,36 @@ def workers_table(status: Status, *, rows: int | None = None, wide: bool = False
         )
     if gone := len(status.workers) - len(workers):
         table.add_row(Text(f"  and {gone} gone", style="dim"))
+    return table
+
+
+def table_of(
+    status: Status,
+    workers: Iterable[WorkerStatus],
+    columns: Sequence[str],
+    *,
+    marked: str = "",
+    selected: WorkerStatus | None = None,
+) -> Table:
+    """A table of these workers in their order. marked: the name of the column that sorts them."""
+    broadcast = status.broadcast
+    progress = {peer.id: peer for peer in broadcast.peers} if broadcast else {}
+    table = Table(box=SIMPLE_HEAD, show_edge=False, header_style="dim", padding=(0, 1, 0, 0))
+    for name in columns:
+        table.add_column(
+            name,
+            justify="left" if name in WORDS else "right",
+            no_wrap=True,
+            header_style="bold reverse" if name == marked else "dim",
+        )
+    table.add_column(f"gets v{broadcast.version}" if broadcast else "broadcast", no_wrap=True)
+    for worker in workers:
+        cells = worker_cells(worker)
+        table.add_row(
+            *(cells[name] for name in columns),
+            _arrival(progress.get(worker.id), broadcast),
+            style="reverse" if worker is selected else "",
+        )
     return table
 
 
@@ -369,7 +398,7 @@ WORDS = {"worker", "state", "build", "audit"}
 OF_ANSWERS = ("used", "reward", "tokens")
 
 
-def _columns(status: Status, *, wide: bool) -> list[str]:
+def columns_of(status: Status, *, wide: bool) -> list[str]:
     """The columns to show; prices only where a worker has one, builds only where they differ."""
     priced = any(worker.usd_per_h for worker in status.workers)
     hidden = {*(() if priced else ["usd/h", "usd"]), *(() if wide else OF_ANSWERS)}
@@ -380,7 +409,7 @@ def _columns(status: Status, *, wide: bool) -> list[str]:
     return [name for name in COLUMNS if name not in hidden]
 
 
-def _trouble(worker: WorkerStatus) -> tuple[bool, bool, int, str]:
+def trouble(worker: WorkerStatus) -> tuple[bool, bool, int, str]:
     """A sort key: silent workers first, then by lag; workers that are gone come last."""
     lag = worker.lag
     # A worker that serves no version has no lag, and ranks as if it lagged most.
@@ -392,7 +421,7 @@ def _trouble(worker: WorkerStatus) -> tuple[bool, bool, int, str]:
     )
 
 
-def _worker_cells(worker: WorkerStatus) -> dict[str, Text]:
+def worker_cells(worker: WorkerStatus) -> dict[str, Text]:
     serving, lag, state = worker.serving, worker.lag, worker.state
     dialled = ", not dialable" if worker.reachable is False else ""
     colour = COLOURS[state] if worker.alive or state == "gone" else COLOURS["suspected"]

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from echo2d.client import AsyncCoordinator, OperatorFault, PeerFault, Unreachable
 from echo2d.core.status.json_form import read_own_status, read_status
-from echo2d.core.status.schema import Status
+from echo2d.core.status.schema import OwnStatus, Status
 from echo2d.views.own_status import is_own, own_picture
 from echo2d.views.status import TokenRate, age, plain_console, status_picture
 
@@ -100,13 +100,16 @@ class Asker:
 class Screen:
     """Shows statuses and pauses to a person, or to a program."""
 
-    def __init__(self, *, as_json: bool, console: Console | None = None) -> None:
+    def __init__(
+        self, *, as_json: bool, console: Console | None = None, full_screen: bool = False
+    ) -> None:
+        """full_screen: what was on the terminal before comes back at the end."""
         self._as_json = as_json
         self._console = console or plain_console()
         self._rate = TokenRate()
-        self._last: RenderableType | None = None
+        self._last: Status | OwnStatus | None = None
         self._answered_at = 0.0
-        self._live = Live(console=self._console, auto_refresh=False)
+        self._live = Live(console=self._console, auto_refresh=False, screen=full_screen)
 
     def __enter__(self) -> Self:
         if self._console.is_terminal and not self._as_json:
@@ -122,19 +125,14 @@ class Screen:
         if self._as_json:
             print(json.dumps(facts), flush=True)
             return
-        if is_own(facts):
-            picture = own_picture(read_own_status(facts))
-        else:
-            status = read_status(facts)
-            rate = self._rate.update(status.tokens_accepted, now)
-            # A line is left for `away`.
-            lines = self._console.height - 1 if self._live.is_started else None
-            picture = status_picture(status, tokens_per_s=rate, lines=lines)
-        self._last = picture
+        self._last = read_own_status(facts) if is_own(facts) else read_status(facts)
+        rate = None
+        if isinstance(self._last, Status):
+            rate = self._rate.update(self._last.tokens_accepted, now)
         if self._live.is_started:
-            self._live.update(picture, refresh=True)
+            self.draw(self._last, rate)
         else:
-            self._console.print(Text(time.strftime("--- %H:%M:%S")), picture)
+            self._console.print(Text(time.strftime("--- %H:%M:%S")), _picture(self._last, rate))
 
     def away(self, reason: str, *, now: float) -> None:
         """No answer; what was seen last stays on the terminal."""
@@ -145,9 +143,24 @@ class Screen:
         if self._as_json:
             print(json.dumps({"away_s": away_s, "reason": reason}), flush=True)
         elif self._live.is_started and self._last is not None:
-            self._live.update(Group(words, self._last), refresh=True)
+            self.draw(self._last, None, away=words)
         else:
             self._console.print(words, soft_wrap=True)
+
+    def draw(
+        self, status: Status | OwnStatus, tokens_per_s: float | None, away: Text | None = None
+    ) -> None:
+        """Draw on the terminal. away: above the last status, since when there is no answer."""
+        picture = _picture(status, tokens_per_s, self._console.height - (away is not None))
+        self._live.update(picture if away is None else Group(away, picture), refresh=True)
+
+
+def _picture(
+    status: Status | OwnStatus, tokens_per_s: float | None, lines: int | None = None
+) -> RenderableType:
+    if isinstance(status, OwnStatus):
+        return own_picture(status)
+    return status_picture(status, tokens_per_s=tokens_per_s, lines=lines)
 
 
 async def status_once(find: Find) -> dict[str, Any]:
