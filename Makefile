@@ -5,7 +5,7 @@ READY := .venv/.ready
 ARGS ?=
 SEARCHES ?= 20  # times that a soak runs the property tests, by chance
 
-.PHONY: setup demo math calculator poker test lab sglang-test trl-example envs-test staleness-sweep bench bench-delta soak figures mutants check coverage native-sanitize native-wheel clean
+.PHONY: setup demo math calculator poker test lab sglang-test trl-example envs-test boards-test staleness-sweep bench bench-delta soak figures mutants check coverage native-sanitize native-wheel clean
 
 setup: $(READY)
 
@@ -59,6 +59,10 @@ trl-example: $(READY)
 envs-test: $(READY)
 	bash tools/envs/setup.sh
 	ECHO2D_VERIFIERS=$$(bash tools/envs/setup.sh | tail -1) $(BIN)/pytest -m envs tests/envs -rs --log-cli-level=INFO $(ARGS)
+
+boards-test: $(READY)
+	bash tools/boards/setup.sh
+	ECHO2D_PROMETHEUS=$$(bash tools/boards/setup.sh | tail -1) $(BIN)/pytest -m boards tests/boards $(ARGS)
 
 staleness-sweep: $(READY)
 	$(BIN)/python -m tools.research.staleness_sweep $(ARGS)

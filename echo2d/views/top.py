@@ -43,8 +43,7 @@ NARROW = ("worker", "state", "lag", "per h", "heard")
 TABLE_LINES = 2
 FILTER_CHARS_MAX = 64
 
-Key = str
-KEYS: Mapping[bytes, Key] = {
+KEYS: Mapping[bytes, str] = {
     b"\x1b[A": "up",
     b"\x1b[B": "down",
     b"\x1b[D": "left",
@@ -87,7 +86,7 @@ SORT_BY: Mapping[str, Callable[[WorkerStatus], Any]] = {
 }
 
 
-def keys_in(data: bytes) -> list[Key]:
+def keys_in(data: bytes) -> list[str]:
     """The keys that a terminal sent; characters stand for themselves, others are left out."""
     found = []
     while data:
@@ -115,7 +114,7 @@ class WorkerTable:
 
     # --- keys
 
-    def press(self, key: Key) -> None:
+    def press(self, key: str) -> None:
         """Do what a key says; a key that means nothing here is ignored."""
         if self.mode == "filter":
             self._type(key)
@@ -128,7 +127,7 @@ class WorkerTable:
         else:
             self._press_in_table(key)
 
-    def _press_in_table(self, key: Key) -> None:
+    def _press_in_table(self, key: str) -> None:
         orders = [TROUBLE, *([] if self.status is None else columns_of(self.status, wide=True))]
         match key:
             case "enter":
@@ -145,7 +144,7 @@ class WorkerTable:
             case _:
                 pass
 
-    def _type(self, key: Key) -> None:
+    def _type(self, key: str) -> None:
         match key:
             case "enter":
                 self.mode = "table"
@@ -156,7 +155,7 @@ class WorkerTable:
             case _ if len(key) == 1:
                 self.filter = (self.filter + key)[:FILTER_CHARS_MAX]
 
-    def _move(self, key: Key) -> None:
+    def _move(self, key: str) -> None:
         shown = self.shown()
         if not shown:
             return
