@@ -131,7 +131,7 @@ def gpu(*, needed: bool) -> HostFinding:
     """The GPUs that the NVIDIA driver shows. needed: nothing works without one."""
     fields = "--query-gpu=name,driver_version,memory.total"
     told = _output(["nvidia-smi", fields, "--format=csv,noheader"])
-    if told is None:
+    if not told:
         todo = "install the NVIDIA driver: `nvidia-smi` must list the GPUs"
         text = "no GPU is seen (nvidia-smi)"
         return (
@@ -143,7 +143,7 @@ def gpu(*, needed: bool) -> HostFinding:
         [part.strip() for part in line.split(",")] for line in told.splitlines() if line.strip()
     ]
     names = ", ".join(f"{row[0]} ({row[-1]})" for row in rows)
-    return ok("gpu", f"{len(rows)}: {names}; driver {rows[0][1]}" if rows else "no GPU is seen")
+    return ok("gpu", f"{len(rows)}: {names}; driver {rows[0][1]}")
 
 
 def torch_package() -> HostFinding:

@@ -1,13 +1,16 @@
 """`echo2d doctor` on the learner's host: before the start, and beside a coordinator that runs."""
 
 import asyncio
+import json
 import socket
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from echo2d.cli import main
 from echo2d.config import CoordinatorConfig
 from echo2d.core.coordinator.events import SessionAsked
 from echo2d.runtime.coordinator.main import core_machine
@@ -87,3 +90,32 @@ async def test_a_disk_without_room_for_two_versions(tmp_path: Path) -> None:
         file.truncate(1 << 42)
     found = (await examined(config))["run dir"]
     assert (found.level, "two versions will take" in found.text) == ("error", True)
+
+
+def test_the_command_prints_findings_and_ends_with_their_code(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(
+        f"""
+        [run]
+        run_dir = "{tmp_path}/run"
+        snapshot_root = "{tmp_path}/out"
+        [coordinator]
+        host = "203.0.113.9"
+        [sampling]
+        vocab_size = 17
+        [task]
+        kind = "sort_digits"
+        """
+    )
+    result = CliRunner().invoke(main, ["doctor", "--config", str(tmp_path / "run.toml"), "--json"])
+    found = json.loads(result.output)
+    assert result.exit_code == found["code"] == 1
+    assert {"check": "link.host", "level": "error"}.items() <= found["findings"][3].items()
+    lines = CliRunner().invoke(main, ["doctor", "--config", str(tmp_path / "run.toml")]).output
+    assert "error    link.host        link.host is 127.0.0.1" in lines
+    assert '-> link.host = "203.0.113.9"' in lines
+
+
+def test_without_a_host_to_look_at_it_says_how(tmp_path: Path) -> None:
+    result = CliRunner().invoke(main, ["doctor"])
+    assert (result.exit_code, result.output.count("\n")) == (2, 1)
+    assert "doctor needs --config FILE" in result.output
