@@ -55,16 +55,20 @@ async def test_boxes_would_dial_themselves(tmp_path: Path) -> None:
     assert found["coordinator port"].level == "error"
 
 
-async def test_a_coordinator_that_runs(
-    config: CoordinatorConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with serving(config, core_machine) as opened:
+async def test_a_coordinator_that_runs(config: CoordinatorConfig) -> None:
+    async with serving(config, core_machine):
         found = await examined(config)
         assert found["coordinator"].level == found["tokens"].level == "ok"
         assert found["ready"].text == "the coordinator is not ready: the seed is away"
         assert found["learner"].level == "skipped"
         assert found["seed port"].todo == "set link.port, so that a firewall can let it in: 7701"
         assert "no learner has opened a session" in found["alerts"].text
+
+
+async def test_a_learner_that_is_heard_and_one_that_is_silent(
+    config: CoordinatorConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving(config, core_machine) as opened:
         await opened.coordinator.ask(lambda number: SessionAsked(number, 0), timeout_s=HANG_S)
         assert (await examined(config))["learner"].level == "ok"
         monkeypatch.setattr(learner_host, "LEARNER_SILENT_S_MAX", -1.0)
