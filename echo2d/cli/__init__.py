@@ -11,6 +11,7 @@ import click
 from echo2d import __version__
 from echo2d.cli.audits import audit
 from echo2d.cli.benches import bench
+from echo2d.cli.boxes import box_script
 from echo2d.cli.daemons import coordinate, join, rented
 from echo2d.cli.doctor import doctor
 from echo2d.cli.envs import envs
@@ -56,7 +57,7 @@ def main() -> None:
 
 for command in (
     init, coordinate, join, learn, envs, status, top, evaluations, samples, export, tasks, plan,
-    simulate, demo, token, audit, rented, cordon, uncordon, drain, backup, restore, doctor, bench,
-    files,
+    simulate, demo, token, audit, box_script, rented, cordon, uncordon, drain, backup, restore,
+    doctor, bench, files,
 ):  # fmt: skip
     main.add_command(command)

@@ -24,8 +24,9 @@ def files(name: str | None, to: Path | None) -> None:
     if name is None:
         if to is not None:
             raise OperatorFault(f"--to: say which files to copy: {', '.join(_folders())}")
-        for each in _files_in(SHARE):
-            click.echo(f"{each.relative_to(SHARE)}  {each}")
+        for folder in _folders():
+            for each in _files_in(SHARE / folder):
+                click.echo(f"{each.relative_to(SHARE)}  {each}")
         return
     source = _found(name)
     if to is None:
@@ -36,6 +37,8 @@ def files(name: str | None, to: Path | None) -> None:
 
 
 def _folders() -> list[str]:
+    if not SHARE.is_dir():
+        raise OperatorFault("this installation came from a coordinator, without these files")
     return sorted(each.name for each in SHARE.iterdir() if each.is_dir())
 
 

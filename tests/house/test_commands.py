@@ -92,6 +92,8 @@ def options_of(group: click.Command, words: list[str]) -> Iterator[str]:
     valued = {o for each in group.params if not getattr(each, "is_flag", False) for o in each.opts}
     before = ""
     for word in words:
+        if word == "--":
+            return
         if word.startswith("--") and before not in valued:
             yield word
         before = word

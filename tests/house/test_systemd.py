@@ -32,6 +32,7 @@ TARGETS = ("sysinit", "basic", "shutdown", "multi-user", "network-online")
 DROP_INS = {
     "tasks-apart.conf": "echo2d-coordinate.service",
     "several-gpus.conf": "echo2d-learner.service",
+    "restart-steps.conf": "echo2d-coordinate.service",
 }
 EXPOSURE_MAX = {  # by unit, or by drop-in, which its unit then has
     "echo2d-coordinate.service": 1.7,
@@ -124,6 +125,13 @@ def test_the_examples_fit_the_units_and_each_other() -> None:
     assert learner.patience_s < seconds(keys_of("echo2d-learner.service")["WatchdogSec"][0])
     worker = WorkerConfig.load(FOLDER / "worker.toml", {"token_file": "t", "state_dir": "s"})
     assert worker.url == learner.url
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_its_keys_are_known_to_systemd_247(unit: str) -> None:
+    assert NEWER & keys_of(unit).keys() == set()
+    assert keys_of("restart-steps.conf").keys() >= NEWER
+    assert seconds(keys_of(unit)["RestartSec"][0]) >= 10, "no other delay is known there"
 
 
 @pytest.mark.parametrize("unit", UNITS)

@@ -31,6 +31,8 @@ The core takes every decision; this module only turns requests into events, and 
     POST /v1/workers/{id}/uncordon      {} -> the same; calls a drain off, too
     POST /v1/workers/{id}/drain         {} -> the same; it is cordoned, and ends once it holds nothing
                                         hand_over: true may be added: others go on with what it holds
+    GET  /v1/wheel                      the wheel of this installation, for a box that holds a
+                                        worker's token; see `echo2d box-script`
     GET  /v1/status, /metrics, /        facts as JSON, as Prometheus text, as a page
     GET  /v1/status/own                 worker's token: facts about the boxes enrolled with it
     GET  /healthz, /readyz              see net/http/health.py; no credential is needed
@@ -43,6 +45,7 @@ another build), 413 (too large), 415
 never decompressed.
 """
 
+import asyncio
 import base64
 import hashlib
 import io
@@ -145,6 +148,9 @@ NOTHING = "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancest
 LEARNER: frozenset[Role] = frozenset({"learner"})
 VIEWER: frozenset[Role] = frozenset({"viewer"})
 WORKER: frozenset[Role] = frozenset({"worker"})
+# Wheels that are on their way at once, and how long each may take: about 2 MB.
+WHEELS_MAX = 16
+WHEEL_S_MAX = 120.0
 READERS: frozenset[Role] = frozenset({"learner", "gateway", "viewer", "operator"})
 OPERATOR: frozenset[Role] = frozenset({"operator"})
 
@@ -199,6 +205,10 @@ class LearnerBackend(Health, Protocol):
         """What the owner of the token with this name may know. Cheap, however often it is asked."""
 
     def metrics(self) -> bytes: ...
+
+    async def wheel(self) -> tuple[str, bytes]:
+        """Its file name and its bytes. OperatorFault: there is none."""
+        ...
 
 
 def _error(
@@ -258,6 +268,7 @@ class Api:
         self._backend = backend
         self._status = CostlyAnswer(lambda: json.dumps(backend.status()).encode())
         self._metrics = CostlyAnswer(backend.metrics)
+        self._wheels_open = 0
 
     def allow(self, roles: frozenset[Role], handler: Handler) -> Handler:
         """Wrap the handler so that it serves callers of these roles only."""
@@ -417,6 +428,27 @@ class Api:
 
     async def metrics(self, request: web.Request) -> web.Response:  # noqa: ARG002
         return web.Response(body=self._metrics.get(), content_type="text/plain", charset="utf-8")
+
+    async def wheel(self, request: web.Request) -> web.StreamResponse:
+        if self._wheels_open >= WHEELS_MAX:
+            raise HttpRefusal(
+                HTTPStatus.SERVICE_UNAVAILABLE, "busy", "many boxes fetch the wheel; try again"
+            )
+        self._wheels_open += 1
+        try:
+            async with asyncio.timeout(WHEEL_S_MAX):
+                name, wheel = await self._backend.wheel()
+                response = web.StreamResponse(
+                    headers={"Content-Disposition": f'attachment; filename="{name}"'}
+                )
+                response.content_type = "application/octet-stream"
+                response.content_length = len(wheel)
+                await response.prepare(request)
+                await response.write(wheel)
+                await response.write_eof()
+                return response
+        finally:
+            self._wheels_open -= 1
 
     async def _fence(self, epoch: Epoch) -> None:
         """Check the epoch before any bytes are read.
@@ -591,6 +623,7 @@ def make_app(
     for order in get_args(WorkerOrder):
         handler = api.allow(OPERATOR, api.order(order))
         app.router.add_post(f"/v1/workers/{{peer}}/{order}", handler)
+    app.router.add_get("/v1/wheel", api.allow(WORKER, api.wheel))
     app.router.add_get("/v1/status", api.allow(READERS, api.status))
     app.router.add_get("/v1/status/own", api.allow(WORKER, api.own_status))
     app.router.add_get("/metrics", api.allow(READERS, api.metrics))

@@ -73,6 +73,7 @@ from echo2d.net.peer.dial_back import dial_back
 from echo2d.net.security.auth import Caller, Denied, KnownPeer, sign_root
 from echo2d.net.security.tls import Tls
 from echo2d.runtime.audit.audit_log import audit_record
+from echo2d.runtime.box.wheel import GivenWheel
 from echo2d.runtime.coordinator.data_plane import DataPlane
 from echo2d.runtime.coordinator.gateway import Gateway
 from echo2d.runtime.coordinator.group_log import GroupLog
@@ -192,6 +193,7 @@ class CoordinatorProcess:
         # None between two turns.
         self._turn_began_at: float | None = None
         self._publishing = asyncio.Lock()
+        self._wheel = GivenWheel()
         self._learner_heard_at: float | None = None
         # Calls of the learner that are being answered: while it waits for a batch, it is there.
         self._learner_calls = 0
@@ -616,3 +618,6 @@ class CoordinatorProcess:
         self._metrics.events_waiting.set(len(self._mailbox))
         self._metrics.tokens_expire(self._access.expiries(now_s=time.time()))
         return self._metrics.render(self.look())
+
+    async def wheel(self) -> tuple[str, bytes]:
+        return await self._wheel.get()

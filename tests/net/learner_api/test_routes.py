@@ -37,6 +37,7 @@ from echo2d.net.learner_api import routes as learner_api_routes
 from echo2d.net.learner_api.routes import (
     DIGEST_HEADER,
     ENROL_BYTES_MAX,
+    WHEELS_MAX,
     make_app,
     make_runner,
     read_page,
@@ -120,6 +121,9 @@ class Backend:
     def samples(self, step: int | None) -> dict[str, Any]:
         return {"step": step, "groups": []}
 
+    async def wheel(self) -> tuple[str, bytes]:
+        return "echo2d-0-py3-none-any.whl", b"a wheel"
+
     def status(self) -> dict[str, Any]:
         return {"version": 3}
 
@@ -179,6 +183,28 @@ async def serving(backend: Backend) -> AsyncIterator[Client]:
     async with aiohttp.ClientSession() as http:
         yield Client(http, f"http://127.0.0.1:{runner.addresses[0][1]}")
     await runner.cleanup()
+
+
+async def test_so_many_wheels_are_sent_at_once_and_no_more(
+    call: Client, backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, go = asyncio.Semaphore(0), asyncio.Event()
+
+    async def wheel() -> tuple[str, bytes]:
+        asked.release()
+        await go.wait()
+        return "echo2d-0-py3-none-any.whl", b"a wheel"
+
+    monkeypatch.setattr(backend, "wheel", wheel)
+    async with asyncio.TaskGroup() as tasks:
+        open_ = [tasks.create_task(call("GET", "/v1/wheel", "W")) for _ in range(WHEELS_MAX)]
+        for _ in open_:
+            await asked.acquire()
+        status, answer = await call("GET", "/v1/wheel", "W")
+        assert (status, answer["error"]) == (503, "busy")
+        go.set()
+    assert [each.result() for each in open_] == [(200, b"a wheel")] * WHEELS_MAX
+    assert await call("GET", "/v1/wheel", "W") == (200, b"a wheel"), "they made room"
 
 
 async def test_a_learner_may_say_who_it_is(call: Client, backend: Backend) -> None:

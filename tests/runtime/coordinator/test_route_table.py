@@ -52,6 +52,7 @@ ROUTES: Mapping[tuple[str, str], tuple[int, ...]] = {
     ("POST", "/v1/workers/box/uncordon"): OPERATOR,
     ("POST", "/v1/workers/box/drain"): OPERATOR,
     ("POST", "/v1/workers/box/end"): NOTHING,
+    ("GET", "/v1/wheel"): (401, 401, 200, 403, 403, 403, 403, 403),
     ("GET", "/v1/status"): READERS,
     # Every role but a worker's may see the run; a worker's sees the boxes enrolled with it.
     ("GET", "/v1/status/own"): (401, 401, 200, 403, 403, 403, 403, 403),

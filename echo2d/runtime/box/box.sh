@@ -1,0 +1,85 @@
+# --- from here on the script is the same for every box
+
+say() { echo "echo2d box: $*"; }
+fail() {
+  say "$*" >&2
+  exit 1
+}
+
+[ "$(id -u)" = 0 ] || fail "run this as root"
+token_file=/etc/echo2d/$name.token
+home=/opt/echo2d
+install -d -m 0755 /etc/echo2d
+(umask 077 && printf '%s\n' "$token" >"$token_file")
+
+fits() {
+  command -v "$1" >/dev/null &&
+    "$1" -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
+}
+
+found_python() {
+  local each
+  for each in python3 python3.14 python3.13 python3.12 python3.11; do
+    if fits "$each"; then
+      echo "$each"
+      return
+    fi
+  done
+  return 1
+}
+
+install_python() {
+  command -v apt-get >/dev/null || fail "install Python 3.11 or newer with venv, then run this again"
+  export DEBIAN_FRONTEND=noninteractive
+  apt-get update -qq
+  apt-get install -qq -y --no-install-recommends ca-certificates python3 python3-venv >/dev/null
+  # Ubuntu 22.04 has an older python3, and 3.11 beside it.
+  found_python >/dev/null ||
+    apt-get install -qq -y --no-install-recommends python3.11 python3.11-venv >/dev/null
+}
+
+# The coordinator gives its own wheel to who has a worker's token.
+fetch_wheel() {
+  "$home/bin/python" - "$token_file" "$url" "$home" <<'PYTHON'
+import http.client, json, pathlib, re, ssl, sys
+from urllib.parse import urlsplit
+
+token, at = json.loads(pathlib.Path(sys.argv[1]).read_text()), urlsplit(sys.argv[2])
+link = http.client.HTTPConnection(at.hostname, at.port, timeout=60)
+link.connect()
+if at.scheme == "https":
+    # The run's authority certifies names of members, not of hosts.
+    trusted = ssl.create_default_context(cadata=token["authority"])
+    link.sock = trusted.wrap_socket(link.sock, server_hostname="coordinator")
+link.request("GET", "/v1/wheel", headers={"Authorization": f"Bearer {token['secret']}"})
+answer = link.getresponse()
+if answer.status != 200:
+    sys.exit(f"echo2d box: the coordinator gives no wheel: {answer.read(4096).decode()}")
+name = re.search(r'filename="([\w.-]+\.whl)"', answer.headers["Content-Disposition"])[1]
+path = pathlib.Path(sys.argv[3], name)
+path.write_bytes(answer.read())
+print(path)
+PYTHON
+}
+
+install_echo2d() {
+  local python source
+  found_python >/dev/null || install_python
+  python=$(found_python) || fail "expected Python 3.11 or newer with venv; found $(python3 --version)"
+  say "installing into $home"
+  "$python" -m venv "$home"
+  if [ -n "$from" ]; then
+    source="echo2d$extra @ $from"
+  else
+    source="$(fetch_wheel)$extra" || fail "cannot fetch the wheel from $url"
+  fi
+  "$home/bin/pip" install --quiet --disable-pip-version-check "$source"
+  if [ -n "$sglang" ]; then
+    "$python" -m venv /opt/sglang
+    /opt/sglang/bin/pip install --quiet --disable-pip-version-check "$sglang"
+  fi
+}
+
+# A box that is started again installs nothing.
+[ -e "$home/installed" ] || install_echo2d
+touch "$home/installed"

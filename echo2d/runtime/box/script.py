@@ -1,0 +1,159 @@
+"""A script that makes a fresh machine a worker: it installs echo2d, keeps the token and joins.
+
+    onstart      joins in the foreground, for a container without systemd (Vast, RunPod)
+    systemd      installs and starts the service echo2d-join@NAME
+    cloud-init   the same, as user data
+
+The script holds the token's secret.
+"""
+
+import json
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Literal
+
+from echo2d.errors import OperatorFault
+from echo2d.net.security.auth import TokenFile, read_token_file, write_private
+
+BoxStart = Literal["systemd", "onstart", "cloud-init"]
+
+SGLANG = "sglang>=0.5.19"
+SGLANG_PYTHON = "/opt/sglang/bin/python"
+END_OF_FILE = "END_OF_FILE_OF_ECHO2D"
+# Names a unit's instance and files on the box.
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
+
+
+@dataclass(frozen=True, slots=True)
+class BoxJob:
+    """What the box is to do.
+
+    options: of `echo2d join`, besides URL, token file and state directory. engine: the embedded
+    one or SGLang; None: a relay. source: what pip installs; None: the coordinator's own wheel.
+    """
+
+    url: str
+    token: TokenFile
+    options: tuple[str, ...]
+    engine: str | None
+    source: str | None
+
+
+def token_of_box(path: Path) -> TokenFile:
+    """The worker's token in the file. OperatorFault: there is none."""
+    token = read_token_file(path)
+    if token.role != "worker":
+        raise OperatorFault(f"--token-file: expected a worker's token; {path} is of a {token.role}")
+    return token
+
+
+def save(path: Path, script: str) -> None:
+    """Write a script that only its owner can read."""
+    write_private(path, script)
+
+
+def box_script(job: BoxJob, start: BoxStart) -> str:
+    """The text of the script. OperatorFault: it cannot be written."""
+    if NAME.fullmatch(job.token.name) is None:
+        raise OperatorFault(
+            f"the token's name becomes a file's: expected letters, digits, '_', '.' and '-'; "
+            f"found {job.token.name!r}"
+        )
+    script = "\n".join(
+        [
+            _head(job),
+            _file("runtime/box/box.sh"),
+            _onstart(job) if start == "onstart" else _service(job),
+        ]
+    )
+    return script if start != "cloud-init" else _user_data(script)
+
+
+def _head(job: BoxJob) -> str:
+    extra = {"torch": "[torch]"}.get(job.engine or "", "")
+    sglang = SGLANG if job.engine == "sglang" and SGLANG_PYTHON in job.options else ""
+    return f"""#!/usr/bin/env bash
+# Makes this machine a worker of the echo2d run at {job.url}. Made by `echo2d box-script`.
+# It contains the secret of the token {job.token.name}: keep it like the token file.
+set -euo pipefail
+url={shlex.quote(job.url)}
+name={shlex.quote(job.token.name)}
+from={shlex.quote(job.source or "")}
+extra={shlex.quote(extra)}
+sglang={shlex.quote(sglang)}
+token={shlex.quote(json.dumps(asdict(job.token)))}
+"""
+
+
+def _onstart(job: BoxJob) -> str:
+    return f"""options=({shlex.join(job.options)})
+say "joining $url"
+while :; do
+  code=0
+  "$home/bin/echo2d" join "$url" --token-file "$token_file" --state-dir "/var/lib/echo2d-join/$name" \\
+    "${{options[@]}}" || code=$?
+  # 0: told to end. 2: it would be refused again.
+  case $code in 0 | 2) exit "$code" ;; esac
+  say "it ended with $code and starts again in 15 s"
+  sleep 15
+done
+"""
+
+
+def _service(job: BoxJob) -> str:
+    unit, steps = (
+        _file(f"share/systemd/{name}") for name in ("echo2d-join@.service", "restart-steps.conf")
+    )
+    options = " ".join(_systemd_quoted(each) for each in job.options)
+    return f"""[ -d /run/systemd/system ] || fail "systemd does not run here; use echo2d box-script --onstart"
+cat >/etc/systemd/system/echo2d-join@.service <<'{END_OF_FILE}'
+{unit}{END_OF_FILE}
+drop_ins=/etc/systemd/system/echo2d-join@$name.service.d
+install -d -m 0755 "$drop_ins"
+cat >"$drop_ins/options.conf" <<'{END_OF_FILE}'
+[Service]
+ExecStart=
+ExecStart=/opt/echo2d/bin/echo2d join {_systemd_quoted(job.url)} --token-file ${{CREDENTIALS_DIRECTORY}}/token \\
+    --state-dir ${{STATE_DIRECTORY}} {options}
+{END_OF_FILE}
+if [ "$(systemctl --version | sed -n 's/^systemd \\([0-9]*\\).*/\\1/p')" -ge 254 ]; then
+  cat >"$drop_ins/restart-steps.conf" <<'{END_OF_FILE}'
+{steps}{END_OF_FILE}
+fi
+systemctl daemon-reload
+systemctl enable --now "echo2d-join@$name"
+say "the service echo2d-join@$name is started"
+"""
+
+
+def _systemd_quoted(word: str) -> str:
+    """In quotes, without what systemd would read in them: its specifiers and variables."""
+    escaped = word.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped.replace("%", "%%").replace("$", "$$")}"'
+
+
+def _user_data(script: str) -> str:
+    """JSON is YAML, and needs no quoting of the script's lines."""
+    path = "/root/echo2d-box.sh"
+    parts = {
+        "write_files": [{"path": path, "permissions": "0700", "content": script}],
+        "runcmd": [["bash", path]],
+    }
+    return f"#cloud-config\n{json.dumps(parts, indent=1)}\n"
+
+
+def _file(name: str) -> str:
+    return resources.files("echo2d").joinpath(name).read_text(encoding="utf-8")
+
+
+def join_options(engine: str, options: Sequence[str]) -> tuple[str, ...]:
+    """The options with what the engine needs on a fresh box."""
+    if engine != "sglang" or any(
+        each.partition("=")[0] in ("--engine-python", "--engine-url") for each in options
+    ):
+        return tuple(options)
+    return (*options, "--engine-python", SGLANG_PYTHON)

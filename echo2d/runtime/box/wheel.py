@@ -1,0 +1,89 @@
+"""The wheel of this installation, made again from its files: what a new box installs.
+
+A wheel is a zip file of the package and its metadata. All of echo2d lies in one folder, so this
+holds for a checkout, an editable installation and an installed wheel alike.
+"""
+
+import asyncio
+import base64
+import hashlib
+import importlib.metadata
+import io
+import sysconfig
+import zipfile
+from pathlib import Path
+
+from echo2d.errors import OperatorFault
+
+PACKAGE = Path(__file__).parents[2]
+# A box needs none of the shared files. In a checkout they lie where people keep files of their own.
+LEFT_OUT = {"__pycache__", "share"}
+# A date that zip files can hold, so that the same files make the same wheel.
+DATE = (2020, 1, 1, 0, 0, 0)
+
+
+class GivenWheel:
+    """The wheel, made when it is first asked for and kept."""
+
+    def __init__(self) -> None:
+        self._made: tuple[str, bytes] | None = None
+        self._making = asyncio.Lock()
+
+    async def get(self) -> tuple[str, bytes]:
+        """Its file name and its bytes. OperatorFault: there is none."""
+        async with self._making:
+            if self._made is None:
+                self._made = await asyncio.to_thread(installed_wheel)
+            return self._made
+
+
+def installed_wheel() -> tuple[str, bytes]:
+    """Its file name and its bytes. Blocking. OperatorFault: this copy was never installed."""
+    try:
+        distribution = importlib.metadata.distribution("echo2d")
+    except importlib.metadata.PackageNotFoundError as error:
+        raise OperatorFault("echo2d is not installed here: there is no wheel to give") from error
+    about = f"echo2d-{distribution.version}"
+    tag = _tag()
+    files = {f"echo2d/{name}": path.read_bytes() for name, path in _files(PACKAGE)}
+    runs = {f"echo2d/{name}" for name, path in _files(PACKAGE) if path.stat().st_mode & 0o100}
+    for name in ("METADATA", "entry_points.txt"):
+        files[f"{about}.dist-info/{name}"] = (distribution.read_text(name) or "").encode()
+    files[f"{about}.dist-info/WHEEL"] = (
+        f"Wheel-Version: 1.0\nGenerator: echo2d\nRoot-Is-Purelib: false\nTag: {tag}\n".encode()
+    )
+    record = f"{about}.dist-info/RECORD"
+    lines = [f"{name},sha256={_digest(data)},{len(data)}" for name, data in files.items()]
+    files[record] = "\n".join([*lines, f"{record},,", ""]).encode()
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as wheel:
+        for name, data in files.items():
+            entry = zipfile.ZipInfo(name, DATE)
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            entry.external_attr = (0o755 if name in runs else 0o644) << 16
+            wheel.writestr(entry, data)
+    return f"{about}-{tag}.whl", packed.getvalue()
+
+
+def _files(folder: Path, prefix: str = "") -> list[tuple[str, Path]]:
+    """Every file with its name below the package. Links are followed."""
+    found: list[tuple[str, Path]] = []
+    for path in sorted(folder.iterdir()):
+        if path.name in LEFT_OUT:
+            continue
+        if path.is_dir():
+            found += _files(path, f"{prefix}{path.name}/")
+        else:
+            found.append((prefix + path.name, path))
+    return found
+
+
+def _tag() -> str:
+    """The compiled loops use Python's stable ABI; without them the wheel fits every machine."""
+    if not any((PACKAGE / "native").glob("_words*.so")):
+        return "py3-none-any"
+    return f"cp311-abi3-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
+
+
+def _digest(data: bytes) -> str:
+    return base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()

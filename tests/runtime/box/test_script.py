@@ -1,0 +1,129 @@
+"""The script for a box is a whole program, whatever the names, options and secrets in it are."""
+
+import json
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from echo2d.cli import main
+from echo2d.errors import OperatorFault
+from echo2d.net.security.auth import TokenFile, write_token_file
+from echo2d.runtime.box.script import SGLANG_PYTHON, BoxJob, BoxStart, box_script, join_options
+
+NASTY = "a 'b' \"c\" $HOME `id` \\ 100% #"
+TOKEN = TokenFile("box-1", "worker", "s3cret", "00" * 32, "https://h:1", "PEM\nof 'it'\n")
+JOB = BoxJob("https://10.0.0.1:7700", TOKEN, ("--name", NASTY), "torch", None)
+SHELLCHECK = shutil.which("shellcheck")
+
+
+def shell(script: str, *, check: bool = True) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        ["bash", "-c", script], capture_output=True, text=True, check=check, timeout=30
+    )
+
+
+@pytest.mark.parametrize("start", ["systemd", "onstart"])
+@pytest.mark.parametrize("source", [None, "git+https://h/r@abc"])
+def test_it_is_a_script_that_shellcheck_accepts(
+    tmp_path: Path, start: BoxStart, source: str | None
+) -> None:
+    path = tmp_path / "box.sh"
+    path.write_text(box_script(replace(JOB, source=source, options=("--engines", "2")), start))
+    subprocess.run(["bash", "-n", str(path)], check=True)
+    if SHELLCHECK is not None:
+        done = subprocess.run([SHELLCHECK, str(path)], capture_output=True, text=True, check=False)
+        assert done.stdout == ""
+
+
+def test_nothing_in_it_is_read_by_the_shell() -> None:
+    head = box_script(replace(JOB, source=NASTY), "onstart").partition("# --- from here on")[0]
+    said = shell(head + 'printf "%s\\0" "$url" "$from" "$token"').stdout.split("\0")
+    assert said[:2] == [JOB.url, NASTY]
+    assert TokenFile(**json.loads(said[2])) == TOKEN
+
+
+def test_the_options_reach_join_as_they_were_given() -> None:
+    (line,) = [
+        each for each in box_script(JOB, "onstart").splitlines() if each.startswith("options=(")
+    ]
+    assert shell(line + '; printf "%s\\0" "${options[@]}"').stdout.split("\0")[:-1] == [
+        "--name",
+        NASTY,
+    ]
+
+
+def test_systemd_gets_the_options_quoted_in_its_own_way() -> None:
+    script = box_script(JOB, "systemd")
+    assert (
+        '--state-dir ${STATE_DIRECTORY} "--name" '
+        '"a \'b\' \\"c\\" $$HOME `id` \\\\ 100%% #"\n' in script
+    )
+    assert "RestartSteps=6" in script
+
+
+def test_user_data_holds_the_same_script() -> None:
+    text = box_script(JOB, "cloud-init")
+    first, _, rest = text.partition("\n")
+    (file,) = json.loads(rest)["write_files"]
+    assert first == "#cloud-config"
+    assert (file["content"], file["permissions"]) == (box_script(JOB, "systemd"), "0700")
+
+
+def test_a_name_that_is_a_path_is_refused() -> None:
+    with pytest.raises(OperatorFault, match="the token's name becomes a file's"):
+        box_script(replace(JOB, token=replace(TOKEN, name="../x")), "onstart")
+
+
+def test_sglang_gets_an_environment_of_its_own() -> None:
+    options = join_options("sglang", ["--engine", "sglang"])
+    assert options[-2:] == ("--engine-python", SGLANG_PYTHON)
+    job = replace(JOB, engine="sglang", options=options)
+    assert "sglang='sglang>=0.5.19'" in box_script(job, "onstart")
+    own = join_options("sglang", ["--engine", "sglang", "--engine-url=http://127.0.0.1:3"])
+    assert "sglang=''" in box_script(replace(job, options=own), "onstart")
+
+
+def run(*arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(main, ["box-script", "https://h:1", *arguments])
+    return result.exit_code, result.output
+
+
+@pytest.mark.may_block
+def test_the_command_writes_a_private_file(tmp_path: Path) -> None:
+    token, out = tmp_path / "box.token", tmp_path / "box.sh"
+    write_token_file(token, TOKEN)
+    code, said = run(f"--token-file={token}", f"--out={out}", "--onstart", "--relay-only")
+    assert (code, said) == (0, f"wrote {out}, which holds a secret (mode 0600)\n")
+    assert out.stat().st_mode & 0o777 == 0o600
+    assert "extra=''" in out.read_text(), "a relay needs no torch"
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        (["--engin=x"], "echo2d: echo2d join: No such option '--engin'."),
+        (["--slots", "x"], "echo2d: echo2d join: Invalid value for '--slots': 'x' is not a valid"),
+        (["--state-dir=x"], "echo2d: --state-dir cannot be among the options of the box"),
+        (["more"], "echo2d: echo2d join: Got unexpected extra argument (more)"),
+    ],
+)
+def test_a_mistake_is_found_before_a_box_is_rented(
+    tmp_path: Path, options: list[str], line: str
+) -> None:
+    token = tmp_path / "box.token"
+    write_token_file(token, TOKEN)
+    code, said = run(f"--token-file={token}", *options)
+    assert code == 2
+    assert said.startswith(line)
+
+
+def test_the_token_must_be_a_workers(tmp_path: Path) -> None:
+    token = tmp_path / "box.token"
+    write_token_file(token, replace(TOKEN, role="viewer"))
+    code, said = run(f"--token-file={token}")
+    assert code == 2
+    assert "expected a worker's token" in said
