@@ -72,6 +72,9 @@ FORGET_INVALID = """DELETE FROM peers WHERE token IN (SELECT name FROM tokens WH
         AND peer NOT IN (SELECT holder FROM uses WHERE at > ?))"""
 # So that there are no more cordons than enrolled peers.
 FORGET_CORDONS = "DELETE FROM cordons WHERE peer NOT IN (SELECT peer FROM peers)"
+FORGET_USES = """DELETE FROM uses WHERE holder NOT LIKE 'token %'
+    AND holder NOT IN (SELECT peer FROM peers)"""
+
 
 NEW_FILE = "ask the run's operator for a new token file"
 
@@ -443,6 +446,7 @@ class AccessTable:
             )
         if self._enrolled(database, peer) >= ENROLLED_MAX:
             database.execute(FORGET_INVALID, (now_s, now_s - AWAY_S))
+            database.execute(FORGET_USES)
         if self._enrolled(database, peer) >= ENROLLED_MAX:
             return Denied(
                 403,

@@ -307,6 +307,9 @@ def test_a_machine_that_comes_back_keeps_its_place_when_its_token_has_expired(
     assert table.peer(here, now_s=now_s)
     with pytest.raises(Denied, match="not enrolled"):
         table.peer(away, now_s=now_s)
+    with table._database() as database:
+        holders = [each for (each,) in database.execute("SELECT holder FROM uses")]
+    assert holders == [here]
 
 
 def test_a_damaged_table_is_the_operators(run: RunDirectory) -> None:
