@@ -566,7 +566,7 @@ class CoordinatorProcess:
             run_id=self.run_id,
             run=self._facts,
             disk=self._disk(),
-            expiring_tokens=self._expiring_tokens(time.time()),
+            expiring_tokens=self._expiring_tokens(time.time(), renting),
             peer_faults=self.sessions.faults.total,
             refused_peers=refused,
             learner_silent_s=None if heard_at is None else now - heard_at,
@@ -584,13 +584,15 @@ class CoordinatorProcess:
         free = self._metrics.disk_free
         return None if free is None else DiskStatus(free, self._files.bytes_max)
 
-    def _expiring_tokens(self, now_s: float) -> tuple[TokenExpiry, ...]:
+    def _expiring_tokens(
+        self, now_s: float, renting: RentingStatus | None
+    ) -> tuple[TokenExpiry, ...]:
+        # A rented box has a token of its own, which lives as long as the box.
+        rented = set() if renting is None else {box.label for box in renting.boxes}
         return tuple(
-            TokenExpiry(token.name, token.role, token.expires_at - now_s)
-            for token in self._access.tokens()
-            if token.expires_at is not None
-            and token.expires_at - now_s < EXPIRY_TOLD_S
-            and token.fault(now_s) is None
+            TokenExpiry(token.name, token.role, (token.expires_at or 0.0) - now_s)
+            for token in self._access.expiring(now_s=now_s, within_s=EXPIRY_TOLD_S)
+            if token.name not in rented
         )
 
     def _refused_peers(self, status: Status, now: float) -> tuple[RefusedPeerStatus, ...]:

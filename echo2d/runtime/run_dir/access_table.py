@@ -14,6 +14,7 @@ import math
 import re
 import secrets
 import sqlite3
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -279,6 +280,20 @@ class AccessTable:
             if token.expires_at is not None and not (token.revoked or token.expired(now_s)):
                 first[token.role] = min(token.expires_at, first.get(token.role, math.inf))
         return first
+
+    def expiring(self, *, now_s: float, within_s: float) -> list[TokenRow]:
+        """The valid tokens that expire this soon and that somebody may still come with: a worker's
+        token that has enrolled all its workers is left out.
+        """
+        enrolled = Counter(token.name for _, token in self._peers.values())
+        return [
+            token
+            for token in self.tokens()
+            if token.expires_at is not None
+            and token.expires_at - now_s < within_s
+            and not (token.revoked or token.expired(now_s))
+            and (token.max_workers is None or enrolled[token.name] < token.max_workers)
+        ]
 
     # --- the coordinator -----------------------------------------------------
 

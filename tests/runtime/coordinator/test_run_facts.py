@@ -7,13 +7,13 @@ import pytest
 from echo2d.config import CoordinatorConfig
 from echo2d.core.status.schema import NamedTask
 from echo2d.errors import OperatorFault
-from echo2d.runtime.coordinator.run_facts import go_on
+from echo2d.runtime.coordinator.run_facts import MODEL, go_on
 from tests.support.scripted_core import config, run_dir, script, serving
 
 __all__ = ["config", "run_dir", "script"]
 
 FACTS = {
-    "model": "architectures LlamaForCausalLM, vocab_size 32",
+    MODEL: "architectures LlamaForCausalLM, vocab_size 32",
     "run.base_model": "/models/llama",
     "tasks": "parity (rows)",
     "policy.group_size": "8",
@@ -29,7 +29,7 @@ def test_a_run_that_begins_keeps_its_facts() -> None:
     assert go_on(FACTS, FACTS) == ([], [])
 
 
-@pytest.mark.parametrize("key", ["model", "policy.group_size", "policy.trajectories_per_step"])
+@pytest.mark.parametrize("key", [MODEL, "policy.group_size", "policy.trajectories_per_step"])
 def test_what_would_not_fit_is_refused_with_a_way_out(key: str) -> None:
     words = f"{key}: this run began with {FACTS[key]}; found other. Put the old value back, or begin a new run"
     with pytest.raises(OperatorFault, match=words):
@@ -43,7 +43,7 @@ def test_what_may_be_a_mistake_is_told() -> None:
 
 
 def test_a_fact_that_an_older_build_did_not_keep_is_no_change() -> None:
-    older = {key: value for key, value in FACTS.items() if key != "model"}
+    older = {key: value for key, value in FACTS.items() if key != MODEL}
     (kept,), odd = go_on(older, FACTS)
     assert odd == []
     assert dict(kept.facts) == FACTS

@@ -335,3 +335,19 @@ def test_a_cordon_outlives_the_process_and_ends_with_its_peer(
     table.cordon(again, cordoned=False, now_s=3.0)
     with table._database() as database:
         assert database.execute("SELECT count(*) FROM cordons").fetchone() == (0,)
+
+
+def test_which_tokens_expire_soon_and_are_still_needed(table: AccessTable) -> None:
+    used = table.create("used", "worker", max_workers=1, expires_at=100.0)
+    enrol(table, used, KEYS[0], now_s=1.0)
+    pool = table.create("pool", "worker", expires_at=100.0)
+    enrol(table, pool, KEYS[1], now_s=1.0)
+    table.create("free", "worker", max_workers=1, expires_at=90.0)
+    table.create("page", "viewer", expires_at=50.0)
+    table.create("later", "viewer", expires_at=101.0)
+    table.create("never", "viewer")
+    found = table.expiring(now_s=1.0, within_s=99.5)
+    assert [token.name for token in found] == ["free", "page", "pool"]
+    table.revoke("page")
+    found = table.expiring(now_s=95.0, within_s=5.5)
+    assert [token.name for token in found] == ["pool"], "what is revoked or over is not told"
