@@ -71,7 +71,9 @@ class OtherBuilds:
         self._peers: dict[PeerId, OtherBuild] = {}
 
     def refuse(self, peer: PeerId, head: HelloHead, now: float) -> tuple[float, bool]:
-        """In how many seconds it may come again, and whether this build of it is news."""
+        """In how many seconds it may come again, and whether it is news. What a peer says of itself
+        later is none: it could say something else each time.
+        """
         retry_s = self._come_again.after_s(peer, now, at_least_s=RETRY_S_MIN)
         known = self._peers.pop(peer, None)
         build = Build(head.build.protocol, head.build.oldest, head.build.shown)
@@ -79,7 +81,7 @@ class OtherBuilds:
             peer, printable(head.name, NAME_CHARS_MAX), build, now + retry_s
         )
         keep_newest(self._peers, PEERS_MAX)
-        return retry_s, known is None or known.build != build
+        return retry_s, known is None
 
     def understood(self, peer: PeerId) -> None:
         """The peer is back with a build that is understood."""

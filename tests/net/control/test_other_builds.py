@@ -39,11 +39,10 @@ def test_nobody_waits_for_longer_than_the_limit() -> None:
     assert max(waits) == RETRY_S_MAX
 
 
-def test_a_new_build_of_a_peer_is_news() -> None:
+def test_a_peer_that_makes_up_builds_is_news_only_once() -> None:
     builds = OtherBuilds(ComeAgain())
-    builds.refuse(PeerId("p"), HEAD, 0.0)
-    newer = replace(HEAD, build=Build(13, 11, "0.9.2"))
-    assert builds.refuse(PeerId("p"), newer, 1.0)[1]
+    assert builds.refuse(PeerId("p"), HEAD, 0.0)[1]
+    assert not builds.refuse(PeerId("p"), replace(HEAD, build=Build(13, 11, "0.9.2")), 1.0)[1]
     [seen] = builds.here(1.0)
     assert seen.build.name == "0.9.2"
 
