@@ -20,6 +20,7 @@ from echo2d.core.coordinator.events import (
     Recovered,
     Reply,
 )
+from echo2d.core.coordinator.glance import Glance
 from echo2d.core.status.schema import Status
 from echo2d.runtime.coordinator.main import MakeMachine, Opened, open_coordinator
 from echo2d.tasks.sort_digits import write_tokenizer
@@ -57,6 +58,15 @@ class Script:
     def status(self, *, now: float) -> Status:
         """The status of a run in which nothing has happened."""
         return World().state.status(now=now)
+
+    def glance(self) -> Glance:
+        return World().state.glance()
+
+    def tree(self, stripe: int) -> None:
+        return None
+
+    def step_summary(self, step: int) -> None:
+        return None
 
     async def hears(self, kind: type) -> Any:
         """The next event of this kind; others are passed over."""

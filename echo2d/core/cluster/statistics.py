@@ -12,6 +12,7 @@ from echo2d.core.base.bounded_dict import keep_newest
 from echo2d.core.base.ids import GroupId, PeerId
 from echo2d.core.capacity.measurements import Measurements
 from echo2d.core.cluster.events import Note
+from echo2d.core.cluster.step_history import RunTotals, StepHistory
 from echo2d.core.cluster.worker_quality import WorkerQualities
 from echo2d.core.protocol.trajectory import StoredGroup, TrajectoryRecord
 
@@ -112,6 +113,8 @@ class Statistics:
         self.tokens_handed_over = 0
         self.tokens_recomputed = 0
         self.versions_published = 0
+        self.broadcasts = 0
+        self.step_history = StepHistory()
         self.wire_bytes = 0
         self.full_bytes = 0
         self.version_bytes: dict[int, tuple[int, int]] = {}
@@ -151,6 +154,11 @@ class Statistics:
                 (step, sum(each.reward for each in trajectories) / len(trajectories))
             )
             self.flat_groups.append(sum(map(_is_flat, groups)) / len(groups))
+        totals = RunTotals(
+            self.now, self.tokens_accepted, self.trajectories_dropped, self.broadcasts
+        )
+        t_bcast_s = self.t_bcast_s[-1] if self.t_bcast_s else None
+        self.step_history.trained(step, trajectories, t_train_s, totals, t_bcast_s)
 
     def judged(self, trajectories: Iterable[TrajectoryRecord], *, trained: bool) -> None:
         """Whole groups were trained on, or thrown away because they were not worth it."""
@@ -171,6 +179,7 @@ class Statistics:
     def session_opened(self) -> None:
         """A session has begun: the time before does not count as waiting."""
         self._committed_at = None
+        self.step_history.session_opened()
 
     def learner_waits(self, *, waits: bool, lacks_rewards: bool = False) -> None:
         """From now on the learner waits for its next batch, or not.
@@ -248,6 +257,7 @@ class Statistics:
         to hold it, by its plan.
         """
         self.t_bcast_s.append(t_bcast_s)
+        self.broadcasts += 1
         took_s = t_bcast_s if most_s is None else most_s
         if not cold:
             self.measurements.t_bcast.add(took_s)
@@ -326,6 +336,7 @@ class Statistics:
         return None if t_train is None or t_bcast is None else (t_train.value, t_bcast.value)
 
     def check(self) -> None:
+        self.step_history.check()
         assert max(len(self.seed_copies), len(self.version_bytes)) <= VERSIONS_MEASURED_MAX
         assert len(self.faults) <= FAULTS_MAX
         assert sum(self.staleness.values()) == self.trajectories_trained

@@ -41,6 +41,7 @@ from echo2d.core.cluster.membership import CONVICTED, Membership, Peer
 from echo2d.core.cluster.reachability import Reachability
 from echo2d.core.cluster.rules import RunRules
 from echo2d.core.cluster.statistics import FAULT_CHARS_MAX, Statistics, printable
+from echo2d.core.cluster.step_history import StepSummary
 from echo2d.core.cluster.versions import PublishedVersions
 from echo2d.core.coordinator.activation_loop import ActivationLoop
 from echo2d.core.coordinator.cordons import Cordons
@@ -61,6 +62,7 @@ from echo2d.core.coordinator.events import (
     SessionAsked,
     WorkerOrdered,
 )
+from echo2d.core.coordinator.glance import Glance, TreeView, make_glance, make_tree
 from echo2d.core.coordinator.learner_api import LearnerCalls
 from echo2d.core.coordinator.status import make_status
 from echo2d.core.evaluation.evaluations import Evaluations
@@ -298,6 +300,21 @@ class CoordinatorState:
             costs=self._costs,
             audits=self._audits,
         )
+
+    def glance(self) -> Glance:
+        """The few facts that change all the time; cheap, however many workers there are."""
+        return make_glance(
+            self._staleness, self._groups, self._versions, self._publishing, self._statistics
+        )
+
+    def tree(self, stripe: int) -> TreeView | None:
+        """A tree of the plan by which a version spreads now; None: there is no plan."""
+        spreading = self._publishing.spreading
+        return None if spreading is None else make_tree(spreading, stripe)
+
+    def step_summary(self, step: int) -> StepSummary | None:
+        """What a step was like that was committed a moment ago."""
+        return self._statistics.step_history.of(step)
 
     # --- routes
 

@@ -33,9 +33,14 @@ The core takes every decision; this module only turns requests into events, and 
                                         hand_over: true may be added: others go on with what it holds
     GET  /v1/wheel                      the wheel of this installation, for a box that holds a
                                         worker's token; see `echo2d box-script`
-    GET  /v1/status, /metrics, /        facts as JSON, as Prometheus text, as a page
     GET  /v1/status/own                 worker's token: facts about the boxes enrolled with it
     GET  /healthz, /readyz              see net/http/health.py; no credential is needed
+    GET  /v1/history                    ?since=STEP -> {columns, rows, rewound}: what each later step
+                                        was like
+    GET  /v1/live                       ?seen=N&plan=NAME&stripe=K -> what the page shows and has not
+                                        seen yet, see runtime/coordinator/live_page.py
+    GET  /v1/status, /metrics           facts as JSON, as Prometheus text
+    GET  /, /page/{name}                the page and its files, for anybody, see page.py
     the gateway's, if it is enabled     see net/gateway/routes.py; its errors have OpenAI's shape
 
 Every error is {"error": a short code, "detail": one line}, with status 400 (malformed or refused),
@@ -47,15 +52,12 @@ never decompressed.
 
 import asyncio
 import base64
-import hashlib
 import io
 import json
 import logging
-import re
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from dataclasses import replace
 from http import HTTPStatus
-from importlib import resources
 from typing import Any, Protocol, get_args
 
 from aiohttp import web
@@ -116,6 +118,7 @@ from echo2d.net.http.json_fields import (
     text,
 )
 from echo2d.net.http.tls_accept import TlsSite
+from echo2d.net.learner_api.page import NOTHING, serve_page
 from echo2d.net.security.auth import KEY_BYTES, Caller, Denied, Role
 from echo2d.net.security.tls import Tls
 from echo2d.this_build import THIS_BUILD
@@ -141,9 +144,6 @@ KEEPALIVE_S = 75.0
 THIS_LEARNER_API = replace(OURS_AS_LEARNER_API, name=THIS_BUILD.name)
 DIGEST_HEADER = "X-Echo2d-Digest"
 STALENESS_HEADER = "X-Echo2d-Staleness-Max"
-NONE = "'none'"
-# The content security policy of an answer that is no page: it may load, embed or send nothing.
-NOTHING = "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 
 LEARNER: frozenset[Role] = frozenset({"learner"})
 VIEWER: frozenset[Role] = frozenset({"viewer"})
@@ -198,6 +198,12 @@ class LearnerBackend(Health, Protocol):
 
     def samples(self, step: int | None) -> dict[str, Any]:
         """Groups of a step as lines of the sample log, shortened; None: of the newest step."""
+
+    def history(self, since: int) -> bytes:
+        """JSON of the run's curves: one row for each step after `since`."""
+
+    def live_page(self, *, role: Role, seen: int, plan: str, stripe: int) -> bytes:
+        """JSON of what the page shows; see `runtime/coordinator/live_page.py`."""
 
     def status(self) -> dict[str, Any]: ...
 
@@ -418,6 +424,21 @@ class Api:
 
         return ordered
 
+    async def history(self, request: web.Request) -> web.Response:
+        since = integer_text(request.query.get("since", "0"), "since")
+        return web.Response(body=self._backend.history(since), content_type="application/json")
+
+    async def live(self, request: web.Request) -> web.Response:
+        seen = integer_text(request.query.get("seen", "0"), "seen")
+        stripe = integer_text(request.query.get("stripe", "0"), "stripe")
+        body = self._backend.live_page(
+            role=self._backend.caller(secret_of(request)).role,
+            seen=seen,
+            plan=request.query.get("plan", ""),
+            stripe=stripe,
+        )
+        return web.Response(body=body, content_type="application/json")
+
     # aiohttp passes the request to every handler.
     async def status(self, request: web.Request) -> web.Response:  # noqa: ARG002
         return web.Response(body=self._status.get(), content_type="application/json")
@@ -549,27 +570,6 @@ def _answer(reply: Reply | None) -> web.Response:
     return web.json_response(reply.body, status=reply.status)
 
 
-_SCRIPT = re.compile(r"<script>(.*?)</script>", re.DOTALL)
-
-
-def _show(page: str) -> Handler:
-    hashes = [
-        f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
-        for script in _SCRIPT.findall(page)
-    ]
-    policy = (
-        f"{NOTHING}; script-src {' '.join(hashes) or NONE}; style-src 'unsafe-inline'; "
-        "connect-src 'self'"
-    )
-
-    async def show(request: web.Request) -> web.Response:  # noqa: ARG001 - aiohttp's signature
-        return web.Response(
-            text=page, content_type="text/html", headers={"Content-Security-Policy": policy}
-        )
-
-    return show
-
-
 # A signal of aiohttp is a coroutine.
 async def _guard(request: web.Request, response: web.StreamResponse) -> None:  # noqa: ARG001
     """Add to every answer what browsers should know, and tell nobody the versions of libraries."""
@@ -578,22 +578,17 @@ async def _guard(request: web.Request, response: web.StreamResponse) -> None:  #
     response.headers.pop("Server", None)
 
 
-def read_page() -> str:
-    """The HTML of the dashboard. Blocking."""
-    return resources.files("echo2d").joinpath("web/index.html").read_text(encoding="utf-8")
-
-
 def make_app(
     backend: LearnerBackend,
     *,
     worker: Handler,
-    page: str,
+    page: Mapping[str, bytes],
     gateway: Gateway | None = None,
     names: Collection[str] = (),
 ) -> web.Application:
     """The application, to be served with `make_runner`.
 
-    worker: handles the control links. page: the dashboard's HTML. gateway: None if it is disabled.
+    worker: handles the control links. page: the dashboard's files, by name. gateway: None if it is disabled.
     names: under which browsers may ask, besides addresses and localhost.
     """
     api, app = (
@@ -604,7 +599,7 @@ def make_app(
     )
     app.on_response_prepare.append(_guard)
     app[DOOR] = ConnectionAdmission()
-    app.router.add_get("/", _show(page))
+    serve_page(app, page)
     add_health_routes(app, backend)
     app.router.add_get("/v1/worker", worker)
     app.router.add_post("/v1/enrol", api.enrol)
@@ -624,6 +619,8 @@ def make_app(
         handler = api.allow(OPERATOR, api.order(order))
         app.router.add_post(f"/v1/workers/{{peer}}/{order}", handler)
     app.router.add_get("/v1/wheel", api.allow(WORKER, api.wheel))
+    app.router.add_get("/v1/history", api.allow(READERS, api.history))
+    app.router.add_get("/v1/live", api.allow(READERS, api.live))
     app.router.add_get("/v1/status", api.allow(READERS, api.status))
     app.router.add_get("/v1/status/own", api.allow(WORKER, api.own_status))
     app.router.add_get("/metrics", api.allow(READERS, api.metrics))

@@ -38,6 +38,7 @@ from echo2d.core.cluster.events import (
     SyncVersion,
     VersionPublished,
 )
+from echo2d.core.cluster.step_history import StepSummary
 from echo2d.core.coordinator.events import (
     CoordinatorAction,
     CoordinatorEvent,
@@ -52,7 +53,13 @@ from echo2d.core.coordinator.process_alerts import process_alerts
 from echo2d.core.gateway.events import CallRefused, ChoiceGrew
 from echo2d.core.protocol.addresses import IpNetwork
 from echo2d.core.protocol.control_messages import SignedRoot
-from echo2d.core.rollouts.events import DrawPrompt, ForgetEpisode, ScoreSample, StepEnvironment
+from echo2d.core.rollouts.events import (
+    BatchCommitted,
+    DrawPrompt,
+    ForgetEpisode,
+    ScoreSample,
+    StepEnvironment,
+)
 from echo2d.core.status.json_form import plain, status_json
 from echo2d.core.status.schema import (
     DiskStatus,
@@ -70,14 +77,16 @@ from echo2d.logs import say
 from echo2d.net.control.server import Sessions
 from echo2d.net.http.costly_answer import CostlyAnswer
 from echo2d.net.peer.dial_back import dial_back
-from echo2d.net.security.auth import Caller, Denied, KnownPeer, sign_root
+from echo2d.net.security.auth import Caller, Denied, KnownPeer, Role, sign_root
 from echo2d.net.security.tls import Tls
 from echo2d.runtime.audit.audit_log import audit_record
 from echo2d.runtime.box.wheel import GivenWheel
 from echo2d.runtime.coordinator.data_plane import DataPlane
 from echo2d.runtime.coordinator.gateway import Gateway
 from echo2d.runtime.coordinator.group_log import GroupLog
+from echo2d.runtime.coordinator.live_page import LivePage, PageMachine
 from echo2d.runtime.coordinator.metrics import CoordinatorMetrics
+from echo2d.runtime.coordinator.run_history import RunHistory
 from echo2d.runtime.coordinator.sample_log import SampleLog
 from echo2d.runtime.coordinator.shown_samples import ShownSamples
 from echo2d.runtime.process.mailbox import EVENTS_MAX, EVENTS_PER_TURN_MAX, Mailbox
@@ -124,7 +133,7 @@ class _StoppedError(Exception):
     """Ends the task group in order; it never leaves this module."""
 
 
-class Machine(Protocol):
+class Machine(PageMachine, Protocol):
     """What the loop needs of the core (`core/coordinator/state.py`)."""
 
     def handle(self, event: CoordinatorEvent, *, now: float) -> list[CoordinatorAction]: ...
@@ -134,6 +143,8 @@ class Machine(Protocol):
     def seed_alive(self) -> bool: ...
 
     def status(self, *, now: float) -> Status: ...
+
+    def step_summary(self, step: int) -> StepSummary | None: ...
 
 
 class CoordinatorProcess:
@@ -148,6 +159,7 @@ class CoordinatorProcess:
         ledger: LedgerThread,
         data_plane: DataPlane,
         files: VersionFiles,
+        history: RunHistory,
         tls: Tls | None = None,
         peer_networks: Sequence[IpNetwork] = (),
         service: Notifier | None = None,
@@ -182,6 +194,8 @@ class CoordinatorProcess:
         )
         self._audit_log = audit_log
         self._sample_log = sample_log
+        self._history = history
+        self._page = LivePage(machine, self.look)
         self.viewers_see_samples = viewers_see_samples
         self._audited: asyncio.Queue[AuditTold] = asyncio.Queue(AUDITED_MAX)
         self._group_log = GroupLog(self.sessions.peer)
@@ -245,6 +259,7 @@ class CoordinatorProcess:
             self._watch_access(),
             self._metrics.watch(self._run.path),
             self._ledger.keep_small(),
+            self._history.keep(),
         )
         records = () if self.gateway is None else (self.gateway.keep_records(),)
         audited = () if self._audit_log is None else (self._keep_audited(self._audit_log),)
@@ -343,6 +358,10 @@ class CoordinatorProcess:
                 if isinstance(record, VersionPublished):
                     self._published_paths.add(record.path)
                     self._last_version = record
+                if isinstance(record, BatchCommitted):
+                    summary = self._machine.step_summary(record.step)
+                    if summary is not None:
+                        self._history.tell(summary)
 
     def _perform(self, action: CoordinatorAction) -> None:  # noqa: C901 - one line per action
         self._group_log.tell(action)
@@ -604,6 +623,12 @@ class CoordinatorProcess:
 
     def samples(self, step: int | None) -> dict[str, Any]:
         return (ShownSamples() if self._sample_log is None else self._sample_log.shown).of(step)
+
+    def history(self, since: int) -> bytes:
+        return self._history.of(since)
+
+    def live_page(self, *, role: Role, seen: int, plan: str, stripe: int) -> bytes:
+        return self._page.answer(role, seen=seen, plan=plan, stripe=stripe)
 
     def status(self) -> dict[str, Any]:
         return status_json(self.look())

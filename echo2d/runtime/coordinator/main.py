@@ -41,7 +41,8 @@ from echo2d.core.coordinator.state import CoordinatorState
 from echo2d.core.protocol.answer_end import CONTEXT_SPARE
 from echo2d.core.protocol.seeds import seed_key
 from echo2d.errors import OperatorFault
-from echo2d.net.learner_api.routes import make_app, make_runner, make_site, read_page
+from echo2d.net.learner_api.page import read_page
+from echo2d.net.learner_api.routes import make_app, make_runner, make_site
 from echo2d.net.security.auth import Caller, Role, public_bytes
 from echo2d.net.security.tls import GIVEN_UP, Tls
 from echo2d.net.security.urls import is_loopback
@@ -61,6 +62,7 @@ from echo2d.runtime.coordinator.data_plane import (
 from echo2d.runtime.coordinator.gateway import Gateway, read_template
 from echo2d.runtime.coordinator.loop import CoordinatorProcess, Emit, Machine
 from echo2d.runtime.coordinator.run_facts import facts_of, go_on, run_facts
+from echo2d.runtime.coordinator.run_history import RunHistory
 from echo2d.runtime.coordinator.sample_log import open_sample_log
 from echo2d.runtime.coordinator.ticket_office import Tickets
 from echo2d.runtime.process.lifecycle import Ending, collect_rarely
@@ -213,6 +215,8 @@ async def open_coordinator(
                 office=Tickets(plane.agents, rules, recovered.groups),
             )
 
+        history = RunHistory(run.path)
+        await asyncio.to_thread(history.recover)
         coordinator = CoordinatorProcess(
             run,
             make_machine(rules, recovered),
@@ -220,6 +224,7 @@ async def open_coordinator(
             ledger=ledger,
             data_plane=plane,
             files=files,
+            history=history,
             tls=tls,
             peer_networks=config.link.networks,
             service=notifier(),

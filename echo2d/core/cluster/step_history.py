@@ -1,0 +1,95 @@
+"""What each train step was like, in one record a step: the curves of the dashboard are made of them.
+
+The newest STEPS_MAX are kept. The process around the core writes them to a log, because they are
+not durable here.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from echo2d.core.protocol.trajectory import TrajectoryRecord
+
+# Steps that can be committed before the process has asked for their summaries: a few.
+STEPS_MAX = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSummary:
+    """One train step. Durations are in seconds; None: not known.
+
+    reward, staleness: means over its trajectories. tokens: that were trained on. Since the commit
+    before: wait_s, for which the learner did not train; tokens_per_s, of accepted answers; dropped,
+    trajectories that were thrown away; t_bcast_s, of the newest broadcast that ended.
+    """
+
+    step: int
+    reward: float | None
+    staleness: float | None
+    trajectories: int
+    tokens: int
+    t_train_s: float
+    wait_s: float | None
+    tokens_per_s: float | None
+    dropped: int
+    t_bcast_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class RunTotals:
+    """Counters of the run at one moment. broadcasts: that have ended."""
+
+    at: float
+    tokens_accepted: int
+    dropped: int
+    broadcasts: int
+
+
+class StepHistory:
+    """See the module docstring."""
+
+    def __init__(self) -> None:
+        self._steps: deque[StepSummary] = deque(maxlen=STEPS_MAX)
+        self._before: RunTotals | None = None
+
+    def session_opened(self) -> None:
+        """The time since the last commit says nothing about the next one."""
+        self._before = None
+
+    def trained(
+        self,
+        step: int,
+        trajectories: Sequence[TrajectoryRecord],
+        t_train_s: float,
+        totals: RunTotals,
+        t_bcast_s: float | None,
+    ) -> None:
+        """Batch `step` is committed. t_bcast_s: of the newest broadcast of all."""
+        before, self._before = self._before, totals
+        period_s = None if before is None else totals.at - before.at
+        accepted = None if before is None else totals.tokens_accepted - before.tokens_accepted
+        spread = before is not None and totals.broadcasts > before.broadcasts
+        self._steps.append(
+            StepSummary(
+                step=step,
+                reward=fmean(each.reward for each in trajectories) if trajectories else None,
+                staleness=fmean(step - 1 - each.version_min for each in trajectories)
+                if trajectories
+                else None,
+                trajectories=len(trajectories),
+                tokens=sum(each.written for each in trajectories),
+                t_train_s=t_train_s,
+                wait_s=None if period_s is None else max(0.0, period_s - t_train_s),
+                tokens_per_s=accepted / period_s if accepted is not None and period_s else None,
+                dropped=0 if before is None else totals.dropped - before.dropped,
+                t_bcast_s=t_bcast_s if spread else None,
+            )
+        )
+
+    def of(self, step: int) -> StepSummary | None:
+        """The summary of a step; of the newest one, where a step was trained twice."""
+        return next((each for each in reversed(self._steps) if each.step == step), None)
+
+    def check(self) -> None:
+        assert len(self._steps) <= STEPS_MAX

@@ -1,0 +1,131 @@
+"""Answers the dashboard, which asks every two seconds, without costing the event loop more than a little.
+
+    {"role", "seen", "status_age_s", "now", "tree", "status"}
+
+`role` is the caller's. `now` is a `Glance`, made anew for each answer. `tree` is sent when it is another one than the caller
+names. `status` is most of the run's `Status`; its workers are a table of columns and rows. Making it
+takes tens of microseconds a worker, so it is made anew only so often that it takes SHARE_MAX of the
+loop's time, and sent to a caller only once (`seen`). With a few workers it is made for each answer.
+"""
+
+import dataclasses
+import json
+import operator
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from echo2d.core.base.bounded_dict import keep_newest
+from echo2d.core.capacity.estimators import quantile
+from echo2d.core.coordinator.glance import Glance, TreeView
+from echo2d.core.status.json_form import plain, status_json
+from echo2d.core.status.schema import Status, VersionStatus, WorkerStatus
+from echo2d.net.security.auth import Role
+
+# 60 ms a minute.
+SHARE_MAX = 0.001
+# Trees that are kept as bytes: a few callers look at different stripes.
+TREES_MAX = 8
+# Lists of measurements, of which a page shows the median, the 95th percentile and the newest.
+DURATIONS = ("t_train_s", "t_verify_s", "t_bcast_s", "refit_pause_s", "recompute_s", "still_s")
+WORKER_COLUMNS = tuple(field.name for field in dataclasses.fields(WorkerStatus))
+_worker_row = operator.attrgetter(*WORKER_COLUMNS)
+
+
+class PageMachine(Protocol):
+    """What the page needs of the core."""
+
+    def glance(self) -> Glance: ...
+
+    def tree(self, stripe: int) -> TreeView | None: ...
+
+
+class LivePage:
+    """See the module docstring. look: makes the whole status. clock: monotonic seconds; cpu: seconds
+    of this thread's CPU."""
+
+    def __init__(
+        self,
+        machine: PageMachine,
+        look: Callable[[], Status],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        cpu: Callable[[], float] = time.thread_time,
+    ) -> None:
+        self._machine, self._look = machine, look
+        self._clock, self._cpu = clock, cpu
+        self._status = b""
+        self._made_at = self._lasts_until = -1.0
+        # A page of an earlier start of the coordinator names another number.
+        self._number = time.time_ns() // 1_000_000
+        self._trees: dict[tuple[str, int], bytes] = {}
+
+    def answer(self, role: Role, *, seen: int, plan: str, stripe: int) -> bytes:
+        """role: of the caller. seen: the number of the status that it has. plan, stripe: the tree
+        that it shows."""
+        now, glance = self._clock(), self._machine.glance()
+        if now >= self._lasts_until:
+            self._make(now)
+        head = {
+            "role": role,
+            "seen": self._number,
+            "status_age_s": round(now - self._made_at, 1),
+            "now": plain(glance),
+        }
+        parts = [json.dumps(head, separators=(",", ":")).encode()[:-1]]
+        if glance.spread is not None and glance.spread.plan != plan:
+            parts += [b',"tree":', self._tree(glance.spread.plan, stripe)]
+        if seen != self._number:
+            parts += [b',"status":', self._status]
+        return b"".join([*parts, b"}"])
+
+    def _make(self, now: float) -> None:
+        began = self._cpu()
+        self._status = page_status(self._look())
+        self._number += 1
+        self._made_at = now
+        self._lasts_until = now + (self._cpu() - began) / SHARE_MAX
+
+    def _tree(self, plan: str, stripe: int) -> bytes:
+        found = self._trees.get((plan, stripe))
+        if found is None:
+            tree = self._machine.tree(stripe)
+            found = json.dumps(None if tree is None else plain(tree)).encode()
+            self._trees[plan, stripe] = found
+            keep_newest(self._trees, TREES_MAX)
+        return found
+
+
+def page_status(status: Status) -> bytes:
+    """The JSON of a status as the page wants it."""
+    found = status_json(
+        dataclasses.replace(
+            status,
+            workers=(),
+            broadcast=None
+            if status.broadcast is None
+            else dataclasses.replace(status.broadcast, peers=()),
+            rewards=(),
+            **dict.fromkeys(DURATIONS, ()),
+        )
+    )
+    for name in DURATIONS:
+        found[name] = _durations(getattr(status, name))
+    found["workers"] = {
+        "columns": WORKER_COLUMNS,
+        "rows": [_worker_row(worker) for worker in status.workers],
+    }
+    return json.dumps(found, separators=(",", ":"), default=_cell).encode()
+
+
+def _durations(values: Sequence[float]) -> dict[str, Any]:
+    return {
+        "median": quantile(values, 0.5),
+        "p95": quantile(values, 0.95),
+        "newest": values[-1] if values else None,
+    }
+
+
+def _cell(value: Any) -> Any:
+    """What stands in a row for a value that JSON does not know."""
+    return value.version if isinstance(value, VersionStatus) else plain(value)

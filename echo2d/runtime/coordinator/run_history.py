@@ -1,0 +1,103 @@
+"""The history of a run for its curves: one row for each committed step, in memory and in a log.
+
+    <run_dir>/history.jsonl, history.1.jsonl, ...   (`store/json_log.py`)
+
+    BatchCommitted --durable--> a row --a thread--> one line of the log; a start reads them back
+
+At most STEPS_MAX rows are in memory. When they are full, every second one is left out, so that the
+whole run stays visible and its newest part is the most detailed. A step that is trained anew, after
+a resume, takes away what came after it. Nothing is decided by any of it.
+"""
+
+import asyncio
+import dataclasses
+import json
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from echo2d.core.cluster.step_history import StepSummary
+from echo2d.errors import Fault, StoreFault
+from echo2d.store.json_log import JsonLog, read_json_log
+
+LOG_NAME = "history"
+# About 300 bytes a step: those of 50,000 steps.
+LOG_BYTES_MAX = 16 << 20
+# A page asks for all of them once, and then for the newest.
+STEPS_MAX = 2048
+# Rows that wait for the disk.
+WAITING_MAX = 1024
+# When the step was committed, in seconds of the Unix clock, stands in front.
+COLUMNS = ("at", *(field.name for field in dataclasses.fields(StepSummary)))
+_COLUMNS = json.dumps(COLUMNS).encode()
+REAL = (int, float, type(None))
+
+Row = tuple[float | None, ...]
+
+log = logging.getLogger("echo2d.coordinator")
+
+
+class RunHistory:
+    """See the module docstring."""
+
+    def __init__(self, directory: Path, clock: Callable[[], float] = time.time) -> None:
+        self._directory, self._clock = directory, clock
+        self._files = JsonLog(directory, LOG_NAME, LOG_BYTES_MAX)
+        # The step of a row, and its JSON.
+        self._rows: list[tuple[int, bytes]] = []
+        self._rewound = 0
+        self._waiting: asyncio.Queue[Row] = asyncio.Queue(WAITING_MAX)
+
+    def recover(self) -> None:
+        """Read back what the log has. Blocking; a log that cannot be read costs only the curves."""
+        try:
+            for line in read_json_log(self._directory, LOG_NAME):
+                row = _row(line)
+                if row is not None:
+                    self._add(line["step"], row)
+        except Fault as fault:
+            log.warning("the curves begin anew: %s", fault)
+
+    def tell(self, summary: StepSummary) -> None:
+        """A step is committed, and that is durable."""
+        row: Row = (round(self._clock(), 3), *dataclasses.astuple(summary))
+        self._add(summary.step, row)
+        try:
+            self._waiting.put_nowait(row)
+        except asyncio.QueueFull:
+            log.warning("a step is missing in %s.jsonl: the disk is too slow", LOG_NAME)
+
+    def of(self, since: int) -> bytes:
+        """JSON of the rows of steps after `since`; `rewound` says how often steps were trained anew."""
+        rows = b",".join(text for step, text in self._rows if step > since)
+        return b'{"columns":%s,"rewound":%d,"rows":[%s]}' % (_COLUMNS, self._rewound, rows)
+
+    async def keep(self) -> None:
+        """Write lines until cancelled."""
+        while True:
+            rows = [await self._waiting.get()]
+            rows += [self._waiting.get_nowait() for _ in range(self._waiting.qsize())]
+            lines = [dict(zip(COLUMNS, row, strict=True)) for row in rows]
+            try:
+                await asyncio.to_thread(self._files.append, lines)
+            except StoreFault as fault:
+                log.warning("the curves lose %d steps: %s", len(lines), fault)
+
+    def _add(self, step: int, row: Row) -> None:
+        if self._rows and self._rows[-1][0] >= step:
+            self._rewound += 1
+            while self._rows and self._rows[-1][0] >= step:
+                self._rows.pop()
+        if len(self._rows) == STEPS_MAX:
+            self._rows = self._rows[::2]
+        self._rows.append((step, json.dumps(row, separators=(",", ":")).encode()))
+
+
+def _row(line: Any) -> Row | None:
+    """A line of the log as a row; None: it is of another build, or damaged."""
+    if not isinstance(line, dict) or type(line.get("step")) is not int:
+        return None
+    row = tuple(line.get(name) for name in COLUMNS)
+    return row if all(type(value) in REAL for value in row) else None

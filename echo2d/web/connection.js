@@ -1,0 +1,24 @@
+// Asks the coordinator. The secret is kept in this tab only, and goes with every question.
+
+const KEY = "secret";
+
+export const secret = () => sessionStorage.getItem(KEY);
+export const remember = value => sessionStorage.setItem(KEY, value);
+export const forget = () => sessionStorage.removeItem(KEY);
+
+// What the coordinator refuses, in its own words.
+export class Refusal extends Error {
+  constructor(status, detail) {
+    super(detail);
+    this.status = status;
+  }
+}
+
+export async function ask(path, {method = "GET", body = null} = {}) {
+  const headers = {Authorization: `Bearer ${secret()}`};
+  if (body !== null) headers["Content-Type"] = "application/json";
+  const answer = await fetch(path, {method, headers, body: body === null ? null : JSON.stringify(body)});
+  const found = await answer.json();
+  if (!answer.ok) throw new Refusal(answer.status, found.detail ?? `error ${answer.status}`);
+  return found;
+}
