@@ -5,7 +5,7 @@ READY := .venv/.ready
 ARGS ?=
 SEARCHES ?= 20  # times that a soak runs the property tests, by chance
 
-.PHONY: setup demo math calculator poker test lab sglang-test trl-example envs-test boards-test staleness-sweep bench bench-delta soak figures mutants check coverage native-sanitize native-wheel clean
+.PHONY: setup demo math calculator poker test lab sglang-test trl-example envs-test boards-test browser-test staleness-sweep bench bench-delta soak figures mutants check coverage native-sanitize native-wheel clean
 
 setup: $(READY)
 
@@ -63,6 +63,10 @@ envs-test: $(READY)
 boards-test: $(READY)
 	bash tools/boards/setup.sh
 	ECHO2D_PROMETHEUS=$$(bash tools/boards/setup.sh | tail -1) $(BIN)/pytest -m boards tests/boards $(ARGS)
+
+browser-test: $(READY)
+	bash tools/page/setup.sh
+	PYTHONPATH=$$(bash tools/page/setup.sh | tail -1) $(BIN)/pytest -m browser tests/browser -rs $(ARGS)
 
 staleness-sweep: $(READY)
 	$(BIN)/python -m tools.research.staleness_sweep $(ARGS)

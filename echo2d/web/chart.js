@@ -49,7 +49,7 @@ export class Chart {
     this.limit = null;
     this.cursor = null;
     this.said = made("output", {class: "dim"});
-    this.svg = drawn("svg", {role: "img", tabindex: 0});
+    this.svg = drawn("svg", {role: "img", tabindex: 0, "aria-label": title});
     this.title = title;
     this.node = made("figure", {class: "chart"}, made("figcaption", {}, made("b", {}, title), this.said), this.svg);
     this.svg.addEventListener("pointermove", event => this._point(event.offsetX));
@@ -132,8 +132,10 @@ export class Chart {
     const by = {ArrowLeft: -1, ArrowRight: 1, Home: -Infinity, End: Infinity}[event.key];
     if (by === undefined || !this.steps?.length) return;
     event.preventDefault();
-    const from = this.cursor === null ? this.steps.length - 1 - (by < 0 ? 0 : by === 1 ? 1 : 0) : this.steps.indexOf(this.cursor);
-    this._move(this.steps[Math.max(0, Math.min(this.steps.length - 1, from + by))]);
+    const last = this.steps.length - 1;
+    // The first key shows the newest step.
+    const to = this.cursor === null && event.key !== "Home" ? last : this.steps.indexOf(this.cursor) + by;
+    this._move(this.steps[Math.max(0, Math.min(last, to))]);
   }
 
   _move(step) {

@@ -18,7 +18,7 @@ const THEMES = ["auto", "light", "dark"];
 const page = {role: null, seen: 0, age: 0, now: null, status: null, workers: [], history: new History(), evaluations: [], tokens_per_s: null, looks: [], stripe: 0};
 page.tree = new Tree({open: id => table.open(id), choose: stripe => { page.stripe = stripe; page.tree.plan(null); soon(); }});
 const table = new Workers(page), samples = new Samples();
-let timer = null, last = null, asking = false;
+let timer = null, last = null, asking = false, painted = false;
 
 const clock = () => performance.now() / 1000;
 
@@ -53,16 +53,22 @@ async function look() {
   pace(found.now.tokens_accepted);
   if (found.status) take(found.seen, found.status);
   if (found.tree !== undefined) page.tree.plan(found.tree);
-  await catchUp();
   $("facts").hidden = false;
-  $("login").hidden = true;
   const peers = new Map([...page.workers, ...page.status.relays].map(peer => [peer.id, peer]));
-  page.tree.progress(found.now.spread, peers, clock());
+  page.tree.progress(page.now.spread, peers, clock());
+  draw();
+  if (await catchUp()) draw();
+}
+
+function draw() {
+  $("login").hidden = true;
   drawTop(page);
   drawAlerts(page.status);
   drawMoney(page);
   drawRest(page);
   table.draw();
+  if (!painted) requestAnimationFrame(() => setTimeout(() => performance.mark("painted")));
+  painted = true;
 }
 
 function take(seen, status) {
@@ -82,10 +88,10 @@ function pace(tokens) {
   page.tokens_per_s = after >= before && now - then > 1 ? (after - before) / (now - then) : page.history.steps.at(-1)?.tokens_per_s ?? null;
 }
 
-// Ask for the curves when there is a new step or a new score.
+// Ask for the curves when there is a new step or a new score. True: there was.
 async function catchUp() {
   const newest = JSON.stringify([page.now.committed_step, page.status.evaluations.map(each => each.version)]);
-  if (page.asked_at === newest) return;
+  if (page.asked_at === newest) return false;
   const answer = await ask(`/v1/history?since=${page.history.newest}`);
   if (!page.history.take(answer)) page.history.take(await ask("/v1/history"));
   if (page.status.evaluations.length) {
@@ -96,6 +102,7 @@ async function catchUp() {
   page.asked_at = newest;
   drawCurves(page.history, page.status.staleness_max);
   samples.look();
+  return true;
 }
 
 function leave() {

@@ -7,6 +7,7 @@ import {refit} from "./workers.js";
 
 const ALERTS_SHOWN = 3;  // of one kind
 const SMOOTH = 20;  // steps
+const LEARNER_HERE_S = 10;
 const PERIOD_STEPS = 20;  // the newest ones, of which a step's duration is the median
 
 const median = values => values.length ? [...values].sort((a, b) => a - b)[values.length >> 1] : null;
@@ -47,7 +48,7 @@ const CHARTS = {
   reward: new Chart("Reward, mean of a step", {show: value => number(value)}),
   evals: new Chart("Evaluations, held-out score", {show: value => number(value)}),
   staleness: new Chart("Staleness, mean of a step", {show: value => `${number(value, 2)} steps`, floor: 0}),
-  bubble: new Chart("Bubble, share of a step without training", {show: value => percent(value, 1), floor: 0}),
+  bubble: new Chart("Bubble, % of a step without training", {show: value => `${number(value, 1)} %`, floor: 0}),
   tokens: new Chart("Tokens written per second", {show: count, floor: 0}),
   t_bcast: new Chart("T_bcast, publish to serving", {show: seconds, floor: 0}),
   step: new Chart("Duration of a step", {show: seconds, floor: 0}),
@@ -63,7 +64,7 @@ export function drawCurves(history, staleness_max) {
   const many = reward.length > 2 * SMOOTH;
   CHARTS.reward.set(many ? [{name: `mean of ${SMOOTH}`, points: smoothed(reward, SMOOTH)}, {name: null, points: reward, kind: "faint"}] : [{name: "reward", points: reward}]);
   CHARTS.staleness.set([{name: "staleness", points: history.points("staleness")}], [staleness_max, `S = ${staleness_max}`]);
-  CHARTS.bubble.set([{name: "bubble", points: history.steps.map(each => [each.step, each.wait_s === null ? null : each.wait_s / Math.max(1e-9, each.wait_s + each.t_train_s)])}]);
+  CHARTS.bubble.set([{name: "bubble", points: history.steps.map(each => [each.step, each.wait_s === null ? null : 100 * each.wait_s / Math.max(1e-9, each.wait_s + each.t_train_s)])}]);
   CHARTS.tokens.set([{name: "tokens/s", points: history.points("tokens_per_s")}]);
   const broadcasts = history.points("t_bcast_s").filter(([, value]) => value !== null);
   CHARTS.t_bcast.set([{name: "T_bcast", points: broadcasts, dots: broadcasts.length < 40}]);
@@ -168,7 +169,7 @@ export function drawMoney(page) {
     ["workers here, per hour", `${usd(cost.boxes)} usd`], ["learner, per hour", `${usd(cost.learner)} usd`], ["together", `${usd(cost.per_hour)} usd/h`],
     ["a step, at this rate", period ? `${usd(cost.per_hour * period / 3600)} usd` : NONE],
     ["a trajectory, median worker", trained.length ? `${usd(median(trained))} usd` : null],
-    ["seed sent", `${bytes(status.seed_sent_bytes)}, ${usd(status.seed_usd_total)} usd`],
+    ["seed sent", `${bytes(status.seed_sent_bytes)}, ${usd(status.seed_usd_total)} usd`], ["of it, newest version", Object.keys(status.seed_usd).length ? `${usd(Object.values(status.seed_usd).at(-1))} usd` : null],
     ...(renting ? [["rented now", `${usd(renting.usd_per_h)} of at most ${usd(renting.usd_per_h_max)} usd/h`], ["spent on boxes", `${usd(renting.spent_usd)} of ${usd(renting.usd_total_max)} usd`], ["set aside, left", `${usd(renting.set_aside_usd)}, ${usd(renting.left_usd)} usd`]] : []),
     ["spent by the run so far", status.spent_usd === undefined || status.spent_usd === null ? null : `${usd(status.spent_usd)} usd`],
   ]) : made("p", {class: "dim"}, "Nothing has a price. Prices of boxes stand in [[price]], the learner's in activation.learner_usd_per_h."));
@@ -190,7 +191,7 @@ export function drawRest(page) {
     ["tokens of an answer", entries(lengths).map(([name, value]) => `${name} ${count(value)}`).join(", ") || null],
     ["handed over", `${count(status.handed_over.partials)} samples, ${count(status.handed_over.tokens)} tokens`],
     ["open step, checkpoint", `${status.open_step}, ${status.checkpoint_step}`],
-    ["learner", status.learner_silent_s === null ? "not heard yet" : status.learner_silent_s < 1 ? "is here" : `silent for ${long(status.learner_silent_s)}`],
+    ["learner", status.learner_silent_s === null ? "not heard yet" : status.learner_silent_s < LEARNER_HERE_S ? "is here" : `silent for ${long(status.learner_silent_s)}`],
     ["learner: training, waiting", `${long(status.learner_train_s)}, ${long(status.learner_wait_s)}`],
   ]));
   const versions = Object.keys(status.version_bytes).map(Number), newest = Math.max(...versions), sizes = status.version_bytes[newest];

@@ -68,7 +68,7 @@ export class Tree {
     return at < 0 || !this._agrees() ? null : at;
   }
 
-  share(at) { return at === 0 ? 1 : Math.min(1, this.spread.received[at] / Math.max(1, this.spread.wire_bytes)); }
+  share(at) { return this.verified(at) ? 1 : Math.min(1, this.spread.received[at] / Math.max(1, this.spread.wire_bytes)); }
   verified(at) { return at === 0 || this.spread.state[at] === "v"; }
   _left(at) { return this.spread.wire_bytes - this.spread.received[at]; }
   _failed(at) { return this.spread.state[at] === "x"; }

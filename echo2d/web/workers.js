@@ -4,7 +4,7 @@ import {bar, facts, fill, made, $} from "./dom.js";
 import {bytes, count, long, NONE, number, percent, perHour, seconds, usd} from "./format.js";
 import {orders} from "./orders.js";
 
-const ROWS_FIRST = 50;
+const ROWS_FIRST = 20;
 // Workers that are gone for longer are counted, and shown when asked for.
 const GONE_SHOWN_S = 600;
 // A glyph for each state, so that colour is never the only sign. The order is that of trouble.
@@ -32,7 +32,7 @@ const makes = worker => worker.mu === null || worker.state === "gone" ? NONE : `
 
 // title, what it shows, what it is sorted by, whether it is a number, when it is shown.
 const COLUMNS = [
-  ["worker", null, worker => worker.name.toLowerCase(), false],
+  ["worker", null, worker => byName(worker), false],
   ["state", null, worker => Object.keys(STATES).indexOf(worker.shown), false],
   ["serves", worker => worker.serving === null ? NONE : `v${worker.serving}`, worker => worker.serving ?? -1, true],
   ["lag", worker => String(worker.lag ?? NONE), worker => worker.lag ?? Infinity, true],
@@ -50,8 +50,11 @@ const COLUMNS = [
   ["receives", null, worker => worker.share ?? 2, false, page => page.tree.spread !== null],
 ];
 
+// So that gpu-9 comes before gpu-10.
+const byName = worker => worker.name.toLowerCase().replace(/\d+/g, digits => digits.padStart(12, "0"));
+
 // Those in trouble come first.
-const trouble = worker => [worker.state === "gone", worker.alive, -(worker.lag ?? 1e9), worker.name.toLowerCase()];
+const trouble = worker => [worker.state === "gone", worker.alive, -(worker.lag ?? 1e9), byName(worker)];
 
 function compared(one, other) {
   for (const [at, value] of one.entries()) if (value !== other[at]) return value < other[at] ? -1 : 1;
@@ -99,7 +102,7 @@ export class Workers {
     for (const worker of all) {
       worker.shown = state(worker);
       const at = this.page.tree.byId(worker.id);
-      worker.share = at === null ? null : this.page.tree.verified(at) ? 1 : this.page.tree.share(at) * 0.999;
+      worker.share = at === null ? null : this.page.tree.share(at);
     }
     const long_gone = all.filter(worker => worker.state === "gone" && worker.silent_s >= GONE_SHOWN_S && this.only !== "gone");
     const words = $("filter").value.toLowerCase().split(/\s+/).filter(Boolean);
@@ -208,7 +211,8 @@ export class Workers {
     $("detail").hidden = !worker;
     if (!worker) { this.chosen = null; return; }
     $("detail-name").replaceChildren(this._mark(worker.shown), ` ${worker.name}`);
-    if (this.asked !== worker.id) { this.asked = worker.id; fill("detail-orders", orders(worker, this.page.role)); }
+    const order = `${worker.id} ${worker.cordoned} ${worker.draining}`;
+    if (this.asked !== order) { this.asked = order; fill("detail-orders", orders(worker, this.page.role)); }
     const way = this.page.tree.of(worker.id), version = this.page.tree.spread?.version;
     const said = this.page.status.alerts_of(worker.name);
     const part = (title, pairs) => [made("h3", {}, title), facts(pairs)];

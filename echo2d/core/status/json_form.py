@@ -63,7 +63,7 @@ def plain(value: Any) -> Any:
     if kind in _SCALARS:
         return value
     if kind is tuple:
-        return [plain(item) for item in value]
+        return [item if type(item) in _SCALARS else plain(item) for item in value]
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if kind not in _NAMES:

@@ -2,10 +2,11 @@
 
     {"role", "seen", "status_age_s", "now", "tree", "status"}
 
-`role` is the caller's. `now` is a `Glance`, made anew for each answer. `tree` is sent when it is another one than the caller
-names. `status` is most of the run's `Status`; its workers are a table of columns and rows. Making it
-takes tens of microseconds a worker, so it is made anew only so often that it takes SHARE_MAX of the
-loop's time, and sent to a caller only once (`seen`). With a few workers it is made for each answer.
+`role` is the caller's. `now` is a `Glance`, made anew for each answer. `tree` is sent when it is
+another one than the caller names. `status` is most of the run's `Status`; its workers are a table of
+columns and rows. Making it takes tens of microseconds a worker, so it is made anew only so often
+that it takes SHARE_MAX of the loop's time, and sent to a caller only once (`seen`). With a few
+workers it is made for each answer.
 """
 
 import dataclasses

@@ -553,7 +553,7 @@ async def test_viewers_see_samples_only_if_the_operator_says_so(backend: Backend
 async def test_the_page_holds_no_data_and_needs_no_credential(call: Client) -> None:
     status, page = await call("GET", "/", secret=None)
     assert status == 200
-    assert b"/v1/status" in page
+    assert b"/page/main.js" in page
 
 
 async def test_what_is_no_http_is_one_line(call: Client, caplog: pytest.LogCaptureFixture) -> None:

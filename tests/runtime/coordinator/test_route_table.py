@@ -53,6 +53,13 @@ ROUTES: Mapping[tuple[str, str], tuple[int, ...]] = {
     ("POST", "/v1/workers/box/drain"): OPERATOR,
     ("POST", "/v1/workers/box/end"): NOTHING,
     ("GET", "/v1/wheel"): (401, 401, 200, 403, 403, 403, 403, 403),
+    ("GET", "/page/main.js"): (200,) * 8,
+    ("GET", "/page/../v1/status"): READERS,
+    ("GET", "/page/nothing.js"): NOTHING,
+    ("GET", "/v1/history"): READERS,
+    ("GET", "/v1/history?since=x"): (401, 401, 403, 400, 400, 403, 400, 400),
+    ("GET", "/v1/live"): READERS,
+    ("GET", "/v1/live?stripe=-1"): (401, 401, 403, 400, 400, 403, 400, 400),
     ("GET", "/v1/status"): READERS,
     # Every role but a worker's may see the run; a worker's sees the boxes enrolled with it.
     ("GET", "/v1/status/own"): (401, 401, 200, 403, 403, 403, 403, 403),

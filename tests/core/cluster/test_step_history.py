@@ -1,0 +1,67 @@
+"""The summaries of train steps that the curves are made of."""
+
+from echo2d.core.cluster.step_history import STEPS_MAX, RunTotals, StepHistory, StepSummary
+from tests.support.coordinator_world import World, train
+
+
+def step_of(world: World, step: int) -> StepSummary:
+    found = world.state.step_summary(step)
+    assert found is not None
+    return found
+
+
+def trained(steps: int) -> World:
+    world = World()
+    world.connect("seed", kind="seed")
+    world.connect("a")
+    train(world, steps)
+    return world
+
+
+def test_a_step_of_a_run() -> None:
+    world = trained(3)
+    first, last = step_of(world, 1), step_of(world, 3)
+    assert (first.wait_s, first.tokens_per_s, first.t_bcast_s) == (None, None, None)
+    assert (last.reward, last.trajectories, last.dropped) == (0.5, 4, 0)
+    assert last.staleness is not None
+    assert 0 <= last.staleness <= 2
+    assert last.tokens > 0
+    assert last.t_bcast_s is not None
+    assert world.state.step_summary(4) is None
+
+
+def test_what_lies_between_two_commits() -> None:
+    history = StepHistory()
+    history.trained(1, [], 2.0, RunTotals(10.0, 100, 4, 1), 0.5)
+    history.trained(2, [], 2.0, RunTotals(15.0, 600, 9, 1), 0.5)
+    history.trained(3, [], 2.0, RunTotals(17.0, 600, 9, 2), 0.7)
+    second, third = history.of(2), history.of(3)
+    assert second is not None
+    assert third is not None
+    assert (second.wait_s, second.tokens_per_s, second.dropped) == (3.0, 100.0, 5)
+    assert (second.reward, second.staleness) == (None, None), "the batch was empty"
+    assert (second.t_bcast_s, third.t_bcast_s) == (None, 0.7), (
+        "no broadcast ended before the second"
+    )
+
+
+def test_nothing_is_said_about_the_time_before_a_session() -> None:
+    history = StepHistory()
+    history.trained(1, [], 2.0, RunTotals(10.0, 100, 4, 1), 0.5)
+    history.session_opened()
+    history.trained(2, [], 2.0, RunTotals(9000.0, 600, 9, 2), 0.5)
+    second = history.of(2)
+    assert second is not None
+    assert (second.wait_s, second.tokens_per_s, second.t_bcast_s) == (None, None, None)
+
+
+def test_it_is_bounded_and_the_newest_of_a_step_counts() -> None:
+    history = StepHistory()
+    for step in range(2 * STEPS_MAX):
+        history.trained(step, [], 1.0, RunTotals(float(step), 0, 0, 0), None)
+        history.check()
+    assert history.of(0) is None
+    history.trained(2 * STEPS_MAX - 1, [], 7.0, RunTotals(9e9, 0, 0, 0), None)
+    newest = history.of(2 * STEPS_MAX - 1)
+    assert newest is not None
+    assert newest.t_train_s == 7.0

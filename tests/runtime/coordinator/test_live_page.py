@@ -1,0 +1,82 @@
+"""What the dashboard is told, how often, and what of it is made anew."""
+
+import json
+from typing import Any
+
+from echo2d.core.status.schema import Status
+from echo2d.runtime.coordinator.live_page import SHARE_MAX, WORKER_COLUMNS, LivePage, page_status
+from tests.support.status import RICH, key_paths, trained
+
+
+class Site:
+    """A page whose clocks a test turns. cost: CPU seconds of one status. made: how many there were."""
+
+    def __init__(self) -> None:
+        self.world = trained()
+        self.now = self.cpu = self.cost = 0.0
+        self.made = 0
+        self.page = LivePage(
+            self.world.state, self.look, clock=lambda: self.now, cpu=lambda: self.cpu
+        )
+
+    def look(self) -> Status:
+        self.made += 1
+        self.cpu += self.cost
+        return self.world.state.status(now=self.world.now)
+
+    def ask(self, seen: int = 0, plan: str = "") -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(
+            self.page.answer("viewer", seen=seen, plan=plan, stripe=0)
+        )
+        return found
+
+
+def test_what_a_caller_has_is_not_sent_again() -> None:
+    site = Site()
+    site.cost = 0.01
+    first = site.ask()
+    assert first["role"] == "viewer"
+    assert first["now"]["committed_step"] == 3
+    assert first["tree"]["plan"] == first["now"]["spread"]["plan"]
+    assert first["status"]["committed_step"] == 3
+    again = site.ask(first["seen"], first["tree"]["plan"])
+    assert again.keys() == {"role", "seen", "status_age_s", "now"}
+    assert site.ask(first["seen"] - 1)["status"] == first["status"]
+
+
+def test_a_cheap_status_is_made_for_every_answer() -> None:
+    site = Site()
+    seen = [site.ask()["seen"] for _ in range(3)]
+    assert (site.made, len(set(seen))) == (3, 3)
+
+
+def test_a_costly_status_takes_no_more_than_its_share() -> None:
+    site = Site()
+    site.cost = 0.012
+    answers = []
+    for at in range(0, 60, 2):
+        site.now = float(at)
+        answers.append(site.ask())
+    assert site.cpu <= 60 * SHARE_MAX + site.cost
+    assert site.made == 5
+    assert max(each["status_age_s"] for each in answers) == 10.0, "and a page says how old it is"
+
+
+def test_workers_are_a_table() -> None:
+    status = trained().state.status(now=5.0)
+    found = json.loads(page_status(status))
+    rows = [
+        dict(zip(found["workers"]["columns"], row, strict=True)) for row in found["workers"]["rows"]
+    ]
+    assert [row["name"] for row in rows] == [worker.name for worker in status.workers]
+    assert tuple(found["workers"]["columns"]) == WORKER_COLUMNS
+    served = status.workers[0].serving
+    assert served is not None
+    assert rows[0]["serving"] == served.version
+    assert found["t_train_s"]["newest"] == status.t_train_s[-1]
+
+
+def test_every_status_can_be_told() -> None:
+    for make in RICH:
+        status = make().state.status(now=1e6)
+        assert "workers.columns" in key_paths(json.loads(page_status(status)))

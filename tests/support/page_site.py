@@ -1,0 +1,104 @@
+"""A real coordinator for a browser to look at: its shell, its HTTP and its page, around a core whose run a
+test has made.
+
+    with site(tmp_path, world) as made:
+        made.change(lambda: world.connect("late"))
+
+It serves in a thread of its own, and only there the world is touched. Deadlines do not pass.
+"""
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from echo2d.core.cluster.step_history import StepSummary
+from echo2d.core.coordinator.glance import Glance, TreeView
+from echo2d.core.status.schema import Status
+from echo2d.runtime.coordinator.main import Opened
+from echo2d.runtime.coordinator.run_history import COLUMNS, LOG_NAME
+from tests.support.coordinator_world import World
+from tests.support.polling import START_S
+from tests.support.scripted_core import Script, make_config, serving
+
+
+class ShownRun(Script):
+    """The core of a run that a test has made; what the coordinator hears changes nothing."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__()
+        self.world = world
+
+    def status(self, *, now: float) -> Status:
+        return self.world.state.status(now=self.world.now)
+
+    def glance(self) -> Glance:
+        return self.world.state.glance()
+
+    def tree(self, stripe: int) -> TreeView | None:
+        return self.world.state.tree(stripe)
+
+    def step_summary(self, step: int) -> StepSummary | None:
+        return self.world.state.step_summary(step)
+
+
+@dataclass(slots=True)
+class PageSite:
+    url: str
+    run_dir: Path
+    opened: Opened
+    _loop: asyncio.AbstractEventLoop
+
+    def secret(self, token: str = "viewer") -> str:
+        found: str = json.loads((self.run_dir / "tokens" / f"{token}.token").read_text())["secret"]
+        return found
+
+    def change(self, do: Callable[[], Any]) -> None:
+        """Do this where the coordinator's loop runs."""
+
+        async def doing() -> None:
+            do()
+
+        asyncio.run_coroutine_threadsafe(doing(), self._loop).result(START_S)
+
+
+@contextmanager
+def site(
+    tmp_path: Path,
+    world: World,
+    *,
+    steps: Sequence[Mapping[str, Any]] = (),
+    samples: Sequence[Mapping[str, Any]] = (),
+    **changes: Any,
+) -> Iterator[PageSite]:
+    """steps: lines of the history; what they lack is null. samples: lines of the sample log."""
+    config = make_config(tmp_path, **changes)
+    config.run.run_dir.mkdir(mode=0o700, exist_ok=True)
+    lines = [json.dumps({**dict.fromkeys(COLUMNS), **step}) for step in steps]
+    (config.run.run_dir / f"{LOG_NAME}.jsonl").write_text("".join(f"{each}\n" for each in lines))
+    ready, ends, found = threading.Event(), threading.Event(), list[PageSite]()
+
+    async def serve() -> None:
+        async with serving(config, lambda *_: ShownRun(world)) as opened:
+            if samples:
+                log = opened.coordinator._sample_log
+                assert log is not None
+                log.shown.add(samples)
+            found.append(
+                PageSite(opened.url, config.run.run_dir, opened, asyncio.get_running_loop())
+            )
+            ready.set()
+            await asyncio.to_thread(ends.wait)
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()), name="coordinator")
+    thread.start()
+    try:
+        assert ready.wait(START_S), "the coordinator does not start"
+        yield found[0]
+    finally:
+        ends.set()
+        thread.join()
