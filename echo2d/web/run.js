@@ -84,12 +84,12 @@ const tile = (name, value, unit = "", more = "") => made("div", {}, more ? made(
 
 export function drawTop(page) {
   const {now, status, history, workers} = page, last = history.steps.at(-1);
-  const name = status.run_name || status.run_id;
+  const name = status.run.name || status.run_id, base = status.run.model.split("/").filter(Boolean).at(-1);
   document.title = `${now.committed_step} ${name} \u2013 echo2d`;
   $("run-name").textContent = name;
-  const tasks = status.tasks.map(task => task.name).filter(Boolean).join(", ");
-  $("run-about").textContent = [status.run_name ? status.run_id : null, tasks, page.model, `S = ${status.staleness_max}, kappa = ${status.publish_every}, R = ${status.trajectories_per_step}`].filter(Boolean).join(" \u00b7 ");
-  $("run-about").title = `run ${status.run_id}, epoch ${status.epoch}`;
+  const tasks = status.run.tasks.map(task => task.name || task.kind).join(", ");
+  $("run-about").textContent = [status.run.name ? status.run_id : null, tasks, base, `S = ${status.staleness_max}, kappa = ${status.publish_every}, R = ${status.trajectories_per_step}`].filter(Boolean).join(" \u00b7 ");
+  $("run-about").title = `run ${status.run_id}, epoch ${status.epoch}, model ${status.run.model || "not named"}, coordinator echo2d ${status.run.software}`;
   drawProgress(page);
 
   const period = history.period, cost = costs(page), joined = workers.filter(worker => worker.state === "joined");
@@ -118,10 +118,10 @@ function change(history) {
 }
 
 function drawProgress({now, status, history}) {
-  const steps = status.steps ?? null, left = steps === null ? null : steps - now.committed_step;
+  const {steps, eta_s: told} = status.learner, left = steps === null ? null : steps - now.committed_step;
   $("progress").hidden = steps === null;
   if (steps === null) return;
-  const eta = left <= 0 ? "finished" : status.eta_s ?? (history.period === null ? null : left * history.period);
+  const eta = left <= 0 ? "finished" : history.period === null ? told : left * history.period;
   $("progress-bar").value = Math.min(1, now.committed_step / Math.max(1, steps));
   $("progress-words").textContent = `step ${count(now.committed_step)} of ${count(steps)}${eta === null ? "" : typeof eta === "string" ? `, ${eta}` : `, ${long(eta)} left`}`;
 }
@@ -171,7 +171,6 @@ export function drawMoney(page) {
     ["a trajectory, median worker", trained.length ? `${usd(median(trained))} usd` : null],
     ["seed sent", `${bytes(status.seed_sent_bytes)}, ${usd(status.seed_usd_total)} usd`], ["of it, newest version", Object.keys(status.seed_usd).length ? `${usd(Object.values(status.seed_usd).at(-1))} usd` : null],
     ...(renting ? [["rented now", `${usd(renting.usd_per_h)} of at most ${usd(renting.usd_per_h_max)} usd/h`], ["spent on boxes", `${usd(renting.spent_usd)} of ${usd(renting.usd_total_max)} usd`], ["set aside, left", `${usd(renting.set_aside_usd)}, ${usd(renting.left_usd)} usd`]] : []),
-    ["spent by the run so far", status.spent_usd === undefined || status.spent_usd === null ? null : `${usd(status.spent_usd)} usd`],
   ]) : made("p", {class: "dim"}, "Nothing has a price. Prices of boxes stand in [[price]], the learner's in activation.learner_usd_per_h."));
   $("boxes-section").hidden = !renting?.boxes.length;
   if (renting) fill("boxes", table([["box"], ["provider"], ["offer"], ["state"], ["usd / h", true], ["age", true], ["life left", true], ["cost, usd", true], ["why it goes", false, true]], renting.boxes.map(box => [box.label, box.provider, box.offer, box.state, usd(box.usd_per_h), long(box.age_s), long(box.life_left_s), usd(box.cost_usd), box.why])));
@@ -186,17 +185,18 @@ export function drawRest(page) {
   const lengths = status.answer_tokens, reasons = pairs => entries(pairs).map(([name, value]) => `${name} ${count(value)}`).join(", ");
   fill("groups", facts([
     ["groups in flight", count(now.groups_in_flight)], ["ready for a batch", count(now.groups_buffered)], ["queued in all", count(groups.queued)],
-    ["trained", `${count(now.trajectories_trained)} trajectories`], ["dropped", count(now.trajectories_dropped)], ["groups dropped", reasons(status.groups_dropped) || null],
+    ["trained, dropped, in all", `${count(status.totals.trained)}, ${count(status.totals.dropped)}`], ["since the coordinator started", `${count(now.trajectories_trained)}, ${count(now.trajectories_dropped)}`], ["groups without variance", status.flat_groups.length ? percent(status.flat_groups.at(-1)) : null], ["groups dropped", reasons(status.groups_dropped) || null],
     ["results refused", reasons(status.results_refused) || "none"], ["tokens accepted", count(now.tokens_accepted)], ["tokens wasted", reasons(status.wasted_tokens) || null],
     ["tokens of an answer", entries(lengths).map(([name, value]) => `${name} ${count(value)}`).join(", ") || null],
     ["handed over", `${count(status.handed_over.partials)} samples, ${count(status.handed_over.tokens)} tokens`],
     ["open step, checkpoint", `${status.open_step}, ${status.checkpoint_step}`],
-    ["learner", status.learner_silent_s === null ? "not heard yet" : status.learner_silent_s < LEARNER_HERE_S ? "is here" : `silent for ${long(status.learner_silent_s)}`],
+    ["learner", !status.learner.heard ? "not heard yet" : status.learner.silent_s < LEARNER_HERE_S ? "is here" : `silent for ${long(status.learner.silent_s)}`],
+    ["its name, its echo2d", [status.learner.name, status.learner.software].filter(Boolean).join(", ") || null],
     ["learner: training, waiting", `${long(status.learner_train_s)}, ${long(status.learner_wait_s)}`],
   ]));
   const versions = Object.keys(status.version_bytes).map(Number), newest = Math.max(...versions), sizes = status.version_bytes[newest];
   fill("bytes", facts([
-    ["published", `${count(status.versions_published)} versions`], ["on the wire, in full", `${bytes(status.wire_bytes)}, ${bytes(status.full_bytes)}`],
+    ["published", `${count(status.totals.published)} versions, ${count(status.versions_published)} since the coordinator started`], ["on the wire, in full", `${bytes(status.wire_bytes)}, ${bytes(status.full_bytes)}`],
     ["share of the full size", status.full_bytes ? percent(status.wire_bytes / status.full_bytes, 1) : NONE],
     [versions.length ? `version ${newest}` : "", versions.length ? `${bytes(sizes.wire_bytes)} of ${bytes(sizes.full_bytes)}` : null],
     ["sent by the seed", versions.length && status.seed_copies[newest] !== undefined ? `${number(status.seed_copies[newest], 1)} times` : null],

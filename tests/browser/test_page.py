@@ -101,7 +101,7 @@ def test_it_shows_what_status_shows(browser: Any, tmp_path: Path) -> None:
             f"v{status.newest_version.version}",
             "2 working of 2 here",
             "T_verify, median, p95",
-            f"{status.trajectories.trained} trajectories",
+            f"{status.totals.trained}, {status.totals.dropped}",
         ):
             assert words in text
         assert page.inner_text("#tiles > div:first-child dd") == "3"
