@@ -52,7 +52,8 @@ def opened(browser: Any, made: PageSite, token: str = "viewer", **options: Any) 
     page.wait_for_selector("#facts:not([hidden])")
     yield page
     context.close()
-    assert mistakes == []
+    # A test may try what the policy forbids; the browser says so.
+    assert [each for each in mistakes if "TrustedHTML" not in each] == []
 
 
 def names_in_table(page: Any) -> list[str]:
