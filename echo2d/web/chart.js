@@ -86,7 +86,7 @@ export class Chart {
     this.y = value => height - BOTTOM - (height - TOP - BOTTOM) * (value - low) / (high - low);
     this.steps = [...new Set(xs)].sort((a, b) => a - b);
     const nodes = [];
-    const rows = ticks(low, high, TICKS_Y), columns = ticks(left, right, Math.max(2, width / TICK_WIDTH));
+    const rows = ticks(low, high, TICKS_Y), columns = ticks(left, right, Math.max(4, width / TICK_WIDTH));
     for (const value of rows.at) {
       const y = this.y(value);
       nodes.push(drawn("line", {class: Math.abs(value) < rows.step / 1e6 && low < 0 ? "zero" : "grid", x1: LEFT, x2: width - RIGHT, y1: y, y2: y}));
@@ -95,7 +95,7 @@ export class Chart {
     for (const step of columns.at.filter(Number.isInteger)) {
       const x = this.x(step);
       nodes.push(drawn("line", {class: "grid", x1: x, x2: x, y1: TOP, y2: height - BOTTOM}));
-      nodes.push(drawn("text", {x, y: height - 4, "text-anchor": "middle"}, tick(step, columns.step)));
+      nodes.push(drawn("text", {x, y: height - 4, "text-anchor": "middle"}, tick(step, 1)));
     }
     if (this.limit) {
       const y = this.y(this.limit[0]);

@@ -1,6 +1,7 @@
 // Asks the coordinator. The secret is kept in this tab only, and goes with every question.
 
 const KEY = "secret";
+const PATIENCE_MS = 15000;
 
 export const secret = () => sessionStorage.getItem(KEY);
 export const remember = value => sessionStorage.setItem(KEY, value);
@@ -17,7 +18,7 @@ export class Refusal extends Error {
 export async function ask(path, {method = "GET", body = null} = {}) {
   const headers = {Authorization: `Bearer ${secret()}`};
   if (body !== null) headers["Content-Type"] = "application/json";
-  const answer = await fetch(path, {method, headers, body: body === null ? null : JSON.stringify(body)});
+  const answer = await fetch(path, {method, headers, body: body === null ? null : JSON.stringify(body), signal: AbortSignal.timeout(PATIENCE_MS)});
   const found = await answer.json();
   if (!answer.ok) throw new Refusal(answer.status, found.detail ?? `error ${answer.status}`);
   return found;

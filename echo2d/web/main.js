@@ -12,6 +12,8 @@ const POLL_MS = 2000;
 // After an answer that did not come; a coordinator that restarts is away for seconds.
 const RETRY_MS = 3000;
 const TOKENS_WINDOW_S = 20;
+// What the browser calls an answer that did not come, or is cut off.
+const AWAY = ["TypeError", "SyntaxError", "TimeoutError", "AbortError"];
 const THEMES = ["auto", "light", "dark"];
 
 // All that is known of the run. status: the last one; seen: its number; age: of it, in seconds.
@@ -36,7 +38,7 @@ async function poll() {
   } catch (error) {
     wait = RETRY_MS;
     if (error instanceof Refusal && (error.status === 401 || error.status === 403)) { leave(); wait = null; }
-    $("fault").textContent = error instanceof Refusal ? error.message : error instanceof TypeError || error instanceof SyntaxError ? `The coordinator does not answer${last === null ? "" : ` since ${long(clock() - last)}`}; trying again.` : `This page has a mistake: ${error}`;
+    $("fault").textContent = error instanceof Refusal ? error.message : AWAY.includes(error.name) ? `The coordinator does not answer${last === null ? "" : ` since ${long(clock() - last)}`}; trying again.` : `This page has a mistake: ${error}`;
     if (!(error instanceof Refusal)) console.error(error);
   } finally { asking = false; }
   $("live").textContent = secret() ? wait === POLL_MS ? "\u25CF live" : "\u25B2 not live" : "";
@@ -94,13 +96,13 @@ async function catchUp() {
   if (page.asked_at === newest) return false;
   const answer = await ask(`/v1/history?since=${page.history.newest}`);
   if (!page.history.take(answer)) page.history.take(await ask("/v1/history"));
+  drawCurves(page.history, page.status.staleness_max);
   if (page.status.evaluations.length) {
     const after = page.evaluations.reduce((most, each) => Math.max(most, each.number), 0);
     page.evaluations.push(...(await ask(`/v1/evaluations?after=${after}`)).evaluations);
     drawEvaluations(page.evaluations);
   }
   page.asked_at = newest;
-  drawCurves(page.history, page.status.staleness_max);
   samples.look();
   return true;
 }

@@ -196,7 +196,7 @@ export function drawRest(page) {
   ]));
   const versions = Object.keys(status.version_bytes).map(Number), newest = Math.max(...versions), sizes = status.version_bytes[newest];
   fill("bytes", facts([
-    ["published", `${count(status.totals.published)} versions, ${count(status.versions_published)} since the coordinator started`], ["on the wire, in full", `${bytes(status.wire_bytes)}, ${bytes(status.full_bytes)}`],
+    ["versions published, in all", count(status.totals.published)], ["since the coordinator started", count(status.versions_published)], ["on the wire, in full", `${bytes(status.wire_bytes)}, ${bytes(status.full_bytes)}`],
     ["share of the full size", status.full_bytes ? percent(status.wire_bytes / status.full_bytes, 1) : NONE],
     [versions.length ? `version ${newest}` : "", versions.length ? `${bytes(sizes.wire_bytes)} of ${bytes(sizes.full_bytes)}` : null],
     ["sent by the seed", versions.length && status.seed_copies[newest] !== undefined ? `${number(status.seed_copies[newest], 1)} times` : null],
@@ -251,5 +251,5 @@ function drawTasks({tasks}) {
 function drawFaults({faults, fault_counts: counts, refused_peers: refused, peer_faults: broken}) {
   $("faults-section").hidden = !faults.length && !refused.length;
   $("faults-about").textContent = [...entries(counts).map(([kind, times]) => `${kind} ${count(times)}`), broken ? `broken messages ${count(broken)}` : null, ...refused.map(each => `${each.name || each.id} is refused for ${long(each.refused_s)}`)].filter(Boolean).join(", ");
-  fill("faults", table([["last", true], ["kind"], ["times", true], ["what", false, true]], [...faults].reverse().map(({kind, text, times, age_s}) => [`${long(age_s)} ago`, kind, count(times), text])));
+  fill("faults", table([["last"], ["kind"], ["times", true], ["what", false, true]], [...faults].reverse().map(({kind, text, times, age_s}) => [`${long(age_s)} ago`, kind, count(times), text])));
 }

@@ -13,6 +13,7 @@ from echo2d.net.security.auth import TokenRole
 from echo2d.runtime.run_dir.tokens import create_token
 from tests.support.coordinator_world import World, train
 from tests.support.page_site import PageSite, site
+from tests.support.status import trained
 
 NAME = "<img src=x onerror=\"document.title='bad'\">"
 HOSTILE = f"{NAME}<script>document.title='bad'</script>"
@@ -198,6 +199,14 @@ def test_rewards_below_zero(browser: Any, tmp_path: Path) -> None:
         labels = chart.locator("text").all_text_contents()
         assert {"-0.4", "0.0"} <= set(labels)
         assert "lowest -0.500" in chart.locator("svg").get_attribute("aria-label")
+
+
+def test_scores_of_evaluations_are_a_curve(browser: Any, tmp_path: Path) -> None:
+    with site(tmp_path, trained()) as made, opened(browser, made) as page:
+        chart = page.locator(".chart:has-text('Evaluations')")
+        chart.locator("circle").first.wait_for()
+        assert "held" in page.inner_text("#evaluations")
+        assert chart.locator("output").inner_text() == "0.000"
 
 
 def test_the_values_under_the_cursor(browser: Any, tmp_path: Path) -> None:

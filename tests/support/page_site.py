@@ -17,6 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from echo2d.core.cluster.step_history import StepSummary
+from echo2d.core.coordinator.events import (
+    CoordinatorAction,
+    CoordinatorEvent,
+    EvaluationsAsked,
+)
 from echo2d.core.coordinator.glance import Glance, TreeView
 from echo2d.core.status.schema import Status
 from echo2d.runtime.coordinator.main import Opened
@@ -32,6 +37,11 @@ class ShownRun(Script):
     def __init__(self, world: World) -> None:
         super().__init__()
         self.world = world
+
+    def handle(self, event: CoordinatorEvent, *, now: float) -> list[CoordinatorAction]:
+        if isinstance(event, EvaluationsAsked):
+            return self.world.state.handle(event, now=self.world.now)
+        return super().handle(event, now=now)
 
     def status(self, *, now: float) -> Status:
         return self.world.state.status(now=self.world.now)

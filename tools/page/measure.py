@@ -1,6 +1,6 @@
 """What the page costs with many workers: its first paint, and the coordinator's event loop.
 
-    PYTHONPATH=$(bash tools/page/setup.sh | tail -1) python -m tools.page.measure [--workers 500]
+    PYTHONPATH=$(bash tools/page/setup.sh | tail -1) python -m tools.page.measure [--workers 500] [--picture F]
 
 A real coordinator has scripted workers (`tools/page/fleet.py`).
 
@@ -61,11 +61,11 @@ def fleet(workers: int) -> Iterator[dict[str, Any]]:
             process.wait()
 
 
-def first_paint(url: str, secret: str) -> tuple[list[float], float]:
+def first_paint(url: str, secret: str, picture: Path | None) -> tuple[list[float], float]:
     """Milliseconds of each load, and questions a minute of a page that stays open."""
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": 1400, "height": 1000})
+        page = browser.new_page(viewport={"width": 1400, "height": 1000}, color_scheme="dark")
         page.goto(url)
         page.evaluate("secret => sessionStorage.setItem('secret', secret)", secret)
         found = []
@@ -77,6 +77,8 @@ def first_paint(url: str, secret: str) -> tuple[list[float], float]:
         asked: list[str] = []
         page.on("request", lambda request: asked.append(request.url))
         page.wait_for_timeout(1000 * OPEN_S)
+        if picture is not None:
+            page.screenshot(path=picture)
         browser.close()
     return found, 60 * len(asked) / OPEN_S
 
@@ -121,10 +123,12 @@ async def turn(url: str, secret: str, pid: int, pages: int) -> float:
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--workers", type=int, default=500)
-    workers = options.parse_args().workers
+    options.add_argument("--picture", type=Path, help="a file for a picture of the page")
+    chosen = options.parse_args()
+    workers = chosen.workers
     with fleet(workers) as run:
         secret, url, pid = read_token_file(Path(run["token"])).secret, run["url"], run["pid"]
-        loads, asked = first_paint(url, secret)
+        loads, asked = first_paint(url, secret, chosen.picture)
         ms = ", ".join(f"{each:.0f}" for each in sorted(loads))
         print(f"{workers} workers, first paint in ms: {ms}; then {asked:.0f} questions a minute")
         costs = []
