@@ -9,8 +9,10 @@ from typing import Any, get_args
 import pytest
 
 from echo2d.core.cluster.events import PeerDisconnected
+from echo2d.core.coordinator.events import CoordinatorAction, CoordinatorEvent
 from echo2d.net.security.auth import TokenRole
 from echo2d.runtime.run_dir.tokens import create_token
+from echo2d.testing.memory_run import MemoryRun
 from tests.support.coordinator_world import World, train
 from tests.support.page_site import PageSite, site
 from tests.support.status import trained
@@ -21,9 +23,17 @@ WIDE = {"width": 1400, "height": 1000}
 PHONE = {"width": 390, "height": 844}
 
 
+class LargeRun(World):
+    """Checks nothing after an event: that takes as long as there are workers."""
+
+    def handle(self, event: CoordinatorEvent) -> list[CoordinatorAction]:
+        self.actions = MemoryRun.handle(self, event)
+        return self.actions
+
+
 def run_of(*names: str, steps: int = 3) -> World:
     """A run with these workers that has trained so many steps."""
-    world = World()
+    world = LargeRun() if len(names) > 100 else World()
     world.connect("seed", kind="seed")
     for name in names:
         world.connect(name)
