@@ -258,8 +258,8 @@ MUTANTS = (
         "I4, durable",
         "a commit is acknowledged and not written",
         "echo2d/core/coordinator/learner_api.py",
-        'return [committed, Reply(event.request, 200, {"publish_every": self.publish_every})]',
-        'return [Reply(event.request, 200, {"publish_every": self.publish_every})]',
+        "            Persist(committed),\n",
+        "",
         (FAULTS,),
     ),
     Mutant(

@@ -162,6 +162,7 @@ _checked_lease = plain_reader(LeaseGiven)
 _checked_answer = plain_reader(AcceptedResult)
 _checked_turn = plain_reader(TurnKept)
 _checked_batch = plain_reader(BatchFrozen)
+_checked_epoch = plain_reader(EpochOpened)
 _checked_limits = plain_reader(LimitsLearnt)
 _checked_rate = plain_reader(PeerRate)
 _checked_row = plain_reader(RowJudged)
@@ -246,6 +247,13 @@ def _answer(row: _Row) -> AcceptedResult:
     return answered
 
 
+def _epoch(row: _Row) -> EpochOpened:
+    opened: EpochOpened = _checked_epoch(row)
+    if opened.steps < 0:
+        raise PeerFault(f"expected steps >= 0; found {opened.steps}")
+    return opened
+
+
 def _fact(row: _Row) -> tuple[str, str]:
     name, value = row
     if not isinstance(name, str) or not isinstance(value, str):
@@ -304,7 +312,7 @@ COUNTERS: Query[_Counter] = Query(
 NEWEST_EPOCH: Query[EpochOpened] = Query(
     "epochs",
     "SELECT epoch, resume_step, learner, steps FROM epochs ORDER BY epoch DESC LIMIT 1",
-    plain_reader(EpochOpened),
+    _epoch,
 )
 PUBLISHED: Query[VersionPublished] = Query(
     "versions",

@@ -21,7 +21,7 @@ from echo2d.core.base.ids import (
     Version,
 )
 from echo2d.core.cluster.rules import EvalRules, RowFilter, TaskRules
-from echo2d.core.coordinator.events import CoordinatorRecord, EpochOpened
+from echo2d.core.coordinator.events import CoordinatorRecord, EpochOpened, RunFactsKept
 from echo2d.core.protocol.trajectory import AuthoredSpan, TrajectoryRecord
 from echo2d.errors import OperatorFault
 from echo2d.store.ledger import Ledger
@@ -72,7 +72,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert world.open_session(3).status == 200
     path = tmp_path_factory.mktemp("run") / "ledger.sqlite"
     with Ledger.open(path) as ledger:
-        ledger.append(world.records)
+        ledger.append([*world.records, RunFactsKept((("policy.group_size", "2"),))])
     return path
 
 
