@@ -15,10 +15,10 @@ from echo2d.store.ledger import Ledger
 from echo2d.store.rentals import RentalStore
 
 # What opens each file, and its name below the folder.
-OPENERS: dict[str, Callable[[Path], None]] = {
+OPENERS: dict[str, Callable[[Path], object]] = {
     "ledger.sqlite": lambda folder: Ledger.open(folder / "ledger.sqlite").close(),
     "rentals.sqlite": lambda folder: RentalStore(folder / "rentals.sqlite").close(),
-    "access.sqlite": lambda folder: AccessTable(RunDirectory(folder)) and None,
+    "access.sqlite": lambda folder: AccessTable(RunDirectory(folder)),
 }
 ADVICE = {
     "ledger.sqlite": "finish the run with the echo2d that began it, or begin a new run",

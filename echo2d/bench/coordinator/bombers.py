@@ -41,7 +41,7 @@ class _BombLink(ControlLink):
         if self._send_buffer is not None:
             self._send_buffer.put(BOMB)
 
-    async def _wait(self, reason: str) -> None:  # noqa: ARG002 - as in ControlLink
+    async def _wait(self, reason: str, *, retry_s: float = 0.0) -> None:  # noqa: ARG002 - as in ControlLink
         with suppress(TimeoutError):
             await asyncio.wait_for(self._leaving.wait(), AGAIN_S)
 

@@ -232,17 +232,18 @@ class ControlLink:
                 try:
                     await self._once(http)
                 except _Lost as lost:
-                    await self._wait(lost)
+                    await self._wait(str(lost), retry_s=lost.retry_s)
 
-    async def _wait(self, lost: _Lost) -> None:
+    async def _wait(self, reason: str, *, retry_s: float = 0.0) -> None:
+        """retry_s: what the coordinator asked for; 0: nothing."""
         if self._leaving.is_set():
             return
         delay_s = self._backoff.next_s()
         level = logging.INFO
-        if lost.retry_s > 0:
+        if retry_s > 0:
             level = logging.WARNING
-            delay_s = max(delay_s, min(lost.retry_s, SENT_AWAY_S_MAX) * self._rng.uniform(1.0, 1.1))
-        log.log(level, "disconnected url=%s reason=%s retry_s=%.2f", self._url, lost, delay_s)
+            delay_s = max(delay_s, min(retry_s, SENT_AWAY_S_MAX) * self._rng.uniform(1.0, 1.1))
+        log.log(level, "disconnected url=%s reason=%s retry_s=%.2f", self._url, reason, delay_s)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(delay_s):
                 await self._leaving.wait()
