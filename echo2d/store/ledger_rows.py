@@ -8,7 +8,7 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import astuple, dataclass, replace
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Final, Generic, Literal, TypeVar
 
 from echo2d.core.audit.baseline import GROSS
 from echo2d.core.audit.events import LimitsLearnt
@@ -57,7 +57,8 @@ from echo2d.core.topology.uplink_rates import UPLINK_MIN, PeerRate
 from echo2d.errors import PeerFault
 
 # Counters that `mark_restored` sets: epochs and publish numbers up to these are used.
-EPOCH_FLOOR, PUBLISH_FLOOR = "epoch_floor", "publish_floor"
+EPOCH_FLOOR: Final = "epoch_floor"
+PUBLISH_FLOOR: Final = "publish_floor"
 SCHEMA_VERSION = 14
 SCHEMA = """
 CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;

@@ -141,7 +141,7 @@ def test_an_order_is_noted_once_and_strangers_are_taken_note_of() -> None:
         "connected": False,
         "leased": 0,
     }
-    assert order(world, "seed", "drain").body["connected"] is False  # type: ignore[index]
+    assert order(world, "seed", "drain").body == {"id": "seed", "connected": False, "leased": 0}
 
 
 def test_a_relay_that_holds_nothing_is_told_at_once() -> None:

@@ -535,9 +535,9 @@ async def test_an_operator_orders_workers(
 
 
 async def test_only_a_drain_hands_over(call: Client, backend: Backend) -> None:
-    asked = {"secret": "O", "json": {"hand_over": True}}
-    assert (await call("POST", "/v1/workers/box/cordon", **asked))[0] == 400
-    assert (await call("POST", "/v1/workers/box/drain", **asked))[0] == 200
+    for order, status in (("cordon", 400), ("drain", 200)):
+        path, body = f"/v1/workers/box/{order}", {"hand_over": True}
+        assert (await call("POST", path, secret="O", json=body))[0] == status
     assert backend.asked == [WorkerOrdered(RequestId(7), PeerId("box"), "drain", hand_over=True)]
 
 
