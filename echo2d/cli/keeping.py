@@ -48,7 +48,7 @@ def backup(
     from echo2d.runtime.run_dir.backup import back_up
 
     os.nice(NICE)
-    with progress_bar() as tell:
+    with progress_bar("backing up") as tell:
         if verify is not None:
             if any(each is not None for each in (run_dir, target, learner_dir, reuse)):
                 raise OperatorFault("backup: --verify goes alone")
@@ -84,7 +84,7 @@ def restore(backup: Path, run_dir: Path, learner_dir: Path | None, *, as_json: b
     """
     from echo2d.runtime.run_dir import restore as restoring
 
-    with progress_bar() as tell:
+    with progress_bar("restoring") as tell:
         facts = restoring.restore(backup, run_dir, learner_dir, tell)
     if as_json:
         click.echo(json.dumps({**asdict(facts), "files": len(facts.files), "bytes": facts.size}))

@@ -22,7 +22,8 @@ from tests.support.scripted_core import make_config, serving
 
 BOX = OwnPeerStatus(
     id="a" * 32, name="box[/x]", kind="worker", state="joined", alive=True, silent_s=0.4, reachable=False,
-    quarantined=True, convicted=False, uplink=9.4e6, payload_bytes=25, verified=False, active=True,
+    quarantined=True, cordoned=False, draining=False, convicted=False, uplink=9.4e6, payload_bytes=25,
+    verified=False, active=True,
     leaving=False, serving=VersionStatus(3, "00", 4), lag=1, slots=8, running=5, accepted=1200, trained=900,
     used=0.75, mu=0.5, usd_per_h=0.4, attention=("is quarantined: it only receives",),
 )  # fmt: skip

@@ -215,7 +215,7 @@ def test_rented_boxes_and_what_they_cost() -> None:
         "started_at": 0.0,
         "changes": [],
     }
-    process = {"run_id": "run-1", "run": run, "disk": None, "expiring_tokens": [], "peer_faults": 0,
+    process: dict[str, Any] = {"run_id": "run-1", "run": run, "disk": None, "expiring_tokens": [], "peer_faults": 0,
                "learner_silent_s": None, "renting": renting,
                "refused_peers": []}  # fmt: skip
     text = " ".join(seen({**facts_of(World()), **process}).split())

@@ -58,6 +58,8 @@ def _row(
         silent_s=peer.silent_s,
         reachable=peer.reachable,
         quarantined=peer.quarantined,
+        cordoned=peer.cordoned,
+        draining=peer.draining,
         convicted=convicted,
         uplink=peer.uplink,
         payload_bytes=0 if progress is None else progress.payload_bytes,

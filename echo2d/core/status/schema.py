@@ -664,6 +664,8 @@ class OwnPeerStatus:
     silent_s: float
     reachable: bool | None
     quarantined: bool
+    cordoned: bool
+    draining: bool
     convicted: bool
     uplink: float | None
     payload_bytes: int

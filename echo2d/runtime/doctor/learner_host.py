@@ -117,13 +117,13 @@ def _names(names: list[str]) -> str:
 
 
 def _free_ports(config: CoordinatorConfig) -> list[HostFinding]:
-    serve, link = config.coordinator, config.link
+    serve, link = config.coordinator, config.link.beside(config.coordinator)
     found = [skipped("coordinator", f"none runs in {config.run.run_dir}")]
     found += [
         _free(name, address, port)
         for name, address, port in (
             ("coordinator", serve.host, serve.port),
-            ("link", link.host, link.port),
+            ("link", link.host, link.port or 0),
         )
     ]
     if is_loopback(link.host) and not is_loopback(serve.host):
