@@ -99,12 +99,12 @@ export function drawTop(page) {
     tile("step committed", count(now.committed_step), "", period ? `one in ${seconds(period)}` : ""),
     tile("reward", last?.reward !== undefined ? number(last.reward) : NONE, "", history.steps.length > 2 * SMOOTH ? `${change(history)} in ${SMOOTH} steps` : ""),
     tile("bubble", now.bubble_ratio === null ? NONE : number(100 * now.bubble_ratio, 1), now.bubble_ratio === null ? "" : "%", "of the learner's time"),
-    tile("written", page.tokens_per_s === null ? NONE : count(page.tokens_per_s), page.tokens_per_s === null ? "" : "tokens/s", `${count(now.tokens_under_way)} under way`),
+    tile("tokens/s written", page.tokens_per_s === null ? NONE : count(page.tokens_per_s), "", `${count(now.tokens_under_way)} under way`),
     tile("staleness, mean", spread, "", `at most S = ${status.staleness_max}`),
     tile("T_bcast, median", seconds(status.t_bcast_s.median), "", `p95 ${seconds(status.t_bcast_s.p95)}`),
     tile("newest version", now.newest_version === null ? NONE : `v${now.newest_version}`, "", status.seed_alive ? "\u25CF seed is here" : "\u25B2 seed is away"),
     tile("workers", `${working} / ${joined.length}`, "", "work / are here"),
-    tile("leases", count(now.leases), "", `${now.groups_in_flight} groups, ${now.groups_buffered} ready`),
+    tile("leases", count(now.leases), "", `${now.groups_in_flight} groups open`),
     cost.per_hour ? tile("cost", usd(cost.per_hour), "usd/h", period ? `${usd(cost.per_hour * period / 3600)} a step` : "") : null,
   );
   const waits = provision(status, workers);
@@ -168,12 +168,13 @@ export function drawMoney(page) {
   fill("money", priced ? facts([
     ["workers here, per hour", `${usd(cost.boxes)} usd`], ["learner, per hour", `${usd(cost.learner)} usd`], ["together", `${usd(cost.per_hour)} usd/h`],
     ["a step, at this rate", period ? `${usd(cost.per_hour * period / 3600)} usd` : NONE],
+    ...(status.costs ? [["workers, since the coordinator started", `${usd(status.costs.workers_usd)} usd`], ["of it, a step", status.costs.usd_per_step === null ? NONE : `${usd(status.costs.usd_per_step)} usd`]] : []),
     ["a trajectory, median worker", trained.length ? `${usd(median(trained))} usd` : null],
     ["seed sent", `${bytes(status.seed_sent_bytes)}, ${usd(status.seed_usd_total)} usd`], ["of it, newest version", Object.keys(status.seed_usd).length ? `${usd(Object.values(status.seed_usd).at(-1))} usd` : null],
     ...(renting ? [["rented now", `${usd(renting.usd_per_h)} of at most ${usd(renting.usd_per_h_max)} usd/h`], ["spent on boxes", `${usd(renting.spent_usd)} of ${usd(renting.usd_total_max)} usd`], ["set aside, left", `${usd(renting.set_aside_usd)}, ${usd(renting.left_usd)} usd`]] : []),
   ]) : made("p", {class: "dim"}, "Nothing has a price. Prices of boxes stand in [[price]], the learner's in activation.learner_usd_per_h."));
   $("boxes-section").hidden = !renting?.boxes.length;
-  if (renting) fill("boxes", table([["box"], ["provider"], ["offer"], ["state"], ["usd / h", true], ["age", true], ["life left", true], ["cost, usd", true], ["why it goes", false, true]], renting.boxes.map(box => [box.label, box.provider, box.offer, box.state, usd(box.usd_per_h), long(box.age_s), long(box.life_left_s), usd(box.cost_usd), box.why])));
+  if (renting) fill("boxes", table([["box"], ["worker"], ["provider"], ["offer"], ["state"], ["usd / h", true], ["age", true], ["life left", true], ["cost, usd", true], ["why it goes", false, true]], renting.boxes.map(box => [box.label, box.worker || NONE, box.provider, box.offer, box.state, usd(box.usd_per_h), long(box.age_s), long(box.life_left_s), usd(box.cost_usd), box.why])));
 }
 
 // --- the rest

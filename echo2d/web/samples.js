@@ -26,7 +26,7 @@ export class Samples {
   }
 
   _show({step, groups}) {
-    const said = JSON.stringify([step, groups.length, this.step]);
+    const said = JSON.stringify([step, groups, this.step]);
     if (said === this.shown) return;
     this.shown = said;
     const go = (name, to) => made("button", {type: "button", onclick: () => { this.step = to; this.look(); }}, name);

@@ -149,7 +149,7 @@ export class Tree {
     });
     for (const [hop, {places, label}] of this.bands.entries()) {
       const verified = places.filter(at => this.verified(at)).length;
-      label.textContent = hop === 0 ? "the seed" : `${places.length} peers, ${verified} verified`;
+      label.textContent = hop === 0 ? "the seed" : `${places.length} ${places.length === 1 ? "peer" : "peers"}, ${verified} verified`;
     }
   }
 

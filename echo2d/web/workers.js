@@ -65,6 +65,7 @@ export class Workers {
   constructor(page) {
     this.page = page;
     this.rows = new Map();
+    this.receives = made("span");
     this.limit = ROWS_FIRST;
     this.sorted = null;
     this.chosen = null;
@@ -135,7 +136,7 @@ export class Workers {
 
   _table(shown) {
     const columns = COLUMNS.filter(column => !column[4] || column[4](this.page));
-    const titles = JSON.stringify([columns.map(([title]) => title), this.sorted, this.page.status.broadcast?.version]);
+    const titles = JSON.stringify([columns.map(([title]) => title), this.sorted]);
     if (titles !== this.titles) {
       this.titles = titles;
       this.rows.clear();
@@ -143,6 +144,7 @@ export class Workers {
       const head = columns.map(([title, , , numeric]) => this._head(title, numeric));
       fill("workers", made("table", {"aria-label": "workers"}, made("thead", {}, made("tr", {}, head)), this.body));
     }
+    this.receives.textContent = `receives v${this.page.tree.spread?.version}`;
     const part = shown.slice(0, this.limit), wanted = part.map(worker => this._row(worker, columns));
     wanted.forEach((row, at) => { if (this.body.children[at] !== row) this.body.insertBefore(row, this.body.children[at] ?? null); });
     while (this.body.children.length > wanted.length) this.body.lastElementChild.remove();
@@ -156,8 +158,7 @@ export class Workers {
   _head(title, numeric) {
     const column = COLUMNS.findIndex(([name]) => name === title), sorted = this.sorted?.column === column;
     const click = () => { this.sorted = !sorted ? {column, down: numeric} : this.sorted.down === numeric ? {column, down: !numeric} : null; this.draw(); };
-    const version = this.page.tree.spread?.version;
-    const label = title === "receives" && version !== undefined ? `receives v${version}` : title;
+    const label = title === "receives" ? this.receives : title;
     return made("th", {scope: "col", class: numeric ? "n" : null, "aria-sort": sorted ? this.sorted.down ? "descending" : "ascending" : null}, made("button", {type: "button", onclick: click}, label, sorted ? this.sorted.down ? " \u2193" : " \u2191" : ""));
   }
 
@@ -239,7 +240,7 @@ export class Workers {
         ["audit", worker.audited || worker.standing ? `${worker.standing || NONE}, ${worker.flagged} of ${worker.audited} flagged` : null], ["verdict", worker.verdict || null],
       ]),
       ...part("Money", [
-        ["usd per hour", usd(worker.usd_per_h)], ["usd per trajectory", usd(worker.rho)], ["usd per GB down, up", `${usd(worker.usd_per_gb_down)}, ${usd(worker.usd_per_gb_up)}`], ["availability", percent(worker.availability)],
+        ["usd per hour", usd(worker.usd_per_h)], ["since the coordinator started", worker.cost_usd === undefined ? null : `${usd(worker.cost_usd)} usd`], ["usd per trajectory", usd(worker.rho)], ["usd per GB down, up", `${usd(worker.usd_per_gb_down)}, ${usd(worker.usd_per_gb_up)}`], ["availability", percent(worker.availability)],
       ]),
       made("p", {class: "dim"}, worker.id),
     );

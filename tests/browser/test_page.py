@@ -15,6 +15,7 @@ from echo2d.runtime.run_dir.tokens import create_token
 from echo2d.testing.memory_run import MemoryRun
 from tests.support.coordinator_world import World, train
 from tests.support.page_site import PageSite, site
+from tests.support.polling import poll
 from tests.support.status import trained
 
 NAME = "<img src=x onerror=\"document.title='bad'\">"
@@ -149,7 +150,7 @@ def test_what_the_run_says_is_text(browser: Any, tmp_path: Path) -> None:
     world.state._statistics.fault("lease", HOSTILE)
     sample = {"reward": 1.0, "versions": [3], "finish": "stop", "answer": HOSTILE}
     line = {"step": 3, "prompt": HOSTILE, "samples": [sample]}
-    changes = {"samples.viewers": True}
+    changes: dict[str, Any] = {"samples.viewers": True}
     with (
         site(tmp_path, world, samples=[line], **changes) as made,
         opened(browser, made) as page,
@@ -177,7 +178,7 @@ def test_samples_are_for_viewers_only_if_the_operator_says_so(
 ) -> None:
     sample = {"reward": 1.0, "versions": [3], "finish": "stop", "answer": "seven"}
     line = {"step": 3, "prompt": "3 + 4 =", "samples": [sample]}
-    changes = {"samples.viewers": shown}
+    changes: dict[str, Any] = {"samples.viewers": shown}
     with site(tmp_path, run_of("a"), samples=[line], **changes) as made:
         context = browser.new_context(viewport=WIDE)
         page = context.new_page()
@@ -385,7 +386,16 @@ def test_an_operator_drains_a_worker(browser: Any, tmp_path: Path) -> None:
         pytest.skip("this build has no operators")
     with site(tmp_path, run_of("gpu-1")) as made:
         out = made.run_dir / "tokens" / "op.token"
-        create_token(made.run_dir, "op", role="operator", url=made.url, out=out, expires="1d")  # type: ignore[arg-type]
+        create_token(
+            made.run_dir,
+            "op",
+            role="operator",
+            url=made.url,
+            out=out,
+            max_workers=None,
+            expires="1d",
+        )
+        poll(lambda: made.knows("op"))
         with opened(browser, made, token="op") as page:
             page.click("#workers tbody tr")
             page.click("#detail-orders button:text-is('drain')")

@@ -10,6 +10,8 @@ It serves in a thread of its own, and only there the world is touched. Deadlines
 import asyncio
 import json
 import threading
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -66,6 +68,17 @@ class PageSite:
     def secret(self, token: str = "viewer") -> str:
         found: str = json.loads((self.run_dir / "tokens" / f"{token}.token").read_text())["secret"]
         return found
+
+    def knows(self, token: str) -> bool:
+        """Whether the coordinator has read the access table since this token was made."""
+        headers = {"Authorization": f"Bearer {self.secret(token)}"}
+        try:
+            with urllib.request.urlopen(
+                urllib.request.Request(f"{self.url}/v1/live", headers=headers)
+            ):
+                return True
+        except urllib.error.HTTPError:
+            return False
 
     def change(self, do: Callable[[], Any]) -> None:
         """Do this where the coordinator's loop runs."""

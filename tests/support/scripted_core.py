@@ -13,6 +13,7 @@ from safetensors.numpy import save_file
 from echo2d.client import AsyncCoordinator
 from echo2d.config import CoordinatorConfig
 from echo2d.core.cluster.rules import RunRules
+from echo2d.core.cluster.step_history import StepSummary
 from echo2d.core.coordinator.events import (
     CoordinatorAction,
     CoordinatorEvent,
@@ -20,7 +21,7 @@ from echo2d.core.coordinator.events import (
     Recovered,
     Reply,
 )
-from echo2d.core.coordinator.glance import Glance
+from echo2d.core.coordinator.glance import Glance, TreeView
 from echo2d.core.status.schema import Status
 from echo2d.runtime.coordinator.main import MakeMachine, Opened, open_coordinator
 from echo2d.tasks.sort_digits import write_tokenizer
@@ -62,10 +63,10 @@ class Script:
     def glance(self) -> Glance:
         return World().state.glance()
 
-    def tree(self, stripe: int) -> None:
+    def tree(self, stripe: int) -> TreeView | None:
         return None
 
-    def step_summary(self, step: int) -> None:
+    def step_summary(self, step: int) -> StepSummary | None:
         return None
 
     async def hears(self, kind: type) -> Any:

@@ -2,15 +2,15 @@
 
     PYTHONPATH=$(bash tools/page/setup.sh | tail -1) python -m tools.page.measure [--workers 500] [--picture F]
 
-A real coordinator has scripted workers (`tools/page/fleet.py`).
+A real coordinator has scripted workers (`echo2d/bench/coordinator/shown_fleet.py`).
 
 first paint: a real browser opens the page LOADS times; from the start of the navigation until
 everything is drawn. Then it stays open, and its questions are counted.
 
 loop: the kernel counts the CPU of the coordinator's first thread, on which its loop runs, while PAGES
 pages ask as that one does, and while none does, in turns. The status that they share is made
-anew so often that it takes at most SHARE_MAX of the loop's time, however many there are; the rest is
-divided by PAGES.
+anew so often that it takes SHARE_MAX of the loop's time, however many there are; the rest is divided
+by PAGES.
 """
 
 import argparse
@@ -29,10 +29,9 @@ from typing import Any
 import aiohttp
 from playwright.sync_api import sync_playwright
 
-from echo2d.net.security.auth import read_token_file
 from echo2d.runtime.coordinator.live_page import SHARE_MAX
 
-LOADS = 7
+LOADS = 15
 OPEN_S = 20.0
 PAGES = 200
 TURNS = 5
@@ -45,7 +44,7 @@ WARM_S = 30.0  # until the first steps are trained
 @contextmanager
 def fleet(workers: int) -> Iterator[dict[str, Any]]:
     with tempfile.TemporaryDirectory(prefix="echo2d-page-") as folder:
-        arguments = [sys.executable, "-m", "tools.page.fleet", f"{folder}/run"]
+        arguments = [sys.executable, "-m", "echo2d.bench.coordinator.shown_fleet", f"{folder}/run"]
         process = subprocess.Popen(
             [*arguments, "--workers", str(workers), "--rate", str(RATE)],
             stdout=subprocess.PIPE,
@@ -92,7 +91,7 @@ async def ask(http: aiohttp.ClientSession, url: str, delay_s: float, end: float)
     await asyncio.sleep(delay_s)
     seen, plan, step, steps = 0, "", -1, 0
     while time.monotonic() < end:
-        query = {"seen": seen, "plan": plan, "stripe": 0}
+        query: dict[str, str | int] = {"seen": seen, "plan": plan, "stripe": 0}
         async with http.get(f"{url}/v1/live", params=query) as answer:
             found = await answer.json()
         seen = found["seen"]
@@ -127,7 +126,8 @@ def main() -> None:
     chosen = options.parse_args()
     workers = chosen.workers
     with fleet(workers) as run:
-        secret, url, pid = read_token_file(Path(run["token"])).secret, run["url"], run["pid"]
+        secret = json.loads(Path(run["token"]).read_text())["secret"]
+        url, pid = run["url"], run["pid"]
         loads, asked = first_paint(url, secret, chosen.picture)
         ms = ", ".join(f"{each:.0f}" for each in sorted(loads))
         print(f"{workers} workers, first paint in ms: {ms}; then {asked:.0f} questions a minute")
@@ -143,7 +143,7 @@ def main() -> None:
         shared = 60 * SHARE_MAX
         own = (median(costs) - shared) / PAGES
         print(
-            f"a minute of one page: {1000 * shared:.0f} ms at most for the status, "
+            f"a minute of one page: {1000 * shared:.0f} ms for the status, "
             f"{1000 * own:.0f} ms for its questions"
         )
 

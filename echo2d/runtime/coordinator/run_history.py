@@ -34,7 +34,7 @@ COLUMNS = ("at", *(field.name for field in dataclasses.fields(StepSummary)))
 _COLUMNS = json.dumps(COLUMNS).encode()
 REAL = (int, float, type(None))
 
-Row = tuple[float | None, ...]
+StepRow = tuple[float | None, ...]
 
 log = logging.getLogger("echo2d.coordinator")
 
@@ -48,7 +48,7 @@ class RunHistory:
         # The step of a row, and its JSON.
         self._rows: list[tuple[int, bytes]] = []
         self._rewound = 0
-        self._waiting: asyncio.Queue[Row] = asyncio.Queue(WAITING_MAX)
+        self._waiting: asyncio.Queue[StepRow] = asyncio.Queue(WAITING_MAX)
 
     def recover(self) -> None:
         """Read back what the log has. Blocking; a log that cannot be read costs only the curves."""
@@ -62,7 +62,7 @@ class RunHistory:
 
     def tell(self, summary: StepSummary) -> None:
         """A step is committed, and that is durable."""
-        row: Row = (round(self._clock(), 3), *dataclasses.astuple(summary))
+        row: StepRow = (round(self._clock(), 3), *dataclasses.astuple(summary))
         self._add(summary.step, row)
         try:
             self._waiting.put_nowait(row)
@@ -85,7 +85,7 @@ class RunHistory:
             except StoreFault as fault:
                 log.warning("the curves lose %d steps: %s", len(lines), fault)
 
-    def _add(self, step: int, row: Row) -> None:
+    def _add(self, step: int, row: StepRow) -> None:
         if self._rows and self._rows[-1][0] >= step:
             self._rewound += 1
             while self._rows and self._rows[-1][0] >= step:
@@ -95,7 +95,7 @@ class RunHistory:
         self._rows.append((step, json.dumps(row, separators=(",", ":")).encode()))
 
 
-def _row(line: Any) -> Row | None:
+def _row(line: Any) -> StepRow | None:
     """A line of the log as a row; None: it is of another build, or damaged."""
     if not isinstance(line, dict) or type(line.get("step")) is not int:
         return None

@@ -4,7 +4,13 @@ import json
 from typing import Any
 
 from echo2d.core.status.schema import Status
-from echo2d.runtime.coordinator.live_page import SHARE_MAX, WORKER_COLUMNS, LivePage, page_status
+from echo2d.runtime.coordinator.live_page import (
+    SHARE_MAX,
+    STATUS_AGE_S_MAX,
+    WORKER_COLUMNS,
+    LivePage,
+    page_status,
+)
 from tests.support.status import RICH, key_paths, trained
 
 
@@ -34,6 +40,7 @@ class Site:
 def test_what_a_caller_has_is_not_sent_again() -> None:
     site = Site()
     site.cost = 0.01
+    site.ask()
     first = site.ask()
     assert first["role"] == "viewer"
     assert first["now"]["committed_step"] == 3
@@ -57,9 +64,28 @@ def test_a_costly_status_takes_no_more_than_its_share() -> None:
     for at in range(0, 60, 2):
         site.now = float(at)
         answers.append(site.ask())
-    assert site.cpu <= 60 * SHARE_MAX + site.cost
-    assert site.made == 5
+    # The first one does not count.
+    assert site.cpu <= 60 * SHARE_MAX + 2 * site.cost
     assert max(each["status_age_s"] for each in answers) == 10.0, "and a page says how old it is"
+
+
+def test_one_slow_moment_makes_no_page_old() -> None:
+    site = Site()
+    ages = []
+    for at in range(0, 60, 2):
+        site.now, site.cost = float(at), 0.5 if at in (0, 20) else 0.001
+        ages.append(site.ask()["status_age_s"])
+    assert max(ages) == 0.0
+
+
+def test_however_costly_it_is_it_never_is_old() -> None:
+    site = Site()
+    site.cost = 9.0
+    ages = []
+    for at in range(0, 60, 2):
+        site.now = float(at)
+        ages.append(site.ask()["status_age_s"])
+    assert max(ages) < STATUS_AGE_S_MAX
 
 
 def test_workers_are_a_table() -> None:

@@ -1,6 +1,6 @@
 """A run to look at: a real coordinator with many scripted workers and a scripted learner.
 
-    python -m tools.page.fleet FOLDER [--workers 500] [--rate 20] [--t-train 2]
+    python -m echo2d.bench.coordinator.shown_fleet FOLDER [--workers 500] [--rate 20] [--t-train 2]
 
 It prints one line of JSON with the coordinator's url, its pid and a viewer's token file as soon as
 every worker has joined, and goes on until it is ended. Only engines and learner are scripted: links,
