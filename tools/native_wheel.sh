@@ -7,7 +7,7 @@ python=$PWD/.venv/bin/python
 compiler=${CC:-cc}
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
-git ls-files --cached --others --exclude-standard echo2d learner examples scenarios systemd setup.py MANIFEST.in pyproject.toml README.md LICENSE |
+git ls-files --cached --others --exclude-standard echo2d learner examples grafana scenarios systemd setup.py MANIFEST.in pyproject.toml README.md LICENSE |
   tar --create --files-from=- | tar --extract --directory="$folder" --one-top-level=source
 # A virtual environment, and nothing else on PATH.
 "$python" -m venv "$folder/venv"
