@@ -5,7 +5,7 @@ READY := .venv/.ready
 ARGS ?=
 SEARCHES ?= 20  # times that a soak runs the property tests, by chance
 
-.PHONY: setup demo math calculator poker test lab sglang-test trl-example envs-test boards-test browser-test staleness-sweep bench bench-delta soak figures mutants check coverage native-sanitize native-wheel clean
+.PHONY: setup demo math calculator poker test lab sglang-test trl-example envs-test boards-test browser-test staleness-sweep bench bench-delta soak soak-run figures mutants check coverage native-sanitize native-wheel clean
 
 setup: $(READY)
 
@@ -47,6 +47,9 @@ bench-delta: $(READY)
 soak: $(READY)
 	$(BIN)/pytest -m soak $(ARGS)
 	for i in $$(seq $(SEARCHES)); do $(BIN)/pytest tests/property --hypothesis-profile=search --timeout 0 || exit 1; done
+
+soak-run: $(READY)
+	$(BIN)/echo2d bench soak $(ARGS)
 
 sglang-test: $(READY)
 	bash tools/sglang_cpu/setup.sh

@@ -408,3 +408,47 @@ def bench_publish(
         **options,
     )
     sys.exit(run_publish_bench(wanted, as_json=as_json))
+
+
+@bench.command("soak")
+@click.option(
+    "--minutes",
+    type=click.FloatRange(12, 24 * 60),
+    default=60,
+    show_default=True,
+    help="Length; the first count is at a third of it.",
+)
+@click.option(
+    "--scripted",
+    type=click.IntRange(32, 2000),
+    default=300,
+    show_default=True,
+    help="Number of scripted workers.",
+)
+@click.option(
+    "--real",
+    type=click.IntRange(2, 16),
+    default=4,
+    show_default=True,
+    help="Number of real workers, with torch engines.",
+)
+@click.option(
+    "--rate",
+    type=click.FloatRange(0.1, 2000),
+    default=20,
+    show_default=True,
+    help="Trajectories per second of all scripted workers together.",
+)
+@click.option("--seed", "rng_seed", type=int, default=0, show_default=True, help="Random seed.")
+@click.option("--out", type=DIRECTORY, help="Keep the run in this new directory.")
+@json_option("Print one JSON object instead of a table.")
+def bench_soak(*, out: Path | None, as_json: bool, **options: Any) -> None:
+    """Let everything happen to a run for an hour, and look for what leaks, is lost, or is not said.
+
+    Workers come and go, programs are killed and frozen, tokens are revoked, workers of another build
+    and attackers come. Exit code 1: something leaked, was lost or doubled, or an alert was wrong.
+    """
+    from echo2d.bench.soak.plan import SoakPlan
+    from echo2d.bench.soak.run import run_soak
+
+    sys.exit(run_soak(SoakPlan(**options), out=out, as_json=as_json))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from echo2d.client import Coordinator
+from echo2d.client import Batch, Coordinator
 from echo2d.errors import Fault
 from echo2d.testing.snapshots import write_model
 
@@ -16,13 +16,20 @@ WEIGHTS = 1 << 14  # of each version: 64 KiB; only their arrival is of interest 
 class FakeLearner:
     """Runs in a thread of its own. `steps` committed; `fault`: why it ended before it was stopped.
 
-    t_train_s: it sleeps so long in each train step.
+    t_train_s: it sleeps so long in each train step. resume_step: the last step that another one
+    before it has checkpointed. A learner of another kind overrides `snapshot` and `took`.
     """
 
     def __init__(
-        self, url: str, token_file: Path, snapshot_root: Path, *, t_train_s: float = 0.0
+        self,
+        url: str,
+        token_file: Path,
+        snapshot_root: Path,
+        *,
+        t_train_s: float = 0.0,
+        resume_step: int = 0,
     ) -> None:
-        self.steps = 0
+        self.steps = resume_step
         self._t_train_s = t_train_s
         self.fault: Fault | None = None
         self._client = Coordinator(url, token_file=token_file)
@@ -47,18 +54,25 @@ class FakeLearner:
             self.fault = fault
 
     def _train(self) -> None:
-        self._client.open_session(0)
-        self._publish(0)
+        self._client.open_session(self.steps)
+        self._publish(self.steps)
         while not self._stopped.is_set():
             batch = self._client.take_batch(self.steps + 1)
             if self._stopped.wait(self._t_train_s):
                 return
             self._client.commit(batch, t_train_s=self._t_train_s)
+            self.took(batch)
             self.steps += 1
             self._publish(self.steps)
             self._client.checkpoint(self.steps)
 
     def _publish(self, version: int) -> None:
+        self._client.publish(version, self.snapshot(self._root / f"v{version}", version))
+
+    def snapshot(self, folder: Path, version: int) -> Path:
+        """Write this version's model into a new folder."""
         weights = np.full(WEIGHTS, version, dtype="<f4")
-        folder = write_model(self._root / f"v{version}", [weights.data])
-        self._client.publish(version, folder)
+        return write_model(folder, [weights.data])
+
+    def took(self, batch: Batch) -> None:
+        """Called after each commit."""

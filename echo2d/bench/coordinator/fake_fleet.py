@@ -137,8 +137,10 @@ class FakeWorker:
         outputs: list[FakeOutput],
         meter: LoadMeter,
         rng: random.Random,
+        key: Ed25519PrivateKey | None = None,
     ) -> None:
-        self.key = Ed25519PrivateKey.generate()
+        """key: of a worker that comes again; None: it has never been here."""
+        self.key = key or Ed25519PrivateKey.generate()
         self.welcomed = asyncio.Event()
         self._name = name
         self._script = script
@@ -185,6 +187,13 @@ class FakeWorker:
         self._leases.clear()
         if self._link is not None:
             self._link.leave()
+
+    def output(self, sample: int) -> FakeOutput:
+        """What it writes as the next answer."""
+        return self._outputs[sample % VARIANTS]
+
+    def acknowledged(self, result: SampleFinished, *, accepted: bool) -> None:
+        """Called when the coordinator has answered a result."""
 
     # --- what its link asks
 
@@ -254,7 +263,7 @@ class FakeWorker:
             self._script.generate_s * self._rng.uniform(1 - SPREAD, 1 + SPREAD),
         )
         started_at = now - self._rng.random() * seconds if self._young else now
-        output = self._outputs[number % VARIANTS]
+        output = self.output(number)
         return _Sample(number, output, started_at, started_at + seconds, [(0, self._serving)])
 
     def _report(self) -> None:
@@ -294,7 +303,9 @@ class FakeWorker:
 
     def _answered(self, message: SampleAnswered) -> None:
         key = HeldLease(message.lease, message.attempt)
-        _, sent_at = self._unanswered.pop((key, message.sample), (None, time.monotonic()))
+        result, sent_at = self._unanswered.pop((key, message.sample), (None, time.monotonic()))
+        if result is not None:
+            self.acknowledged(result, accepted=message.accepted)
         self._meter.answered(
             time.monotonic() - sent_at, refusal="" if message.accepted else message.reason
         )

@@ -1,0 +1,96 @@
+"""Checks the alerts of a run against what was done to it: those that must come, and none that may not.
+
+trouble --> Expected(kind, subject, until_s, within_s) ----+
+status, every POLL_S --> alerts on show, by kind and subject --> missing, unexpected
+"""
+
+import asyncio
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from echo2d.client import AsyncCoordinator
+from echo2d.errors import Fault
+
+POLL_S = 2.0
+# An alert of a dead learner, a strange build or a full disk is on show after so long.
+WITHIN_S = 30.0
+
+
+@dataclass(slots=True)
+class Expected:
+    """One alert that may be on show from at_s until until_s. subject: empty: any. within_s: it must
+    be on show so long after at_s; None: it need not come. came_s: after at_s.
+    """
+
+    kind: str
+    subject: str
+    at_s: float
+    until_s: float
+    within_s: float | None = None
+    came_s: float | None = None
+    looked: bool = False  # whether the status could be read in that time
+
+    def fits(self, kind: str, subject: str, now_s: float) -> bool:
+        same = self.kind == kind and self.subject in ("", subject)
+        return same and self.at_s <= now_s <= self.until_s
+
+    def missing(self) -> bool:
+        if self.within_s is None or not self.looked:
+            return False
+        return self.came_s is None or self.came_s > self.within_s
+
+
+@dataclass(frozen=True, slots=True)
+class Unexpected:
+    """An alert that nothing explains, as it was first seen."""
+
+    at_s: float
+    kind: str
+    sentence: str
+
+
+@dataclass(slots=True)
+class AlertBook:
+    """What is expected, and what came. Times are of the monotonic clock."""
+
+    expected: list[Expected] = field(default_factory=list)
+    unexpected: dict[tuple[str, str], Unexpected] = field(default_factory=dict)
+    seen: dict[str, int] = field(default_factory=dict)  # by kind: how many of a subject
+
+    def expect(
+        self, kind: str, subject: str = "", *, for_s: float, within_s: float | None = None
+    ) -> Expected:
+        """An alert may come from now on, for so long."""
+        now_s = time.monotonic()
+        entry = Expected(kind, subject, now_s, now_s + for_s, within_s)
+        self.expected.append(entry)
+        return entry
+
+    def look(self, status: Mapping[str, Any], now_s: float) -> None:
+        for entry in self.expected:
+            entry.looked |= entry.at_s <= now_s <= entry.until_s
+        for alert in status["alerts"]:
+            self._note(alert["kind"], alert["subject"], alert["sentence"], now_s)
+
+    def _note(self, kind: str, subject: str, sentence: str, now_s: float) -> None:
+        explained = [entry for entry in self.expected if entry.fits(kind, subject, now_s)]
+        for entry in explained:
+            if entry.came_s is None:
+                entry.came_s = now_s - entry.at_s
+                self.seen[kind] = self.seen.get(kind, 0) + 1
+        if not explained:
+            self.unexpected.setdefault((kind, subject), Unexpected(now_s, kind, sentence))
+
+    def missing(self) -> list[Expected]:
+        return [entry for entry in self.expected if entry.missing()]
+
+
+async def watch_alerts(coordinator: AsyncCoordinator, book: AlertBook) -> None:
+    """Until it is cancelled. A coordinator that cannot be reached shows nothing."""
+    while True:
+        with suppress(Fault):
+            book.look(await coordinator.status(), time.monotonic())
+        await asyncio.sleep(POLL_S)
