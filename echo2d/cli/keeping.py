@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from echo2d.cli.parts import DIRECTORY, json_option, progress_bar
-from echo2d.errors import OperatorFault
+from echo2d.errors import Fault, OperatorFault
 
 # A backup waits for everybody else.
 NICE = 10
@@ -85,9 +85,21 @@ def restore(backup: Path, run_dir: Path, learner_dir: Path | None, *, as_json: b
     from echo2d.runtime.run_dir import restore as restoring
 
     with progress_bar("restoring") as tell:
-        facts = restoring.restore(backup, run_dir, learner_dir, tell)
+        facts = restoring.restore(backup, run_dir, learner_dir, tell, _run_at)
     if as_json:
         click.echo(json.dumps({**asdict(facts), "files": len(facts.files), "bytes": facts.size}))
         return
     for line in restoring.how_to_go_on(facts, run_dir, learner_dir):
         click.echo(line)
+
+
+def _run_at(url: str, token_file: Path) -> str | None:
+    """The id of the run whose coordinator answers there; None: none does."""
+    import asyncio
+
+    from echo2d.views.watch import status_once
+
+    try:
+        return str(asyncio.run(status_once(lambda: (url, token_file)))["run_id"])
+    except Fault:
+        return None

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from echo2d.bench.soak.alert_watch import AlertBook, Expected
+from echo2d.bench.soak.alert_watch import AlertBook, ExpectedAlert
 from echo2d.bench.soak.books import balance, dropped_groups
-from echo2d.bench.soak.counts import Inside, ProcessCounts, Question
-from echo2d.bench.soak.learner import Trained
+from echo2d.bench.soak.counts import CountQuestion, Inside, ProcessCounts
+from echo2d.bench.soak.learner import SoakBatches
 from echo2d.bench.soak.plan import OVER_S, WEIGHTS, SoakPlan
 from echo2d.bench.soak.report import SoakReport
-from echo2d.bench.soak.seats import Written
+from echo2d.bench.soak.seats import SoakAnswers
 from echo2d.errors import OperatorFault
 
 
@@ -38,10 +38,10 @@ def alert(kind: str, subject: str) -> dict[str, object]:
 
 
 def test_alerts_that_are_late_or_that_nothing_explains_are_told() -> None:
-    prompt = Expected("learner_silent", "", 0.0, 60.0, within_s=30.0)
-    late = Expected("worker_silent", "gpu-7", 0.0, 60.0, within_s=30.0)
-    never = Expected("peer_build", "strange", 0.0, 60.0, within_s=30.0)
-    may = Expected("seed_away", "", 0.0, 60.0)
+    prompt = ExpectedAlert("learner_silent", "", 0.0, 60.0, within_s=30.0)
+    late = ExpectedAlert("worker_silent", "gpu-7", 0.0, 60.0, within_s=30.0)
+    never = ExpectedAlert("peer_build", "strange", 0.0, 60.0, within_s=30.0)
+    may = ExpectedAlert("seed_away", "", 0.0, 60.0)
     book = AlertBook([prompt, late, never, may])
     book.look(alert("learner_silent", ""), 10.0)
     book.look(alert("worker_silent", "gpu-7"), 40.0)
@@ -53,13 +53,13 @@ def test_alerts_that_are_late_or_that_nothing_explains_are_told() -> None:
 
 
 def test_what_could_not_be_seen_is_not_missing() -> None:
-    book = AlertBook([Expected("learner_silent", "", 0.0, 60.0, within_s=30.0)])
+    book = AlertBook([ExpectedAlert("learner_silent", "", 0.0, 60.0, within_s=30.0)])
     book.look(alert("seed_away", ""), 61.0)
     assert book.missing() == []
 
 
 def test_the_books_find_what_is_lost_doubled_or_changed() -> None:
-    written, trained = Written(), Trained()
+    written, trained = SoakAnswers(), SoakBatches()
     written.accepted = {b"a": (1, 0), b"b": (1, 1), b"c": (2, 0), b"d": (3, 0), b"e": (4, 0)}
     trained.steps = {1: {(1, 0): b"a", (1, 1): b"other"}, 2: {(1, 0): b"a"}}
     books = balance(written, trained, dropped={2}, stored={3})
@@ -74,7 +74,7 @@ def test_dropped_groups_are_read_from_a_json_log() -> None:
 
 
 def test_a_process_is_counted_from_outside_and_answers_from_inside(tmp_path: Path) -> None:
-    question = Question(tmp_path / "counts")
+    question = CountQuestion(tmp_path / "counts")
     thread = threading.Thread(target=question.answer_once)
     found = []
     asker = threading.Thread(target=lambda: found.append(question.ask()))
@@ -99,7 +99,7 @@ def counts(**more: int) -> ProcessCounts:
 
 def test_more_sockets_tasks_or_memory_at_the_second_count_are_leaks() -> None:
     def faults(now: ProcessCounts) -> list[str]:
-        books = balance(Written(), Trained(), set(), set())
+        books = balance(SoakAnswers(), SoakBatches(), set(), set())
         both = ({"coordinator": counts()}, {"coordinator": now})
         return SoakReport(SoakPlan(), {}, books, both, (), (), {}).faults()
 

@@ -94,8 +94,8 @@ async def main() -> None:
             f"--tokens={options.tokens}",
         ]
         bench = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "echo2d", "bench", "coordinator", *load, f"--seconds={seconds}",
-            "--json", env={**os.environ, "TMPDIR": name}, stdout=-3,
+            "env", f"TMPDIR={name}", sys.executable, "-m", "echo2d", "bench", "coordinator", *load,
+            f"--seconds={seconds}", "--json", stdout=-3,
         )  # fmt: skip
         try:
             deadline = time.monotonic() + START_S

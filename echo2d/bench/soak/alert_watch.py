@@ -1,6 +1,6 @@
 """Checks the alerts of a run against what was done to it: those that must come, and none that may not.
 
-trouble --> Expected(kind, subject, until_s, within_s) ----+
+trouble --> ExpectedAlert(kind, subject, until_s, within_s) ----+
 status, every POLL_S --> alerts on show, by kind and subject --> missing, unexpected
 """
 
@@ -20,7 +20,7 @@ WITHIN_S = 30.0
 
 
 @dataclass(slots=True)
-class Expected:
+class ExpectedAlert:
     """One alert that may be on show from at_s until until_s. subject: empty: any. within_s: it must
     be on show so long after at_s; None: it need not come. came_s: after at_s.
     """
@@ -44,7 +44,7 @@ class Expected:
 
 
 @dataclass(frozen=True, slots=True)
-class Unexpected:
+class UnexplainedAlert:
     """An alert that nothing explains, as it was first seen."""
 
     at_s: float
@@ -56,16 +56,16 @@ class Unexpected:
 class AlertBook:
     """What is expected, and what came. Times are of the monotonic clock."""
 
-    expected: list[Expected] = field(default_factory=list)
-    unexpected: dict[tuple[str, str], Unexpected] = field(default_factory=dict)
+    expected: list[ExpectedAlert] = field(default_factory=list)
+    unexpected: dict[tuple[str, str], UnexplainedAlert] = field(default_factory=dict)
     seen: dict[str, int] = field(default_factory=dict)  # by kind: how many of a subject
 
     def expect(
         self, kind: str, subject: str = "", *, for_s: float, within_s: float | None = None
-    ) -> Expected:
+    ) -> ExpectedAlert:
         """An alert may come from now on, for so long."""
         now_s = time.monotonic()
-        entry = Expected(kind, subject, now_s, now_s + for_s, within_s)
+        entry = ExpectedAlert(kind, subject, now_s, now_s + for_s, within_s)
         self.expected.append(entry)
         return entry
 
@@ -82,9 +82,9 @@ class AlertBook:
                 entry.came_s = now_s - entry.at_s
                 self.seen[kind] = self.seen.get(kind, 0) + 1
         if not explained:
-            self.unexpected.setdefault((kind, subject), Unexpected(now_s, kind, sentence))
+            self.unexpected.setdefault((kind, subject), UnexplainedAlert(now_s, kind, sentence))
 
-    def missing(self) -> list[Expected]:
+    def missing(self) -> list[ExpectedAlert]:
         return [entry for entry in self.expected if entry.missing()]
 
 

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from echo2d.bench.soak.learner import Trained
-from echo2d.bench.soak.seats import Written
+from echo2d.bench.soak.learner import SoakBatches
+from echo2d.bench.soak.seats import SoakAnswers
 from echo2d.store.ledger import Ledger
 
 
@@ -37,7 +37,9 @@ class Books:
         return [f"{len(places)} trajectories {what}" for what, places in found.items() if places]
 
 
-def balance(written: Written, trained: Trained, dropped: set[int], stored: set[int]) -> Books:
+def balance(
+    written: SoakAnswers, trained: SoakBatches, dropped: set[int], stored: set[int]
+) -> Books:
     """dropped, stored: groups."""
     outputs = trained.outputs()
     lost, changed, counts = [], [], {"dropped": 0, "stored": 0}

@@ -58,7 +58,7 @@ def _target(entry: Path) -> str:
         return ""  # closed meanwhile
 
 
-class Question:
+class CountQuestion:
     """Two files next to each other: `PATH` is asked for by `PATH.ask`."""
 
     def __init__(self, path: Path) -> None:

@@ -15,7 +15,7 @@ KEPT = 3  # versions on the learner's own disk
 
 
 @dataclass(slots=True)
-class Trained:
+class SoakBatches:
     """By step: the outputs of its batch by their places (group, sample). A step that is trained
     again, after the learner resumed, replaces what it was.
     """
@@ -52,7 +52,7 @@ class SoakLearner(FakeLearner):
         token_file: Path,
         snapshot_root: Path,
         base: Path,
-        trained: Trained,
+        trained: SoakBatches,
         *,
         t_train_s: float,
         resume_step: int,

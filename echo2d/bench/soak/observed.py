@@ -3,12 +3,12 @@
 python -m echo2d.bench.soak.observed PATH coordinate --config run.toml
 """
 
+import runpy
 import sys
 from pathlib import Path
 
-from echo2d.bench.soak.counts import Question
-from echo2d.cli import main
+from echo2d.bench.soak.counts import CountQuestion
 
 if __name__ == "__main__":
-    Question(Path(sys.argv.pop(1))).answer_in_a_thread()
-    main()
+    CountQuestion(Path(sys.argv.pop(1))).answer_in_a_thread()
+    runpy.run_module("echo2d", run_name="__main__")

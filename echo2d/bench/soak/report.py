@@ -8,7 +8,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from echo2d.bench.soak.alert_watch import Expected, Unexpected
+from echo2d.bench.soak.alert_watch import ExpectedAlert, UnexplainedAlert
 from echo2d.bench.soak.books import Books
 from echo2d.bench.soak.counts import ProcessCounts
 from echo2d.bench.soak.plan import SoakPlan
@@ -32,8 +32,8 @@ class SoakReport:
     happened: Mapping[str, int]
     books: Books
     counts: tuple[Count, ...]
-    missing: tuple[Expected, ...]
-    unexpected: tuple[Unexpected, ...]
+    missing: tuple[ExpectedAlert, ...]
+    unexpected: tuple[UnexplainedAlert, ...]
     seen: Mapping[str, int]
 
     def as_dict(self) -> dict[str, Any]:

@@ -36,11 +36,11 @@ from echo2d.bench.lab.processes import Program, Programs, wait_for
 from echo2d.bench.lab.stub_task import config
 from echo2d.bench.soak.alert_watch import WITHIN_S, AlertBook, watch_alerts
 from echo2d.bench.soak.books import balance, dropped_groups, stored_groups
-from echo2d.bench.soak.counts import Inside, ProcessCounts, Question
-from echo2d.bench.soak.learner import SoakLearner, Trained
+from echo2d.bench.soak.counts import CountQuestion, Inside, ProcessCounts
+from echo2d.bench.soak.learner import SoakBatches, SoakLearner
 from echo2d.bench.soak.plan import OVER_S, SoakPlan, Trouble, TroubleKind
 from echo2d.bench.soak.report import Count, SoakReport, print_report
-from echo2d.bench.soak.seats import Seat, StrangeWorker, Written
+from echo2d.bench.soak.seats import ScriptedSeat, SoakAnswers, StrangeWorker
 from echo2d.client import AsyncCoordinator
 from echo2d.core.cluster.membership import GONE_S
 from echo2d.demo.chaos import find_process, kill_process
@@ -106,13 +106,13 @@ class Soak:
         self._rng = random.Random(plan.rng_seed)
         self._load = Load(plan.scripted, plan.rate, TOKENS, slots=SLOTS)
         self._script = Script(SLOTS, TOKENS, len(VOCABULARY), self._load.generate_s)
-        self._meter, self._written, self._trained = LoadMeter(), Written(), Trained()
+        self._meter, self._written, self._trained = LoadMeter(), SoakAnswers(), SoakBatches()
         self._book = AlertBook()
         self._happened: Counter[str] = Counter()
         self._counts: list[Count] = []
         self._away: set[str] = set()  # programs that are down on purpose
         self._pair_tokens: list[str] = []
-        self._seats: list[Seat] = []
+        self._seats: list[ScriptedSeat] = []
         self._calm = True  # nobody comes or goes
         self._learner: SoakLearner | None = None
         with socket.create_server(("127.0.0.1", 0)) as free:
@@ -219,8 +219,8 @@ class Soak:
 
     # --- who takes part
 
-    def _question(self, name: str) -> Question:
-        return Question(self._folder / f"{name}.counts")
+    def _question(self, name: str) -> CountQuestion:
+        return CountQuestion(self._folder / f"{name}.counts")
 
     def _start_coordinator(self) -> None:
         (self._folder / "snapshots").mkdir()
@@ -267,7 +267,9 @@ class Soak:
         fleet = await self._read_token("fleet", workers=10_000)
         for number in range(self._plan.scripted):
             rng = random.Random(f"{self._plan.rng_seed} {number}")
-            seat = Seat(f"scripted-{number}", self._script, self._meter, self._written, fleet, rng)
+            seat = ScriptedSeat(
+                f"scripted-{number}", self._script, self._meter, self._written, fleet, rng
+            )
             self._seats.append(seat)
         self._pair_tokens = [f"pair-{pair}" for pair in range(PAIRS)]
         for pair, name in enumerate(self._pair_tokens):
@@ -278,7 +280,7 @@ class Soak:
             self._expect_a_worker(seat.name)
             await seat.come(self._url, tasks)
 
-    def _pair(self, pair: int) -> list[Seat]:
+    def _pair(self, pair: int) -> list[ScriptedSeat]:
         return self._seats[pair * PAIR : (pair + 1) * PAIR]
 
     def _start_learner(self, resume_step: int = 0) -> None:
@@ -305,7 +307,7 @@ class Soak:
                 if seat.here:
                     tasks.create_task(self._go_and_come(seat, tasks))
 
-    async def _go_and_come(self, seat: Seat, tasks: asyncio.TaskGroup) -> None:
+    async def _go_and_come(self, seat: ScriptedSeat, tasks: asyncio.TaskGroup) -> None:
         away_s, cut = self._rng.uniform(*AWAY_S), self._rng.random() < CUT
         self._happened["cut" if cut else "leave"] += 1
         if cut:

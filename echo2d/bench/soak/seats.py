@@ -33,7 +33,7 @@ DIGITS = 12
 
 
 @dataclass(slots=True)
-class Written:
+class SoakAnswers:
     """What all scripted workers wrote. groups: of leases. accepted: the places (group, sample) of
     answers that the coordinator has acknowledged, by their tokens.
     """
@@ -46,7 +46,7 @@ class Written:
 class NumberedWorker(FakeWorker):
     """A scripted worker whose answers differ."""
 
-    written: Written
+    written: SoakAnswers
     script: Script
 
     def output(self, sample: int) -> FakeOutput:
@@ -69,7 +69,7 @@ class NumberedWorker(FakeWorker):
             self.written.accepted[result.tokens] = place
 
 
-class Seat:
+class ScriptedSeat:
     """One scripted worker. here: while it is wanted; closed: its token was revoked."""
 
     def __init__(
@@ -77,7 +77,7 @@ class Seat:
         name: str,
         script: Script,
         meter: LoadMeter,
-        written: Written,
+        written: SoakAnswers,
         token: TokenFile,
         rng: random.Random,
     ) -> None:

@@ -31,7 +31,7 @@ from echo2d.runtime.run_dir.backup_files import (
     RUN,
     BackupFacts,
     BackupFile,
-    Progress,
+    CopyProgress,
     copy_file,
     hash_file,
     make_private,
@@ -115,7 +115,7 @@ class _Backup:
         tell: Callable[[float], None],
     ) -> None:
         self._run_dir, self._learner_dir, self._aside = run_dir, learner_dir, aside
-        self._progress = Progress(tell)
+        self._progress = CopyProgress(tell)
         # Files of an earlier backup that need not be read: their folders have names of their own.
         self._old_folder = reuse
         self._old = {file.path: file for file in old if file.path.startswith(LASTING)}

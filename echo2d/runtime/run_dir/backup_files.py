@@ -31,7 +31,7 @@ SYNC_BYTES = 32 << 20
 # Of a manifest: a hundred thousand files.
 MANIFEST_BYTES_MAX = 64 << 20
 
-Tell = Callable[[int], None]  # gets the number of bytes that are done
+ToldBytes = Callable[[int], None]  # gets the number of bytes that are done
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,9 @@ def read_manifest(folder: Path) -> BackupFacts:
         raise OperatorFault(f"{path} is damaged") from error
 
 
-def copy_file(source: Path, target: Path, tell: Tell, *, size: int | None = None) -> BackupFile:
+def copy_file(
+    source: Path, target: Path, tell: ToldBytes, *, size: int | None = None
+) -> BackupFile:
     """Copy a file into a new private one, durably. size: no more bytes than these. Returns its size
     and digest, with an empty path. Raises OSError.
     """
@@ -118,7 +120,7 @@ def make_private(folder: Path) -> None:
         folder.mkdir(mode=0o700)
 
 
-def hash_file(path: Path, tell: Tell) -> BackupFile:
+def hash_file(path: Path, tell: ToldBytes) -> BackupFile:
     """The size and digest of a file, with an empty path. Raises OSError."""
     digest, done = blake3(), 0
     for part in _parts(path, None):
@@ -130,7 +132,7 @@ def hash_file(path: Path, tell: Tell) -> BackupFile:
 
 def verify(folder: Path, tell: Callable[[float], None]) -> BackupFacts:
     """Read a whole backup. IntegrityFault: a file is missing or damaged. tell: gets the share done."""
-    facts, progress = read_manifest(folder), Progress(tell)
+    facts, progress = read_manifest(folder), CopyProgress(tell)
     progress.of = facts.size
     with store_faults("reading the backup", folder):
         for file in facts.files:
@@ -138,7 +140,7 @@ def verify(folder: Path, tell: Callable[[float], None]) -> BackupFacts:
     return facts
 
 
-def hash_or_none(path: Path, tell: Tell) -> BackupFile | None:
+def hash_or_none(path: Path, tell: ToldBytes) -> BackupFile | None:
     try:
         return hash_file(path, tell)
     except FileNotFoundError:
@@ -159,7 +161,7 @@ def sync_folders(folder: Path) -> None:
         sync(Path(path))
 
 
-class Progress:
+class CopyProgress:
     """Adds up bytes, and tells the share of all of them. of: all of them, once they are known."""
 
     def __init__(self, tell: Callable[[float], None]) -> None:

@@ -7,7 +7,6 @@ coordinators with one key would take each other's workers and boxes: a run that 
 restored, as far as this host can see that.
 """
 
-import asyncio
 import fcntl
 import json
 import secrets
@@ -16,14 +15,13 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from echo2d.client import AsyncCoordinator
-from echo2d.errors import Fault, OperatorFault
+from echo2d.errors import OperatorFault
 from echo2d.net.security.auth import read_token_file
 from echo2d.runtime.run_dir.backup_files import (
     LEARNER,
     RUN,
     BackupFacts,
-    Progress,
+    CopyProgress,
     check_copy,
     copy_file,
     make_private,
@@ -34,12 +32,16 @@ from echo2d.runtime.run_dir.run_directory import LEDGER_FILE
 from echo2d.store.disk import store_faults, sync
 from echo2d.store.ledger_copy import mark_restored
 
-# How long a coordinator that still runs gets to answer.
-ANSWER_S = 5.0
+# The id of the run whose coordinator answers at a URL, asked with a token file; None: none answers.
+RunAt = Callable[[str, Path], str | None]
 
 
 def restore(
-    backup: Path, run_dir: Path, learner_dir: Path | None, tell: Callable[[float], None]
+    backup: Path,
+    run_dir: Path,
+    learner_dir: Path | None,
+    tell: Callable[[float], None],
+    run_at: RunAt,
 ) -> BackupFacts:
     """Restore a backup into new directories. learner_dir: learner.out_dir of the restored run.
 
@@ -58,8 +60,8 @@ def restore(
         if target.exists():
             raise OperatorFault(f"{target} exists; a backup is restored into a new directory")
     _check_lock(facts)
-    _check_coordinator(backup, facts)
-    progress = Progress(tell)
+    _check_coordinator(backup, facts, run_at)
+    progress = CopyProgress(tell)
     progress.of = facts.size
     with store_faults("restoring", backup), ExitStack() as stack:
         asides = {part: _aside(target, stack) for part, target in targets.items()}
@@ -96,23 +98,14 @@ def _check_lock(facts: BackupFacts) -> None:
         return
 
 
-def _check_coordinator(backup: Path, facts: BackupFacts) -> None:
+def _check_coordinator(backup: Path, facts: BackupFacts, run_at: RunAt) -> None:
     """OperatorFault: a coordinator of this run answers where this run's coordinator was."""
     token_file = backup / RUN / "tokens" / "viewer.token"
     if not token_file.exists():
         return
     url = read_token_file(token_file).url
-    if url and asyncio.run(_answers(url, token_file, facts.run_id)):
+    if url and run_at(url, token_file) == facts.run_id:
         raise _still_runs(facts, f"at {url}")
-
-
-async def _answers(url: str, token_file: Path, run_id: str) -> bool:
-    async with AsyncCoordinator(url, token_file=token_file, timeout_s=0.0) as client:
-        try:
-            async with asyncio.timeout(ANSWER_S):
-                return bool((await client.status()).get("run_id") == run_id)
-        except (Fault, TimeoutError):
-            return False
 
 
 def _still_runs(facts: BackupFacts, where: str) -> OperatorFault:

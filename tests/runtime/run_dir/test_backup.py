@@ -26,6 +26,10 @@ from echo2d.store.ledger_copy import SKIPPED, LedgerFacts
 DIGEST = Digest(b"d" * 32)
 
 
+def nobody_at(url: str, token_file: Path) -> None:
+    """No coordinator answers."""
+
+
 class Run:
     """A run directory and a learner's. ledger: open, as a coordinator has it."""
 
@@ -121,7 +125,7 @@ def test_a_restored_run_goes_on_above_all_that_the_lost_one_used(run: Run) -> No
     target, _ = run.back_up()
     run.ledger.close()
     made, out_dir = run.folder / "new", run.folder / "new-out"
-    facts = restore(target, made, out_dir, tell)
+    facts = restore(target, made, out_dir, tell, nobody_at)
     assert RunDirectory(made).run_id == run.run.run_id
     with Ledger.open(made / LEDGER_FILE) as ledger:
         recovered = ledger.recover()
@@ -136,7 +140,7 @@ def test_a_restored_run_goes_on_above_all_that_the_lost_one_used(run: Run) -> No
     # Once more, of the restored run: above what that one used.
     back_up(made, run.folder / "second", learner_dir=out_dir, reuse=None, tell=tell)
     third = run.folder / "third"
-    restore(run.folder / "second", third, run.folder / "third-out", tell)
+    restore(run.folder / "second", third, run.folder / "third-out", tell, nobody_at)
     with Ledger.open(third / LEDGER_FILE) as ledger:
         assert ledger.recover().epoch == 1 + 2 * SKIPPED
 
@@ -264,7 +268,7 @@ def test_damage_is_found(run: Run) -> None:
         with pytest.raises(IntegrityFault, match=f"{path.name} is not what was written"):
             verify(target, tell)
         with pytest.raises(IntegrityFault, match=f"{path.name} is not what was written"):
-            restore(target, run.folder / "new", run.folder / "new-out", tell)
+            restore(target, run.folder / "new", run.folder / "new-out", tell, nobody_at)
         path.unlink()
         with pytest.raises(IntegrityFault, match=f"lacks {file.path}"):
             verify(target, tell)
@@ -286,7 +290,7 @@ def test_a_manifest_names_no_file_outside(run: Run) -> None:
     for path in ("run/../../evil", "/evil", "other/file", "run//x"):
         (target / MANIFEST).write_text(text.replace("run/run.key", path))
         with pytest.raises(OperatorFault, match="is damaged"):
-            restore(target, run.folder / "new", run.folder / "new-out", tell)
+            restore(target, run.folder / "new", run.folder / "new-out", tell, nobody_at)
     (target / MANIFEST).write_text(text.replace('"format": 1', '"format": 2'))
     with pytest.raises(OperatorFault, match="of another echo2d; this one reads format 1"):
         read_manifest(target)
@@ -323,14 +327,14 @@ def test_what_cannot_be_restored_is_said(run: Run) -> None:
     target, _ = run.back_up()
     new, out_dir = run.folder / "new", run.folder / "new-out"
     with pytest.raises(OperatorFault, match=r"name the restored run's learner.out_dir"):
-        restore(target, new, None, tell)
+        restore(target, new, None, tell, nobody_at)
     with pytest.raises(OperatorFault, match="exists; a backup is restored into a new directory"):
-        restore(target, run.run_dir, out_dir, tell)
+        restore(target, run.run_dir, out_dir, tell, nobody_at)
     # The ledger is open: a coordinator runs there.
     with pytest.raises(OperatorFault, match=r"still runs in .*: two coordinators with one key"):
-        restore(target, new, out_dir, tell)
+        restore(target, new, out_dir, tell, nobody_at)
     run.ledger.close()
-    restore(target, new, out_dir, tell)
+    restore(target, new, out_dir, tell, nobody_at)
 
 
 def test_two_backups_at_a_time_are_refused(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
