@@ -3,6 +3,7 @@ uses them.
 """
 
 import threading
+from collections.abc import Mapping
 
 from echo2d.errors import StoreFault
 
@@ -16,6 +17,11 @@ class DiskBudget:
         self._bytes_max = bytes_max
         self._taken: dict[str, int] = {}
         self._lock = threading.Lock()
+
+    @property
+    def taken(self) -> Mapping[str, int]:
+        """The bytes of each owner that uses any."""
+        return self._taken
 
     @property
     def left(self) -> int:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from echo2d.core.protocol.builds import PROTOCOL_VERSION
 from echo2d.this_build import THIS_BUILD
 from tests.support.builds import TODAY, BuildPrograms, Site, a_site, incompatible, released
 from tests.support.polling import poll
@@ -64,7 +65,8 @@ def test_a_worker_of_another_build_is_named_and_joins_once_it_is_upgraded(
     line = site.says("gpu-7", "refused this peer")
     assert (
         "(build): this worker is echo2d 0.9.0 (control protocol 12); the coordinator is "
-        f"echo2d {THIS_BUILD.name} (control protocol 9): install echo2d {THIS_BUILD.name}" in line
+        f"echo2d {THIS_BUILD.name} (control protocol {PROTOCOL_VERSION}): install echo2d {THIS_BUILD.name}"
+        in line
     )
     poll(lambda: any("is of another build" in line for line in site.status()["attention"]))
     assert time.monotonic() - began < NAMED_S
@@ -81,7 +83,7 @@ def test_this_worker_waits_for_a_coordinator_of_another_build(site: Site, tmp_pa
     site.coordinate(later)
     box = site.join("gpu-7", TODAY, owner=later)
     line = site.says("gpu-7", "refused this peer")
-    assert f"this worker is echo2d {THIS_BUILD.name} (control protocol 9)" in line
+    assert f"this worker is echo2d {THIS_BUILD.name} (control protocol {PROTOCOL_VERSION})" in line
     assert "install echo2d 0.9.0" in line
     retry_s = float(line.rpartition("retry_s=")[2])
     assert 100.0 < retry_s < 140.0

@@ -250,3 +250,22 @@ def _of_one(worker: WorkerStatus, status: Status) -> Iterator[Alert]:
             "worker_memory",
             "has weights in its engine's memory that are not those of its version",
         )
+    needed = (1 if worker.in_place else 2) * largest_version_bytes(status)
+    if worker.disk_free_bytes is not None and worker.disk_free_bytes < needed:
+        versions = "a version" if worker.in_place else "two versions"
+        yield about(
+            "worker_disk_low",
+            f"has {gb(worker.disk_free_bytes)} GB of disk left, and {versions} of this run may take "
+            f"{gb(needed)}: one that does not fit is not applied; make room there, or raise "
+            "worker.disk_bytes_max",
+        )
+
+
+def largest_version_bytes(status: Status) -> int:
+    """Of the last versions, uncompressed; 0: none is encoded yet."""
+    return max((each.full_bytes for each in status.version_bytes.values()), default=0)
+
+
+def gb(count: int) -> str:
+    """A number of bytes in GB; a small one keeps its digits."""
+    return f"{count / 1e9:.1f}" if count >= 1e8 else f"{count / 1e9:.2g}"

@@ -5,6 +5,7 @@ It reads a `Status` and decides nothing, as `alerts` does.
 
 from collections.abc import Iterator, Sequence
 
+from echo2d.core.coordinator.alerts import gb, largest_version_bytes
 from echo2d.core.protocol.builds import Build, called
 from echo2d.core.status.schema import (
     Alert,
@@ -34,7 +35,7 @@ def process_alerts(status: Status, process: ProcessStatus) -> Iterator[Alert]:
             f"{words}: this is said until the next start, in case it was a mistake",
         )
     if process.disk is not None:
-        yield from _of_the_disk(process.disk, _version_bytes(status))
+        yield from _of_the_disk(process.disk, largest_version_bytes(status))
     yield from _of_tokens(process.expiring_tokens)
     if process.renting is not None:
         yield from process.renting.alerts
@@ -43,23 +44,19 @@ def process_alerts(status: Status, process: ProcessStatus) -> Iterator[Alert]:
     yield from map(_refused, process.refused_peers)
 
 
-def _version_bytes(status: Status) -> int:
-    return max((each.full_bytes for each in status.version_bytes.values()), default=0)
-
-
 def _of_the_disk(disk: DiskStatus, version_bytes: int) -> Iterator[Alert]:
     needed = max(FREE_MIN, 2 * version_bytes)
     if disk.free_bytes < needed:
         yield Alert(
             "disk_low",
-            f"the coordinator's disk has {_gb(disk.free_bytes)} GB left, and {_gb(needed)} should be free: "
+            f"the coordinator's disk has {gb(disk.free_bytes)} GB left, and {gb(needed)} should be free: "
             "when it is full, the coordinator ends; make room, or lower run.disk_bytes_max",
         )
     if version_bytes * VERSIONS_ROOM > disk.bytes_max:
         yield Alert(
             "disk_budget",
             f"run.disk_bytes_max = {disk.bytes_max} has no room for {VERSIONS_ROOM} versions of "
-            f"{_gb(version_bytes)} GB: a publish or an upload may be refused; raise it",
+            f"{gb(version_bytes)} GB: a publish or an upload may be refused; raise it",
         )
 
 
@@ -93,10 +90,6 @@ def _soon(expiring: Sequence[TokenExpiry]) -> str:
 
 def _hours(seconds: float) -> str:
     return f"{seconds / 3600:.0f} hours"
-
-
-def _gb(count: int) -> str:
-    return f"{count / 1e9:.1f}"
 
 
 def _refused(refused: RefusedPeerStatus) -> Alert:

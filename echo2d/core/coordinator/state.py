@@ -507,8 +507,8 @@ class CoordinatorState:
         self, peer: Peer, message: ToCoordinator, now: float
     ) -> Sequence[CoordinatorAction]:
         match message:
-            case Heartbeat(running):
-                peer.running = running
+            case Heartbeat(running, disk_free):
+                peer.running, peer.disk_free = running, disk_free
                 return []
             case Leaving(reason):
                 return self._leaving(peer, reason)

@@ -184,7 +184,8 @@ class Hello:
     other peers, whatever a plan says. usd_per_h: its price as its owner states it; a price in the
     run's config wins. dial_back_secret: the peer that answers at `listen` must prove that it knows
     this. scores: its engine can score answers that others wrote. quantization: what its engines
-    quantize weights to, such as "int8"; empty: they do not.
+    quantize weights to, such as "int8"; empty: they do not. in_place: it writes a delta over the
+    version that it is made from.
     """
 
     build: Build
@@ -205,13 +206,19 @@ class Hello:
     usd_per_h: float | None = None
     scores: bool = False
     quantization: str = ""
+    in_place: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """The peer is alive. running: samples that are in its engines now."""
+    """The peer is alive.
+
+    running: samples that are in its engines now. disk_free: bytes that new versions may take on its
+    disk, with those that older versions give up for them; None: not said.
+    """
 
     running: int
+    disk_free: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

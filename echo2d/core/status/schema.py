@@ -52,6 +52,7 @@ AlertKind = Literal[
     "worker_no_version",
     "worker_stale",
     "worker_memory",
+    "worker_disk_low",
     "worker_cannot_apply",
 ]
 ALERT_KINDS: tuple[AlertKind, ...] = get_args(AlertKind)
@@ -117,7 +118,8 @@ class WorkerStatus(PeerStatus):
     coordinator started. standing: what the audit thinks of it; empty: nothing. verdict: why it is
     convicted. refit_pause_s, recomputed_tokens, recompute_s: of its last refit (`RefitDone`).
     learner_k (nats), learner_z: means over its trajectories that the learner scored
-    (`core/protocol/trajectory.py`, `TrajectoryScore`).
+    (`core/protocol/trajectory.py`, `TrajectoryScore`). in_place: it keeps one version on disk, not
+    two. disk_free_bytes: what new versions may take there (`Heartbeat`); None: not said.
     """
 
     slots: int
@@ -153,6 +155,8 @@ class WorkerStatus(PeerStatus):
     verdict: str
     learner_k: float | None
     learner_z: float | None
+    in_place: bool = False
+    disk_free_bytes: int | None = None
 
 
 # --- how versions spread

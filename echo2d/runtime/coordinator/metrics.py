@@ -500,6 +500,11 @@ FAMILIES: tuple[Family[Status], ...] = (
     _of_worker("leased_samples", "Samples it holds", lambda worker: worker.leased),
     _of_worker("silent_seconds", "Since it was last heard", lambda worker: worker.silent_s),
     _of_worker(
+        "disk_free_bytes",
+        "What new versions may take on its disk; no sample: it does not say",
+        lambda worker: worker.disk_free_bytes,
+    ),
+    _of_worker(
         "active",
         "1 while it gets leases; 0: it stands by, leaves, or is away",
         lambda worker: worker.active,

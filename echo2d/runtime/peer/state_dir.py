@@ -12,6 +12,7 @@ import fcntl
 import json
 import logging
 import os
+import shutil
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -27,6 +28,7 @@ from echo2d.store.budget import DiskBudget
 from echo2d.store.disk import replace_file, store_faults
 from echo2d.store.formats import require_format
 from echo2d.store.frames import FrameStore
+from echo2d.store.slots.current_slot import SLOTS
 from echo2d.store.slots.slot_store import SlotStore
 
 STATE_FORMAT = 1
@@ -89,6 +91,21 @@ class StateDir:
 
     def close(self) -> None:
         os.close(self._lock)
+
+    def free_bytes(self) -> int | None:
+        """What new versions may take: what is free, and what older versions give up for them.
+
+        None: it cannot be told; writing there reports the fault.
+        """
+        try:
+            free = shutil.disk_usage(self._path).free
+        except OSError:
+            return None
+        taken = self._budget.taken
+        current, spare = sorted((taken.get(f"slot {slot}", 0) for slot in SLOTS), reverse=True)
+        # The frames of the version being served stay, and may be as many bytes as its files.
+        older_frames = max(0, taken.get("frames", 0) - current)
+        return min(free, self._budget.left) + spare + older_frames
 
     def key(self) -> Ed25519PrivateKey:
         return load_or_make_key(self._path / "worker.key")

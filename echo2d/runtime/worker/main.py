@@ -92,6 +92,8 @@ from echo2d.sd_notify import Notifier
 GOODBYE_S = 10.0
 # An engine that has not closed by then is left running.
 ENGINES_CLOSE_S = 5.0
+# A disk is measured so often, for heartbeats.
+DISK_EVERY_S = 5.0
 
 log = logging.getLogger("echo2d.worker")
 
@@ -127,6 +129,7 @@ class Worker:
         # Writes of publish_seq take turns, so that an older number never overwrites a newer one.
         self._saving = asyncio.Lock()
         self._base: BaseModel | None = None
+        self._disk_free: int | None = None
         self._disconnected = asyncio.Event()
         self._disconnected.set()
 
@@ -228,6 +231,7 @@ class Worker:
         host, port = self._config.listen_host, self._config.listen_port
         address = await self._peer.listen(host, port, key="listen_port")
         self._spawn(self._receiver.run())
+        self._spawn(self._watch_disk())
         self._spawn(self._join())
         self._spawn(self._teller.tell(self))
         if self._config.metrics_port:
@@ -241,6 +245,11 @@ class Worker:
             async with asyncio.timeout(GOODBYE_S):
                 await self._disconnected.wait()
         raise _Stopped
+
+    async def _watch_disk(self) -> None:
+        while True:
+            self._disk_free = await asyncio.to_thread(self._state_dir.free_bytes)
+            await asyncio.sleep(DISK_EVERY_S)
 
     async def _join(self) -> None:
         if self._token is not None:
@@ -419,10 +428,11 @@ class Worker:
             usd_per_h=self._config.usd_per_h or None,
             scores=self._scoring_engine() is not None,
             quantization=self._config.quantized_as if self._engines else "",
+            in_place=self._config.apply_in_place,
         )
 
     def heartbeat(self) -> Heartbeat:
-        return Heartbeat(self._state.running)
+        return Heartbeat(self._state.running, self._disk_free)
 
     async def connected(self, welcome: Welcome) -> None:
         log.info(

@@ -11,7 +11,7 @@ from echo2d.core.coordinator.alerts import (
 )
 from echo2d.core.coordinator.events import AliveTold
 from echo2d.core.protocol.control_messages import Heartbeat, Leaving, RefitDone
-from echo2d.core.status.schema import SENTENCES_MAX, Alert, FaultStatus
+from echo2d.core.status.schema import SENTENCES_MAX, Alert, FaultStatus, VersionBytes
 from tests.support.coordinator_world import World, rules, train, version_digest
 
 
@@ -96,6 +96,32 @@ def test_versions_that_workers_do_not_serve() -> None:
     assert said(world) == [
         "late has weights in its engine's memory that are not those of its version"
     ]
+
+
+def test_a_worker_whose_disk_has_no_room_for_new_versions() -> None:
+    world = World()
+    world.connect("a")
+    world.connect("b")
+    versions = {3: VersionBytes(1, 16 * 10**9), 4: VersionBytes(1, 10**9)}
+
+    def low(*free: int | None) -> list[tuple[str, str]]:
+        for name, disk_free in zip("ab", free, strict=True):
+            world.say(world.peers[name], Heartbeat(0, disk_free))
+        status = world.state.status()
+        a, b = status.workers
+        workers = (a, replace(b, in_place=True))
+        found = alerts(replace(status, version_bytes=versions, workers=workers))
+        return [(each.subject, each.sentence) for each in found if each.kind == "worker_disk_low"]
+
+    assert low(None, None) == [], "builds that do not say"
+    assert low(32 * 10**9, 16 * 10**9) == []
+    (a, said_of_a), (b, said_of_b) = low(32 * 10**9 - 1, 20_000_000)
+    assert (a, b) == ("a", "b")
+    assert said_of_a.startswith("a has 32.0 GB of disk left, and two versions of this run may take")
+    assert said_of_b.startswith(
+        "b has 0.02 GB of disk left, and a version of this run may take 16.0"
+    )
+    assert not [each for each in world.state.status().alerts if each.kind == "worker_disk_low"]
 
 
 def test_a_dissemination_bound_run_is_told_when_it_is_known() -> None:

@@ -15,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from echo2d.core.base.ids import Digest, LeaseId, PeerId, Version
 from echo2d.core.cluster.rules import EvalRules, TaskRules
 from echo2d.core.gateway.events import CallAsked, CallId
+from echo2d.core.protocol.control_messages import Heartbeat
 from echo2d.core.protocol.sampling import WHOLE
 from echo2d.core.status.schema import (
     ALERT_KINDS,
@@ -73,6 +74,7 @@ def trained() -> Status:
     world.connect("a")
     train(world, 3)
     world.drain()
+    world.say(world.peers["a"], Heartbeat(1, 10**9))
     world.handle(CallAsked(CallId(0), "app", b"\1\0\0\0", 1, 8, WHOLE, (), None, Version(99), ""))
     statistics = world.state._statistics
     statistics.measurements.settle(1.0, {PeerId("a"): 1.0}, now=world.now)

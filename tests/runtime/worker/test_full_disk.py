@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from echo2d.core.base.ids import FormId
-from echo2d.core.protocol.control_messages import ApplyFailed, RefitDone, SampleFinished
+from echo2d.core.protocol.control_messages import ApplyFailed, Heartbeat, RefitDone, SampleFinished
 from echo2d.core.weights.encoding import FormFacts
 from echo2d.errors import StoreFault
 from echo2d.runtime.peer.state_dir import open_frames
@@ -54,6 +54,14 @@ async def test_a_version_that_does_not_fit_costs_only_itself(
             assert (await double.until_said(RefitDone, count=2)).version == 2
 
 
+async def test_heartbeats_say_what_new_versions_may_take(
+    double: CoordinatorDouble, tmp_path: Path
+) -> None:
+    async with a_worker(double, tmp_path / "one", disk_bytes_max=SHARE_BYTES):
+        await double.until(lambda: any(beat.disk_free for beat in double.said(Heartbeat)))
+        assert double.said(Heartbeat)[-1].disk_free == SHARE_BYTES
+
+
 def bytes_below(folder: Path) -> int:
     return sum(path.stat().st_blocks * 512 for path in folder.rglob("*") if path.is_file())
 
@@ -74,6 +82,8 @@ async def test_older_versions_make_room_within_the_share_of_the_disk(tmp_path: P
             assert await asyncio.to_thread(bytes_below, state) < SHARE_BYTES + (64 << 10)
             kept = worker._receiver.holdings
             assert [bool(kept.held(form)) for form in forms] == [False, False, True, True]
+            free = await asyncio.to_thread(worker._state_dir.free_bytes)
+            assert free == pytest.approx(2 << 20, rel=0.01), "the older slot, and the older frames"
             large, _ = await spread_striped(double, 4, chain, weight_bytes=8 << 20)
             failed = await double.until_said(ApplyFailed)
             assert failed.form == large.form
