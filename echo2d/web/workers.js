@@ -45,6 +45,7 @@ const COLUMNS = [
   ["tokens", worker => worker.answer_tokens === null ? NONE : count(worker.answer_tokens), worker => worker.answer_tokens ?? -1, true],
   ["audit", worker => `${worker.standing || NONE} ${worker.flagged} / ${worker.audited}`, worker => -worker.flagged, false, page => page.status.audit !== null],
   ["usd / h", worker => usd(worker.usd_per_h), worker => worker.usd_per_h, true, page => page.workers.some(worker => worker.usd_per_h)],
+  ["build", worker => worker.build || NONE, worker => worker.build, false, page => page.workers.some(worker => worker.state !== "gone" && worker.build && worker.build !== page.status.build)],
   ["refit", worker => refit(worker.refit_pause_s, worker.recompute_s), worker => worker.refit_pause_s ?? -1, true],
   ["heard", worker => `${long(worker.silent_s)} ago`, worker => worker.silent_s, true],
   ["receives", null, worker => worker.share ?? 2, false, page => page.tree.spread !== null],
@@ -231,7 +232,7 @@ export class Workers {
         ...(way ? [[`version ${version}`, way.words], ["receives it from", way.from], ["passes it on to", way.to.length ? way.to.slice(0, 8).join(", ") + (way.to.length > 8 ? ` and ${way.to.length - 8} more` : "") : "nobody"]] : []),
         ["last refit", refit(worker.refit_pause_s, worker.recompute_s)], ["tokens computed again", worker.recomputed_tokens === null ? null : count(worker.recomputed_tokens)],
         ["weights in memory", worker.memory_ok === null ? "not checked" : worker.memory_ok ? "as published" : "NOT those of its version"],
-        ["uplink", worker.uplink ? `${bytes(worker.uplink)}/s` : NONE],
+        ["uplink", worker.uplink ? `${bytes(worker.uplink)}/s` : NONE], ["disk left for versions", worker.disk_free_bytes == null ? null : bytes(worker.disk_free_bytes)],
       ]),
       ...part("What it makes", [
         ["trajectories per hour", makes(worker)], ["accepted, trained", `${count(worker.accepted)}, ${count(worker.trained)}`], ["share that is trained on", percent(worker.used)],

@@ -10,9 +10,11 @@ import pytest
 
 from echo2d.core.cluster.events import PeerDisconnected
 from echo2d.core.coordinator.events import CoordinatorAction, CoordinatorEvent
+from echo2d.core.protocol.builds import Build
 from echo2d.net.security.auth import TokenRole
 from echo2d.runtime.run_dir.tokens import create_token
 from echo2d.testing.memory_run import MemoryRun
+from echo2d.this_build import THIS_BUILD
 from tests.support.coordinator_world import World, train
 from tests.support.page_site import PageSite, site
 from tests.support.polling import poll
@@ -300,6 +302,23 @@ def test_sorting_and_states(browser: Any, tmp_path: Path) -> None:
         page.click("#states button:has-text('away')")
         assert names_in_table(page) == ["home-1"]
         assert page.get_attribute("#states button:has-text('away')", "aria-pressed") == "true"
+
+
+def test_builds_are_a_column_where_they_differ(browser: Any, tmp_path: Path) -> None:
+    world = run_of("gpu-1", "gpu-2")
+    one, two = world.state._members.workers()
+    one.build = two.build = THIS_BUILD
+    with site(tmp_path, world) as made, opened(browser, made) as page:
+        assert "build" not in page.inner_text("#workers thead")
+
+        def changes() -> None:
+            two.build, two.disk_free = Build(9, 9, "0.0.9"), 3 * 10**9
+
+        made.change(changes)
+        page.wait_for_selector("#workers td:text-is('0.0.9')")
+        page.click("#workers tbody tr:has-text('gpu-2')")
+        assert "0.0.9" in page.inner_text("#detail-facts")
+        assert "3.00 GB" in page.inner_text("#detail-facts")
 
 
 def test_five_hundred_workers(browser: Any, tmp_path: Path) -> None:
