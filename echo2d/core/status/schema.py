@@ -56,6 +56,8 @@ AlertKind = Literal[
     "worker_cannot_apply",
 ]
 ALERT_KINDS: tuple[AlertKind, ...] = get_args(AlertKind)
+# They say how things are, for as long as they are so: nobody need be woken for them.
+NOTICES: frozenset[AlertKind] = frozenset({"run_finished", "run_changed"})
 
 
 @dataclass(frozen=True, slots=True)

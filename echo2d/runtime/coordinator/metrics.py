@@ -19,6 +19,7 @@ from echo2d.core.capacity.estimators import quantile
 from echo2d.core.cluster.statistics import RECENT_MAX
 from echo2d.core.status.schema import (
     ALERT_KINDS,
+    NOTICES,
     AuditStatus,
     EpisodesStatus,
     EvaluationStatus,
@@ -456,11 +457,14 @@ FAMILIES: tuple[Family[Status], ...] = (
     ),
     gauge(
         "echo2d_attention",
-        "Alerts that `echo2d status` shows; 0: all is well",
-        lambda status: len(status.alerts),
+        "Alerts that `echo2d status` shows, but for run_finished and run_changed; 0: all is well",
+        lambda status: sum(alert.kind not in NOTICES for alert in status.alerts),
     ),
     Family(
-        "echo2d_alerts", "The same by kind, which docs/operating.md explains", _alerts, ("kind",)
+        "echo2d_alerts",
+        "All of them by kind, which docs/operating.md explains",
+        _alerts,
+        ("kind",),
     ),
     _recent("train_step", "Train steps, net of waiting", lambda status: status.t_train_s),
     _recent(

@@ -19,6 +19,7 @@ from echo2d.core.protocol.control_messages import Heartbeat
 from echo2d.core.protocol.sampling import WHOLE
 from echo2d.core.status.schema import (
     ALERT_KINDS,
+    Alert,
     EpisodesStatus,
     ProcessStatus,
     RentingStatus,
@@ -213,6 +214,13 @@ def test_alerts_are_counted_by_kind(tmp_path: Path) -> None:
         "seed_away",
     }
     assert sum(counted.values()) == seen["echo2d_attention"] == 3
+
+
+def test_nobody_is_woken_for_a_run_that_is_finished(tmp_path: Path) -> None:
+    told = tuple(Alert(kind, "x") for kind in ("run_finished", "run_changed", "seed_away"))
+    seen = values(coordinator(tmp_path).render(replace(World().state.status(), alerts=told)))
+    assert seen["echo2d_attention"] == 1
+    assert seen["echo2d_alerts{kind=run_finished}"] == 1
 
 
 def test_a_role_without_a_token_that_expires_has_no_sample(tmp_path: Path) -> None:
