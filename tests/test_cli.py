@@ -135,6 +135,20 @@ def test_simulate_plays_a_fleet_where_the_file_has_one() -> None:
         assert (code, output.count("\n")) == (2, 1)
 
 
+def test_what_simulate_finds_can_be_read(tmp_path: Path) -> None:
+    code, output = run("simulate", str(REPO / "scenarios" / "fleet-small.toml"), "--hours", "0.1")
+    assert code == 0
+    assert "trajectories/h" in output
+    assert "usd per 1,000 trajectories" in output
+    path = tmp_path / "three.toml"
+    path.write_text('bytes = "1MiB"\n[[peers]]\n[[peers]]\ncount = 3\n')
+    code, broadcast = run("simulate", str(path))
+    assert code == 0
+    assert broadcast.startswith("verified 3 peers hold the version; the last had it after ")
+    for raw in ("{", "mu_min", "None", "True", "_s "):
+        assert raw not in output + broadcast
+
+
 def test_simulate_says_how_it_went(tmp_path: Path) -> None:
     path = tmp_path / "three.toml"
     path.write_text('bytes = "1MiB"\n[[peers]]\n[[peers]]\ncount = 3\n')

@@ -183,7 +183,7 @@ def _fleet(scenario: Path | None, live: str | None, token_file: Path | None) -> 
     type=PRICE,
     help="Price of 10^9 bytes that the learner's host sends; overrides the file. Fleets only.",
 )
-@json_option("Print one JSON object instead of one line per figure.")
+@json_option("Print one JSON object instead of sentences.")
 def simulate(
     scenario: Path,
     *,
@@ -230,16 +230,10 @@ def simulate(
     }
     if as_json:
         click.echo(json.dumps(facts))
-        return
-    for name, value in facts.items():
-        shown = (
-            f"{value:,.3f}"
-            if isinstance(value, float)
-            else f"{value:,}"
-            if isinstance(value, int)
-            else f"{value}"
-        )
-        click.echo(f"{name:20}{shown}")
+    else:
+        from echo2d.views.simulated import print_simulated
+
+        print_simulated(facts)
 
 
 def _simulate_fleet(

@@ -134,13 +134,25 @@ class LoadResult:
         }
         return [text for text, is_so in found.items() if is_so]
 
+    def verdict(self, load: Load) -> str:
+        """What the figures mean, in one sentence."""
+        asked = f"{load.workers:,} workers and {load.rate:g} trajectories/s"
+        if found := self.shortcomings(load):
+            return f"This host does not carry {asked}: {'; '.join(found)}."
+        empty = self.lease_p50_ms / (1000 * load.generate_s + self.lease_p50_ms)
+        most = max(self.cpu_share_parts)
+        return (
+            f"This host carries {asked}: the coordinator's one thread is busy {self.cpu_share:.0%} of the "
+            f"time (at most {most:.0%}), and a slot is empty for {empty:.1%} of it."
+        )
+
 
 def _ms(seconds: float | None, digits: int = 1) -> float:
     return round(1000 * (seconds or 0.0), digits)
 
 
-def print_figures(result: LoadResult) -> None:
-    """The table at the end."""
+def print_figures(result: LoadResult, load: Load) -> None:
+    """The table at the end, and what it means."""
     table = Table("what", "measured", "least - most of five parts", box=None)
     table.add_row("lease latency p50", f"{result.lease_p50_ms} ms", "")
     low, high = result.lease_p99_ms_parts
@@ -175,4 +187,6 @@ def print_figures(result: LoadResult) -> None:
         f"{result.load_cpu_share:.0%}, {result.other_cpu_share:.0%}",
         "",
     )
-    Console().print(table)
+    console = Console(highlight=False)
+    console.print(table)
+    console.print(f"\n{result.verdict(load)}", soft_wrap=True)

@@ -56,10 +56,10 @@ def run_coordinator_bench(load: Load, *, as_json: bool) -> int:
     except KeyboardInterrupt:
         return STOPPED
     shortcomings = result.shortcomings(load)
-    if as_json:
-        print(json.dumps(result.as_dict()))
-    else:
-        print_figures(result)
+    if not as_json:
+        print_figures(result, load)
+        return 1 if shortcomings else 0
+    print(json.dumps(result.as_dict()))
     console = Console(stderr=True)
     for text in shortcomings:
         console.print(f"not the load that was asked for: {text}", highlight=False)
