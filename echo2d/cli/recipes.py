@@ -173,16 +173,13 @@ def _own_address() -> str:
 
 def next_commands(written: "WrittenRun") -> tuple[list[str], list[str]]:
     """What to type on this host, and on a box, with the programs as they were typed here."""
-    script = Path(sys.argv[0])
-    echo2d, python = "echo2d", sys.executable
-    if shutil.which("python") == python:
-        python = "python"
+    script, echo2d = Path(sys.argv[0]), "echo2d"
     if script.name == echo2d and str(shutil.which(echo2d)) != str(script.absolute()):
-        # Called by its path, so `python` means the one beside it.
-        echo2d, python = sys.argv[0], str(script.with_name("python"))
+        # Called by its path.
+        echo2d = sys.argv[0]
     here = [
         f"{echo2d} coordinate --config {written.config}",
-        f"{python} -m learner --config {written.config}",
+        f"{echo2d} learn --config {written.config}",
         f"{echo2d} status --run-dir {written.run_dir} --watch",
     ]
     return here, [f"{echo2d} join --token-file {written.boxes[0].name} --state-dir state"]

@@ -23,7 +23,7 @@ from tests.support.readme import BOX, CLONED, LEARNER_HOST, first_steps
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(900)]
 
 HOST = PeerSpec(uplink=1000 * MBIT, downlink=1000 * MBIT, latency_s=0.0005)
-DAEMONS = (" coordinate ", " join ", " learner ")  # words of commands that go on
+DAEMONS = (" coordinate ", " join ", " learn ")  # words of commands that go on
 SCP = '#!/bin/sh\nexec cp "$1" "$BOX/"\n'
 
 

@@ -89,7 +89,7 @@ def _of_the_run(status: Status) -> Iterator[HostFinding]:
     if silent_s is None:
         yield skipped("learner", "none was heard since the coordinator started")
     elif silent_s > LEARNER_SILENT_S_MAX:
-        todo = "look at its log; python -m learner --config run.toml --resume"
+        todo = "look at its log; echo2d learn --config run.toml --resume"
         yield error("learner", f"it was last heard {silent_s:,.0f} s ago", todo)
     else:
         yield ok("learner", f"heard {silent_s:.0f} s ago")

@@ -130,6 +130,6 @@ def how_to_go_on(facts: BackupFacts, run_dir: Path, learner_dir: Path | None) ->
         at = "the base model" if facts.checkpoint is None else f"step {facts.checkpoint}"
         lines.append(
             f"its learner resumes from {at}: set learner.out_dir = {json.dumps(str(learner_dir))} and "
-            "start python -m learner --resume"
+            "start echo2d learn --resume"
         )
     return lines
