@@ -16,7 +16,7 @@ SHARE = Path(__file__).parents[1] / "share"
 @click.argument("name", required=False)
 @click.option("--to", type=DIRECTORY, help="Copy them into this directory, under the same name.")
 def files(name: str | None, to: Path | None) -> None:
-    """Find or copy the files that the documents use: systemd units, examples, scenarios.
+    """Find or copy the files that the documents use: systemd units, examples, scenarios, boards.
 
     NAME is a folder or a file of one, such as `systemd` or `systemd/run.toml`; without it the
     command lists all of them. `echo2d files systemd --to .` makes a folder `systemd` here.
