@@ -78,6 +78,18 @@ def run(command: str, installed: Path, cwd: Path) -> str:
     return done.stdout
 
 
+def test_the_description_names_no_file_that_is_not_beside_it(built: Path) -> None:
+    """A package index shows it without the files of the checkout."""
+    (wheel,) = built.glob("*.whl")
+    with zipfile.ZipFile(wheel) as files:
+        (name,) = (name for name in files.namelist() if name.endswith(".dist-info/METADATA"))
+        text = files.read(name).decode()
+    assert "Description-Content-Type: text/markdown" in text
+    assert "## Five minutes on two machines" in text
+    targets = re.findall(r"\]\(([^)]*)\)", text)
+    assert [each for each in targets if not each.startswith("https://")] == []
+
+
 def test_the_wheel_has_one_package_and_what_the_pages_copy(built: Path) -> None:
     (wheel,) = built.glob("*.whl")
     names = set(zipfile.ZipFile(wheel).namelist())
