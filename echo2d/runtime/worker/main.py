@@ -364,6 +364,8 @@ class Worker:
         if isinstance(done, EngineRefitted):
             pause_s = f"{done.pause_s:.3f}"
             say(log, logging.INFO, "serving", version=done.version, pause_s=pause_s)
+        else:
+            say(log, logging.WARNING, "refit failed", done.reason, version=done.version)
         self._peer.put(done)
 
     async def _score(self, order: ScoreAnswers) -> None:

@@ -22,7 +22,10 @@ from tests.support.peer import a_seed, a_worker, spread
 
 
 async def test_a_slot_that_rots_before_its_refit_is_never_loaded_and_written_again(
-    double: CoordinatorDouble, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    double: CoordinatorDouble,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     refit, rotten = EngineRefits.refit, Version(1)
 
@@ -48,6 +51,7 @@ async def test_a_slot_that_rots_before_its_refit_is_never_loaded_and_written_aga
             VersionKey(Version(0), old),
             True,
         )
+        assert f"refit failed version=1 {failed.reason}" in caplog.text
         sent = seed._receiver._sent[facts.form]
         done = await double.until_said(RefitDone, count=2)
         assert (done.version, done.digest, done.memory_ok) == (1, new, True)
