@@ -97,5 +97,5 @@ def _inside() -> Inside:
     gc.collect()
     objects = gc.get_objects()
     types = Counter(f"{type(each).__module__}.{type(each).__qualname__}" for each in objects)
-    tasks = sum(isinstance(each, asyncio.Task) and not each.done() for each in objects)
+    tasks = sum(issubclass(type(each), asyncio.Task) and not each.done() for each in objects)
     return Inside(len(objects), tasks, dict(types.most_common(TYPES_SHOWN)))
