@@ -169,7 +169,7 @@ def test_a_hook_gives_notice_and_may_fail(caplog: pytest.LogCaptureFixture) -> N
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(notice, "hook_of_a_test", hook, raising=False)
-        ask = asker("learner.notice:hook_of_a_test")
+        ask = asker("echo2d.learner.notice:hook_of_a_test")
     NoticeWatch(ask, lambda reason: heard.set()).start()
     assert heard.wait(HANG_S)
     assert [each.getMessage() for each in caplog.records if "cannot" in each.getMessage()] == [

@@ -17,6 +17,7 @@ from echo2d.bench.coordinator.fake_fleet import FakeOutput, FakeWorker, Script
 from echo2d.bench.coordinator.load_meter import LoadMeter
 from echo2d.core.protocol.builds import PROTOCOL_VERSION, Build
 from echo2d.core.protocol.control_messages import (
+    Goodbye,
     Hello,
     LeaseGranted,
     SampleFinished,
@@ -48,6 +49,12 @@ class NumberedWorker(FakeWorker):
 
     written: SoakAnswers
     script: Script
+
+    def say_goodbye(self) -> None:
+        """Leave as a worker does that is stopped."""
+        assert self._link is not None
+        self._link.send(Goodbye("stopped"))
+        self.leave()
 
     def output(self, sample: int) -> FakeOutput:
         number = next(self.written.numbers)
@@ -122,7 +129,7 @@ class ScriptedSeat:
         if cut:
             task.cancel()
         else:
-            self._worker.leave()
+            self._worker.say_goodbye()
         await asyncio.wait([task])
 
     async def _run(self, worker: NumberedWorker, url: str) -> None:

@@ -7,7 +7,6 @@ not durable here.
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean
 
 from echo2d.core.protocol.trajectory import TrajectoryRecord
 
@@ -70,15 +69,19 @@ class StepHistory:
         period_s = None if before is None else totals.at - before.at
         accepted = None if before is None else totals.tokens_accepted - before.tokens_accepted
         spread = before is not None and totals.broadcasts > before.broadcasts
+        reward = staleness = 0.0
+        tokens, count = 0, len(trajectories)
+        for each in trajectories:
+            reward += each.reward
+            staleness += step - 1 - each.version_min
+            tokens += each.written
         self._steps.append(
             StepSummary(
                 step=step,
-                reward=fmean(each.reward for each in trajectories) if trajectories else None,
-                staleness=fmean(step - 1 - each.version_min for each in trajectories)
-                if trajectories
-                else None,
-                trajectories=len(trajectories),
-                tokens=sum(each.written for each in trajectories),
+                reward=reward / count if count else None,
+                staleness=staleness / count if count else None,
+                trajectories=count,
+                tokens=tokens,
                 t_train_s=t_train_s,
                 wait_s=None if period_s is None else max(0.0, period_s - t_train_s),
                 tokens_per_s=accepted / period_s if accepted is not None and period_s else None,

@@ -220,7 +220,8 @@ class WorkerRanking:
 def _row(peer: Peer | None, load: int, reserved: int) -> _Row | None:
     if peer is None or peer.kind != "worker" or not peer.alive:
         return None
-    if not peer.active or peer.retiring or peer.held_back:
+    # `Peer.retiring`, written out: this is asked several times for each trajectory.
+    if not peer.active or peer.leaving or peer.cordoned or peer.held_back:
         return None
     slots = max(0, peer.slots - reserved)
     if peer.slots_allowed is not None:
