@@ -170,9 +170,11 @@ def _of_workers(status: Status) -> Iterator[Alert]:
     for worker in sorted(silent, key=lambda worker: (-worker.leases, -worker.silent_s)):
         sentence = f"{worker.name} silent for {worker.silent_s:.0f} s: {_consequence(worker)}"
         yield Alert("worker_silent", sentence, worker.name)
+    version_bytes = largest_version_bytes(status)
     for worker in workers:
         if not _silent(worker, status):
             yield from _of_one(worker, status)
+            yield from _of_its_disk(worker, version_bytes)
     broadcast = status.broadcast
     for peer in broadcast.peers if broadcast is not None else ():
         if peer.failed:
@@ -187,7 +189,7 @@ def worker_alerts(worker: WorkerStatus, status: Status) -> list[str]:
         return []
     if _silent(worker, status):
         return [f"not heard from for {worker.silent_s:.0f} s: {_consequence(worker)}"]
-    found = _of_one(worker, status)
+    found = [*_of_one(worker, status), *_of_its_disk(worker, largest_version_bytes(status))]
     return [alert.sentence.removeprefix(f"{worker.name} ") for alert in found]
 
 
@@ -250,14 +252,18 @@ def _of_one(worker: WorkerStatus, status: Status) -> Iterator[Alert]:
             "worker_memory",
             "has weights in its engine's memory that are not those of its version",
         )
-    needed = (1 if worker.in_place else 2) * largest_version_bytes(status)
+
+
+def _of_its_disk(worker: WorkerStatus, version_bytes: int) -> Iterator[Alert]:
+    needed = version_bytes if worker.in_place else 2 * version_bytes
     if worker.disk_free_bytes is not None and worker.disk_free_bytes < needed:
         versions = "a version" if worker.in_place else "two versions"
-        yield about(
+        yield Alert(
             "worker_disk_low",
-            f"has {gb(worker.disk_free_bytes)} GB of disk left, and {versions} of this run may take "
-            f"{gb(needed)}: one that does not fit is not applied; make room there, or raise "
+            f"{worker.name} has {_size(worker.disk_free_bytes)} of disk left, and {versions} of this run "
+            f"may take {_size(needed)}: one that does not fit is not applied; make room there, or raise "
             "worker.disk_bytes_max",
+            worker.name,
         )
 
 
@@ -266,6 +272,5 @@ def largest_version_bytes(status: Status) -> int:
     return max((each.full_bytes for each in status.version_bytes.values()), default=0)
 
 
-def gb(count: int) -> str:
-    """A number of bytes in GB; a small one keeps its digits."""
-    return f"{count / 1e9:.1f}" if count >= 1e8 else f"{count / 1e9:.2g}"
+def _size(count: int) -> str:
+    return f"{count / 1e9:.1f} GB" if count >= 1e8 else f"{count / 1e6:.1f} MB"

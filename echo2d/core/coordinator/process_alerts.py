@@ -5,7 +5,7 @@ It reads a `Status` and decides nothing, as `alerts` does.
 
 from collections.abc import Iterator, Sequence
 
-from echo2d.core.coordinator.alerts import gb, largest_version_bytes
+from echo2d.core.coordinator.alerts import largest_version_bytes
 from echo2d.core.protocol.builds import Build, called
 from echo2d.core.status.schema import (
     Alert,
@@ -49,14 +49,14 @@ def _of_the_disk(disk: DiskStatus, version_bytes: int) -> Iterator[Alert]:
     if disk.free_bytes < needed:
         yield Alert(
             "disk_low",
-            f"the coordinator's disk has {gb(disk.free_bytes)} GB left, and {gb(needed)} should be free: "
+            f"the coordinator's disk has {_gb(disk.free_bytes)} GB left, and {_gb(needed)} should be free: "
             "when it is full, the coordinator ends; make room, or lower run.disk_bytes_max",
         )
     if version_bytes * VERSIONS_ROOM > disk.bytes_max:
         yield Alert(
             "disk_budget",
             f"run.disk_bytes_max = {disk.bytes_max} has no room for {VERSIONS_ROOM} versions of "
-            f"{gb(version_bytes)} GB: a publish or an upload may be refused; raise it",
+            f"{_gb(version_bytes)} GB: a publish or an upload may be refused; raise it",
         )
 
 
@@ -90,6 +90,10 @@ def _soon(expiring: Sequence[TokenExpiry]) -> str:
 
 def _hours(seconds: float) -> str:
     return f"{seconds / 3600:.0f} hours"
+
+
+def _gb(count: int) -> str:
+    return f"{count / 1e9:.1f}"
 
 
 def _refused(refused: RefusedPeerStatus) -> Alert:

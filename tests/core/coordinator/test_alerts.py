@@ -119,7 +119,7 @@ def test_a_worker_whose_disk_has_no_room_for_new_versions() -> None:
     assert (a, b) == ("a", "b")
     assert said_of_a.startswith("a has 32.0 GB of disk left, and two versions of this run may take")
     assert said_of_b.startswith(
-        "b has 0.02 GB of disk left, and a version of this run may take 16.0"
+        "b has 20.0 MB of disk left, and a version of this run may take 16.0"
     )
     assert not [each for each in world.state.status().alerts if each.kind == "worker_disk_low"]
 
