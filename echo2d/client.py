@@ -317,7 +317,7 @@ class AsyncCoordinator:
             asked["take_over"] = True
         if steps:
             asked["steps"] = steps
-        body = await self._call("POST", "/v1/learner/session", asked)
+        body = await self._session_of(asked)
         found = {name: body[name] for name in Session.__slots__ if name in body}
         drawn = {task: Sampling(**each) for task, each in body.get("samplings", {}).items()}
         session = Session(**{**found, "samplings": drawn})
@@ -449,6 +449,18 @@ class AsyncCoordinator:
         at: TracebackType | None,
     ) -> None:
         await self.close()
+
+    async def _session_of(self, asked: dict[str, Any]) -> dict[str, Any]:
+        """Open the session. A coordinator of learner API 1 (echo2d 0.1.0) refuses `steps` before it
+        has named its build, and is asked again without.
+        """
+        path = "/v1/learner/session"
+        try:
+            return await self._call("POST", path, asked)
+        except PeerFault as fault:
+            if "steps" not in asked or "steps: unknown field" not in str(fault):
+                raise
+        return await self._call("POST", path, {key: asked[key] for key in asked if key != "steps"})
 
     async def _tell_alive(self) -> None:
         """Tell the coordinator, until cancelled, that the learner lives. Calls that fail are not

@@ -147,6 +147,21 @@ async def test_a_learner_tells_that_it_lives_until_it_is_closed(
     assert server.said()[0][2] == {"resume_step": 0, "steps": 80}
 
 
+async def test_a_coordinator_of_the_first_release_is_asked_without_steps(
+    server: Server, coordinator: AsyncCoordinator
+) -> None:
+    refused = {"error": "malformed", "detail": "steps: unknown field"}
+    server.script = [reply(refused, 400), reply(SESSION)]
+    assert (await coordinator.open_session(3, learner="me", steps=80)).epoch == 2
+    assert [body for _, _, body in server.said()] == [
+        {"resume_step": 3, "learner": "me", "steps": 80},
+        {"resume_step": 3, "learner": "me"},
+    ]
+    server.script = [reply({"error": "malformed", "detail": "steps: expected an integer"}, 400)]
+    with pytest.raises(PeerFault, match="expected an integer"):
+        await coordinator.open_session(3, steps=80)
+
+
 async def test_a_batch_says_by_which_staleness_it_was_made(
     server: Server, coordinator: AsyncCoordinator
 ) -> None:

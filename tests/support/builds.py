@@ -58,6 +58,8 @@ main()
 
 # A learner without a model: so many steps, then it leaves.
 LEARN = """
+import functools
+import inspect
 import sys
 from pathlib import Path
 from echo2d.client import Coordinator
@@ -69,6 +71,9 @@ class Learner(FakeLearner):
         print("published", version, flush=True)
         if version == int(steps):
             self._stopped.set()
+if "steps" in inspect.signature(Coordinator.open_session).parameters:
+    # As our trainer does: it says where it ends, and this release's API has a place for it.
+    Coordinator.open_session = functools.partialmethod(Coordinator.open_session, steps=int(steps))
 learner = Learner(url, Path(token), Path(folder), t_train_s=0.2)
 learner._run()
 sys.exit(f"fault: {learner.fault}" if learner.fault else 0)

@@ -33,8 +33,9 @@ PROTOCOL_OLDEST = 9
 # together with that of the control link.
 LINK_PROTOCOL_VERSION = 4
 LINK_PROTOCOL_OLDEST = 4
-# The HTTP API of learners, with the format of batches.
-LEARNER_API_VERSION = 1
+# The HTTP API of learners, with the format of batches. 1 is that of 0.1.0. With 2 came `steps` of a
+# session and /v1/learner/alive.
+LEARNER_API_VERSION = 2
 LEARNER_API_OLDEST = 1
 # Our learners name their build in this header of every call. Other trainers need not.
 BUILD_HEADER = "X-Echo2d-Build"
