@@ -2,7 +2,8 @@
 
 A dataclass becomes an object with a key for each field, a mapping's keys become text, and a tuple
 becomes a list. The fields of `Status.process` lie beside those of `Status`, and `renting` is left
-out where nothing is rented. `attention` repeats the sentences of `alerts`.
+out where nothing is rented. `attention` repeats the sentences of `alerts`, also in `renting`: echo2d
+0.1.0 reads and writes no `alerts`.
 
 Readers and writers are built once from the annotations of `schema`.
 """
@@ -14,7 +15,14 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, Union
 
-from echo2d.core.status.schema import OwnStatus, ProcessStatus, Status
+from echo2d.core.status.schema import (
+    Alert,
+    AlertKind,
+    OwnStatus,
+    ProcessStatus,
+    Status,
+    TotalsStatus,
+)
 from echo2d.errors import PeerFault
 
 ADVICE = "run the same echo2d as the coordinator"
@@ -29,8 +37,11 @@ def status_json(status: Status) -> dict[str, Any]:
     found["attention"] = list(status.attention)
     if status.process is not None:
         found |= plain(status.process)
-        if found["renting"] is None:
+        if status.process.renting is None:
             del found["renting"]
+        else:
+            alerts = status.process.renting.alerts
+            found["renting"]["attention"] = [alert.sentence for alert in alerts]
     return found
 
 
@@ -40,7 +51,19 @@ def read_status(facts: Mapping[str, Any]) -> Status:
     another key is missing, or a key holds something else."""
     process = facts if "run_id" in facts else None
     found: Status = _STATUS({**facts, "process": process}, "")
-    return found
+    return found if "totals" in facts else _of_the_first_release(found, facts)
+
+
+def _of_the_first_release(status: Status, facts: Mapping[str, Any]) -> Status:
+    """What is missing in a status of echo2d 0.1.0 and can be told from what is there."""
+    counts = status.trajectories
+    sentences = _SENTENCES(facts.get("attention", []), "attention")
+    return dataclasses.replace(
+        status,
+        # Its sentences have no kind.
+        alerts=tuple(_ALERT({"kind": "", "sentence": each}, "attention") for each in sentences),
+        totals=TotalsStatus(counts.trained, counts.dropped, status.versions_published),
+    )
 
 
 def read_own_status(facts: Mapping[str, Any]) -> OwnStatus:
@@ -103,6 +126,8 @@ _READERS: dict[Any, _Read] = {
     float: _number,
     bool: _scalar(bool, "true or false"),
     str: _scalar(str, "text"),
+    # A newer coordinator may have other kinds.
+    AlertKind: _scalar(str, "text"),
 }
 
 
@@ -197,3 +222,5 @@ def _reader_for(hint: Any) -> _Read:
 
 _STATUS = _record(Status)
 _OWN_STATUS = _record(OwnStatus)
+_ALERT = _record(Alert)
+_SENTENCES = _list(_READERS[str])

@@ -62,7 +62,9 @@ NOTICES: frozenset[AlertKind] = frozenset({"run_finished", "run_changed"})
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """What is wrong. sentence: for a person. subject: the worker that it is about; empty: the run."""
+    """What is wrong. kind: one of ALERT_KINDS; a newer coordinator may have others. sentence: for a
+    person. subject: the worker that it is about; empty: the run.
+    """
 
     kind: AlertKind
     sentence: str
@@ -99,8 +101,8 @@ class PeerStatus:
     silent_s: float
     uplink: float | None
     quarantined: bool
-    cordoned: bool
-    draining: bool
+    cordoned: bool = False
+    draining: bool = False
     reachable: bool | None
     build: str
     protocol: int
@@ -145,7 +147,7 @@ class WorkerStatus(PeerStatus):
     usd_per_gb_up: float
     availability: float
     rho: float | None
-    cost_usd: float
+    cost_usd: float = 0.0
     reward: float | None
     reward_above: float | None
     answer_tokens: float | None
@@ -273,12 +275,12 @@ class LearnerStatus:
     then, at the pace of the newest steps.
     """
 
-    name: str
-    software: str
-    heard: bool
-    silent_s: float
-    steps: int | None
-    eta_s: float | None
+    name: str = ""
+    software: str = ""
+    heard: bool = False
+    silent_s: float = 0.0
+    steps: int | None = None
+    eta_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,9 +289,9 @@ class TotalsStatus:
     goes on from the last commit before it.
     """
 
-    trained: int
-    dropped: int
-    published: int
+    trained: int = 0
+    dropped: int = 0
+    published: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,10 +341,10 @@ class CostsStatus:
     None: no step was committed, or nothing costs anything.
     """
 
-    workers_usd_per_h: float
-    workers_usd: float
-    steps: int
-    usd_per_step: float | None
+    workers_usd_per_h: float = 0.0
+    workers_usd: float = 0.0
+    steps: int = 0
+    usd_per_step: float | None = None
 
 
 # --- counts
@@ -521,7 +523,7 @@ class RentingStatus:
     blind: tuple[str, ...]
     states: Mapping[str, int]
     boxes: tuple[BoxStatus, ...]
-    alerts: tuple[Alert, ...]
+    alerts: tuple[Alert, ...] = ()
 
 
 # --- all of it
@@ -583,8 +585,8 @@ class Status:
     """
 
     epoch: int
-    learner: LearnerStatus
-    totals: TotalsStatus
+    learner: LearnerStatus = LearnerStatus()
+    totals: TotalsStatus = TotalsStatus()
     open_step: int
     committed_step: int
     checkpoint_step: int
@@ -600,7 +602,7 @@ class Status:
     catch_ups: tuple[FormStatus, ...]
     workers: tuple[WorkerStatus, ...]
     provision: ProvisionStatus
-    costs: CostsStatus
+    costs: CostsStatus = CostsStatus()
     relays: tuple[PeerStatus, ...]
     seed_alive: bool
     seed_uplink: float | None
@@ -623,7 +625,7 @@ class Status:
     wasted_tokens: Mapping[str, int]
     results_refused: Mapping[str, int]
     rewards: tuple[tuple[int, float], ...]
-    flat_groups: tuple[float, ...]
+    flat_groups: tuple[float, ...] = ()
     t_train_s: tuple[float, ...]
     t_verify_s: tuple[float, ...]
     t_bcast_s: tuple[float, ...]

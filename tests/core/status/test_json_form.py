@@ -84,6 +84,13 @@ def test_a_key_of_a_newer_coordinator_is_skipped() -> None:
     assert read_status({**status_json(status), "something_new": 1}) == status
 
 
+def test_an_alert_of_a_newer_coordinator_may_have_another_kind() -> None:
+    facts = status_json(of(World))
+    facts["alerts"] = [{"kind": "something_new", "sentence": "look at it", "subject": "gpu-7"}]
+    (alert,) = read_status(facts).alerts
+    assert (alert.kind, alert.sentence, alert.subject) == ("something_new", "look at it", "gpu-7")
+
+
 def broken(change: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
     facts = status_json(replace(of(RICH[0]), process=PROCESS))
     change(facts)
