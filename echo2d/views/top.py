@@ -81,6 +81,7 @@ SORT_BY: Mapping[str, Callable[[WorkerStatus], Any]] = {
     "tokens": lambda worker: worker.answer_tokens or 0.0,
     "audit": lambda worker: worker.flagged,
     "usd/h": lambda worker: worker.usd_per_h,
+    "usd": lambda worker: worker.cost_usd,
     "refit": lambda worker: worker.refit_pause_s or 0.0,
     "heard": lambda worker: worker.silent_s,
 }

@@ -220,7 +220,9 @@ async def test_a_box_of_another_build_is_named_at_once_until_it_is_upgraded(tmp_
         assert status["other_builds"] == [
             {"id": identity.peer, "name": "gpu-7", "build": "0.9.1", "protocol": 12}
         ]
-        assert status["attention"][0].startswith("gpu-7 is of another build: echo2d 0.9.1")
+        (told,) = [each for each in status["alerts"] if each["kind"] == "peer_build"]
+        assert told["sentence"].startswith("gpu-7 is of another build: echo2d 0.9.1")
+        assert told["sentence"] in status["attention"]
         assert (status["build"], status["workers"]) == (THIS_BUILD.name, [])
         async with linked(opened, identity, "gpu-7"):
             status = await client.status()
