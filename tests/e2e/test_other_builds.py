@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from echo2d.core.protocol.builds import PROTOCOL_VERSION
+from echo2d.core.protocol.builds import PROTOCOL_VERSION, to_install
 from echo2d.this_build import THIS_BUILD
 from tests.support.builds import TODAY, BuildPrograms, Site, a_site, incompatible, released
 from tests.support.polling import poll
@@ -65,8 +65,8 @@ def test_a_worker_of_another_build_is_named_and_joins_once_it_is_upgraded(
     line = site.says("gpu-7", "refused this peer")
     assert (
         "(build): this worker is echo2d 0.9.0 (control protocol 12); the coordinator is "
-        f"echo2d {THIS_BUILD.name} (control protocol {PROTOCOL_VERSION}): install echo2d {THIS_BUILD.name}"
-        in line
+        f"echo2d {THIS_BUILD.name} (control protocol {PROTOCOL_VERSION}): "
+        f"install {to_install(THIS_BUILD, on_a_box=True)}" in line
     )
     poll(lambda: any("is of another build" in line for line in site.status()["attention"]))
     assert time.monotonic() - began < NAMED_S

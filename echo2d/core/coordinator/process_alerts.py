@@ -6,7 +6,7 @@ It reads a `Status` and decides nothing, as `alerts` does.
 from collections.abc import Iterator, Sequence
 
 from echo2d.core.coordinator.alerts import largest_version_bytes
-from echo2d.core.protocol.builds import Build, called
+from echo2d.core.protocol.builds import Build, called, to_install
 from echo2d.core.status.schema import (
     Alert,
     DiskStatus,
@@ -32,7 +32,8 @@ def process_alerts(status: Status, process: ProcessStatus) -> Iterator[Alert]:
     for words in process.run.changes:
         yield Alert(
             "run_changed",
-            f"{words}: this is said until the next start, in case it was a mistake",
+            f"{words}. If that was a mistake, put the old value back and restart; the next start ends "
+            "this alert",
         )
     if process.disk is not None:
         yield from _of_the_disk(process.disk, largest_version_bytes(status))
@@ -119,7 +120,7 @@ def _of_other_builds(peers: Sequence[OtherBuildStatus], total: int, ours: Build)
         sentence = (
             f"{who} {'is' if len(names) == 1 else 'are'} of another build: "
             f"{called(Build(protocol, protocol, build))}, which this coordinator, {called(ours)}, "
-            f"does not understand; install echo2d {ours.shown} there"
+            f"does not understand; install {to_install(ours, on_a_box=True)} there"
         )
         yield Alert("peer_build", sentence, names[0] if len(names) == 1 else "")
     if total > told:

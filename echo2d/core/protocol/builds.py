@@ -141,5 +141,17 @@ def not_understood(who: str, theirs: Build, ours: Build, protocol: str = "contro
     """Why the coordinator refuses a program of another build, and what to install."""
     return (
         f"this {who} is {called(theirs, protocol)}; the coordinator is {called(ours, protocol)}: "
-        f"install echo2d {ours.shown or 'of its build'}"
+        f"install {to_install(ours, on_a_box=who != 'learner')}"
     )
+
+
+def to_install(build: Build, *, on_a_box: bool) -> str:
+    """The coordinator's build as something that a person can install: a release has a name, a build of
+    a checkout only its commit.
+    """
+    release, plus, commit = build.shown.partition("+g")
+    if release and not plus:
+        return f"echo2d {release}"
+    ways = ["`echo2d box-script` fetches it"] if on_a_box else []
+    ways += [f"check out commit {commit}"] if commit else []
+    return f"the coordinator's own build{': ' if ways else ''}{', or '.join(ways)}"

@@ -27,6 +27,8 @@ MODEL = "config.json of run.base_model"
 FIXED = frozenset({MODEL, "policy.group_size", "policy.trajectories_per_step"})
 # Other values are fine, or a mistake.
 ODD = frozenset({"run.base_model", "tasks"})
+# Stands for an empty value in a sentence.
+NONE = "none"
 
 log = logging.getLogger("echo2d.coordinator")
 
@@ -83,7 +85,8 @@ def go_on(before: Facts, now: Facts) -> tuple[list[RunFactsKept], list[str]]:
     for key, then in changed.items():
         log.warning("changed key=%s before=%r now=%r", key, then, now[key])
     odd = [
-        f"{key} was {changed[key]}, and is {now[key]} now" for key in sorted(ODD & changed.keys())
+        f"{key} changed since the last start, from {changed[key] or NONE} to {now[key] or NONE}"
+        for key in sorted(ODD & changed.keys())
     ]
     return ([] if dict(before) == dict(now) else [RunFactsKept(tuple(now.items()))]), odd
 

@@ -75,10 +75,13 @@ def test_tokens_that_expire_within_a_week() -> None:
 
 
 def test_what_is_otherwise_than_at_the_last_start() -> None:
-    run = RunFacts(changes=("tasks was a (rows), and is b (rows) now",))
+    run = RunFacts(changes=("tasks changed since the last start, from a (rows) to b (rows)",))
     ((kind, words),) = sentences(replace(PROCESS, run=run))
     assert kind == "run_changed"
-    assert words.startswith("tasks was a (rows), and is b (rows) now: ")
+    assert words == (
+        "tasks changed since the last start, from a (rows) to b (rows). If that was a mistake, put the "
+        "old value back and restart; the next start ends this alert"
+    )
 
 
 def test_a_refused_peer_is_named() -> None:

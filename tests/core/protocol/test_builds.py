@@ -16,6 +16,7 @@ from echo2d.core.protocol.builds import (
     hello_head,
     not_understood,
     to_header,
+    to_install,
 )
 from echo2d.core.protocol.control_messages import TO_COORDINATOR, TO_PEER, Heartbeat, Refused
 from tests.support.hello import HELLO
@@ -114,6 +115,17 @@ def test_the_refusal_names_both_builds_and_what_to_do() -> None:
         "this worker is echo2d 0.1.0 (control protocol 9); the coordinator is echo2d 0.9.1 "
         "(control protocol 12): install echo2d 0.9.1"
     )
+
+
+def test_a_build_of_a_checkout_is_installed_by_its_commit() -> None:
+    ours = Build(9, 9, "0.1.0+g45e11598")
+    assert not_understood("worker", Build(12, 11, "0.9.1"), ours).endswith(
+        ": install the coordinator's own build: `echo2d box-script` fetches it, or check out commit 45e11598"
+    )
+    assert not_understood("learner", Build(3, 3, "0.9.1"), ours, "learner API").endswith(
+        ": install the coordinator's own build: check out commit 45e11598"
+    )
+    assert to_install(Build(9, 9), on_a_box=False) == "the coordinator's own build"
 
 
 def test_a_hostile_name_stays_short_and_harmless() -> None:

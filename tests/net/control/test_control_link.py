@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from echo2d.core.base.ids import Epoch, PeerId, PublishSeq, RunId, SessionId
 from echo2d.core.cluster.events import PeerConnected, PeerDisconnected, PeerSaid
 from echo2d.core.coordinator.events import CoordinatorEvent
-from echo2d.core.protocol.builds import OURS, Build
+from echo2d.core.protocol.builds import OURS, Build, to_install
 from echo2d.core.protocol.control_messages import (
     TO_COORDINATOR,
     TO_PEER,
@@ -395,7 +395,7 @@ async def test_another_build_is_told_what_to_install_and_when_to_come_again(
         assert refused.detail == (
             f"this worker is echo2d 0.9.1 (control protocol {OURS.protocol + 3}); the coordinator is "
             f"echo2d {THIS_BUILD.name} (control protocol {OURS.protocol}): "
-            f"install echo2d {THIS_BUILD.name}"
+            f"install {to_install(THIS_BUILD, on_a_box=True)}"
         )
         assert not refused.permanent
         assert RETRY_S_MIN - 1.0 < refused.retry_s <= RETRY_S_MIN

@@ -21,7 +21,7 @@ from echo2d.core.cluster.events import (
     VersionPublished,
 )
 from echo2d.core.coordinator.events import CheckpointAsked, CoordinatorAction, Reply
-from echo2d.core.protocol.builds import OURS_AS_LEARNER_API, Build
+from echo2d.core.protocol.builds import OURS_AS_LEARNER_API, Build, to_install
 from echo2d.errors import OperatorFault
 from echo2d.net.security.auth import read_token_file
 from echo2d.runtime.coordinator import loop
@@ -72,7 +72,7 @@ async def test_a_learner_of_another_build_is_told_both_in_one_line(
     assert str(refused.value) == (
         f"this learner is echo2d {THIS_BUILD.name} (learner API 12); the coordinator is "
         f"echo2d {THIS_BUILD.name} (learner API {OURS_AS_LEARNER_API.protocol}): "
-        f"install echo2d {THIS_BUILD.name}"
+        f"install {to_install(THIS_BUILD, on_a_box=False)}"
     )
 
 

@@ -38,7 +38,7 @@ def test_what_would_not_fit_is_refused_with_a_way_out(key: str) -> None:
 
 def test_what_may_be_a_mistake_is_told() -> None:
     (kept,), odd = go_on(FACTS, {**FACTS, "tasks": "digits (rows)", "policy.staleness_max": "4"})
-    assert odd == ["tasks was parity (rows), and is digits (rows) now"]
+    assert odd == ["tasks changed since the last start, from parity (rows) to digits (rows)"]
     assert dict(kept.facts)["policy.staleness_max"] == "4"
 
 
