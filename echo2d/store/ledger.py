@@ -340,13 +340,15 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def check_format(connection: sqlite3.Connection, path: Path) -> None:
+    """OperatorFault unless the ledger is of our format. Only a coordinator's start changes the format."""
     found = connection.execute("PRAGMA user_version").fetchone()[0]
-    require_format(
-        f"ledger {path}",
-        found,
-        SCHEMA_VERSION,
-        older="finish the run with the echo2d that began it, or begin a new run from its newest model",
-    )
+    older = "finish the run with the echo2d that began it, or begin a new run from its newest model"
+    if found in MIGRATIONS:
+        older = (
+            f"start `echo2d coordinate` once, which brings it to format {SCHEMA_VERSION}; the echo2d "
+            "before cannot read it then"
+        )
+    require_format(f"ledger {path}", found, SCHEMA_VERSION, older=older)
 
 
 def _text(raw: bytes) -> str | bytes:

@@ -43,7 +43,7 @@ def copy_ledger(source: Path, target: Path) -> LedgerFacts:
     """
     copy_database(source, target)
     with ledger_faults(target), closing(sqlite3.connect(target)) as connection:
-        check_format(connection, target)
+        check_format(connection, source)
         return _facts(connection)
 
 

@@ -11,7 +11,8 @@ from echo2d.errors import OperatorFault
 from echo2d.runtime.peer.state_dir import StateDir
 from echo2d.runtime.run_dir.access_table import AccessTable
 from echo2d.runtime.run_dir.run_directory import RunDirectory
-from echo2d.store.ledger import Ledger
+from echo2d.store.ledger import Ledger, read_results
+from echo2d.store.ledger_copy import copy_ledger
 from echo2d.store.rentals import RentalStore
 
 # What opens each file, and its name below the folder.
@@ -54,6 +55,19 @@ def test_a_newer_and_an_older_database_say_how_to_go_on(tmp_path: Path, name: st
         open_it(tmp_path)
     number(path, ours)
     open_it(tmp_path)
+
+
+def test_a_ledger_that_a_start_brings_forward_says_so(tmp_path: Path) -> None:
+    """Whoever only reads it leaves it as it is."""
+    path = tmp_path / "ledger.sqlite"
+    Ledger.open(path).close()
+    number(path, 13)
+    advice = f"ledger {path} has format 13; .*: start `echo2d coordinate` once, which brings it to"
+    with pytest.raises(OperatorFault, match=advice):
+        read_results(path)
+    with pytest.raises(OperatorFault, match=advice):
+        copy_ledger(path, tmp_path / "copy.sqlite")
+    assert number(path) == 13
 
 
 def test_an_access_table_from_before_it_had_a_number_goes_on(tmp_path: Path) -> None:
