@@ -38,13 +38,15 @@ async function poll() {
   } catch (error) {
     wait = RETRY_MS;
     if (error instanceof Refusal && (error.status === 401 || error.status === 403)) { leave(); wait = null; }
-    $("fault").textContent = error instanceof Refusal ? error.message : AWAY.includes(error.name) ? `The coordinator does not answer${last === null ? "" : ` since ${long(clock() - last)}`}; trying again.` : `This page has a mistake: ${error}`;
+    $("fault").textContent = error instanceof Refusal ? error.message : AWAY.includes(error.name) ? `${away()}; trying again.` : `This page has a mistake: ${error}`;
     if (!(error instanceof Refusal)) console.error(error);
   } finally { asking = false; }
   $("live").textContent = secret() ? wait === POLL_MS ? "\u25CF live" : "\u25B2 not live" : "";
   // A page in the background asks again when somebody looks at it.
   if (wait !== null && !document.hidden) timer = setTimeout(poll, wait);
 }
+
+function away() { return last === null ? "The coordinator does not answer" : `The coordinator has not answered for ${long(clock() - last)}`; }
 
 async function look() {
   const plan = page.tree.tree?.plan ?? "";

@@ -155,9 +155,8 @@ export function drawAlerts(status) {
 // --- money
 
 // What the run costs now, in usd.
-export function costs({status, workers}) {
-  const working = workers.filter(worker => worker.state === "joined");
-  const boxes = sum(working.map(worker => worker.usd_per_h)), learner = status.provision.learner_usd_per_h;
+export function costs({status}) {
+  const boxes = status.costs.workers_usd_per_h, learner = status.provision.learner_usd_per_h;
   return {boxes, learner, per_hour: boxes + learner};
 }
 
@@ -168,7 +167,7 @@ export function drawMoney(page) {
   fill("money", priced ? facts([
     ["workers here, per hour", `${usd(cost.boxes)} usd`], ["learner, per hour", `${usd(cost.learner)} usd`], ["together", `${usd(cost.per_hour)} usd/h`],
     ["a step, at this rate", period ? `${usd(cost.per_hour * period / 3600)} usd` : NONE],
-    ...(status.costs ? [["workers, since the coordinator started", `${usd(status.costs.workers_usd)} usd`], ["of it, a step", status.costs.usd_per_step === null ? NONE : `${usd(status.costs.usd_per_step)} usd`]] : []),
+    ["workers, since the coordinator started", `${usd(status.costs.workers_usd)} usd`], ["of it, a step", status.costs.usd_per_step === null ? NONE : `${usd(status.costs.usd_per_step)} usd`],
     ["a trajectory, median worker", trained.length ? `${usd(median(trained))} usd` : null],
     ["seed sent", `${bytes(status.seed_sent_bytes)}, ${usd(status.seed_usd_total)} usd`], ["of it, newest version", Object.keys(status.seed_usd).length ? `${usd(Object.values(status.seed_usd).at(-1))} usd` : null],
     ...(renting ? [["rented now", `${usd(renting.usd_per_h)} of at most ${usd(renting.usd_per_h_max)} usd/h`], ["spent on boxes", `${usd(renting.spent_usd)} of ${usd(renting.usd_total_max)} usd`], ["set aside, left", `${usd(renting.set_aside_usd)}, ${usd(renting.left_usd)} usd`]] : []),

@@ -141,7 +141,7 @@ def test_a_coordinator_that_is_away(browser: Any, tmp_path: Path) -> None:
         page.fill("#secret", made.secret())
         page.press("#secret", "Enter")
         page.wait_for_selector("#facts:not([hidden])")
-    page.wait_for_selector("#fault:has-text('does not answer')")
+    page.wait_for_selector("#fault:has-text('has not answered for')")
     assert page.inner_text("#live") == "\u25b2 not live"
     assert page.is_visible("#facts"), "what was known stays"
     page.context.close()
