@@ -7,7 +7,9 @@ come again.
 
 So a fleet of another build makes one handshake every SPACING_S, however large it is, and a peer that
 is upgraded, or whose coordinator is, finds back without a hand. A peer that comes before its time is
-told the same time again. Times are monotonic seconds. Not here: which builds understand each other
+told the same time again. While peers of several tokens wait, each token's come at its share of that rate,
+so a token that enrols hundreds of keys makes others wait no longer than their number of tokens does.
+Times are monotonic seconds. Not here: which builds understand each other
 (`core/protocol/builds.py`).
 """
 
@@ -33,21 +35,35 @@ PEERS_MAX = 10_000  # as many as a run enrols
 
 
 class ComeAgain:
-    """Gives peers times at which to come again, SPACING_S apart."""
+    """Gives peers times at which to come again: SPACING_S after the last of all, or earlier if its own
+    token's last one was SPACING_S for each waiting token ago.
+    """
 
     def __init__(self) -> None:
-        self._last = 0.0
-        self._at: dict[PeerId, float] = {}
+        self._at: dict[PeerId, tuple[float, str]] = {}
 
-    def after_s(self, peer: PeerId, now: float, *, at_least_s: float) -> float:
-        """In how many seconds the peer may come again."""
-        at = self._at.pop(peer, now)
+    def after_s(self, peer: PeerId, token: str, now: float, *, at_least_s: float) -> float:
+        """In how many seconds the peer, which enrolled with this token, may come again."""
+        at, _ = self._at.pop(peer, (now, token))
         if at <= now:
-            at = min(max(now + at_least_s, self._last + SPACING_S), now + RETRY_S_MAX)
-            self._last = max(self._last, at)
-        self._at[peer] = at
+            at = min(
+                max(now + at_least_s, self._free_at(token, now, at_least_s)), now + RETRY_S_MAX
+            )
+        self._at[peer] = at, token
         keep_newest(self._at, PEERS_MAX)
         return at - now
+
+    def _free_at(self, token: str, now: float, at_least_s: float) -> float:
+        """The end of the queue of all, or the token's turn in it if that is earlier."""
+        last: dict[str, float] = {}
+        for at, owner in self._at.values():
+            if at > now:
+                last[owner] = max(at, last.get(owner, 0.0))
+        end = max(last.values(), default=now) + SPACING_S
+        others = len(last.keys() - {token})
+        if token in last:
+            return min(end, last[token] + SPACING_S * (others + 1))
+        return min(end, now + at_least_s + SPACING_S * others)
 
     def check(self) -> None:
         assert len(self._at) <= PEERS_MAX
@@ -70,11 +86,11 @@ class OtherBuilds:
         self._come_again = come_again
         self._peers: dict[PeerId, OtherBuild] = {}
 
-    def refuse(self, peer: PeerId, head: HelloHead, now: float) -> tuple[float, bool]:
+    def refuse(self, peer: PeerId, token: str, head: HelloHead, now: float) -> tuple[float, bool]:
         """In how many seconds it may come again, and whether it is news. What a peer says of itself
         later is none: it could say something else each time.
         """
-        retry_s = self._come_again.after_s(peer, now, at_least_s=RETRY_S_MIN)
+        retry_s = self._come_again.after_s(peer, token, now, at_least_s=RETRY_S_MIN)
         known = self._peers.pop(peer, None)
         build = Build(head.build.protocol, head.build.oldest, head.build.shown)
         self._peers[peer] = OtherBuild(

@@ -242,7 +242,7 @@ class Sessions:
 
     def _other_build(self, known: KnownPeer, head: HelloHead) -> _Refusal:
         who = "peer" if known.role in OWN_ROLES else known.role
-        retry_s, is_news = self.other_builds.refuse(known.peer, head, time.monotonic())
+        retry_s, is_news = self.other_builds.refuse(known.peer, known.token, head, time.monotonic())
         text = not_understood(who, head.build, self._build)
         return _Refusal(Refused("build", text, permanent=False, retry_s=retry_s), is_news=is_news)
 
@@ -256,7 +256,9 @@ class Sessions:
             return Refused("protocol", detail, permanent=False)
         now = time.monotonic()
         self.faults.count(known.peer, now)
-        retry_s = self._come_again.after_s(known.peer, now, at_least_s=FAULT_RETRY_S_MIN)
+        retry_s = self._come_again.after_s(
+            known.peer, known.token, now, at_least_s=FAULT_RETRY_S_MIN
+        )
         return Refused("protocol", detail, permanent=False, retry_s=retry_s)
 
     async def _prove(

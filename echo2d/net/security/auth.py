@@ -71,7 +71,7 @@ class Caller:
 @dataclass(frozen=True, slots=True)
 class KnownPeer:
     """A peer whose key is bound to a valid token. trusted: by the run's operator. cordoned: the
-    operator has taken it out of service.
+    operator has taken it out of service. token: the name of the token; empty: of our own processes.
     """
 
     peer: PeerId
@@ -79,6 +79,7 @@ class KnownPeer:
     role: Role
     trusted: bool = False
     cordoned: bool = False
+    token: str = ""
 
 
 # --- keys

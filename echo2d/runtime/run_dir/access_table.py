@@ -326,7 +326,7 @@ class AccessTable:
             raise Denied(403, "convicted", CONVICTED)
         self._used[peer] = now_s
         trusted, cordoned = token.name in self._trusted, peer in self._cordoned
-        return KnownPeer(peer, public_key, token.role, trusted, cordoned)
+        return KnownPeer(peer, public_key, token.role, trusted, cordoned, token.name)
 
     def convict(self, peer: PeerId, reason: str, *, now_s: float) -> None:
         """Refuse this peer until it is pardoned. reason: for the operator."""
