@@ -243,7 +243,7 @@ class WorkerTable:
         for each in fields(worker):
             if each.name != "name":
                 table.add_row(f"  {each.name}", Text(_words(getattr(worker, each.name))))
-        about = [alert.sentence for alert in status.alerts if alert.subject == worker.name]
+        about = [alert.sentence for alert in status.alerts if alert.peer == worker.id]
         return Group(table, *map(alert_line, about))
 
 

@@ -80,7 +80,8 @@ function take(seen, status) {
   page.status = status;
   const {columns, rows} = status.workers;
   page.workers = rows.map(row => Object.fromEntries(columns.map((name, at) => [name, row[at]])));
-  status.alerts_of = name => status.alerts.filter(alert => alert.subject === name).map(alert => alert.sentence);
+  // By the id: a peer may call itself like another.
+  status.alerts_of = id => status.alerts.filter(alert => alert.peer === id).map(alert => alert.sentence);
 }
 
 // Tokens accepted per second, of the last seconds.

@@ -216,7 +216,7 @@ export class Workers {
     const order = `${worker.id} ${worker.cordoned} ${worker.draining}`;
     if (this.asked !== order) { this.asked = order; fill("detail-orders", orders(worker, this.page.role)); }
     const way = this.page.tree.of(worker.id), version = this.page.tree.spread?.version;
-    const said = this.page.status.alerts_of(worker.name);
+    const said = this.page.status.alerts_of(worker.id);
     const part = (title, pairs) => [made("h3", {}, title), facts(pairs)];
     fill("detail-facts",
       said.length ? [made("h3", {}, "Alerts"), made("ul", {}, said.map(sentence => made("li", {}, sentence)))] : null,

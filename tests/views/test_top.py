@@ -113,12 +113,19 @@ def test_the_chosen_worker_stays_chosen_when_the_order_changes() -> None:
 def test_one_worker_in_detail() -> None:
     table = table_of(3)
     assert table.status is not None
-    alerts = (Alert("worker_stale", "box-02 is late", "box-02"), Alert("no_learner", "no learner"))
+    peer = table.status.workers[-1].id
+    alerts = (
+        Alert("worker_stale", "box-02 is late", "box-02", peer),
+        Alert("peer_refused", "its namesake lies", "box-02", "f" * 32),
+        Alert("no_learner", "no learner"),
+    )
     table.status = replace(table.status, alerts=alerts)
     text = seen(press(table, "enter"), height=70)
     for word in ("box-02", "usd_per_h", "0.1", "! box-02 is late", "Enter, Esc: back"):
         assert word in text
     assert "box-01" not in text
+    # Both are at the head. Any peer may call itself so.
+    assert (text.count("box-02 is late"), text.count("its namesake lies")) == (2, 1)
     assert "box-01" in seen(press(table, "down"), height=70)
     assert press(table, "esc").mode == "table"
 

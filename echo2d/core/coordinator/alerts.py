@@ -169,7 +169,7 @@ def _of_workers(status: Status) -> Iterator[Alert]:
     silent = [worker for worker in workers if _silent(worker, status)]
     for worker in sorted(silent, key=lambda worker: (-worker.leases, -worker.silent_s)):
         sentence = f"{worker.name} silent for {worker.silent_s:.0f} s: {_consequence(worker)}"
-        yield Alert("worker_silent", sentence, worker.name)
+        yield Alert("worker_silent", sentence, worker.name, worker.id)
     version_bytes = largest_version_bytes(status)
     for worker in workers:
         if not _silent(worker, status):
@@ -180,7 +180,7 @@ def _of_workers(status: Status) -> Iterator[Alert]:
         if peer.failed:
             assert broadcast is not None
             sentence = f"{peer.name} could not apply version {broadcast.version}; it tries again"
-            yield Alert("worker_cannot_apply", sentence, peer.name)
+            yield Alert("worker_cannot_apply", sentence, peer.name, peer.id)
 
 
 def worker_alerts(worker: WorkerStatus, status: Status) -> list[str]:
@@ -215,12 +215,13 @@ def _convicted(worker: WorkerStatus) -> Alert:
         f"{worker.name} is convicted ({worker.verdict}); `echo2d audit show {worker.id}` has the "
         "evidence",
         worker.name,
+        worker.id,
     )
 
 
 def _of_one(worker: WorkerStatus, status: Status) -> Iterator[Alert]:
     def about(kind: AlertKind, words: str) -> Alert:
-        return Alert(kind, f"{worker.name} {words}", worker.name)
+        return Alert(kind, f"{worker.name} {words}", worker.name, worker.id)
 
     serving, lag = worker.serving, worker.lag
     if worker.quarantined:
@@ -264,6 +265,7 @@ def _of_its_disk(worker: WorkerStatus, version_bytes: int) -> Iterator[Alert]:
             f"may take {_size(needed)}: one that does not fit is not applied; make room there, or raise "
             "worker.disk_bytes_max",
             worker.name,
+            worker.id,
         )
 
 

@@ -99,19 +99,26 @@ def _gb(count: int) -> str:
 
 def _refused(refused: RefusedPeerStatus) -> Alert:
     name = f"{refused.name} ({refused.id})" if refused.name else f"peer {refused.id}"
+    others = refused.token_peers - 1
+    revoke = f"echo2d token revoke {refused.token}".rstrip()
+    more = f", and that of {others} more of this token" if others > 0 else ""
     return Alert(
         "peer_refused",
-        f"{name} broke the protocol again and again: "
-        f"it is refused for {refused.refused_s:.0f} s more; `echo2d token revoke` ends its access",
+        f"{name} broke the protocol again and again: it is refused for {refused.refused_s:.0f} s more; "
+        f"`{revoke}` ends its access{more}",
         refused.name or refused.id,
+        refused.id,
     )
 
 
 def _of_other_builds(peers: Sequence[OtherBuildStatus], total: int, ours: Build) -> Iterator[Alert]:
     """Names the peers that are refused because of their build. total: of them, named or not."""
     by_build: dict[tuple[str, int], list[str]] = {}
+    ids: dict[str, str] = {}
     for peer in peers:
-        by_build.setdefault((peer.build, peer.protocol), []).append(peer.name or peer.id)
+        name = peer.name or peer.id
+        by_build.setdefault((peer.build, peer.protocol), []).append(name)
+        ids[name] = peer.id
     largest = sorted(by_build.items(), key=lambda item: -len(item[1]))[:BUILDS_MAX]
     told = sum(len(names) for _, names in largest)
     for (build, protocol), names in largest:
@@ -122,6 +129,7 @@ def _of_other_builds(peers: Sequence[OtherBuildStatus], total: int, ours: Build)
             f"{called(Build(protocol, protocol, build))}, which this coordinator, {called(ours)}, "
             f"does not understand; install {to_install(ours, on_a_box=True)} there"
         )
-        yield Alert("peer_build", sentence, names[0] if len(names) == 1 else "")
+        one = names[0] if len(names) == 1 else ""
+        yield Alert("peer_build", sentence, one, ids.get(one, ""))
     if total > told:
         yield Alert("peer_build", f"and {total - told} more peers are of other builds")

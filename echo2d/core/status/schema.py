@@ -63,12 +63,14 @@ NOTICES: frozenset[AlertKind] = frozenset({"run_finished", "run_changed"})
 @dataclass(frozen=True, slots=True)
 class Alert:
     """What is wrong. kind: one of ALERT_KINDS; a newer coordinator may have others. sentence: for a
-    person. subject: the worker that it is about; empty: the run.
+    person. subject: the worker that it is about; empty: the run. peer: the id of that worker, because
+    a peer may call itself like another.
     """
 
     kind: AlertKind
     sentence: str
     subject: str = ""
+    peer: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -531,11 +533,15 @@ class RentingStatus:
 
 @dataclass(frozen=True, slots=True)
 class RefusedPeerStatus:
-    """A peer that broke the protocol too often, and for how long it is still refused."""
+    """A peer that broke the protocol too often, and for how long it is still refused. token: with which
+    it enrolled; token_peers: how many did. Empty, 0: not known.
+    """
 
     id: str
     name: str
     refused_s: float
+    token: str = ""
+    token_peers: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -616,10 +616,13 @@ class CoordinatorProcess:
 
     def _refused_peers(self, status: Status, now: float) -> tuple[RefusedPeerStatus, ...]:
         names = {peer.id: peer.name for peer in (*status.workers, *status.relays)}
-        return tuple(
-            RefusedPeerStatus(each.peer, names.get(each.peer, ""), each.refused_s)
-            for each in self.sessions.faults.refused(now)
-        )
+        found = []
+        for each in self.sessions.faults.refused(now):
+            token = self._access.token_of(each.peer) or ""
+            together = len(self._access.enrolled_with(token))
+            name = names.get(each.peer, "")
+            found.append(RefusedPeerStatus(each.peer, name, each.refused_s, token, together))
+        return tuple(found)
 
     def samples(self, step: int | None) -> dict[str, Any]:
         return (ShownSamples() if self._sample_log is None else self._sample_log.shown).of(step)

@@ -144,6 +144,7 @@ def test_a_hundred_workers_do_not_fill_a_book() -> None:
     many = replace(status, seed_alive=True, workers=(silent,) * 100)
     found = tuple(alerts(many))
     assert [(each.kind, each.subject) for each in found[1:]] == [("worker_silent", "x")] * 100
+    assert {each.peer for each in found[1:]} == {silent.id}
     sentences = replace(many, alerts=found).attention
     assert len(sentences) == SENTENCES_MAX + 1
     assert sentences[1] == "x silent for 7 s: its lease goes to others in 8 s"

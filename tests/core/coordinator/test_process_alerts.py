@@ -85,13 +85,14 @@ def test_what_is_otherwise_than_at_the_last_start() -> None:
 
 
 def test_a_refused_peer_is_named() -> None:
-    refused = RefusedPeerStatus("a" * 32, "bomber", 540.0)
+    refused = RefusedPeerStatus("a" * 32, "bomber", 540.0, "box-9", 3)
     (alert,) = process_alerts(status(), replace(PROCESS, refused_peers=(refused,)))
     assert alert == Alert(
         "peer_refused",
         f"bomber ({'a' * 32}) broke the protocol again and again: it is refused for 540 s more; "
-        "`echo2d token revoke` ends its access",
+        "`echo2d token revoke box-9` ends its access, and that of 2 more of this token",
         "bomber",
+        "a" * 32,
     )
 
 
@@ -110,6 +111,7 @@ def test_peers_of_other_builds_are_named_by_their_build() -> None:
             "gpu-7 is of another build: echo2d 0.9.1 (control protocol 12), which this coordinator, "
             "echo2d 0.1.0 (control protocol 9), does not understand; install echo2d 0.1.0 there",
             "gpu-7",
+            "id7",
         )
     ]
     [many] = strangers(peers, 5)

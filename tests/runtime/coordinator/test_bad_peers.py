@@ -251,6 +251,7 @@ async def test_a_box_that_sends_bombs_is_refused_and_named_and_others_go_on(tmp_
             status = await client.status()
             [refused] = status["refused_peers"]
             assert refused["name"] == "bomber"
+            assert (refused["token"], refused["token_peers"]) == ("bomber", 1)
             assert 0.0 < refused["refused_s"] <= REFUSED_S
             assert status["peer_faults"] == FAULTS_MAX
             assert any(line.startswith("bomber (") for line in status["attention"])
