@@ -15,7 +15,7 @@ import re
 import secrets
 import sqlite3
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast, get_args
@@ -186,8 +186,8 @@ class AccessTable:
             raise OperatorFault(f"role {role!r}: expected {', '.join(get_args(TokenRole))}")
         secret = secrets.token_urlsafe(32)
         with self._database() as database:
-            revoked = "SELECT 1 FROM tokens WHERE name = ? AND revoked"
-            if database.execute(revoked, (name,)).fetchone():
+            valid = "SELECT 1 FROM tokens WHERE name = ? AND NOT revoked"
+            if not database.execute(valid, (name,)).fetchone():
                 _forget(database, name)
             if database.execute("SELECT count(*) FROM tokens").fetchone()[0] >= TOKENS_MAX:
                 raise OperatorFault(
@@ -221,8 +221,10 @@ class AccessTable:
             _one(database, "UPDATE tokens SET expires_at = ? WHERE name = ?", (expires_at, name))
         self.reload()
 
-    def rotate(self, name: str) -> TokenFile:
+    def rotate(self, name: str, keep: Callable[[TokenFile], None] | None = None) -> TokenFile:
         """Give a token a new secret. Its peers stay; the old secret enrols no new machine.
+
+        keep: writes the secret down. If it raises, the token has its old secret as before.
 
         A peer of this token may come back with an old secret: its owner need not have the new file
         yet. OperatorFault: the token is revoked, or unknown.
@@ -241,14 +243,16 @@ class AccessTable:
             )
             new = (secret_hash(secret), name)
             _one(database, "UPDATE tokens SET secret_hash = ? WHERE name = ?", new)
+            role = database.execute("SELECT role FROM tokens WHERE name = ?", (name,))
+            file = self._file(name, role.fetchone()[0], secret)
+            if keep is not None:
+                keep(file)
         self.reload()
-        return self._file(name, self._tokens[secret_hash(secret)].role, secret)
+        return file
 
     def discard(self, name: str) -> None:
         """Delete a token whose secret was given to no one."""
-        with self._database() as database:
-            database.execute("DELETE FROM tokens WHERE name = ?", (name,))
-        self.reload()
+        self.retire(name)
 
     def retire(self, name: str) -> bool:
         """Delete a token and its peers; returns whether there was one.
@@ -259,6 +263,11 @@ class AccessTable:
             found = _forget(database, name)
         self.reload()
         return found
+
+    def accepts(self, token: TokenFile, *, now_s: float) -> bool:
+        """Whether this file, as last read, gives access under its name."""
+        found = self._tokens.get(secret_hash(token.secret))
+        return found is not None and found.name == token.name and found.fault(now_s) is None
 
     def tokens(self) -> list[TokenRow]:
         """All tokens, as last read, by name."""
@@ -385,9 +394,9 @@ class AccessTable:
         Enrolling again changes nothing, and may be done with a token that has expired or been
         rotated since. A peer that enrols with another token belongs to that one.
         """
-        # A token may have been made a moment ago.
-        self.reload()
         with self._database() as database:
+            # A token may have been made, rotated or deleted a moment ago.
+            self._read(database)
             outcomes = [self._enrol(database, each, now_s) for each in asked]
         self.reload()
         return outcomes
@@ -397,18 +406,23 @@ class AccessTable:
 
         StoreFault: it cannot be read; the last one stays in memory.
         """
-        used = self._uses_to_write()
         with self._database() as database:
-            database.executemany("INSERT OR REPLACE INTO uses VALUES (?, ?)", used.items())
-            rows = database.execute(
-                "SELECT name, role, secret_hash, max_workers, expires_at, revoked FROM tokens"
-            )
-            tokens = [TokenRow(*row) for row in rows]
-            peers = database.execute("SELECT peer, public_key, token FROM peers").fetchall()
-            convicted = database.execute("SELECT peer, reason, at FROM convictions").fetchall()
-            old = database.execute("SELECT secret_hash, token FROM old_secrets").fetchall()
-            uses = database.execute("SELECT holder, at FROM uses").fetchall()
-            cordoned = database.execute("SELECT peer FROM cordons").fetchall()
+            self._read(database)
+
+    # --- the table -----------------------------------------------------------
+
+    def _read(self, database: sqlite3.Connection) -> None:
+        used = self._uses_to_write()
+        database.executemany("INSERT OR REPLACE INTO uses VALUES (?, ?)", used.items())
+        rows = database.execute(
+            "SELECT name, role, secret_hash, max_workers, expires_at, revoked FROM tokens"
+        )
+        tokens = [TokenRow(*row) for row in rows]
+        peers = database.execute("SELECT peer, public_key, token FROM peers").fetchall()
+        convicted = database.execute("SELECT peer, reason, at FROM convictions").fetchall()
+        old = database.execute("SELECT secret_hash, token FROM old_secrets").fetchall()
+        uses = database.execute("SELECT holder, at FROM uses").fetchall()
+        cordoned = database.execute("SELECT peer FROM cordons").fetchall()
         by_name = {token.name: token for token in tokens}
         self._convicted = {
             PeerId(peer): Conviction(reason, at_s) for peer, reason, at_s in convicted
@@ -423,8 +437,6 @@ class AccessTable:
             if token in by_name
         }
 
-    # --- the table -----------------------------------------------------------
-
     def _enrol(
         self, database: sqlite3.Connection, asked: Enrolment, now_s: float
     ) -> PeerId | Denied:
@@ -436,7 +448,7 @@ class AccessTable:
             return Denied(
                 403,
                 "role",
-                f"token {token.name} is for a {token.role}; workers enrol with a worker's",
+                f"token {token.name} has the role {token.role}; this needs worker",
             )
         if not is_enrol_proof(asked.public_key, asked.proof, asked.secret):
             return Denied(403, "proof", "the signature does not prove possession of the key")
@@ -445,7 +457,7 @@ class AccessTable:
         if database.execute(known, (peer, token.name)).fetchone():
             return peer
         if secret_hash(asked.secret) in self._old:
-            return Denied(403, "rotated", f"token {token.name} has a new secret: {NEW_FILE}")
+            return Denied(403, "rotated", _rotated(token))
         if expiry := token.expiry(now_s):
             return expiry
         # A peer that moves here from another token does not count twice.
@@ -482,6 +494,8 @@ class AccessTable:
     def _token(self, secret: str, now_s: float) -> TokenRow:
         token = self._tokens.get(secret_hash(secret))
         if token is None:
+            if old := self._old.get(secret_hash(secret)):
+                raise Denied(401, "credential", _rotated(old))
             raise _unknown()
         if fault := token.fault(now_s):
             raise fault
@@ -530,6 +544,10 @@ class AccessTable:
 def _unknown() -> Denied:
     text = f"unknown credential: its token was deleted, or is of another run; {NEW_FILE}"
     return Denied(401, "credential", text)
+
+
+def _rotated(token: TokenRow) -> str:
+    return f"token {token.name} has a new secret: ask the run's operator for its new file"
 
 
 def _caller_key(name: str) -> str:

@@ -73,7 +73,7 @@ def rotate_token(
     found = coordinator_url(url) if url is not None else old.url if old else ""
     found = found or _url_of(run_dir)
     table = AccessTable(run)
-    write_token_file(out, replace(table.rotate(name), url=found))
+    table.rotate(name, keep=lambda token: write_token_file(out, replace(token, url=found)))
     return len(table.peers_of(name))
 
 
@@ -156,12 +156,12 @@ def _file_of(out: Path, run: RunDirectory, name: str) -> TokenFile | None:
 def own_token(run: RunDirectory, access: AccessTable, role: TokenRole, url: str) -> Path:
     """Write the token file of this host's own learner or viewer. Returns the file's path.
 
-    The token is made if its file is missing; the URL in the file is always brought up to date.
+    The token is made if its file is missing or gives no access any more; the URL in the file is
+    always brought up to date.
     """
     path, name = run.token_path(role), f"own-{role}"
-    if path.exists():
-        token = read_token_file(path)
-    else:
+    token = read_token_file(path) if path.exists() else None
+    if token is None or token.name != name or not access.accepts(token, now_s=time.time()):
         # The secret of an older token is lost with its file.
         access.discard(name)
         token = access.create(name, role)

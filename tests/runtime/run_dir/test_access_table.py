@@ -1,3 +1,4 @@
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -98,7 +99,7 @@ def test_enrolment_is_idempotent_and_bounded(table: AccessTable) -> None:
 
 
 def test_only_workers_with_a_proof_enrol(table: AccessTable) -> None:
-    with pytest.raises(Denied, match="for a learner"):
+    with pytest.raises(Denied, match="has the role learner; this needs worker"):
         enrol(table, table.create("lea", "learner"), KEYS[0])
     token = table.create("box", "worker")
     with pytest.raises(Denied, match="possession"):
@@ -146,7 +147,7 @@ def test_a_rotated_token_keeps_its_machines_and_enrols_with_the_new_secret_only(
     with pytest.raises(Denied, match="token box has a new secret"):
         enrol(table, token, KEYS[1])
     assert enrol(table, new, KEYS[1]) != peer
-    with pytest.raises(Denied, match="unknown credential"):
+    with pytest.raises(Denied, match="token box has a new secret: ask the run's operator for its"):
         table.caller(token.secret, now_s=0.0)
     table.revoke("box")
     with pytest.raises(Denied, match="was revoked"):
@@ -261,6 +262,50 @@ def test_a_hosts_own_token_is_kept_made_again_when_lost_and_in_nobodys_way(
     assert table.caller(lost.secret, now_s=0.0).role == "learner"
     with pytest.raises(Denied):
         table.caller(first.secret, now_s=0.0)
+
+
+def test_a_hosts_own_token_is_made_again_when_its_file_gives_no_access(
+    table: AccessTable, run: RunDirectory
+) -> None:
+    def own() -> TokenFile:
+        return read_token_file(own_token(run, table, "viewer", "http://127.0.0.1:1"))
+
+    own()
+    for end in (table.retire, table.revoke, table.rotate):
+        end("own-viewer")
+        assert table.caller(own().secret, now_s=0.0).name == "own-viewer"
+    kept = own()
+    assert own() == kept
+
+
+def test_a_token_deleted_in_the_midst_of_an_enrolment_leaves_no_peer_to_its_successor(
+    table: AccessTable, run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token, other, reload = table.create("box", "worker"), AccessTable(run), table.reload
+
+    def meanwhile() -> None:
+        reload()
+        if token.secret in spent:
+            other.retire("box")
+            other.create("box", "worker")
+            spent.clear()
+
+    spent = {token.secret}
+    monkeypatch.setattr(table, "reload", meanwhile)
+    enrol(table, token, KEYS[0])
+    other.reload()
+    assert (spent, other.peers_of("box")) == (set(), [])
+
+
+def test_a_new_token_has_nothing_of_an_older_one_of_its_name(
+    table: AccessTable, run: RunDirectory
+) -> None:
+    old = table.create("box", "worker")
+    enrol(table, old, KEYS[0])
+    with sqlite3.connect(run.path / "access.sqlite") as database:
+        database.execute("DELETE FROM tokens")
+    table.create("box", "worker")
+    assert table.peers_of("box") == []
 
 
 def test_a_run_enrols_so_many_peers_and_no_more(

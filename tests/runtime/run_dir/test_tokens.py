@@ -144,6 +144,15 @@ def test_rotate_writes_the_file_anew_with_its_url(run: RunDirectory) -> None:
     assert read_token_file(Path("other.token")).name == "box"
 
 
+def test_a_token_whose_new_file_cannot_be_written_keeps_its_secret(run: RunDirectory) -> None:
+    create("--max-workers=2")
+    join(run)
+    said = token("rotate", "box", "--run-dir=run", f"--url={URL}", "--out=no/folder", code=2)
+    assert "cannot write no/folder" in said
+    join(run, number=2)
+    assert len(list_tokens(run.path)[0]["peers"]) == 2
+
+
 def test_extend_changes_when_it_expires(run: RunDirectory) -> None:
     create("--expires=0s")
     assert list_tokens(run.path)[0]["state"] == "expired"
