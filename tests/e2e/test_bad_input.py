@@ -67,7 +67,7 @@ def test_a_join_that_cannot_work_is_refused(site: Site) -> None:
         "not the URL of a coordinator": (f"127.0.0.1:{port}", f"--token-file={token}", state),
         "'http://[127.0.0.1'": ("http://[127.0.0.1", f"--token-file={token}", state),
         "is not a token file": (url, f"--token-file={garbage}", state),
-        "is for a learner": (url, f"--token-file={site.run_dir}/tokens/learner.token", state),
+        "has the role learner": (url, f"--token-file={site.run_dir}/tokens/learner.token", state),
         "cannot use state directory": (url, f"--token-file={token}", f"--state-dir={garbage}/box"),
         f"cannot listen on 127.0.0.1:{port}": (
             url,

@@ -74,7 +74,7 @@ async def test_workers_are_found_by_name_and_by_the_beginning_of_their_id(
         with pytest.raises(OperatorFault, match="expected the names of workers, or --all"):
             await give_orders(find, ("a",), everyone=True, order="cordon")
         viewer = partial(find_coordinator, run_dir)
-        with pytest.raises(OperatorFault, match="is for a viewer; this needs operator"):
+        with pytest.raises(OperatorFault, match="has the role viewer; this needs operator"):
             await give_orders(viewer, ("a",), everyone=False, order="cordon")
 
 

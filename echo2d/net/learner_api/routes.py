@@ -285,7 +285,7 @@ class Api:
             admit(request)
             if caller.role not in roles:
                 needed = " or ".join(sorted(roles))
-                detail = f"token {caller.name} is for a {caller.role}; this needs {needed}"
+                detail = f"token {caller.name} has the role {caller.role}; this needs {needed}"
                 raise HttpRefusal(HTTPStatus.FORBIDDEN, "role", detail)
             if roles != LEARNER:
                 return await handler(request)

@@ -71,7 +71,9 @@ async def _coordinator(box: Box) -> list[HostFinding]:
         return [error("token", str(fault), "copy the token file here again, or make a new one")]
     if token.role != "worker":
         todo = "make one for this box: echo2d token create NAME --role worker"
-        return [error("token", f"{token.name} is for a {token.role}, not for a worker", todo)]
+        return [
+            error("token", f"token {token.name} has the role {token.role}; this needs worker", todo)
+        ]
     found = [] if tls is None else [authority(token.authority)]
     async with open_session() as http:
         seen = await coordinator(http, url, tls)

@@ -99,7 +99,7 @@ async def credential(
         return _unreached(url, fault)
     # Without a key nothing is enrolled; a good secret is told that its body is malformed.
     if response.status == HTTPStatus.BAD_REQUEST:
-        return ok("token", f"{token.name} is valid, and of run {token.run_id}")
+        return ok("token", f"the coordinator knows {token.name}, of run {token.run_id}")
     detail = reply.get("detail") if isinstance(reply, dict) else None
     todo = "ask the run's operator for a new token file: echo2d token create"
     return error("token", str(detail or f"{token.name}: HTTP {response.status}"), todo)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from echo2d.engines.sglang.compat import dialect_of
 from echo2d.errors import EngineFault
+from echo2d.extras import install_command
 from echo2d.net.peer.congestion import kernel_has_bbr
 from echo2d.runtime.doctor.finding import HostFinding, error, ok, skipped, warning
 from echo2d.runtime.process.lifecycle import FILES_MAX
@@ -153,7 +154,7 @@ def torch_package() -> HostFinding:
         return error(
             "torch",
             "it is not installed in this environment",
-            "install echo2d with its extra: pip install '.[torch]'",
+            install_command("torch"),
         )
 
 

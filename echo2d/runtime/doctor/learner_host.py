@@ -14,7 +14,6 @@ from echo2d.core.status.schema import Status
 from echo2d.errors import OperatorFault, PeerFault, StoreFault
 from echo2d.net.security.auth import read_token_file
 from echo2d.net.security.tls import Tls, to_coordinator
-from echo2d.net.security.urls import is_loopback
 from echo2d.runtime.doctor import host
 from echo2d.runtime.doctor.coordinator_view import authority, coordinator, open_session, port_open
 from echo2d.runtime.doctor.finding import HostFinding, error, ok, skipped, warning
@@ -126,11 +125,6 @@ def _free_ports(config: CoordinatorConfig) -> list[HostFinding]:
             ("link", link.host, link.port or 0),
         )
     ]
-    if is_loopback(link.host) and not is_loopback(serve.host):
-        text = f"link.host is {link.host}: each box would dial itself for its versions"
-        found.append(
-            error("link.host", text, f'link.host = "{serve.host}", or what boxes can dial')
-        )
     return found
 
 

@@ -48,13 +48,6 @@ async def test_before_the_start_its_ports_are_tried(tmp_path: Path) -> None:
     assert found["tokens"].level == "skipped"
 
 
-async def test_boxes_would_dial_themselves(tmp_path: Path) -> None:
-    found = await examined(make_config(tmp_path, **{"coordinator.host": "203.0.113.9"}))
-    assert "each box would dial itself" in found["link.host"].text
-    assert found["link.host"].todo.startswith('link.host = "203.0.113.9"')
-    assert found["coordinator port"].level == "error"
-
-
 async def test_a_coordinator_that_runs(config: CoordinatorConfig) -> None:
     async with serving(config, core_machine):
         found = await examined(config)
@@ -113,10 +106,10 @@ def test_the_command_prints_findings_and_ends_with_their_code(tmp_path: Path) ->
     result = CliRunner().invoke(main, ["doctor", "--config", str(tmp_path / "run.toml"), "--json"])
     found = json.loads(result.output)
     assert result.exit_code == found["code"] == 1
-    assert {"check": "link.host", "level": "error"}.items() <= found["findings"][3].items()
+    assert {"check": "coordinator port", "level": "error"}.items() <= found["findings"][1].items()
     lines = CliRunner().invoke(main, ["doctor", "--config", str(tmp_path / "run.toml")]).output
-    assert "error    link.host        link.host is 127.0.0.1" in lines
-    assert '-> link.host = "203.0.113.9"' in lines
+    assert "error    coordinator port coordinator.host, coordinator.port: cannot listen on" in lines
+    assert "-> take an address of this host, and a port that is free" in lines
 
 
 def test_without_a_host_to_look_at_it_says_how(tmp_path: Path) -> None:
