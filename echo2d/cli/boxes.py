@@ -66,7 +66,7 @@ def box_script(
     wanted = _join_options(url, options)
     engine = None if wanted["relay_only"] else wanted["engine"] or "torch"
     token = token_of_box(token_file)
-    job = BoxJob(url.rstrip("/"), token, join_options(engine or "", options), engine, source)
+    job = BoxJob(url, token, join_options(engine or "", options), engine, source)
     text = box_script(job, start)
     if out is None:
         click.echo(text, nl=False)

@@ -28,8 +28,16 @@ found_python() {
   return 1
 }
 
+no_python() {
+  local found
+  found=$(python3 --version 2>/dev/null) || fail "expected Python 3.11 or newer; found no python3"
+  python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
+    fail "expected Python 3.11 or newer; found $found"
+  fail "$found is here but cannot make a venv: install python3-venv"
+}
+
 install_python() {
-  command -v apt-get >/dev/null || fail "install Python 3.11 or newer with venv, then run this again"
+  command -v apt-get >/dev/null || no_python
   export DEBIAN_FRONTEND=noninteractive
   apt-get update -qq
   apt-get install -qq -y --no-install-recommends ca-certificates python3 python3-venv >/dev/null
@@ -38,10 +46,10 @@ install_python() {
     apt-get install -qq -y --no-install-recommends python3.11 python3.11-venv >/dev/null
 }
 
-# The coordinator gives its own wheel to who has a worker's token.
+# The coordinator gives its own wheel to who has a worker's token. Says its path and its digest.
 fetch_wheel() {
   "$home/bin/python" - "$token_file" "$url" "$home" <<'PYTHON'
-import http.client, json, pathlib, re, ssl, sys
+import hashlib, http.client, json, pathlib, re, ssl, sys
 from urllib.parse import urlsplit
 
 token, at = json.loads(pathlib.Path(sys.argv[1]).read_text()), urlsplit(sys.argv[2])
@@ -55,31 +63,45 @@ link.request("GET", "/v1/wheel", headers={"Authorization": f"Bearer {token['secr
 answer = link.getresponse()
 if answer.status != 200:
     sys.exit(f"echo2d box: the coordinator gives no wheel: {answer.read(4096).decode()}")
-name = re.search(r'filename="([\w.-]+\.whl)"', answer.headers["Content-Disposition"])[1]
+name = re.search(r'filename="([\w.+-]+\.whl)"', answer.headers["Content-Disposition"])[1]
 path = pathlib.Path(sys.argv[3], name)
-path.write_bytes(answer.read())
-print(path)
+data = answer.read()
+path.write_bytes(data)
+print(path, hashlib.sha256(data).hexdigest())
 PYTHON
 }
 
+# Installs what is not there yet: the same script brings a later build to a box.
 install_echo2d() {
-  local python source
-  found_python >/dev/null || install_python
-  python=$(found_python) || fail "expected Python 3.11 or newer with venv; found $(python3 --version)"
-  say "installing into $home"
-  "$python" -m venv "$home"
-  if [ -n "$from" ]; then
-    source="echo2d$extra @ $from"
+  local python source wanted wheel before=""
+  if [ -e "$home/installed" ]; then
+    before=$(cat "$home/installed")
   else
-    source="$(fetch_wheel)$extra" || fail "cannot fetch the wheel from $url"
+    found_python >/dev/null || install_python
+    python=$(found_python) || no_python
+    "$python" -m venv "$home"
   fi
+  if [ -n "$from" ]; then
+    source="echo2d$extra @ $from" wanted="$source $sglang"
+  elif wheel=$(fetch_wheel); then
+    source="${wheel% *}$extra" wanted="$wheel$extra $sglang"
+  elif [ -n "$before" ]; then
+    say "cannot fetch the wheel from $url: what is installed stays"
+    return
+  else
+    fail "cannot fetch the wheel from $url"
+  fi
+  [ "$wanted" != "$before" ] || return 0
+  say "installing into $home"
   "$home/bin/pip" install --quiet --disable-pip-version-check "$source"
+  # Of two builds with the same version pip keeps the one that is there.
+  [ ! -e "$home/installed" ] ||
+    "$home/bin/pip" install --quiet --disable-pip-version-check --force-reinstall --no-deps "$source"
   if [ -n "$sglang" ]; then
-    "$python" -m venv /opt/sglang
+    [ -e /opt/sglang/bin/python ] || "$(found_python)" -m venv /opt/sglang
     /opt/sglang/bin/pip install --quiet --disable-pip-version-check "$sglang"
   fi
+  printf '%s\n' "$wanted" >"$home/installed"
 }
 
-# A box that is started again installs nothing.
-[ -e "$home/installed" ] || install_echo2d
-touch "$home/installed"
+install_echo2d

@@ -11,13 +11,14 @@ import json
 import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import Literal
 
 from echo2d.errors import OperatorFault
 from echo2d.net.security.auth import TokenFile, read_token_file, write_private
+from echo2d.net.security.urls import coordinator_url
 
 BoxStart = Literal["systemd", "onstart", "cloud-init"]
 
@@ -63,6 +64,13 @@ def box_script(job: BoxJob, start: BoxStart) -> str:
             f"the token's name becomes a file's: expected letters, digits, '_', '.' and '-'; "
             f"found {job.token.name!r}"
         )
+    # A comment of the script ends with the line, and so does a line of a unit.
+    for each in (job.source or "", *job.options):
+        if not each.isprintable():
+            raise OperatorFault(
+                f"expected --from and options of printable characters; found {each!r}"
+            )
+    job = replace(job, url=coordinator_url(job.url))
     script = "\n".join(
         [
             _head(job),
@@ -125,7 +133,8 @@ if [ "$(systemctl --version | sed -n 's/^systemd \\([0-9]*\\).*/\\1/p')" -ge 254
 {steps}{END_OF_FILE}
 fi
 systemctl daemon-reload
-systemctl enable --now "echo2d-join@$name"
+systemctl enable "echo2d-join@$name"
+systemctl restart "echo2d-join@$name"
 say "the service echo2d-join@$name is started"
 """
 

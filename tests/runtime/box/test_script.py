@@ -78,6 +78,81 @@ def test_a_name_that_is_a_path_is_refused() -> None:
         box_script(replace(JOB, token=replace(TOKEN, name="../x")), "onstart")
 
 
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        replace(JOB, url="https://h:1\ntouch /tmp/owned\n"),
+        replace(JOB, url="h:1"),
+        replace(JOB, source="git+https://h/r\nid"),
+        replace(JOB, options=("--name", "x\nEND_OF_FILE_OF_ECHO2D\nid\n")),
+        replace(JOB, options=("--name", "x\x85id")),
+    ],
+)
+@pytest.mark.parametrize("start", ["systemd", "onstart", "cloud-init"])
+def test_what_would_end_a_line_is_refused(hostile: BoxJob, start: BoxStart) -> None:
+    with pytest.raises(OperatorFault, match=r"printable|is not the URL of a coordinator"):
+        box_script(hostile, start)
+
+
+INSTALLER = box_script(JOB, "onstart").partition('[ "$(id -u)"')[0]
+FUNCTIONS, _, _ = (
+    box_script(JOB, "onstart").partition("fits() {")[2].partition("\ninstall_echo2d\n")
+)
+
+
+def test_the_same_script_brings_a_later_build_and_installs_nothing_twice(tmp_path: Path) -> None:
+    """With a pip that writes down what it is asked for, and a coordinator that may be away."""
+    (tmp_path / "bin").mkdir()
+    pip = tmp_path / "bin" / "pip"
+    pip.write_text('#!/bin/sh\necho "$*" >>"$(dirname "$0")/asked"\n')
+    pip.chmod(0o755)
+
+    def install(fetch: str) -> list[str]:
+        (tmp_path / "bin" / "asked").write_text("")
+        script = [
+            INSTALLER,
+            "fits() {",
+            FUNCTIONS,
+            f"home={tmp_path}",
+            "found_python() { echo true; }",
+        ]
+        done = shell("\n".join([*script, f"fetch_wheel() {{ {fetch}; }}", "install_echo2d"]))
+        assert "Traceback" not in done.stderr
+        return (tmp_path / "bin" / "asked").read_text().splitlines()
+
+    quiet = "install --quiet --disable-pip-version-check"
+    assert install("echo /w/a.whl 11") == [f"{quiet} /w/a.whl[torch]"]
+    assert install("echo /w/a.whl 11") == []
+    again = [f"{quiet} /w/a.whl[torch]", f"{quiet} --force-reinstall --no-deps /w/a.whl[torch]"]
+    assert install("echo /w/a.whl 22") == again, "of the same name, with other bytes"
+    assert install("return 1") == [], "the coordinator is away"
+    assert install("echo /w/a.whl 22") == []
+
+
+def test_a_service_that_runs_is_started_again() -> None:
+    assert 'systemctl restart "echo2d-join@$name"' in box_script(JOB, "systemd")
+
+
+@pytest.mark.parametrize(
+    ("python", "line"),
+    [
+        (
+            "echo Python 3.12.3",
+            "Python 3.12.3 is here but cannot make a venv: install python3-venv",
+        ),
+        (
+            '[ "$1" = --version ] && echo Python 3.10.1',
+            "expected Python 3.11 or newer; found Python 3.10.1",
+        ),
+        ("false", "expected Python 3.11 or newer; found no python3"),
+    ],
+)
+def test_why_there_is_no_python(python: str, line: str) -> None:
+    script = [INSTALLER, "fits() {", FUNCTIONS, f"python3() {{ {python}; }}", "no_python"]
+    done = shell("\n".join(script), check=False)
+    assert (done.returncode, done.stderr) == (1, f"echo2d box: {line}\n")
+
+
 def test_sglang_gets_an_environment_of_its_own() -> None:
     options = join_options("sglang", ["--engine", "sglang"])
     assert options[-2:] == ("--engine-python", SGLANG_PYTHON)
