@@ -1,6 +1,7 @@
-"""This build, as it names itself to other programs: its version and, in a checkout, its commit.
+"""This build, as it names itself to other programs: its version and its commit.
 
-The commit is read from git's files without running git. Changes that are not committed do not show.
+In a checkout the commit is read from git's files without running git. Changes that are not committed
+do not show. A wheel that a coordinator gives names the coordinator's build in BUILD_FILE.
 """
 
 import re
@@ -11,13 +12,28 @@ from echo2d import __version__
 from echo2d.core.protocol.builds import OURS
 
 COMMIT_CHARS = 8
+BUILD_FILE = "build.txt"
+_NAME = re.compile(re.escape(__version__) + r"(\+g[0-9a-f]{1,8})?")
 _COMMIT = re.compile("[0-9a-f]{40,64}")
 
 
 def build_name(checkout: Path) -> str:
-    """As in 0.1.0+g45e11598; only the version if this directory is no checkout of echo2d."""
-    commit = _commit(checkout) if (checkout / "pyproject.toml").is_file() else ""
-    return f"{__version__}+g{commit[:COMMIT_CHARS]}" if commit else __version__
+    """As in 0.1.0+g45e11598; only the version if the commit cannot be told.
+
+    checkout: the directory that holds the package, which may be no checkout.
+    """
+    if (checkout / "pyproject.toml").is_file():
+        commit = _commit(checkout)
+        return f"{__version__}+g{commit[:COMMIT_CHARS]}" if commit else __version__
+    return _given(checkout / "echo2d" / BUILD_FILE)
+
+
+def _given(path: Path) -> str:
+    try:
+        name = path.read_text()
+    except (OSError, ValueError):
+        return __version__
+    return name if _NAME.fullmatch(name) else __version__
 
 
 def _commit(checkout: Path) -> str:

@@ -7,7 +7,7 @@ import pytest
 
 from echo2d import __version__
 from echo2d.core.protocol.builds import BUILD_CHARS_MAX
-from echo2d.this_build import THIS_BUILD, build_name
+from echo2d.this_build import BUILD_FILE, THIS_BUILD, build_name
 
 COMMIT = "45e115980123456789abcdef0123456789abcdef"
 
@@ -52,6 +52,17 @@ def test_a_folder_in_somebody_elses_repository_has_only_the_version(tmp_path: Pa
     assert build_name(tmp_path) == __version__
     (tmp_path / "pyproject.toml").touch()
     assert build_name(tmp_path) == f"{__version__}+g{COMMIT[:8]}"
+
+
+def test_a_wheel_from_a_coordinator_names_the_coordinators_build(tmp_path: Path) -> None:
+    (tmp_path / "echo2d").mkdir()
+    for text, expected in (
+        (f"{__version__}+g4d1188c1", f"{__version__}+g4d1188c1"),
+        ("9.9.9+g4d1188c1", __version__),
+        (f"{__version__}+g4d11\n", __version__),
+    ):
+        (tmp_path / "echo2d" / BUILD_FILE).write_text(text)
+        assert build_name(tmp_path) == expected
 
 
 def test_our_name_fits_and_is_shown_as_it_is() -> None:

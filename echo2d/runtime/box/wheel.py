@@ -14,27 +14,43 @@ import zipfile
 from pathlib import Path
 
 from echo2d.errors import OperatorFault
+from echo2d.this_build import BUILD_FILE, THIS_BUILD
 
 PACKAGE = Path(__file__).parents[2]
 # A box needs none of the shared files. In a checkout they lie where people keep files of their own.
 LEFT_OUT = {"__pycache__", "share"}
+# What the package is made of. People keep other files beside it: tokens, settings, copies.
+SUFFIXES = {
+    ".c",
+    ".css",
+    ".h",
+    ".html",
+    ".js",
+    ".py",
+    ".pyi",
+    ".sh",
+    ".so",
+    ".svg",
+    ".toml",
+    ".typed",
+}
 # A date that zip files can hold, so that the same files make the same wheel.
 DATE = (2020, 1, 1, 0, 0, 0)
 
 
 class GivenWheel:
-    """The wheel, made when it is first asked for and kept."""
+    """The wheel, made when it is first asked for and kept, whether or not the caller waits for it."""
 
     def __init__(self) -> None:
-        self._made: tuple[str, bytes] | None = None
-        self._making = asyncio.Lock()
+        self._made: asyncio.Future[tuple[str, bytes]] | None = None
 
     async def get(self) -> tuple[str, bytes]:
         """Its file name and its bytes. OperatorFault: there is none."""
-        async with self._making:
-            if self._made is None:
-                self._made = await asyncio.to_thread(installed_wheel)
-            return self._made
+        made = self._made
+        if made is None or (made.done() and made.exception() is not None):
+            made = asyncio.get_running_loop().run_in_executor(None, installed_wheel)
+            self._made = made
+        return await asyncio.shield(made)
 
 
 def installed_wheel() -> tuple[str, bytes]:
@@ -47,6 +63,7 @@ def installed_wheel() -> tuple[str, bytes]:
     tag = _tag()
     files = {f"echo2d/{name}": path.read_bytes() for name, path in _files(PACKAGE)}
     runs = {f"echo2d/{name}" for name, path in _files(PACKAGE) if path.stat().st_mode & 0o100}
+    files[f"echo2d/{BUILD_FILE}"] = THIS_BUILD.name.encode()
     for name in ("METADATA", "entry_points.txt"):
         files[f"{about}.dist-info/{name}"] = (distribution.read_text(name) or "").encode()
     files[f"{about}.dist-info/WHEEL"] = (
@@ -66,15 +83,17 @@ def installed_wheel() -> tuple[str, bytes]:
 
 
 def _files(folder: Path, prefix: str = "") -> list[tuple[str, Path]]:
-    """Every file with its name below the package. Links are followed."""
+    """The package's files with their names below it. No link is followed but that to the learner."""
     found: list[tuple[str, Path]] = []
     for path in sorted(folder.iterdir()):
-        if path.name in LEFT_OUT:
+        name = prefix + path.name
+        linked = path.is_symlink() and name != "learner"
+        if path.name in LEFT_OUT or path.name.startswith(".") or linked:
             continue
         if path.is_dir():
-            found += _files(path, f"{prefix}{path.name}/")
-        else:
-            found.append((prefix + path.name, path))
+            found += _files(path, f"{name}/")
+        elif path.suffix in SUFFIXES:
+            found.append((name, path))
     return found
 
 
