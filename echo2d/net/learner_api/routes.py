@@ -55,6 +55,7 @@ import base64
 import io
 import json
 import logging
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from dataclasses import replace
 from http import HTTPStatus
@@ -150,6 +151,8 @@ VIEWER: frozenset[Role] = frozenset({"viewer"})
 WORKER: frozenset[Role] = frozenset({"worker"})
 # Wheels that are on their way at once, and how long each may take: about 2 MB.
 WHEELS_MAX = 16
+# Of these for boxes of one token, so that one slow reader does not keep the others waiting.
+WHEELS_PER_TOKEN_MAX = 2
 WHEEL_S_MAX = 120.0
 READERS: frozenset[Role] = frozenset({"learner", "gateway", "viewer", "operator"})
 OPERATOR: frozenset[Role] = frozenset({"operator"})
@@ -274,7 +277,8 @@ class Api:
         self._backend = backend
         self._status = CostlyAnswer(lambda: json.dumps(backend.status()).encode())
         self._metrics = CostlyAnswer(backend.metrics)
-        self._wheels_open = 0
+        # Wheels that are on their way, by the name of their token.
+        self._wheels: Counter[str] = Counter()
 
     def allow(self, roles: frozenset[Role], handler: Handler) -> Handler:
         """Wrap the handler so that it serves callers of these roles only."""
@@ -451,25 +455,32 @@ class Api:
         return web.Response(body=self._metrics.get(), content_type="text/plain", charset="utf-8")
 
     async def wheel(self, request: web.Request) -> web.StreamResponse:
-        if self._wheels_open >= WHEELS_MAX:
+        token = self._backend.caller(secret_of(request)).name
+        if self._wheels.total() >= WHEELS_MAX or self._wheels[token] >= WHEELS_PER_TOKEN_MAX:
             raise HttpRefusal(
                 HTTPStatus.SERVICE_UNAVAILABLE, "busy", "many boxes fetch the wheel; try again"
             )
-        self._wheels_open += 1
+        self._wheels[token] += 1
+        response = web.StreamResponse()
         try:
             async with asyncio.timeout(WHEEL_S_MAX):
                 name, wheel = await self._backend.wheel()
-                response = web.StreamResponse(
-                    headers={"Content-Disposition": f'attachment; filename="{name}"'}
-                )
+                response.headers["Content-Disposition"] = f'attachment; filename="{name}"'
                 response.content_type = "application/octet-stream"
                 response.content_length = len(wheel)
                 await response.prepare(request)
                 await response.write(wheel)
                 await response.write_eof()
-                return response
+        except TimeoutError:
+            # A reader as slow as this has had its part; nothing can be said in mid-answer.
+            if not response.prepared:
+                raise _overloaded() from None
+            if request.transport is not None:
+                request.transport.abort()
         finally:
-            self._wheels_open -= 1
+            # Drops the name with its last wheel.
+            self._wheels -= Counter([token])
+        return response
 
     async def _fence(self, epoch: Epoch) -> None:
         """Check the epoch before any bytes are read.

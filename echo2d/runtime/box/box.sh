@@ -49,18 +49,23 @@ install_python() {
 # The coordinator gives its own wheel to who has a worker's token. Says its path and its digest.
 fetch_wheel() {
   "$home/bin/python" - "$token_file" "$url" "$home" <<'PYTHON'
-import hashlib, http.client, json, pathlib, re, ssl, sys
+import hashlib, http.client, json, pathlib, re, ssl, sys, time
 from urllib.parse import urlsplit
 
 token, at = json.loads(pathlib.Path(sys.argv[1]).read_text()), urlsplit(sys.argv[2])
-link = http.client.HTTPConnection(at.hostname, at.port, timeout=60)
-link.connect()
-if at.scheme == "https":
-    # The run's authority certifies names of members, not of hosts.
-    trusted = ssl.create_default_context(cadata=token["authority"])
-    link.sock = trusted.wrap_socket(link.sock, server_hostname="coordinator")
-link.request("GET", "/v1/wheel", headers={"Authorization": f"Bearer {token['secret']}"})
-answer = link.getresponse()
+# Many boxes of one token take turns.
+for _ in range(40):
+    link = http.client.HTTPConnection(at.hostname, at.port, timeout=60)
+    link.connect()
+    if at.scheme == "https":
+        # The run's authority certifies names of members, not of hosts.
+        trusted = ssl.create_default_context(cadata=token["authority"])
+        link.sock = trusted.wrap_socket(link.sock, server_hostname="coordinator")
+    link.request("GET", "/v1/wheel", headers={"Authorization": f"Bearer {token['secret']}"})
+    answer = link.getresponse()
+    if answer.status != 503:
+        break
+    time.sleep(15)
 if answer.status != 200:
     sys.exit(f"echo2d box: the coordinator gives no wheel: {answer.read(4096).decode()}")
 name = re.search(r'filename="([\w.+-]+\.whl)"', answer.headers["Content-Disposition"])[1]

@@ -38,10 +38,12 @@ from echo2d.net.learner_api.routes import (
     DIGEST_HEADER,
     ENROL_BYTES_MAX,
     WHEELS_MAX,
+    WHEELS_PER_TOKEN_MAX,
     make_app,
     make_runner,
 )
 from echo2d.net.security.auth import Caller, Denied, Role, enrol_proof, public_bytes
+from tests.support.polling import HANG_S
 
 DIGEST = Digest(b"d" * 32)
 PAGE = read_page()
@@ -190,10 +192,41 @@ async def serving(backend: Backend) -> AsyncIterator[Client]:
     await runner.cleanup()
 
 
+async def test_a_wheel_that_is_read_too_slowly_ends_without_a_word(
+    call: Client,
+    backend: Backend,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    sizes = [64 << 20, 1]
+
+    async def wheel() -> tuple[str, bytes]:
+        return "a.whl", bytes(sizes.pop(0))
+
+    monkeypatch.setattr(backend, "wheel", wheel)
+    monkeypatch.setattr(learner_api_routes, "WHEELS_PER_TOKEN_MAX", 1)
+    monkeypatch.setattr(learner_api_routes, "WHEEL_S_MAX", 0.05)
+    reader, writer = await asyncio.open_connection(*call.url.removeprefix("http://").split(":"))
+    writer.write(b"GET /v1/wheel HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer W\r\n\r\n")
+    async with asyncio.timeout(HANG_S):
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+        # No more is read until the server has given up, and has room for the next one.
+        while (await call("GET", "/v1/wheel", "W"))[0] != 200:
+            pass
+        with pytest.raises((ConnectionResetError, asyncio.IncompleteReadError)):
+            await reader.readexactly(64 << 20)
+    writer.close()
+    assert [each.getMessage() for each in caplog.records if each.exc_info] == []
+
+
+@pytest.mark.parametrize("most", ["token", "run"])
 async def test_so_many_wheels_are_sent_at_once_and_no_more(
-    call: Client, backend: Backend, monkeypatch: pytest.MonkeyPatch
+    call: Client, backend: Backend, monkeypatch: pytest.MonkeyPatch, most: str
 ) -> None:
     asked, go = asyncio.Semaphore(0), asyncio.Event()
+    many = WHEELS_PER_TOKEN_MAX if most == "token" else WHEELS_MAX
+    if most == "run":
+        monkeypatch.setattr(learner_api_routes, "WHEELS_PER_TOKEN_MAX", 2 * WHEELS_MAX)
 
     async def wheel() -> tuple[str, bytes]:
         asked.release()
@@ -202,13 +235,13 @@ async def test_so_many_wheels_are_sent_at_once_and_no_more(
 
     monkeypatch.setattr(backend, "wheel", wheel)
     async with asyncio.TaskGroup() as tasks:
-        open_ = [tasks.create_task(call("GET", "/v1/wheel", "W")) for _ in range(WHEELS_MAX)]
+        open_ = [tasks.create_task(call("GET", "/v1/wheel", "W")) for _ in range(many)]
         for _ in open_:
             await asked.acquire()
         status, answer = await call("GET", "/v1/wheel", "W")
         assert (status, answer["error"]) == (503, "busy")
         go.set()
-    assert [each.result() for each in open_] == [(200, b"a wheel")] * WHEELS_MAX
+    assert [each.result() for each in open_] == [(200, b"a wheel")] * many
     assert await call("GET", "/v1/wheel", "W") == (200, b"a wheel"), "they made room"
 
 
