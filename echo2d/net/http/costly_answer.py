@@ -4,7 +4,8 @@
       +---- otherwise ----------------------------------> the last answer again
 
 A status of a thousand workers takes tens of milliseconds in which no lease is granted, and anybody
-who may read it may ask as often as they like. What is cheap to make is always made anew.
+who may read it may ask as often as they like. What is cheap to make is always made anew,
+unless it is for callers that may be many.
 """
 
 import time
@@ -20,6 +21,7 @@ T = TypeVar("T")
 class CostlyAnswer(Generic[T]):
     """See the module docstring. make: makes the answer as of now.
 
+    cheap_s: an answer that takes less CPU time is always made anew; 0: none is.
     clock, cpu: seconds of the monotonic clock, and of this thread's CPU.
     """
 
@@ -27,10 +29,11 @@ class CostlyAnswer(Generic[T]):
         self,
         make: Callable[[], T],
         *,
+        cheap_s: float = CHEAP_S,
         clock: Callable[[], float] = time.monotonic,
         cpu: Callable[[], float] = time.thread_time,
     ) -> None:
-        self._make, self._clock, self._cpu = make, clock, cpu
+        self._make, self._cheap_s, self._clock, self._cpu = make, cheap_s, clock, cpu
         self._last: T | None = None
         self._lasts_until = clock()
 
@@ -40,5 +43,5 @@ class CostlyAnswer(Generic[T]):
             began = self._cpu()
             self._last = self._make()
             took_s = self._cpu() - began
-            self._lasts_until = now if took_s < CHEAP_S else now + took_s / SHARE_MAX
+            self._lasts_until = now if took_s < self._cheap_s else now + took_s / SHARE_MAX
         return self._last

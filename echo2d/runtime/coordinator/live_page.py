@@ -63,6 +63,8 @@ class LivePage:
         # A page of an earlier start of the coordinator names another number.
         self._number = time.time_ns() // 1_000_000
         self._trees: dict[tuple[str, int], bytes] = {}
+        # The plan whose tree was made last, and how many trees it has.
+        self._plan, self._stripes = "", 0
 
     def answer(self, role: Role, *, seen: int, plan: str, stripe: int) -> bytes:
         """role: of the caller. seen: the number of the status that it has. plan, stripe: the tree
@@ -94,9 +96,14 @@ class LivePage:
         self._lasts_until = now + min(cost_s / SHARE_MAX, STATUS_AGE_S_MAX)
 
     def _tree(self, plan: str, stripe: int) -> bytes:
+        # Callers may name any number; beyond the last one they are all the first tree.
+        if plan == self._plan and stripe >= self._stripes:
+            stripe = 0
         found = self._trees.get((plan, stripe))
         if found is None:
             tree = self._machine.tree(stripe)
+            if tree is not None:
+                self._plan, self._stripes, stripe = plan, len(tree.weights), tree.stripe
             found = json.dumps(None if tree is None else plain(tree)).encode()
             self._trees[plan, stripe] = found
             keep_newest(self._trees, TREES_MAX)

@@ -214,7 +214,8 @@ class CoordinatorProcess:
         # None where no boxes are rented.
         self.renting: Callable[[], RentingStatus] | None = None
         # For owners of boxes, who may be many and ask often.
-        self._seen = CostlyAnswer(self.look)
+        # For the owner of any worker, so that it takes a small share of the loop however cheap it is.
+        self._seen = CostlyAnswer(self.look, cheap_s=0.0)
         self._published_paths: set[str] = set()
         self._last_version = last_version
 
@@ -639,7 +640,7 @@ class CoordinatorProcess:
     def own_status(self, token: str) -> dict[str, Any]:
         found: dict[str, Any] = plain(
             own_status(
-                self._seen.get(), self._access.enrolled_with(token), self._access.convicted().keys()
+                self._seen.get(), self._access.peers_of(token), self._access.convicted().keys()
             )
         )
         return found

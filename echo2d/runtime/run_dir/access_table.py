@@ -140,6 +140,7 @@ class AccessTable:
         self._cordoned: frozenset[PeerId] = frozenset()
         self._tokens: dict[bytes, TokenRow] = {}
         self._peers: dict[PeerId, tuple[bytes, TokenRow]] = {}
+        self._peers_of: dict[str, list[PeerId]] = {}
         # Tokens by secrets that they had before they were rotated.
         self._old: dict[bytes, TokenRow] = {}
         # Last uses by peer id or "token NAME": not written yet, and as last read.
@@ -275,7 +276,7 @@ class AccessTable:
 
     def peers_of(self, name: str) -> list[PeerId]:
         """The machines that are enrolled with a token, as last read."""
-        return sorted(peer for peer, (_, token) in self._peers.items() if token.name == name)
+        return list(self._peers_of.get(name, ()))
 
     def last_use(self, name: str) -> float | None:
         """When a coordinator last heard of this token's callers or peers (Unix time), to the minute."""
@@ -377,10 +378,6 @@ class AccessTable:
         """The name of the token with which a peer enrolled; None: it is not enrolled."""
         return self._peers[peer][1].name if peer in self._peers else None
 
-    def enrolled_with(self, token: str) -> list[PeerId]:
-        """The peers that enrolled with the token of this name."""
-        return [peer for peer, (_, row) in self._peers.items() if row.name == token]
-
     def enrol(self, secret: str, public_key: bytes, proof: bytes, *, now_s: float) -> PeerId:
         """Enrol one peer. Denied: the secret, the key or the proof is not accepted."""
         (outcome,) = self.enrol_all([Enrolment(secret, public_key, proof)], now_s=now_s)
@@ -436,6 +433,10 @@ class AccessTable:
             for peer, public_key, token in peers
             if token in by_name
         }
+        peers_of: dict[str, list[PeerId]] = {}
+        for peer in sorted(self._peers):
+            peers_of.setdefault(self._peers[peer][1].name, []).append(peer)
+        self._peers_of = peers_of
 
     def _enrol(
         self, database: sqlite3.Connection, asked: Enrolment, now_s: float

@@ -46,6 +46,15 @@ def test_a_costly_answer_takes_its_share_of_the_time_however_often_it_is_asked_f
     assert len(got) == work.made
 
 
+def test_what_is_asked_for_by_many_takes_its_share_however_cheap_it_is() -> None:
+    work = Work(0.1 * CHEAP_S)
+    asked = CostlyAnswer(work.make, cheap_s=0.0, clock=lambda: work.now, cpu=lambda: work.cpu)
+    for tick in range(10_000):
+        work.now = 0.001 * tick
+        asked.get()
+    assert work.cpu == pytest.approx(10 * SHARE_MAX, rel=0.1)
+
+
 def test_an_answer_that_has_become_cheap_is_made_anew_again() -> None:
     work = Work(2 * CHEAP_S)
     asked = answer(work)

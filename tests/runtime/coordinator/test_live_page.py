@@ -3,6 +3,9 @@
 import json
 from typing import Any
 
+import pytest
+
+from echo2d.core.coordinator.glance import TreeView
 from echo2d.core.status.schema import Status
 from echo2d.runtime.coordinator.live_page import (
     SHARE_MAX,
@@ -86,6 +89,24 @@ def test_however_costly_it_is_it_never_is_old() -> None:
         site.now = float(at)
         ages.append(site.ask()["status_age_s"])
     assert max(ages) < STATUS_AGE_S_MAX
+
+
+def test_stripes_that_are_not_there_are_the_first_one_and_cost_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    site, made = Site(), []
+    tree = site.world.state.tree
+
+    def counted(stripe: int) -> TreeView | None:
+        made.append(stripe)
+        return tree(stripe)
+
+    monkeypatch.setattr(site.world.state, "tree", counted)
+    found = [
+        json.loads(site.page.answer("viewer", seen=0, plan="", stripe=stripe))["tree"]["stripe"]
+        for stripe in (0, *range(1000, 1050))
+    ]
+    assert (set(found), made) == ({0}, [0])
 
 
 def test_workers_are_a_table() -> None:

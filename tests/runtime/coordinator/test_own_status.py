@@ -1,0 +1,33 @@
+"""What a worker's token may ask of the run's status costs the loop little, however often it is asked."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from echo2d.core.status.schema import Status
+from echo2d.runtime.coordinator.main import core_machine
+from tests.support.scripted_core import make_config, serving
+
+ASKED = 200
+
+
+async def test_the_status_is_not_made_for_every_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = 0
+    async with serving(make_config(tmp_path), core_machine) as opened:
+        await asyncio.to_thread(opened.access.create, "box", "worker")
+        machine: Any = opened.coordinator._machine
+        status = machine.status
+
+        def counted(*, now: float) -> Status:
+            nonlocal looks
+            looks += 1
+            return status(now=now)
+
+        monkeypatch.setattr(machine, "status", counted)
+        for _ in range(ASKED):
+            assert opened.coordinator.own_status("box")["run_id"]
+    assert 0 < looks < ASKED / 4
