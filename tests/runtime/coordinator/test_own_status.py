@@ -25,7 +25,8 @@ async def test_the_status_is_not_made_for_every_call(
         def counted(*, now: float) -> Status:
             nonlocal looks
             looks += 1
-            return status(now=now)
+            found: Status = status(now=now)
+            return found
 
         monkeypatch.setattr(machine, "status", counted)
         for _ in range(ASKED):
