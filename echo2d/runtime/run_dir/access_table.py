@@ -493,13 +493,9 @@ class AccessTable:
         return int(count)
 
     def _token(self, secret: str, now_s: float) -> TokenRow:
-        token = self._tokens.get(secret_hash(secret))
-        if token is None:
-            if old := self._old.get(secret_hash(secret)):
-                raise Denied(401, "credential", _rotated(old))
-            raise _unknown()
-        if fault := token.fault(now_s):
-            raise fault
+        token = self._joining(secret, now_s)
+        if token.secret_hash != secret_hash(secret):
+            raise Denied(401, "credential", _rotated(token))
         return token
 
     def _joining(self, secret: str, now_s: float) -> TokenRow:
