@@ -53,8 +53,9 @@ import hashlib, http.client, json, pathlib, re, ssl, sys, time
 from urllib.parse import urlsplit
 
 token, at = json.loads(pathlib.Path(sys.argv[1]).read_text()), urlsplit(sys.argv[2])
-# Many boxes of one token take turns.
-for _ in range(40):
+
+
+def asked():
     link = http.client.HTTPConnection(at.hostname, at.port, timeout=60)
     link.connect()
     if at.scheme == "https":
@@ -63,14 +64,23 @@ for _ in range(40):
         link.sock = trusted.wrap_socket(link.sock, server_hostname="coordinator")
     link.request("GET", "/v1/wheel", headers={"Authorization": f"Bearer {token['secret']}"})
     answer = link.getresponse()
-    if answer.status != 503:
-        break
-    time.sleep(15)
+    return answer, answer.read()
+
+
+try:
+    answer, data = asked()
+    # Many boxes of one token take turns.
+    for _ in range(40):
+        if answer.status != 503:
+            break
+        time.sleep(15)
+        answer, data = asked()
+except (OSError, http.client.HTTPException) as error:
+    sys.exit(f"echo2d box: no answer from {sys.argv[2]}: {error}")
 if answer.status != 200:
-    sys.exit(f"echo2d box: the coordinator gives no wheel: {answer.read(4096).decode()}")
+    sys.exit(f"echo2d box: the coordinator gives no wheel: {data[:4096].decode()}")
 name = re.search(r'filename="([\w.+-]+\.whl)"', answer.headers["Content-Disposition"])[1]
 path = pathlib.Path(sys.argv[3], name)
-data = answer.read()
 path.write_bytes(data)
 print(path, hashlib.sha256(data).hexdigest())
 PYTHON
