@@ -61,8 +61,12 @@ def copy_database(source: Path, target: Path) -> None:
     sync(target)
 
 
-def mark_restored(path: Path) -> None:
-    """Raise the ledger's epoch and publish number above all that its run may have used since."""
+def mark_restored(path: Path, *, age_s: float) -> None:
+    """Raise the ledger's epoch and publish number above all that its run may have used since.
+
+    age_s: since the copy was made. It is added, so that a second restore of one backup goes on above
+    the first one.
+    """
     with ledger_faults(path), closing(sqlite3.connect(path, isolation_level=None)) as connection:
         check_format(connection, path)
         connection.execute("BEGIN IMMEDIATE")
@@ -74,7 +78,7 @@ def mark_restored(path: Path) -> None:
             (used,) = connection.execute(f"SELECT max({column}) FROM {table}").fetchone()  # noqa: S608
             known = connection.execute("SELECT value FROM counters WHERE name = ?", (floor,))
             (before,) = known.fetchone() or (0,)
-            value = max(used or 0, before) + SKIPPED
+            value = max(used or 0, before) + SKIPPED + max(0, int(age_s))
             connection.execute("INSERT OR REPLACE INTO counters VALUES (?, ?)", (floor, value))
         connection.execute("COMMIT")
     sync(path)

@@ -578,7 +578,8 @@ class CoordinatorState:
             handed += self._scheduler.cancel_all(peer.peer)
             self._evaluations.worker_left(peer)
             handed += self._gateway.worker_left(peer, now=now)
-            handed += self._groups.worker_left(peer, now=now)
+            # A drain says nothing against the samples.
+            handed += self._groups.worker_left(peer, failures=0, now=now)
         return [*handed, *self._cordons.ordered(event)]
 
     # --- what several parts must hear of

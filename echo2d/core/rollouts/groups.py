@@ -447,16 +447,19 @@ class Groups:
         kept = {key: None for key in held if self._goes_on(peer, key, now)}
         return tuple(kept), tuple(key for key in held if key not in kept), actions
 
-    def worker_left(self, peer: Peer, *, revoked: bool = False, now: float) -> list[RolloutAction]:
+    def worker_left(
+        self, peer: Peer, *, revoked: bool = False, failures: int = 1, now: float
+    ) -> list[RolloutAction]:
         """The worker will not finish anything.
 
-        Of a revoked one, even unfinished output is dropped.
+        Of a revoked one, even unfinished output is dropped. failures: as many count against its
+        samples.
         """
         actions: list[RolloutAction] = []
         for lease in self.leases.of_worker(peer.peer):
             for sample in lease.samples if revoked else ():
                 self.leases.gather(lease, sample, None)
-            actions += self._end(lease, now)
+            actions += self._end(lease, now, failures=failures)
         return actions
 
     # --- versions, time

@@ -192,12 +192,7 @@ class Sessions:
     async def _handshake(
         self, request: web.Request, socket: web.WebSocketResponse
     ) -> tuple[KnownPeer, Hello]:
-        try:
-            known = self._known_peer(PeerId(request.headers.get(PEER_HEADER, "")))
-        except Denied as denied:
-            raise _refusal(
-                DENIALS.get(denied.code, "credential"), denied.detail, permanent=True
-            ) from denied
+        known = self._known(PeerId(request.headers.get(PEER_HEADER, "")))
         if not shows(request.transport, known.peer):
             raise _refusal(
                 "credential", "this connection does not show the peer's certificate", permanent=True
@@ -238,7 +233,16 @@ class Sessions:
             hello = replace(
                 hello, listen=dialable(hello.listen, request.remote, self._peer_networks)
             )
-        return known, hello
+        # Asked again: a cordon or a revocation may have come since the handshake began.
+        return self._known(known.peer), hello
+
+    def _known(self, peer: PeerId) -> KnownPeer:
+        try:
+            return self._known_peer(peer)
+        except Denied as denied:
+            raise _refusal(
+                DENIALS.get(denied.code, "credential"), denied.detail, permanent=True
+            ) from denied
 
     def _other_build(self, known: KnownPeer, head: HelloHead) -> _Refusal:
         who = "peer" if known.role in OWN_ROLES else known.role

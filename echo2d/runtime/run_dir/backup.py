@@ -16,6 +16,7 @@ Kept true: the backup is complete or absent, private, and leaves RESERVE_BYTES f
 
 import fcntl
 import os
+import re
 import secrets
 import shutil
 import socket
@@ -280,9 +281,14 @@ def _only_one(run_dir: Path, stack: ExitStack) -> None:
 
 def _sweep(sources: Sequence[Path], target: Path) -> None:
     """Delete what backups of this run that were killed have left behind."""
-    left = [path for source in sources for path in source.glob(f"{PINS}*") if path.is_dir()]
-    for path in (*left, *target.parent.glob(f".{target.name}-*.tmp")):
-        shutil.rmtree(path, ignore_errors=True)
+    ours = [
+        *((source, re.compile(rf"{re.escape(PINS)}[0-9a-f]{{8}}")) for source in sources),
+        (target.parent, re.compile(rf"\.{re.escape(target.name)}-[0-9a-f]{{8}}\.tmp")),
+    ]
+    for folder, name in ours:
+        for path in folder.iterdir():
+            if path.is_dir() and name.fullmatch(path.name):
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def _link(folder: Path, pin: Path) -> bool:

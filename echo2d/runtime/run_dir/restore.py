@@ -11,6 +11,7 @@ import fcntl
 import json
 import secrets
 import shutil
+import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -59,6 +60,10 @@ def restore(
     for target in targets.values():
         if target.exists():
             raise OperatorFault(f"{target} exists; a backup is restored into a new directory")
+        if any(target.is_relative_to(other) for other in targets.values() if other is not target):
+            raise OperatorFault(
+                f"{target} is inside the other directory: name two beside each other"
+            )
     _check_lock(facts)
     _check_coordinator(backup, facts, run_at)
     progress = CopyProgress(tell)
@@ -69,7 +74,7 @@ def restore(
             part, _, path = file.path.partition("/")
             found = copy_file(backup / file.path, asides[part] / path, progress.add)
             check_copy(backup, file, found)
-        mark_restored(asides[RUN] / LEDGER_FILE)
+        mark_restored(asides[RUN] / LEDGER_FILE, age_s=time.time() - facts.made_at)
         # The run directory comes last: a run without its checkpoints could not go on.
         for part in sorted(targets, key=lambda part: part == RUN):
             sync_folders(asides[part])

@@ -2,6 +2,7 @@ from echo2d.core.base.ids import PeerId
 from echo2d.core.cluster.events import Note, PeerConnected, PeerDisconnected
 from echo2d.core.coordinator.events import Reply, WorkerOrder, WorkerOrdered
 from echo2d.core.protocol.control_messages import Drain, Goodbye, LeaseCancelled
+from echo2d.core.rollouts.groups import LEASE_FAILURES_MAX
 from echo2d.core.status.schema import WorkerStatus
 from echo2d.testing.memory_run import FakePeer
 from tests.support.coordinator_world import World
@@ -94,6 +95,15 @@ def test_a_drain_hands_over_at_once_what_the_worker_holds() -> None:
     finish(world, b)
     world.work()
     assert not row(world, "a").leased
+
+
+def test_any_number_of_hand_overs_says_nothing_against_a_sample() -> None:
+    world = running()
+    for name in "ab" * (LEASE_FAILURES_MAX + 1):
+        order(world, name, "drain", hand_over=True)
+        order(world, name, "uncordon")
+        world.drain()
+    assert "lease" not in world.state.status(now=world.now).groups_dropped
 
 
 def test_uncordon_calls_a_drain_off() -> None:

@@ -241,6 +241,20 @@ async def test_who_is_not_enrolled_is_told_and_does_not_try_again(server: Coordi
     assert "not enrolled" in await run_to_its_end(server.url, replace(IDENTITY, key=STRANGER))
 
 
+async def test_a_cordon_that_comes_during_a_handshake_holds() -> None:
+    cordoned = False
+
+    def known(peer: PeerId) -> KnownPeer:
+        return KnownPeer(peer, public_bytes(PEER), "worker", cordoned=cordoned)
+
+    async with Coordinator(known).serving() as server, raw_socket(server) as socket:
+        cordoned = True
+        await socket.send_bytes(TO_COORDINATOR.encode(HELLO))
+        connected = await server.events.get()
+        assert isinstance(connected, PeerConnected)
+        assert connected.cordoned
+
+
 async def test_a_revoked_peer_is_told() -> None:
     def revoked(peer: PeerId) -> KnownPeer:
         raise Denied(403, "revoked", "token box was revoked")
