@@ -35,8 +35,8 @@ PEERS_MAX = 10_000  # as many as a run enrols
 
 
 class ComeAgain:
-    """Gives peers times at which to come again: SPACING_S after the last of all, or earlier if its own
-    token's last one was SPACING_S for each waiting token ago.
+    """Gives peers times at which to come again: SPACING_S apart while those of one token wait, and for
+    each token SPACING_S times the number of tokens apart while those of several do.
     """
 
     def __init__(self) -> None:

@@ -617,13 +617,20 @@ class CoordinatorProcess:
 
     def _refused_peers(self, status: Status, now: float) -> tuple[RefusedPeerStatus, ...]:
         names = {peer.id: peer.name for peer in (*status.workers, *status.relays)}
-        found = []
-        for each in self.sessions.faults.refused(now):
-            token = self._access.token_of(each.peer) or ""
-            together = len(self._access.enrolled_with(token))
-            name = names.get(each.peer, "")
-            found.append(RefusedPeerStatus(each.peer, name, each.refused_s, token, together))
-        return tuple(found)
+        refused = self.sessions.faults.refused(now)
+        tokens = {each.peer: self._access.token_of(each.peer) or "" for each in refused}
+        # Counting reads all enrolled peers, so that is done once for each token.
+        enrolled = {token: len(self._access.enrolled_with(token)) for token in {*tokens.values()}}
+        return tuple(
+            RefusedPeerStatus(
+                id=each.peer,
+                name=names.get(each.peer, ""),
+                refused_s=each.refused_s,
+                token=tokens[each.peer],
+                token_peers=enrolled[tokens[each.peer]],
+            )
+            for each in refused
+        )
 
     def samples(self, step: int | None) -> dict[str, Any]:
         return (ShownSamples() if self._sample_log is None else self._sample_log.shown).of(step)
