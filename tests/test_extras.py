@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import importlib.util
+import re
 import shlex
 import sys
 import tomllib
@@ -54,5 +55,5 @@ def test_nobody_is_told_to_install_echo2d_from_an_index() -> None:
             for path in (REPO / folder).rglob("*")
             if path.is_file() and path.suffix in {".md", ".py", ".sh", ".toml", ".service"}
         ]
-    words = ("install echo2d", "install 'echo2d", 'install "echo2d')
-    assert [path for path in places if any(each in path.read_text() for each in words)] == []
+    command = re.compile(r"(pip|pipx|tool|add)( install)? ['\"]?echo2d\b")
+    assert [path for path in places if command.search(path.read_text())] == []

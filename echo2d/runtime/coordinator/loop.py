@@ -619,8 +619,7 @@ class CoordinatorProcess:
         names = {peer.id: peer.name for peer in (*status.workers, *status.relays)}
         refused = self.sessions.faults.refused(now)
         tokens = {each.peer: self._access.token_of(each.peer) or "" for each in refused}
-        # Counting reads all enrolled peers, so that is done once for each token.
-        enrolled = {token: len(self._access.enrolled_with(token)) for token in {*tokens.values()}}
+        enrolled = {token: len(self._access.peers_of(token)) for token in {*tokens.values()}}
         return tuple(
             RefusedPeerStatus(
                 id=each.peer,

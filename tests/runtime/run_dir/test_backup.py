@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +15,6 @@ from echo2d.core.coordinator.events import CheckpointKept, EpochOpened
 from echo2d.core.rollouts.events import BatchCommitted
 from echo2d.errors import IntegrityFault, OperatorFault, StoreFault
 from echo2d.runtime.run_dir import backup as backups
-from echo2d.runtime.run_dir import restore as restoring
 from echo2d.runtime.run_dir.access_table import AccessTable
 from echo2d.runtime.run_dir.backup import PINS, back_up
 from echo2d.runtime.run_dir.backup_files import MANIFEST, BackupFacts, read_manifest, verify
@@ -157,7 +157,7 @@ def test_a_second_restore_of_one_backup_goes_on_above_the_first(
     run.ledger.close()
     epochs = []
     for later_s in (10, 25):
-        monkeypatch.setattr(restoring.time, "time", lambda now=facts.made_at + later_s: now)
+        monkeypatch.setattr(time, "time", lambda now=facts.made_at + later_s: now)
         made = run.folder / f"new-{later_s}"
         restore(target, made, run.folder / f"out-{later_s}", tell, nobody_at)
         with Ledger.open(made / LEDGER_FILE) as ledger:
