@@ -11,7 +11,8 @@ if [[ $(cat "$folder/version" 2>/dev/null) != "$version" ]]; then
     echo "$version" >"$folder/version"
 fi
 if ! command -v chromium >/dev/null && command -v apt-get >/dev/null && [[ $(id -u) == 0 ]]; then
-    { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq --no-install-recommends chromium fonts-dejavu-core; } >&2
+    { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq --no-install-recommends chromium fonts-dejavu-core; } >&2 ||
+        true
 fi
-command -v chromium >/dev/null || { echo "there is no chromium: install it (apt-get install chromium)" >&2; exit 1; }
+command -v chromium >/dev/null || { echo "there is no chromium: install it (apt-get install chromium)" >&2; exit 3; }
 echo "$PWD/$folder"
