@@ -6,6 +6,8 @@ checkout: its folder is first in PYTHONPATH, and it starts in a folder of its ow
 """
 
 import json
+import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -117,18 +119,22 @@ def released(folder: Path) -> BuildPrograms:
 
 
 def incompatible(folder: Path, version: str, protocol: int) -> BuildPrograms:
-    """The first release as if it were one that speaks only this protocol number."""
-    build = released(folder / version)
-    builds, init = (
-        build.place / "echo2d" / each for each in ("core/protocol/builds.py", "__init__.py")
+    """This checkout as if it were a later release that speaks only this protocol number."""
+    place = folder / version
+    shutil.copytree(
+        REPO / "echo2d", place / "echo2d", ignore=shutil.ignore_patterns("__pycache__", "share")
     )
-    text = builds.read_text()
-    for number in ("PROTOCOL_VERSION", "PROTOCOL_OLDEST"):
-        assert f"\n{number} = 9\n" in text
-        text = text.replace(f"\n{number} = 9\n", f"\n{number} = {protocol}\n")
+    builds, init = (place / "echo2d" / each for each in ("core/protocol/builds.py", "__init__.py"))
+    text, changed = re.subn(
+        r"^(PROTOCOL_(?:VERSION|OLDEST)) = \d+$",
+        rf"\1 = {protocol}",
+        builds.read_text(),
+        flags=re.MULTILINE,
+    )
+    assert changed == 2
     builds.write_text(text)
     init.write_text(init.read_text().replace("0.1.0", version))
-    return BuildPrograms(version, build.place)
+    return BuildPrograms(version, place)
 
 
 class Site:
