@@ -31,7 +31,7 @@ def test_a_run_by_hand_and_its_resumption(site: Site) -> None:
     assert "found in the base model version=0" in box.log.read_text()
     facts = site.status()
     assert (facts["epoch"], facts["committed_step"], facts["checkpoint_step"]) == (1, 2, 0)
-    assert "step 2 committed" in run("status", f"--run-dir={site.run_dir}")
+    assert "step 2 of 2" in run("status", f"--run-dir={site.run_dir}")
     it_is_watched_until_ctrl_c(site)
 
     refused = site.learn(4)
