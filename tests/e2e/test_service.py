@@ -16,6 +16,7 @@ import pytest
 from echo2d.bench.lab.processes import Program, Programs
 from echo2d.client import Coordinator
 from echo2d.runtime.process.lifecycle import STOP_S_MAX
+from echo2d.runtime.run_dir.run_directory import RunDirectory
 from tests.support.polling import START_S, poll
 from tests.support.programs import Site, run
 from tests.support.service import ServiceManager
@@ -248,6 +249,7 @@ def test_a_coordinator_ends_while_a_worker_hangs(site: Site, service: Service) -
 def test_a_worker_that_is_still_starting_ends_at_once(site: Site, tmp_path: Path) -> None:
     """By the signal, which a service manager takes for an end in order."""
     token = site.directory / "box.token"
+    RunDirectory(site.run_dir)
     run(
         "token",
         "create",
