@@ -194,7 +194,7 @@ def test_a_box_whose_time_ends_finishes_what_it_holds(
     steps = learner.steps
     poll(lambda: learner.steps > steps)
     log = coordinator.log.read_text()
-    (worker,) = re.findall(rf"connected peer=(\w+) name={found[0]} ", log)
+    (worker,) = re.findall(rf" connected peer=(\w+) name={found[0]} ", log)
     told, stopped = (
         log.index(f"leaving {found[0]}: its time ends"),
         log.index(f"stop label={found[0]}"),

@@ -55,8 +55,11 @@ class Fleet:
         self.sessions = Sessions(RUN, known_peer=self._known_peer, emit=self._emit)
 
     def _known_peer(self, peer: PeerId) -> KnownPeer:
-        self.handshakes[int(self.loop.time() - self.began)] += 1
         return self._known[peer]
+
+    async def _handle(self, request: web.Request) -> web.StreamResponse:
+        self.handshakes[int(self.loop.time() - self.began)] += 1
+        return await self.sessions.handle(request)
 
     async def _emit(self, event: CoordinatorEvent) -> None:
         if isinstance(event, PeerConnected):
@@ -66,7 +69,7 @@ class Fleet:
 
     async def run(self, seconds: float, *, by_number: bool) -> None:
         app = web.Application()
-        app.router.add_get("/v1/worker", self.sessions.handle)
+        app.router.add_get("/v1/worker", self._handle)
         runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0, backlog=WORKERS).start()
