@@ -1,17 +1,16 @@
 """The dashboard as a person uses it: logging in, reading, keys, hostile names, light and dark, a phone."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 
 from echo2d.core.cluster.events import PeerDisconnected
 from echo2d.core.coordinator.events import CoordinatorAction, CoordinatorEvent
 from echo2d.core.protocol.builds import Build
-from echo2d.net.security.auth import TokenRole
 from echo2d.runtime.run_dir.tokens import create_token
 from echo2d.testing.memory_run import MemoryRun
 from echo2d.this_build import THIS_BUILD
@@ -66,8 +65,9 @@ def opened(browser: Any, made: PageSite, token: str = "viewer", **options: Any) 
     page.wait_for_selector("#facts:not([hidden])")
     yield page
     context.close()
-    # A test may try what the policy forbids; the browser says so.
-    assert [each for each in mistakes if "TrustedHTML" not in each] == []
+    # A test may try what the policy or the coordinator forbids; the browser says so.
+    forbidden = ("TrustedHTML", "status of 400")
+    assert [each for each in mistakes if not any(words in each for words in forbidden)] == []
 
 
 def names_in_table(page: Any) -> list[str]:
@@ -399,10 +399,8 @@ def test_everything_has_a_name(browser: Any, tmp_path: Path) -> None:
         assert page.get_attribute("html", "lang") == "en"
 
 
+@pytest.mark.may_block
 def test_an_operator_drains_a_worker(browser: Any, tmp_path: Path) -> None:
-    roles: Mapping[str, Any] = dict.fromkeys(get_args(TokenRole))
-    if "operator" not in roles:
-        pytest.skip("this build has no operators")
     with site(tmp_path, run_of("gpu-1")) as made:
         out = made.run_dir / "tokens" / "op.token"
         create_token(
@@ -420,9 +418,11 @@ def test_an_operator_drains_a_worker(browser: Any, tmp_path: Path) -> None:
             page.click("#detail-orders button:text-is('drain')")
             page.click("#detail-orders button:text-is('no')")
             page.click("#detail-orders button:text-is('drain')")
-            with page.expect_request(re.compile(r"/v1/workers/\w+/drain$")) as asked:
+            with page.expect_request(re.compile(r"/v1/workers/[^/]+/drain$")) as asked:
                 page.click("#detail-orders button:text-is('drain gpu-1')")
             assert asked.value.method == "POST"
+            # This worker is of a scripted run, and has enrolled nowhere.
+            page.wait_for_selector("#detail-orders [role=status]:has-text('enrolled')")
 
 
 def test_a_viewer_gives_no_orders(browser: Any, tmp_path: Path) -> None:
