@@ -26,8 +26,8 @@ from echo2d.errors import OperatorFault
 FORMAT = "%(asctime)s level=%(levelname)s area=%(name)s %(message)s"
 # Lines of one kind per second. More would be a flood that fills the disk.
 LINES_PER_S_MAX = 100
-# Of a log file; the one before it, FILE.1, is as long at most. Weeks of a worker, a day of a
-# coordinator that leases hundreds of samples a second.
+# A log file grows to this size, and is then renamed to FILE.1. It holds weeks of a worker's log, or a
+# day of a coordinator's that leases hundreds of samples a second.
 LOG_FILE_BYTES_MAX = 256 << 20
 STORY = "echo2d.story"
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING}

@@ -4,7 +4,7 @@ import json
 import shutil
 import socket
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +32,25 @@ MODEL_QUESTION = "Directory of the model to train, or tiny?"
 KIND_QUESTION = "Which one: package.module:Class, or a name of `echo2d tasks`?"
 
 
+def _answer_and_address(command: Callable[..., None]) -> Callable[..., None]:
+    """Adds --max-new-tokens, --host and --port."""
+    for option in (
+        click.option(
+            "--port",
+            type=click.IntRange(1, 65534),
+            default=7700,
+            show_default=True,
+            help="The coordinator's TCP port; the next one is for weights.",
+        ),
+        click.option("--host", help="This host's address, at which the boxes reach it."),
+        click.option(
+            "--max-new-tokens", type=click.IntRange(1, 131072), help="Tokens of an answer at most."
+        ),
+    ):
+        command = option(command)
+    return command
+
+
 @click.group("init", cls=FullSentences, invoke_without_command=True)
 @click.option(
     "--task",
@@ -53,17 +72,7 @@ KIND_QUESTION = "Which one: package.module:Class, or a name of `echo2d tasks`?"
 @click.option("--prompt", help="With questions: the column with the question, or a text with it.")
 @click.option("--answer", help="With questions: the column with the expected answer.")
 @click.option("--scorer", help="With questions: who judges an answer, such as math or exact.")
-@click.option(
-    "--max-new-tokens", type=click.IntRange(1, 131072), help="Tokens of an answer at most."
-)
-@click.option("--host", help="This host's address, at which the boxes reach it.")
-@click.option(
-    "--port",
-    type=click.IntRange(1, 65534),
-    default=7700,
-    show_default=True,
-    help="The coordinator's TCP port; the next one is for weights.",
-)
+@_answer_and_address
 @click.option("--boxes", type=int, help="Number of boxes that may join.")
 @click.option("--one-token", is_flag=True, help="One token file for all boxes, not one for each.")
 @click.option("--out", type=DIRECTORY, help="New folder for the config and the run.")
@@ -204,17 +213,7 @@ def next_commands(written: "WrittenRun") -> tuple[list[str], list[str]]:
     "--prompt", help='Column with the question, or a text such as "{question} Think first."'
 )
 @click.option("--answer", help="Column with the expected answer.")
-@click.option(
-    "--max-new-tokens", type=click.IntRange(1, 131072), help="Tokens of an answer at most."
-)
-@click.option("--host", help="This host's address, at which the boxes reach it.")
-@click.option(
-    "--port",
-    type=click.IntRange(1, 65534),
-    default=7700,
-    show_default=True,
-    help="The coordinator's TCP port; the next one is for weights.",
-)
+@_answer_and_address
 @click.option("--out", type=DIRECTORY, help="New folder for the config and the run.")
 @click.option("--set", "settings", multiple=True, help="Another key: TABLE.KEY=VALUE; repeatable.")
 @click.option("--yes", is_flag=True, help="Ask nothing; take the guesses that are offered.")

@@ -29,7 +29,7 @@ scrape_configs:
   - job_name: echo2d-workers
     static_configs: [{{targets: ["127.0.0.1:{worker}"]}}]
 """
-# Of a run that has published, but not trained, and whose seed is away: these panels must not be empty.
+# These panels have data even when a run has published a version, has not trained yet, and has no seed.
 ANSWERED = {
     "Committed step",
     "Learner silent for",

@@ -338,7 +338,7 @@ def test_five_hundred_workers(browser: Any, tmp_path: Path) -> None:
 
 
 def contrast(page: Any, selector: str) -> float:
-    """Of a text and the card on which it stands (WCAG 2)."""
+    """The contrast ratio between a text and the card on which it stands (WCAG 2)."""
     colours = page.evaluate(
         """selector => {
             const node = document.querySelector(selector), card = node.closest("section, header, #tiles > div");

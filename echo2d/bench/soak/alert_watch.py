@@ -54,7 +54,7 @@ class UnexplainedAlert:
 
 @dataclass(slots=True)
 class AlertBook:
-    """What is expected, and what came. Times are of the monotonic clock."""
+    """Records which alerts are expected and which ones came. Times are of the monotonic clock."""
 
     expected: list[ExpectedAlert] = field(default_factory=list)
     unexpected: dict[tuple[str, str], UnexplainedAlert] = field(default_factory=dict)

@@ -99,11 +99,6 @@ class ScriptedSeat:
     def here(self) -> bool:
         return self._task is not None and not self._task.done()
 
-    @property
-    def worker_id(self) -> str:
-        assert self._worker is not None
-        return Identity(self._worker.key, b"").peer
-
     async def come(self, url: str, tasks: asyncio.TaskGroup, *, new: bool = False) -> None:
         """Connect. new: as a machine that has never been here."""
         old = None if new or self._worker is None else self._worker.key

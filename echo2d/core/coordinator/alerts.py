@@ -184,7 +184,7 @@ def _of_workers(status: Status) -> Iterator[Alert]:
 
 
 def worker_alerts(worker: WorkerStatus, status: Status) -> list[str]:
-    """What is wrong with this worker, for its owner: without its name."""
+    """Sentences for the worker's owner that say what is wrong with it; they leave out its name."""
     if _left_as_announced(worker) or worker.state == "gone":
         return []
     if _silent(worker, status):
