@@ -594,8 +594,8 @@ MUTANTS = (
         "load, status",
         "a status that takes long is made for everybody who asks",
         "echo2d/net/http/costly_answer.py",
-        "if took_s < CHEAP_S else",
-        "if took_s > CHEAP_S else",
+        "if took_s < self._cheap_s else",
+        "if took_s > self._cheap_s else",
         ("tests/net/http/test_costly_answer.py",),
     ),
 )

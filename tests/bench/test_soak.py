@@ -58,6 +58,16 @@ def test_what_could_not_be_seen_is_not_missing() -> None:
     assert book.missing() == []
 
 
+def test_an_alert_that_was_on_its_way_when_the_coordinator_was_killed_need_not_come() -> None:
+    came = ExpectedAlert("worker_silent", "gpu-7", 0.0, 60.0, within_s=30.0)
+    on_its_way = ExpectedAlert("learner_silent", "", 0.0, 60.0, within_s=30.0)
+    book = AlertBook([came, on_its_way])
+    book.look(alert("worker_silent", "gpu-7"), 40.0)
+    book.coordinator_killed()
+    book.look(alert("worker_silent", "gpu-7"), 61.0)
+    assert book.missing() == [came]
+
+
 def test_the_books_find_what_is_lost_doubled_or_changed() -> None:
     written, trained = SoakAnswers(), SoakBatches()
     written.accepted = {b"a": (1, 0), b"b": (1, 1), b"c": (2, 0), b"d": (3, 0), b"e": (4, 0)}

@@ -22,6 +22,7 @@ TroubleKind = Literal[
     "revoke",  # a token of two scripted workers
     "other_build",  # a worker with another protocol dials
     "bomb",  # a worker sends messages that are costly to refuse
+    "upgrade",  # half of the scripted workers come back with the next build, or with this one again
     "kill_coordinator",
 ]
 # How often each kind comes, against the others.
@@ -34,6 +35,7 @@ WEIGHTS: dict[TroubleKind, float] = {
     "revoke": 2,
     "other_build": 2,
     "bomb": 1,
+    "upgrade": 1,
     "kill_coordinator": 2,
 }
 GAP_S = (15.0, 45.0)  # between the beginnings of two troubles

@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
@@ -40,9 +41,10 @@ from echo2d.bench.soak.counts import CountQuestion, Inside, ProcessCounts
 from echo2d.bench.soak.learner import SoakBatches, SoakLearner
 from echo2d.bench.soak.plan import OVER_S, SoakPlan, Trouble, TroubleKind
 from echo2d.bench.soak.report import Count, SoakReport, print_report
-from echo2d.bench.soak.seats import ScriptedSeat, SoakAnswers, StrangeWorker
+from echo2d.bench.soak.seats import NEXT_BUILD, ScriptedSeat, SoakAnswers, StrangeWorker
 from echo2d.client import AsyncCoordinator
 from echo2d.core.cluster.membership import GONE_S
+from echo2d.core.protocol.builds import OURS
 from echo2d.demo.chaos import find_process, kill_process
 from echo2d.demo.run import CACHE
 from echo2d.demo.tiny_model import make_tiny_model
@@ -332,6 +334,8 @@ class Soak:
         self._note(f"{trouble.kind} begins")
         if trouble.kind == "revoke":
             await self._revoke(trouble, tasks)
+        elif trouble.kind == "upgrade":
+            await self._upgrade(trouble, tasks)
         else:
             await strikes[trouble.kind](trouble)
         self._note(f"{trouble.kind} is over")
@@ -371,8 +375,15 @@ class Soak:
         await asyncio.to_thread(self._stop_learner)
         self._book.expect("learner_silent", for_s=DOWN_S + WITHIN_S, within_s=WITHIN_S)
         await asyncio.sleep(DOWN_S)
-        status = await self._client.status()
-        self._start_learner(status["checkpoint_step"])
+        self._start_learner((await self._status())["checkpoint_step"])
+
+    async def _status(self) -> dict[str, Any]:
+        """Ask until the coordinator answers: it may have been killed."""
+        async with asyncio.timeout(START_S):
+            while True:
+                with suppress(Fault):
+                    return await self._client.status()
+                await asyncio.sleep(1.0)
 
     async def _kill_child(self, trouble: Trouble) -> None:
         self._book.expect("seed_away", for_s=WITHIN_S)
@@ -398,6 +409,15 @@ class Soak:
             self._expect_a_worker(seat.name)
             await seat.come(self._url, tasks, new=True)
 
+    async def _upgrade(self, trouble: Trouble, tasks: asyncio.TaskGroup) -> None:
+        half = self._seats[PAIRS * PAIR :][int(2 * trouble.draw) :: 2]
+        for seat in half:
+            if seat.here:
+                await seat.leave(cut=False)
+                seat.build = NEXT_BUILD if seat.build == OURS else OURS
+                self._expect_a_worker(seat.name)
+                await seat.come(self._url, tasks)
+
     async def _other_build(self, trouble: Trouble) -> None:  # noqa: ARG002 - as the others
         name = f"strange-{self._happened['other_build']}"
         self._book.expect("peer_build", name, for_s=REFUSED_S, within_s=WITHIN_S)
@@ -415,6 +435,8 @@ class Soak:
     async def _bomb(self, trouble: Trouble) -> None:  # noqa: ARG002 - as the others
         name = f"bomber-{self._happened['bomb']}"
         self._book.expect("peer_refused", name, for_s=REFUSED_S, within_s=WITHIN_S)
+        for kind in ("worker_silent", "worker_no_version"):
+            self._book.expect(kind, name, for_s=BOMBS_S + GONE_S)
         bomber = Bomber(name)
         token = await asyncio.to_thread(read_token_file, self._folder / "fleet.token")
         async with asyncio.TaskGroup() as tasks:
@@ -427,6 +449,7 @@ class Soak:
             return
         self._away.add("coordinator")
         self._programs["coordinator"].kill()
+        self._book.coordinator_killed()
         await asyncio.sleep(1.0)
         self._expect_a_start()
         self._programs["coordinator"].start()

@@ -15,7 +15,7 @@ import numpy as np
 
 from echo2d.bench.coordinator.fake_fleet import FakeOutput, FakeWorker, Script
 from echo2d.bench.coordinator.load_meter import LoadMeter
-from echo2d.core.protocol.builds import PROTOCOL_VERSION, Build
+from echo2d.core.protocol.builds import OURS, PROTOCOL_OLDEST, PROTOCOL_VERSION, Build
 from echo2d.core.protocol.control_messages import (
     Goodbye,
     Hello,
@@ -31,6 +31,8 @@ from echo2d.net.security.auth import TokenFile
 ENROL_PATIENCE_S = 120.0
 BASE = 8  # each digit of a serial number is a token below it
 DIGITS = 12
+# The release after this one, as this one's coordinator sees it.
+NEXT_BUILD = Build(PROTOCOL_VERSION + 1, PROTOCOL_OLDEST, "99.0")
 
 
 @dataclass(slots=True)
@@ -49,6 +51,10 @@ class NumberedWorker(FakeWorker):
 
     written: SoakAnswers
     script: Script
+    build: Build
+
+    def hello(self) -> Hello:
+        return replace(super().hello(), build=self.build)
 
     def say_goodbye(self) -> None:
         """Leave as a worker does that is stopped."""
@@ -77,7 +83,9 @@ class NumberedWorker(FakeWorker):
 
 
 class ScriptedSeat:
-    """One scripted worker. here: while it is wanted; closed: its token was revoked."""
+    """One scripted worker. here: while it is wanted; closed: its token was revoked. build: of the
+    worker that comes next.
+    """
 
     def __init__(
         self,
@@ -91,6 +99,7 @@ class ScriptedSeat:
         self.name = name
         self.token = token
         self.closed = False
+        self.build = OURS
         self._script, self._meter, self._written, self._rng = script, meter, written, rng
         self._worker: NumberedWorker | None = None
         self._task: asyncio.Task[None] | None = None
@@ -103,7 +112,7 @@ class ScriptedSeat:
         """Connect. new: as a machine that has never been here."""
         old = None if new or self._worker is None else self._worker.key
         worker = NumberedWorker(self.name, self._script, [], self._meter, self._rng, old)
-        worker.written, worker.script = self._written, self._script
+        worker.written, worker.script, worker.build = self._written, self._script, self.build
         self._worker = worker
         if old is None:
             identity = Identity.of(url, self.token, worker.key)
@@ -118,7 +127,7 @@ class ScriptedSeat:
 
     async def leave(self, *, cut: bool) -> None:
         """cut: the link ends without a goodbye."""
-        task = self._task
+        task, self._task = self._task, None
         if self._worker is None or task is None:
             return
         if cut:
