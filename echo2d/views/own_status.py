@@ -4,7 +4,7 @@ It draws an `OwnStatus` (`core/status/schema.py`). Names come from other machine
 text, never as markup.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -26,8 +26,9 @@ COLUMNS = (
     "trained",
     "used",
     "per h",
-    "gives",
+    "uplink",
     "usd/h",
+    "usd",
 )
 WORDS = {"box", "state"}
 
@@ -50,6 +51,8 @@ def own_picture(status: OwnStatus) -> RenderableType:
         f"run {status.run_id}: step {status.committed_step} committed, {version} published",
     )
     parts: list[RenderableType] = [head, Text(), _table(status)]
+    if status.peers:
+        parts.append(Text(f"  {_sums(status.peers)}"))
     for peer in status.peers:
         parts += [Text.assemble(("  ! ", "bold yellow"), words) for words in _sentences(peer)]
     parts += [
@@ -64,6 +67,18 @@ def own_picture(status: OwnStatus) -> RenderableType:
     if not (status.peers or status.absent):
         parts.append(Text("  no box has enrolled with this token yet"))
     return Group(*parts)
+
+
+def _sums(peers: Sequence[OwnPeerStatus]) -> str:
+    received, sent = (
+        sum(peer.received_bytes for peer in peers),
+        sum(peer.sent_bytes for peer in peers),
+    )
+    usd = sum(peer.cost_usd for peer in peers)
+    earned = f", and {usd:.2f} usd" if usd else ""
+    return (
+        f"since the coordinator started: {size(received)} received, {size(sent)} passed on{earned}"
+    )
 
 
 def _sentences(peer: OwnPeerStatus) -> list[str]:
@@ -98,6 +113,7 @@ def _cells(peer: OwnPeerStatus) -> list[Text]:
         Text(rate),
         Text("-" if peer.uplink is None else f"{size(peer.uplink)}/s"),
         Text(f"{peer.usd_per_h:.2f}" if peer.usd_per_h else "-"),
+        Text(f"{peer.cost_usd:.2f}" if peer.cost_usd else "-"),
     ]
 
 

@@ -25,7 +25,8 @@ BOX = OwnPeerStatus(
     quarantined=True, cordoned=False, draining=False, convicted=False, uplink=9.4e6, payload_bytes=25,
     verified=False, active=True,
     leaving=False, serving=VersionStatus(3, "00", 4), lag=1, slots=8, running=5, accepted=1200, trained=900,
-    used=0.75, mu=0.5, usd_per_h=0.4, attention=("is quarantined: it only receives",),
+    used=0.75, mu=0.5, usd_per_h=0.4, cost_usd=1.204, received_bytes=3_100_000_000, sent_bytes=450_000_000,
+    attention=("is quarantined: it only receives",),
 )  # fmt: skip
 STATUS = OwnStatus(
     run_id="run-1", committed_step=7, staleness_max=3, newest_version=VersionStatus(4, "01", 5),
@@ -48,6 +49,9 @@ def test_an_owner_reads_what_the_box_does_gives_and_gets() -> None:
     for words in ("joined, not dialable", " v3 ", " 5/8 ", " 1,200 ", " 900 ", " 75% ", " 1,800 "):
         assert words in row
     assert "9.4 MB/s" in row
+    assert " 0.40 " in row
+    assert " 1.20 " in row
+    assert "since the coordinator started: 3.1 GB received, 450.0 MB passed on, and 1.20 usd" in text
     assert row.rstrip().endswith("25%")
     assert "! box[/x] is quarantined: it only receives" in text
     assert f"{'b' * 32} enrolled with this token, and has not come" in text

@@ -231,7 +231,7 @@ class CoordinatorState:
             self._statistics,
         )
         self._cordons = Cordons(self._members, self._scheduler)
-        self._costs = Costs(self._staleness.committed)
+        self._costs = Costs(self._staleness.committed, self._publishing.traffic)
         self._timed_parts = (
             self._members,
             self._reachability,
@@ -493,7 +493,7 @@ class CoordinatorState:
     def _bill(self, peer: Peer, now: float) -> None:
         """The worker is here from now on, and costs what its price says."""
         if peer.kind == "worker":
-            self._costs.here(peer.peer, self._activation_loop.price(peer).usd_per_h, now=now)
+            self._costs.here(peer.peer, self._activation_loop.price(peer), now=now)
 
     def _encode_failed(
         self, peer: Peer, message: EncodeFailed, now: float

@@ -9,6 +9,7 @@ from functools import cache
 
 from echo2d.core.audit.audits import Audits
 from echo2d.core.broadcast.publishing import Publishing
+from echo2d.core.broadcast.traffic import NO_TRAFFIC
 from echo2d.core.broadcast.transmission import Transmission
 from echo2d.core.capacity.bottleneck import Bottleneck
 from echo2d.core.capacity.estimators import quantile
@@ -241,6 +242,7 @@ class _Workers:
         value = self._activation_loop.of(peer)
         case = None if self._audits is None else self._audits.cases.get(peer.peer)
         quality = self._statistics.qualities.of(peer.peer) or NO_QUALITY
+        moved = self._costs.traffic.peers.get(peer.peer, NO_TRAFFIC)
         return WorkerStatus(
             id=peer.peer,
             name=peer.name,
@@ -279,6 +281,8 @@ class _Workers:
             availability=value.price.availability,
             rho=value.rho,
             cost_usd=self._costs.of(peer.peer, now=now),
+            received_bytes=moved.received,
+            sent_bytes=moved.sent,
             reward=quality.reward if quality.scored else None,
             reward_above=quality.above,
             answer_tokens=quality.tokens if quality.scored else None,

@@ -117,8 +117,8 @@ class WorkerStatus(PeerStatus):
     leases: it holds. leased: samples in them. leases_end_s: until the first of them goes to another
     worker, if this one stays silent. lag: in versions. active: it gets leases. mu: trajectories/s
     that it makes while its slots are leased, without those that are thrown away; an expectation
-    while mu_sd is None. rho: usd per trajectory. cost_usd: since the coordinator started, without
-    traffic. reward, answer_tokens: means over its scored
+    while mu_sd is None. rho: usd per trajectory. cost_usd: since the coordinator started.
+    received_bytes, sent_bytes: of versions, in that time. reward, answer_tokens: means over its scored
     trajectories. reward_above: its reward over that of others on the same prompts. used: the share
     of what it makes that is trained on. trained, audited, flagged: trajectories since the
     coordinator started. standing: what the audit thinks of it; empty: nothing. verdict: why it is
@@ -150,6 +150,8 @@ class WorkerStatus(PeerStatus):
     availability: float
     rho: float | None
     cost_usd: float = 0.0
+    received_bytes: int = 0
+    sent_bytes: int = 0
     reward: float | None
     reward_above: float | None
     answer_tokens: float | None
@@ -338,8 +340,8 @@ class TokenExpiry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostsStatus:
-    """What the workers cost by their usd_per_h, without traffic. workers_usd_per_h: of those that are
-    here now. workers_usd: since the coordinator started; steps: committed since then. usd_per_step:
+    """What the workers cost by their prices. workers_usd_per_h: of those that are
+    here now, without traffic. workers_usd: since the coordinator started; steps: committed since then. usd_per_step:
     None: no step was committed, or nothing costs anything.
     """
 
@@ -695,6 +697,9 @@ class OwnPeerStatus:
     used: float
     mu: float | None
     usd_per_h: float
+    cost_usd: float = 0.0
+    received_bytes: int = 0
+    sent_bytes: int = 0
     attention: tuple[str, ...]
 
 

@@ -424,7 +424,7 @@ FAMILIES: tuple[Family[Status], ...] = (
     ),
     counter(
         "echo2d_workers_usd",
-        "What workers cost since the coordinator started, without traffic",
+        "What workers cost since the coordinator started",
         lambda status: status.costs.workers_usd,
     ),
     gauge(
