@@ -50,7 +50,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from echo2d.adapters import base_digest, base_pin, pin_base
-from echo2d.core.protocol.builds import BUILD_HEADER, OURS_AS_LEARNER_API, to_header
+from echo2d.core.protocol.builds import (
+    BUILD_HEADER,
+    OURS_AS_LEARNER_API,
+    from_header,
+    to_header,
+)
 from echo2d.core.protocol.sampling import WHOLE, Sampling
 from echo2d.core.protocol.trajectory import (
     TrajectoryRecord,
@@ -87,6 +92,7 @@ __all__ = [
 CONNECT_TIMEOUT_S = 10.0
 # How often a client tells that its learner lives, from opening a session until it is closed.
 ALIVE_EVERY_S = 5.0
+ALIVE_API = 2  # the first learner API that has the call
 # Without a byte of the answer. The coordinator answers a request for a batch within 30 s, with or
 # without a batch, and everything else at once.
 BRANCH_SAMPLES = 1 << 16  # more than a group has samples
@@ -295,6 +301,8 @@ class AsyncCoordinator:
         self._timeout_s = timeout_s
         self._epoch = 0
         self._answered = False
+        # What the coordinator speaks, by its last answer to a learner.
+        self._learner_api = OURS_AS_LEARNER_API.oldest
         self._losses = 0  # requests that were retried
         self._session: aiohttp.ClientSession | None = None
         self._telling: asyncio.Task[None] | None = None
@@ -464,12 +472,14 @@ class AsyncCoordinator:
 
     async def _tell_alive(self) -> None:
         """Tell the coordinator, until cancelled, that the learner lives. Calls that fail are not
-        repeated: the learner's own calls say what is wrong.
+        repeated: the learner's own calls say what is wrong. A coordinator of learner API 1 does not
+        want to be told.
         """
         while True:
             body = {"epoch": self._epoch, "software": THIS_BUILD.name}
-            with contextlib.suppress(_Unreachable, PeerFault, OperatorFault):
-                await self._ask("POST", "/v1/learner/alive", body)
+            if self._learner_api >= ALIVE_API:
+                with contextlib.suppress(_Unreachable, PeerFault, OperatorFault):
+                    await self._ask("POST", "/v1/learner/alive", body)
             await asyncio.sleep(ALIVE_EVERY_S)
 
     async def _publish(
@@ -546,6 +556,8 @@ class AsyncCoordinator:
         if response.status >= HTTPStatus.BAD_REQUEST:
             raise _refusal(response.status, answer)
         self._answered = True
+        if (theirs := from_header(response.headers.get(BUILD_HEADER, ""))) is not None:
+            self._learner_api = theirs.protocol
         return response.status, response.headers, answer
 
 

@@ -30,6 +30,7 @@ from echo2d.client import (
 )
 from echo2d.core.base.codec import INT_MAX
 from echo2d.core.base.ids import Digest, GroupId, PeerId, Version
+from echo2d.core.protocol.builds import BUILD_HEADER, OURS_AS_LEARNER_API, Build, to_header
 from echo2d.core.protocol.trajectory import (
     AuthoredSpan,
     BatchBody,
@@ -75,6 +76,7 @@ class Server:
         self.alive: list[Any] = []
         self.told_alive = asyncio.Event()
         self.port = 0
+        self.build: Build | None = OURS_AS_LEARNER_API  # None: of echo2d 0.1.0, which names none
         self.hanging = asyncio.Event()
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
@@ -92,6 +94,8 @@ class Server:
             assert request.transport is not None
             request.transport.abort()
             return web.Response()
+        if self.build is not None:
+            answer.headers[BUILD_HEADER] = to_header(self.build)
         return answer
 
     def said(self) -> list[tuple[str, str, Any]]:
@@ -145,6 +149,23 @@ async def test_a_learner_tells_that_it_lives_until_it_is_closed(
     assert coordinator._telling.done()
     assert server.alive[0] == {"epoch": 2, "software": THIS_BUILD.name}
     assert server.said()[0][2] == {"resume_step": 0, "steps": 80}
+
+
+async def test_a_coordinator_of_the_first_release_is_told_nothing_until_it_is_a_later_one(
+    server: Server, token_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "ALIVE_EVERY_S", 0.001)
+    server.script = [reply(SESSION), *[reply({"evaluations": []}) for _ in range(20)]]
+    server.build = None
+    url = f"http://127.0.0.1:{server.port}"
+    async with AsyncCoordinator(url, token_file=token_file) as coordinator:
+        await coordinator.open_session(0)
+        for _ in range(19):
+            await coordinator.evaluations()
+        assert server.alive == []
+        server.build = OURS_AS_LEARNER_API
+        await coordinator.evaluations()
+        await server.told_alive.wait()
 
 
 async def test_a_coordinator_of_the_first_release_is_asked_without_steps(

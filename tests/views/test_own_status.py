@@ -51,7 +51,9 @@ def test_an_owner_reads_what_the_box_does_gives_and_gets() -> None:
     assert "9.4 MB/s" in row
     assert " 0.40 " in row
     assert " 1.20 " in row
-    assert "since the coordinator started: 3.1 GB received, 450.0 MB passed on, and 1.20 usd" in text
+    assert (
+        "since the coordinator started: 3.1 GB received, 450.0 MB passed on, and 1.20 usd" in text
+    )
     assert row.rstrip().endswith("25%")
     assert "! box[/x] is quarantined: it only receives" in text
     assert f"{'b' * 32} enrolled with this token, and has not come" in text
