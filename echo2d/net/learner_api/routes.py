@@ -33,6 +33,7 @@ The core takes every decision; this module only turns requests into events, and 
                                         hand_over: true may be added: others go on with what it holds
     GET  /v1/wheel                      the wheel of this installation, for a box that holds a
                                         worker's token; see `echo2d box-script`
+    POST /v1/uplink                     worker's token: how fast it can send, see uplink_trial.py
     GET  /v1/status/own                 worker's token: facts about the boxes enrolled with it
     GET  /healthz, /readyz              see net/http/health.py; no credential is needed
     GET  /v1/history                    ?since=STEP -> {columns, rows, rewound}: what each later step
@@ -120,6 +121,7 @@ from echo2d.net.http.json_fields import (
 )
 from echo2d.net.http.tls_accept import TlsSite
 from echo2d.net.learner_api.page import NOTHING, serve_page
+from echo2d.net.learner_api.uplink_trial import UplinkTrials
 from echo2d.net.security.auth import KEY_BYTES, Caller, Denied, Role
 from echo2d.net.security.tls import Tls
 from echo2d.this_build import THIS_BUILD
@@ -279,6 +281,7 @@ class Api:
         self._metrics = CostlyAnswer(backend.metrics)
         # Wheels that are on their way, by the name of their token.
         self._wheels: Counter[str] = Counter()
+        self._uplinks = UplinkTrials()
 
     def allow(self, roles: frozenset[Role], handler: Handler) -> Handler:
         """Wrap the handler so that it serves callers of these roles only."""
@@ -482,6 +485,10 @@ class Api:
             self._wheels -= Counter([token])
         return response
 
+    async def uplink(self, request: web.Request) -> web.Response:
+        token = self._backend.caller(secret_of(request)).name
+        return await self._uplinks.take(request, token)
+
     async def _fence(self, epoch: Epoch) -> None:
         """Check the epoch before any bytes are read.
 
@@ -630,6 +637,7 @@ def make_app(
         handler = api.allow(OPERATOR, api.order(order))
         app.router.add_post(f"/v1/workers/{{peer}}/{order}", handler)
     app.router.add_get("/v1/wheel", api.allow(WORKER, api.wheel))
+    app.router.add_post("/v1/uplink", api.allow(WORKER, api.uplink))
     app.router.add_get("/v1/history", api.allow(READERS, api.history))
     app.router.add_get("/v1/live", api.allow(READERS, api.live))
     app.router.add_get("/v1/status", api.allow(READERS, api.status))

@@ -17,6 +17,7 @@ from echo2d.runtime.doctor import host
 from echo2d.runtime.doctor.coordinator_view import authority, coordinator, credential, open_session
 from echo2d.runtime.doctor.finding import HostFinding, error, skipped
 from echo2d.runtime.doctor.trial_join import try_ports
+from echo2d.runtime.doctor.uplink import uplink
 from echo2d.runtime.peer.state_dir import StateDir
 from echo2d.store.slots.current_slot import read_current
 
@@ -81,8 +82,11 @@ async def _coordinator(box: Box) -> list[HostFinding]:
         if seen[0].level == "error":
             return found
         accepted = await credential(http, url, tls, token)
-    found.append(accepted)
-    return found if accepted.level == "error" else [*found, *await _ports(box, token)]
+        found.append(accepted)
+        if accepted.level == "error":
+            return found
+        found.append(await uplink(http, url, tls, token))
+    return [*found, *await _ports(box, token)]
 
 
 async def _ports(box: Box, token: TokenFile) -> list[HostFinding]:

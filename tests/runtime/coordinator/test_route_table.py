@@ -53,6 +53,7 @@ ROUTES: Mapping[tuple[str, str], tuple[int, ...]] = {
     ("POST", "/v1/workers/box/drain"): OPERATOR,
     ("POST", "/v1/workers/box/end"): NOTHING,
     ("GET", "/v1/wheel"): (401, 401, 200, 403, 403, 403, 403, 403),
+    ("POST", "/v1/uplink"): (401, 401, 200, 403, 403, 403, 403, 403),
     ("GET", "/page/main.js"): (200,) * 8,
     ("GET", "/page/../v1/status"): READERS,
     ("GET", "/page/nothing.js"): NOTHING,
