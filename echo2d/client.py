@@ -84,7 +84,7 @@ from echo2d.this_build import THIS_BUILD
 __all__ = [
     "BASE_PIN", "AsyncCoordinator", "Batch", "Coordinator", "Evaluation", "Fenced", "Group",
     "IntegrityFault", "NotResumable", "OperatorFault", "PeerFault", "PromptsOver", "Published",
-    "Sampling", "Session", "SnapshotFile", "Span", "StoreFault", "Trajectory", "TrajectoryScore",
+    "Sampling", "Session", "SnapshotFile", "Span", "StoreFault", "TokenRefused", "Trajectory", "TrajectoryScore",
     "Unanswered", "Unreachable", "base_digest", "base_pin", "pin_base", "read_batch",
     "write_snapshot",
 ]  # fmt: skip
@@ -119,6 +119,10 @@ class Fenced(PeerFault):
 
 class Unreachable(OperatorFault):
     """No coordinator ever answered at this URL."""
+
+
+class TokenRefused(OperatorFault):
+    """A coordinator answers, and does not accept the token."""
 
 
 class NotResumable(OperatorFault):
@@ -720,7 +724,7 @@ def _refusal(status: int, answer: bytes) -> Exception:
     ):
         return _Unreachable(f"{code}: {detail}")
     if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
-        return OperatorFault(f"the coordinator does not accept this token: {detail}")
+        return TokenRefused(f"the coordinator does not accept this token: {detail}")
     if code == "build":
         return OperatorFault(detail)
     if code == "fenced":

@@ -76,8 +76,15 @@ def backup(
 @click.argument("backup", type=DIRECTORY)
 @click.option("--run-dir", type=DIRECTORY, required=True, help="New run directory.")
 @click.option("--learner-dir", type=DIRECTORY, help="New learner.out_dir, for the checkpoints.")
+@click.option(
+    "--not-running",
+    is_flag=True,
+    help="The run that was backed up does not run: do not ask the coordinator at its address.",
+)
 @json_option("Print one JSON object.")
-def restore(backup: Path, run_dir: Path, learner_dir: Path | None, *, as_json: bool) -> None:
+def restore(
+    backup: Path, run_dir: Path, learner_dir: Path | None, *, not_running: bool, as_json: bool
+) -> None:
     """Make a run directory of BACKUP, from which the run goes on.
 
     The run that was backed up must not run any more. Nothing is overwritten.
@@ -85,7 +92,8 @@ def restore(backup: Path, run_dir: Path, learner_dir: Path | None, *, as_json: b
     from echo2d.runtime.run_dir import restore as restoring
 
     with progress_bar("restoring") as tell:
-        facts = restoring.restore(backup, run_dir, learner_dir, tell, _run_at)
+        ask = _nobody_at if not_running else _run_at
+        facts = restoring.restore(backup, run_dir, learner_dir, tell, ask)
     if as_json:
         click.echo(json.dumps({**asdict(facts), "files": len(facts.files), "bytes": facts.size}))
         return
@@ -94,12 +102,25 @@ def restore(backup: Path, run_dir: Path, learner_dir: Path | None, *, as_json: b
 
 
 def _run_at(url: str, token_file: Path) -> str | None:
-    """The id of the run whose coordinator answers there; None: none does."""
+    """The id of the run whose coordinator answers there; None: none does. OperatorFault: one answers
+    and does not say which run it is of.
+    """
     import asyncio
 
+    from echo2d.client import TokenRefused
     from echo2d.views.watch import status_once
 
     try:
         return str(asyncio.run(status_once(lambda: (url, token_file)))["run_id"])
+    except TokenRefused as refused:
+        raise OperatorFault(
+            f"a coordinator at {url} does not accept this backup's token: it may be of this run, with a "
+            "token that was made later; stop it first, or, if it is of another run, add --not-running"
+        ) from refused
     except Fault:
         return None
+
+
+def _nobody_at(url: str, token_file: Path) -> None:  # noqa: ARG001 - as `_run_at`
+    """The operator says so."""
+    return

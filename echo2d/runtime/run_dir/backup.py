@@ -22,7 +22,7 @@ import shutil
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -201,14 +201,7 @@ class _Backup:
         ]
 
     def _room(self, needed: int) -> None:
-        """StoreFault: so many bytes more do not fit."""
-        free = shutil.disk_usage(self._aside).free
-        if free - needed < RESERVE_BYTES:
-            raise StoreFault(
-                f"{self._aside.parent} has {free} bytes free: expected {needed} for this backup, and "
-                f"{RESERVE_BYTES} that stay free; make room, or name another disk with --to",
-                full=True,
-            )
+        _check_room(self._aside.parent, needed)
 
     def _is_here(self, pin: Path) -> bool:
         """Whether a folder takes no more room: it is linked into this backup, or can be linked from
@@ -231,9 +224,14 @@ class _Backup:
         elif target.exists():
             self._note(target, hash_file(target, self._progress.add))
         elif source.suffix == ".jsonl":
-            self._note(target, copy_file(source, target, self._progress.add, size=_lines(source)))
+            self._keep_log(source, target)
         else:
             self._note(target, copy_file(source, target, self._progress.add))
+
+    def _keep_log(self, source: Path, target: Path) -> None:
+        """Its whole lines. One that was renamed meanwhile, because it had become long, is left out."""
+        with suppress(FileNotFoundError):
+            self._note(target, copy_file(source, target, self._progress.add, size=_lines(source)))
 
     def _reused(self, old: BackupFile, source: Path, target: Path) -> bool:
         """Link a file from the earlier backup."""
@@ -271,6 +269,17 @@ def _check(target: Path, sources: Sequence[Path], run_dir: Path, learner_dir: Pa
             raise OperatorFault(f"{target} is inside {source}, which is backed up")
 
 
+def _check_room(folder: Path, needed: int) -> None:
+    """StoreFault: so many bytes more of a backup do not fit here."""
+    free = shutil.disk_usage(folder).free
+    if free - needed < RESERVE_BYTES:
+        raise StoreFault(
+            f"{folder} has {free} bytes free: expected {needed} for this backup, and "
+            f"{RESERVE_BYTES} that stay free; make room, or name another disk with --to",
+            full=True,
+        )
+
+
 def _only_one(run_dir: Path, stack: ExitStack) -> None:
     lock = stack.enter_context((run_dir / LOCK).open("w"))
     try:
@@ -303,7 +312,8 @@ def _link(folder: Path, pin: Path) -> bool:
                 raise
             except OSError:
                 # A file of another user, or a file system without links.
-                shutil.copyfile(path, linked)
+                _check_room(linked.parent, _bytes(path))
+                copy_file(path, linked, lambda _: None)
     except FileNotFoundError:
         pass
     # Folders are renamed before they are deleted: one that is still there has all of its files.

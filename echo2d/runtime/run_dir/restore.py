@@ -34,6 +34,7 @@ from echo2d.store.disk import store_faults, sync
 from echo2d.store.ledger_copy import mark_restored
 
 # The id of the run whose coordinator answers at a URL, asked with a token file; None: none answers.
+# OperatorFault: one does, and it cannot be known which run it is of.
 RunAt = Callable[[str, Path], str | None]
 
 

@@ -377,6 +377,43 @@ def test_what_cannot_be_restored_is_said(run: Run) -> None:
     restore(target, new, out_dir, tell, nobody_at)
 
 
+def test_a_log_that_was_renamed_meanwhile_is_left_out(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A log that has become long is renamed, and a new one begins."""
+    kept, renamed = run.run_dir / "kept.jsonl", run.run_dir / "renamed.jsonl"
+    for path in (kept, renamed):
+        path.write_text('{"step": 1}\n')
+    measured = backups._lines
+
+    def lines(path: Path) -> int:
+        renamed.unlink(missing_ok=True)
+        return measured(path)
+
+    monkeypatch.setattr(backups, "_lines", lines)
+    target, _ = run.back_up()
+    assert (target / "run" / "kept.jsonl").exists()
+    assert not (target / "run" / "renamed.jsonl").exists()
+    verify(target, tell)
+
+
+def test_a_file_that_cannot_be_linked_is_copied_durably_if_there_is_room(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_links(source: Path, target: Path) -> None:
+        raise PermissionError(1, "Operation not permitted", str(source), None, str(target))
+
+    trained(run, 2, 2)
+    monkeypatch.setattr(os, "link", no_links)
+    target, _ = run.back_up()
+    verify(target, tell)
+    usage = shutil.disk_usage(run.folder)
+    room = [usage._replace(free=usage.total), usage._replace(free=0)]
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: room.pop(0))
+    with pytest.raises(StoreFault, match=r"expected .* for this backup"):
+        run.back_up("second")
+
+
 def test_two_backups_at_a_time_are_refused(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def second(source: Path, target: Path) -> LedgerFacts:
         monkeypatch.setattr(backups, "copy_ledger", ledger_copy.copy_ledger)
