@@ -110,10 +110,10 @@ def counts(**more: int) -> ProcessCounts:
 def test_more_sockets_tasks_or_memory_at_the_second_count_are_leaks() -> None:
     def faults(now: ProcessCounts) -> list[str]:
         books = balance(SoakAnswers(), SoakBatches(), set(), set())
-        both = ({"coordinator": counts()}, {"coordinator": now})
+        both = ({"coordinator": (counts(sockets=299), counts())}, {"coordinator": (now, now)})
         return SoakReport(SoakPlan(), {}, books, both, (), (), {}).faults()
 
     assert faults(counts()) == []
-    assert faults(counts(sockets=301)) == ["coordinator holds 301 sockets instead of 300"]
+    assert faults(counts(sockets=301)) == ["coordinator holds 301 sockets instead of 299 to 300"]
     assert faults(counts(tasks=41)) == ["coordinator holds 41 tasks instead of 40"]
     assert faults(counts(rss_mb=61)) == ["coordinator holds 11.0 MB more memory"]

@@ -3,7 +3,9 @@
     |-- troubles of all kinds --|count|-- troubles that leave the coordinator alive --|count|
     0                          T/3                                                    T
 
-The coordinator is killed before the first count only, so that the two counts are of one process.
+The coordinator is killed before the first count only, so that the two counts are of one process. What
+makes many things begin anew comes in the first half of a part (EARLY), so that what is bounded is as
+full at each count.
 """
 
 import random
@@ -25,6 +27,7 @@ TroubleKind = Literal[
     "upgrade",  # half of the scripted workers come back with the next build, or with this one again
     "kill_coordinator",
 ]
+EARLY: frozenset[TroubleKind] = frozenset({"upgrade", "kill_coordinator"})
 # How often each kind comes, against the others.
 WEIGHTS: dict[TroubleKind, float] = {
     "kill_worker": 3,
@@ -84,9 +87,13 @@ class SoakPlan:
         rng = random.Random(f"{self.rng_seed} {part}")
         begin_s, end_s = (0.0, self.ends_s[0]) if part == 0 else self.ends_s
         kinds = [kind for kind in WEIGHTS if part == 0 or kind != "kill_coordinator"]
-        first = rng.sample(kinds, len(kinds))
+        early = [kind for kind in kinds if kind in EARLY]
+        late = [kind for kind in kinds if kind not in EARLY]
+        # pop() takes the last one.
+        first = rng.sample(late, len(late)) + rng.sample(early, len(early))
         at_s = begin_s + rng.uniform(*GAP_S)
         while at_s < end_s - OVER_S:
-            kind = first.pop() if first else rng.choices(kinds, [WEIGHTS[k] for k in kinds])[0]
+            drawn = kinds if at_s < (begin_s + end_s) / 2 else late
+            kind = first.pop() if first else rng.choices(drawn, [WEIGHTS[k] for k in drawn])[0]
             yield Trouble(at_s, kind, rng.random())
             at_s += rng.uniform(*GAP_S)

@@ -1,7 +1,8 @@
 """What `echo2d bench soak` found: as an object, as a table, and what of it breaks a promise."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from statistics import median
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -19,13 +20,18 @@ RSS_GROWTH_MB_MAX = 10.0
 OBJECTS_GROWTH_MAX = 0.02
 TYPES_SHOWN = 8
 
-Count = Mapping[str, ProcessCounts]  # by program
+# The coordinator remembers each machine that was here once, up to 10,000: so many objects for each.
+OBJECTS_PER_MACHINE = 20
+
+Looks = tuple[ProcessCounts, ...]
+Count = Mapping[str, Looks]  # by program
 
 
 @dataclass(frozen=True, slots=True)
 class SoakReport:
-    """happened: how often each kind of trouble came. counts: of both moments. seen: alerts that came
-    as expected, by kind.
+    """happened: how often each kind of trouble came. counts: of both moments, several looks each.
+    new_machines: that came for the first time between them. seen: alerts that came as expected, by
+    kind.
     """
 
     plan: SoakPlan
@@ -35,6 +41,7 @@ class SoakReport:
     missing: tuple[ExpectedAlert, ...]
     unexpected: tuple[UnexplainedAlert, ...]
     seen: Mapping[str, int]
+    new_machines: int = 0
 
     def as_dict(self) -> dict[str, Any]:
         return {**asdict(self), "faults": self.faults()}
@@ -48,8 +55,9 @@ class SoakReport:
             now = last.get(name)
             if now is None:
                 yield f"{name} is not there at the second count"
-            elif now.pid == then.pid:
-                yield from (f"{name} holds {words}" for words in _growth(then, now))
+            elif now[0].pid == then[0].pid:
+                machines = self.new_machines if name == "coordinator" else 0
+                yield from (f"{name} holds {words}" for words in _growth(then, now, machines))
 
     def _wrong_alerts(self) -> Iterator[str]:
         for entry in self.missing:
@@ -59,25 +67,64 @@ class SoakReport:
             yield f"nothing explains the alert {alert.kind}: {alert.sentence}"
 
 
-def _growth(then: ProcessCounts, now: ProcessCounts) -> Iterator[str]:
-    if now.rss_mb > then.rss_mb + RSS_GROWTH_MB_MAX:
-        yield f"{now.rss_mb - then.rss_mb:.1f} MB more memory"
-    for what in ("threads", "sockets", "files"):
-        before, after = getattr(then, what), getattr(now, what)
-        if after > before:
-            yield f"{after} {what} instead of {before}"
-    if then.inside is None or now.inside is None:
+def _growth(then: Looks, now: Looks, machines: int) -> Iterator[str]:
+    """What every look of the second count shows more of than any look of the first.
+
+    machines: that came for the first time between them.
+    """
+    before_mb, after_mb = _median_mb(then), _median_mb(now)
+    if after_mb > before_mb + RSS_GROWTH_MB_MAX:
+        yield f"{after_mb - before_mb:.1f} MB more memory"
+    for what, of in EQUAL.items():
+        before, after = _range(then, of), _range(now, of)
+        if before and after and after[0] > before[1]:
+            yield f"{_words(after)} {what} instead of {_words(before)}"
+    before, after = _range(then, _objects), _range(now, _objects)
+    if not before or not after:
         return
-    if now.inside.tasks > then.inside.tasks:
-        yield f"{now.inside.tasks} tasks instead of {then.inside.tasks}"
-    if now.inside.objects > then.inside.objects * (1 + OBJECTS_GROWTH_MAX):
-        more = {
-            name: count - then.inside.by_type.get(name, 0)
-            for name, count in now.inside.by_type.items()
-        }
-        most = sorted(more.items(), key=lambda item: -item[1])[:TYPES_SHOWN]
-        words = ", ".join(f"{count:+} {name}" for name, count in most)
-        yield f"{now.inside.objects} objects instead of {then.inside.objects} ({words})"
+    if after[0] > before[1] * (1 + OBJECTS_GROWTH_MAX) + machines * OBJECTS_PER_MACHINE:
+        yield f"{_words(after)} objects instead of {_words(before)} ({_most_more(then[-1], now[-1])})"
+
+
+def _most_more(then: ProcessCounts, now: ProcessCounts) -> str:
+    """The types of which there are the most more."""
+    assert then.inside is not None
+    assert now.inside is not None
+    before = then.inside.by_type
+    more = {name: count - before.get(name, 0) for name, count in now.inside.by_type.items()}
+    most = sorted(more.items(), key=lambda item: -item[1])[:TYPES_SHOWN]
+    return ", ".join(f"{count:+} {name}" for name, count in most)
+
+
+def _tasks(look: ProcessCounts) -> int | None:
+    return None if look.inside is None else look.inside.tasks
+
+
+def _objects(look: ProcessCounts) -> int | None:
+    return None if look.inside is None else look.inside.objects
+
+
+EQUAL: Mapping[str, Callable[[ProcessCounts], int | None]] = {
+    "threads": lambda look: look.threads,
+    "sockets": lambda look: look.sockets,
+    "files": lambda look: look.files,
+    "tasks": _tasks,
+}
+
+
+def _range(looks: Looks, of: Callable[[ProcessCounts], int | None]) -> tuple[int, ...]:
+    """The least and the most; empty: it was not counted."""
+    found = [count for count in map(of, looks) if count is not None]
+    return (min(found), max(found)) if found else ()
+
+
+def _words(found: tuple[int, ...]) -> str:
+    least, most = found
+    return f"{least}" if least == most else f"{least} to {most}"
+
+
+def _median_mb(looks: Looks) -> float:
+    return median(look.rss_mb for look in looks)
 
 
 def print_report(report: SoakReport) -> None:
@@ -108,14 +155,12 @@ def print_report(report: SoakReport) -> None:
         console.print("nothing leaked, nothing was lost or doubled, and every alert was right")
 
 
-_WHAT = ("MB", "threads", "sockets", "files", "tasks", "objects")
+_WHAT = ("MB", *EQUAL, "objects")
 
 
-def _cells(then: ProcessCounts, now: ProcessCounts) -> Iterator[str]:
-    again = "" if then.pid == now.pid else " (new)"
-    yield f"{then.rss_mb:.1f} {now.rss_mb:.1f}{again}"
-    for what in ("threads", "sockets", "files"):
-        yield f"{getattr(then, what)} {getattr(now, what)}"
-    for what in ("tasks", "objects"):
-        pair = [getattr(each.inside, what) for each in (then, now) if each.inside is not None]
-        yield " ".join(map(str, pair)) or "-"
+def _cells(then: Looks, now: Looks) -> Iterator[str]:
+    again = "" if then[0].pid == now[0].pid else " (new)"
+    yield f"{_median_mb(then):.1f}, {_median_mb(now):.1f}{again}"
+    for of in (*EQUAL.values(), _objects):
+        pair = [_range(each, of) for each in (then, now)]
+        yield ", ".join(_words(found) for found in pair if found) or "-"

@@ -23,7 +23,6 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from statistics import median
 from typing import Any, Literal
 
 from rich.console import Console
@@ -37,7 +36,7 @@ from echo2d.bench.lab.processes import Program, Programs, wait_for
 from echo2d.bench.lab.stub_task import config
 from echo2d.bench.soak.alert_watch import WITHIN_S, AlertBook, watch_alerts
 from echo2d.bench.soak.books import balance, dropped_groups, stored_groups
-from echo2d.bench.soak.counts import CountQuestion, Inside, ProcessCounts
+from echo2d.bench.soak.counts import CountQuestion, ProcessCounts
 from echo2d.bench.soak.learner import SoakBatches, SoakLearner
 from echo2d.bench.soak.plan import OVER_S, SoakPlan, Trouble, TroubleKind
 from echo2d.bench.soak.report import Count, SoakReport, print_report
@@ -68,7 +67,7 @@ DOWN_S = 40.0  # a real worker or the learner after a kill: its alert must come 
 FROZEN_S = 20.0
 BOMBS_S = 15.0
 STRANGE_S = 60.0
-COUNTS, COUNT_GAP_S = 5, 6.0  # each count is the median of so many
+LOOKS, LOOK_GAP_S = 10, 6.0  # of each count
 REFUSED_S = 700.0  # how long a peer that broke the protocol is refused, and a little more
 STOPPED = 130
 
@@ -112,6 +111,7 @@ class Soak:
         self._book = AlertBook()
         self._happened: Counter[str] = Counter()
         self._counts: list[Count] = []
+        self._machines: list[int] = []  # that had come as new ones, before each count
         self._away: set[str] = set()  # programs that are down on purpose
         self._pair_tokens: list[str] = []
         self._seats: list[ScriptedSeat] = []
@@ -138,6 +138,7 @@ class Soak:
         return SoakReport(
             self._plan, dict(self._happened), books, tuple(self._counts),
             tuple(self._book.missing()), tuple(self._book.unexpected.values()), self._book.seen,
+            self._machines[1] - self._machines[0],
         )  # fmt: skip
 
     # --- the hour
@@ -190,18 +191,19 @@ class Soak:
             await asyncio.sleep(min(1.0, left))
 
     async def _count(self, tasks: asyncio.TaskGroup) -> None:
-        """Everybody is here. Each figure is the median of several."""
+        """Everybody is here. Several looks: links and requests come and go meanwhile."""
         self._note("count")
+        self._machines.append(self._happened["new_machine"])
         for seat in self._seats:
             if not seat.here:
                 await seat.come(self._url, tasks)
         await asyncio.sleep(OVER_S)
         taken: list[dict[str, ProcessCounts]] = []
-        for _ in range(COUNTS):
+        for _ in range(LOOKS):
             taken.append(await asyncio.to_thread(self._look))
-            await asyncio.sleep(COUNT_GAP_S)
+            await asyncio.sleep(LOOK_GAP_S)
         always = set.intersection(*map(set, taken))
-        self._counts.append({name: _median([each[name] for each in taken]) for name in always})
+        self._counts.append({name: tuple(each[name] for each in taken) for name in sorted(always)})
 
     def _look(self) -> dict[str, ProcessCounts]:
         found = {}
@@ -317,7 +319,9 @@ class Soak:
         await seat.leave(cut=cut)
         await asyncio.sleep(away_s)
         self._expect_a_worker(seat.name)
-        await seat.come(self._url, tasks, new=self._rng.random() < NEW)
+        new = self._rng.random() < NEW
+        self._happened["new_machine"] += new
+        await seat.come(self._url, tasks, new=new)
 
     async def _strike(self, trouble: Trouble, tasks: asyncio.TaskGroup) -> None:
         strikes: dict[TroubleKind, Callable[[Trouble], Coroutine[Any, Any, None]]] = {
@@ -406,6 +410,7 @@ class Soak:
         token = await self._read_token(self._pair_tokens[pair], workers=PAIR)
         for seat in seats:
             seat.token, seat.closed = token, False
+            self._happened["new_machine"] += 1
             self._expect_a_worker(seat.name)
             await seat.come(self._url, tasks, new=True)
 
@@ -419,6 +424,7 @@ class Soak:
                 await seat.come(self._url, tasks)
 
     async def _other_build(self, trouble: Trouble) -> None:  # noqa: ARG002 - as the others
+        self._happened["new_machine"] += 1
         name = f"strange-{self._happened['other_build']}"
         self._book.expect("peer_build", name, for_s=REFUSED_S, within_s=WITHIN_S)
         token = await asyncio.to_thread(read_token_file, self._folder / "fleet.token")
@@ -433,6 +439,7 @@ class Soak:
             raise Fault(f"{name}, a worker of another build, was let in")
 
     async def _bomb(self, trouble: Trouble) -> None:  # noqa: ARG002 - as the others
+        self._happened["new_machine"] += 1
         name = f"bomber-{self._happened['bomb']}"
         self._book.expect("peer_refused", name, for_s=REFUSED_S, within_s=WITHIN_S)
         for kind in ("worker_silent", "worker_no_version"):
@@ -466,26 +473,3 @@ class Soak:
         """A worker comes: it has no version yet, or an old one."""
         for kind in ("worker_no_version", "worker_stale"):
             self._book.expect(kind, name, for_s=START_S)
-
-
-def _median(taken: list[ProcessCounts]) -> ProcessCounts:
-    insides = [each.inside for each in taken if each.inside is not None]
-    inside = None
-    if insides:
-        inside = Inside(
-            round(median(each.objects for each in insides)),
-            round(median(each.tasks for each in insides)),
-            insides[-1].by_type,
-        )
-
-    def middle(of: Callable[[ProcessCounts], float]) -> float:
-        return median(map(of, taken))
-
-    return ProcessCounts(
-        taken[-1].pid,
-        middle(lambda each: each.rss_mb),
-        round(middle(lambda each: each.threads)),
-        round(middle(lambda each: each.sockets)),
-        round(middle(lambda each: each.files)),
-        inside,
-    )

@@ -295,6 +295,9 @@ class Membership:
     def left(self, peer: Peer) -> list[ClusterAction]:
         """The peer said goodbye, or is given up."""
         peer.state, peer.serving, peer.running = "gone", None, 0
+        # If it comes back, it says what it has served and holds.
+        peer.acknowledged.clear()
+        peer.forms = frozenset()
         self.changed.add(peer.peer)
         return self._close(peer)
 
@@ -413,6 +416,7 @@ class Membership:
             assert len(peer.name) <= NAME_CHARS_MAX
             assert len(peer.forms) <= FORMS_MAX
             assert peer.state != "gone" or (peer.session, peer.serving) == (None, None)
+            assert peer.state != "gone" or not peer.acknowledged
             assert not peer.reachable or peer.listen is not None
             assert peer.cordoned or not peer.draining
         assert sum(peer.kind == "seed" and peer.alive for peer in self) <= 1
