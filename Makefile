@@ -5,7 +5,7 @@ READY := .venv/.ready
 ARGS ?=
 SEARCHES ?= 20  # times that a soak runs the property tests, by chance
 
-.PHONY: setup demo math calculator poker test lab sglang-test trl-example envs-test boards-test browser-test staleness-sweep bench bench-delta soak soak-run figures mutants check coverage native-sanitize native-wheel clean
+.PHONY: setup demo math calculator poker test lab sglang-test trl-example envs-test boards-test browser-test staleness-sweep bench bench-delta soak soak-run image figures mutants check coverage native-sanitize native-wheel clean
 
 setup: $(READY)
 
@@ -50,6 +50,9 @@ soak: $(READY)
 
 soak-run: $(READY)
 	$(BIN)/echo2d bench soak $(ARGS)
+
+image:
+	tools/image/build.sh $(ARGS)
 
 sglang-test: $(READY)
 	bash tools/sglang_cpu/setup.sh
