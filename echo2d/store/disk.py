@@ -92,9 +92,14 @@ def allocate(path: Path, size: int, *, sparse: bool = False) -> None:
 
 
 def sync(path: Path) -> None:
-    """Make a file or directory durable."""
-    with opened(path, os.O_RDONLY) as fd:
+    """Make a file or directory durable. It may be a link: systemd makes one to the state directory of
+    a service with a user of its own.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
         os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def staged(path: Path, data: bytes, *, durable: bool) -> Path:

@@ -132,6 +132,10 @@ if [ "$(systemctl --version | sed -n 's/^systemd \\([0-9]*\\).*/\\1/p')" -ge 254
   cat >"$drop_ins/restart-steps.conf" <<'{END_OF_FILE}'
 {steps}{END_OF_FILE}
 fi
+# A service whose groups are missing does not start; udev makes them, and a container may have none.
+for group in video render; do
+  getent group "$group" >/dev/null || groupadd --system "$group"
+done
 systemctl daemon-reload
 systemctl enable "echo2d-join@$name"
 systemctl restart "echo2d-join@$name"
