@@ -108,6 +108,8 @@ install_echo2d() {
   fi
   [ "$wanted" != "$before" ] || return 0
   say "installing into $home"
+  # /tmp may be memory, and torch with its libraries takes gigabytes while it is unpacked.
+  export TMPDIR=/var/tmp
   "$home/bin/pip" install --quiet --disable-pip-version-check "$source"
   # Of two builds with the same version pip keeps the one that is there.
   [ ! -e "$home/installed" ] ||

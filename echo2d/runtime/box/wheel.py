@@ -64,8 +64,9 @@ def installed_wheel() -> tuple[str, bytes]:
     files = {f"echo2d/{name}": path.read_bytes() for name, path in _files(PACKAGE)}
     runs = {f"echo2d/{name}" for name, path in _files(PACKAGE) if path.stat().st_mode & 0o100}
     files[f"echo2d/{BUILD_FILE}"] = THIS_BUILD.name.encode()
-    for name in ("METADATA", "entry_points.txt"):
-        files[f"{about}.dist-info/{name}"] = (distribution.read_text(name) or "").encode()
+    files[f"{about}.dist-info/METADATA"] = _metadata(distribution).encode()
+    commands = distribution.read_text("entry_points.txt") or ""
+    files[f"{about}.dist-info/entry_points.txt"] = commands.encode()
     files[f"{about}.dist-info/WHEEL"] = (
         f"Wheel-Version: 1.0\nGenerator: echo2d\nRoot-Is-Purelib: false\nTag: {tag}\n".encode()
     )
@@ -80,6 +81,14 @@ def installed_wheel() -> tuple[str, bytes]:
             entry.external_attr = (0o755 if name in runs else 0o644) << 16
             wheel.writestr(entry, data)
     return f"{about}-{tag}.whl", packed.getvalue()
+
+
+def _metadata(distribution: importlib.metadata.Distribution) -> str:
+    """`python -m echo2d` in a checkout finds the egg-info of the build, where it has another name."""
+    for name in ("METADATA", "PKG-INFO"):
+        if text := distribution.read_text(name):
+            return text
+    raise OperatorFault("the installation of echo2d is damaged: its metadata are gone")
 
 
 def _files(folder: Path, prefix: str = "") -> list[tuple[str, Path]]:

@@ -38,6 +38,28 @@ def test_it_holds_the_package_and_says_so() -> None:
         assert int(size) == packed.getinfo(path).file_size
 
 
+def test_a_checkout_that_was_built_in_place_gives_its_metadata(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its egg-info comes first on the path of `python -m echo2d`."""
+    egg = tmp_path / "echo2d.egg-info"
+    egg.mkdir()
+    text = "Metadata-Version: 2.1\nName: echo2d\nVersion: 0.1.0\n"
+    (egg / "PKG-INFO").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    _, data = installed_wheel()
+    packed = zipfile.ZipFile(io.BytesIO(data))
+    about = next(name for name in packed.namelist() if name.endswith("dist-info/METADATA"))
+    assert packed.read(about).decode() == text
+    (egg / "PKG-INFO").write_text("")
+    monkeypatch.setattr(
+        importlib.metadata, "distribution", lambda _: importlib.metadata.PathDistribution(egg)
+    )
+    monkeypatch.setattr(importlib.metadata.PathDistribution, "version", "0.1.0")
+    with pytest.raises(OperatorFault, match="its metadata are gone"):
+        installed_wheel()
+
+
 async def test_it_is_made_once() -> None:
     given = GivenWheel()
     first, second = await asyncio.gather(given.get(), given.get())
