@@ -7,6 +7,7 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import click
 import pytest
@@ -73,6 +74,16 @@ def test_without_a_terminal_a_long_command_says_how_far_it_is(
         assert len(said.err.splitlines()) == lines
         if lines:
             assert "exporting version 3: 25% in 0 s, 0 s to go\n" in said.err
+
+
+def test_a_long_copy_says_how_fast_it_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    times = iter([0.0, 12.0, 12.0])
+    monkeypatch.setattr(parts, "time", SimpleNamespace(monotonic=lambda: next(times)))
+    with parts.progress_bar("exporting version 3", size=4_800_000_000) as tell:
+        tell(0.25)
+    assert capsys.readouterr().err == "exporting version 3: 25% in 12 s, 36 s to go, 100 MB/s\n"
 
 
 def test_coordinate_needs_a_config() -> None:

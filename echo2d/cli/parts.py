@@ -119,13 +119,23 @@ def serve(
 
 
 @contextmanager
-def progress_bar(what: str) -> Iterator[Callable[[float], None]]:
-    """A bar on a terminal, and elsewhere a line on stderr every LINE_S: is told the share that is done."""
-    if sys.stderr.isatty():
-        with click.progressbar(length=1000, label=what, file=sys.stderr) as bar:
-            yield lambda share: bar.update(max(0, int(1000 * min(share, 1.0)) - bar.pos))
-        return
+def progress_bar(what: str, *, size: int = 0) -> Iterator[Callable[[float], None]]:
+    """A bar on a terminal, and elsewhere a line on stderr every LINE_S: is told the share that is done.
+
+    size: bytes that are copied; with it, both say how fast.
+    """
     began_at = told_at = time.monotonic()
+
+    def rate(share: float | None) -> str:
+        took_s = time.monotonic() - began_at
+        return f"{(share or 0.0) * size / took_s / 1e6:,.0f} MB/s" if size and took_s else ""
+
+    if sys.stderr.isatty():
+        with click.progressbar(
+            length=1000, label=what, file=sys.stderr, item_show_func=rate
+        ) as bar:
+            yield lambda share: bar.update(max(0, int(1000 * min(share, 1.0)) - bar.pos), share)
+        return
 
     def tell(share: float) -> None:
         nonlocal told_at
@@ -133,7 +143,8 @@ def progress_bar(what: str) -> Iterator[Callable[[float], None]]:
         if now - told_at >= LINE_S:
             told_at, took_s = now, now - began_at
             left = f", {took_s / share - took_s:.0f} s to go" if share else ""
-            click.echo(f"{what}: {share:.0%} in {took_s:.0f} s{left}", err=True)
+            fast = f", {rate(share)}" if size else ""
+            click.echo(f"{what}: {share:.0%} in {took_s:.0f} s{left}{fast}", err=True)
 
     yield tell
 

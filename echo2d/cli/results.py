@@ -47,7 +47,7 @@ def export(
     if sum(chosen) != 1:
         raise OperatorFault("export: expected one of --version N, --best EVAL and --last")
     result = results.choose(found, version=version, best=best)
-    with progress_bar(f"exporting version {result.version}") as tell:
+    with progress_bar(f"exporting version {result.version}", size=result.size) as tell:
         results.export(run_dir, result, directory, tell)
     if as_json:
         click.echo(json.dumps({**result.as_dict(), "directory": str(directory)}))
