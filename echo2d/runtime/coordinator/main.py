@@ -69,6 +69,7 @@ from echo2d.runtime.process.lifecycle import Ending, collect_rarely
 from echo2d.runtime.renting.renter import boxes_left_alone, open_renter
 from echo2d.runtime.renting.setup import prices_of
 from echo2d.runtime.run_dir.access_table import AccessTable
+from echo2d.runtime.run_dir.backup import forget_killed_backups
 from echo2d.runtime.run_dir.ledger_thread import LedgerThread
 from echo2d.runtime.run_dir.run_directory import LEDGER_FILE, RunDirectory, announce, withdraw
 from echo2d.runtime.run_dir.tokens import own_token
@@ -162,6 +163,7 @@ async def open_coordinator(
         recovered = await ledger.open()
         # The ledger is locked now, so an address file is from a coordinator that was killed.
         await asyncio.to_thread(withdraw, run)
+        await asyncio.to_thread(forget_killed_backups, run.path)
         names = config.audit.trusted if config.audit.enabled else ()
         access = await asyncio.to_thread(AccessTable, run, names)
         files = VersionFiles(

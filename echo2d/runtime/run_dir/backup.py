@@ -50,6 +50,7 @@ RESERVE_BYTES = 1 << 30
 ATTEMPTS_MAX = 5
 # The name of a folder with pinned files, and of the lock of a running backup.
 PINS, LOCK = ".backup-", ".backup.lock"
+PINNED = rf"{re.escape(PINS)}[0-9a-f]{{8}}"
 CHECKPOINTS = "checkpoints"
 CHECKPOINT_DIGESTS = "digests.blake3"
 DATABASES = ("access.sqlite", "rentals.sqlite")
@@ -288,16 +289,25 @@ def _only_one(run_dir: Path, stack: ExitStack) -> None:
         raise OperatorFault(f"another backup of {run_dir} is being made") from error
 
 
+def forget_killed_backups(run_dir: Path) -> None:
+    """Delete what a backup that was killed has pinned in a run directory, unless one is being made."""
+    with ExitStack() as stack, suppress(OperatorFault, OSError):
+        _only_one(run_dir, stack)
+        _delete(run_dir, PINNED)
+
+
 def _sweep(sources: Sequence[Path], target: Path) -> None:
     """Delete what backups of this run that were killed have left behind."""
-    ours = [
-        *((source, re.compile(rf"{re.escape(PINS)}[0-9a-f]{{8}}")) for source in sources),
-        (target.parent, re.compile(rf"\.{re.escape(target.name)}-[0-9a-f]{{8}}\.tmp")),
-    ]
-    for folder, name in ours:
-        for path in folder.iterdir():
-            if path.is_dir() and name.fullmatch(path.name):
-                shutil.rmtree(path, ignore_errors=True)
+    for source in sources:
+        _delete(source, PINNED)
+    _delete(target.parent, rf"\.{re.escape(target.name)}-[0-9a-f]{{8}}\.tmp")
+
+
+def _delete(folder: Path, name: str) -> None:
+    """Delete the folders in it whose names match."""
+    for path in folder.iterdir():
+        if path.is_dir() and re.fullmatch(name, path.name):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def _link(folder: Path, pin: Path) -> bool:

@@ -1,5 +1,6 @@
 """Backups of a run directory whose ledger is open, without a coordinator around it."""
 
+import fcntl
 import os
 import shutil
 import signal
@@ -16,7 +17,7 @@ from echo2d.core.rollouts.events import BatchCommitted
 from echo2d.errors import IntegrityFault, OperatorFault, StoreFault
 from echo2d.runtime.run_dir import backup as backups
 from echo2d.runtime.run_dir.access_table import AccessTable
-from echo2d.runtime.run_dir.backup import PINS, back_up
+from echo2d.runtime.run_dir.backup import LOCK, PINS, back_up, forget_killed_backups
 from echo2d.runtime.run_dir.backup_files import MANIFEST, BackupFacts, read_manifest, verify
 from echo2d.runtime.run_dir.restore import how_to_go_on, restore
 from echo2d.runtime.run_dir.run_directory import LEDGER_FILE, RunDirectory
@@ -174,6 +175,18 @@ def test_a_backup_deletes_nothing_that_is_not_its_own(run: Run) -> None:
     run.back_up()
     assert mine.is_dir()
     assert others.is_dir()
+
+
+def test_pins_of_a_killed_backup_go_when_the_coordinator_starts(run: Run) -> None:
+    pins, mine = run.run_dir / f"{PINS}01234567", run.run_dir / f"{PINS}mine"
+    for folder in (pins, mine):
+        folder.mkdir()
+    with (run.run_dir / LOCK).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        forget_killed_backups(run.run_dir)
+        assert pins.is_dir(), "a backup is being made"
+    forget_killed_backups(run.run_dir)
+    assert (pins.exists(), mine.exists()) == (False, True)
 
 
 def test_two_directories_inside_each_other_are_refused_before_anything_is_copied(run: Run) -> None:
