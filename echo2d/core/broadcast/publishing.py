@@ -24,7 +24,6 @@ from echo2d.core.broadcast.events import BroadcastAction, FormChosen
 from echo2d.core.broadcast.plan_updates import PlanUpdates
 from echo2d.core.broadcast.spread_end import SpreadEnd
 from echo2d.core.broadcast.timing import BroadcastTimings
-from echo2d.core.broadcast.traffic import FORM_COPIES_MAX, Traffic
 from echo2d.core.broadcast.transmission import TELL_S, Transmission
 from echo2d.core.cluster.events import Note, Persist, Send, StopRun, VersionPublished
 from echo2d.core.cluster.membership import Membership, Peer
@@ -113,7 +112,6 @@ class Publishing:
             announcer=self._announcer,
             timings=self._timings,
         )
-        self.traffic = Traffic()
         self.spreading: Transmission | None = None
         if (
             versions.current is not None
@@ -379,10 +377,6 @@ class Publishing:
             self._plan_updates.measured(transmission, peer.peer, message, now)
         if peer.kind != "seed":
             transmission.received[peer.peer] = message.payload_bytes, message.duplicates
-            counted = transmission.counted.get(peer.peer, 0)
-            left = FORM_COPIES_MAX * transmission.expected_bytes - counted
-            more = self.traffic.count(peer.peer, message.links, left=left)
-            transmission.counted[peer.peer] = counted + more
             return []
         more = max(0, message.sent_bytes - transmission.seed_sent_bytes)
         transmission.seed_sent_bytes += more
@@ -636,7 +630,6 @@ class Publishing:
 
     def check(self) -> None:
         self._timings.check()
-        self.traffic.check()
         self._plan_updates.check()
         self._catch_ups.check()
         if self.spreading is not None:

@@ -71,8 +71,7 @@ class Transmission:
     untold: the peers that the plan has still to be sent to, parents first. verified: a set in the
     order of arrival.
     failed: by peer, how often the form arrived and could not be applied.
-    received: by peer, payload bytes, and frames that came twice. counted: by peer, bytes that are in
-    `Traffic`. encode_at: when the seed is
+    received: by peer, payload bytes, and frames that came twice. encode_at: when the seed is
     ordered again.
     neighbours_then: the neighbours of each peer at the time when it was found at fault for bad
     frames.
@@ -94,7 +93,6 @@ class Transmission:
     verified: dict[PeerId, None] = field(default_factory=dict)
     failed: dict[PeerId, int] = field(default_factory=dict)
     received: dict[PeerId, tuple[int, int]] = field(default_factory=dict)
-    counted: dict[PeerId, int] = field(default_factory=dict)
     seed_sent_bytes: int = 0
     encode_failures: int = 0
     encode_at: float | None = None

@@ -1,89 +1,121 @@
-"""What workers have cost since the coordinator started: for the time that they were here, and for the
-versions that they received and passed on.
+"""What workers have cost since the coordinator started: the time that they were here, and their traffic.
 
     hello --> here, at usd/h --> gone
-                |                  |
+                |    |             |
+                |    +-- heartbeat: bytes received and sent since its program started; what is more
+                |        than it said before is paid for
                 +-- a new hello, perhaps at another price
 
 A worker counts from its hello until it has left or is suspected, whether it works, stands by or is
-cordoned. Its traffic counts at its last price (`core/broadcast/traffic.py`). What the seed sends is in
-`Status.seed_usd_total`. Rented boxes are
-paid for from before they join until after they have left; their bill is in the renter's book.
+cordoned. What it moves after its last heartbeat is told by the next hello, unless its program ended.
+It could tell more than it moved, as its owner could state any price; more than RATE_MAX is not
+believed. A relay peer's traffic is counted, and costs nothing here. What the seed sends is in
+`Status.seed_usd_total`. Rented boxes are paid for from before they join until after they have left;
+their bill is in the renter's book.
 """
 
 from dataclasses import dataclass
 
 from echo2d.core.base.bounded_dict import keep_newest
 from echo2d.core.base.ids import PeerId
-from echo2d.core.broadcast.traffic import NO_TRAFFIC, Traffic
 from echo2d.core.capacity.prices import Price
 from echo2d.core.cluster.membership import PEERS_MAX
 from echo2d.core.status.schema import CostsStatus
 
 HOUR_S = 3600.0
 GB = 1e9
+# Bytes/s that a peer may say it has moved, each way: 100 Gbit/s.
+RATE_MAX = 12.5e9
 FREE = Price()
 
 
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Payload bytes of versions."""
+
+    received: int = 0
+    sent: int = 0
+
+
+NO_TRAFFIC = Traffic()
+
+
 @dataclass(slots=True)
-class _Bill:
-    """usd: for its time until `since`. usd_per_h: from then on; 0: it is gone. price: its last one."""
+class Bill:
+    """What one peer has cost. usd: without its time after `since`. usd_per_h: from then on; 0: it is
+    gone. traffic: since the coordinator started. told: since its program of this boot_id started, as
+    it said last, at told_at.
+    """
 
     usd: float = 0.0
     usd_per_h: float = 0.0
     since: float = 0.0
     price: Price = FREE
-    pays_traffic: bool = False
+    traffic: Traffic = NO_TRAFFIC
+    boot_id: str = ""
+    told: Traffic = NO_TRAFFIC
+    told_at: float = 0.0
 
     def at(self, now: float) -> float:
         return self.usd + self.usd_per_h * (now - self.since) / HOUR_S
 
 
+NO_BILL = Bill()
+
+
 class Costs:
     """See the module docstring. `now` is monotonic seconds. committed: the last step before the start."""
 
-    def __init__(self, committed: int, traffic: Traffic) -> None:
+    def __init__(self, committed: int) -> None:
         self._committed = committed
-        self.traffic = traffic
-        self._bills: dict[PeerId, _Bill] = {}
+        self._bills: dict[PeerId, Bill] = {}
         # Of workers that were forgotten.
         self._forgotten_usd = 0.0
 
-    def here(self, worker: PeerId, price: Price, *, now: float) -> None:
-        """The worker said hello; it costs this much from now on."""
-        bill = self._bills.setdefault(worker, _Bill())
-        bill.price, bill.pays_traffic = price, bool(price.usd_per_gb_down or price.usd_per_gb_up)
-        bill.usd, bill.usd_per_h, bill.since = bill.at(now), price.usd_per_h, now
+    def here(self, peer: PeerId, price: Price, *, now: float) -> None:
+        """The peer is here, and costs this much from now on."""
+        bill = self._bills.pop(peer, None) or Bill()
+        self._bills[peer] = bill  # the newest
+        bill.usd, bill.since = bill.at(now), now
+        bill.price, bill.usd_per_h = price, price.usd_per_h
         if len(self._bills) > PEERS_MAX:
-            self._forgotten_usd += self.of(next(iter(self._bills)), now=now)
+            oldest = self._bills[next(iter(self._bills))]
+            self._forgotten_usd += oldest.at(now)
             keep_newest(self._bills, PEERS_MAX)
 
-    def gone(self, worker: PeerId, *, now: float) -> None:
-        """The worker left, or counts as lost."""
-        bill = self._bills.get(worker)
+    def began(self, peer: PeerId, boot_id: str, told: Traffic, *, now: float) -> None:
+        """A peer said hello. What it moved before this coordinator heard of it is not paid for. Of one
+        that was never `here` nothing is counted.
+        """
+        bill = self._bills.get(peer)
+        if bill is not None and bill.boot_id == boot_id:
+            self.moved(peer, told, now=now)
+        elif bill is not None:
+            bill.boot_id, bill.told, bill.told_at = boot_id, told, now
+
+    def moved(self, peer: PeerId, told: Traffic, *, now: float) -> None:
+        """A heartbeat. told: since its program started."""
+        bill = self._bills.get(peer)
+        if bill is None or told == bill.told:
+            return
+        most = int(RATE_MAX * (now - bill.told_at))
+        received = max(0, min(told.received - bill.told.received, most))
+        sent = max(0, min(told.sent - bill.told.sent, most))
+        bill.traffic = Traffic(bill.traffic.received + received, bill.traffic.sent + sent)
+        bill.usd += (received * bill.price.usd_per_gb_down + sent * bill.price.usd_per_gb_up) / GB
+        bill.told, bill.told_at = told, now
+
+    def gone(self, peer: PeerId, *, now: float) -> None:
+        """The peer left, or counts as lost."""
+        bill = self._bills.get(peer)
         if bill is not None:
             bill.usd, bill.usd_per_h, bill.since = bill.at(now), 0.0, now
 
-    def of(self, worker: PeerId, *, now: float) -> float:
-        """USD so far."""
-        bill = self._bills.get(worker)
-        if bill is None:
-            return 0.0
-        return bill.at(now) + (self._traffic_usd(worker, bill.price) if bill.pays_traffic else 0.0)
-
-    def _traffic_usd(self, worker: PeerId, price: Price) -> float:
-        moved = self.traffic.peers.get(worker, NO_TRAFFIC)
-        return (moved.received * price.usd_per_gb_down + moved.sent * price.usd_per_gb_up) / GB
+    def of(self, peer: PeerId) -> Bill:
+        return self._bills.get(peer) or NO_BILL
 
     def status(self, committed: int, *, now: float) -> CostsStatus:
-        usd = self._forgotten_usd + sum([bill.at(now) for bill in self._bills.values()])
-        usd += sum(
-            [
-                self._traffic_usd(worker, bill.price)
-                for worker, bill in self._bills.items()
-                if bill.pays_traffic
-            ]
-        )
+        usd = self._forgotten_usd + sum(bill.at(now) for bill in self._bills.values())
         steps = max(0, committed - self._committed)
         return CostsStatus(
             workers_usd_per_h=sum(bill.usd_per_h for bill in self._bills.values()),

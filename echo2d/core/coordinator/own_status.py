@@ -76,8 +76,8 @@ def _row(
         mu=None if worker is None else worker.mu,
         usd_per_h=0.0 if worker is None else worker.usd_per_h,
         cost_usd=0.0 if worker is None else worker.cost_usd,
-        received_bytes=0 if worker is None else worker.received_bytes,
-        sent_bytes=0 if worker is None else worker.sent_bytes,
+        received_bytes=peer.received_bytes,
+        sent_bytes=peer.sent_bytes,
         attention=tuple(attention),
     )
 

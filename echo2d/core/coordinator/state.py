@@ -45,7 +45,7 @@ from echo2d.core.cluster.step_history import StepSummary
 from echo2d.core.cluster.versions import PublishedVersions
 from echo2d.core.coordinator.activation_loop import ActivationLoop
 from echo2d.core.coordinator.cordons import Cordons
-from echo2d.core.coordinator.costs import Costs
+from echo2d.core.coordinator.costs import FREE, Costs, Traffic
 from echo2d.core.coordinator.events import (
     AliveTold,
     BatchAsked,
@@ -231,7 +231,7 @@ class CoordinatorState:
             self._statistics,
         )
         self._cordons = Cordons(self._members, self._scheduler)
-        self._costs = Costs(self._staleness.committed, self._publishing.traffic)
+        self._costs = Costs(self._staleness.committed)
         self._timed_parts = (
             self._members,
             self._reachability,
@@ -429,6 +429,8 @@ class CoordinatorState:
         peer, hello = joined.peer, event.hello
         self._cordons.joined(peer)
         self._bill(peer, now)
+        told = Traffic(hello.received_bytes, hello.sent_bytes)
+        self._costs.began(peer.peer, hello.boot_id, told, now=now)
         verdicts = [] if self._audits is None else self._audits.joined(peer, now=now)
         self._activation_loop.changed()
         gateway_keys = [key for key in hello.leases if self._gateway.owns(key)]
@@ -491,9 +493,11 @@ class CoordinatorState:
             ]
 
     def _bill(self, peer: Peer, now: float) -> None:
-        """The worker is here from now on, and costs what its price says."""
+        """The peer is here from now on, and costs what its price says."""
         if peer.kind == "worker":
             self._costs.here(peer.peer, self._activation_loop.price(peer), now=now)
+        elif peer.kind == "relay":
+            self._costs.here(peer.peer, FREE, now=now)
 
     def _encode_failed(
         self, peer: Peer, message: EncodeFailed, now: float
@@ -507,8 +511,9 @@ class CoordinatorState:
         self, peer: Peer, message: ToCoordinator, now: float
     ) -> Sequence[CoordinatorAction]:
         match message:
-            case Heartbeat(running, disk_free):
+            case Heartbeat(running, disk_free, received, sent):
                 peer.running, peer.disk_free = running, disk_free
+                self._costs.moved(peer.peer, Traffic(received, sent), now=now)
                 return []
             case Leaving(reason):
                 return self._leaving(peer, reason)

@@ -9,7 +9,6 @@ from functools import cache
 
 from echo2d.core.audit.audits import Audits
 from echo2d.core.broadcast.publishing import Publishing
-from echo2d.core.broadcast.traffic import NO_TRAFFIC
 from echo2d.core.broadcast.transmission import Transmission
 from echo2d.core.capacity.bottleneck import Bottleneck
 from echo2d.core.capacity.estimators import quantile
@@ -21,7 +20,7 @@ from echo2d.core.cluster.versions import PublishedVersions
 from echo2d.core.cluster.worker_quality import WorkerQuality
 from echo2d.core.coordinator.activation_loop import ActivationLoop
 from echo2d.core.coordinator.alerts import alerts
-from echo2d.core.coordinator.costs import Costs
+from echo2d.core.coordinator.costs import Costs, Traffic
 from echo2d.core.coordinator.learner_api import LearnerCalls
 from echo2d.core.evaluation.evaluations import Evaluations
 from echo2d.core.evaluation.json_form import evaluated_json
@@ -106,7 +105,11 @@ def make_status(
         workers=tuple(workers.status(peer) for peer in members if peer.kind == "worker"),
         provision=activation_loop.provision(),
         costs=costs.status(staleness.committed, now=now),
-        relays=tuple(_relay(peer, now) for peer in members if peer.kind == "relay"),
+        relays=tuple(
+            _relay(peer, costs.of(peer.peer).traffic, now)
+            for peer in members
+            if peer.kind == "relay"
+        ),
         seed_alive=members.seed is not None,
         seed_uplink=None if members.seed is None else members.seed.uplink,
         seed_build=None if members.seed is None else members.seed.build.name,
@@ -175,7 +178,7 @@ def _version(record: VersionPublished | None) -> VersionStatus | None:
     return VersionStatus(record.version, record.digest.hex(), record.publish_seq)
 
 
-def _relay(peer: Peer, now: float) -> PeerStatus:
+def _relay(peer: Peer, traffic: Traffic, now: float) -> PeerStatus:
     return PeerStatus(
         id=peer.peer,
         name=peer.name,
@@ -190,6 +193,8 @@ def _relay(peer: Peer, now: float) -> PeerStatus:
         reachable=peer.reachable,
         build=peer.build.name,
         protocol=peer.build.protocol,
+        received_bytes=traffic.received,
+        sent_bytes=traffic.sent,
     )
 
 
@@ -242,7 +247,7 @@ class _Workers:
         value = self._activation_loop.of(peer)
         case = None if self._audits is None else self._audits.cases.get(peer.peer)
         quality = self._statistics.qualities.of(peer.peer) or NO_QUALITY
-        moved = self._costs.traffic.peers.get(peer.peer, NO_TRAFFIC)
+        bill = self._costs.of(peer.peer)
         return WorkerStatus(
             id=peer.peer,
             name=peer.name,
@@ -280,9 +285,9 @@ class _Workers:
             usd_per_gb_up=value.price.usd_per_gb_up,
             availability=value.price.availability,
             rho=value.rho,
-            cost_usd=self._costs.of(peer.peer, now=now),
-            received_bytes=moved.received,
-            sent_bytes=moved.sent,
+            cost_usd=bill.at(now),
+            received_bytes=bill.traffic.received,
+            sent_bytes=bill.traffic.sent,
             reward=quality.reward if quality.scored else None,
             reward_above=quality.above,
             answer_tokens=quality.tokens if quality.scored else None,

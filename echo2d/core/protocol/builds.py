@@ -26,8 +26,8 @@ import msgpack
 from echo2d.core.base.codec import INT_MAX
 
 # The control link. Protocol 9 is the first release's, 0.1.0. With 10 came Hello.in_place and
-# Heartbeat.disk_free.
-PROTOCOL_VERSION = 10
+# Heartbeat.disk_free, with 11 the bytes that a peer has received and sent, in both.
+PROTOCOL_VERSION = 11
 PROTOCOL_OLDEST = 9
 # The peer link. Peers meet only where the coordinator understands both, so this `oldest` is raised
 # together with that of the control link.

@@ -185,7 +185,7 @@ class Hello:
     run's config wins. dial_back_secret: the peer that answers at `listen` must prove that it knows
     this. scores: its engine can score answers that others wrote. quantization: what its engines
     quantize weights to, such as "int8"; empty: they do not. in_place: it writes a delta over the
-    version that it is made from.
+    version that it is made from. received_bytes, sent_bytes: as in Heartbeat.
     """
 
     build: Build
@@ -207,6 +207,8 @@ class Hello:
     scores: bool = False
     quantization: str = ""
     in_place: bool = False
+    received_bytes: int = 0
+    sent_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,11 +216,14 @@ class Heartbeat:
     """The peer is alive.
 
     running: samples that are in its engines now. disk_free: bytes that new versions may take on its
-    disk, with those that older versions give up for them; None: not said.
+    disk, with those that older versions give up for them; None: not said. received_bytes, sent_bytes:
+    payload of versions over all peer links since its program started; 0: nothing, or not said.
     """
 
     running: int
     disk_free: int | None = None
+    received_bytes: int = 0
+    sent_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,7 +92,8 @@ class PeerStatus:
     silent_s: since the coordinator last heard from it. reachable: whether other peers can dial it;
     None: not tested yet. quarantined: it passed on bad frames, so it only receives. cordoned: an
     operator has taken it out of service. draining: it is to end once it holds nothing. build,
-    protocol: of its program (`core/protocol/builds.py`).
+    protocol: of its program (`core/protocol/builds.py`). received_bytes, sent_bytes: of versions, since
+    the coordinator started, as it says.
     """
 
     id: str
@@ -108,6 +109,8 @@ class PeerStatus:
     reachable: bool | None
     build: str
     protocol: int
+    received_bytes: int = 0
+    sent_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +121,7 @@ class WorkerStatus(PeerStatus):
     worker, if this one stays silent. lag: in versions. active: it gets leases. mu: trajectories/s
     that it makes while its slots are leased, without those that are thrown away; an expectation
     while mu_sd is None. rho: usd per trajectory. cost_usd: since the coordinator started.
-    received_bytes, sent_bytes: of versions, in that time. reward, answer_tokens: means over its scored
+    reward, answer_tokens: means over its scored
     trajectories. reward_above: its reward over that of others on the same prompts. used: the share
     of what it makes that is trained on. trained, audited, flagged: trajectories since the
     coordinator started. standing: what the audit thinks of it; empty: nothing. verdict: why it is
@@ -150,8 +153,6 @@ class WorkerStatus(PeerStatus):
     availability: float
     rho: float | None
     cost_usd: float = 0.0
-    received_bytes: int = 0
-    sent_bytes: int = 0
     reward: float | None
     reward_above: float | None
     answer_tokens: float | None

@@ -431,10 +431,15 @@ class Worker:
             scores=self._scoring_engine() is not None,
             quantization=self._config.quantized_as if self._engines else "",
             in_place=self._config.apply_in_place,
+            received_bytes=self._receiver.received_bytes,
+            sent_bytes=self._receiver.sent_bytes,
         )
 
     def heartbeat(self) -> Heartbeat:
-        return Heartbeat(self._state.running, self._disk_free)
+        receiver = self._receiver
+        return Heartbeat(
+            self._state.running, self._disk_free, receiver.received_bytes, receiver.sent_bytes
+        )
 
     async def connected(self, welcome: Welcome) -> None:
         log.info(
