@@ -4,6 +4,7 @@ import json
 import os
 from dataclasses import asdict
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import click
 
@@ -12,6 +13,7 @@ from echo2d.errors import Fault, OperatorFault
 
 # A backup waits for everybody else.
 NICE = 10
+CONNECT_S = 5.0
 
 
 @click.command()
@@ -117,8 +119,26 @@ def _run_at(url: str, token_file: Path) -> str | None:
             f"a coordinator at {url} does not accept this backup's token: it may be of this run, with a "
             "token that was made later; stop it first, or, if it is of another run, add --not-running"
         ) from refused
-    except Fault:
-        return None
+    except Fault as fault:
+        if not _listens(url):
+            return None
+        raise OperatorFault(
+            f"something answers at {url}, and does not say which run it is of ({fault}): it may be this "
+            "run's coordinator; stop it first, or, if it is not, add --not-running"
+        ) from fault
+
+
+def _listens(url: str) -> bool:
+    """Whether anything takes a connection there."""
+    import socket
+
+    at = urlsplit(url)
+    try:
+        port = at.port or (443 if at.scheme == "https" else 80)
+        socket.create_connection((at.hostname or "", port), timeout=CONNECT_S).close()
+    except OSError:
+        return False
+    return True
 
 
 def _nobody_at(url: str, token_file: Path) -> None:  # noqa: ARG001 - as `_run_at`

@@ -33,11 +33,14 @@ class Box:
         self.root = root
         words = [nspawn, "--register=no", "--keep-unit", f"--directory={root}", "--boot"]
         self._machine = Program("machine", words, log)
+
+    def wait_until_booted(self) -> None:
         poll(lambda: self._init() is not None)
         poll(lambda: self.asked("systemctl", "is-system-running") in ("running", "degraded"))
 
     def _init(self) -> str | None:
         """The id of its first process."""
+        assert self._machine.returncode is None, self._machine.tail()
         pid = self._machine.pid
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
         return children[0] if children else None
@@ -60,7 +63,8 @@ class Box:
         return self.asked("systemctl", "show", f"--property={name}", "--value", UNIT)
 
     def power_off(self) -> None:
-        self.asked("systemctl", "poweroff")
+        if self._machine.returncode is None:
+            self.asked("systemctl", "poweroff")
         self._machine.wait(POWER_OFF_S)
 
 
@@ -75,8 +79,11 @@ def box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Box]:
     packages = ("systemd", "systemd-sysv", "dbus")
     subprocess.run([REPO / "tools" / "image" / "debian.sh", root, *packages], check=True)
     made = Box(root, nspawn, tmp_path / "machine.log")
-    yield made
-    made.power_off()
+    try:
+        made.wait_until_booted()
+        yield made
+    finally:
+        made.power_off()
 
 
 def test_a_box_becomes_a_worker_that_comes_back_and_stops(box: Box, tmp_path: Path) -> None:

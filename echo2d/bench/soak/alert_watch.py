@@ -37,6 +37,9 @@ class ExpectedAlert:
         same = self.kind == kind and self.subject in ("", subject)
         return same and self.at_s <= now_s <= self.until_s
 
+    def overdue(self, now_s: float) -> bool:
+        return self.within_s is not None and now_s > self.at_s + self.within_s
+
     def missing(self) -> bool:
         if self.within_s is None or not self.looked:
             return False
@@ -69,10 +72,10 @@ class AlertBook:
         self.expected.append(entry)
         return entry
 
-    def coordinator_killed(self) -> None:
-        """Alerts that have not come yet need not come: what they are about may be over by the restart."""
+    def coordinator_killed(self, now_s: float) -> None:
+        """Alerts that are on their way need not come: what they are about may be over by the restart."""
         for entry in self.expected:
-            if entry.came_s is None:
+            if entry.came_s is None and not entry.overdue(now_s):
                 entry.within_s = None
 
     def look(self, status: Mapping[str, Any], now_s: float) -> None:

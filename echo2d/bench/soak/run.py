@@ -456,7 +456,7 @@ class Soak:
             return
         self._away.add("coordinator")
         self._programs["coordinator"].kill()
-        self._book.coordinator_killed()
+        self._book.coordinator_killed(time.monotonic())
         await asyncio.sleep(1.0)
         self._expect_a_start()
         self._programs["coordinator"].start()

@@ -144,6 +144,8 @@ SCORES_MAX = 1 << 14
 SCORE_MAX = 1e6
 # For idle connections of authenticated callers. Our clients close theirs after 15 s.
 KEEPALIVE_S = 75.0
+# What is left of a refused request's body is read for so long, so that the answer arrives.
+LINGERING_S = 1.0
 THIS_LEARNER_API = replace(OURS_AS_LEARNER_API, name=THIS_BUILD.name)
 DIGEST_HEADER = "X-Echo2d-Digest"
 STALENESS_HEADER = "X-Echo2d-Staleness-Max"
@@ -697,6 +699,7 @@ def make_runner(app: web.Application, *, shutdown_timeout_s: float) -> web.AppRu
         keepalive_timeout=KEEPALIVE_S,
         auto_decompress=False,
         handler_cancellation=True,
+        lingering_time=LINGERING_S,
         shutdown_timeout=shutdown_timeout_s,
     )
 

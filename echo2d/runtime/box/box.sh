@@ -86,6 +86,11 @@ print(path, hashlib.sha256(data).hexdigest())
 PYTHON
 }
 
+# /tmp may be memory, and torch with its libraries takes gigabytes while it is unpacked.
+pip_install() {
+  TMPDIR=${TMPDIR:-/var/tmp} "$1/bin/pip" install --quiet --disable-pip-version-check "${@:2}"
+}
+
 # Installs what is not there yet: the same script brings a later build to a box.
 install_echo2d() {
   local python source wanted wheel before=""
@@ -108,15 +113,13 @@ install_echo2d() {
   fi
   [ "$wanted" != "$before" ] || return 0
   say "installing into $home"
-  # /tmp may be memory, and torch with its libraries takes gigabytes while it is unpacked.
-  export TMPDIR=/var/tmp
-  "$home/bin/pip" install --quiet --disable-pip-version-check "$source"
+  pip_install "$home" "$source"
   # Of two builds with the same version pip keeps the one that is there.
   [ ! -e "$home/installed" ] ||
-    "$home/bin/pip" install --quiet --disable-pip-version-check --force-reinstall --no-deps "$source"
+    pip_install "$home" --force-reinstall --no-deps "$source"
   if [ -n "$sglang" ]; then
     [ -e /opt/sglang/bin/python ] || "$(found_python)" -m venv /opt/sglang
-    /opt/sglang/bin/pip install --quiet --disable-pip-version-check "$sglang"
+    pip_install /opt/sglang "$sglang"
   fi
   printf '%s\n' "$wanted" >"$home/installed"
 }

@@ -34,12 +34,14 @@ async def uplink(
             **to_coordinator(tls),
         ) as response:
             reply = await response.json(content_type=None)
-    except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as fault:
+        if response.status == HTTPStatus.OK:
+            return _finding(float(reply["bytes"]), float(reply["seconds"]))
+    except (aiohttp.ClientError, TimeoutError, OSError) as fault:
         return skipped("uplink", f"could not be measured: {in_words(fault)}")
-    if response.status != HTTPStatus.OK:
-        detail = reply.get("detail") if isinstance(reply, dict) else None
-        return skipped("uplink", f"not measured: {detail or f'HTTP {response.status}'}")
-    return _finding(float(reply["bytes"]), float(reply["seconds"]))
+    except (ValueError, TypeError, KeyError):
+        return skipped("uplink", f"not measured: HTTP {response.status}, and no answer of echo2d")
+    detail = reply.get("detail") if isinstance(reply, dict) else None
+    return skipped("uplink", f"not measured: {detail or f'HTTP {response.status}'}")
 
 
 def _finding(count: float, seconds: float) -> HostFinding:

@@ -23,7 +23,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from echo2d.errors import OperatorFault, StoreFault
@@ -41,7 +41,7 @@ from echo2d.runtime.run_dir.backup_files import (
     write_manifest,
 )
 from echo2d.runtime.run_dir.run_directory import LEDGER_FILE, existing_run
-from echo2d.store.disk import store_faults, sync
+from echo2d.store.disk import opened, store_faults, sync
 from echo2d.store.ledger_copy import LedgerFacts, copy_database, copy_ledger
 
 # Stays free on the disk of the backup, which may be the run's own.
@@ -132,11 +132,11 @@ class _Backup:
         ledger, pins = self._take_ledger(stack)
         copies = [self._run_dir / path for path in ledger.versions]
         versions = self._pin(copies, run / "versions", self._run_dir, stack)
-        plain = sum(map(_bytes, _plain(self._run_dir)))
+        plain = sum(map(_bytes, _plain(self._run_dir))) + sum(map(_bytes, _logs(self._run_dir)))
         copied = [_size(pin) for pin in (*versions, *pins) if not self._is_here(pin)]
         self._progress.of = plain + sum(map(_size, (*versions, *pins))) + _bytes(run / LEDGER_FILE)
         self._room(plain + sum(copied))
-        self._copy(versions, pins)
+        self._copy(versions, pins, stack)
         return ledger, max((_step(pin.name) for pin in pins), default=None)
 
     def _take_ledger(self, stack: ExitStack) -> tuple[LedgerFacts, list[Path]]:
@@ -157,14 +157,18 @@ class _Backup:
             f"this run's learner may resume; found {_words(steps)}. Is it this run's learner.out_dir?"
         )
 
-    def _copy(self, versions: Sequence[Path], pins: Sequence[Path]) -> None:
+    def _copy(self, versions: Sequence[Path], pins: Sequence[Path], stack: ExitStack) -> None:
         run, learner = self._aside / RUN, self._aside / LEARNER
+        for log in _open_logs(self._run_dir, stack):
+            self._keep_log(log, run / log.name)
         for path in (*_plain(self._run_dir), *sorted((self._run_dir / "tokens").glob("*.token"))):
             self._keep(path, run / path.relative_to(self._run_dir))
         for name in DATABASES:
             if (self._run_dir / name).exists():
                 copy_database(self._run_dir / name, run / name)
         if self._learner_dir is not None:
+            for log in _open_logs(self._learner_dir, stack):
+                self._keep_log(log, learner / log.name)
             for path in _plain(self._learner_dir):
                 self._keep(path, learner / path.name)
         for pin in versions:
@@ -224,15 +228,12 @@ class _Backup:
             self._note(target, old)
         elif target.exists():
             self._note(target, hash_file(target, self._progress.add))
-        elif source.suffix == ".jsonl":
-            self._keep_log(source, target)
         else:
             self._note(target, copy_file(source, target, self._progress.add))
 
-    def _keep_log(self, source: Path, target: Path) -> None:
-        """Its whole lines. One that was renamed meanwhile, because it had become long, is left out."""
-        with suppress(FileNotFoundError):
-            self._note(target, copy_file(source, target, self._progress.add, size=_lines(source)))
+    def _keep_log(self, log: "_OpenLog", target: Path) -> None:
+        """Its whole lines as of when it was opened."""
+        self._note(target, copy_file(log.fd, target, self._progress.add, size=log.size))
 
     def _reused(self, old: BackupFile, source: Path, target: Path) -> bool:
         """Link a file from the earlier backup."""
@@ -335,21 +336,46 @@ def _link(folder: Path, pin: Path) -> bool:
 
 def _plain(folder: Path) -> Iterator[Path]:
     """The small files of a run directory or of learner.out_dir that are copied as they are."""
-    for pattern in ("run.key", "*.jsonl", "learner.id"):
-        yield from sorted(folder.glob(pattern))
+    for name in ("run.key", "learner.id"):
+        yield from folder.glob(name)
 
 
-def _lines(path: Path) -> int:
+def _logs(folder: Path) -> list[Path]:
+    """Those of one log stand from the newest to the oldest: NAME.jsonl, NAME.1.jsonl, and so on."""
+    return sorted(folder.glob("*.jsonl"), key=lambda path: (len(path.name), path.name))
+
+
+@dataclass(frozen=True, slots=True)
+class _OpenLog:
+    """A log as it was called when it was opened. size: of its whole lines."""
+
+    name: str
+    fd: int
+    size: int
+
+
+def _open_logs(folder: Path, stack: ExitStack) -> list[_OpenLog]:
+    """Open all logs, so that nothing is lost or copied twice if one becomes long and is renamed."""
+    found: dict[int, _OpenLog] = {}
+    for _ in range(2):  # in the second round those that were renamed in the first one
+        for path in _logs(folder):
+            with suppress(FileNotFoundError):
+                fd = stack.enter_context(opened(path, os.O_RDONLY))
+                number, named = os.fstat(fd).st_ino, {log.name for log in found.values()}
+                if number not in found and path.name not in named:
+                    found[number] = _OpenLog(path.name, fd, _whole_lines(fd))
+    return list(found.values())
+
+
+def _whole_lines(fd: int) -> int:
     """The size of a log up to the end of its last whole line."""
-    with path.open("rb") as file:
-        end = file.seek(0, os.SEEK_END)
-        while end:
-            start = max(0, end - (1 << 16))
-            file.seek(start)
-            at = file.read(end - start).rfind(b"\n")
-            if at >= 0:
-                return start + at + 1
-            end = start
+    end = os.fstat(fd).st_size
+    while end:
+        start = max(0, end - (1 << 16))
+        at = os.pread(fd, end - start, start).rfind(b"\n")
+        if at >= 0:
+            return start + at + 1
+        end = start
     return 0
 
 

@@ -11,6 +11,7 @@ in which order (`backup`), and how a run is made of them (`restore`).
 import json
 import os
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -89,10 +90,10 @@ def read_manifest(folder: Path) -> BackupFacts:
 
 
 def copy_file(
-    source: Path, target: Path, tell: ToldBytes, *, size: int | None = None
+    source: Path | int, target: Path, tell: ToldBytes, *, size: int | None = None
 ) -> BackupFile:
-    """Copy a file into a new private one, durably. size: no more bytes than these. Returns its size
-    and digest, with an empty path. Raises OSError.
+    """Copy a file into a new private one, durably. source: its path, or a descriptor at its beginning.
+    size: no more bytes than these. Returns its size and digest, with an empty path. Raises OSError.
     """
     make_private(target.parent)
     allocate(target, 0)
@@ -172,9 +173,9 @@ class CopyProgress:
         self._tell(min(1.0, self._done / max(1, self.of)))
 
 
-def _parts(path: Path, size: int | None) -> Iterator[bytes]:
+def _parts(source: Path | int, size: int | None) -> Iterator[bytes]:
     left = float("inf") if size is None else size
-    with opened(path, os.O_RDONLY) as fd:
+    with nullcontext(source) if isinstance(source, int) else opened(source, os.O_RDONLY) as fd:
         while left > 0 and (part := os.read(fd, int(min(PART_BYTES, left)))):
             left -= len(part)
             yield part

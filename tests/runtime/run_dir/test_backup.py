@@ -390,24 +390,30 @@ def test_what_cannot_be_restored_is_said(run: Run) -> None:
     restore(target, new, out_dir, tell, nobody_at)
 
 
-def test_a_log_that_was_renamed_meanwhile_is_left_out(
+def test_nothing_is_lost_or_kept_twice_if_a_log_is_renamed_meanwhile(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A log that has become long is renamed, and a new one begins."""
-    kept, renamed = run.run_dir / "kept.jsonl", run.run_dir / "renamed.jsonl"
-    for path in (kept, renamed):
-        path.write_text('{"step": 1}\n')
-    measured = backups._lines
+    newest, older, oldest = (run.run_dir / f"story{number}.jsonl" for number in ("", ".1", ".2"))
+    newest.write_text('{"step": 2}\n{"st')
+    older.write_text('{"step": 1}\n')
+    measured = backups._whole_lines
 
-    def lines(path: Path) -> int:
-        renamed.unlink(missing_ok=True)
-        return measured(path)
+    def rotated(fd: int) -> int:
+        if not oldest.exists():
+            older.replace(oldest)
+            newest.replace(older)
+            newest.write_text('{"step": 3}\n')
+        return measured(fd)
 
-    monkeypatch.setattr(backups, "_lines", lines)
+    monkeypatch.setattr(backups, "_whole_lines", rotated)
     target, _ = run.back_up()
-    assert (target / "run" / "kept.jsonl").exists()
-    assert not (target / "run" / "renamed.jsonl").exists()
     verify(target, tell)
+    kept = sorted((target / "run").glob("story*.jsonl"))
+    assert sorted(line for path in kept for line in path.read_text().splitlines()) == [
+        '{"step": 1}',
+        '{"step": 2}',
+    ]
 
 
 def test_a_file_that_cannot_be_linked_is_copied_durably_if_there_is_room(

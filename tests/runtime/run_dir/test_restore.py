@@ -8,8 +8,10 @@ import pytest
 from click.testing import CliRunner
 
 from echo2d.cli import main
+from echo2d.cli.keeping import _run_at
 from echo2d.config import CoordinatorConfig
-from echo2d.net.security.auth import read_token_file, write_token_file
+from echo2d.errors import OperatorFault
+from echo2d.net.security.auth import TokenFile, read_token_file, write_token_file
 from echo2d.runtime.coordinator.main import core_machine
 from echo2d.runtime.run_dir.backup import back_up
 from tests.support.scripted_core import config, serving
@@ -19,6 +21,22 @@ __all__ = ["config"]
 
 def keep(run_dir: Path, backup: Path) -> None:
     back_up(run_dir, backup, learner_dir=None, reuse=None, tell=lambda _: None)
+
+
+async def test_what_answers_and_is_no_coordinator_may_be_one(tmp_path: Path) -> None:
+    async def hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.transport.abort()
+
+    token = tmp_path / "viewer.token"
+    await asyncio.to_thread(write_token_file, token, TokenFile("v", "viewer", "secret", "00" * 32))
+    server = await asyncio.start_server(hang_up, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with server:
+        with pytest.raises(
+            OperatorFault, match=r"does not say which run it is of .* --not-running"
+        ):
+            await asyncio.to_thread(_run_at, url, token)
+    assert await asyncio.to_thread(_run_at, url, token) is None
 
 
 @pytest.mark.parametrize("token", ["same", "made later"])
