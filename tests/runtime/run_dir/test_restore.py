@@ -1,12 +1,14 @@
 """`echo2d restore` asks the coordinator at the run's address whether that is this run's."""
 
 import asyncio
+import socket
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
+from echo2d import client
 from echo2d.cli import main
 from echo2d.cli.keeping import _run_at
 from echo2d.config import CoordinatorConfig
@@ -14,6 +16,7 @@ from echo2d.errors import OperatorFault
 from echo2d.net.security.auth import TokenFile, read_token_file, write_token_file
 from echo2d.runtime.coordinator.main import core_machine
 from echo2d.runtime.run_dir.backup import back_up
+from echo2d.views import watch
 from tests.support.scripted_core import config, serving
 
 __all__ = ["config"]
@@ -23,15 +26,16 @@ def keep(run_dir: Path, backup: Path) -> None:
     back_up(run_dir, backup, learner_dir=None, reuse=None, tell=lambda _: None)
 
 
-async def test_what_answers_and_is_no_coordinator_may_be_one(tmp_path: Path) -> None:
-    async def hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.transport.abort()
-
+async def test_what_takes_connections_and_gives_no_status_may_be_the_runs_coordinator(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     token = tmp_path / "viewer.token"
     await asyncio.to_thread(write_token_file, token, TokenFile("v", "viewer", "secret", "00" * 32))
-    server = await asyncio.start_server(hang_up, "127.0.0.1", 0)
-    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    async with server:
+    # Connections wait in its queue, and are never answered.
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        monkeypatch.setattr(watch, "PATIENCE_S", 0.1)
+        monkeypatch.setattr(client, "ANSWER_S_MAX", 0.1)
         with pytest.raises(
             OperatorFault, match=r"does not say which run it is of .* --not-running"
         ):
