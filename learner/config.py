@@ -149,7 +149,10 @@ class LearnerConfig(Recipe):
     """The whole [learner] table, checked when it is made."""
 
     url: str = key("the coordinator, https://HOST:PORT; http:// means no TLS")
-    token_file: Path = key("created by `echo2d token create NAME --role learner`")
+    token_file: Path = key(
+        "of the role learner: RUN_DIR/tokens/learner.token on the coordinator's host; elsewhere made by"
+        " `echo2d token create NAME --role learner`"
+    )
     model: Path = key("base model: a Hugging Face directory with safetensors and a tokenizer")
     snapshot_root: Path = key(
         "the coordinator's run.snapshot_root; versions are published from here"
@@ -286,7 +289,10 @@ class LearnerConfig(Recipe):
         """Read the table from a TOML file."""
         document = read_toml(path)
         if LearnerConfig.TABLE not in document:
-            raise OperatorFault(f"{path}: expected a table [{LearnerConfig.TABLE}]; found none")
+            raise OperatorFault(
+                f"{path}: expected a table [{LearnerConfig.TABLE}]; found none: `echo2d learn "
+                "--print-config` prints one, and `echo2d init` fills it in"
+            )
         return LearnerConfig.read(table_of(document, LearnerConfig.TABLE))
 
     def explicit(self, *, cuda: bool) -> "LearnerConfig":

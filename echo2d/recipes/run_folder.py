@@ -12,7 +12,7 @@ from pathlib import Path
 
 from echo2d.config import is_local
 from echo2d.errors import OperatorFault
-from echo2d.net.security.urls import coordinator_url
+from echo2d.net.security.urls import WILDCARDS, coordinator_url
 from echo2d.runtime.run_dir.access_table import AccessTable
 from echo2d.runtime.run_dir.run_directory import RunDirectory
 from echo2d.runtime.run_dir.tokens import create_token, own_token
@@ -56,6 +56,10 @@ def url_of(host: str, port: int) -> str:
 
     OperatorFault: there is no such host.
     """
+    if host and host in WILDCARDS:
+        raise OperatorFault(
+            f"--host: expected this host's address as the boxes reach it; found {host!r}, every address"
+        )
     named = f"[{host}]" if ":" in host else host
     try:
         return coordinator_url(f"{'http' if is_local(host) else 'https'}://{named}:{port}")

@@ -221,9 +221,9 @@ class TaskServer:
                 model = None if texts is None else ModelFiles.read(texts)
                 reads: list[str] = []
                 if hasattr(make, "locate"):
-                    options, reads = make.locate(**options)
+                    options, reads = _called(make.locate, options)
                 confine(limits, uid, [*limits["read_paths"], *reads])
-                return "ok", self._serve(lambda: make(**options), model)
+                return "ok", self._serve(lambda: _called(make, options), model)
             case _ if self._environment is not None:
                 return "ok", self._environment.answer_at_once(request)
             case ["prompt", index] if self._task is not None:
@@ -237,6 +237,12 @@ class TaskServer:
         """Return the introduction of what is served from now on."""
         made = make()
         if not isinstance(made, Environment):
+            for name in ("name", "prompt", "reward"):
+                if not hasattr(made, name):
+                    raise OperatorFault(
+                        f"{type(made).__name__} has no {name!r}: expected a task or an environment, as "
+                        "docs/tasks.md says"
+                    )
             self._task = ServedTask(made, model)
             return self._task.introduction()
         # Imported here because a task without turns starts faster without it.
@@ -344,6 +350,23 @@ def _packed(reply: TaskReply) -> bytes:
         return pack(reply)
     except (TypeError, ValueError, OverflowError) as error:
         return pack(("error", f"{type(error).__name__}: {error}"[:REASON_CHARS_MAX]))
+
+
+def _called(make: Callable[..., Any], options: dict[str, Any]) -> Any:
+    """OperatorFault: it does not take these options."""
+    try:
+        return make(**options)
+    except TypeError:
+        # Imported here, because no task needs it that starts.
+        import inspect
+
+        try:
+            inspect.signature(make).bind(**options)
+        except TypeError as error:
+            raise OperatorFault(f"task.options: {error}") from error
+        except ValueError:
+            pass  # it does not tell
+        raise
 
 
 def _import(task: str) -> Callable[..., Task | TextTask | Environment]:

@@ -53,6 +53,17 @@ def test_alerts_that_are_late_or_that_nothing_explains_are_told() -> None:
     assert book.seen == {"learner_silent": 1, "worker_silent": 1}
 
 
+def test_an_alert_about_several_workers_is_explained_by_each_and_the_status_names_them() -> None:
+    first = ExpectedAlert("peer_build", "strange-1", 0.0, 60.0, within_s=30.0)
+    second = ExpectedAlert("peer_build", "strange-2", 0.0, 60.0, within_s=30.0)
+    book = AlertBook([first, second])
+    book.look({**alert("peer_build", ""), "other_builds": [{"name": "strange-1"}]}, 10.0)
+    assert book.unexpected == {}
+    assert book.missing() == [second]
+    book.look({**alert("peer_build", ""), "other_builds": [{"name": "strange-3"}]}, 61.0)
+    assert list(book.unexpected) == [("peer_build", ""), ("peer_build", "strange-3")]
+
+
 def test_what_could_not_be_seen_is_not_missing() -> None:
     book = AlertBook([ExpectedAlert("learner_silent", "", 0.0, 60.0, within_s=30.0)])
     book.look(alert("seed_away", ""), 61.0)
@@ -124,6 +135,17 @@ def test_more_sockets_tasks_or_memory_at_the_second_count_are_leaks() -> None:
         return SoakReport(SoakPlan(), {}, books, both, (), (), {}).faults()
 
     assert faults(counts()) == []
+    assert faults(counts(sockets=300 - 1)) == []
     assert faults(counts(sockets=301)) == ["coordinator holds 301 sockets instead of 299 to 300"]
     assert faults(counts(tasks=41)) == ["coordinator holds 41 tasks instead of 40"]
     assert faults(counts(rss_mb=61)) == ["coordinator holds 11.0 MB more memory"]
+
+
+def test_a_real_worker_may_hold_a_link_to_each_other_one_and_to_the_seed() -> None:
+    def faults(sockets: int) -> list[str]:
+        books = balance(SoakAnswers(), SoakBatches(), set(), set())
+        both = ({"real-0": (counts(sockets=6),)}, {"real-0": (counts(sockets=sockets),)})
+        return SoakReport(SoakPlan(real=4), {}, books, both, (), (), {}).faults()
+
+    assert faults(8) == []
+    assert faults(9) == ["real-0 holds 9 sockets instead of 6"]

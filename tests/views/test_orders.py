@@ -16,6 +16,7 @@ from echo2d.core.coordinator.events import Recovered
 from echo2d.core.coordinator.state import PLAN_SECRET_BYTES, CoordinatorState
 from echo2d.core.protocol.control_messages import Goodbye
 from echo2d.errors import OperatorFault
+from echo2d.net.http import costly_answer
 from echo2d.net.security.auth import enrol_proof, public_bytes
 from echo2d.runtime.coordinator.main import Opened
 from echo2d.runtime.run_dir.run_directory import find_coordinator
@@ -25,6 +26,12 @@ from echo2d.views.orders import drain_and_wait, give_orders
 from tests.support.scripted_core import config, serving  # noqa: F401 - a fixture
 
 KEYS = [Ed25519PrivateKey.from_private_bytes(bytes([n]) * 32) for n in range(3)]
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A status is made for each call, also on a machine on which it takes long."""
+    monkeypatch.setattr(costly_answer, "SHARE_MAX", 1e9)
 
 
 def machine(rules: RunRules, recovered: Recovered) -> CoordinatorState:

@@ -34,7 +34,8 @@ class ExpectedAlert:
     looked: bool = False  # whether the status could be read in that time
 
     def fits(self, kind: str, subject: str, now_s: float) -> bool:
-        same = self.kind == kind and self.subject in ("", subject)
+        """Whether it is this alert. subject: empty: it is about several workers, or about the run."""
+        same = self.kind == kind and (subject == "" or self.subject in ("", subject))
         return same and self.at_s <= now_s <= self.until_s
 
     def overdue(self, now_s: float) -> bool:
@@ -83,11 +84,15 @@ class AlertBook:
             entry.looked |= entry.at_s <= now_s <= entry.until_s
         for alert in status["alerts"]:
             self._note(alert["kind"], alert["subject"], alert["sentence"], now_s)
+        # One alert is about all of a build, and names the first few; the status names them all.
+        for peer in status.get("other_builds", ()):
+            self._note("peer_build", peer["name"], "", now_s)
 
     def _note(self, kind: str, subject: str, sentence: str, now_s: float) -> None:
         explained = [entry for entry in self.expected if entry.fits(kind, subject, now_s)]
         for entry in explained:
-            if entry.came_s is None:
+            # An alert about several workers explains itself by each of them, and names none.
+            if entry.came_s is None and entry.subject in ("", subject):
                 entry.came_s = now_s - entry.at_s
                 self.seen[kind] = self.seen.get(kind, 0) + 1
         if not explained:

@@ -129,7 +129,9 @@ def _pool(now: Situation) -> str:
         return f"{made}, what it needs is not measured yet"
     needed = mu_min(now.demand)
     if needed is None:
-        return f"{made}, no number would be enough ({judge(now.demand).why_not})"
+        verdict = judge(now.demand)
+        todos = " or ".join(change.todo for change in verdict.changes if change.todo)
+        return f"{made}, no number would be enough ({verdict.why_not}){todos and '; do: '}{todos}"
     return f"{made}, it needs {_per_h(needed)}"
 
 

@@ -107,10 +107,13 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A change that makes a demand feasible; `text` names it: "S = 5" or "T_bcast = 30 s"."""
+    """A change that makes a demand feasible; `text` names it: "S = 5" or "T_bcast = 30 s". todo: what
+    an operator writes into the config for it; empty: no key does it.
+    """
 
     text: str
     demand: Demand
+    todo: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,12 +258,17 @@ def _changes(demand: Demand, mu_available: float) -> Iterator[Change]:
         longer = replace(demand, staleness_max=bound)
         if (kappa := _nearest_kappa(longer, mu_available)) is not None:
             with_kappa = "" if kappa == demand.publish_every else f" with kappa = {kappa}"
-            yield Change(f"S = {bound}{with_kappa}", replace(longer, publish_every=kappa))
+            todo = f"policy.staleness_max = {bound}"
+            if with_kappa:
+                todo += f" with policy.publish_every = {kappa}"
+            yield Change(f"S = {bound}{with_kappa}", replace(longer, publish_every=kappa), todo)
             break
     if (kappa := _nearest_kappa(demand, mu_available)) is not None:
-        yield Change(f"kappa = {kappa}", replace(demand, publish_every=kappa))
+        todo = f"policy.publish_every = {kappa}"
+        yield Change(f"kappa = {kappa}", replace(demand, publish_every=kappa), todo)
     if (smaller := _smaller_step(demand, mu_available)) is not None:
-        yield Change(f"R = {smaller.trajectories_per_step}", smaller)
+        todo = f"policy.trajectories_per_step = {smaller.trajectories_per_step}"
+        yield Change(f"R = {smaller.trajectories_per_step}", smaller, todo)
     if (faster := _faster_broadcast(demand, mu_available)) is not None:
         yield Change(f"T_bcast = {faster.t_bcast_s:,.1f} s", faster)
 

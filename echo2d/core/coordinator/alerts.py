@@ -85,7 +85,7 @@ def _finished(status: Status) -> Alert:
     return Alert(
         "run_finished",
         f"the run is finished, step {status.committed_step} of {status.learner.steps}: {go_on}"
-        "raise learner.steps and start the learner with --resume",
+        "raise learner.steps and start the learner with --resume; `echo2d export` writes the model",
     )
 
 

@@ -29,6 +29,10 @@ def coordinator_url(text: str) -> str:
     return text.rstrip("/")
 
 
+# They mean every address of a host: to listen on, not to dial.
+WILDCARDS = ("", "0.0.0.0", "::")  # noqa: S104 - compared, not bound
+
+
 def is_loopback(host: str) -> bool:
     """Whether this address or name certainly means this machine; other names are not resolved."""
     try:

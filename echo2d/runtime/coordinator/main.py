@@ -45,7 +45,7 @@ from echo2d.net.learner_api.page import read_page
 from echo2d.net.learner_api.routes import make_app, make_runner, make_site
 from echo2d.net.security.auth import Caller, Role, public_bytes
 from echo2d.net.security.tls import GIVEN_UP, Tls
-from echo2d.net.security.urls import is_loopback
+from echo2d.net.security.urls import WILDCARDS, is_loopback
 from echo2d.runtime.audit.audit_log import open_audit_log
 from echo2d.runtime.audit.supervisor import AuditHandover, supervise_auditor
 from echo2d.runtime.coordinator.data_plane import (
@@ -77,7 +77,6 @@ from echo2d.runtime.run_dir.version_files import VersionFiles
 from echo2d.runtime.seed.supervisor import SeedHandover, supervise_seed
 from echo2d.store.json_log import JsonLog
 
-WILDCARDS = ("", "0.0.0.0", "::")  # noqa: S104 - compared, not bound
 # Calls under way and closing links get this long when the coordinator stops.
 SHUTDOWN_S = 2.0
 # SQLite gives up the interpreter at every statement, and the ledger's thread must get it back while

@@ -44,7 +44,7 @@ from echo2d.core.status.json_form import plain
 from echo2d.core.status.schema import BoxStatus, RentingStatus, Status, WorkerStatus
 from echo2d.errors import OperatorFault, ProviderFault, StoreFault
 from echo2d.net.security.auth import write_token_file
-from echo2d.net.security.urls import coordinator_url
+from echo2d.net.security.urls import WILDCARDS, coordinator_url
 from echo2d.providers.base import BoxOrder, Provider
 from echo2d.runtime.renting.clock import RentClock, moment
 from echo2d.runtime.renting.demand import gb_per_h, holds, margin_of, works
@@ -66,7 +66,6 @@ RENTALS_FILE = "rentals.sqlite"  # in the run directory
 TICK_S = 1.0
 # The rent clock is made durable at least so often.
 CLOCK_KEPT_S = 30.0
-WILDCARDS = ("", "0.0.0.0", "::")  # noqa: S104 - compared, not bound
 # The need while everything is given back: no learner, no workers.
 NOBODY = NeedMeasured(None, wanted=False, workers=0)
 

@@ -52,7 +52,11 @@ def load_scenario(path: Path, *, peers: int | None = None, **instead: Any) -> Sc
         return _scenario(document)
     except (OSError, tomllib.TOMLDecodeError, OperatorFault) as error:
         raise OperatorFault(f"{path}: {error}") from error
-    except (KeyError, TypeError, AttributeError, AssertionError, ValueError) as error:
+    except KeyError as error:
+        raise OperatorFault(
+            f"{path} is no scenario: it has no {error.args[0]!r} (scenarios/ has examples)"
+        ) from error
+    except (TypeError, AttributeError, AssertionError, ValueError) as error:
         raise OperatorFault(f"{path} is no scenario: {error!r}") from error
 
 

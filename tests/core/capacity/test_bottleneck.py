@@ -52,7 +52,7 @@ BUSY = Situation(0.01, DEMAND, 3.5, active=7, standby=2, rewards=0.0, unscored=0
         (
             {"bubble": 0.5, "demand": replace(DEMAND, t_bcast_s=250.0, t_gen_s=220.0)},
             "dissemination",
-            r"no number would be enough \(data would be too old: .* S = 7",
+            r"no number would be enough \(data would be too old: .* S = 7.*; do: policy.staleness_max = 7",
         ),
         (
             {
