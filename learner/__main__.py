@@ -232,8 +232,15 @@ def stop_on_signals(stop: Callable[[str], None]) -> None:
         signal.signal(number, first)
 
 
+class _Parser(argparse.ArgumentParser):
+    """Says in one line what is wrong."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"learner: {message}; see `{self.prog} --help`\n")
+
+
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="echo2d learn", description="Train a policy by GRPO.")
+    parser = _Parser(prog="echo2d learn", description="Train a policy by GRPO.")
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--config", type=Path, help="TOML file with a [learner] table")
     what.add_argument(

@@ -30,7 +30,7 @@ def commands(
 
 
 def run(*arguments: str) -> tuple[int, str]:
-    result = CliRunner().invoke(main, list(arguments))
+    result = CliRunner().invoke(main, list(arguments), prog_name="echo2d")
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
     return result.exit_code, result.output
 
@@ -217,3 +217,18 @@ def test_the_template_has_the_learners_table_too() -> None:
     assert {"run", "coordinator", "link", "task", "worker", "learner"} <= tables.keys()
     for choices in ('"drop" or "mask"', '"torch" or "sglang"', '"grpo" or "dr_grpo"'):
         assert choices in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("export",), "echo2d: Missing option '--run-dir'. See `echo2d export --help`.\n"),
+        (("init", "--port", "70000"), "echo2d: Invalid value for '--port': 70000 is not in the range "),
+        (("nothing",), "echo2d: No such command 'nothing'. See `echo2d --help`.\n"),
+    ],
+)  # fmt: skip
+def test_a_wrong_option_is_one_line(arguments: tuple[str, ...], said: str) -> None:
+    code, output = run(*arguments)
+    assert code == 2
+    assert output.startswith(said)
+    assert output.count("\n") == 1

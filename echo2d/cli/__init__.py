@@ -32,7 +32,9 @@ from echo2d.errors import Fault, OperatorFault
 
 
 class Faultless(FullSentences):
-    """Turns a fault into one line on stderr and the exit code that says whose mistake it was."""
+    """Turns a fault, or a wrong option, into one line on stderr and the exit code that says whose
+    mistake it was.
+    """
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -40,6 +42,13 @@ class Faultless(FullSentences):
         except Fault as fault:
             click.echo(f"echo2d: {fault}", err=True)
             ctx.exit(2 if isinstance(fault, OperatorFault) else 1)
+        except click.exceptions.NoArgsIsHelpError:
+            raise
+        except click.UsageError as error:
+            command = (error.ctx or ctx).command_path
+            words = " ".join(error.format_message().split())
+            click.echo(f"echo2d: {words} See `{command} --help`.", err=True)
+            ctx.exit(2)
 
 
 @click.group(
