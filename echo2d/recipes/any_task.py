@@ -118,6 +118,7 @@ def _presets(job: TaskJob) -> list[str]:
 def _values(job: TaskJob, model: Path) -> dict[str, Any]:
     folder = job.folder.absolute()
     return {
+        "name": folder.name,
         "run_dir": str(folder / RUN_DIR),
         "snapshot_root": str(folder / SNAPSHOTS),
         "base_model": str(model),

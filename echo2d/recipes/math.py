@@ -106,6 +106,7 @@ def _values(job: MathJob) -> dict[str, Any]:
     files = [str(path.absolute()) for path in found_files(job.rows)]
     asked = None if job.asked is None else [str(p.absolute()) for p in found_files(job.asked)]
     return {
+        "name": folder.name,
         "run_dir": str(folder / RUN_DIR),
         "snapshot_root": str(folder / SNAPSHOTS),
         "base_model": str(job.base_model.absolute()),
