@@ -410,7 +410,8 @@ def _check_link(link: LinkTable) -> None:
         if error.errno == errno.EADDRINUSE:
             raise OperatorFault(f"link.port: {link.port} on {link.host} is in use") from error
         raise OperatorFault(
-            f"link.host: cannot listen on {link.host}:{link.port}: {error.strerror}"
+            f"link.host: cannot listen on {link.host}:{link.port}: {error.strerror}; expected an address "
+            "of this host (link.host is coordinator.host unless it is set)"
         ) from error
 
 

@@ -480,6 +480,11 @@ async def run_worker(config: WorkerConfig, show: Show | None = None) -> int:
     OperatorFault, in one clear line: the operator's mistake, or the coordinator's final refusal.
     """
     token = await asyncio.to_thread(read_token_file, config.token_file)
+    if token.role != "worker":
+        raise OperatorFault(
+            f"worker.token_file: token {token.name} has the role {token.role}; this needs worker: "
+            "echo2d token create NAME --role worker"
+        )
     config = replace(config, url=config.url or token.url)
     if not config.url:
         raise OperatorFault(
