@@ -129,16 +129,17 @@ def counts(**more: int) -> ProcessCounts:
 
 
 def test_more_sockets_tasks_or_memory_at_the_second_count_are_leaks() -> None:
-    def faults(now: ProcessCounts) -> list[str]:
+    def faults(now: ProcessCounts, minutes: float = 60.0) -> list[str]:
         books = balance(SoakAnswers(), SoakBatches(), set(), set())
         both = ({"coordinator": (counts(sockets=299), counts())}, {"coordinator": (now, now)})
-        return SoakReport(SoakPlan(), {}, books, both, (), (), {}).faults()
+        return SoakReport(SoakPlan(minutes), {}, books, both, (), (), {}).faults()
 
     assert faults(counts()) == []
     assert faults(counts(sockets=300 - 1)) == []
     assert faults(counts(sockets=301)) == ["coordinator holds 301 sockets instead of 299 to 300"]
     assert faults(counts(tasks=41)) == ["coordinator holds 41 tasks instead of 40"]
     assert faults(counts(rss_mb=61)) == ["coordinator holds 11.0 MB more memory"]
+    assert faults(counts(rss_mb=61), minutes=15) == [], "histories still fill"
 
 
 def test_a_real_worker_may_hold_a_link_to_each_other_one_and_to_the_seed() -> None:

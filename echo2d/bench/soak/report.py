@@ -16,6 +16,8 @@ from echo2d.bench.soak.plan import SoakPlan
 
 # Memory between the two counts; bounded histories are still filling at the first one.
 RSS_GROWTH_MB_MAX = 10.0
+# Until then histories fill, and memory grows with them: it is compared if the first count comes later.
+MEMORY_FROM_MIN = 20.0
 # The same for live objects: what is in flight at one moment differs by so much.
 OBJECTS_GROWTH_MAX = 0.02
 TYPES_SHOWN = 8
@@ -49,6 +51,10 @@ class SoakReport:
     def as_dict(self) -> dict[str, Any]:
         return {**asdict(self), "faults": self.faults()}
 
+    @property
+    def compares_memory(self) -> bool:
+        return self.plan.ends_s[0] >= 60 * MEMORY_FROM_MIN
+
     def faults(self) -> list[str]:
         return [*self.books.faults(), *self._leaks(), *self._wrong_alerts()]
 
@@ -62,9 +68,10 @@ class SoakReport:
                 machines = self.new_machines if name == "coordinator" else 0
                 # A plan links a real worker with up to all others and the seed.
                 links = WORKER_SOCKETS + self.plan.real if name.startswith("real-") else 0
-                yield from (
-                    f"{name} holds {words}" for words in _growth(then, now, machines, links)
-                )
+                words = [*_growth(then, now, machines, links)]
+                if self.compares_memory:
+                    words += _memory_growth(then, now)
+                yield from (f"{name} holds {each}" for each in words)
 
     def _wrong_alerts(self) -> Iterator[str]:
         for entry in self.missing:
@@ -74,14 +81,17 @@ class SoakReport:
             yield f"nothing explains the alert {alert.kind}: {alert.sentence}"
 
 
+def _memory_growth(then: Looks, now: Looks) -> Iterator[str]:
+    before_mb, after_mb = _median_mb(then), _median_mb(now)
+    if after_mb > before_mb + RSS_GROWTH_MB_MAX:
+        yield f"{after_mb - before_mb:.1f} MB more memory"
+
+
 def _growth(then: Looks, now: Looks, machines: int, sockets: int) -> Iterator[str]:
     """What every look of the second count shows more of than any look of the first.
 
     machines: that came for the first time between them. sockets: it may always hold so many.
     """
-    before_mb, after_mb = _median_mb(then), _median_mb(now)
-    if after_mb > before_mb + RSS_GROWTH_MB_MAX:
-        yield f"{after_mb - before_mb:.1f} MB more memory"
     for what, of in EQUAL.items():
         before, after = _range(then, of), _range(now, of)
         few = what == "sockets" and after[1] <= sockets
@@ -156,6 +166,10 @@ def print_report(report: SoakReport) -> None:
         if name in last:
             table.add_row(name, *_cells(then, last[name]))
     console.print(table)
+    if not report.compares_memory:
+        console.print(
+            f"memory is compared if the first count comes after {MEMORY_FROM_MIN:.0f} minutes"
+        )
     faults = report.faults()
     for fault in faults:
         console.print(f"! {fault}", highlight=False, markup=False)
