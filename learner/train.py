@@ -161,6 +161,13 @@ class Learner:
             self._report_durable(wait=True)
         # Only rank 0 settles inside `share`; every rank must finish its own shards.
         self._checkpoints.settle()
+        if self._ranks.leads and self._step >= self._config.steps:
+            log.info(
+                "finished step=%d of=%d: `echo2d export` on the coordinator's host writes the model; with a "
+                "larger learner.steps, --resume goes on",
+                self._step,
+                self._config.steps,
+            )
 
     def _train(self) -> None:
         self._service.starting(f"opening a session at {self._config.url}")
