@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,9 @@ SESSION = {
 }  # fmt: skip
 
 
+LATER = replace(OURS_AS_LEARNER_API, name="0.2.0")
+
+
 def reply(body: Any, status: int = 200) -> web.Response:
     return web.json_response(body, status=status)
 
@@ -76,7 +80,7 @@ class Server:
         self.alive: list[Any] = []
         self.told_alive = asyncio.Event()
         self.port = 0
-        self.build: Build | None = OURS_AS_LEARNER_API  # None: of echo2d 0.1.0, which names none
+        self.build: Build | None = LATER  # None: of echo2d 0.1.0, which names none
         self.hanging = asyncio.Event()
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
@@ -163,7 +167,7 @@ async def test_a_coordinator_of_the_first_release_is_told_nothing_until_it_is_a_
         for _ in range(19):
             await coordinator.evaluations()
         assert server.alive == []
-        server.build = OURS_AS_LEARNER_API
+        server.build = LATER
         await coordinator.evaluations()
         await server.told_alive.wait()
 
