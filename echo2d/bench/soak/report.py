@@ -16,7 +16,8 @@ from echo2d.bench.soak.plan import SoakPlan
 
 # Memory between the two counts; bounded histories are still filling at the first one.
 RSS_GROWTH_MB_MAX = 10.0
-# Until then histories fill, and memory grows with them: it is compared if the first count comes later.
+# Until then histories fill, and memory and objects grow with them: both are compared if the first count
+# comes later.
 MEMORY_FROM_MIN = 20.0
 # The same for live objects: what is in flight at one moment differs by so much.
 OBJECTS_GROWTH_MAX = 0.02
@@ -68,9 +69,9 @@ class SoakReport:
                 machines = self.new_machines if name == "coordinator" else 0
                 # A plan links a real worker with up to all others and the seed.
                 links = WORKER_SOCKETS + self.plan.real if name.startswith("real-") else 0
-                words = [*_growth(then, now, machines, links)]
+                words = [*_growth(then, now, links)]
                 if self.compares_memory:
-                    words += _memory_growth(then, now)
+                    words += _memory_growth(then, now, machines)
                 yield from (f"{name} holds {each}" for each in words)
 
     def _wrong_alerts(self) -> Iterator[str]:
@@ -81,27 +82,28 @@ class SoakReport:
             yield f"nothing explains the alert {alert.kind}: {alert.sentence}"
 
 
-def _memory_growth(then: Looks, now: Looks) -> Iterator[str]:
+def _memory_growth(then: Looks, now: Looks, machines: int) -> Iterator[str]:
+    """machines: that came for the first time between the counts."""
     before_mb, after_mb = _median_mb(then), _median_mb(now)
     if after_mb > before_mb + RSS_GROWTH_MB_MAX:
         yield f"{after_mb - before_mb:.1f} MB more memory"
+    before, after = _range(then, _objects), _range(now, _objects)
+    if not before or not after:
+        return
+    if after[0] > before[1] * (1 + OBJECTS_GROWTH_MAX) + machines * OBJECTS_PER_MACHINE:
+        yield f"{_words(after)} objects instead of {_words(before)} ({_most_more(then[-1], now[-1])})"
 
 
-def _growth(then: Looks, now: Looks, machines: int, sockets: int) -> Iterator[str]:
+def _growth(then: Looks, now: Looks, sockets: int) -> Iterator[str]:
     """What every look of the second count shows more of than any look of the first.
 
-    machines: that came for the first time between them. sockets: it may always hold so many.
+    sockets: it may always hold so many.
     """
     for what, of in EQUAL.items():
         before, after = _range(then, of), _range(now, of)
         few = what == "sockets" and after[1] <= sockets
         if before and after and after[0] > before[1] and not few:
             yield f"{_words(after)} {what} instead of {_words(before)}"
-    before, after = _range(then, _objects), _range(now, _objects)
-    if not before or not after:
-        return
-    if after[0] > before[1] * (1 + OBJECTS_GROWTH_MAX) + machines * OBJECTS_PER_MACHINE:
-        yield f"{_words(after)} objects instead of {_words(before)} ({_most_more(then[-1], now[-1])})"
 
 
 def _most_more(then: ProcessCounts, now: ProcessCounts) -> str:
@@ -168,7 +170,7 @@ def print_report(report: SoakReport) -> None:
     console.print(table)
     if not report.compares_memory:
         console.print(
-            f"memory is compared if the first count comes after {MEMORY_FROM_MIN:.0f} minutes"
+            f"memory and objects are compared if the first count comes after {MEMORY_FROM_MIN:.0f} minutes"
         )
     faults = report.faults()
     for fault in faults:

@@ -349,7 +349,7 @@ def test_merge_alone_does_not_start_a_run(
     with pytest.raises(SystemExit) as ended:
         main(["--config", str(write_config(tmp_path / "run.toml", config)), "--merge"])
     assert ended.value.code == 2
-    assert capsys.readouterr().err.endswith("error: --merge needs --export\n")
+    assert capsys.readouterr().err.startswith("learner: --merge needs --export; see ")
 
 
 def test_the_process_never_holds_the_model(

@@ -14,7 +14,7 @@ import pytest
 from echo2d.client import AsyncCoordinator
 from echo2d.core.base.codec import MESSAGE_BYTES_MAX
 from echo2d.core.base.ids import Digest, FormId, LeaseId, SegmentId, Version
-from echo2d.core.protocol.builds import Build
+from echo2d.core.protocol.builds import PROTOCOL_VERSION, Build
 from echo2d.core.protocol.control_messages import (
     Goodbye,
     LeaseGranted,
@@ -210,7 +210,8 @@ async def test_a_box_of_another_build_is_named_at_once_until_it_is_upgraded(tmp_
     run_dir = config.run.run_dir
     async with serving(config, core_machine) as opened, learner(run_dir, opened) as client:
         identity = await enrolled(run_dir, opened.url, "gpu-7")
-        old = replace(HELLO, name="gpu-7", build=Build(12, 11, "0.9.1"))
+        later = PROTOCOL_VERSION + 1
+        old = replace(HELLO, name="gpu-7", build=Build(later, later, "0.9.1"))
         link = ControlLink(opened.url, identity, Owner(old), rng=random.Random(1))
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(link.run())
@@ -218,7 +219,7 @@ async def test_a_box_of_another_build_is_named_at_once_until_it_is_upgraded(tmp_
                 pass
             link.leave()
         assert status["other_builds"] == [
-            {"id": identity.peer, "name": "gpu-7", "build": "0.9.1", "protocol": 12}
+            {"id": identity.peer, "name": "gpu-7", "build": "0.9.1", "protocol": later}
         ]
         (told,) = [each for each in status["alerts"] if each["kind"] == "peer_build"]
         assert told["sentence"].startswith("gpu-7 is of another build: echo2d 0.9.1")
