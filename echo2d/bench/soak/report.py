@@ -14,7 +14,7 @@ from echo2d.bench.soak.books import Books
 from echo2d.bench.soak.counts import ProcessCounts
 from echo2d.bench.soak.plan import SoakPlan
 
-# Memory between the two counts; bounded histories are still filling at the first one.
+# Memory may grow by so much between the two counts.
 RSS_GROWTH_MB_MAX = 10.0
 # Until then histories fill, and memory and objects grow with them: both are compared if the first count
 # comes later.
@@ -26,7 +26,7 @@ TYPES_SHOWN = 8
 # The coordinator remembers each machine that was here once, up to 10,000: so many objects for each.
 OBJECTS_PER_MACHINE = 20
 
-# Of a worker without peer links: to the coordinator, to listen, and the event loop's own pair.
+# A worker without peer links holds the control link, the listener, and two of its event loop.
 WORKER_SOCKETS = 4
 
 Looks = tuple[ProcessCounts, ...]

@@ -7,8 +7,8 @@
                 +-- a new hello, perhaps at another price
 
 A worker counts from its hello until it has left or is suspected, whether it works, stands by or is
-cordoned. What it moves after its last heartbeat is told by the next hello, unless its program ended.
-It could tell more than it moved, as its owner could state any price; more than RATE_MAX is not
+cordoned. Its next hello reports what it moved after its last heartbeat, unless its program ended.
+A peer may report more than it moved, as its owner may state any price; no more than RATE_MAX is
 believed. A relay peer's traffic is counted, and costs nothing here. What the seed sends is in
 `Status.seed_usd_total`. Rented boxes are paid for from before they join until after they have left;
 their bill is in the renter's book.
@@ -84,8 +84,8 @@ class Costs:
             keep_newest(self._bills, PEERS_MAX)
 
     def began(self, peer: PeerId, boot_id: str, told: Traffic, *, now: float) -> None:
-        """A peer said hello. What it moved before this coordinator heard of it is not paid for. Of one
-        that was never `here` nothing is counted.
+        """A peer said hello. What it moved before its first hello to this coordinator is not counted, and
+        nothing is of a peer that was never `here`.
         """
         bill = self._bills.get(peer)
         if bill is not None and bill.boot_id == boot_id:

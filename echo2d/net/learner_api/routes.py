@@ -144,7 +144,8 @@ SCORES_MAX = 1 << 14
 SCORE_MAX = 1e6
 # For idle connections of authenticated callers. Our clients close theirs after 15 s.
 KEEPALIVE_S = 75.0
-# What is left of a refused request's body is read for so long, so that the answer arrives.
+# After a refusal the rest of the request is still read for so long: else the caller's sending fails
+# before it sees the answer.
 LINGERING_S = 1.0
 THIS_LEARNER_API = replace(OURS_AS_LEARNER_API, name=THIS_BUILD.name)
 DIGEST_HEADER = "X-Echo2d-Digest"
