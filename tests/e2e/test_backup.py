@@ -109,7 +109,7 @@ def test_a_run_goes_on_from_a_backup_of_its_middle(site: CrashSite, tmp_path: Pa
         story = read_story(site.ledger)
         assert story[: len(then)] == then, "what was written before the backup has changed"
         rows = read_rows(learner_again / "metrics.jsonl")
-        balance(story, rows, acknowledged | site.tap.acknowledged)
+        balance(story, rows, acknowledged | site.tap.acknowledged, patience=site.patience)
     assert {path.stat().st_mode & 0o077 for path in (again, backup, learner_again)} == {0}
     assert replay([str(again)]) == 0
 
