@@ -17,7 +17,7 @@ from echo2d_lab.standins.fake_learner import FakeLearner
 from tests.support.control_link import worker_token
 from tests.support.polling import START_S, poll
 
-pytestmark = [pytest.mark.e2e, pytest.mark.alone, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 T_TRAIN_S, PER_STEP, TOKENS = 0.4, 8, 8
 NEEDED = PER_STEP / T_TRAIN_S  # trajectories/s
 PLAN_KEYS = {
