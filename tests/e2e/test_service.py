@@ -6,8 +6,7 @@ The manager is a socket of this test (`tests/support/service.py`); the programs 
 import json
 import os
 import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -85,13 +84,20 @@ def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service
         yield lambda name: begin(f"{'' if name == 'coordinator' else '@'}{tmp_path}/{name}.socket")
 
 
-def ends_in_order(*programs: Program) -> None:
-    """After SIGTERM, each within the bound."""
-    deadline = time.monotonic() + STOP_S_MAX
+def ends_in_order(*programs: Program, told: Sequence[ServiceManager] = ()) -> None:
+    """After SIGTERM, each within the bound. told: by these programs; none of their messages is lost."""
+
+    def ended() -> bool:
+        for manager in told:
+            manager.collect()
+        return all(program.returncode is not None for program in programs)
+
+    ended()
     for program in programs:
         program.terminate()
+    poll(ended, timeout_s=STOP_S_MAX)
     for program in programs:
-        assert program.wait(deadline - time.monotonic()) == 0, program.tail()
+        assert program.wait(0.0) == 0, program.tail()
 
 
 def says_last(manager: ServiceManager) -> None:
@@ -120,7 +126,7 @@ def test_services_report_each_stage_of_their_life(site: Site, service: Service) 
         for _ in range(3):
             manager.until("WATCHDOG")
     for program, manager in ((learner, of_learner), (box, of_box), (coordinator, of_coordinator)):
-        ends_in_order(program)
+        ends_in_order(program, told=[manager])
         says_last(manager)
 
 
@@ -170,8 +176,7 @@ def test_starting_and_ending_without_a_coordinator(site: Site, service: Service)
     of_learner = service("learner")
     learner = site.programs.start("learner", "-m", "echo2d", "learn", "--config", str(site.config))
     of_learner.until("STATUS", "opening a session")
-    of_box.read_all()
-    ends_in_order(box, learner)
+    ends_in_order(box, learner, told=[of_box, of_learner])
     says_last(of_box)
     says_last(of_learner)
     assert "Traceback" not in box.log.read_text() + learner.log.read_text()
@@ -189,7 +194,7 @@ def test_ending_while_the_coordinator_hangs(site: Site, service: Service) -> Non
     of_box.until("STATUS", r"version \d+ served")
     os.kill(coordinator.pid, signal.SIGSTOP)
     try:
-        ends_in_order(learner, box)
+        ends_in_order(learner, box, told=[of_learner, of_box])
     finally:
         os.kill(coordinator.pid, signal.SIGCONT)
     says_last(of_learner)
@@ -286,6 +291,7 @@ def test_a_second_signal_ends_it_at_once(site: Site, service: Service) -> None:
     of_box.until("STATUS", "connected to")
     os.kill(coordinator.pid, signal.SIGSTOP)
     try:
+        of_box.collect()
         box.terminate()
         of_box.until("STOPPING")
         box.terminate()

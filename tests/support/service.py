@@ -3,6 +3,7 @@
 import re
 import socket
 import time
+from collections import deque
 from typing import Self
 
 from tests.support.polling import START_S
@@ -19,6 +20,7 @@ class ServiceManager:
         self.address = address
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.bind(address.replace("@", "\0", 1))
+        self._collected: deque[Told] = deque()
 
     def environment(self, *, watchdog_s: float = 0.0) -> dict[str, str]:
         """The environment variables of a program that shall notify this manager."""
@@ -27,6 +29,14 @@ class ServiceManager:
 
     def told(self, timeout_s: float = 0.0) -> Told | None:
         """The next message; None if none comes."""
+        return self._collected.popleft() if self._collected else self._receive(timeout_s)
+
+    def collect(self) -> None:
+        """Keep what has come for `told`: the kernel keeps ten messages and drops those after them."""
+        while (message := self._receive(0.0)) is not None:
+            self._collected.append(message)
+
+    def _receive(self, timeout_s: float) -> Told | None:
         self._socket.settimeout(timeout_s)
         try:
             lines = self._socket.recv(DATAGRAM_BYTES_MAX).decode().split("\n")
@@ -44,11 +54,6 @@ class ServiceManager:
             if key in message and re.search(words, message[key]):
                 return message
         raise AssertionError(f"{key} {words!r} was not told within {timeout_s:g} s")
-
-    def read_all(self) -> None:
-        """Discard what has come: the kernel keeps ten messages and drops those after them."""
-        while self.told() is not None:
-            pass
 
     def until_silent(self, silence_s: float, *, messages_max: int) -> None:
         """Read until nothing comes for `silence_s`. A program that hangs has at most `messages_max`
