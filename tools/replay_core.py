@@ -353,7 +353,7 @@ def waiting_groups(evidence: Evidence, rules: Rules) -> dict[str, int]:
 
 def _progress(group: StoredGroup, size: int) -> str:
     trajectories = group.record.trajectories
-    if len(trajectories) < size:
+    if len(trajectories) + len(group.record.left_out) < size:
         return "waiting for results"
     return (
         "waiting for rewards"
