@@ -11,6 +11,8 @@ import pytest
 from tests.support.paths import REPO
 
 SHELLS = {"net", "store", "engines", "tasks", "providers"}
+# Who may import whom in echo2d. A name without a dot is a package or module and all that is in it. `net.api` and
+# `net.security` are rooms of net: the client stands between them, so a learner loads no server.
 MAY_IMPORT: dict[str, set[str]] = {
     "__init__": set(),
     "__main__": {"cli"},
@@ -26,12 +28,33 @@ MAY_IMPORT: dict[str, set[str]] = {
     "quantities": {"errors"},
     "threads": set(),
     "adapters": {"core", "errors"},
-    "snapshot_writer": {"core", "errors", "threads"},
     "config_renting": {"config_tables", "registry", "errors"},
     "config": {"config_tables", "config_renting", "sd_notify", "quantities", "registry", "errors"},
     **{shell: {"core", "errors", "threads"} for shell in SHELLS},
     "texts": {"core", "errors"},
-    "net": {"this_build", "core", "texts", "errors"},
+    "net": set(),
+    "net.backoff": set(),
+    "net.security": {"core", "errors"},
+    "net.http": {"core"},
+    "net.peer": {"net.http", "net.security", "core", "errors"},
+    "net.control": {
+        "net.backoff",
+        "net.http",
+        "net.security",
+        "this_build",
+        "core",
+        "errors",
+    },
+    "net.gateway": {"net.http", "net.security", "texts", "core", "errors"},
+    "net.learner_api": {
+        "net.gateway",
+        "net.http",
+        "net.security",
+        "client.http",
+        "this_build",
+        "core",
+        "errors",
+    },
     "tasks": {"core", "texts", "registry", "extras", "errors"},
     "sim": {"core", "quantities", "config_tables", "registry", "errors"},
     "runtime": {
@@ -49,7 +72,15 @@ MAY_IMPORT: dict[str, set[str]] = {
         "errors",
     }
     | SHELLS,
-    "client": {"adapters", "snapshot_writer", "this_build", "core", "net", "errors"},
+    "client": {
+        "net.backoff",
+        "net.security",
+        "adapters",
+        "this_build",
+        "threads",
+        "core",
+        "errors",
+    },
     "testing": {"client", "core", "sim", "errors"},
     "views": {"client", "core", "sim", "errors"},
     "recipes": {
@@ -201,8 +232,12 @@ def sources() -> Iterator[Path]:
 
 
 def area(path: Path) -> str:
-    parts = path.relative_to(REPO).with_suffix("").parts
-    return parts[1] if parts[0] == "echo2d" else parts[0]
+    """The row of MAY_IMPORT for this file: of its room if there is one, else of its package or module."""
+    top, *parts = path.relative_to(REPO).with_suffix("").parts
+    if top != "echo2d":
+        return top
+    room = ".".join(parts[:2])
+    return room if room in MAY_IMPORT else parts[0]
 
 
 def imports(tree: ast.AST) -> Iterator[tuple[int, str]]:
@@ -211,17 +246,16 @@ def imports(tree: ast.AST) -> Iterator[tuple[int, str]]:
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             module = "." * node.level + (node.module or "")
-            if module == "echo2d":
-                yield from ((node.lineno, f"echo2d.{alias.name}") for alias in node.names)
-            else:
-                yield node.lineno, module
+            names = {f"{module}.{alias.name}" for alias in node.names}
+            rooms = {name for name in names if name.removeprefix("echo2d.") in MAY_IMPORT}
+            found = names if module == "echo2d" else rooms or {module}
+            yield from ((node.lineno, name) for name in sorted(found))
 
 
 def import_faults(path: str, here: str, tree: ast.AST) -> Iterator[str]:
     for line, name in imports(tree):
         where = f"{path}:{line}"
-        top, _, rest = name.partition(".")
-        target = rest.partition(".")[0]
+        top, _, target = name.partition(".")
         if not top:
             yield f"{where}: relative import"
         if here == "core" and top in CORE_BANS:
@@ -234,7 +268,8 @@ def import_faults(path: str, here: str, tree: ast.AST) -> Iterator[str]:
             and here not in TORCH_AREAS
         ):
             yield f"{where}: {here} may not import {top}"
-        if top == "echo2d" and target not in MAY_IMPORT[here] | {here, "__version__"}:
+        allowed = MAY_IMPORT[here] | {here, "__version__"}
+        if top == "echo2d" and not any(f"{target}.".startswith(f"{each}.") for each in allowed):
             yield f"{where}: {here} may not import echo2d.{target}"
         if top in {"tests", "tools"} and top != here:
             yield f"{where}: {here} may not import {top}"
@@ -370,12 +405,17 @@ PLANTED = [
     ("core", "from os import path"),
     ("core", "import aiohttp"),
     ("core", "from . import ids"),
-    ("store", "from echo2d.net import api"),
-    ("net", "import torch"),
+    ("store", "from echo2d.net import learner_api"),
+    ("net.http", "import torch"),
     ("learner", "import echo2d.core.base.ids"),
     ("learner", "from echo2d import core"),
     ("learner", "from echo2d.config import WorkerConfig"),
     ("client", "from echo2d.config_tables import Table"),
+    ("client", "from echo2d.net.control.client import ControlLink"),
+    ("client", "from echo2d.net import learner_api"),
+    ("net.learner_api", "from echo2d.client import Coordinator"),
+    ("net.control", "from echo2d.client.http import STATUS_PATH"),
+    ("net.gateway", "from echo2d.net.learner_api.routes import make_app"),
     ("tools", "import tests.support.full_disk"),
     ("cli", "import echo2d.core.base.ids"),
     ("learner", "from learner.config import LearnerConfig"),
@@ -423,6 +463,18 @@ def test_a_planted_import_of_another_engine_is_found() -> None:
     line = ast.parse("from echo2d.engines.sglang.client import SglangClient")
     assert list(engine_faults("x.py", "server", line))
     assert not list(engine_faults("x.py", "sglang", line))
+
+
+def test_the_walls_around_the_client_have_no_cycle() -> None:
+    """client.http, which net serves, stands for the whole client here."""
+    rooms = {name for name in MAY_IMPORT if name.startswith(("net.", "client"))}
+    walls = {
+        room: {
+            each.removesuffix(".http") if "client" in each else each for each in MAY_IMPORT[room]
+        }
+        for room in rooms
+    }
+    TopologicalSorter(walls).prepare()
 
 
 def test_the_walls_of_the_core_have_no_cycle() -> None:

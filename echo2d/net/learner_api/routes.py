@@ -67,6 +67,27 @@ from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.web_request import BaseRequest
 from aiohttp.web_urldispatcher import MatchInfoError
 
+from echo2d.client.http import (
+    ALIVE_PATH,
+    BATCH_PATH,
+    BODY_BYTES_MAX,
+    CHECKPOINT_PATH,
+    COMMIT_PATH,
+    DIGEST_HEADER,
+    EVALUATIONS_PATH,
+    FILES_PATH,
+    LONG_POLL_S,
+    OWN_STATUS_PATH,
+    REFUSE_PATH,
+    SAMPLES_PATH,
+    SCORE_MAX,
+    SCORES_MAX,
+    SESSION_PATH,
+    STALENESS_HEADER,
+    STATUS_PATH,
+    VERSIONS_PATH,
+    WORKER_ORDER_PATH,
+)
 from echo2d.core.base.ids import (
     DIGEST_BYTES,
     Digest,
@@ -126,10 +147,7 @@ from echo2d.net.security.auth import KEY_BYTES, Caller, Denied, Role
 from echo2d.net.security.tls import Tls
 from echo2d.this_build import THIS_BUILD
 
-# Of JSON; the longest body refuses all groups of a batch, each with a reason.
 ENROL_BYTES_MAX = 1 << 10  # of a stranger: a key and a proof in hex
-BODY_BYTES_MAX = 1 << 20
-LONG_POLL_S = 30.0
 # A coordinator that needs longer is overloaded, and the caller should try again.
 ANSWER_S_MAX = 60.0
 REASON_CHARS_MAX = 500
@@ -137,19 +155,12 @@ REASON_CHARS_MAX = 500
 LEARNER_CHARS_MAX = 128
 # The version of echo2d, or the name of another program.
 SOFTWARE_CHARS_MAX = 64
-# Scores of one commit: of every trajectory of the largest batch (`BATCH_BYTES_MAX`), and a body of
-# so many is below BODY_BYTES_MAX.
-SCORES_MAX = 1 << 14
-# The largest k and |z|: beyond them a number says nothing more, and a mean might not be finite.
-SCORE_MAX = 1e6
 # For idle connections of authenticated callers. Our clients close theirs after 15 s.
 KEEPALIVE_S = 75.0
 # After a refusal the rest of the request is still read for so long: else the caller's sending fails
 # before it sees the answer.
 LINGERING_S = 1.0
 THIS_LEARNER_API = replace(OURS_AS_LEARNER_API, name=THIS_BUILD.name)
-DIGEST_HEADER = "X-Echo2d-Digest"
-STALENESS_HEADER = "X-Echo2d-Staleness-Max"
 
 LEARNER: frozenset[Role] = frozenset({"learner"})
 VIEWER: frozenset[Role] = frozenset({"viewer"})
@@ -624,27 +635,27 @@ def make_app(
     add_health_routes(app, backend)
     app.router.add_get("/v1/worker", worker)
     app.router.add_post("/v1/enrol", api.enrol)
-    app.router.add_post("/v1/learner/session", api.allow(LEARNER, api.open_session))
-    app.router.add_post("/v1/learner/alive", api.allow(LEARNER, api.alive))
-    app.router.add_post("/v1/learner/checkpoint", api.allow(LEARNER, api.checkpoint))
-    app.router.add_post("/v1/versions", api.allow(LEARNER, api.publish))
-    app.router.add_put("/v1/versions/{version}/files/{name:.+}", api.allow(LEARNER, api.upload))
-    app.router.add_get("/v1/batches/{step}", api.allow(LEARNER, api.take_batch))
-    app.router.add_post("/v1/batches/{step}/commit", api.allow(LEARNER, api.commit))
-    app.router.add_post("/v1/batches/{step}/refuse", api.allow(LEARNER, api.refuse))
-    app.router.add_get("/v1/evaluations", api.allow(READERS, api.evaluations))
-    app.router.add_post("/v1/evaluations", api.allow(LEARNER, api.evaluate))
+    app.router.add_post(SESSION_PATH, api.allow(LEARNER, api.open_session))
+    app.router.add_post(ALIVE_PATH, api.allow(LEARNER, api.alive))
+    app.router.add_post(CHECKPOINT_PATH, api.allow(LEARNER, api.checkpoint))
+    app.router.add_post(VERSIONS_PATH, api.allow(LEARNER, api.publish))
+    app.router.add_put(FILES_PATH + "/{name:.+}", api.allow(LEARNER, api.upload))
+    app.router.add_get(BATCH_PATH, api.allow(LEARNER, api.take_batch))
+    app.router.add_post(COMMIT_PATH, api.allow(LEARNER, api.commit))
+    app.router.add_post(REFUSE_PATH, api.allow(LEARNER, api.refuse))
+    app.router.add_get(EVALUATIONS_PATH, api.allow(READERS, api.evaluations))
+    app.router.add_post(EVALUATIONS_PATH, api.allow(LEARNER, api.evaluate))
     sees = LEARNER | VIEWER if backend.viewers_see_samples else LEARNER
-    app.router.add_get("/v1/samples", api.allow(sees, api.samples))
+    app.router.add_get(SAMPLES_PATH, api.allow(sees, api.samples))
     for order in get_args(WorkerOrder):
         handler = api.allow(OPERATOR, api.order(order))
-        app.router.add_post(f"/v1/workers/{{peer}}/{order}", handler)
+        app.router.add_post(WORKER_ORDER_PATH.replace("{order}", order), handler)
     app.router.add_get("/v1/wheel", api.allow(WORKER, api.wheel))
     app.router.add_post("/v1/uplink", api.allow(WORKER, api.uplink))
     app.router.add_get("/v1/history", api.allow(READERS, api.history))
     app.router.add_get("/v1/live", api.allow(READERS, api.live))
-    app.router.add_get("/v1/status", api.allow(READERS, api.status))
-    app.router.add_get("/v1/status/own", api.allow(WORKER, api.own_status))
+    app.router.add_get(STATUS_PATH, api.allow(READERS, api.status))
+    app.router.add_get(OWN_STATUS_PATH, api.allow(WORKER, api.own_status))
     app.router.add_get("/metrics", api.allow(READERS, api.metrics))
     if gateway is not None:
         mount(app, gateway, api.allow)

@@ -15,6 +15,7 @@ import yarl
 from aiohttp import web
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from echo2d.client.http import BODY_BYTES_MAX, DIGEST_HEADER, SCORES_MAX
 from echo2d.core.base.ids import Digest, Epoch, GroupId, PeerId, RequestId, RunId, Version
 from echo2d.core.coordinator.events import (
     AliveTold,
@@ -35,7 +36,6 @@ from echo2d.errors import OperatorFault, StoreFault
 from echo2d.net.learner_api import routes as learner_api_routes
 from echo2d.net.learner_api.page import read_page
 from echo2d.net.learner_api.routes import (
-    DIGEST_HEADER,
     ENROL_BYTES_MAX,
     WHEELS_MAX,
     WHEELS_PER_TOKEN_MAX,
@@ -363,7 +363,7 @@ async def test_a_commit_carries_scores(call: Client, backend: Backend) -> None:
         [[9, 0, 0.5, -math.inf]],
         [[9, 0, 0.5, 10**400]],
         [[9, 0, 1e300, 0.5]],
-        [[9, 0, 0.5, 0.5]] * (learner_api_routes.SCORES_MAX + 1),
+        [[9, 0, 0.5, 0.5]] * (SCORES_MAX + 1),
     ],
 )
 async def test_scores_are_checked(call: Client, backend: Backend, scores: Any) -> None:
@@ -374,11 +374,11 @@ async def test_scores_are_checked(call: Client, backend: Backend, scores: Any) -
 
 
 async def test_the_scores_of_the_largest_batch_are_taken(call: Client, backend: Backend) -> None:
-    rows = [[number, 0, 0.5, 0.5] for number in range(learner_api_routes.SCORES_MAX)]
+    rows = [[number, 0, 0.5, 0.5] for number in range(SCORES_MAX)]
     assert (await call("POST", "/v1/batches/3/commit", json=commit_with(rows)))[0] == 200
     (event,) = backend.asked
     assert isinstance(event, CommitAsked)
-    assert len(event.scores) == learner_api_routes.SCORES_MAX
+    assert len(event.scores) == SCORES_MAX
 
 
 async def test_seconds_are_finite(call: Client, backend: Backend) -> None:
@@ -396,7 +396,7 @@ async def test_large_bodies_are_refused(call: Client) -> None:
     status, answer = await call(
         "POST",
         "/v1/learner/session",
-        data=io.BytesIO(b" " * (learner_api_routes.BODY_BYTES_MAX + 1)),
+        data=io.BytesIO(b" " * (BODY_BYTES_MAX + 1)),
     )
     assert (status, answer["error"]) == (413, "too_large")
 
