@@ -6,7 +6,7 @@ import sys
 MODULES_MAX = 35
 # The parts of a coordinator that are nearest to the client.
 SERVERS = (
-    "echo2d.net.learner_api",
+    "echo2d.net.api",
     "echo2d.net.control",
     "echo2d.net.gateway",
     "echo2d.core.coordinator",

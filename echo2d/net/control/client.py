@@ -40,6 +40,8 @@ from echo2d.net.backoff import BACKOFF_S_MAX, CONNECT_TIMEOUT_S, Backoff
 from echo2d.net.control.send_buffer import CLOSE_TIMEOUT_S, SendBuffer
 from echo2d.net.security.auth import (
     ANSWER,
+    CONTROL_LINK_PATH,
+    ENROL_PATH,
     NONCE_BYTES,
     NONCE_HEADER,
     PEER_HEADER,
@@ -153,7 +155,7 @@ async def _enrol_once(
     headers = {"Authorization": f"Bearer {token.secret}"}
     try:
         async with http.post(
-            f"{url}/v1/enrol", json=body, headers=headers, **to_coordinator(tls)
+            url + ENROL_PATH, json=body, headers=headers, **to_coordinator(tls)
         ) as response:
             if response.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
                 raise _Lost(f"HTTP {response.status}")
@@ -262,7 +264,7 @@ class ControlLink:
     ) -> aiohttp.ClientWebSocketResponse:
         headers = {PEER_HEADER: self._identity.peer, NONCE_HEADER: nonce.hex()}
         return await http.ws_connect(
-            f"{self._url}/v1/worker",
+            self._url + CONTROL_LINK_PATH,
             headers=headers,
             max_msg_size=MESSAGE_BYTES_MAX,
             heartbeat=PING_S,

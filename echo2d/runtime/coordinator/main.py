@@ -41,8 +41,9 @@ from echo2d.core.coordinator.state import CoordinatorState
 from echo2d.core.protocol.answer_end import CONTEXT_SPARE
 from echo2d.core.protocol.seeds import seed_key
 from echo2d.errors import OperatorFault
-from echo2d.net.learner_api.page import read_page
-from echo2d.net.learner_api.routes import make_app, make_runner, make_site
+from echo2d.net.api.page import read_page
+from echo2d.net.api.routes import make_app
+from echo2d.net.http.serving import make_runner, make_site
 from echo2d.net.security.auth import Caller, Role, public_bytes
 from echo2d.net.security.tls import GIVEN_UP, Tls
 from echo2d.net.security.urls import WILDCARDS, is_loopback
