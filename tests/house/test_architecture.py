@@ -11,8 +11,8 @@ import pytest
 from tests.support.paths import REPO
 
 SHELLS = {"net", "store", "engines", "tasks", "providers"}
-# Who may import whom in echo2d. A name without a dot is a package or module and all that is in it. `net.api` and
-# `net.security` are rooms of net: the client stands between them, so a learner loads no server.
+# Who may import whom in echo2d. A name stands for a package, room or module and for all that is in it. The client
+# stands between two rooms of net, `net.security` and `net.api`, so a learner loads no server.
 MAY_IMPORT: dict[str, set[str]] = {
     "__init__": set(),
     "__main__": {"cli"},
@@ -21,15 +21,16 @@ MAY_IMPORT: dict[str, set[str]] = {
     "native": set(),
     "this_build": {"__init__", "core"},
     "core": {"native", "registry", "errors"},
-    "config_tables": {"errors"},
+    "config.tables": {"errors"},
+    "config.limits": {"quantities", "errors"},
     "sd_notify": set(),
+    "process_environment": {"sd_notify"},
     "logs": {"errors"},
     "extras": set(),
     "quantities": {"errors"},
     "threads": set(),
     "adapters": {"core", "errors"},
-    "config_renting": {"config_tables", "registry", "errors"},
-    "config": {"config_tables", "config_renting", "sd_notify", "quantities", "registry", "errors"},
+    "config": {"registry", "errors"},
     **{shell: {"core", "errors", "threads"} for shell in SHELLS},
     "texts": {"core", "errors"},
     "net": set(),
@@ -56,14 +57,14 @@ MAY_IMPORT: dict[str, set[str]] = {
         "errors",
     },
     "tasks": {"core", "texts", "registry", "extras", "errors"},
-    "sim": {"core", "quantities", "config_tables", "registry", "errors"},
+    "sim": {"core", "quantities", "config.limits", "config.tables", "registry", "errors"},
     "runtime": {
         "adapters",
         "client.http",
         "this_build",
         "core",
         "config",
-        "config_renting",
+        "process_environment",
         "logs",
         "sd_notify",
         "extras",
@@ -86,7 +87,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     "views": {"client", "core", "sim", "errors"},
     "recipes": {
         "config",
-        "config_tables",
         "core",
         "demo",
         "learner",
@@ -127,7 +127,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "views",
         "errors",
     },
-    "learner": {"client", "config_tables", "extras", "logs", "sd_notify"},
+    "learner": {"client", "config.tables", "extras", "logs", "sd_notify"},
     "tools": {
         "config",
         "runtime",
@@ -224,6 +224,12 @@ TORCH_FILES = (
     "tools/research/train_step.py",
     "tools/sglang_cpu/",
 )
+# A key of a scorer is in the environment of its task process.
+ENVIRONMENT_READERS = {
+    "echo2d/process_environment.py",
+    "learner/config.py",
+    "echo2d/tasks/scorers/remote.py",
+}
 TORCH_AREAS = {"bench", "demo", "learner"}
 
 
@@ -333,7 +339,7 @@ def environment_faults(path: str, tree: ast.AST) -> Iterator[str]:
             and node.attr in {"environ", "getenv"}
             and not path.startswith(("echo2d/bench", "echo2d/demo"))
         ):
-            yield f"{path}:{node.lineno}: os.{node.attr} is read by the config alone"
+            yield f"{path}:{node.lineno}: os.{node.attr} is read by process_environment.py alone"
 
 
 def shared_test_faults(path: str, tree: ast.AST) -> Iterator[str]:
@@ -362,8 +368,7 @@ def test_house_rules(path: Path) -> None:
         faults += learner_faults(name, path.parts[-2], tree)
     if here == "engines":
         faults += engine_faults(name, Path(name).with_suffix("").parts[2], tree)
-    # A key of a scorer is in the environment of its task process.
-    if name not in {"echo2d/config.py", "learner/config.py", "echo2d/tasks/scorers/remote.py"}:
+    if name not in ENVIRONMENT_READERS:
         faults += environment_faults(name, tree)
     assert faults == []
 
@@ -410,8 +415,8 @@ PLANTED = [
     ("net.http", "import torch"),
     ("learner", "import echo2d.core.base.ids"),
     ("learner", "from echo2d import core"),
-    ("learner", "from echo2d.config import WorkerConfig"),
-    ("client", "from echo2d.config_tables import Table"),
+    ("learner", "from echo2d.config.worker import WorkerConfig"),
+    ("client", "from echo2d.config.tables import Table"),
     ("client", "from echo2d.net.control.client import ControlLink"),
     ("client", "from echo2d.net import api"),
     ("net.api", "from echo2d.client import Coordinator"),

@@ -20,7 +20,7 @@ from echo2d.bench.lab import daemons, stub_task
 from echo2d.bench.lab.processes import Program, Programs
 from echo2d.bench.lab.real_versions import RealVersions
 from echo2d.client import AsyncCoordinator
-from echo2d.config import CoordinatorConfig
+from echo2d.config.coordinator import CoordinatorConfig
 from echo2d.core.cluster.events import Send
 from echo2d.core.coordinator.events import CoordinatorAction, CoordinatorEvent
 from echo2d.core.coordinator.state import CoordinatorState

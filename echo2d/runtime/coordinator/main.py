@@ -25,13 +25,7 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from echo2d.config import (
-    CoordinatorConfig,
-    LinkTable,
-    PriceTable,
-    ServeTable,
-    notifier,
-)
+from echo2d.config.coordinator import CoordinatorConfig, LinkTable, PriceTable, ServeTable
 from echo2d.core.base.ids import RunId
 from echo2d.core.base.model_config import context_max, end_token_ids, vocab_size
 from echo2d.core.capacity.prices import NamedPrice, Price
@@ -47,6 +41,7 @@ from echo2d.net.http.serving import make_runner, make_site
 from echo2d.net.security.auth import Caller, Role, public_bytes
 from echo2d.net.security.tls import GIVEN_UP, Tls
 from echo2d.net.security.urls import WILDCARDS, is_loopback
+from echo2d.process_environment import notifier
 from echo2d.runtime.audit.audit_log import open_audit_log
 from echo2d.runtime.audit.supervisor import AuditHandover, supervise_auditor
 from echo2d.runtime.coordinator.data_plane import (

@@ -9,7 +9,7 @@ from pathlib import Path
 import aiohttp
 
 from echo2d.client.http import STATUS_PATH
-from echo2d.config import CoordinatorConfig, LinkTable
+from echo2d.config.coordinator import CoordinatorConfig, LinkTable
 from echo2d.core.status.json_form import read_status
 from echo2d.core.status.schema import Status
 from echo2d.errors import OperatorFault, PeerFault, StoreFault

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from echo2d.config import CoordinatorConfig
+from echo2d.config.coordinator import CoordinatorConfig
 from echo2d.net.api import routes as api_routes
 from echo2d.net.security.auth import read_token_file
 from echo2d.runtime.coordinator.main import Opened, core_machine

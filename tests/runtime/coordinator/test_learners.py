@@ -8,7 +8,7 @@ import aiohttp
 import pytest
 
 from echo2d.client import Fenced, PeerFault, connection
-from echo2d.config import CoordinatorConfig
+from echo2d.config.coordinator import CoordinatorConfig
 from echo2d.core.base.canonical import digest_of
 from echo2d.core.base.ids import PublishSeq
 from echo2d.core.cluster.events import (

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from echo2d.cli import main
 from echo2d.cli.keeping import _run_at
 from echo2d.client import connection
-from echo2d.config import CoordinatorConfig
+from echo2d.config.coordinator import CoordinatorConfig
 from echo2d.errors import OperatorFault
 from echo2d.net.security.auth import TokenFile, read_token_file, write_token_file
 from echo2d.runtime.coordinator.main import core_machine
