@@ -1,4 +1,4 @@
-"""Tests with a real Prometheus (`make nightly-boards` unpacks it); ECHO2D_PROMETHEUS names the folder with its programs."""
+"""Tests with a real Prometheus, which `make nightly-boards` unpacks: ECHO2D_PROMETHEUS names its folder."""
 
 import os
 from pathlib import Path
