@@ -126,8 +126,8 @@ from echo2d.net.security.auth import KEY_BYTES, Caller, Denied, Role
 from echo2d.net.security.tls import Tls
 from echo2d.this_build import THIS_BUILD
 
+ENROL_BYTES_MAX = 1 << 10  # of a caller without a token: a key and a proof in hex
 # Of JSON; the longest body refuses all groups of a batch, each with a reason.
-ENROL_BYTES_MAX = 1 << 10  # of a stranger: a key and a proof in hex
 BODY_BYTES_MAX = 1 << 20
 LONG_POLL_S = 30.0
 # A coordinator that needs longer is overloaded, and the caller should try again.
