@@ -2,8 +2,7 @@
 
     state_dir (0700) / lock   format   worker.key (0600)   accepted.json   frames/   slots/
 
-format holds the number of the form of all the others. A directory without it is from before it was
-written, and has format 1.
+format holds the number of the form of all the others.
 accepted.json holds the highest publish_seq of the run that this worker ever accepted, so that it
 still refuses roots below that number after a restart.
 """
