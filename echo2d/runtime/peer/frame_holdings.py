@@ -56,7 +56,7 @@ log = logging.getLogger("echo2d.peer")
 class FrameHoldings:
     """`emit` takes relay events, `ask` SegmentsWanted, `fail` a form given up and the reason.
 
-    `kept`: versions whose frames do not make room for others. `base`: where chunks of a form
+    `serving`: the version whose frames do not make room for others. `base`: where chunks of a form
     may stand, too.
     """
 
@@ -67,11 +67,11 @@ class FrameHoldings:
         emit: Callable[[relay_events.RelayEvent], None],
         ask: Callable[[SegmentsWanted], None],
         fail: Callable[[FormId, str], None],
-        kept: Callable[[], Collection[Version]],
+        serving: Callable[[], Version | None],
         base: Callable[[FormId], BaseModel | None],
     ) -> None:
         self._store, self._emit, self._ask, self._fail = store, emit, ask, fail
-        self._kept, self._base = kept, base
+        self._serving, self._base = serving, base
         self._forms: dict[FormId, HeldForm] = {}
         # Frames that were on disk when the process started; None: not looked at yet.
         self._found: dict[FormId, frozenset[FrameId] | None] = {
@@ -381,9 +381,9 @@ class FrameHoldings:
                 await self.forget(victim)
 
     def _oldest_before(self, form: FormId) -> FormId | None:
-        mine, kept = self._known(form).index.facts, self._kept()
+        mine, serving = self._known(form).index.facts, self._serving()
         older = (facts for facts in self._store.forms() if facts.publish_seq < mine.publish_seq)
-        return next((facts.form for facts in older if facts.version not in kept), None)
+        return next((facts.form for facts in older if facts.version != serving), None)
 
     # --- frames that are needed
 

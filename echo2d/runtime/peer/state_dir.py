@@ -51,14 +51,12 @@ def open_frames(root: Path, budget: DiskBudget) -> FrameStore:
 class StateDir:
     """The state directory, locked until `close`. Blocking.
 
-    disk_bytes_max: of frames and slots together. one_slot: as in SlotStore.
+    disk_bytes_max: of frames and slots together.
     OperatorFault: the directory is not usable, or in use by another worker.
     """
 
-    def __init__(
-        self, path: Path, disk_bytes_max: int = DISK_BYTES_MAX, *, one_slot: bool = False
-    ) -> None:
-        self._path, self._one_slot = path, one_slot
+    def __init__(self, path: Path, disk_bytes_max: int = DISK_BYTES_MAX) -> None:
+        self._path = path
         self._budget = DiskBudget(disk_bytes_max)
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -140,7 +138,7 @@ class StateDir:
 
         A damaged current snapshot is given up.
         """
-        slots = SlotStore(self._path / "slots", self._budget, one_slot=self._one_slot)
+        slots = SlotStore(self._path / "slots", self._budget)
         current = slots.current()
         if current is None:
             return slots, ()
