@@ -17,7 +17,7 @@ from pathlib import Path
 REPO = Path(__file__).parents[1]
 COPIED = ("echo2d", "learner", "tests", "tools", "pyproject.toml", "README.md")
 TIMEOUT_S = 300.0
-FAULTS = "tests/sim/test_faults.py"
+FAULTS = "tests/unit/sim/test_faults.py"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ MUTANTS = (
         "echo2d/core/rollouts/staleness.py",
         "max(0, step - 1 - self._bound)",
         "max(0, step - 2 - self._bound)",
-        ("tests/core/rollouts/test_staleness.py",),
+        ("tests/unit/core/rollouts/test_staleness.py",),
     ),
     Mutant(
         "I1, gate 2",
@@ -53,7 +53,7 @@ MUTANTS = (
         "echo2d/core/rollouts/staleness.py",
         "if counts < oldest)",
         "if counts < oldest - 1)",
-        ("tests/core/rollouts/test_staleness.py",),
+        ("tests/unit/core/rollouts/test_staleness.py",),
     ),
     Mutant(
         "I1, gate 3",
@@ -61,7 +61,7 @@ MUTANTS = (
         "echo2d/core/rollouts/staleness.py",
         " and newest <= step - 1",
         "",
-        ("tests/core/rollouts/test_staleness.py",),
+        ("tests/unit/core/rollouts/test_staleness.py",),
     ),
     Mutant(
         "I1, gate 4",
@@ -69,7 +69,7 @@ MUTANTS = (
         "learner/batch/checks.py",
         "span.version <= self.staleness_max",
         "span.version <= self.staleness_max + 1",
-        ("tests/learner/batch/test_checks.py",),
+        ("tests/shells/learner/batch/test_checks.py",),
     ),
     Mutant(
         "I1, revocation",
@@ -93,7 +93,7 @@ MUTANTS = (
         "echo2d/core/rollouts/partials.py",
         "version in peer.acknowledged and ",
         "",
-        ("tests/core/rollouts/test_groups.py",),
+        ("tests/unit/core/rollouts/test_groups.py",),
     ),
     Mutant(
         "I2, handed over",
@@ -109,7 +109,7 @@ MUTANTS = (
         "echo2d/core/rollouts/partials.py",
         "return not stale and all(self._live(span.key) for span in partial.spans)",
         "return not stale",
-        ("tests/core/rollouts/test_partials.py",),
+        ("tests/unit/core/rollouts/test_partials.py",),
     ),
     Mutant(
         "I1, handed over",
@@ -117,7 +117,7 @@ MUTANTS = (
         "echo2d/core/rollouts/group_work.py",
         "versions_grow = max(oldest, waiting.partial.version_last)",
         "versions_grow = oldest",
-        ("tests/core/rollouts/test_partials.py",),
+        ("tests/unit/core/rollouts/test_partials.py",),
     ),
     Mutant(
         "I3",
@@ -134,7 +134,7 @@ MUTANTS = (
         "        replace_file(path, json.dumps(facts).encode(), durable=False)",
         "        path.write_bytes(b'')\n"
         "        replace_file(path, json.dumps(facts).encode(), durable=False)",
-        ("tests/store/test_under_fire.py",),
+        ("tests/shells/store/test_under_fire.py",),
     ),
     Mutant(
         "I3, rot",
@@ -142,7 +142,7 @@ MUTANTS = (
         "echo2d/store/frames.py",
         "span.frame for span in spans if not _intact(data, span, spans[0].offset_in_segment)",
         "span.frame for span in spans[:0]",
-        ("tests/runtime/peer/test_held_frames.py",),
+        ("tests/shells/runtime/peer/test_held_frames.py",),
     ),
     Mutant(
         "I3, slots",
@@ -150,7 +150,7 @@ MUTANTS = (
         "echo2d/runtime/worker/engine_refit.py",
         "        await asyncio.to_thread(self._slots.require_intact, snapshot, order.digest)\n",
         "",
-        ("tests/runtime/worker/test_damaged_slots.py",),
+        ("tests/shells/runtime/worker/test_damaged_slots.py",),
     ),
     Mutant(
         "I3, roots",
@@ -158,7 +158,7 @@ MUTANTS = (
         "echo2d/core/weights/verifier.py",
         "digest_of(data) == self._signed.get(segment),",
         "segment in self._signed,",
-        ("tests/core/weights/test_verifier.py",),
+        ("tests/unit/core/weights/test_verifier.py",),
     ),
     Mutant(
         "I3, deltas",
@@ -166,7 +166,7 @@ MUTANTS = (
         "echo2d/core/weights/encoding.py",
         "(base is None or base_sum(base) != record.base)",
         "base is None",
-        ("tests/core/weights/test_encoding.py",),
+        ("tests/unit/core/weights/test_encoding.py",),
     ),
     Mutant(
         "I3, deltas",
@@ -174,7 +174,7 @@ MUTANTS = (
         "echo2d/core/weights/delta_words.py",
         "require(done <= words,",
         "require(done <= words + 1,",
-        ("tests/core/weights/test_delta_words.py",),
+        ("tests/unit/core/weights/test_delta_words.py",),
     ),
     Mutant(
         "I3, deltas",
@@ -182,7 +182,7 @@ MUTANTS = (
         "echo2d/core/weights/delta_split.py",
         "require(bool(np.all(nexts == ends)),",
         "require(bool(np.any(nexts == ends)),",
-        ("tests/core/weights/test_delta_split.py",),
+        ("tests/unit/core/weights/test_delta_split.py",),
     ),
     Mutant(
         "I3, slots",
@@ -191,7 +191,7 @@ MUTANTS = (
         "            _leave_files(model)\n",
         "            pass\n",
         (
-            "tests/engines/test_torch_engine.py::test_what_becomes_of_the_files_does_not_matter_any_more",
+            "tests/shells/engines/test_torch_engine.py::test_what_becomes_of_the_files_does_not_matter_any_more",
         ),
     ),
     Mutant(
@@ -200,7 +200,7 @@ MUTANTS = (
         "echo2d/core/base/zstd.py",
         'require(declared_length(frame) == length, "a zstd frame declares',
         'require(declared_length(frame) >= 0, "a zstd frame declares',
-        ("tests/core/base/test_zstd.py",),
+        ("tests/unit/core/base/test_zstd.py",),
     ),
     Mutant(
         "I4, durable",
@@ -232,7 +232,7 @@ MUTANTS = (
         "echo2d/core/rollouts/groups.py",
         "for attempt in recovered.given:",
         "for attempt in recovered.given[:0]:",
-        ("tests/core/rollouts/test_reconnection.py",),
+        ("tests/unit/core/rollouts/test_reconnection.py",),
     ),
     Mutant(
         "I4, fencing",
@@ -272,7 +272,7 @@ MUTANTS = (
         "echo2d/core/rollouts/patience.py",
         "group.begun + self._factor * (now - group.begun)",
         "group.begun + (now - group.begun)",
-        ("tests/core/rollouts/test_patience.py",),
+        ("tests/unit/core/rollouts/test_patience.py",),
     ),
     Mutant(
         "I4, turns",
@@ -280,7 +280,7 @@ MUTANTS = (
         "echo2d/core/rollouts/episodes.py",
         "        if answered is None:\n",
         "        if answered is None or kept.turn > 1:\n",
-        ("tests/core/rollouts/test_episodes.py",),
+        ("tests/unit/core/rollouts/test_episodes.py",),
     ),
     Mutant(
         "I4, turns",
@@ -296,7 +296,7 @@ MUTANTS = (
         "echo2d/core/rollouts/group_work.py",
         "earlier = base.written - written",
         "earlier = start",
-        ("tests/core/rollouts/test_episodes.py",),
+        ("tests/unit/core/rollouts/test_episodes.py",),
     ),
     Mutant(
         "I2, audited turns",
@@ -304,7 +304,7 @@ MUTANTS = (
         "echo2d/core/audit/audits.py",
         "record.written_before(span.start)",
         "span.start",
-        ("tests/core/audit/test_audited_episodes.py",),
+        ("tests/unit/core/audit/test_audited_episodes.py",),
     ),
     Mutant(
         "I4, turns given back",
@@ -312,7 +312,7 @@ MUTANTS = (
         "echo2d/core/rollouts/group_table.py",
         "base.first(base.turn_start) != (NOTHING if episode is None else episode.partial)",
         "base.turn_start != (0 if episode is None else episode.partial.length)",
-        ("tests/core/audit/test_audited_episodes.py",),
+        ("tests/unit/core/audit/test_audited_episodes.py",),
     ),
     Mutant(
         "I5, turns",
@@ -320,7 +320,7 @@ MUTANTS = (
         "echo2d/core/rollouts/groups.py",
         "return not (group.waiting or group.running or group.parked)",
         "return not (group.waiting or group.running)",
-        ("tests/core/rollouts/test_episodes.py",),
+        ("tests/unit/core/rollouts/test_episodes.py",),
     ),
     Mutant(
         "pairs, contrast",
@@ -328,7 +328,7 @@ MUTANTS = (
         "echo2d/core/rollouts/contrast.py",
         "key=lambda sample: (rewards[sample], sample))",
         "key=lambda sample: (-rewards[sample], sample))",
-        ("tests/property/rollouts/test_contrast.py",),
+        ("tests/unit/property/rollouts/test_contrast.py",),
     ),
     Mutant(
         "priority, age",
@@ -336,7 +336,7 @@ MUTANTS = (
         "echo2d/core/rollouts/staleness.py",
         "for each in steps) - in_flight",
         "for each in steps)",
-        ("tests/core/rollouts/test_staleness.py",),
+        ("tests/unit/core/rollouts/test_staleness.py",),
     ),
     Mutant(
         "sampler, restart",
@@ -344,7 +344,7 @@ MUTANTS = (
         "echo2d/core/rollouts/sampler.py",
         "            if self._keeps(row):\n",
         "            if row.equal:\n",
-        ("tests/core/rollouts/test_sampler.py",),
+        ("tests/unit/core/rollouts/test_sampler.py",),
     ),
     Mutant(
         "I6, silence",
@@ -360,7 +360,7 @@ MUTANTS = (
         "echo2d/core/broadcast/catch_up_policy.py",
         "for peer in workers) >= len(workers):",
         "for peer in workers) >= 0:",
-        ("tests/core/broadcast/test_catch_up_policy.py",),
+        ("tests/unit/core/broadcast/test_catch_up_policy.py",),
     ),
     Mutant(
         "I6, publish",
@@ -368,7 +368,7 @@ MUTANTS = (
         "echo2d/core/broadcast/spread_end.py",
         "return bool(transmission.verified) and now >= self.latest(transmission)",
         "return False",
-        ("tests/core/broadcast/test_spread_end.py",),
+        ("tests/unit/core/broadcast/test_spread_end.py",),
     ),
     Mutant(
         "I6, restart",
@@ -376,7 +376,7 @@ MUTANTS = (
         "echo2d/core/relay/relay.py",
         "if state.plan == edges.plan and edges.generation <= state.generation:",
         "if state.plan is not None and (edges.plan, edges.generation) <= (state.plan, state.generation):",
-        ("tests/core/relay/test_relay.py",),
+        ("tests/unit/core/relay/test_relay.py",),
     ),
     Mutant(
         "credits, slow link",
@@ -384,7 +384,7 @@ MUTANTS = (
         "echo2d/core/relay/outlet.py",
         "            self._slow[link] = self._busy.pop(link)",
         "            self._slow[link] = now",
-        ("tests/core/relay/test_outlet.py",),
+        ("tests/unit/core/relay/test_outlet.py",),
     ),
     Mutant(
         "credits, grow",
@@ -392,7 +392,7 @@ MUTANTS = (
         "echo2d/core/relay/credit.py",
         "if waiting == 0 and self._used_up:",
         "if self._used_up:",
-        ("tests/core/relay/test_credit.py",),
+        ("tests/unit/core/relay/test_credit.py",),
     ),
     Mutant(
         "credits, shrink",
@@ -400,7 +400,7 @@ MUTANTS = (
         "echo2d/core/relay/credit.py",
         "self.frames - (self._least > WAITING)",
         "self.frames",
-        ("tests/core/relay/test_credit.py",),
+        ("tests/unit/core/relay/test_credit.py",),
     ),
     Mutant(
         "credits, claim",
@@ -408,7 +408,7 @@ MUTANTS = (
         "echo2d/core/relay/stripes.py",
         "if sequence + waiting > self.cursor or min(sequence, waiting) < 0:",
         "if min(sequence, waiting) < 0:",
-        ("tests/core/relay/test_passed_on.py",),
+        ("tests/unit/core/relay/test_passed_on.py",),
     ),
     Mutant(
         "credits, spare",
@@ -416,7 +416,7 @@ MUTANTS = (
         "echo2d/core/relay/stripes.py",
         "has_share = stripe.bound_bytes <= stripe.spare * self.transfer.known_bytes",
         "has_share = True",
-        ("tests/core/relay/test_stripes.py",),
+        ("tests/unit/core/relay/test_stripes.py",),
     ),
     Mutant(
         "sealing, order",
@@ -424,7 +424,7 @@ MUTANTS = (
         "echo2d/net/security/sealing.py",
         "        self._units += 1\n        return",
         "        return",
-        ("tests/net/security/test_sealing.py",),
+        ("tests/shells/net/security/test_sealing.py",),
     ),
     Mutant(
         "uplink, line loss",
@@ -432,7 +432,7 @@ MUTANTS = (
         "echo2d/core/topology/uplink_pace.py",
         "if lost and long_trips:",
         "if lost:",
-        ("tests/core/topology/test_uplink_pace.py",),
+        ("tests/unit/core/topology/test_uplink_pace.py",),
     ),
     Mutant(
         "I7, leases",
@@ -456,7 +456,7 @@ MUTANTS = (
         "echo2d/net/security/auth.py",
         "if not verifies(run_key, signature, _root_text(root)):",
         "if not signature:",
-        ("tests/net/security/test_auth.py",),
+        ("tests/shells/net/security/test_auth.py",),
     ),
     Mutant(
         "I8",
@@ -464,7 +464,7 @@ MUTANTS = (
         "echo2d/core/worker/leases.py",
         "max(LEASES_MAX, 2 * self._slots):\n            return",
         "1000 * LEASES_MAX:\n            return",
-        ("tests/core/worker/test_leases.py",),
+        ("tests/unit/core/worker/test_leases.py",),
     ),
     Mutant(
         "renting, budget",
@@ -472,7 +472,7 @@ MUTANTS = (
         "echo2d/core/renting/budget.py",
         "paid_s = left_usd / max(room, offer.usd_per_h) * HOUR_S",
         "paid_s = 2 * left_usd / max(room, offer.usd_per_h) * HOUR_S",
-        ("tests/core/renting/test_budget.py",),
+        ("tests/unit/core/renting/test_budget.py",),
     ),
     Mutant(
         "renting, lists",
@@ -480,7 +480,7 @@ MUTANTS = (
         "echo2d/core/renting/boxes.py",
         "unproven = box.rental.label, box.made and not box.rental.seen",
         "unproven = box.rental.label, False",
-        ("tests/core/renting/test_boxes.py",),
+        ("tests/unit/core/renting/test_boxes.py",),
     ),
     Mutant(
         "renting, drain",
@@ -488,7 +488,7 @@ MUTANTS = (
         "echo2d/core/renting/boxes.py",
         "if box.holds and now < box.stop_by:",
         "if box.holds and now < -box.stop_by:",
-        ("tests/core/renting/test_boxes.py",),
+        ("tests/unit/core/renting/test_boxes.py",),
     ),
     Mutant(
         "capacity, windup",
@@ -496,7 +496,7 @@ MUTANTS = (
         "echo2d/core/capacity/target_raise.py",
         "waited = bubble > BUBBLE_MAX and has >= self.factor",
         "waited = bubble > BUBBLE_MAX",
-        ("tests/core/capacity/test_target_raise.py",),
+        ("tests/unit/core/capacity/test_target_raise.py",),
     ),
     Mutant(
         "capacity, price",
@@ -504,7 +504,7 @@ MUTANTS = (
         "echo2d/core/capacity/activation.py",
         "if self._pays(rules, here, more):",
         "if True:",
-        ("tests/core/capacity/test_target_raise.py",),
+        ("tests/unit/core/capacity/test_target_raise.py",),
     ),
     Mutant(
         "stragglers, chance",
@@ -512,7 +512,7 @@ MUTANTS = (
         "echo2d/core/rollouts/stragglers.py",
         "math.exp(mean + (each - mean) * real / (real + off))",
         "math.exp(each)",
-        ("tests/core/rollouts/test_stragglers.py",),
+        ("tests/unit/core/rollouts/test_stragglers.py",),
     ),
     Mutant(
         "stragglers, credit",
@@ -520,7 +520,7 @@ MUTANTS = (
         "echo2d/core/capacity/measurements.py",
         "work.accepted += share",
         "work.accepted += 1.0",
-        ("tests/core/rollouts/test_stragglers.py",),
+        ("tests/unit/core/rollouts/test_stragglers.py",),
     ),
     Mutant(
         "renting, need",
@@ -528,7 +528,7 @@ MUTANTS = (
         "echo2d/core/capacity/demand.py",
         "return min(wanted - here, most - sum(one.mu for one in staying))",
         "return max(wanted - here, sum(one.mu - most for one in staying[:1]))",
-        ("tests/core/capacity/test_demand.py",),
+        ("tests/unit/core/capacity/test_demand.py",),
     ),
     Mutant(
         "load, deadlines",
@@ -536,7 +536,7 @@ MUTANTS = (
         "echo2d/core/coordinator/state.py",
         "        self._knows_wake_at = False\n        return [",
         "        return [",
-        ("tests/core/coordinator/test_activation_loop.py",),
+        ("tests/unit/core/coordinator/test_activation_loop.py",),
     ),
     Mutant(
         "load, status",
@@ -544,7 +544,7 @@ MUTANTS = (
         "echo2d/net/http/costly_answer.py",
         "if took_s < self._cheap_s else",
         "if took_s > self._cheap_s else",
-        ("tests/net/http/test_costly_answer.py",),
+        ("tests/shells/net/http/test_costly_answer.py",),
     ),
 )
 
@@ -587,10 +587,11 @@ def main() -> int:
         tree = Path(folder)
         for name in COPIED:
             if (REPO / name).is_dir():
-                # echo2d/learner stays a link, so that a mutant of learner/ changes what is tested.
                 shutil.copytree(REPO / name, tree / name, symlinks=True)
             else:
                 shutil.copy2(REPO / name, tree / name)
+        # The copy is not installed: the link makes its learner the one that is imported.
+        (tree / "echo2d" / "learner").symlink_to(tree / "learner")
         for mutant in chosen:
             started = time.monotonic()
             test = caught_by(mutant, tree)

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from echo2d.bench.lab.processes import Program
 from echo2d.core.protocol.builds import PROTOCOL_VERSION, to_install
+from echo2d.demo.processes import Program
 from echo2d.this_build import THIS_BUILD
 from tests.support.paths import REPO
 from tests.support.polling import START_S, poll
