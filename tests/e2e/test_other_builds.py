@@ -6,7 +6,6 @@ tokens are real.
 
 import re
 import shutil
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,7 +20,6 @@ from tests.support.programs import Site
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
-NAMED_S = 30.0  # a worker of another build is named in the status within this time
 OTHER_VERSION, OTHER_PROTOCOL = "0.9.0", PROTOCOL_VERSION + 1
 OURS = f"echo2d {THIS_BUILD.name} (control protocol {PROTOCOL_VERSION})"
 THEIRS = f"echo2d {OTHER_VERSION} (control protocol {OTHER_PROTOCOL})"
@@ -67,14 +65,12 @@ def test_a_worker_of_another_build_is_named_and_joins_once_it_is_upgraded(
 ) -> None:
     site.coordinate()
     site.url()
-    began = time.monotonic()
     box = other_build(lambda: site.join("gpu-7", "--engine=fake"))
     assert (
         f"(build): this worker is {THEIRS}; the coordinator is {OURS}: "
         f"install {to_install(THIS_BUILD, on_a_box=True)}" in refusal(box)
     )
     poll(lambda: len(site.status()["other_builds"]) == 1)
-    assert time.monotonic() - began < NAMED_S
     (alert,) = (each for each in site.status()["alerts"] if each["kind"] == "peer_build")
     assert "is of another build" in alert["sentence"]
     assert box.returncode is None, "it does not wait until it may try again"
