@@ -158,7 +158,7 @@ def _rented(config: "CoordinatorConfig") -> Mapping[str, Any]:
     sections={
         "What it joins, and as what": "token_file state_dir config base_model name usd_per_h",
         "Its engines": "engine engine_python engine_args engine_url engine_key_file refit_mode"
-        " engines slots tokens_per_s_max threads apply_in_place",
+        " engines slots tokens_per_s_max threads",
         "What it gives to other workers": "relay_only receive_only uplink_limit listen_host"
         " listen_port advertise no_tls",
     },
@@ -208,12 +208,6 @@ def _rented(config: "CoordinatorConfig") -> Mapping[str, Any]:
     "--tokens-per-s-max", type=float, help="Most tokens per second, all engines together."
 )
 @click.option("--threads", type=int, help="CPU threads of all torch engines together.")
-@click.option(
-    "--apply-in-place",
-    is_flag=True,
-    default=None,
-    help="Write a delta over the version it is made from: one model on disk instead of two.",
-)
 @click.option(
     "--relay-only", is_flag=True, default=None, help="Pass versions on and generate nothing."
 )
