@@ -17,7 +17,7 @@ import pytest
 import uvloop
 
 from echo2d.client import PeerFault
-from echo2d.config import CoordinatorConfig
+from echo2d.config.coordinator import CoordinatorConfig
 from echo2d.core.base.ids import Epoch, GroupId, PeerId
 from echo2d.core.cluster.events import Note, PeerRevoked, Persist, StopRun
 from echo2d.core.coordinator.events import (
