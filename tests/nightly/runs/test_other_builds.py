@@ -18,7 +18,7 @@ from tests.support.paths import REPO
 from tests.support.polling import START_S, poll
 from tests.support.programs import Site
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.timeout(600)]
 
 OTHER_VERSION, OTHER_PROTOCOL = "0.9.0", PROTOCOL_VERSION + 1
 OURS = f"echo2d {THIS_BUILD.name} (control protocol {PROTOCOL_VERSION})"
