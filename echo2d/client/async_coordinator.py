@@ -42,7 +42,6 @@ from echo2d.this_build import THIS_BUILD
 
 # A learner reports this often that it lives, from opening a session until it is closed.
 ALIVE_EVERY_S = 5.0
-ALIVE_API = 2  # the first learner API that has the call
 # As base64 it fits into a request. The manifest of a version of more than about 190 GB does not, and
 # the coordinator hashes the files.
 MANIFEST_SENT_MAX = BODY_BYTES_MAX * 3 // 4 - (16 << 10)
@@ -134,7 +133,7 @@ class AsyncCoordinator:
             asked["take_over"] = True
         if steps:
             asked["steps"] = steps
-        body = await self._session_of(asked)
+        body = await self._api.call("POST", SESSION_PATH, asked)
         found = {name: body[name] for name in Session.__slots__ if name in body}
         drawn = {task: Sampling(**each) for task, each in body.get("samplings", {}).items()}
         session = Session(**{**found, "samplings": drawn})
@@ -266,28 +265,14 @@ class AsyncCoordinator:
     ) -> None:
         await self.close()
 
-    async def _session_of(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """Open the session. A coordinator of learner API 1 (echo2d 0.1.0) refuses `steps` before it
-        has named its build, and is asked again without.
-        """
-        try:
-            return await self._api.call("POST", SESSION_PATH, asked)
-        except PeerFault as fault:
-            if "steps" not in asked or "steps: unknown field" not in str(fault):
-                raise
-        return await self._api.call(
-            "POST", SESSION_PATH, {key: asked[key] for key in asked if key != "steps"}
-        )
-
     async def _tell_alive(self) -> None:
         """Report to the coordinator, until cancelled, that the learner lives. Calls that fail are not
-        repeated: the learner's own calls say what is wrong. Learner API 1 has no such call.
+        repeated: the learner's own calls say what is wrong.
         """
         while True:
             body = {"epoch": self._epoch, "software": THIS_BUILD.name}
-            if self._api.learner_api >= ALIVE_API:
-                with contextlib.suppress(NoAnswer, PeerFault, OperatorFault):
-                    await self._api.ask("POST", ALIVE_PATH, body)
+            with contextlib.suppress(NoAnswer, PeerFault, OperatorFault):
+                await self._api.ask("POST", ALIVE_PATH, body)
             await asyncio.sleep(ALIVE_EVERY_S)
 
     async def _publish(

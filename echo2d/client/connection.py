@@ -19,7 +19,6 @@ from echo2d.client.http import VERSIONS_PATH
 from echo2d.core.protocol.builds import (
     BUILD_HEADER,
     OURS_AS_LEARNER_API,
-    from_header,
     to_header,
 )
 from echo2d.errors import OperatorFault, PeerFault
@@ -45,8 +44,6 @@ class ApiConnection:
 
     def __init__(self, url: str, *, token_file: Path, timeout_s: float) -> None:
         self.url = coordinator_url(url)
-        # What the coordinator speaks, by its last answer to a learner.
-        self.learner_api = OURS_AS_LEARNER_API.oldest
         self.losses = 0  # requests that were retried
         self._token_file = token_file
         self._timeout_s = timeout_s
@@ -122,8 +119,6 @@ class ApiConnection:
         if response.status >= HTTPStatus.BAD_REQUEST:
             raise refusal_of(response.status, answer)
         self._answered = True
-        if (theirs := from_header(response.headers.get(BUILD_HEADER, ""))) is not None:
-            self.learner_api = theirs.protocol
         return response.status, response.headers, answer
 
 

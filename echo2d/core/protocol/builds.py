@@ -35,7 +35,7 @@ LINK_PROTOCOL_VERSION = 4
 LINK_PROTOCOL_OLDEST = 4
 # The HTTP API of learners, with the format of batches.
 LEARNER_API_VERSION = 2
-LEARNER_API_OLDEST = 1
+LEARNER_API_OLDEST = 2
 # Our learners name their build in this header of every call. Other trainers need not.
 BUILD_HEADER = "X-Echo2d-Build"
 # The longest name of a build: a version, and a commit.

@@ -16,9 +16,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM
 
 from echo2d.client import AsyncCoordinator, Batch
-from echo2d.learner.model.scorer import answer_logprobs
 from echo2d.tasks.sort_digits import EOS, PAD, VOCABULARY
 from tests.support.programs import Site
+from tests.support.scripted_coordinator import answer_logprobs
 
 pytestmark = [pytest.mark.timeout(900)]
 

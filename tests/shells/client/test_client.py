@@ -6,7 +6,6 @@ import dataclasses
 import json
 import math
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +40,6 @@ from echo2d.client.http import (
 )
 from echo2d.core.base.codec import INT_MAX
 from echo2d.core.base.ids import Digest, GroupId, PeerId, Version
-from echo2d.core.protocol.builds import BUILD_HEADER, OURS_AS_LEARNER_API, Build, to_header
 from echo2d.core.protocol.trajectory import (
     AuthoredSpan,
     BatchBody,
@@ -67,9 +65,6 @@ SESSION = {
 }  # fmt: skip
 
 
-LATER = replace(OURS_AS_LEARNER_API, name="0.2.0")
-
-
 def reply(body: Any, status: int = 200) -> web.Response:
     return web.json_response(body, status=status)
 
@@ -83,7 +78,6 @@ class Server:
         self.alive: list[Any] = []
         self.told_alive = asyncio.Event()
         self.port = 0
-        self.build: Build | None = LATER  # None: of echo2d 0.1.0, which names none
         self.hanging = asyncio.Event()
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
@@ -101,8 +95,6 @@ class Server:
             assert request.transport is not None
             request.transport.abort()
             return web.Response()
-        if self.build is not None:
-            answer.headers[BUILD_HEADER] = to_header(self.build)
         return answer
 
     def said(self) -> list[tuple[str, str, Any]]:
@@ -156,38 +148,6 @@ async def test_a_learner_tells_that_it_lives_until_it_is_closed(
     assert coordinator._telling.done()
     assert server.alive[0] == {"epoch": 2, "software": THIS_BUILD.name}
     assert server.said()[0][2] == {"resume_step": 0, "steps": 80}
-
-
-async def test_a_coordinator_of_the_first_release_is_told_nothing_until_it_is_a_later_one(
-    server: Server, token_file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(async_coordinator, "ALIVE_EVERY_S", 0.001)
-    server.script = [reply(SESSION), *[reply({"evaluations": []}) for _ in range(20)]]
-    server.build = None
-    url = f"http://127.0.0.1:{server.port}"
-    async with AsyncCoordinator(url, token_file=token_file) as coordinator:
-        await coordinator.open_session(0)
-        for _ in range(19):
-            await coordinator.evaluations()
-        assert server.alive == []
-        server.build = LATER
-        await coordinator.evaluations()
-        await server.told_alive.wait()
-
-
-async def test_a_coordinator_of_the_first_release_is_asked_without_steps(
-    server: Server, coordinator: AsyncCoordinator
-) -> None:
-    refused = {"error": "malformed", "detail": "steps: unknown field"}
-    server.script = [reply(refused, 400), reply(SESSION)]
-    assert (await coordinator.open_session(3, learner="me", steps=80)).epoch == 2
-    assert [body for _, _, body in server.said()] == [
-        {"resume_step": 3, "learner": "me", "steps": 80},
-        {"resume_step": 3, "learner": "me"},
-    ]
-    server.script = [reply({"error": "malformed", "detail": "steps: expected an integer"}, 400)]
-    with pytest.raises(PeerFault, match="expected an integer"):
-        await coordinator.open_session(3, steps=80)
 
 
 async def test_a_batch_says_by_which_staleness_it_was_made(
