@@ -68,7 +68,10 @@ class Module:
 
     @classmethod
     def read(cls, checkout: Path, path: Path) -> "Module":
-        text = (checkout / path).read_text()
+        return cls.parse(path, (checkout / path).read_text())
+
+    @classmethod
+    def parse(cls, path: Path, text: str) -> "Module":
         tree = ast.parse(text)
         code, comments = count_lines(text, docstring_lines(tree))
         return cls(path, text, tree, code, comments)
