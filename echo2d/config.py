@@ -7,14 +7,14 @@ all programs of a host: each program reads its own tables and ignores those of t
 
 import ipaddress
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from echo2d.config_renting import ProviderConfig, RentTable, print_providers, read_providers
-from echo2d.config_tables import Table, key, print_tables, read_toml, table_of
+from echo2d.config_tables import Table, key, print_tables, read_toml, table_of, with_settings
 from echo2d.errors import OperatorFault
 from echo2d.quantities import parse_rate
 from echo2d.registry import ENGINES, SHAPES, TASKS
@@ -65,7 +65,7 @@ class RunTable(Table):
     )
     name: str = key("name of this run, for people; empty: that of its directory", "")
     keep_every: int = key(
-        "keep a version of every so many train steps for `echo2d export`, while there is room; 0: only"
+        "keep a version of every so many train steps for `echo2d keep export`, while there is room; 0: only"
         " the last one and those with the best scores",
         0,
         low=0,
@@ -212,7 +212,9 @@ class TaskTable(Table):
     retest_after: int = key(
         "with filter: versions after which a retired row is asked again", 100, low=1
     )
-    options: dict[str, Any] = key("keyword arguments of the task's class (`echo2d tasks`)", dict)
+    options: dict[str, Any] = key(
+        "keyword arguments of the task's class (`echo2d init --list-tasks`)", dict
+    )
     system: str = key("the system message of each prompt of a task in text; empty: none", "")
     template: dict[str, Any] = key(
         "further variables of the model's chat template, such as enable_thinking", dict
@@ -653,9 +655,15 @@ class WorkerConfig(Table):
         )
 
     @staticmethod
-    def load(path: Path | None, overrides: Mapping[str, Any] | None = None) -> "WorkerConfig":
-        """Read the file's [worker] table. `overrides` (`{"url": ...}`, in TOML types) win."""
+    def load(
+        path: Path | None, overrides: Mapping[str, Any] | None = None, settings: Iterable[str] = ()
+    ) -> "WorkerConfig":
+        """Read the file's [worker] table. settings: KEY=VALUE, each instead of what the file says.
+
+        `overrides` (`{"url": ...}`) win.
+        """
         document = read_toml(path) if path is not None else {}
+        with_settings(document, (f"{WorkerConfig.TABLE}.{each}" for each in settings))
         values = table_of(document, WorkerConfig.TABLE)
         return WorkerConfig.read({**values, **(overrides or {})})
 
@@ -799,14 +807,12 @@ class CoordinatorConfig:
             )
 
     @staticmethod
-    def load(path: Path, overrides: Mapping[str, Any] | None = None) -> "CoordinatorConfig":
-        """Read a TOML file. `overrides` (`{"coordinator.port": 0}`, in TOML types) win."""
-        return CoordinatorConfig.read(read_toml(path), overrides)
+    def load(path: Path, settings: Iterable[str] = ()) -> "CoordinatorConfig":
+        """Read a TOML file. settings: TABLE.KEY=VALUE, each instead of what the file says."""
+        return CoordinatorConfig.read(with_settings(read_toml(path), settings))
 
     @staticmethod
-    def read(
-        document: Mapping[str, Any], overrides: Mapping[str, Any] | None = None
-    ) -> "CoordinatorConfig":
+    def read(document: Mapping[str, Any]) -> "CoordinatorConfig":
         """Read a parsed TOML document."""
         tables = {cls.TABLE: dict(table_of(document, cls.TABLE)) for cls in _COORDINATOR_TABLES}
         several = (TaskTable.TABLE, EvalTable.TABLE, PriceTable.TABLE)
@@ -815,10 +821,6 @@ class CoordinatorConfig:
                 expected = (*tables, *(f"[{each}]" for each in several), *sorted(OTHER_TABLES))
                 raise OperatorFault(f"[{name}]: unknown table; expected {', '.join(expected)}")
         tasks = _rows(document, TaskTable.TABLE, TASKS_MAX) or [{}]
-        for dotted, value in (overrides or {}).items():
-            table, _, name = dotted.partition(".")
-            for row in tasks if table == TaskTable.TABLE else [tables[table]]:
-                row[name] = value
         checked: dict[str, Any] = {
             cls.TABLE: cls.read(tables[cls.TABLE]) for cls in _COORDINATOR_TABLES
         }

@@ -71,7 +71,7 @@ def test_another_worker_goes_on_where_a_killed_one_stopped(site: Site) -> None:
         learner.open_session(0)
         learner.publish(0, folders[0])
         dying = site.join(
-            "dying", "--threads=1", "--slots=1", f"--tokens-per-s-max={DYING_TOKENS_PER_S}"
+            "dying", "--threads=1", "--slots=1", f"--set=tokens_per_s_max={DYING_TOKENS_PER_S}"
         )
         learner.commit(learner.take_batch(1), t_train_s=1.0)
         poll(lambda: learner.status()["groups"]["tokens_under_way"] > 0)
@@ -112,7 +112,7 @@ def test_a_sample_outlives_a_killed_coordinator(site: Site) -> None:
     with Coordinator(url, token_file=site.run_dir / "tokens" / "learner.token") as learner:
         learner.open_session(0)
         learner.publish(0, folder)
-        site.join("box", "--threads=1", "--slots=1", f"--tokens-per-s-max={DYING_TOKENS_PER_S}")
+        site.join("box", "--threads=1", "--slots=1", f"--set=tokens_per_s_max={DYING_TOKENS_PER_S}")
         poll(lambda: learner.status()["groups"]["tokens_under_way"] > 0)
         os.kill(coordinator.pid, signal.SIGKILL)
         coordinator.wait(START_S)

@@ -16,7 +16,7 @@ STEPS = 3
 
 def test_a_loop_of_plain_torch_trains_and_publishes(site: Site) -> None:
     coordinator = site.coordinate()
-    site.join("box", "--threads=1", "--apply-in-place")
+    site.join("box", "--threads=1", "--set=apply_in_place=true")
     token = site.run_dir / "tokens" / "learner.token"
     arguments = [site.url(), token, site.facts["model"], site.directory / "snapshots", STEPS]
     own = site.programs.start("own", str(EXAMPLE), *map(str, arguments))

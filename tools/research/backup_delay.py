@@ -4,7 +4,7 @@
 
 It starts `echo2d bench coordinator`, and asks that coordinator something 50 times a second that goes
 through its mailbox, its core and its ledger's turn, as any event does. Windows without a backup and
-windows in which `echo2d backup` runs again and again take turns in one run, so that both see the same
+windows in which `echo2d keep backup` runs again and again take turns in one run, so that both see the same
 machine. What the asking process itself waits for the processor is in both.
 """
 
