@@ -150,9 +150,7 @@ def _rented(config: CoordinatorConfig) -> Mapping[str, Any]:
     "wheel. Default: the wheel that the coordinator serves.",
 )
 @log_options
-@click.pass_context
 def join(
-    ctx: click.Context,
     config: Path | None,
     *,
     settings: tuple[str, ...],
@@ -170,7 +168,7 @@ def join(
     --print-config` shows all keys of this table.
     """
     if print_script is not None:
-        _print_script(ctx, print_script, install_from)
+        _print_script(click.get_current_context(), print_script, install_from)
         return
     given = {key: value for key, value in flags.items() if value is not None}
     loaded = WorkerConfig.load(config, given, settings)

@@ -42,7 +42,7 @@ async def back_up(run_dir: Path, folder: Path, until: float) -> int:
     count = 0
     while time.monotonic() < until:
         target = folder / "backup"
-        program = ["-m", "echo2d", "backup", f"--run-dir={run_dir}", f"--to={target}"]
+        program = ["-m", "echo2d", "keep", "backup", f"--run-dir={run_dir}", f"--to={target}"]
         process = await asyncio.create_subprocess_exec(sys.executable, *program, stdout=-3)
         assert await process.wait() == 0
         count += 1
