@@ -11,7 +11,6 @@ from typing import Any
 import click
 
 from echo2d import __version__
-from echo2d.cli.benches import bench
 from echo2d.cli.daemons import coordinate, join, learn, rented
 from echo2d.cli.doctor import doctor
 from echo2d.cli.envs import envs
@@ -24,31 +23,56 @@ from echo2d.cli.tokens import token
 from echo2d.cli.watching import demo, samples, status
 from echo2d.cli.workers import worker
 from echo2d.errors import Fault, OperatorFault
+from echo2d.registry import COMMANDS, load
+
+# Commands of other distributions, and how to get these.
+ELSEWHERE = {
+    "bench": "it comes with echo2d-lab, which `make setup` installs in a clone of the repository"
+}
 
 SECTIONS = {
     "Run": (init, coordinate, join, learn, envs, demo),
     "Look": (status, samples, doctor),
     "Operate": (token, worker, rented, keep, files),
-    "Measure": (plan, simulate, bench),
+    "Measure": (plan, simulate),
 }
 
 
 class Faultless(FullSentences):
     """Turns a fault, or a wrong option, into one line on stderr and the exit code that says whose
-    mistake it was.
+    mistake it was. Other distributions add commands (`registry.COMMANDS`).
     """
 
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted({*super().list_commands(ctx), *COMMANDS})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """OperatorFault: its distribution is not installed, or is damaged."""
+        if own := super().get_command(ctx, cmd_name):
+            return own
+        if entry := COMMANDS.get(cmd_name):
+            try:
+                added: click.Command = load(entry)
+            except (ImportError, AttributeError) as error:
+                raise OperatorFault(f"`echo2d {cmd_name}` cannot be loaded: {error}") from error
+            return added
+        if advice := ELSEWHERE.get(cmd_name):
+            raise OperatorFault(f"`echo2d {cmd_name}` is not installed: {advice}")
+        return None
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        for title, commands in SECTIONS.items():
+        sections = {title: [each.name or "" for each in own] for title, own in SECTIONS.items()}
+        sections["Measure"] += COMMANDS
+        for title, names in sections.items():
             with formatter.section(title):
-                formatter.write_dl(self.rows(ctx, (each.name or "" for each in commands)))
+                formatter.write_dl(self.rows(ctx, names))
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """UsageError: no command has this name; it says which one has the nearest name."""
         if self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
-            paths = {path.rpartition(" ")[2]: path for path in _paths(self)}
+            paths = {path.rpartition(" ")[2]: path for path in (*_paths(self), *COMMANDS)}
             near = difflib.get_close_matches(args[0], paths, 1)
             hint = f" Did you mean `echo2d {paths[near[0]]}`?" if near else ""
             raise click.UsageError(f"No such command '{args[0]}'.{hint}", ctx)

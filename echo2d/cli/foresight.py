@@ -12,7 +12,7 @@ from echo2d.cli.parts import FILE, coordinator_at, json_option, progress_bar, se
 from echo2d.errors import Fault, OperatorFault
 
 if TYPE_CHECKING:
-    from echo2d.sim.fleet.spec import FleetSpec
+    from echo2d.plan.fleet.spec import FleetSpec
 
 
 @click.command()
@@ -67,11 +67,11 @@ def plan(
     """
     from dataclasses import asdict
 
-    from echo2d.sim.fleet.break_even import break_even
-    from echo2d.sim.fleet.forecast import Ablation, provision, what_if
+    from echo2d.plan.fleet.break_even import break_even
+    from echo2d.plan.fleet.forecast import Ablation, provision, what_if
 
     if map_path is not None:
-        from echo2d.bench.broadcast.plot import check_plot
+        from echo2d.extras import check_plot
 
         check_plot(map_path)
     fleet = _fleet(scenario, settings, live, token_file)
@@ -99,7 +99,7 @@ def _fleet(
     scenario: Path | None, settings: Sequence[str], live: str | None, token_file: Path | None
 ) -> "FleetSpec":
     """The fleet of a file, or of a running coordinator."""
-    from echo2d.sim.fleet.spec import load_fleet
+    from echo2d.plan.fleet.spec import load_fleet
 
     if (scenario is None) == (live is None):
         raise OperatorFault("plan needs either a scenario file or --live")
@@ -109,7 +109,7 @@ def _fleet(
         raise OperatorFault("plan: --set changes a scenario file; leave it out with --live")
     import asyncio
 
-    from echo2d.sim.fleet.from_status import fleet_of
+    from echo2d.plan.fleet.from_status import fleet_of
     from echo2d.views.watch import typed_status_once
 
     assert live is not None
@@ -162,7 +162,7 @@ def simulate(
     """
     import time
 
-    from echo2d.sim.fleet.spec import is_fleet
+    from echo2d.plan.fleet.spec import is_fleet
 
     began, cpu_began = time.perf_counter(), time.process_time()
     if is_fleet(scenario):
@@ -193,9 +193,9 @@ def simulate(
 def _simulate_fleet(
     scenario: Path, settings: Sequence[str], parts: tuple[bool, bool, bool]
 ) -> dict[str, Any]:
-    from echo2d.sim.fleet.forecast import Ablation
-    from echo2d.sim.fleet.spec import load_fleet
-    from echo2d.sim.fleet.world import FleetWorld
+    from echo2d.plan.fleet.forecast import Ablation
+    from echo2d.plan.fleet.spec import load_fleet
+    from echo2d.plan.fleet.world import FleetWorld
 
     fleet = load_fleet(scenario, settings)
     gc.disable()  # a fifth of the time; what a day leaves behind in circles is little
@@ -204,8 +204,8 @@ def _simulate_fleet(
 
 
 def _simulate_broadcast(scenario: Path, **instead: Any) -> dict[str, Any]:
-    from echo2d.sim.broadcast.world import CHECK_EVERY_LONG, BroadcastStuckError, World
-    from echo2d.sim.kernel.scenario_file import load_scenario
+    from echo2d.plan.broadcast.world import CHECK_EVERY_LONG, BroadcastStuckError, World
+    from echo2d.plan.kernel.scenario_file import load_scenario
 
     world = World(load_scenario(scenario, **instead), check_every=CHECK_EVERY_LONG)
     with progress_bar("simulating") as tell:

@@ -13,8 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from echo2d.core.capacity.model import usable
-from echo2d.sim.fleet.break_even import BreakEven
-from echo2d.sim.fleet.forecast import Forecast, WhatIf
+from echo2d.plan.fleet.break_even import BreakEven
+from echo2d.plan.fleet.forecast import Forecast, WhatIf
 from echo2d.views.break_even import break_even_sentence
 from echo2d.views.status import per_h, plain_console, seconds
 

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from echo2d.bench.lab.processes import Program, Programs, wait_for
 from echo2d.client import Coordinator
-from echo2d.testing.fake_learner import FakeLearner
+from echo2d.demo.processes import Program, Programs, wait_for
+from echo2d_lab.standins.fake_learner import FakeLearner
 from tests.support.control_link import worker_token
 from tests.support.polling import START_S, poll
 
-pytestmark = [pytest.mark.e2e, pytest.mark.alone, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.alone, pytest.mark.timeout(900)]
 T_TRAIN_S, PER_STEP, TOKENS = 0.4, 8, 8
 NEEDED = PER_STEP / T_TRAIN_S  # trajectories/s
 PLAN_KEYS = {
@@ -46,7 +46,7 @@ filter_zero_variance = false
 max_new_tokens = {tokens}
 vocab_size = 512
 [task]
-kind = "echo2d.bench.lab.stub_task:StubTask"
+kind = "echo2d_lab.bench.lab.stub_task:StubTask"
 options = {{ prompt_tokens = 4, vocab_size = 512 }}
 processes = 1
 [activation]
@@ -173,6 +173,7 @@ def test_spare_workers_replace_one_that_leaves_and_plans_use_measurements(
     assert f"leaving {active}: SIGUSR1" in log
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("site", [ABLATED], indirect=True)
 def test_p2p_prices_and_deltas_can_be_switched_off(site: Site) -> None:
     for name in ("spot-1", "home"):
