@@ -27,6 +27,7 @@ tests and tools.
 
 import argparse
 import ast
+import importlib
 import io
 import json
 import re
@@ -104,9 +105,7 @@ def main() -> None:
     figures = report(read_modules(options.checkout))
     if options.imported:
         sys.path.insert(0, str(options.checkout.resolve()))
-        from echo2d.cli import main as commands
-
-        figures |= offered(commands)
+        figures |= offered(importlib.import_module("echo2d.cli").main)
     if options.json:
         print(json.dumps(figures, indent=1))
     else:

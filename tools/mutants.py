@@ -607,7 +607,7 @@ def caught_by(mutant: Mutant, tree: Path) -> str | None:
     source = path.read_text(encoding="utf-8")
     path.write_text(mutant.planted(source), encoding="utf-8")
     # A planted bug may make a test wait for ever; nothing else runs here, so 60 s show that it does.
-    options = ["-x", "-q", "--timeout=60", "-p", "no:cacheprovider"]
+    options = ["-x", "-q", "-m", "not soak", "--timeout=60", "-p", "no:cacheprovider"]
     command = [sys.executable, "-m", "pytest", *options, *mutant.tests]
     try:
         done = subprocess.run(

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from echo2d.cli.parts import FILE, Sectioned, json_option, log_options, serve, set_option
-from echo2d.config import CoordinatorConfig, WorkerConfig
-from echo2d.config import print_config as all_keys
+from echo2d.config.worker import WorkerConfig
 from echo2d.errors import Fault, OperatorFault
 
 if TYPE_CHECKING:
+    from echo2d.config.coordinator import CoordinatorConfig
     from echo2d.runtime.box.script import BoxStart
 
 # A cloud may take minutes to end a box.
@@ -54,6 +54,9 @@ def coordinate(
     and spreads every version that the learner publishes. Stop it with Ctrl-C or SIGTERM; started
     again with the same config, it continues the run.
     """
+    from echo2d.config.all_keys import print_config as all_keys
+    from echo2d.config.coordinator import CoordinatorConfig
+
     if print_config:
         from echo2d.recipes.learner_table import learner_keys
 
@@ -92,6 +95,7 @@ def rented(config: Path, *, stop: bool, as_json: bool) -> None:
     """
     import asyncio
 
+    from echo2d.config.coordinator import CoordinatorConfig
     from echo2d.runtime.renting import renter
 
     loaded = CoordinatorConfig.load(config)
@@ -104,7 +108,7 @@ def rented(config: Path, *, stop: bool, as_json: bool) -> None:
     sys.exit(1 if stop and facts["boxes"] else 0)
 
 
-def _rented(config: CoordinatorConfig) -> Mapping[str, Any]:
+def _rented(config: "CoordinatorConfig") -> Mapping[str, Any]:
     """The run's record, with what a running coordinator knows besides."""
     import asyncio
     from functools import partial

@@ -32,7 +32,7 @@ def doctor(
     """
     import asyncio
 
-    from echo2d.config import leads_a_run
+    from echo2d.config.coordinator import leads_a_run
     from echo2d.runtime.doctor.finding import exit_code
 
     given, settings = worker_options(words)
@@ -54,7 +54,7 @@ def doctor(
 
 
 def _of_the_learner_host(config: Path) -> Coroutine[Any, Any, list["HostFinding"]]:
-    from echo2d.config import CoordinatorConfig
+    from echo2d.config.coordinator import CoordinatorConfig
     from echo2d.runtime.doctor.learner_host import examine_learner_host
 
     return examine_learner_host(CoordinatorConfig.load(config))
@@ -66,7 +66,7 @@ def _of_the_box(
     settings: Sequence[str],
     model_bytes: str | None,
 ) -> Coroutine[Any, Any, list["HostFinding"]]:
-    from echo2d.config import WorkerConfig
+    from echo2d.config.worker import WorkerConfig
     from echo2d.quantities import parse_bytes
     from echo2d.runtime.doctor.box import Box, examine_box
 

@@ -15,7 +15,7 @@ import click
 from echo2d.errors import OperatorFault
 
 if TYPE_CHECKING:
-    from echo2d.config_tables import Table
+    from echo2d.config.tables import Table
 
 # How often a long command says how far it is, where there is no terminal.
 LINE_S = 10.0

@@ -8,7 +8,7 @@ from importlib.resources import files
 from string import Template
 from typing import Any
 
-from echo2d.config_tables import split_setting
+from echo2d.config.tables import split_setting
 from echo2d.errors import OperatorFault
 
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from echo2d.config import WorkerConfig
+from echo2d.config.worker import WorkerConfig
 from echo2d.core.base.ids import Digest, PeerId
 from echo2d.core.weights.encoding import FormFacts
 from echo2d.engines.base import Engine

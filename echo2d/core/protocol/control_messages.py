@@ -45,8 +45,7 @@ from echo2d.core.base.ids import (
 from echo2d.core.protocol.builds import OURS, Build
 from echo2d.core.protocol.evidence import Evidence
 from echo2d.core.protocol.sampling import WHOLE, Sampling
-from echo2d.core.weights.delta_chain import KeptDelta
-from echo2d.core.weights.encoding import FormKind
+from echo2d.core.weights.kept_deltas import FormKind, KeptDelta
 
 PROGRESS_S = 2.0  # a worker reports on every lease at least this often
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from echo2d.config import DISK_BYTES_MAX
+from echo2d.config.limits import DISK_BYTES_MAX
 from echo2d.core.base.ids import PublishSeq, RunId
 from echo2d.core.protocol.control_messages import VersionKey
 from echo2d.core.worker.events import Standing

@@ -16,7 +16,7 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from echo2d.config import WorkerConfig, engine_environment
+from echo2d.config.worker import WorkerConfig
 from echo2d.core.base.ids import version_label
 from echo2d.core.protocol.control_messages import VersionKey
 from echo2d.core.worker.events import EngineRefitFailed, EngineRefitted, RefitEngines
@@ -24,6 +24,7 @@ from echo2d.engines.base import Engine, EngineOptions
 from echo2d.engines.layout import file_tensor_digests
 from echo2d.errors import EngineFault, IntegrityFault, OperatorFault, StoreFault
 from echo2d.extras import install_command
+from echo2d.process_environment import engine_environment
 from echo2d.registry import ENGINES, load
 from echo2d.runtime.worker.lora_base import LoraBase
 from echo2d.runtime.worker.stop_strings import ServedTexts

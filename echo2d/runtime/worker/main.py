@@ -24,7 +24,7 @@ from functools import partial
 from typing import Any, Never
 from urllib.parse import urlsplit
 
-from echo2d.config import WorkerConfig, notifier
+from echo2d.config.worker import WorkerConfig
 from echo2d.core.base.ids import FormId, PublishSeq, Version
 from echo2d.core.cluster.membership import NAME_CHARS_MAX
 from echo2d.core.protocol.control_messages import (
@@ -75,6 +75,7 @@ from echo2d.net.control.client import Identity, enrol
 from echo2d.net.security.auth import TokenFile, read_token_file, verify_root
 from echo2d.net.security.tls import GIVEN_UP
 from echo2d.net.security.urls import coordinator_url, is_loopback
+from echo2d.process_environment import notifier
 from echo2d.runtime.audit.scoring import score_order
 from echo2d.runtime.peer.base_model import BaseModel
 from echo2d.runtime.peer.peer_process import PeerProcess

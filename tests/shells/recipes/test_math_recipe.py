@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from echo2d.cli import main
-from echo2d.config import CoordinatorConfig
+from echo2d.config.coordinator import CoordinatorConfig
 from echo2d.extras import install_command
 from echo2d.learner.config import LearnerConfig
 from tests.support.texts import write_text_model

@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 
-from echo2d.config import CoordinatorConfig, WorkerConfig, print_config
+from echo2d.config.all_keys import print_config
+from echo2d.config.coordinator import CoordinatorConfig
+from echo2d.config.worker import WorkerConfig
 from echo2d.errors import OperatorFault
 
 MINIMAL: dict[str, Any] = {

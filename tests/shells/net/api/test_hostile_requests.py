@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from echo2d.config import CoordinatorConfig
-from echo2d.net.learner_api import routes as learner_api_routes
+from echo2d.config.coordinator import CoordinatorConfig
+from echo2d.net.api import routes as api_routes
 from echo2d.net.security.auth import read_token_file
 from echo2d.runtime.coordinator.main import Opened, core_machine
 from tests.support.fuzz import (
@@ -216,7 +216,7 @@ def judge(request: Request, status: int, headers: dict[str, str], body: bytes) -
 
 @pytest.fixture
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CoordinatorConfig:
-    monkeypatch.setattr(learner_api_routes, "LONG_POLL_S", 0.01)
+    monkeypatch.setattr(api_routes, "LONG_POLL_S", 0.01)
     return make_config(tmp_path)
 
 

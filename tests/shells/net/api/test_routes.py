@@ -15,6 +15,7 @@ import yarl
 from aiohttp import web
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from echo2d.client.http import BODY_BYTES_MAX, DIGEST_HEADER, SCORES_MAX
 from echo2d.core.base.ids import Digest, Epoch, GroupId, PeerId, RequestId, RunId, Version
 from echo2d.core.coordinator.events import (
     AliveTold,
@@ -32,16 +33,15 @@ from echo2d.core.coordinator.events import (
 from echo2d.core.protocol.trajectory import TrajectoryScore
 from echo2d.core.weights.manifest import Manifest
 from echo2d.errors import OperatorFault, StoreFault
-from echo2d.net.learner_api import routes as learner_api_routes
-from echo2d.net.learner_api.page import read_page
-from echo2d.net.learner_api.routes import (
-    DIGEST_HEADER,
+from echo2d.net.api import routes as api_routes
+from echo2d.net.api import wheel as api_wheel
+from echo2d.net.api.page import read_page
+from echo2d.net.api.routes import (
     ENROL_BYTES_MAX,
-    WHEELS_MAX,
-    WHEELS_PER_TOKEN_MAX,
     make_app,
-    make_runner,
 )
+from echo2d.net.api.wheel import WHEELS_MAX, WHEELS_PER_TOKEN_MAX
+from echo2d.net.http.serving import make_runner
 from echo2d.net.security.auth import Caller, Denied, Role, enrol_proof, public_bytes
 from tests.support.polling import HANG_S
 
@@ -204,8 +204,8 @@ async def test_a_wheel_that_is_read_too_slowly_ends_without_a_word(
         return "a.whl", bytes(sizes.pop(0))
 
     monkeypatch.setattr(backend, "wheel", wheel)
-    monkeypatch.setattr(learner_api_routes, "WHEELS_PER_TOKEN_MAX", 1)
-    monkeypatch.setattr(learner_api_routes, "WHEEL_S_MAX", 0.05)
+    monkeypatch.setattr(api_wheel, "WHEELS_PER_TOKEN_MAX", 1)
+    monkeypatch.setattr(api_wheel, "WHEEL_S_MAX", 0.05)
     reader, writer = await asyncio.open_connection(*call.url.removeprefix("http://").split(":"))
     writer.write(b"GET /v1/wheel HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer W\r\n\r\n")
     async with asyncio.timeout(HANG_S):
@@ -226,7 +226,7 @@ async def test_so_many_wheels_are_sent_at_once_and_no_more(
     asked, go = asyncio.Semaphore(0), asyncio.Event()
     many = WHEELS_PER_TOKEN_MAX if most == "token" else WHEELS_MAX
     if most == "run":
-        monkeypatch.setattr(learner_api_routes, "WHEELS_PER_TOKEN_MAX", 2 * WHEELS_MAX)
+        monkeypatch.setattr(api_wheel, "WHEELS_PER_TOKEN_MAX", 2 * WHEELS_MAX)
 
     async def wheel() -> tuple[str, bytes]:
         asked.release()
@@ -363,7 +363,7 @@ async def test_a_commit_carries_scores(call: Client, backend: Backend) -> None:
         [[9, 0, 0.5, -math.inf]],
         [[9, 0, 0.5, 10**400]],
         [[9, 0, 1e300, 0.5]],
-        [[9, 0, 0.5, 0.5]] * (learner_api_routes.SCORES_MAX + 1),
+        [[9, 0, 0.5, 0.5]] * (SCORES_MAX + 1),
     ],
 )
 async def test_scores_are_checked(call: Client, backend: Backend, scores: Any) -> None:
@@ -374,11 +374,11 @@ async def test_scores_are_checked(call: Client, backend: Backend, scores: Any) -
 
 
 async def test_the_scores_of_the_largest_batch_are_taken(call: Client, backend: Backend) -> None:
-    rows = [[number, 0, 0.5, 0.5] for number in range(learner_api_routes.SCORES_MAX)]
+    rows = [[number, 0, 0.5, 0.5] for number in range(SCORES_MAX)]
     assert (await call("POST", "/v1/batches/3/commit", json=commit_with(rows)))[0] == 200
     (event,) = backend.asked
     assert isinstance(event, CommitAsked)
-    assert len(event.scores) == learner_api_routes.SCORES_MAX
+    assert len(event.scores) == SCORES_MAX
 
 
 async def test_seconds_are_finite(call: Client, backend: Backend) -> None:
@@ -396,7 +396,7 @@ async def test_large_bodies_are_refused(call: Client) -> None:
     status, answer = await call(
         "POST",
         "/v1/learner/session",
-        data=io.BytesIO(b" " * (learner_api_routes.BODY_BYTES_MAX + 1)),
+        data=io.BytesIO(b" " * (BODY_BYTES_MAX + 1)),
     )
     assert (status, answer["error"]) == (413, "too_large")
 
@@ -450,7 +450,7 @@ async def test_a_caller_revoked_during_a_long_poll_gets_no_batch(
 async def test_a_long_poll_ends_with_nothing(
     call: Client, backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(learner_api_routes, "LONG_POLL_S", 0.01)
+    monkeypatch.setattr(api_routes, "LONG_POLL_S", 0.01)
     backend.reply = None
     assert await call("GET", "/v1/batches/3?epoch=2") == (204, b"")
 
@@ -478,7 +478,7 @@ async def test_the_cores_refusals_are_passed_on(call: Client, backend: Backend) 
 async def test_an_unanswered_call_is_told_to_come_back(
     call: Client, backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(learner_api_routes, "ANSWER_S_MAX", 0.01)
+    monkeypatch.setattr(api_routes, "ANSWER_S_MAX", 0.01)
     backend.reply = None
     status, answer = await call("POST", "/v1/learner/session", json={"resume_step": 0})
     assert (status, answer["error"]) == (503, "busy")

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 from aiohttp import web
 
-from echo2d import client
 from echo2d.client import (
     AsyncCoordinator,
     Batch,
@@ -28,6 +27,17 @@ from echo2d.client import (
     Span,
     TrajectoryScore,
     Unanswered,
+    async_coordinator,
+    connection,
+    read_batch,
+)
+from echo2d.client import coordinator as synchronous
+from echo2d.client.http import (
+    BODY_BYTES_MAX,
+    DIGEST_HEADER,
+    SCORE_MAX,
+    SCORES_MAX,
+    STALENESS_HEADER,
 )
 from echo2d.core.base.codec import INT_MAX
 from echo2d.core.base.ids import Digest, GroupId, PeerId, Version
@@ -42,13 +52,6 @@ from echo2d.core.protocol.trajectory import (
     pack_batch,
     pack_logprobs,
     pack_tokens,
-)
-from echo2d.net.learner_api.routes import (
-    BODY_BYTES_MAX,
-    DIGEST_HEADER,
-    SCORE_MAX,
-    SCORES_MAX,
-    STALENESS_HEADER,
 )
 from echo2d.net.security.auth import TokenFile, write_token_file
 from echo2d.this_build import THIS_BUILD
@@ -141,7 +144,7 @@ def batch_reply(body: bytes = BODY, digest: str | None = None) -> web.Response:
 async def test_a_learner_tells_that_it_lives_until_it_is_closed(
     server: Server, token_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "ALIVE_EVERY_S", 0.01)
+    monkeypatch.setattr(async_coordinator, "ALIVE_EVERY_S", 0.01)
     server.script = [reply(SESSION)]
     url = f"http://127.0.0.1:{server.port}"
     async with AsyncCoordinator(url, token_file=token_file) as coordinator:
@@ -158,7 +161,7 @@ async def test_a_learner_tells_that_it_lives_until_it_is_closed(
 async def test_a_coordinator_of_the_first_release_is_told_nothing_until_it_is_a_later_one(
     server: Server, token_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "ALIVE_EVERY_S", 0.001)
+    monkeypatch.setattr(async_coordinator, "ALIVE_EVERY_S", 0.001)
     server.script = [reply(SESSION), *[reply({"evaluations": []}) for _ in range(20)]]
     server.build = None
     url = f"http://127.0.0.1:{server.port}"
@@ -279,7 +282,7 @@ def test_a_trajectory_says_which_tokens_were_written_and_a_group_which_episodes_
         members = (conversation, short, last)
         record = GroupRecord(GroupId(9), pack_tokens([7, 8]), members)
         body = pack_batch(BatchBody.of(4, (record,)))
-        (group,) = client.read_batch(1, batch_digest(body).hex(), body).groups
+        (group,) = read_batch(1, batch_digest(body).hex(), body).groups
         assert group.episodes == episodes
         assert len({each.sample for each in group.trajectories}) == len(episodes)
         turns = [each.turns for each in group.trajectories]
@@ -319,7 +322,7 @@ async def test_who_says_nothing_is_asked_again(
     server: Server, coordinator: AsyncCoordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A host that vanished closes no connection. A version takes its time, and is waited for."""
-    monkeypatch.setattr(client, "ANSWER_S_MAX", 0.1)
+    monkeypatch.setattr(connection, "ANSWER_SILENCE_S_MAX", 0.1)
     taking = asyncio.create_task(coordinator.take_batch(4))
     await server.hanging.wait()
     server.script = [batch_reply()]
@@ -393,7 +396,7 @@ async def test_a_wrong_url_is_said(token_file: Path) -> None:
 async def test_a_learner_elsewhere_uploads(
     server: Server, coordinator: AsyncCoordinator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "is_loopback", lambda host: False)
+    monkeypatch.setattr(async_coordinator, "is_loopback", lambda host: False)
     snapshot = tmp_path / "3"
     (snapshot / "sub").mkdir(parents=True)
     (snapshot / "config.json").write_bytes(b"{}")
@@ -410,7 +413,7 @@ async def test_a_learner_elsewhere_uploads(
 async def test_an_upload_that_was_taken_without_an_answer_is_sent_again(
     server: Server, coordinator: AsyncCoordinator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "is_loopback", lambda host: False)
+    monkeypatch.setattr(async_coordinator, "is_loopback", lambda host: False)
     (tmp_path / "3").mkdir()
     (tmp_path / "3" / "config.json").write_bytes(b"{}")
     gone = {"error": "refused", "detail": "it has no config.json"}
@@ -477,7 +480,7 @@ async def test_in_a_hurry_a_call_has_so_long(
     server: Server, token_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The one under way as well as the next, which may still be answered."""
-    monkeypatch.setattr(client, "HURRY_S", 1.0)
+    monkeypatch.setattr(synchronous, "HURRY_S", 1.0)
     url = f"http://127.0.0.1:{server.port}"
     coordinator = await asyncio.to_thread(lambda: Coordinator(url, token_file=token_file))
     async with asyncio.TaskGroup() as tasks:

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 
 import pytest
 
-from echo2d.config_tables import Table, key, print_tables, read_toml, table_of
+from echo2d.config.tables import Table, key, print_tables, read_toml, table_of
 from echo2d.errors import OperatorFault
 from echo2d.learner.config import LearnerConfig
 

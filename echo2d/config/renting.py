@@ -17,12 +17,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from echo2d.config_tables import Table, key, print_tables, table_of
+from echo2d.config.limits import USD_MAX
+from echo2d.config.tables import Table, key, print_tables, table_of
 from echo2d.errors import OperatorFault
 from echo2d.registry import PROVIDERS
 
-# More than this per hour, or per 10^9 bytes, is a typing mistake.
-USD_MAX = 1e6
 HOURS_MAX = 24.0 * 90
 SECONDS_MAX = 86400.0
 # A trajectory takes less time than this, and a draining box costs money.

@@ -10,9 +10,9 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
+from echo2d.net.api import uplink_trial
+from echo2d.net.api.uplink_trial import UPLINK_EVERY_S, UplinkTrials
 from echo2d.net.http.json_fields import HttpRefusal
-from echo2d.net.learner_api import uplink_trial
-from echo2d.net.learner_api.uplink_trial import UPLINK_EVERY_S, UplinkTrials
 
 
 class Clock:

@@ -1,4 +1,5 @@
-"""Measures how fast a box can send: the coordinator takes random bytes from it, and says how long that took.
+"""Measures how fast a box can send: the coordinator takes random bytes from it, and answers how
+long that took.
 
     POST /v1/uplink   any body --read and thrown away--> {bytes, seconds}
 
@@ -17,6 +18,7 @@ from aiohttp import web
 from echo2d.core.base.bounded_dict import keep_newest
 from echo2d.net.http.json_fields import HttpRefusal
 
+UPLINK_PATH = "/v1/uplink"
 UPLINK_BYTES_MAX = 32 << 20
 UPLINK_S_MAX = 15.0
 # A token's boxes take their turns, so that the event loop has other things to do.

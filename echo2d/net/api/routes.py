@@ -51,27 +51,38 @@ another build), 413 (too large), 415
 never decompressed.
 """
 
-import asyncio
-import base64
 import io
 import json
-import logging
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from dataclasses import replace
 from http import HTTPStatus
 from typing import Any, Protocol, get_args
 
 from aiohttp import web
-from aiohttp.http_exceptions import HttpProcessingError
-from aiohttp.web_request import BaseRequest
-from aiohttp.web_urldispatcher import MatchInfoError
 
+from echo2d.client.http import (
+    ALIVE_PATH,
+    BATCH_PATH,
+    BODY_BYTES_MAX,
+    CHECKPOINT_PATH,
+    COMMIT_PATH,
+    DIGEST_HEADER,
+    EVALUATIONS_PATH,
+    FILES_PATH,
+    LONG_POLL_S,
+    OWN_STATUS_PATH,
+    REFUSE_PATH,
+    SAMPLES_PATH,
+    SESSION_PATH,
+    STALENESS_HEADER,
+    STATUS_PATH,
+    VERSIONS_PATH,
+    WORKER_ORDER_PATH,
+)
 from echo2d.core.base.ids import (
     DIGEST_BYTES,
     Digest,
     Epoch,
-    GroupId,
     PeerId,
     RequestId,
     RunId,
@@ -97,9 +108,18 @@ from echo2d.core.protocol.builds import (
     not_understood,
     to_header,
 )
-from echo2d.core.protocol.trajectory import TrajectoryScore
 from echo2d.core.weights.manifest import Manifest
-from echo2d.errors import IntegrityFault, OperatorFault, PeerFault, StoreFault
+from echo2d.errors import OperatorFault, PeerFault, StoreFault
+from echo2d.net.api.bodies import (
+    learner_identity,
+    manifest_of,
+    refused_groups,
+    scores_of,
+    software_name,
+)
+from echo2d.net.api.page import NOTHING, serve_page
+from echo2d.net.api.uplink_trial import UPLINK_PATH, UplinkTrials
+from echo2d.net.api.wheel import WheelDownloads
 from echo2d.net.gateway.errors import error_response
 from echo2d.net.gateway.routes import GatewayBackend as Gateway
 from echo2d.net.gateway.routes import is_gateway_path, mount
@@ -115,55 +135,26 @@ from echo2d.net.http.json_fields import (
     integer,
     integer_text,
     malformed,
+    overloaded,
     seconds,
     secret_of,
-    text,
 )
-from echo2d.net.http.tls_accept import TlsSite
-from echo2d.net.learner_api.page import NOTHING, serve_page
-from echo2d.net.learner_api.uplink_trial import UplinkTrials
-from echo2d.net.security.auth import KEY_BYTES, Caller, Denied, Role
-from echo2d.net.security.tls import Tls
+from echo2d.net.security.auth import CONTROL_LINK_PATH, ENROL_PATH, KEY_BYTES, Caller, Denied, Role
 from echo2d.this_build import THIS_BUILD
 
-# Of JSON; the longest body refuses all groups of a batch, each with a reason.
 ENROL_BYTES_MAX = 1 << 10  # of a stranger: a key and a proof in hex
-BODY_BYTES_MAX = 1 << 20
-LONG_POLL_S = 30.0
 # A coordinator that needs longer is overloaded, and the caller should try again.
 ANSWER_S_MAX = 60.0
-REASON_CHARS_MAX = 500
-# A learner's identity has the name of its host and a random number.
-LEARNER_CHARS_MAX = 128
-# The version of echo2d, or the name of another program.
-SOFTWARE_CHARS_MAX = 64
-# Scores of one commit: of every trajectory of the largest batch (`BATCH_BYTES_MAX`), and a body of
-# so many is below BODY_BYTES_MAX.
-SCORES_MAX = 1 << 14
-# The largest k and |z|: beyond them a number says nothing more, and a mean might not be finite.
-SCORE_MAX = 1e6
-# For idle connections of authenticated callers. Our clients close theirs after 15 s.
-KEEPALIVE_S = 75.0
-# After a refusal the rest of the request is still read for so long: else the caller's sending fails
-# before it sees the answer.
-LINGERING_S = 1.0
 THIS_LEARNER_API = replace(OURS_AS_LEARNER_API, name=THIS_BUILD.name)
-DIGEST_HEADER = "X-Echo2d-Digest"
-STALENESS_HEADER = "X-Echo2d-Staleness-Max"
 
 LEARNER: frozenset[Role] = frozenset({"learner"})
 VIEWER: frozenset[Role] = frozenset({"viewer"})
 WORKER: frozenset[Role] = frozenset({"worker"})
-# Wheels that are on their way at once, and how long each may take: about 2 MB.
-WHEELS_MAX = 16
-# Of these for boxes of one token, so that one slow reader does not keep the others waiting.
-WHEELS_PER_TOKEN_MAX = 2
-WHEEL_S_MAX = 120.0
 READERS: frozenset[Role] = frozenset({"learner", "gateway", "viewer", "operator"})
 OPERATOR: frozenset[Role] = frozenset({"operator"})
 
 
-class LearnerBackend(Health, Protocol):
+class ApiBackend(Health, Protocol):
     """What the API needs from the coordinator's runtime."""
 
     run_id: RunId
@@ -278,12 +269,11 @@ def _require_understood(header: str) -> None:
 class Api:
     """The handlers of one coordinator's API."""
 
-    def __init__(self, backend: LearnerBackend) -> None:
+    def __init__(self, backend: ApiBackend) -> None:
         self._backend = backend
         self._status = CostlyAnswer(lambda: json.dumps(backend.status()).encode())
         self._metrics = CostlyAnswer(backend.metrics)
-        # Wheels that are on their way, by the name of their token.
-        self._wheels: Counter[str] = Counter()
+        self._wheels = WheelDownloads()
         self._uplinks = UplinkTrials()
 
     def allow(self, roles: frozenset[Role], handler: Handler) -> Handler:
@@ -325,7 +315,7 @@ class Api:
     async def open_session(self, request: web.Request) -> web.Response:
         body = await fields(request, {"resume_step"}, frozenset({"learner", "take_over", "steps"}))
         step = integer(body["resume_step"], "resume_step")
-        learner, take_over = _learner(body.get("learner", "")), body.get("take_over", False)
+        learner, take_over = learner_identity(body.get("learner", "")), body.get("take_over", False)
         if not isinstance(take_over, bool):
             raise malformed("take_over: expected true or false")
         steps = integer(body.get("steps", 0), "steps")
@@ -333,7 +323,7 @@ class Api:
 
     async def alive(self, request: web.Request) -> web.Response:
         body = await fields(request, {"epoch", "software"})
-        epoch, software = Epoch(integer(body["epoch"], "epoch")), _software(body["software"])
+        epoch, software = Epoch(integer(body["epoch"], "epoch")), software_name(body["software"])
         return await self._ask(lambda number: AliveTold(number, epoch, software))
 
     async def publish(self, request: web.Request) -> web.Response:
@@ -348,7 +338,7 @@ class Api:
             Epoch(integer(body["epoch"], "epoch")),
             Version(integer(body["version"], "version")),
         )
-        manifest = None if "manifest" not in body else _manifest(body["manifest"])
+        manifest = None if "manifest" not in body else manifest_of(body["manifest"])
         await self._fence(epoch)
         return _answer(await self._backend.publish(epoch, version, path, manifest))
 
@@ -380,14 +370,14 @@ class Api:
             Epoch(integer(body["epoch"], "epoch")),
             seconds(body["t_train_s"], "t_train_s"),
         )
-        scores = _scores(body.get("scores", []))
+        scores = scores_of(body.get("scores", []))
         return await self._ask(
             lambda number: CommitAsked(number, epoch, step, digest, t_train_s, scores)
         )
 
     async def refuse(self, request: web.Request) -> web.Response:
         body, step = await fields(request, {"groups", "reasons", "epoch"}), _step(request)
-        epoch, groups = Epoch(integer(body["epoch"], "epoch")), _refused_groups(body)
+        epoch, groups = Epoch(integer(body["epoch"], "epoch")), refused_groups(body)
         return await self._ask(lambda number: RefuseAsked(number, epoch, step, groups))
 
     async def checkpoint(self, request: web.Request) -> web.Response:
@@ -462,31 +452,7 @@ class Api:
 
     async def wheel(self, request: web.Request) -> web.StreamResponse:
         token = self._backend.caller(secret_of(request)).name
-        if self._wheels.total() >= WHEELS_MAX or self._wheels[token] >= WHEELS_PER_TOKEN_MAX:
-            raise HttpRefusal(
-                HTTPStatus.SERVICE_UNAVAILABLE, "busy", "many boxes fetch the wheel; try again"
-            )
-        self._wheels[token] += 1
-        response = web.StreamResponse()
-        try:
-            async with asyncio.timeout(WHEEL_S_MAX):
-                name, wheel = await self._backend.wheel()
-                response.headers["Content-Disposition"] = f'attachment; filename="{name}"'
-                response.content_type = "application/octet-stream"
-                response.content_length = len(wheel)
-                await response.prepare(request)
-                await response.write(wheel)
-                await response.write_eof()
-        except TimeoutError:
-            # A reader as slow as this has had its part; nothing can be said in mid-answer.
-            if not response.prepared:
-                raise _overloaded() from None
-            if request.transport is not None:
-                request.transport.abort()
-        finally:
-            # Drops the name with its last wheel.
-            self._wheels -= Counter([token])
-        return response
+        return await self._wheels.send(request, token, self._backend.wheel)
 
     async def uplink(self, request: web.Request) -> web.Response:
         token = self._backend.caller(secret_of(request)).name
@@ -501,66 +467,13 @@ class Api:
             lambda number: EpochAsked(number, epoch), timeout_s=ANSWER_S_MAX
         )
         if reply is None:
-            raise _overloaded()
+            raise overloaded()
         if reply.status != HTTPStatus.OK:
             assert isinstance(reply.body, dict)
             raise HttpRefusal(reply.status, reply.body["error"], reply.body["detail"])
 
     async def _ask(self, make: Callable[[RequestId], CoordinatorEvent]) -> web.Response:
         return _answer(await self._backend.ask(make, timeout_s=ANSWER_S_MAX))
-
-
-def _refused_groups(body: Mapping[str, Any]) -> tuple[tuple[GroupId, str], ...]:
-    groups, reasons = body["groups"], body["reasons"]
-    if (
-        not isinstance(groups, list)
-        or not isinstance(reasons, list)
-        or len(groups) != len(reasons)
-        or not groups
-    ):
-        raise malformed("groups, reasons: expected two lists of the same length, at least 1")
-    ids = [GroupId(integer(group, "groups")) for group in groups]
-    said = [text(reason, "reasons")[:REASON_CHARS_MAX] for reason in reasons]
-    return tuple(zip(ids, said, strict=True))
-
-
-def _software(value: Any) -> str:
-    found = text(value, "software")
-    if not 0 < len(found) <= SOFTWARE_CHARS_MAX or not found.isprintable():
-        raise malformed(f"software: expected 1 to {SOFTWARE_CHARS_MAX} printable characters")
-    return found
-
-
-def _learner(value: Any) -> str:
-    found = text(value, "learner")
-    if len(found) > LEARNER_CHARS_MAX or not found.isprintable():
-        raise malformed(f"learner: expected at most {LEARNER_CHARS_MAX} printable characters")
-    return found
-
-
-def _manifest(value: Any) -> Manifest:
-    try:
-        return Manifest.decode(base64.b64decode(text(value, "manifest"), validate=True))
-    except (ValueError, IntegrityFault) as error:
-        raise malformed(f"manifest: expected base64 of a snapshot's manifest: {error}") from error
-
-
-def _scores(value: Any) -> tuple[TrajectoryScore, ...]:
-    if not isinstance(value, list) or len(value) > SCORES_MAX:
-        raise malformed(f"scores: expected a list of at most {SCORES_MAX} scores")
-    return tuple(_score(row, f"scores[{at}]") for at, row in enumerate(value))
-
-
-def _score(row: Any, name: str) -> TrajectoryScore:
-    if not isinstance(row, list) or len(row) != 4:
-        raise malformed(f"{name}: expected [group, sample, k, z]")
-    group, sample = integer(row[0], name), integer(row[1], name)
-    # Written so that NaN fails too.
-    if not all(type(each) in (int, float) and abs(each) <= SCORE_MAX for each in row[2:]):
-        raise malformed(f"{name}: expected numbers k and z of at most {SCORE_MAX:g}")
-    if row[2] < 0:
-        raise malformed(f"{name}: expected k >= 0")
-    return TrajectoryScore(group, sample, float(row[2]), float(row[3]))
 
 
 def _epoch(request: web.Request) -> Epoch:
@@ -571,15 +484,9 @@ def _step(request: web.Request) -> int:
     return integer_text(request.match_info["step"], "step")
 
 
-def _overloaded() -> HttpRefusal:
-    return HttpRefusal(
-        HTTPStatus.SERVICE_UNAVAILABLE, "busy", "the coordinator is overloaded; try again"
-    )
-
-
 def _answer(reply: Reply | None) -> web.Response:
     if reply is None:
-        raise _overloaded()
+        raise overloaded()
     if isinstance(reply.body, bytes):
         assert reply.digest is not None, "a batch is answered with its digest"
         headers = {DIGEST_HEADER: reply.digest.hex(), STALENESS_HEADER: str(reply.staleness_max)}
@@ -593,14 +500,14 @@ def _answer(reply: Reply | None) -> web.Response:
 
 # A signal of aiohttp is a coroutine.
 async def _guard(request: web.Request, response: web.StreamResponse) -> None:  # noqa: ARG001
-    """Add to every answer what browsers should know, and tell nobody the versions of libraries."""
+    """Add to every answer what browsers should know, and remove the versions of libraries."""
     response.headers.setdefault("Content-Security-Policy", NOTHING)
     response.headers["X-Content-Type-Options"] = "nosniff"
     response.headers.pop("Server", None)
 
 
 def make_app(
-    backend: LearnerBackend,
+    backend: ApiBackend,
     *,
     worker: Handler,
     page: Mapping[str, bytes],
@@ -622,91 +529,30 @@ def make_app(
     app[DOOR] = ConnectionAdmission()
     serve_page(app, page)
     add_health_routes(app, backend)
-    app.router.add_get("/v1/worker", worker)
-    app.router.add_post("/v1/enrol", api.enrol)
-    app.router.add_post("/v1/learner/session", api.allow(LEARNER, api.open_session))
-    app.router.add_post("/v1/learner/alive", api.allow(LEARNER, api.alive))
-    app.router.add_post("/v1/learner/checkpoint", api.allow(LEARNER, api.checkpoint))
-    app.router.add_post("/v1/versions", api.allow(LEARNER, api.publish))
-    app.router.add_put("/v1/versions/{version}/files/{name:.+}", api.allow(LEARNER, api.upload))
-    app.router.add_get("/v1/batches/{step}", api.allow(LEARNER, api.take_batch))
-    app.router.add_post("/v1/batches/{step}/commit", api.allow(LEARNER, api.commit))
-    app.router.add_post("/v1/batches/{step}/refuse", api.allow(LEARNER, api.refuse))
-    app.router.add_get("/v1/evaluations", api.allow(READERS, api.evaluations))
-    app.router.add_post("/v1/evaluations", api.allow(LEARNER, api.evaluate))
+    app.router.add_get(CONTROL_LINK_PATH, worker)
+    app.router.add_post(ENROL_PATH, api.enrol)
+    app.router.add_post(SESSION_PATH, api.allow(LEARNER, api.open_session))
+    app.router.add_post(ALIVE_PATH, api.allow(LEARNER, api.alive))
+    app.router.add_post(CHECKPOINT_PATH, api.allow(LEARNER, api.checkpoint))
+    app.router.add_post(VERSIONS_PATH, api.allow(LEARNER, api.publish))
+    app.router.add_put(FILES_PATH + "/{name:.+}", api.allow(LEARNER, api.upload))
+    app.router.add_get(BATCH_PATH, api.allow(LEARNER, api.take_batch))
+    app.router.add_post(COMMIT_PATH, api.allow(LEARNER, api.commit))
+    app.router.add_post(REFUSE_PATH, api.allow(LEARNER, api.refuse))
+    app.router.add_get(EVALUATIONS_PATH, api.allow(READERS, api.evaluations))
+    app.router.add_post(EVALUATIONS_PATH, api.allow(LEARNER, api.evaluate))
     sees = LEARNER | VIEWER if backend.viewers_see_samples else LEARNER
-    app.router.add_get("/v1/samples", api.allow(sees, api.samples))
+    app.router.add_get(SAMPLES_PATH, api.allow(sees, api.samples))
     for order in get_args(WorkerOrder):
         handler = api.allow(OPERATOR, api.order(order))
-        app.router.add_post(f"/v1/workers/{{peer}}/{order}", handler)
+        app.router.add_post(WORKER_ORDER_PATH.replace("{order}", order), handler)
     app.router.add_get("/v1/wheel", api.allow(WORKER, api.wheel))
-    app.router.add_post("/v1/uplink", api.allow(WORKER, api.uplink))
+    app.router.add_post(UPLINK_PATH, api.allow(WORKER, api.uplink))
     app.router.add_get("/v1/history", api.allow(READERS, api.history))
     app.router.add_get("/v1/live", api.allow(READERS, api.live))
-    app.router.add_get("/v1/status", api.allow(READERS, api.status))
-    app.router.add_get("/v1/status/own", api.allow(WORKER, api.own_status))
+    app.router.add_get(STATUS_PATH, api.allow(READERS, api.status))
+    app.router.add_get(OWN_STATUS_PATH, api.allow(WORKER, api.own_status))
     app.router.add_get("/metrics", api.allow(READERS, api.metrics))
     if gateway is not None:
         mount(app, gateway, api.allow)
     return app
-
-
-def _callers_mistakes(record: logging.LogRecord) -> bool:
-    """A log filter: malformed HTTP is the caller's mistake, so log one line without the stack."""
-    error = record.exc_info[1] if record.exc_info else None
-    if isinstance(error, HttpProcessingError):
-        record.levelno, record.levelname = logging.INFO, "INFO"
-        # The lines after the first are bytes of the request.
-        record.msg, record.args = "not HTTP: %s", (error.message.partition("\n")[0],)
-        record.exc_info = record.exc_text = None
-    return True
-
-
-def _guard_errors(app: web.Application, server: web.Server) -> None:
-    """Also answer what is not HTTP as the application would: aiohttp routes it nowhere."""
-    make, nowhere = server.request_factory, MatchInfoError(web.HTTPBadRequest())
-    nowhere.add_app(app)
-
-    def request_factory(*arguments: Any) -> BaseRequest:
-        request = make(*arguments)
-        if isinstance(request, web.Request):
-            # Replaced as soon as the application finds the route.
-            request._match_info = nowhere  # noqa: SLF001
-        return request
-
-    server.request_factory = request_factory
-
-
-class _Runner(web.AppRunner):
-    """Limits connections as soon as there is a server."""
-
-    async def setup(self) -> None:
-        await super().setup()
-        assert self.server is not None
-        self.app[DOOR].watch(self.server)
-        _guard_errors(self.app, self.server)
-
-
-def make_runner(app: web.Application, *, shutdown_timeout_s: float) -> web.AppRunner:
-    """A runner that serves the application.
-
-    It limits connections of unknown callers, decompresses nothing, and cancels a handler when its
-    caller hangs up. Malformed HTTP is answered with 400 and logged as one line.
-    """
-    logging.getLogger("aiohttp.server").addFilter(_callers_mistakes)
-    return _Runner(
-        app,
-        access_log=None,
-        keepalive_timeout=KEEPALIVE_S,
-        auto_decompress=False,
-        handler_cancellation=True,
-        lingering_time=LINGERING_S,
-        shutdown_timeout=shutdown_timeout_s,
-    )
-
-
-def make_site(runner: web.AppRunner, host: str, port: int, tls: Tls | None) -> web.BaseSite:
-    """Where the runner listens once it is started. OSError from `start`: it cannot."""
-    if tls is None:
-        return web.TCPSite(runner, host, port)
-    return TlsSite(runner, host, port, tls.listener)

@@ -1,48 +1,43 @@
-"""The configuration of the coordinator and of a worker: TOML tables and a few flags.
+"""The configuration of the coordinator: TOML tables and a few flags.
 
 Each process has one frozen config object, which is checked when it is read. Every key is declared
-once, here, with its default, unit and meaning; `print_config` shows them all. One file may serve
-all programs of a host: each program reads its own tables and ignores those of the others.
+once, with its default, unit and meaning; `all_keys` prints them. One file may serve all programs of a
+host: each program reads its own tables and ignores those of the others.
 """
 
 import ipaddress
-import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from echo2d.config_renting import ProviderConfig, RentTable, print_providers, read_providers
-from echo2d.config_tables import Table, key, print_tables, read_toml, table_of, with_settings
+from echo2d.config.limits import (
+    DISK_BYTES_MAX,
+    NEW_TOKENS_MAX,
+    PATIENCE_MAX,
+    PORT_MAX,
+    STALENESS_MAX,
+    USD_MAX,
+    uplink_bytes_per_s,
+)
+from echo2d.config.renting import ProviderConfig, RentTable, read_providers
+from echo2d.config.tables import Table, key, read_toml, table_of, with_settings
+from echo2d.config.tasks import EvalTable, SamplingTable, TaskTable
 from echo2d.errors import OperatorFault
-from echo2d.quantities import parse_rate
-from echo2d.registry import ENGINES, SHAPES, TASKS
-from echo2d.sd_notify import Notifier
+from echo2d.registry import SHAPES
 
-# Data older than this is off-policy training by another name, and the buffers grow with it.
-STALENESS_MAX = 64
-# A batch body of 1 GiB holds this many trajectories of 8k tokens.
-TRAJECTORIES_PER_STEP_MAX = 16384
-PATIENCE_MAX = 1000.0  # times as long as the other answers of a group took
-# With logprobs this is 1 MiB on the control link, well below the 4 MiB of a message.
-NEW_TOKENS_MAX = 131072
-PORT_MAX = 65535
-# Frames of four versions and two snapshots of a 50 GB model.
-DISK_BYTES_MAX = 256 << 30
-ENGINES_MAX = 16  # GPUs of the largest boxes
-# More than this per hour, or per 10^9 bytes, is a typing mistake.
-USD_MAX = 1e6
-# A task with less would have a group in one step of hundreds.
-WEIGHT_SHARE_MIN = 0.001
 # Below it, logits / temperature overflow.
 TEMPERATURE_MIN = 0.001
+# A batch body of 1 GiB holds this many trajectories of 8k tokens.
+TRAJECTORIES_PER_STEP_MAX = 16384
+# A task with less would have a group in one step of hundreds.
+WEIGHT_SHARE_MIN = 0.001
 # Each of them has processes of its own.
 TASKS_MAX = 64
 EVALS_MAX = 64
 # Each worker's name is compared with every price.
 PRICES_MAX = 256
-UPLINK_LIMIT_MIN = 125e3  # bytes/s, 1mbit: below it, one frame takes seconds
 
 OTHER_TABLES = frozenset({"learner", "worker", "provider"})
 
@@ -139,158 +134,6 @@ class PolicyTable(Table):
         " that can wait for another step",
         "oldest",
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingTable(Table):
-    """How answers are drawn. A task may have some of these keys as its own, in `task.sampling`."""
-
-    TABLE: ClassVar[str] = "sampling"
-
-    max_new_tokens: int = key("output tokens per trajectory", 1024, low=1, high=NEW_TOKENS_MAX)
-    temperature: float = key(
-        "temperature of the sampling distribution",
-        1.0,
-        low=0.0,
-        high=10.0,
-    )
-    top_p: float = key(
-        "draw from the likeliest tokens that together have this probability; 1.0: from all",
-        1.0,
-        above=0.0,
-        high=1.0,
-    )
-    top_k: int = key("draw from this many of the likeliest tokens; 0: from all", 0, low=0)
-    min_p: float = key(
-        "draw from tokens at least this likely, as a share of the likeliest one's; 0.0: from all",
-        0.0,
-        low=0.0,
-        high=0.999,
-    )
-    stop: tuple[str, ...] = key(
-        "texts that end an answer, with the token that completes one; for tasks in text", ()
-    )
-    vocab_size: int = key(
-        "every token id is below this; 0: read it from run.base_model", 0, low=0, high=1 << 24
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskTable(Table):
-    """One [[task]]; with a single one, [task] does too."""
-
-    TABLE: ClassVar[str] = "task"
-
-    kind: str = key(f"a task of echo2d ({', '.join(TASKS)}), or yours as package.module:Class")
-    name: str = key("name in metrics and trajectories; empty: the task's own name", "")
-    weight: float = key(
-        "with several tasks: its share of the groups of a step is this over the sum of all weights",
-        1.0,
-        above=0.0,
-        high=1e6,
-    )
-    groups_per_step: int = key(
-        "with several tasks: exactly so many groups of each step, instead of weight", 0, low=0
-    )
-    sampling: dict[str, Any] = key("keys of [sampling] that are otherwise for this task", dict)
-    sampler: Literal["shuffle", "filter", "informative", "pairs"] = key(
-        "shuffle: every row is asked once in an epoch; filter: rows whose rewards are all the same"
-        " are retired for a while; informative: rows whose rewards differ less than those of the"
-        " average row are asked rarely; pairs: every row, with 2 x group_size answers, of which the"
-        " most contrasting half is trained on",
-        "shuffle",
-    )
-    explore: float = key(
-        "with informative: how far a row's rewards may have come to differ after one version, in units"
-        " of the reward",
-        0.01,
-        low=0.0,
-    )
-    retire_after: int = key(
-        "with filter: groups in a row with equal rewards, after which a row is retired", 1, low=1
-    )
-    retest_after: int = key(
-        "with filter: versions after which a retired row is asked again", 100, low=1
-    )
-    options: dict[str, Any] = key(
-        "keyword arguments of the task's class (`echo2d init --list-tasks`)", dict
-    )
-    system: str = key("the system message of each prompt of a task in text; empty: none", "")
-    template: dict[str, Any] = key(
-        "further variables of the model's chat template, such as enable_thinking", dict
-    )
-    turns_max: int = key(
-        "of an environment: answers of one episode; then it is cut off, with reward 0",
-        16,
-        low=1,
-        high=1024,
-    )
-    episode_tokens: int = key(
-        "of an environment: tokens of one episode behind its prompt, written and given; max_new_tokens is of"
-        " each answer",
-        8192,
-        low=1,
-        high=NEW_TOKENS_MAX,
-    )
-    overlong_tokens: int = key(
-        "of an answer's last tokens, each costs a part of overlong_penalty (DAPO's soft overlong"
-        " punishment); 0: length costs nothing",
-        0,
-        low=0,
-    )
-    overlong_penalty: float = key(
-        "what an answer at max_new_tokens loses, with overlong_tokens", 1.0, low=0.0
-    )
-    on_error: Literal["zero", "drop_sample", "retry"] = key(
-        "what happens to an answer whose reward raises an error; retry: three tries, then as"
-        " drop_sample",
-        "drop_sample",
-    )
-    processes: int = key("processes that draw prompts and compute rewards", 2, low=1, high=256)
-    timeout_s: float = key("seconds one prompt or reward may take", 10.0, above=0.0, high=3600.0)
-    network: bool = key(
-        "the task may use the network (false takes effect only if the coordinator runs as root)",
-        False,
-    )
-    memory_bytes_max: int = key(
-        "address space of one task process, mapped files included", 4 << 30, low=256 << 20
-    )
-    cpu_s_max: int = key("CPU seconds of one prompt or reward", 60, low=1, high=3600)
-    environment: tuple[str, ...] = key(
-        "names of environment variables of the coordinator that the task gets", ()
-    )
-    read_paths: tuple[str, ...] = key(
-        "files and directories that the task needs, besides Python's and its rows", ()
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EvalTable(Table):
-    """One [[eval]]: held-out questions on which versions are scored."""
-
-    TABLE: ClassVar[str] = "eval"
-
-    task: str = key("name of the task whose questions and reward it has; empty: the first", "")
-    name: str = key("its name; empty: the task's, with /heldout", "")
-    options: dict[str, Any] = key(
-        "keyword arguments of the task's class that differ from the task's; of rows, gym and"
-        ' sort_digits split = "heldout" is one of them',
-        dict,
-    )
-    every: int = key("a version is scored if its number is so much above the last one's", 5, low=1)
-    samples: int = key("answers to each question", 1, low=1, high=256)
-    rows: int = key("questions; 0: all", 200, low=0, high=65536)
-    sampling: dict[str, Any] = key(
-        "keys of [sampling] that differ from the task's; temperature 0.0 is greedy", dict
-    )
-    hold_s: float = key(
-        "seconds that a worker waits with a newer version for an answer that it writes, all turns of an episode "
-        "together",
-        60.0,
-        above=0.0,
-        high=3600.0,
-    )
-    solved_at: float = key("the reward from which on an answer is right, for pass@k", 1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -463,7 +306,7 @@ class LinkTable(Table):
     @property
     def uplink_bytes_per_s_max(self) -> int | None:
         """`uplink_limit` in bytes/s; None: no limit. OperatorFault: below UPLINK_LIMIT_MIN."""
-        return _uplink_bytes_per_s("link.uplink_limit", self.uplink_limit, "1mbit")
+        return uplink_bytes_per_s("link.uplink_limit", self.uplink_limit, "1mbit")
 
     def beside(self, serve: ServeTable) -> "LinkTable":
         """This table with the address that is not given: it is next to the coordinator's."""
@@ -509,166 +352,7 @@ class GatewayTable(Table):
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerConfig(Table):
-    """The configuration of `echo2d join`: the [worker] table, which flags override."""
-
-    TABLE: ClassVar[str] = "worker"
-
-    url: str = key(
-        "URL of the coordinator, https://HOST:PORT; http:// means no TLS; empty: that of the token file",
-        "",
-    )
-    token_file: Path = key("token file, made by `echo2d token create NAME --role worker`")
-    state_dir: Path = key("directory in which this worker keeps its key, frames and snapshots")
-    disk_bytes_max: int = key(
-        "bytes that frames and snapshots may take; the oldest frames are evicted first",
-        DISK_BYTES_MAX,
-        low=1,
-    )
-    apply_in_place: bool = key(
-        "write a delta over the version it is made from: one model on disk instead of two", False
-    )
-    base_model: Path | None = key(
-        "model directory on this box: its data are not fetched again; adapters need it", None
-    )
-    name: str = key("name shown by `echo2d status`; empty: the host's name", "")
-    engine: str = key("the inference engine", "torch", choices=ENGINES)
-    engine_python: Path | None = key(
-        "python of the environment in which SGLang is installed; its servers are started with it",
-        None,
-    )
-    engine_args: str = key(
-        "flags for the SGLang servers that are started, written as on a command line", ""
-    )
-    engine_url: str = key(
-        "URLs of running SGLang servers, one per engine, separated by commas;"
-        " empty: servers are started here",
-        "",
-    )
-    engine_key_file: Path | None = key(
-        "file with the API key of the servers at engine_url, and their admin key on a second line",
-        None,
-    )
-    refit_mode: Literal["retract", "abort", "in_place"] = key(
-        "how SGLang pauses for a new version (docs/sglang.md)", "retract"
-    )
-    quantization: Literal["none", "int8"] = key(
-        "int8: the torch engine multiplies in int8 on a CPU (docs/deploy.md); the run must allow it"
-        " (policy.quantized_workers)",
-        "none",
-    )
-    engines: int = key(
-        "number of engines, one per GPU; they share one download", 1, low=1, high=ENGINES_MAX
-    )
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = key(
-        "weights of the torch engine; auto: float32 on the CPU, bfloat16 on a GPU", "auto"
-    )
-    device: str = key(
-        "device of the torch engines: auto, cpu, cuda or cuda:N; several engines on cuda take"
-        " cuda:0, cuda:1 and so on",
-        "auto",
-    )
-    slots: int = key("samples that each engine runs at once", 16, low=1, high=4096)
-    tokens_per_s_max: float = key(
-        "most tokens per second, all engines together; 0: no limit", 0.0, low=0.0
-    )
-    threads: int = key(
-        "CPU threads of all torch engines together; 0: torch decides", 0, low=0, high=1024
-    )
-    relay_only: bool = key("pass versions on and generate nothing", False)
-    receive_only: bool = key("receive versions and pass none on to other workers", False)
-    usd_per_h: float = key(
-        "usd per hour of this worker, unless the run's config has a price for it",
-        0.0,
-        low=0.0,
-        high=USD_MAX,
-    )
-    uplink_limit: str = key(
-        "most that is sent to other workers, all together, such as 50mbit; empty: no limit", ""
-    )
-    listen_host: str = key("address on which this worker listens for peers", "127.0.0.1")
-    listen_port: int = key(
-        "TCP port on which it listens for peers; 0: any free port", 0, low=0, high=PORT_MAX
-    )
-    advertise: str = key(
-        "HOST:PORT at which other peers reach this worker, the host as an IP address"
-        " (:PORT alone: its public address); empty: where it listens",
-        "",
-    )
-    no_tls: bool = key(
-        "allow addresses beyond loopback without TLS, when the URL is http://", False
-    )
-    metrics_port: int = key(
-        "TCP port on 127.0.0.1 that serves Prometheus metrics; 0: none", 0, low=0, high=PORT_MAX
-    )
-
-    def __post_init__(self) -> None:
-        Table.__post_init__(self)
-        if self.relay_only and self.receive_only:
-            raise OperatorFault(
-                "worker.receive_only: relay_only and receive_only cannot be combined: "
-                "the peer would do nothing"
-            )
-        if self.quantization != "none" and self.engine != "torch":
-            raise OperatorFault(
-                "worker.quantization: it is of the torch engine; SGLang takes --quantization in "
-                "worker.engine_args"
-            )
-        _ = self.uplink_bytes_per_s_max, self.announced  # raises if they are wrong
-
-    @property
-    def uplink_bytes_per_s_max(self) -> int | None:
-        """`uplink_limit` in bytes/s; None: no limit. OperatorFault: below UPLINK_LIMIT_MIN."""
-        return _uplink_bytes_per_s(
-            "worker.uplink_limit", self.uplink_limit, "1mbit, or receive_only"
-        )
-
-    @property
-    def quantized_as(self) -> str:
-        """What the engines quantize weights to, such as "int8"; empty: they do not.
-
-        Of SGLang servers that this worker starts, their flag says it.
-        """
-        if self.engine == "torch":
-            return "" if self.quantization == "none" else self.quantization
-        _, _, rest = self.engine_args.replace("=", " ").partition("--quantization ")
-        return next(iter(rest.split()), "")
-
-    @property
-    def announced(self) -> tuple[str, int] | None:
-        """Host and port of `advertise`; None: peers reach this worker where it listens.
-
-        Host 0.0.0.0 stands for the worker's public address, which the coordinator fills in.
-        """
-        if not self.advertise:
-            return None
-        host, _, port = self.advertise.rpartition(":")
-        with suppress(ValueError):
-            # Nothing binds this address: it is sent to the coordinator.
-            found = ipaddress.ip_address(host.strip("[]") or "0.0.0.0")  # noqa: S104
-            if 0 < int(port) <= PORT_MAX:
-                return str(found), int(port)
-        raise OperatorFault(
-            "worker.advertise: expected HOST:PORT with an IP address in numbers, or :PORT; "
-            f"found {self.advertise!r}"
-        )
-
-    @staticmethod
-    def load(
-        path: Path | None, overrides: Mapping[str, Any] | None = None, settings: Iterable[str] = ()
-    ) -> "WorkerConfig":
-        """Read the file's [worker] table. settings: KEY=VALUE, each instead of what the file says.
-
-        `overrides` (`{"url": ...}`) win.
-        """
-        document = read_toml(path) if path is not None else {}
-        with_settings(document, (f"{WorkerConfig.TABLE}.{each}" for each in settings))
-        values = table_of(document, WorkerConfig.TABLE)
-        return WorkerConfig.read({**values, **(overrides or {})})
-
-
-_COORDINATOR_TABLES: tuple[type[Table], ...] = (
+COORDINATOR_TABLES: tuple[type[Table], ...] = (
     RunTable, ServeTable, PolicyTable, SamplingTable, SamplesTable, DisseminationTable,
     ActivationTable, LinkTable, GatewayTable, AuditTable, RentTable,
 )  # fmt: skip
@@ -814,7 +498,7 @@ class CoordinatorConfig:
     @staticmethod
     def read(document: Mapping[str, Any]) -> "CoordinatorConfig":
         """Read a parsed TOML document."""
-        tables = {cls.TABLE: dict(table_of(document, cls.TABLE)) for cls in _COORDINATOR_TABLES}
+        tables = {cls.TABLE: dict(table_of(document, cls.TABLE)) for cls in COORDINATOR_TABLES}
         several = (TaskTable.TABLE, EvalTable.TABLE, PriceTable.TABLE)
         for name in document:
             if name not in tables and name not in OTHER_TABLES and name not in several:
@@ -822,7 +506,7 @@ class CoordinatorConfig:
                 raise OperatorFault(f"[{name}]: unknown table; expected {', '.join(expected)}")
         tasks = _rows(document, TaskTable.TABLE, TASKS_MAX) or [{}]
         checked: dict[str, Any] = {
-            cls.TABLE: cls.read(tables[cls.TABLE]) for cls in _COORDINATOR_TABLES
+            cls.TABLE: cls.read(tables[cls.TABLE]) for cls in COORDINATOR_TABLES
         }
         checked["link"] = checked["link"].beside(checked["coordinator"])
         return CoordinatorConfig(
@@ -841,17 +525,6 @@ def is_local(host: str) -> bool:
     return host == "localhost"
 
 
-def _uplink_bytes_per_s(key_name: str, limit: str, least: str) -> int | None:
-    """A limit such as 50mbit in bytes/s; None: there is none."""
-    try:
-        rate = parse_rate(limit) if limit else None
-    except OperatorFault as fault:
-        raise OperatorFault(f"{key_name}: {fault}") from fault
-    if rate is not None and rate < UPLINK_LIMIT_MIN:
-        raise OperatorFault(f"{key_name}: expected at least {least}; found {limit!r}")
-    return None if rate is None else int(rate)
-
-
 def _rows(document: Mapping[str, Any], name: str, most: int) -> list[dict[str, Any]]:
     """All [[name]] tables of a parsed file; a single task may stand in [task]."""
     found = document.get(name, [])
@@ -868,38 +541,3 @@ def _rows(document: Mapping[str, Any], name: str, most: int) -> list[dict[str, A
 def leads_a_run(path: Path) -> bool:
     """Whether this TOML file is for a learner's host: it has a [run] table."""
     return RunTable.TABLE in read_toml(path)
-
-
-def notifier() -> Notifier:
-    """A notifier for the service manager that started this process, if there is one."""
-    return Notifier(os.environ)
-
-
-def engine_environment() -> dict[str, str]:
-    """The environment variables for the servers that a worker starts."""
-    return dict(os.environ)
-
-
-def task_environment(names: Collection[str]) -> dict[str, str]:
-    """The environment variables of a task: those of these names that there are."""
-    return {name: os.environ[name] for name in names if name in os.environ}
-
-
-def command_environment() -> dict[str, str]:
-    """The environment variables for a provider's commands: all but the service manager's."""
-    ours = ("NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC", "LISTEN_FDS", "LISTEN_PID")
-    return {name: value for name, value in os.environ.items() if name not in ours}
-
-
-def print_config() -> str:
-    """All keys of the coordinator and of a worker, as commented TOML with their defaults."""
-    tables = print_tables(*_COORDINATOR_TABLES, TaskTable, WorkerConfig)
-    tables = tables.replace("[task]", "[[task]]")
-    several = [_optional(each) for each in (EvalTable, PriceTable)]
-    return "\n".join([tables, *several, print_providers()])
-
-
-def _optional(table: type[Table]) -> str:
-    """All keys of a table of which there may be none: commented out."""
-    text = print_tables(table).replace(f"[{table.TABLE}]", f"[[{table.TABLE}]]")
-    return "".join(f"# {line}\n" if line else "\n" for line in text.splitlines())

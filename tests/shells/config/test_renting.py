@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from echo2d.config_renting import ProviderConfig, read_providers
+from echo2d.config.renting import ProviderConfig, read_providers
 from echo2d.errors import OperatorFault
 
 EXEC: dict[str, Any] = {
