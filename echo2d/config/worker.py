@@ -32,9 +32,6 @@ class WorkerConfig(Table):
         DISK_BYTES_MAX,
         low=1,
     )
-    apply_in_place: bool = key(
-        "write a delta over the version it is made from: one model on disk instead of two", False
-    )
     base_model: Path | None = key(
         "model directory on this box: its data are not fetched again; adapters need it", None
     )

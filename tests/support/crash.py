@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from echo2d.client import Coordinator
-from echo2d.config import CoordinatorConfig
+from echo2d.config.coordinator import CoordinatorConfig
 from echo2d.demo.chaos import KINDS, VictimKind, kill_process, start_again
 from echo2d.demo.processes import Program
 from echo2d.demo.results import read_rows

@@ -183,8 +183,7 @@ class Hello:
     other peers, whatever a plan says. usd_per_h: its price as its owner states it; a price in the
     run's config wins. dial_back_secret: the peer that answers at `listen` must prove that it knows
     this. scores: its engine can score answers that others wrote. quantization: what its engines
-    quantize weights to, such as "int8"; empty: they do not. in_place: it writes a delta over the
-    version that it is made from. received_bytes, sent_bytes: as in Heartbeat.
+    quantize weights to, such as "int8"; empty: they do not. received_bytes, sent_bytes: as in Heartbeat.
     """
 
     build: Build
@@ -205,7 +204,6 @@ class Hello:
     usd_per_h: float | None = None
     scores: bool = False
     quantization: str = ""
-    in_place: bool = False
     received_bytes: int = 0
     sent_bytes: int = 0
 

@@ -142,7 +142,7 @@ from echo2d.net.http.json_fields import (
 from echo2d.net.security.auth import CONTROL_LINK_PATH, ENROL_PATH, KEY_BYTES, Caller, Denied, Role
 from echo2d.this_build import THIS_BUILD
 
-ENROL_BYTES_MAX = 1 << 10  # of a stranger: a key and a proof in hex
+ENROL_BYTES_MAX = 1 << 10  # of a caller without a token: a key and a proof in hex
 # A coordinator that needs longer is overloaded, and the caller should try again.
 ANSWER_S_MAX = 60.0
 THIS_LEARNER_API = replace(OURS_AS_LEARNER_API, name=THIS_BUILD.name)

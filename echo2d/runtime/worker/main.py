@@ -20,7 +20,6 @@ import socket
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
-from functools import partial
 from typing import Any, Never
 from urllib.parse import urlsplit
 
@@ -224,7 +223,6 @@ class Worker:
             slots=self._config.slots * len(self._engines),
             publish_seq=self._publish_seq,
             standing=standing,
-            in_place=self._config.apply_in_place,
         )
 
     async def _serve(self) -> Never:
@@ -347,7 +345,7 @@ class Worker:
     async def _apply(self, order: ApplyForm) -> None:
         clock = asyncio.get_running_loop().time
         began_at, form = clock(), order.form
-        done = await self._builder.apply(form, order.stands, in_place=order.in_place)
+        done = await self._builder.apply(form, order.stands)
         if isinstance(done, SnapshotReady):
             say(
                 log,
@@ -402,8 +400,9 @@ class Worker:
     def fail(self, form: FormId, reason: str) -> None:
         self._peer.put(ArrivalFailed(form, reason))
 
-    def kept_versions(self) -> frozenset[Version]:
-        return self._state.kept
+    def serving_version(self) -> Version | None:
+        serving = self._state.serving
+        return None if serving is None else serving.version
 
     def base_of(self, form: FormId) -> BaseModel | None:
         if self._state.stands_mostly(form):
@@ -431,7 +430,6 @@ class Worker:
             usd_per_h=self._config.usd_per_h or None,
             scores=self._scoring_engine() is not None,
             quantization=self._config.quantized_as if self._engines else "",
-            in_place=self._config.apply_in_place,
             received_bytes=self._receiver.received_bytes,
             sent_bytes=self._receiver.sent_bytes,
         )
@@ -492,9 +490,7 @@ async def run_worker(config: WorkerConfig, show: Show | None = None) -> int:
             f"worker.url: {config.token_file} names no coordinator; expected https://HOST:PORT"
         )
     _check_hosts(config)
-    state_dir = await asyncio.to_thread(
-        partial(StateDir, config.state_dir, config.disk_bytes_max, one_slot=config.apply_in_place)
-    )
+    state_dir = await asyncio.to_thread(StateDir, config.state_dir, config.disk_bytes_max)
     teller = ProgressTeller(show)
     try:
         async with teller.doing(

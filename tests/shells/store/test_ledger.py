@@ -15,7 +15,6 @@ from echo2d.core.coordinator.events import (
     CoordinatorRecord,
     EpochOpened,
     Recovered,
-    TotalsKept,
 )
 from echo2d.core.protocol.control_messages import HeldLease, VersionKey
 from echo2d.core.protocol.trajectory import (
@@ -340,20 +339,3 @@ def test_another_format_is_refused(path: Path) -> None:
     connection.close()
     with pytest.raises(OperatorFault, match="format 99"):
         Ledger.open(path)
-
-
-def test_a_ledger_of_format_13_is_migrated(path: Path) -> None:
-    """It knew neither how far the learner goes nor what the run has come to."""
-    with Ledger.open(path) as ledger:
-        ledger.append([EpochOpened(Epoch(3), 7, "box-1", 200)])
-    connection = sqlite3.connect(path)
-    connection.executescript(
-        "ALTER TABLE epochs DROP COLUMN steps; DROP TABLE facts; PRAGMA user_version = 13;"
-    )
-    connection.close()
-    with Ledger.open(path) as ledger:
-        found = ledger.recover()
-        assert (found.epoch, found.learner, found.steps, found.trained) == (3, "box-1", 0, 0)
-        ledger.append([EpochOpened(Epoch(4), 7, "box-1", 200), TotalsKept(16, 3)])
-        found = ledger.recover()
-    assert (found.steps, found.trained, found.dropped) == (200, 16, 3)

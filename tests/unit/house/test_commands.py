@@ -24,6 +24,7 @@ PAGES = [
     *sorted((REPO / "docs").rglob("*.md")),
 ]
 TARGETS = set(re.findall(r"^([a-z][a-z-]*):", (REPO / "Makefile").read_text(), re.MULTILINE))
+TARGETS.add("nightly-NAME")
 OURS = re.compile(r"(\S*/)?(echo2d|make|python3?) ")
 LINES_MAX = 120  # of README: it is skimmed
 TYPED_LINES_MAX = 12  # from nothing to a first train step on two machines

@@ -427,13 +427,6 @@ async def test_a_peer_that_is_upgraded_is_no_longer_named(server: Coordinator) -
     assert server.sessions.other_builds.here(time.monotonic()) == ()
 
 
-async def test_a_build_from_before_the_first_release_is_named(server: Coordinator) -> None:
-    async with raw_socket(server) as socket:
-        await socket.send_bytes(msgpack.packb(["Hello", 8, None, "worker", "gpu-7", "boot", 4]))
-        refused = TO_PEER.decode((await socket.receive()).data)
-    assert "echo2d of an unknown build (control protocol 8)" in refused.detail
-
-
 async def test_both_ends_say_which_build_they_are(server: Coordinator) -> None:
     owner = Owner(replace(HELLO, build=OURS))
     async with linked(server.url, owner):
