@@ -163,7 +163,7 @@ class Learner:
         self._checkpoints.settle()
         if self._ranks.leads and self._step >= self._config.steps:
             log.info(
-                "finished step=%d of=%d: `echo2d export` on the coordinator's host writes the model; with a "
+                "finished step=%d of=%d: `echo2d keep export` on the coordinator's host writes the model; with a "
                 "larger learner.steps, --resume goes on",
                 self._step,
                 self._config.steps,

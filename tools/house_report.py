@@ -1,7 +1,7 @@
-"""Print one table of figures about the source tree: sizes, folders, imports, names, comments,
-functions, tests.
+"""Print one table of figures about the source tree: sizes, surface, folders, imports, names,
+comments, functions, tests.
 
-    python tools/house_report.py [CHECKOUT] [--json]
+    python tools/house_report.py [CHECKOUT] [--json] [--imported]
 
 Only the standard library is used and nothing of the checkout is imported, so that it also reads old
 commits (a clone or a `git worktree` of one) and two commits can be compared by the same rules:
@@ -12,25 +12,39 @@ commits (a clone or a `git worktree` of one) and two commits can be compared by 
   one.
 - A code line has a token that is neither a comment nor part of a docstring.
 - The length of a function is its lines from `def` to the end, without decorators.
+- A command is a function decorated with `click.command` or with `.command` of a group. An option is
+  a decorator `click.option` of a function: a helper that adds options to several commands counts
+  for none. `--imported` imports the checkout's `echo2d.cli` and adds what click itself offers: an
+  option counts for each command that has it.
+- A key of the configuration is a field whose value is `key(...)`; those of simulations are in
+  `echo2d/plan` (before, `echo2d/sim`).
+- A constant is an assignment at the top of a module, without an annotation, to one upper-case name.
 
-Names, comments, lines over 100 columns and functions are counted in echo2d and learner, without
+The wheel is echo2d and learner; its commands, options, keys and constants are counted there. Names,
+comments, lines over 100 columns and functions are counted in echo2d and learner, without
 tests and tools.
 """
 
 import argparse
 import ast
+import importlib
 import io
 import json
+import re
+import sys
 import tokenize
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 AREAS = ("echo2d", "learner", "tools", "tests")
 PRODUCT = ("echo2d", "learner")
 COLUMNS = 100
+CONSTANT = re.compile("_?[A-Z][A-Z0-9_]*")
+SIMULATED = ("echo2d.plan.", "echo2d.sim.")
 LAYOUT_TOKENS = {
     tokenize.COMMENT,
     tokenize.NL,
@@ -55,7 +69,10 @@ class Module:
 
     @classmethod
     def read(cls, checkout: Path, path: Path) -> "Module":
-        text = (checkout / path).read_text()
+        return cls.parse(path, (checkout / path).read_text())
+
+    @classmethod
+    def parse(cls, path: Path, text: str) -> "Module":
         tree = ast.parse(text)
         code, comments = count_lines(text, docstring_lines(tree))
         return cls(path, text, tree, code, comments)
@@ -81,8 +98,14 @@ def main() -> None:
     here = Path(__file__).resolve().parents[1]
     parser.add_argument("checkout", type=Path, nargs="?", default=here)
     parser.add_argument("--json", action="store_true", help="print a JSON object instead")
+    parser.add_argument(
+        "--imported", action="store_true", help="also ask click; imports the checkout"
+    )
     options = parser.parse_args()
     figures = report(read_modules(options.checkout))
+    if options.imported:
+        sys.path.insert(0, str(options.checkout.resolve()))
+        figures |= offered(importlib.import_module("echo2d.cli").main)
     if options.json:
         print(json.dumps(figures, indent=1))
     else:
@@ -103,6 +126,7 @@ def report(modules: list[Module]) -> dict[str, int | float | str]:
         figures[f"modules: {area}"] = sum(module.area == area for module in modules)
     for area in AREAS:
         figures[f"lines: {area}"] = count(modules, area)
+    figures |= surface(product)
     folder, files = largest_folder(product)
     figures["largest flat folder: modules"] = files
     figures["largest flat folder: path"] = folder
@@ -131,6 +155,67 @@ def report(modules: list[Module]) -> dict[str, int | float | str]:
     product_lines = sum(count(modules, area) for area in PRODUCT)
     figures["test lines per code line"] = round(count(modules, "tests") / max(1, product_lines), 2)
     return figures
+
+
+def surface(product: list[Module]) -> dict[str, int]:
+    """The figures of the wheel that a budget limits, by what is written in its source."""
+    figures = {
+        f"code lines: {area}": sum(each.code_lines for each in product if each.area == area)
+        for area in PRODUCT
+    }
+    decorators = Counter(name for module in product for name in decorator_names(module.tree))
+    figures["commands"] = sum(n for name, n in decorators.items() if name.endswith(".command"))
+    figures["options"] = decorators["click.option"]
+    keys = [module for module in product for _ in range(count_keys(module.tree))]
+    figures["keys"] = len(keys)
+    figures["keys: of simulations"] = sum(each.name.startswith(SIMULATED) for each in keys)
+    figures["constants"] = sum(count_constants(module.tree) for module in product)
+    return figures
+
+
+def decorator_names(tree: ast.Module) -> Iterator[str]:
+    """What decorates the functions, without the arguments."""
+    for node in ast.walk(tree):
+        if isinstance(node, Function):
+            for each in node.decorator_list:
+                yield ast.unparse(each.func if isinstance(each, ast.Call) else each)
+
+
+def count_keys(tree: ast.Module) -> int:
+    return sum(
+        isinstance(node, ast.AnnAssign)
+        and isinstance(node.value, ast.Call)
+        and ast.unparse(node.value.func) == "key"
+        for table in ast.walk(tree)
+        if isinstance(table, ast.ClassDef)
+        for node in table.body
+    )
+
+
+def count_constants(tree: ast.Module) -> int:
+    return sum(
+        isinstance(target, ast.Name) and CONSTANT.fullmatch(target.id) is not None
+        for node in tree.body
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+    )
+
+
+def offered(group: Any) -> dict[str, int]:
+    """The commands and options that click itself offers, without those of another distribution.
+
+    group: the imported `echo2d.cli.main`. A group that does something by itself is a command too.
+    """
+    commands, options, waiting = 0, 0, [group]
+    while waiting:
+        each = waiting.pop()
+        waiting += getattr(each, "commands", {}).values()
+        if each.callback is None or not each.callback.__module__.startswith("echo2d."):
+            continue
+        runs = not hasattr(each, "commands") or each.invoke_without_command
+        commands += runs
+        options += sum(parameter.param_type_name == "option" for parameter in each.params)
+    return {"commands: offered by click": commands, "options: offered by click": options}
 
 
 def read_modules(checkout: Path) -> list[Module]:

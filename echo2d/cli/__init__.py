@@ -4,35 +4,37 @@ Heavy imports happen inside the commands, so that --help is fast. Exit codes: 0 
 running, 2 the operator's mistake (one clear line, no traceback).
 """
 
+import difflib
+from collections.abc import Iterator
 from typing import Any
 
 import click
 
 from echo2d import __version__
-from echo2d.cli.audits import audit
-from echo2d.cli.boxes import box_script
-from echo2d.cli.daemons import coordinate, join, rented
+from echo2d.cli.daemons import coordinate, join, learn, rented
 from echo2d.cli.doctor import doctor
 from echo2d.cli.envs import envs
-from echo2d.cli.evals import evaluations
 from echo2d.cli.files import files
 from echo2d.cli.foresight import plan, simulate
-from echo2d.cli.keeping import backup, restore
-from echo2d.cli.learning import learn
+from echo2d.cli.keeping import keep
 from echo2d.cli.parts import FullSentences
 from echo2d.cli.recipes import init
-from echo2d.cli.results import export
-from echo2d.cli.samples import samples
-from echo2d.cli.tasks import tasks
 from echo2d.cli.tokens import token
-from echo2d.cli.watching import demo, status, top
-from echo2d.cli.workers import cordon, drain, uncordon
+from echo2d.cli.watching import demo, samples, status
+from echo2d.cli.workers import worker
 from echo2d.errors import Fault, OperatorFault
 from echo2d.registry import COMMANDS, load
 
 # Commands of other distributions, and how to get these.
 ELSEWHERE = {
     "bench": "it comes with echo2d-lab, which `make setup` installs in a clone of the repository"
+}
+
+SECTIONS = {
+    "Run": (init, coordinate, join, learn, envs, demo),
+    "Look": (status, samples, doctor),
+    "Operate": (token, worker, rented, keep, files),
+    "Measure": (plan, simulate),
 }
 
 
@@ -58,6 +60,24 @@ class Faultless(FullSentences):
             raise OperatorFault(f"`echo2d {cmd_name}` is not installed: {advice}")
         return None
 
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        sections = {title: [each.name or "" for each in own] for title, own in SECTIONS.items()}
+        sections["Measure"] += COMMANDS
+        for title, names in sections.items():
+            with formatter.section(title):
+                formatter.write_dl(self.rows(ctx, names))
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """UsageError: no command has this name; it says which one has the nearest name."""
+        if self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
+            paths = {path.rpartition(" ")[2]: path for path in (*_paths(self), *COMMANDS)}
+            near = difflib.get_close_matches(args[0], paths, 1)
+            hint = f" Did you mean `echo2d {paths[near[0]]}`?" if near else ""
+            raise click.UsageError(f"No such command '{args[0]}'.{hint}", ctx)
+        return super().resolve_command(ctx, args)
+
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
@@ -73,6 +93,14 @@ class Faultless(FullSentences):
             ctx.exit(2)
 
 
+def _paths(group: click.Group, prefix: str = "") -> Iterator[str]:
+    """All commands and groups, by what is typed after `echo2d`."""
+    for name, each in group.commands.items():
+        yield f"{prefix}{name}"
+        if isinstance(each, click.Group):
+            yield from _paths(each, f"{prefix}{name} ")
+
+
 @click.group(
     cls=Faultless,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
@@ -81,14 +109,11 @@ class Faultless(FullSentences):
 def main() -> None:
     """RL post-training of LLMs: one busy learner, rollouts from GPU boxes anywhere.
 
-    `echo2d demo` shows all of it on this machine. For a run of your own, start `coordinate` on the
-    learner's host and `join` on each box.
+    `echo2d demo` shows all of it on this machine. For a run of your own, `echo2d init` writes its
+    config; then start `coordinate` and `learn` on the learner's host and `join` on each box.
     """
 
 
-for command in (
-    init, coordinate, join, learn, envs, status, top, evaluations, samples, export, tasks, plan,
-    simulate, demo, token, audit, box_script, rented, cordon, uncordon, drain, backup, restore,
-    doctor, files,
-):  # fmt: skip
-    main.add_command(command)
+for section in SECTIONS.values():
+    for command in section:
+        main.add_command(command)

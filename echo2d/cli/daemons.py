@@ -1,41 +1,32 @@
-"""The daemons `echo2d coordinate` and `echo2d join`, and `echo2d rented` for rented boxes."""
+"""The three programs of a run, `echo2d coordinate`, `join` and `learn`, and its rented boxes."""
 
 import json
+import os
+import stat
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from echo2d.cli.parts import DIRECTORY, FILE, Sectioned, json_option, log_options, serve
+from echo2d.cli.parts import FILE, Sectioned, json_option, log_options, serve, set_option
+from echo2d.config.worker import WorkerConfig
 from echo2d.errors import Fault, OperatorFault
-from echo2d.registry import ENGINES, one_of
 
 if TYPE_CHECKING:
     from echo2d.config.coordinator import CoordinatorConfig
+    from echo2d.runtime.box.script import BoxStart
+
+# A cloud may take minutes to end a box.
+GIVE_BACK_S = 900.0
 
 
 @click.command()
 @click.option("--config", type=FILE, help="TOML file of the run; --print-config shows its keys.")
-@click.option(
-    "--no-tls",
-    is_flag=True,
-    help="Use no TLS: anybody on the network path can read everything and take over.",
-)
-@click.option(
-    "--no-delta", is_flag=True, help="Send every version in full instead of as a difference."
-)
-@click.option(
-    "--no-p2p",
-    is_flag=True,
-    help="Send every version to every worker from this host; workers pass nothing on.",
-)
-@click.option(
-    "--no-cost",
-    is_flag=True,
-    help="Ignore prices when choosing which workers to activate.",
-)
+@set_option("Another value of a key: TABLE.KEY=VALUE, such as coordinator.tls=off")
 @click.option(
     "--rent",
     is_flag=True,
@@ -50,10 +41,7 @@ if TYPE_CHECKING:
 def coordinate(
     config: Path | None,
     *,
-    no_tls: bool,
-    no_delta: bool,
-    no_p2p: bool,
-    no_cost: bool,
+    settings: tuple[str, ...],
     rent: bool,
     print_config: bool,
     log_level: str,
@@ -78,15 +66,7 @@ def coordinate(
         raise OperatorFault(
             "coordinate needs --config FILE; echo2d coordinate --print-config prints a template"
         )
-    left_out = {
-        "dissemination.delta": no_delta,
-        "dissemination.p2p": no_p2p,
-        "activation.by_cost": no_cost,
-    }
-    overrides: dict[str, Any] = {key: False for key, out in left_out.items() if out}
-    loaded = CoordinatorConfig.load(
-        config, {**overrides, **({"coordinator.tls": "off"} if no_tls else {})}
-    )
+    loaded = CoordinatorConfig.load(config, settings)
     if rent:
         from echo2d.runtime.renting.renter import print_rent_plan
 
@@ -105,15 +85,8 @@ def coordinate(
     is_flag=True,
     help="Stop all boxes that the run has rented. The coordinator must not be running.",
 )
-@click.option(
-    "--within",
-    type=click.FloatRange(1.0),
-    default=900.0,
-    show_default=True,
-    help="Most seconds that --stop may take.",
-)
 @json_option("Print one JSON object instead of lines.")
-def rented(config: Path, *, stop: bool, within: float, as_json: bool) -> None:
+def rented(config: Path, *, stop: bool, as_json: bool) -> None:
     """Show which boxes a run has rented and what it has spent, or stop them all.
 
     The figures come from the run's own records; which worker a box has, and for how long that has been
@@ -126,7 +99,7 @@ def rented(config: Path, *, stop: bool, within: float, as_json: bool) -> None:
     from echo2d.runtime.renting import renter
 
     loaded = CoordinatorConfig.load(config)
-    facts = asyncio.run(renter.give_back(loaded, within)) if stop else _rented(loaded)
+    facts = asyncio.run(renter.give_back(loaded, GIVE_BACK_S)) if stop else _rented(loaded)
     if as_json:
         click.echo(json.dumps(facts))
     else:
@@ -155,108 +128,54 @@ def _rented(config: "CoordinatorConfig") -> Mapping[str, Any]:
 
 @click.command(
     cls=Sectioned,
+    table=WorkerConfig,
     sections={
-        "What it joins, and as what": "token_file state_dir config base_model name usd_per_h",
-        "Its engines": "engine engine_python engine_args engine_url engine_key_file refit_mode"
-        " engines slots tokens_per_s_max threads",
-        "What it gives to other workers": "relay_only receive_only uplink_limit listen_host"
-        " listen_port advertise no_tls",
+        "What it joins, and as what": "token_file state_dir config base_model name",
+        "Its engines": "engine engine_python engine_args engine_url engines slots threads",
+        "What it gives to other workers": "relay_only uplink_limit listen_host listen_port advertise"
+        " no_tls",
+        "A script instead": "print_script install_from",
     },
 )
 @click.argument("url", required=False)
+@click.option("--config", type=FILE, help="TOML file with a [worker] table; options override it.")
+@set_option("Another key of the [worker] table: KEY=VALUE")
 @click.option(
-    "--token-file", type=FILE, help="Token file, made by `echo2d token create NAME --role worker`."
+    "--print-script",
+    type=click.Choice(["systemd", "onstart", "cloud-init"]),
+    help="Print a script that makes a fresh machine this worker: it installs echo2d and starts a "
+    "service (systemd), joins in the foreground, for containers without systemd (onstart), or is "
+    "user data (cloud-init). It holds the token's secret.",
 )
 @click.option(
-    "--state-dir", type=DIRECTORY, help="Directory for this worker's key, frames and snapshots."
-)
-@click.option("--config", type=FILE, help="TOML file with a [worker] table; flags override it.")
-@click.option(
-    "--base-model",
-    type=DIRECTORY,
-    help="Model directory on this box: its data are not fetched again; adapters need it.",
-)
-@click.option("--name", help="Name shown by `echo2d status`. Default: the host's name.")
-@click.option("--engine", help=f"Inference engine: {one_of(ENGINES)}.")
-@click.option(
-    "--engine-python",
-    type=FILE,
-    help="Start SGLang servers with this python, in whose environment SGLang is installed.",
-)
-@click.option(
-    "--engine-args", metavar="FLAGS", help="Flags for these servers, written as on a command line."
-)
-@click.option(
-    "--engine-url",
-    metavar="URL,...",
-    help="Use SGLang servers that are running already, one per engine.",
-)
-@click.option(
-    "--engine-key-file",
-    type=FILE,
-    help="File with the API key of these servers, and their admin key on a second line.",
-)
-@click.option(
-    "--refit-mode",
-    help="How SGLang pauses for a new version: retract, abort or in_place (docs/sglang.md).",
-)
-@click.option(
-    "--engines", type=int, help="Number of engines, one per GPU; they share one download."
-)
-@click.option("--slots", type=int, help="Samples that each engine runs at once.")
-@click.option(
-    "--tokens-per-s-max", type=float, help="Most tokens per second, all engines together."
-)
-@click.option("--threads", type=int, help="CPU threads of all torch engines together.")
-@click.option(
-    "--relay-only", is_flag=True, default=None, help="Pass versions on and generate nothing."
-)
-@click.option(
-    "--receive-only",
-    is_flag=True,
-    default=None,
-    help="Receive versions and pass none on to other workers.",
-)
-@click.option(
-    "--usd-per-h",
-    type=float,
-    help="Usd per hour of this worker, unless the run's config has a price for it.",
-)
-@click.option(
-    "--uplink-limit",
-    metavar="RATE",
-    help="Most that is sent to other workers, all together, such as 50mbit.",
-)
-@click.option("--listen-host", help="Address on which to listen for peers.")
-@click.option(
-    "--listen-port", type=int, help="Port on which to listen for peers; 0: any free port."
-)
-@click.option(
-    "--advertise",
-    metavar="HOST:PORT",
-    help="Where peers reach this worker, if not where it listens (NAT).",
-)
-@click.option(
-    "--no-tls",
-    is_flag=True,
-    default=None,
-    help="Allow an http:// URL beyond loopback, without TLS.",
+    "--install-from",
+    metavar="SOURCE",
+    help="What the script installs with pip, such as git+https://HOST/REPO@COMMIT or the URL of a "
+    "wheel. Default: the wheel that the coordinator serves.",
 )
 @log_options
 def join(
-    config: Path | None, *, log_level: str, log_json: bool, log_file: Path | None, **flags: Any
+    config: Path | None,
+    *,
+    settings: tuple[str, ...],
+    print_script: "BoxStart | None",
+    install_from: str | None,
+    log_level: str,
+    log_json: bool,
+    log_file: Path | None,
+    **flags: Any,
 ) -> None:
     """Run a worker: receive versions, pass them on and make rollouts.
 
     URL is the coordinator's, https://HOST:PORT; without it, the one in the token file. --token-file
-    and --state-dir are required, as flags or in the [worker] table of --config; `echo2d coordinate
-    --print-config` shows its keys.
+    and --state-dir are required, here or in the [worker] table of --config; `echo2d coordinate
+    --print-config` shows all keys of this table.
     """
-    from echo2d.config.worker import WorkerConfig
-
-    loaded = WorkerConfig.load(
-        config, {key: value for key, value in flags.items() if value is not None}
-    )
+    if print_script is not None:
+        _print_script(click.get_current_context(), print_script, install_from)
+        return
+    given = {key: value for key, value in flags.items() if value is not None}
+    loaded = WorkerConfig.load(config, given, settings)
     from echo2d.runtime.worker.main import run_worker
     from echo2d.views.progress import progress_line
 
@@ -269,3 +188,77 @@ def join(
             log_file=log_file,
             tell=tell,
         )
+
+
+def worker_options(words: Sequence[str]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The keys that these words of an `echo2d join` give, and what its --set says.
+
+    OperatorFault: it would not take them.
+    """
+    try:
+        given: dict[str, Any] = join.make_context("echo2d join", list(words)).params
+    except click.UsageError as error:
+        raise OperatorFault(f"echo2d join: {error.format_message()}") from error
+    keys = {each.name for each in fields(WorkerConfig)}
+    flags = {name: each for name, each in given.items() if name in keys and each is not None}
+    return flags, given["settings"]
+
+
+def _print_script(ctx: click.Context, start: "BoxStart", install_from: str | None) -> None:
+    """OperatorFault: an option is missing, or one that the script decides itself was given."""
+    from echo2d.runtime.box.script import BoxJob, box_script, join_options, token_of_box
+
+    if ctx.params["token_file"] is None:
+        raise OperatorFault("--print-script: expected --token-file, the token of the box")
+    token = token_of_box(ctx.params["token_file"])
+    for name in ("state_dir", "config"):
+        if ctx.params[name] is not None:
+            raise OperatorFault(f"--{name.replace('_', '-')}: leave it out; the script chooses it")
+    given = {key.name: ctx.params.get(key.name) for key in fields(WorkerConfig)}
+    given |= {"state_dir": Path("state")}  # the script's own
+    WorkerConfig.load(
+        None,
+        {key: value for key, value in given.items() if value is not None},
+        ctx.params["settings"],
+    )
+    options = tuple(_typed_options(ctx, besides=("token_file", "print_script", "install_from")))
+    engine = None if ctx.params["relay_only"] else ctx.params["engine"] or "torch"
+    url = ctx.params["url"] or token.url
+    job = BoxJob(url, token, join_options(engine or "", options), engine, install_from)
+    text = box_script(job, start)
+    with suppress(OSError):  # no file: a pipe, or a test's
+        if stat.S_ISREG(os.fstat(sys.stdout.fileno()).st_mode):
+            os.fchmod(sys.stdout.fileno(), 0o600)
+    click.echo(text, nl=False)
+    click.echo("echo2d: this script holds the token's secret: keep it from others", err=True)
+
+
+def _typed_options(ctx: click.Context, *, besides: Sequence[str]) -> Iterator[str]:
+    """The options that were typed, as words for another command line."""
+    for each in ctx.command.params:
+        name = each.name or ""
+        typed = ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+        if not (isinstance(each, click.Option) and typed) or name in besides:
+            continue
+        value = ctx.params[name]
+        if each.is_flag:
+            yield each.opts[0]
+            continue
+        for one in value if each.multiple else (value,):
+            yield from (each.opts[0], str(one))
+
+
+@click.command(add_help_option=False, context_settings={"ignore_unknown_options": True})
+@click.argument("options", nargs=-1, type=click.UNPROCESSED)
+def learn(options: tuple[str, ...]) -> None:
+    """Train the policy: take batches, train, publish versions.
+
+    `echo2d learn --help` shows its options. On several GPUs start it as
+    `python -m echo2d.learner.torchrun --standalone --nproc-per-node N -m echo2d.learner OPTIONS`.
+    """
+    if "" not in sys.path:
+        # As under `python -m`: a loss of the user's own may lie in the current directory.
+        sys.path.insert(0, "")
+    from echo2d.learner.__main__ import end_with, main
+
+    end_with(main(list(options)))

@@ -1,60 +1,45 @@
 """`echo2d doctor`: finds out what would keep this host from working."""
 
 import json
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from echo2d.cli.parts import DIRECTORY, FILE, end, json_option
+from echo2d.cli.daemons import worker_options
+from echo2d.cli.parts import FILE, end, json_option
 from echo2d.errors import OperatorFault
 
 if TYPE_CHECKING:
     from echo2d.runtime.doctor.finding import HostFinding
 
 
-@click.command()
-@click.argument("url", required=False)
+@click.command(context_settings={"ignore_unknown_options": True})
+@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[URL] [OPTIONS OF JOIN]")
 @click.option("--config", type=FILE, help="TOML file of the run, or a box's with a [worker] table.")
-@click.option("--token-file", type=FILE, help="A box: its token file.")
-@click.option(
-    "--state-dir",
-    type=DIRECTORY,
-    help="A box: its state directory. With it the ports are tried, by joining for a moment.",
-)
-@click.option("--listen-host", help="A box: as for `echo2d join`.")
-@click.option("--listen-port", type=int, help="A box: as for `echo2d join`.")
-@click.option("--engine", help="A box: as for `echo2d join`.")
-@click.option("--engine-python", type=FILE, help="A box: as for `echo2d join`.")
-@click.option("--model-bytes", metavar="SIZE", help="A box: bytes of a version, such as 16GB.")
+@click.option("--model-bytes", metavar="SIZE", help="On a box: bytes of a version, such as 16GB.")
 @json_option("Print one JSON object.")
 def doctor(
-    url: str | None,
-    config: Path | None,
-    state_dir: Path | None,
-    model_bytes: str | None,
-    *,
-    as_json: bool,
-    **flags: Any,
+    words: tuple[str, ...], config: Path | None, model_bytes: str | None, *, as_json: bool
 ) -> None:
     """Check this host: ports, credentials, clock, disk, GPU, limits; say what to do.
 
-    On the learner's host: `echo2d doctor --config run.toml`. On a box: `echo2d doctor URL
-    --token-file FILE --state-dir DIR`, or --config with its [worker] table. Nothing is changed. Exit
-    code 1: something must be done.
+    On the learner's host: `echo2d doctor --config run.toml`. On a box: the same URL and options as
+    for `echo2d join`, or --config with its [worker] table; with --state-dir the ports are tried, by
+    joining for a moment. Nothing is changed. Exit code 1: something must be done.
     """
     import asyncio
 
     from echo2d.config.coordinator import leads_a_run
     from echo2d.runtime.doctor.finding import exit_code
 
-    given = {key: value for key, value in {"url": url, **flags}.items() if value is not None}
+    given, settings = worker_options(words)
     examination = (
         _of_the_learner_host(config)
-        if config is not None and not given and state_dir is None and leads_a_run(config)
-        else _of_the_box(config, given, state_dir, model_bytes)
+        if config is not None and not words and leads_a_run(config)
+        else _of_the_box(config, given, settings, model_bytes)
     )
     findings = asyncio.run(examination)
     code = exit_code(findings)
@@ -76,7 +61,10 @@ def _of_the_learner_host(config: Path) -> Coroutine[Any, Any, list["HostFinding"
 
 
 def _of_the_box(
-    config: Path | None, given: dict[str, Any], state_dir: Path | None, model_bytes: str | None
+    config: Path | None,
+    given: dict[str, Any],
+    settings: Sequence[str],
+    model_bytes: str | None,
 ) -> Coroutine[Any, Any, list["HostFinding"]]:
     from echo2d.config.worker import WorkerConfig
     from echo2d.quantities import parse_bytes
@@ -88,8 +76,7 @@ def _of_the_box(
         )
     # `echo2d join` must have a state directory; without --config it may be left out here.
     unused = {} if config is not None else {"state_dir": Path("unused")}
-    named = {} if state_dir is None else {"state_dir": state_dir}
-    loaded = WorkerConfig.load(config, {**unused, **given, **named})
-    folder = loaded.state_dir if config is not None else state_dir
+    loaded = WorkerConfig.load(config, {**unused, **given}, settings)
+    folder = loaded.state_dir if config is not None else given.get("state_dir")
     size = None if model_bytes is None else parse_bytes(model_bytes)
     return examine_box(Box(loaded, folder, size))

@@ -2,19 +2,17 @@
 
 import gc
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from echo2d.cli.parts import FILE, coordinator_at, json_option, progress_bar
+from echo2d.cli.parts import FILE, coordinator_at, json_option, progress_bar, set_option
 from echo2d.errors import Fault, OperatorFault
-from echo2d.registry import SHAPES
 
 if TYPE_CHECKING:
     from echo2d.plan.fleet.spec import FleetSpec
-
-PRICE = click.FloatRange(0, 1e6)
 
 
 @click.command()
@@ -40,19 +38,7 @@ PRICE = click.FloatRange(0, 1e6)
     help="Assume that workers are taken in random order, whatever they cost.",
 )
 @click.option("--no-delta", is_flag=True, help="Assume that versions are sent in full.")
-@click.option(
-    "--usd-per-gb-up",
-    type=PRICE,
-    help="Price of 10^9 bytes that the learner's host sends; overrides what is known of it.",
-)
-@click.option(
-    "--seed", "rng_seed", type=int, default=0, show_default=True, help="Random seed of that order."
-)
-@click.option(
-    "--plot",
-    type=FILE,
-    help="Also draw bubble and cost by throughput into this file (.png, .svg, .pdf).",
-)
+@set_option("Another value in SCENARIO: TABLE.KEY=VALUE, such as learner.usd_per_gb_up=0.09")
 @click.option(
     "--map",
     "map_path",
@@ -69,9 +55,7 @@ def plan(
     no_p2p: bool,
     no_cost: bool,
     no_delta: bool,
-    usd_per_gb_up: float | None,
-    rng_seed: int,
-    plot: Path | None,
+    settings: tuple[str, ...],
     map_path: Path | None,
     as_json: bool,
 ) -> None:
@@ -86,14 +70,12 @@ def plan(
     from echo2d.plan.fleet.break_even import break_even
     from echo2d.plan.fleet.forecast import Ablation, provision, what_if
 
-    for path in filter(None, (plot, map_path)):
+    if map_path is not None:
         from echo2d.extras import check_plot
 
-        check_plot(path)
-    fleet, ablation = (
-        _priced(_fleet(scenario, live, token_file), usd_per_gb_up),
-        Ablation(not no_p2p, not no_cost, not no_delta, rng_seed),
-    )
+        check_plot(map_path)
+    fleet = _fleet(scenario, settings, live, token_file)
+    ablation = Ablation(not no_p2p, not no_cost, not no_delta)
     found, cells = provision(fleet, ablation), what_if(fleet, ablation)
     compared = break_even(fleet, found)
     if map_path is not None and compared is None:
@@ -107,33 +89,24 @@ def plan(
         from echo2d.views.forecast import print_provision
 
         print_provision(found, cells, compared)
-    if plot is not None:
-        from echo2d.views.forecast import draw_provision
-
-        draw_provision(found, plot)
     if map_path is not None and compared is not None:
         from echo2d.views.break_even import draw_map
 
         draw_map(compared, map_path)
 
 
-def _priced(fleet: "FleetSpec", usd_per_gb_up: float | None) -> "FleetSpec":
-    """The fleet, with this price of what the learner's host sends; None: with its own."""
-    from dataclasses import replace
-
-    if usd_per_gb_up is None:
-        return fleet
-    return replace(fleet, learner=replace(fleet.learner, usd_per_gb_up=usd_per_gb_up))
-
-
-def _fleet(scenario: Path | None, live: str | None, token_file: Path | None) -> "FleetSpec":
+def _fleet(
+    scenario: Path | None, settings: Sequence[str], live: str | None, token_file: Path | None
+) -> "FleetSpec":
     """The fleet of a file, or of a running coordinator."""
     from echo2d.plan.fleet.spec import load_fleet
 
     if (scenario is None) == (live is None):
         raise OperatorFault("plan needs either a scenario file or --live")
     if scenario is not None:
-        return load_fleet(scenario)
+        return load_fleet(scenario, settings)
+    if settings:
+        raise OperatorFault("plan: --set changes a scenario file; leave it out with --live")
     import asyncio
 
     from echo2d.plan.fleet.from_status import fleet_of
@@ -157,16 +130,7 @@ def _fleet(scenario: Path | None, live: str | None, token_file: Path | None) -> 
     "size",
     help="Size of the version, such as 80MB or 1GiB; overrides the file. Broadcasts only.",
 )
-@click.option(
-    "--shape",
-    type=click.Choice(list(SHAPES)),
-    help="Plan shape; overrides the file. Broadcasts only.",
-)
-@click.option(
-    "--hours",
-    type=click.FloatRange(0, 8760, min_open=True),
-    help="Hours to simulate; overrides the file. Fleets only.",
-)
+@set_option("Fleets only: another value in the file: TABLE.KEY=VALUE, such as simulate.hours=24")
 @click.option(
     "--no-p2p",
     is_flag=True,
@@ -178,23 +142,16 @@ def _fleet(scenario: Path | None, live: str | None, token_file: Path | None) -> 
     help="Workers are taken in random order, whatever they cost. Fleets only.",
 )
 @click.option("--no-delta", is_flag=True, help="Versions are sent in full. Fleets only.")
-@click.option(
-    "--usd-per-gb-up",
-    type=PRICE,
-    help="Price of 10^9 bytes that the learner's host sends; overrides the file. Fleets only.",
-)
 @json_option("Print one JSON object instead of sentences.")
 def simulate(
     scenario: Path,
     *,
     peers: int | None,
     size: str | None,
-    shape: str | None,
-    hours: float | None,
+    settings: tuple[str, ...],
     no_p2p: bool,
     no_cost: bool,
     no_delta: bool,
-    usd_per_gb_up: float | None,
     as_json: bool,
 ) -> None:
     """Simulate in virtual time: hours of a fleet, or one broadcast.
@@ -209,20 +166,17 @@ def simulate(
 
     began, cpu_began = time.perf_counter(), time.process_time()
     if is_fleet(scenario):
-        if peers is not None or size is not None or shape is not None:
+        if peers is not None or size is not None:
             raise OperatorFault(
-                "--peers, --bytes and --shape are for broadcasts; this file describes a fleet"
+                "--peers and --bytes are for broadcasts; this file describes a fleet"
             )
-        facts = _simulate_fleet(
-            scenario, hours, (not no_p2p, not no_cost, not no_delta), usd_per_gb_up
-        )
+        facts = _simulate_fleet(scenario, settings, (not no_p2p, not no_cost, not no_delta))
     else:
-        if hours is not None or usd_per_gb_up is not None or no_p2p or no_cost or no_delta:
+        if settings or no_p2p or no_cost or no_delta:
             raise OperatorFault(
-                "--hours, --no-p2p, --no-cost, --no-delta and --usd-per-gb-up are for fleets; "
-                "this file has none"
+                "--set, --no-p2p, --no-cost and --no-delta are for fleets; this file has none"
             )
-        facts = _simulate_broadcast(scenario, peers=peers, bytes=size, shape=shape)
+        facts = _simulate_broadcast(scenario, peers=peers, bytes=size)
     facts = {
         **facts,
         "wall_s": time.perf_counter() - began,
@@ -237,20 +191,13 @@ def simulate(
 
 
 def _simulate_fleet(
-    scenario: Path,
-    hours: float | None,
-    parts: tuple[bool, bool, bool],
-    usd_per_gb_up: float | None,
+    scenario: Path, settings: Sequence[str], parts: tuple[bool, bool, bool]
 ) -> dict[str, Any]:
-    from dataclasses import replace
-
     from echo2d.plan.fleet.forecast import Ablation
     from echo2d.plan.fleet.spec import load_fleet
     from echo2d.plan.fleet.world import FleetWorld
 
-    fleet = _priced(load_fleet(scenario), usd_per_gb_up)
-    if hours is not None:
-        fleet = replace(fleet, simulate=replace(fleet.simulate, hours=hours))
+    fleet = load_fleet(scenario, settings)
     gc.disable()  # a fifth of the time; what a day leaves behind in circles is little
     with progress_bar("simulating") as tell:
         return FleetWorld(fleet, Ablation(*parts)).run(tell)

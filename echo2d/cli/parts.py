@@ -3,15 +3,19 @@
 import gc
 import sys
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, get_args, get_type_hints
 
 import click
 
 from echo2d.errors import OperatorFault
+
+if TYPE_CHECKING:
+    from echo2d.config.tables import Table
 
 # How often a long command says how far it is, where there is no terminal.
 LINE_S = 10.0
@@ -32,21 +36,37 @@ class FullSentences(click.Group):
     """A group whose list of commands cuts no sentence: long ones are wrapped."""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        rows = [
-            (name, command.get_short_help_str(limit=SENTENCE_CHARS_MAX))
-            for name in self.list_commands(ctx)
-            if (command := self.get_command(ctx, name))
-        ]
         with formatter.section("Commands"):
-            formatter.write_dl(rows)
+            formatter.write_dl(self.rows(ctx, self.list_commands(ctx)))
+
+    def rows(self, ctx: click.Context, names: Iterable[str]) -> list[tuple[str, str]]:
+        """The name and the first sentence of each command."""
+        commands = ((name, self.get_command(ctx, name)) for name in names)
+        return [
+            (name, each.get_short_help_str(limit=SENTENCE_CHARS_MAX))
+            for name, each in commands
+            if each is not None
+        ]
 
 
 class Sectioned(click.Command):
-    """A command that shows its options under headings. sections: names of options by heading."""
+    """A command that shows its options under headings.
 
-    def __init__(self, *arguments: Any, sections: Mapping[str, str], **settings: Any) -> None:
+    sections: names of options by heading. table: these options are keys of this table, which says
+    what each is for; an option that is not given is not among the arguments.
+    """
+
+    def __init__(
+        self,
+        *arguments: Any,
+        sections: Mapping[str, str],
+        table: type["Table"],
+        **settings: Any,
+    ) -> None:
         super().__init__(*arguments, **settings)
         self._section_of = {n: title for title, names in sections.items() for n in names.split()}
+        own = {each.name for each in self.params}
+        self.params += [key_option(table, name) for name in self._section_of if name not in own]
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         titles = [*dict.fromkeys(self._section_of.values()), "Other options"]
@@ -57,6 +77,27 @@ class Sectioned(click.Command):
         for title, rows in found.items():
             with formatter.section(title):
                 formatter.write_dl(rows)
+
+
+def key_option(table: type["Table"], name: str) -> click.Option:
+    """The option that overrides a key of a table; its help is the key's meaning."""
+    item = next(each for each in fields(table) if each.name == name)
+    hint = get_type_hints(table)[name]
+    kinds = [kind for kind in (Path, bool, int, float) if kind in (hint, *get_args(hint))]
+    kind: Any = kinds[0] if kinds else str
+    if kind is Path:
+        kind = click.Path(path_type=Path)
+    elif choices := item.metadata.get("choices"):
+        kind = click.Choice(choices)
+    about, default = item.metadata["doc"], item.default
+    return click.Option(
+        [f"--{name.replace('_', '-')}"],
+        type=kind,
+        is_flag=kind is bool,
+        default=None,
+        show_default=str(default) if default and type(default) in (int, str) else False,
+        help=f"{about[0].upper()}{about[1:]}.",
+    )
 
 
 def log_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -83,8 +124,8 @@ def coordinator_options(command: Callable[..., None]) -> Callable[..., None]:
         click.option(
             "--token-file",
             type=FILE,
-            help="Token file with the role learner, gateway, operator or viewer; status shows a worker's "
-            "owner its own boxes.",
+            help="Token file with the role learner, gateway, operator or viewer; with a worker's, "
+            "`echo2d status` shows the boxes of that token.",
         ),
         click.option("--url", help="URL of a coordinator elsewhere; needs --token-file."),
         click.option(
@@ -98,6 +139,11 @@ def coordinator_options(command: Callable[..., None]) -> Callable[..., None]:
 def json_option(about: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Adds the option --json, which the command gets as `as_json`."""
     return click.option("--json", "as_json", is_flag=True, help=about)
+
+
+def set_option(about: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Adds the repeatable option --set, which the command gets as `settings`."""
+    return click.option("--set", "settings", multiple=True, help=f"{about}; repeatable.")
 
 
 def serve(

@@ -1,21 +1,23 @@
 """`echo2d init`: set up a run after a few questions."""
 
+import inspect
 import json
 import shutil
 import socket
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from echo2d.cli.parts import DIRECTORY, FullSentences, json_option
+from echo2d.cli.parts import DIRECTORY, json_option, set_option
 from echo2d.errors import OperatorFault
+from echo2d.registry import SCORERS, TASKS, load
 
 if TYPE_CHECKING:
-    from echo2d.recipes.math import MathJob, Preview
+    from echo2d.recipes.math import Preview
     from echo2d.recipes.run_folder import WrittenRun
 
 SHOWN_CHARS = 600  # of the first prompt
@@ -29,65 +31,74 @@ TASK_CHOICES = {
 }
 TINY = "tiny"
 MODEL_QUESTION = "Directory of the model to train, or tiny?"
-KIND_QUESTION = "Which one: package.module:Class, or a name of `echo2d tasks`?"
+KIND_QUESTION = "Which one: package.module:Class, or a name of `echo2d init --list-tasks`?"
 
 
-def _answer_and_address(command: Callable[..., None]) -> Callable[..., None]:
-    """Adds --max-new-tokens, --host and --port."""
-    for option in (
-        click.option(
-            "--port",
-            type=click.IntRange(1, 65534),
-            default=7700,
-            show_default=True,
-            help="The coordinator's TCP port; the next one is for weights.",
-        ),
-        click.option("--host", help="This host's address, at which the boxes reach it."),
-        click.option(
-            "--max-new-tokens", type=click.IntRange(1, 131072), help="Tokens of an answer at most."
-        ),
-    ):
-        command = option(command)
-    return command
-
-
-@click.group("init", cls=FullSentences, invoke_without_command=True)
+@click.command("init")
 @click.option(
     "--task",
     type=click.Choice(list(TASK_CHOICES)),
-    help=f"What is trained on: {'; '.join(f'{n}: {about}' for n, about in TASK_CHOICES.items())}.",
+    help=f"What is trained on: {'; '.join(f'{n}: {about}' for n, about in TASK_CHOICES.items())}. "
+    "Default with --rows: questions.",
 )
 @click.option(
     "--kind",
-    help="With class and environment: yours as package.module:Class, or a name of `echo2d tasks`.",
+    help="With class and environment: yours as package.module:Class, or a name of --list-tasks.",
 )
 @click.option(
     "--base-model",
     type=DIRECTORY,
-    help="Directory of the model to train; tiny: a tiny one that is made here, for tasks in digits.",
+    help="Directory of the model to train, as Hugging Face publishes it; tiny: a tiny one that is made "
+    "here, for tasks in digits.",
 )
 @click.option(
-    "--rows", help="With questions: the file with them. `echo2d init math` has more options."
+    "--rows",
+    help="Questions with answers: a file of JSON lines, CSV or Parquet, a pattern of files, or a "
+    "directory of the package datasets.",
 )
-@click.option("--prompt", help="With questions: the column with the question, or a text with it.")
+@click.option(
+    "--held-out-rows",
+    help="Held-out questions; without them, 5 % of --rows are never trained on.",
+)
+@click.option(
+    "--prompt",
+    help='With questions: the column with the question, or a text such as "{question} Think first."',
+)
 @click.option("--answer", help="With questions: the column with the expected answer.")
 @click.option("--scorer", help="With questions: who judges an answer, such as math or exact.")
-@_answer_and_address
+@click.option("--max-new-tokens", type=click.IntRange(1, 131072), help="Most tokens of an answer.")
+@click.option("--host", help="This host's address, at which the boxes reach it.")
+@click.option(
+    "--port",
+    type=click.IntRange(1, 65534),
+    default=7700,
+    show_default=True,
+    help="The coordinator's TCP port; the next one is for weights.",
+)
 @click.option("--boxes", type=int, help="Number of boxes that may join.")
-@click.option("--one-token", is_flag=True, help="One token file for all boxes, not one for each.")
+@click.option(
+    "--one-token", is_flag=True, help="Make one token file for all boxes, not one for each."
+)
 @click.option("--out", type=DIRECTORY, help="New folder for the config and the run.")
-@click.option("--set", "settings", multiple=True, help="Another key: TABLE.KEY=VALUE; repeatable.")
+@set_option("Another key of the config: TABLE.KEY=VALUE")
 @click.option("--yes", is_flag=True, help="Ask nothing; take the guesses that are offered.")
+@click.option(
+    "--list-tasks",
+    is_flag=True,
+    help="List the kinds of tasks and the scorers that a config can name, with their options, and exit.",
+)
 @json_option("Ask nothing; print one JSON object.")
-def init(*, yes: bool, as_json: bool, **given: Any) -> None:
+def init(*, yes: bool, list_tasks: bool, as_json: bool, **given: Any) -> None:
     """Set up a run: a few questions, then its config, its tokens, and the commands to type next.
 
-    Tries what is named before anything is written: the task is started, and its first prompt made.
-    Each question has an option that answers it.
+    Each question has an option that answers it. What is named is tried before anything is written:
+    the task is started and its first prompt made; of questions, the first rows are read and an
+    expected answer is judged.
     """
-    if click.get_current_context().invoked_subcommand is not None:
+    if list_tasks:
+        _list_tasks(as_json=as_json)
         return
-    written = _set_up(given, asks=sys.stdin.isatty() and not (yes or as_json))
+    written, preview = _set_up(given, asks=sys.stdin.isatty() and not (yes or as_json))
     here, there = next_commands(written)
     if as_json:
         facts = {"config": str(written.config), "url": written.url, "task": written.task}
@@ -95,8 +106,15 @@ def init(*, yes: bool, as_json: bool, **given: Any) -> None:
             "boxes": [str(path) for path in written.boxes],
             "agents": None if written.agents is None else str(written.agents),
         }
-        click.echo(json.dumps({**facts, "tokens": tokens, "here": here, "there": there}))
+        questions = None if preview is None else asdict(preview)
+        click.echo(
+            json.dumps(
+                {**facts, "tokens": tokens, "here": here, "there": there, "questions": questions}
+            )
+        )
         return
+    if preview is not None:
+        _explain(preview)
     _tell(written, here, there)
 
 
@@ -116,8 +134,11 @@ def _tell(written: "WrittenRun", here: list[str], there: list[str]) -> None:
         click.echo(f"Agents play with {written.agents} (docs/environments.md).")
 
 
-def _set_up(given: dict[str, Any], *, asks: bool) -> "WrittenRun":
-    """Ask what is not given, and write the run. OperatorFault: it cannot be."""
+def _set_up(given: dict[str, Any], *, asks: bool) -> "tuple[WrittenRun, Preview | None]":
+    """Ask what is not given, and write the run; of questions, also what was found out about them.
+
+    OperatorFault: it cannot be.
+    """
     from echo2d.recipes.any_task import TaskJob, write_task_run
     from echo2d.recipes.math import ANSWERS, QUESTIONS, MathJob, first_row, guess, write_config
     from echo2d.recipes.run_folder import Boxes, WrittenRun, issue_tokens
@@ -125,6 +146,8 @@ def _set_up(given: dict[str, Any], *, asks: bool) -> "WrittenRun":
     def decide(name: str, question: str, offered: Any) -> Any:
         return _decide(given, name, question, offered, asks=asks)
 
+    if given["task"] is None and given["rows"] is not None:
+        given["task"] = "questions"
     if asks and given["task"] is None:
         for name, about in TASK_CHOICES.items():
             click.echo(f"  {name:12} {about}")
@@ -140,9 +163,10 @@ def _set_up(given: dict[str, Any], *, asks: bool) -> "WrittenRun":
             raise OperatorFault("--base-model: the tiny one reads no text; expected a directory")
         rows = decide("rows", "File with the questions?", None)
         columns = list(first_row(rows))
-        prompt = decide("prompt", "Which column is the question?", guess(columns, QUESTIONS))
-        answer = decide("answer", "Which column is the answer?", guess(columns, ANSWERS))
-        scorer = decide("scorer", "Who judges an answer: math, exact, regex, choice?", "math")
+        which = f"{', '.join(columns)}: which column is the"
+        prompt = decide("prompt", f"{which} question?", guess(columns, QUESTIONS))
+        answer = decide("answer", f"{which} expected answer?", guess(columns, ANSWERS))
+        scorer = given["scorer"] or "math"
     tokens = 12 if model is None else decide("max_new_tokens", "Tokens of an answer at most?", 1024)
     host = decide("host", "At which address do the boxes reach this host?", _own_address())
     count = decide("boxes", "How many boxes will join?", 1)
@@ -150,13 +174,22 @@ def _set_up(given: dict[str, Any], *, asks: bool) -> "WrittenRun":
     boxes, settings = Boxes(count, one_token=given["one_token"]), tuple(given["settings"])
     if model is None or task != "questions":
         job = TaskJob(task, folder, host, kind, model, given["port"], tokens, boxes, settings)
-        return write_task_run(job)
+        return write_task_run(job), None
     judged = (f"task.options.scorer={scorer}", *settings)
     asked = MathJob(
-        model, rows, prompt, answer, tokens, folder, host, given["port"], settings=judged
+        model,
+        rows,
+        prompt,
+        answer,
+        tokens,
+        folder,
+        host,
+        given["port"],
+        given["held_out_rows"],
+        judged,
     )
     config, preview = write_config(asked)
-    return WrittenRun(config, preview.url, task, issue_tokens(folder, preview.url, boxes))
+    return WrittenRun(config, preview.url, task, issue_tokens(folder, preview.url, boxes)), preview
 
 
 def _decide(given: dict[str, Any], name: str, question: str, offered: Any, *, asks: bool) -> Any:
@@ -194,94 +227,38 @@ def next_commands(written: "WrittenRun") -> tuple[list[str], list[str]]:
     return here, [f"{echo2d} join --token-file {written.boxes[0].name} --state-dir state"]
 
 
-@init.command("math")
-@click.option(
-    "--base-model",
-    type=DIRECTORY,
-    required=True,
-    help="Directory of the model to train, as Hugging Face publishes it.",
-)
-@click.option(
-    "--rows",
-    required=True,
-    help="Questions with answers: JSON lines, CSV, Parquet, or a directory.",
-)
-@click.option(
-    "--held-out-rows", help="Held-out questions; else 5 % of --rows are never trained on."
-)
-@click.option(
-    "--prompt", help='Column with the question, or a text such as "{question} Think first."'
-)
-@click.option("--answer", help="Column with the expected answer.")
-@_answer_and_address
-@click.option("--out", type=DIRECTORY, help="New folder for the config and the run.")
-@click.option("--set", "settings", multiple=True, help="Another key: TABLE.KEY=VALUE; repeatable.")
-@click.option("--yes", is_flag=True, help="Ask nothing; take the guesses that are offered.")
-@json_option("Ask nothing; print one JSON object.")
-def math(*, settings: tuple[str, ...], yes: bool, as_json: bool, **given: Any) -> None:
-    """Questions with one right answer, which math-verify judges, as in GSM8K or MATH.
-
-    Asks at most five questions, and none that an option answers. Reads the first rows, makes tokens
-    of the first prompts, and lets the scorer judge an expected answer.
-    """
-    from echo2d.recipes.math import write_config
-
-    job = _job(given, settings, asks=sys.stdin.isatty() and not (yes or as_json))
-    path, preview = write_config(job)
-    if as_json:
-        click.echo(json.dumps({"config": str(path), **asdict(preview)}))
-    else:
-        _explain(job, path, preview)
-
-
-def _job(given: dict[str, Any], settings: tuple[str, ...], *, asks: bool) -> "MathJob":
-    """OperatorFault: a column is neither given nor to be guessed."""
-    from echo2d.recipes.math import ANSWERS, QUESTIONS, MathJob, first_row, guess
-
-    columns = list(first_row(given["rows"]))
-
-    def decide(name: str, question: str, offered: Any) -> Any:
-        if given[name] is not None:
-            return given[name]
-        if asks:
-            return click.prompt(question, default=offered, type=type(offered) if offered else str)
-        if offered is None:
-            raise OperatorFault(
-                f"--{name}: expected a column of {given['rows']}: {', '.join(columns)}"
-            )
-        return offered
-
-    if asks:
-        click.echo(f"{given['rows']} has the columns {', '.join(columns)}.")
-    return MathJob(
-        base_model=given["base_model"],
-        rows=given["rows"],
-        asked=given["held_out_rows"],
-        prompt=decide("prompt", "Which column is the question?", guess(columns, QUESTIONS)),
-        answer=decide("answer", "Which column is the answer?", guess(columns, ANSWERS)),
-        max_new_tokens=decide("max_new_tokens", "Tokens of an answer at most?", 1024),
-        host=decide("host", "At which address do the boxes reach this host?", "127.0.0.1"),
-        folder=Path(decide("out", "In which new folder shall the run live?", "math")),
-        port=given["port"],
-        settings=settings,
-    )
-
-
-def _explain(job: "MathJob", path: Path, preview: "Preview") -> None:
+def _explain(preview: "Preview") -> None:
+    """What was found out about the questions."""
     shown = preview.text[:SHOWN_CHARS] + ("..." if len(preview.text) > SHOWN_CHARS else "")
     click.echo(
         f"{preview.trained:,} questions to train on, {preview.held_out:,} held out; "
         f"the longest of the first prompts has {preview.longest} tokens.\n\n"
         f"The first prompt, as the model reads it:\n\n{_indented(shown.splitlines())}\n\n"
-        f"The answer to it: {preview.expected}\n\n"
-        f"Wrote {path}. Start the run, in three terminals on this host:\n\n"
-        f"  echo2d coordinate --config {path}\n"
-        f"  echo2d learn --config {path}\n"
-        f"  echo2d status --run-dir {job.folder}/coordinator --watch\n\n"
-        "and for each box make a token and copy it there:\n\n"
-        f"  echo2d token create box-1 --role worker --run-dir {job.folder}/coordinator --url {preview.url}\n"
-        f"  echo2d join {preview.url} --token-file box-1.token --state-dir state    # on the box\n"
+        f"The answer to it: {preview.expected}\n"
     )
+
+
+def _list_tasks(*, as_json: bool) -> None:
+    kinds = {name: _about(load(entry)) for name, entry in TASKS.items()}
+    scorers = {name: _about(load(entry)) for name, entry in SCORERS.items()}
+    if as_json:
+        click.echo(json.dumps({"tasks": kinds, "scorers": scorers}))
+        return
+    for title, found in (("task.kind", kinds), ("scorer", scorers)):
+        for name, facts in found.items():
+            click.echo(f'\n{title} = "{name}"\n')
+            click.echo("\n".join(f"    {line}".rstrip() for line in facts["about"].splitlines()))
+            for option, default in facts["options"].items():
+                click.echo(f"      {option}" + ("" if default is None else f" = {default}"))
+
+
+def _about(made_by: Any) -> dict[str, Any]:
+    """What its docstring says, and its options with their defaults; null: it is required."""
+    options = {
+        name: None if each.default is inspect.Parameter.empty else json.dumps(each.default)
+        for name, each in inspect.signature(made_by).parameters.items()
+    }
+    return {"about": inspect.getdoc(made_by) or "", "options": options}
 
 
 def _indented(lines: Iterable[str]) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from echo2d.cli.parts import FILE, FullSentences, json_option, run_dir_option
+from echo2d.errors import OperatorFault
 
 SHOWN_IDS = 3  # machines of a token in the list; --json has all
 SHOWN_ID_CHARS = 8
@@ -15,7 +16,7 @@ SECONDS_PER_UNIT = {"d": 86400, "h": 3600, "min": 60}
 
 @click.group(cls=FullSentences)
 def token() -> None:
-    """Create, list and end the credentials of a run.
+    """Credentials of a run: create, list, change, revoke.
 
     These commands work on the run directory, whether or not the coordinator is running.
     """
@@ -36,7 +37,6 @@ def token() -> None:
     " coordinator listens that runs now.",
 )
 @click.option("--out", type=FILE, help="Token file to write. Default: NAME.token.")
-@click.option("--force", is_flag=True, help="Replace a token file that is there.")
 @click.option(
     "--max-workers",
     type=click.IntRange(1),
@@ -57,7 +57,6 @@ def token_create(
     url: str | None,
     out: Path | None,
     *,
-    force: bool,
     max_workers: int,
     expires: str,
 ) -> None:
@@ -73,7 +72,6 @@ def token_create(
         out=path,
         max_workers=max_workers,
         expires=expires,
-        force=force,
     )
     click.echo(f"wrote {path}")
 
@@ -127,62 +125,67 @@ def _span(seconds: float) -> str:
     return f"{seconds:.0f} s"
 
 
-@token.command("extend")
+@token.command("change")
 @click.argument("name")
 @run_dir_option
+@click.option("--expires", help="New lifetime from now, such as 12h or 30d; or never.")
 @click.option(
-    "--expires", required=True, help="New lifetime from now, such as 12h or 30d; or never."
+    "--new-secret", is_flag=True, help="Make a new secret, and write the token file again."
 )
-def token_extend(name: str, run_dir: Path, expires: str) -> None:
-    """Let the credential NAME expire later, or earlier. Its file stays as it is."""
-    from echo2d.runtime.run_dir.tokens import extend_token
-
-    extend_token(run_dir, name, expires)
-    click.echo(f"{name} never expires" if expires == "never" else f"{name} expires in {expires}")
-
-
-@token.command("rotate")
-@click.argument("name")
-@run_dir_option
-@click.option("--url", help="URL for the token file. Default: that of the old one.")
-@click.option("--out", type=FILE, help="Token file to write. Default: NAME.token.")
-@click.option("--force", is_flag=True, help="Replace a file that is there and not this token's.")
-def token_rotate(
-    name: str, run_dir: Path, url: str | None, out: Path | None, *, force: bool
+@click.option(
+    "--url", help="With --new-secret: URL for the token file. Default: that of the old one."
+)
+@click.option(
+    "--out", type=FILE, help="With --new-secret: token file to write. Default: NAME.token."
+)
+def token_change(
+    name: str,
+    run_dir: Path,
+    expires: str | None,
+    *,
+    new_secret: bool,
+    url: str | None,
+    out: Path | None,
 ) -> None:
-    """Give the credential NAME a new secret and write its token file anew.
+    """Let the credential NAME expire later or earlier, or give it a new secret.
 
-    Machines that have joined stay members, also when they are started again with the old file. The
-    old secret enrols no new machine, and does nothing for any other role. To end the machines too,
-    delete the token.
+    Machines that have joined stay members when the secret changes, also when they are started again
+    with the old file. The old secret enrols no new machine, and does nothing for any other role. To
+    end the machines too, use `echo2d token revoke` or `echo2d token revoke --delete`.
     """
-    from echo2d.runtime.run_dir.tokens import rotate_token
+    from echo2d.runtime.run_dir.tokens import extend_token, rotate_token
 
-    path = out or Path(f"{name}.token")
-    peers = rotate_token(run_dir, name, url=url, out=path, force=force)
-    click.echo(f"wrote {path}; machines that have joined with {name} stay members: {peers}")
+    if expires is None and not new_secret:
+        raise OperatorFault("token change: expected --expires, --new-secret or both")
+    if not new_secret and (url is not None or out is not None):
+        raise OperatorFault(
+            "token change: --url and --out need --new-secret, which writes the file"
+        )
+    if expires is not None:
+        extend_token(run_dir, name, expires)
+        click.echo(
+            f"{name} never expires" if expires == "never" else f"{name} expires in {expires}"
+        )
+    if new_secret:
+        path = out or Path(f"{name}.token")
+        peers = rotate_token(run_dir, name, url=url, out=path)
+        click.echo(f"wrote {path}; machines that have joined with {name} stay members: {peers}")
 
 
 @token.command("revoke")
 @click.argument("name")
 @run_dir_option
-def token_revoke(name: str, run_dir: Path) -> None:
+@click.option("--delete", is_flag=True, help="Also delete it, and all that joined with it.")
+def token_revoke(name: str, run_dir: Path, *, delete: bool) -> None:
     """Revoke the credential NAME. Its open sessions end within a second.
 
-    It stays in the list until `echo2d token delete`, so that its holder is told that it was revoked.
+    Without --delete it stays in the list, and its holder is told that it was revoked.
     """
-    from echo2d.runtime.run_dir.tokens import revoke_token
+    from echo2d.runtime.run_dir.tokens import delete_token, revoke_token
 
-    revoke_token(run_dir, name)
-    click.echo(f"revoked {name}")
-
-
-@token.command("delete")
-@click.argument("name")
-@run_dir_option
-def token_delete(name: str, run_dir: Path) -> None:
-    """Delete the credential NAME and all that joined with it. Open sessions end within a second."""
-    from echo2d.runtime.run_dir.tokens import delete_token
-
-    peers = delete_token(run_dir, name)
-    click.echo(f"deleted {name}; machines that lose access: {peers}")
+    if delete:
+        peers = delete_token(run_dir, name)
+        click.echo(f"deleted {name}; machines that lose access: {peers}")
+    else:
+        revoke_token(run_dir, name)
+        click.echo(f"revoked {name}")

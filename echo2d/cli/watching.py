@@ -1,25 +1,49 @@
-"""`echo2d status`, `top` and `demo`: look at a run, or watch a small one on this machine."""
+"""`echo2d status`, `samples` and `demo`: look at a run, or watch a small one on this machine."""
 
 import json
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from echo2d.cli.parts import DIRECTORY, coordinator_at, coordinator_options, end, json_option
+from echo2d.cli.parts import (
+    DIRECTORY,
+    coordinator_at,
+    coordinator_options,
+    end,
+    json_option,
+    run_dir_option,
+)
+from echo2d.errors import OperatorFault
+
+if TYPE_CHECKING:
+    from echo2d.views.watch import Find
 
 
 @click.command()
 @coordinator_options
 @json_option("Print everything as one JSON object; with --watch, one per line.")
+@click.option(
+    "--scores",
+    is_flag=True,
+    help="Show instead what each version scored on held-out questions, with standard errors.",
+)
 @click.option("--watch", "again", is_flag=True, help="Refresh the display until Ctrl-C.")
 @click.option(
     "--interval",
     type=click.FloatRange(0.1, 3600.0),
     default=1.0,
     show_default=True,
-    help="Seconds between two refreshes of --watch.",
+    help="With --watch: seconds between two refreshes.",
+)
+@click.option(
+    "--worker",
+    "only",
+    default="",
+    metavar="TEXT",
+    help="Show only workers with this in their name, id or state.",
 )
 def status(
     run_dir: Path | None,
@@ -27,8 +51,10 @@ def status(
     token_file: Path | None,
     *,
     as_json: bool,
+    scores: bool,
     again: bool,
     interval: float,
+    only: str,
 ) -> None:
     """Show what a running coordinator is doing, and its alerts.
 
@@ -41,9 +67,14 @@ def status(
     from echo2d.views.watch import Screen, status_once, watch
 
     find = coordinator_at(run_dir, url, token_file)
+    if scores:
+        if again or only:
+            raise OperatorFault("status: --scores goes with neither --watch nor --worker")
+        _show_scores(find, as_json=as_json)
+        return
     if again:
         with suppress(KeyboardInterrupt):
-            asyncio.run(watch(find, Screen(as_json=as_json), interval_s=interval))
+            asyncio.run(watch(find, Screen(as_json=as_json, only=only), interval_s=interval))
         return
     facts = asyncio.run(status_once(find))
     if as_json:
@@ -51,35 +82,55 @@ def status(
     elif is_own(facts):
         print_own_status(facts)
     else:
-        print_status(facts)
+        print_status(facts, only=only)
+
+
+def _show_scores(find: "Find", *, as_json: bool) -> None:
+    import asyncio
+
+    from echo2d.views.evaluations import ask_evaluations, print_evaluations
+
+    found = asyncio.run(ask_evaluations(find))
+    if as_json:
+        for each in found:
+            click.echo(json.dumps(asdict(each)))
+    else:
+        print_evaluations(found)
 
 
 @click.command()
-@coordinator_options
+@run_dir_option
+@click.option("--step", type=click.IntRange(1), help="Show only the groups of this train step.")
+@click.option("--worst", is_flag=True, help="Show the groups with the lowest mean reward first.")
 @click.option(
-    "--interval",
-    type=click.FloatRange(0.1, 3600.0),
-    default=2.0,
-    show_default=True,
-    help="Seconds between two refreshes.",
+    "--filtered",
+    is_flag=True,
+    help="Show only groups that were filtered: all their rewards were the same.",
 )
-def top(run_dir: Path | None, url: str | None, token_file: Path | None, interval: float) -> None:
-    """Show the workers of a run in a table: sort it, filter it, look into one of them.
+@click.option(
+    "--count",
+    type=click.IntRange(1),
+    default=5,
+    show_default=True,
+    help="Show at most this many groups.",
+)
+@json_option("Print one JSON object per group.")
+def samples(
+    run_dir: Path, *, step: int | None, worst: bool, filtered: bool, count: int, as_json: bool
+) -> None:
+    """Show the newest groups of a run: their prompts, answers, rewards and versions.
 
-    Arrow keys choose a worker and the column to sort by, / filters, Enter shows all of one, q quits.
+    It reads the sample log in the run directory, whether or not the coordinator is running.
     """
-    import asyncio
+    from echo2d.runtime.coordinator.sample_log import read_samples
+    from echo2d.views.samples import print_groups
 
-    from echo2d.views.top import terminal_screen
-    from echo2d.views.top import top as watch_workers
-
-    find = coordinator_at(run_dir, url, token_file)
-
-    async def watch_them() -> None:
-        await watch_workers(find, terminal_screen(), interval_s=interval)
-
-    with suppress(KeyboardInterrupt):
-        asyncio.run(watch_them())
+    found = read_samples(run_dir, step=step, filtered=filtered, worst=worst)[:count]
+    if as_json:
+        for line in found:
+            click.echo(json.dumps(line))
+    else:
+        print_groups(found)
 
 
 @click.command()

@@ -1,14 +1,22 @@
-"""`echo2d cordon`, `uncordon` and `drain`: take workers out of service, and into it again."""
+"""`echo2d worker`: take workers out of service and back into it, and see what the audit found."""
 
 import json
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import click
 
-from echo2d.cli.parts import DIRECTORY, FILE, coordinator_at, json_option
+from echo2d.cli.parts import (
+    DIRECTORY,
+    FILE,
+    FullSentences,
+    coordinator_at,
+    json_option,
+    run_dir_option,
+)
 from echo2d.errors import OperatorFault
 
 
@@ -29,10 +37,16 @@ def _options(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-@click.command()
+@click.group(cls=FullSentences)
+def worker() -> None:
+    """Workers of a run: cordon, uncordon, drain; see what the audit found about them."""
+
+
+@worker.command()
 @_options
 def cordon(**options: Any) -> None:
-    """Give WORKER (its name, or the beginning of its id) no new leases until `uncordon`.
+    """Give WORKER (its name, or the beginning of its id) no new leases until
+    `echo2d worker uncordon`.
 
     It finishes what it holds, and still receives versions and passes them on. A cordon outlives
     restarts of the worker and of the coordinator.
@@ -40,16 +54,15 @@ def cordon(**options: Any) -> None:
     _order("cordon", **options)
 
 
-@click.command()
+@worker.command()
 @_options
 def uncordon(**options: Any) -> None:
     """Let WORKER work again, and call off its drain if it has not ended yet."""
     _order("uncordon", **options)
 
 
-@click.command()
+@worker.command()
 @_options
-@click.option("--cancel", is_flag=True, help="Call the drain off; the same as `uncordon`.")
 @click.option("--no-wait", is_flag=True, help="Return at once; the drain goes on.")
 @click.option(
     "--within",
@@ -57,18 +70,16 @@ def uncordon(**options: Any) -> None:
     metavar="SECONDS",
     help="After this time, hand what is left to other workers. Default: no limit.",
 )
-def drain(*, cancel: bool, no_wait: bool, within: float | None, **options: Any) -> None:
+def drain(*, no_wait: bool, within: float | None, **options: Any) -> None:
     """Have WORKER (its name, or the beginning of its id) finish what it holds, and end.
 
     Another worker is activated for it. Its daemon ends with exit code 0, and it stays cordoned: if
-    its service manager starts it again, it is idle until `echo2d uncordon`. Ctrl-C ends the waiting,
+    its service manager starts it again, it is idle until `echo2d worker uncordon`. Ctrl-C ends the waiting,
     not the drain.
     """
-    if cancel:
-        _order("uncordon", **options)
-    elif no_wait:
+    if no_wait:
         if within:
-            raise OperatorFault("drain: --within needs somebody who waits; leave out --no-wait")
+            raise OperatorFault("drain: --within is how long to wait; leave out --no-wait")
         _order("drain", hand_over=within == 0.0, **options)
     else:
         _drain(within, **options)
@@ -125,4 +136,34 @@ def _drain(
         if as_json:
             click.echo(json.dumps({"workers": answers}))
         return
-    click.echo("the drain goes on; `echo2d drain --cancel` calls it off", err=True)
+    click.echo("the drain goes on; `echo2d worker uncordon` calls it off", err=True)
+
+
+@worker.command()
+@click.argument("worker", required=False)
+@run_dir_option
+@click.option("--pardon", is_flag=True, help="Let the convicted WORKER join again.")
+@json_option("Print one JSON object.")
+def audit(worker: str | None, run_dir: Path, *, pardon: bool, as_json: bool) -> None:
+    """Show what the audit found about WORKER (its name, or the beginning of its id), or about all.
+
+    The audit itself runs beside the coordinator, if its config has [audit] enabled = true. This
+    works on the run directory, whether or not the coordinator is running. The owner of a pardoned
+    worker starts `echo2d join` again.
+    """
+    from echo2d.runtime.audit import report
+    from echo2d.views.audit import print_report, print_reports
+
+    if pardon:
+        if worker is None:
+            raise OperatorFault("audit: --pardon needs the name or the id of one worker")
+        click.echo(f"pardoned {report.pardon(run_dir, worker)}")
+        return
+    found = report.read_reports(run_dir, worker)
+    if as_json:
+        click.echo(json.dumps({"workers": [asdict(each) for each in found]}))
+    elif worker is None:
+        print_reports(found)
+    else:
+        for each in found:
+            print_report(each)

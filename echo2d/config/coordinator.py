@@ -6,7 +6,7 @@ host: each program reads its own tables and ignores those of the others.
 """
 
 import ipaddress
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -22,7 +22,7 @@ from echo2d.config.limits import (
     uplink_bytes_per_s,
 )
 from echo2d.config.renting import ProviderConfig, RentTable, read_providers
-from echo2d.config.tables import Table, key, read_toml, table_of
+from echo2d.config.tables import Table, key, read_toml, table_of, with_settings
 from echo2d.config.tasks import EvalTable, SamplingTable, TaskTable
 from echo2d.errors import OperatorFault
 from echo2d.registry import SHAPES
@@ -60,7 +60,7 @@ class RunTable(Table):
     )
     name: str = key("name of this run, for people; empty: that of its directory", "")
     keep_every: int = key(
-        "keep a version of every so many train steps for `echo2d export`, while there is room; 0: only"
+        "keep a version of every so many train steps for `echo2d keep export`, while there is room; 0: only"
         " the last one and those with the best scores",
         0,
         low=0,
@@ -491,14 +491,12 @@ class CoordinatorConfig:
             )
 
     @staticmethod
-    def load(path: Path, overrides: Mapping[str, Any] | None = None) -> "CoordinatorConfig":
-        """Read a TOML file. `overrides` (`{"coordinator.port": 0}`, in TOML types) win."""
-        return CoordinatorConfig.read(read_toml(path), overrides)
+    def load(path: Path, settings: Iterable[str] = ()) -> "CoordinatorConfig":
+        """Read a TOML file. settings: TABLE.KEY=VALUE, each instead of what the file says."""
+        return CoordinatorConfig.read(with_settings(read_toml(path), settings))
 
     @staticmethod
-    def read(
-        document: Mapping[str, Any], overrides: Mapping[str, Any] | None = None
-    ) -> "CoordinatorConfig":
+    def read(document: Mapping[str, Any]) -> "CoordinatorConfig":
         """Read a parsed TOML document."""
         tables = {cls.TABLE: dict(table_of(document, cls.TABLE)) for cls in COORDINATOR_TABLES}
         several = (TaskTable.TABLE, EvalTable.TABLE, PriceTable.TABLE)
@@ -507,10 +505,6 @@ class CoordinatorConfig:
                 expected = (*tables, *(f"[{each}]" for each in several), *sorted(OTHER_TABLES))
                 raise OperatorFault(f"[{name}]: unknown table; expected {', '.join(expected)}")
         tasks = _rows(document, TaskTable.TABLE, TASKS_MAX) or [{}]
-        for dotted, value in (overrides or {}).items():
-            table, _, name = dotted.partition(".")
-            for row in tasks if table == TaskTable.TABLE else [tables[table]]:
-                row[name] = value
         checked: dict[str, Any] = {
             cls.TABLE: cls.read(tables[cls.TABLE]) for cls in COORDINATOR_TABLES
         }

@@ -11,7 +11,7 @@ import json
 import tomllib
 import types
 import typing
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, Union
@@ -163,6 +163,40 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise OperatorFault(f"cannot read {path}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise OperatorFault(f"{path} is not TOML: {error}") from error
+
+
+def split_setting(setting: str) -> tuple[str, str, str]:
+    """Table, key and value of TABLE.KEY=VALUE; the table may be one inside another.
+
+    OperatorFault: it is malformed.
+    """
+    name, given, value = setting.partition("=")
+    table, _, key_name = name.strip().rpartition(".")
+    if not given or not table:
+        raise OperatorFault(f"--set: expected TABLE.KEY=VALUE; found {setting!r}")
+    return table, key_name, value.strip()
+
+
+def with_settings(document: dict[str, Any], settings: Iterable[str]) -> dict[str, Any]:
+    """The parsed document, in which each TABLE.KEY=VALUE is put into every table of that name.
+
+    A value that is no TOML is taken for text. OperatorFault: a setting is malformed.
+    """
+    for setting in settings:
+        table, key_name, text = split_setting(setting)
+        try:
+            value = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            value = text
+        rows: list[Any] = [document]
+        for part in table.split("."):
+            found = [row.setdefault(part, {}) for row in rows]
+            rows = [row for each in found for row in (each if isinstance(each, list) else [each])]
+            if not all(isinstance(row, dict) for row in rows):
+                raise OperatorFault(f"--set: expected TABLE.KEY=VALUE; {part} is no table")
+        for row in rows:
+            row[key_name] = value
+    return document
 
 
 def _toml(value: Any) -> str:

@@ -79,7 +79,9 @@ class TaskTable(Table):
     retest_after: int = key(
         "with filter: versions after which a retired row is asked again", 100, low=1
     )
-    options: dict[str, Any] = key("keyword arguments of the task's class (`echo2d tasks`)", dict)
+    options: dict[str, Any] = key(
+        "keyword arguments of the task's class (`echo2d init --list-tasks`)", dict
+    )
     system: str = key("the system message of each prompt of a task in text; empty: none", "")
     template: dict[str, Any] = key(
         "further variables of the model's chat template, such as enable_thinking", dict

@@ -1,14 +1,14 @@
 """The configuration of a worker: the [worker] table, and a few flags."""
 
 import ipaddress
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from echo2d.config.limits import DISK_BYTES_MAX, PORT_MAX, USD_MAX, uplink_bytes_per_s
-from echo2d.config.tables import Table, key, read_toml, table_of
+from echo2d.config.tables import Table, key, read_toml, table_of, with_settings
 from echo2d.errors import OperatorFault
 from echo2d.registry import ENGINES
 
@@ -158,8 +158,14 @@ class WorkerConfig(Table):
         )
 
     @staticmethod
-    def load(path: Path | None, overrides: Mapping[str, Any] | None = None) -> "WorkerConfig":
-        """Read the file's [worker] table. `overrides` (`{"url": ...}`, in TOML types) win."""
+    def load(
+        path: Path | None, overrides: Mapping[str, Any] | None = None, settings: Iterable[str] = ()
+    ) -> "WorkerConfig":
+        """Read the file's [worker] table. settings: KEY=VALUE, each instead of what the file says.
+
+        `overrides` (`{"url": ...}`) win.
+        """
         document = read_toml(path) if path is not None else {}
+        with_settings(document, (f"{WorkerConfig.TABLE}.{each}" for each in settings))
         values = table_of(document, WorkerConfig.TABLE)
         return WorkerConfig.read({**values, **(overrides or {})})

@@ -157,7 +157,7 @@ def run_demo(demo: Demo) -> int:
         print(json.dumps(result.as_dict()))
     else:
         print_result(result)
-        print(f"trained model: echo2d export --run-dir {run / 'coordinator'} --last DIR")
+        print(f"trained model: echo2d keep export --run-dir {run / 'coordinator'} --last DIR")
     broken = result.broken_promises(judge_accuracy=demo.steps >= STEPS)
     for promise in broken:
         view.say(f"broken promise: {promise}")

@@ -179,7 +179,7 @@ def _require_scorable(task: RowsTask, prompt: TextPrompt, job: MathJob) -> None:
     if _score(task, prompt, expected.text) == 0:
         raise OperatorFault(
             f"--answer: the scorer finds no answer in {expected.text[:60]!r}, from the column "
-            f"{job.answer!r}; name another column, or another scorer (--set task.options.scorer=exact)"
+            f"{job.answer!r}; name another column, or another scorer (--scorer exact)"
         )
 
 

@@ -8,6 +8,7 @@ from importlib.resources import files
 from string import Template
 from typing import Any
 
+from echo2d.config.tables import split_setting
 from echo2d.errors import OperatorFault
 
 
@@ -44,11 +45,8 @@ def changed(text: str, settings: Sequence[str]) -> str:
     A value that is no TOML is taken for text. OperatorFault: a setting is malformed.
     """
     for setting in settings:
-        name, given, value = setting.partition("=")
-        table, _, key = name.strip().rpartition(".")
-        if not given or not table:
-            raise OperatorFault(f"--set: expected TABLE.KEY=VALUE; found {setting!r}")
-        text = _put(text, table, key, _as_toml(value.strip()))
+        table, key, value = split_setting(setting)
+        text = _put(text, table, key, _as_toml(value))
     return text
 
 

@@ -5,7 +5,6 @@ decides nothing.
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
@@ -13,8 +12,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from echo2d.core.capacity.model import bubble, step_s, usable
-from echo2d.core.capacity.worker_cost import by_rho
+from echo2d.core.capacity.model import usable
 from echo2d.plan.fleet.break_even import BreakEven
 from echo2d.plan.fleet.forecast import Forecast, WhatIf
 from echo2d.views.break_even import break_even_sentence
@@ -154,57 +152,6 @@ def _cell(found: Forecast, cell: WhatIf | None, cheapest: float | None) -> Text:
     if not cell.feasible:
         return Text(f"bubble {cell.bubble:.0%}", style=style + "dim")
     return Text(f"{cell.usd_per_step:.3f} ({cell.workers})", style=style)
-
-
-def draw_provision(found: Forecast, path: Path) -> None:
-    """Plot bubble and usd per step over mu_pool, as the chosen workers are added in order of rho.
-
-    Vertical lines mark mu_min, and mu_min with its margin.
-    """
-    # Imported here: only this function needs matplotlib, and it is slow to import.
-    from matplotlib.figure import Figure
-
-    offers = by_rho(found.choice.offers)
-    shares = [
-        (count, sum(offer.counts for offer in offers[:count]))
-        for count in range(1, len(offers) + 1)
-    ]
-    learner_usd = found.usd_per_h - found.choice.usd_per_h
-    costs = [
-        (learner_usd + sum(offer.usd_per_h for offer in offers[:count]))
-        / 3600.0
-        * step_s(found.demand, mu)
-        for count, mu in shares
-    ]
-    figure = Figure(figsize=(7, 4.5), layout="constrained")
-    axes = figure.add_subplot()
-    pools = [3600.0 * mu for _, mu in shares]
-    axes.plot(
-        pools,
-        [100.0 * bubble(found.demand, mu) for _, mu in shares],
-        color="#b5403c",
-        label="bubble, %",
-    )
-    if found.mu_min is not None:
-        axes.axvline(3600.0 * found.mu_min, color="#555555", linestyle="--", label="mu_min")
-        axes.axvline(
-            3600.0 * found.demand.gamma * found.mu_min,
-            color="#555555",
-            linestyle=":",
-            label="with margin",
-        )
-    axes.set(
-        xlabel="mu_pool, trajectories/h, cheapest workers first",
-        ylabel="predicted bubble, %",
-        ylim=(0, 100),
-    )
-    right = axes.twinx()
-    right.plot(pools, costs, color="#2f6db5", label="usd a step")
-    right.set(ylabel="usd a step", ylim=(0, 2 * min(costs)) if costs else (0, 1))
-    lines = [*axes.get_lines(), *right.get_lines()]
-    axes.legend(lines, [str(line.get_label()) for line in lines], loc="upper right")
-    axes.grid(alpha=0.3)
-    figure.savefig(path)
 
 
 def _usd(value: float, digits: int = 3) -> str:

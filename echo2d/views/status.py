@@ -46,11 +46,15 @@ OTHER_LINES = 22
 COLOURS = {"joined": "green", "suspected": "yellow", "gone": "red"}
 
 
-def print_status(facts: Mapping[str, Any]) -> None:
-    """Print the answer of `GET /v1/status` in a few lines. PeerFault: it is not one."""
+def print_status(facts: Mapping[str, Any], *, only: str = "") -> None:
+    """Print the answer of `GET /v1/status` in a few lines. PeerFault: it is not one.
+
+    only: as in `status_picture`.
+    """
     console, status = plain_console(), read_status(facts)
     lines = console.height if console.is_terminal else None
-    console.print(status_picture(status, lines=lines, wide=console.width >= WIDE_COLUMNS))
+    wide = console.width >= WIDE_COLUMNS
+    console.print(status_picture(status, lines=lines, wide=wide, only=only))
 
 
 def plain_console() -> Console:
@@ -65,10 +69,11 @@ def status_picture(
     tokens_per_s: float | None = None,
     lines: int | None = None,
     wide: bool = False,
+    only: str = "",
 ) -> RenderableType:
     """The whole picture. lines: of the terminal; workers that do not fit are counted.
 
-    wide: it has WIDE_COLUMNS.
+    wide: it has WIDE_COLUMNS. only: part of the name, the id or the state of the workers to show.
     """
     sentences, faults = status.attention, status.faults[-FAULTS_SHOWN:]
     egress, room = [*_costs(status), *_egress(status)], None
@@ -77,7 +82,7 @@ def status_picture(
         others = OTHER_LINES + len(egress) + len(sentences) + len(faults)
         room = max(WORKERS_SHOWN_MIN, lines - others)
     parts: list[RenderableType] = [
-        main_numbers(status, tokens_per_s),
+        _main_numbers(status, tokens_per_s),
         *_provision(status),
         *_rented(status),
         *egress,
@@ -87,26 +92,24 @@ def status_picture(
         *_evaluating(status),
         *_playing(status),
         Text(),
-        workers_table(status, rows=room, wide=wide),
+        workers_table(status, rows=room, wide=wide, only=only),
     ]
     if sentences or faults:
         parts.append(Text())
-    return Group(*parts, *map(alert_line, sentences), *map(_fault, faults))
+    return Group(*parts, *map(_alert_line, sentences), *map(_fault, faults))
 
 
-def main_numbers(
-    status: Status, tokens_per_s: float | None, *, tiles_per_row: int = TILES_PER_ROW
-) -> Panel:
+def _main_numbers(status: Status, tokens_per_s: float | None) -> Panel:
     """The frame at the top: which run it is, and its main numbers."""
     return Panel(
-        _tiles(status, tokens_per_s, tiles_per_row),
+        _tiles(status, tokens_per_s),
         title=_title(status),
         title_align="left",
         border_style="cyan",
     )
 
 
-def alert_line(sentence: str) -> Text:
+def _alert_line(sentence: str) -> Text:
     return Text.assemble(("  ! ", "bold yellow"), sentence)
 
 
@@ -117,10 +120,10 @@ def _title(status: Status) -> Text:
     return Text.assemble(("echo2d ", "bold"), f"run {run}  epoch {status.epoch}  seed ", seed)
 
 
-def _tiles(status: Status, tokens_per_s: float | None, tiles_per_row: int) -> Table:
+def _tiles(status: Status, tokens_per_s: float | None) -> Table:
     """The main numbers of a run, as rows of label and value."""
     grid = Table.grid(expand=True, padding=(0, 1))
-    for _ in range(tiles_per_row):
+    for _ in range(TILES_PER_ROW):
         grid.add_column(justify="right", style="dim", no_wrap=True)
         grid.add_column(ratio=1, no_wrap=True)
     newest, groups, totals = status.newest_version, status.groups, status.totals
@@ -144,8 +147,8 @@ def _tiles(status: Status, tokens_per_s: float | None, tiles_per_row: int) -> Ta
         "published": f"{totals.published:,}",
     }
     cells = [cell for tile in tiles.items() for cell in tile]
-    for at in range(0, len(cells), 2 * tiles_per_row):
-        grid.add_row(*cells[at : at + 2 * tiles_per_row])
+    for at in range(0, len(cells), 2 * TILES_PER_ROW):
+        grid.add_row(*cells[at : at + 2 * TILES_PER_ROW])
     return grid
 
 
@@ -321,57 +324,43 @@ def _label(text: str) -> tuple[str, str]:
     return f"  {text:<14}", "dim"
 
 
-def workers_table(status: Status, *, rows: int | None = None, wide: bool = False) -> Table:
+def workers_table(
+    status: Status, *, rows: int | None = None, wide: bool = False, only: str = ""
+) -> Table:
     """The workers, and how much of the spreading version each has.
 
-    Where not all fit, workers in trouble come first. wide: with what their answers look like.
+    Where not all fit, workers in trouble come first. wide: with what their answers look like. only:
+    as in `status_picture`.
     """
-    workers = [
+    wanted = [
         worker
         for worker in status.workers
-        if worker.state != "gone" or worker.silent_s < GONE_SHOWN_S
+        if any(only in text for text in (worker.name, worker.id, state_word(worker)))
+    ]
+    workers = [
+        worker for worker in wanted if worker.state != "gone" or worker.silent_s < GONE_SHOWN_S
     ]
     if rows is not None:
         workers.sort(key=trouble)
-    table = table_of(status, workers[:rows], columns_of(status, wide=wide))
+    columns = columns_of(status, wide=wide)
+    broadcast = status.broadcast
+    progress = {peer.id: peer for peer in broadcast.peers} if broadcast else {}
+    table = Table(box=SIMPLE_HEAD, show_edge=False, header_style="dim", padding=(0, 1, 0, 0))
+    for name in columns:
+        table.add_column(name, justify="left" if name in WORDS else "right", no_wrap=True)
+    table.add_column(f"gets v{broadcast.version}" if broadcast else "broadcast", no_wrap=True)
+    for worker in workers[:rows]:
+        cells = worker_cells(worker)
+        arrival = _arrival(progress.get(worker.id), broadcast)
+        table.add_row(*(cells[name] for name in columns), arrival)
     if rows is not None and len(workers) > rows:
         rest = workers[rows:]
         joined = sum(worker.state == "joined" for worker in rest)
         table.add_row(
             Text(f"  and {len(rest)} more", style="dim"), Text(f"{joined} joined", style="dim")
         )
-    if gone := len(status.workers) - len(workers):
+    if gone := len(wanted) - len(workers):
         table.add_row(Text(f"  and {gone} gone", style="dim"))
-    return table
-
-
-def table_of(
-    status: Status,
-    workers: Iterable[WorkerStatus],
-    columns: Sequence[str],
-    *,
-    marked: str = "",
-    selected: WorkerStatus | None = None,
-) -> Table:
-    """A table of these workers in their order. marked: the name of the column that sorts them."""
-    broadcast = status.broadcast
-    progress = {peer.id: peer for peer in broadcast.peers} if broadcast else {}
-    table = Table(box=SIMPLE_HEAD, show_edge=False, header_style="dim", padding=(0, 1, 0, 0))
-    for name in columns:
-        table.add_column(
-            name,
-            justify="left" if name in WORDS else "right",
-            no_wrap=True,
-            header_style="bold reverse" if name == marked else "dim",
-        )
-    table.add_column(f"gets v{broadcast.version}" if broadcast else "broadcast", no_wrap=True)
-    for worker in workers:
-        cells = worker_cells(worker)
-        table.add_row(
-            *(cells[name] for name in columns),
-            _arrival(progress.get(worker.id), broadcast),
-            style="reverse" if worker is selected else "",
-        )
     return table
 
 

@@ -20,7 +20,7 @@ from echo2d.client import AsyncCoordinator, OperatorFault, PeerFault, Unreachabl
 from echo2d.core.status.json_form import read_own_status, read_status
 from echo2d.core.status.schema import OwnStatus, Status
 from echo2d.views.own_status import is_own, own_picture
-from echo2d.views.status import TokenRate, age, plain_console, status_picture
+from echo2d.views.status import WIDE_COLUMNS, TokenRate, age, plain_console, status_picture
 
 # How long to wait for one answer: a person waits at the terminal.
 ANSWER_S = 5.0
@@ -100,16 +100,15 @@ class Asker:
 class Screen:
     """Shows statuses and pauses to a person, or to a program."""
 
-    def __init__(
-        self, *, as_json: bool, console: Console | None = None, full_screen: bool = False
-    ) -> None:
-        """full_screen: what was on the terminal before comes back at the end."""
+    def __init__(self, *, as_json: bool, console: Console | None = None, only: str = "") -> None:
+        """only: part of the name, the id or the state of the workers to show."""
         self._as_json = as_json
+        self._only = only
         self._console = console or plain_console()
         self._rate = TokenRate()
         self._last: Status | OwnStatus | None = None
         self._answered_at = 0.0
-        self._live = Live(console=self._console, auto_refresh=False, screen=full_screen)
+        self._live = Live(console=self._console, auto_refresh=False)
 
     def __enter__(self) -> Self:
         if self._console.is_terminal and not self._as_json:
@@ -130,9 +129,10 @@ class Screen:
         if isinstance(self._last, Status):
             rate = self._rate.update(self._last.tokens_accepted, now)
         if self._live.is_started:
-            self.draw(self._last, rate)
+            self._draw(self._last, rate)
         else:
-            self._console.print(Text(time.strftime("--- %H:%M:%S")), _picture(self._last, rate))
+            picture = self._picture(self._last, rate)
+            self._console.print(Text(time.strftime("--- %H:%M:%S")), picture)
 
     def away(self, reason: str, *, now: float) -> None:
         """No answer; what was seen last stays on the terminal."""
@@ -143,24 +143,26 @@ class Screen:
         if self._as_json:
             print(json.dumps({"away_s": away_s, "reason": reason}), flush=True)
         elif self._live.is_started and self._last is not None:
-            self.draw(self._last, None, away=words)
+            self._draw(self._last, None, away=words)
         else:
             self._console.print(words, soft_wrap=True)
 
-    def draw(
+    def _draw(
         self, status: Status | OwnStatus, tokens_per_s: float | None, away: Text | None = None
     ) -> None:
         """Draw on the terminal. away: above the last status, since when there is no answer."""
-        picture = _picture(status, tokens_per_s, self._console.height - (away is not None))
+        picture = self._picture(status, tokens_per_s, self._console.height - (away is not None))
         self._live.update(picture if away is None else Group(away, picture), refresh=True)
 
-
-def _picture(
-    status: Status | OwnStatus, tokens_per_s: float | None, lines: int | None = None
-) -> RenderableType:
-    if isinstance(status, OwnStatus):
-        return own_picture(status)
-    return status_picture(status, tokens_per_s=tokens_per_s, lines=lines)
+    def _picture(
+        self, status: Status | OwnStatus, tokens_per_s: float | None, lines: int | None = None
+    ) -> RenderableType:
+        if isinstance(status, OwnStatus):
+            return own_picture(status)
+        wide = self._console.width >= WIDE_COLUMNS
+        return status_picture(
+            status, tokens_per_s=tokens_per_s, lines=lines, wide=wide, only=self._only
+        )
 
 
 async def status_once(find: Find) -> dict[str, Any]:

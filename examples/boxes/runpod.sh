@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Starts one box on RunPod: runpod.sh GPU_TYPE SCRIPT. Not tried there (README.md). The script comes from
-# `echo2d box-script --onstart`. RUNPOD_API_KEY is the account's; the package `runpod` is installed beside python3.
+# `echo2d join --print-script onstart`. RUNPOD_API_KEY is the account's; the package `runpod` is installed beside python3.
 set -euo pipefail
 [ $# = 2 ] || {
   echo "usage: runpod.sh GPU_TYPE SCRIPT" >&2

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Starts one box on Vast.ai: vast.sh OFFER SCRIPT. Not tried there (README.md). The script comes from
-# `echo2d box-script --onstart`.
+# `echo2d join --print-script onstart`.
 set -euo pipefail
 [ $# = 2 ] || {
   echo "usage: vast.sh OFFER SCRIPT" >&2

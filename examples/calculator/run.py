@@ -105,7 +105,7 @@ def _run(chosen: argparse.Namespace) -> None:
     draw(scores, run / "accuracy.png")
     print_result(scores)
     print(f"figure: {run / 'accuracy.png'}")
-    print(f"trained model: echo2d export --run-dir {run / 'coordinator'} --last DIR")
+    print(f"trained model: echo2d keep export --run-dir {run / 'coordinator'} --last DIR")
 
 
 def _prepare(chosen: argparse.Namespace, run: Path) -> None:

@@ -1,9 +1,9 @@
 """Train SmolLM2-135M-Instruct to add, by the whole system on two CPU cores: `make math`.
 
-    wheel -> model directory     sums -> rows     echo2d init math -> run.toml
+    wheel -> model directory     sums -> rows     echo2d init -> run.toml
     then as anybody would: echo2d coordinate, two times echo2d join, echo2d learn
 
-The config is what `echo2d init math` writes, with the settings below for a small model on a CPU.
+The config is what `echo2d init` writes, with the settings below for a small model on a CPU.
 """
 
 import argparse
@@ -24,7 +24,7 @@ STALENESS = 3
 EVERY = 20
 PROMPT = "{question} Answer with just the number."
 NEW_TOKENS = 12
-# Besides what `echo2d init math` chooses. The scorer takes the last number, because math-verify
+# Besides what `echo2d init` chooses. The scorer takes the last number, because math-verify
 # would take "19 + 1" for 20, and repeating the question for an answer.
 SETTINGS = (
     "task.options.scorer=regex",
@@ -74,7 +74,7 @@ def _run(chosen: argparse.Namespace) -> None:
     draw(scores, run / "accuracy.png")
     print_result(scores)
     print(f"figure: {run / 'accuracy.png'}")
-    print(f"trained model: echo2d export --run-dir {run / 'coordinator'} --last DIR")
+    print(f"trained model: echo2d keep export --run-dir {run / 'coordinator'} --last DIR")
 
 
 def _prepare(chosen: argparse.Namespace, run: Path) -> None:
@@ -95,13 +95,14 @@ def _prepare(chosen: argparse.Namespace, run: Path) -> None:
     files = (f"--base-model={model}", f"--rows={trained}", f"--held-out-rows={held_out}")
     limits = (f"--prompt={PROMPT}", f"--max-new-tokens={NEW_TOKENS}", f"--port={free_port()}")
     changes = (f"--set={setting}" for setting in settings)
-    command = [sys.executable, "-m", "echo2d", "init", "math", *files, *limits, *changes]
+    command = [sys.executable, "-m", "echo2d", "init", *files, *limits, *changes]
     made = subprocess.run([*command, f"--out={run}", "--json"], stdout=subprocess.PIPE, check=False)
     if made.returncode:
         raise SystemExit(made.returncode)
     facts = json.loads(made.stdout)
+    found = facts["questions"]
     print(
-        f"wrote {facts['config']}: {facts['trained']} sums to train on, {facts['held_out']} held out"
+        f"wrote {facts['config']}: {found['trained']} sums to train on, {found['held_out']} held out"
     )
 
 

@@ -101,7 +101,7 @@ def _run(chosen: argparse.Namespace) -> None:
     train(run)
     print_matches(play_matches(run, hands=chosen.hands))
     print(f"as JSON: {run / 'matches.json'}")
-    print(f"trained model: echo2d export --run-dir {run / 'coordinator'} --last DIR")
+    print(f"trained model: echo2d keep export --run-dir {run / 'coordinator'} --last DIR")
 
 
 def _prepare(chosen: argparse.Namespace, run: Path) -> None:

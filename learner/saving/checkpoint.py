@@ -371,7 +371,7 @@ def _require_format(path: Path, found: object) -> None:
         raise OperatorFault(
             f"the checkpoint {path} has format {found}; this learner reads format "
             f"{CHECKPOINT_FORMAT}: go on with the echo2d that wrote it, or begin a new run from its "
-            "newest model (`echo2d export`)"
+            "newest model (`echo2d keep export`)"
         )
 
 

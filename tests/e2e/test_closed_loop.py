@@ -61,6 +61,12 @@ workers = "*"
 usd_per_h = 0.9
 """
 
+ABLATED = (
+    "--set=dissemination.p2p=false",
+    "--set=activation.by_cost=false",
+    "--set=dissemination.delta=false",
+)
+
 
 class Site:
     def __init__(self, root: Path, programs: Programs, *flags: str) -> None:
@@ -83,7 +89,7 @@ class Site:
             f"--name={name}",
             "--engine=fake",
         )
-        pace = f"--tokens-per-s-max={2 * NEEDED * TOKENS}"
+        pace = f"--set=tokens_per_s_max={2 * NEEDED * TOKENS}"
         return self.programs.start(
             name, "-m", "echo2d", "join", self.url, *flags, "--slots=8", pace
         )
@@ -192,7 +198,7 @@ def says_who_waits(shown: str) -> bool:
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("site", [("--no-p2p", "--no-cost", "--no-delta")], indirect=True)
+@pytest.mark.parametrize("site", [ABLATED], indirect=True)
 def test_p2p_prices_and_deltas_can_be_switched_off(site: Site) -> None:
     for name in ("spot-1", "home"):
         site.join(name)

@@ -65,8 +65,8 @@ def test_a_demo_plays_an_environment_of_two_turns(tmp_path: Path) -> None:
 
 
 def the_trained_model_loads(run: Path, directory: Path) -> None:
-    """What `echo2d export` writes is the last version, and transformers loads it."""
-    export = ["export", "--last", f"--run-dir={run / 'coordinator'}", "--json", directory]
+    """What `echo2d keep export` writes is the last version, and transformers loads it."""
+    export = ["keep", "export", "--last", f"--run-dir={run / 'coordinator'}", "--json", directory]
     done = subprocess.run(
         [sys.executable, "-m", "echo2d", *map(str, export)],
         capture_output=True,

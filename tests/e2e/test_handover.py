@@ -82,7 +82,7 @@ def test_another_worker_goes_on_where_a_killed_one_stopped(site: Site) -> None:
         # It is there in time, and begins nothing: a sample waits for PARTIAL_WAIT_S, then it begins again.
         site.join("heir", "--threads=1", "--slots=1", "--name=heir")
         dying = site.join(
-            "dying", "--threads=1", "--slots=1", f"--tokens-per-s-max={DYING_TOKENS_PER_S}"
+            "dying", "--threads=1", "--slots=1", f"--set=tokens_per_s_max={DYING_TOKENS_PER_S}"
         )
         poll(lambda: has_joined(learner, "heir"))
         run("cordon", "heir", f"--run-dir={site.run_dir}")
@@ -128,7 +128,7 @@ def test_a_sample_outlives_a_killed_coordinator(site: Site) -> None:
     with Coordinator(url, token_file=site.run_dir / "tokens" / "learner.token") as learner:
         learner.open_session(0)
         learner.publish(0, folder)
-        site.join("box", "--threads=1", "--slots=1", f"--tokens-per-s-max={DYING_TOKENS_PER_S}")
+        site.join("box", "--threads=1", "--slots=1", f"--set=tokens_per_s_max={DYING_TOKENS_PER_S}")
         poll(lambda: learner.status()["groups"]["tokens_under_way"] > 0)
         os.kill(coordinator.pid, signal.SIGKILL)
         coordinator.wait(START_S)

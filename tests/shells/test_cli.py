@@ -123,7 +123,7 @@ def test_plan_answers_as_json_and_as_tables() -> None:
 
 def test_simulate_plays_a_fleet_where_the_file_has_one() -> None:
     small = str(REPO / "scenarios" / "fleet-small.toml")
-    code, output = run("simulate", small, "--hours", "0.3", "--json")
+    code, output = run("simulate", small, "--set=simulate.hours=0.3", "--json")
     assert code == 0
     facts = json.loads(output)
     assert facts["steps"] > 0
@@ -139,14 +139,16 @@ def test_simulate_plays_a_fleet_where_the_file_has_one() -> None:
     } <= facts.keys()
     for wrong in (
         ["simulate", small, "--peers", "3"],
-        ["simulate", str(REPO / "scenarios" / "mixed.toml"), "--hours", "1"],
+        ["simulate", small, "--set=simulate.hourz=3"],
+        ["simulate", str(REPO / "scenarios" / "mixed.toml"), "--set=simulate.hours=1"],
     ):
         code, output = run(*wrong)
         assert (code, output.count("\n")) == (2, 1)
 
 
 def test_what_simulate_finds_can_be_read(tmp_path: Path) -> None:
-    code, output = run("simulate", str(REPO / "scenarios" / "fleet-small.toml"), "--hours", "0.1")
+    small = str(REPO / "scenarios" / "fleet-small.toml")
+    code, output = run("simulate", small, "--set=simulate.hours=0.1")
     assert code == 0
     assert "trajectories/h" in output
     assert "usd per 1,000 trajectories" in output
@@ -192,9 +194,17 @@ def test_status_needs_to_know_whom_to_ask() -> None:
 
 
 def test_no_sentence_of_the_help_is_cut() -> None:
-    for words in ([], ["token"], ["bench"], ["audit"], ["init"]):
+    for words in ([], ["token"], ["bench"], ["worker"], ["keep"]):
         shown = CliRunner().invoke(main, [*words, "--help"], terminal_width=80).output
-        assert "..." not in shown.partition("Commands:")[2], shown
+        assert "..." not in shown.partition("--help")[2], shown
+
+
+def test_the_help_shows_every_command_under_one_of_four_headings() -> None:
+    shown = CliRunner().invoke(main, ["--help"]).output
+    headings = [line for line in shown.splitlines() if line.endswith(":") and line[0] != " "]
+    assert headings == ["Options:", "Run:", "Look:", "Operate:", "Measure:"]
+    for name in main.commands:
+        assert shown.count(f"\n  {name} ") == 1, name
 
 
 def test_the_options_of_join_stand_under_headings() -> None:
@@ -204,6 +214,7 @@ def test_the_options_of_join_stand_under_headings() -> None:
         "What it joins, and as what:",
         "Its engines:",
         "What it gives to other workers:",
+        "A script instead:",
         "Other options:",
     ]
     for option in main.commands["join"].params:
@@ -221,9 +232,10 @@ def test_the_template_has_the_learners_table_too() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("export",), "echo2d: Missing option '--run-dir'. See `echo2d export --help`.\n"),
+        (("keep", "export"), "echo2d: Missing option '--run-dir'. See `echo2d keep export --help`.\n"),
         (("init", "--port", "70000"), "echo2d: Invalid value for '--port': 70000 is not in the range "),
         (("nothing",), "echo2d: No such command 'nothing'. See `echo2d --help`.\n"),
+        (("cordn",), "echo2d: No such command 'cordn'. Did you mean `echo2d worker cordon`? See "),
     ],
 )  # fmt: skip
 def test_a_wrong_option_is_one_line(arguments: tuple[str, ...], said: str) -> None:

@@ -32,7 +32,7 @@ Facts = dict[str, Any]
 
 
 def config_of_run(folder: Path, prices: dict[str, float], **changes: Any) -> CoordinatorConfig:
-    document = {
+    document: dict[str, Any] = {
         "run": {"run_dir": str(folder / "run"), "snapshot_root": str(folder / "out")},
         "coordinator": {"port": 0},
         "policy": {
@@ -51,7 +51,10 @@ def config_of_run(folder: Path, prices: dict[str, float], **changes: Any) -> Coo
         "dissemination": {"shape": "chain"},
         "price": [{"workers": name, "usd_per_h": usd_per_h} for name, usd_per_h in prices.items()],
     }
-    return CoordinatorConfig.read(document, changes)
+    for name, value in changes.items():
+        table, _, key = name.partition(".")
+        document.setdefault(table, {})[key] = value
+    return CoordinatorConfig.read(document)
 
 
 def paced(trajectories_per_s: float, *, refit_s: float = 0.0) -> FakeEngine:

@@ -77,7 +77,7 @@ class Script:
 
 
 def make_config(tmp_path: Path, **changes: Any) -> CoordinatorConfig:
-    document = {
+    document: dict[str, dict[str, Any]] = {
         "run": {"run_dir": str(tmp_path / "run"), "snapshot_root": str(tmp_path / "out")},
         "coordinator": {"port": 0},
         "link": {"port": 0},
@@ -85,7 +85,10 @@ def make_config(tmp_path: Path, **changes: Any) -> CoordinatorConfig:
         "sampling": {"vocab_size": 17},
         "task": {"kind": "sort_digits", "processes": 1},
     }
-    return CoordinatorConfig.read(document, changes)
+    for name, value in changes.items():
+        table, _, key = name.partition(".")
+        document.setdefault(table, {})[key] = value
+    return CoordinatorConfig.read(document)
 
 
 def make_snapshot(path: Path, value: float = 0.0) -> Path:

@@ -85,7 +85,7 @@ def _finished(status: Status) -> Alert:
     return Alert(
         "run_finished",
         f"the run is finished, step {status.committed_step} of {status.learner.steps}: {go_on}"
-        "raise learner.steps and start the learner with --resume; `echo2d export` writes the model",
+        "raise learner.steps and start the learner with --resume; `echo2d keep export` writes the model",
     )
 
 
@@ -212,7 +212,7 @@ def _consequence(worker: WorkerStatus) -> str:
 def _convicted(worker: WorkerStatus) -> Alert:
     return Alert(
         "worker_convicted",
-        f"{worker.name} is convicted ({worker.verdict}); `echo2d audit show {worker.id}` has the "
+        f"{worker.name} is convicted ({worker.verdict}); `echo2d worker audit {worker.id}` has the "
         "evidence",
         worker.name,
         worker.id,

@@ -69,13 +69,13 @@ def _of_tokens(expiring: Sequence[TokenExpiry]) -> Iterator[Alert]:
         yield Alert(
             "token_expires",
             f"{_soon(boxes)}: new boxes cannot enrol with it then, those that are here stay; "
-            "`echo2d token extend` gives it more time",
+            "`echo2d token change --expires` gives it more time",
         )
     if callers:
         yield Alert(
             "token_expires",
-            f"{_soon(callers)}: who calls with it is refused then; `echo2d token extend` gives it more "
-            "time",
+            f"{_soon(callers)}: who calls with it is refused then; `echo2d token change --expires` "
+            "gives it more time",
         )
 
 

@@ -1,4 +1,4 @@
-"""An evaluation as JSON: for the API, metrics.jsonl and `echo2d eval --json`."""
+"""An evaluation as JSON: for the API, metrics.jsonl and `echo2d status --scores --json`."""
 
 import math
 from typing import Any

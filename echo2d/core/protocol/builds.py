@@ -148,6 +148,6 @@ def to_install(build: Build, *, on_a_box: bool) -> str:
     release, plus, commit = build.shown.partition("+g")
     if release and not plus:
         return f"echo2d {release}"
-    ways = ["`echo2d box-script` fetches it"] if on_a_box else []
+    ways = ["a script of `echo2d join --print-script` fetches it"] if on_a_box else []
     ways += [f"check out commit {commit}"] if commit else []
     return f"the coordinator's own build{': ' if ways else ''}{', or '.join(ways)}"

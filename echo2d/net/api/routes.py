@@ -32,7 +32,7 @@ The core takes every decision; this module only turns requests into events, and 
     POST /v1/workers/{id}/drain         {} -> the same; it is cordoned, and ends once it holds nothing
                                         hand_over: true may be added: others go on with what it holds
     GET  /v1/wheel                      the wheel of this installation, for a box that holds a
-                                        worker's token; see `echo2d box-script`
+                                        worker's token; see `echo2d join --print-script`
     POST /v1/uplink                     worker's token: how fast it can send, see uplink_trial.py
     GET  /v1/status/own                 worker's token: facts about the boxes enrolled with it
     GET  /healthz, /readyz              see net/http/health.py; no credential is needed

@@ -35,13 +35,13 @@
 Anything wrong is an OperatorFault that names the key.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from echo2d.config.limits import PATIENCE_MAX, STALENESS_MAX, USD_MAX
-from echo2d.config.tables import Table, key, read_toml, table_of
+from echo2d.config.tables import Table, key, read_toml, table_of, with_settings
 from echo2d.core.capacity.model import GAMMA
 from echo2d.core.cluster.membership import SLOTS_MAX
 from echo2d.errors import OperatorFault
@@ -290,9 +290,10 @@ def is_fleet(path: Path) -> bool:
     return "fleet" in read_toml(path)
 
 
-def load_fleet(path: Path) -> FleetSpec:
+def load_fleet(path: Path, settings: Iterable[str] = ()) -> FleetSpec:
+    """settings: TABLE.KEY=VALUE, each instead of what the file says. OperatorFault: it is no fleet."""
     try:
-        return read_fleet(read_toml(path))
+        return read_fleet(with_settings(read_toml(path), settings))
     except OperatorFault as fault:
         raise OperatorFault(f"{path}: {fault}") from fault
 

@@ -1,4 +1,4 @@
-"""The audit log of a run: one JSON line for each answer that an audit scored, for `echo2d audit show`.
+"""The audit log of a run: one JSON line for each answer that an audit scored, for `echo2d worker audit`.
 
     <run_dir>/audit.jsonl, audit.1.jsonl, ...   (`store/json_log.py`)
 

@@ -1,4 +1,4 @@
-"""What `echo2d audit` does: reports from a run's audit log and convictions, and pardons."""
+"""What `echo2d worker audit` does: reports from a run's audit log and convictions, and pardons."""
 
 from pathlib import Path
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 from echo2d.errors import OperatorFault
-from echo2d.net.security.auth import TokenFile, read_token_file, write_private
+from echo2d.net.security.auth import TokenFile, read_token_file
 from echo2d.net.security.urls import coordinator_url
 
 BoxStart = Literal["systemd", "onstart", "cloud-init"]
@@ -52,11 +52,6 @@ def token_of_box(path: Path) -> TokenFile:
     return token
 
 
-def save(path: Path, script: str) -> None:
-    """Write a script that only its owner can read."""
-    write_private(path, script)
-
-
 def box_script(job: BoxJob, start: BoxStart) -> str:
     """The text of the script. OperatorFault: it cannot be written."""
     if NAME.fullmatch(job.token.name) is None:
@@ -68,7 +63,7 @@ def box_script(job: BoxJob, start: BoxStart) -> str:
     for each in (job.source or "", *job.options):
         if not each.isprintable():
             raise OperatorFault(
-                f"expected --from and options of printable characters; found {each!r}"
+                f"expected --install-from and options of printable characters; found {each!r}"
             )
     job = replace(job, url=coordinator_url(job.url))
     script = "\n".join(
@@ -85,7 +80,7 @@ def _head(job: BoxJob) -> str:
     extra = {"torch": "[torch]"}.get(job.engine or "", "")
     sglang = SGLANG if job.engine == "sglang" and SGLANG_PYTHON in job.options else ""
     return f"""#!/usr/bin/env bash
-# Makes this machine a worker of the echo2d run at {job.url}. Made by `echo2d box-script`.
+# Makes this machine a worker of the echo2d run at {job.url}. Made by `echo2d join --print-script`.
 # It contains the secret of the token {job.token.name}: keep it like the token file.
 set -euo pipefail
 url={shlex.quote(job.url)}
@@ -117,7 +112,7 @@ def _service(job: BoxJob) -> str:
         _file(f"share/systemd/{name}") for name in ("echo2d-join@.service", "restart-steps.conf")
     )
     options = " ".join(_systemd_quoted(each) for each in job.options)
-    return f"""[ -d /run/systemd/system ] || fail "systemd does not run here; use echo2d box-script --onstart"
+    return f"""[ -d /run/systemd/system ] || fail "systemd does not run here; use echo2d join --print-script onstart"
 cat >/etc/systemd/system/echo2d-join@.service <<'{END_OF_FILE}'
 {unit}{END_OF_FILE}
 drop_ins=/etc/systemd/system/echo2d-join@$name.service.d

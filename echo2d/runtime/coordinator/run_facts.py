@@ -79,7 +79,7 @@ def go_on(before: Facts, now: Facts) -> tuple[list[RunFactsKept], list[str]]:
     for key in sorted(FIXED & changed.keys()):
         raise OperatorFault(
             f"{key}: this run began with {changed[key]}; found {now[key]}. Put the old value back, or "
-            "begin a new run in another run.run_dir; `echo2d export --last` writes the model that it "
+            "begin a new run in another run.run_dir; `echo2d keep export --last` writes the model that it "
             "can begin with"
         )
     for key, then in changed.items():

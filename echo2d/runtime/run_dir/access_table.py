@@ -105,7 +105,7 @@ class TokenRow:
         if not self.expired(now_s):
             return None
         ends = " and enrols no new machine" if self.role == "worker" else ""
-        extend = f"`echo2d token extend {self.name} --expires 30d`"
+        extend = f"`echo2d token change {self.name} --expires 30d`"
         text = f"token {self.name} has expired{ends}: ask the run's operator to type {extend}"
         return Denied(403, "expired", text)
 
@@ -193,7 +193,7 @@ class AccessTable:
             if database.execute("SELECT count(*) FROM tokens").fetchone()[0] >= TOKENS_MAX:
                 raise OperatorFault(
                     f"expected fewer than {TOKENS_MAX} tokens in this run; it has that many already: "
-                    "delete some with `echo2d token delete NAME`"
+                    "delete some with `echo2d token revoke NAME --delete`"
                 )
             row = (name, role, secret_hash(secret), max_workers, expires_at)
             if (
@@ -204,7 +204,7 @@ class AccessTable:
             ):
                 raise OperatorFault(
                     f"a token named {name} exists already: choose another name, or make its file "
-                    f"anew with `echo2d token rotate {name}`"
+                    f"again with `echo2d token change {name} --new-secret`"
                 )
         self.reload()
         return self._file(name, cast("TokenRole", role), secret)
@@ -480,7 +480,7 @@ class AccessTable:
                 403,
                 "workers",
                 f"this run has enrolled {ENROLLED_MAX} workers already: its operator can delete "
-                "tokens with `echo2d token delete NAME`",
+                "tokens with `echo2d token revoke NAME --delete`",
             )
         database.execute(
             "INSERT OR REPLACE INTO peers VALUES (?, ?, ?)", (peer, asked.public_key, token.name)

@@ -1,4 +1,4 @@
-"""`echo2d backup`: copies a run, while it goes on, so that a restored one continues exactly once.
+"""`echo2d keep backup`: copies a run, while it goes on, so that a restored one continues exactly once.
 
     1. checkpoints  pinned first, so that none is newer than the ledger
     2. ledger       copied as of one moment

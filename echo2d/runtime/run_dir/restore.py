@@ -1,4 +1,4 @@
-"""`echo2d restore`: makes a run directory of a backup, from which the run continues exactly once.
+"""`echo2d keep restore`: makes a run directory of a backup, from which the run continues exactly once.
 
 Every byte is verified while it is copied, and both directories are complete or absent. The restored
 ledger goes on above every epoch and publish number that the run may have used since the backup
@@ -117,7 +117,7 @@ def _check_coordinator(backup: Path, facts: BackupFacts, run_at: RunAt) -> None:
 def _still_runs(facts: BackupFacts, where: str) -> OperatorFault:
     return OperatorFault(
         f"run {facts.run_id} still runs {where}: two coordinators with one key would take each other's "
-        "workers; stop that one first (`echo2d backup --verify` checks a backup while the run goes on)"
+        "workers; stop that one first (`echo2d keep backup --verify` checks a backup while the run goes on)"
     )
 
 

@@ -39,16 +39,15 @@ def create_token(
     out: Path,
     max_workers: int | None,
     expires: str,
-    force: bool = False,
 ) -> None:
     """Create a token of an existing run and write its file to `out`.
 
     url: None: where the coordinator that runs there listens. expires: a duration from now, or
-    "never". force: replace a file that is there.
+    "never".
     """
     run = existing_run(run_dir)
     url = coordinator_url(url) if url is not None else _url_of(run_dir)
-    _require_free(out, force=force)
+    _require_free(out)
     table = AccessTable(run)
     token = table.create(name, role, max_workers=max_workers, expires_at=expires_at(expires))
     try:
@@ -59,17 +58,16 @@ def create_token(
         raise
 
 
-def rotate_token(
-    run_dir: Path, name: str, *, url: str | None, out: Path, force: bool = False
-) -> int:
-    """Give a token a new secret and write its file anew; returns how many machines are enrolled.
+def rotate_token(run_dir: Path, name: str, *, url: str | None, out: Path) -> int:
+    """Give a token a new secret and write its file again; returns how many machines are enrolled.
 
     url: None: that of the token's old file, or where the coordinator listens. The token's own file
-    is replaced, another one only with `force`.
+    is replaced, another one never.
     """
     run = existing_run(run_dir)
     old = _file_of(out, run, name)
-    _require_free(out, force=force or old is not None)
+    if old is None:
+        _require_free(out)
     found = coordinator_url(url) if url is not None else old.url if old else ""
     found = found or _url_of(run_dir)
     table = AccessTable(run)
@@ -136,11 +134,11 @@ def _url_of(run_dir: Path) -> str:
         raise OperatorFault(f"{fault}; start it, or give --url https://HOST:PORT") from fault
 
 
-def _require_free(out: Path, *, force: bool) -> None:
-    if not force and out.exists():
+def _require_free(out: Path) -> None:
+    if out.exists():
         raise OperatorFault(
             f"{out} exists already, and may hold the only copy of a secret: choose another --out, or "
-            "replace it with --force"
+            "remove it first"
         )
 
 

@@ -1,4 +1,4 @@
-"""A box with a real systemd becomes a worker by `echo2d box-script`: its service starts, comes back, stops.
+"""A box with a real systemd becomes a worker by `echo2d join --print-script`: its service starts, comes back, stops.
 
 The box is a Debian that debootstrap puts together, booted by systemd-nspawn in this host's network.
 """
@@ -90,7 +90,7 @@ def box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Box]:
 def test_a_box_becomes_a_worker_that_comes_back_and_stops(box: Box, tmp_path: Path) -> None:
     with Programs(tmp_path / "logs") as programs:
         run = start_tiny_run(tmp_path / "run", programs)
-        asked = ["box-script", run.url, f"--token-file={run.box_token}", "--", "--relay-only"]
+        asked = ["join", f"--token-file={run.box_token}", "--relay-only", "--print-script=systemd"]
         script = subprocess.run(
             [sys.executable, "-m", "echo2d", *asked],
             check=True, capture_output=True, text=True, timeout=START_S,

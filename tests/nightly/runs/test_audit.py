@@ -24,7 +24,7 @@ def test_liars_are_convicted_and_honest_workers_are_not(tmp_path: Path) -> None:
     # The liars were told, and their processes have ended with one clear line.
     log = (tmp_path / "run" / "logs" / "liar-made_up.log").read_text()
     assert "an audit found that this worker's answers are not the model's" in log
-    shown = [sys.executable, "-m", "echo2d", "audit", "show", "liar-made_up", "--run-dir"]
+    shown = [sys.executable, "-m", "echo2d", "worker", "audit", "liar-made_up", "--run-dir"]
     told = subprocess.run(
         [*shown, str(tmp_path / "run" / "coordinator")], capture_output=True, text=True, check=True
     )

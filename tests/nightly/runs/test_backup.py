@@ -59,6 +59,7 @@ def test_a_run_goes_on_from_a_backup_of_its_middle(site: CrashSite, tmp_path: Pa
         acknowledged = {*site.tap.acknowledged}
         facts = json.loads(
             run(
+                "keep",
                 "backup",
                 f"--run-dir={site.run_dir}",
                 f"--learner-dir={learner_dir}",
@@ -68,16 +69,16 @@ def test_a_run_goes_on_from_a_backup_of_its_middle(site: CrashSite, tmp_path: Pa
         )
         # The run went on while the command started.
         assert facts["checkpoint"] in range(CHECKPOINT_EVERY, facts["step"] + 1, CHECKPOINT_EVERY)
-        refused = run("restore", str(backup), "--run-dir=x", "--learner-dir=y", code=2)
+        refused = run("keep", "restore", str(backup), "--run-dir=x", "--learner-dir=y", code=2)
         assert "still runs in" in refused
         site.wait_until_trained(facts["step"] + 1)
         kill_all(site.programs)
     then = read_story(backup / "run" / "ledger.sqlite")
-    assert f"run {facts['run_id']}" in run("backup", f"--verify={backup}")
+    assert f"run {facts['run_id']}" in run("keep", "backup", f"--verify={backup}")
 
     # Another place on the disk; the boxes have kept what the lost run told them.
     again, learner_again = tmp_path / "again", tmp_path / "learner-again"
-    run("restore", str(backup), f"--run-dir={again}", f"--learner-dir={learner_again}")
+    run("keep", "restore", str(backup), f"--run-dir={again}", f"--learner-dir={learner_again}")
     text = site.config.read_text()
     text = text.replace(str(site.run_dir), str(again)).replace(str(learner_dir), str(learner_again))
     site.run_dir = again

@@ -177,7 +177,7 @@ def test_a_box_whose_time_ends_finishes_what_it_holds(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A lease takes half a second, and there always is one; the next box takes over."""
-    monkeypatch.setenv("BOXES_FLAGS", "--engine=fake --slots=8 --tokens-per-s-max=64")
+    monkeypatch.setenv("BOXES_FLAGS", "--engine=fake --slots=8 --set=tokens_per_s_max=64")
     site.configure(port=0, life_h=0.006)
     coordinator = site.coordinate("coordinator", "--rent")
     site.url()

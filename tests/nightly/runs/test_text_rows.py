@@ -82,9 +82,9 @@ def test_rows_are_asked_scored_and_trained_on(site: Site) -> None:
     assert [each["version"] for each in scored] == [0, 2, 3]
     assert {(each["rows"], each["of"], each["samples"]) for each in scored} == {(15, 15, 2)}
     assert all(0 < each["mean"] < 1 and each["se"] > 0 for each in scored)
-    told = run("eval", f"--run-dir={site.run_dir}", "--json").splitlines()
+    told = run("status", f"--run-dir={site.run_dir}", "--scores", "--json").splitlines()
     assert [json.loads(line) for line in told] == scored
-    assert "pass@2" in run("eval", f"--run-dir={site.run_dir}", "--version=2")
+    assert "pass@2" in run("status", f"--run-dir={site.run_dir}", "--scores")
     assert "step 2" in run("samples", f"--run-dir={site.run_dir}", "--step=2", "--worst")
 
 

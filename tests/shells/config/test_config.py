@@ -126,13 +126,19 @@ def test_a_missing_key_is_named() -> None:
         CoordinatorConfig.read({**MINIMAL, "task": 3})
 
 
-def test_overrides_win_over_the_file(tmp_path: Path) -> None:
+def test_settings_win_over_the_file(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text(
         '[run]\nrun_dir = "a"\nsnapshot_root = "b"\n[task]\nkind = "t"\n[sampling]\nvocab_size = 9\n'
     )
-    config = CoordinatorConfig.load(file, {"coordinator.port": 0, "run.run_dir": "elsewhere"})
+    config = CoordinatorConfig.load(
+        file, ["coordinator.port=0", "run.run_dir = elsewhere", "task.options.n=3"]
+    )
     assert (config.coordinator.port, config.run.run_dir) == (0, Path("elsewhere"))
+    assert config.tasks[0].options == {"n": 3}
+    for setting in ("port=0", "coordinator.port", "run.run_dir.deeper=1"):
+        with pytest.raises(OperatorFault, match=r"--set: expected TABLE\.KEY=VALUE"):
+            CoordinatorConfig.load(file, [setting])
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
@@ -148,8 +154,9 @@ def test_worker_reads_its_table_and_flags(tmp_path: Path) -> None:
     file.write_text(
         '[run]\nrun_dir = "a"\n[worker]\nurl = "http://h:1"\ntoken_file = "t"\nslots = 4\n'
     )
-    config = WorkerConfig.load(file, {"state_dir": "s", "slots": 8})
-    assert (config.url, config.token_file, config.slots) == ("http://h:1", Path("t"), 8)
+    config = WorkerConfig.load(file, {"state_dir": "s", "slots": 8}, ["threads=2", "slots=1"])
+    assert (config.url, config.token_file) == ("http://h:1", Path("t"))
+    assert (config.slots, config.threads) == (8, 2)
     with pytest.raises(OperatorFault, match=r"worker\.token_file"):
         WorkerConfig.load(None, {})
 

@@ -156,8 +156,10 @@ def test_a_run_that_is_there_is_kept(folder: Path) -> None:
     assert Path("run/box-1.token").read_text() == before
 
 
-@pytest.mark.parametrize("task", ["tiny", "environment"])
-def test_it_asks_few_questions(task: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("task", "count"), [("tiny", 4), ("environment", 6), ("questions", 6)])
+def test_it_asks_few_questions(
+    task: str, count: int, text_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked = []
     answers = {
         "What": task,
@@ -168,15 +170,19 @@ def test_it_asks_few_questions(task: str, monkeypatch: pytest.MonkeyPatch) -> No
 
     def answer(question: str, default: Any, **_: Any) -> Any:
         asked.append(question)
-        return answers.get(question.split()[0], default)
+        return default if task == "questions" else answers.get(question.split()[0], default)
 
     monkeypatch.setattr("echo2d.cli.recipes.sys.stdin.isatty", lambda: True, raising=False)
     monkeypatch.setattr(click, "prompt", answer)
     given = {option.name: option.default for option in init_command.params}
     given |= {name: None for name in given if given[name] is None or "UNSET" in str(given[name])}
     given |= {"settings": (), "one_token": False, "yes": False, "as_json": False}
+    given["list_tasks"] = False
+    if task == "questions":
+        Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+        given |= {"rows": "rows.jsonl", "base_model": text_model}
     with click.Context(init_command):
         init_command.callback(**given)  # type: ignore[misc]
-    assert len(asked) == (4 if task == "tiny" else 6)
+    assert len(asked) == count
     assert Path("run/run.toml").is_file()
     assert len(TASK_CHOICES) == 5

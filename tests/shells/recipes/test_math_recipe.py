@@ -1,4 +1,4 @@
-"""`echo2d init math`: what it writes is a config that both programs read; what is wrong is one line."""
+"""`echo2d init`: what it writes is a config that both programs read; what is wrong is one line."""
 
 import builtins
 import json
@@ -7,12 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import click
 import pytest
 from click.testing import CliRunner
 
 from echo2d.cli import main
-from echo2d.cli.recipes import math as init_math
 from echo2d.config.coordinator import CoordinatorConfig
 from echo2d.extras import install_command
 from echo2d.learner.config import LearnerConfig
@@ -41,7 +39,14 @@ def rows(tmp_path: Path) -> Path:
 
 def init(base: Path, rows: Path, *more: str) -> tuple[int, str]:
     out = base.parent / "out"
-    command = ("init", "math", f"--base-model={base}", f"--rows={rows}", f"--out={out}", *more)
+    command = (
+        "init",
+        "--host=127.0.0.1",
+        f"--base-model={base}",
+        f"--rows={rows}",
+        f"--out={out}",
+        *more,
+    )
     result = CliRunner().invoke(main, command)
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
     if result.exit_code:
@@ -57,7 +62,7 @@ def test_the_config_is_one_that_coordinator_and_learner_read(base: Path, rows: P
     code, output = init(base, rows, "--host=10.0.0.1")
     assert code == 0, output
     assert "birds and" in output
-    assert "echo2d join https://10.0.0.1:7700" in output
+    assert "that of https://10.0.0.1:7700 and the next one" in output
     path = base.parent / "out" / "run.toml"
     config, learner = CoordinatorConfig.load(path), LearnerConfig.load(path)
     (task,) = config.tasks
@@ -73,7 +78,7 @@ def test_the_config_is_one_that_coordinator_and_learner_read(base: Path, rows: P
 
 def test_json_says_what_the_run_will_see(base: Path, rows: Path) -> None:
     code, output = init(base, rows, "--json")
-    facts = json.loads(output)
+    facts = json.loads(output)["questions"]
     assert code == 0
     assert facts["trained"] + facts["held_out"] == len(GSM8K)
     assert facts["expected"] in {str(2 * n) for n in range(40)}
@@ -106,7 +111,7 @@ def test_settings_may_be_of_any_table_and_any_text(base: Path, rows: Path) -> No
     assert document["task"]["template"] == {"enable_thinking": False}
     assert document["samples"] == {"viewers": True}
     assert document["learner"]["url"] == "http://127.0.0.1:9000"
-    assert "join http://127.0.0.1:9000" in output
+    assert "that of http://127.0.0.1:9000 and the next one" in output
 
 
 @pytest.mark.parametrize(
@@ -130,7 +135,8 @@ def test_held_out_questions_are_not_counted_among_those_to_train_on(base: Path, 
     others.write_text("".join(json.dumps(row) + "\n" for row in [*GSM8K[:10], GSM8K[0]]))
     code, output = init(base, rows, f"--held-out-rows={others}", "--json")
     assert code == 0, output
-    assert (json.loads(output)["trained"], json.loads(output)["held_out"]) == (30, 10)
+    found = json.loads(output)["questions"]
+    assert (found["trained"], found["held_out"]) == (30, 10)
 
 
 def test_all_questions_held_out_is_one_line(base: Path, rows: Path) -> None:
@@ -152,29 +158,9 @@ def test_other_held_out_questions_leave_all_rows_to_train_on(base: Path, rows: P
     others.write_text(json.dumps({"question": "1 bird?", "answer": "#### 1"}) + "\n")
     code, output = init(base, rows, f"--held-out-rows={others}", "--json")
     assert code == 0, output
-    assert json.loads(output)["trained"] == len(GSM8K)
-    assert json.loads(output)["held_out"] == 1
+    found = json.loads(output)["questions"]
+    assert (found["trained"], found["held_out"]) == (len(GSM8K), 1)
     assert [each["options"]["files"] for each in written(base)["eval"]] == [[str(others)]] * 2
-
-
-def test_it_asks_five_questions_at_most(
-    base: Path, rows: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked = []
-
-    def answer(question: str, default: Any, **_: Any) -> Any:
-        asked.append(question)
-        return default
-
-    monkeypatch.setattr("echo2d.cli.recipes.sys.stdin.isatty", lambda: True, raising=False)
-    monkeypatch.setattr(click, "prompt", answer)
-    monkeypatch.chdir(base.parent)
-    init_math.callback(  # type: ignore[misc]
-        settings=(), yes=False, as_json=False, base_model=base, rows=str(rows), held_out_rows=None,
-        prompt=None, answer=None, max_new_tokens=None, host=None, port=7700, out=None,
-    )  # fmt: skip
-    assert len(asked) == 5
-    assert (base.parent / "math" / "run.toml").exists()
 
 
 @pytest.mark.parametrize(
@@ -257,14 +243,17 @@ def test_columns_that_nobody_can_guess_are_asked_for(base: Path, rows: Path) -> 
     rows.write_text(json.dumps({"frage": "1 + 1?", "antwort": "2"}) + "\n")
     code, output = init(base, rows, "--yes")
     assert (code, output.count("\n")) == (2, 1)
-    assert f"echo2d: --prompt: expected a column of {rows}: frage, antwort" in output
+    assert (
+        "echo2d: --prompt: expected an answer to: frage, antwort: which column is the question?"
+        in output
+    )
 
 
 def test_an_existing_config_is_kept(base: Path, rows: Path) -> None:
     assert init(base, rows)[0] == 0
     before = written(base)
     result = CliRunner().invoke(
-        main, ["init", "math", f"--base-model={base}", f"--rows={rows}", f"--out={base.parent}/out"]
+        main, ["init", f"--base-model={base}", f"--rows={rows}", f"--out={base.parent}/out"]
     )
     assert result.exit_code == 2
     assert "exists already; choose another --out" in result.output

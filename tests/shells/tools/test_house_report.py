@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tools.house_report import read_modules, report
+from echo2d.cli import main
+from tools.house_report import offered, read_modules, report
 
 FILES = {
     "echo2d/__init__.py": "",
@@ -38,6 +39,13 @@ def test_every_row_of_a_small_tree(checkout: Path) -> None:
         "lines: learner": 4,
         "lines: tools": 0,
         "lines: tests": 1,
+        "code lines: echo2d": 2 + 5 + 4,
+        "code lines: learner": 2,
+        "commands": 0,
+        "options": 0,
+        "keys": 0,
+        "keys: of simulations": 0,
+        "constants": 4,
         "largest flat folder: modules": 2,
         "largest flat folder: path": "echo2d/core",
         "longest import chain: echo2d.core": 2,
@@ -54,6 +62,35 @@ def test_every_row_of_a_small_tree(checkout: Path) -> None:
         "function lines: 90th percentile": 3,
         "function lines: longest": 3,
         "test lines per code line": round(1 / 28, 2),
+    }
+
+
+def test_commands_options_keys_and_constants_are_counted_as_they_are_written(
+    checkout: Path,
+) -> None:
+    (checkout / "echo2d/cli.py").write_text(
+        "import click\n\nshared = click.option('--json')\nTYPED: int = 3\n\n\n"
+        "@click.group()\ndef main() -> None: ...\n\n\n"
+        "@main.command('a')\n@click.option('--x')\n@shared\ndef a() -> None: ...\n\n\n"
+        "@click.command()\n@click.option('--y')\ndef b() -> None: ...\n"
+    )
+    (checkout / "echo2d/sim").mkdir()
+    (checkout / "echo2d/sim/fleet.py").write_text(
+        "class Table:\n    hours: int = key('hours', 1)\n    NAME = key\n"
+    )
+    found = report(read_modules(checkout))
+    names = ("commands", "options", "keys", "keys: of simulations", "constants")
+    assert [found[name] for name in names] == [2, 2, 1, 1, 4]
+
+
+def test_click_offers_what_its_commands_say(capsys: pytest.CaptureFixture[str]) -> None:
+    """The options of one command are also counted in its help."""
+    join = main.commands["join"]
+    join.main(["--help"], standalone_mode=False)
+    shown = {line.split()[0] for line in capsys.readouterr().out.splitlines() if "  --" in line}
+    assert offered(join) == {
+        "commands: offered by click": 1,
+        "options: offered by click": len(shown - {"--help"}),
     }
 
 

@@ -84,7 +84,8 @@ def wrong_click(group: click.Command, words: list[str]) -> str:
         if found is None:
             return f"no command {words[0]}"
         group, words = found, words[1:]
-    known = {option for each in group.params for option in (*each.opts, *each.secondary_opts)}
+    params = [*group.params, *(main.commands["join"].params if group.name == "doctor" else [])]
+    known = {option for each in params for option in (*each.opts, *each.secondary_opts)}
     given = {word.partition("=")[0] for word in options_of(group, words)}
     return f"{group.name} has no {sorted(given - known)}" if given - known - {"--help"} else ""
 
@@ -132,6 +133,8 @@ def test_the_pages_were_read() -> None:
     [
         "echo2d joyn https://HOST:PORT",
         "/opt/echo2d/bin/echo2d token create box --rle worker",
+        "echo2d doctor https://HOST:PORT --listen-hst 10.0.0.2",
+        "echo2d keep exprt --last DIR",
         "echo2d plan FILE --lve RUN_DIR",
         "make dmo ARGS=--chaos",
         "python -m learnr --config run.toml",

@@ -1,4 +1,4 @@
-"""What `echo2d audit` shows, and pardons."""
+"""What `echo2d worker audit` shows, and pardons."""
 
 import json
 from pathlib import Path
@@ -50,21 +50,21 @@ def test_a_line_that_a_crash_cut_short_is_left_out(run_dir: Path) -> None:
 
 def test_show_prints_evidence_and_json(run_dir: Path) -> None:
     runner = CliRunner()
-    everybody = runner.invoke(main, ["audit", "show", "--run-dir", str(run_dir)])
+    everybody = runner.invoke(main, ["worker", "audit", "--run-dir", str(run_dir)])
     assert everybody.exit_code == 0, everybody.output
     assert "5 of 5 audited: seed" in everybody.output
     assert "[b]box" in everybody.output  # shown as text, not as markup
-    one = runner.invoke(main, ["audit", "show", "liar", "--run-dir", str(run_dir)])
+    one = runner.invoke(main, ["worker", "audit", "liar", "--run-dir", str(run_dir)])
     assert "convicted" in one.output
     assert "last flagged answers" in one.output
-    as_json = runner.invoke(main, ["audit", "show", "--run-dir", str(run_dir), "--json"])
+    as_json = runner.invoke(main, ["worker", "audit", "--run-dir", str(run_dir), "--json"])
     assert [each["worker"] for each in json.loads(as_json.output)["workers"]] == [LIAR, HONEST]
 
 
 def test_nothing_audited_is_said(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path / "run")
     AccessTable(run)
-    shown = CliRunner().invoke(main, ["audit", "show", "--run-dir", str(run.path)])
+    shown = CliRunner().invoke(main, ["worker", "audit", "--run-dir", str(run.path)])
     assert "nothing was audited yet" in shown.output
 
 
@@ -78,5 +78,9 @@ def test_a_pardon_is_for_a_convicted_worker(run_dir: Path) -> None:
     assert table.convicted() == {}
     table.convict(LIAR, "again", now_s=1.0)
     assert pardon(run_dir, "liar") == LIAR
-    refused = CliRunner().invoke(main, ["audit", "pardon", LIAR, "--run-dir", str(run_dir)])
+    refused = CliRunner().invoke(
+        main, ["worker", "audit", LIAR, "--pardon", "--run-dir", str(run_dir)]
+    )
     assert (refused.exit_code, refused.output.count("\n")) == (2, 1)
+    everybody = CliRunner().invoke(main, ["worker", "audit", "--pardon", "--run-dir", str(run_dir)])
+    assert (everybody.exit_code, everybody.output.count("\n")) == (2, 1)

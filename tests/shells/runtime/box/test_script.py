@@ -3,6 +3,7 @@
 import json
 import shutil
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -163,7 +164,7 @@ def test_sglang_gets_an_environment_of_its_own() -> None:
 
 
 def run(*arguments: str) -> tuple[int, str]:
-    result = CliRunner().invoke(main, ["box-script", "https://h:1", *arguments])
+    result = CliRunner().invoke(main, ["join", "--print-script=onstart", *arguments])
     return result.exit_code, result.output
 
 
@@ -171,19 +172,28 @@ def run(*arguments: str) -> tuple[int, str]:
 def test_the_command_writes_a_private_file(tmp_path: Path) -> None:
     token, out = tmp_path / "box.token", tmp_path / "box.sh"
     write_token_file(token, TOKEN)
-    code, said = run(f"--token-file={token}", f"--out={out}", "--onstart", "--relay-only")
-    assert (code, said) == (0, f"wrote {out}, which holds a secret (mode 0600)\n")
+    command = [sys.executable, "-m", "echo2d", "join", f"--token-file={token}", "--relay-only"]
+    with out.open("w") as file:
+        done = subprocess.run(
+            [*command, "--set=threads=2", "--print-script=onstart"],
+            stdout=file, stderr=subprocess.PIPE, text=True, check=True,
+        )  # fmt: skip
+    assert done.stderr == "echo2d: this script holds the token's secret: keep it from others\n"
     assert out.stat().st_mode & 0o777 == 0o600
     assert "extra=''" in out.read_text(), "a relay needs no torch"
+    assert "options=(--set threads=2 --relay-only)\n" in out.read_text()
+    assert "url=https://h:1\n" in out.read_text(), "that of the token"
 
 
 @pytest.mark.parametrize(
     ("options", "line"),
     [
-        (["--engin=x"], "echo2d: echo2d join: No such option '--engin'."),
-        (["--slots", "x"], "echo2d: echo2d join: Invalid value for '--slots': 'x' is not a valid"),
-        (["--state-dir=x"], "echo2d: --state-dir cannot be among the options of the box"),
-        (["more"], "echo2d: echo2d join: Got unexpected extra argument (more)"),
+        (["--engin=x"], "echo2d: No such option '--engin'."),
+        (["--slots", "x"], "echo2d: Invalid value for '--slots': 'x' is not a valid"),
+        (["--slots", "0"], "echo2d: worker.slots: expected an integer, at least 1"),
+        (["--set=slotz=1"], "echo2d: worker.slotz: unknown key"),
+        (["--state-dir=x"], "echo2d: --state-dir: leave it out; the script chooses it"),
+        (["https://h:1", "more"], "echo2d: Got unexpected extra argument (more)"),
     ],
 )
 def test_a_mistake_is_found_before_a_box_is_rented(

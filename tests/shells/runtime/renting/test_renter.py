@@ -78,7 +78,7 @@ class Site:
         self.boxes.mkdir()
         self.cloud()
         (root / "run.toml").write_text(CONFIG.format(root=root))
-        self.config = CoordinatorConfig.load(root / "run.toml", {})
+        self.config = CoordinatorConfig.load(root / "run.toml")
         self.run = RunDirectory(self.config.run.run_dir)
         self.access = AccessTable(self.run)
         self.told: list[PeerId] = []

@@ -115,7 +115,9 @@ def test_the_expiry_of_a_workers_token_binds_enrolment_only(table: AccessTable) 
     peer = enrol(table, token, KEYS[0], now_s=99.0)
     assert table.peer(peer, now_s=100.0).role == "worker"
     assert enrol(table, token, KEYS[0], now_s=100.0) == peer
-    with pytest.raises(Denied, match=r"has expired and enrols no new machine: .* extend box") as no:
+    with pytest.raises(
+        Denied, match=r"has expired and enrols no new machine: .* change box --expires"
+    ) as no:
         enrol(table, token, KEYS[1], now_s=100.0)
     assert no.value.code == "expired"
     table.extend("box", None)
@@ -129,7 +131,7 @@ def test_the_expiry_of_a_workers_token_binds_enrolment_only(table: AccessTable) 
 def test_any_other_token_ends_when_it_expires(table: AccessTable, role: str) -> None:
     token = table.create("app", role, expires_at=100.0)
     assert table.caller(token.secret, now_s=99.0).role == role
-    with pytest.raises(Denied, match=r"has expired: ask .* extend app") as no:
+    with pytest.raises(Denied, match=r"has expired: ask .* change app --expires") as no:
         table.caller(token.secret, now_s=100.0)
     assert no.value.code == "expired"
     table.extend("app", 200.0)

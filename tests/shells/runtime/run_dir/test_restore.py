@@ -1,4 +1,4 @@
-"""`echo2d restore` asks the coordinator at the run's address whether that is this run's."""
+"""`echo2d keep restore` asks the coordinator at the run's address whether that is this run's."""
 
 import asyncio
 import socket
@@ -56,7 +56,7 @@ async def test_a_run_that_answers_elsewhere_is_not_restored_beside_it(
         await asyncio.to_thread(
             write_token_file, viewer, replace(kept, url=opened.url, secret=secret)
         )
-        asked = ["restore", str(backup), "--run-dir", str(tmp_path / "new")]
+        asked = ["keep", "restore", str(backup), "--run-dir", str(tmp_path / "new")]
         # The run directory is on another host.
         gone = config.run.run_dir.rename(tmp_path / "elsewhere")
         ended = await asyncio.to_thread(CliRunner().invoke, main, asked)

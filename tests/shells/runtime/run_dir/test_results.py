@@ -143,7 +143,7 @@ def test_where_an_export_may_not_go(run: Run, tmp_path: Path) -> None:
 
 def test_the_command(run: Run, tmp_path: Path) -> None:
     def echo2d(*arguments: object) -> tuple[int, str]:
-        words = ["export", "--run-dir", str(run.path), *map(str, arguments)]
+        words = ["keep", "export", "--run-dir", str(run.path), *map(str, arguments)]
         ended = CliRunner().invoke(main, words)
         return ended.exit_code, ended.output
 

@@ -82,9 +82,9 @@ def test_a_mistyped_run_directory_makes_nothing(run: RunDirectory, tmp_path: Pat
         ["create", "box", "--role=worker", f"--url={URL}"],
         ["list"],
         ["revoke", "box"],
-        ["delete", "box"],
-        ["rotate", "box"],
-        ["extend", "box", "--expires=1d"],
+        ["revoke", "box", "--delete"],
+        ["change", "box", "--new-secret"],
+        ["change", "box", "--expires=1d"],
     ):
         said = token(*words, "--run-dir=runx", code=2)
         assert said.startswith("echo2d: runx is not a run directory: expected run.run_dir")
@@ -98,23 +98,21 @@ def test_a_token_file_is_not_overwritten_unasked(run: RunDirectory) -> None:
     said = token("create", "b", "--role=worker", "--run-dir=run", f"--url={URL}",
                  "--out=box.token", code=2)  # fmt: skip
     assert "box.token exists already" in said
-    assert "--force" in said
+    assert "remove it first" in said
     assert Path("box.token").read_text() == before
     assert [row["name"] for row in list_tokens(run.path)] == ["box"]
-    token("create", "b", "--role=worker", "--run-dir=run", f"--url={URL}",
-          "--out=box.token", "--force")  # fmt: skip
-    assert read_token_file(Path("box.token")).name == "b"
 
 
 def test_a_name_that_is_taken_is_free_again_after_revoke_or_delete(run: RunDirectory) -> None:
     create()
-    assert "echo2d token rotate box" in create("--force", code=2)
-    token("revoke", "box", "--run-dir=run")
-    create("--force")
-    join(run)
-    assert token("delete", "box", "--run-dir=run") == "deleted box; machines that lose access: 1\n"
-    assert "no token named box" in token("delete", "box", "--run-dir=run", code=2)
-    create("--force")
+    assert "echo2d token change box --new-secret" in create("--out=second.token", code=2)
+    assert token("revoke", "box", "--run-dir=run") == "revoked box\n"
+    create("--out=second.token")
+    join(run, "second.token")
+    delete = ("revoke", "box", "--delete", "--run-dir=run")
+    assert token(*delete) == "deleted box; machines that lose access: 1\n"
+    assert "no token named box" in token(*delete, code=2)
+    create("--out=third.token")
     assert [row["peers"] for row in list_tokens(run.path)] == [[]]
 
 
@@ -127,42 +125,54 @@ def test_the_url_is_where_the_coordinator_listens(run: RunDirectory) -> None:
     assert read_token_file(Path("box.token")).url == URL
 
 
-def test_rotate_writes_the_file_anew_with_its_url(run: RunDirectory) -> None:
+def test_a_new_secret_is_written_with_the_url_of_the_old_file(run: RunDirectory) -> None:
     create("--max-workers=2")
     old = read_token_file(Path("box.token"))
     join(run)
-    said = token("rotate", "box", "--run-dir=run")
+    change = ("change", "box", "--run-dir=run", "--new-secret")
+    said = token(*change)
     assert said == "wrote box.token; machines that have joined with box stay members: 1\n"
     new = read_token_file(Path("box.token"))
     assert (new.url, new.name) == (URL, "box")
     assert new.secret != old.secret
     join(run, number=2)
     Path("other.token").write_text("something else")
-    assert "exists already" in token("rotate", "box", "--run-dir=run", "--out=other.token", code=2)
+    assert "exists already" in token(*change, "--out=other.token", code=2)
     assert read_token_file(Path("box.token")).secret == new.secret
-    token("rotate", "box", "--run-dir=run", "--out=other.token", "--force", f"--url={URL}")
-    assert read_token_file(Path("other.token")).name == "box"
+    token(*change, "--out=new.token", f"--url={URL}", "--expires=1h")
+    assert read_token_file(Path("new.token")).name == "box"
+    assert list_tokens(run.path)[0]["expires_in_s"] == pytest.approx(3600, abs=60)
 
 
 def test_a_token_whose_new_file_cannot_be_written_keeps_its_secret(run: RunDirectory) -> None:
     create("--max-workers=2")
     join(run)
-    said = token("rotate", "box", "--run-dir=run", f"--url={URL}", "--out=no/folder", code=2)
+    said = token(
+        "change", "box", "--run-dir=run", "--new-secret", f"--url={URL}", "--out=no/folder", code=2
+    )
     assert "cannot write no/folder" in said
     join(run, number=2)
     assert len(list_tokens(run.path)[0]["peers"]) == 2
 
 
-def test_extend_changes_when_it_expires(run: RunDirectory) -> None:
+def test_a_change_says_when_the_token_expires(run: RunDirectory) -> None:
     create("--expires=0s")
     assert list_tokens(run.path)[0]["state"] == "expired"
-    assert token("extend", "box", "--run-dir=run", "--expires=30d") == "box expires in 30d\n"
+    assert token("change", "box", "--run-dir=run", "--expires=30d") == "box expires in 30d\n"
     (row,) = list_tokens(run.path)
     assert row["state"] == "valid"
     assert row["expires_in_s"] == pytest.approx(30 * 86400, abs=60)
-    assert token("extend", "box", "--run-dir=run", "--expires=never") == "box never expires\n"
+    assert token("change", "box", "--run-dir=run", "--expires=never") == "box never expires\n"
     assert list_tokens(run.path)[0]["expires_in_s"] is None
-    assert "duration" in token("extend", "box", "--run-dir=run", "--expires=soon", code=2)
+    assert "duration" in token("change", "box", "--run-dir=run", "--expires=soon", code=2)
+
+
+def test_a_change_says_what_it_changes(run: RunDirectory) -> None:
+    create()
+    assert "expected --expires, --new-secret" in token("change", "box", "--run-dir=run", code=2)
+    assert "need --new-secret" in token(
+        "change", "box", "--run-dir=run", "--expires=1h", "--out=x", code=2
+    )
 
 
 def test_the_list_is_for_people(run: RunDirectory) -> None:

@@ -115,7 +115,8 @@ def test_the_refusal_names_both_builds_and_what_to_do() -> None:
 def test_a_build_of_a_checkout_is_installed_by_its_commit() -> None:
     ours = Build(9, 9, "0.1.0+g45e11598")
     assert not_understood("worker", Build(12, 11, "0.9.1"), ours).endswith(
-        ": install the coordinator's own build: `echo2d box-script` fetches it, or check out commit 45e11598"
+        ": install the coordinator's own build: a script of `echo2d join --print-script` fetches it, "
+        "or check out commit 45e11598"
     )
     assert not_understood("learner", Build(3, 3, "0.9.1"), ours, "learner API").endswith(
         ": install the coordinator's own build: check out commit 45e11598"

@@ -4,7 +4,7 @@
 
 It starts `echo2d bench coordinator`, and asks that coordinator something 50 times a second that goes
 through its mailbox, its core and its ledger's turn, as any event does. Windows without a backup and
-windows in which `echo2d backup` runs again and again take turns in one run, so that both see the same
+windows in which `echo2d keep backup` runs again and again take turns in one run, so that both see the same
 machine. What the asking process itself waits for the processor is in both.
 """
 
@@ -42,7 +42,7 @@ async def back_up(run_dir: Path, folder: Path, until: float) -> int:
     count = 0
     while time.monotonic() < until:
         target = folder / "backup"
-        program = ["-m", "echo2d", "backup", f"--run-dir={run_dir}", f"--to={target}"]
+        program = ["-m", "echo2d", "keep", "backup", f"--run-dir={run_dir}", f"--to={target}"]
         process = await asyncio.create_subprocess_exec(sys.executable, *program, stdout=-3)
         assert await process.wait() == 0
         count += 1

@@ -176,7 +176,7 @@ class _Run:
                     f"worker-{number}",
                     "--engine=fake",
                     f"--slots={SLOTS}",
-                    f"--tokens-per-s-max={pace}",
+                    f"--set=tokens_per_s_max={pace}",
                 )
             self._intake = cleanup.enter_context(ThreadPoolExecutor(1))
             self._wait_for("workers", WORKERS)

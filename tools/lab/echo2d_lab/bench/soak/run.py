@@ -248,7 +248,7 @@ class Soak:
         self._observed(
             name, "join", self._url, f"--token-file={token}", f"--name={name}",
             f"--state-dir={self._folder / name}", "--engine=torch", f"--slots={REAL_SLOTS}",
-            f"--tokens-per-s-max={REAL_TOKENS_PER_S}", "--threads=1", "--log-json",
+            f"--set=tokens_per_s_max={REAL_TOKENS_PER_S}", "--threads=1", "--log-json",
         )  # fmt: skip
 
     def _observed(self, name: str, *arguments: str) -> Program:
