@@ -37,7 +37,8 @@ from echo2d.core.protocol.trajectory import (
     batch_digest,
     unpack_batch,
 )
-from echo2d.core.rollouts.events import (
+from echo2d.core.weights.signed_index import Root
+from echo2d.core.work.events import (
     BatchFrozen,
     DrawPrompt,
     PromptDrawn,
@@ -47,7 +48,6 @@ from echo2d.core.rollouts.events import (
     StepEnvironment,
     TurnKept,
 )
-from echo2d.core.weights.signed_index import Root
 from echo2d.testing.memory_run import FakePeer, MemoryRun
 
 RULES = RunRules(

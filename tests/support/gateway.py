@@ -5,11 +5,11 @@ from typing import Any
 
 from echo2d.core.base.ids import Version
 from echo2d.core.cluster.rules import GatewayRules
-from echo2d.core.gateway.call_work import GROUP_FIRST
-from echo2d.core.gateway.events import CallAsked, CallId
 from echo2d.core.protocol.control_messages import HeldLease, LeaseGranted
 from echo2d.core.protocol.sampling import Sampling
 from echo2d.core.protocol.trajectory import pack_tokens
+from echo2d.core.work.calls.call_work import GROUP_FIRST
+from echo2d.core.work.calls.events import CallAsked, CallId
 from echo2d.testing.memory_run import FakePeer
 from tests.support.coordinator_world import World
 from tests.support.rollouts import world_of

@@ -12,9 +12,9 @@ from echo2d.core.broadcast.publishing import Publishing
 from echo2d.core.broadcast.transmission import Transmission
 from echo2d.core.cluster.statistics import Statistics
 from echo2d.core.cluster.versions import PublishedVersions
-from echo2d.core.rollouts.groups import Groups
-from echo2d.core.rollouts.staleness import Staleness
 from echo2d.core.topology.plan import Plan
+from echo2d.core.work.training.groups import Groups
+from echo2d.core.work.training.staleness import Staleness
 
 
 @dataclass(frozen=True, slots=True)

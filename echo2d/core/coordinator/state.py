@@ -65,10 +65,6 @@ from echo2d.core.coordinator.events import (
 from echo2d.core.coordinator.glance import Glance, TreeView, make_glance, make_tree
 from echo2d.core.coordinator.learner_api import LearnerCalls
 from echo2d.core.coordinator.status import make_status
-from echo2d.core.evaluation.evaluations import Evaluations
-from echo2d.core.evaluation.open_evaluation import GROUP_FIRST as EVALUATION_FIRST
-from echo2d.core.gateway.calls import GatewayCalls
-from echo2d.core.gateway.events import CallAsked, CallGone, ChoiceGrew, ChoiceStopped
 from echo2d.core.protocol.control_messages import (
     AnswersScored,
     ApplyFailed,
@@ -98,7 +94,12 @@ from echo2d.core.protocol.control_messages import (
     VersionVerified,
     Welcome,
 )
-from echo2d.core.rollouts.events import (
+from echo2d.core.status.schema import Status
+from echo2d.core.work.calls.calls import GatewayCalls
+from echo2d.core.work.calls.events import CallAsked, CallGone, ChoiceGrew, ChoiceStopped
+from echo2d.core.work.evaluation.evaluations import Evaluations
+from echo2d.core.work.evaluation.open_evaluation import GROUP_FIRST as EVALUATION_FIRST
+from echo2d.core.work.events import (
     EnvironmentStepped,
     EpisodeEnded,
     PromptDrawn,
@@ -107,10 +108,9 @@ from echo2d.core.rollouts.events import (
     SampleRewarded,
     SampleScored,
 )
-from echo2d.core.rollouts.groups import Groups
-from echo2d.core.rollouts.scheduler import LeaseScheduler
-from echo2d.core.rollouts.staleness import Staleness
-from echo2d.core.status.schema import Status
+from echo2d.core.work.scheduler import LeaseScheduler
+from echo2d.core.work.training.groups import Groups
+from echo2d.core.work.training.staleness import Staleness
 from echo2d.errors import PeerFault
 
 PLAN_SECRET_BYTES = 32

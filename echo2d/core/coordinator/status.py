@@ -22,12 +22,6 @@ from echo2d.core.coordinator.activation_loop import ActivationLoop
 from echo2d.core.coordinator.alerts import alerts
 from echo2d.core.coordinator.costs import Costs, Traffic
 from echo2d.core.coordinator.learner_api import LearnerCalls
-from echo2d.core.evaluation.evaluations import Evaluations
-from echo2d.core.evaluation.json_form import evaluated_json
-from echo2d.core.gateway.calls import GatewayCalls
-from echo2d.core.rollouts.group_table import BetweenTurns
-from echo2d.core.rollouts.groups import Groups
-from echo2d.core.rollouts.staleness import Staleness
 from echo2d.core.status.schema import (
     AlertKind,
     AuditStatus,
@@ -48,6 +42,12 @@ from echo2d.core.status.schema import (
     VersionStatus,
     WorkerStatus,
 )
+from echo2d.core.work.calls.calls import GatewayCalls
+from echo2d.core.work.evaluation.evaluations import Evaluations
+from echo2d.core.work.evaluation.json_form import evaluated_json
+from echo2d.core.work.training.group_table import BetweenTurns
+from echo2d.core.work.training.groups import Groups
+from echo2d.core.work.training.staleness import Staleness
 
 GB = 1e9
 # Of a worker without a scored trajectory.

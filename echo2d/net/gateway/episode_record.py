@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 from echo2d.core.protocol.trajectory import unpack_tokens
-from echo2d.core.rollouts.events import StepEnvironment
+from echo2d.core.work.events import StepEnvironment
 
 
 def branches_of(order: StepEnvironment) -> list[dict[str, Any]]:

@@ -37,7 +37,7 @@ from echo2d.core.protocol.control_messages import (
     VersionKey,
 )
 from echo2d.core.protocol.trajectory import pack_tokens
-from echo2d.core.rollouts.events import (
+from echo2d.core.work.events import (
     DrawPrompt,
     EpisodeEnded,
     GroupDropped,
@@ -48,10 +48,10 @@ from echo2d.core.rollouts.events import (
     ScoreSample,
     StepEnvironment,
 )
-from echo2d.core.rollouts.groups import Groups
-from echo2d.core.rollouts.scheduler import LeaseScheduler
-from echo2d.core.rollouts.staleness import PREFETCH_STEPS, Staleness
-from echo2d.core.rollouts.stragglers import JUDGED_SHARE
+from echo2d.core.work.scheduler import LeaseScheduler
+from echo2d.core.work.training.groups import Groups
+from echo2d.core.work.training.staleness import PREFETCH_STEPS, Staleness
+from echo2d.core.work.training.stragglers import JUDGED_SHARE
 from echo2d.errors import OperatorFault
 from echo2d.sim.fleet.forecast import Ablation
 from echo2d.sim.fleet.learner import FleetLearner

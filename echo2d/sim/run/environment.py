@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 
 from echo2d.core.base.ids import GroupId
 from echo2d.core.coordinator.events import CoordinatorRecord
-from echo2d.core.evaluation.open_evaluation import GROUP_FIRST
 from echo2d.core.protocol.trajectory import pack_tokens
-from echo2d.core.rollouts.events import (
+from echo2d.core.work.evaluation.open_evaluation import GROUP_FIRST
+from echo2d.core.work.events import (
     EnvironmentStepped,
     EpisodeEnded,
     EpisodeForgotten,

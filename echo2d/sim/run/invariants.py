@@ -31,8 +31,6 @@ from echo2d.core.coordinator.events import (
     SessionAsked,
 )
 from echo2d.core.coordinator.state import CoordinatorState
-from echo2d.core.evaluation.events import Evaluated
-from echo2d.core.evaluation.open_evaluation import GROUP_FIRST
 from echo2d.core.protocol.control_messages import (
     EncodeVersion,
     HeldLease,
@@ -51,7 +49,11 @@ from echo2d.core.protocol.trajectory import (
     unpack_logprobs,
     unpack_tokens,
 )
-from echo2d.core.rollouts.events import (
+from echo2d.core.weights.encoding import FormFacts
+from echo2d.core.weights.signed_index import Root
+from echo2d.core.work.evaluation.events import Evaluated
+from echo2d.core.work.evaluation.open_evaluation import GROUP_FIRST
+from echo2d.core.work.events import (
     BatchCommitted,
     BatchFrozen,
     EpisodeForgotten,
@@ -65,9 +67,7 @@ from echo2d.core.rollouts.events import (
     StepEnvironment,
     TurnKept,
 )
-from echo2d.core.rollouts.quotas import Quotas
-from echo2d.core.weights.encoding import FormFacts
-from echo2d.core.weights.signed_index import Root
+from echo2d.core.work.training.quotas import Quotas
 from echo2d.sim.run.engine import VOCAB, mark
 from echo2d.sim.run.environment import branches_after, given_after, turns_of
 from echo2d.sim.run.fault_schedule import NEVER_CLEAR

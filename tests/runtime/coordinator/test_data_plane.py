@@ -12,10 +12,10 @@ import pytest
 from echo2d.config import CoordinatorConfig
 from echo2d.core.base.ids import GroupId, RunId
 from echo2d.core.cluster.rules import EpisodeRules, Informative, RowFilter
-from echo2d.core.evaluation.open_evaluation import GROUP_FIRST
 from echo2d.core.protocol.sampling import Sampling
 from echo2d.core.protocol.trajectory import NOTHING, Partial, RewardPart, Source, pack_tokens
-from echo2d.core.rollouts.events import (
+from echo2d.core.work.evaluation.open_evaluation import GROUP_FIRST
+from echo2d.core.work.events import (
     DrawPrompt,
     EnvironmentStepped,
     EpisodeEnded,

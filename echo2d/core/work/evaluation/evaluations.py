@@ -1,0 +1,686 @@
+"""Scores versions on held-out questions while the run goes on: each answer by one version alone.
+
+    version published, due --> open --all answers scored--> Evaluated
+                                |  no worker serves it any more --> Evaluated, "n of N"
+                                +- revoked --> forgotten
+
+The first version is due, then each one whose number is at least `every` above the last due one, and
+any version that the learner asks for. Leases of an evaluation go before all other work and name
+exactly this version: a worker with such a lease loads a newer version up to `hold_s` later. Another
+version never writes the missing answers; the score says how many questions it covers.
+Groups of evaluations have numbers of their own and never reach the buffer of batches, and a
+question that is asked here is refused as a prompt of training (`held_out`).
+With an audit, trusted workers alone write the answers.
+An environment is played in episodes. Between two turns an answer waits in memory for the environment, and the worker
+of the last turn, which may have the prefix cached, is told that this turn was accepted when the next one is leased,
+or none will be. Until then the worker keeps the version, for `hold_s` at most.
+Not here: the arithmetic (`summary`), the questions (`questions`), one evaluation (`open_evaluation`).
+"""
+
+import math
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from echo2d.core.base.ids import GroupId, PeerId, Version
+from echo2d.core.cluster.events import Note, Persist, Send, VersionPublished
+from echo2d.core.cluster.membership import Membership, Peer
+from echo2d.core.cluster.rules import EvalRules, RunRules
+from echo2d.core.cluster.statistics import Statistics
+from echo2d.core.cluster.versions import PublishedVersions, key_of
+from echo2d.core.protocol.answer_end import WHOLE_ENDS, OutputLimit
+from echo2d.core.protocol.control_messages import (
+    Finish,
+    HeldLease,
+    LeaseCancelled,
+    LeaseFailed,
+    LeaseGranted,
+    LeaseProgress,
+    SampleFinished,
+    VersionKey,
+)
+from echo2d.core.protocol.result_check import result_fault
+from echo2d.core.protocol.seeds import episode_seed, sample_seeds
+from echo2d.core.protocol.trajectory import NOTHING, authored
+from echo2d.core.work.episodes import Parked, has_room, step_order
+from echo2d.core.work.evaluation.events import Evaluated, EvaluationAction
+from echo2d.core.work.evaluation.open_evaluation import GROUP_FIRST, OpenEvaluation
+from echo2d.core.work.evaluation.questions import EvalQuestion, Questions
+from echo2d.core.work.evaluation.summary import ScoredSample, best_by_name, summed_up
+from echo2d.core.work.events import (
+    EnvironmentStepped,
+    EpisodeEnded,
+    ForgetEpisode,
+    PromptDrawn,
+    PromptFailed,
+    PromptsEnded,
+    SampleScored,
+    ScoreSample,
+    TurnKept,
+)
+from echo2d.core.work.leases import Lease, LeaseTable, answer, send_to
+from echo2d.core.work.scheduler import LeaseScheduler, PendingSamples
+
+# Versions of one [[eval]] that are evaluated at a time: the older ones of them end soon.
+OPEN_MAX = 4
+# A worker that failed a lease gets none of this evaluation for so long: it loads a newer version, or
+# is broken, and another one should try.
+AVOID_S = 10.0
+# Evaluations that are remembered; the ledger keeps all.
+KNOWN_MAX = 1 << 14
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PendingAnswers(PendingSamples):
+    """A waiting answer to a question of an evaluation."""
+
+    evaluation: OpenEvaluation
+    question: EvalQuestion
+
+
+class Evaluations:
+    """See the module docstring. `now` is monotonic seconds.
+
+    known: what was evaluated before, oldest first. Call `advance` after every event.
+    """
+
+    def __init__(
+        self,
+        rules: RunRules,
+        known: Sequence[Evaluated],
+        *,
+        members: Membership,
+        versions: PublishedVersions,
+        statistics: Statistics,
+        tag: int,
+    ) -> None:
+        self._rules = rules
+        self._members = members
+        self._versions = versions
+        self._statistics = statistics
+        self.leases = LeaseTable(tag, rules.lease_silence_s)
+        self._questions = {each.name: Questions(each) for each in rules.evals}
+        self._known = list(known[-KNOWN_MAX:])
+        # By name, the evaluation with the best score.
+        self._best = best_by_name(self._known, self._is_published)
+        self._number = known[-1].number if known else 0
+        self._open: list[OpenEvaluation] = []
+        # Versions that are due, and whose questions are not all there yet.
+        self._waiting: list[tuple[EvalRules, VersionPublished]] = []
+        # By name, the last version that was due.
+        self._due_at = self._last_due()
+        self._serial = 0
+        # Before anybody deletes copies.
+        self._keep_scored()
+        self._began = False
+        self._rows: set[str] = set()
+
+    def schedule_with(self, scheduler: LeaseScheduler) -> None:
+        """This scheduler places the leases from now on."""
+        self._scheduler = scheduler
+        if self._rules.evals:
+            scheduler.add(self)
+
+    # --- for others
+
+    @property
+    def ready(self) -> bool:
+        """Whether all questions are known."""
+        return all(questions.complete for questions in self._questions.values())
+
+    @property
+    def known(self) -> Sequence[Evaluated]:
+        """All finished evaluations, oldest first."""
+        return self._known
+
+    @property
+    def open(self) -> Sequence[OpenEvaluation]:
+        return self._open
+
+    def after(self, number: int) -> list[Evaluated]:
+        """The evaluations with a higher number."""
+        return [each for each in self._known if each.number > number]
+
+    def is_held_out(self, row: str) -> bool:
+        """Whether an evaluation asks this row."""
+        return row in self._rows
+
+    def owns(self, key: HeldLease) -> bool:
+        """Whether the lease is, or was, an evaluation's."""
+        return self.leases.given(key.lease)
+
+    def asks(self, task: str) -> bool:
+        """Whether prompts and rewards of this name are an evaluation's."""
+        return task in self._questions
+
+    # --- versions
+
+    def published(self, record: VersionPublished) -> None:
+        """Evaluate this version if it is due."""
+        for rules in self._rules.evals:
+            last = self._due_at.get(rules.name)
+            if last is None or record.version >= last + rules.every:
+                self._wants(rules, record)
+
+    def want(self, version: Version) -> bool:
+        """Have this version evaluated. False: it is not the newest one, and never was evaluated."""
+        record = self._versions.newest
+        if record is None or record.version != version:
+            return any(each.version == version for each in self._known)
+        digest = record.digest
+        for rules in self._rules.evals:
+            done = any(
+                (each.name, each.version, each.digest) == (rules.name, version, digest)
+                for each in self._known
+            )
+            if not done and not self._is_wanted(rules, record):
+                self._wants(rules, record)
+        return True
+
+    def unfinished(self, version: Version) -> list[str]:
+        """The names of the evaluations of this version that are still under way."""
+        waiting = [rules.name for rules, each in self._waiting if each.version == version]
+        return [
+            *waiting,
+            *(each.rules.name for each in self._open if each.key.version == version),
+        ]
+
+    def revoked(self) -> list[EvaluationAction]:
+        """Versions were revoked: their scores are nobody's."""
+        self._waiting = [pair for pair in self._waiting if self._live(pair[1])]
+        self._due_at = self._last_due()
+        self._best = best_by_name(self._known, self._is_published)
+        actions: list[EvaluationAction] = []
+        for each in [one for one in self._open if self._versions.live(one.key) is None]:
+            actions += self._close(each)
+        return actions
+
+    # --- the task
+
+    def prompt_drawn(self, event: PromptDrawn) -> list[EvaluationAction]:
+        questions, context = self._questions[event.source.task], self._rules.context_max
+        if context is not None and len(event.tokens) // 4 >= context:
+            questions.skip(event.cursor)
+            text = f"question {event.cursor} fills the model's context of {context}"
+            return [self._statistics.fault("prompt", f"{event.source.task}: {text}")]
+        questions.drawn(EvalQuestion(event.cursor, event.tokens, event.source))
+        if event.source.row:
+            self._rows.add(event.source.row)
+        return []
+
+    def prompt_failed(self, event: PromptFailed) -> list[EvaluationAction]:
+        self._questions[event.task].skip(event.cursor)
+        text = f"question {event.cursor} cannot be made: {event.reason}"
+        return [self._statistics.fault("prompt", f"{event.task}: {text}")]
+
+    def prompts_ended(self, event: PromptsEnded) -> list[EvaluationAction]:
+        self._questions[event.task].ended(event.cursor)
+        return []
+
+    def scored(self, event: SampleScored) -> list[EvaluationAction]:
+        """A reward has come, or failed. The evaluation may have ended meanwhile."""
+        found = self._of(event.group)
+        kept = None if found is None else found.kept(event.group, event.sample)
+        if found is None or kept is None:
+            return []
+        if event.reward is None or not math.isfinite(event.reward):
+            found.score(event.group, event.sample, None)
+            return [self._statistics.fault("reward", f"{found.rules.name}: {event.reason}")]
+        scored = replace(kept, reward=event.reward, parts=event.parts)
+        found.score(event.group, event.sample, scored)
+        return []
+
+    # --- environments
+
+    def environment_stepped(
+        self,
+        event: EnvironmentStepped,
+        *,
+        now: float,  # noqa: ARG002 - as of `Groups`
+    ) -> list[EvaluationAction]:
+        """The environment has answered a turn: the next one waits, if there is room for one."""
+        found = self._of(event.group)
+        parked = None if found is None else found.parked(event)
+        if found is None or parked is None:
+            return []
+        question = found.question(event.group)
+        assert question is not None
+        turn, task = parked.turn, found.rules.task
+        so_far = turn.turn, turn.partial
+        if has_room(self._rules, task, question.tokens, *so_far, event.tokens, anew=event.anew):
+            found.go_on(parked, event)
+            return []
+        cut_off = EpisodeEnded(event.group, event.sample, event.begun, event.turn, 0.0)
+        return [
+            *self._end_episode(found, parked, cut_off, truncated=True),
+            ForgetEpisode(event.group, event.sample, found.rules.name),
+        ]
+
+    def episode_ended(
+        self,
+        event: EpisodeEnded,
+        *,
+        now: float,  # noqa: ARG002 - as of `Groups`
+    ) -> list[EvaluationAction]:
+        """The environment has ended an episode, or failed. The evaluation may have ended meanwhile."""
+        found = self._of(event.group)
+        parked = None if found is None else found.parked(event)
+        if found is None or parked is None:
+            return []
+        truncated = parked.turn.finish not in WHOLE_ENDS
+        return self._end_episode(found, parked, event, truncated=truncated)
+
+    # --- for the scheduler
+
+    def priority(self, *, now: float) -> int:  # noqa: ARG002 - always before the run
+        return -2
+
+    def pending(self, *, now: float) -> Iterator[PendingAnswers]:
+        for evaluation in list(self._open):
+            version = evaluation.key.version
+            suits = partial(self._suits, evaluation, now)
+            # One by one: if all had to find room at once, the run would take it before them.
+            for question, sample in evaluation.waiting():
+                before = evaluation.episode(question, sample)
+                yield PendingAnswers(
+                    (sample,),
+                    version,
+                    None if before is None else before.partial.spans[-1].author,
+                    newest=version,
+                    suits=suits,
+                    evaluation=evaluation,
+                    question=question,
+                )
+                if evaluation.waits(question, sample):
+                    # What one answer did not find, the others will not find either.
+                    break
+
+    def grant(
+        self,
+        pending: PendingAnswers,
+        worker: Peer,
+        samples: Sequence[int],
+        *,
+        now: float,
+    ) -> list[Send]:
+        evaluation, question = pending.evaluation, pending.question
+        assert worker.session is not None
+        assert worker.serving == evaluation.key
+        group = evaluation.group(question.cursor)
+        before = evaluation.episode(question, samples[0])
+        base = NOTHING if before is None else before.partial
+        if before is None:
+            # With it the other answers to the question that find room there: they share its prompt.
+            room = max(1, self._scheduler.free_at(worker.peer))
+            samples = evaluation.waiting_of(question)[:room]
+        lease = self.leases.start(
+            None,
+            group,
+            worker.peer,
+            evaluation.key,
+            samples,
+            base,
+            since=None if before is None else before.since,
+            now=now,
+        )
+        evaluation.lease(question, lease)
+        task, given = evaluation.rules.task, lease.given
+        limit = self._rules.limit(task, question.tokens, base.turn_start, base.branch_start)
+        # The same seeds for every version: their scores differ by less chance.
+        seeds = sample_seeds(
+            self._rules.seed_key, GroupId(GROUP_FIRST + question.cursor), given.samples
+        )
+        granted = LeaseGranted(
+            given.lease,
+            given.attempt,
+            group,
+            question.tokens + base.branch,
+            given.samples,
+            limit.tokens - base.length,
+            task.sampling,
+            task.stop_token_ids,
+            evaluation.key.version,
+            self._rules.lease_silence_s,
+            rng_seeds=seeds,
+            hold_s=evaluation.rules.hold_s,
+            stop_strings=task.stop_strings,
+            earlier=base.written,
+        )
+        told = evaluation.take_held_back(group, given.samples[0])
+        return [Send(worker.session, granted), *self._accepted(told)]
+
+    # --- workers
+
+    def progressed(self, peer: Peer, message: LeaseProgress, *, now: float) -> list[Send]:
+        """A sign of life. Tokens of unfinished answers are not kept."""
+        lease = self.leases.held(peer, message)
+        if lease is None:
+            return send_to(peer, LeaseCancelled(message.lease, message.attempt))
+        evaluation = self._of(lease.given.group)
+        assert evaluation is not None
+        grows = lease.grows(message.samples, most=evaluation.rules.task.max_new_tokens)
+        self.leases.renew(lease, tokens=grows, now=now)
+        return []
+
+    def finished(
+        self, peer: Peer, message: SampleFinished, *, now: float
+    ) -> list[EvaluationAction]:
+        """Judge a result, and keep it if this version alone wrote it."""
+        lease = self.leases.held(peer, message)
+        evaluation = None if lease is None else self._of(lease.given.group)
+        if lease is None or evaluation is None or message.sample not in lease.samples:
+            return [*answer(peer, message, "the lease is over")]
+        question = evaluation.question(lease.given.group)
+        assert question is not None
+        task, base = evaluation.rules.task, lease.given.base
+        limit = self._rules.limit(task, question.tokens, base.turn_start, base.branch_start)
+        if message.finish == "context" and self._rules.context_max is None:
+            # Only the worker knows this model's context.
+            limit = OutputLimit(base.length + len(message.tokens) // 4, "context")
+        fault = result_fault(
+            message,
+            vocab_size=self._rules.vocab_size,
+            limit=limit,
+            stop_token_ids=task.stop_token_ids,
+            believed=lambda key: key == evaluation.key and key in peer.acknowledged,
+            base=base,
+            stop_strings=bool(task.stop_strings),
+        )
+        if fault:
+            note = self._statistics.fault("result", f"{peer.name}: {fault}")
+            peer.rest(now)
+            self._fail(lease, now)
+            return [note, *self._scheduler.cancel(lease), *answer(peer, message, fault)]
+        self.leases.renew(lease, tokens=True, now=now)
+        self.leases.answer(lease, message.sample)
+        finish = message.finish if message.finish in WHOLE_ENDS else limit.finish
+        length = len(message.tokens) // 4
+        self._statistics.tokens_accepted += length
+        if task.episode is not None:
+            return self._end_turn(peer, evaluation, lease, message, finish, now)
+        written = ScoredSample(math.nan, (), length, finish not in WHOLE_ENDS)
+        evaluation.keep(lease, message.sample, written)
+        return [
+            *answer(peer, message),
+            ScoreSample(
+                lease.given.group,
+                message.sample,
+                question.cursor,
+                message.tokens,
+                finish,
+                evaluation.rules.name,
+            ),
+        ]
+
+    def failed(
+        self,
+        peer: Peer,
+        message: LeaseFailed,
+        *,
+        now: float,
+    ) -> list[EvaluationAction]:
+        """The worker gives a lease back, mostly because it will not wait any longer."""
+        lease = self.leases.held(peer, message)
+        if lease is None:
+            return []
+        newest = self._versions.newest
+        evaluation = self._fail(lease, now)
+        if peer.retiring or newest is None or key_of(newest) != evaluation.key:
+            return []
+        peer.rest(now)
+        return [self._statistics.fault("lease", f"{peer.name}: {message.reason}")]
+
+    def rejoined(
+        self, peer: Peer, held: Collection[HeldLease], *, now: float
+    ) -> tuple[HeldLease, ...]:
+        """A worker came back; returns which of these leases it keeps. Those that it does not know
+        end.
+        """
+        known, kept = frozenset(held), list[HeldLease]()
+        for lease in self.leases.of_worker(peer.peer):
+            if lease.key in known:
+                self.leases.renew(lease, tokens=False, now=now)
+                kept.append(lease.key)
+            else:
+                self._end(lease)
+        return tuple(kept)
+
+    def worker_left(self, peer: Peer) -> None:
+        for lease in self.leases.of_worker(peer.peer):
+            self._end(lease)
+
+    def deadlines(self, *, now: float) -> list[EvaluationAction]:
+        """End the leases whose worker was silent or stuck."""
+        actions: list[EvaluationAction] = []
+        for lease in self.leases.expired(now=now):
+            actions += self._scheduler.cancel(lease)
+            self._fail(lease, now)
+        return actions
+
+    def wake_at(self) -> float | None:
+        """When a lease expires, or a worker may be tried again."""
+        now = self._statistics.now
+        times = (self.leases.wake_at(), *(each.avoids_until(now) for each in self._open))
+        return min((at for at in times if at is not None), default=None)
+
+    # --- after every event
+
+    def advance(self, *, now: float) -> list[EvaluationAction]:
+        """Ask for questions, open the due evaluations, and close the finished ones."""
+        if not self._rules.evals:
+            return []
+        if not self._began:
+            # After a restart the newest version may not have been evaluated.
+            self._began = True
+            if (newest := self._versions.newest) is not None:
+                self.published(newest)
+        actions: list[EvaluationAction] = []
+        for questions in self._questions.values():
+            actions += questions.ask()
+        ready = [pair for pair in self._waiting if self._questions[pair[0].name].complete]
+        for rules, record in ready:
+            self._waiting.remove((rules, record))
+            actions += self._begin(rules, record, now)
+        for evaluation in list(self._open):
+            actions += _forgotten(evaluation)
+            if evaluation.over or (evaluation.idle and not self._can_go_on(evaluation, now)):
+                actions += self._tell(evaluation, now)
+        self._keep_scored()
+        return actions
+
+    # --- inside
+
+    def _end_turn(
+        self,
+        peer: Peer,
+        evaluation: OpenEvaluation,
+        lease: Lease,
+        message: SampleFinished,
+        finish: Finish,
+        now: float,
+    ) -> list[EvaluationAction]:
+        """A turn of an episode is over: the environment is told of it."""
+        given, base, sample = lease.given, lease.given.base, message.sample
+        question = evaluation.question(given.group)
+        assert question is not None
+        before = evaluation.episode(question, sample)
+        spans = authored(message.spans, peer.peer)
+        whole = base.plus(message.tokens, message.logprobs, spans, shift=base.length)
+        number = 1 if before is None else before.turns + 1
+        turn = TurnKept(given.group, sample, number, given.lease, given.attempt, whole, finish)
+        parked = Parked(turn, lease.since, peer.peer, evaluation.key, now)
+        # A worker that holds very many results refuses leases.
+        held_back = evaluation.park(lease, parked, held_back_max=peer.slots)
+        # As of the answers' own seeds, versions differ by less chance.
+        seed = episode_seed(self._rules.seed_key, GroupId(GROUP_FIRST + question.cursor), sample)
+        return [
+            *([] if held_back else answer(peer, message)),
+            step_order(
+                turn,
+                before,
+                cursor=question.cursor,
+                prompt=question.tokens,
+                rng_seed=seed,
+                task=evaluation.rules.name,
+            ),
+        ]
+
+    def _end_episode(
+        self, evaluation: OpenEvaluation, parked: Parked, event: EpisodeEnded, *, truncated: bool
+    ) -> list[EvaluationAction]:
+        """An episode is whole, with its reward."""
+        length = parked.turn.partial.written
+        evaluation.end_episode(parked, ScoredSample(math.nan, (), length, truncated))
+        told = evaluation.take_held_back(event.group, event.sample)
+        scored = SampleScored(event.group, event.sample, event.reward, event.reason, event.parts)
+        return [*self._accepted(told), *self.scored(scored)]
+
+    def _accepted(self, *turns: TurnKept | None) -> list[Send]:
+        """Tell workers that these turns were accepted."""
+        told = []
+        for turn in turns:
+            if turn is not None:
+                told += answer(self._members.get(turn.worker), turn)
+        return told
+
+    def _of(self, group: GroupId) -> OpenEvaluation | None:
+        return next((each for each in self._open if each.question(group) is not None), None)
+
+    def _keep_scored(self) -> None:
+        """The copies of the best versions stay, and of those that may turn out to be the best ones."""
+        self._versions.scored = frozenset(
+            (
+                *(VersionKey(each.version, each.digest) for each in self._best.values()),
+                *(each.key for each in self._open),
+                *(key_of(record) for _, record in self._waiting),
+            )
+        )
+
+    def _is_published(self, found: Evaluated) -> bool:
+        """Whether its version is not revoked."""
+        return self._versions.live(VersionKey(found.version, found.digest)) is not None
+
+    def _live(self, record: VersionPublished) -> bool:
+        return self._versions.live(key_of(record)) is not None
+
+    def _is_wanted(self, rules: EvalRules, record: VersionPublished) -> bool:
+        return (rules, record) in self._waiting or any(
+            (each.rules, each.key) == (rules, key_of(record)) for each in self._open
+        )
+
+    def _wants(self, rules: EvalRules, record: VersionPublished) -> None:
+        self._due_at[rules.name] = record.version
+        self._waiting.append((rules, record))
+
+    def _begin(
+        self, rules: EvalRules, record: VersionPublished, now: float
+    ) -> list[EvaluationAction]:
+        questions = list(self._questions[rules.name].all.values())
+        evaluation = OpenEvaluation(rules, key_of(record), questions, serial=self._serial, now=now)
+        self._serial += 1
+        self._open.append(evaluation)
+        mine = [each for each in self._open if each.rules.name == rules.name]
+        return self._tell(mine[0], now) if len(mine) > OPEN_MAX else []
+
+    def _can_go_on(self, evaluation: OpenEvaluation, now: float) -> bool:
+        """Whether some worker serves this version, or may come to serve it."""
+        newest = self._versions.newest
+        if newest is not None and key_of(newest) == evaluation.key:
+            return True
+        return any(
+            peer.alive
+            and peer.serving == evaluation.key
+            and self._suits(evaluation, now, peer.peer)
+            for peer in self._members.workers()
+        )
+
+    def _suits(self, evaluation: OpenEvaluation, now: float, worker: PeerId) -> bool:
+        """Whether a worker may write answers of this evaluation."""
+        peer = self._members.get(worker)
+        trusted = self._rules.audit is None or (peer is not None and peer.trusted)
+        return trusted and not evaluation.avoids(worker, now)
+
+    def _last_due(self) -> dict[str, Version]:
+        """By name, the last version that was due, of those that are not revoked."""
+        due: dict[str, Version] = {}
+        for name, key in (
+            *((each.name, VersionKey(each.version, each.digest)) for each in self._known),
+            *((each.rules.name, each.key) for each in self._open),
+            *((rules.name, key_of(record)) for rules, record in self._waiting),
+        ):
+            if self._versions.live(key) is not None:
+                due[name] = max(key.version, due.get(name, key.version))
+        return due
+
+    def _fail(self, lease: Lease, now: float) -> OpenEvaluation:
+        """The worker did not write it: others may, and for a while it gets nothing of this."""
+        evaluation = self._of(lease.given.group)
+        assert evaluation is not None
+        evaluation.avoid(lease.worker, now + AVOID_S)
+        self._end(lease)
+        return evaluation
+
+    def _tell(self, evaluation: OpenEvaluation, now: float) -> list[EvaluationAction]:
+        """It is over: what it found is durable from now on."""
+        rules, key, rows = evaluation.rules, evaluation.key, evaluation.whole_rows()
+        found = summed_up(rows, rules.samples, solved_at=rules.solved_at)
+        self._number += 1
+        record = Evaluated(
+            self._number,
+            rules.name,
+            key.version,
+            key.digest,
+            len(rows),
+            evaluation.of,
+            rules.samples,
+            found.mean,
+            found.se,
+            found.passes,
+            found.parts,
+            found.truncated,
+            found.tokens,
+            now - evaluation.began_at,
+        )
+        self._known.append(record)
+        best = [*self._best.values(), record]
+        self._best = best_by_name(best, self._is_published)
+        del self._known[:-KNOWN_MAX]
+        return [Persist(record), _note(record), *self._close(evaluation)]
+
+    def _close(self, evaluation: OpenEvaluation) -> list[EvaluationAction]:
+        self._open.remove(evaluation)
+        actions: list[EvaluationAction] = []
+        for lease in evaluation.leased.values():
+            actions += self._scheduler.cancel(lease)
+            self.leases.end(lease)
+        return [*actions, *self._accepted(*evaluation.close()), *_forgotten(evaluation)]
+
+    def _end(self, lease: Lease) -> None:
+        """The lease is over: its open answers wait again."""
+        evaluation = self._of(lease.given.group)
+        assert evaluation is not None
+        self.leases.end(lease)
+        evaluation.ended(lease)
+
+    def check(self) -> None:
+        self.leases.check()
+        for questions in self._questions.values():
+            questions.check()
+        for evaluation in self._open:
+            evaluation.check()
+        leased = {key for each in self._open for key in each.leased}
+        assert leased == {lease.key for lease in self.leases}
+
+
+def _forgotten(evaluation: OpenEvaluation) -> list[ForgetEpisode]:
+    """The environment need not keep the episodes that do not go on."""
+    name = evaluation.rules.name
+    return [ForgetEpisode(group, sample, name) for group, sample in evaluation.take_dropped()]
+
+
+def _note(found: Evaluated) -> Note:
+    whole = "" if found.rows == found.of else f" ({found.rows} of {found.of} questions)"
+    error = "" if math.isnan(found.se) else f" +- {found.se:.3f}"
+    return Note(
+        "evaluated", f"{found.name}: version {found.version}: {found.mean:.3f}{error}{whole}"
+    )
