@@ -1,13 +1,13 @@
-"""The leases that run now: which worker holds which samples, and when each lease expires.
+"""The leases of all kinds of work that run now: which worker holds which samples, and when each lease expires.
 
     granted --progress, results--> granted ... --> ended: every sample answered, given back,
                                                           silent, stuck, or cancelled
 
 A lease that ended with open samples may run again as the next attempt. Lease ids begin with a tag
-of this process, so that leases from before a restart can continue. What a worker reports of
-unfinished samples is gathered with its lease, in memory only.
-Not here: groups, which worker gets a lease (`scheduler`), and which output is believed
-(`partials`).
+of this process, so that leases from before a restart can continue. A lease is of the kind of work that its group's
+number says. What a worker reports of unfinished samples is gathered with its lease, in memory only.
+Not here: which worker gets a lease and what happens when one ends (`scheduler`), and which output is believed
+(each kind of work).
 """
 
 from collections import Counter
@@ -35,6 +35,10 @@ from echo2d.core.work.events import LeaseGiven, TurnKept
 STUCK_S = 180.0
 # In exclusive mode a worker makes no token while it receives a version, which may never arrive.
 REFIT_S = 300.0
+# A group's number, from this bit on, is the number of its kind of work (`kind`). A group id has 63 bits on the wire.
+KIND_SHIFT = 60
+# The kind of what the learner trains on: the slots that other kinds hold are not there for it.
+TRAINING = 0
 # Tokens and logprobs of unfinished samples: 32 million tokens, as 1,000 workers may have.
 GATHERED_BYTES_MAX = 256 << 20
 
@@ -43,7 +47,8 @@ GATHERED_BYTES_MAX = 256 << 20
 class Lease:
     """One running attempt, as it was `given`.
 
-    samples: those still open. since: when the attempt began or was resumed; one that goes on from
+    samples: those still open. room: the most tokens that each may have beyond the base. since: when the
+    attempt began or was resumed; one that goes on from
     tokens, when the first of its attempts began. wrote_at: when it last
     made a token. longest: the most
     tokens that were reported of a sample beyond the base.
@@ -53,6 +58,7 @@ class Lease:
     key: HeldLease
     given: LeaseGiven
     samples: set[int]
+    room: int
     since: float
     wrote_at: float
     silent_at: float
@@ -60,18 +66,17 @@ class Lease:
     outputs: dict[int, Partial | None] = field(default_factory=dict)
     longest: dict[int, int] = field(default_factory=dict)
 
-    def grows(self, deltas: Iterable[SampleDelta], *, most: int) -> bool:
+    def grows(self, deltas: Iterable[SampleDelta]) -> bool:
         """Whether a sample has more tokens now than were ever reported of it.
 
-        most: tokens that a sample of this lease may have. Tokens that are told again are no news:
-        otherwise a worker could hold a lease for as long as it likes.
+        Tokens that are told again are no news: otherwise a worker could hold a lease for as long as it likes.
         """
         grown = False
         for delta in deltas:
             end = delta.spans[-1].end if delta.spans else 0
             whole = end and len(delta.tokens) == 4 * (end - delta.spans[0].start)
             longest = self.longest.get(delta.sample, 0)
-            if whole and delta.sample in self.samples and longest < end <= most:
+            if whole and delta.sample in self.samples and longest < end <= self.room:
                 self.longest[delta.sample] = end
                 grown = True
         return grown
@@ -79,6 +84,11 @@ class Lease:
     @property
     def worker(self) -> PeerId:
         return self.given.worker
+
+    @property
+    def kind(self) -> int:
+        """The number of its kind of work."""
+        return self.given.group >> KIND_SHIFT
 
     @property
     def ends_at(self) -> float:
@@ -98,7 +108,10 @@ class LeaseTable:
         self._first = self._next
         self._silence_s = silence_s
         self._running: dict[HeldLease, Lease] = {}
+        # The samples that a worker holds, in all and of kinds other than training.
         self._load: Counter[PeerId] = Counter()
+        self._reserved: Counter[PeerId] = Counter()
+        self._count: Counter[int] = Counter()
         self._resumed: set[LeaseId] = set()
         self._gathered_bytes = 0
         self._by_worker: dict[PeerId, dict[HeldLease, Lease]] = {}
@@ -140,9 +153,17 @@ class LeaseTable:
         """The number of samples that all workers hold."""
         return sum(self._load.values())
 
+    def count(self, kind: int) -> int:
+        """The number of leases of this kind."""
+        return self._count[kind]
+
     def load(self, worker: PeerId) -> int:
         """The number of samples that this worker holds."""
         return self._load.get(worker, 0)
+
+    def reserved(self, worker: PeerId) -> int:
+        """The number of samples that this worker holds of kinds other than training."""
+        return self._reserved.get(worker, 0)
 
     def of_worker(self, worker: PeerId) -> list[Lease]:
         """The leases of this worker, in the order of their start."""
@@ -157,12 +178,13 @@ class LeaseTable:
         samples: Iterable[int],
         base: Partial = NOTHING,
         *,
+        room: int,
         since: float | None = None,
         now: float,
     ) -> Lease:
         """Start a new lease, or the next attempt of an ended one.
 
-        base: what its only sample has already; since: when that was begun.
+        base: what its only sample has already; since: when that was begun. room: as in `Lease`.
         """
         if ended is None:
             lease, attempt = LeaseId(self._next), 0
@@ -170,22 +192,24 @@ class LeaseTable:
         else:
             lease, attempt = ended.lease, ended.attempt + 1
         given = LeaseGiven(group, lease, attempt, worker, tuple(samples), served, base)
-        return self._run(given, given.samples, now, now if since is None else since)
+        return self._run(given, given.samples, room, now, now if since is None else since)
 
-    def resume(self, given: LeaseGiven, samples: Iterable[int], *, now: float) -> Lease:
+    def resume(self, given: LeaseGiven, samples: Iterable[int], *, room: int, now: float) -> Lease:
         """Continue an attempt that ended, or is from before a restart, with its open samples."""
         if not self.given(given.lease):
             self._resumed.add(given.lease)
-        return self._run(given, samples, now, now)
+        return self._run(given, samples, room, now, now)
 
-    def _run(self, given: LeaseGiven, samples: Iterable[int], now: float, since: float) -> Lease:
-        lease = Lease(
-            given.key, given, set(samples), since, now, now + self._silence_s, now + STUCK_S
-        )
+    def _run(
+        self, given: LeaseGiven, samples: Iterable[int], room: int, now: float, since: float
+    ) -> Lease:
+        silent_at = now + self._silence_s
+        lease = Lease(given.key, given, set(samples), room, since, now, silent_at, now + STUCK_S)
         self._running[lease.key] = lease
         self._by_worker.setdefault(lease.worker, {})[lease.key] = lease
         self._ends.set(lease.key)
-        self._carry(lease.worker, len(lease.samples))
+        self._count[lease.kind] += 1
+        self._carry(lease, len(lease.samples))
         return lease
 
     def renew(self, lease: Lease, *, tokens: bool, refits: bool = False, now: float) -> None:
@@ -218,7 +242,7 @@ class LeaseTable:
             if lease.outputs:
                 self._forget(lease, sample)
             lease.samples.remove(sample)
-            self._carry(lease.worker, -1)
+            self._carry(lease, -1)
         if not lease.samples:
             self.end(lease)
         return not lease.samples
@@ -233,8 +257,9 @@ class LeaseTable:
         del others[lease.key]
         if not others:
             del self._by_worker[worker]
+        self._count[lease.kind] -= 1
         if lease.samples:
-            self._carry(worker, -len(lease.samples))
+            self._carry(lease, -len(lease.samples))
 
     def expired(self, *, now: float) -> list[Lease]:
         first = self._ends.earliest()
@@ -251,11 +276,16 @@ class LeaseTable:
         lease = self._running.get(key)
         return None if lease is None else lease.ends_at
 
-    def _carry(self, worker: PeerId, samples: int) -> None:
-        """The worker holds this many more samples, or fewer."""
+    def _carry(self, lease: Lease, samples: int) -> None:
+        """The lease's worker holds this many more samples of its kind, or fewer."""
+        worker = lease.given.worker
         self._load[worker] = load = self._load.get(worker, 0) + samples
         if not load:
             del self._load[worker]
+        if lease.given.group >> KIND_SHIFT != TRAINING:
+            self._reserved[worker] += samples
+            if not self._reserved[worker]:
+                del self._reserved[worker]
         self.changed.add(worker)
 
     def _forget(self, lease: Lease, sample: int) -> None:
@@ -263,13 +293,17 @@ class LeaseTable:
 
     def check(self) -> None:
         load: Counter[PeerId] = Counter()
+        reserved: Counter[PeerId] = Counter()
         for key, lease in self._running.items():
             assert key == lease.key
             assert lease.samples
             assert self.given(lease.key.lease)
             assert lease.outputs.keys() <= lease.samples <= set(lease.given.samples)
             load[lease.worker] += len(lease.samples)
-        assert load == self._load
+            if lease.kind != TRAINING:
+                reserved[lease.worker] += len(lease.samples)
+        assert (load, reserved) == (self._load, self._reserved)
+        assert +self._count == Counter(lease.kind for lease in self)
         outputs = [output for lease in self for output in lease.outputs.values()]
         assert sum(map(_size, outputs)) == self._gathered_bytes <= GATHERED_BYTES_MAX
         held = {key: lease for leases in self._by_worker.values() for key, lease in leases.items()}
@@ -283,6 +317,16 @@ class LeaseTable:
         self._ends.check(self._running)
         ids = [key.lease for key in self._running]
         assert len(ids) == len(set(ids)), "two attempts of one lease run"
+
+
+def kind_of(group: GroupId) -> int:
+    """The number of the kind of work that this group is of."""
+    return group >> KIND_SHIFT
+
+
+def group_of(kind: int, at: int) -> GroupId:
+    """Group `at` of this kind of work."""
+    return GroupId((kind << KIND_SHIFT) + at)
 
 
 def send_to(peer: Peer | None, message: LeaseCancelled | SampleAnswered) -> list[Send]:

@@ -14,7 +14,13 @@ WORKER = PeerId("w")
 
 def start(leases: LeaseTable, *, now: float = 0.0, ended: Lease | None = None) -> Lease:
     lease = leases.start(
-        None if ended is None else ended.key, GroupId(1), WORKER, version_key(0), {0, 1, 2}, now=now
+        None if ended is None else ended.key,
+        GroupId(1),
+        WORKER,
+        version_key(0),
+        {0, 1, 2},
+        room=8,
+        now=now,
     )
     leases.check()
     return lease
@@ -83,7 +89,7 @@ def test_only_tokens_that_were_never_told_are_new(
     said: list[SampleDelta], grows: list[bool]
 ) -> None:
     lease = start(LeaseTable(1, silence_s=15.0))
-    assert [lease.grows([delta], most=8) for delta in said] == grows
+    assert [lease.grows([delta]) for delta in said] == grows
 
 
 def test_a_worker_that_reports_without_tokens_is_idle_and_a_silent_one_is_silent() -> None:
@@ -97,7 +103,7 @@ def test_a_worker_that_reports_without_tokens_is_idle_and_a_silent_one_is_silent
 def test_an_attempt_from_before_a_restart_runs_on_under_its_name() -> None:
     given = start(LeaseTable(1, silence_s=15.0)).given
     leases = LeaseTable(2, silence_s=15.0)
-    lease = leases.resume(given, [1, 2], now=50.0)
+    lease = leases.resume(given, [1, 2], room=8, now=50.0)
     leases.check()
     assert (lease.key, lease.samples, lease.silent_at, leases.load(WORKER)) == (
         given.key,

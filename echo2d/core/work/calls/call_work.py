@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from echo2d.core.base.bounded_dict import keep_newest
-from echo2d.core.base.ids import GroupId, PeerId
+from echo2d.core.base.ids import PeerId
 from echo2d.core.cluster.events import Send
 from echo2d.core.cluster.membership import Peer
 from echo2d.core.cluster.rules import RunRules
@@ -27,8 +27,9 @@ from echo2d.core.protocol.seeds import SEED_BITS
 from echo2d.core.work.calls.call_choice import CallChoice
 from echo2d.core.work.calls.events import CallAsked
 from echo2d.core.work.calls.fair_queue import CallQueue
-from echo2d.core.work.leases import Lease, LeaseTable
-from echo2d.core.work.scheduler import LeaseScheduler, PendingSamples
+from echo2d.core.work.kind import PendingSamples
+from echo2d.core.work.leases import Lease, group_of
+from echo2d.core.work.scheduler import LeaseScheduler
 
 # Sessions whose worker is remembered.
 SESSIONS_MAX = 4096
@@ -38,8 +39,8 @@ PROMPT_BYTES_MAX = 16 << 20
 PATIENCE_S = 5.0
 # Tokens reach a reader about five times a second.
 REPORT_S = 0.2
-# Calls have group ids too, for logs. Those of the run never become so large.
-GROUP_FIRST = 1 << 62
+# The number of this kind of work.
+CALLS = 4
 _SEEDS = 1 << SEED_BITS
 
 
@@ -76,14 +77,12 @@ class CallWork:
         share: float,
         *,
         queue: CallQueue,
-        leases: LeaseTable,
         versions: PublishedVersions,
         scheduler: LeaseScheduler,
     ) -> None:
         self._rules = rules
         self._share = share
         self._queue = queue
-        self.leases = leases
         self._versions = versions
         self._scheduler = scheduler
         self._running: dict[HeldLease, _CallLease] = {}
@@ -147,9 +146,16 @@ class CallWork:
         most = min(pending.most, self._scheduler.free_at(worker.peer))
         choices = self._queue.run_of(first, most)
         samples = tuple(choice.index for choice in choices)
-        group = GroupId(GROUP_FIRST + call.call)
-        lease = self.leases.start(
-            None, group, worker.peer, worker.serving, samples, first.told, now=now
+        group = group_of(CALLS, call.call)
+        lease = self._scheduler.leases.start(
+            None,
+            group,
+            worker.peer,
+            worker.serving,
+            samples,
+            first.told,
+            room=call.max_new_tokens,
+            now=now,
         )
         running = self._running[lease.key] = _CallLease(
             call, lease, {choice.index: choice for choice in choices}
@@ -203,7 +209,7 @@ class CallWork:
         if sample not in running.lease.samples:
             return []
         self._hold(running, -1)
-        self.leases.answer(running.lease, sample)
+        self._scheduler.leases.answer(running.lease, sample)
         choice = running.wanted.pop(sample, None)
         if choice is not None:
             choice.lease = None
@@ -217,18 +223,18 @@ class CallWork:
         del running.wanted[choice.index]
         return self._end_unwanted(running, now)
 
-    def end(self, key: HeldLease, *, now: float) -> list[CallChoice]:
+    def ended(self, key: HeldLease, *, now: float) -> list[CallChoice]:
         """The lease is over; returns the choices that have to continue at another worker."""
         running = self._running.pop(key)
         lease, choices = running.lease, list(running.wanted.values())
+        # A report of several choices may still be looked through.
+        running.wanted.clear()
         for choice in choices:
             choice.lease = None
         self._hold(running, -len(lease.samples))
         self._prompt_bytes[lease.worker] -= running.prompt_bytes
         if not self._prompt_bytes[lease.worker]:
             del self._prompt_bytes[lease.worker]
-        if lease.samples:
-            self.leases.end(lease)
         if not self._held:
             self._run_first_until = now + PATIENCE_S
         return choices
@@ -237,9 +243,8 @@ class CallWork:
         """End and cancel a lease of which no choice is wanted any more."""
         if running.wanted:
             return []
-        cancelled = self._scheduler.cancel(running.lease) if running.lease.samples else []
-        self.end(running.lease.key, now=now)
-        return cancelled
+        self.ended(running.lease.key, now=now)
+        return self._scheduler.stop(running.lease)
 
     def _hold(self, running: _CallLease, slots: int) -> None:
         """The call's caller holds this many more slots, or fewer."""
@@ -247,8 +252,9 @@ class CallWork:
         self._queue.hold(running.call.caller, slots)
 
     def check(self) -> None:
-        assert {lease.key for lease in self.leases} == set(self._running)
-        assert self._held == sum(len(lease.samples) for lease in self.leases)
+        leases = [lease for lease in self._scheduler.leases if lease.kind == CALLS]
+        assert {lease.key for lease in leases} == set(self._running)
+        assert self._held == sum(len(lease.samples) for lease in leases)
         assert len(self._sessions) <= SESSIONS_MAX
         prompt_bytes: Counter[PeerId] = Counter()
         for key, running in self._running.items():

@@ -11,19 +11,16 @@ Not here: which caller is next (`fair_queue`), priority and share of slots (`cal
 tokens are believed (`call_choice`), HTTP, text, records.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator, Sequence
 
 from echo2d.core.base.ids import Version
+from echo2d.core.cluster.events import Send
 from echo2d.core.cluster.membership import Membership, Peer
 from echo2d.core.cluster.rules import GatewayRules, RunRules
 from echo2d.core.cluster.statistics import Statistics
 from echo2d.core.cluster.versions import PublishedVersions
 from echo2d.core.protocol.control_messages import (
     Finish,
-    HeldLease,
-    LeaseCancelled,
-    LeaseFailed,
-    LeaseProgress,
     SampleDelta,
     SampleFinished,
 )
@@ -34,7 +31,7 @@ from echo2d.core.protocol.trajectory import (
 )
 from echo2d.core.status.schema import GatewayStatus
 from echo2d.core.work.calls.call_choice import CallChoice
-from echo2d.core.work.calls.call_work import CallWork
+from echo2d.core.work.calls.call_work import CALLS, CallWork, PendingChoice
 from echo2d.core.work.calls.events import (
     CallAsked,
     CallGone,
@@ -47,20 +44,18 @@ from echo2d.core.work.calls.events import (
 )
 from echo2d.core.work.calls.fair_queue import CallQueue
 from echo2d.core.work.calls.open_calls import OpenCalls
-from echo2d.core.work.leases import (
-    Lease,
-    LeaseTable,
-    answer,
-    send_to,
-)
+from echo2d.core.work.kind import Cause, KindOfWork
+from echo2d.core.work.leases import Lease, answer
 from echo2d.core.work.scheduler import LeaseScheduler
 
 # Failed leases of one choice; after that something is wrong with what it asks for.
 FAILURES_MAX = 3
 
 
-class GatewayCalls:
+class GatewayCalls(KindOfWork[PendingChoice]):
     """See the module docstring. `now` is monotonic seconds."""
+
+    number = CALLS
 
     def __init__(
         self,
@@ -70,11 +65,9 @@ class GatewayCalls:
         versions: PublishedVersions,
         statistics: Statistics,
         scheduler: LeaseScheduler,
-        tag: int,
     ) -> None:
         mine = rules.gateway or GatewayRules(0.0, 0.0)
         self._vocab_size, self._wait_s = rules.vocab_size, mine.wait_s
-        self._leases = LeaseTable(tag, rules.lease_silence_s)
         self._members = members
         self._versions = versions
         self._statistics = statistics
@@ -83,12 +76,11 @@ class GatewayCalls:
             rules,
             mine.share,
             queue=self._queue,
-            leases=self._leases,
             versions=versions,
             scheduler=scheduler,
         )
         self._scheduler = scheduler
-        scheduler.add(self._work)
+        scheduler.add(self)
         self._open = OpenCalls()
         self._tokens = 0
 
@@ -102,10 +94,6 @@ class GatewayCalls:
             tokens=self._tokens,
             handed_over=self._work.handed_over,
         )
-
-    def owns(self, key: HeldLease) -> bool:
-        """Whether the lease is, or was, a call's."""
-        return self._leases.given(key.lease)
 
     # --- callers
 
@@ -134,18 +122,28 @@ class GatewayCalls:
     def gone(self, event: CallGone, *, now: float) -> list[GatewayAction]:
         return self._end_call(event.call, event.how, now) if event.call in self._open else []
 
-    # --- workers
+    # --- samples to workers
 
-    def progressed(self, peer: Peer, message: LeaseProgress, *, now: float) -> list[GatewayAction]:
-        """A worker reports new tokens. A lease that does not run here is cancelled."""
-        lease = self._leases.held(peer, message)
-        if lease is None:
-            return [*send_to(peer, LeaseCancelled(message.lease, message.attempt))]
+    def priority(self, *, now: float) -> int:
+        return self._work.priority(now=now)
+
+    def pending(self, *, now: float) -> Iterator[PendingChoice]:
+        return self._work.pending(now=now)
+
+    def grant(
+        self, pending: PendingChoice, worker: Peer, samples: Sequence[int], *, now: float
+    ) -> list[Send]:
+        return self._work.grant(pending, worker, samples, now=now)
+
+    # --- workers' reports
+
+    def progressed(
+        self, peer: Peer, lease: Lease, deltas: Sequence[SampleDelta], *, now: float
+    ) -> list[GatewayAction]:
+        """A worker reports new tokens: their caller gets them."""
         wanted = self._work.wanted(lease.key)
-        most = max((choice.call.max_new_tokens for choice in wanted.values()), default=0)
-        self._leases.renew(lease, tokens=lease.grows(message.samples, most=most), now=now)
         actions: list[GatewayAction] = []
-        for delta in message.samples:
+        for delta in deltas:
             choice = wanted.get(delta.sample)
             if choice is not None and delta.tokens:
                 grown = self._grown(peer, choice, delta)
@@ -157,13 +155,16 @@ class GatewayCalls:
                     actions += self._tell(choice, choice.before_stop(grown))
         return actions
 
-    def finished(self, peer: Peer, message: SampleFinished, *, now: float) -> list[GatewayAction]:
+    def finished(
+        self, peer: Peer, lease: Lease | None, message: SampleFinished, *, now: float
+    ) -> list[GatewayAction] | None:
         """A worker has finished a choice. The result is answered in any case: none is kept here."""
-        lease = self._leases.held(peer, message)
-        choice = None if lease is None else self._work.wanted(lease.key).get(message.sample)
-        if lease is None or choice is None:
-            free = [] if lease is None else self._work.written(lease.key, message.sample, now=now)
-            return [*answer(peer, message, "nobody waits for it"), *free]
+        if lease is None:
+            return None
+        choice = self._work.wanted(lease.key).get(message.sample)
+        if choice is None:
+            free = self._work.written(lease.key, message.sample, now=now)
+            return [*answer(peer, message, "no caller waits for it"), *free]
         grown = self._grown(peer, choice, message)
         if not isinstance(grown, str) and grown.length < choice.told.length:
             grown = "it is shorter than what was reported of it"
@@ -184,32 +185,16 @@ class GatewayCalls:
             *self._done(choice, now),
         ]
 
-    def failed(self, peer: Peer, message: LeaseFailed, *, now: float) -> list[GatewayAction]:
-        """The worker gives a lease back: its choices continue elsewhere."""
-        lease = self._leases.held(peer, message)
-        return [] if lease is None else self._go_on(lease, message.reason, now, failures=1)
+    def lost(self, lease: Lease, cause: Cause, reason: str, *, now: float) -> list[GatewayAction]:
+        """The lease is over: its choices wait for another worker.
 
-    def rejoined(
-        self, peer: Peer, held: Collection[HeldLease], *, now: float
-    ) -> tuple[tuple[HeldLease, ...], list[GatewayAction]]:
-        """A worker came back; returns which of these leases it keeps, and actions.
-
-        Running leases that it does not know end.
+        Those that are whole or have failed too often end.
         """
-        known, kept = frozenset(held), list[HeldLease]()
-        actions: list[GatewayAction] = []
-        for lease in self._leases.of_worker(peer.peer):
-            if lease.key in known:
-                self._leases.renew(lease, tokens=False, now=now)
-                kept.append(lease.key)
-            else:
-                actions += self._go_on(lease, "the worker forgot it", now)
-        return tuple(kept), actions
+        return self._go_on(lease, reason, now, failures=int(cause in ("failed", "silent")))
 
-    def worker_left(self, peer: Peer, *, now: float) -> list[GatewayAction]:
-        """A worker has left: its calls continue elsewhere."""
-        leases = self._leases.of_worker(peer.peer)
-        return [each for lease in leases for each in self._go_on(lease, "the worker left", now)]
+    def blames(self, lease: Lease, cause: Cause) -> bool:  # noqa: ARG002
+        """What a caller asks for may be at fault."""
+        return False
 
     # --- versions, time
 
@@ -240,20 +225,14 @@ class GatewayCalls:
         ]
 
     def deadlines(self, *, now: float) -> list[GatewayAction]:
-        """End the leases whose worker was silent, and the calls that have waited for too long."""
+        """End the calls that have waited for too long."""
         actions: list[GatewayAction] = []
-        for lease in self._leases.expired(now=now):
-            # The end of an earlier lease may have ended the call of this one.
-            if self._work.wanted(lease.key):
-                actions += self._scheduler.cancel(lease)
-                actions += self._go_on(lease, "its worker was silent or stuck", now, failures=1)
         for choice in self._queue.late(self._wait_s, now=now):
             actions += self._too_late(choice, now) if choice.call.call in self._open else []
         return actions
 
     def wake_at(self) -> float | None:
-        ends = (self._leases.wake_at(), self._queue.wake_at(self._wait_s))
-        return min((at for at in ends if at is not None), default=None)
+        return self._queue.wake_at(self._wait_s)
 
     # --- inside: tokens
 
@@ -287,22 +266,15 @@ class GatewayCalls:
     def _fail(self, peer: Peer, choice: CallChoice, fault: str, now: float) -> list[GatewayAction]:
         """A worker sent a bad report: all choices of the lease continue elsewhere."""
         assert choice.lease is not None
+        lease = choice.lease
         choice.failures += 1
         note = self._statistics.fault("gateway", f"{peer.name}: {fault}")
-        return [
-            note,
-            *self._scheduler.cancel(choice.lease),
-            *self._go_on(choice.lease, fault, now),
-        ]
+        return [note, *self._scheduler.stop(lease), *self._go_on(lease, fault, now)]
 
     def _go_on(
         self, lease: Lease, reason: str, now: float, *, failures: int = 0
     ) -> list[GatewayAction]:
-        """The lease is over: its choices wait for another worker.
-
-        Those that are whole or have failed too often end.
-        """
-        choices = self._work.end(lease.key, now=now)
+        choices = self._work.ended(lease.key, now=now)
         for choice in choices:
             choice.avoid = lease.worker
             choice.failures += failures
@@ -375,7 +347,6 @@ class GatewayCalls:
         return newest is None or version >= newest.version or version in self._all_served()
 
     def check(self) -> None:
-        self._leases.check()
         self._queue.check()
         self._work.check()
         self._open.check()

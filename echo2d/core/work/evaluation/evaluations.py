@@ -18,7 +18,7 @@ Not here: the arithmetic (`summary`), the questions (`questions`), one evaluatio
 """
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -31,11 +31,7 @@ from echo2d.core.cluster.versions import PublishedVersions, key_of
 from echo2d.core.protocol.answer_end import WHOLE_ENDS, OutputLimit
 from echo2d.core.protocol.control_messages import (
     Finish,
-    HeldLease,
-    LeaseCancelled,
-    LeaseFailed,
     LeaseGranted,
-    LeaseProgress,
     SampleFinished,
     VersionKey,
 )
@@ -44,7 +40,7 @@ from echo2d.core.protocol.seeds import episode_seed, sample_seeds
 from echo2d.core.protocol.trajectory import NOTHING, authored
 from echo2d.core.work.episodes import Parked, has_room, step_order
 from echo2d.core.work.evaluation.events import Evaluated, EvaluationAction
-from echo2d.core.work.evaluation.open_evaluation import GROUP_FIRST, OpenEvaluation
+from echo2d.core.work.evaluation.open_evaluation import EVALUATION, OpenEvaluation
 from echo2d.core.work.evaluation.questions import EvalQuestion, Questions
 from echo2d.core.work.evaluation.summary import ScoredSample, best_by_name, summed_up
 from echo2d.core.work.events import (
@@ -58,8 +54,9 @@ from echo2d.core.work.events import (
     ScoreSample,
     TurnKept,
 )
-from echo2d.core.work.leases import Lease, LeaseTable, answer, send_to
-from echo2d.core.work.scheduler import LeaseScheduler, PendingSamples
+from echo2d.core.work.kind import Cause, PendingSamples, TaskWork
+from echo2d.core.work.leases import Lease, answer, group_of
+from echo2d.core.work.scheduler import LeaseScheduler
 
 # Versions of one [[eval]] that are evaluated at a time: the older ones of them end soon.
 OPEN_MAX = 4
@@ -78,11 +75,13 @@ class PendingAnswers(PendingSamples):
     question: EvalQuestion
 
 
-class Evaluations:
+class Evaluations(TaskWork[PendingAnswers]):
     """See the module docstring. `now` is monotonic seconds.
 
     known: what was evaluated before, oldest first. Call `advance` after every event.
     """
+
+    number = EVALUATION
 
     def __init__(
         self,
@@ -92,13 +91,15 @@ class Evaluations:
         members: Membership,
         versions: PublishedVersions,
         statistics: Statistics,
-        tag: int,
+        scheduler: LeaseScheduler,
     ) -> None:
         self._rules = rules
         self._members = members
         self._versions = versions
         self._statistics = statistics
-        self.leases = LeaseTable(tag, rules.lease_silence_s)
+        self._scheduler = scheduler
+        if rules.evals:
+            scheduler.add(self)
         self._questions = {each.name: Questions(each) for each in rules.evals}
         self._known = list(known[-KNOWN_MAX:])
         # By name, the evaluation with the best score.
@@ -114,12 +115,6 @@ class Evaluations:
         self._keep_scored()
         self._began = False
         self._rows: set[str] = set()
-
-    def schedule_with(self, scheduler: LeaseScheduler) -> None:
-        """This scheduler places the leases from now on."""
-        self._scheduler = scheduler
-        if self._rules.evals:
-            scheduler.add(self)
 
     # --- for others
 
@@ -145,12 +140,7 @@ class Evaluations:
         """Whether an evaluation asks this row."""
         return row in self._rows
 
-    def owns(self, key: HeldLease) -> bool:
-        """Whether the lease is, or was, an evaluation's."""
-        return self.leases.given(key.lease)
-
     def asks(self, task: str) -> bool:
-        """Whether prompts and rewards of this name are an evaluation's."""
         return task in self._questions
 
     # --- versions
@@ -236,7 +226,7 @@ class Evaluations:
         self,
         event: EnvironmentStepped,
         *,
-        now: float,  # noqa: ARG002 - as of `Groups`
+        now: float,  # noqa: ARG002 - as of every kind
     ) -> list[EvaluationAction]:
         """The environment has answered a turn: the next one waits, if there is room for one."""
         found = self._of(event.group)
@@ -260,7 +250,7 @@ class Evaluations:
         self,
         event: EpisodeEnded,
         *,
-        now: float,  # noqa: ARG002 - as of `Groups`
+        now: float,  # noqa: ARG002 - as of every kind
     ) -> list[EvaluationAction]:
         """The environment has ended an episode, or failed. The evaluation may have ended meanwhile."""
         found = self._of(event.group)
@@ -313,22 +303,24 @@ class Evaluations:
             # With it the other answers to the question that find room there: they share its prompt.
             room = max(1, self._scheduler.free_at(worker.peer))
             samples = evaluation.waiting_of(question)[:room]
-        lease = self.leases.start(
+        task = evaluation.rules.task
+        lease = self._scheduler.leases.start(
             None,
             group,
             worker.peer,
             evaluation.key,
             samples,
             base,
+            room=task.max_new_tokens,
             since=None if before is None else before.since,
             now=now,
         )
         evaluation.lease(question, lease)
-        task, given = evaluation.rules.task, lease.given
+        given = lease.given
         limit = self._rules.limit(task, question.tokens, base.turn_start, base.branch_start)
         # The same seeds for every version: their scores differ by less chance.
         seeds = sample_seeds(
-            self._rules.seed_key, GroupId(GROUP_FIRST + question.cursor), given.samples
+            self._rules.seed_key, group_of(EVALUATION, question.cursor), given.samples
         )
         granted = LeaseGranted(
             given.lease,
@@ -351,25 +343,14 @@ class Evaluations:
 
     # --- workers
 
-    def progressed(self, peer: Peer, message: LeaseProgress, *, now: float) -> list[Send]:
-        """A sign of life. Tokens of unfinished answers are not kept."""
-        lease = self.leases.held(peer, message)
-        if lease is None:
-            return send_to(peer, LeaseCancelled(message.lease, message.attempt))
-        evaluation = self._of(lease.given.group)
-        assert evaluation is not None
-        grows = lease.grows(message.samples, most=evaluation.rules.task.max_new_tokens)
-        self.leases.renew(lease, tokens=grows, now=now)
-        return []
-
     def finished(
-        self, peer: Peer, message: SampleFinished, *, now: float
-    ) -> list[EvaluationAction]:
+        self, peer: Peer, lease: Lease | None, message: SampleFinished, *, now: float
+    ) -> list[EvaluationAction] | None:
         """Judge a result, and keep it if this version alone wrote it."""
-        lease = self.leases.held(peer, message)
-        evaluation = None if lease is None else self._of(lease.given.group)
-        if lease is None or evaluation is None or message.sample not in lease.samples:
-            return [*answer(peer, message, "the lease is over")]
+        if lease is None or message.sample not in lease.samples:
+            return None
+        evaluation, leases = self._of(lease.given.group), self._scheduler.leases
+        assert evaluation is not None
         question = evaluation.question(lease.given.group)
         assert question is not None
         task, base = evaluation.rules.task, lease.given.base
@@ -387,12 +368,12 @@ class Evaluations:
             stop_strings=bool(task.stop_strings),
         )
         if fault:
-            note = self._statistics.fault("result", f"{peer.name}: {fault}")
             peer.rest(now)
-            self._fail(lease, now)
-            return [note, *self._scheduler.cancel(lease), *answer(peer, message, fault)]
-        self.leases.renew(lease, tokens=True, now=now)
-        self.leases.answer(lease, message.sample)
+            self._avoid(evaluation, lease, now)
+            refused = self._scheduler.refuse(peer, message, fault, fault=True)
+            return [*self._scheduler.stop(lease), *refused]
+        leases.renew(lease, tokens=True, now=now)
+        leases.answer(lease, message.sample)
         finish = message.finish if message.finish in WHOLE_ENDS else limit.finish
         length = len(message.tokens) // 4
         self._statistics.tokens_accepted += length
@@ -412,56 +393,35 @@ class Evaluations:
             ),
         ]
 
-    def failed(
+    def lost(
         self,
-        peer: Peer,
-        message: LeaseFailed,
+        lease: Lease,
+        cause: Cause,
+        reason: str,  # noqa: ARG002 - what workers say is noted already
         *,
         now: float,
     ) -> list[EvaluationAction]:
-        """The worker gives a lease back, mostly because it will not wait any longer."""
-        lease = self.leases.held(peer, message)
-        if lease is None:
-            return []
-        newest = self._versions.newest
-        evaluation = self._fail(lease, now)
-        if peer.retiring or newest is None or key_of(newest) != evaluation.key:
-            return []
-        peer.rest(now)
-        return [self._statistics.fault("lease", f"{peer.name}: {message.reason}")]
+        """The lease is over: its open answers wait again."""
+        evaluation = self._of(lease.given.group)
+        assert evaluation is not None
+        if cause in ("failed", "silent"):
+            self._avoid(evaluation, lease, now)
+        else:
+            evaluation.ended(lease)
+        return []
 
-    def rejoined(
-        self, peer: Peer, held: Collection[HeldLease], *, now: float
-    ) -> tuple[HeldLease, ...]:
-        """A worker came back; returns which of these leases it keeps. Those that it does not know
-        end.
-        """
-        known, kept = frozenset(held), list[HeldLease]()
-        for lease in self.leases.of_worker(peer.peer):
-            if lease.key in known:
-                self.leases.renew(lease, tokens=False, now=now)
-                kept.append(lease.key)
-            else:
-                self._end(lease)
-        return tuple(kept)
-
-    def worker_left(self, peer: Peer) -> None:
-        for lease in self.leases.of_worker(peer.peer):
-            self._end(lease)
-
-    def deadlines(self, *, now: float) -> list[EvaluationAction]:
-        """End the leases whose worker was silent or stuck."""
-        actions: list[EvaluationAction] = []
-        for lease in self.leases.expired(now=now):
-            actions += self._scheduler.cancel(lease)
-            self._fail(lease, now)
-        return actions
+    def blames(self, lease: Lease, cause: Cause) -> bool:
+        """A worker that must load a newer version, because it held this one for `hold_s`, is not at fault."""
+        evaluation, newest = self._of(lease.given.group), self._versions.newest
+        assert evaluation is not None
+        return cause == "failed" and newest is not None and key_of(newest) == evaluation.key
 
     def wake_at(self) -> float | None:
-        """When a lease expires, or a worker may be tried again."""
+        """When a worker may be tried again."""
         now = self._statistics.now
-        times = (self.leases.wake_at(), *(each.avoids_until(now) for each in self._open))
-        return min((at for at in times if at is not None), default=None)
+        return min(
+            [at for each in self._open if (at := each.avoids_until(now)) is not None], default=None
+        )
 
     # --- after every event
 
@@ -512,7 +472,7 @@ class Evaluations:
         # A worker that holds very many results refuses leases.
         held_back = evaluation.park(lease, parked, held_back_max=peer.slots)
         # As of the answers' own seeds, versions differ by less chance.
-        seed = episode_seed(self._rules.seed_key, GroupId(GROUP_FIRST + question.cursor), sample)
+        seed = episode_seed(self._rules.seed_key, group_of(EVALUATION, question.cursor), sample)
         return [
             *([] if held_back else answer(peer, message)),
             step_order(
@@ -612,13 +572,10 @@ class Evaluations:
                 due[name] = max(key.version, due.get(name, key.version))
         return due
 
-    def _fail(self, lease: Lease, now: float) -> OpenEvaluation:
+    def _avoid(self, evaluation: OpenEvaluation, lease: Lease, now: float) -> None:
         """The worker did not write it: others may, and for a while it gets nothing of this."""
-        evaluation = self._of(lease.given.group)
-        assert evaluation is not None
         evaluation.avoid(lease.worker, now + AVOID_S)
-        self._end(lease)
-        return evaluation
+        evaluation.ended(lease)
 
     def _tell(self, evaluation: OpenEvaluation, now: float) -> list[EvaluationAction]:
         """It is over: what it found is durable from now on."""
@@ -651,25 +608,17 @@ class Evaluations:
         self._open.remove(evaluation)
         actions: list[EvaluationAction] = []
         for lease in evaluation.leased.values():
-            actions += self._scheduler.cancel(lease)
-            self.leases.end(lease)
+            actions += self._scheduler.stop(lease)
         return [*actions, *self._accepted(*evaluation.close()), *_forgotten(evaluation)]
 
-    def _end(self, lease: Lease) -> None:
-        """The lease is over: its open answers wait again."""
-        evaluation = self._of(lease.given.group)
-        assert evaluation is not None
-        self.leases.end(lease)
-        evaluation.ended(lease)
-
     def check(self) -> None:
-        self.leases.check()
         for questions in self._questions.values():
             questions.check()
         for evaluation in self._open:
             evaluation.check()
         leased = {key for each in self._open for key in each.leased}
-        assert leased == {lease.key for lease in self.leases}
+        leases = self._scheduler.leases
+        assert leased == {lease.key for lease in leases if lease.kind == EVALUATION}
 
 
 def _forgotten(evaluation: OpenEvaluation) -> list[ForgetEpisode]:

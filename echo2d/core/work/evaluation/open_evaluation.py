@@ -21,10 +21,10 @@ from echo2d.core.work.episodes import Episode, Parked
 from echo2d.core.work.evaluation.questions import ROWS_MAX, EvalQuestion
 from echo2d.core.work.evaluation.summary import ScoredSample
 from echo2d.core.work.events import EnvironmentStepped, EpisodeEnded, TurnKept
-from echo2d.core.work.leases import Lease
+from echo2d.core.work.leases import Lease, group_of
 
-# Groups above belong to evaluations, those of the gateway's calls lie higher still.
-GROUP_FIRST = 1 << 61
+# The number of this kind of work. The seeds of answers are made of its groups: another number would change them.
+EVALUATION = 2
 # Leases of one answer that may end without it.
 FAILURES_MAX = 8
 
@@ -51,7 +51,7 @@ class OpenEvaluation:
     ) -> None:
         self.rules, self.key, self.began_at = rules, key, now
         self._questions = {question.cursor: question for question in questions}
-        self._first = GROUP_FIRST + serial * ROWS_MAX
+        self._first = group_of(EVALUATION, serial * ROWS_MAX)
         # In the order of the questions.
         self._waiting = {question.cursor: set(range(rules.samples)) for question in questions}
         # Waiting answers that have earlier turns, in the order in which they came to wait.

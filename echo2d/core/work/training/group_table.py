@@ -31,7 +31,7 @@ from echo2d.core.protocol.trajectory import (
 )
 from echo2d.core.work.episodes import Episode, Parked
 from echo2d.core.work.events import LeaseGiven, unwritten
-from echo2d.core.work.leases import Lease, LeaseTable
+from echo2d.core.work.leases import TRAINING, Lease, LeaseTable
 from echo2d.core.work.training.prompts import DrawnPrompt
 
 
@@ -142,6 +142,10 @@ class OpenGroup:
     def offered(self) -> list[Parked]:
         """The turns of samples that wait for an agent outside to begin."""
         return [parked for parked in self.parked.values() if not parked.turn.turn]
+
+    def room(self, base: Partial) -> int:
+        """The tokens that a turn may still have which goes on from this base."""
+        return self.task.max_new_tokens - base.length + base.turn_start
 
     def is_answered(self, sample: int, base: Partial) -> bool:
         """Whether the sample has its result, for an attempt that went on from this base: of the same turn, or a later
@@ -258,15 +262,13 @@ class GroupTable:
         self._note(group)
 
     def remove(self, group: OpenGroup) -> list[Lease]:
-        """Remove a finished or dropped group; its running leases end, and are returned."""
+        """Remove a finished or dropped group; returns its running leases, which the caller ends."""
         del self._groups[group.group]
         self.by_task[group.task.name] -= 1
         self._waiting.discard(group.group)
         self._whole.discard(group.group)
         for key in group.given:
             del self._owners[key]
-        for lease in group.running.values():
-            self._leases.end(lease)
         return list(group.running.values())
 
     def grant(
@@ -285,13 +287,15 @@ class GroupTable:
         assert group.waiting.issuperset(samples)
         assert len(samples) == 1 or group.partials.keys().isdisjoint(samples)
         waiting = group.partials.pop(samples[0], None)
+        base = NOTHING if waiting is None else waiting.partial
         lease = self._leases.start(
             group.ended.pop() if group.ended else None,
             group.group,
             worker,
             served,
             samples,
-            NOTHING if waiting is None else waiting.partial,
+            base,
+            room=group.room(base),
             since=now if waiting is None else waiting.since,
             now=now,
         )
@@ -331,7 +335,7 @@ class GroupTable:
             if samples and runs(attempt):
                 for sample in samples:
                     group.partials.pop(sample, None)
-                self._take_up(group, self._leases.resume(attempt, samples, now=now))
+                self._resume(group, attempt, samples, now)
 
     def revive(self, given: LeaseGiven, *, now: float) -> None:
         """A worker came back with an ended attempt: it runs again with its waiting samples."""
@@ -346,7 +350,7 @@ class GroupTable:
             group.ended.remove(given.key)
             for sample in samples:
                 group.partials.pop(sample, None)
-            self._take_up(group, self._leases.resume(given, samples, now=now))
+            self._resume(group, given, samples, now)
 
     def keep(self, group: OpenGroup, record: TrajectoryRecord) -> Lease | None:
         """Keep the result of a sample; returns the lease if this was its last open one."""
@@ -407,12 +411,10 @@ class GroupTable:
             group.lose_partial(sample)
             self._note(group)
 
-    def end(self, lease: Lease) -> OpenGroup | None:
-        """End an attempt: its open samples wait. Returns its group; None: it had ended before."""
-        group = self._groups.get(lease.given.group)
-        if group is None or group.running.pop(lease.key, None) is None:
-            return None
-        self._leases.end(lease)
+    def ended(self, lease: Lease) -> OpenGroup:
+        """An attempt has ended: its open samples wait. Returns its group."""
+        group = self._groups[lease.given.group]
+        del group.running[lease.key]
         group.ended.append(lease.key)
         group.waiting.update(lease.samples)
         self._note(group)
@@ -421,6 +423,12 @@ class GroupTable:
     def _know(self, group: OpenGroup, given: LeaseGiven) -> None:
         key = given.key
         group.given[key], self._owners[key] = given, group
+
+    def _resume(
+        self, group: OpenGroup, given: LeaseGiven, samples: Sequence[int], now: float
+    ) -> None:
+        room = group.room(given.base)
+        self._take_up(group, self._leases.resume(given, samples, room=room, now=now))
 
     def _take_up(self, group: OpenGroup, lease: Lease) -> None:
         group.waiting -= lease.samples
@@ -465,7 +473,7 @@ class GroupTable:
         assert self._whole == {
             number for number, group in self._groups.items() if not group.lacking
         }
-        assert running == {lease.key: lease for lease in self._leases}
+        assert running == {lease.key: lease for lease in self._leases if lease.kind == TRAINING}
         assert self._owners == {
             key: group for group in self._groups.values() for key in group.given
         }

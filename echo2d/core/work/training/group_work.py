@@ -24,8 +24,8 @@ from echo2d.core.protocol.control_messages import LeaseGranted
 from echo2d.core.protocol.seeds import sample_seeds
 from echo2d.core.protocol.trajectory import NOTHING
 from echo2d.core.work.events import LeaseGiven, PromptTaken, RolloutAction
-from echo2d.core.work.leases import LeaseTable
-from echo2d.core.work.scheduler import LeaseScheduler, PendingSamples
+from echo2d.core.work.kind import PendingSamples
+from echo2d.core.work.scheduler import LeaseScheduler
 from echo2d.core.work.training.group_table import GroupTable, OpenGroup
 from echo2d.core.work.training.prompts import DrawnPrompt, Prompts
 from echo2d.core.work.training.staleness import NextGroup, Staleness
@@ -39,7 +39,7 @@ class PendingOfGroup(PendingSamples):
 
 
 class GroupWork:
-    """See the module docstring. `now` is monotonic seconds. leases: those of the run's groups."""
+    """See the module docstring. `now` is monotonic seconds."""
 
     def __init__(
         self,
@@ -48,7 +48,6 @@ class GroupWork:
         *,
         prompts: Mapping[str, Prompts],
         groups: GroupTable,
-        leases: LeaseTable,
         versions: PublishedVersions,
         staleness: Staleness,
         statistics: Statistics,
@@ -58,7 +57,6 @@ class GroupWork:
         self._next_group = next_group
         self._prompts = prompts
         self._groups = groups
-        self.leases = leases
         self._versions = versions
         self._staleness = staleness
         self._statistics = statistics
@@ -68,9 +66,6 @@ class GroupWork:
         self.outside = frozenset(
             task.name for task in rules.tasks if task.episode is not None and task.episode.outside
         )
-
-    def priority(self, *, now: float) -> int:  # noqa: ARG002 - the run's never changes
-        return 0
 
     def admit_outside(self) -> Iterator[tuple[OpenGroup, list[RolloutAction]]]:
         """Begin the groups that agents outside play: they wait for agents, not for slots."""

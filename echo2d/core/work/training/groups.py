@@ -20,7 +20,7 @@ Not here: which worker gets a lease and when (`group_work`, `scheduler`), the ga
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from echo2d.core.audit.audits import Audits
 from echo2d.core.audit.waiting_samples import SampleVerdict
@@ -29,14 +29,12 @@ from echo2d.core.cluster.events import Note, Persist, StopRun
 from echo2d.core.cluster.membership import Membership, Peer
 from echo2d.core.cluster.rules import RunRules, TaskRules
 from echo2d.core.cluster.statistics import Statistics
-from echo2d.core.cluster.versions import PublishedVersions, key_of
+from echo2d.core.cluster.versions import PublishedVersions
 from echo2d.core.protocol.answer_end import WHOLE_ENDS, OutputLimit
 from echo2d.core.protocol.control_messages import (
     Finish,
     HeldLease,
-    LeaseCancelled,
-    LeaseFailed,
-    LeaseProgress,
+    SampleDelta,
     SampleFinished,
     VersionKey,
 )
@@ -70,12 +68,13 @@ from echo2d.core.work.events import (
     ScoreSample,
     TurnKept,
 )
-from echo2d.core.work.leases import Lease, LeaseTable, answer, send_to
+from echo2d.core.work.kind import Cause, TaskWork
+from echo2d.core.work.leases import TRAINING, Lease, answer
 from echo2d.core.work.scheduler import LeaseScheduler
 from echo2d.core.work.training.accepted_results import AcceptedResults
 from echo2d.core.work.training.contrast import most_contrasting, spread
 from echo2d.core.work.training.group_table import BetweenTurns, GroupTable, OpenGroup
-from echo2d.core.work.training.group_work import GroupWork
+from echo2d.core.work.training.group_work import GroupWork, PendingOfGroup
 from echo2d.core.work.training.open_episodes import OpenEpisodes
 from echo2d.core.work.training.partials import Partials
 from echo2d.core.work.training.patience import Patience
@@ -95,11 +94,13 @@ RETURNED_WAIT_S = 60.0
 WORTHLESS = ("filtered", "refused")
 
 
-class Groups:
+class Groups(TaskWork[PendingOfGroup]):
     """See the module docstring. `now` is monotonic seconds.
 
     After every event call `age`, then the scheduler's `fill`, then `draw_ahead` and `offer_episodes`.
     """
+
+    number = TRAINING
 
     def __init__(
         self,
@@ -111,7 +112,6 @@ class Groups:
         staleness: Staleness,
         statistics: Statistics,
         scheduler: LeaseScheduler,
-        tag: int,
         audits: Audits | None = None,
         is_held_out: Callable[[str], bool] = lambda _: False,
     ) -> None:
@@ -133,10 +133,14 @@ class Groups:
             )
             for task in rules.tasks
         }
-        self.leases = LeaseTable(tag, rules.lease_silence_s)
-        self._groups = GroupTable(rules.drawn, self.leases)
+        self._leases = scheduler.leases
+        self._groups = GroupTable(rules.drawn, self._leases)
         self._partials = Partials(
-            rules, leases=self.leases, versions=versions, staleness=staleness, statistics=statistics
+            rules,
+            leases=self._leases,
+            versions=versions,
+            staleness=staleness,
+            statistics=statistics,
         )
         self._episodes = OpenEpisodes(
             rules,
@@ -151,19 +155,18 @@ class Groups:
             recovered.next_group,
             prompts=self._prompts,
             groups=self._groups,
-            leases=self.leases,
             versions=versions,
             staleness=staleness,
             statistics=statistics,
             scheduler=scheduler,
         )
-        scheduler.add(self._work)
+        scheduler.add(self)
         # Whether agents outside play some of the tasks.
         self.are_outside = bool(self._work.outside)
         self.stragglers = Stragglers(
             rules,
             groups=self._groups,
-            leases=self.leases,
+            leases=self._leases,
             members=members,
             versions=versions,
             statistics=statistics,
@@ -236,7 +239,23 @@ class Groups:
                 actions += self._recover_group(stored, given[number], turns[number], now)
         return actions
 
+    # --- samples to workers
+
+    def priority(self, *, now: float) -> int:  # noqa: ARG002 - training's never changes
+        return 0
+
+    def pending(self, *, now: float) -> Iterator[PendingOfGroup]:
+        return self._work.pending(now=now)
+
+    def grant(
+        self, pending: PendingOfGroup, worker: Peer, samples: Sequence[int], *, now: float
+    ) -> list[RolloutAction]:
+        return self._work.grant(pending, worker, samples, now=now)
+
     # --- tasks
+
+    def asks(self, task: str) -> bool:
+        return task in self._prompts
 
     def prompt_drawn(self, event: PromptDrawn) -> list[RolloutAction]:
         """A prompt has come.
@@ -343,8 +362,8 @@ class Groups:
             return any(span.author == worker for span in spans)
 
         actions: list[RolloutAction] = []
-        for lease in [each for each in self.leases if theirs(each.given.base.spans)]:
-            actions += [*self._scheduler.cancel(lease), *self._end(lease, now, failures=0)]
+        for lease in [each for each in self._leases if theirs(each.given.base.spans)]:
+            actions += self._stop(lease, now)
         for stored in self._staleness.withdraw(
             lambda group: any(theirs(each.spans) for each in group.trajectories)
         ):
@@ -359,37 +378,37 @@ class Groups:
 
     # --- workers
 
-    def progressed(self, peer: Peer, message: LeaseProgress, *, now: float) -> list[RolloutAction]:
-        """A sign of life of a lease. If the lease does not run at this worker, it is cancelled."""
-        lease = self.leases.held(peer, message)
-        if lease is None:
-            return [*send_to(peer, LeaseCancelled(message.lease, message.attempt))]
-        # A worker that must refit first cannot make tokens; its lease is not stuck.
-        group = self._groups.get(lease.given.group)
-        assert group is not None
-        base = lease.given.base
-        most = group.task.max_new_tokens - base.length
-        if base.given:
-            most += base.turn_start
-        grows = lease.grows(message.samples, most=most)
-        self.leases.renew(lease, tokens=grows, refits=self._must_refit(peer), now=now)
-        return [*self._partials.gather(peer, lease, message.samples, room=most)]
+    def progressed(
+        self,
+        peer: Peer,
+        lease: Lease,
+        deltas: Sequence[SampleDelta],
+        *,
+        now: float,  # noqa: ARG002 - as of every kind
+    ) -> list[Note]:
+        """What a sample has by now, another worker may go on from."""
+        return self._partials.gather(peer, lease, deltas)
 
-    def finished(self, peer: Peer, message: SampleFinished, *, now: float) -> list[RolloutAction]:
+    def finished(
+        self,
+        peer: Peer,
+        lease: Lease | None,  # noqa: ARG002 - a result of an attempt that is over counts, too
+        message: SampleFinished,
+        *,
+        now: float,
+    ) -> Sequence[RolloutAction] | None:
         """Judge a result and answer it: the first accepted result of a sample wins."""
         repeat = self._accepted.is_repeat(peer, message)
         if repeat is not None:
-            return self._answer_repeat(peer, message, identical=repeat)
+            text = "" if repeat else "a different result was accepted before"
+            return self._scheduler.refuse(peer, message, text) if text else answer(peer, message)
         key = HeldLease(message.lease, message.attempt)
         group = self._groups.owner(peer.peer, key, message.sample)
         if group is None or not self._fits_rules(group.given[key], group.task):
-            known = self.leases.given(message.lease)
-            return self._refuse(
-                peer, message, "the lease is over" if known else "no such lease", fault=not known
-            )
+            return None
         base = group.given[key].base
         if group.is_answered(message.sample, base):
-            return self._refuse(peer, message, "another attempt was first")
+            return self._scheduler.refuse(peer, message, "another attempt was first")
         start, branch = (0, 0) if base is NOTHING else (base.turn_start, base.branch_start)
         limit = self._rules.limit(group.task, group.prompt.tokens, start, branch)
         if message.finish == "context" and self._rules.context_max is None:
@@ -412,68 +431,44 @@ class Groups:
         # goes on from what a convicted worker wrote.
         lies = self._audits is not None and self._by_convicted(whole)
         if lies or not self._partials.good(whole):
-            return self._refuse(peer, message, "the lease is over")
+            return self._scheduler.refuse(peer, message, "the lease is over")
         finish = message.finish if message.finish in WHOLE_ENDS else limit.finish
         accept = self._accept if group.task.episode is None else self._end_turn
         return accept(peer, group, message, whole, finish, now)
 
-    def failed(self, peer: Peer, message: LeaseFailed, *, now: float) -> list[RolloutAction]:
-        """The worker gives a lease back, and rests for a while."""
-        lease = self.leases.held(peer, message)
-        if lease is None:
-            return []
-        # Such a worker gives back what it was granted too late, or cannot finish in time.
-        if peer.retiring:
-            return self._end(lease, now, failures=0)
-        note = self._statistics.fault("lease", f"{peer.name}: {message.reason}", lease.given.group)
-        return [note, *self._lease_failed(lease, peer, now)]
-
-    def rejoined(
-        self, peer: Peer, held: Collection[HeldLease], *, now: float
-    ) -> tuple[tuple[HeldLease, ...], tuple[HeldLease, ...], list[RolloutAction]]:
-        """A worker has come back with these leases: (kept ones, cancelled ones, actions).
-
-        Running leases that the worker does not know end. An ended lease runs again with the samples
-        that no other lease has taken over; if there are none, it is still kept for results that may
-        be the first of their samples.
-        """
-        actions: list[RolloutAction] = []
-        # A hello may name a million leases.
-        known = frozenset(held)
-        for lease in self.leases.of_worker(peer.peer):
-            if lease.key in known:
-                self.leases.renew(lease, tokens=False, now=now)
-            else:
-                actions += self._end(lease, now)
-        kept = {key: None for key in held if self._goes_on(peer, key, now)}
-        return tuple(kept), tuple(key for key in held if key not in kept), actions
-
-    def worker_left(
-        self, peer: Peer, *, revoked: bool = False, failures: int = 1, now: float
+    def lost(
+        self,
+        lease: Lease,
+        cause: Cause,
+        reason: str,  # noqa: ARG002 - what workers say is noted already
+        *,
+        now: float,
     ) -> list[RolloutAction]:
-        """The worker will not finish anything.
+        """The attempt is over: its open samples wait for the next one."""
+        return self._ended(lease, now, failures=int(cause != "drained"))
 
-        Of a revoked one, even unfinished output is dropped. failures: as many count against its
-        samples.
+    def revive(self, peer: Peer, key: HeldLease, *, now: float) -> bool:
+        """An ended lease runs again with the samples that no other lease has taken over; if there are none, it is
+        still kept for results that may be the first of their samples.
         """
-        actions: list[RolloutAction] = []
-        for lease in self.leases.of_worker(peer.peer):
-            for sample in lease.samples if revoked else ():
-                self.leases.gather(lease, sample, None)
-            actions += self._end(lease, now, failures=failures)
-        return actions
+        given = self._groups.wanted(peer.peer, key)
+        group = None if given is None else self._groups.get(given.group)
+        if given is None or group is None or not self._may_count(given, group.task):
+            return False
+        self._groups.revive(given, now=now)
+        return True
 
     # --- versions, time
 
     def revoke(self, keys: Collection[VersionKey], *, now: float) -> list[RolloutAction]:
         """Cancel the leases and drop the groups that these versions have written tokens for."""
         actions: list[RolloutAction] = []
-        for lease in list(self.leases):
+        for lease in [each for each in self._leases if each.kind == TRAINING]:
             worker = self._members.get(lease.worker)
             serving = None if worker is None else worker.serving
             base = (span.key for span in lease.given.base.spans)
             if any(key in keys for key in (serving, lease.given.served, *base)):
-                actions += [*self._scheduler.cancel(lease), *self._end(lease, now, failures=0)]
+                actions += self._stop(lease, now)
         for group in self._groups:
             if group.stored().record.uses(keys):
                 actions += self._drop(group, "revoked", "", again=True)
@@ -484,14 +479,8 @@ class Groups:
         return actions
 
     def deadlines(self, *, now: float) -> list[RolloutAction]:
-        """End the leases whose worker was silent, or made no token, for too long."""
+        """Drop the groups whose returned samples have waited for too long."""
         actions: list[RolloutAction] = []
-        for lease in self.leases.expired(now=now):
-            worker = self._members.get(lease.worker)
-            name = lease.worker if worker is None else worker.name
-            note = self._statistics.fault("lease", f"{name}: silent or stuck", lease.given.group)
-            actions += [note, *self._scheduler.cancel(lease)]
-            actions += self._lease_failed(lease, worker, now)
         while self._returned and next(iter(self._returned.values())) <= now:
             number = next(iter(self._returned))
             del self._returned[number]
@@ -501,11 +490,10 @@ class Groups:
         return actions
 
     def wake_at(self) -> float | None:
-        """When a lease expires, or something has waited for long enough."""
+        """When something has waited for long enough."""
         # All wait equally long, so the first is due first.
         returned = next(iter(self._returned.values())) if self._returned else None
         times = (
-            self.leases.wake_at(),
             self._patient_until,
             returned,
             self.stragglers.wake_at(),
@@ -541,9 +529,10 @@ class Groups:
         """End these leases; the next `fill` of the scheduler grants their samples where they are to go on."""
         actions: list[RolloutAction] = []
         for lease, worker in moves:
-            if (group := self._groups.end(lease)) is not None:
+            if self._leases.get(lease.key) is lease:
+                actions += self._scheduler.stop(lease)
+                group = self._groups.ended(lease)
                 group.moves.update(lease.samples)
-                actions += self._scheduler.cancel(lease)
                 actions += self._partials.left(group, lease, goes_to=worker, now=now)
         return actions
 
@@ -621,7 +610,7 @@ class Groups:
             self.stragglers.kept(group)
             self._patience.kept(group, now=now)
         if key in group.running:
-            self.leases.renew(group.running[key], tokens=True, now=now)
+            self._leases.renew(group.running[key], tokens=True, now=now)
         peer.succeeded()
         self._statistics.tokens_accepted += whole.length
         fingerprint = self._accepted.add(peer, message)
@@ -671,7 +660,7 @@ class Groups:
         parked = Parked(turn, since, peer.peer, peer.serving, now)
         ended = self._groups.park(group, parked)
         if key in group.running:
-            self.leases.renew(group.running[key], tokens=True, now=now)
+            self._leases.renew(group.running[key], tokens=True, now=now)
         peer.succeeded()
         self._statistics.tokens_accepted += len(message.tokens) // 4
         return [
@@ -745,29 +734,17 @@ class Groups:
         After BAD_RESULTS_MAX of them the group is dropped. A lease from before a restart may have
         had other limits, so its result is no fault.
         """
-        resumed = self.leases.resumed(message.lease)
+        resumed = self._leases.resumed(message.lease)
         if not resumed:
             group.bad_results += 1
             peer.rest(now)
-        actions = self._refuse(peer, message, fault, fault=not resumed)
+        actions: list[RolloutAction] = [
+            *self._scheduler.refuse(peer, message, fault, fault=not resumed)
+        ]
         self._groups.put_back(group, HeldLease(message.lease, message.attempt), message.sample)
         if group.bad_results >= BAD_RESULTS_MAX:
             actions += self._drop(group, "result", fault)
         return actions
-
-    def _refuse(
-        self, peer: Peer, message: SampleFinished, reason: str, *, fault: bool = False
-    ) -> list[RolloutAction]:
-        self._statistics.refused_results["bad" if fault else reason] += 1
-        notes = [self._statistics.fault("result", f"{peer.name}: {reason}")] if fault else []
-        return [*notes, *answer(peer, message, reason)]
-
-    def _answer_repeat(
-        self, peer: Peer, message: SampleFinished, *, identical: bool
-    ) -> list[RolloutAction]:
-        if identical:
-            return [*answer(peer, message)]
-        return self._refuse(peer, message, "a different result was accepted before")
 
     # --- inside: ends
 
@@ -880,20 +857,18 @@ class Groups:
     def _is_whole(self, group: OpenGroup) -> bool:
         return not (group.waiting or group.running or group.parked)
 
-    def _lease_failed(self, lease: Lease, worker: Peer | None, now: float) -> list[RolloutAction]:
-        if worker is not None:
-            worker.rest(now, at_least_s=lease.idle_s(now))
-        return self._end(lease, now)
+    def _stop(self, lease: Lease, now: float) -> list[RolloutAction]:
+        """Its tokens cannot count: end the attempt. The end of an earlier one may have dropped its group."""
+        if self._leases.get(lease.key) is not lease:
+            return []
+        return [*self._scheduler.stop(lease), *self._ended(lease, now, failures=0)]
 
-    def _end(self, lease: Lease, now: float, *, failures: int = 1) -> list[RolloutAction]:
+    def _ended(self, lease: Lease, now: float, *, failures: int) -> list[RolloutAction]:
         """The attempt is over: its open samples wait for the next one.
 
         If one of them has failed too often, the group is dropped.
         """
-        group = self._groups.end(lease)
-        # The caller may be ending several leases, and an earlier one may have dropped the group.
-        if group is None:
-            return []
+        group = self._groups.ended(lease)
         group.failures.update(dict.fromkeys(lease.samples, failures))
         if max(group.failures.values()) > LEASE_FAILURES_MAX:
             return self._drop(group, "lease", "its leases failed")
@@ -924,8 +899,9 @@ class Groups:
         lengths = group.lengths()
         if self._audits is not None:
             self._audits.waiting.forget(group.group)
-        cancelled = [self._scheduler.cancel(lease) for lease in self._groups.remove(group)]
-        actions: list[RolloutAction] = [action for actions in cancelled for action in actions]
+        actions: list[RolloutAction] = []
+        for lease in self._groups.remove(group):
+            actions += self._scheduler.stop(lease)
         actions += self._forget_all(group, {*group.parked, *group.episodes})
         return [*actions, *self._discard(group.stored(), reason, detail, lengths, again=again)]
 
@@ -992,15 +968,6 @@ class Groups:
         base = given.base
         return base is NOTHING or base.length - base.turn_start < task.max_new_tokens
 
-    def _must_refit(self, peer: Peer) -> bool:
-        """In exclusive mode a worker makes no tokens while it receives a newer version."""
-        newest = self._versions.newest
-        return (
-            self._rules.mode == "exclusive"
-            and newest is not None
-            and peer.serving != key_of(newest)
-        )
-
     def _may_count(self, given: LeaseGiven, task: TaskRules) -> bool:
         """Whether tokens of this attempt may still become part of a batch."""
         fits = self._fits_rules(given, task) and self._versions.live(given.served) is not None
@@ -1016,20 +983,7 @@ class Groups:
         authors = (span.author for span in partial.spans)
         return self._audits is not None and self._audits.any_convicted(authors)
 
-    def _goes_on(self, peer: Peer, key: HeldLease, now: float) -> bool:
-        """Whether a worker that comes back with this attempt may keep it."""
-        lease = self.leases.get(key)
-        if lease is not None:
-            return lease.worker == peer.peer
-        given = self._groups.wanted(peer.peer, key)
-        group = None if given is None else self._groups.get(given.group)
-        if given is None or group is None or not self._may_count(given, group.task):
-            return False
-        self._groups.revive(given, now=now)
-        return True
-
     def check(self) -> None:
-        self.leases.check()
         for prompts in self._prompts.values():
             prompts.check()
             prompts.sampler.check()

@@ -58,10 +58,8 @@ class Partials:
         """A test for versions: whether one may have written what this peer reports."""
         return lambda version: version in peer.acknowledged and self._live(version)
 
-    def gather(
-        self, peer: Peer, lease: Lease, deltas: Sequence[SampleDelta], *, room: int
-    ) -> list[Note]:
-        """A lease's worker reports new output, of at most `room` tokens beyond its base.
+    def gather(self, peer: Peer, lease: Lease, deltas: Sequence[SampleDelta]) -> list[Note]:
+        """A lease's worker reports new output, of at most `lease.room` tokens beyond its base.
 
         Output that begins at the first token replaces what was reported before.
         """
@@ -72,7 +70,7 @@ class Partials:
                 continue
             oldest = lease.given.base.version_last
             fault = delta_fault(
-                delta, before, room=room, oldest=oldest, believed=self.believed(peer)
+                delta, before, room=lease.room, oldest=oldest, believed=self.believed(peer)
             )
             spans = authored(delta.spans, peer.peer)
             grown = None if fault else before.plus(delta.tokens, delta.logprobs, spans)

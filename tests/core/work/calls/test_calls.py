@@ -14,6 +14,7 @@ from echo2d.core.protocol.control_messages import (
     Goodbye,
     LeaseCancelled,
     LeaseFailed,
+    LeaseProgress,
     SampleAnswered,
     VersionSpan,
 )
@@ -22,7 +23,7 @@ from echo2d.core.protocol.trajectory import pack_tokens, unpack_tokens
 from echo2d.core.status.schema import GatewayStatus
 from echo2d.core.work.calls import call_work
 from echo2d.core.work.calls.call_choice import AVOID_S
-from echo2d.core.work.calls.call_work import GROUP_FIRST, PATIENCE_S, REPORT_S
+from echo2d.core.work.calls.call_work import CALLS, PATIENCE_S, REPORT_S
 from echo2d.core.work.calls.calls import FAILURES_MAX
 from echo2d.core.work.calls.events import (
     CallAsked,
@@ -33,6 +34,7 @@ from echo2d.core.work.calls.events import (
     ChoiceStopped,
 )
 from echo2d.core.work.calls.open_calls import CHOICES_OF_CALLER_MAX, CHOICES_OPEN_MAX
+from echo2d.core.work.leases import group_of, kind_of
 from echo2d.testing.memory_run import FakePeer
 from tests.support.coordinator_world import World, rules, version_key
 from tests.support.gateway import WAIT_S, call, gateway_world, key_of, of_calls
@@ -391,7 +393,7 @@ def test_a_slot_is_free_when_its_sample_is_written_wanted_or_not() -> None:
     world.handle(ChoiceStopped(CallId(1), 0))
     assert len(of_calls(worker)) == 1
     world.say(worker, worker.finish(key_of(lease), 0, tokens=(7, 1)))
-    assert answers(worker)[-1] == (False, "nobody waits for it")
+    assert answers(worker)[-1] == (False, "no caller waits for it")
     assert len(of_calls(worker)) == 2
 
 
@@ -401,11 +403,23 @@ def test_one_bad_sample_ends_the_lease_and_the_others_are_not_to_blame() -> None
     for _ in range(FAILURES_MAX):
         assert refused(world) == []
         worker, lease = next((peer, key) for peer in peers for key in peer.leases if 0 in peer.leases[key].samples
-                             and peer.leases[key].group >= GROUP_FIRST)  # fmt: skip
+                             and kind_of(peer.leases[key].group) == CALLS)  # fmt: skip
         world.say(worker, worker.finish(lease, 0, tokens=(99,)))
         ended = refused(world)
         world.pass_time(AVOID_S)
     assert ended == [("failed", 0)]
+
+
+def test_a_report_with_two_bad_choices_ends_their_lease_once() -> None:
+    world, (worker,) = gateway_world(2)
+    world.handle(call(1, choices=2))
+    [lease] = of_calls(worker)
+    key = key_of(lease)
+    one, two = worker.wrote(key, 0, 99), worker.wrote(key, 1, 99)
+    world.say(worker, LeaseProgress(*key, (*one.samples, *two.samples)))
+    assert key not in worker.leases
+    world.pass_time(AVOID_S)
+    assert of_calls(worker)[-1].lease != lease.lease
 
 
 def test_so_many_choices_and_no_more() -> None:
@@ -432,7 +446,7 @@ def test_prompts_of_calls_never_fill_a_workers_link(monkeypatch: pytest.MonkeyPa
     for number in range(5):
         world.handle(call(number, prompt=pack_tokens([5] * 12)))  # 48 bytes
     assert [len(of_calls(peer)) for peer in peers] == [2, 2]
-    [held] = [peer for peer in peers if of_calls(peer)[0].group == GROUP_FIRST]
+    [held] = [peer for peer in peers if of_calls(peer)[0].group == group_of(CALLS, 0)]
     world.handle(CallGone(CallId(0)))
     assert len(of_calls(held)) == 3
 

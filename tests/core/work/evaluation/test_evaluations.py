@@ -22,7 +22,7 @@ from echo2d.core.protocol.sampling import Sampling
 from echo2d.core.work.evaluation.evaluations import AVOID_S
 from echo2d.core.work.evaluation.events import Evaluated, PassAt
 from echo2d.core.work.evaluation.json_form import evaluated_json
-from echo2d.core.work.evaluation.open_evaluation import FAILURES_MAX, GROUP_FIRST
+from echo2d.core.work.evaluation.open_evaluation import EVALUATION, FAILURES_MAX
 from echo2d.core.work.evaluation.questions import ROWS_MAX
 from echo2d.core.work.events import (
     EnvironmentStepped,
@@ -30,6 +30,7 @@ from echo2d.core.work.events import (
     ForgetEpisode,
     StepEnvironment,
 )
+from echo2d.core.work.leases import group_of, kind_of
 from echo2d.sim.run.environment import given_after, turns_of
 from echo2d.testing.memory_run import FakePeer
 from tests.support.coordinator_world import World, train, version_key
@@ -45,7 +46,7 @@ def evaluated(world: World) -> list[Evaluated]:
 
 
 def of_evaluations(peer: FakePeer) -> list[LeaseGranted]:
-    return [m for m in peer.inbox if isinstance(m, LeaseGranted) and m.group >= GROUP_FIRST]
+    return [m for m in peer.inbox if isinstance(m, LeaseGranted) and kind_of(m.group) == EVALUATION]
 
 
 def scoring(*slots: int, rules: EvalRules = EVAL, **changes: object) -> World:
@@ -101,7 +102,7 @@ def test_its_questions_never_enter_a_batch() -> None:
 def open_evaluation(world: World, name: str = "w0") -> list[tuple[HeldLease, int]]:
     """The answers of evaluations that this worker has still to write."""
     peer = world.peers[name]
-    return [each for each in peer.open if peer.leases[each[0]].group >= GROUP_FIRST]
+    return [each for each in peer.open if kind_of(peer.leases[each[0]].group) == EVALUATION]
 
 
 def write_for_the_run(world: World) -> None:
@@ -399,7 +400,7 @@ class Stage:
         def noted(
             order: StepEnvironment, reward: float | None
         ) -> EnvironmentStepped | EpisodeEnded:
-            if order.group >= GROUP_FIRST:
+            if kind_of(order.group) == EVALUATION:
                 self.orders.append(order)
             return answer(order, reward)
 
@@ -423,7 +424,7 @@ def long_one(world: World, name: str = "w0") -> tuple[HeldLease, int]:
     return next(
         (key, sample)
         for key, sample in open_evaluation(world, name)
-        if turns_of((leases[key].group - GROUP_FIRST) % ROWS_MAX, sample) == 4
+        if turns_of((leases[key].group - group_of(EVALUATION, 0)) % ROWS_MAX, sample) == 4
     )
 
 
@@ -452,9 +453,10 @@ def test_an_environment_is_played_whole_and_meets_every_version_alike(
     assert {each.tokens for each in found} == {3 * sum(turns) / 6}, "written ones alone"
     assert {each.truncated for each in found} == {0.0}
     assert len(stage.orders) == 2 * sum(turns)
+    first = group_of(EVALUATION, 0)
     seeds = [
         {(each.cursor, each.sample, each.rng_seed) for each in stage.orders if each.group in groups}
-        for groups in (range(GROUP_FIRST, GROUP_FIRST + 3), range(GROUP_FIRST + ROWS_MAX, 1 << 62))
+        for groups in (range(first, first + 3), range(first + ROWS_MAX, 1 << 62))
     ]
     assert seeds[0] == seeds[1]
     assert len(seeds[0]) == 6

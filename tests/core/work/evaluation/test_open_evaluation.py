@@ -5,12 +5,12 @@ from dataclasses import replace
 from echo2d.core.base.ids import GroupId, PeerId, Version
 from echo2d.core.cluster.rules import EvalRules, TaskRules
 from echo2d.core.protocol.trajectory import NOTHING, AuthoredSpan, GivenTokens, pack_tokens
-from echo2d.core.work.evaluation.open_evaluation import FAILURES_MAX, GROUP_FIRST, OpenEvaluation
+from echo2d.core.work.episodes import Parked
+from echo2d.core.work.evaluation.open_evaluation import EVALUATION, FAILURES_MAX, OpenEvaluation
 from echo2d.core.work.evaluation.questions import ROWS_MAX, EvalQuestion
 from echo2d.core.work.evaluation.summary import ScoredSample
 from echo2d.core.work.events import EnvironmentStepped, EpisodeEnded, TurnKept
-from echo2d.core.work.leases import Lease, LeaseTable
-from echo2d.core.work.training.group_table import Parked
+from echo2d.core.work.leases import Lease, LeaseTable, group_of
 from tests.support.coordinator_world import version_key
 
 RULES = EvalRules(TaskRules("held"), samples=2)
@@ -30,7 +30,9 @@ class Desk:
 
     def lease(self, cursor: int, *samples: int) -> Lease:
         group = self.open.group(cursor)
-        lease = self.leases.start(None, group, PeerId("w"), self.open.key, samples, now=0.0)
+        lease = self.leases.start(
+            None, group, PeerId("w"), self.open.key, samples, room=64, now=0.0
+        )
         question = self.open.question(group)
         assert question is not None
         self.open.lease(question, lease)
@@ -101,8 +103,8 @@ def test_an_answer_whose_reward_cannot_be_had_is_given_up() -> None:
 
 def test_groups_of_two_evaluations_differ() -> None:
     first, second = Desk(0), Desk(1)
-    assert first.open.group(7) == GROUP_FIRST + 7
-    assert second.open.group(7) == GROUP_FIRST + ROWS_MAX + 7
+    assert first.open.group(7) == group_of(EVALUATION, 7)
+    assert second.open.group(7) == group_of(EVALUATION, ROWS_MAX + 7)
     assert first.open.question(second.open.group(7)) is None
     assert second.open.question(GroupId(3)) is None
 
@@ -137,7 +139,7 @@ class Table(Desk):
         episode = self.open.episode(question, sample)
         base = NOTHING if episode is None else episode.partial
         key = self.open.key
-        lease = self.leases.start(None, group, PeerId("w"), key, [sample], base, now=0.0)
+        lease = self.leases.start(None, group, PeerId("w"), key, [sample], base, room=64, now=0.0)
         self.open.lease(question, lease)
         self.open.take_held_back(group, sample)
         self.open.check()
