@@ -16,12 +16,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
-from echo2d.core.base.ids import PeerId, Version
+from echo2d.core.base.ids import GroupId, PeerId, Version
 from echo2d.core.cluster.membership import Peer
+from echo2d.core.cluster.rules import RunRules
 from echo2d.core.protocol.control_messages import HeldLease, SampleDelta, SampleFinished
+from echo2d.core.work.episodes import Seat
 from echo2d.core.work.events import (
     EnvironmentStepped,
     EpisodeEnded,
+    ForgetEpisode,
     PromptDrawn,
     PromptFailed,
     PromptsEnded,
@@ -133,7 +136,12 @@ class KindOfWork(ABC, Generic[Pending]):
 
 
 class TaskWork(KindOfWork[Pending]):
-    """A kind of work that asks tasks for prompts, rewards, and the steps of environments."""
+    """A kind of work that asks tasks for prompts, rewards, and the steps of environments.
+
+    A sample of an environment is parked between two turns, in its `seat`.
+    """
+
+    _rules: RunRules
 
     @abstractmethod
     def asks(self, task: str) -> bool:
@@ -153,7 +161,34 @@ class TaskWork(KindOfWork[Pending]):
         """A reward has come, or failed."""
 
     @abstractmethod
-    def environment_stepped(self, event: EnvironmentStepped, *, now: float) -> Actions: ...
+    def seat(self, group: GroupId, sample: int) -> Seat | None:
+        """The parked sample that the environment is asked about; None: it is not parked."""
 
     @abstractmethod
-    def episode_ended(self, event: EpisodeEnded, *, now: float) -> Actions: ...
+    def go_on(self, seat: Seat, event: EnvironmentStepped, *, now: float) -> Actions:
+        """The environment has answered: the sample waits for its next turn."""
+
+    @abstractmethod
+    def end_episode(
+        self, seat: Seat, event: EpisodeEnded, *, cut_off: bool = False, now: float
+    ) -> Actions:
+        """The environment has ended an episode, or failed. cut_off: there was no room for another turn."""
+
+    def environment_stepped(self, event: EnvironmentStepped, *, now: float) -> Actions:
+        """The environment has answered a turn: the next one waits, if there is room for one."""
+        seat = self.seat(event.group, event.sample)
+        if seat is None or not seat.is_answered_by(event):
+            return []
+        if seat.has_room(self._rules, event):
+            return self.go_on(seat, event, now=now)
+        cut_off = EpisodeEnded(event.group, event.sample, event.begun, event.turn, 0.0)
+        ended = self.end_episode(seat, cut_off, cut_off=True, now=now)
+        forget = ForgetEpisode(event.group, event.sample, seat.name)
+        return [*ended, *([forget] if event.turn else [])]
+
+    def episode_ended(self, event: EpisodeEnded, *, now: float) -> Actions:
+        """The environment has ended an episode, or failed."""
+        seat = self.seat(event.group, event.sample)
+        if seat is None or not seat.is_answered_by(event):
+            return []
+        return self.end_episode(seat, event, now=now)

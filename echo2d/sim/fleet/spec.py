@@ -52,9 +52,7 @@ MBPS_MAX = 1e7  # 10 Tbit/s: as good as no limit
 RATE_MAX = 1e9  # trajectories an hour: a mistake
 USD_MAX = 1e6  # an hour, or 10^9 bytes: a mistake
 PATIENCE_MAX = 1000.0  # as a run's config allows
-NO_VARIANCE_MAX = (
-    0.8  # a run throws away four of five at most (`core/work/training/variance_filter`)
-)
+NO_VARIANCE_MAX = 0.8  # a run throws away four of five at most (`core/work/training/contrast`)
 SECONDS_MAX = 1e6  # a train step of 11 days is a mistake in the unit
 
 

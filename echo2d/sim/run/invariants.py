@@ -67,7 +67,7 @@ from echo2d.core.work.events import (
     TurnKept,
 )
 from echo2d.core.work.leases import TRAINING, kind_of
-from echo2d.core.work.training.quotas import Quotas
+from echo2d.core.work.training.batch_order import Quotas
 from echo2d.sim.run.engine import VOCAB, mark
 from echo2d.sim.run.environment import branches_after, given_after, turns_of
 from echo2d.sim.run.fault_schedule import NEVER_CLEAR

@@ -28,17 +28,15 @@ from echo2d.core.cluster.membership import Membership, Peer
 from echo2d.core.cluster.rules import EvalRules, RunRules
 from echo2d.core.cluster.statistics import Statistics
 from echo2d.core.cluster.versions import PublishedVersions, key_of
-from echo2d.core.protocol.answer_end import WHOLE_ENDS, OutputLimit
+from echo2d.core.protocol.answer_end import WHOLE_ENDS
 from echo2d.core.protocol.control_messages import (
-    Finish,
     LeaseGranted,
     SampleFinished,
     VersionKey,
 )
-from echo2d.core.protocol.result_check import result_fault
-from echo2d.core.protocol.seeds import episode_seed, sample_seeds
-from echo2d.core.protocol.trajectory import NOTHING, authored
-from echo2d.core.work.episodes import Parked, has_room, step_order
+from echo2d.core.protocol.seeds import sample_seeds
+from echo2d.core.protocol.trajectory import NOTHING
+from echo2d.core.work.episodes import Seat, end_turn
 from echo2d.core.work.evaluation.events import Evaluated, EvaluationAction
 from echo2d.core.work.evaluation.open_evaluation import EVALUATION, OpenEvaluation
 from echo2d.core.work.evaluation.questions import EvalQuestion, Questions
@@ -56,6 +54,7 @@ from echo2d.core.work.events import (
 )
 from echo2d.core.work.kind import Cause, PendingSamples, TaskWork
 from echo2d.core.work.leases import Lease, answer, group_of
+from echo2d.core.work.results import Written, written_by
 from echo2d.core.work.scheduler import LeaseScheduler
 
 # Versions of one [[eval]] that are evaluated at a time: the older ones of them end soon.
@@ -222,43 +221,40 @@ class Evaluations(TaskWork[PendingAnswers]):
 
     # --- environments
 
-    def environment_stepped(
+    def seat(self, group: GroupId, sample: int) -> Seat | None:
+        """The evaluation may have ended meanwhile."""
+        found = self._of(group)
+        return None if found is None else found.seat(group, sample)
+
+    def go_on(
         self,
+        seat: Seat,
         event: EnvironmentStepped,
         *,
         now: float,  # noqa: ARG002 - as of every kind
     ) -> list[EvaluationAction]:
-        """The environment has answered a turn: the next one waits, if there is room for one."""
         found = self._of(event.group)
-        parked = None if found is None else found.parked(event)
-        if found is None or parked is None:
-            return []
-        question = found.question(event.group)
-        assert question is not None
-        turn, task = parked.turn, found.rules.task
-        so_far = turn.turn, turn.partial
-        if has_room(self._rules, task, question.tokens, *so_far, event.tokens, anew=event.anew):
-            found.go_on(parked, event)
-            return []
-        cut_off = EpisodeEnded(event.group, event.sample, event.begun, event.turn, 0.0)
-        return [
-            *self._end_episode(found, parked, cut_off, truncated=True),
-            ForgetEpisode(event.group, event.sample, found.rules.name),
-        ]
+        assert found is not None
+        found.go_on(event.group, event.sample, seat.answered(event))
+        return []
 
-    def episode_ended(
+    def end_episode(
         self,
+        seat: Seat,
         event: EpisodeEnded,
         *,
+        cut_off: bool = False,
         now: float,  # noqa: ARG002 - as of every kind
     ) -> list[EvaluationAction]:
-        """The environment has ended an episode, or failed. The evaluation may have ended meanwhile."""
-        found = self._of(event.group)
-        parked = None if found is None else found.parked(event)
-        if found is None or parked is None:
-            return []
-        truncated = parked.turn.finish not in WHOLE_ENDS
-        return self._end_episode(found, parked, event, truncated=truncated)
+        """An episode is whole, with its reward."""
+        found, turn = self._of(event.group), seat.parked.turn
+        assert found is not None
+        truncated = cut_off or turn.finish not in WHOLE_ENDS
+        whole = ScoredSample(math.nan, (), turn.partial.written, truncated)
+        found.end_episode(event.group, event.sample, whole)
+        told = found.take_held_back(event.group, event.sample)
+        scored = SampleScored(event.group, event.sample, event.reward, event.reason, event.parts)
+        return [*self._accepted(told), *self.scored(scored)]
 
     # --- for the scheduler
 
@@ -271,7 +267,7 @@ class Evaluations(TaskWork[PendingAnswers]):
             suits = partial(self._suits, evaluation, now)
             # One by one: if all had to find room at once, the run would take it before them.
             for question, sample in evaluation.waiting():
-                before = evaluation.episode(question, sample)
+                before = evaluation.episode(evaluation.group(question.cursor), sample)
                 yield PendingAnswers(
                     (sample,),
                     version,
@@ -297,7 +293,7 @@ class Evaluations(TaskWork[PendingAnswers]):
         assert worker.session is not None
         assert worker.serving == evaluation.key
         group = evaluation.group(question.cursor)
-        before = evaluation.episode(question, samples[0])
+        before = evaluation.episode(group, samples[0])
         base = NOTHING if before is None else before.partial
         if before is None:
             # With it the other answers to the question that find room there: they share its prompt.
@@ -351,36 +347,30 @@ class Evaluations(TaskWork[PendingAnswers]):
             return None
         evaluation, leases = self._of(lease.given.group), self._scheduler.leases
         assert evaluation is not None
-        question = evaluation.question(lease.given.group)
+        question, task = evaluation.question(lease.given.group), evaluation.rules.task
         assert question is not None
-        task, base = evaluation.rules.task, lease.given.base
-        limit = self._rules.limit(task, question.tokens, base.turn_start, base.branch_start)
-        if message.finish == "context" and self._rules.context_max is None:
-            # Only the worker knows this model's context.
-            limit = OutputLimit(base.length + len(message.tokens) // 4, "context")
-        fault = result_fault(
+        written = written_by(
+            peer.peer,
             message,
-            vocab_size=self._rules.vocab_size,
-            limit=limit,
-            stop_token_ids=task.stop_token_ids,
+            lease.given.base,
+            rules=self._rules,
+            task=task,
+            prompt=question.tokens,
             believed=lambda key: key == evaluation.key and key in peer.acknowledged,
-            base=base,
-            stop_strings=bool(task.stop_strings),
         )
-        if fault:
+        if isinstance(written, str):
             peer.rest(now)
             self._avoid(evaluation, lease, now)
-            refused = self._scheduler.refuse(peer, message, fault, fault=True)
+            refused = self._scheduler.refuse(peer, message, written, fault=True)
             return [*self._scheduler.stop(lease), *refused]
         leases.renew(lease, tokens=True, now=now)
         leases.answer(lease, message.sample)
-        finish = message.finish if message.finish in WHOLE_ENDS else limit.finish
-        length = len(message.tokens) // 4
+        finish, length = written.finish, len(message.tokens) // 4
         self._statistics.tokens_accepted += length
         if task.episode is not None:
-            return self._end_turn(peer, evaluation, lease, message, finish, now)
-        written = ScoredSample(math.nan, (), length, finish not in WHOLE_ENDS)
-        evaluation.keep(lease, message.sample, written)
+            return self._end_turn(peer, evaluation, lease, message, written, now)
+        whole = ScoredSample(math.nan, (), length, finish not in WHOLE_ENDS)
+        evaluation.keep(lease, message.sample, whole)
         return [
             *answer(peer, message),
             ScoreSample(
@@ -456,44 +446,18 @@ class Evaluations(TaskWork[PendingAnswers]):
         evaluation: OpenEvaluation,
         lease: Lease,
         message: SampleFinished,
-        finish: Finish,
+        written: Written,
         now: float,
     ) -> list[EvaluationAction]:
         """A turn of an episode is over: the environment is told of it."""
-        given, base, sample = lease.given, lease.given.base, message.sample
-        question = evaluation.question(given.group)
-        assert question is not None
-        before = evaluation.episode(question, sample)
-        spans = authored(message.spans, peer.peer)
-        whole = base.plus(message.tokens, message.logprobs, spans, shift=base.length)
-        number = 1 if before is None else before.turns + 1
-        turn = TurnKept(given.group, sample, number, given.lease, given.attempt, whole, finish)
-        parked = Parked(turn, lease.since, peer.peer, evaluation.key, now)
+        group, sample = lease.given.group, message.sample
+        before = evaluation.episode(group, sample)
+        parked = end_turn(peer, group, message, written, before, since=lease.since, now=now)
         # A worker that holds very many results refuses leases.
         held_back = evaluation.park(lease, parked, held_back_max=peer.slots)
-        # As of the answers' own seeds, versions differ by less chance.
-        seed = episode_seed(self._rules.seed_key, group_of(EVALUATION, question.cursor), sample)
-        return [
-            *([] if held_back else answer(peer, message)),
-            step_order(
-                turn,
-                before,
-                cursor=question.cursor,
-                prompt=question.tokens,
-                rng_seed=seed,
-                task=evaluation.rules.name,
-            ),
-        ]
-
-    def _end_episode(
-        self, evaluation: OpenEvaluation, parked: Parked, event: EpisodeEnded, *, truncated: bool
-    ) -> list[EvaluationAction]:
-        """An episode is whole, with its reward."""
-        length = parked.turn.partial.written
-        evaluation.end_episode(parked, ScoredSample(math.nan, (), length, truncated))
-        told = evaluation.take_held_back(event.group, event.sample)
-        scored = SampleScored(event.group, event.sample, event.reward, event.reason, event.parts)
-        return [*self._accepted(told), *self.scored(scored)]
+        seat = evaluation.seat(group, sample)
+        assert seat is not None
+        return [*([] if held_back else answer(peer, message)), seat.step(self._rules)]
 
     def _accepted(self, *turns: TurnKept | None) -> list[Send]:
         """Tell workers that these turns were accepted."""

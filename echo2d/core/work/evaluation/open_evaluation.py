@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from echo2d.core.base.ids import GroupId, PeerId
 from echo2d.core.cluster.rules import EvalRules
 from echo2d.core.protocol.control_messages import HeldLease, VersionKey
-from echo2d.core.work.episodes import Episode, Parked
+from echo2d.core.work.episodes import Episode, Parked, Seat
 from echo2d.core.work.evaluation.questions import ROWS_MAX, EvalQuestion
 from echo2d.core.work.evaluation.summary import ScoredSample
-from echo2d.core.work.events import EnvironmentStepped, EpisodeEnded, TurnKept
+from echo2d.core.work.events import TurnKept
 from echo2d.core.work.leases import Lease, group_of
 
 # The number of this kind of work. The seeds of answers are made of its groups: another number would change them.
@@ -128,9 +128,9 @@ class OpenEvaluation:
         """The samples of this question that wait and have no tokens yet."""
         return sorted(self._waiting.get(question.cursor, ()))
 
-    def episode(self, question: EvalQuestion, sample: int) -> Episode | None:
+    def episode(self, group: GroupId, sample: int) -> Episode | None:
         """What an unfinished answer has from earlier turns; None: its first turn is not over."""
-        return self._episodes.get(Asked(question.cursor, sample))
+        return self._episodes.get(self._asked(group, sample))
 
     def lease(self, question: EvalQuestion, lease: Lease) -> None:
         """These answers are being written; one that goes on is alone."""
@@ -183,21 +183,34 @@ class OpenEvaluation:
         self._held_back_of[parked.worker] += 1
         return True
 
-    def parked(self, event: EnvironmentStepped | EpisodeEnded) -> Parked | None:
-        """The turn that the environment answers; None: nobody waits for that answer any more."""
-        parked = self._parked.get(self._asked(event.group, event.sample))
-        return parked if parked is not None and parked.turn.turn == event.turn else None
+    def seat(self, group: GroupId, sample: int) -> Seat | None:
+        """The parked answer that the environment is asked about."""
+        asked, question = self._asked(group, sample), self.question(group)
+        parked = self._parked.get(asked)
+        if parked is None or question is None:
+            return None
+        # As of the answers' own seeds, versions differ by less chance.
+        seed_group = group_of(EVALUATION, question.cursor)
+        return Seat(
+            parked,
+            self._episodes.get(asked),
+            self.rules.task,
+            self.rules.name,
+            question.cursor,
+            question.tokens,
+            seed_group,
+        )
 
-    def go_on(self, parked: Parked, event: EnvironmentStepped) -> None:
+    def go_on(self, group: GroupId, sample: int, episode: Episode) -> None:
         """The environment has answered: the next turn waits."""
-        asked = self._asked(event.group, event.sample)
+        asked = self._asked(group, sample)
         del self._parked[asked]
-        self._episodes[asked] = parked.answered(event.tokens, event.state, anew=event.anew)
+        self._episodes[asked] = episode
         self._going_on[asked] = None
 
-    def end_episode(self, parked: Parked, written: ScoredSample) -> None:
+    def end_episode(self, group: GroupId, sample: int, written: ScoredSample) -> None:
         """A whole episode is written, not scored yet."""
-        asked = self._asked(parked.turn.group, parked.turn.sample)
+        asked = self._asked(group, sample)
         del self._parked[asked]
         self._episodes.pop(asked, None)
         self._kept[asked] = written

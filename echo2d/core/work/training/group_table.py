@@ -229,6 +229,9 @@ class GroupTable:
         """The number of groups whose results are all there."""
         return len(self._whole)
 
+    def __getitem__(self, group: GroupId) -> OpenGroup:
+        return self._groups[group]
+
     def get(self, group: GroupId) -> OpenGroup | None:
         return self._groups.get(group)
 

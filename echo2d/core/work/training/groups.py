@@ -30,24 +30,20 @@ from echo2d.core.cluster.membership import Membership, Peer
 from echo2d.core.cluster.rules import RunRules, TaskRules
 from echo2d.core.cluster.statistics import Statistics
 from echo2d.core.cluster.versions import PublishedVersions
-from echo2d.core.protocol.answer_end import WHOLE_ENDS, OutputLimit
 from echo2d.core.protocol.control_messages import (
-    Finish,
     HeldLease,
     SampleDelta,
     SampleFinished,
     VersionKey,
 )
-from echo2d.core.protocol.result_check import result_fault
 from echo2d.core.protocol.trajectory import (
     NOTHING,
     AuthoredSpan,
     Partial,
     StoredGroup,
     TrajectoryRecord,
-    authored,
 )
-from echo2d.core.work.episodes import Parked
+from echo2d.core.work.episodes import Seat, end_turn
 from echo2d.core.work.events import (
     DrawPrompt,
     EnvironmentStepped,
@@ -66,13 +62,13 @@ from echo2d.core.work.events import (
     SampleRewarded,
     SampleScored,
     ScoreSample,
-    TurnKept,
 )
 from echo2d.core.work.kind import Cause, TaskWork
 from echo2d.core.work.leases import TRAINING, Lease, answer
+from echo2d.core.work.results import Written, written_by
 from echo2d.core.work.scheduler import LeaseScheduler
 from echo2d.core.work.training.accepted_results import AcceptedResults
-from echo2d.core.work.training.contrast import most_contrasting, spread
+from echo2d.core.work.training.contrast import VarianceFilter, most_contrasting, no_variance, spread
 from echo2d.core.work.training.group_table import BetweenTurns, GroupTable, OpenGroup
 from echo2d.core.work.training.group_work import GroupWork, PendingOfGroup
 from echo2d.core.work.training.open_episodes import OpenEpisodes
@@ -82,7 +78,6 @@ from echo2d.core.work.training.prompts import DrawnPrompt, Prompts, prompt_fault
 from echo2d.core.work.training.sampler import Sampler
 from echo2d.core.work.training.staleness import Staleness
 from echo2d.core.work.training.stragglers import Move, Stragglers
-from echo2d.core.work.training.variance_filter import VarianceFilter, no_variance
 
 # Leases of one sample that failed or fell silent, before its group is dropped for good.
 LEASE_FAILURES_MAX = 8
@@ -318,31 +313,30 @@ class Groups(TaskWork[PendingOfGroup]):
 
     # --- environments
 
-    def environment_stepped(self, event: EnvironmentStepped, *, now: float) -> list[RolloutAction]:
-        """The environment has answered a turn: the sample waits for the next one, if there is room for one."""
-        group = self._groups.get(event.group)
-        parked = self._episodes.asked(event.group, event.sample, event.begun, event.turn)
-        if group is None or parked is None:
-            return []
-        if not self._episodes.has_room(group, parked, event):
-            cut_off = EpisodeEnded(event.group, event.sample, event.begun, event.turn, 0.0)
-            actions = self.episode_ended(cut_off, now=now)
-            return [*actions, *([self._episodes.forget(group, event.sample)] if event.turn else [])]
-        return self._episodes.go_on(group, parked, event, now=now)
+    def seat(self, group: GroupId, sample: int) -> Seat | None:
+        found = self._groups.get(group)
+        return None if found is None else self._episodes.seat(found, sample)
 
-    def episode_ended(self, event: EpisodeEnded, *, now: float) -> list[RolloutAction]:
+    def go_on(self, seat: Seat, event: EnvironmentStepped, *, now: float) -> list[RolloutAction]:
+        return self._episodes.go_on(self._groups[event.group], seat, event, now=now)
+
+    def end_episode(
+        self,
+        seat: Seat,
+        event: EpisodeEnded,
+        *,
+        cut_off: bool = False,  # noqa: ARG002 - its last turn says so
+        now: float,
+    ) -> list[RolloutAction]:
         """The environment has ended an episode, or failed: the sample is kept, and scored or left out."""
-        group = self._groups.get(event.group)
-        parked = self._episodes.asked(event.group, event.sample, event.begun, event.turn)
-        if group is None or parked is None:
-            return []
-        if event.again or not parked.turn.turn:
+        group = self._groups[event.group]
+        if event.again or not event.turn:
             group.failures[event.sample] += 1
             note = self._statistics.fault("episode", event.reason, event.group)
             if group.failures[event.sample] > LEASE_FAILURES_MAX:
                 return [note, *self._drop(group, "lease", "its agents are gone")]
             return [note, *self._episodes.begin_anew(group, event.sample, now=now)]
-        return self._end_episode(group, parked, event, now)
+        return self._keep_episode(group, seat, event, now)
 
     # --- the audit
 
@@ -409,32 +403,24 @@ class Groups(TaskWork[PendingOfGroup]):
         base = group.given[key].base
         if group.is_answered(message.sample, base):
             return self._scheduler.refuse(peer, message, "another attempt was first")
-        start, branch = (0, 0) if base is NOTHING else (base.turn_start, base.branch_start)
-        limit = self._rules.limit(group.task, group.prompt.tokens, start, branch)
-        if message.finish == "context" and self._rules.context_max is None:
-            # Only the worker knows this model's context.
-            limit = OutputLimit(base.length + len(message.tokens) // 4, "context")
-        fault = result_fault(
+        written = written_by(
+            peer.peer,
             message,
-            vocab_size=self._rules.vocab_size,
-            limit=limit,
-            stop_token_ids=group.task.stop_token_ids,
+            base,
+            rules=self._rules,
+            task=group.task,
+            prompt=group.prompt.tokens,
             believed=self._partials.believed(peer),
-            base=base,
-            stop_strings=bool(group.task.stop_strings),
         )
-        if fault:
-            return self._bad_result(peer, group, message, fault, now)
-        spans = authored(message.spans, peer.peer)
-        whole = base.plus(message.tokens, message.logprobs, spans, shift=base.length)
+        if isinstance(written, str):
+            return self._bad_result(peer, group, message, written, now)
         # It is well-formed, but a version that wrote it has been revoked or is too old by now, or it
         # goes on from what a convicted worker wrote.
-        lies = self._audits is not None and self._by_convicted(whole)
-        if lies or not self._partials.good(whole):
+        lies = self._audits is not None and self._by_convicted(written.whole)
+        if lies or not self._partials.good(written.whole):
             return self._scheduler.refuse(peer, message, "the lease is over")
-        finish = message.finish if message.finish in WHOLE_ENDS else limit.finish
         accept = self._accept if group.task.episode is None else self._end_turn
-        return accept(peer, group, message, whole, finish, now)
+        return accept(peer, group, message, written, now)
 
     def lost(
         self,
@@ -588,11 +574,11 @@ class Groups(TaskWork[PendingOfGroup]):
         peer: Peer,
         group: OpenGroup,
         message: SampleFinished,
-        whole: Partial,
-        finish: Finish,
+        written: Written,
         now: float,
     ) -> list[RolloutAction]:
-        """Keep a good result. whole: what its attempt went on from, followed by the result."""
+        """Keep a good result."""
+        whole, finish = written
         record = TrajectoryRecord(
             message.sample,
             whole.tokens,
@@ -644,39 +630,41 @@ class Groups(TaskWork[PendingOfGroup]):
         peer: Peer,
         group: OpenGroup,
         message: SampleFinished,
-        whole: Partial,
-        finish: Finish,
+        written: Written,
         now: float,
     ) -> list[RolloutAction]:
         """A turn of an episode is over: it is durable, and the environment is told of it."""
         key, sample = HeldLease(message.lease, message.attempt), message.sample
-        lease, before = group.running.get(key), group.episodes.get(sample)
-        turns = 0 if before is None else before.turns
-        fingerprint = self._accepted.add(peer, message)
-        turn = TurnKept(
-            group.group, sample, turns + 1, key.lease, key.attempt, whole, finish, fingerprint
+        lease = group.running.get(key)
+        parked = end_turn(
+            peer,
+            group.group,
+            message,
+            written,
+            group.episodes.get(sample),
+            fingerprint=self._accepted.add(peer, message),
+            since=now if lease is None else lease.since,
+            now=now,
         )
-        since = now if lease is None else lease.since
-        parked = Parked(turn, since, peer.peer, peer.serving, now)
         ended = self._groups.park(group, parked)
         if key in group.running:
             self._leases.renew(group.running[key], tokens=True, now=now)
         peer.succeeded()
         self._statistics.tokens_accepted += len(message.tokens) // 4
         return [
-            Persist(turn),
+            Persist(parked.turn),
             *answer(peer, message),
             *(self._scheduler.cancel(ended) if ended is not None and ended.key != key else []),
-            self._episodes.step(group, parked),
+            *self._episodes.tell(group, sample),
         ]
 
-    def _end_episode(
-        self, group: OpenGroup, parked: Parked, event: EpisodeEnded, now: float
+    def _keep_episode(
+        self, group: OpenGroup, seat: Seat, event: EpisodeEnded, now: float
     ) -> list[RolloutAction]:
         """Keep an episode with its reward."""
-        turn = parked.turn
+        parked, turn = seat.parked, seat.parked.turn
         record = self._episodes.record(group, parked)
-        self._episodes.measure(group, parked, now=now)
+        self._episodes.measure(seat, now=now)
         self._measure(turn.partial, parked.worker, parked.since, now)
         self._groups.keep(group, record)
         if self._audits is not None:

@@ -20,14 +20,12 @@ Not here: the leases (`groups`), unfinished turns (`partials`), episodes of eval
 import math
 from collections.abc import Callable, Iterable
 
-from echo2d.core.base.ids import GroupId
 from echo2d.core.cluster.events import Persist
 from echo2d.core.cluster.membership import Membership
 from echo2d.core.cluster.rules import RunRules
 from echo2d.core.cluster.statistics import Statistics
-from echo2d.core.protocol.seeds import episode_seed
 from echo2d.core.protocol.trajectory import Partial, TrajectoryRecord
-from echo2d.core.work.episodes import Episode, Parked, has_room, step_order
+from echo2d.core.work.episodes import Episode, Parked, Seat
 from echo2d.core.work.events import (
     EnvironmentStepped,
     EpisodeForgotten,
@@ -63,58 +61,39 @@ class OpenEpisodes:
         self._statistics = statistics
         self._good = good
 
-    def step(self, group: OpenGroup, parked: Parked, *, again: bool = False) -> StepEnvironment:
-        """Tell the environment of this turn."""
-        sample = parked.turn.sample
-        return step_order(
-            parked.turn,
-            group.episodes.get(sample),
-            begun=group.begun_anew[sample],
-            cursor=group.prompt.cursor,
-            prompt=group.prompt.tokens,
-            rng_seed=episode_seed(self._rules.seed_key, group.group, sample),
-            task=group.task.name,
-            again=again,
-        )
-
-    def asked(self, group: GroupId, sample: int, begun: int, turn: int) -> Parked | None:
-        """The turn that an answer of the environment is about; None: nobody waits for that answer any more."""
-        found = self._groups.get(group)
-        parked = None if found is None else found.parked.get(sample)
-        if found is None or parked is None or parked.turn.turn != turn:
+    def seat(self, group: OpenGroup, sample: int) -> Seat | None:
+        """The parked sample that its environment, or an agent outside, is asked about."""
+        parked = group.parked.get(sample)
+        if parked is None:
             return None
-        return parked if found.begun_anew[sample] == begun else None
-
-    def has_room(self, group: OpenGroup, parked: Parked, event: EnvironmentStepped) -> bool:
-        """Whether another turn may follow this answer of the environment."""
-        turn, prompt = parked.turn, group.prompt.tokens
-        return has_room(
-            self._rules,
+        return Seat(
+            parked,
+            group.episodes.get(sample),
             group.task,
-            prompt,
-            turn.turn,
-            turn.partial,
-            event.tokens,
-            anew=event.anew,
+            group.task.name,
+            group.prompt.cursor,
+            group.prompt.tokens,
+            group.group,
+            group.begun_anew[sample],
         )
 
     def go_on(
-        self, group: OpenGroup, parked: Parked, event: EnvironmentStepped, *, now: float
+        self, group: OpenGroup, seat: Seat, event: EnvironmentStepped, *, now: float
     ) -> list[RolloutAction]:
         """The environment has answered: the sample waits for its next turn."""
-        self.measure(group, parked, now=now)
-        episode = parked.answered(event.tokens, event.state, anew=event.anew)
-        waiting = self._waiting(episode.partial, parked, now)
+        self.measure(seat, now=now)
+        episode = seat.answered(event)
+        waiting = self._waiting(episode.partial, seat.parked, now)
         self._groups.go_on(group, event.sample, episode, waiting)
         answered = TurnAnswered(
             event.group, event.sample, event.turn, event.tokens, event.state, event.anew
         )
-        return [*([] if event.turn else [Persist(parked.turn)]), Persist(answered)]
+        return [*([] if event.turn else [Persist(seat.parked.turn)]), Persist(answered)]
 
-    def measure(self, group: OpenGroup, parked: Parked, *, now: float) -> None:
+    def measure(self, seat: Seat, *, now: float) -> None:
         """The environment has answered. How long an agent outside takes to begin does not count."""
-        if parked.turn.turn:
-            self._statistics.environment_took(group.task.name, now - parked.asked_at)
+        if seat.parked.turn.turn:
+            self._statistics.environment_took(seat.name, now - seat.parked.asked_at)
 
     def record(self, group: OpenGroup, parked: Parked) -> TrajectoryRecord:
         """The whole episode, without a reward."""
@@ -138,10 +117,15 @@ class OpenEpisodes:
         forgotten = Persist(EpisodeForgotten(group.group, sample))
         return [forgotten, self.forget(group, sample), *self.offer(group, sample)]
 
+    def tell(self, group: OpenGroup, sample: int, *, again: bool = False) -> list[StepEnvironment]:
+        """Tell the environment of the turn of a parked sample. again: it may have been told before."""
+        seat = self.seat(group, sample)
+        return [] if seat is None else [seat.step(self._rules, again=again)]
+
     def offer(self, group: OpenGroup, sample: int) -> list[StepEnvironment]:
         """If agents outside play it: one of them may begin this episode."""
         parked = group.parked.get(sample)
-        return [] if parked is None or parked.turn.turn else [self.step(group, parked)]
+        return [] if parked is None or parked.turn.turn else self.tell(group, sample)
 
     def forget(self, group: OpenGroup, sample: int, *, ended: bool = False) -> ForgetEpisode:
         return ForgetEpisode(group.group, sample, group.task.name, ended)
@@ -170,11 +154,10 @@ class OpenEpisodes:
         for sample in self.useless(group):
             actions += self.begin_anew(group, sample, now=now)
         told = {action.sample for action in actions if isinstance(action, StepEnvironment)}
-        return actions + [
-            self.step(group, parked, again=parked.turn.turn > 0)
-            for sample, parked in group.parked.items()
-            if sample not in told
-        ]
+        for sample, parked in group.parked.items():
+            if sample not in told:
+                actions += self.tell(group, sample, again=parked.turn.turn > 0)
+        return actions
 
     # --- inside
 

@@ -41,9 +41,8 @@ from echo2d.core.protocol.trajectory import (
     pack_group,
 )
 from echo2d.core.work.events import BatchFrozen, RecoveredRollouts
+from echo2d.core.work.training.batch_order import Fitting, Quotas, by_priority
 from echo2d.core.work.training.contrast import spread
-from echo2d.core.work.training.priority import Fitting, by_priority
-from echo2d.core.work.training.quotas import Quotas
 from echo2d.errors import IntegrityFault
 
 # While the learner trains on batch c + 1, it may fetch batch c + 2.

@@ -127,16 +127,17 @@ class Table(Desk):
 
     def answer(self, group: GroupId, sample: int, turn: int) -> bool:
         event = EnvironmentStepped(group, sample, 0, turn, pack_tokens([7]), b"state")
-        parked = self.open.parked(event)
-        if parked is not None:
-            self.open.go_on(parked, event)
-            self.open.check()
-        return parked is not None
+        seat = self.open.seat(group, sample)
+        if seat is None or not seat.is_answered_by(event):
+            return False
+        self.open.go_on(group, sample, seat.answered(event))
+        self.open.check()
+        return True
 
     def lease_next(self, group: GroupId, sample: int) -> Lease:
         question = self.open.question(group)
         assert question is not None
-        episode = self.open.episode(question, sample)
+        episode = self.open.episode(group, sample)
         base = NOTHING if episode is None else episode.partial
         key = self.open.key
         lease = self.leases.start(None, group, PeerId("w"), key, [sample], base, room=64, now=0.0)
@@ -153,14 +154,12 @@ def test_an_episode_waits_for_the_environment_and_goes_on_before_new_answers() -
     table.end_turn(lease, 1)
     before = table.open.idle
     assert (7, [0]) in table.waiting()
-    question = table.open.question(group)
-    assert question is not None
-    assert table.open.episode(question, 1) is None
+    assert table.open.episode(group, 1) is None
     assert not table.answer(group, 1, turn=2), "there is no such turn"
     assert table.answer(group, 1, turn=1)
     assert not table.answer(group, 1, turn=1), "nobody waits for it any more"
     assert table.waiting()[0] == (7, [1, 0])
-    episode = table.open.episode(question, 1)
+    episode = table.open.episode(group, 1)
     assert episode is not None
     assert (episode.turns, episode.state, episode.partial.given) == (
         1,
@@ -171,11 +170,12 @@ def test_an_episode_waits_for_the_environment_and_goes_on_before_new_answers() -
     table.open.check()
     second = table.lease_next(group, 1)
     table.end_turn(second, 1)
-    parked = table.open.parked(EpisodeEnded(group, 1, 0, 2, 1.0))
-    assert parked is not None
-    assert parked.turn.partial.written == 4
-    assert table.open.take_held_back(group, 1) == parked.turn
-    table.open.end_episode(parked, WRITTEN)
+    seat = table.open.seat(group, 1)
+    assert seat is not None
+    assert seat.is_answered_by(EpisodeEnded(group, 1, 0, 2, 1.0))
+    assert seat.parked.turn.partial.written == 4
+    assert table.open.take_held_back(group, 1) == seat.parked.turn
+    table.open.end_episode(group, 1, WRITTEN)
     table.score(lease, 1, 1.0)
     assert table.open.answered == 1
     assert [before, table.open.idle] == [False, True]

@@ -5,7 +5,7 @@ from fractions import Fraction
 
 import pytest
 
-from echo2d.core.work.training.quotas import Quotas
+from echo2d.core.work.training.batch_order import Quotas
 
 MIXES = [
     (["0.5", "0.3", "0.2"], 4),

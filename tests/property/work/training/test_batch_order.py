@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from echo2d.core.base.ids import GroupId
-from echo2d.core.work.training.priority import Fitting, by_priority
+from echo2d.core.work.training.batch_order import Fitting, by_priority
 
 Last = st.integers(0, 4)  # how many steps after this one a group can wait
 

@@ -9,7 +9,7 @@ from echo2d.core.protocol.trajectory import (
     TrajectoryRecord,
     pack_tokens,
 )
-from echo2d.core.work.training.variance_filter import EXTRA_STEPS_MAX, VarianceFilter
+from echo2d.core.work.training.contrast import EXTRA_STEPS_MAX, VarianceFilter
 from tests.support.coordinator_world import rules, version_digest
 from tests.support.rollouts import world_of
 
