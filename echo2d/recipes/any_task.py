@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from echo2d.config import CoordinatorConfig
+from echo2d.config.coordinator import CoordinatorConfig
 from echo2d.core.base.ids import RunId
 from echo2d.demo.tiny_model import make_tiny_model
 from echo2d.demo.two_turns import OPENING
@@ -32,7 +32,7 @@ from echo2d.recipes.run_folder import (
 )
 from echo2d.runtime.coordinator.data_plane import open_tasks
 from echo2d.runtime.coordinator.main import make_rules
-from echo2d.tasks.environments.agents import Agents
+from echo2d.tasks.agents import Agents
 from echo2d.tasks.episodes import Episodes
 from echo2d.tasks.process import TaskFailed
 from echo2d.tasks.sort_digits import EOS, SortDigits

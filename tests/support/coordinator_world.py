@@ -50,7 +50,7 @@ from echo2d.core.work.events import (
     TurnKept,
 )
 from echo2d.core.work.leases import TRAINING, kind_of
-from echo2d.testing.memory_run import FakePeer, MemoryRun
+from echo2d_lab.standins.memory_run import FakePeer, MemoryRun
 
 RULES = RunRules(
     run_id=RunId("run-1"),

@@ -11,7 +11,7 @@ from echo2d.core.protocol.trajectory import pack_tokens
 from echo2d.core.work.calls.call_work import CALLS
 from echo2d.core.work.calls.events import CallAsked, CallId
 from echo2d.core.work.leases import kind_of
-from echo2d.testing.memory_run import FakePeer
+from echo2d_lab.standins.memory_run import FakePeer
 from tests.support.coordinator_world import World
 from tests.support.rollouts import world_of
 

@@ -73,7 +73,7 @@ def has_room(
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class ParkedEpisode:
     """A parked sample, and what its environment hears of it.
 
     before: the episode up to the parked turn; None: it is the first one. name: of the task or the evaluation. cursor,

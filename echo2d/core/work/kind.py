@@ -20,7 +20,7 @@ from echo2d.core.base.ids import GroupId, PeerId, Version
 from echo2d.core.cluster.membership import Peer
 from echo2d.core.cluster.rules import RunRules
 from echo2d.core.protocol.control_messages import HeldLease, SampleDelta, SampleFinished
-from echo2d.core.work.episodes import Seat
+from echo2d.core.work.episodes import ParkedEpisode
 from echo2d.core.work.events import (
     EnvironmentStepped,
     EpisodeEnded,
@@ -138,7 +138,7 @@ class KindOfWork(ABC, Generic[Pending]):
 class TaskWork(KindOfWork[Pending]):
     """A kind of work that asks tasks for prompts, rewards, and the steps of environments.
 
-    A sample of an environment is parked between two turns, in its `seat`.
+    A sample of an environment is parked between two turns, in its `parked_episode`.
     """
 
     _rules: RunRules
@@ -161,34 +161,34 @@ class TaskWork(KindOfWork[Pending]):
         """A reward has come, or failed."""
 
     @abstractmethod
-    def seat(self, group: GroupId, sample: int) -> Seat | None:
+    def parked_episode(self, group: GroupId, sample: int) -> ParkedEpisode | None:
         """The parked sample that the environment is asked about; None: it is not parked."""
 
     @abstractmethod
-    def go_on(self, seat: Seat, event: EnvironmentStepped, *, now: float) -> Actions:
+    def go_on(self, asked: ParkedEpisode, event: EnvironmentStepped, *, now: float) -> Actions:
         """The environment has answered: the sample waits for its next turn."""
 
     @abstractmethod
     def end_episode(
-        self, seat: Seat, event: EpisodeEnded, *, cut_off: bool = False, now: float
+        self, asked: ParkedEpisode, event: EpisodeEnded, *, cut_off: bool = False, now: float
     ) -> Actions:
         """The environment has ended an episode, or failed. cut_off: there was no room for another turn."""
 
     def environment_stepped(self, event: EnvironmentStepped, *, now: float) -> Actions:
         """The environment has answered a turn: the next one waits, if there is room for one."""
-        seat = self.seat(event.group, event.sample)
-        if seat is None or not seat.is_answered_by(event):
+        asked = self.parked_episode(event.group, event.sample)
+        if asked is None or not asked.is_answered_by(event):
             return []
-        if seat.has_room(self._rules, event):
-            return self.go_on(seat, event, now=now)
+        if asked.has_room(self._rules, event):
+            return self.go_on(asked, event, now=now)
         cut_off = EpisodeEnded(event.group, event.sample, event.begun, event.turn, 0.0)
-        ended = self.end_episode(seat, cut_off, cut_off=True, now=now)
-        forget = ForgetEpisode(event.group, event.sample, seat.name)
+        ended = self.end_episode(asked, cut_off, cut_off=True, now=now)
+        forget = ForgetEpisode(event.group, event.sample, asked.name)
         return [*ended, *([forget] if event.turn else [])]
 
     def episode_ended(self, event: EpisodeEnded, *, now: float) -> Actions:
         """The environment has ended an episode, or failed."""
-        seat = self.seat(event.group, event.sample)
-        if seat is None or not seat.is_answered_by(event):
+        asked = self.parked_episode(event.group, event.sample)
+        if asked is None or not asked.is_answered_by(event):
             return []
-        return self.end_episode(seat, event, now=now)
+        return self.end_episode(asked, event, now=now)

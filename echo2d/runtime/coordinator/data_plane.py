@@ -19,7 +19,8 @@ from typing import Any
 
 from blake3 import blake3
 
-from echo2d.config import CoordinatorConfig, EvalTable, SamplingTable, TaskTable, task_environment
+from echo2d.config.coordinator import CoordinatorConfig
+from echo2d.config.tasks import EvalTable, SamplingTable, TaskTable
 from echo2d.core.cluster.rules import (
     EpisodeRules,
     EvalRules,
@@ -44,10 +45,11 @@ from echo2d.core.work.events import (
     TaskProgress,
 )
 from echo2d.errors import OperatorFault
+from echo2d.process_environment import task_environment
 from echo2d.runtime.coordinator.agent_calls import AgentCalls
 from echo2d.runtime.coordinator.environment_calls import EnvironmentCalls
 from echo2d.runtime.coordinator.task_calls import OverlongPenalty, TaskCalls
-from echo2d.tasks.environments.agents import SILENCE_S
+from echo2d.tasks.agents import SILENCE_S
 from echo2d.tasks.episodes import Episodes
 from echo2d.tasks.pool import Limits, TaskPool, TextSettings
 from echo2d.tasks.process import TaskFailed
@@ -58,9 +60,6 @@ HELD_OUT: Mapping[str, Mapping[str, object]] = {
     "rows": {"split": "heldout", "epochs": 1},
     "gym": {"split": "heldout"},
     "sort_digits": {"split": "heldout"},
-    "calculator": {"split": "heldout"},
-    "poker": {"split": "heldout"},
-    "two_turn_digits": {"split": "heldout"},
 }
 AGENTS = "agents"
 # Options that decide nothing about the prompts. The data of `files` are in the task's own digest.

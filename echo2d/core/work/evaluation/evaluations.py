@@ -36,7 +36,7 @@ from echo2d.core.protocol.control_messages import (
 )
 from echo2d.core.protocol.seeds import sample_seeds
 from echo2d.core.protocol.trajectory import NOTHING
-from echo2d.core.work.episodes import Seat, end_turn
+from echo2d.core.work.episodes import ParkedEpisode, end_turn
 from echo2d.core.work.evaluation.events import Evaluated, EvaluationAction
 from echo2d.core.work.evaluation.open_evaluation import EVALUATION, OpenEvaluation
 from echo2d.core.work.evaluation.questions import EvalQuestion, Questions
@@ -221,33 +221,33 @@ class Evaluations(TaskWork[PendingAnswers]):
 
     # --- environments
 
-    def seat(self, group: GroupId, sample: int) -> Seat | None:
+    def parked_episode(self, group: GroupId, sample: int) -> ParkedEpisode | None:
         """The evaluation may have ended meanwhile."""
         found = self._of(group)
-        return None if found is None else found.seat(group, sample)
+        return None if found is None else found.parked_episode(group, sample)
 
     def go_on(
         self,
-        seat: Seat,
+        asked: ParkedEpisode,
         event: EnvironmentStepped,
         *,
         now: float,  # noqa: ARG002 - as of every kind
     ) -> list[EvaluationAction]:
         found = self._of(event.group)
         assert found is not None
-        found.go_on(event.group, event.sample, seat.answered(event))
+        found.go_on(event.group, event.sample, asked.answered(event))
         return []
 
     def end_episode(
         self,
-        seat: Seat,
+        asked: ParkedEpisode,
         event: EpisodeEnded,
         *,
         cut_off: bool = False,
         now: float,  # noqa: ARG002 - as of every kind
     ) -> list[EvaluationAction]:
         """An episode is whole, with its reward."""
-        found, turn = self._of(event.group), seat.parked.turn
+        found, turn = self._of(event.group), asked.parked.turn
         assert found is not None
         truncated = cut_off or turn.finish not in WHOLE_ENDS
         whole = ScoredSample(math.nan, (), turn.partial.written, truncated)
@@ -455,9 +455,9 @@ class Evaluations(TaskWork[PendingAnswers]):
         parked = end_turn(peer, group, message, written, before, since=lease.since, now=now)
         # A worker that holds very many results refuses leases.
         held_back = evaluation.park(lease, parked, held_back_max=peer.slots)
-        seat = evaluation.seat(group, sample)
-        assert seat is not None
-        return [*([] if held_back else answer(peer, message)), seat.step(self._rules)]
+        asked = evaluation.parked_episode(group, sample)
+        assert asked is not None
+        return [*([] if held_back else answer(peer, message)), asked.step(self._rules)]
 
     def _accepted(self, *turns: TurnKept | None) -> list[Send]:
         """Tell workers that these turns were accepted."""

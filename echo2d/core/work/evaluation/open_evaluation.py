@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from echo2d.core.base.ids import GroupId, PeerId
 from echo2d.core.cluster.rules import EvalRules
 from echo2d.core.protocol.control_messages import HeldLease, VersionKey
-from echo2d.core.work.episodes import Episode, Parked, Seat
+from echo2d.core.work.episodes import Episode, Parked, ParkedEpisode
 from echo2d.core.work.evaluation.questions import ROWS_MAX, EvalQuestion
 from echo2d.core.work.evaluation.summary import ScoredSample
 from echo2d.core.work.events import TurnKept
@@ -183,7 +183,7 @@ class OpenEvaluation:
         self._held_back_of[parked.worker] += 1
         return True
 
-    def seat(self, group: GroupId, sample: int) -> Seat | None:
+    def parked_episode(self, group: GroupId, sample: int) -> ParkedEpisode | None:
         """The parked answer that the environment is asked about."""
         asked, question = self._asked(group, sample), self.question(group)
         parked = self._parked.get(asked)
@@ -191,7 +191,7 @@ class OpenEvaluation:
             return None
         # As of the answers' own seeds, versions differ by less chance.
         seed_group = group_of(EVALUATION, question.cursor)
-        return Seat(
+        return ParkedEpisode(
             parked,
             self._episodes.get(asked),
             self.rules.task,

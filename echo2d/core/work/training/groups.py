@@ -43,7 +43,7 @@ from echo2d.core.protocol.trajectory import (
     StoredGroup,
     TrajectoryRecord,
 )
-from echo2d.core.work.episodes import Seat, end_turn
+from echo2d.core.work.episodes import ParkedEpisode, end_turn
 from echo2d.core.work.events import (
     DrawPrompt,
     EnvironmentStepped,
@@ -313,16 +313,18 @@ class Groups(TaskWork[PendingOfGroup]):
 
     # --- environments
 
-    def seat(self, group: GroupId, sample: int) -> Seat | None:
+    def parked_episode(self, group: GroupId, sample: int) -> ParkedEpisode | None:
         found = self._groups.get(group)
-        return None if found is None else self._episodes.seat(found, sample)
+        return None if found is None else self._episodes.parked_episode(found, sample)
 
-    def go_on(self, seat: Seat, event: EnvironmentStepped, *, now: float) -> list[RolloutAction]:
-        return self._episodes.go_on(self._groups[event.group], seat, event, now=now)
+    def go_on(
+        self, asked: ParkedEpisode, event: EnvironmentStepped, *, now: float
+    ) -> list[RolloutAction]:
+        return self._episodes.go_on(self._groups[event.group], asked, event, now=now)
 
     def end_episode(
         self,
-        seat: Seat,
+        asked: ParkedEpisode,
         event: EpisodeEnded,
         *,
         cut_off: bool = False,  # noqa: ARG002 - its last turn says so
@@ -336,7 +338,7 @@ class Groups(TaskWork[PendingOfGroup]):
             if group.failures[event.sample] > LEASE_FAILURES_MAX:
                 return [note, *self._drop(group, "lease", "its agents are gone")]
             return [note, *self._episodes.begin_anew(group, event.sample, now=now)]
-        return self._keep_episode(group, seat, event, now)
+        return self._keep_episode(group, asked, event, now)
 
     # --- the audit
 
@@ -659,12 +661,12 @@ class Groups(TaskWork[PendingOfGroup]):
         ]
 
     def _keep_episode(
-        self, group: OpenGroup, seat: Seat, event: EpisodeEnded, now: float
+        self, group: OpenGroup, asked: ParkedEpisode, event: EpisodeEnded, now: float
     ) -> list[RolloutAction]:
         """Keep an episode with its reward."""
-        parked, turn = seat.parked, seat.parked.turn
+        parked, turn = asked.parked, asked.parked.turn
         record = self._episodes.record(group, parked)
-        self._episodes.measure(seat, now=now)
+        self._episodes.measure(asked, now=now)
         self._measure(turn.partial, parked.worker, parked.since, now)
         self._groups.keep(group, record)
         if self._audits is not None:

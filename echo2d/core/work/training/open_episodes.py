@@ -25,7 +25,7 @@ from echo2d.core.cluster.membership import Membership
 from echo2d.core.cluster.rules import RunRules
 from echo2d.core.cluster.statistics import Statistics
 from echo2d.core.protocol.trajectory import Partial, TrajectoryRecord
-from echo2d.core.work.episodes import Episode, Parked, Seat
+from echo2d.core.work.episodes import Episode, Parked, ParkedEpisode
 from echo2d.core.work.events import (
     EnvironmentStepped,
     EpisodeForgotten,
@@ -61,12 +61,12 @@ class OpenEpisodes:
         self._statistics = statistics
         self._good = good
 
-    def seat(self, group: OpenGroup, sample: int) -> Seat | None:
+    def parked_episode(self, group: OpenGroup, sample: int) -> ParkedEpisode | None:
         """The parked sample that its environment, or an agent outside, is asked about."""
         parked = group.parked.get(sample)
         if parked is None:
             return None
-        return Seat(
+        return ParkedEpisode(
             parked,
             group.episodes.get(sample),
             group.task,
@@ -78,22 +78,22 @@ class OpenEpisodes:
         )
 
     def go_on(
-        self, group: OpenGroup, seat: Seat, event: EnvironmentStepped, *, now: float
+        self, group: OpenGroup, asked: ParkedEpisode, event: EnvironmentStepped, *, now: float
     ) -> list[RolloutAction]:
         """The environment has answered: the sample waits for its next turn."""
-        self.measure(seat, now=now)
-        episode = seat.answered(event)
-        waiting = self._waiting(episode.partial, seat.parked, now)
+        self.measure(asked, now=now)
+        episode = asked.answered(event)
+        waiting = self._waiting(episode.partial, asked.parked, now)
         self._groups.go_on(group, event.sample, episode, waiting)
         answered = TurnAnswered(
             event.group, event.sample, event.turn, event.tokens, event.state, event.anew
         )
-        return [*([] if event.turn else [Persist(seat.parked.turn)]), Persist(answered)]
+        return [*([] if event.turn else [Persist(asked.parked.turn)]), Persist(answered)]
 
-    def measure(self, seat: Seat, *, now: float) -> None:
+    def measure(self, asked: ParkedEpisode, *, now: float) -> None:
         """The environment has answered. How long an agent outside takes to begin does not count."""
-        if seat.parked.turn.turn:
-            self._statistics.environment_took(seat.name, now - seat.parked.asked_at)
+        if asked.parked.turn.turn:
+            self._statistics.environment_took(asked.name, now - asked.parked.asked_at)
 
     def record(self, group: OpenGroup, parked: Parked) -> TrajectoryRecord:
         """The whole episode, without a reward."""
@@ -119,8 +119,8 @@ class OpenEpisodes:
 
     def tell(self, group: OpenGroup, sample: int, *, again: bool = False) -> list[StepEnvironment]:
         """Tell the environment of the turn of a parked sample. again: it may have been told before."""
-        seat = self.seat(group, sample)
-        return [] if seat is None else [seat.step(self._rules, again=again)]
+        asked = self.parked_episode(group, sample)
+        return [] if asked is None else [asked.step(self._rules, again=again)]
 
     def offer(self, group: OpenGroup, sample: int) -> list[StepEnvironment]:
         """If agents outside play it: one of them may begin this episode."""

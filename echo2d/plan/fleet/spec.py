@@ -1,0 +1,326 @@
+"""Fleets from TOML files: one learner, its model, the workers that can be had, and how they are to be used.
+
+    [learner]                    # R, S and kappa; the host's uplink, and what an hour of it costs
+    t_train_s = 100
+    trajectories_per_step = 256
+    staleness_max = 4
+    publish_every = "auto"       # or a number
+    uplink_mbps = 1000
+    usd_per_h = 12               # also usd_per_gb_up: what the host's traffic costs
+    [model]
+    params = 8e9
+    bytes_per_param = 2
+    wire_fraction = 0.02         # of the snapshot, that goes over the wire: 1 without deltas
+    [[fleet]]                    # `count` workers alike; rates are those of one
+    name = "4090"
+    count = 20
+    trajectories_per_h = 360
+    usd_per_h = 0.4
+    uplink_mbps = 100
+    downlink_mbps = 400
+    rtt_ms = 60                  # to a worker alike
+    usd_per_gb_down = 0.0        # also usd_per_gb_up, availability (share of the time that it is there)
+    [policy]
+    gamma = 1.1
+    mode = "background"          # or "exclusive"; still_share: the part of T_bcast for which workers then stop
+    pause_s = 5                  # of a refit; recompute_s: to compute KV caches again after it
+    t_gen_s = 60                 # seconds that one trajectory takes
+    [centralized]                # optional: the same training, rollouts and all, in one data centre, to compare with
+    step_s = 200
+    usd_per_h = 24
+    [simulate]                   # for `echo2d simulate` alone, as are stay_h, notice_s, ... of a fleet
+    hours = 24
+    gen_sigma = 0.5
+
+Anything wrong is an OperatorFault that names the key.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from echo2d.config.limits import PATIENCE_MAX, STALENESS_MAX, USD_MAX
+from echo2d.config.tables import Table, key, read_toml, table_of
+from echo2d.core.capacity.model import GAMMA
+from echo2d.core.cluster.membership import SLOTS_MAX
+from echo2d.errors import OperatorFault
+
+WORKERS_MAX = 4096  # of all fleets together: what a coordinator keeps rates of
+HOURS_MAX = 24.0 * 365  # a year
+MBPS_MAX = 1e7  # 10 Tbit/s: as good as no limit
+RATE_MAX = 1e9  # trajectories an hour: a mistake
+NO_VARIANCE_MAX = 0.8  # a run throws away four of five at most (`core/work/training/contrast`)
+SECONDS_MAX = 1e6  # a train step of 11 days is a mistake in the unit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnerTable(Table):
+    TABLE: ClassVar[str] = "learner"
+
+    t_train_s: float = key("seconds of a train step, net of waiting", above=0.0, high=SECONDS_MAX)
+    trajectories_per_step: int = key("R", low=1, high=1 << 20)
+    staleness_max: int = key("S, in train steps", low=0, high=STALENESS_MAX)
+    publish_every: int | Literal["auto"] = key('kappa, in train steps, or "auto"', "auto", low=1)
+    uplink_mbps: float = key("of the learner's host, Mbit/s", above=0.0, high=MBPS_MAX)
+    usd_per_h: float = key("of the learner's host", 0.0, low=0.0, high=USD_MAX)
+    usd_per_gb_up: float = key(
+        "usd per 10^9 bytes that the learner's host sends; above 0, it sends a version as few times"
+        " as there is time for",
+        0.0,
+        low=0.0,
+        high=USD_MAX,
+    )
+    stay_h: float = key(
+        "hours that its host stays on average before it is taken away; 0: for ever", 0.0, low=0.0
+    )
+    notice_s: float = key(
+        "seconds before that it is told so; 0: not at all", 0.0, low=0.0, high=SECONDS_MAX
+    )
+    restart_s: float = key(
+        "seconds until it trains again on another host", 0.0, low=0.0, high=SECONDS_MAX
+    )
+    checkpoint_every: int = key("train steps", 1, low=1, high=1 << 20)
+    checkpoint_s: float = key(
+        "seconds for which a checkpoint holds up training", 0.0, low=0.0, high=SECONDS_MAX
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelTable(Table):
+    TABLE: ClassVar[str] = "model"
+
+    params: float = key("parameters", above=0.0, high=1e14)
+    bytes_per_param: float = key("of a snapshot", 2.0, above=0.0, high=8.0)
+    wire_fraction: float = key(
+        "bytes on the wire over bytes of the snapshot", 1.0, above=0.0, high=1.0
+    )
+
+    def wire_bytes(self, *, delta: bool = True) -> int:
+        return max(
+            1, round(self.params * self.bytes_per_param * (self.wire_fraction if delta else 1.0))
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkersTable(Table):
+    TABLE: ClassVar[str] = "fleet"
+
+    name: str = key("of this kind of worker")
+    count: int = key("workers of this kind", 1, low=1, high=WORKERS_MAX)
+    trajectories_per_h: float = key(
+        "accepted trajectories per hour of one worker", low=0.0, high=RATE_MAX
+    )
+    slots: int = key(
+        "samples that one generates at once; 0: as many as make its trajectories at t_gen_s each",
+        0,
+        low=0,
+        high=SLOTS_MAX,
+    )
+    usd_per_h: float = key("of one worker", 0.0, low=0.0, high=USD_MAX)
+    uplink_mbps: float = key("Mbit/s", 100.0, above=0.0, high=MBPS_MAX)
+    downlink_mbps: float = key("Mbit/s", 1000.0, above=0.0, high=MBPS_MAX)
+    rtt_ms: float = key("milliseconds, to a worker alike", 50.0, low=0.0, high=10_000.0)
+    usd_per_gb_down: float = key("usd per 10^9 bytes that it receives", 0.0, low=0.0, high=USD_MAX)
+    usd_per_gb_up: float = key("usd per 10^9 bytes that it sends", 0.0, low=0.0, high=USD_MAX)
+    availability: float = key("share of the time that it is there", 1.0, above=0.0, high=1.0)
+    stay_h: float = key(
+        "hours that one stays on average; then it is away as availability says; 0: for ever",
+        0.0,
+        low=0.0,
+    )
+    notice_s: float = key(
+        "seconds before it leaves that it says so; 0: it falls silent",
+        0.0,
+        low=0.0,
+        high=SECONDS_MAX,
+    )
+    speed_sigma: float = key("spread of their speeds (of the logarithm)", 0.0, low=0.0, high=2.0)
+    price_sigma: float = key(
+        "spread of the price's change in an hour (of the logarithm)", 0.0, low=0.0, high=1.0
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetPolicyTable(Table):
+    TABLE: ClassVar[str] = "policy"
+
+    gamma: float = key("throughput to provide, over mu_min", GAMMA, low=1.0, high=10.0)
+    mode: Literal["exclusive", "background"] = key(
+        "whether workers stop for a broadcast", "background"
+    )
+    pause_s: float = key(
+        "seconds of a refit in which nothing is generated", 0.0, low=0.0, high=SECONDS_MAX
+    )
+    recompute_s: float = key(
+        "seconds in which KV caches are computed again after a refit",
+        0.0,
+        low=0.0,
+        high=SECONDS_MAX,
+    )
+    t_gen_s: float = key(
+        "seconds that a trajectory takes, lease to result", 0.0, low=0.0, high=SECONDS_MAX
+    )
+    move_stragglers: bool = key(
+        "samples that their group waits for go on at faster workers, with their tokens", True
+    )
+    group_patience: float = key(
+        "a group waits so many times as long for its last samples as for the others; 0: until it is too old",
+        3.0,
+        low=0.0,
+        high=PATIENCE_MAX,
+    )
+    no_variance: float = key(
+        "share of the groups that are thrown away because all their rewards are the same",
+        0.0,
+        low=0.0,
+        high=NO_VARIANCE_MAX,
+    )
+    t_bcast_s: float = key(
+        "seconds from a publish until all serve it, as measured; 0: predicted",
+        0.0,
+        low=0.0,
+        high=SECONDS_MAX,
+    )
+    still_share: float = key(
+        "share of T_bcast for which a worker stops, if exclusive", 1.0, low=0.0, high=1.0
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CentralizedTable(Table):
+    """What the fleet is compared with."""
+
+    TABLE: ClassVar[str] = "centralized"
+
+    step_s: float = key("seconds of a train step, rollouts included", above=0.0, high=SECONDS_MAX)
+    usd_per_h: float = key("of all machines, learner included", low=0.0, high=USD_MAX)
+    learner_usd_per_h: float | None = key(
+        "of the learner's machines among them; not said: as much as here",
+        None,
+        low=0.0,
+        high=USD_MAX,
+    )
+    synchronous_step_s: float | None = key(
+        "seconds of a step if the same machines generate and train by turns",
+        None,
+        above=0.0,
+        high=SECONDS_MAX,
+    )
+
+    @property
+    def usd_per_step(self) -> float:
+        return self.usd_per_h * self.step_s / 3600.0
+
+    @property
+    def synchronous_usd_per_step(self) -> float | None:
+        """None: the file does not say."""
+        step_s = self.synchronous_step_s
+        return None if step_s is None else self.usd_per_h * step_s / 3600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulateTable(Table):
+    """What only `simulate` asks."""
+
+    TABLE: ClassVar[str] = "simulate"
+
+    hours: float = key("of virtual time", 24.0, above=0.0, high=HOURS_MAX)
+    group_size: int = key(
+        "trajectories per prompt; divides trajectories_per_step", 8, low=1, high=1024
+    )
+    gen_sigma: float = key(
+        "long tail of generation times (of the logarithm)", 0.5, low=0.0, high=2.0
+    )
+    prompt_share: float = key(
+        "share of the variance of that which is the prompt's: its samples are all long, or all short",
+        0.0,
+        low=0.0,
+        high=1.0,
+    )
+    turns: int = key("answers of an episode; 1: there is no environment", 1, low=1, high=1024)
+    tool_s: float = key(
+        "mean seconds between two turns, in which an episode holds no slot",
+        0.0,
+        low=0.0,
+        high=SECONDS_MAX,
+    )
+    tool_sigma: float = key("long tail of these (of the logarithm)", 1.0, low=0.0, high=2.0)
+    train_sigma: float = key("spread of train steps (of the logarithm)", 0.05, low=0.0, high=1.0)
+    rng_seed: int = key("of everything that is drawn", 0, low=0)
+
+
+@dataclass(frozen=True, slots=True)
+class FleetSpec:
+    """One file."""
+
+    learner: LearnerTable
+    model: ModelTable
+    workers: tuple[WorkersTable, ...]
+    policy: FleetPolicyTable
+    simulate: SimulateTable
+    centralized: CentralizedTable | None = None
+
+    def __post_init__(self) -> None:
+        kappa, kappa_max = self.learner.publish_every, self.learner.staleness_max + 1
+        if kappa != "auto" and kappa > kappa_max:
+            raise OperatorFault(
+                f"learner.publish_every: expected 1 to {kappa_max} (staleness_max + 1; more deadlocks); found {kappa}"
+            )
+        if self.learner.trajectories_per_step % self.simulate.group_size:
+            raise OperatorFault(
+                f"simulate.group_size: expected a divisor of trajectories_per_step = "
+                f"{self.learner.trajectories_per_step}; found {self.simulate.group_size}"
+            )
+        names = [kind.name for kind in self.workers]
+        if not names:
+            raise OperatorFault("[[fleet]]: expected at least one")
+        if len(set(names)) < len(names):
+            raise OperatorFault(f"fleet.name: expected different ones; found {', '.join(names)}")
+        if sum(kind.count for kind in self.workers) > WORKERS_MAX:
+            raise OperatorFault(f"fleet.count: expected at most {WORKERS_MAX} workers in all")
+
+    def slots(self, kind: WorkersTable) -> int:
+        """Of one worker: as many as make what it makes, at t_gen_s each, if the file does not say."""
+        return kind.slots or max(1, round(kind.trajectories_per_h / 3600.0 * self.policy.t_gen_s))
+
+
+def is_fleet(path: Path) -> bool:
+    """Whether the file describes a fleet, and not a broadcast (`scenario_file`)."""
+    return "fleet" in read_toml(path)
+
+
+def load_fleet(path: Path) -> FleetSpec:
+    try:
+        return read_fleet(read_toml(path))
+    except OperatorFault as fault:
+        raise OperatorFault(f"{path}: {fault}") from fault
+
+
+def read_fleet(document: Mapping[str, Any]) -> FleetSpec:
+    """From a parsed file."""
+    tables = ("learner", "model", "fleet", "policy", "centralized", "simulate")
+    for name in document:
+        if name not in tables:
+            raise OperatorFault(f"[{name}]: unknown table; expected {', '.join(tables)}")
+    kinds = document.get("fleet", [])
+    if not isinstance(kinds, list) or not all(isinstance(kind, dict) for kind in kinds):
+        raise OperatorFault("[[fleet]]: expected tables with double brackets")
+    return FleetSpec(
+        LearnerTable.read(table_of(document, "learner")),
+        ModelTable.read(table_of(document, "model")),
+        tuple(WorkersTable.read(kind) for kind in kinds),
+        FleetPolicyTable.read(table_of(document, "policy")),
+        SimulateTable.read({"group_size": _divisor(document), **table_of(document, "simulate")}),
+        CentralizedTable.read(table_of(document, "centralized"))
+        if "centralized" in document
+        else None,
+    )
+
+
+def _divisor(document: Mapping[str, Any]) -> int:
+    """The largest usual group that divides R, where the file says none."""
+    per_step = table_of(document, "learner").get("trajectories_per_step", 8)
+    return next(
+        (size for size in (8, 4, 2) if isinstance(per_step, int) and per_step % size == 0), 1
+    )

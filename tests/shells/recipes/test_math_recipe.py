@@ -1,0 +1,271 @@
+"""`echo2d init math`: what it writes is a config that both programs read; what is wrong is one line."""
+
+import builtins
+import json
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from echo2d.cli import main
+from echo2d.cli.recipes import math as init_math
+from echo2d.config.coordinator import CoordinatorConfig
+from echo2d.extras import install_command
+from echo2d.learner.config import LearnerConfig
+from tests.support.texts import write_text_model
+
+GSM8K = [
+    {"question": f"{n} birds and {n} more?", "answer": f"They are {n} + {n}.\n#### {2 * n}"}
+    for n in range(40)
+]
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    directory = write_text_model(tmp_path / "model")
+    (directory / "config.json").write_text("{}")
+    (directory / "model.safetensors").touch()
+    return directory
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Path:
+    path = tmp_path / "gsm8k.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in GSM8K))
+    return path
+
+
+def init(base: Path, rows: Path, *more: str) -> tuple[int, str]:
+    out = base.parent / "out"
+    command = ("init", "math", f"--base-model={base}", f"--rows={rows}", f"--out={out}", *more)
+    result = CliRunner().invoke(main, command)
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    if result.exit_code:
+        assert not out.exists()
+    return result.exit_code, result.output
+
+
+def written(base: Path) -> Mapping[str, Any]:
+    return tomllib.loads((base.parent / "out" / "run.toml").read_text())
+
+
+def test_the_config_is_one_that_coordinator_and_learner_read(base: Path, rows: Path) -> None:
+    code, output = init(base, rows, "--host=10.0.0.1")
+    assert code == 0, output
+    assert "birds and" in output
+    assert "echo2d join https://10.0.0.1:7700" in output
+    path = base.parent / "out" / "run.toml"
+    config, learner = CoordinatorConfig.load(path), LearnerConfig.load(path)
+    (task,) = config.tasks
+    assert task.options["answer_after"] == "####"
+    assert task.options["prompt"] == "question"
+    assert [each.name for each in config.evals] == ["sampled", "greedy"]
+    assert config.link.port == 7701
+    assert learner.url == "https://10.0.0.1:7700"
+    assert learner.token_file == config.run.run_dir / "tokens" / "learner.token"
+    assert learner.snapshot_root == config.run.snapshot_root
+    assert learner.snapshot_root.is_dir()
+
+
+def test_json_says_what_the_run_will_see(base: Path, rows: Path) -> None:
+    code, output = init(base, rows, "--json")
+    facts = json.loads(output)
+    assert code == 0
+    assert facts["trained"] + facts["held_out"] == len(GSM8K)
+    assert facts["expected"] in {str(2 * n) for n in range(40)}
+    assert facts["text"].startswith("<user>")
+    assert facts["longest"] == len("<user>39 birds and 39 more?<answer>")
+
+
+def test_settings_replace_keys_and_add_others(base: Path, rows: Path) -> None:
+    settings = ("policy.group_size=4", "learner.lr=3e-5", "eval.rows=7", "learner.device=cpu")
+    code, output = init(base, rows, *(f"--set={each}" for each in settings))
+    assert code == 0, output
+    document = written(base)
+    assert document["policy"]["group_size"] == 4
+    assert document["learner"]["lr"] == 3e-5
+    assert document["learner"]["device"] == "cpu"
+    assert [each["rows"] for each in document["eval"]] == [7, 7]
+
+
+def test_settings_may_be_of_any_table_and_any_text(base: Path, rows: Path) -> None:
+    prompt = "{question}\u2028\x85\x7f\U0001f600 \\"
+    settings = (
+        "samples.viewers=true",
+        "task.template.enable_thinking=false",
+        "coordinator.port=9000",
+    )
+    code, output = init(base, rows, f"--prompt={prompt}", *(f"--set={each}" for each in settings))
+    assert code == 0, output
+    document = written(base)
+    assert document["task"]["options"]["prompt"] == prompt
+    assert document["task"]["template"] == {"enable_thinking": False}
+    assert document["samples"] == {"viewers": True}
+    assert document["learner"]["url"] == "http://127.0.0.1:9000"
+    assert "join http://127.0.0.1:9000" in output
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("::1", "http://[::1]:7700"),
+        ("127.0.0.2", "http://127.0.0.2:7700"),
+        ("fd00::2", "https://[fd00::2]:7700"),
+        ("box.example.org", "https://box.example.org:7700"),
+    ],
+)
+def test_the_url_is_the_one_at_which_the_coordinator_listens(
+    base: Path, rows: Path, host: str, url: str
+) -> None:
+    assert init(base, rows, f"--host={host}")[0] == 0
+    assert written(base)["learner"]["url"] == url
+
+
+def test_held_out_questions_are_not_counted_among_those_to_train_on(base: Path, rows: Path) -> None:
+    others = base.parent / "test.jsonl"
+    others.write_text("".join(json.dumps(row) + "\n" for row in [*GSM8K[:10], GSM8K[0]]))
+    code, output = init(base, rows, f"--held-out-rows={others}", "--json")
+    assert code == 0, output
+    assert (json.loads(output)["trained"], json.loads(output)["held_out"]) == (30, 10)
+
+
+def test_all_questions_held_out_is_one_line(base: Path, rows: Path) -> None:
+    code, output = init(base, rows, f"--held-out-rows={rows}")
+    assert (code, output.count("\n")) == (2, 1)
+    assert "none is left to train on" in output
+
+
+def test_a_judge_that_does_not_answer_is_one_line(base: Path, rows: Path) -> None:
+    options = "task.options.scorer_options={ url = 'http://127.0.0.1:9/', tries = 1 }"
+    settings = ("task.options.scorer=remote", "task.network=true", options)
+    code, output = init(base, rows, *(f"--set={each}" for each in settings))
+    assert (code, output.count("\n")) == (2, 1), output
+    assert "it fails at the expected answer: JudgeError: the judge at 127.0.0.1:9" in output
+
+
+def test_other_held_out_questions_leave_all_rows_to_train_on(base: Path, rows: Path) -> None:
+    others = base.parent / "test.jsonl"
+    others.write_text(json.dumps({"question": "1 bird?", "answer": "#### 1"}) + "\n")
+    code, output = init(base, rows, f"--held-out-rows={others}", "--json")
+    assert code == 0, output
+    assert json.loads(output)["trained"] == len(GSM8K)
+    assert json.loads(output)["held_out"] == 1
+    assert [each["options"]["files"] for each in written(base)["eval"]] == [[str(others)]] * 2
+
+
+def test_it_asks_five_questions_at_most(
+    base: Path, rows: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def answer(question: str, default: Any, **_: Any) -> Any:
+        asked.append(question)
+        return default
+
+    monkeypatch.setattr("echo2d.cli.recipes.sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr(click, "prompt", answer)
+    monkeypatch.chdir(base.parent)
+    init_math.callback(  # type: ignore[misc]
+        settings=(), yes=False, as_json=False, base_model=base, rows=str(rows), held_out_rows=None,
+        prompt=None, answer=None, max_new_tokens=None, host=None, port=7700, out=None,
+    )  # fmt: skip
+    assert len(asked) == 5
+    assert (base.parent / "math" / "run.toml").exists()
+
+
+@pytest.mark.parametrize(
+    ("more", "complaint"),
+    [
+        (["--prompt=problem"], "echo2d: rows: row 0 has no 'problem'; its columns are question, answer"),
+        (["--answer=question"], "echo2d: --answer: expected another column than --prompt; found 'question'"),
+        (["--set=policy.group_size=0"], "echo2d: policy.group_size: expected an integer, at least 1"),
+        (["--set=nothing.at_all=0"], "echo2d: [nothing]: unknown table"),
+        (["--set=learner.stepz=2"], "echo2d: learner.stepz: unknown key"),
+        (["--set=learner.lr=fast"], "echo2d: learner.lr: expected a number"),
+        (["--set=policy"], "echo2d: --set: expected TABLE.KEY=VALUE; found 'policy'"),
+        (["--set=task.options.scorer=oracle"], 'echo2d: scorer: expected "math"'),
+    ],
+)  # fmt: skip
+def test_a_wrong_option_is_one_line(
+    base: Path, rows: Path, more: list[str], complaint: str
+) -> None:
+    code, output = init(base, rows, *more)
+    assert (code, output.count("\n")) == (2, 1), output
+    assert output.startswith(complaint)
+
+
+def test_answers_that_the_scorer_cannot_read_are_one_line(base: Path, rows: Path) -> None:
+    capitals = {"France": "Paris", "Italy": "Rome"}
+    asked = [{"question": f"The capital of {k}?", "answer": v} for k, v in capitals.items()]
+    rows.write_text(json.dumps(asked[0]) + "\n")
+    others = rows.with_name("others.jsonl")
+    others.write_text(json.dumps(asked[1]) + "\n")
+    code, output = init(base, rows, f"--held-out-rows={others}")
+    assert (code, output.count("\n")) == (2, 1)
+    assert output.startswith("echo2d: --answer: the scorer finds no answer in 'Paris'")
+    exact = "--set=task.options.scorer=exact"
+    assert init(base, rows, f"--held-out-rows={others}", exact)[0] == 0
+
+
+def test_a_model_without_a_template_is_one_line(base: Path, rows: Path) -> None:
+    (base / "tokenizer_config.json").write_text("{}")
+    code, output = init(base, rows)
+    assert (code, output.count("\n")) == (2, 1)
+    assert f"--base-model: {base} has no chat template" in output
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
+def test_a_directory_that_is_no_model_is_one_line(base: Path, rows: Path, name: str) -> None:
+    (base / name).unlink()
+    code, output = init(base, rows)
+    assert (code, output.count("\n")) == (2, 1)
+    assert f"{base} has no" in output
+
+
+def test_rows_that_cannot_be_read_are_one_line(base: Path, rows: Path) -> None:
+    code, output = init(base, rows.with_name("nowhere.jsonl"))
+    assert (code, output.count("\n")) == (2, 1)
+    assert "nowhere.jsonl" in output
+    rows.write_text("no json\n")
+    code, output = init(base, rows)
+    assert (code, output.count("\n")) == (2, 1)
+    assert "row 0 is not JSON" in output
+
+
+def test_a_missing_extra_is_one_line(
+    base: Path, rows: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = builtins.__import__
+
+    def without(name: str, *rest: Any) -> Any:
+        if name.startswith("math_verify"):
+            raise ImportError(name)
+        return found(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    code, output = init(base, rows)
+    assert (code, output) == (
+        2, f"echo2d: scorer math: it needs math-verify: {install_command('math')}\n"
+    )  # fmt: skip
+
+
+def test_columns_that_nobody_can_guess_are_asked_for(base: Path, rows: Path) -> None:
+    rows.write_text(json.dumps({"frage": "1 + 1?", "antwort": "2"}) + "\n")
+    code, output = init(base, rows, "--yes")
+    assert (code, output.count("\n")) == (2, 1)
+    assert f"echo2d: --prompt: expected a column of {rows}: frage, antwort" in output
+
+
+def test_an_existing_config_is_kept(base: Path, rows: Path) -> None:
+    assert init(base, rows)[0] == 0
+    before = written(base)
+    result = CliRunner().invoke(
+        main, ["init", "math", f"--base-model={base}", f"--rows={rows}", f"--out={base.parent}/out"]
+    )
+    assert result.exit_code == 2
+    assert "exists already; choose another --out" in result.output
+    assert written(base) == before
