@@ -90,10 +90,11 @@ nightly-rates: $(READY)
 	$(BIN)/pytest tests/nightly/runs tests/e2e -m "alone and not soak" $(ARGS)
 
 nightly-slow: $(READY)
-	$(BIN)/pytest tests/unit tests/shells --ignore=tests/unit/sim/test_faults.py -m "nightly and not soak" $(TWO) $(ARGS)
+	$(BIN)/pytest tests/unit tests/shells --ignore=tests/shells/sim/test_faults.py -m "nightly and not soak" $(TWO) $(ARGS)
+	$(BIN)/pytest tests/nightly/research $(TWO) $(ARGS)
 
 nightly-faults: $(READY)
-	$(BIN)/pytest -m "soak or nightly" tests/unit/sim/test_faults.py $(TWO) $(ARGS)
+	$(BIN)/pytest -m "soak or nightly" tests/shells/sim/test_faults.py $(TWO) $(ARGS)
 
 nightly-fuzz: $(READY)
 	for i in $$(seq $(SEARCHES)); do $(BIN)/pytest tests/unit/property --hypothesis-profile=search --timeout 0 $(TWO) || exit 1; done

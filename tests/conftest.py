@@ -102,7 +102,15 @@ def soak_from(request: pytest.FixtureRequest) -> int:
 
 
 # No event loop of ours runs in these folders.
-UNGUARDED = ("unit", "e2e", "nightly/lab", "nightly/sglang", "nightly/trl")
+UNGUARDED = (
+    "unit",
+    "shells/sim",
+    "e2e",
+    "nightly/runs",
+    "nightly/lab",
+    "nightly/sglang",
+    "nightly/trl",
+)
 
 
 @pytest.fixture(autouse=True)

@@ -17,7 +17,7 @@ from pathlib import Path
 REPO = Path(__file__).parents[1]
 COPIED = ("echo2d", "learner", "tests", "tools", "pyproject.toml", "README.md")
 TIMEOUT_S = 300.0
-FAULTS = "tests/unit/sim/test_faults.py"
+FAULTS = "tests/shells/sim/test_faults.py"
 
 
 @dataclass(frozen=True, slots=True)

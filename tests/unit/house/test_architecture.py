@@ -443,8 +443,8 @@ PLANTED_IN_CORE = [
         "from tests.e2e.test_by_hand import Site",
         "from tests.shells.net.security import test_tls_links",
         "import tests.unit.core.work.training.test_groups",
-        "from tests.unit.sim.conftest import Play",
-        "from tests.unit.sim import conftest",
+        "from tests.shells.sim.conftest import Play",
+        "from tests.shells.sim import conftest",
     ],
 )
 def test_a_planted_import_of_a_test_file_is_found(line: str) -> None:

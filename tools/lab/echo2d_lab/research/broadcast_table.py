@@ -50,7 +50,7 @@ ROWS = (
     Row("3", "the same, 256 MiB", "--tls --bytes 256MiB", 1.10),
     mixed("4", "mixed uplinks", "320,320,160,160,80,80,40,40"),
     mixed("4", "uplinks of volunteers", "200,250,120,90,60,60,25,10", "96MiB"),
-    # Drawn once at random (`tests/unit/sim/test_rates.py` plays the same ones).
+    # Drawn once at random (`tests/shells/sim/test_rates.py` plays the same ones).
     mixed("4", "uplinks drawn at random", "320,57,33,163,25,112,65,24"),
     mixed("4", "uplinks drawn at random", "320,102,23,81,25,27,78,286"),
     mixed("4", "uplinks drawn at random", "320,30,41,151,423,128,72,463"),

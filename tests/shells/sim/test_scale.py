@@ -10,7 +10,9 @@ from tests.support.scenarios import Play
 MIXED = REPO / "scenarios" / "mixed.toml"
 
 
-@pytest.mark.parametrize(("size", "ratio_max"), [("80MB", 1.35), ("400MB", 1.35)])
+@pytest.mark.parametrize(
+    ("size", "ratio_max"), [("80MB", 1.35), pytest.param("400MB", 1.35, marks=pytest.mark.nightly)]
+)
 def test_sixty_four_peers_of_any_uplink(play: Play, size: str, ratio_max: float) -> None:
     """Five times the churn of the file, so that somebody does leave: found by those below, within a second or two."""
     outcome = play(load_scenario(MIXED, bytes=size, churn=0.05), check_every=CHECK_EVERY_LONG)

@@ -116,7 +116,9 @@ def test_half_of_the_active_workers_lost_is_made_good_within_three_periods(rng_s
     assert len(active(loop)) >= 3
 
 
-@pytest.mark.parametrize("rng_seed", range(3))
+@pytest.mark.parametrize(
+    "rng_seed", [0, *(pytest.param(each, marks=pytest.mark.nightly) for each in (1, 2))]
+)
 def test_noise_in_what_workers_make_moves_hardly_anybody(rng_seed: int) -> None:
     """Each is up to 30 % faster or slower from one period to the next."""
     periods, chance, changes = 70, random.Random(rng_seed), list[int]()
@@ -147,6 +149,7 @@ def test_who_will_be_taken_away_gets_no_more_leases_and_is_replaced_at_once() ->
     assert len(after) == len(before)
 
 
+@pytest.mark.nightly
 def test_answers_that_grow_longer_make_nobody_look_cheap_who_stands_by() -> None:
     """All become slower by 1.8 in 30 periods: one more worker is needed, and nobody is swapped for one who is measured
     no more."""
@@ -170,6 +173,7 @@ def test_answers_that_grow_longer_make_nobody_look_cheap_who_stands_by() -> None
     assert max(idle) < 1.35 * min(working), seen
 
 
+@pytest.mark.nightly
 def test_a_seed_that_pays_for_its_bytes_sends_each_version_once_and_the_learner_waits_no_longer() -> (
     None
 ):

@@ -68,7 +68,7 @@ def fast(train_s: float, t_bcast_s: float) -> tuple[int, Counter[int]]:
     return world.run()["steps"], world.statistics.staleness
 
 
-@pytest.mark.parametrize("train_s", [0.5, 3.0])
+@pytest.mark.parametrize("train_s", [pytest.param(0.5, marks=pytest.mark.nightly), 3.0])
 def test_steps_and_staleness_are_those_of_the_full_simulation(train_s: float) -> None:
     """With too few workers (a step takes 1.1 s for their sake) and with more than enough."""
     steps, seen, t_bcast_s = full(train_s)

@@ -42,6 +42,7 @@ def fleet(**learner: float) -> FleetSpec:
     )
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "learner", [{"stay_h": 4.0}, {"stay_h": 4.0, "notice_s": 0.0, "checkpoint_every": 3}]
 )

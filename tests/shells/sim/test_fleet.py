@@ -158,6 +158,7 @@ def test_a_day_of_500_workers_stays_cheap() -> None:
     assert calls / facts["trajectories"]["trained"] < CALLS_MAX
 
 
+@pytest.mark.nightly
 def test_where_the_hosts_bytes_cost_money_one_copy_is_sent_and_nobody_waits_for_it() -> None:
     """The fleet of scenarios/mix-rented.toml, a day of it."""
     spec = load_fleet(REPO / "scenarios/mix-rented.toml")
@@ -187,6 +188,7 @@ def merged(changes: dict[str, Any], price: float) -> dict[str, Any]:
     return {**changes, "hours": 1.0, "learner": learner}
 
 
+@pytest.mark.nightly
 def test_long_answers_end_at_fast_workers() -> None:
     """Six hours of workers of three speeds: with and without moving what a group waits for; then with patience."""
     mixed = load_fleet(REPO / "scenarios" / "mix-lengths.toml")

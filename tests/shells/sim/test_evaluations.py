@@ -36,6 +36,7 @@ def bubble(run: SimulatedRun) -> float:
     return found
 
 
+@pytest.mark.nightly
 def test_twenty_evaluations_of_200_rows_cost_the_learner_less_than_a_point(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -54,6 +55,7 @@ def test_twenty_evaluations_of_200_rows_cost_the_learner_less_than_a_point(
     assert sum(costs) / len(costs) <= 0.01, costs
 
 
+@pytest.mark.nightly
 def test_episodes_of_several_turns_are_played_whole_by_one_version(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
