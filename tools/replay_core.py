@@ -40,8 +40,8 @@ from echo2d.core.protocol.trajectory import (
     batch_digest,
     pack_batch,
 )
-from echo2d.core.rollouts.events import BatchFrozen, DrawPrompt, GroupDropped, ScoreSample
 from echo2d.core.status.json_form import status_json
+from echo2d.core.work.events import BatchFrozen, DrawPrompt, GroupDropped, ScoreSample
 from echo2d.errors import IntegrityFault, OperatorFault, StoreFault
 from echo2d.runtime.coordinator.main import make_rules
 from echo2d.runtime.run_dir.run_directory import LEDGER_FILE

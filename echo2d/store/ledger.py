@@ -32,8 +32,8 @@ from urllib.parse import quote
 from echo2d.core.base.ids import Epoch, GroupId, PublishSeq
 from echo2d.core.cluster.events import VersionPublished
 from echo2d.core.coordinator.events import CoordinatorRecord, EpochOpened, Recovered
-from echo2d.core.evaluation.events import Evaluated
 from echo2d.core.protocol.trajectory import StoredGroup, TrajectoryRecord
+from echo2d.core.work.evaluation.events import Evaluated
 from echo2d.errors import OperatorFault, PeerFault, StoreFault
 from echo2d.store.formats import require_format
 from echo2d.store.ledger_rows import (

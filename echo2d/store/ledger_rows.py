@@ -23,7 +23,6 @@ from echo2d.core.coordinator.events import (
     RunFactsKept,
     TotalsKept,
 )
-from echo2d.core.evaluation.events import Evaluated
 from echo2d.core.protocol.evidence import TOLERANCES
 from echo2d.core.protocol.trajectory import (
     GROUP_BYTES_MAX,
@@ -33,7 +32,9 @@ from echo2d.core.protocol.trajectory import (
     unpack_logprobs,
     unpack_tokens,
 )
-from echo2d.core.rollouts.events import (
+from echo2d.core.topology.uplink_rates import UPLINK_MIN, PeerRate
+from echo2d.core.work.evaluation.events import Evaluated
+from echo2d.core.work.events import (
     AcceptedResult,
     BatchCommitted,
     BatchFrozen,
@@ -53,7 +54,6 @@ from echo2d.core.rollouts.events import (
     TurnAnswered,
     TurnKept,
 )
-from echo2d.core.topology.uplink_rates import UPLINK_MIN, PeerRate
 from echo2d.errors import PeerFault
 
 # Counters that `mark_restored` sets: epochs and publish numbers up to these are used.

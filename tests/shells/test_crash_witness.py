@@ -8,7 +8,7 @@ import pytest
 from echo2d.core.base.ids import Digest, GroupId, LeaseId, PeerId, Version
 from echo2d.core.coordinator.events import CoordinatorRecord
 from echo2d.core.protocol.trajectory import AuthoredSpan, TrajectoryRecord
-from echo2d.core.rollouts.events import (
+from echo2d.core.work.events import (
     BatchFrozen,
     GroupDropped,
     PromptTaken,

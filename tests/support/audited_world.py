@@ -17,7 +17,7 @@ from echo2d.core.protocol.control_messages import (
     VersionSpan,
 )
 from echo2d.core.protocol.evidence import TOLERANCES, Evidence
-from echo2d.core.rollouts.events import SampleReturned
+from echo2d.core.work.events import SampleReturned
 from echo2d_lab.standins.memory_run import FakePeer
 from tests.support.coordinator_world import World, publish_step, rules, version_key
 

@@ -26,6 +26,7 @@ from echo2d.core.protocol.control_messages import (
     EncodeVersion,
     HeldLease,
     Hello,
+    LeaseGranted,
     SampleAnswered,
     ToPeer,
     VersionKey,
@@ -37,7 +38,8 @@ from echo2d.core.protocol.trajectory import (
     batch_digest,
     unpack_batch,
 )
-from echo2d.core.rollouts.events import (
+from echo2d.core.weights.signed_index import Root
+from echo2d.core.work.events import (
     BatchFrozen,
     DrawPrompt,
     PromptDrawn,
@@ -47,7 +49,7 @@ from echo2d.core.rollouts.events import (
     StepEnvironment,
     TurnKept,
 )
-from echo2d.core.weights.signed_index import Root
+from echo2d.core.work.leases import TRAINING, kind_of
 from echo2d_lab.standins.memory_run import FakePeer, MemoryRun
 
 RULES = RunRules(
@@ -106,6 +108,8 @@ class World(MemoryRun):
         self.kept: set[tuple[HeldLease, int]] = set()
         self.step_of: dict[GroupId, int] = {}
         self.digests: dict[int, Digest] = {}
+        # Of every lease ever granted.
+        self.groups: dict[HeldLease, GroupId] = {}
         super().__init__(the_rules)
 
     def handle(self, event: CoordinatorEvent) -> list[CoordinatorAction]:
@@ -227,11 +231,12 @@ class World(MemoryRun):
             self._check_batch(action)
 
     def _receive(self, peer: FakePeer, message: ToPeer) -> None:
+        if isinstance(message, LeaseGranted):
+            self.groups[HeldLease(message.lease, message.attempt)] = message.group
         if isinstance(message, SampleAnswered) and message.accepted:
             key = HeldLease(message.lease, message.attempt)
-            others = (self.state._gateway, self.state._evaluations)
             durable = (key, message.sample) in self.kept  # I4
-            assert durable or any(other.owns(key) for other in others)
+            assert durable or kind_of(self.groups[key]) != TRAINING
         super()._receive(peer, message)
 
     def _root(self, peer: FakePeer, root: Root) -> None:

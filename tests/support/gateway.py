@@ -5,11 +5,12 @@ from typing import Any
 
 from echo2d.core.base.ids import Version
 from echo2d.core.cluster.rules import GatewayRules
-from echo2d.core.gateway.call_work import GROUP_FIRST
-from echo2d.core.gateway.events import CallAsked, CallId
 from echo2d.core.protocol.control_messages import HeldLease, LeaseGranted
 from echo2d.core.protocol.sampling import Sampling
 from echo2d.core.protocol.trajectory import pack_tokens
+from echo2d.core.work.calls.call_work import CALLS
+from echo2d.core.work.calls.events import CallAsked, CallId
+from echo2d.core.work.leases import kind_of
 from echo2d_lab.standins.memory_run import FakePeer
 from tests.support.coordinator_world import World
 from tests.support.rollouts import world_of
@@ -41,7 +42,7 @@ def call(number: int, **changes: Any) -> CallAsked:
 
 def of_calls(peer: FakePeer) -> list[LeaseGranted]:
     """The leases that the peer was granted for calls of the gateway, in order."""
-    return [m for m in peer.inbox if isinstance(m, LeaseGranted) and m.group >= GROUP_FIRST]
+    return [m for m in peer.inbox if isinstance(m, LeaseGranted) and kind_of(m.group) == CALLS]
 
 
 def key_of(lease: LeaseGranted) -> HeldLease:

@@ -7,8 +7,8 @@ from typing import Any
 
 from echo2d.core.base.ids import Version
 from echo2d.core.cluster.rules import AuditRules, EpisodeRules, EvalRules, TaskRules
-from echo2d.core.gateway.events import CallAsked, CallId
 from echo2d.core.protocol.sampling import WHOLE
+from echo2d.core.work.calls.events import CallAsked, CallId
 from tests.support.catch_up import newcomer, running
 from tests.support.coordinator_world import RULES, World, train
 from tests.support.rollouts import world_of

@@ -35,9 +35,9 @@ from echo2d.core.cluster.statistics import Statistics
 from echo2d.core.coordinator.events import CoordinatorAction
 from echo2d.core.coordinator.learner_api import LearnerCalls
 from echo2d.core.protocol.control_messages import RefitDone
-from echo2d.core.rollouts.groups import Groups
-from echo2d.core.rollouts.staleness import Staleness
 from echo2d.core.status.schema import EstimatesStatus, EstimateStatus, ProvisionStatus
+from echo2d.core.work.training.groups import Groups
+from echo2d.core.work.training.staleness import Staleness
 
 # Between two periodic reviews; no real run has a shorter publish period.
 REVIEW_S_MIN = 1.0

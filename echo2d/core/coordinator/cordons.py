@@ -19,7 +19,7 @@ from echo2d.core.cluster.events import Note, Send
 from echo2d.core.cluster.membership import Membership, Peer
 from echo2d.core.coordinator.events import CoordinatorAction, Reply, WorkerOrdered
 from echo2d.core.protocol.control_messages import Drain
-from echo2d.core.rollouts.scheduler import LeaseScheduler
+from echo2d.core.work.scheduler import LeaseScheduler
 
 REASON = "the operator drains this worker"
 

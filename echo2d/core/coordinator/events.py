@@ -28,10 +28,11 @@ from echo2d.core.cluster.events import (
     VersionPublished,
     VersionRevoked,
 )
-from echo2d.core.evaluation.events import Evaluated, EvaluationAction, EvaluationRecord
-from echo2d.core.gateway.events import CallEvent, GatewayAction
 from echo2d.core.protocol.trajectory import TrajectoryScore
-from echo2d.core.rollouts.events import (
+from echo2d.core.topology.uplink_rates import PeerRate
+from echo2d.core.work.calls.events import CallEvent, GatewayAction
+from echo2d.core.work.evaluation.events import Evaluated, EvaluationAction, EvaluationRecord
+from echo2d.core.work.events import (
     EnvironmentStepped,
     EpisodeEnded,
     PromptDrawn,
@@ -42,7 +43,6 @@ from echo2d.core.rollouts.events import (
     RolloutRecord,
     SampleScored,
 )
-from echo2d.core.topology.uplink_rates import PeerRate
 
 # --- events: requests of the learner. Exactly one Reply answers each, at once or later.
 

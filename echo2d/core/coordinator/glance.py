@@ -12,9 +12,10 @@ from echo2d.core.broadcast.publishing import Publishing
 from echo2d.core.broadcast.transmission import Transmission
 from echo2d.core.cluster.statistics import Statistics
 from echo2d.core.cluster.versions import PublishedVersions
-from echo2d.core.rollouts.groups import Groups
-from echo2d.core.rollouts.staleness import Staleness
 from echo2d.core.topology.plan import Plan
+from echo2d.core.work.leases import TRAINING, LeaseTable
+from echo2d.core.work.training.groups import Groups
+from echo2d.core.work.training.staleness import Staleness
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,7 @@ class TreeView:
 
 def make_glance(
     staleness: Staleness,
+    leases: LeaseTable,
     groups: Groups,
     versions: PublishedVersions,
     publishing: Publishing,
@@ -82,8 +84,8 @@ def make_glance(
         newest_version=None if newest is None else newest.version,
         groups_buffered=staleness.buffered,
         groups_in_flight=groups.in_flight,
-        leases=len(groups.leases),
-        tokens_under_way=groups.leases.tokens_under_way,
+        leases=leases.count(TRAINING),
+        tokens_under_way=leases.tokens_under_way,
         tokens_accepted=statistics.tokens_accepted,
         trajectories_trained=statistics.trajectories_trained,
         trajectories_dropped=statistics.trajectories_dropped,

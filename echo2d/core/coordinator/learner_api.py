@@ -47,8 +47,6 @@ from echo2d.core.coordinator.events import (
     SessionAsked,
     TotalsKept,
 )
-from echo2d.core.evaluation.evaluations import Evaluations
-from echo2d.core.evaluation.json_form import evaluated_json
 from echo2d.core.protocol.control_messages import VersionKey, VersionsRevoked
 from echo2d.core.protocol.trajectory import (
     GroupRecord,
@@ -56,10 +54,12 @@ from echo2d.core.protocol.trajectory import (
     TrajectoryRecord,
     TrajectoryScore,
 )
-from echo2d.core.rollouts.events import BatchCommitted
-from echo2d.core.rollouts.groups import Groups
-from echo2d.core.rollouts.staleness import PREFETCH_STEPS, REFUSALS_MAX, Staleness, StepBatch
 from echo2d.core.status.schema import LearnerStatus
+from echo2d.core.work.evaluation.evaluations import Evaluations
+from echo2d.core.work.evaluation.json_form import evaluated_json
+from echo2d.core.work.events import BatchCommitted
+from echo2d.core.work.training.groups import Groups
+from echo2d.core.work.training.staleness import PREFETCH_STEPS, REFUSALS_MAX, Staleness, StepBatch
 
 # Calls that wait for a batch; a learner has one or two.
 WAITING_MAX = 64

@@ -19,7 +19,7 @@ from typing import assert_never
 from blake3 import blake3
 
 from echo2d.core.audit.audits import Audits
-from echo2d.core.base.ids import GroupId, SessionId
+from echo2d.core.base.ids import SessionId
 from echo2d.core.broadcast.publishing import Publishing
 from echo2d.core.capacity.measurements import Measurements
 from echo2d.core.cluster.events import (
@@ -65,10 +65,6 @@ from echo2d.core.coordinator.events import (
 from echo2d.core.coordinator.glance import Glance, TreeView, make_glance, make_tree
 from echo2d.core.coordinator.learner_api import LearnerCalls
 from echo2d.core.coordinator.status import make_status
-from echo2d.core.evaluation.evaluations import Evaluations
-from echo2d.core.evaluation.open_evaluation import GROUP_FIRST as EVALUATION_FIRST
-from echo2d.core.gateway.calls import GatewayCalls
-from echo2d.core.gateway.events import CallAsked, CallGone, ChoiceGrew, ChoiceStopped
 from echo2d.core.protocol.control_messages import (
     AnswersScored,
     ApplyFailed,
@@ -79,7 +75,6 @@ from echo2d.core.protocol.control_messages import (
     FrameAccused,
     Goodbye,
     Heartbeat,
-    HeldLease,
     Hello,
     LeaseFailed,
     LeaseProgress,
@@ -98,7 +93,11 @@ from echo2d.core.protocol.control_messages import (
     VersionVerified,
     Welcome,
 )
-from echo2d.core.rollouts.events import (
+from echo2d.core.status.schema import Status
+from echo2d.core.work.calls.calls import GatewayCalls
+from echo2d.core.work.calls.events import CallAsked, CallGone, ChoiceGrew, ChoiceStopped
+from echo2d.core.work.evaluation.evaluations import Evaluations
+from echo2d.core.work.events import (
     EnvironmentStepped,
     EpisodeEnded,
     PromptDrawn,
@@ -107,10 +106,10 @@ from echo2d.core.rollouts.events import (
     SampleRewarded,
     SampleScored,
 )
-from echo2d.core.rollouts.groups import Groups
-from echo2d.core.rollouts.scheduler import LeaseScheduler
-from echo2d.core.rollouts.staleness import Staleness
-from echo2d.core.status.schema import Status
+from echo2d.core.work.leases import TRAINING, kind_of
+from echo2d.core.work.scheduler import LeaseScheduler
+from echo2d.core.work.training.groups import Groups
+from echo2d.core.work.training.staleness import Staleness
 from echo2d.errors import PeerFault
 
 PLAN_SECRET_BYTES = 32
@@ -153,7 +152,11 @@ class CoordinatorState:
         )
         self._staleness = Staleness(rules, recovered)
         self._scheduler = LeaseScheduler(
-            members=self._members, versions=self._versions, statistics=self._statistics
+            rules,
+            tag=tag,
+            members=self._members,
+            versions=self._versions,
+            statistics=self._statistics,
         )
         self._audits = (
             None
@@ -174,7 +177,7 @@ class CoordinatorState:
             members=self._members,
             versions=self._versions,
             statistics=self._statistics,
-            tag=tag ^ 2,
+            scheduler=self._scheduler,
         )
         self._groups = Groups(
             rules,
@@ -184,19 +187,15 @@ class CoordinatorState:
             staleness=self._staleness,
             statistics=self._statistics,
             scheduler=self._scheduler,
-            tag=tag,
             audits=self._audits,
             is_held_out=self._evaluations.is_held_out,
         )
-        # The run's groups are the first kind of work.
-        self._evaluations.schedule_with(self._scheduler)
         self._gateway = GatewayCalls(
             rules,
             members=self._members,
             versions=self._versions,
             statistics=self._statistics,
             scheduler=self._scheduler,
-            tag=tag ^ 1,
         )
         self._publishing = Publishing(
             rules,
@@ -235,12 +234,9 @@ class CoordinatorState:
         self._timed_parts = (
             self._members,
             self._reachability,
-            self._groups,
             self._scheduler,
             self._publishing,
             self._activation_loop,
-            *((self._evaluations,) if rules.evals else ()),
-            *(() if rules.gateway is None else (self._gateway,)),
             *(() if self._audits is None else (self._audits,)),
         )
         self._wake_at: float | None = None
@@ -290,6 +286,7 @@ class CoordinatorState:
             members=self._members,
             versions=self._versions,
             staleness=self._staleness,
+            scheduler=self._scheduler,
             groups=self._groups,
             evaluations=self._evaluations,
             gateway=self._gateway,
@@ -304,7 +301,12 @@ class CoordinatorState:
     def glance(self) -> Glance:
         """The few facts that change all the time; cheap, however many workers there are."""
         return make_glance(
-            self._staleness, self._groups, self._versions, self._publishing, self._statistics
+            self._staleness,
+            self._scheduler.leases,
+            self._groups,
+            self._versions,
+            self._publishing,
+            self._statistics,
         )
 
     def tree(self, stripe: int) -> TreeView | None:
@@ -375,12 +377,18 @@ class CoordinatorState:
             case RequestGone(request):
                 self._calls.request_gone(request)
                 return []
-            case PromptDrawn() | PromptFailed() | PromptsEnded() | SampleScored():
-                return self._from_task(event)
+            case PromptDrawn(source=source):
+                return self._scheduler.of_task(source.task).prompt_drawn(event)
+            case PromptFailed(task=task):
+                return self._scheduler.of_task(task).prompt_failed(event)
+            case PromptsEnded(task=task):
+                return self._scheduler.of_task(task).prompts_ended(event)
+            case SampleScored(group):
+                return self._scheduler.of_group(group).scored(event)
             case EnvironmentStepped(group):
-                return self._asker(group).environment_stepped(event, now=now)
+                return self._scheduler.of_group(group).environment_stepped(event, now=now)
             case EpisodeEnded(group):
-                return self._asker(group).episode_ended(event, now=now)
+                return self._scheduler.of_group(group).episode_ended(event, now=now)
             case CallAsked():
                 return self._gateway.asked(event, now=now)
             case ChoiceStopped():
@@ -391,29 +399,6 @@ class CoordinatorState:
                 return self._deadlines(now)
             case _:
                 assert_never(event)
-
-    def _from_task(
-        self, event: PromptDrawn | PromptFailed | PromptsEnded | SampleScored
-    ) -> Sequence[CoordinatorAction]:
-        """A prompt or a reward: of a task that is trained on, or of an evaluation."""
-        match event:
-            case SampleScored(group):
-                return self._asker(group).scored(event)
-            case PromptDrawn(source=source):
-                owner = self._evaluations if self._evaluations.asks(source.task) else self._groups
-                return owner.prompt_drawn(event)
-            case PromptFailed(task=task):
-                owner = self._evaluations if self._evaluations.asks(task) else self._groups
-                return owner.prompt_failed(event)
-            case PromptsEnded(task=task):
-                owner = self._evaluations if self._evaluations.asks(task) else self._groups
-                return owner.prompts_ended(event)
-            case _:
-                assert_never(event)
-
-    def _asker(self, group: GroupId) -> Groups | Evaluations:
-        """Who has asked for the rewards and episodes of this group."""
-        return self._groups if group < EVALUATION_FIRST else self._evaluations
 
     def _revoked(self, now: float) -> Sequence[CoordinatorAction]:
         """Versions may just have been revoked."""
@@ -433,22 +418,15 @@ class CoordinatorState:
         self._costs.began(peer.peer, hello.boot_id, told, now=now)
         verdicts = [] if self._audits is None else self._audits.joined(peer, now=now)
         self._activation_loop.changed()
-        gateway_keys = [key for key in hello.leases if self._gateway.owns(key)]
-        keep_for_gateway, gateway_actions = self._gateway.rejoined(peer, gateway_keys, now=now)
-        own_keys = [key for key in hello.leases if self._evaluations.owns(key)]
-        keep_for_evaluations = self._evaluations.rejoined(peer, own_keys, now=now)
-        # Such leases that have ended are cancelled by the groups, with all unknown ones.
-        kept_keys = frozenset((*keep_for_gateway, *keep_for_evaluations))
-        other_keys = [key for key in hello.leases if key not in kept_keys]
-        keep_for_groups, cancel, group_actions = self._groups.rejoined(peer, other_keys, now=now)
+        kept, cancelled, lease_actions = self._scheduler.rejoined(peer, hello.leases, now=now)
         welcome = Welcome(
             peer.peer,
             self._rules.run_id,
             self._calls.epoch,
             self._versions.publish_seq,
             self._rules.heartbeat_s,
-            (*keep_for_gateway, *keep_for_evaluations, *keep_for_groups),
-            cancel,
+            kept,
+            cancelled,
             self._rules.mode == "exclusive",
         )
         claimed = [hello.serving, *hello.holding[:HOLDING_MAX]]
@@ -460,8 +438,7 @@ class CoordinatorState:
             *actions,
             *verdicts,
             Send(event.session, welcome),
-            *gateway_actions,
-            *group_actions,
+            *lease_actions,
             *revocations,
             *publishing_actions,
             *dial_back,
@@ -548,11 +525,11 @@ class CoordinatorState:
                     self._statistics.fault("refit", f"{peer.name}, version {version}: {reason}")
                 ]
             case LeaseProgress():
-                return self._granted_by(message).progressed(peer, message, now=now)
+                return self._scheduler.progressed(peer, message, now=now)
             case SampleFinished():
-                return self._granted_by(message).finished(peer, message, now=now)
+                return self._scheduler.finished(peer, message, now=now)
             case LeaseFailed():
-                return self._granted_by(message).failed(peer, message, now=now)
+                return self._scheduler.failed(peer, message, now=now)
             case AnswersScored():
                 if self._audits is None:
                     raise PeerFault("this run audits nothing")
@@ -580,25 +557,10 @@ class CoordinatorState:
         peer = self._members.get(event.peer)
         handed: list[CoordinatorAction] = []
         if event.hand_over and peer is not None:
-            handed += self._scheduler.cancel_all(peer.peer)
-            self._evaluations.worker_left(peer)
-            handed += self._gateway.worker_left(peer, now=now)
-            # A drain says nothing against the samples.
-            handed += self._groups.worker_left(peer, failures=0, now=now)
+            handed += self._scheduler.hand_over(peer, now=now)
         return [*handed, *self._cordons.ordered(event)]
 
     # --- what several parts must hear of
-
-    def _granted_by(
-        self, message: LeaseProgress | SampleFinished | LeaseFailed
-    ) -> Groups | GatewayCalls | Evaluations:
-        key = HeldLease(message.lease, message.attempt)
-        # First the usual case: a lease of the run that has not ended.
-        if self._groups.leases.get(key) is not None:
-            return self._groups
-        if self._gateway.owns(key):
-            return self._gateway
-        return self._evaluations if self._evaluations.owns(key) else self._groups
 
     def _refitted(self, peer: Peer, message: RefitDone, now: float) -> Sequence[CoordinatorAction]:
         spent_s = (message.pause_s, message.held_s, message.recompute_s or 0.0)
@@ -650,11 +612,9 @@ class CoordinatorState:
         """The peer will not come back soon: its work goes to others."""
         self._activation_loop.changed()
         self._costs.gone(peer.peer, now=now)
-        self._evaluations.worker_left(peer)
         return [
-            *self._gateway.worker_left(peer, now=now),
+            *self._scheduler.worker_left(peer, revoked=revoked, now=now),
             *self._gateway.refitted(now=now),
-            *self._groups.worker_left(peer, revoked=revoked, now=now),
             *self._publishing.lost(peer),
         ]
 
@@ -672,9 +632,7 @@ class CoordinatorState:
             *repairs,
             *self._reachability.deadlines(now=now),
             *self._publishing.tell_on(now=now),
-            *self._groups.deadlines(now=now),
-            *self._evaluations.deadlines(now=now),
-            *self._gateway.deadlines(now=now),
+            *self._scheduler.deadlines(now=now),
         ]
 
     def _settle_audits(self, audits: Audits, now: float) -> Sequence[CoordinatorAction]:
@@ -726,7 +684,7 @@ class CoordinatorState:
         # A reward for a group of the run that still lacks other rewards.
         return (
             isinstance(event, SampleScored)
-            and event.group < EVALUATION_FIRST
+            and kind_of(event.group) == TRAINING
             and all(
                 isinstance(action, Persist) and isinstance(action.record, SampleRewarded)
                 for action in actions
@@ -740,7 +698,6 @@ class CoordinatorState:
             self._members,
             self._versions,
             self._staleness,
-            self._groups,
             self._scheduler,
             self._publishing,
         ):
@@ -748,8 +705,6 @@ class CoordinatorState:
         if self._audits is not None:
             self._audits.check()
         self._reachability.check()
-        self._evaluations.check()
-        self._gateway.check()
         self._calls.check()
         self._activation_loop.check()
         self._cordons.check()

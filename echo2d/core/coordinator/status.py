@@ -22,12 +22,6 @@ from echo2d.core.coordinator.activation_loop import ActivationLoop
 from echo2d.core.coordinator.alerts import alerts
 from echo2d.core.coordinator.costs import Costs, Traffic
 from echo2d.core.coordinator.learner_api import LearnerCalls
-from echo2d.core.evaluation.evaluations import Evaluations
-from echo2d.core.evaluation.json_form import evaluated_json
-from echo2d.core.gateway.calls import GatewayCalls
-from echo2d.core.rollouts.group_table import BetweenTurns
-from echo2d.core.rollouts.groups import Groups
-from echo2d.core.rollouts.staleness import Staleness
 from echo2d.core.status.schema import (
     AlertKind,
     AuditStatus,
@@ -48,6 +42,14 @@ from echo2d.core.status.schema import (
     VersionStatus,
     WorkerStatus,
 )
+from echo2d.core.work.calls.calls import GatewayCalls
+from echo2d.core.work.evaluation.evaluations import Evaluations
+from echo2d.core.work.evaluation.json_form import evaluated_json
+from echo2d.core.work.leases import TRAINING, LeaseTable
+from echo2d.core.work.scheduler import LeaseScheduler
+from echo2d.core.work.training.group_table import BetweenTurns
+from echo2d.core.work.training.groups import Groups
+from echo2d.core.work.training.staleness import Staleness
 
 GB = 1e9
 # Of a worker without a scored trajectory.
@@ -66,6 +68,7 @@ def make_status(
     members: Membership,
     versions: PublishedVersions,
     staleness: Staleness,
+    scheduler: LeaseScheduler,
     groups: Groups,
     evaluations: Evaluations,
     gateway: GatewayCalls,
@@ -77,7 +80,7 @@ def make_status(
     audits: Audits | None,
 ) -> Status:
     """The run at one moment; `now` is monotonic seconds."""
-    workers = _Workers(versions, groups, activation_loop, costs, audits, now)
+    workers = _Workers(versions, scheduler.leases, activation_loop, costs, audits, now)
     usd_per_byte = rules.seed_usd_per_gb_up / GB
     status = Status(
         epoch=calls.epoch,
@@ -97,8 +100,8 @@ def make_status(
             buffered=staleness.buffered,
             in_flight=groups.in_flight,
             queued=staleness.queued(groups.in_flight),
-            leases=len(groups.leases),
-            tokens_under_way=groups.leases.tokens_under_way,
+            leases=scheduler.leases.count(TRAINING),
+            tokens_under_way=scheduler.leases.tokens_under_way,
         ),
         broadcast=_broadcast(publishing.spreading, publishing.waiting, members),
         catch_ups=tuple(map(_form, publishing.catch_ups)),
@@ -227,7 +230,7 @@ class _Workers:
     def __init__(
         self,
         versions: PublishedVersions,
-        groups: Groups,
+        leases: LeaseTable,
         activation_loop: ActivationLoop,
         costs: Costs,
         audits: Audits | None,
@@ -238,7 +241,7 @@ class _Workers:
         self._activation_loop = activation_loop
         self._statistics = activation_loop.statistics
         self._now = now
-        self._leases = groups.leases
+        self._leases = leases
         self._version = cache(_version)  # most workers serve the same few versions
 
     def status(self, peer: Peer) -> WorkerStatus:

@@ -17,8 +17,8 @@ from typing import Any, Protocol
 
 from aiohttp import web
 
-from echo2d.core.gateway.events import CallAsked, CallId, CallRefused, ChoiceGrew
 from echo2d.core.protocol.trajectory import unpack_tokens
+from echo2d.core.work.calls.events import CallAsked, CallId, CallRefused, ChoiceGrew
 from echo2d.errors import PeerFault
 from echo2d.net.gateway.conversations import Conversation
 from echo2d.net.gateway.errors import (

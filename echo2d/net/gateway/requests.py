@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from echo2d.core.gateway.open_calls import CHOICES_MAX
 from echo2d.core.protocol.sampling import TEMPERATURE_MAX, TEMPERATURE_MIN, Sampling
+from echo2d.core.work.calls.open_calls import CHOICES_MAX
 from echo2d.net.gateway.errors import unusable
 
 # OpenAI's limit.

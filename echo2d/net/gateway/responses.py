@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-from echo2d.core.gateway.events import ChoiceGrew
 from echo2d.core.protocol.control_messages import Finish, VersionSpan
 from echo2d.core.protocol.trajectory import unpack_logprobs, unpack_tokens
+from echo2d.core.work.calls.events import ChoiceGrew
 from echo2d.texts.detokenizer import Detokenizer
 from echo2d.texts.model_texts import ModelTexts
 from echo2d.texts.tool_calls import AnswerTurn, WrittenCall

@@ -9,7 +9,7 @@
 Callers need a bearer secret of role gateway, or a ticket. Calls with one X-Session-ID go to the same worker.
 X-Echo2d-Min-Version asks for this version or a newer one, X-Echo2d-Version-Exact for this one
 alone; otherwise the answer is 409 with the version that is served. Not here: sending answers
-(`handlers.py`); slots, versions and the checks of tokens (`core/gateway`); the form of tool calls
+(`handlers.py`); slots, versions and the checks of tokens (`core/work/calls`); the form of tool calls
 (`texts/tool_calls.py`).
 """
 
@@ -24,9 +24,9 @@ from aiohttp import web
 from blake3 import blake3
 
 from echo2d.core.base.ids import Version
-from echo2d.core.gateway.events import CallAsked, CallId
 from echo2d.core.protocol.trajectory import pack_tokens, unpack_tokens
-from echo2d.core.rollouts.events import StepEnvironment
+from echo2d.core.work.calls.events import CallAsked, CallId
+from echo2d.core.work.events import StepEnvironment
 from echo2d.net.gateway.agents import (
     Answered,
     HeardMessages,

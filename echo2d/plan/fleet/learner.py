@@ -3,15 +3,15 @@
     waits --batch n is full--> trains --committed--> waits
       +------------ host taken ---+--> away: restart_s, and what was lost once more --> waits
 
-Batches and commits are real (`core/rollouts/staleness`). A lost step is trained again on the batch that it had, which
-needs no worker, and its version stands. Not here: what is published (`versions`).
+Batches and commits are real (`core/work/training/staleness`). A lost step is trained again on the batch that it had,
+which needs no worker, and its version stands. Not here: what is published (`versions`).
 """
 
 import random
 from collections.abc import Callable
 
 from echo2d.core.cluster.statistics import Statistics
-from echo2d.core.rollouts.staleness import Staleness
+from echo2d.core.work.training.staleness import Staleness
 from echo2d.plan.fleet.spec import LearnerTable
 from echo2d.plan.fleet.spot_learner import is_warned
 from echo2d.plan.kernel.virtual_clock import Clock

@@ -50,7 +50,7 @@ WORKERS_MAX = 4096  # of all fleets together: what a coordinator keeps rates of
 HOURS_MAX = 24.0 * 365  # a year
 MBPS_MAX = 1e7  # 10 Tbit/s: as good as no limit
 RATE_MAX = 1e9  # trajectories an hour: a mistake
-NO_VARIANCE_MAX = 0.8  # a run throws away four of five at most (`core/rollouts/variance_filter`)
+NO_VARIANCE_MAX = 0.8  # a run throws away four of five at most (`core/work/training/contrast`)
 SECONDS_MAX = 1e6  # a train step of 11 days is a mistake in the unit
 
 

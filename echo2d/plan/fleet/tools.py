@@ -12,7 +12,7 @@ from echo2d.core.base.ids import GroupId, PeerId
 from echo2d.core.cluster.rules import EpisodeRules
 from echo2d.core.protocol.control_messages import LeaseGranted, VersionKey
 from echo2d.core.protocol.trajectory import pack_tokens
-from echo2d.core.rollouts.events import EnvironmentStepped, EpisodeEnded, StepEnvironment
+from echo2d.core.work.events import EnvironmentStepped, EpisodeEnded, StepEnvironment
 from echo2d.plan.fleet.spec import SimulateTable
 
 GIVEN_TOKENS = 1

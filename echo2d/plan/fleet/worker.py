@@ -22,7 +22,7 @@ from echo2d.core.protocol.control_messages import (
     VersionSpan,
 )
 from echo2d.core.protocol.trajectory import pack_logprobs, pack_tokens
-from echo2d.core.rollouts.leases import Lease
+from echo2d.core.work.leases import Lease
 from echo2d.plan.fleet.spec import WorkersTable
 
 TOKENS_MEAN = 16  # few, so that they cost nothing; enough to tell a long sample from a short one

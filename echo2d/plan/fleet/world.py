@@ -37,7 +37,7 @@ from echo2d.core.protocol.control_messages import (
     VersionKey,
 )
 from echo2d.core.protocol.trajectory import pack_tokens
-from echo2d.core.rollouts.events import (
+from echo2d.core.work.events import (
     DrawPrompt,
     EpisodeEnded,
     GroupDropped,
@@ -48,10 +48,10 @@ from echo2d.core.rollouts.events import (
     ScoreSample,
     StepEnvironment,
 )
-from echo2d.core.rollouts.groups import Groups
-from echo2d.core.rollouts.scheduler import LeaseScheduler
-from echo2d.core.rollouts.staleness import PREFETCH_STEPS, Staleness
-from echo2d.core.rollouts.stragglers import JUDGED_SHARE
+from echo2d.core.work.scheduler import LeaseScheduler
+from echo2d.core.work.training.groups import Groups
+from echo2d.core.work.training.staleness import PREFETCH_STEPS, Staleness
+from echo2d.core.work.training.stragglers import JUDGED_SHARE
 from echo2d.errors import OperatorFault
 from echo2d.plan.fleet.forecast import Ablation
 from echo2d.plan.fleet.learner import FleetLearner
@@ -105,11 +105,15 @@ class FleetWorld:
         self.versions = PublishedVersions((), PublishSeq(0))
         self.staleness = Staleness(self._rules, nothing)
         self._scheduler = LeaseScheduler(
-            members=self.members, versions=self.versions, statistics=self.statistics
+            self._rules,
+            tag=1,
+            members=self.members,
+            versions=self.versions,
+            statistics=self.statistics,
         )
         self.groups = Groups(
             self._rules, nothing, members=self.members, versions=self.versions, staleness=self.staleness,
-            statistics=self.statistics, scheduler=self._scheduler, tag=1,
+            statistics=self.statistics, scheduler=self._scheduler,
         )  # fmt: skip
         policy = fleet.policy
         self.capacity_planner = CapacityPlanner(
@@ -248,7 +252,7 @@ class FleetWorld:
         box.pay(self._clock.now)
         box.active_since = None
         self.members.left(box.peer)
-        self._perform(self.groups.worker_left(box.peer, now=self._clock.now))
+        self._perform(self._scheduler.worker_left(box.peer, now=self._clock.now))
         self._decide(lost=box.peer.active)
         self._advance_soon()
 
@@ -322,7 +326,7 @@ class FleetWorld:
         self._advancing = False
         self.statistics.now = self._clock.now
         if self._turns > 1:
-            leased = self.groups.leases.samples
+            leased = self._scheduler.leases.samples
             self.tools.count(self._scheduler.slots, leased, self._clock.now)
         self._advances += 1
         asked = self.staleness.committed + PREFETCH_STEPS
@@ -352,7 +356,7 @@ class FleetWorld:
         if moves := self.groups.late_moves(now=now):
             for lease, _ in moves:
                 box = self.boxes[lease.worker]
-                self.groups.progressed(box.peer, box.progress(lease, now), now=now)
+                self._scheduler.progressed(box.peer, box.progress(lease, now), now=now)
             self._perform(self.groups.move(moves, now=now))
 
     def _perform(self, actions: Iterable[CoordinatorAction]) -> bool:
@@ -457,7 +461,7 @@ class FleetWorld:
             self._clock.at(max(sample.due, self._clock.now), self._finished, box, sample)
             return
         self.statistics.now = self._clock.now
-        self._perform(self.groups.finished(box.peer, box.finish(sample), now=self._clock.now))
+        self._perform(self._scheduler.finished(box.peer, box.finish(sample), now=self._clock.now))
         self._advance_soon()
 
     def _committed(self, step: int) -> None:
@@ -557,14 +561,14 @@ class FleetWorld:
         return rows
 
     def _check(self) -> None:
-        self.groups.wake_at()  # a coordinator asks after every event, and so forgets the deadlines of leases that ended
+        # A coordinator asks after every event, and so forgets the deadlines of leases that ended.
+        self._scheduler.wake_at()
         parts = (
             self.statistics,
             self.measurements,
             self.members,
             self.versions,
             self.staleness,
-            self.groups,
             self._scheduler,
         )
         for part in (*parts, self.capacity_planner.activation):

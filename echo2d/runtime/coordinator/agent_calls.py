@@ -14,8 +14,8 @@ from typing import Any
 from echo2d.core.base.bounded_dict import keep_newest
 from echo2d.core.base.ids import GroupId
 from echo2d.core.cluster.rules import RunRules, TaskRules
-from echo2d.core.rollouts.episodes import has_room
-from echo2d.core.rollouts.events import ForgetEpisode, StepEnvironment
+from echo2d.core.work.episodes import has_room
+from echo2d.core.work.events import ForgetEpisode, StepEnvironment
 from echo2d.runtime.coordinator.agent_episode import AgentEpisode, AgentEvent
 from echo2d.runtime.coordinator.prompt_calls import PromptCalls
 from echo2d.tasks.episodes import Episodes

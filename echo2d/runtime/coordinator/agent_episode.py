@@ -18,7 +18,7 @@ import msgpack
 
 from echo2d.core.base.ids import GroupId
 from echo2d.core.protocol.trajectory import RewardPart
-from echo2d.core.rollouts.events import EnvironmentStepped, EpisodeEnded, StepEnvironment
+from echo2d.core.work.events import EnvironmentStepped, EpisodeEnded, StepEnvironment
 from echo2d.net.gateway.agents import Say, asked, full, over
 
 AgentEvent = EnvironmentStepped | EpisodeEnded

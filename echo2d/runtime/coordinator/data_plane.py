@@ -30,7 +30,7 @@ from echo2d.core.cluster.rules import (
     TaskRules,
 )
 from echo2d.core.protocol.sampling import Sampling
-from echo2d.core.rollouts.events import (
+from echo2d.core.work.events import (
     DrawPrompt,
     EnvironmentStepped,
     EpisodeEnded,

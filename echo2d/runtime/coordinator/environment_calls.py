@@ -17,7 +17,7 @@ from typing import Any
 
 from echo2d.core.base.ids import GroupId
 from echo2d.core.protocol.trajectory import RewardPart
-from echo2d.core.rollouts.events import (
+from echo2d.core.work.events import (
     EnvironmentStepped,
     EpisodeEnded,
     ForgetEpisode,

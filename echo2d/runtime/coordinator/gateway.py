@@ -5,7 +5,7 @@
          +------------ queue of the call <----+
 
 The queue of a call is bounded in bytes: a caller that does not read loses its call, and never
-delays the loop. Not here: HTTP (`net/gateway`), or slots and versions (`core/gateway`).
+delays the loop. Not here: HTTP (`net/gateway`), or slots and versions (`core/work/calls`).
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from echo2d.config.coordinator import GatewayTable
 from echo2d.core.cluster.events import VersionPublished
 from echo2d.core.cluster.rules import RunRules
 from echo2d.core.coordinator.events import CoordinatorEvent, CoordinatorRecord
-from echo2d.core.gateway.events import (
+from echo2d.core.work.calls.events import (
     CallAction,
     CallAsked,
     CallGone,

@@ -23,7 +23,7 @@ from echo2d.core.protocol.control_messages import (
     SampleAnswered,
     ToPeer,
 )
-from echo2d.core.rollouts.events import (
+from echo2d.core.work.events import (
     BatchCommitted,
     BatchFrozen,
     GroupDropped,

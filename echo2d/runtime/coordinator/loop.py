@@ -50,16 +50,8 @@ from echo2d.core.coordinator.events import (
 )
 from echo2d.core.coordinator.own_status import own_status
 from echo2d.core.coordinator.process_alerts import process_alerts
-from echo2d.core.gateway.events import CallRefused, ChoiceGrew
 from echo2d.core.protocol.addresses import IpNetwork
 from echo2d.core.protocol.control_messages import SignedRoot
-from echo2d.core.rollouts.events import (
-    BatchCommitted,
-    DrawPrompt,
-    ForgetEpisode,
-    ScoreSample,
-    StepEnvironment,
-)
 from echo2d.core.status.json_form import plain, status_json
 from echo2d.core.status.schema import (
     DiskStatus,
@@ -72,6 +64,14 @@ from echo2d.core.status.schema import (
     TokenExpiry,
 )
 from echo2d.core.weights.manifest import Manifest
+from echo2d.core.work.calls.events import CallRefused, ChoiceGrew
+from echo2d.core.work.events import (
+    BatchCommitted,
+    DrawPrompt,
+    ForgetEpisode,
+    ScoreSample,
+    StepEnvironment,
+)
 from echo2d.errors import Fault, StoreFault, first_fault
 from echo2d.logs import say
 from echo2d.net.control.server import Sessions

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from echo2d.core.protocol.trajectory import PromptTag, Source, unpack_tokens
-from echo2d.core.rollouts.events import DrawPrompt, PromptDrawn, PromptFailed, PromptsEnded
+from echo2d.core.work.events import DrawPrompt, PromptDrawn, PromptFailed, PromptsEnded
 from echo2d.tasks.pool import TaskPrompt
 from echo2d.tasks.process import TaskFailed
 

@@ -21,7 +21,7 @@ from typing import Any
 from echo2d.core.base.ids import GroupId
 from echo2d.core.coordinator.events import CoordinatorRecord
 from echo2d.core.protocol.trajectory import Source, StoredGroup, TrajectoryRecord, unpack_tokens
-from echo2d.core.rollouts.events import (
+from echo2d.core.work.events import (
     BatchFrozen,
     GroupDropped,
     PromptTaken,

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from echo2d.core.protocol.trajectory import RewardPart
-from echo2d.core.rollouts.events import SampleScored, ScoreSample
+from echo2d.core.work.events import SampleScored, ScoreSample
 from echo2d.runtime.coordinator.prompt_calls import PromptCalls
 from echo2d.tasks.pool import Score, ScoreCall, TaskPrompt
 from echo2d.tasks.process import TaskFailed

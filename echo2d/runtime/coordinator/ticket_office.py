@@ -18,7 +18,7 @@ from typing import Any
 from echo2d.core.base.bounded_dict import keep_newest
 from echo2d.core.cluster.rules import RunRules, TaskRules
 from echo2d.core.protocol.trajectory import StoredGroup, unpack_tokens
-from echo2d.core.rollouts.events import StepEnvironment
+from echo2d.core.work.events import StepEnvironment
 from echo2d.net.gateway.agents import AgentEnd, Taken, over
 from echo2d.net.gateway.errors import CallRefusal
 from echo2d.net.security.tickets import Ticket, make_ticket, read_ticket, ticket_key

@@ -14,10 +14,10 @@ from typing import Any
 from echo2d.core.base.canonical import digest_of
 from echo2d.core.base.ids import Digest, Version
 from echo2d.core.cluster.events import VersionPublished
-from echo2d.core.evaluation.events import Evaluated
-from echo2d.core.evaluation.json_form import evaluated_json
-from echo2d.core.evaluation.summary import best_by_name
 from echo2d.core.weights.manifest import ADAPTER_CONFIG, Manifest, chunk_layout
+from echo2d.core.work.evaluation.events import Evaluated
+from echo2d.core.work.evaluation.json_form import evaluated_json
+from echo2d.core.work.evaluation.summary import best_by_name
 from echo2d.errors import Fault, IntegrityFault, OperatorFault, StoreFault
 from echo2d.runtime.run_dir.run_directory import LEDGER_FILE
 from echo2d.store.disk import store_faults, sync, write_at

@@ -9,7 +9,7 @@ from echo2d.core.base.ids import GroupId, RunId
 from echo2d.core.cluster.events import VersionPublished
 from echo2d.core.cluster.rules import RunRules, TaskRules
 from echo2d.core.coordinator.events import CoordinatorRecord
-from echo2d.core.rollouts.events import BatchCommitted, BatchFrozen, LeaseGiven, SampleKept
+from echo2d.core.work.events import BatchCommitted, BatchFrozen, LeaseGiven, SampleKept
 from echo2d_lab.faults.engine import STOP, VOCAB
 from echo2d_lab.faults.fault_schedule import Schedule, WorkerSpec
 from echo2d_lab.faults.world import SimulatedRun

@@ -25,7 +25,8 @@ from echo2d.core.protocol.trajectory import (
     TrajectoryRecord,
     pack_tokens,
 )
-from echo2d.core.rollouts.events import (
+from echo2d.core.topology.uplink_rates import PeerRate
+from echo2d.core.work.events import (
     AcceptedResult,
     BatchCommitted,
     BatchFrozen,
@@ -42,7 +43,6 @@ from echo2d.core.rollouts.events import (
     TurnAnswered,
     TurnKept,
 )
-from echo2d.core.topology.uplink_rates import PeerRate
 from echo2d.errors import OperatorFault, StoreFault
 from echo2d.runtime.run_dir import ledger_thread
 from echo2d.runtime.run_dir.ledger_thread import LedgerThread

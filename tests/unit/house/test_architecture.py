@@ -2,7 +2,7 @@
 
 import ast
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -125,8 +125,9 @@ LAB_MAY_IMPORT: dict[str, set[str]] = {
     "cli": {"bench"},
     "__init__": set(),
 }
-# Who may import whom inside the core, besides `base` and `errors`. How weights spread (broadcast) and how rollouts are
-# made (rollouts) do not know each other; a relay knows nothing of the coordinator's side.
+# Who may import whom inside the core, besides `base` and `errors`. How weights spread (broadcast) and what workers
+# write (work) do not know each other, and no kind of work knows another one; a relay knows nothing of the
+# coordinator's side.
 CORE_MAY_IMPORT: dict[str, set[str]] = {
     "base": set(),
     "weights": set(),
@@ -139,10 +140,11 @@ CORE_MAY_IMPORT: dict[str, set[str]] = {
     "renting": {"capacity", "status"},
     "worker": {"weights", "protocol", "relay", "topology"},
     "cluster": {"protocol", "topology", "capacity"},
-    "rollouts": {"protocol", "cluster", "audit"},
+    "work": {"protocol", "cluster"},
+    "work/training": {"protocol", "cluster", "audit", "work"},
+    "work/evaluation": {"protocol", "cluster", "work"},
+    "work/calls": {"protocol", "cluster", "status", "work"},
     "broadcast": {"weights", "protocol", "topology", "cluster"},
-    "evaluation": {"protocol", "cluster", "rollouts"},
-    "gateway": {"protocol", "cluster", "rollouts", "status"},
     "coordinator": {
         "audit",
         "weights",
@@ -150,10 +152,11 @@ CORE_MAY_IMPORT: dict[str, set[str]] = {
         "protocol",
         "topology",
         "cluster",
-        "rollouts",
+        "work",
+        "work/training",
+        "work/evaluation",
+        "work/calls",
         "broadcast",
-        "evaluation",
-        "gateway",
         "status",
     },
 }
@@ -259,15 +262,21 @@ def import_faults(path: str, here: str, tree: ast.AST) -> Iterator[str]:
             yield f"{where}: {name} is echo2d.{name} in an installation; import it by that name"
 
 
-def core_faults(path: str, package: str, tree: ast.AST) -> Iterator[str]:
-    """Walls inside the core: `package` is the folder below echo2d/core."""
+def core_room(parts: Sequence[str]) -> str:
+    """The room of a module, by its path below echo2d/core: its folder, or a room inside that."""
+    inner = "/".join(parts[:2])
+    return inner if inner in CORE_MAY_IMPORT else parts[0]
+
+
+def core_faults(path: str, room: str, tree: ast.AST) -> Iterator[str]:
+    """Walls inside the core: `room` is the folder below echo2d/core."""
     for line, name in imports(tree):
-        parts = name.split(".")
-        if parts[:2] == ["echo2d", "core"] and parts[2] not in CORE_MAY_IMPORT[package] | {
-            package,
-            "base",
-        }:
-            yield f"{path}:{line}: core/{package} may not import core/{parts[2]}"
+        top, core, *parts = (*name.split("."), "", "")
+        if (top, core) != ("echo2d", "core"):
+            continue
+        target = core_room(parts)
+        if target not in CORE_MAY_IMPORT[room] | {room, "base"}:
+            yield f"{path}:{line}: core/{room} may not import core/{target}"
 
 
 def learner_faults(path: str, room: str, tree: ast.AST) -> Iterator[str]:
@@ -347,7 +356,7 @@ def test_house_rules(path: Path) -> None:
     name, here = str(path.relative_to(REPO)), area(path)
     faults = [*import_faults(name, here, tree), *call_faults(name, here, tree)]
     if here == "core" and path.stem != "__init__":
-        faults += core_faults(name, path.parts[-2], tree)
+        faults += core_faults(name, core_room(Path(name).with_suffix("").parts[2:]), tree)
     if here == "learner" and len(path.parts) > len(REPO.parts) + 2:
         faults += learner_faults(name, path.parts[-2], tree)
     if here == "lab":
@@ -418,8 +427,10 @@ PLANTED = [
 
 
 PLANTED_IN_CORE = [
-    ("broadcast", "from echo2d.core.rollouts.groups import Groups"),
-    ("rollouts", "import echo2d.core.broadcast.publishing"),
+    ("broadcast", "from echo2d.core.work.training.groups import Groups"),
+    ("work/training", "import echo2d.core.broadcast.publishing"),
+    ("work/calls", "from echo2d.core.work.training.groups import Groups"),
+    ("work", "from echo2d.core.work.evaluation.evaluations import Evaluations"),
     ("relay", "from echo2d.core.coordinator.state import CoordinatorState"),
     ("capacity", "from echo2d.core.cluster.membership import Peer"),
     ("base", "from echo2d.core.protocol import trajectory"),
@@ -431,7 +442,7 @@ PLANTED_IN_CORE = [
     [
         "from tests.e2e.test_by_hand import Site",
         "from tests.shells.net.security import test_tls_links",
-        "import tests.unit.core.rollouts.test_groups",
+        "import tests.unit.core.work.training.test_groups",
         "from tests.shells.sim.conftest import Play",
         "from tests.shells.sim import conftest",
     ],
@@ -479,8 +490,9 @@ def test_the_walls_have_no_cycle() -> None:
 
 
 def test_the_walls_of_the_core_have_no_cycle() -> None:
-    assert {path.name for path in (REPO / "echo2d" / "core").iterdir() if path.is_dir()} - {
-        "__pycache__"
+    core = REPO / "echo2d" / "core"
+    assert {str(path.parent.relative_to(core)) for path in core.rglob("__init__.py")} - {
+        "."
     } == set(CORE_MAY_IMPORT)
     TopologicalSorter(CORE_MAY_IMPORT).prepare()
 

@@ -103,8 +103,8 @@ def test_planted_breaches_are_found() -> None:
     page = REPO / "docs" / "architecture.md"
     text = "[a](nowhere.md) [b](#no-heading) [c](scale.md#none) [ok](#processes) `[d](code.md)`"
     assert len(list(dangling_links(page, text))) == 3
-    assert list(dangling_paths("`core/rollouts/nothing.py` `core/rollouts/staleness.py`")) == [
-        "core/rollouts/nothing.py"
+    assert list(dangling_paths("`core/work/nothing.py` `core/work/training/staleness.py`")) == [
+        "core/work/nothing.py"
     ]
     assert list(dangling_names("`Groups.finished` `Groups.finish` `NoSuchClass` `GET`")) == [
         "Groups.finish",

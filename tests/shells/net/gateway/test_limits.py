@@ -8,7 +8,7 @@ from contextlib import ExitStack
 import pytest
 
 from echo2d.core.coordinator.events import CoordinatorEvent
-from echo2d.core.gateway.events import CallGone, CallId, CallRefused, ChoiceGrew
+from echo2d.core.work.calls.events import CallGone, CallId, CallRefused, ChoiceGrew
 from echo2d.net.gateway import limits
 from echo2d.net.gateway.errors import CallRefusal, error_response
 from echo2d.net.gateway.limits import RENDERING_MAX, Desk, OpenRequests

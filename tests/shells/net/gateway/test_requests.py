@@ -11,12 +11,12 @@ from echo2d.core.base.ids import (
     Digest,
     Version,
 )
-from echo2d.core.gateway.events import CallId, ChoiceGrew
 from echo2d.core.protocol.control_messages import Finish, VersionSpan
 from echo2d.core.protocol.trajectory import (
     pack_logprobs,
     pack_tokens,
 )
+from echo2d.core.work.calls.events import CallId, ChoiceGrew
 from echo2d.net.gateway.errors import CallRefusal
 from echo2d.net.gateway.requests import read_ask, read_messages, read_tools
 from echo2d.net.gateway.responses import ChoiceOutput

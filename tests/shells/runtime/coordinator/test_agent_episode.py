@@ -6,7 +6,7 @@ import pytest
 
 from echo2d.core.base.ids import Digest, GroupId, PeerId, Version
 from echo2d.core.protocol.trajectory import AuthoredSpan, Partial, pack_tokens
-from echo2d.core.rollouts.events import EpisodeEnded, StepEnvironment
+from echo2d.core.work.events import EpisodeEnded, StepEnvironment
 from echo2d.net.gateway.errors import CallRefusal
 from echo2d.runtime.coordinator.agent_episode import AgentEpisode
 from tests.support.polling import HANG_S

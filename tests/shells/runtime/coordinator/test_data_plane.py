@@ -12,10 +12,10 @@ import pytest
 from echo2d.config.coordinator import CoordinatorConfig
 from echo2d.core.base.ids import GroupId, RunId
 from echo2d.core.cluster.rules import EpisodeRules, Informative, RowFilter
-from echo2d.core.evaluation.open_evaluation import GROUP_FIRST
 from echo2d.core.protocol.sampling import Sampling
 from echo2d.core.protocol.trajectory import NOTHING, Partial, RewardPart, Source, pack_tokens
-from echo2d.core.rollouts.events import (
+from echo2d.core.work.evaluation.open_evaluation import EVALUATION
+from echo2d.core.work.events import (
     DrawPrompt,
     EnvironmentStepped,
     EpisodeEnded,
@@ -26,6 +26,7 @@ from echo2d.core.rollouts.events import (
     StepEnvironment,
     TaskProgress,
 )
+from echo2d.core.work.leases import group_of
 from echo2d.errors import OperatorFault
 from echo2d.runtime.coordinator.data_plane import (
     OpenTask,
@@ -243,7 +244,7 @@ async def test_evaluations_play_the_held_out_side_of_an_environment(folder: Path
         def order(sample: int, turn: int, before: Partial, said: bytes) -> StepEnvironment:
             whole = before.plus(said, bytes(len(said)), ())
             return StepEnvironment(
-                GroupId(GROUP_FIRST + 1), sample, 0, turn, 1, 7, drawn.tokens, whole, "stop",
+                group_of(EVALUATION, 1), sample, 0, turn, 1, 7, drawn.tokens, whole, "stop",
                 task=held.name,
             )  # fmt: skip
 
@@ -251,10 +252,10 @@ async def test_evaluations_play_the_held_out_side_of_an_environment(folder: Path
         for sample, first in ((0, right), (1, wrong)):
             stepped = await plane.step(order(sample, 1, NOTHING, first))
             assert isinstance(stepped, EnvironmentStepped)
-            assert (stepped.group, stepped.sample) == (GROUP_FIRST + 1, sample)
+            assert (stepped.group, stepped.sample) == (group_of(EVALUATION, 1), sample)
             said = NOTHING.plus(first, bytes(len(first)), ())
             outputs[sample] = said.with_given(stepped.tokens)
-        plane.forget(ForgetEpisode(GroupId(GROUP_FIRST + 1), 1, held.name))
+        plane.forget(ForgetEpisode(group_of(EVALUATION, 1), 1, held.name))
         ended = await plane.step(order(0, 2, outputs[0], wrong))
     assert isinstance(ended, EpisodeEnded)
     parts = (RewardPart("first", 1.0), RewardPart("second", 0.0))

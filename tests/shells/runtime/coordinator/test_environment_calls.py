@@ -17,7 +17,7 @@ from echo2d.core.protocol.trajectory import (
     pack_tokens,
     unpack_tokens,
 )
-from echo2d.core.rollouts.events import (
+from echo2d.core.work.events import (
     DrawPrompt,
     EnvironmentStepped,
     EpisodeEnded,

@@ -10,7 +10,7 @@ import pytest
 from echo2d.core.base.ids import GroupId
 from echo2d.core.cluster.rules import EpisodeRules, TaskRules
 from echo2d.core.protocol.trajectory import Partial, pack_tokens
-from echo2d.core.rollouts.events import ForgetEpisode, StepEnvironment
+from echo2d.core.work.events import ForgetEpisode, StepEnvironment
 from echo2d.net.gateway.errors import CallRefusal
 from echo2d.net.security.tickets import make_ticket, ticket_key
 from echo2d.runtime.coordinator.agent_calls import AgentCalls

@@ -31,7 +31,7 @@ from echo2d.core.coordinator.events import (
     SessionAsked,
 )
 from echo2d.core.protocol.trajectory import PromptTag, Source, pack_tokens, unpack_tokens
-from echo2d.core.rollouts.events import DrawPrompt, PromptDrawn, SampleScored, ScoreSample
+from echo2d.core.work.events import DrawPrompt, PromptDrawn, SampleScored, ScoreSample
 from echo2d.errors import Fault, OperatorFault
 from echo2d.net.security.auth import read_token_file
 from echo2d.runtime.coordinator import loop as coordinator_loop

@@ -10,7 +10,7 @@ from echo2d.config.coordinator import CoordinatorConfig
 from echo2d.core.base.ids import RunId
 from echo2d.core.coordinator.events import CoordinatorAction
 from echo2d.core.protocol.trajectory import RewardPart, unpack_tokens
-from echo2d.core.rollouts.events import DrawPrompt, ForgetEpisode, StepEnvironment
+from echo2d.core.work.events import DrawPrompt, ForgetEpisode, StepEnvironment
 from echo2d.runtime.coordinator.data_plane import DataPlane, data_plane, open_evals, open_tasks
 from echo2d.runtime.coordinator.main import make_rules
 from echo2d.tasks.sort_digits import EOS, answer

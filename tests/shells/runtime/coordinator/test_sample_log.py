@@ -18,7 +18,7 @@ from echo2d.core.protocol.trajectory import (
     pack_logprobs,
     pack_tokens,
 )
-from echo2d.core.rollouts.events import (
+from echo2d.core.work.events import (
     BatchFrozen,
     GroupDropped,
     PromptTaken,

@@ -4,7 +4,7 @@ import pytest
 
 from echo2d.core.base.ids import GroupId
 from echo2d.core.protocol.trajectory import PromptTag, RewardPart, Source, pack_tokens
-from echo2d.core.rollouts.events import (
+from echo2d.core.work.events import (
     DrawPrompt,
     PromptDrawn,
     PromptFailed,

@@ -19,7 +19,7 @@ from echo2d.core.protocol.trajectory import (
     TrajectoryRecord,
     pack_tokens,
 )
-from echo2d.core.rollouts.events import (
+from echo2d.core.work.events import (
     EnvironmentStepped,
     EpisodeEnded,
     ForgetEpisode,

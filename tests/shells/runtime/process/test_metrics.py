@@ -14,7 +14,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from echo2d.core.base.ids import Digest, LeaseId, PeerId, Version
 from echo2d.core.cluster.rules import EvalRules, TaskRules
-from echo2d.core.gateway.events import CallAsked, CallId
 from echo2d.core.protocol.control_messages import Heartbeat
 from echo2d.core.protocol.sampling import WHOLE
 from echo2d.core.status.schema import (
@@ -25,6 +24,7 @@ from echo2d.core.status.schema import (
     RentingStatus,
     Status,
 )
+from echo2d.core.work.calls.events import CallAsked, CallId
 from echo2d.core.worker.events import (
     EngineRefitFailed,
     EngineRefitted,

@@ -13,7 +13,7 @@ import pytest
 from echo2d.core.base.ids import Digest, Epoch, PublishSeq, Version
 from echo2d.core.cluster.events import VersionPublished
 from echo2d.core.coordinator.events import CheckpointKept, EpochOpened
-from echo2d.core.rollouts.events import BatchCommitted
+from echo2d.core.work.events import BatchCommitted
 from echo2d.errors import IntegrityFault, OperatorFault, StoreFault
 from echo2d.runtime.run_dir import backup as backups
 from echo2d.runtime.run_dir.access_table import AccessTable

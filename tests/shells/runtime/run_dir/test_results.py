@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from echo2d.cli import main
 from echo2d.core.base.ids import Epoch, PublishSeq, Version
 from echo2d.core.cluster.events import VersionPublished, VersionRevoked
-from echo2d.core.evaluation.events import Evaluated
+from echo2d.core.work.evaluation.events import Evaluated
 from echo2d.errors import IntegrityFault, OperatorFault, StoreFault
 from echo2d.runtime.run_dir.results import choose, export, find_results
 from echo2d.runtime.run_dir.run_directory import LEDGER_FILE

@@ -24,7 +24,7 @@ from echo2d.core.protocol.trajectory import (
     pack_tokens,
     unpack_tokens,
 )
-from echo2d.core.rollouts.events import EpisodeForgotten, SampleReturned, StepEnvironment
+from echo2d.core.work.events import EpisodeForgotten, SampleReturned, StepEnvironment
 from echo2d_lab.faults.environment import turns_of
 from echo2d_lab.standins.memory_run import FakePeer
 from tests.support.audited_world import LIE, AuditedWorld, started, train_on

@@ -21,8 +21,8 @@ from echo2d.core.protocol.control_messages import (
 from echo2d.core.protocol.evidence import Evidence
 from echo2d.core.protocol.sampling import Sampling
 from echo2d.core.protocol.trajectory import AuthoredSpan, TrajectoryRecord, TrajectoryScore
-from echo2d.core.rollouts.events import SampleReturned
-from echo2d.core.rollouts.groups import RETURNED_WAIT_S
+from echo2d.core.work.events import SampleReturned
+from echo2d.core.work.training.groups import RETURNED_WAIT_S
 from tests.support.audited_world import (
     INT8_K,
     LEARNT,

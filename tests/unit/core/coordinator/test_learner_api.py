@@ -26,8 +26,8 @@ from echo2d.core.protocol.control_messages import (
     VersionsRevoked,
 )
 from echo2d.core.protocol.trajectory import TrajectoryScore, unpack_batch
-from echo2d.core.rollouts.events import BatchCommitted
-from echo2d.core.rollouts.staleness import REFUSALS_MAX
+from echo2d.core.work.events import BatchCommitted
+from echo2d.core.work.training.staleness import REFUSALS_MAX
 from tests.support.coordinator_world import RULES, World, rules, train, version_digest, version_key
 
 NO_DIGEST = Digest(bytes(32))

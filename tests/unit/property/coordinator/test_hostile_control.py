@@ -20,7 +20,7 @@ from echo2d.core.protocol.control_messages import (
     SegmentEncoded,
     ToCoordinator,
 )
-from echo2d.core.rollouts.accepted_results import ANSWERED_MAX
+from echo2d.core.work.training.accepted_results import ANSWERED_MAX
 from echo2d.errors import PeerFault
 from echo2d_lab.standins.memory_run import FakePeer
 from tests.support.coordinator_world import World, train, version_key

@@ -23,7 +23,8 @@ from echo2d.core.protocol.trajectory import (
     StoredGroup,
     TrajectoryRecord,
 )
-from echo2d.core.rollouts.events import (
+from echo2d.core.topology.uplink_rates import PeerRate
+from echo2d.core.work.events import (
     AcceptedResult,
     BatchCommitted,
     BatchFrozen,
@@ -35,7 +36,6 @@ from echo2d.core.rollouts.events import (
     SampleRewarded,
     TaskProgress,
 )
-from echo2d.core.topology.uplink_rates import PeerRate
 from echo2d.store.ledger import Ledger
 
 DIGESTS = st.sampled_from([Digest(bytes([n]) * 32) for n in range(3)])

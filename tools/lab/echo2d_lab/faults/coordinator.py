@@ -40,10 +40,10 @@ from echo2d.core.coordinator.events import (
     RequestGone,
 )
 from echo2d.core.coordinator.state import PLAN_SECRET_BYTES, CoordinatorState
-from echo2d.core.gateway.events import CallRefused, ChoiceGrew
 from echo2d.core.protocol.control_messages import LeaseGranted, Refused, SignedRoot, ToPeer
 from echo2d.core.protocol.trajectory import Source, pack_tokens
-from echo2d.core.rollouts.events import (
+from echo2d.core.work.calls.events import CallRefused, ChoiceGrew
+from echo2d.core.work.events import (
     DrawPrompt,
     ForgetEpisode,
     PromptDrawn,

@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 
 from echo2d.core.base.ids import GroupId
 from echo2d.core.coordinator.events import CoordinatorRecord
-from echo2d.core.evaluation.open_evaluation import GROUP_FIRST
 from echo2d.core.protocol.trajectory import pack_tokens
-from echo2d.core.rollouts.events import (
+from echo2d.core.work.events import (
     EnvironmentStepped,
     EpisodeEnded,
     EpisodeForgotten,
@@ -21,6 +20,7 @@ from echo2d.core.rollouts.events import (
     StepEnvironment,
     TurnAnswered,
 )
+from echo2d.core.work.leases import TRAINING, kind_of
 
 TURNS = 4  # at most
 GIVEN = (2, 3)  # tokens of an answer, but for one that names the turn
@@ -73,7 +73,7 @@ class ModelEnvironment:
     ) -> EnvironmentStepped | EpisodeEnded:
         """reward: of an episode that ends here; None: the environment fails."""
         at = order.group, order.sample
-        of_evaluation = order.group >= GROUP_FIRST
+        of_evaluation = kind_of(order.group) != TRAINING
         given = order.output.given
         outside = not order.turn or bool(given and given[0].start == 0)
         before_first = -1 if outside else 0

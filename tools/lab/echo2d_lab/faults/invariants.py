@@ -31,8 +31,6 @@ from echo2d.core.coordinator.events import (
     SessionAsked,
 )
 from echo2d.core.coordinator.state import CoordinatorState
-from echo2d.core.evaluation.events import Evaluated
-from echo2d.core.evaluation.open_evaluation import GROUP_FIRST
 from echo2d.core.protocol.control_messages import (
     EncodeVersion,
     HeldLease,
@@ -51,7 +49,10 @@ from echo2d.core.protocol.trajectory import (
     unpack_logprobs,
     unpack_tokens,
 )
-from echo2d.core.rollouts.events import (
+from echo2d.core.weights.encoding import FormFacts
+from echo2d.core.weights.signed_index import Root
+from echo2d.core.work.evaluation.events import Evaluated
+from echo2d.core.work.events import (
     BatchCommitted,
     BatchFrozen,
     EpisodeForgotten,
@@ -65,9 +66,8 @@ from echo2d.core.rollouts.events import (
     StepEnvironment,
     TurnKept,
 )
-from echo2d.core.rollouts.quotas import Quotas
-from echo2d.core.weights.encoding import FormFacts
-from echo2d.core.weights.signed_index import Root
+from echo2d.core.work.leases import TRAINING, kind_of
+from echo2d.core.work.training.batch_order import Quotas
 from echo2d_lab.faults.engine import VOCAB, mark
 from echo2d_lab.faults.environment import branches_after, given_after, turns_of
 from echo2d_lab.faults.fault_schedule import NEVER_CLEAR
@@ -457,7 +457,7 @@ class InvariantChecker:
         for sample in lease.samples:
             self._writers[lease.group, sample].add(peer)
         stored = self.ledger.groups.get(lease.group)
-        if lease.group >= GROUP_FIRST:
+        if kind_of(lease.group) != TRAINING:
             self.scored_episodes.granted(peer, lease)
         if stored is not None:
             output = len(lease.prompt) - len(stored.record.prompt)
@@ -483,7 +483,7 @@ class InvariantChecker:
             case Send(_, SampleAnswered(lease, attempt, sample, accepted)) if accepted:
                 key = HeldLease(lease, attempt)
                 # Answers of evaluations are scored again after a crash.
-                of_run = self._granted[key][1].group < GROUP_FIRST
+                of_run = kind_of(self._granted[key][1].group) == TRAINING
                 assert not of_run or (key, sample) in self._kept, (
                     "I4: an accepted result is not durable"
                 )
@@ -500,7 +500,7 @@ class InvariantChecker:
                 )
             case Convict(worker):
                 self.convicts(worker)
-            case StepEnvironment(group) if group >= GROUP_FIRST:
+            case StepEnvironment(group) if kind_of(group) != TRAINING:
                 self.scored_episodes.stepped(action)
             case Reply(request, status):
                 event = self._asked.pop(request, None)

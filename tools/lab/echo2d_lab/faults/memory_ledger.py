@@ -19,10 +19,11 @@ from echo2d.core.coordinator.events import (
     Recovered,
     TotalsKept,
 )
-from echo2d.core.evaluation.events import Evaluated
 from echo2d.core.protocol.control_messages import HeldLease, VersionKey
 from echo2d.core.protocol.trajectory import GroupRecord, Source, StoredGroup
-from echo2d.core.rollouts.events import (
+from echo2d.core.topology.uplink_rates import PeerRate
+from echo2d.core.work.evaluation.events import Evaluated
+from echo2d.core.work.events import (
     AcceptedResult,
     BatchCommitted,
     BatchFrozen,
@@ -42,7 +43,6 @@ from echo2d.core.rollouts.events import (
     TurnAnswered,
     TurnKept,
 )
-from echo2d.core.topology.uplink_rates import PeerRate
 
 
 class MemoryLedger:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from echo2d.core.base.ids import GroupId, PeerId
 from echo2d.core.protocol.control_messages import LeaseGranted, VersionKey
 from echo2d.core.protocol.trajectory import unpack_tokens
-from echo2d.core.rollouts.events import StepEnvironment
+from echo2d.core.work.events import StepEnvironment
 from echo2d_lab.faults.engine import STOP, mark
 from echo2d_lab.faults.environment import given_after
 

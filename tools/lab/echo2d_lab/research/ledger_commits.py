@@ -22,7 +22,7 @@ from echo2d.core.protocol.trajectory import (
     AuthoredSpan,
     TrajectoryRecord,
 )
-from echo2d.core.rollouts.events import GroupDropped, PromptTaken, SampleKept, SampleRewarded
+from echo2d.core.work.events import GroupDropped, PromptTaken, SampleKept, SampleRewarded
 from echo2d.store.ledger import Ledger
 
 RECORDS = 256  # the events of one turn of the coordinator, at most

@@ -20,7 +20,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from echo2d.core.cluster.rules import Informative, RowFilter
-from echo2d.core.rollouts.contrast import spread
+from echo2d.core.work.training.contrast import spread
 from echo2d.plan.fleet.forecast import provision
 from echo2d.plan.fleet.spec import load_fleet
 from echo2d.tasks.base import Prompt

@@ -48,7 +48,7 @@ from echo2d.core.protocol.control_messages import (
     VersionKey,
     VersionSpan,
 )
-from echo2d.core.rollouts.events import ForgetEpisode, ScoreSample, StepEnvironment
+from echo2d.core.work.events import ForgetEpisode, ScoreSample, StepEnvironment
 from echo2d.runtime.coordinator.environment_calls import EnvironmentCalls
 from echo2d.runtime.coordinator.task_calls import TaskCalls
 from echo2d.store.ledger import Ledger

@@ -65,7 +65,8 @@ from echo2d.core.protocol.control_messages import (
 from echo2d.core.protocol.evidence import TOLERANCES, Evidence
 from echo2d.core.protocol.peer_handshake import SECRET_BYTES
 from echo2d.core.protocol.trajectory import Source, pack_logprobs, pack_tokens
-from echo2d.core.rollouts.events import (
+from echo2d.core.weights.signed_index import Root
+from echo2d.core.work.events import (
     DrawPrompt,
     ForgetEpisode,
     PromptDrawn,
@@ -73,7 +74,6 @@ from echo2d.core.rollouts.events import (
     ScoreSample,
     StepEnvironment,
 )
-from echo2d.core.weights.signed_index import Root
 from echo2d_lab.faults.environment import ModelEnvironment
 from echo2d_lab.faults.memory_ledger import MemoryLedger
 

@@ -1,0 +1,267 @@
+"""The gateway's calls as work for the scheduler: which choice comes next, and the leases of calls.
+
+    waiting (CallQueue) --lease--> running --> written, unwanted, or its lease is over
+
+The run goes first until a call has waited for PATIENCE_S. Calls never hold more than their share of
+the slots, which is one slot at least. When they have given back all slots, the run goes first again
+for PATIENCE_S: however few slots there are, run and calls take turns. Choices of one call that have
+no tokens share a lease, because they have one prompt. Calls of a session go to one worker while it
+has a free slot. When no choice can be placed, none is tried again before something has changed.
+Not here: which worker has free slots (`rollouts.scheduler`), which caller is next (`fair_queue`),
+what workers say (`calls`).
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from echo2d.core.base.bounded_dict import keep_newest
+from echo2d.core.base.ids import PeerId
+from echo2d.core.cluster.events import Send
+from echo2d.core.cluster.membership import Peer
+from echo2d.core.cluster.rules import RunRules
+from echo2d.core.cluster.versions import PublishedVersions
+from echo2d.core.protocol.control_messages import HeldLease, LeaseGranted
+from echo2d.core.protocol.seeds import SEED_BITS
+from echo2d.core.work.calls.call_choice import CallChoice
+from echo2d.core.work.calls.events import CallAsked
+from echo2d.core.work.calls.fair_queue import CallQueue
+from echo2d.core.work.kind import PendingSamples
+from echo2d.core.work.leases import Lease, group_of
+from echo2d.core.work.scheduler import LeaseScheduler
+
+# Sessions whose worker is remembered.
+SESSIONS_MAX = 4096
+# Prompts of one worker's running calls: a quarter of what may wait on its link before it is slow.
+PROMPT_BYTES_MAX = 16 << 20
+# A call that has waited for so long goes before the run, so that a busy run does not starve calls.
+PATIENCE_S = 5.0
+# Tokens reach a reader about five times a second.
+REPORT_S = 0.2
+# The number of this kind of work.
+CALLS = 4
+_SEEDS = 1 << SEED_BITS
+
+
+@dataclass(slots=True)
+class _CallLease:
+    """A running lease of a call. wanted: by sample, the choices that its caller still waits for.
+
+    The other choices keep their slots until the worker has written them, or the lease ends.
+    """
+
+    call: CallAsked
+    lease: Lease
+    wanted: dict[int, CallChoice]
+
+    @property
+    def prompt_bytes(self) -> int:
+        return len(self.call.prompt) + len(self.lease.given.base.tokens)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PendingChoice(PendingSamples):
+    """A waiting choice. most: the slots that it and other choices of its call may take together."""
+
+    choice: CallChoice
+    most: int
+
+
+class CallWork:
+    """See the module docstring. `now` is monotonic seconds. share: of all slots."""
+
+    def __init__(
+        self,
+        rules: RunRules,
+        share: float,
+        *,
+        queue: CallQueue,
+        versions: PublishedVersions,
+        scheduler: LeaseScheduler,
+    ) -> None:
+        self._rules = rules
+        self._share = share
+        self._queue = queue
+        self._versions = versions
+        self._scheduler = scheduler
+        self._running: dict[HeldLease, _CallLease] = {}
+        self._held = 0  # slots
+        self._prompt_bytes: Counter[PeerId] = Counter()
+        self._sessions: dict[str, PeerId] = {}
+        # What everything was like when no other choice could be placed.
+        self._tried: tuple[int, ...] = ()
+        self._run_first_until = 0.0
+        self.handed_over = 0  # leases that went on from tokens
+
+    @property
+    def running(self) -> int:
+        """The number of choices that run and are wanted."""
+        return sum(len(running.wanted) for running in self._running.values())
+
+    def wanted(self, key: HeldLease) -> dict[int, CallChoice]:
+        """The choices that a lease is still for, by their sample; none when it is over."""
+        return self._running[key].wanted if key in self._running else {}
+
+    # --- for the scheduler
+
+    def priority(self, *, now: float) -> int:
+        """Before the run once a call has waited for long, after it otherwise."""
+        first = self._queue.oldest
+        patient = first is None or now < max(first.since + PATIENCE_S, self._run_first_until)
+        return 1 if patient else -1
+
+    def pending(self, *, now: float) -> Iterator[PendingChoice]:
+        """The choices in turn; after each lease the turn is another one."""
+        while (left := self._left()) > 0 and self._tried != self._now_is():
+            for choice in self._queue.in_turn():
+                yield PendingChoice(
+                    (choice.index,),
+                    choice.oldest,
+                    self._sessions.get(choice.call.session),
+                    partial(self._suits, choice, now),
+                    choice.call.max_version,
+                    choice=choice,
+                    most=left // self._queue.callers,
+                )
+                if choice.lease is not None:
+                    break
+            else:
+                self._tried = self._now_is()
+
+    def _suits(self, choice: CallChoice, now: float, worker: PeerId) -> bool:
+        """The worker has not just failed this choice, and its link has room for the prompt."""
+        more = len(choice.call.prompt) + len(choice.told.tokens)
+        return (
+            not choice.avoids(worker, now) and self._prompt_bytes[worker] + more <= PROMPT_BYTES_MAX
+        )
+
+    def grant(
+        self, pending: PendingChoice, worker: Peer, samples: Sequence[int], *, now: float
+    ) -> list[Send]:
+        """Lease the choice, and with it those of its call that fit."""
+        assert worker.session is not None
+        assert worker.serving is not None
+        first, call = pending.choice, pending.choice.call
+        most = min(pending.most, self._scheduler.free_at(worker.peer))
+        choices = self._queue.run_of(first, most)
+        samples = tuple(choice.index for choice in choices)
+        group = group_of(CALLS, call.call)
+        lease = self._scheduler.leases.start(
+            None,
+            group,
+            worker.peer,
+            worker.serving,
+            samples,
+            first.told,
+            room=call.max_new_tokens,
+            now=now,
+        )
+        running = self._running[lease.key] = _CallLease(
+            call, lease, {choice.index: choice for choice in choices}
+        )
+        for choice in choices:
+            self._queue.discard(choice)
+            choice.lease = lease
+        self._hold(running, len(choices))
+        self._sessions.pop(call.session, None)
+        self._sessions[call.session] = worker.peer
+        keep_newest(self._sessions, SESSIONS_MAX)
+        self.handed_over += bool(first.told.length)
+        self._prompt_bytes[worker.peer] += running.prompt_bytes
+        return [Send(worker.session, self._grant_message(first, lease))]
+
+    def _grant_message(self, first: CallChoice, lease: Lease) -> LeaseGranted:
+        call, given = first.call, lease.given
+        seeds = (
+            ()
+            if call.rng_seed is None
+            else tuple((call.rng_seed + index) % _SEEDS for index in given.samples)
+        )
+        return LeaseGranted(
+            given.lease,
+            given.attempt,
+            given.group,
+            call.prompt + first.told.tokens,
+            given.samples,
+            first.room,
+            call.sampling,
+            call.stop_token_ids,
+            first.oldest,
+            self._rules.lease_silence_s,
+            REPORT_S,
+            seeds,
+            first.told.length,
+        )
+
+    def _now_is(self) -> tuple[int, ...]:
+        return self._queue.changes, self._scheduler.changes, self._versions.publish_seq, self._held
+
+    def _left(self) -> int:
+        """How many more slots calls may hold. They may hold one in any case."""
+        return max(1, int(self._share * (self._scheduler.slots + self._held))) - self._held
+
+    # --- back from the workers
+
+    def written(self, key: HeldLease, sample: int, *, now: float) -> list[Send]:
+        """The worker has finished a sample, which may be unwanted by now: its slot is free."""
+        running = self._running[key]
+        if sample not in running.lease.samples:
+            return []
+        self._hold(running, -1)
+        self._scheduler.leases.answer(running.lease, sample)
+        choice = running.wanted.pop(sample, None)
+        if choice is not None:
+            choice.lease = None
+        return self._end_unwanted(running, now)
+
+    def unwanted(self, choice: CallChoice, *, now: float) -> list[Send]:
+        """The caller does not wait for this choice any more."""
+        if choice.lease is None:
+            return []
+        running, choice.lease = self._running[choice.lease.key], None
+        del running.wanted[choice.index]
+        return self._end_unwanted(running, now)
+
+    def ended(self, key: HeldLease, *, now: float) -> list[CallChoice]:
+        """The lease is over; returns the choices that have to continue at another worker."""
+        running = self._running.pop(key)
+        lease, choices = running.lease, list(running.wanted.values())
+        # A report of several choices may still be looked through.
+        running.wanted.clear()
+        for choice in choices:
+            choice.lease = None
+        self._hold(running, -len(lease.samples))
+        self._prompt_bytes[lease.worker] -= running.prompt_bytes
+        if not self._prompt_bytes[lease.worker]:
+            del self._prompt_bytes[lease.worker]
+        if not self._held:
+            self._run_first_until = now + PATIENCE_S
+        return choices
+
+    def _end_unwanted(self, running: _CallLease, now: float) -> list[Send]:
+        """End and cancel a lease of which no choice is wanted any more."""
+        if running.wanted:
+            return []
+        self.ended(running.lease.key, now=now)
+        return self._scheduler.stop(running.lease)
+
+    def _hold(self, running: _CallLease, slots: int) -> None:
+        """The call's caller holds this many more slots, or fewer."""
+        self._held += slots
+        self._queue.hold(running.call.caller, slots)
+
+    def check(self) -> None:
+        leases = [lease for lease in self._scheduler.leases if lease.kind == CALLS]
+        assert {lease.key for lease in leases} == set(self._running)
+        assert self._held == sum(len(lease.samples) for lease in leases)
+        assert len(self._sessions) <= SESSIONS_MAX
+        prompt_bytes: Counter[PeerId] = Counter()
+        for key, running in self._running.items():
+            assert running.wanted
+            assert running.wanted.keys() <= running.lease.samples
+            assert all(choice.lease is running.lease for choice in running.wanted.values())
+            assert key == running.lease.key
+            prompt_bytes[running.lease.worker] += running.prompt_bytes
+        assert prompt_bytes == self._prompt_bytes
+        assert all(held <= PROMPT_BYTES_MAX for held in prompt_bytes.values())

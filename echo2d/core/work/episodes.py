@@ -1,0 +1,148 @@
+"""What a sample of an environment has of its episode, and what the environment is told of each turn.
+
+    leased --result--> parked --StepEnvironment--> the environment
+                          |                              |
+                          |<------ EnvironmentStepped ---+--- EpisodeEnded ---> kept, with a reward
+                          v
+                       waiting, with all tokens so far --leased--> ...
+
+A parked sample has no lease and no slot.
+Kept true: given tokens have no span.
+Not here: where samples wait (each kind of work has its own book), leases (`scheduler`).
+"""
+
+from dataclasses import dataclass
+
+from echo2d.core.base.ids import GroupId, PeerId
+from echo2d.core.cluster.membership import Peer
+from echo2d.core.cluster.rules import RunRules, TaskRules
+from echo2d.core.protocol.control_messages import SampleFinished, VersionKey
+from echo2d.core.protocol.seeds import episode_seed
+from echo2d.core.protocol.trajectory import Partial
+from echo2d.core.work.events import EnvironmentStepped, EpisodeEnded, StepEnvironment, TurnKept
+from echo2d.core.work.results import Written
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """What a sample of an environment has from its earlier turns.
+
+    turns: how many are over. partial: their tokens, and those that the environment gave behind each. state:
+    what the environment needs to go on in another process; None: it cannot. since: when the sample was leased first.
+    """
+
+    turns: int
+    partial: Partial
+    state: bytes | None
+    since: float
+
+
+@dataclass(frozen=True, slots=True)
+class Parked:
+    """A turn that the environment is being asked about. since: when the sample was leased first.
+    served: the version of its worker when the turn ended. asked_at: since when the environment has been asked.
+    """
+
+    turn: TurnKept
+    since: float
+    worker: PeerId
+    served: VersionKey | None
+    asked_at: float
+
+    def answered(self, given: bytes, state: bytes | None, *, anew: bool = False) -> Episode:
+        """The episode after the environment's answer: these tokens (int32), and its state."""
+        partial = self.turn.partial.with_given(given, anew=anew)
+        return Episode(self.turn.turn, partial, state, self.since)
+
+
+def has_room(
+    rules: RunRules,
+    task: TaskRules,
+    prompt: bytes,
+    turn: int,
+    partial: Partial,
+    given: bytes,
+    *,
+    anew: bool = False,
+) -> bool:
+    """Whether another turn may follow this one, with these tokens so far and these given ones (int32)."""
+    assert task.episode is not None
+    length = partial.length + len(given) // 4
+    limit = rules.limit(task, prompt, length, partial.length if anew else partial.branch_start)
+    return turn < task.episode.turns_max and length < limit.tokens
+
+
+@dataclass(frozen=True, slots=True)
+class ParkedEpisode:
+    """A parked sample, and what its environment hears of it.
+
+    before: the episode up to the parked turn; None: it is the first one. name: of the task or the evaluation. cursor,
+    prompt: of the sample's group. begun: how often the sample was begun before. seed_group: the group that the
+    episode's seed is made of.
+    """
+
+    parked: Parked
+    before: Episode | None
+    task: TaskRules
+    name: str
+    cursor: int
+    prompt: bytes
+    seed_group: GroupId
+    begun: int = 0
+
+    def is_answered_by(self, event: EnvironmentStepped | EpisodeEnded) -> bool:
+        """Whether this answer of the environment is about the parked turn, and not about an earlier one."""
+        return (self.begun, self.parked.turn.turn) == (event.begun, event.turn)
+
+    def has_room(self, rules: RunRules, event: EnvironmentStepped) -> bool:
+        """Whether another turn may follow this answer."""
+        turn = self.parked.turn
+        so_far = self.prompt, turn.turn, turn.partial
+        return has_room(rules, self.task, *so_far, event.tokens, anew=event.anew)
+
+    def answered(self, event: EnvironmentStepped) -> Episode:
+        return self.parked.answered(event.tokens, event.state, anew=event.anew)
+
+    def step(self, rules: RunRules, *, again: bool = False) -> StepEnvironment:
+        """Tell the environment of the parked turn. again: it may have been told before."""
+        turn = self.parked.turn
+        return StepEnvironment(
+            turn.group,
+            turn.sample,
+            self.begun,
+            turn.turn,
+            self.cursor,
+            episode_seed(rules.seed_key, self.seed_group, turn.sample),
+            self.prompt,
+            turn.partial,
+            turn.finish,
+            None if self.before is None else self.before.state,
+            self.name,
+            again,
+        )
+
+
+def end_turn(
+    peer: Peer,
+    group: GroupId,
+    message: SampleFinished,
+    written: Written,
+    before: Episode | None,
+    *,
+    fingerprint: bytes = b"",
+    since: float,
+    now: float,
+) -> Parked:
+    """A result has ended a turn. before: the episode up to it. since: as in `Parked`."""
+    number = 1 if before is None else before.turns + 1
+    turn = TurnKept(
+        group,
+        message.sample,
+        number,
+        message.lease,
+        message.attempt,
+        written.whole,
+        written.finish,
+        fingerprint,
+    )
+    return Parked(turn, since, peer.peer, peer.serving, now)

@@ -1,0 +1,194 @@
+"""What a kind of work tells the scheduler, and what the scheduler tells it.
+
+The scheduler owns every lease and its life. A kind of work owns the samples: which of them wait, what a worker's
+answer is worth, and where a sample goes whose lease is over. Each kind is one class with the hooks below, given to
+`LeaseScheduler.add` once; nothing else knows how many kinds there are.
+
+    pending --the scheduler finds a worker--> grant --> progressed ... finished, or lost
+
+Groups of samples have numbers, and a number says which kind it is of: those of a kind begin at its `number` shifted
+by KIND_SHIFT. So a lease, a reward and an environment's answer find their kind without a table.
+Not here: leases (`leases`), workers (`scheduler`).
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, TypeVar
+
+from echo2d.core.base.ids import GroupId, PeerId, Version
+from echo2d.core.cluster.membership import Peer
+from echo2d.core.cluster.rules import RunRules
+from echo2d.core.protocol.control_messages import HeldLease, SampleDelta, SampleFinished
+from echo2d.core.work.episodes import ParkedEpisode
+from echo2d.core.work.events import (
+    EnvironmentStepped,
+    EpisodeEnded,
+    ForgetEpisode,
+    PromptDrawn,
+    PromptFailed,
+    PromptsEnded,
+    SampleScored,
+)
+from echo2d.core.work.leases import Lease
+
+# Each kind has actions of its own, and the scheduler hands them through.
+Actions = Sequence[Any]
+
+# Why a lease is over before all its samples are answered. failed: its worker gave it back. silent: its worker was, or
+# made no token. forgotten: its worker came back without it. left: its worker is gone. drained: its worker is taken
+# out of service, which says nothing against worker or samples.
+Cause = Literal["failed", "silent", "forgotten", "left", "drained"]
+
+
+@dataclass(frozen=True, slots=True)
+class PendingSamples:
+    """Samples of one prompt that wait for slots. As many of them are placed as there are slots.
+
+    oldest: workers that serve this version or a newer one may write them; newest: but none that is
+    newer than this.
+    preferred: a single sample goes to this worker if it has a free slot. there_alone: and to no other one.
+    suits: whether a worker may get a single sample; None: every worker may.
+    """
+
+    samples: Sequence[int]
+    oldest: Version
+    preferred: PeerId | None = None
+    suits: Callable[[PeerId], bool] | None = None
+    newest: Version | None = None
+    there_alone: bool = False
+
+
+Pending = TypeVar("Pending", bound=PendingSamples)
+
+
+class KindOfWork(ABC, Generic[Pending]):
+    """One kind of work. Its `number` is its own; `now` is monotonic seconds."""
+
+    number: int
+
+    # --- samples to workers
+
+    @abstractmethod
+    def priority(self, *, now: float) -> int:
+        """The kind with the smallest number is served first."""
+
+    @abstractmethod
+    def pending(self, *, now: float) -> Iterator[Pending]:
+        """What waits, in the order in which it is to be placed.
+
+        When the iterator goes on, the samples before have been granted, or cannot be placed now.
+        """
+
+    @abstractmethod
+    def grant(
+        self, pending: Pending, worker: Peer, samples: Sequence[int], *, now: float
+    ) -> Actions:
+        """Lease these samples to the worker, which has a session and serves a version."""
+
+    # --- workers' reports
+
+    def progressed(
+        self,
+        peer: Peer,  # noqa: ARG002
+        lease: Lease,  # noqa: ARG002
+        deltas: Sequence[SampleDelta],  # noqa: ARG002 - not every kind looks at unfinished samples
+        *,
+        now: float,  # noqa: ARG002
+    ) -> Actions:
+        """A worker has reported unfinished samples of a lease; the lease has been renewed."""
+        return []
+
+    @abstractmethod
+    def finished(
+        self, peer: Peer, lease: Lease | None, message: SampleFinished, *, now: float
+    ) -> Actions | None:
+        """Judge a result and answer it.
+
+        lease: the one that it came under; None: that does not run any more, if it ever did. Returns None if the
+        result is of no sample of this kind.
+        """
+
+    @abstractmethod
+    def lost(self, lease: Lease, cause: Cause, reason: str, *, now: float) -> Actions:
+        """A lease is over, and its open samples belong to no worker. reason: for people."""
+
+    def blames(self, lease: Lease, cause: Cause) -> bool:  # noqa: ARG002 - most kinds always do
+        """Whether a worker that failed this lease, or was silent, rests for a while."""
+        return True
+
+    def revive(self, peer: Peer, key: HeldLease, *, now: float) -> bool:  # noqa: ARG002 - few kinds can
+        """A worker has come back with a lease that does not run: whether it runs again."""
+        return False
+
+    # --- time
+
+    def deadlines(self, *, now: float) -> Actions:  # noqa: ARG002 - leases have theirs in the scheduler
+        """What waits for too long apart from leases."""
+        return []
+
+    def wake_at(self) -> float | None:
+        """When `deadlines` has something to do, or something else changes by time alone."""
+        return None
+
+    @abstractmethod
+    def check(self) -> None: ...
+
+
+class TaskWork(KindOfWork[Pending]):
+    """A kind of work that asks tasks for prompts, rewards, and the steps of environments.
+
+    A sample of an environment is parked between two turns, in its `parked_episode`.
+    """
+
+    _rules: RunRules
+
+    @abstractmethod
+    def asks(self, task: str) -> bool:
+        """Whether prompts of this name are for this kind."""
+
+    @abstractmethod
+    def prompt_drawn(self, event: PromptDrawn) -> Actions: ...
+
+    @abstractmethod
+    def prompt_failed(self, event: PromptFailed) -> Actions: ...
+
+    @abstractmethod
+    def prompts_ended(self, event: PromptsEnded) -> Actions: ...
+
+    @abstractmethod
+    def scored(self, event: SampleScored) -> Actions:
+        """A reward has come, or failed."""
+
+    @abstractmethod
+    def parked_episode(self, group: GroupId, sample: int) -> ParkedEpisode | None:
+        """The parked sample that the environment is asked about; None: it is not parked."""
+
+    @abstractmethod
+    def go_on(self, asked: ParkedEpisode, event: EnvironmentStepped, *, now: float) -> Actions:
+        """The environment has answered: the sample waits for its next turn."""
+
+    @abstractmethod
+    def end_episode(
+        self, asked: ParkedEpisode, event: EpisodeEnded, *, cut_off: bool = False, now: float
+    ) -> Actions:
+        """The environment has ended an episode, or failed. cut_off: there was no room for another turn."""
+
+    def environment_stepped(self, event: EnvironmentStepped, *, now: float) -> Actions:
+        """The environment has answered a turn: the next one waits, if there is room for one."""
+        asked = self.parked_episode(event.group, event.sample)
+        if asked is None or not asked.is_answered_by(event):
+            return []
+        if asked.has_room(self._rules, event):
+            return self.go_on(asked, event, now=now)
+        cut_off = EpisodeEnded(event.group, event.sample, event.begun, event.turn, 0.0)
+        ended = self.end_episode(asked, cut_off, cut_off=True, now=now)
+        forget = ForgetEpisode(event.group, event.sample, asked.name)
+        return [*ended, *([forget] if event.turn else [])]
+
+    def episode_ended(self, event: EpisodeEnded, *, now: float) -> Actions:
+        """The environment has ended an episode, or failed."""
+        asked = self.parked_episode(event.group, event.sample)
+        if asked is None or not asked.is_answered_by(event):
+            return []
+        return self.end_episode(asked, event, now=now)

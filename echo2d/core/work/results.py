@@ -1,0 +1,54 @@
+"""Judges the form of a worker's result, and joins it to what its sample had before.
+
+The same for every kind of work whose prompts come from tasks. Not here: whether the result is still wanted.
+"""
+
+from typing import NamedTuple
+
+from echo2d.core.base.ids import PeerId
+from echo2d.core.cluster.rules import RunRules, TaskRules
+from echo2d.core.protocol.answer_end import WHOLE_ENDS, OutputLimit
+from echo2d.core.protocol.control_messages import Finish, SampleFinished
+from echo2d.core.protocol.result_check import Believed, result_fault
+from echo2d.core.protocol.trajectory import Partial, authored
+
+
+class Written(NamedTuple):
+    """All that a sample has with a result, and why that ends."""
+
+    whole: Partial
+    finish: Finish
+
+
+def written_by(
+    author: PeerId,
+    message: SampleFinished,
+    base: Partial,
+    *,
+    rules: RunRules,
+    task: TaskRules,
+    prompt: bytes,
+    believed: Believed,
+) -> Written | str:
+    """The sample with this result; or a text that says what is wrong with that.
+
+    base: what the attempt went on from. believed: which versions the worker may have written with.
+    """
+    limit = rules.limit(task, prompt, base.turn_start, base.branch_start)
+    if message.finish == "context" and rules.context_max is None:
+        # Only the worker knows this model's context.
+        limit = OutputLimit(base.length + len(message.tokens) // 4, "context")
+    fault = result_fault(
+        message,
+        vocab_size=rules.vocab_size,
+        limit=limit,
+        stop_token_ids=task.stop_token_ids,
+        believed=believed,
+        base=base,
+        stop_strings=bool(task.stop_strings),
+    )
+    if fault:
+        return fault
+    spans = authored(message.spans, author)
+    whole = base.plus(message.tokens, message.logprobs, spans, shift=base.length)
+    return Written(whole, message.finish if message.finish in WHOLE_ENDS else limit.finish)

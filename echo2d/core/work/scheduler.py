@@ -1,0 +1,339 @@
+"""The scheduler: the one book of leases. It places the samples of every kind of work on free slots, and keeps each
+lease until it is over.
+
+    kinds, by priority --pending--> the next samples --a free slot--> grant: a lease at that worker
+                          ^                         +-- none -------> skipped
+                          +---------- ask again until no slot is free -------+
+
+    running --progress--> renewed          --a result--> finished: its kind judges it
+            --given back, silent, forgotten by its worker, its worker gone--> lost: its kind has the samples again
+
+A kind of work (`kind`) decides which of its samples wait and in which order (admission), when it goes before
+other kinds (priority), and from which version on a worker may write a sample. The scheduler finds
+the worker: the newest version first, then most free slots. A kind never holds up another one,
+except by its priority. Slots that other kinds hold are not there for training.
+
+What comes next, checked on paper. A session of an outside trainer that demands an exact version: a kind whose
+`pending` has oldest = newest (evaluations do that today) and whose `lost` says what is lost with the version. Several
+branches of an episode at once: each is a sample of its group with a base of its own, so a group parks and goes on
+sample by sample as it does now. Calls of a run without a task: calls are a kind without a task already
+(`KindOfWork`, not `TaskWork`), and a run with this kind alone registers no other.
+Not here: what the kinds are, the index of free slots (`ranking`).
+"""
+
+from collections.abc import Collection
+from itertools import chain
+from typing import Any
+
+from echo2d.core.base.ids import GroupId, PeerId, Version
+from echo2d.core.cluster.events import Note, Send
+from echo2d.core.cluster.membership import Membership, Peer
+from echo2d.core.cluster.rules import RunRules
+from echo2d.core.cluster.statistics import Statistics
+from echo2d.core.cluster.versions import PublishedVersions, key_of
+from echo2d.core.protocol.control_messages import (
+    HeldLease,
+    LeaseCancelled,
+    LeaseFailed,
+    LeaseProgress,
+    SampleFinished,
+)
+from echo2d.core.work.kind import Cause, KindOfWork, PendingSamples, TaskWork
+from echo2d.core.work.leases import KIND_SHIFT, Lease, LeaseTable, answer, send_to
+from echo2d.core.work.ranking import WorkerChoice, WorkerRanking
+
+
+class LeaseScheduler:
+    """See the module docstring. `now` is monotonic seconds. tag: of this process, in the ids of its leases."""
+
+    def __init__(
+        self,
+        rules: RunRules,
+        *,
+        tag: int,
+        members: Membership,
+        versions: PublishedVersions,
+        statistics: Statistics,
+    ) -> None:
+        self.leases = LeaseTable(tag, rules.lease_silence_s)
+        self._exclusive = rules.mode == "exclusive"
+        self._members = members
+        self._versions = versions
+        self._statistics = statistics
+        self._ranking = WorkerRanking()
+        self._kinds: dict[int, KindOfWork[Any]] = {}
+
+    def add(self, kind: KindOfWork[Any]) -> None:
+        """Serve this kind of work, too."""
+        assert kind.number not in self._kinds, "two kinds of work have one number"
+        self._kinds[kind.number] = kind
+
+    # --- which kind
+
+    def of_group(self, group: GroupId) -> TaskWork[Any]:
+        """The kind of work that has asked a task about this group."""
+        kind = self._kinds[group >> KIND_SHIFT]
+        assert isinstance(kind, TaskWork)
+        return kind
+
+    def of_task(self, task: str) -> TaskWork[Any]:
+        """The kind of work that asks for prompts of this name."""
+        return next(
+            kind for kind in self._kinds.values() if isinstance(kind, TaskWork) and kind.asks(task)
+        )
+
+    # --- slots
+
+    @property
+    def slots(self) -> int:
+        """The slots of all alive, active workers, less those held by kinds other than training."""
+        return self._ranking.slots
+
+    @property
+    def changes(self) -> int:
+        """Grows whenever anything about a worker changes."""
+        return self._ranking.changes
+
+    def load(self, worker: PeerId) -> int:
+        """The samples of all kinds that a worker holds."""
+        return self.leases.load(worker)
+
+    def free_at(self, worker: PeerId) -> int:
+        """The free slots of a worker, as of the last `refresh`."""
+        return self._ranking.free_of(worker)
+
+    def free_from(self, oldest: Version) -> int:
+        """The free slots at workers of this version or a newer one, as of the last `refresh`."""
+        return self.free_workers(oldest).free
+
+    def free_workers(self, oldest: Version) -> WorkerChoice:
+        """The workers of this version or a newer one that have free slots, as of the last `refresh`."""
+        return self._ranking.choose(oldest, self._versions.live)
+
+    def fill(self, *, now: float) -> list[Any]:
+        """Grant what can be granted, kind by kind."""
+        self.refresh(now=now)
+        actions: list[Any] = []
+        if not self._ranking.free:
+            return actions
+        for kind in sorted(self._kinds.values(), key=lambda kind: kind.priority(now=now)):
+            actions += self._fill(kind, now)
+        return actions
+
+    def refresh(self, *, now: float) -> None:
+        """Take note of the workers and loads that have changed."""
+        self._ranking.rested(now=now)
+        leases = self.leases
+        workers = self._members.changed | leases.changed
+        if not workers:
+            return
+        for worker in workers:
+            peer, reserved = self._members.get(worker), leases.reserved(worker)
+            load = leases.load(worker) - reserved
+            self._ranking.refresh(worker, peer, load, reserved)
+            if peer is not None and peer.kind == "worker":
+                measurements = self._statistics.measurements
+                measurements.holds(worker, peer.slots, load, now=self._statistics.now)
+        self._members.changed.clear()
+        leases.changed.clear()
+
+    # --- the life of a lease
+
+    def progressed(self, peer: Peer, message: LeaseProgress, *, now: float) -> list[Any]:
+        """A sign of life of a lease. If the lease does not run at this worker, it is cancelled."""
+        lease = self.leases.held(peer, message)
+        if lease is None:
+            return [*send_to(peer, LeaseCancelled(message.lease, message.attempt))]
+        # A worker that must refit first cannot make tokens; its lease is not stuck.
+        refits = self._exclusive and self._must_refit(peer)
+        self.leases.renew(lease, tokens=lease.grows(message.samples), refits=refits, now=now)
+        kind = self._kinds[lease.given.group >> KIND_SHIFT]
+        return [*kind.progressed(peer, lease, message.samples, now=now)]
+
+    def finished(self, peer: Peer, message: SampleFinished, *, now: float) -> list[Any]:
+        """A result: its kind judges it. A kind may know a result of a lease that is over."""
+        lease = self.leases.held(peer, message)
+        kinds = self._kinds.values() if lease is None else (self._kinds[lease.kind],)
+        for kind in kinds:
+            judged = kind.finished(peer, lease, message, now=now)
+            if judged is not None:
+                return [*judged]
+        known = self.leases.given(message.lease)
+        return self.refuse(
+            peer, message, "the lease is over" if known else "no such lease", fault=not known
+        )
+
+    def refuse(
+        self, peer: Peer, message: SampleFinished, reason: str, *, fault: bool = False
+    ) -> list[Note | Send]:
+        """Tell a worker that its result does not count. fault: the worker is at fault."""
+        self._statistics.refused_results["bad" if fault else reason] += 1
+        notes = [self._statistics.fault("result", f"{peer.name}: {reason}")] if fault else []
+        return [*notes, *answer(peer, message, reason)]
+
+    def failed(self, peer: Peer, message: LeaseFailed, *, now: float) -> list[Any]:
+        """The worker gives a lease back."""
+        lease = self.leases.held(peer, message)
+        if lease is None:
+            return []
+        # A retiring worker gives back what it was granted too late, or cannot finish in time.
+        cause: Cause = "drained" if peer.retiring else "failed"
+        notes = self._blame(lease, peer, cause, message.reason, now)
+        return [*notes, *self._lose(lease, cause, message.reason, now)]
+
+    def rejoined(
+        self, peer: Peer, held: Collection[HeldLease], *, now: float
+    ) -> tuple[tuple[HeldLease, ...], tuple[HeldLease, ...], list[Any]]:
+        """A worker has come back with these leases: (kept ones, cancelled ones, actions).
+
+        Running leases that the worker does not know are lost. An ended lease runs again if its kind says so.
+        """
+        actions: list[Any] = []
+        # A hello may name a million leases.
+        known = frozenset(held)
+        for lease in self.leases.of_worker(peer.peer):
+            if lease.key in known:
+                self.leases.renew(lease, tokens=False, now=now)
+            else:
+                actions += self._lose(lease, "forgotten", "the worker forgot it", now)
+        kept = {key: None for key in held if self._goes_on(peer, key, now)}
+        return tuple(kept), tuple(key for key in held if key not in kept), actions
+
+    def worker_left(self, peer: Peer, *, revoked: bool = False, now: float) -> list[Any]:
+        """The worker will not finish anything. Of a revoked one, even unfinished output is dropped."""
+        actions: list[Any] = []
+        for lease in self.leases.of_worker(peer.peer):
+            for sample in lease.samples if revoked else ():
+                self.leases.gather(lease, sample, None)
+            actions += self._lose(lease, "left", "the worker left", now)
+        return actions
+
+    def hand_over(self, peer: Peer, *, now: float) -> list[Any]:
+        """Others take over at once what this worker holds."""
+        actions: list[Any] = []
+        for lease in self.leases.of_worker(peer.peer):
+            actions += self.cancel(lease)
+            actions += self._lose(lease, "drained", "its worker is drained", now)
+        return actions
+
+    def deadlines(self, *, now: float) -> list[Any]:
+        """End the leases whose worker was silent, or made no token, for too long."""
+        actions: list[Any] = []
+        for lease in self.leases.expired(now=now):
+            # The end of an earlier one may have ended it.
+            if self.leases.get(lease.key) is lease:
+                worker, reason = self._members.get(lease.worker), "silent or stuck"
+                actions += self._blame(lease, worker, "silent", reason, now)
+                actions += self.cancel(lease)
+                actions += self._lose(lease, "silent", f"its worker was {reason}", now)
+        for kind in self._kinds.values():
+            actions += kind.deadlines(now=now)
+        return actions
+
+    def wake_at(self) -> float | None:
+        """When a lease expires, a worker has rested, or a kind of work has something to do."""
+        times = [self._ranking.wake_at(), self.leases.wake_at()]
+        times += [kind.wake_at() for kind in self._kinds.values()]
+        return min([at for at in times if at is not None], default=None)
+
+    def cancel(self, lease: Lease) -> list[Send]:
+        """Tell the worker of a lease to stop; the caller ends the lease."""
+        key = lease.key
+        return send_to(self._members.get(lease.worker), LeaseCancelled(key.lease, key.attempt))
+
+    def stop(self, lease: Lease) -> list[Send]:
+        """A kind does not want this lease any more, if it runs; the kind keeps the books of its samples."""
+        if self.leases.get(lease.key) is not lease:
+            return []
+        self.leases.end(lease)
+        return self.cancel(lease)
+
+    # --- inside
+
+    def _fill(self, kind: KindOfWork[Any], now: float) -> list[Any]:
+        actions: list[Any] = []
+        waiting = kind.pending(now=now)
+        # Many samples may wait for one version: remember from which version on no slot is free.
+        no_slot_from: Version | None = None
+        while self._ranking.free and (pending := next(waiting, None)) is not None:
+            if no_slot_from is not None and pending.oldest >= no_slot_from:
+                continue
+            if pending.there_alone and self._waits_there(pending):
+                continue
+            workers = self._ranking.choose(pending.oldest, self._versions.live, pending.newest)
+            if not workers.free:
+                no_slot_from = pending.oldest if pending.newest is None else no_slot_from
+                continue
+            placed = self._place(pending, workers)
+            for worker, samples in placed:
+                peer = self._members.get(worker)
+                assert peer is not None
+                actions += kind.grant(pending, peer, samples, now=now)
+            if placed:
+                self.refresh(now=now)
+        return actions
+
+    def _place(
+        self, pending: PendingSamples, workers: WorkerChoice
+    ) -> list[tuple[PeerId, tuple[int, ...]]]:
+        """Which workers get which of the samples; empty: they cannot be placed now."""
+        if len(pending.samples) > 1:
+            return workers.place(pending.samples)
+        usual = pending.preferred
+        preferred = [] if usual is None or not self._may_write(usual, pending) else [usual]
+        others = () if pending.there_alone else workers
+        for worker in chain(preferred, (each.worker for each in others)):
+            if pending.suits is None or pending.suits(worker):
+                return [(worker, tuple(pending.samples))]
+        return []
+
+    def _waits_there(self, pending: PendingSamples) -> bool:
+        """Whether it waits for one worker, which is full. Very many turns of episodes may wait so at every event."""
+        usual = pending.preferred
+        return usual is not None and not self._may_write(usual, pending)
+
+    def _may_write(self, worker: PeerId, pending: PendingSamples) -> bool:
+        peer = self._members.get(worker)
+        record = None if peer is None else self._versions.live(peer.serving)
+        if record is None or (pending.newest is not None and record.version > pending.newest):
+            return False
+        return record.version >= pending.oldest and self.free_at(worker) > 0
+
+    def _lose(self, lease: Lease, cause: Cause, reason: str, now: float) -> list[Any]:
+        if self.leases.get(lease.key) is not lease:
+            return []
+        self.leases.end(lease)
+        return [*self._kinds[lease.kind].lost(lease, cause, reason, now=now)]
+
+    def _blame(
+        self, lease: Lease, worker: Peer | None, cause: Cause, reason: str, now: float
+    ) -> list[Note]:
+        """A worker that did not do its lease rests for a while."""
+        if cause == "drained" or not self._kinds[lease.kind].blames(lease, cause):
+            return []
+        if worker is not None:
+            worker.rest(now, at_least_s=lease.idle_s(now))
+        name = lease.worker if worker is None else worker.name
+        return [self._statistics.fault("lease", f"{name}: {reason}", lease.given.group)]
+
+    def _goes_on(self, peer: Peer, key: HeldLease, now: float) -> bool:
+        """Whether a worker that comes back with this lease may keep it."""
+        lease = self.leases.get(key)
+        if lease is not None:
+            return lease.worker == peer.peer
+        return any(kind.revive(peer, key, now=now) for kind in self._kinds.values())
+
+    def _must_refit(self, peer: Peer) -> bool:
+        """In exclusive mode a worker makes no tokens while it receives a newer version."""
+        newest = self._versions.newest
+        return newest is not None and peer.serving != key_of(newest)
+
+    def check(self) -> None:
+        self.leases.check()
+        for kind in self._kinds.values():
+            kind.check()
+
+        def load(worker: PeerId) -> int:
+            return self.leases.load(worker) - self.leases.reserved(worker)
+
+        self._ranking.check(self._members, load, self.leases.reserved)

@@ -1,0 +1,92 @@
+"""Which of the buffered groups a step takes: how many of each task, and which ones first.
+
+Of each task (`Quotas`):
+
+    weights 0.5 / 0.3 / 0.2, 4 groups:  step 1: 2 1 1,  step 2: 2 1 1,  step 3: 2 2 0,  ...
+
+Each step has floor(groups x share) of every task. The groups that are left go to the tasks that
+have had the least of their share so far. So every step is within one group of the exact share, and
+the sum over steps never drifts away from it.
+
+Which ones first, where `policy.order` is "priority" (`by_priority`):
+
+    the last step of a group comes before another place is sure --> it is taken, the earliest first
+    all others                                                  --> those whose rewards differ most first
+
+The oldest groups first would lose none that can be saved. This order loses none either: for every step
+to come, the groups that stay and would be too old after it, with all that are in flight, fit into the
+places until then. So it orders only groups that have another step to live, and nothing where every
+place is spoken for. A priority like DistRL's (arXiv 2410.14803) there ranks what is replayed by its
+temporal difference error; the error of a reward against its group's mean is the advantage, so the
+priority is the spread of a group's rewards (`contrast`). Nothing is replayed here (I4).
+Not here: which groups fit into the step at all (`staleness`).
+"""
+
+from collections.abc import Callable, Collection, Sequence
+from fractions import Fraction
+from typing import NamedTuple
+
+from echo2d.core.base.ids import GroupId
+
+
+class Quotas:
+    """weights: of the tasks, each above 0. groups: of one step, all tasks together."""
+
+    def __init__(self, weights: Sequence[Fraction], groups: int) -> None:
+        total = sum(weights)
+        self._exact = [weight * groups / total for weight in weights]
+        self._groups = groups
+        self._steps: list[tuple[int, ...]] = []
+        # What each task should have had more by the end of the last step of `_steps`.
+        self._owed = [Fraction(0)] * len(weights)
+
+    def of(self, step: int) -> tuple[int, ...]:
+        """The groups of each task in this step, which is at least 1."""
+        while len(self._steps) < step:
+            if self._steps and not any(self._owed):
+                # Nothing is owed, as before the first step: all begins anew.
+                return self._steps[(step - 1) % len(self._steps)]
+            self._steps.append(self._next())
+        return self._steps[step - 1]
+
+    def _next(self) -> tuple[int, ...]:
+        quotas = [int(exact) for exact in self._exact]
+        owed = [
+            before + exact - quota
+            for before, exact, quota in zip(self._owed, self._exact, quotas, strict=True)
+        ]
+        most_owed = sorted(range(len(owed)), key=lambda task: (-owed[task], task))
+        for task in most_owed[: self._groups - sum(quotas)]:
+            quotas[task] += 1
+            owed[task] -= 1
+        self._owed = owed
+        return tuple(quotas)
+
+
+class Fitting(NamedTuple):
+    """A buffered group that the step can take. last_step: no later one can."""
+
+    last_step: int
+    priority: float
+    group: GroupId
+
+
+def by_priority(
+    fitting: Sequence[Fitting], later: Collection[int], places: int, room: Callable[[int], int]
+) -> list[GroupId]:
+    """The groups for so many places of a step; fewer if there are no more.
+
+    later: the last steps of buffered groups that only a later step can take. room(last_step): places of
+    the steps after this one up to that one, less the groups in flight.
+    """
+    ranked = sorted(fitting, key=lambda each: (-each.priority, each.last_step, each.group))
+    taken: dict[GroupId, Fitting] = {}
+    for last_step in sorted({each.last_step for each in fitting}):
+        ending = [each for each in ranked if each.last_step <= last_step]
+        staying = [each for each in ending if each.group not in taken]
+        others = sum(each <= last_step for each in later)
+        must = len(staying) + others - max(0, room(last_step))
+        taken.update((each.group, each) for each in staying[: max(0, must)])
+    taken = dict(list(taken.items())[:places])
+    rest = [each.group for each in ranked if each.group not in taken]
+    return [*taken, *rest[: places - len(taken)]]

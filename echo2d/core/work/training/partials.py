@@ -1,0 +1,165 @@
+"""Partials: the tokens of samples that their worker did not finish, from which another one
+continues.
+
+    LeaseProgress --checked--> gathered with the running lease --lease ended--> waiting
+                                                                                  |
+        the sample starts anew <-- revoked, too old, fruitless, or no worker -----+
+        for long enough                                                           |
+                                                  base of the next attempt <------+
+
+A partial must be as good as a result: every token is within the vocabulary, every version is
+published, not revoked, and acknowledged by the worker that wrote it. It continues at a worker that
+serves the version of its last span or a newer one, so that versions never decrease along a
+trajectory. It becomes durable with the lease that continues it.
+Not here: where samples wait (`group_table`), and which worker gets them (`scheduler`).
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+
+from echo2d.core.base.ids import PeerId
+from echo2d.core.cluster.events import Note
+from echo2d.core.cluster.membership import Peer
+from echo2d.core.cluster.rules import RunRules, TaskRules
+from echo2d.core.cluster.statistics import Statistics
+from echo2d.core.cluster.versions import PublishedVersions
+from echo2d.core.protocol.control_messages import SampleDelta, VersionKey
+from echo2d.core.protocol.result_check import Believed, delta_fault, partial_fault
+from echo2d.core.protocol.trajectory import NOTHING, Partial, authored
+from echo2d.core.work.leases import Lease, LeaseTable
+from echo2d.core.work.training.group_table import OpenGroup, Waiting
+from echo2d.core.work.training.staleness import Staleness
+
+# Longer than a refit. After that any free worker begins the sample anew, because its group waits.
+PARTIAL_WAIT_S = 30.0
+# Leases in a row that continued a partial and added nothing: the partial itself may be at fault.
+FRUITLESS_MAX = 2
+
+
+class Partials:
+    """See the module docstring. `now` is monotonic seconds."""
+
+    def __init__(
+        self,
+        rules: RunRules,
+        *,
+        leases: LeaseTable,
+        versions: PublishedVersions,
+        staleness: Staleness,
+        statistics: Statistics,
+    ) -> None:
+        self._rules = rules
+        self._leases = leases
+        self._versions = versions
+        self._staleness = staleness
+        self._statistics = statistics
+
+    def believed(self, peer: Peer) -> Believed:
+        """A test for versions: whether one may have written what this peer reports."""
+        return lambda version: version in peer.acknowledged and self._live(version)
+
+    def gather(self, peer: Peer, lease: Lease, deltas: Sequence[SampleDelta]) -> list[Note]:
+        """A lease's worker reports new output, of at most `lease.room` tokens beyond its base.
+
+        Output that begins at the first token replaces what was reported before.
+        """
+        notes: list[Note] = []
+        for delta in deltas:
+            before = _before(lease, delta)
+            if before is None or not delta.tokens or delta.sample not in lease.samples:
+                continue
+            oldest = lease.given.base.version_last
+            fault = delta_fault(
+                delta, before, room=lease.room, oldest=oldest, believed=self.believed(peer)
+            )
+            spans = authored(delta.spans, peer.peer)
+            grown = None if fault else before.plus(delta.tokens, delta.logprobs, spans)
+            self._leases.gather(lease, delta.sample, grown)
+            if fault:
+                notes.append(self._statistics.fault("progress", f"{peer.name}: {fault}"))
+        return notes
+
+    def left(
+        self, group: OpenGroup, lease: Lease, *, goes_to: PeerId | None = None, now: float
+    ) -> list[Note]:
+        """The lease ended: each of its open samples waits with the tokens that it has by now.
+
+        goes_to: the worker that is to go on.
+        """
+        notes: list[Note] = []
+        base = lease.given.base
+        limit = self._rules.limit(
+            group.task, group.prompt.tokens, base.turn_start, base.branch_start
+        )
+        for sample in sorted(lease.samples):
+            output = lease.outputs.get(sample) or NOTHING
+            fault = self._fault(output, group.task)
+            if fault:
+                notes.append(self._statistics.fault("progress", f"from {lease.worker}: {fault}"))
+                output = NOTHING
+            partial = self._usable(
+                base.plus(output.tokens, output.logprobs, output.spans, shift=base.length),
+                limit.tokens - 1,
+            )
+            grew = partial.length > base.length
+            group.fruitless[sample] = 0 if grew else group.fruitless[sample] + 1
+            group.judged_at = None
+            if partial.length and group.fruitless[sample] <= FRUITLESS_MAX:
+                group.partials[sample] = Waiting(
+                    partial, now + PARTIAL_WAIT_S, lease.since, goes_to
+                )
+            else:
+                group.lose_partial(sample)
+        return notes
+
+    def forget(self, groups: Iterable[OpenGroup], *, now: float) -> float | None:
+        """Forget the partials that have become useless.
+
+        Returns when the next one of the others will have waited for PARTIAL_WAIT_S.
+        """
+        first = math.inf
+        # Many samples may wait, at every event: whether their tokens are good depends on this alone.
+        basis = self._versions.ended, self._staleness.oldest
+        for group in groups:
+            if group.judged_at != basis:
+                group.judged_at = basis
+                for sample in [
+                    at for at, each in group.partials.items() if not self.good(each.partial)
+                ]:
+                    group.lose_partial(sample)
+            for each in group.partials.values():
+                if now < each.there_until < first:
+                    first = each.there_until
+                if now < each.until < first:
+                    first = each.until
+        return None if first == math.inf else first
+
+    def good(self, partial: Partial) -> bool:
+        """Whether its tokens may still become part of a batch."""
+        oldest = partial.version_min
+        stale = oldest is not None and self._staleness.outdated(oldest, None)
+        return not stale and all(self._live(span.key) for span in partial.spans)
+
+    # --- inside
+
+    def _live(self, version: VersionKey) -> bool:
+        return self._versions.live(version) is not None
+
+    def _fault(self, output: Partial, task: TaskRules) -> str:
+        stops = task.stop_token_ids
+        return (
+            partial_fault(output, vocab_size=self._rules.vocab_size, stop_token_ids=stops)
+            if output.length
+            else ""
+        )
+
+    def _usable(self, partial: Partial, most: int) -> Partial:
+        """The part before the first revoked version, of at most so many tokens."""
+        revoked = (span.start for span in partial.spans if not self._live(span.key))
+        return partial.first(min(most, next(revoked, partial.length)))
+
+
+def _before(lease: Lease, delta: SampleDelta) -> Partial | None:
+    """The output that new output is appended to; None: something in between is not known."""
+    begins = bool(delta.spans) and delta.spans[0].start == 0
+    return NOTHING if begins else lease.outputs.get(delta.sample, NOTHING)

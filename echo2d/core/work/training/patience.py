@@ -1,0 +1,91 @@
+"""Which groups have waited long enough for their last samples, and are trained without them.
+
+    seven of eight samples are kept --> a deadline: `group_patience` times what these took
+                                            |
+    it passes, or the last batch that can take the group is filled --> the others are left out
+
+At most one sample of eight, and at least one, may be missing. Such a sample is one that is very long, or one at a
+worker that hangs. Without this the whole group would be dropped once it is too old.
+Not here: leaving the samples out (`groups`).
+"""
+
+from collections.abc import Callable
+
+from echo2d.core.base.ids import GroupId
+from echo2d.core.cluster.rules import RunRules, TaskRules
+from echo2d.core.work.training.group_table import GroupTable, OpenGroup
+
+MISSING_SHARE = 1 / 8  # of a group's samples, at most; or one
+# The rewards of fewer samples say nothing about each other.
+KEPT_MIN = 2
+WAIT_S_MIN = 1.0  # until a group is looked at again that waits for a slot
+
+
+class Patience:
+    """See the module docstring. `now` is monotonic seconds.
+
+    is_last_step: whether the open step is the last one that can take a group.
+    """
+
+    def __init__(
+        self, rules: RunRules, groups: GroupTable, is_last_step: Callable[[OpenGroup], bool]
+    ) -> None:
+        self._factor = rules.group_patience
+        self._groups, self._is_last_step = groups, is_last_step
+        self._kept_min = {task.name: _kept_min(rules, task) for task in rules.tasks}
+        # By group: when it has waited for long enough.
+        self._due: dict[GroupId, float] = {}
+        self._first: float | None = None
+
+    def kept(self, group: OpenGroup, *, now: float) -> None:
+        """One more sample of the group is kept, and others are not."""
+        if not self._factor or len(group.kept) < self._kept_min[group.task.name]:
+            return
+        if group.group not in self._due:
+            self._due[group.group] = due = group.begun + self._factor * (now - group.begun)
+            self._first = due if self._first is None else min(due, self._first)
+
+    def wake_at(self) -> float | None:
+        """When the next group will have waited for long enough."""
+        return self._first
+
+    def over(self, *, now: float) -> list[OpenGroup]:
+        """The groups that have waited for long enough."""
+        if self._first is None or now < self._first:
+            return []
+        for number, due in self._due.items():
+            group = self._groups.get(number)
+            if now >= due and group is not None and not _all_leased(group):
+                # It waits for a slot, not for an answer.
+                self._due[number] = now + max(WAIT_S_MIN, now - group.begun)
+        return self._take(lambda _, due: now >= due)
+
+    def last_call(self) -> list[OpenGroup]:
+        """The open step is about to get its batch: the groups that no later step can take."""
+        return self._take(lambda group, _: self._is_last_step(group)) if self._due else []
+
+    def _take(self, wanted: Callable[[OpenGroup, float], bool]) -> list[OpenGroup]:
+        found: list[OpenGroup] = []
+        for number, due in list(self._due.items()):
+            group = self._groups.get(number)
+            if group is None or len(group.kept) < self._kept_min[group.task.name]:
+                del self._due[number]
+            elif wanted(group, due):
+                del self._due[number]
+                found.append(group)
+        self._first = min(self._due.values(), default=None)
+        return found
+
+
+def _all_leased(group: OpenGroup) -> bool:
+    """Whether each sample that is missing was leased before, to whatever worker."""
+    leased = {sample for given in group.given.values() for sample in given.samples}
+    return leased.issuperset(group.lacks())
+
+
+def _kept_min(rules: RunRules, task: TaskRules) -> int:
+    """How many samples of such a group must be there."""
+    drawn = rules.drawn(task)
+    missing = max(1, int(drawn * MISSING_SHARE))
+    trained = rules.group_size if drawn > rules.group_size else rules.group_min
+    return max(drawn - missing, trained, KEPT_MIN)

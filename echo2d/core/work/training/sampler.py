@@ -1,0 +1,137 @@
+"""Decides which rows of a task are worth asking: those whose answers still differ in their rewards.
+
+    filter        asked --a group's rewards differ--> asked, and forgotten
+                    |
+                    +--`retire_after` groups in a row were all equal--> retired
+                               ^                                           | `retest_after` versions later
+                               +-------- equal again ----- asked once <----+
+
+    informative   asked while  volatility + explore * sqrt(age / groups)  >=  mean volatility of all rows
+
+A group whose rewards are all equal teaches nothing: the policy always solves the row, or never does.
+That may change as the policy learns, so every row is asked again some day. `informative` follows
+DoPR (arXiv 2602.00815), which weighs the volatility of rewards against exploration. Here the
+volatility is the standard deviation of a group's rewards, half of it the newest group's; the age is
+that of the last judgement, in versions. Its square root is what a random walk has drifted, and over
+the number of groups it is the bonus of UCB. A row that stays dull is asked ever more rarely.
+
+Only so many prompts in a row are passed over as rows may be passed over, and then one is asked: a
+task all of whose rows are retired goes on. Without a filter every row is asked, and so is a row that
+is not known. The ledger keeps the judgements (`RowJudged`), so a restart chooses the same prompts.
+Not here: the order of the rows, which is the task's own.
+"""
+
+import math
+from collections.abc import Iterable
+from fractions import Fraction
+
+from echo2d.core.base.ids import Version
+from echo2d.core.cluster.rules import Informative, RowFilter
+from echo2d.core.protocol.trajectory import Source
+from echo2d.core.work.events import RowJudged
+
+# Rows that are remembered; of a longer data set the oldest are forgotten, and asked again.
+ROWS_MAX = 1 << 20
+# Prompts in a row that are passed over, however many rows may be passed over.
+PASSED_MAX = 4096
+
+
+class Sampler:
+    """See the module docstring. row_filter: None: every row is asked. passed: prompts that were
+    passed over so far. filters: whether rows may be passed over at all. retired: of `filter`, rows
+    that were retired and have not been asked again since.
+    """
+
+    def __init__(
+        self, row_filter: RowFilter | Informative | None, rows: Iterable[RowJudged] = ()
+    ) -> None:
+        self._filter = row_filter
+        self._rows: dict[str, RowJudged] = {}
+        self._passed_in_a_row = 0
+        self.passed = 0
+        self.filters = row_filter is not None
+        self.retired = 0
+        # Of all rows. Exact, so that it does not depend on the order in which they were judged.
+        self._volatility = Fraction(0)
+        for row in rows:
+            # Another sampler may have written it before a restart.
+            if self._keeps(row):
+                self._remember(row)
+
+    def wants(self, row: str, newest: Version | None) -> bool:
+        """Whether a prompt of this row is worth asking; otherwise it is passed over.
+
+        newest: the newest version that is published.
+        """
+        known = self._rows.get(row)
+        if known is None or self._may_differ(known, known.version if newest is None else newest):
+            return True
+        some = self.retired if isinstance(self._filter, RowFilter) else len(self._rows)
+        if self._passed_in_a_row >= min(PASSED_MAX, some):
+            return True
+        self._passed_in_a_row += 1
+        self.passed += 1
+        return False
+
+    def asked(self) -> None:
+        """A prompt is asked."""
+        self._passed_in_a_row = 0
+
+    def judged(
+        self, source: Source, *, equal: bool, spread: float, version: Version
+    ) -> RowJudged | None:
+        """All rewards of a group of this row are there. Returns what is new about the row.
+
+        equal: whether they are all the same. spread: their standard deviation. version: the newest one
+        that wrote for the group.
+        """
+        if self._filter is None or not source.row:
+            return None
+        known = self._rows.get(source.row)
+        groups, equals, volatility = 1, int(equal), spread
+        if known is not None:
+            groups, volatility = known.groups + 1, (known.volatility + spread) / 2
+            equals = known.equal + 1 if equal else 0
+        judged = RowJudged(source, groups, equals, volatility, version)
+        self._forget(source.row)
+        if not self._keeps(judged):
+            return None if known is None else RowJudged(source, 0, 0, 0.0, version)
+        self._remember(judged)
+        return judged
+
+    def _may_differ(self, row: RowJudged, newest: Version) -> bool:
+        """Whether this row may be worth asking again."""
+        age = max(0, newest - row.version)
+        match self._filter:
+            case RowFilter(retire_after, retest_after):
+                return row.equal < retire_after or age >= retest_after
+            case Informative(explore):
+                hoped = row.volatility + explore * math.sqrt(age / row.groups)
+                return Fraction(hoped) * len(self._rows) >= self._volatility
+        return True
+
+    def _keeps(self, row: RowJudged) -> bool:
+        """Whether this row has to be remembered."""
+        return isinstance(self._filter, Informative) or (self.filters and row.equal > 0)
+
+    def _is_retired(self, row: RowJudged) -> bool:
+        return isinstance(self._filter, RowFilter) and row.equal >= self._filter.retire_after
+
+    def _remember(self, row: RowJudged) -> None:
+        self._rows[row.source.row] = row
+        self._volatility += Fraction(row.volatility)
+        self.retired += self._is_retired(row)
+        while len(self._rows) > ROWS_MAX:
+            self._forget(next(iter(self._rows)))
+
+    def _forget(self, row: str) -> None:
+        known = self._rows.pop(row, None)
+        if known is not None:
+            self._volatility -= Fraction(known.volatility)
+            self.retired -= self._is_retired(known)
+
+    def check(self) -> None:
+        assert len(self._rows) <= ROWS_MAX
+        assert all(row.groups > 0 and self._keeps(row) for row in self._rows.values())
+        assert self._volatility == sum(Fraction(row.volatility) for row in self._rows.values())
+        assert self.retired == sum(map(self._is_retired, self._rows.values()))

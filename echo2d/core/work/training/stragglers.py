@@ -1,0 +1,223 @@
+"""Which samples move to a faster worker, because their whole group waits for them.
+
+    a sample is kept --> its group lacks no more than half --> the missing ones are judged: when each will end
+                                                                  |
+    a faster worker has a free slot --takes, with its tokens, the one that will have taken longest-->
+
+The slot that a sample leaves takes the next one, so nothing is idle for it: long answers end at fast workers, and
+new ones begin at slow ones. A worker's speed is its rate with all slots leased, per slot; lengths are predicted
+(`answer_lengths`).
+Not here: ending the lease and granting the next one (`groups`, `group_work`).
+"""
+
+import math
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import NamedTuple
+
+from echo2d.core.base.ids import GroupId, PeerId
+from echo2d.core.cluster.membership import Membership, Peer
+from echo2d.core.cluster.rules import RunRules
+from echo2d.core.cluster.statistics import Statistics
+from echo2d.core.cluster.versions import PublishedVersions
+from echo2d.core.protocol.control_messages import HeldLease
+from echo2d.core.work.leases import Lease, LeaseTable
+from echo2d.core.work.ranking import FreeSlots
+from echo2d.core.work.training.answer_lengths import AnswerLengths
+from echo2d.core.work.training.group_table import GroupTable, OpenGroup
+
+# A group waits for its last samples: for this share of them, and at least one.
+LAST_SHARE = 0.5
+# A sample moves only if it ends so much sooner, over what it would take where it is ...
+GAIN_MIN = 0.25
+# ... and by so many seconds: what its worker has not reported yet is written again, and its prompt read again.
+GAIN_S_MIN = 4.0
+# A sample moves at most so often.
+MOVES_MAX = 4
+# All late samples are judged again after this share of a sample's usual time, but not more often than every second.
+JUDGED_SHARE = 0.1
+JUDGED_S_MIN = 1.0
+# So many groups are judged, those first that have waited longest.
+GROUPS_MAX = 1024
+# So many workers with free slots are looked at, and for each of them so many samples, the latest first.
+WORKERS_MAX = 32
+LOOKED_AT = 32
+
+
+class Late(NamedTuple):
+    """A lease that a group waits for. whole_s: from its beginning to its end, if it stays where it is; left_s: of
+    these, those still to come. speed: of its worker.
+    """
+
+    whole_s: float
+    lease: HeldLease
+    left_s: float
+    speed: float
+
+
+class Move(NamedTuple):
+    lease: Lease
+    worker: PeerId
+
+
+class Stragglers:
+    """See the module docstring. `now` is monotonic seconds."""
+
+    def __init__(
+        self,
+        rules: RunRules,
+        *,
+        groups: GroupTable,
+        leases: LeaseTable,
+        members: Membership,
+        versions: PublishedVersions,
+        statistics: Statistics,
+    ) -> None:
+        # Groups that lack as many samples, or fewer, are looked at; by task.
+        self._lacks_max = {
+            task.name: max(1, int(rules.drawn(task) * LAST_SHARE))
+            if rules.group_size > 1 and rules.move_stragglers
+            else 0
+            for task in rules.tasks
+        }
+        self._size = rules.group_size
+        self._groups, self._leases = groups, leases
+        self._members, self._versions = members, versions
+        self._measurements = statistics.measurements
+        self._lengths = {task.name: AnswerLengths() for task in rules.tasks}
+        # Groups that lack few samples; those that are over are forgotten when they are judged.
+        self._waiting: dict[GroupId, None] = {}
+        self._late: list[Late] = []
+        self._judge_at = 0.0
+        # Of each worker, as of a number of times that rates were settled.
+        self._speeds: dict[PeerId, float] = {}
+        self._settled = -1
+        # Workers below this speed are those than which others are much faster.
+        self._fast = 0.0
+
+    def kept(self, group: OpenGroup) -> None:
+        """One more sample of the group is kept."""
+        # Where a lease has several samples, more of them may be missing.
+        lacking = group.lacking
+        if 0 < lacking <= self._lacks_max[group.task.name]:
+            self._waiting[group.group] = None
+
+    def complete(self, group: OpenGroup) -> None:
+        """The group has all its samples."""
+        lengths = [kept.written for kept in group.kept.values()]
+        self._lengths[group.task.name].finished(group.prompt.source.row, lengths)
+
+    def waited_for(self) -> Iterator[tuple[OpenGroup, Lease, float]]:
+        """The running leases that groups wait for at workers than which others are much faster: the group, the lease,
+        the worker's speed.
+        """
+        fast = self._fast
+        for number in islice(self._waiting, GROUPS_MAX):
+            group = self._groups.get(number)
+            for lease in () if group is None else group.running.values():
+                speed = self._speeds.get(lease.given.worker, fast)
+                if group is not None and speed < fast:
+                    yield group, lease, speed
+
+    def wake_at(self) -> float | None:
+        """When samples are to be judged again: it may be that nothing else happens before the last one ends."""
+        return self._judge_at if self._waiting else None
+
+    def any_late(self, *, now: float) -> bool:
+        """Whether a sample would end much sooner elsewhere, if a slot there were free."""
+        if self._waiting and now >= self._judge_at:
+            self._judge(now)
+        return bool(self._late)
+
+    def moves(self, free: Iterable[FreeSlots]) -> list[Move]:
+        """Which leases end now, and where their samples go on. free: the workers that have free slots."""
+        some = islice(free, WORKERS_MAX)
+        faster = [(self._speeds.get(each.worker, 0.0), each) for each in some]
+        found: list[Move] = []
+        for speed, each in sorted(faster, key=lambda pair: -pair[0]):
+            found += self._moves_to(each, speed) if speed else []
+        return found
+
+    # --- inside
+
+    def _judge(self, now: float) -> None:
+        usual = self._measurements.t_gen.estimate
+        self._judge_at = now + max(JUDGED_S_MIN, JUDGED_SHARE * (usual.value if usual else 0.0))
+        if self._settled != self._measurements.settled:
+            self._settled = self._measurements.settled
+            self._learn_speeds()
+        if min(self._speeds.values(), default=0.0) >= self._fast:
+            self._waiting.clear()  # they are all about as fast
+        for number in [each for each in self._waiting if self._groups.get(each) is None]:
+            del self._waiting[number]
+        self._late = sorted(
+            (
+                Late(now - lease.since + left_s, lease.key, left_s, speed)
+                for group, lease, speed in self.waited_for()
+                if (left_s := self._left_s(group, lease, speed))
+            ),
+            reverse=True,
+        )
+
+    def _left_s(self, group: OpenGroup, lease: Lease, speed: float) -> float:
+        """Seconds that it still takes there; 0: its worker has not told of it, or it has moved often enough."""
+        lengths = self._lengths[group.task.name]
+        told, moves = lease.longest, group.moves
+        written = lease.given.base.written + min([told.get(sample, 0) for sample in lease.samples])
+        moved = max([moves.get(sample, 0) for sample in lease.samples])
+        if not written or not lengths.answers or moved >= MOVES_MAX:
+            return 0.0
+        siblings = [len(kept.tokens) // 4 for kept in group.kept.values()]
+        left = lengths.left(written, group.prompt.source.row, siblings)
+        # A slot makes `speed` answers/s, which are as long as answers usually are.
+        return left / lengths.mean / speed
+
+    def _moves_to(self, free: FreeSlots, speed: float) -> list[Move]:
+        found: list[Move] = []
+        room, version = free.free, self._version(self._members.get(free.worker))
+        for late in self._late[:LOOKED_AT]:
+            gain = 1.0 - late.speed / speed
+            if gain < GAIN_MIN or gain * late.left_s < GAIN_S_MIN:
+                continue
+            lease = self._leases.get(late.lease)
+            if lease is None or len(lease.samples) > room:
+                continue
+            # A sample goes on under its last version or a newer one.
+            if version >= self._version(self._members.get(lease.worker)):
+                found.append(Move(lease, free.worker))
+                room -= len(lease.samples)
+                if not room:
+                    break
+        if found:
+            moved = {move.lease.key for move in found}
+            self._late = [late for late in self._late if late.lease not in moved]
+        return found
+
+    def _learn_speeds(self) -> None:
+        """Answers/s of one slot of each worker whose rate is known.
+
+        Each rate is drawn towards the mean of all, the more the less it is known, and wholly if they differ no more
+        than their errors: among many workers alike, some look slow and some fast by chance.
+        """
+        known: list[tuple[PeerId, float, float]] = []
+        for peer in self._members:
+            works = peer.active and peer.slots and peer.alive
+            if works and (rate := self._measurements.rate(peer.peer)) is not None:
+                # Its error takes a group for one result; here the samples of a group come one by one.
+                off = (rate.sd / rate.value) ** 2 / self._size
+                known.append((peer.peer, math.log(rate.value / peer.slots), off))
+        if not known:
+            return
+        logs = [each for _, each, _ in known]
+        mean = sum(logs) / len(known)
+        errors = sum([off for _, _, off in known]) / len(known)
+        real = max(0.0, sum([(each - mean) ** 2 for each in logs]) / len(known) - errors)
+        self._speeds = {
+            worker: math.exp(mean + (each - mean) * real / (real + off))
+            for worker, each, off in known
+        }
+        self._fast = (1.0 - GAIN_MIN) * max(self._speeds.values())
+
+    def _version(self, peer: Peer | None) -> int:
+        record = None if peer is None else self._versions.live(peer.serving)
+        return -1 if record is None else record.version

@@ -1,0 +1,12 @@
+"""Calls are events and actions of the coordinator, and nothing of them is a record."""
+
+from typing import get_args
+
+from echo2d.core.coordinator.events import CoordinatorAction, CoordinatorEvent, CoordinatorRecord
+from echo2d.core.work.calls.events import CallEvent, GatewayAction
+
+
+def test_calls_go_through_the_machine_and_not_into_the_ledger() -> None:
+    assert set(get_args(CallEvent)) <= set(get_args(CoordinatorEvent))
+    assert set(get_args(GatewayAction)) <= set(get_args(CoordinatorAction))
+    assert not {*get_args(CallEvent), *get_args(GatewayAction)} & set(get_args(CoordinatorRecord))

@@ -1,0 +1,45 @@
+"""Questions are drawn once, a few at a time, until there are enough or no more."""
+
+from echo2d.core.cluster.rules import EvalRules, TaskRules
+from echo2d.core.work.evaluation.questions import AHEAD_MAX, EvalQuestion, Questions
+from echo2d.core.work.events import DrawPrompt
+
+
+def questions(rows: int) -> Questions:
+    return Questions(EvalRules(TaskRules("held"), rows=rows))
+
+
+def test_so_many_as_were_asked_for() -> None:
+    made = questions(3)
+    assert made.ask() == [DrawPrompt(number, "held") for number in range(3)]
+    assert made.ask() == []
+    made.drawn(EvalQuestion(1, b"1"))
+    made.drawn(EvalQuestion(7, b"never asked for"))
+    made.skip(0)
+    found = [made.complete]
+    made.drawn(EvalQuestion(2, b"2"))
+    made.check()
+    assert [*found, made.complete] == [False, True]
+    assert sorted(made.all) == [1, 2]
+
+
+def test_without_a_number_all_that_there_are() -> None:
+    made = questions(0)
+    assert len(made.ask()) == AHEAD_MAX
+    for cursor in range(AHEAD_MAX):
+        if cursor < 5:
+            made.drawn(EvalQuestion(cursor, b""))
+        else:
+            made.ended(cursor)
+            made.check()
+    assert made.ask() == []
+    assert made.complete
+    assert len(made.all) == 5
+
+
+def test_many_questions_are_asked_for_in_turns() -> None:
+    made = questions(AHEAD_MAX + 2)
+    made.ask()
+    made.drawn(EvalQuestion(0, b""))
+    assert made.ask() == [DrawPrompt(AHEAD_MAX, "held")]
+    assert not made.complete

@@ -1,0 +1,71 @@
+"""A worker's result, joined to what its sample had before."""
+
+from dataclasses import replace
+
+import pytest
+
+from echo2d.core.base.ids import LeaseId, PeerId
+from echo2d.core.cluster.rules import RunRules, TaskRules
+from echo2d.core.protocol.control_messages import Finish, SampleFinished, VersionSpan
+from echo2d.core.protocol.trajectory import NOTHING, Partial, pack_logprobs, pack_tokens
+from echo2d.core.work.results import Written, written_by
+from tests.support.coordinator_world import RULES, version_key
+
+TASK = TaskRules(max_new_tokens=6, stop_token_ids=(1,))
+PROMPT = pack_tokens([5] * 4)
+
+
+def result(*tokens: int, finish: Finish = "stop") -> SampleFinished:
+    span = VersionSpan(0, len(tokens), *version_key(0))
+    logprobs = pack_logprobs([-0.5] * len(tokens))
+    return SampleFinished(LeaseId(1), 0, 0, pack_tokens(tokens), logprobs, (span,), finish)
+
+
+def judged(
+    message: SampleFinished, base: Partial = NOTHING, rules: RunRules = RULES
+) -> Written | str:
+    return written_by(
+        PeerId("w"),
+        message,
+        base,
+        rules=rules,
+        task=TASK,
+        prompt=PROMPT,
+        believed=lambda key: key == version_key(0),
+    )
+
+
+def test_a_result_follows_what_its_sample_had() -> None:
+    base = judged(result(3, 1))
+    assert isinstance(base, Written)
+    more = judged(result(4, 1), base.whole)
+    assert isinstance(more, Written)
+    assert more.whole.tokens == pack_tokens([3, 1, 4, 1])
+    assert [(each.start, each.end, each.author) for each in more.whole.spans] == [(0, 4, "w")]
+
+
+def test_a_result_without_its_end_token_is_a_fault() -> None:
+    assert isinstance(judged(result(3, 4)), str)
+
+
+@pytest.mark.parametrize(
+    ("finish", "context", "tokens", "said"),
+    [
+        ("length", None, 6, "length"),
+        ("length", 9, 5, "context"),
+        ("context", None, 3, "context"),
+    ],
+    ids=["the task's limit", "the run's context", "a context that only the worker knows"],
+)
+def test_a_result_that_no_end_token_ends_says_which_limit_did(
+    finish: Finish, context: int | None, tokens: int, said: Finish
+) -> None:
+    rules = replace(RULES, context_max=context)
+    found = judged(result(*[3] * tokens, finish=finish), rules=rules)
+    assert isinstance(found, Written)
+    assert found.finish == said
+
+
+def test_a_version_that_the_worker_did_not_serve_is_a_fault() -> None:
+    message = replace(result(3, 1), spans=(VersionSpan(0, 2, *version_key(1)),))
+    assert isinstance(judged(message), str)
