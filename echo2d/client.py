@@ -50,14 +50,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from echo2d.adapters import base_digest, base_pin, pin_base
+from echo2d.core.base.canonical import digest_of
 from echo2d.core.protocol.builds import (
     BUILD_HEADER,
     OURS_AS_LEARNER_API,
     from_header,
     to_header,
 )
+from echo2d.core.protocol.columns import columns_fault
 from echo2d.core.protocol.sampling import WHOLE, Sampling
 from echo2d.core.protocol.trajectory import (
+    Attachment,
     TrajectoryRecord,
     TrajectoryScore,
     batch_digest,
@@ -82,7 +85,7 @@ from echo2d.snapshot_writer import SnapshotFile, write_snapshot
 from echo2d.this_build import THIS_BUILD
 
 __all__ = [
-    "BASE_PIN", "AsyncCoordinator", "Batch", "Coordinator", "Evaluation", "Fenced", "Group",
+    "BASE_PIN", "AsyncCoordinator", "Attachment", "Batch", "Coordinator", "Evaluation", "Fenced", "Group",
     "IntegrityFault", "NotResumable", "OperatorFault", "PeerFault", "PromptsOver", "Published",
     "Sampling", "Session", "SnapshotFile", "Span", "StoreFault", "TokenRefused", "Trajectory", "TrajectoryScore",
     "Unanswered", "Unreachable", "base_digest", "base_pin", "pin_base", "read_batch",
@@ -198,7 +201,10 @@ class Trajectory:
     "length" at the most tokens that it may have, "context" where the model's context was full.
     reward_parts: named numbers that the reward was made of. given: [start, end) of output tokens that
     no version wrote; spans cover all others, and their logprobs are 0. turns: how often the policy
-    wrote. task, row: where its prompt comes from. episode, branch: as in `Group.episodes`.
+    wrote. task, row: where its prompt comes from. episode, branch: as in `Group.episodes`. columns: by
+    name, numbers of each token [n, ...], read-only, that every engine which wrote for it has written, such
+    as experts; of given tokens they are 0. attachments: what belongs to its prompt, such as pictures; see
+    `Coordinator.attachment`.
     """
 
     tokens: NDArray[np.int32]
@@ -215,6 +221,8 @@ class Trajectory:
     episode: int = 0
     branch: int = 0
     sample: int = 0
+    columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    attachments: tuple[Attachment, ...] = ()
 
     @property
     def written(self) -> NDArray[np.bool_]:
@@ -369,6 +377,15 @@ class AsyncCoordinator:
                 batch = read_batch(self._epoch, headers.get(DIGEST_HEADER, ""), body)
                 told = headers.get(STALENESS_HEADER, "")
                 return replace(batch, staleness_max=int(told) if told.isdecimal() else None)
+
+    async def attachment(self, wanted: Attachment) -> bytes:
+        """The bytes of a trajectory's attachment, up to the checkpoint of its step. PeerFault: they are
+        gone. IntegrityFault: they do not have its digest.
+        """
+        _, _, content = await self._repeat("GET", f"/v1/attachments/{wanted.digest.hex()}", None)
+        if digest_of(content) != wanted.digest:
+            raise IntegrityFault(f"attachment {wanted.name!r}: its bytes have another digest")
+        return content
 
     async def commit(
         self, batch: Batch, *, t_train_s: float, scores: Sequence[TrajectoryScore] = ()
@@ -605,6 +622,9 @@ class Coordinator:
     ) -> int:
         return self._wait(self._inner.commit(batch, t_train_s=t_train_s, scores=scores))
 
+    def attachment(self, wanted: Attachment) -> bytes:
+        return self._wait(self._inner.attachment(wanted))
+
     def refuse(self, batch: Batch, reasons: Mapping[int, str]) -> None:
         self._wait(self._inner.refuse(batch, reasons))
 
@@ -758,7 +778,10 @@ def read_batch(epoch: int, digest: str, body: bytes) -> Batch:
 
 
 def _branches(kept: TrajectoryRecord) -> list[Trajectory]:
-    """The trajectories of one sample: its branches, mostly one."""
+    """The trajectories of one sample: its branches, mostly one. PeerFault: its columns do not fit it."""
+    if fault := columns_fault(kept.columns, kept.length):
+        raise PeerFault(fault)
+    columns = {column.name: column.array for column in kept.columns}
     tokens, logprobs = unpack_tokens(kept.tokens), unpack_logprobs(kept.logprobs)
     edges = (0, *kept.branches, kept.length)
     found = []
@@ -789,6 +812,8 @@ def _branches(kept: TrajectoryRecord) -> list[Trajectory]:
                 kept.sample,
                 branch,
                 kept.sample + branch * BRANCH_SAMPLES,
+                {name: array[start:end] for name, array in columns.items()},
+                kept.source.attachments,
             )
         )
     return found

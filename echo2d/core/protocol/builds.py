@@ -26,17 +26,17 @@ import msgpack
 from echo2d.core.base.codec import INT_MAX
 
 # The control link. Protocol 9 is the first release's, 0.1.0. With 10 came Hello.in_place and
-# Heartbeat.disk_free, with 11 the bytes that a peer has received and sent, in both.
-PROTOCOL_VERSION = 11
+# Heartbeat.disk_free, with 11 the bytes that a peer has received and sent, in both, with 12 columns.
+PROTOCOL_VERSION = 12
 PROTOCOL_OLDEST = 9
 # The peer link. Peers meet only where the coordinator understands both, so this `oldest` is raised
 # together with that of the control link.
 LINK_PROTOCOL_VERSION = 4
 LINK_PROTOCOL_OLDEST = 4
 # The HTTP API of learners, with the format of batches. 1 is that of 0.1.0. With 2 came `steps` of a
-# session and /v1/learner/alive.
-LEARNER_API_VERSION = 2
-LEARNER_API_OLDEST = 1
+# session and /v1/learner/alive, with 3 the columns and attachments of batches.
+LEARNER_API_VERSION = 3
+LEARNER_API_OLDEST = 3
 # Our learners name their build in this header of every call. Other trainers need not.
 BUILD_HEADER = "X-Echo2d-Build"
 # The longest name of a build: a version, and a commit.

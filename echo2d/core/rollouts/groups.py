@@ -406,7 +406,9 @@ class Groups:
         if fault:
             return self._bad_result(peer, group, message, fault, now)
         spans = authored(message.spans, peer.peer)
-        whole = base.plus(message.tokens, message.logprobs, spans, shift=base.length)
+        whole = base.plus(
+            message.tokens, message.logprobs, spans, shift=base.length, columns=message.columns
+        )
         # It is well-formed, but a version that wrote it has been revoked or is too old by now, or it
         # goes on from what a convicted worker wrote.
         lies = self._audits is not None and self._by_convicted(whole)
@@ -610,6 +612,7 @@ class Groups:
             whole.spans,
             finish,
             source=group.prompt.source,
+            columns=whole.columns,
         )
         key = HeldLease(message.lease, message.attempt)
         lease = group.running.get(key)

@@ -75,7 +75,10 @@ class Partials:
                 delta, before, room=room, oldest=oldest, believed=self.believed(peer)
             )
             spans = authored(delta.spans, peer.peer)
-            grown = None if fault else before.plus(delta.tokens, delta.logprobs, spans)
+            more = delta.columns
+            grown = (
+                None if fault else before.plus(delta.tokens, delta.logprobs, spans, columns=more)
+            )
             self._leases.gather(lease, delta.sample, grown)
             if fault:
                 notes.append(self._statistics.fault("progress", f"{peer.name}: {fault}"))
@@ -100,7 +103,13 @@ class Partials:
                 notes.append(self._statistics.fault("progress", f"from {lease.worker}: {fault}"))
                 output = NOTHING
             partial = self._usable(
-                base.plus(output.tokens, output.logprobs, output.spans, shift=base.length),
+                base.plus(
+                    output.tokens,
+                    output.logprobs,
+                    output.spans,
+                    shift=base.length,
+                    columns=output.columns,
+                ),
                 limit.tokens - 1,
             )
             grew = partial.length > base.length

@@ -20,6 +20,7 @@ The core takes every decision; this module only turns requests into events, and 
                                         scores: [[group, sample, k, z], ...] may be added, see
                                         `TrajectoryScore` in core/protocol/trajectory.py
     POST /v1/batches/{n}/refuse         {groups, reasons, epoch} -> {}
+    GET  /v1/attachments/{digest}       -> the bytes with this digest (hex), which a trajectory names
     POST /v1/learner/checkpoint         {step, epoch} -> {}
     GET  /v1/evaluations                ?after=N -> {evaluations, unfinished}: those with a higher
                                         number
@@ -45,9 +46,8 @@ The core takes every decision; this module only turns requests into events, and 
     the gateway's, if it is enabled     see net/gateway/routes.py; its errors have OpenAI's shape
 
 Every error is {"error": a short code, "detail": one line}, with status 400 (malformed or refused),
-401 / 403 (caller unknown / not allowed), 409 (the run's state forbids it, or the learner is of
-another build), 413 (too large), 415
-(encoded body), 503 (busy, try again) or 507 (disk). Unknown fields are refused. Request bodies are
+401 / 403 (caller unknown / not allowed), 404 (no such attachment), 409 (the run's state forbids it, or the
+learner is of another build), 413 (too large), 415 (encoded body), 503 (busy, try again) or 507 (disk). Unknown fields are refused. Request bodies are
 never decompressed.
 """
 
@@ -220,6 +220,9 @@ class LearnerBackend(Health, Protocol):
 
     def metrics(self) -> bytes: ...
 
+    async def attachment(self, digest: Digest) -> bytes | None:
+        """The content of an attachment; None: no group that is kept names it."""
+
     async def wheel(self) -> tuple[str, bytes]:
         """Its file name and its bytes. OperatorFault: there is none."""
         ...
@@ -389,6 +392,17 @@ class Api:
         body, step = await fields(request, {"groups", "reasons", "epoch"}), _step(request)
         epoch, groups = Epoch(integer(body["epoch"], "epoch")), _refused_groups(body)
         return await self._ask(lambda number: RefuseAsked(number, epoch, step, groups))
+
+    async def attachment(self, request: web.Request) -> web.Response:
+        digest = Digest(from_hex(request.match_info["digest"], "digest", DIGEST_BYTES))
+        content = await self._backend.attachment(digest)
+        if content is None:
+            detail = (
+                f"attachment {digest.hex()[:16]}: no group that is kept names it; "
+                "fetch attachments before the checkpoint of their step"
+            )
+            raise HttpRefusal(HTTPStatus.NOT_FOUND, "attachment", detail)
+        return web.Response(body=content, content_type="application/octet-stream")
 
     async def checkpoint(self, request: web.Request) -> web.Response:
         body = await fields(request, {"step", "epoch"})
@@ -632,6 +646,7 @@ def make_app(
     app.router.add_get("/v1/batches/{step}", api.allow(LEARNER, api.take_batch))
     app.router.add_post("/v1/batches/{step}/commit", api.allow(LEARNER, api.commit))
     app.router.add_post("/v1/batches/{step}/refuse", api.allow(LEARNER, api.refuse))
+    app.router.add_get("/v1/attachments/{digest}", api.allow(LEARNER, api.attachment))
     app.router.add_get("/v1/evaluations", api.allow(READERS, api.evaluations))
     app.router.add_post("/v1/evaluations", api.allow(LEARNER, api.evaluate))
     sees = LEARNER | VIEWER if backend.viewers_see_samples else LEARNER
