@@ -9,11 +9,11 @@ SEARCHES ?= 20  # times that a soak runs the property tests, by chance
 
 setup: $(READY)
 
-$(READY): pyproject.toml constraints.txt setup.py echo2d/native/words.c echo2d/native/kernels.h
+$(READY): pyproject.toml constraints.txt setup.py tools/lab/pyproject.toml echo2d/native/words.c echo2d/native/kernels.h
 	$(PYTHON) -c 'import sys; sys.exit("echo2d needs Python 3.11 or newer") if sys.version_info < (3, 11) else None'
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check torch==2.13.0
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[torch,plot,dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[torch,plot,dev]' --editable tools/lab
 	touch $(READY)
 
 demo: $(READY)
@@ -37,16 +37,16 @@ lab: $(READY)
 	$(BIN)/pytest -m lab $(ARGS)
 
 bench: $(READY)
-	$(BIN)/python tools/research/broadcast_table.py $(ARGS)
+	$(BIN)/python -m echo2d_lab.research.broadcast_table $(ARGS)
 
 bench-delta: $(READY)
-	$(BIN)/python tools/research/rl_updates.py runs/rl --lr 1e-6
-	$(BIN)/python tools/research/rl_updates.py runs/rl --lr 3e-6 1e-5 1e-4 --keep 2
-	$(BIN)/python tools/research/delta_table.py runs/rl
+	$(BIN)/python -m echo2d_lab.research.rl_updates runs/rl --lr 1e-6
+	$(BIN)/python -m echo2d_lab.research.rl_updates runs/rl --lr 3e-6 1e-5 1e-4 --keep 2
+	$(BIN)/python -m echo2d_lab.research.delta_table runs/rl
 
 soak: $(READY)
 	$(BIN)/pytest -m soak $(ARGS)
-	for i in $$(seq $(SEARCHES)); do $(BIN)/pytest tests/property --hypothesis-profile=search --timeout 0 || exit 1; done
+	for i in $$(seq $(SEARCHES)); do $(BIN)/pytest tests/unit/property --hypothesis-profile=search --timeout 0 || exit 1; done
 
 soak-run: $(READY)
 	$(BIN)/echo2d bench soak $(ARGS)
@@ -56,34 +56,34 @@ image:
 
 sglang-test: $(READY)
 	bash tools/sglang_cpu/setup.sh
-	$(BIN)/pytest -m sglang tests/sglang -rs --log-level=INFO $(ARGS)
+	$(BIN)/pytest -m sglang tests/nightly/sglang -rs --log-level=INFO $(ARGS)
 
 trl-example: $(READY)
 	bash tools/trl/setup.sh
-	$(BIN)/pytest -m trl tests/trl $(ARGS)
+	$(BIN)/pytest -m trl tests/nightly/trl $(ARGS)
 
 envs-test: $(READY)
 	bash tools/envs/setup.sh
-	ECHO2D_VERIFIERS=$$(bash tools/envs/setup.sh | tail -1) $(BIN)/pytest -m envs tests/envs -rs --log-cli-level=INFO $(ARGS)
+	ECHO2D_VERIFIERS=$$(bash tools/envs/setup.sh | tail -1) $(BIN)/pytest -m envs tests/nightly/envs -rs --log-cli-level=INFO $(ARGS)
 
 boards-test: $(READY)
 	bash tools/boards/setup.sh
-	ECHO2D_PROMETHEUS=$$(bash tools/boards/setup.sh | tail -1) $(BIN)/pytest -m boards tests/boards $(ARGS)
+	ECHO2D_PROMETHEUS=$$(bash tools/boards/setup.sh | tail -1) $(BIN)/pytest -m boards tests/nightly/boards $(ARGS)
 
 browser-test: $(READY)
 	bash tools/page/setup.sh
-	PYTHONPATH=$$(bash tools/page/setup.sh | tail -1) $(BIN)/pytest -m browser tests/browser -rs $(ARGS)
+	PYTHONPATH=$$(bash tools/page/setup.sh | tail -1) $(BIN)/pytest -m browser tests/nightly/browser -rs $(ARGS)
 
 staleness-sweep: $(READY)
-	$(BIN)/python -m tools.research.staleness_sweep $(ARGS)
-	$(BIN)/python -m tools.research.staleness_sweep --long $(ARGS)
+	$(BIN)/python -m echo2d_lab.research.staleness_sweep $(ARGS)
+	$(BIN)/python -m echo2d_lab.research.staleness_sweep --long $(ARGS)
 
 figures: $(READY)
-	$(BIN)/python tools/research/scale_figure.py $(ARGS)
-	$(BIN)/python -m tools.research.broadcast_figure
-	$(BIN)/python -m tools.research.bubble_figure $(if $(RUN),--run)
-	$(BIN)/python -m tools.research.cost_table
-	$(BIN)/python -m tools.research.usd_to_accuracy
+	$(BIN)/python -m echo2d_lab.research.scale_figure $(ARGS)
+	$(BIN)/python -m echo2d_lab.research.broadcast_figure
+	$(BIN)/python -m echo2d_lab.research.bubble_figure $(if $(RUN),--run)
+	$(BIN)/python -m echo2d_lab.research.cost_table
+	$(BIN)/python -m echo2d_lab.research.usd_to_accuracy
 	$(BIN)/echo2d plan scenarios/mix-rented.toml --map docs/figures/break_even.png
 
 mutants: $(READY)
@@ -92,8 +92,10 @@ mutants: $(READY)
 check: $(READY)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+	rm -rf .cache/typed && mkdir -p .cache/typed/echo2d
+	ln -s $(CURDIR)/echo2d/* $(CURDIR)/learner .cache/typed/echo2d/
 	$(BIN)/mypy
-	$(BIN)/pytest tests/house/test_architecture.py
+	$(BIN)/pytest tests/unit/house/test_architecture.py
 
 native-sanitize: $(READY)
 	tools/native_sanitize.sh $(ARGS)

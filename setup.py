@@ -1,4 +1,6 @@
-"""The C extension of echo2d, and its description on a package index; all else is in pyproject.toml.
+"""The packages of echo2d, its C extension and its description on a package index; all else is in pyproject.toml.
+
+The folder `learner` at the top is the package `echo2d.learner`.
 
 The extension is optional: without a working compiler the installation goes on, and numpy serves. It
 uses the stable ABI, so that one wheel fits all versions of Python from 3.11 on.
@@ -7,7 +9,7 @@ uses the stable ABI, so that one wheel fits all versions of Python from 3.11 on.
 import re
 from pathlib import Path
 
-from setuptools import Extension, setup
+from setuptools import Extension, find_namespace_packages, setup
 
 
 def description(readme: str) -> str:
@@ -16,8 +18,16 @@ def description(readme: str) -> str:
     return re.sub(r"\[([^\]]*)\]\((?!https?:)[^)]*\)", r"\1", without_pictures)
 
 
+def packages() -> list[str]:
+    """All of echo2d, and the learner, which lies beside it."""
+    inside = [f"echo2d.learner.{name}" for name in find_namespace_packages("learner")]
+    return [*find_namespace_packages(include=["echo2d*"]), "echo2d.learner", *inside]
+
+
 if __name__ == "__main__":
     setup(
+        packages=packages(),
+        package_dir={"echo2d.learner": "learner"},
         long_description=description((Path(__file__).parent / "README.md").read_text()),
         long_description_content_type="text/markdown",
         ext_modules=[

@@ -10,10 +10,24 @@ import shlex
 import sys
 from pathlib import Path
 
+from echo2d.errors import OperatorFault
+
+PICTURES = (".png", ".svg", ".pdf")
+
 
 def install_command(extra: str) -> str:
     """A shell command. `extra` is one of those in pyproject.toml."""
     return shlex.join([*_installer(), *_requirements(extra)])
+
+
+def check_plot(path: Path) -> None:
+    """OperatorFault: a picture cannot be drawn into this file, which the option --plot names."""
+    if path.suffix not in PICTURES:
+        raise OperatorFault(f"--plot {path}: expected a name that ends in {', '.join(PICTURES)}")
+    if not path.absolute().parent.is_dir():
+        raise OperatorFault(f"--plot {path}: there is no folder {path.absolute().parent}")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise OperatorFault(f"--plot needs matplotlib: {install_command('plot')}")
 
 
 def _installer() -> list[str]:

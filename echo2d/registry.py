@@ -3,9 +3,14 @@
 To add an engine, a provider, a plan shape, a task or a scorer, write its module and add one line here. The
 config's checks, `--print-config`, `--help` and the programs read these tables.
 
+Another distribution adds commands, engines, providers and tasks by entry points of the groups
+`echo2d.commands`, `echo2d.engines`, `echo2d.providers` and `echo2d.tasks`. It cannot replace one that is
+listed here.
+
 An entry is the text "module:attribute": reading the names imports nothing, and `load` imports the
 one that is needed.
 
+    COMMANDS    a click command, shown by `echo2d --help`
     ENGINES     factory: engines.base.EngineOptions -> list[Engine]
     PROVIDERS   factory: providers.base.ProviderOptions -> Provider
     SHAPES      planner: core.topology.shapes.Planner
@@ -16,7 +21,10 @@ one that is needed.
 import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.metadata import entry_points
 from typing import Any
+
+_INSTALLED = entry_points()
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +42,25 @@ class ProviderKind:
     options: bool = False
 
 
+def installed(group: str) -> dict[str, str]:
+    """What other distributions add to a registry: its entries by name."""
+    return {each.name: each.value for each in _INSTALLED.select(group=f"echo2d.{group}")}
+
+
+COMMANDS: Mapping[str, str] = installed("commands")
+
 ENGINES: Mapping[str, str] = {
+    **installed("engines"),
     "torch": "echo2d.engines.torch_engine.engine:make_torch_engines",
     "sglang": "echo2d.engines.sglang.engine:make_sglang_engines",
     "fake": "echo2d.engines.fake:make_fake_engines",
 }
 
 PROVIDERS: Mapping[str, ProviderKind] = {
+    **{
+        name: ProviderKind(entry, f"rents by {entry}", options=True)
+        for name, entry in installed("providers").items()
+    },
     "exec": ProviderKind(
         "echo2d.providers.exec:make_exec_provider", "runs the commands below", commands=True
     ),
@@ -58,13 +78,11 @@ SHAPES: Mapping[str, str] = {
 }
 
 TASKS: Mapping[str, str] = {
+    **installed("tasks"),
     "rows": "echo2d.tasks.rows.task:RowsTask",
     "gym": "echo2d.tasks.gym:GymTask",
     "sort_digits": "echo2d.tasks.sort_digits:SortDigits",
-    "calculator": "echo2d.tasks.environments.calculator:Calculator",
-    "poker": "echo2d.tasks.environments.poker.environment:Poker",
-    "agents": "echo2d.tasks.environments.agents:Agents",
-    "two_turn_digits": "echo2d.tasks.environments.two_turn_digits:TwoTurnDigits",
+    "agents": "echo2d.tasks.agents:Agents",
 }
 
 SCORERS: Mapping[str, str] = {

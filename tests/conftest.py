@@ -11,6 +11,7 @@ the same for the codecs, with 1,000 pairs of chunks in the short run.
 import random
 import signal
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -34,12 +35,19 @@ FUZZ_SEED = 2602
 
 
 def pytest_configure() -> None:
-    """Let the programs that tests start be interrupted, also in `make test &`.
+    """Refuse to test another checkout's learner, and let the programs that tests start be interrupted,
+    also in `make test &`.
 
     A shell without job control starts a background job with SIGINT ignored, and a program inherits
     that from whoever starts it. A handler is not inherited: the programs get SIGINT's default,
     while this process goes on as before.
     """
+    learner = find_spec("echo2d.learner")
+    where = Path(*learner.submodule_search_locations or ()) if learner else None
+    if where is None or where.resolve() != TESTS.resolve().parent / "learner":
+        raise pytest.UsageError(
+            f"echo2d.learner: expected the folder learner of this checkout; found {where}; run `make setup` here"
+        )
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, lambda *_: None)
 
@@ -93,26 +101,19 @@ def soak_from(request: pytest.FixtureRequest) -> int:
     return first
 
 
-UNGUARDED = (
-    "core",
-    "property",
-    "sim",
-    "e2e",
-    "lab",
-    "sglang",
-    "trl",
-)  # no event loop of ours runs there
+# No event loop of ours runs in these folders.
+UNGUARDED = ("unit", "e2e", "nightly/lab", "nightly/sglang", "nightly/trl")
 
 
 @pytest.fixture(autouse=True)
 def nothing_blocks_the_loop(request: pytest.FixtureRequest) -> Iterator[None]:
     """A blocking call of ours on the event loop fails the test (house rule 8)."""
-    if request.path.relative_to(TESTS).parts[0] in UNGUARDED or request.node.get_closest_marker(
-        "may_block"
-    ):
+    if any(
+        request.path.is_relative_to(TESTS / each) for each in UNGUARDED
+    ) or request.node.get_closest_marker("may_block"):
         yield
         return
-    guard = BlockBuster(scanned_modules=["echo2d"])
+    guard = BlockBuster(scanned_modules=["echo2d", "echo2d_lab"])
     guard.activate()
     yield
     guard.deactivate()

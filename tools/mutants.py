@@ -17,7 +17,7 @@ from pathlib import Path
 REPO = Path(__file__).parents[1]
 COPIED = ("echo2d", "learner", "tests", "tools", "pyproject.toml", "README.md")
 TIMEOUT_S = 300.0
-FAULTS = "tests/sim/test_faults.py"
+FAULTS = "tests/unit/sim/test_faults.py"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ MUTANTS = (
         "echo2d/core/rollouts/staleness.py",
         "max(0, step - 1 - self._bound)",
         "max(0, step - 2 - self._bound)",
-        ("tests/core/rollouts/test_staleness.py",),
+        ("tests/unit/core/rollouts/test_staleness.py",),
     ),
     Mutant(
         "I1, gate 2",
@@ -53,7 +53,7 @@ MUTANTS = (
         "echo2d/core/rollouts/staleness.py",
         "if counts < oldest)",
         "if counts < oldest - 1)",
-        ("tests/core/rollouts/test_staleness.py",),
+        ("tests/unit/core/rollouts/test_staleness.py",),
     ),
     Mutant(
         "I1, gate 3",
@@ -61,7 +61,7 @@ MUTANTS = (
         "echo2d/core/rollouts/staleness.py",
         " and newest <= step - 1",
         "",
-        ("tests/core/rollouts/test_staleness.py",),
+        ("tests/unit/core/rollouts/test_staleness.py",),
     ),
     Mutant(
         "I1, gate 4",
@@ -69,7 +69,7 @@ MUTANTS = (
         "learner/batch/checks.py",
         "span.version <= self.staleness_max",
         "span.version <= self.staleness_max + 1",
-        ("tests/learner/batch/test_checks.py",),
+        ("tests/shells/learner/batch/test_checks.py",),
     ),
     Mutant(
         "I1, revocation",
@@ -93,7 +93,7 @@ MUTANTS = (
         "echo2d/core/rollouts/partials.py",
         "version in peer.acknowledged and ",
         "",
-        ("tests/core/rollouts/test_groups.py",),
+        ("tests/unit/core/rollouts/test_groups.py",),
     ),
     Mutant(
         "I2, handed over",
@@ -109,7 +109,7 @@ MUTANTS = (
         "echo2d/core/rollouts/partials.py",
         "return not stale and all(self._live(span.key) for span in partial.spans)",
         "return not stale",
-        ("tests/core/rollouts/test_partials.py",),
+        ("tests/unit/core/rollouts/test_partials.py",),
     ),
     Mutant(
         "I1, handed over",
@@ -117,7 +117,7 @@ MUTANTS = (
         "echo2d/core/rollouts/group_work.py",
         "versions_grow = max(oldest, waiting.partial.version_last)",
         "versions_grow = oldest",
-        ("tests/core/rollouts/test_partials.py",),
+        ("tests/unit/core/rollouts/test_partials.py",),
     ),
     Mutant(
         "I3",
@@ -134,7 +134,7 @@ MUTANTS = (
         "        replace_file(self.directory.parent.parent / CURRENT, self.encode(), durable=False)",
         "        path = self.directory.parent.parent / CURRENT\n        path.write_bytes(b'')\n"
         "        replace_file(path, self.encode(), durable=False)",
-        ("tests/store/test_under_fire.py",),
+        ("tests/shells/store/test_under_fire.py",),
     ),
     Mutant(
         "I3, rot",
@@ -142,7 +142,7 @@ MUTANTS = (
         "echo2d/store/frames.py",
         "span.frame for span in spans if not _intact(data, span, spans[0].offset_in_segment)",
         "span.frame for span in spans[:0]",
-        ("tests/runtime/peer/test_held_frames.py",),
+        ("tests/shells/runtime/peer/test_held_frames.py",),
     ),
     Mutant(
         "I3, slots",
@@ -150,7 +150,7 @@ MUTANTS = (
         "echo2d/runtime/worker/engine_refit.py",
         "        await asyncio.to_thread(self._slots.require_intact, snapshot, order.digest)\n",
         "",
-        ("tests/runtime/worker/test_damaged_slots.py",),
+        ("tests/shells/runtime/worker/test_damaged_slots.py",),
     ),
     Mutant(
         "I3, roots",
@@ -158,7 +158,7 @@ MUTANTS = (
         "echo2d/core/weights/verifier.py",
         "digest_of(data) == self._signed.get(segment),",
         "segment in self._signed,",
-        ("tests/core/weights/test_verifier.py",),
+        ("tests/unit/core/weights/test_verifier.py",),
     ),
     Mutant(
         "I3, deltas",
@@ -166,7 +166,7 @@ MUTANTS = (
         "echo2d/core/weights/encoding.py",
         "(base is None or base_sum(base) != record.base)",
         "base is None",
-        ("tests/core/weights/test_encoding.py",),
+        ("tests/unit/core/weights/test_encoding.py",),
     ),
     Mutant(
         "I3, deltas",
@@ -174,7 +174,7 @@ MUTANTS = (
         "echo2d/core/weights/delta_words.py",
         "require(done <= words,",
         "require(done <= words + 1,",
-        ("tests/core/weights/test_delta_words.py",),
+        ("tests/unit/core/weights/test_delta_words.py",),
     ),
     Mutant(
         "I3, deltas",
@@ -182,7 +182,7 @@ MUTANTS = (
         "echo2d/core/weights/delta_split.py",
         "require(bool(np.all(nexts == ends)),",
         "require(bool(np.any(nexts == ends)),",
-        ("tests/core/weights/test_delta_split.py",),
+        ("tests/unit/core/weights/test_delta_split.py",),
     ),
     Mutant(
         "I3, in place",
@@ -191,7 +191,7 @@ MUTANTS = (
         "            head = _HEAD.pack(chunk, len(payload), _digest(chunk, payload))",
         "            write_at(self._model / place.path, new, place.offset)\n"
         "            head = _HEAD.pack(chunk, len(payload), _digest(chunk, payload))",
-        ("tests/store/test_in_place.py",),
+        ("tests/shells/store/test_in_place.py",),
     ),
     Mutant(
         "I3, in place",
@@ -200,7 +200,7 @@ MUTANTS = (
         "            done = await self._refit(order,",
         "            await self._settle(Path(order.path))\n"
         "            done = await self._refit(order,",
-        ("tests/runtime/worker/test_in_place.py",),
+        ("tests/shells/runtime/worker/test_in_place.py",),
     ),
     Mutant(
         "I3, in place",
@@ -208,7 +208,7 @@ MUTANTS = (
         "echo2d/store/slots/undo_log.py",
         "if len(payload) != length or _digest(chunk, payload) != digest:",
         "if len(payload) != length:",
-        ("tests/store/test_in_place.py",),
+        ("tests/shells/store/test_in_place.py",),
     ),
     Mutant(
         "I3, in place",
@@ -216,7 +216,7 @@ MUTANTS = (
         "echo2d/store/slots/undo_log.py",
         "for chunk, payload in self._records():",
         "for chunk, payload in list(self._records())[:-1]:",
-        ("tests/store/test_in_place.py",),
+        ("tests/shells/store/test_in_place.py",),
     ),
     Mutant(
         "I3, in place",
@@ -224,7 +224,7 @@ MUTANTS = (
         "echo2d/store/slots/in_place.py",
         "if base is not None and base.encode() == says:",
         "if base is not None and not says:",
-        ("tests/store/test_in_place.py",),
+        ("tests/shells/store/test_in_place.py",),
     ),
     Mutant(
         "I3, in place",
@@ -233,7 +233,7 @@ MUTANTS = (
         "            _leave_files(model)\n",
         "            pass\n",
         (
-            "tests/runtime/worker/test_in_place.py::test_torch_writes_with_the_old_version_while_its_slot_is_overwritten",
+            "tests/shells/runtime/worker/test_in_place.py::test_torch_writes_with_the_old_version_while_its_slot_is_overwritten",
         ),
     ),
     Mutant(
@@ -243,7 +243,7 @@ MUTANTS = (
         "if config.apply_in_place and any(",
         "if config.apply_in_place and all(",
         (
-            "tests/runtime/worker/test_in_place.py::test_any_engine_that_reads_files_later_is_refused",
+            "tests/shells/runtime/worker/test_in_place.py::test_any_engine_that_reads_files_later_is_refused",
         ),
     ),
     Mutant(
@@ -252,7 +252,7 @@ MUTANTS = (
         "echo2d/core/base/zstd.py",
         'require(declared_length(frame) == length, "a zstd frame declares',
         'require(declared_length(frame) >= 0, "a zstd frame declares',
-        ("tests/core/base/test_zstd.py",),
+        ("tests/unit/core/base/test_zstd.py",),
     ),
     Mutant(
         "I4, durable",
@@ -284,7 +284,7 @@ MUTANTS = (
         "echo2d/core/rollouts/groups.py",
         "for attempt in recovered.given:",
         "for attempt in recovered.given[:0]:",
-        ("tests/core/rollouts/test_reconnection.py",),
+        ("tests/unit/core/rollouts/test_reconnection.py",),
     ),
     Mutant(
         "I4, fencing",
@@ -324,7 +324,7 @@ MUTANTS = (
         "echo2d/core/rollouts/patience.py",
         "group.begun + self._factor * (now - group.begun)",
         "group.begun + (now - group.begun)",
-        ("tests/core/rollouts/test_patience.py",),
+        ("tests/unit/core/rollouts/test_patience.py",),
     ),
     Mutant(
         "I4, turns",
@@ -332,7 +332,7 @@ MUTANTS = (
         "echo2d/core/rollouts/episodes.py",
         "        if answered is None:\n",
         "        if answered is None or kept.turn > 1:\n",
-        ("tests/core/rollouts/test_episodes.py",),
+        ("tests/unit/core/rollouts/test_episodes.py",),
     ),
     Mutant(
         "I4, turns",
@@ -348,7 +348,7 @@ MUTANTS = (
         "echo2d/core/rollouts/group_work.py",
         "earlier = base.written - written",
         "earlier = start",
-        ("tests/core/rollouts/test_episodes.py",),
+        ("tests/unit/core/rollouts/test_episodes.py",),
     ),
     Mutant(
         "I2, audited turns",
@@ -356,7 +356,7 @@ MUTANTS = (
         "echo2d/core/audit/audits.py",
         "record.written_before(span.start)",
         "span.start",
-        ("tests/core/audit/test_audited_episodes.py",),
+        ("tests/unit/core/audit/test_audited_episodes.py",),
     ),
     Mutant(
         "I4, turns given back",
@@ -364,7 +364,7 @@ MUTANTS = (
         "echo2d/core/rollouts/group_table.py",
         "base.first(base.turn_start) != (NOTHING if episode is None else episode.partial)",
         "base.turn_start != (0 if episode is None else episode.partial.length)",
-        ("tests/core/audit/test_audited_episodes.py",),
+        ("tests/unit/core/audit/test_audited_episodes.py",),
     ),
     Mutant(
         "I5, turns",
@@ -372,7 +372,7 @@ MUTANTS = (
         "echo2d/core/rollouts/groups.py",
         "return not (group.waiting or group.running or group.parked)",
         "return not (group.waiting or group.running)",
-        ("tests/core/rollouts/test_episodes.py",),
+        ("tests/unit/core/rollouts/test_episodes.py",),
     ),
     Mutant(
         "pairs, contrast",
@@ -380,7 +380,7 @@ MUTANTS = (
         "echo2d/core/rollouts/contrast.py",
         "key=lambda sample: (rewards[sample], sample))",
         "key=lambda sample: (-rewards[sample], sample))",
-        ("tests/property/rollouts/test_contrast.py",),
+        ("tests/unit/property/rollouts/test_contrast.py",),
     ),
     Mutant(
         "priority, age",
@@ -388,7 +388,7 @@ MUTANTS = (
         "echo2d/core/rollouts/staleness.py",
         "for each in steps) - in_flight",
         "for each in steps)",
-        ("tests/core/rollouts/test_staleness.py",),
+        ("tests/unit/core/rollouts/test_staleness.py",),
     ),
     Mutant(
         "sampler, restart",
@@ -396,7 +396,7 @@ MUTANTS = (
         "echo2d/core/rollouts/sampler.py",
         "            if self._keeps(row):\n",
         "            if row.equal:\n",
-        ("tests/core/rollouts/test_sampler.py",),
+        ("tests/unit/core/rollouts/test_sampler.py",),
     ),
     Mutant(
         "I6, silence",
@@ -412,7 +412,7 @@ MUTANTS = (
         "echo2d/core/broadcast/catch_up_policy.py",
         "for peer in workers) >= len(workers):",
         "for peer in workers) >= 0:",
-        ("tests/core/broadcast/test_catch_up_policy.py",),
+        ("tests/unit/core/broadcast/test_catch_up_policy.py",),
     ),
     Mutant(
         "I6, publish",
@@ -420,7 +420,7 @@ MUTANTS = (
         "echo2d/core/broadcast/spread_end.py",
         "return bool(transmission.verified) and now >= self.latest(transmission)",
         "return False",
-        ("tests/core/broadcast/test_spread_end.py",),
+        ("tests/unit/core/broadcast/test_spread_end.py",),
     ),
     Mutant(
         "I6, restart",
@@ -428,7 +428,7 @@ MUTANTS = (
         "echo2d/core/relay/relay.py",
         "if state.plan == edges.plan and edges.generation <= state.generation:",
         "if state.plan is not None and (edges.plan, edges.generation) <= (state.plan, state.generation):",
-        ("tests/core/relay/test_relay.py",),
+        ("tests/unit/core/relay/test_relay.py",),
     ),
     Mutant(
         "credits, slow link",
@@ -436,7 +436,7 @@ MUTANTS = (
         "echo2d/core/relay/outlet.py",
         "            self._slow[link] = self._busy.pop(link)",
         "            self._slow[link] = now",
-        ("tests/core/relay/test_outlet.py",),
+        ("tests/unit/core/relay/test_outlet.py",),
     ),
     Mutant(
         "credits, grow",
@@ -444,7 +444,7 @@ MUTANTS = (
         "echo2d/core/relay/credit.py",
         "if waiting == 0 and self._used_up:",
         "if self._used_up:",
-        ("tests/core/relay/test_credit.py",),
+        ("tests/unit/core/relay/test_credit.py",),
     ),
     Mutant(
         "credits, shrink",
@@ -452,7 +452,7 @@ MUTANTS = (
         "echo2d/core/relay/credit.py",
         "self.frames - (self._least > WAITING)",
         "self.frames",
-        ("tests/core/relay/test_credit.py",),
+        ("tests/unit/core/relay/test_credit.py",),
     ),
     Mutant(
         "credits, claim",
@@ -460,7 +460,7 @@ MUTANTS = (
         "echo2d/core/relay/stripes.py",
         "if sequence + waiting > self.cursor or min(sequence, waiting) < 0:",
         "if min(sequence, waiting) < 0:",
-        ("tests/core/relay/test_passed_on.py",),
+        ("tests/unit/core/relay/test_passed_on.py",),
     ),
     Mutant(
         "credits, spare",
@@ -468,7 +468,7 @@ MUTANTS = (
         "echo2d/core/relay/stripes.py",
         "has_share = stripe.bound_bytes <= stripe.spare * self.transfer.known_bytes",
         "has_share = True",
-        ("tests/core/relay/test_stripes.py",),
+        ("tests/unit/core/relay/test_stripes.py",),
     ),
     Mutant(
         "sealing, order",
@@ -476,7 +476,7 @@ MUTANTS = (
         "echo2d/net/security/sealing.py",
         "        self._units += 1\n        return",
         "        return",
-        ("tests/net/security/test_sealing.py",),
+        ("tests/shells/net/security/test_sealing.py",),
     ),
     Mutant(
         "uplink, line loss",
@@ -484,7 +484,7 @@ MUTANTS = (
         "echo2d/core/topology/uplink_pace.py",
         "if lost and long_trips:",
         "if lost:",
-        ("tests/core/topology/test_uplink_pace.py",),
+        ("tests/unit/core/topology/test_uplink_pace.py",),
     ),
     Mutant(
         "I7, leases",
@@ -508,7 +508,7 @@ MUTANTS = (
         "echo2d/net/security/auth.py",
         "if not verifies(run_key, signature, _root_text(root)):",
         "if not signature:",
-        ("tests/net/security/test_auth.py",),
+        ("tests/shells/net/security/test_auth.py",),
     ),
     Mutant(
         "I8",
@@ -516,7 +516,7 @@ MUTANTS = (
         "echo2d/core/worker/leases.py",
         "max(LEASES_MAX, 2 * self._slots):\n            return",
         "1000 * LEASES_MAX:\n            return",
-        ("tests/core/worker/test_leases.py",),
+        ("tests/unit/core/worker/test_leases.py",),
     ),
     Mutant(
         "renting, budget",
@@ -524,7 +524,7 @@ MUTANTS = (
         "echo2d/core/renting/budget.py",
         "paid_s = left_usd / max(room, offer.usd_per_h) * HOUR_S",
         "paid_s = 2 * left_usd / max(room, offer.usd_per_h) * HOUR_S",
-        ("tests/core/renting/test_budget.py",),
+        ("tests/unit/core/renting/test_budget.py",),
     ),
     Mutant(
         "renting, lists",
@@ -532,7 +532,7 @@ MUTANTS = (
         "echo2d/core/renting/boxes.py",
         "unproven = box.rental.label, box.made and not box.rental.seen",
         "unproven = box.rental.label, False",
-        ("tests/core/renting/test_boxes.py",),
+        ("tests/unit/core/renting/test_boxes.py",),
     ),
     Mutant(
         "renting, drain",
@@ -540,7 +540,7 @@ MUTANTS = (
         "echo2d/core/renting/boxes.py",
         "if box.holds and now < box.stop_by:",
         "if box.holds and now < -box.stop_by:",
-        ("tests/core/renting/test_boxes.py",),
+        ("tests/unit/core/renting/test_boxes.py",),
     ),
     Mutant(
         "capacity, windup",
@@ -548,7 +548,7 @@ MUTANTS = (
         "echo2d/core/capacity/target_raise.py",
         "waited = bubble > BUBBLE_MAX and has >= self.factor",
         "waited = bubble > BUBBLE_MAX",
-        ("tests/core/capacity/test_target_raise.py",),
+        ("tests/unit/core/capacity/test_target_raise.py",),
     ),
     Mutant(
         "capacity, price",
@@ -556,7 +556,7 @@ MUTANTS = (
         "echo2d/core/capacity/activation.py",
         "if self._pays(rules, here, more):",
         "if True:",
-        ("tests/core/capacity/test_target_raise.py",),
+        ("tests/unit/core/capacity/test_target_raise.py",),
     ),
     Mutant(
         "stragglers, chance",
@@ -564,7 +564,7 @@ MUTANTS = (
         "echo2d/core/rollouts/stragglers.py",
         "math.exp(mean + (each - mean) * real / (real + off))",
         "math.exp(each)",
-        ("tests/core/rollouts/test_stragglers.py",),
+        ("tests/unit/core/rollouts/test_stragglers.py",),
     ),
     Mutant(
         "stragglers, credit",
@@ -572,7 +572,7 @@ MUTANTS = (
         "echo2d/core/capacity/measurements.py",
         "work.accepted += share",
         "work.accepted += 1.0",
-        ("tests/core/rollouts/test_stragglers.py",),
+        ("tests/unit/core/rollouts/test_stragglers.py",),
     ),
     Mutant(
         "renting, need",
@@ -580,7 +580,7 @@ MUTANTS = (
         "echo2d/core/capacity/demand.py",
         "return min(wanted - here, most - sum(one.mu for one in staying))",
         "return max(wanted - here, sum(one.mu - most for one in staying[:1]))",
-        ("tests/core/capacity/test_demand.py",),
+        ("tests/unit/core/capacity/test_demand.py",),
     ),
     Mutant(
         "load, deadlines",
@@ -588,7 +588,7 @@ MUTANTS = (
         "echo2d/core/coordinator/state.py",
         "        self._knows_wake_at = False\n        return [",
         "        return [",
-        ("tests/core/coordinator/test_activation_loop.py",),
+        ("tests/unit/core/coordinator/test_activation_loop.py",),
     ),
     Mutant(
         "load, status",
@@ -596,7 +596,7 @@ MUTANTS = (
         "echo2d/net/http/costly_answer.py",
         "if took_s < self._cheap_s else",
         "if took_s > self._cheap_s else",
-        ("tests/net/http/test_costly_answer.py",),
+        ("tests/shells/net/http/test_costly_answer.py",),
     ),
 )
 
@@ -639,10 +639,11 @@ def main() -> int:
         tree = Path(folder)
         for name in COPIED:
             if (REPO / name).is_dir():
-                # echo2d/learner stays a link, so that a mutant of learner/ changes what is tested.
                 shutil.copytree(REPO / name, tree / name, symlinks=True)
             else:
                 shutil.copy2(REPO / name, tree / name)
+        # The copy is not installed: the link makes its learner the one that is imported.
+        (tree / "echo2d" / "learner").symlink_to(tree / "learner")
         for mutant in chosen:
             started = time.monotonic()
             test = caught_by(mutant, tree)

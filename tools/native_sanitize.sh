@@ -22,5 +22,5 @@ CFLAGS=$flags LDFLAGS=-fsanitize=address,undefined "$python" setup.py --quiet bu
 [ -e echo2d/native/_words.abi3.so ] || { echo "native-sanitize: the extension was not built"; exit 1; }
 export LD_PRELOAD ASAN_OPTIONS=detect_leaks=0:abort_on_error=1 PYTHONMALLOC=malloc PYTHONPATH=$folder
 LD_PRELOAD=$("$compiler" -print-file-name=libasan.so):$("$compiler" -print-file-name=libubsan.so)
-"$python" -m pytest -p no:cacheprovider --capture=sys tests/native tests/core/weights/test_delta_split.py \
-  tests/core/weights/test_delta_words.py tests/property/weights/test_codecs.py "$@"
+"$python" -m pytest -p no:cacheprovider --capture=sys tests/shells/native tests/unit/core/weights/test_delta_split.py \
+  tests/unit/core/weights/test_delta_words.py tests/unit/property/weights/test_codecs.py "$@"

@@ -10,7 +10,6 @@ import click
 
 from echo2d import __version__
 from echo2d.cli.audits import audit
-from echo2d.cli.benches import bench
 from echo2d.cli.boxes import box_script
 from echo2d.cli.daemons import coordinate, join, rented
 from echo2d.cli.doctor import doctor
@@ -29,12 +28,35 @@ from echo2d.cli.tokens import token
 from echo2d.cli.watching import demo, status, top
 from echo2d.cli.workers import cordon, drain, uncordon
 from echo2d.errors import Fault, OperatorFault
+from echo2d.registry import COMMANDS, load
+
+# Commands of other distributions, and how to get these.
+ELSEWHERE = {
+    "bench": "it comes with echo2d-lab, which `make setup` installs in a clone of the repository"
+}
 
 
 class Faultless(FullSentences):
     """Turns a fault, or a wrong option, into one line on stderr and the exit code that says whose
-    mistake it was.
+    mistake it was. Other distributions add commands (`registry.COMMANDS`).
     """
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted({*super().list_commands(ctx), *COMMANDS})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """OperatorFault: its distribution is not installed, or is damaged."""
+        if own := super().get_command(ctx, cmd_name):
+            return own
+        if entry := COMMANDS.get(cmd_name):
+            try:
+                added: click.Command = load(entry)
+            except (ImportError, AttributeError) as error:
+                raise OperatorFault(f"`echo2d {cmd_name}` cannot be loaded: {error}") from error
+            return added
+        if advice := ELSEWHERE.get(cmd_name):
+            raise OperatorFault(f"`echo2d {cmd_name}` is not installed: {advice}")
+        return None
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -67,6 +89,6 @@ def main() -> None:
 for command in (
     init, coordinate, join, learn, envs, status, top, evaluations, samples, export, tasks, plan,
     simulate, demo, token, audit, box_script, rented, cordon, uncordon, drain, backup, restore,
-    doctor, bench, files,
+    doctor, files,
 ):  # fmt: skip
     main.add_command(command)

@@ -12,7 +12,7 @@ from echo2d.errors import Fault, OperatorFault
 from echo2d.registry import SHAPES
 
 if TYPE_CHECKING:
-    from echo2d.sim.fleet.spec import FleetSpec
+    from echo2d.plan.fleet.spec import FleetSpec
 
 PRICE = click.FloatRange(0, 1e6)
 
@@ -83,11 +83,11 @@ def plan(
     """
     from dataclasses import asdict
 
-    from echo2d.sim.fleet.break_even import break_even
-    from echo2d.sim.fleet.forecast import Ablation, provision, what_if
+    from echo2d.plan.fleet.break_even import break_even
+    from echo2d.plan.fleet.forecast import Ablation, provision, what_if
 
     for path in filter(None, (plot, map_path)):
-        from echo2d.bench.broadcast.plot import check_plot
+        from echo2d.extras import check_plot
 
         check_plot(path)
     fleet, ablation = (
@@ -128,7 +128,7 @@ def _priced(fleet: "FleetSpec", usd_per_gb_up: float | None) -> "FleetSpec":
 
 def _fleet(scenario: Path | None, live: str | None, token_file: Path | None) -> "FleetSpec":
     """The fleet of a file, or of a running coordinator."""
-    from echo2d.sim.fleet.spec import load_fleet
+    from echo2d.plan.fleet.spec import load_fleet
 
     if (scenario is None) == (live is None):
         raise OperatorFault("plan needs either a scenario file or --live")
@@ -136,7 +136,7 @@ def _fleet(scenario: Path | None, live: str | None, token_file: Path | None) -> 
         return load_fleet(scenario)
     import asyncio
 
-    from echo2d.sim.fleet.from_status import fleet_of
+    from echo2d.plan.fleet.from_status import fleet_of
     from echo2d.views.watch import typed_status_once
 
     assert live is not None
@@ -205,7 +205,7 @@ def simulate(
     """
     import time
 
-    from echo2d.sim.fleet.spec import is_fleet
+    from echo2d.plan.fleet.spec import is_fleet
 
     began, cpu_began = time.perf_counter(), time.process_time()
     if is_fleet(scenario):
@@ -244,9 +244,9 @@ def _simulate_fleet(
 ) -> dict[str, Any]:
     from dataclasses import replace
 
-    from echo2d.sim.fleet.forecast import Ablation
-    from echo2d.sim.fleet.spec import load_fleet
-    from echo2d.sim.fleet.world import FleetWorld
+    from echo2d.plan.fleet.forecast import Ablation
+    from echo2d.plan.fleet.spec import load_fleet
+    from echo2d.plan.fleet.world import FleetWorld
 
     fleet = _priced(load_fleet(scenario), usd_per_gb_up)
     if hours is not None:
@@ -257,8 +257,8 @@ def _simulate_fleet(
 
 
 def _simulate_broadcast(scenario: Path, **instead: Any) -> dict[str, Any]:
-    from echo2d.sim.broadcast.world import CHECK_EVERY_LONG, BroadcastStuckError, World
-    from echo2d.sim.kernel.scenario_file import load_scenario
+    from echo2d.plan.broadcast.world import CHECK_EVERY_LONG, BroadcastStuckError, World
+    from echo2d.plan.kernel.scenario_file import load_scenario
 
     world = World(load_scenario(scenario, **instead), check_every=CHECK_EVERY_LONG)
     with progress_bar("simulating") as tell:

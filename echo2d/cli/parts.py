@@ -31,10 +31,11 @@ run_dir_option = click.option(
 class FullSentences(click.Group):
     """A group whose list of commands cuts no sentence: long ones are wrapped."""
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         rows = [
             (name, command.get_short_help_str(limit=SENTENCE_CHARS_MAX))
-            for name, command in sorted(self.commands.items())
+            for name in self.list_commands(ctx)
+            if (command := self.get_command(ctx, name))
         ]
         with formatter.section("Commands"):
             formatter.write_dl(rows)

@@ -16,9 +16,8 @@ from typing import Any
 
 import aiohttp
 
-from echo2d.demo.two_turns import OPENING
+from echo2d.demo.two_turns import OPENING, RIGHT, WRONG
 from echo2d.net.security.auth import TokenFile, read_token_file
-from echo2d.tasks.environments.two_turn_digits import RIGHT, WRONG
 from echo2d.tasks.sort_digits import SortDigits, answer
 
 AT_ONCE = 300  # a little more than the workers have slots

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from echo2d.bench.lab.processes import Programs, children_of
+from echo2d.demo.processes import Programs, children_of
 from echo2d.demo.results import Kill, read_rows
 from echo2d.runtime.seed.supervisor import SEED_MODULE
 

@@ -14,13 +14,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from echo2d.bench.lab.processes import Program, Programs, wait_for
-from echo2d.bench.lab.worker_program import start_worker
 from echo2d.client import Coordinator
 from echo2d.core.capacity.estimators import quantile
 from echo2d.demo.chaos import STEPS_MIN as CHAOS_STEPS_MIN
 from echo2d.demo.chaos import Chaos, plan_kills
 from echo2d.demo.live_view import LiveView, print_result
+from echo2d.demo.processes import Program, Programs, wait_for
 from echo2d.demo.results import (
     DemoResult,
     Quantiles,
@@ -36,6 +35,7 @@ from echo2d.demo.results import (
 )
 from echo2d.demo.tiny_model import TinyRecipe, greedy_accuracy, held_out_prompts, make_tiny_model
 from echo2d.demo.two_turns import OPENING, second_turn_accuracy
+from echo2d.demo.worker_program import start_worker
 from echo2d.errors import OperatorFault
 from echo2d.runtime.run_dir.tokens import create_token
 from echo2d.tasks.sort_digits import EOS
@@ -49,6 +49,7 @@ CACHE = Path.home() / ".cache" / "echo2d"
 STOPPED = 130  # exit code after Ctrl-C, as in a shell
 
 DemoTask = Literal["sort_digits", "two_turn_digits", "agents"]
+KINDS = {"two_turn_digits": "echo2d.demo.two_turns:TwoTurnDigits"}  # where no task has this name
 MEASURES: Mapping[DemoTask, Callable[..., float]] = {
     "sort_digits": greedy_accuracy,
     "two_turn_digits": second_turn_accuracy,
@@ -215,7 +216,7 @@ def _start_coordinator(demo: Demo, run: Path, model: Path, programs: Programs) -
         "staleness": demo.staleness,
         "kappa": demo.kappa,
         "seed": demo.seed,
-        "task": demo.task,
+        "task": KINDS.get(demo.task, demo.task),
     }
     config = run / "run.toml"
     text = CONFIG.format(**facts, delta=json.dumps(demo.delta))

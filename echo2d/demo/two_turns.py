@@ -1,20 +1,64 @@
-"""How often the demo's model sorts digits right, with and without a second turn."""
+"""The demo's game of two turns: sort the digits of the prompt, and try again.
 
+    prompt "31415926>"  ->  answer "11324569<eos>"
+    hint  "<31415926>"  ->  answer "11234569<eos>"       "+" where the first answer was right
+
+Prompts and alphabet are those of the task `sort_digits`. The reward is the share of the two answers
+that are right. Here is also how often a model's second answer is right.
+"""
+
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from echo2d.demo.tiny_model import load_tiny_model
-from echo2d.tasks.base import Prompt
-from echo2d.tasks.environments.two_turn_digits import RIGHT, WRONG
-from echo2d.tasks.sort_digits import EOS, PAD, answer
+from echo2d.tasks.base import Prompt, Reward, Split
+from echo2d.tasks.environment import End, Environment, EnvironmentAnswer, Turn
+from echo2d.tasks.sort_digits import EOS, PAD, VOCABULARY, SortDigits, answer
 
 if TYPE_CHECKING:
     import torch
 
+RIGHT, WRONG = VOCABULARY.index("+"), VOCABULARY.index("<")
+OPENING = WRONG  # the first token of every call of an agent outside
 
-# What the calls of an agent outside begin with.
-OPENING = WRONG
+
+class TwoTurnDigits(Environment):
+    """Sort digits, hear whether it was right, and sort the same digits again.
+
+    digits_min, digits_max: of a prompt; the length is drawn per prompt.
+    """
+
+    name = "two_turn_digits"
+    in_text = False
+    stop_token_ids = (EOS,)
+
+    def __init__(
+        self, rng_seed: int = 0, digits_min: int = 8, digits_max: int = 8, split: Split = "train"
+    ) -> None:
+        self._task = SortDigits(rng_seed, digits_min, digits_max, split)
+        self._asked: Sequence[int] = ()
+        self._first: bool | None = None
+
+    def reset(self, row: int, seed: int) -> Turn:  # noqa: ARG002 - nothing is left to chance
+        prompt = self._task.prompt(row)
+        self._asked, self._first = prompt.tokens, None
+        return Turn(tokens=self._asked, tags=prompt.tags)
+
+    def step(self, given: EnvironmentAnswer) -> Turn | End:
+        right = tuple(given.tokens) == answer(self._asked)
+        if self._first is None:
+            self._first = right
+            hint = (RIGHT if right else WRONG, *self._asked)
+            return Turn(tokens=hint)
+        parts = {"first": float(self._first), "second": float(right)}
+        return End(Reward(sum(parts.values()) / 2, parts))
+
+    def save(self) -> bytes:
+        return json.dumps([list(self._asked), self._first]).encode()
+
+    def restore(self, state: bytes) -> None:
+        self._asked, self._first = json.loads(state)
 
 
 def second_turn_accuracy(
@@ -24,6 +68,8 @@ def second_turn_accuracy(
     decoding in float32. All prompts have the same length. opening: tokens before the first turn's.
     """
     import torch
+
+    from echo2d.demo.tiny_model import load_tiny_model
 
     model = load_tiny_model(directory)
     asked = torch.tensor([list(prompt.tokens) for prompt in prompts])

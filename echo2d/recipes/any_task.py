@@ -32,7 +32,7 @@ from echo2d.recipes.run_folder import (
 )
 from echo2d.runtime.coordinator.data_plane import open_tasks
 from echo2d.runtime.coordinator.main import make_rules
-from echo2d.tasks.environments.agents import Agents
+from echo2d.tasks.agents import Agents
 from echo2d.tasks.episodes import Episodes
 from echo2d.tasks.process import TaskFailed
 from echo2d.tasks.sort_digits import EOS, SortDigits

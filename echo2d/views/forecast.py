@@ -15,8 +15,8 @@ from rich.text import Text
 
 from echo2d.core.capacity.model import bubble, step_s, usable
 from echo2d.core.capacity.worker_cost import by_rho
-from echo2d.sim.fleet.break_even import BreakEven
-from echo2d.sim.fleet.forecast import Forecast, WhatIf
+from echo2d.plan.fleet.break_even import BreakEven
+from echo2d.plan.fleet.forecast import Forecast, WhatIf
 from echo2d.views.break_even import break_even_sentence
 from echo2d.views.status import per_h, plain_console, seconds
 

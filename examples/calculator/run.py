@@ -46,7 +46,7 @@ group_size = {group}
 max_new_tokens = 44 # of each turn; a call has at most 33
 
 [task]
-kind = "calculator"
+kind = "examples.environments.calculator:Calculator"
 options = {{ level = 1, demonstrations = 1, turns = 2, rng_seed = {seed} }}
 processes = 1
 

@@ -62,7 +62,7 @@ rng_seed = {seed}
 """
 TASK = """
 [[task]]
-kind = "poker"
+kind = "examples.environments.poker.environment:Poker"
 name = "{opponent}"
 options = {{ opponent = "{opponent}", stack = {stack}, illegal_penalty = 10.0, alphabet = "tokens", rng_seed = {seed} }}
 processes = 1

@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from echo2d.tasks.environments.poker.notation import ACTION_TOKENS, POKER_VOCABULARY, TOKEN_OF
+from examples.environments.poker.notation import ACTION_TOKENS, POKER_VOCABULARY, TOKEN_OF
 
 PAD, EOS, ASK = (TOKEN_OF[word] for word in ("<pad>", "<eos>", "?"))
 STEPS = 60

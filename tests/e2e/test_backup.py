@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from echo2d.bench.lab.processes import Programs
 from echo2d.client import Coordinator
+from echo2d.demo.processes import Programs
 from echo2d.demo.results import read_rows
 from echo2d.demo.tiny_model import make_tiny_model
 from echo2d.store.ledger_copy import SKIPPED

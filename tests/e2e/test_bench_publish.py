@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from echo2d.bench.lab.processes import children_of
-from echo2d.bench.publish.run import PATIENCE_S, STAGES, PublishRun
+from echo2d.demo.processes import children_of
 from echo2d.store.snapshots import build_manifest
+from echo2d_lab.bench.publish.run import PATIENCE_S, STAGES, PublishRun
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 

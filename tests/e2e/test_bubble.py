@@ -2,8 +2,8 @@
 
 import pytest
 
-from echo2d.bench.coordinator import bubble
 from echo2d.core.capacity.model import mu_min
+from echo2d_lab.bench.coordinator import bubble
 
 ENOUGH, TOO_FEW = 1.1, 0.7
 

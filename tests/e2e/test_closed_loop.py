@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from echo2d.bench.lab.processes import Program, Programs, wait_for
 from echo2d.client import Coordinator
-from echo2d.testing.fake_learner import FakeLearner
+from echo2d.demo.processes import Program, Programs, wait_for
+from echo2d_lab.standins.fake_learner import FakeLearner
 from tests.support.control_link import worker_token
 from tests.support.polling import START_S, poll
 
@@ -46,7 +46,7 @@ filter_zero_variance = false
 max_new_tokens = {tokens}
 vocab_size = 512
 [task]
-kind = "echo2d.bench.lab.stub_task:StubTask"
+kind = "echo2d_lab.bench.lab.stub_task:StubTask"
 options = {{ prompt_tokens = 4, vocab_size = 512 }}
 processes = 1
 [activation]

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from echo2d.bench.lab.processes import Programs
 from echo2d.demo.chaos import VictimKind
+from echo2d.demo.processes import Programs
 from echo2d.demo.tiny_model import make_tiny_model
 from tests.support.crash import STEP_FLOOR_S, STEPS, CrashSite, Point, run_with_crashes
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from echo2d.bench.lab.processes import Programs
+from echo2d.demo.processes import Programs
 from echo2d.demo.tiny_model import make_tiny_model
 from tests.support.connection_tap import Tap
 from tests.support.crash import watch_ledger

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from echo2d.bench.lab.processes import Programs
+from echo2d.demo.processes import Programs
 from echo2d.demo.results import read_rows
 from echo2d.demo.tiny_model import make_tiny_model
 from echo2d.store.snapshots import build_manifest

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from echo2d.bench.lab.processes import Programs
 from echo2d.client import Coordinator
+from echo2d.demo.processes import Programs
 from echo2d.demo.run import CONFIG
 from echo2d.tasks.sort_digits import write_tokenizer
 from tests.support.engine_harness import load_model, save_random_model, score, tiny_config

@@ -3,8 +3,8 @@
 import pytest
 import uvloop
 
-from echo2d.bench.broadcast import relay_cost
-from echo2d.bench.broadcast.relay_cost import measure, measure_threads
+from echo2d_lab.bench.broadcast import relay_cost
+from echo2d_lab.bench.broadcast.relay_cost import measure, measure_threads
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from echo2d.bench.lab.processes import Program, Programs
 from echo2d.client import Coordinator
+from echo2d.demo.processes import Program, Programs
 from echo2d.runtime.process.lifecycle import STOP_S_MAX
 from echo2d.runtime.run_dir.run_directory import RunDirectory
 from tests.support.polling import START_S, poll

@@ -20,3 +20,20 @@ class AttachedTask:
 
     def reward(self, prompt: Prompt, output: Sequence[int]) -> float:
         return float(output[0] % 2)
+
+
+class LadenTask:
+    """Prompts of this many tokens, with this many attachments, each of this many bytes."""
+
+    name = "laden"
+    stop_token_ids: Sequence[int] = ()
+
+    def __init__(self, count: int, size: int, tokens: int = 1) -> None:
+        self._count, self._size, self._tokens = count, size, tokens
+
+    def prompt(self, index: int) -> Prompt:
+        attachments = {f"{number:064}": bytes(self._size) for number in range(self._count)}
+        return Prompt([1] * self._tokens, attachments=attachments)
+
+    def reward(self, prompt: Prompt, output: Sequence[int]) -> float:
+        return 0.0

@@ -18,7 +18,7 @@ from echo2d.core.protocol.control_messages import (
 )
 from echo2d.core.protocol.evidence import TOLERANCES, Evidence
 from echo2d.core.rollouts.events import SampleReturned
-from echo2d.testing.memory_run import FakePeer
+from echo2d_lab.standins.memory_run import FakePeer
 from tests.support.coordinator_world import World, publish_step, rules, version_key
 
 LIE = (9, 9, 1)  # what liars write; honest workers of a `MemoryRun` write (3, x, 1)

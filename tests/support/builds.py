@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from echo2d.bench.lab.processes import Program
+from echo2d.demo.processes import Program
 from tests.support.paths import REPO
 from tests.support.polling import START_S, poll
 
@@ -65,7 +65,7 @@ import inspect
 import sys
 from pathlib import Path
 from echo2d.client import Coordinator
-from echo2d.testing.fake_learner import FakeLearner
+from echo2d_lab.standins.fake_learner import FakeLearner
 url, token, folder, steps = sys.argv[1:]
 class Learner(FakeLearner):
     def _publish(self, version):

@@ -5,7 +5,7 @@ from typing import Any
 from echo2d.core.protocol.control_messages import (
     EncodeVersion,
 )
-from echo2d.testing.memory_run import FakePeer
+from echo2d_lab.standins.memory_run import FakePeer
 from tests.support.coordinator_world import (
     World,
     messages,

@@ -48,7 +48,7 @@ from echo2d.core.rollouts.events import (
     TurnKept,
 )
 from echo2d.core.weights.signed_index import Root
-from echo2d.testing.memory_run import FakePeer, MemoryRun
+from echo2d_lab.standins.memory_run import FakePeer, MemoryRun
 
 RULES = RunRules(
     run_id=RunId("run-1"),

@@ -20,9 +20,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from echo2d.bench.lab.processes import Program
 from echo2d.client import Coordinator
 from echo2d.demo.chaos import KINDS, VictimKind, kill_process, start_again
+from echo2d.demo.processes import Program
 from echo2d.demo.results import read_rows
 from echo2d.demo.run import LEARNER
 from echo2d.store.ledger import Ledger

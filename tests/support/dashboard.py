@@ -9,7 +9,7 @@ from tests.support.paths import REPO
 
 BOARD = REPO / "grafana" / "echo2d.json"
 RULES = REPO / "grafana" / "prometheus-rules.yml"
-RULE_TESTS = REPO / "tests" / "boards" / "rules_test.yml"
+RULE_TESTS = REPO / "tests" / "nightly" / "boards" / "rules_test.yml"
 # Names of metrics that are not ours, but are scraped with them.
 FOREIGN = {"up", "process_resident_memory_bytes"}
 

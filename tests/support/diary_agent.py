@@ -20,9 +20,8 @@ from typing import Any
 
 import aiohttp
 
-from echo2d.demo.two_turns import OPENING
+from echo2d.demo.two_turns import OPENING, WRONG
 from echo2d.net.security.auth import TokenFile, read_token_file
-from echo2d.tasks.environments.two_turn_digits import WRONG
 from echo2d.tasks.sort_digits import SortDigits
 from tests.support.witnessed_game import TURNS, worth
 

@@ -17,11 +17,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from echo2d.bench.lab.processes import Program, Programs
 from echo2d.client import Coordinator
 from echo2d.core.base.ids import GroupId
 from echo2d.core.protocol.seeds import episode_seed, seed_key
 from echo2d.core.protocol.trajectory import Partial, TrajectoryRecord, unpack_tokens
+from echo2d.demo.processes import Program, Programs
 from echo2d.demo.two_turns import OPENING
 from echo2d.net.security.auth import load_or_make_key
 from echo2d.runtime.run_dir.tokens import create_token

@@ -10,7 +10,7 @@ from echo2d.core.gateway.events import CallAsked, CallId
 from echo2d.core.protocol.control_messages import HeldLease, LeaseGranted
 from echo2d.core.protocol.sampling import Sampling
 from echo2d.core.protocol.trajectory import pack_tokens
-from echo2d.testing.memory_run import FakePeer
+from echo2d_lab.standins.memory_run import FakePeer
 from tests.support.coordinator_world import World
 from tests.support.rollouts import world_of
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from echo2d.bench.lab.netlab import Lab, why_not
-from echo2d.sim.kernel.scenario import PeerSpec
+from echo2d.plan.kernel.scenario import PeerSpec
+from echo2d_lab.bench.lab.netlab import Lab, why_not
 
 MakeLab = Callable[..., Lab]
 

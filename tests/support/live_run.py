@@ -21,7 +21,7 @@ from echo2d.engines.fake import FakeEngine
 from echo2d.runtime.coordinator.loop import Machine
 from echo2d.runtime.coordinator.main import Opened, core_machine, open_coordinator
 from echo2d.runtime.seed.main import Seed
-from echo2d.testing.fake_learner import FakeLearner
+from echo2d_lab.standins.fake_learner import FakeLearner
 from tests.support.control_link import worker_token
 from tests.support.polling import HANG_S
 
@@ -44,7 +44,7 @@ def config_of_run(folder: Path, prices: dict[str, float], **changes: Any) -> Coo
         },
         "sampling": {"vocab_size": VOCAB, "max_new_tokens": TOKENS},
         "task": {
-            "kind": "echo2d.bench.lab.stub_task:StubTask",
+            "kind": "echo2d_lab.bench.lab.stub_task:StubTask",
             "options": {"prompt_tokens": 4, "vocab_size": VOCAB},
             "processes": 1,
         },

@@ -2,7 +2,10 @@
 
 from pathlib import Path
 
-REPO = Path(__file__).parents[2]
+REPO = Path(__file__).resolve().parents[2]
+
+# Documents name a test by its path below one of these.
+TEST_ROOTS = tuple(REPO / "tests" / name for name in ("", "unit", "shells", "nightly"))
 
 # `make trl-example` installs Hugging Face TRL here.
 TRL_ENVIRONMENT = REPO / ".cache" / "trl"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from echo2d.bench.lab.processes import Program, Programs, wait_for
+from echo2d.demo.processes import Program, Programs, wait_for
 from echo2d.demo.run import CONFIG, LEARNER
 from echo2d.demo.tiny_model import make_tiny_model
 from tests.support.control_link import worker_token

@@ -3,7 +3,7 @@
 from echo2d.core.cluster.events import Persist
 from echo2d.core.protocol.control_messages import LeaseGranted, SampleAnswered
 from echo2d.core.rollouts.events import GroupDropped
-from echo2d.testing.memory_run import FakePeer
+from echo2d_lab.standins.memory_run import FakePeer
 from tests.support.coordinator_world import World, rules
 
 SILENCE_S = 15.0

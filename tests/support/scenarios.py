@@ -3,8 +3,8 @@
 import random
 from dataclasses import replace
 
-from echo2d.sim.broadcast.world import BroadcastOutcome, World
-from echo2d.sim.kernel.scenario import MBIT, PeerCrash, PeerSpec, Scenario
+from echo2d.plan.broadcast.world import BroadcastOutcome, World
+from echo2d.plan.kernel.scenario import MBIT, PeerCrash, PeerSpec, Scenario
 
 
 def random_scenario(rng_seed: int) -> Scenario:

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from echo2d.store.disk import opened
-from echo2d.testing.snapshots import write_model
+from echo2d_lab.standins.snapshots import write_model
 
 
 def write_snapshot(

@@ -13,7 +13,7 @@ from tests.support.catch_up import newcomer, running
 from tests.support.coordinator_world import RULES, World, train
 from tests.support.rollouts import world_of
 
-KEYS = Path(__file__).parents[1] / "core" / "status" / "keys.txt"
+KEYS = Path(__file__).parents[1] / "unit" / "core" / "status" / "keys.txt"
 # Mappings whose keys are data: versions, reasons, kinds, states.
 DATA_KEYS = {
     "staleness", "groups_dropped", "answer_tokens", "wasted_tokens", "results_refused", "seed_copies", "seed_usd",

@@ -46,7 +46,7 @@ from echo2d.core.protocol.control_messages import (
 )
 from echo2d.core.weights.signed_index import Root
 from echo2d.store.ledger_rows import statements
-from echo2d.testing.memory_run import FakePeer, MemoryRun
+from echo2d_lab.standins.memory_run import FakePeer, MemoryRun
 
 GENERATE_S = 20.0  # a sample, 25 % more or less
 APPLY_S = 2.0

@@ -7,8 +7,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from echo2d.bench.lab.processes import Programs
 from echo2d.client import Coordinator
+from echo2d.demo.processes import Programs
 from tests.support.polling import START_S, poll
 
 

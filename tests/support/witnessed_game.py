@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
+from echo2d.demo.two_turns import WRONG
 from echo2d.tasks.environment import End, Environment, EnvironmentAnswer, Turn
-from echo2d.tasks.environments.two_turn_digits import WRONG
 from echo2d.tasks.sort_digits import EOS, SortDigits
 
 TURNS = 3

@@ -2,7 +2,7 @@
 
     PYTHONPATH=$(bash tools/page/setup.sh | tail -1) python -m tools.page.measure [--workers 500] [--picture F]
 
-A real coordinator has scripted workers (`echo2d/bench/coordinator/shown_fleet.py`).
+A real coordinator has scripted workers (`tools/lab/echo2d_lab/bench/coordinator/shown_fleet.py`).
 
 first paint: a real browser opens the page LOADS times; from the start of the navigation until
 everything is drawn. Then it stays open, and its questions are counted.
@@ -44,7 +44,12 @@ WARM_S = 30.0  # until the first steps are trained
 @contextmanager
 def fleet(workers: int) -> Iterator[dict[str, Any]]:
     with tempfile.TemporaryDirectory(prefix="echo2d-page-") as folder:
-        arguments = [sys.executable, "-m", "echo2d.bench.coordinator.shown_fleet", f"{folder}/run"]
+        arguments = [
+            sys.executable,
+            "-m",
+            "echo2d_lab.bench.coordinator.shown_fleet",
+            f"{folder}/run",
+        ]
         process = subprocess.Popen(
             [*arguments, "--workers", str(workers), "--rate", str(RATE)],
             stdout=subprocess.PIPE,

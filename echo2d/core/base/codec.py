@@ -42,7 +42,7 @@ TEXT_CHARS_MAX = 4096  # reasons and names, which people read
 # makes.
 ITEMS_MAX = 8192
 # Of one message, lists included: twice the spans of the longest honest report. Unpacking so many
-# takes 10 ms at most, and checking them 30 ms (tests/property/protocol/test_costly_messages.py).
+# takes 10 ms at most, and checking them 30 ms (tests/unit/property/protocol/test_costly_messages.py).
 VALUES_MAX = 1 << 16
 TAG_CHARS_MAX = 31  # so that a tag follows the head of the message as one short string
 INT_MAX = (1 << 63) - 1

@@ -1,13 +1,14 @@
 """The wheel of this installation, made again from its files: what a new box installs.
 
-A wheel is a zip file of the package and its metadata. All of echo2d lies in one folder, so this
-holds for a checkout, an editable installation and an installed wheel alike.
+A wheel is a zip file of the package and its metadata. The learner may lie in another folder than the rest of
+echo2d, as in a checkout, so this holds for an editable installation and an installed wheel alike.
 """
 
 import asyncio
 import base64
 import hashlib
 import importlib.metadata
+import importlib.util
 import io
 import sysconfig
 import zipfile
@@ -18,7 +19,7 @@ from echo2d.this_build import BUILD_FILE, THIS_BUILD
 
 PACKAGE = Path(__file__).parents[2]
 # A box needs none of the shared files. In a checkout they lie where people keep files of their own.
-LEFT_OUT = {"__pycache__", "share"}
+LEFT_OUT = {"__pycache__", "share", "learner"}
 # What the package is made of. People keep other files beside it: tokens, settings, copies.
 SUFFIXES = {
     ".c",
@@ -61,8 +62,9 @@ def installed_wheel() -> tuple[str, bytes]:
         raise OperatorFault("echo2d is not installed here: there is no wheel to give") from error
     about = f"echo2d-{distribution.version}"
     tag = _tag()
-    files = {f"echo2d/{name}": path.read_bytes() for name, path in _files(PACKAGE)}
-    runs = {f"echo2d/{name}" for name, path in _files(PACKAGE) if path.stat().st_mode & 0o100}
+    found = [*_files(PACKAGE), *_files(_learner(), "learner/")]
+    files = {f"echo2d/{name}": path.read_bytes() for name, path in found}
+    runs = {f"echo2d/{name}" for name, path in found if path.stat().st_mode & 0o100}
     files[f"echo2d/{BUILD_FILE}"] = THIS_BUILD.name.encode()
     files[f"{about}.dist-info/METADATA"] = _metadata(distribution).encode()
     commands = distribution.read_text("entry_points.txt") or ""
@@ -91,13 +93,20 @@ def _metadata(distribution: importlib.metadata.Distribution) -> str:
     raise OperatorFault("the installation of echo2d is damaged: its metadata are gone")
 
 
+def _learner() -> Path:
+    """OperatorFault: the installation lacks the learner."""
+    spec = importlib.util.find_spec("echo2d.learner")
+    if spec is None or spec.origin is None:
+        raise OperatorFault("the installation of echo2d is damaged: it has no learner")
+    return Path(spec.origin).parent
+
+
 def _files(folder: Path, prefix: str = "") -> list[tuple[str, Path]]:
-    """The package's files with their names below it. No link is followed but that to the learner."""
+    """The files of a folder, with their names in the package. No link is followed."""
     found: list[tuple[str, Path]] = []
     for path in sorted(folder.iterdir()):
         name = prefix + path.name
-        linked = path.is_symlink() and name != "learner"
-        if path.name in LEFT_OUT or path.name.startswith(".") or linked:
+        if path.name in LEFT_OUT or path.name.startswith(".") or path.is_symlink():
             continue
         if path.is_dir():
             found += _files(path, f"{name}/")

@@ -47,7 +47,7 @@ from echo2d.errors import OperatorFault
 from echo2d.runtime.coordinator.agent_calls import AgentCalls
 from echo2d.runtime.coordinator.environment_calls import EnvironmentCalls
 from echo2d.runtime.coordinator.task_calls import OverlongPenalty, TaskCalls
-from echo2d.tasks.environments.agents import SILENCE_S
+from echo2d.tasks.agents import SILENCE_S
 from echo2d.tasks.episodes import Episodes
 from echo2d.tasks.pool import Limits, TaskPool, TextSettings
 from echo2d.tasks.process import TaskFailed
@@ -58,9 +58,6 @@ HELD_OUT: Mapping[str, Mapping[str, object]] = {
     "rows": {"split": "heldout", "epochs": 1},
     "gym": {"split": "heldout"},
     "sort_digits": {"split": "heldout"},
-    "calculator": {"split": "heldout"},
-    "poker": {"split": "heldout"},
-    "two_turn_digits": {"split": "heldout"},
 }
 AGENTS = "agents"
 # Options that decide nothing about the prompts. The data of `files` are in the task's own digest.

@@ -1,0 +1,421 @@
+"""What `echo2d plan` answers: which workers of a fleet, how long versions take to them, what a step costs, what if.
+
+    all workers --T_bcast--> kappa, mu_min --target--> the cheapest workers --T_bcast--> ... until they stay the same
+
+T_bcast is the planner's prediction for the chosen workers and the pause of a refit: it decides how many are needed,
+and how many there are decides what it is. What goes up a metered line costs: everybody may pass versions on, or all
+but those kinds, or nobody (a star); the cheapest of the three is the answer. Rates are those of the file; nothing is
+random but the order of `by_cost=False`. Not here: the formulas (`capacity/model`), the choice
+(`capacity/worker_cost`), the trees (`topology/planner`); what a run measures (`world`).
+"""
+
+import random
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Literal
+
+from echo2d.core.base.ids import FormId, PeerId, PlanId
+from echo2d.core.capacity.demand import spread_s
+from echo2d.core.capacity.model import Demand, bubble, judge, publish_every_auto, step_s, usable
+from echo2d.core.capacity.worker_cost import (
+    WorkerOffer,
+    WorkerSet,
+    bandwidth_usd_per_h,
+    by_rho,
+    choose,
+    in_order,
+)
+from echo2d.core.protocol.control_messages import Address
+from echo2d.core.topology.few_copies import seed_copies
+from echo2d.core.topology.plan import Job, PeerFacts, Plan
+from echo2d.core.topology.planner import plan_chains, plan_star
+from echo2d.core.topology.shapes import AUTO, plan_shape
+from echo2d.core.weights.encoding import frame_bytes_for
+from echo2d.plan.fleet.spec import FleetSpec, WorkersTable
+from echo2d.plan.fleet.spot_learner import SpotLearner
+from echo2d.plan.kernel.scenario import MBIT
+from echo2d.plan.kernel.scenario_file import TRIPS
+
+ROUNDS_MAX = 8  # until the workers stay the same; if they go round in a circle, the last ones that were enough
+WHAT_IF_S = 2  # values of S tried on either side of the file's
+WHAT_IF_KAPPA_MAX = 6  # larger ones are in no table
+CountsByKind = Mapping[str, int]  # workers of each kind
+Relays = Literal["all", "unmetered", "none"]  # who passes versions on
+
+
+@dataclass(frozen=True, slots=True)
+class Ablation:
+    """What is left out, to see what it is worth. rng_seed: of the order in which workers are taken without prices."""
+
+    p2p: bool = True
+    by_cost: bool = True
+    delta: bool = True
+    rng_seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BroadcastForecast:
+    """T_verify in seconds by shape, and what nobody can beat.
+
+    copies: of the form that one worker of a kind sends, as planned; seed_copies: that the learner's host does.
+    """
+
+    star_s: float
+    planned_s: float
+    bound_s: float
+    copies: Mapping[str, float]
+    seed_copies: float
+
+
+@dataclass(frozen=True, slots=True)
+class WhatIf:
+    """One cell of the table over S and kappa."""
+
+    staleness_max: int
+    publish_every: int
+    feasible: bool
+    mu_min: float | None
+    workers: int
+    bubble: float
+    usd_per_step: float
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """The answer. mu: trajectories/s. usd_per_h: of learner and chosen workers, bandwidth included.
+
+    seed_usd_per_h: the part of it for what the learner's host sends. longer: how many times as long a step takes
+    because the learner's host is taken away now and then (`spot_learner`).
+    """
+
+    demand: Demand
+    feasible: bool
+    why_not: str
+    mu_min: float | None
+    choice: WorkerSet
+    broadcast: BroadcastForecast
+    relays: Relays
+    usd_per_h: float
+    kinds: tuple[WorkersTable, ...]
+    seed_usd_per_h: float = 0.0
+    longer: float = 1.0
+    chain_s: float = (
+        0.0  # of one chain through the chosen ones, for comparison; `plan` alone reckons it
+    )
+
+    @property
+    def mu_pool(self) -> float:
+        return self.choice.mu
+
+    @property
+    def bubble(self) -> float:
+        return bubble(self.demand, self.mu_pool)
+
+    @property
+    def step_s(self) -> float:
+        return self.longer * step_s(self.demand, self.mu_pool)
+
+    @property
+    def usd_per_step(self) -> float:
+        """Infinite where no step is ever done."""
+        return self.usd_per_h / 3600.0 * self.step_s
+
+    @property
+    def counts(self) -> Counter[str]:
+        return Counter(_kind_of(offer.name) for offer in self.choice.offers)
+
+    def facts(self) -> dict[str, Any]:
+        """For JSON: seconds, usd, trajectories/s; rho in usd per trajectory."""
+        demand = self.demand
+        return {
+            "feasible": self.feasible,
+            "why_not": self.why_not,
+            "mu_min": self.mu_min,
+            "mu_target": None if self.mu_min is None else demand.gamma * self.mu_min,
+            "mu_pool": self.mu_pool,
+            "bubble": self.bubble,
+            "t_bcast_s": demand.t_bcast_s,
+            "t_verify_s": {
+                "star": self.broadcast.star_s,
+                "chain": self.chain_s,
+                "planned": self.broadcast.planned_s,
+                "bound": self.broadcast.bound_s,
+            },
+            "seed_copies": self.broadcast.seed_copies,
+            "seed_usd_per_h": self.seed_usd_per_h,
+            "relays": self.relays,
+            "mode": demand.mode,
+            "staleness_max": demand.staleness_max,
+            "publish_every": demand.publish_every,
+            "step_s": _finite(self.step_s),
+            "usd_per_h": self.usd_per_h,
+            "usd_per_step": _finite(self.usd_per_step),
+            "usd_per_1000_steps": _finite(1000 * self.usd_per_step),
+            "workers": self.workers(),
+        }
+
+    def workers(self) -> list[dict[str, Any]]:
+        """A row for each kind that was chosen, cheapest trajectories first."""
+        first = {_kind_of(offer.name): offer for offer in reversed(self.choice.offers)}
+        rows = [
+            {
+                "name": name,
+                "count": self.counts[name],
+                "rho": _finite(offer.rho),
+                "usd_per_h": offer.usd_per_h,
+                "mu": offer.counts,
+            }
+            for name, offer in first.items()
+        ]
+        return sorted(rows, key=lambda row: (row["rho"] is None, row["rho"]))
+
+
+def provision(fleet: FleetSpec, ablation: Ablation | None = None) -> Forecast:
+    """The answer for this fleet."""
+    return BroadcastForecasts(fleet, ablation or Ablation()).plan()
+
+
+def relays_of_all(fleet: FleetSpec, ablation: Ablation) -> Relays:
+    """Who is to pass versions on where they go to all that are there, chosen or not, as in a run and in `simulate`.
+
+    Prices count even where workers are taken without them.
+    """
+    return BroadcastForecasts(fleet, replace(ablation, by_cost=True)).cheapest(standby=True).relays
+
+
+def what_if(fleet: FleetSpec, ablation: Ablation | None = None) -> list[WhatIf]:
+    """The same with other S and kappa."""
+    planner = BroadcastForecasts(fleet, ablation or Ablation())
+    here = fleet.learner.staleness_max
+    cells = [
+        (bound, kappa)
+        for bound in range(max(0, here - WHAT_IF_S), here + WHAT_IF_S + 1)
+        for kappa in range(1, min(bound + 1, WHAT_IF_KAPPA_MAX) + 1)
+    ]
+    return [_cell(planner.cheapest(bound, kappa)) for bound, kappa in cells]
+
+
+def _cell(found: Forecast) -> WhatIf:
+    demand, workers = found.demand, len(found.choice.offers)
+    return WhatIf(
+        demand.staleness_max, demand.publish_every, found.feasible, found.mu_min, workers, found.bubble,
+        found.usd_per_step,
+    )  # fmt: skip
+
+
+@dataclass
+class BroadcastForecasts:
+    """Keeps what broadcasts take, by how many workers of each kind there are."""
+
+    fleet: FleetSpec
+    ablation: Ablation
+    _broadcasts: dict[tuple[Relays, tuple[int, ...], float | None], BroadcastForecast] = field(
+        default_factory=dict
+    )
+
+    def plan(self) -> Forecast:
+        """For the file's S and kappa, with what a chain would take."""
+        found = self.cheapest()
+        return replace(found, chain_s=self._chain_s(found.counts))
+
+    def cheapest(
+        self,
+        staleness_max: int | None = None,
+        publish_every: int | None = None,
+        *,
+        standby: bool = False,
+    ) -> Forecast:
+        """For the file's S and kappa, or these. standby: versions go to all that are there, chosen or not."""
+        bound = self.fleet.learner.staleness_max if staleness_max is None else staleness_max
+        kappa = publish_every if publish_every is not None else self.fleet.learner.publish_every
+        found = [self._settled(bound, kappa, relays, standby=standby) for relays in self._relays()]
+        return min(found, key=lambda each: (not each.feasible, each.usd_per_step))
+
+    def _relays(self) -> tuple[Relays, ...]:
+        if not self.ablation.p2p:
+            return ("none",)
+        metered = [kind.usd_per_gb_up > 0 for kind in self.fleet.workers]
+        return ("all", "unmetered", "none") if any(metered) else ("all",)
+
+    def _settled(self, bound: int, kappa: int | str, relays: Relays, *, standby: bool) -> Forecast:
+        """The workers stay the same if versions go to them."""
+        there = {
+            kind.name: kind.count * (kind.availability if standby else 1.0)
+            for kind in self.fleet.workers
+        }
+        counts: Counter[str] = Counter({name: round(count) for name, count in there.items()})
+        copies: dict[str, float] = {}
+        found = last = self._round(counts, bound, kappa, relays, copies)
+        for _ in range(ROUNDS_MAX):
+            if standby or not last.feasible or last.counts == counts:
+                break
+            found, counts = last, last.counts
+            last = self._round(counts, bound, kappa, relays, copies)
+        return last if last.feasible else found
+
+    def broadcast(
+        self, counts: CountsByKind, relays: Relays = "all", within_s: float | None = None
+    ) -> BroadcastForecast:
+        """To so many workers of each kind.
+
+        within_s: the seed sends as few copies as take no longer; None: its bytes cost nothing.
+        """
+        at = relays, tuple(counts.get(kind.name, 0) for kind in self.fleet.workers), within_s
+        if at not in self._broadcasts:
+            self._broadcasts[at] = self._spread(counts, relays, within_s)
+        return self._broadcasts[at]
+
+    # --- inside
+
+    def _round(
+        self,
+        counts: CountsByKind,
+        bound: int,
+        kappa: int | str,
+        relays: Relays,
+        copies: dict[str, float],
+    ) -> Forecast:
+        """Which workers are needed if versions go to this many. copies: of kinds not among them, from rounds before."""
+        learner, policy = self.fleet.learner, self.fleet.policy
+        broadcast = self.broadcast(counts, relays)
+        demand = self._demand(broadcast, bound, kappa)
+        if learner.usd_per_gb_up:
+            within_s = spread_s(demand, policy.pause_s)
+            broadcast = self.broadcast(counts, relays, within_s)
+            demand = self._demand(broadcast, bound, kappa)
+        copies |= broadcast.copies
+        offers = [
+            offer for kind in self.fleet.workers for offer in self._offers(kind, demand, copies)
+        ]
+        verdict = judge(demand, sum(offer.counts for offer in offers))
+        chosen = self._choose(offers, demand.gamma * (verdict.mu_min or usable(demand)))
+        spot = SpotLearner.of(learner)
+        # It publishes less often while it is away.
+        seed_usd_per_h = self._seed_usd_per_h(demand, broadcast) / spot.longer
+        usd_per_h = spot.paid * learner.usd_per_h + chosen.usd_per_h + seed_usd_per_h
+        return Forecast(
+            demand, verdict.feasible, verdict.why_not, verdict.mu_min, chosen, broadcast, relays, usd_per_h,
+            self.fleet.workers, seed_usd_per_h, spot.longer,
+        )  # fmt: skip
+
+    def _demand(self, broadcast: BroadcastForecast, bound: int, kappa: int | str) -> Demand:
+        learner, policy = self.fleet.learner, self.fleet.policy
+        t_bcast_s = policy.t_bcast_s or broadcast.planned_s + policy.pause_s
+        demand = Demand(
+            SpotLearner.of(learner).t_train_s, learner.trajectories_per_step, bound, 1, t_bcast_s, policy.mode,
+            policy.pause_s, policy.t_gen_s, gamma=policy.gamma, still_share=policy.still_share,
+            recompute_s=policy.recompute_s,
+        )  # fmt: skip
+        every = kappa if isinstance(kappa, int) else publish_every_auto(demand)
+        return replace(demand, publish_every=every)
+
+    def _seed_usd_per_h(self, demand: Demand, broadcast: BroadcastForecast) -> float:
+        """What the learner's host pays for the versions that it sends."""
+        return bandwidth_usd_per_h(
+            publishes_per_h=3600.0 / demand.period_s,
+            wire_bytes=self.fleet.model.wire_bytes(delta=self.ablation.delta),
+            copies_sent=broadcast.seed_copies,
+            usd_per_gb_down=0.0,
+            usd_per_gb_up=self.fleet.learner.usd_per_gb_up,
+        )
+
+    def _offers(
+        self, kind: WorkersTable, demand: Demand, copies: Mapping[str, float]
+    ) -> list[WorkerOffer]:
+        traffic = bandwidth_usd_per_h(
+            publishes_per_h=3600.0 / demand.period_s,
+            wire_bytes=self.fleet.model.wire_bytes(delta=self.ablation.delta),
+            copies_sent=copies.get(kind.name, 0.0),
+            usd_per_gb_down=kind.usd_per_gb_down,
+            usd_per_gb_up=kind.usd_per_gb_up,
+        )
+        trained = 1.0 - self.fleet.policy.no_variance
+        mu, usd = trained * kind.trajectories_per_h / 3600.0, kind.usd_per_h + traffic
+        return [
+            WorkerOffer(f"{kind.name}#{number}", mu, usd, kind.availability)
+            for number in range(1, kind.count + 1)
+        ]
+
+    def _choose(self, offers: list[WorkerOffer], target: float) -> WorkerSet:
+        if self.ablation.by_cost:
+            return choose(offers, target)
+        order = by_rho(offers)
+        random.Random(self.ablation.rng_seed).shuffle(order)
+        taken = tuple(in_order(order, target))
+        return WorkerSet(
+            taken,
+            enough=sum(offer.counts for offer in taken) >= target,
+            exact=False,
+            bound_usd_per_h=0.0,
+        )
+
+    @cached_property
+    def _seed(self) -> PeerFacts:
+        uplink = self.fleet.learner.uplink_mbps * MBIT
+        return PeerFacts(PeerId("seed"), uplink, uplink, Address("seed", 1), latency_s=0.0)
+
+    @cached_property
+    def _job(self) -> Job:
+        wire_bytes = self.fleet.model.wire_bytes(delta=self.ablation.delta)
+        return Job(FormId("0"), wire_bytes, frame_bytes_for(wire_bytes))
+
+    def _spread(
+        self, counts: CountsByKind, relays: Relays, within_s: float | None
+    ) -> BroadcastForecast:
+        peers = self._peers(counts, relays)
+        if not peers:
+            return BroadcastForecast(0.0, 0.0, 0.0, {}, 0.0)
+        star = plan_star(PlanId(0), self._job, self._seed, peers)
+        planned = plan_shape(AUTO, PlanId(0), self._job, self._seed, peers, within_s=within_s)
+        copies, sent = _copies_by_kind(planned, counts), seed_copies(planned)
+        return BroadcastForecast(
+            star.predicted_s, planned.predicted_s, planned.bound_s, copies, sent
+        )
+
+    def _chain_s(self, counts: CountsByKind) -> float:
+        peers = self._peers(counts)
+        return plan_chains(PlanId(0), self._job, self._seed, peers, 1).predicted_s if peers else 0.0
+
+    def _peers(self, counts: CountsByKind, relays: Relays = "all") -> list[PeerFacts]:
+        silent = {
+            kind.name
+            for kind in self.fleet.workers
+            if relays == "none" or (relays != "all" and kind.usd_per_gb_up > 0)
+        }
+        return [
+            _facts(kind, number, receive_only=kind.name in silent)
+            for kind in self.fleet.workers
+            for number in range(counts.get(kind.name, 0))
+        ]
+
+
+def _facts(kind: WorkersTable, number: int, *, receive_only: bool) -> PeerFacts:
+    name = f"{kind.name}#{number}"
+    latency_s = kind.rtt_ms / 1000.0 / TRIPS
+    return PeerFacts(
+        PeerId(name),
+        kind.uplink_mbps * MBIT,
+        kind.downlink_mbps * MBIT,
+        Address(name, 1),
+        receive_only,
+        latency_s,
+    )
+
+
+def _copies_by_kind(plan: Plan, counts: CountsByKind) -> dict[str, float]:
+    """The mean of those alike: the planner tells them apart by their names alone."""
+    sent: Counter[str] = Counter()
+    for peer, copies in plan.copies().items():
+        if peer != plan.root:
+            sent[_kind_of(peer)] += copies  # type: ignore[assignment]  # a Counter of floats
+    return {name: sent[name] / count for name, count in counts.items() if count}
+
+
+def _kind_of(worker: str) -> str:
+    return worker.rpartition("#")[0]
+
+
+def _finite(value: float) -> float | None:
+    return value if value < float("inf") else None

@@ -1,0 +1,92 @@
+"""Makes a fleet out of a running coordinator's status: `echo2d plan --live` plans with it.
+
+Measured are T_train, T_bcast (which takes the place of a prediction), the share of it in which
+workers stop, the pause of a refit, a trajectory's time, bytes on the wire, mu of each worker, and
+uplinks. The run's configuration gives S, kappa, R, prices and availability. Downlinks are not
+measured; since T_bcast is, only the broadcast shapes that are shown beside it depend on them.
+"""
+
+from typing import Any
+
+from echo2d.core.capacity.model import share_of_bcast
+from echo2d.core.status.schema import EstimateStatus, Status, WorkerStatus
+from echo2d.errors import OperatorFault
+from echo2d.plan.fleet.spec import FleetSpec, read_fleet
+from echo2d.plan.kernel.scenario import MBIT
+
+# Assumed of a peer that has not sent enough to be measured.
+UPLINK_MBPS = 100.0
+
+
+def fleet_of(status: Status) -> FleetSpec:
+    """OperatorFault: the run has not measured what a plan needs."""
+    provision, measured = status.provision, status.provision.estimates
+    needed = {
+        "t_train_s": measured.t_train_s,
+        "t_bcast_s": measured.t_bcast_s,
+        "wire_bytes": measured.wire_bytes,
+    }
+    missing = [name for name, estimate in needed.items() if estimate is None]
+    workers = [worker for worker in status.workers if _counts(worker)]
+    if missing or not workers:
+        lacks = ", ".join(missing or ["mu of any worker"])
+        raise OperatorFault(
+            f"this run has not measured {lacks} yet: a plan needs a few train steps and publishes"
+        )
+    still_s = None if measured.still_s is None else measured.still_s.value
+    return read_fleet(
+        {
+            "learner": {
+                "t_train_s": _value(measured.t_train_s),
+                "trajectories_per_step": status.trajectories_per_step,
+                "staleness_max": status.staleness_max,
+                "publish_every": status.publish_every,
+                "uplink_mbps": _mbps(status.seed_uplink),
+                "usd_per_h": provision.learner_usd_per_h,
+                "usd_per_gb_up": status.seed_usd_per_gb_up,
+            },
+            "model": {"params": _value(measured.wire_bytes), "bytes_per_param": 1},
+            "fleet": [_kind(worker) for worker in workers],
+            "policy": {
+                "gamma": provision.gamma,
+                "mode": provision.mode,
+                "pause_s": _value(measured.refit_pause_s),
+                "recompute_s": _value(measured.recompute_s),
+                "t_gen_s": _value(measured.t_gen_s),
+                "t_bcast_s": _value(measured.t_bcast_s),
+                "still_share": share_of_bcast(still_s, _value(measured.t_bcast_s)),
+            },
+            "simulate": {"group_size": status.group_size},
+        }
+    )
+
+
+def _counts(worker: WorkerStatus) -> bool:
+    """The worker is here to stay, serves a version, and makes something."""
+    return (
+        worker.state == "joined"
+        and not worker.leaving
+        and worker.serving is not None
+        and bool(worker.mu)
+    )
+
+
+def _kind(worker: WorkerStatus) -> dict[str, Any]:
+    """Each worker is a kind of its own; its id tells it from another one of the same name."""
+    return {
+        "name": f"{worker.name} {worker.id[:8]}",
+        "trajectories_per_h": 3600.0 * (worker.mu or 0.0),
+        "uplink_mbps": _mbps(worker.uplink),
+        "usd_per_h": worker.usd_per_h,
+        "usd_per_gb_down": worker.usd_per_gb_down,
+        "usd_per_gb_up": worker.usd_per_gb_up,
+        "availability": worker.availability,
+    }
+
+
+def _value(estimate: EstimateStatus | None) -> float:
+    return 0.0 if estimate is None else estimate.value
+
+
+def _mbps(uplink: float | None) -> float:
+    return UPLINK_MBPS if not uplink else uplink / MBIT

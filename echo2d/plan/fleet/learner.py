@@ -1,0 +1,111 @@
+"""The learner of a simulated fleet: it waits for a batch, trains, commits, and may lose its host.
+
+    waits --batch n is full--> trains --committed--> waits
+      +------------ host taken ---+--> away: restart_s, and what was lost once more --> waits
+
+Batches and commits are real (`core/rollouts/staleness`). A lost step is trained again on the batch that it had, which
+needs no worker, and its version stands. Not here: what is published (`versions`).
+"""
+
+import random
+from collections.abc import Callable
+
+from echo2d.core.cluster.statistics import Statistics
+from echo2d.core.rollouts.staleness import Staleness
+from echo2d.plan.fleet.spec import LearnerTable
+from echo2d.plan.fleet.spot_learner import is_warned
+from echo2d.plan.kernel.virtual_clock import Clock
+
+
+class FleetLearner:
+    """Times in seconds of the clock.
+
+    waited_s: for batches, so far. away_s: without a host, for which nobody is paid. losses: how often its host was
+    taken. committed: called with every step that is done.
+    """
+
+    def __init__(
+        self,
+        table: LearnerTable,
+        train_sigma: float,
+        chance: random.Random,
+        clock: Clock,
+        *,
+        staleness: Staleness,
+        statistics: Statistics,
+        committed: Callable[[int], None],
+    ) -> None:
+        self._table, self._sigma, self._chance, self._clock = table, train_sigma, chance, clock
+        self._staleness, self._statistics, self._committed = staleness, statistics, committed
+        self._waits_since: float | None = 0.0
+        self._waited_s = self.away_s = 0.0
+        self.losses = 0
+        # The newest checkpoint, and how often it began to train: a step of before a loss does not end.
+        self._checkpoint = self._begun = 0
+        self._stays()
+
+    @property
+    def waited_s(self) -> float:
+        since = self._waits_since
+        return self._waited_s + (0.0 if since is None else self._clock.now - since)
+
+    def train(self) -> None:
+        """Take the next batch if it is full and no step runs."""
+        step = self._staleness.committed + 1
+        if self._waits_since is None or self._staleness.batch(step) is None:
+            return
+        self._waits(now=False)
+        drawn = self._chance.lognormvariate(-self._sigma * self._sigma / 2, self._sigma)
+        t_train_s = self._table.t_train_s * drawn + self._checkpoint_s(step)
+        self._begun += 1
+        self._clock.after(t_train_s, self._trained, step, t_train_s, self._begun)
+
+    # --- inside
+
+    def _waits(self, *, now: bool) -> None:
+        self._waited_s, self._waits_since = self.waited_s, self._clock.now if now else None
+        self._statistics.now = self._clock.now
+        self._statistics.learner_waits(waits=now)
+
+    def _checkpoint_s(self, step: int) -> float:
+        return 0.0 if step % self._table.checkpoint_every else self._table.checkpoint_s
+
+    def _trained(self, step: int, t_train_s: float, begun: int) -> None:
+        if begun != self._begun:
+            return
+        batch = self._staleness.batch(step)
+        assert batch is not None
+        self._statistics.now = self._clock.now
+        self._staleness.commit(step)
+        self._waits(now=True)
+        self._statistics.trained(step, batch.groups, t_train_s)
+        self._staleness.keep_checkpoint(step)
+        if step % self._table.checkpoint_every == 0:
+            self._checkpoint = step
+        self._committed(step)
+
+    def _stays(self) -> None:
+        if self._table.stay_h:
+            stay_s = self._chance.expovariate(1.0 / (3600.0 * self._table.stay_h))
+            self._clock.after(stay_s, self._taken)
+
+    def _taken(self) -> None:
+        self._begun += 1
+        self._waits(now=False)
+        self.losses += 1
+        if is_warned(self._table):
+            self._checkpoint = self._staleness.committed
+        self.away_s += self._table.restart_s
+        self._clock.after(self._table.restart_s, self._back)
+
+    def _back(self) -> None:
+        """It trains what was lost once more. Its new host may be taken, too."""
+        self._stays()
+        lost = self._staleness.committed - self._checkpoint
+        self._clock.after(lost * self._table.t_train_s, self._goes_on, self._begun)
+
+    def _goes_on(self, begun: int) -> None:
+        if begun == self._begun:
+            self._statistics.session_opened()
+            self._waits(now=True)
+            self.train()

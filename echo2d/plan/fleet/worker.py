@@ -1,0 +1,185 @@
+"""One worker of a simulated fleet: its leases, how long each sample takes, and when it stops for a version.
+
+A sample has TOKENS_MEAN tokens and takes slots/mu seconds on average, with a long tail; a pause moves the end of all
+that are under way. All its tokens but the last count as written by the version it began under, the last one by that it
+ended under. Not here: whether it gets leases, and what becomes of its results.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from echo2d.core.capacity.prices import Price
+from echo2d.core.cluster.membership import Peer
+from echo2d.core.protocol.control_messages import (
+    HeldLease,
+    LeaseGranted,
+    LeaseProgress,
+    SampleDelta,
+    SampleFinished,
+    VersionKey,
+    VersionSpan,
+)
+from echo2d.core.protocol.trajectory import pack_logprobs, pack_tokens
+from echo2d.core.rollouts.leases import Lease
+from echo2d.plan.fleet.spec import WorkersTable
+
+TOKENS_MEAN = 16  # few, so that they cost nothing; enough to tell a long sample from a short one
+TOKENS_MAX = 4096
+STOP = 1
+
+
+@dataclass(slots=True)
+class FleetSample:
+    """A sample that is being generated.
+
+    due: when it ends, unless the box pauses for longer than the `paused_s` that it had when this was reckoned.
+    tokens: how many this attempt writes. token_s: the seconds that one takes.
+    """
+
+    lease: HeldLease
+    sample: int
+    began: VersionKey
+    due: float
+    paused_s: float
+    tokens: int
+    token_s: float
+
+
+@dataclass(slots=True)
+class FleetWorker:
+    """See the module docstring. paused_s: in all its life; paused_until: it generates nothing before."""
+
+    name: str
+    kind: WorkersTable
+    peer: Peer
+    speed: float
+    price: Price
+    here: bool = True
+    leaving: bool = False
+    paused_s: float = 0.0
+    paused_until: float = 0.0
+    samples: dict[tuple[HeldLease, int], FleetSample] = field(default_factory=dict)
+    active_since: float | None = None
+    usd: float = 0.0
+
+    @property
+    def expected(self) -> float:
+        """Trajectories/s, as the file says of its kind."""
+        return max(self.kind.trajectories_per_h, 1e-3) / 3600.0
+
+    @property
+    def sample_s(self) -> float:
+        """Of one sample, on average, when it is there; infinite for a kind that makes nothing."""
+        per_h = self.kind.trajectories_per_h * self.speed
+        return self.peer.slots * 3600.0 / per_h if per_h else math.inf
+
+    def begin(
+        self, granted: LeaseGranted, works: Sequence[float], extra_s: float, now: float
+    ) -> list[FleetSample]:
+        """The samples of a lease, all at once: batches run together.
+
+        works: how long each sample is, over the mean. extra_s: before the first token.
+        """
+        key, serving = HeldLease(granted.lease, granted.attempt), self.peer.serving
+        assert serving is not None
+        begun = []
+        start = max(now, self.paused_until) + extra_s
+        for sample, work in zip(granted.samples, works, strict=True):
+            whole = max(1, min(TOKENS_MAX, round(work * TOKENS_MEAN)))
+            tokens = max(1, whole - granted.written)
+            takes_s = self.sample_s * work * tokens / whole
+            one = FleetSample(
+                key, sample, serving, start + takes_s, self.paused_s, tokens, takes_s / tokens
+            )
+            self.samples[key, sample] = one
+            begun.append(one)
+        return begun
+
+    def written(self, lease: Lease, now: float) -> dict[int, int]:
+        """The tokens that each open sample of a lease has by now; the last one comes with the result."""
+        found = {}
+        for number in lease.samples:
+            if (sample := self.samples.get((lease.key, number))) is not None:
+                left_s = sample.due + self.paused_s - sample.paused_s - now
+                left = max(1, math.ceil(left_s / sample.token_s))
+                found[number] = max(0, sample.tokens - left)
+        return found
+
+    def progress(self, lease: Lease, now: float) -> LeaseProgress:
+        """All that it has written for a lease."""
+        ended = self.peer.serving
+        assert ended is not None
+        deltas = tuple(
+            SampleDelta(
+                number,
+                _tokens(count + 1)[: 4 * count],
+                _logprobs(count),
+                _spans(self.samples[lease.key, number].began, ended, count),
+            )
+            for number, count in self.written(lease, now).items()
+            if count
+        )
+        return LeaseProgress(lease.key.lease, lease.key.attempt, deltas)
+
+    def moved(self, sample: FleetSample) -> bool:
+        """Whether a pause has moved its end meanwhile; then `due` is the new one."""
+        late_s = self.paused_s - sample.paused_s
+        sample.due, sample.paused_s = sample.due + late_s, self.paused_s
+        return late_s > 0
+
+    def pause(self, seconds: float, now: float) -> float:
+        """It generates nothing for so long, or as long as it does anyway; by how much longer that is."""
+        until = max(self.paused_until, now + seconds)
+        longer_s = until - max(now, self.paused_until)
+        self.paused_s += longer_s
+        self.paused_until = until
+        return longer_s
+
+    def finish(self, sample: FleetSample) -> SampleFinished:
+        """Its result."""
+        del self.samples[sample.lease, sample.sample]
+        ended = self.peer.serving
+        assert ended is not None
+        lease, count = sample.lease, sample.tokens
+        return SampleFinished(
+            lease.lease,
+            lease.attempt,
+            sample.sample,
+            _tokens(count),
+            _logprobs(count),
+            _spans(sample.began, ended, count),
+            "stop",
+        )
+
+    def cancel(self, lease: HeldLease) -> None:
+        """Its samples are not wanted any more."""
+        for key in [key for key in self.samples if key[0] == lease]:
+            del self.samples[key]
+
+    def pay(self, now: float) -> None:
+        """The hours since it was activated, or paid last."""
+        if self.active_since is not None:
+            self.usd += self.price.usd_per_h * (now - self.active_since) / 3600.0
+            self.active_since = now
+
+
+@lru_cache(maxsize=1024)
+def _tokens(count: int) -> bytes:
+    return pack_tokens([2] * (count - 1) + [STOP])
+
+
+@lru_cache(maxsize=1024)
+def _logprobs(count: int) -> bytes:
+    return pack_logprobs([-1.0] * count)
+
+
+@lru_cache(maxsize=1024)
+def _spans(began: VersionKey, ended: VersionKey, count: int) -> tuple[VersionSpan, ...]:
+    """So many tokens, the last one by `ended`; a single one is as old as it can be."""
+    first = count - 1 if ended != began and count > 1 else count
+    parts = [(began, 0, first), (ended, first, count)]
+    return tuple(
+        VersionSpan(at, end, key.version, key.digest) for key, at, end in parts if at < end
+    )

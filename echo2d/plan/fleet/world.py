@@ -1,0 +1,576 @@
+"""A fleet, a learner and their coordinator's decisions for hours of virtual time: `echo2d simulate` of a fleet.
+
+Real, from `core`: membership, leases, granting, groups, the gates and batches of staleness, estimators, capacity,
+activation. Modelled: a broadcast is one prediction of the planner, after which everybody has the version at once;
+progress and heartbeats are no messages: who falls silent is given up after the silence that a run allows; grants are
+made a little apart. Who passes versions on is what `plan` would choose; workers on standby receive them, pass them on
+like others of their kind, and cost nothing. The same rng_seed gives the same run. Not here: what one box does
+(`worker`), how a version reaches them (`versions`), frames and faults on the way (`world`, `run/world`).
+"""
+
+import math
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+from echo2d.core.base.bounded_dict import keep_newest
+from echo2d.core.base.ids import GroupId, PeerId, PublishSeq, RunId, SessionId
+from echo2d.core.capacity.demand import Assumptions, Candidate, CapacityPlanner, CapacityRules
+from echo2d.core.capacity.estimators import quantile
+from echo2d.core.capacity.measurements import Measurements
+from echo2d.core.capacity.model import Demand, mu_min
+from echo2d.core.capacity.prices import Price
+from echo2d.core.cluster.events import Note, PeerConnected, Persist, Send, StopRun
+from echo2d.core.cluster.membership import PEERS_MAX, Membership
+from echo2d.core.cluster.rules import RunRules, TaskRules
+from echo2d.core.cluster.statistics import Statistics
+from echo2d.core.cluster.versions import PublishedVersions
+from echo2d.core.coordinator.events import CoordinatorAction, Recovered
+from echo2d.core.protocol.builds import OURS
+from echo2d.core.protocol.control_messages import (
+    HeldLease,
+    Hello,
+    LeaseCancelled,
+    LeaseGranted,
+    ToPeer,
+    VersionKey,
+)
+from echo2d.core.protocol.trajectory import pack_tokens
+from echo2d.core.rollouts.events import (
+    DrawPrompt,
+    EpisodeEnded,
+    GroupDropped,
+    LeaseGiven,
+    PromptDrawn,
+    PromptTaken,
+    SampleScored,
+    ScoreSample,
+    StepEnvironment,
+)
+from echo2d.core.rollouts.groups import Groups
+from echo2d.core.rollouts.scheduler import LeaseScheduler
+from echo2d.core.rollouts.staleness import PREFETCH_STEPS, Staleness
+from echo2d.core.rollouts.stragglers import JUDGED_SHARE
+from echo2d.errors import OperatorFault
+from echo2d.plan.fleet.forecast import Ablation
+from echo2d.plan.fleet.learner import FleetLearner
+from echo2d.plan.fleet.spec import FleetSpec, WorkersTable
+from echo2d.plan.fleet.tools import FleetTools, ToolAnswer
+from echo2d.plan.fleet.versions import FleetVersions
+from echo2d.plan.fleet.worker import STOP, TOKENS_MAX, FleetSample, FleetWorker
+from echo2d.plan.kernel.virtual_clock import Clock
+
+ADVANCE_SHARE = 0.01  # of a sample's time, between two grants: for half of that a slot stays empty on average ...
+ADVANCE_S_MAX = 1.0  # ... and never longer
+SILENCE_S = 15.0  # until a worker that left without a word is given up, as in a run
+FOREVER_S = 1e12
+WARM_STEPS = 2  # times S + 1: steps before the bubble counts
+GROUP_QUANTILES = {"p50": 0.5, "p95": 0.95}
+NOTED = (PromptTaken, GroupDropped, LeaseGiven)
+WORKS_MAX = 1 << 17  # samples whose length is remembered
+CHECK_EVERY = 2000  # grants between two checks of the machines
+_PROMPT = pack_tokens([2])
+
+
+class FleetWorld:
+    """Plays one fleet."""
+
+    def __init__(self, fleet: FleetSpec, ablation: Ablation | None = None) -> None:
+        count = sum(kind.count for kind in fleet.workers)
+        if count > PEERS_MAX:
+            raise OperatorFault(
+                f"fleet.count: expected at most {PEERS_MAX} workers to simulate; found {count}"
+            )
+        self._fleet, self._ablation = fleet, ablation or Ablation()
+        learner, self._simulate = fleet.learner, fleet.simulate
+        self._chance = random.Random(self._simulate.rng_seed)
+        self._clock = Clock()
+        kappa = learner.publish_every if isinstance(learner.publish_every, int) else None
+        self._turns = self._simulate.turns
+        self.tools = FleetTools(self._simulate, self._chance, TOKENS_MAX)
+        task = TaskRules(
+            max_new_tokens=TOKENS_MAX, stop_token_ids=(STOP,), episode=self.tools.rules
+        )
+        self._rules = RunRules(
+            RunId("fleet"), learner.staleness_max, kappa, learner.trajectories_per_step, self._simulate.group_size,
+            (task,), 8, "drop", True, "auto", 1, lease_silence_s=FOREVER_S, heartbeat_s=FOREVER_S,
+            move_stragglers=fleet.policy.move_stragglers, group_patience=fleet.policy.group_patience,
+            group_min=(self._simulate.group_size + 1) // 2,
+        )  # fmt: skip
+        nothing = Recovered.nothing()
+        self.measurements = Measurements(self._simulate.group_size)
+        self.statistics = Statistics(measurements=self.measurements)
+        self.members = Membership(self._rules.run_id, FOREVER_S)
+        self.versions = PublishedVersions((), PublishSeq(0))
+        self.staleness = Staleness(self._rules, nothing)
+        self._scheduler = LeaseScheduler(
+            members=self.members, versions=self.versions, statistics=self.statistics
+        )
+        self.groups = Groups(
+            self._rules, nothing, members=self.members, versions=self.versions, staleness=self.staleness,
+            statistics=self.statistics, scheduler=self._scheduler, tag=1,
+        )  # fmt: skip
+        policy = fleet.policy
+        self.capacity_planner = CapacityPlanner(
+            CapacityRules(
+                learner.trajectories_per_step, learner.staleness_max, self._simulate.group_size, policy.mode,
+                policy.gamma, self._ablation.by_cost, self._ablation.rng_seed, learner.usd_per_h,
+            ),
+            self.measurements,
+            Assumptions(learner.t_train_s, 0.0, policy.pause_s, policy.t_gen_s, policy.recompute_s),
+        )  # fmt: skip
+        self.boxes: dict[PeerId, FleetWorker] = {}
+        self.spreading = FleetVersions(
+            fleet, self._ablation, self._clock, self.boxes, members=self.members, versions=self.versions,
+            statistics=self.statistics, capacity_planner=self.capacity_planner, served=self._served,
+        )  # fmt: skip
+        self._sessions = 0
+        self.learner = FleetLearner(
+            learner, self._simulate.train_sigma, self._chance, self._clock, staleness=self.staleness,
+            statistics=self.statistics, committed=self._committed,
+        )  # fmt: skip
+        # When the bubble began to count, and for how long the learner had waited then.
+        self._measured_from = 0.0, 0.0
+        self._usd_at_commit = 0.0
+        fastest = self._turns * max(
+            kind.trajectories_per_h / fleet.slots(kind) for kind in fleet.workers
+        )
+        self._advance_s = (
+            min(ADVANCE_S_MAX, ADVANCE_SHARE * 3600.0 / fastest) if fastest else ADVANCE_S_MAX
+        )
+        self._advancing = False
+        self._advances = 0
+        self._told_at = 0.0
+        # When each open group began, and how long the others took, from their first lease until they were whole.
+        self._begun: dict[GroupId, float] = {}
+        self.group_s: list[float] = []
+        self.dropped_s: list[
+            float
+        ] = []  # of groups that were dropped, from their beginning to that
+        self._moved = 0
+        # By sample, how long it is, over the mean.
+        self._works: dict[tuple[GroupId, int], float] = {}
+        self._settle_at = 0.0
+        self.demands: list[tuple[float | None, float]] = []  # mu_min and mu_pool at each publish
+
+    def run(self, progress: Callable[[float], None] = lambda _: None) -> dict[str, Any]:
+        """Until the hours are over; the facts of `facts`. progress: is told the share that is done, now and then."""
+        for kind in self._fleet.workers:
+            for number in range(1, kind.count + 1):
+                self._join(kind, f"{kind.name}#{number}")
+        self.spreading.publish(0)
+        limit = self._simulate.hours * 3600.0
+        while self._clock.step(limit):
+            if self._advances % CHECK_EVERY == 0:
+                progress(self._clock.now / limit)
+        self._clock.now = limit
+        self._advance()
+        self._check()
+        return self.facts()
+
+    def after(self, seconds: float, act: Callable[[], None]) -> None:
+        """What a test wants to happen then."""
+        self._clock.after(seconds, act)
+
+    def lose(self, box: FleetWorker) -> None:
+        """It falls silent, for ever."""
+        box.here = False
+        self._clock.after(SILENCE_S, self._given_up, box)
+
+    @property
+    def publish_every(self) -> int:
+        said = self._rules.publish_every
+        return self.capacity_planner.publish_every() if said is None else said
+
+    # --- workers
+
+    def _join(self, kind: WorkersTable, name: str, price: Price | None = None) -> None:
+        now = self._clock.now
+        slots = self._fleet.slots(kind)
+        self._sessions += 1
+        session, peer_id = SessionId(self._sessions), PeerId(name)
+        hello = Hello(
+            OURS,
+            None,
+            "worker",
+            name,
+            f"{self._sessions}",
+            slots,
+            None,
+            None,
+            (),
+            (),
+            (),
+        )
+        joined, _ = self.members.connected(PeerConnected(session, peer_id, hello), now=now)
+        assert joined is not None
+        peer = joined.peer
+        peer.active, peer.serving = False, None
+        before = self.boxes.get(peer_id)
+        speed = (
+            self._chance.lognormvariate(-(kind.speed_sigma**2) / 2, kind.speed_sigma)
+            if before is None
+            else before.speed
+        )
+        box = FleetWorker(name, kind, peer, speed, _price(kind) if price is None else price)
+        if before is not None:
+            box.usd = before.usd
+        self.boxes[peer_id] = box
+        if kind.stay_h:
+            stay_s = self._chance.expovariate(1.0 / (kind.stay_h * 3600.0))
+            self._clock.after(max(0.0, stay_s - kind.notice_s), self._leaves, box)
+        if kind.price_sigma:
+            self._clock.after(3600.0, self._new_price, box)
+        self.spreading.joined(box)
+
+    def _served(self) -> None:
+        """By somebody, who did not serve it before."""
+        self._decide()
+        self._advance_soon()
+
+    def _leaves(self, box: FleetWorker) -> None:
+        """With notice it drains first; without, it falls silent."""
+        box.leaving = box.kind.notice_s > 0
+        if box.leaving:
+            self._decide(lost=box.peer.active)
+        self._clock.after(box.kind.notice_s, self._left, box)
+
+    def _left(self, box: FleetWorker) -> None:
+        self.lose(box)
+        away_h = box.kind.stay_h * (1.0 - box.kind.availability) / box.kind.availability
+        back_s = (
+            SILENCE_S + 1.0 + (self._chance.expovariate(1.0 / (away_h * 3600.0)) if away_h else 0.0)
+        )
+        self._clock.after(back_s, self._join, box.kind, box.name, box.price)
+
+    def _given_up(self, box: FleetWorker) -> None:
+        box.pay(self._clock.now)
+        box.active_since = None
+        self.members.left(box.peer)
+        self._perform(self.groups.worker_left(box.peer, now=self._clock.now))
+        self._decide(lost=box.peer.active)
+        self._advance_soon()
+
+    def _new_price(self, box: FleetWorker) -> None:
+        if box.here:
+            box.pay(self._clock.now)
+            changed = self._chance.lognormvariate(0.0, box.kind.price_sigma)
+            box.price = replace(box.price, usd_per_h=box.price.usd_per_h * changed)
+            self._clock.after(3600.0, self._new_price, box)
+
+    # --- who is active
+
+    def _candidates(self) -> list[Candidate]:
+        copies, guessed = self.spreading.copies, self.measurements.guessed
+        return [
+            Candidate(
+                name,
+                self._mu(box),
+                box.price,
+                copies.get(box.kind.name, 0.0),
+                leaving=box.leaving,
+                guessed=guessed(name),
+            )
+            for name, box in self.boxes.items()
+            if box.peer.serving is not None  # until it is given up: nobody knows that it is silent
+        ]
+
+    def _mu(self, box: FleetWorker) -> float:
+        return self.measurements.mu(box.peer.peer, box.peer.slots, box.expected)
+
+    def demand(self) -> Demand:
+        """By what was measured; before that, by what the file and the planner say."""
+        demand = self.capacity_planner.demand(self.publish_every)
+        assert demand is not None
+        return demand
+
+    def _decide(self, *, lost: bool = False) -> None:
+        """lost: an active one. Rates are brought up to date once a publish period, as in a run."""
+        now = self._clock.now
+        if not lost and now < self.capacity_planner.activation.waits_until():
+            return
+        if now >= self._settle_at:
+            period_s = self.demand().period_s
+            said = {key: box.expected for key, box in self.boxes.items()}
+            self.measurements.settle(period_s, said, now=now)
+            self._settle_at = now + period_s
+        self.statistics.now = now
+        decision = self.capacity_planner.review(
+            self._candidates(), self.publish_every, self.statistics.waited_for_rollouts_s, now=now
+        )
+        for names, active in ((decision.activate, True), (decision.deactivate, False)):
+            for name in names:
+                self._set_active(self.boxes[PeerId(name)], active=active)
+        if decision.activate:
+            self._advance_soon()
+
+    def _set_active(self, box: FleetWorker, *, active: bool) -> None:
+        box.pay(self._clock.now)
+        box.active_since = self._clock.now if active else None
+        box.peer.active = active
+        self.members.changed.add(box.peer.peer)
+
+    # --- rollouts
+
+    def _advance_soon(self) -> None:
+        if not self._advancing:
+            self._advancing = True
+            self._clock.after(self._advance_s, self._advance)
+
+    def _advance(self) -> None:
+        self._advancing = False
+        self.statistics.now = self._clock.now
+        if self._turns > 1:
+            leased = self.groups.leases.samples
+            self.tools.count(self._scheduler.slots, leased, self._clock.now)
+        self._advances += 1
+        asked = self.staleness.committed + PREFETCH_STEPS
+        self._perform(self.groups.before_batch(asked))
+        while self.staleness.freeze(asked) is not None:
+            self._perform(self.groups.before_batch(asked))
+        if self._grant():  # prompts have come at once
+            self._grant()
+        self.learner.train()
+        if self._advances % CHECK_EVERY == 0:
+            self._check()
+
+    def _grant(self) -> bool:
+        """Whether prompts were drawn."""
+        self._perform(self.groups.age(now=self._clock.now))
+        self._move_stragglers()
+        self._perform(self._scheduler.fill(now=self._clock.now))
+        return self._perform(self.groups.draw_ahead(self._scheduler.slots))
+
+    def _move_stragglers(self) -> None:
+        """In a run workers tell every two seconds how far they are; here, before somebody asks."""
+        now = self._clock.now
+        if now >= self._told_at + JUDGED_SHARE * self._fleet.policy.t_gen_s:
+            self._told_at = now
+            for _, lease, _ in self.groups.stragglers.waited_for():
+                lease.longest.update(self.boxes[lease.worker].written(lease, now))
+        if moves := self.groups.late_moves(now=now):
+            for lease, _ in moves:
+                box = self.boxes[lease.worker]
+                self.groups.progressed(box.peer, box.progress(lease, now), now=now)
+            self._perform(self.groups.move(moves, now=now))
+
+    def _perform(self, actions: Iterable[CoordinatorAction]) -> bool:
+        """Whether prompts were drawn."""
+        drawn = False
+        for action in actions:
+            match action:
+                case Persist(record):  # first, for it is half of them
+                    if isinstance(record, NOTED):
+                        self._notes(record)
+                case Send(session, message):
+                    self._hears(session, message)
+                case ScoreSample(group, sample):
+                    reward = 0.0 if self._is_flat(group) else self._chance.random()
+                    self._perform(self.groups.scored(SampleScored(group, sample, reward, "")))
+                case StepEnvironment(group, sample):
+                    reward = 0.0 if self._is_flat(group) else self._chance.random()
+                    seconds, answer = self.tools.step(action, reward)
+                    self._clock.after(seconds, self._tool_answers, answer)
+                case DrawPrompt(cursor):
+                    self.groups.prompt_drawn(PromptDrawn(cursor, _PROMPT))
+                    drawn = True
+                case Note("buffered", _, group) if group is not None:
+                    self.group_s.append(self._clock.now - self._begun.pop(group))
+                case StopRun(reason):
+                    raise AssertionError(reason)
+                case _:
+                    pass
+        return drawn
+
+    def _tool_answers(self, answer: ToolAnswer) -> None:
+        now = self.statistics.now = self._clock.now
+        self.tools.answered(answer)
+        if isinstance(answer, EpisodeEnded):
+            self._perform(self.groups.episode_ended(answer, now=now))
+        else:
+            self._perform(self.groups.environment_stepped(answer, now=now))
+        self._advance_soon()
+
+    def _serving(self, worker: PeerId) -> VersionKey | None:
+        box = self.boxes.get(worker)
+        return None if box is None else box.peer.serving
+
+    def _notes(self, record: object) -> None:
+        """When a group begins, and what moves."""
+        if isinstance(record, PromptTaken):
+            self._begun[record.group] = self._clock.now
+        elif isinstance(record, GroupDropped):
+            if (begun := self._begun.pop(record.group, None)) is not None:
+                self.dropped_s.append(self._clock.now - begun)
+        elif isinstance(record, LeaseGiven):
+            self._moved += record.base.length > record.base.turn_start
+
+    def _is_flat(self, group: GroupId) -> bool:
+        """Whether all rewards of this group are the same, so that it is thrown away."""
+        share = self._fleet.policy.no_variance
+        drawn_by = f"{self._simulate.rng_seed} {group}"
+        return share > 0 and random.Random(drawn_by).random() < share
+
+    def _hears(self, session: SessionId, message: ToPeer) -> None:
+        """What a worker is told of its leases."""
+        if isinstance(message, LeaseGranted):
+            box = self._box(session)
+            assert box is not None
+            works = [self._work(message, sample) / self._turns for sample in message.samples]
+            again = message.written > 0
+            if self._turns > 1:
+                cached = self.tools.begins(message, box.peer.peer, self._serving)
+                again = again or (message.earlier > 0 and not cached)
+            extra_s = self._fleet.policy.recompute_s if again else 0.0
+            for sample in box.begin(message, works, extra_s, self._clock.now):
+                self._clock.at(sample.due, self._finished, box, sample)
+        elif isinstance(message, LeaseCancelled) and (box := self._box(session)) is not None:
+            box.cancel(HeldLease(message.lease, message.attempt))
+
+    def _work(self, granted: LeaseGranted, sample: int) -> float:
+        """How long this sample is, over the mean; one that goes on is as long as it was."""
+        key = granted.group, sample
+        if granted.written and key in self._works:
+            return self._works[key]
+        simulate = self._simulate
+        sigma = simulate.gen_sigma
+        of_prompt = sigma * math.sqrt(simulate.prompt_share)
+        of_sample = sigma * math.sqrt(1.0 - simulate.prompt_share)
+        work = self._chance.lognormvariate(-(sigma**2) / 2, of_sample)
+        if of_prompt:
+            drawn_by = f"{simulate.rng_seed} length of {granted.group}"
+            work *= math.exp(random.Random(drawn_by).gauss(0.0, of_prompt))
+        self._works[key] = work
+        if len(self._works) > WORKS_MAX:
+            keep_newest(self._works, WORKS_MAX)
+        return work
+
+    def _box(self, session: SessionId) -> FleetWorker | None:
+        peer = self.members.of_session(session)
+        return None if peer is None else self.boxes[peer.peer]
+
+    def _finished(self, box: FleetWorker, sample: FleetSample) -> None:
+        if not box.here or (sample.lease, sample.sample) not in box.samples:
+            return
+        if box.moved(sample):
+            self._clock.at(max(sample.due, self._clock.now), self._finished, box, sample)
+            return
+        self.statistics.now = self._clock.now
+        self._perform(self.groups.finished(box.peer, box.finish(sample), now=self._clock.now))
+        self._advance_soon()
+
+    def _committed(self, step: int) -> None:
+        """The learner has done a step."""
+        self._usd_at_commit = self._usd()
+        if step == WARM_STEPS * (self._rules.staleness_max + 1):
+            self._measured_from = self._clock.now, self.learner.waited_s
+            self.tools.begin_counting(self._clock.now)
+        if step - self.spreading.published >= self.publish_every:
+            self.spreading.publish(step)
+            self.demands.append((mu_min(self.demand()), self.mu_pool))
+        self._decide()
+        self._advance_soon()
+
+    # --- what came of it
+
+    @property
+    def mu_pool(self) -> float:
+        """As measured, of those that are active and here."""
+        return sum(self._mu(box) for box in self.boxes.values() if box.here and box.peer.active)
+
+    def facts(self) -> dict[str, Any]:
+        """The keys of `plan`, as measured, and what only a run has."""
+        now, demand, steps = self._clock.now, self.demand(), self.staleness.committed
+        from_s, waited_s = self._measured_from
+        idle_s, measured_s = self.learner.waited_s - waited_s, now - from_s
+        needed, histogram = mu_min(demand), self.statistics.staleness
+        enough = needed is not None and self.mu_pool >= needed
+        return {
+            "feasible": enough,
+            "why_not": "" if enough else "the active workers make less than the learner needs",
+            "mu_min": needed,
+            "mu_pool": self.mu_pool,
+            "bubble": idle_s / measured_s if measured_s > 0 else 1.0,
+            "t_bcast_s": demand.t_bcast_s,
+            "relays": self.spreading.relays,
+            "usd_per_step": self._usd_at_commit / steps
+            if steps
+            else None,  # a step that goes on is none yet
+            "workers": self._kinds(),
+            "steps": steps,
+            "learner_losses": self.learner.losses,
+            "max_staleness": max(histogram, default=0),
+            "staleness_histogram": {str(each): count for each, count in sorted(histogram.items())},
+            "trajectories": {
+                "trained": self.statistics.trajectories_trained,
+                "dropped": self.statistics.trajectories_dropped,
+            },
+            "group_s": {
+                name: quantile(self.group_s, share) for name, share in GROUP_QUANTILES.items()
+            },
+            "group_or_drop_s": {
+                name: quantile([*self.group_s, *self.dropped_s], share)
+                for name, share in GROUP_QUANTILES.items()
+            },
+            "samples_moved": self._moved,
+            **(self.tools.facts(measured_s) if self._turns > 1 else {}),
+            "egress_gb": self.spreading.egress_gb,
+            "seed_copies": self.spreading.copies_each,
+            "seed_usd": self.spreading.seed_usd,
+            "relayed_gb": self.spreading.relayed_gb,
+            "activation_changes": self.capacity_planner.activation.changes,
+            "usd": self._usd(),
+        }
+
+    def _usd(self) -> float:
+        """Until now."""
+        for box in self.boxes.values():
+            box.pay(self._clock.now)
+        paid_s = max(0.0, self._clock.now - self.learner.away_s)
+        learner_usd = self._fleet.learner.usd_per_h * paid_s / 3600.0
+        return (
+            learner_usd
+            + sum(box.usd for box in self.boxes.values())
+            + self.spreading.bandwidth_usd
+            + self.spreading.seed_usd
+        )
+
+    def _kinds(self) -> list[dict[str, Any]]:
+        """Active at the end; rho by what it was paid per hour and makes."""
+        rows = []
+        for kind in self._fleet.workers:
+            active = [
+                box
+                for box in self.boxes.values()
+                if box.kind is kind and box.here and box.peer.active
+            ]
+            mu = sum(map(self._mu, active))
+            usd = sum(box.price.usd_per_h for box in active)
+            rows.append(
+                {
+                    "name": kind.name,
+                    "count": len(active),
+                    "rho": usd / (3600.0 * mu) if mu else None,
+                }
+            )
+        return rows
+
+    def _check(self) -> None:
+        self.groups.wake_at()  # a coordinator asks after every event, and so forgets the deadlines of leases that ended
+        parts = (
+            self.statistics,
+            self.measurements,
+            self.members,
+            self.versions,
+            self.staleness,
+            self.groups,
+            self._scheduler,
+        )
+        for part in (*parts, self.capacity_planner.activation):
+            part.check()
+        assert max(self.statistics.staleness, default=0) <= self._rules.staleness_max
+
+
+def _price(kind: WorkersTable) -> Price:
+    return Price(kind.usd_per_h, kind.usd_per_gb_down, kind.usd_per_gb_up, kind.availability)

@@ -1,0 +1,143 @@
+"""Scenarios from TOML files.
+
+    bytes = "100MiB"
+    [[peers]]                  # the first one is the seed; then `count` alike at a time
+    uplink = "320mbit"
+    downlink = "1gbit"         # "100mbit" each if left out
+    rtt = "20ms"               # to a peer alike
+    [[peers]]
+    count = 2
+    uplink = "40mbit"
+    loss = 0.001               # also reachable = false, joins_at = "2s"
+    [[peers]]
+    count = 50
+    uplink = ["20mbit", "500mbit"]  # drawn for each, log-uniform, by rng_seed; so is rtt
+    downlink = "300mbit"       # where the uplink is drawn: at least, and twice the uplink
+    [[faults]]
+    peer = 1
+    at = "1s"                  # also back = "5s", silent = true
+
+Besides: shape, chains, rng_seed, churn, frame_bytes (else as a run would choose), limit, as in `Scenario`.
+"""
+
+import math
+import random
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from echo2d.core.weights.encoding import frame_bytes_for
+from echo2d.errors import OperatorFault
+from echo2d.plan.kernel.scenario import PeerCrash, PeerSpec, Scenario
+from echo2d.quantities import parse_bytes, parse_rate, parse_seconds
+from echo2d.registry import SHAPES, one_of
+
+DOWN_OVER_UP = 2.0  # of a peer whose uplink is drawn
+TRIPS = 4  # of a round trip: there and back, each through two access links
+
+
+def load_scenario(path: Path, *, peers: int | None = None, **instead: Any) -> Scenario:
+    """OperatorFault: it cannot be read, or says something that no scenario has.
+
+    instead: of what the file says, unless None. peers: all but those before the last table of them.
+    """
+    try:
+        document = tomllib.loads(path.read_text())
+        document.update({key: value for key, value in instead.items() if value is not None})
+        if peers is not None:
+            document["peers"][-1]["count"] = peers - sum(
+                table.get("count", 1) for table in document["peers"][1:-1]
+            )
+        return _scenario(document)
+    except (OSError, tomllib.TOMLDecodeError, OperatorFault) as error:
+        raise OperatorFault(f"{path}: {error}") from error
+    except KeyError as error:
+        raise OperatorFault(
+            f"{path} is no scenario: it has no {error.args[0]!r} (scenarios/ has examples)"
+        ) from error
+    except (TypeError, AttributeError, AssertionError, ValueError) as error:
+        raise OperatorFault(f"{path} is no scenario: {error!r}") from error
+
+
+def scenario_of(
+    *,
+    peers: int,
+    uplink: str,
+    uplinks: str | None,
+    downlink: str | None,
+    rtt: str,
+    loss: float,
+    size: str,
+    shape: Any,
+    rng_seed: int,
+) -> Scenario:
+    """From flags. uplinks: of the seed and each peer, in Mbit/s, instead of `peers` and `uplink`.
+
+    downlink: of everybody; the fastest uplink if None. OperatorFault: a flag that cannot be meant so.
+    """
+    if uplinks is None:
+        rates = [parse_rate(uplink)] * (peers + 1)
+    else:
+        rates = [parse_rate(f"{one}mbit") for one in uplinks.split(",")]
+    down = max(rates) if downlink is None else parse_rate(downlink)
+    latency_s = parse_seconds(rtt) / TRIPS
+    try:
+        specs = tuple(PeerSpec(rate, down, latency_s, loss) for rate in rates)
+        return Scenario(specs, parse_bytes(size), shape=shape, rng_seed=rng_seed)
+    except AssertionError as error:
+        raise OperatorFault(
+            "expected a seed and a peer at least, rates above 0, and a loss below 1"
+        ) from error
+
+
+def _scenario(document: dict[str, Any]) -> Scenario:
+    chance = random.Random(document.get("rng_seed", 0))
+    peers = [spec for table in document.pop("peers") for spec in _peers(table, chance)]
+    faults = [_fault(table) for table in document.pop("faults", [])]
+    wire_bytes = parse_bytes(document.pop("bytes"))
+    frame_bytes = parse_bytes(document.pop("frame_bytes", frame_bytes_for(wire_bytes)))
+    if document.get("shape", "auto") not in SHAPES:
+        raise OperatorFault(f"shape: expected {one_of(SHAPES)}; found {document['shape']!r}")
+    if "limit" in document:
+        document["limit_s"] = parse_seconds(document.pop("limit"))
+    return Scenario(tuple(peers), wire_bytes, frame_bytes, faults=tuple(faults), **document)
+
+
+def _peers(table: dict[str, Any], chance: random.Random) -> list[PeerSpec]:
+    count = table.pop("count", 1)
+    return [_peer(dict(table), chance) for _ in range(count)]
+
+
+def _peer(table: dict[str, Any], chance: random.Random) -> PeerSpec:
+    drawn = isinstance(table.get("uplink"), list)
+    values: dict[str, Any] = {
+        key: _drawn(table.pop(key), parse_rate, chance)
+        for key in ("uplink", "downlink")
+        if key in table
+    }
+    if drawn:
+        values["downlink"] = max(values.get("downlink", 0.0), DOWN_OVER_UP * values["uplink"])
+    if "rtt" in table:
+        values["latency_s"] = _drawn(table.pop("rtt"), parse_seconds, chance) / TRIPS
+    if "joins_at" in table:
+        values["joins_at_s"] = parse_seconds(table.pop("joins_at"))
+    return PeerSpec(**values, **table)
+
+
+def _drawn(given: object, parse: Callable[[object], float], chance: random.Random) -> float:
+    """A quantity, or one drawn log-uniformly between two."""
+    if not isinstance(given, list):
+        return parse(given)
+    low, high = map(parse, given)
+    return math.exp(chance.uniform(math.log(low), math.log(high)))
+
+
+def _fault(table: dict[str, Any]) -> PeerCrash:
+    back = table.pop("back", None)
+    return PeerCrash(
+        peer=table.pop("peer"),
+        at_s=parse_seconds(table.pop("at")),
+        back_s=None if back is None else parse_seconds(back),
+        **table,
+    )

@@ -1,0 +1,182 @@
+"""`echo2d init`: what it writes runs as it is, for each kind of task; what is wrong is one line."""
+
+import json
+import shlex
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from echo2d.cli import main
+from echo2d.cli.recipes import TASK_CHOICES
+from echo2d.cli.recipes import init as init_command
+from echo2d.config import CoordinatorConfig
+from echo2d.net.security.auth import read_token_file
+from echo2d.runtime.run_dir.tokens import list_tokens
+from learner.config import LearnerConfig
+from tests.support.texts import write_text_model
+
+ROWS = [{"question": f"{n} birds and {n} more?", "answer": str(2 * n)} for n in range(1, 41)]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def text_model(folder: Path) -> Path:
+    model = write_text_model(folder / "base")
+    (model / "config.json").write_text('{"vocab_size": 512}')
+    (model / "model.safetensors").touch()
+    return model
+
+
+def init(options: str, code: int = 0) -> str:
+    result = CliRunner().invoke(main, ["init", *shlex.split(options)])
+    assert result.exit_code == code, result.output
+    if code:
+        assert result.output.count("\n") == 1, result.output
+        assert not Path("run").exists()
+    return result.output
+
+
+def test_with_nothing_but_an_address_it_writes_a_whole_run(folder: Path) -> None:
+    said = init("--yes --host 10.0.0.1")
+    config, learner = (
+        CoordinatorConfig.load(Path("run/run.toml")),
+        LearnerConfig.load(Path("run/run.toml")),
+    )
+    assert (config.link.host, config.link.port) == ("10.0.0.1", 7701)
+    assert config.run.run_dir == folder / "run" / "coordinator"
+    assert learner.url == "https://10.0.0.1:7700"
+    assert learner.model == config.run.base_model == folder / "run" / "model"
+    assert (learner.model / "model.safetensors").is_file()
+    assert learner.snapshot_root == config.run.snapshot_root
+    assert config.run.snapshot_root.is_dir()
+    box = read_token_file(Path("run/box-1.token"))
+    assert (box.role, box.url) == ("worker", learner.url)
+    assert read_token_file(learner.token_file).role == "learner"
+    for line in (
+        "  echo2d coordinate --config run/run.toml",
+        "echo2d learn --config run/run.toml",
+        "  echo2d status --run-dir run/coordinator --watch",
+        "  echo2d join --token-file box-1.token --state-dir state",
+    ):
+        assert f"{line}\n" in said
+
+
+@pytest.mark.parametrize(
+    ("options", "names", "machines"),
+    [
+        ("--boxes 3", ["box-1", "box-2", "box-3"], [1, 1, 1]),
+        ("--boxes 50 --one-token", ["boxes"], [50]),
+    ],
+)
+def test_each_box_has_a_token_file_or_all_have_one(
+    options: str, names: list[str], machines: list[int]
+) -> None:
+    facts = json.loads(init(f"--json --host 127.0.0.1 {options}"))
+    assert facts["tokens"] == {"boxes": [f"run/{name}.token" for name in names], "agents": None}
+    assert facts["there"] == [f"echo2d join --token-file {names[0]}.token --state-dir state"]
+    rows = [row for row in list_tokens(Path("run/coordinator")) if row["role"] == "worker"]
+    assert [(row["name"], row["max_workers"]) for row in rows] == list(
+        zip(names, machines, strict=True)
+    )
+
+
+def test_questions_are_judged_by_the_scorer_that_is_named(text_model: Path) -> None:
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    init(f"--yes --task questions --rows rows.jsonl --base-model {text_model} --scorer exact")
+    (task,) = CoordinatorConfig.load(Path("run/run.toml")).tasks
+    assert (task.kind, task.options["scorer"]) == ("rows", "exact")
+    assert Path("run/box-1.token").is_file()
+
+
+@pytest.mark.parametrize(
+    ("options", "kind"),
+    [
+        ("--task class --kind tests.support.even_tokens_task:EvenTokens", "even_tokens"),
+        ("--task environment --kind echo2d.demo.two_turns:TwoTurnDigits", "two_turn_digits"),
+    ],
+)
+def test_a_class_is_started_before_anything_is_written(options: str, kind: str) -> None:
+    assert json.loads(init(f"--json --base-model tiny {options}"))["task"] == kind
+    (task,) = CoordinatorConfig.load(Path("run/run.toml")).tasks
+    assert task.kind == options.rpartition(" ")[2]
+
+
+def test_agents_outside_get_the_gateway_and_a_token(text_model: Path) -> None:
+    for out, model in (("tiny", "tiny"), ("text", str(text_model))):
+        facts = json.loads(init(f"--json --task agents --base-model {model} --out {out}"))
+        assert CoordinatorConfig.load(Path(out) / "run.toml").gateway.enabled
+        assert read_token_file(Path(facts["tokens"]["agents"])).role == "agent"
+
+
+def test_keys_are_set_and_the_run_is_checked_with_them() -> None:
+    init("--yes --set learner.steps=3 --set coordinator.port=9000 --host 127.0.0.1")
+    document = tomllib.loads(Path("run/run.toml").read_text())
+    assert document["learner"]["steps"] == 3
+    assert document["learner"]["url"] == "http://127.0.0.1:9000"
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ("--task class --base-model tiny", "--kind: expected an answer to: Which one: package.module"),
+        ("--task class --kind parity --base-model tiny", "task parity: expected a task of echo2d (rows, "),
+        ("--task class --kind nowhere:X --base-model tiny", "task nowhere:X: there is no module 'nowhere'"),
+        ("--task environment --kind examples.environments.calculator:Calculator --base-model tiny",
+         "task calculator: its first prompt: UnusableText: messages: this model has no chat template"),
+        ("--task class --kind sort_digits --base-model nix", "--base-model: nix has no config.json"),
+        ("--task class --kind sort_digits", "--base-model: expected an answer to: Directory of the model"),
+        ("--task questions --base-model tiny", "--base-model: the tiny one reads no text"),
+        ("--set policy.group_size=7", "policy.group_size: expected a divisor"),
+        ("--set learner.stepz=7", "learner.stepz: unknown key"),
+        ("--boxes 0", "--boxes: expected 1 to 1000; found 0"),
+        ("--host ''", "--host: expected an address or a name; found ''"),
+        ("--host 'a b'", "--host: expected an address or a name; found 'a b'"),
+        ("--out /proc/nix", "--out: cannot write /proc/nix/run.toml"),
+    ],
+)  # fmt: skip
+def test_wrong_input_is_one_line_and_writes_nothing(options: str, complaint: str) -> None:
+    assert init(f"--yes {options}", code=2).startswith(f"echo2d: {complaint}")
+
+
+def test_a_run_that_is_there_is_kept(folder: Path) -> None:
+    init("--yes --host 127.0.0.1")
+    before = Path("run/box-1.token").read_text()
+    result = CliRunner().invoke(main, ["init", "--yes"])
+    assert result.exit_code == 2
+    assert result.output == "echo2d: run/run.toml exists already; choose another --out\n"
+    assert Path("run/box-1.token").read_text() == before
+
+
+@pytest.mark.parametrize("task", ["tiny", "environment"])
+def test_it_asks_few_questions(task: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    answers = {
+        "What": task,
+        "Which": "echo2d.demo.two_turns:TwoTurnDigits",
+        "Directory": "tiny",
+        "At": "127.0.0.1",
+    }
+
+    def answer(question: str, default: Any, **_: Any) -> Any:
+        asked.append(question)
+        return answers.get(question.split()[0], default)
+
+    monkeypatch.setattr("echo2d.cli.recipes.sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr(click, "prompt", answer)
+    given = {option.name: option.default for option in init_command.params}
+    given |= {name: None for name in given if given[name] is None or "UNSET" in str(given[name])}
+    given |= {"settings": (), "one_token": False, "yes": False, "as_json": False}
+    with click.Context(init_command):
+        init_command.callback(**given)  # type: ignore[misc]
+    assert len(asked) == (4 if task == "tiny" else 6)
+    assert Path("run/run.toml").is_file()
+    assert len(TASK_CHOICES) == 5

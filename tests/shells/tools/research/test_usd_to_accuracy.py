@@ -1,0 +1,89 @@
+"""How runs become dollars to an accuracy, and what the recorded ones come to."""
+
+from math import log
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from echo2d.plan.fleet.spec import load_fleet
+from echo2d_lab.research.staleness_sweep import LONG_RUNS, LONG_STEPS, LOOK_EVERY, finished
+from echo2d_lab.research.usd_to_accuracy import (
+    GOAL,
+    SCENARIO,
+    by_turns_s,
+    draw,
+    interval,
+    prices,
+    ratios,
+    references,
+    smooth,
+    steps_to,
+    table,
+)
+
+MUST = {"over_asynchronous": 0.80, "over_synchronous": 0.58}  # as in the scenario
+
+
+def run(staleness: int, seed: int, slower: float) -> dict[str, Any]:
+    """Learns so many times slower than S = 0."""
+    steps = range(0, LONG_STEPS + 1, LOOK_EVERY)
+    looks = [[step, 0.2 + 0.1 * log(1 + step / slower)] for step in steps]
+    return {"staleness": staleness, "seed": seed, "correction": "default", "looks": looks}
+
+
+RUNS = [run(0, 0, 1.0), run(0, 1, 1.0), run(3, 0, 1.2), run(3, 1, 1.4), run(11, 0, 3.0)]
+
+
+def test_an_accuracy_is_reached_between_two_looks() -> None:
+    curve = [(0.0, 0.1), (6.0, 0.2), (12.0, 0.4), (18.0, 0.3), (24.0, 0.5)]
+    assert steps_to(curve, 0.3) == pytest.approx(9.0)
+    assert steps_to(curve, 0.1) == 0.0
+    assert steps_to(curve, 0.45) == pytest.approx(22.5)
+    assert steps_to(curve, 0.6) is None
+
+
+def test_a_look_counts_with_its_neighbours() -> None:
+    looks = [(6.0 * at, float(at % 2)) for at in range(7)]
+    assert smooth(looks) == [(12.0, 0.4), (18.0, 0.6), (24.0, 0.4)]
+
+
+def test_a_run_that_learns_slower_takes_so_many_times_the_steps() -> None:
+    assert ratios(RUNS, 0, "default") == [1.0, 1.0]
+    assert ratios(RUNS, 3, "default") == pytest.approx([1.2, 1.4], rel=0.01)
+    assert ratios(RUNS, 11, "default") == [None]
+    assert ratios(RUNS, 3, "clip") == []
+
+
+def test_the_interval_holds_the_mean_and_no_more_than_the_seeds() -> None:
+    low, high = interval([0.9, 1.0, 1.4])
+    assert 0.9 <= low < 1.1 < high <= 1.4
+    assert interval([1.2]) == (1.2, 1.2)
+
+
+def test_a_bill_is_the_steps_times_the_price() -> None:
+    there = {"asynchronous": 12.0, "synchronous": 20.0}
+    rows = {row["S"]: row for row in table(RUNS, {0: 20.0, 3: 10.0, 11: 9.0}, there)}
+    assert rows[3]["steps_ratio"] == pytest.approx(1.3, rel=0.01)
+    assert rows[3]["over_asynchronous"] == pytest.approx(13.0 / 12.0, rel=0.01)
+    assert rows[3]["over_synchronous_high"] == pytest.approx(14.0 / 20.0, rel=0.01)
+    assert rows[11]["too_short"] == 1
+    assert LONG_STEPS > GOAL * rows[11]["steps_ratio"] > GOAL
+
+
+def test_what_a_step_by_turns_takes_is_what_the_scenario_says() -> None:
+    fleet = load_fleet(SCENARIO)
+    assert fleet.centralized is not None
+    assert by_turns_s(fleet) == pytest.approx(fleet.centralized.synchronous_step_s, rel=0.005)
+
+
+def test_the_recorded_runs_reach_an_accuracy_for_what_must_be(tmp_path: Path) -> None:
+    fleet, runs = load_fleet(SCENARIO), finished(LONG_RUNS)
+    usd, there = prices(fleet), references(fleet)
+    rows = list(table(runs, usd, there))
+    (row,) = [row for row in rows if (row["correction"], row["S"]) == ("default", 3)]
+    assert row["runs"] >= 3
+    for name, most in MUST.items():
+        assert row[name] <= most
+    draw(runs, rows, usd, there, tmp_path / "picture.png")
+    assert (tmp_path / "picture.png").stat().st_size > 1000

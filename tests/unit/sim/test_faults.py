@@ -1,0 +1,167 @@
+"""The whole loop under fault schedules: whatever breaks, the invariants hold and the run goes on afterwards.
+
+A failing schedule names its rng_seed; that seed joins FOUND before the defect is mended. `-m soak` plays ten thousand
+more, a block of them per test: `--soak-from N` goes on where an earlier soak ended.
+"""
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from typing import Literal
+
+import pytest
+
+from echo2d.core.cluster.rules import AuditRules, EpisodeRules, Informative
+from echo2d_lab.faults.fault_schedule import LEARNT, RunFault, Schedule
+from echo2d_lab.faults.world import RunOutcome, RunStuckError, SimulatedRun
+from tests.support.paths import REPO
+
+PRINT_TRACES = """
+from echo2d_lab.faults.fault_schedule import Schedule
+from echo2d_lab.faults.world import SimulatedRun
+for rng_seed in (3, 20, 44):
+    print(SimulatedRun(Schedule.draw(rng_seed)).run().trace)
+"""
+FOUND = {
+    36: "with `mask`, a last result made a group whole and too old, and it went on holding its place",
+    178: "a worker whose engine hangs was given the next group as soon as it gave the last one back",
+    260: "a refit read a slot while the next version was written into it: the same version stood in both",
+    426: "after a restart of the coordinator half of the peers took its new plan for an old one",
+    520: "the same, with every worker waiting for ever",
+    20169: "three refits in a row failed, and the only worker never tried again",
+    22947: "the order to encode went to a session that was over, and the seed's next one got none",
+    23048: "a second learner read its newest checkpoint, and the first one made two more before it was fenced",
+    60034: "memory that is not the snapshot counted as served when the next refit was refused",
+    1330: "a group was buffered with a good verdict, while the bad one of another sample was under way",
+    1001: "answers of a trusted worker from before a restart waited for limits that only it could teach",
+    3985: "what a worker came to serve between its hello and the welcome was never told",
+}
+
+
+def play(rng_seed: int) -> RunOutcome:
+    return SimulatedRun(Schedule.draw(rng_seed)).run()
+
+
+@pytest.mark.parametrize("rng_seed", range(300))
+def test_the_run_survives(rng_seed: int) -> None:
+    play(rng_seed)
+
+
+@pytest.mark.parametrize("rng_seed", range(2000, 2040))
+def test_the_run_survives_exclusive_broadcasts(rng_seed: int) -> None:
+    """Workers stand still for each version: none may do so for ever."""
+    schedule = Schedule.draw(rng_seed)
+    SimulatedRun(replace(schedule, rules=replace(schedule.rules, mode="exclusive"))).run()
+
+
+@pytest.mark.parametrize("rng_seed", range(5000, 5020))
+def test_the_run_survives_plans_with_few_copies_of_the_seed(rng_seed: int) -> None:
+    """Its bytes cost money, so plans follow the slack that is measured between the faults."""
+    schedule = Schedule.draw(rng_seed)
+    rules = replace(schedule.rules, seed_usd_per_gb_up=0.09, shape="auto")
+    SimulatedRun(replace(schedule, rules=rules)).run()
+
+
+@pytest.mark.parametrize("rng_seed", range(7000, 7060))
+def test_the_run_survives_pairs_informative_rows_and_priorities(rng_seed: int) -> None:
+    """Two of three at a time."""
+    schedule = Schedule.draw(rng_seed)
+    first, *others = schedule.rules.tasks
+    if rng_seed % 3 != 0:
+        first = replace(first, pairs=True)
+    if rng_seed % 3 != 1:
+        first = replace(first, row_filter=Informative(0.0 if rng_seed % 2 else 0.1))
+    order: Literal["oldest", "priority"] = "priority" if rng_seed % 3 != 2 else "oldest"
+    rules = replace(schedule.rules, tasks=(first, *others), order=order)
+    SimulatedRun(replace(schedule, rules=rules)).run()
+
+
+def with_liars(schedule: Schedule) -> Schedule:
+    """All tasks are environments, and all workers but two lie; only an audit can recognise that."""
+    audit = AuditRules(newcomer=3, share=0.1, wait_s=20.0, trusts=True)
+    tasks = [replace(task, episode=EpisodeRules()) for task in schedule.rules.tasks]
+    first, *others = schedule.workers
+    liars = [replace(each, bad="lies", lies=1.0, slots=max(1, each.slots)) for each in others]
+    return replace(
+        schedule,
+        rules=replace(schedule.rules, audit=audit, tasks=tuple(tasks)),
+        workers=(first, replace(first, slots=2), *liars),
+        learnt=LEARNT,
+    )
+
+
+def test_liars_in_environments_are_convicted_and_honest_workers_are_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("echo2d_lab.faults.worker.INVENTED", 1.0)
+    convicted = 0
+    for rng_seed in range(8000, 8020):
+        run = SimulatedRun(with_liars(Schedule.draw(rng_seed)))
+        run.run()
+        convicted += len(run.judge.convicted)
+    assert convicted >= 8
+
+
+@pytest.mark.parametrize("rng_seed", FOUND)
+def test_what_was_found_stays_mended(rng_seed: int) -> None:
+    play(rng_seed)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("block", range(100))
+def test_the_run_survives_ten_thousand_schedules(block: int, soak_from: int) -> None:
+    for rng_seed in range(soak_from + 100 * block, soak_from + 100 * (block + 1)):
+        play(rng_seed)
+
+
+def test_the_same_seed_leaves_the_same_trace_in_every_process() -> None:
+    """Or a failing seed would not come back: no decision may hang on the order of a set."""
+    traces = []
+    for hash_seed in ("1", "2"):
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(REPO)}
+        done = subprocess.run(
+            [sys.executable, "-c", PRINT_TRACES], env=environment, capture_output=True, check=True
+        )
+        traces.append(done.stdout)
+    assert traces[0] == traces[1]
+    assert len(set(traces[0].split())) == 3
+
+
+def test_what_workers_did_not_finish_is_handed_over_in_many_of_them() -> None:
+    """Or the judge would have nothing to say about it."""
+    outcomes = [play(rng_seed) for rng_seed in range(1000, 1030)]
+    assert sum(outcome.handed_over > 0 for outcome in outcomes) >= 8
+    assert sum(outcome.joined > 0 for outcome in outcomes) >= 8
+    assert sum(outcome.outlived > 0 for outcome in outcomes) >= 4
+
+
+def test_versions_spread_as_deltas_and_who_lacks_the_base_catches_up() -> None:
+    loops = [SimulatedRun(Schedule.draw(rng_seed)) for rng_seed in range(1000, 1030)]
+    for loop in loops:
+        loop.run()
+    for kind in ("delta", "full", "delta aside", "full aside"):
+        assert sum(loop.judge.forms[kind] > 0 for loop in loops) >= 3, kind
+
+
+def test_every_kind_of_fault_is_drawn() -> None:
+    kinds = {fault.kind for rng_seed in range(300) for fault in Schedule.draw(rng_seed).faults}
+    assert len(kinds) == 21
+
+
+def test_a_run_that_cannot_go_on_names_its_seed() -> None:
+    schedule = Schedule.draw(7)
+    workers = tuple(replace(spec, slots=0) for spec in schedule.workers)
+    with pytest.raises(RunStuckError) as caught:
+        SimulatedRun(replace(schedule, workers=workers)).run()
+    assert "rng_seed=7" in caught.value.__notes__[0]
+
+
+def test_without_faults_nobody_begins_anew() -> None:
+    quiet = replace(Schedule.draw(7), faults=(), refusals=0.0)
+    outcome = SimulatedRun(quiet).run()
+    assert outcome.epochs == 1
+    assert outcome.after_s < 60
+    struck = replace(quiet, faults=(RunFault(5.0, "kill_learner", 1, 1.0),))
+    assert SimulatedRun(struck).run().epochs == 2

@@ -1,0 +1,219 @@
+"""Fleets from files, and what `plan` says of them."""
+
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from echo2d.core.capacity.model import DisseminationMode, mu_min
+from echo2d.core.capacity.worker_cost import choose
+from echo2d.errors import OperatorFault
+from echo2d.plan.fleet.forecast import Ablation, Forecast, provision, relays_of_all, what_if
+from echo2d.plan.fleet.spec import FleetSpec, is_fleet, load_fleet, read_fleet
+from echo2d.views.forecast import draw_provision, provision_picture
+from tests.support.paths import REPO
+
+SCENARIOS = REPO / "scenarios"
+SMALL = SCENARIOS / "fleet-small.toml"
+
+
+def document(**learner: Any) -> dict[str, Any]:
+    """Twenty workers alike, unmetered."""
+    return {
+        "learner": {"t_train_s": 100, "trajectories_per_step": 256, "staleness_max": 4, "publish_every": 3,
+                    "uplink_mbps": 1000, "usd_per_h": 12.0, **learner},
+        "model": {"params": 1e9},
+        "fleet": [{"name": "w", "count": 20, "trajectories_per_h": 720, "usd_per_h": 0.5}],
+    }  # fmt: skip
+
+
+def planned(ablation: Ablation | None = None, **learner: Any) -> Forecast:
+    return provision(read_fleet(document(**learner)), ablation)
+
+
+def test_the_fewest_of_workers_alike() -> None:
+    found = planned()
+    assert found.feasible
+    assert found.why_not == ""
+    assert found.mu_min == mu_min(found.demand)
+    needed = found.demand.gamma * (found.mu_min or 0.0) * 3600 / 720
+    assert found.counts == {"w": -int(-needed // 1)}
+    assert found.usd_per_step == pytest.approx((12.0 + 0.5 * found.counts["w"]) / 36)
+    (row,) = found.facts()["workers"]
+    assert (row["name"], row["count"], row["rho"]) == (
+        "w",
+        found.counts["w"],
+        pytest.approx(0.5 / 720),
+    )
+
+
+def test_the_json_has_what_was_promised() -> None:
+    facts = planned().facts()
+    promised = {
+        "feasible",
+        "why_not",
+        "mu_min",
+        "mu_pool",
+        "bubble",
+        "t_bcast_s",
+        "usd_per_step",
+        "workers",
+    }
+    assert promised <= facts.keys()
+    hopeless = planned(staleness_max=0, publish_every=1).facts()
+    assert hopeless["mu_min"] is None
+    assert hopeless["why_not"]
+
+
+def test_without_peers_a_broadcast_takes_longer_and_more_workers_are_needed() -> None:
+    exclusive = {
+        **document(),
+        "policy": {"mode": "exclusive"},
+        "model": {"params": 1e9, "wire_fraction": 0.2},
+    }
+    ours = provision(read_fleet(exclusive))
+    star = provision(read_fleet(exclusive), Ablation(p2p=False))
+    assert star.demand.t_bcast_s > 2 * ours.demand.t_bcast_s
+    assert len(star.choice.offers) > len(ours.choice.offers)
+
+
+def test_peers_never_make_it_dearer() -> None:
+    """What goes up a metered line is paid for, so those who have one do not pass versions on."""
+    fleet = load_fleet(SMALL)
+    ours, star = provision(fleet), provision(fleet, Ablation(p2p=False))
+    assert ours.usd_per_step <= star.usd_per_step
+    assert ours.relays == "unmetered"
+    assert star.relays == "none"
+    assert star.broadcast.planned_s == pytest.approx(star.broadcast.star_s)
+
+
+def metered(mode: DisseminationMode, wire_fraction: float) -> FleetSpec:
+    """Homes that are not enough, and two kinds of dear lines."""
+    fleet = load_fleet(SCENARIOS / "mix-metered.toml")
+    model, policy = (
+        replace(fleet.model, wire_fraction=wire_fraction),
+        replace(fleet.policy, mode=mode),
+    )
+    return replace(fleet, model=model, policy=policy)
+
+
+def test_a_kind_that_was_left_out_is_not_free_when_it_comes_back() -> None:
+    """Whole versions: a kind that passes them on is dear, is left out, and must not look cheap for that."""
+    found = provision(metered("exclusive", 1.0))
+    assert found.relays == "unmetered"
+    assert found.counts.keys() <= found.broadcast.copies.keys()
+
+
+def test_where_all_receive_all_pass_on_unless_that_is_dearer() -> None:
+    """The homes' lines are too thin for whole versions where workers stop for them, and not where they do not."""
+    assert relays_of_all(metered("exclusive", 1.0), Ablation()) == "all"
+    assert relays_of_all(metered("background", 0.02), Ablation()) == "unmetered"
+    assert relays_of_all(metered("background", 0.02), Ablation(delta=False)) == "unmetered"
+    assert relays_of_all(metered("exclusive", 1.0), Ablation(p2p=False)) == "none"
+
+
+def test_without_prices_it_costs_more_and_the_seed_decides() -> None:
+    fleet = load_fleet(SMALL)
+    cost = [
+        provision(fleet, Ablation(by_cost=False, rng_seed=seed)).usd_per_step for seed in range(4)
+    ]
+    assert len(set(cost)) > 1
+    assert provision(fleet, Ablation(by_cost=False, rng_seed=1)).usd_per_step == cost[1]
+
+
+def test_the_workers_are_those_of_the_broadcast_that_was_predicted() -> None:
+    """Chosen for the T_bcast that choosing them makes."""
+    found = provision(load_fleet(SMALL))
+    assert found.mu_min is not None
+    assert found.mu_pool >= found.demand.gamma * found.mu_min * (1 - 1e-9)
+    assert (
+        found.choice.usd_per_h
+        <= choose(found.choice.offers, found.demand.gamma * found.mu_min).usd_per_h + 1e-9
+    )
+
+
+def test_everybody_works_where_nothing_is_enough() -> None:
+    found = planned(t_train_s=1.0)
+    assert not found.feasible
+    assert found.counts == {"w": 20}
+    assert 0 < found.bubble < 1
+
+
+def test_what_if_has_the_present_cell() -> None:
+    fleet = load_fleet(SMALL)
+    cells = what_if(fleet)
+    found = provision(fleet)
+    (here,) = [
+        c for c in cells if (c.staleness_max, c.publish_every) == (4, found.demand.publish_every)
+    ]
+    assert here.usd_per_step == pytest.approx(found.usd_per_step)
+    assert all(cell.publish_every <= cell.staleness_max + 1 for cell in cells)
+
+
+def test_the_picture_says_it_all(tmp_path: Path) -> None:
+    fleet = load_fleet(SMALL)
+    found = provision(fleet)
+    console = Console(width=120, record=True, file=StringIO())
+    console.print(provision_picture(found, what_if(fleet)))
+    text = console.export_text()
+    for words in ("the learner stays busy", "4090", "usd a step", "kappa = 3", "bubble 0.0%"):
+        assert words in text
+    pytest.importorskip("matplotlib")
+    draw_provision(found, tmp_path / "plan.png")
+    assert (tmp_path / "plan.png").stat().st_size > 1000
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"fleet": []}, r"\[\[fleet\]\]: expected at least one"),
+        ({"fleet": {"name": "w"}}, "double brackets"),
+        ({"fleet": [{"name": "w"}]}, "fleet.trajectories_per_h: expected"),
+        ({"fleet": [{"name": "w", "trajectories_per_h": 1}] * 2}, "fleet.name: expected different ones"),
+        ({"fleet": [{"name": "w", "trajectories_per_h": 1, "count": 4096}, {"name": "v", "trajectories_per_h": 1}]},
+         "at most 4096 workers"),
+        ({"fleet": [{"name": "w", "trajectories_per_h": -1}]}, "fleet.trajectories_per_h: .*at least 0"),
+        ({"fleet": [{"name": "w", "trajectories_per_h": float("nan")}]}, "fleet.trajectories_per_h"),
+        ({"model": {"params": float("inf")}}, "model.params"),
+        ({"fleet": [{"name": "w", "trajectories_per_h": 1, "usd_per_h": float("inf")}]}, "fleet.usd_per_h"),
+        ({"workers": {}}, r"\[workers\]: unknown table"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_named(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(OperatorFault, match=words):
+        read_fleet({**document(), **change})
+
+
+def test_kappa_beyond_s_is_a_mistake(tmp_path: Path) -> None:
+    with pytest.raises(OperatorFault, match="more deadlocks"):
+        read_fleet(document(publish_every=6))
+    path = tmp_path / "bad.toml"
+    path.write_text("[learner]\n")
+    with pytest.raises(OperatorFault, match=r"bad\.toml: .*t_train_s"):
+        load_fleet(path)
+
+
+@pytest.mark.parametrize("path", sorted(SCENARIOS.glob("fleet-*.toml")), ids=lambda path: path.stem)
+def test_every_scenario_is_one(path: Path) -> None:
+    assert is_fleet(path)
+    assert isinstance(load_fleet(path), FleetSpec)
+    assert not is_fleet(SCENARIOS / "mixed.toml")
+
+
+def test_the_learners_bytes_are_paid_for_and_few() -> None:
+    model = {"params": 1e9, "wire_fraction": 0.1}
+    free, paid = (
+        provision(read_fleet({**document(uplink_mbps=10_000, usd_per_gb_up=price), "model": model}))
+        for price in (0.0, 0.09)
+    )
+    assert free.facts()["seed_copies"] > paid.facts()["seed_copies"] == pytest.approx(1.0)
+    assert free.facts()["seed_usd_per_h"] == 0
+    versions_per_h = 3600 / paid.demand.period_s
+    assert paid.facts()["seed_usd_per_h"] == pytest.approx(0.09 * 0.2 * versions_per_h)
+    assert paid.usd_per_h == pytest.approx(
+        12.0 + paid.choice.usd_per_h + paid.facts()["seed_usd_per_h"]
+    )
+    assert paid.mu_min == free.mu_min

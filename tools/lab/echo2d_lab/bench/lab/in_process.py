@@ -1,0 +1,122 @@
+"""A run without processes, sockets, disk or clock: a `MemoryRun` with a task and one eager worker.
+
+    run = InProcess(rules, task, writer)
+    run.open_session(); run.publish(0, digest)
+    body, digest = run.take(1); run.commit(1, digest); run.publish(1, digest) ...
+
+The worker is faster than any learner: whenever it may start a group it has finished it at once, by the newest version.
+So it always runs ahead as far as admission lets it, and what waits in the buffer is as stale as S and kappa make it:
+with kappa = 1 exactly S train steps, else S - kappa + 1 to S, once the first S + 1 batches are through. The seed hands
+every version over whole. The same writer and task give the same batches. For experiments; nothing here is durable.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from echo2d.core.base.ids import Digest, Version
+from echo2d.core.cluster.events import PeerSaid
+from echo2d.core.cluster.rules import RunRules
+from echo2d.core.coordinator.events import CommitAsked, CoordinatorEvent
+from echo2d.core.protocol.control_messages import VersionKey
+from echo2d.core.protocol.trajectory import Source, pack_tokens, unpack_tokens
+from echo2d.core.rollouts.events import DrawPrompt, PromptDrawn, ScoreSample
+from echo2d.tasks.base import Reward, Task
+from echo2d_lab.standins.memory_run import MemoryRun
+
+OK = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """One whole answer, and log p of each of its tokens under the distribution it was drawn from."""
+
+    tokens: list[int]
+    logprobs: list[float]
+
+
+class Writer(Protocol):
+    """What the worker generates with."""
+
+    def refit(self, version: VersionKey) -> None:
+        """From now on this one writes."""
+
+    def write(
+        self, prompts: Sequence[Sequence[int]], samples: Sequence[int]
+    ) -> list[list[Written]]:
+        """samples[i] answers to prompts[i]."""
+
+
+class InProcess(MemoryRun):
+    """See the module docstring. slots: samples that the worker writes at a time."""
+
+    def __init__(self, rules: RunRules, task: Task, writer: Writer, *, slots: int) -> None:
+        super().__init__(rules)
+        self._task, self._writer = task, writer
+        self.connect("seed", kind="seed", slots=0)
+        self._worker = self.connect("worker", slots=slots)
+        self.work()
+
+    def publish(self, version: int, digest: Digest) -> None:
+        """When this returns, the worker serves it and has written all that it may write by it."""
+        reply = self.publish_key(VersionKey(Version(version), digest))
+        assert reply.status == OK, reply.body
+        self.work()
+
+    def take(self, step: int) -> tuple[bytes, Digest]:
+        """The bytes of the step's batch and their digest."""
+        request = self.ask_batch(step)
+        self.work()
+        reply = self.replies.pop(request, None)
+        assert reply is not None, (
+            f"nothing moves, and there is no batch: {self.stopped or self.state.status()}"
+        )
+        assert isinstance(reply.body, bytes), reply.body
+        assert reply.digest is not None
+        return reply.body, reply.digest
+
+    def commit(self, step: int, digest: Digest) -> int:
+        """The publish period in force. A train step takes a second."""
+        self.now += 1.0
+        reply = self.call(lambda number: CommitAsked(number, self.ledger.epoch, step, digest, 1.0))
+        assert isinstance(reply.body, dict)
+        assert reply.status == OK, reply.body
+        self.work()
+        return int(reply.body["publish_every"])
+
+    # --- the worker and the task
+
+    def _drawn(self, order: DrawPrompt) -> CoordinatorEvent:
+        prompt = self._task.prompt(order.cursor)
+        source = Source(order.task, prompt.row)
+        return PromptDrawn(order.cursor, pack_tokens(prompt.tokens), source)
+
+    def step_workers(self) -> bool:
+        """Refit, or write all that was granted."""
+        worker = self._worker
+        if worker.ready is not None:
+            self._writer.refit(worker.ready)
+            return self.refit(worker)
+        granted = list(worker.leases.items())
+        if not granted:
+            return False
+        prompts = [unpack_tokens(lease.prompt).tolist() for _, lease in granted]
+        answers = self._writer.write(prompts, [len(lease.samples) for _, lease in granted])
+        for (key, lease), written in zip(granted, answers, strict=True):
+            for sample, each in zip(lease.samples, written, strict=True):
+                stopped = each.tokens[-1] in self.rules.tasks[0].stop_token_ids
+                result = worker.finish(
+                    key,
+                    sample,
+                    tokens=each.tokens,
+                    logprobs=each.logprobs,
+                    finish="stop" if stopped else "length",
+                )
+                self.pending.append(PeerSaid(worker.session, result))
+        return True
+
+    def _reward(self, order: ScoreSample) -> float:
+        reward = self._task.reward(
+            self._task.prompt(order.cursor), unpack_tokens(order.tokens).tolist()
+        )
+        return reward.value if isinstance(reward, Reward) else reward

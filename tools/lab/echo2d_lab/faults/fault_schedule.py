@@ -1,0 +1,264 @@
+"""Draws a fault schedule from one rng_seed: the rules of a run, its workers, and its faults.
+
+Until `heal_s` anything may go wrong. Then every process runs again and no more faults come. Only
+bad workers stay bad for ever: they must not hold up the others (I6).
+"""
+
+import random
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Literal
+
+from echo2d.core.audit.events import LimitsLearnt
+from echo2d.core.base.ids import RunId
+from echo2d.core.cluster.rules import (
+    AuditRules,
+    EpisodeRules,
+    EvalRules,
+    RowFilter,
+    RunRules,
+    TaskRules,
+)
+from echo2d.registry import SHAPES
+from echo2d_lab.faults.engine import STOP, VOCAB
+
+FaultKind = Literal[
+    "kill_coordinator",  # kill -9, together with the seed; both come back
+    # The same within a turn: before its transaction, after it, or among its other actions.
+    "kill_in_commit",
+    "pause_coordinator",
+    "jump_coordinator",
+    "kill_seed",
+    "encode_fails",
+    "kill_worker",
+    "vanish_worker",  # its machine is gone, and the coordinator is not told
+    "stop_worker",  # an orderly end
+    "pause_worker",
+    "jump_worker",
+    "cut",  # its control link is reset
+    "block",  # a partition: it reaches neither coordinator nor peers
+    "cut_links",  # to its peers
+    "hang",  # its engine makes no tokens
+    "revoke",  # its credential becomes void for ever
+    "kill_learner",
+    "second_learner",
+    "lose_call",  # an answer to the learner gets lost
+    "rewards_fail",
+    "kill_auditor",
+]
+Badness = Literal["", "lies", "hangs", "dead", "slow"]
+
+# A newcomer for ever: none of its answers may be trained on before its verdict.
+NEVER_CLEAR = 1 << 30
+
+# What an earlier process learnt of honest engines.
+LEARNT = LimitsLearnt("torch", 0.1, 0.002, 0)
+EVALUATED = 0.4
+ENVIRONMENTS = 0.33  # share of the runs in which tasks may be environments
+EPISODES = (EpisodeRules(), EpisodeRules(turns_max=2), EpisodeRules(tokens_max=24))
+OUTSIDE = 0.5  # share of those in which agents outside play some of them
+AUDITED = 0.25  # share of runs that have an audit
+# How often each kind is drawn, relative to the others.
+KINDS: tuple[tuple[FaultKind, int], ...] = (
+    ("kill_coordinator", 2), ("kill_in_commit", 4), ("pause_coordinator", 1),
+    ("jump_coordinator", 1), ("kill_seed", 1), ("encode_fails", 1), ("kill_worker", 3),
+    ("vanish_worker", 1), ("stop_worker", 1), ("pause_worker", 2), ("jump_worker", 1), ("cut", 4),
+    ("block", 3), ("cut_links", 2), ("hang", 1), ("revoke", 1), ("kill_learner", 4),
+    ("second_learner", 1), ("lose_call", 2), ("rewards_fail", 1),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSpec:
+    """One worker. slots: 0 for a relay peer. lies: share of its results that are lies.
+
+    faulty: share of its refits and applies that fail. bad: a fault that never heals.
+    """
+
+    slots: int
+    latency_s: float
+    token_s: float
+    lies: float
+    faulty: float
+    joins_at_s: float
+    bad: Badness
+
+
+@dataclass(frozen=True, slots=True)
+class RunFault:
+    """One fault. worker: the number of the worker that it strikes, if its kind strikes one."""
+
+    at_s: float
+    kind: FaultKind
+    worker: int
+    lasts_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """learnt: what the audit knows from the start. train_s: seconds per train step. refusals: share
+    of batches of which the learner refuses a group.
+    """
+
+    rng_seed: int
+    rules: RunRules
+    workers: tuple[WorkerSpec, ...]
+    faults: tuple[RunFault, ...]
+    heal_s: float
+    train_s: float
+    checkpoint_every: int
+    refusals: float
+    learnt: LimitsLearnt | None = None
+
+    @staticmethod
+    def draw(rng_seed: int) -> "Schedule":
+        rng = random.Random(rng_seed)
+        workers = _workers(rng)
+        heal_s = rng.uniform(15.0, 60.0)
+        rules = _rules(rng, random.Random(rng_seed ^ 0x1E46).choice([8, 8, 24]))
+        faults = _faults(rng, len(workers), heal_s)
+        chance = random.Random(rng_seed ^ 0xA0D17)
+        learnt = None
+        if chance.random() < AUDITED:
+            rules = replace(rules, audit=_audit(chance))
+            learnt = LEARNT if chance.random() < 0.8 else None
+            kills = [chance.uniform(0.5, heal_s) for _ in range(chance.randint(0, 3))]
+            died = [RunFault(at, "kill_auditor", 1, chance.uniform(0.2, 20.0)) for at in kills]
+            faults = tuple(sorted([*faults, *died], key=lambda fault: fault.at_s))
+        rules = replace(rules, evals=_evals(random.Random(rng_seed ^ 0xE7A1), rules))
+        rules = replace(rules, tasks=_environments(random.Random(rng_seed ^ 0xE9150), rules))
+        rules = replace(rules, evals=_played(random.Random(rng_seed ^ 0xE7A9150), rules))
+        patience = random.Random(rng_seed ^ 0xBA7E).choice([0.0, 1.5, 3.0])
+        rules = replace(rules, group_patience=patience)
+        return Schedule(
+            rng_seed=rng_seed,
+            rules=rules,
+            workers=workers,
+            faults=faults,
+            heal_s=heal_s,
+            train_s=rng.choice([0.3, 1.0, 3.0]),
+            checkpoint_every=rng.randint(1, 4),
+            refusals=rng.choice([0.0, 0.0, 0.2]),
+            learnt=learnt,
+        )
+
+
+def _rules(rng: random.Random, max_new_tokens: int) -> RunRules:
+    staleness_max = rng.randint(0, 3)
+    trajectories, group_size = rng.choice([(4, 2), (2, 2), (6, 3), (3, 1), (8, 4)])
+    return RunRules(
+        run_id=RunId("run-1"),
+        staleness_max=staleness_max,
+        publish_every=rng.choice([None, rng.randint(1, staleness_max + 1)]),
+        trajectories_per_step=trajectories,
+        group_size=group_size,
+        group_min=(group_size + 1) // 2,
+        tasks=_tasks(rng, max_new_tokens),
+        context_max=1 << 16,  # no answer reaches it
+        vocab_size=VOCAB,
+        over_stale=rng.choice(["drop", "drop", "mask"]),
+        filter_zero_variance=rng.random() < 0.7,
+        shape=rng.choice(list(SHAPES)),
+        chains=rng.randint(1, 2),
+    )
+
+
+def _tasks(rng: random.Random, max_new_tokens: int) -> tuple[TaskRules, ...]:
+    """One to three tasks. The last of several filters its rows, and has shorter answers."""
+    weights = rng.choice([(1,), (1,), (1, 1), (5, 3, 2)])
+    tasks = [
+        TaskRules(
+            name=f"task {number}",
+            weight=Fraction(weight),
+            max_new_tokens=max_new_tokens,
+            stop_token_ids=(STOP,),
+        )
+        for number, weight in enumerate(weights)
+    ]
+    if len(tasks) > 1:
+        tasks[-1] = replace(
+            tasks[-1], max_new_tokens=max(1, max_new_tokens // 2), row_filter=RowFilter(1, 2)
+        )
+    return tuple(tasks)
+
+
+def _environments(chance: random.Random, rules: RunRules) -> tuple[TaskRules, ...]:
+    """In one schedule of three, each task may be an environment."""
+    if chance.random() > ENVIRONMENTS:
+        return rules.tasks
+    tasks = [replace(task, episode=chance.choice([None, *EPISODES])) for task in rules.tasks]
+    # Drawn afterwards: older schedules keep their environments.
+    for number, task in enumerate(tasks):
+        if task.episode is not None and chance.random() < OUTSIDE:
+            tasks[number] = replace(task, episode=replace(task.episode, outside=True))
+    return tuple(tasks)
+
+
+def _evals(chance: random.Random, rules: RunRules) -> tuple[EvalRules, ...]:
+    """Mostly none. Their questions are rows that the tasks have, too."""
+    if chance.random() > EVALUATED:
+        return ()
+    task = replace(rules.tasks[0], name="held", row_filter=None)
+    return (
+        EvalRules(
+            task,
+            every=chance.randint(1, 3),
+            samples=chance.randint(1, 2),
+            rows=chance.randint(1, 4),
+            hold_s=chance.choice([0.5, 5.0, 30.0]),
+        ),
+    )
+
+
+def _played(chance: random.Random, rules: RunRules) -> tuple[EvalRules, ...]:
+    """Half of the evaluations are of environments."""
+    if chance.random() < 0.5:
+        return rules.evals
+    return tuple(
+        replace(each, task=replace(each.task, episode=chance.choice(EPISODES)))
+        for each in rules.evals
+    )
+
+
+def _audit(chance: random.Random) -> AuditRules:
+    return AuditRules(
+        newcomer=chance.choice([0, 3, NEVER_CLEAR]),
+        share=chance.choice([0.0, 0.1, 1.0]),
+        wait_s=chance.choice([2.0, 20.0, 60.0]),
+        trusts=chance.random() < 0.9,
+    )
+
+
+def _workers(rng: random.Random) -> tuple[WorkerSpec, ...]:
+    """Draw the workers. The first is good, has slots and joins at once, so the run can finish."""
+    first = WorkerSpec(
+        rng.randint(2, 6), rng.uniform(0.001, 0.05), rng.uniform(0.02, 0.3), 0.0, 0.05, 0.0, ""
+    )
+    return (first, *(_worker(rng) for _ in range(rng.randint(0, 3))))
+
+
+def _worker(rng: random.Random) -> WorkerSpec:
+    bad: Badness = rng.choice(["", "", "", "", "lies", "hangs", "dead", "slow"])
+    return WorkerSpec(
+        slots=rng.choice([0, 1, 2, 4, 6]),
+        latency_s=rng.uniform(0.001, 0.2),
+        token_s=3.0 if bad == "slow" else rng.uniform(0.02, 0.5),
+        lies=rng.uniform(0.3, 1.0) if bad == "lies" or rng.random() < 0.2 else 0.0,
+        faulty=rng.choice([0.0, 0.05, 0.3]),
+        joins_at_s=rng.choice([0.0, 0.0, rng.uniform(0.0, 30.0)]),
+        bad=bad,
+    )
+
+
+def _faults(rng: random.Random, workers: int, heal_s: float) -> tuple[RunFault, ...]:
+    names, weights = zip(*KINDS, strict=True)
+    drawn = [
+        RunFault(
+            at_s=rng.uniform(0.5, heal_s),
+            kind=rng.choices(names, weights)[0],
+            worker=1 + rng.randrange(workers),
+            lasts_s=rng.choice([rng.uniform(0.2, 5.0), rng.uniform(5.0, 25.0)]),
+        )
+        for _ in range(rng.randint(2, 12))
+    ]
+    return tuple(sorted(drawn, key=lambda fault: fault.at_s))

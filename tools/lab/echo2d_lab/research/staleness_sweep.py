@@ -1,0 +1,248 @@
+"""What staleness does to learning, and which correction bears it: `make staleness-sweep`, on one core.
+
+The real coordinator core and the real learner's train step in one process (`echo2d_lab.bench.lab.in_process`): a worker
+that is always ahead makes the data as stale as the staleness bound S and the publish period kappa let it be. The task
+and the model are the demo's. Every finished run is a line of a file, and is not made again; remove the file to measure
+anew. A run is its seed's: the same machine gives the same numbers again.
+
+    docs/staleness.jsonl         60 steps: every S x kappa x {none, BEST}, and every correction where it is hardest,
+                                 S = 11 with kappa = 1. Draws docs/figures/staleness.png and .csv (`staleness_figure`)
+    docs/staleness_long.jsonl    --long, 360 steps: every S x {default, clip} with kappa = 1, the freshest data that S
+                                 allows. For what an accuracy costs (`usd_to_accuracy`)
+"""
+
+import argparse
+import json
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from echo2d.client import read_batch
+from echo2d.core.base.ids import RunId
+from echo2d.core.cluster.rules import RunRules, TaskRules
+from echo2d.demo.run import CACHE
+from echo2d.demo.tiny_model import TinyRecipe, accuracies, held_out_prompts, make_tiny_model
+from echo2d.learner.batch.checks import BatchRules, Trained, faults, staleness_histogram
+from echo2d.learner.batch.packing import answers_of
+from echo2d.learner.config import Dtype, LearnerConfig
+from echo2d.learner.model.load import load_model
+from echo2d.learner.model.policy import Policy
+from echo2d.learner.objective.hooks import advantages_of
+from echo2d.learner.ranks.ranks import Ranks, whole
+from echo2d.tasks.base import Task
+from echo2d.tasks.sort_digits import EOS, VOCABULARY, SortDigits
+from echo2d_lab.bench.broadcast.torch_writer import TorchWriter
+from echo2d_lab.bench.lab.in_process import InProcess
+from echo2d_lab.research.staleness_figure import FIGURES, draw
+
+REPO = Path(__file__).parents[4]
+RUNS, LONG_RUNS = REPO / "docs" / "staleness.jsonl", REPO / "docs" / "staleness_long.jsonl"
+
+STEPS, LONG_STEPS, LR = 60, 360, 1e-4  # the accuracy still rises at the end of both
+PER_STEP, GROUP_SIZE, MAX_NEW_TOKENS = 128, 8, 12
+LOOK_EVERY = 6  # steps between two looks at the accuracy
+SEEDS = (0, 1, 2)
+MORE_SEEDS = (3,)  # of long runs with S = 0 and 3, to say more exactly what S = 3 costs
+BOUNDS = (0, 1, 3, 6, 11)
+HARDEST = (11, 1)
+PURE = {"proximal": "recomputed"}  # with one optimizer step a train step: no clip, importance p / q
+CORRECTIONS: dict[str, dict[str, Any]] = {
+    "none": {**PURE, "correction": "none"},
+    "tis": {**PURE, "correction": "tis"},
+    "icepop": {**PURE, "correction": "icepop"},
+    "sequence_mask": {**PURE, "correction": "sequence_mask"},
+    "loglinear": {"proximal": "loglinear", "correction": "tis"},
+    "clip": {"proximal": "rollout", "correction": "none"},
+    "clip_tis": {"proximal": "rollout", "correction": "tis"},
+}
+BEST = "clip_tis"
+# The learner's own, with its two-sided clip, and plain GRPO as ECHO-2 has it.
+LONG = ("default", "clip")
+RECIPES = {**CORRECTIONS, "default": {"clip_ratio_max": 3.0}}
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """staleness: S. publish_every: kappa."""
+
+    staleness: int
+    publish_every: int
+    correction: str
+    seed: int
+
+    def __str__(self) -> str:
+        return f"S={self.staleness} kappa={self.publish_every} {self.correction} seed={self.seed}"
+
+
+def cases() -> Iterator[Case]:
+    """Each once, seed by seed: the corrections side by side, then the table."""
+    compared = [(*HARDEST, correction) for correction in CORRECTIONS]
+    table = [
+        (bound, kappa, each)
+        for bound in BOUNDS
+        for kappa in kappas(bound)
+        for each in ("none", BEST)
+    ]
+    for seed in SEEDS:
+        yield from (Case(*setting, seed) for setting in dict.fromkeys([*compared, *table]))
+
+
+def long_cases() -> Iterator[Case]:
+    """Each once, what is wanted most first. With S = 0 no ratio is large enough for the two to differ."""
+    everything = [(seed, each) for seed in SEEDS for each in LONG]
+    for seed, each in sorted(everything, key=lambda one: (one[0] > 0, LONG.index(one[1]))):
+        yield from (Case(bound, 1, each, seed) for bound in BOUNDS[each != "default" :])
+    yield from (Case(bound, 1, "default", seed) for seed in MORE_SEEDS for bound in (0, 3))
+
+
+def kappas(bound: int) -> list[int]:
+    return sorted({1, max(1, bound - 1)})
+
+
+class Run:
+    """One learner and one swarm. dtype: as learner.dtype. rules, task: None: those of the sweep."""
+
+    def __init__(
+        self,
+        case: Case,
+        steps: int = STEPS,
+        dtype: Dtype = "float32",
+        rules: RunRules | None = None,
+        task: Task | None = None,
+    ) -> None:
+        self._case, self._steps = case, steps
+        recipe = TinyRecipe(rng_seed=case.seed)
+        model = make_tiny_model(CACHE, recipe)
+        self._held_out = held_out_prompts(recipe)
+        config = replace(_config(case, model), steps=steps, dtype=dtype)
+        self._judge = load_model(model)  # float32, whatever the layers under training are
+        self._advantages, self._policy = advantages_of(config), Policy(config, Ranks())
+        self._rules = BatchRules(
+            case.staleness, PER_STEP // GROUP_SIZE, GROUP_SIZE, len(VOCABULARY), GROUP_SIZE
+        )
+        self._writer = TorchWriter(model, frozenset({EOS}), MAX_NEW_TOKENS, case.seed)
+        self.swarm = InProcess(
+            rules or sweep_rules(case), task or SortDigits(case.seed), self._writer, slots=PER_STEP
+        )
+
+    def train(self) -> dict[str, Any]:
+        """The facts of the run."""
+        began, cpu = time.monotonic(), time.process_time()
+        rows, ages, trained = [], Counter[int](), Trained()
+        looks = [self._look(0)]
+        self.swarm.open_session()
+        self._publish(0)
+        for step in range(1, self._steps + 1):
+            body, digest = self.swarm.take(step)
+            batch = read_batch(1, digest.hex(), body)
+            assert not faults(batch, step, self._rules, trained), "I1"
+            trained.add(batch)
+            ages.update(staleness_histogram(batch))
+            answers = [
+                each for group in answers_of(batch, self._rules, self._advantages) for each in group
+            ]
+            report = self._policy.train_step(
+                step, self._policy.lay_out([answers]), self._case.staleness
+            )
+            rewards = [one.reward for group in batch.groups for one in group.trajectories]
+            rows.append(
+                {
+                    **asdict(report.means),
+                    "reward": sum(rewards) / len(rewards),
+                    "norm": report.grad_norm,
+                }
+            )
+            if step % LOOK_EVERY == 0:
+                looks.append(self._look(step))
+            every = self.swarm.commit(step, digest)
+            if step % every == 0 or step == self._steps:
+                self._publish(step)
+        seconds = {
+            "wall_s": round(time.monotonic() - began, 1),
+            "cpu_s": round(time.process_time() - cpu, 1),
+        }
+        return {"looks": looks, "ages": dict(sorted(ages.items())), **_summary(rows), **seconds}
+
+    def _publish(self, version: int) -> None:
+        self.swarm.publish(version, self._writer.offer(self._weights()))
+
+    def _weights(self) -> dict[str, Any]:
+        return {name: whole(weight) for name, weight in self._policy.weights().items()}
+
+    def _look(self, step: int) -> tuple[int, float]:
+        """The mean probability of a right answer to the held-out prompts; no chance in it."""
+        self._judge.load_state_dict(self._weights())
+        return step, round(accuracies(self._judge, self._held_out)[1], 4)
+
+
+def _summary(rows: list[dict[str, float]]) -> dict[str, Any]:
+    """Means over the train steps, and the largest ones."""
+    facts: dict[str, Any] = {}
+    for name in ("reward", "kl", "clip_share", "corrected_share"):
+        facts[name] = round(sum(row[name] for row in rows) / len(rows), 5)
+    return {
+        **facts,
+        "ratio_max": max(row["ratio_max"] for row in rows),
+        "norm_max": max(row["norm"] for row in rows),
+    }
+
+
+def _config(case: Case, model: Path) -> LearnerConfig:
+    """Of the learner's parts that run here; the coordinator's address and the directories are nobody's."""
+    return LearnerConfig(
+        url="http://127.0.0.1:1", token_file=Path("none"), model=model, snapshot_root=Path("none"),
+        out_dir=Path("none"), steps=STEPS, lr=LR, threads=1, packing=False, device="cpu", rng_seed=case.seed,
+        advantage_std="population", **{"clip_ratio_max": 0.0, "mask_high": 2.0, **RECIPES[case.correction]},
+    )  # fmt: skip
+
+
+def sweep_rules(case: Case) -> RunRules:
+    """Groups whose rewards are all equal are not replaced: they teach nothing, in every run alike."""
+    return RunRules(
+        RunId("sweep"), case.staleness, case.publish_every, PER_STEP, GROUP_SIZE,
+        (TaskRules(max_new_tokens=MAX_NEW_TOKENS, stop_token_ids=(EOS,)),),
+        len(VOCABULARY), "drop", filter_zero_variance=False, shape="star", chains=1, delta=False,
+    )  # fmt: skip
+
+
+def finished(path: Path) -> list[dict[str, Any]]:
+    """The runs that are there. A last line that was cut short is none."""
+    if not path.exists():
+        return []
+    lines = path.read_text(encoding="utf-8").split("\n")[:-1]
+    return [json.loads(line) for line in lines]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--long", action="store_true", help="the runs of 360 steps")
+    parser.add_argument(
+        "--figures", type=Path, default=FIGURES, help="where staleness.png and .csv go"
+    )
+    parser.add_argument("--runs", type=int, help="make at most so many")
+    wanted = parser.parse_args()
+    path, steps = (LONG_RUNS, LONG_STEPS) if wanted.long else (RUNS, STEPS)
+    rows = finished(path)
+    there = {Case(*(row[name] for name in Case.__slots__)) for row in rows}
+    planned = list(long_cases() if wanted.long else cases())
+    missing = [case for case in planned if case not in there][: wanted.runs]
+    for number, case in enumerate(
+        missing, len(planned) - len([c for c in planned if c not in there]) + 1
+    ):
+        row = {**asdict(case), **Run(case, steps).train()}
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+        rows.append(row)
+        first, last = row["looks"][0][1], row["looks"][-1][1]
+        print(
+            f"{number}/{len(planned)} {case}: {first:.3f} -> {last:.3f}, staleness {row['ages']}, {row['wall_s']} s"
+        )
+    if not wanted.long:
+        draw(rows, wanted.figures)
+
+
+if __name__ == "__main__":
+    main()
