@@ -10,8 +10,8 @@ synchronous=FULL).
                so that no commit has to do it
 
 Deleted are: a dropped group with its samples, leases, and attachments that no other prompt has; the
-batches, commits and frozen groups of steps that the learner made durable (`CheckpointKept`). Publishing a revoked version again makes it
-live again.
+batches, commits and frozen groups of steps that the learner made durable (`CheckpointKept`).
+Publishing a revoked version again makes it live again.
 
 Blocking functions: one thread owns a Ledger from `open` to `close`. A lock on `<name>.lock` keeps
 other processes out.

@@ -46,9 +46,9 @@ The core takes every decision; this module only turns requests into events, and 
     the gateway's, if it is enabled     see net/gateway/routes.py; its errors have OpenAI's shape
 
 Every error is {"error": a short code, "detail": one line}, with status 400 (malformed or refused),
-401 / 403 (caller unknown / not allowed), 404 (no such attachment), 409 (the run's state forbids it, or the
-learner is of another build), 413 (too large), 415 (encoded body), 503 (busy, try again) or 507 (disk). Unknown fields are refused. Request bodies are
-never decompressed.
+401 / 403 (caller unknown / not allowed), 404 (no such attachment), 409 (the run's state forbids it, or
+the learner is of another build), 413 (too large), 415 (encoded body), 503 (busy, try again) or 507
+(disk). Unknown fields are refused. Request bodies are never decompressed.
 """
 
 import asyncio
