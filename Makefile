@@ -3,9 +3,13 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 ARGS ?=
-SEARCHES ?= 20  # times that a soak runs the property tests, by chance
+SEARCHES ?= 5  # times that `make nightly-fuzz` runs the property tests, by chance
+TWO := --numprocesses 2 --dist worksteal
 
-.PHONY: setup demo math calculator poker test lab sglang-test trl-example envs-test boards-test browser-test staleness-sweep bench bench-delta soak soak-run image figures mutants check coverage native-sanitize native-wheel clean
+NIGHTLY := sglang sglang-loop trl envs boards browser lab image native runs kills rates slow faults fuzz mutants
+
+.PHONY: setup demo math calculator poker unit test nightly bench bench-delta soak soak-run image figures staleness-sweep check coverage clean \
+	$(NIGHTLY:%=nightly-%)
 
 setup: $(READY)
 
@@ -28,13 +32,74 @@ calculator: $(READY)
 poker: $(READY)
 	$(BIN)/python -m examples.poker.run $(ARGS)
 
-test: $(READY)
-	$(BIN)/pytest --numprocesses 2 $(ARGS)
-	$(BIN)/pytest -m "e2e and alone" $(ARGS)
-	$(BIN)/pytest -m "e2e and not alone" --numprocesses 2 --dist worksteal $(ARGS)
+# Pure decisions: no torch, no socket, no process. At every save.
+unit: $(READY)
+	@echo "make unit: about 1 minute on two cores"
+	$(BIN)/pytest tests/unit $(TWO) $(ARGS)
 
-lab: $(READY)
-	$(BIN)/pytest -m lab $(ARGS)
+# At every commit. The real runs come first, because they take longest.
+test: $(READY)
+	@echo "make test: about 12 minutes on two cores"
+	$(BIN)/pytest tests/e2e tests/unit tests/shells $(TWO) $(ARGS)
+
+# Parts of the night: each takes at most 20 minutes. docs/testing.md says which one a change needs.
+nightly: $(NIGHTLY:%=nightly-%)
+
+nightly-sglang: $(READY)
+	bash tools/sglang_cpu/setup.sh
+	$(BIN)/pytest tests/nightly/sglang --ignore=tests/nightly/sglang/test_loop.py -rs --log-level=INFO $(ARGS)
+
+nightly-sglang-loop: $(READY)
+	bash tools/sglang_cpu/setup.sh
+	$(BIN)/pytest tests/nightly/sglang/test_loop.py -rs --log-level=INFO $(ARGS)
+
+nightly-trl: $(READY)
+	bash tools/trl/setup.sh
+	$(BIN)/pytest tests/nightly/trl $(ARGS)
+
+nightly-envs: $(READY)
+	bash tools/envs/setup.sh
+	ECHO2D_VERIFIERS=$$(bash tools/envs/setup.sh | tail -1) $(BIN)/pytest tests/nightly/envs -rs --log-cli-level=INFO $(ARGS)
+
+nightly-boards: $(READY)
+	bash tools/boards/setup.sh
+	ECHO2D_PROMETHEUS=$$(bash tools/boards/setup.sh | tail -1) $(BIN)/pytest tests/nightly/boards $(ARGS)
+
+nightly-browser: $(READY)
+	bash tools/page/setup.sh
+	PYTHONPATH=$$(bash tools/page/setup.sh | tail -1) $(BIN)/pytest tests/nightly/browser -rs $(ARGS)
+
+nightly-lab: $(READY)
+	$(BIN)/pytest tests/nightly/lab --ignore=tests/nightly/lab/test_image.py --ignore=tests/nightly/lab/test_services.py -rs $(ARGS)
+
+nightly-image: $(READY)
+	bash tools/image/setup.sh
+	$(BIN)/pytest tests/nightly/lab/test_image.py tests/nightly/lab/test_services.py -rs $(ARGS)
+
+nightly-native: $(READY)
+	tools/native_sanitize.sh $(if $(ARGS),$(ARGS),--messages 1000)
+	tools/native_wheel.sh
+
+nightly-runs: $(READY)
+	$(BIN)/pytest tests/nightly/runs -m "not alone and not soak" $(TWO) $(ARGS)
+
+nightly-kills: $(READY)
+	$(BIN)/pytest tests/e2e -m "nightly and not alone" $(TWO) $(ARGS)
+
+nightly-rates: $(READY)
+	$(BIN)/pytest tests/nightly/runs tests/e2e -m "alone and not soak" $(ARGS)
+
+nightly-slow: $(READY)
+	$(BIN)/pytest tests/unit tests/shells --ignore=tests/unit/sim/test_faults.py -m "nightly and not soak" $(TWO) $(ARGS)
+
+nightly-faults: $(READY)
+	$(BIN)/pytest -m "soak or nightly" tests/unit/sim/test_faults.py $(TWO) $(ARGS)
+
+nightly-fuzz: $(READY)
+	for i in $$(seq $(SEARCHES)); do $(BIN)/pytest tests/unit/property --hypothesis-profile=search --timeout 0 $(TWO) || exit 1; done
+
+nightly-mutants: $(READY)
+	$(BIN)/python tools/mutants.py $(ARGS)
 
 bench: $(READY)
 	$(BIN)/python -m echo2d_lab.research.broadcast_table $(ARGS)
@@ -45,34 +110,13 @@ bench-delta: $(READY)
 	$(BIN)/python -m echo2d_lab.research.delta_table runs/rl
 
 soak: $(READY)
-	$(BIN)/pytest -m soak $(ARGS)
-	for i in $$(seq $(SEARCHES)); do $(BIN)/pytest tests/unit/property --hypothesis-profile=search --timeout 0 || exit 1; done
+	$(BIN)/pytest -m soak tests/unit tests/shells tests/e2e $(ARGS)
 
 soak-run: $(READY)
 	$(BIN)/echo2d bench soak $(ARGS)
 
 image:
 	tools/image/build.sh $(ARGS)
-
-sglang-test: $(READY)
-	bash tools/sglang_cpu/setup.sh
-	$(BIN)/pytest -m sglang tests/nightly/sglang -rs --log-level=INFO $(ARGS)
-
-trl-example: $(READY)
-	bash tools/trl/setup.sh
-	$(BIN)/pytest -m trl tests/nightly/trl $(ARGS)
-
-envs-test: $(READY)
-	bash tools/envs/setup.sh
-	ECHO2D_VERIFIERS=$$(bash tools/envs/setup.sh | tail -1) $(BIN)/pytest -m envs tests/nightly/envs -rs --log-cli-level=INFO $(ARGS)
-
-boards-test: $(READY)
-	bash tools/boards/setup.sh
-	ECHO2D_PROMETHEUS=$$(bash tools/boards/setup.sh | tail -1) $(BIN)/pytest -m boards tests/nightly/boards $(ARGS)
-
-browser-test: $(READY)
-	bash tools/page/setup.sh
-	PYTHONPATH=$$(bash tools/page/setup.sh | tail -1) $(BIN)/pytest -m browser tests/nightly/browser -rs $(ARGS)
 
 staleness-sweep: $(READY)
 	$(BIN)/python -m echo2d_lab.research.staleness_sweep $(ARGS)
@@ -86,22 +130,13 @@ figures: $(READY)
 	$(BIN)/python -m echo2d_lab.research.usd_to_accuracy
 	$(BIN)/echo2d plan scenarios/mix-rented.toml --map docs/figures/break_even.png
 
-mutants: $(READY)
-	$(BIN)/python tools/mutants.py $(ARGS)
-
 check: $(READY)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	rm -rf .cache/typed && mkdir -p .cache/typed/echo2d
 	ln -s $(CURDIR)/echo2d/* $(CURDIR)/learner .cache/typed/echo2d/
 	$(BIN)/mypy
-	$(BIN)/pytest tests/unit/house/test_architecture.py
-
-native-sanitize: $(READY)
-	tools/native_sanitize.sh $(ARGS)
-
-native-wheel: $(READY)
-	tools/native_wheel.sh
+	$(BIN)/pytest tests/unit/house/test_architecture.py -p no:cacheprovider
 
 coverage: $(READY)
 	$(BIN)/pytest --cov --cov-report=term:skip-covered

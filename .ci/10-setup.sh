@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
 set -euo pipefail
-# The environments of SGLang and TRL are installed beside echo2d's: each pip keeps one core busy, and waits for the
-# network. Their own steps install what is missing here, and say why it cannot be had.
+# SGLang's environment is installed beside echo2d's: each pip keeps one core busy, and waits for the network. Why it
+# cannot be had is said by the step that uses it.
 bash tools/sglang_cpu/setup.sh &>/dev/null &
 sglang=$!
-bash tools/trl/setup.sh &>/dev/null &
-trl=$!
-time make setup
-time { wait "$sglang" || true; wait "$trl" || true; }
+bash tools/page/setup.sh &>/dev/null &
+page=$!
+make setup
+wait "$sglang" || true
+wait "$page" || true
 # The base install alone must give a working coordinator and relay: no torch behind the back of `import echo2d.cli`.
 .venv/bin/python - <<'PY'
 import sys
@@ -21,7 +22,7 @@ get_systemd_analyze() {
   local folder=$PWD/.cache/systemd
   mkdir -p "$folder" &&
     apt-get update -qq &&
-    DEBIAN_FRONTEND=noninteractive apt-get install -qq --no-install-recommends libsystemd-shared &&
+    DEBIAN_FRONTEND=noninteractive apt-get install -qq --no-install-recommends libsystemd-shared >/dev/null &&
     (cd "$folder" && apt-get download -qq systemd && dpkg-deb --extract systemd_*.deb .) &&
     install "$folder/usr/bin/systemd-analyze" .venv/bin/ &&
     .venv/bin/systemd-analyze --version

@@ -1,3 +1,3 @@
 #!/usr/bin/env bash
 set -euo pipefail
-time make test
+make test

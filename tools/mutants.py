@@ -1,4 +1,4 @@
-"""Plants one bug after the other in a copy of the tree, and asks the suite to find it: `make mutants`.
+"""Plants one bug after the other in a copy of the tree, and asks the suite to find it: `make nightly-mutants`.
 
 A mutant is one text replaced by another in one file, and the tests of which at least one must fail then. It stands for
 an invariant or a gate of the design (docs/testing.md lists them). A mutant that survives, or whose text is not there
@@ -607,7 +607,7 @@ def caught_by(mutant: Mutant, tree: Path) -> str | None:
     source = path.read_text(encoding="utf-8")
     path.write_text(mutant.planted(source), encoding="utf-8")
     # A planted bug may make a test wait for ever; nothing else runs here, so 60 s show that it does.
-    options = ["-x", "-q", "--timeout=60", "-p", "no:cacheprovider"]
+    options = ["-x", "-q", "-m", "not soak", "--timeout=60", "-p", "no:cacheprovider"]
     command = [sys.executable, "-m", "pytest", *options, *mutant.tests]
     try:
         done = subprocess.run(

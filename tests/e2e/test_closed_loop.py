@@ -17,7 +17,7 @@ from echo2d_lab.standins.fake_learner import FakeLearner
 from tests.support.control_link import worker_token
 from tests.support.polling import START_S, poll
 
-pytestmark = [pytest.mark.e2e, pytest.mark.alone, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.alone, pytest.mark.timeout(900)]
 T_TRAIN_S, PER_STEP, TOKENS = 0.4, 8, 8
 NEEDED = PER_STEP / T_TRAIN_S  # trajectories/s
 PLAN_KEYS = {
@@ -167,6 +167,7 @@ def test_spare_workers_replace_one_that_leaves_and_plans_use_measurements(
     assert f"leaving {active}: SIGUSR1" in log
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("site", [("--no-p2p", "--no-cost", "--no-delta")], indirect=True)
 def test_p2p_prices_and_deltas_can_be_switched_off(site: Site) -> None:
     for name in ("spot-1", "home"):

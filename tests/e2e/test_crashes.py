@@ -30,19 +30,22 @@ def site(tmp_path: Path) -> Iterator[CrashSite]:
         yield CrashSite(tmp_path, model, programs)
 
 
-@pytest.mark.e2e
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("points", "workers"),
-    [(SEED_WORKER, 2), (TASK_COORDINATOR_LEARNER, 1)],
-    ids=["seed-worker", "task-coordinator-learner"],
+    [
+        pytest.param(SEED_WORKER, 2, id="seed-worker"),
+        pytest.param(
+            TASK_COORDINATOR_LEARNER, 1, id="task-coordinator-learner", marks=pytest.mark.nightly
+        ),
+    ],
 )
 def test_a_run_survives(site: CrashSite, points: tuple[Point, ...], workers: int) -> None:
     """The steps between two kills need what the first one took: the second brings nothing back."""
     run_with_crashes(site, *points, workers=workers)
 
 
-@pytest.mark.e2e
+@pytest.mark.nightly
 @pytest.mark.timeout(900)
 def test_learner_and_coordinator_die_by_themselves_and_together(site: CrashSite) -> None:
     """At drawn moments: no step is missing, none has two digests, and what is trained again is the same batch."""

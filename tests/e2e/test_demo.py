@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 from echo2d.demo.chaos import KINDS
 from echo2d.demo.results import read_metrics
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.timeout(900)]
 STEPS = 6
 
 
@@ -48,6 +48,7 @@ def test_a_short_demo_keeps_its_promises(tmp_path: Path) -> None:
     the_trained_model_loads(run, tmp_path / "trained")
 
 
+@pytest.mark.nightly
 def test_a_demo_plays_an_environment_of_two_turns(tmp_path: Path) -> None:
     """Also when every process is killed; each trained episode has both turns, and the hint between them."""
     steps, run = 8, tmp_path / "run"
@@ -78,6 +79,7 @@ def the_trained_model_loads(run: Path, directory: Path) -> None:
     assert model(torch.zeros(1, 4, dtype=torch.long)).logits.isfinite().all()
 
 
+@pytest.mark.nightly
 def test_a_demo_survives_chaos(tmp_path: Path) -> None:
     """All kinds of processes are killed while it runs; every promise but the accuracy's is the plain demo's."""
     steps, run = 8, tmp_path / "run"
@@ -96,6 +98,7 @@ def test_a_demo_survives_chaos(tmp_path: Path) -> None:
     assert processes_of(run) == []
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("staleness", "kappa"), [(0, 1), (2, 3)])
 def test_the_smallest_staleness_and_the_largest_kappa(
     tmp_path: Path, staleness: int, kappa: int
@@ -129,6 +132,7 @@ def processes_of(run: Path) -> list[int]:
     return found
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_ends_everything(tmp_path: Path, number: signal.Signals) -> None:
     run = tmp_path / "run"

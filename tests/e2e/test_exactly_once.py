@@ -38,7 +38,7 @@ from tests.support.processes import is_running
 from tests.support.ranks import PROGRAM
 from tests.support.recorded_learner import Recording
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.timeout(900)]
 
 STEPS = 60  # more than all lives that are killed come to
 KILLS = 10
@@ -162,6 +162,7 @@ def kill_all_ranks(directory: Path, config: LearnerConfig, ranks: int, rng: rand
     poll(lambda: not any(map(is_running, pids)))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("ranks", OF_RANKS)
 def test_kills_of_all_ranks_change_nothing(tmp_path: Path, ranks: int) -> None:
     (kills, steps), rng = OF_RANKS[ranks], dice()

@@ -13,7 +13,7 @@ from echo2d.runtime.run_dir.tokens import create_token
 from tests.support.polling import poll
 from tests.support.programs import Site
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.timeout(900)]
 
 GATEWAY = """
 [gateway]

@@ -22,7 +22,7 @@ from tests.support.engine_harness import load_model, save_random_model, score, t
 from tests.support.polling import START_S, poll
 from tests.support.programs import Site
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.timeout(900)]
 TOKENS = 480
 DYING_TOKENS_PER_S = 60.0  # a sample takes eight seconds; progress comes every two
 LOGPROB_ERROR_MAX = 0.05  # bf16 weights, float32 arithmetic in another order
@@ -104,6 +104,7 @@ def test_another_worker_goes_on_where_a_killed_one_stopped(site: Site) -> None:
     assert leases_of(site, 1) == [(0, json.dumps([0]), 1), (1, json.dumps([0]), 0)]
 
 
+@pytest.mark.nightly
 def test_a_sample_outlives_a_killed_coordinator(site: Site) -> None:
     """Its worker goes on meanwhile, and finishes it under the attempt that began it."""
     coordinator = site.coordinate()

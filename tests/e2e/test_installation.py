@@ -15,8 +15,6 @@ import pytest
 
 from tests.support.paths import REPO
 
-pytestmark = pytest.mark.e2e
-
 BUILD = """
 import sys
 from setuptools import build_meta

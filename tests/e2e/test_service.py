@@ -21,7 +21,7 @@ from tests.support.polling import START_S, poll
 from tests.support.programs import Site, run
 from tests.support.service import ServiceManager
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.timeout(900)]
 
 WATCHDOG_S = 0.5
 SILENCE_S = 1.5  # six times as long as a loop may take to say that it turns
@@ -124,6 +124,7 @@ def test_services_report_each_stage_of_their_life(site: Site, service: Service) 
         says_last(manager)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["coordinator", "box", "learner"])
 def test_a_program_that_hangs_falls_silent(
     site: Site, service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
@@ -149,6 +150,7 @@ def test_a_program_that_hangs_falls_silent(
         assert 'File "<string>", line 3 in <lambda>' in program.log.read_text()
 
 
+@pytest.mark.nightly
 def test_starting_and_ending_without_a_coordinator(site: Site, service: Service) -> None:
     coordinator, url = site.coordinate(), site.url()
     of_box = service("box")
@@ -175,6 +177,7 @@ def test_starting_and_ending_without_a_coordinator(site: Site, service: Service)
     assert "Traceback" not in box.log.read_text() + learner.log.read_text()
 
 
+@pytest.mark.nightly
 def test_ending_while_the_coordinator_hangs(site: Site, service: Service) -> None:
     """Nobody's end takes another's word; the learner's last step is on disk and counts."""
     coordinator = site.coordinate()
@@ -205,6 +208,7 @@ def test_ending_while_the_coordinator_hangs(site: Site, service: Service) -> Non
     assert rows[-2:] == [steps + 1, steps + 2]
 
 
+@pytest.mark.nightly
 def test_ending_while_the_engine_hangs(site: Site, service: Service, tmp_path: Path) -> None:
     with Hanging(tmp_path / "hanging", ENGINE_HANGS) as programs:
         site.coordinate()
@@ -233,6 +237,7 @@ def who_is_fenced_stays_down(site: Site, learner: Program) -> None:
     assert "Traceback" not in learner.log.read_text()
 
 
+@pytest.mark.nightly
 def test_a_coordinator_ends_while_a_worker_hangs(site: Site, service: Service) -> None:
     of_coordinator = service("coordinator")
     coordinator = site.coordinate()
@@ -246,6 +251,7 @@ def test_a_coordinator_ends_while_a_worker_hangs(site: Site, service: Service) -
     ends_in_order(box)
 
 
+@pytest.mark.nightly
 def test_a_worker_that_is_still_starting_ends_at_once(site: Site, tmp_path: Path) -> None:
     """By the signal, which a service manager takes for an end in order."""
     token = site.directory / "box.token"
@@ -272,6 +278,7 @@ def test_a_worker_that_is_still_starting_ends_at_once(site: Site, tmp_path: Path
         assert box.wait(STOP_S_MAX) == -signal.SIGTERM
 
 
+@pytest.mark.nightly
 def test_a_second_signal_ends_it_at_once(site: Site, service: Service) -> None:
     coordinator = site.coordinate()
     of_box = service("box")

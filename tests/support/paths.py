@@ -7,5 +7,5 @@ REPO = Path(__file__).resolve().parents[2]
 # Documents name a test by its path below one of these.
 TEST_ROOTS = tuple(REPO / "tests" / name for name in ("", "unit", "shells", "nightly"))
 
-# `make trl-example` installs Hugging Face TRL here.
+# `make nightly-trl` installs Hugging Face TRL here.
 TRL_ENVIRONMENT = REPO / ".cache" / "trl"

@@ -1,6 +1,6 @@
 """A run for agents' frameworks: a model with Qwen3's chat format, and who may call its gateway.
 
-The interpreters that have `verifiers` are named by ECHO2D_VERIFIERS, apart by ":"; `make envs-test`
+The interpreters that have `verifiers` are named by ECHO2D_VERIFIERS, apart by ":"; `make nightly-envs`
 installs them.
 """
 

@@ -1,15 +1,9 @@
-"""Tests with a real Prometheus (`make boards-test` unpacks it). ECHO2D_PROMETHEUS names the folder of its programs."""
+"""Tests with a real Prometheus, which `make nightly-boards` unpacks: ECHO2D_PROMETHEUS names its folder."""
 
 import os
 from pathlib import Path
 
 import pytest
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if item.path.is_relative_to(Path(__file__).parent):
-            item.add_marker(pytest.mark.boards)
 
 
 @pytest.fixture(scope="session")

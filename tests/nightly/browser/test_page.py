@@ -102,6 +102,7 @@ def test_logging_in(browser: Any, tmp_path: Path) -> None:
         page.context.close()
 
 
+@pytest.mark.probe
 def test_it_shows_what_status_shows(browser: Any, tmp_path: Path) -> None:
     world = run_of("gpu-1", "gpu-2")
     with (

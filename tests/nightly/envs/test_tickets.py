@@ -51,7 +51,7 @@ KINDS = [
 log = logging.getLogger(__name__)
 
 
-@pytest.mark.skipif(not INTERPRETERS, reason="no verifiers here: `make envs-test` installs it")
+@pytest.mark.skipif(not INTERPRETERS, reason="no verifiers here: `make nightly-envs` installs it")
 @pytest.mark.parametrize(("interpreter", "kind"), KINDS or [("", "")])
 def test_episodes_of_unmodified_environments_are_trained_on(
     site: Site, interpreter: str, kind: str
@@ -74,7 +74,7 @@ def test_episodes_of_unmodified_environments_are_trained_on(
     assert learner.several, "no refit came while an episode was played"
 
 
-@pytest.mark.skipif(not INTERPRETERS, reason="no verifiers here: `make envs-test` installs it")
+@pytest.mark.skipif(not INTERPRETERS, reason="no verifiers here: `make nightly-envs` installs it")
 @pytest.mark.parametrize("interpreter", INTERPRETERS or [""])
 def test_a_player_that_is_killed_loses_its_running_episodes_only(
     site: Site, interpreter: str
@@ -91,7 +91,7 @@ def test_a_player_that_is_killed_loses_its_running_episodes_only(
     assert totals["episodes"] >= 3 * AT_ONCE
 
 
-@pytest.mark.skipif(not INTERPRETERS, reason="no verifiers here: `make envs-test` installs it")
+@pytest.mark.skipif(not INTERPRETERS, reason="no verifiers here: `make nightly-envs` installs it")
 @pytest.mark.parametrize("interpreter", INTERPRETERS or [""])
 def test_running_episodes_survive_a_coordinator_that_is_killed(
     site: Site, interpreter: str

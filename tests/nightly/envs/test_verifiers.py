@@ -35,7 +35,7 @@ STEPS = 100_000
 log = logging.getLogger(__name__)
 
 
-@pytest.mark.skipif(not INTERPRETERS, reason="no verifiers here: `make envs-test` installs it")
+@pytest.mark.skipif(not INTERPRETERS, reason="no verifiers here: `make nightly-envs` installs it")
 @pytest.mark.parametrize("interpreter", INTERPRETERS or [""])
 def test_traces_hold_what_the_engine_read_and_wrote(site: Site, interpreter: str) -> None:
     model = write_chat_model(site.directory / "model")

@@ -14,7 +14,7 @@ from echo2d.core.relay.frame_repair import END_FRAMES_MAX
 from echo2d_lab.bench.lab.netlab import why_not
 from echo2d_lab.standins.snapshots import write_model
 
-pytestmark = [pytest.mark.lab, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.timeout(900)]
 PEERS = 4
 SLOW_MACHINE = 8.0  # times the bound
 
@@ -49,7 +49,13 @@ def culprits(result: dict[str, Any]) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize(("shape", "twice"), [("chain", 0), ("auto", END_FRAMES_MAX * PEERS)])
+@pytest.mark.parametrize(
+    ("shape", "twice"),
+    [
+        pytest.param("chain", 0, marks=pytest.mark.probe),
+        ("auto", END_FRAMES_MAX * PEERS),
+    ],
+)
 def test_each_byte_leaves_the_seed_about_once(tmp_path: Path, shape: str, twice: int) -> None:
     """twice: so many frames of the 128 may come from the seed as well, in the end game. Besides, the seed sends to
     all what no relay takes in time, which on a busy machine is up to a frame in ten.

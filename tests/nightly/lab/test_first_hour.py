@@ -20,7 +20,7 @@ from tests.support.paths import REPO
 from tests.support.polling import START_S, poll
 from tests.support.readme import BOX, CLONED, LEARNER_HOST, first_steps
 
-pytestmark = [pytest.mark.lab, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.timeout(900)]
 
 HOST = PeerSpec(uplink=1000 * MBIT, downlink=1000 * MBIT, latency_s=0.0005)
 DAEMONS = (" coordinate ", " join ", " learn ")  # words of commands that go on

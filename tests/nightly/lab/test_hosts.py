@@ -17,7 +17,7 @@ from tests.support.paths import REPO
 from tests.support.polling import poll
 from tests.support.ranks import LOSS_ERROR_MAX, PROGRAM, alone, config_of
 
-pytestmark = [pytest.mark.lab, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.timeout(900)]
 
 HOST = PeerSpec(uplink=1000 * MBIT, downlink=1000 * MBIT, latency_s=0.0005)
 STEPS = 3

@@ -13,7 +13,7 @@ from tests.support.paths import REPO
 from tests.support.polling import poll
 from tests.support.tiny_run import has_verified, start_tiny_run
 
-pytestmark = [pytest.mark.lab, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.timeout(1200)]
 
 USER = 10001  # of the Containerfile
 

@@ -23,8 +23,6 @@ from echo2d.plan.kernel.scenario import MBIT, PeerSpec
 from echo2d_lab.bench.lab.netlab import Lab, LinkCounts, why_not
 from tests.support.lab import MakeLab
 
-pytestmark = pytest.mark.lab
-
 PORT = 5000
 PAYLOAD = 1400
 ON_WIRE = PAYLOAD + 8 + 20 + 14  # UDP, IP, Ethernet

@@ -17,7 +17,7 @@ from tests.support.paths import REPO
 from tests.support.polling import START_S, poll
 from tests.support.tiny_run import has_verified, start_tiny_run
 
-pytestmark = [pytest.mark.lab, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.timeout(1200)]
 
 UNIT = "echo2d-join@box-1"
 # Where CI unpacks systemd's programs, which it does not install.

@@ -46,7 +46,7 @@ class TestTorchEngineWithAdapters:
 
 
 class TestSglangEngineOnADouble(EngineContract):
-    """Over HTTP; `make sglang-test` does the same with real servers."""
+    """Over HTTP; `make nightly-sglang` does the same with real servers."""
 
     @pytest.fixture(params=["incremental", "cumulative"])
     async def harness(

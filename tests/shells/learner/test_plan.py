@@ -68,7 +68,7 @@ def save(shape: Any, directory: Path) -> Path:
     return directory
 
 
-@pytest.mark.e2e
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", SHAPES)
 def test_the_peak_is_the_planned_one(name: str, tmp_path: Path) -> None:
     shape, changes = SHAPES[name]
@@ -84,7 +84,7 @@ def test_the_peak_is_the_planned_one(name: str, tmp_path: Path) -> None:
     assert found["peak"] == pytest.approx(peak, rel=CLOSE)
 
 
-@pytest.mark.e2e
+@pytest.mark.nightly
 def test_a_small_gpu_says_which_rows_fit(tmp_path: Path) -> None:
     shape = Qwen3Config(**{**BIG, "vocab_size": 8192, "num_hidden_layers": 2})
     config = config_in(tmp_path, save(shape, tmp_path / "model"), micro_batch_tokens=4096)
@@ -100,7 +100,7 @@ def test_a_small_gpu_says_which_rows_fit(tmp_path: Path) -> None:
     assert many["longest"] > found["longest"]
 
 
-@pytest.mark.e2e
+@pytest.mark.nightly
 def test_a_learner_on_a_gpu_asks_another_process_which_rows_fit(tmp_path: Path) -> None:
     shape = Qwen3Config(**{**BIG, "vocab_size": 8192, "num_hidden_layers": 2})
     config = config_in(tmp_path, save(shape, tmp_path / "model"), micro_batch_tokens=1024)

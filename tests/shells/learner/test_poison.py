@@ -65,7 +65,7 @@ def drawn_poison(rng: random.Random) -> Poison:
     return poison
 
 
-@pytest.mark.e2e  # it takes ten seconds
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_poison_is_counted_and_changes_nothing(sensitive: LearnerConfig, tmp_path: Path) -> None:
     rng_seed = random.randrange(1 << 32)

@@ -3,7 +3,7 @@
     engine --answer's tokens--> environment in text --turns' tokens--> engine --> ... --> batch --> learner
 
 The tokenizer makes one token of "11", and the model writes "1" and "1". Each part is the one that a run has,
-but for the coordinator between them (`tests/e2e/test_retokenization.py`, with one turn).
+but for the coordinator between them (`tests/nightly/runs/test_retokenization.py`, with one turn).
 """
 
 import asyncio

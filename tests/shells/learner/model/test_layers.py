@@ -59,7 +59,7 @@ def test_the_gradient_of_experts_is_the_same(
 
 
 @pytest.mark.filterwarnings("ignore:::torch")  # what the compiler imports warns of its own future
-@pytest.mark.e2e
+@pytest.mark.nightly
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles C++ for a CPU")
 def test_compiled_layers_have_the_same_gradient(
     config: LearnerConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

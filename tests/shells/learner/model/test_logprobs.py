@@ -117,7 +117,7 @@ def test_the_head_in_16_bits_loses_nothing_after_the_product() -> None:
     torch.testing.assert_close(narrow, wide, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.e2e
+@pytest.mark.nightly
 @pytest.mark.timeout(900)  # one thread, 220 s where nothing else runs
 def test_memory_does_not_grow_with_the_tokens() -> None:
     """0.5 GiB are allowed for 4,096 tokens and a vocabulary of 151,936; all logits would be 2.3 GiB."""

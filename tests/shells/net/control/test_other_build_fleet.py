@@ -97,7 +97,7 @@ def fleet(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
     loop.close()
 
 
-@pytest.mark.e2e
+@pytest.mark.nightly
 @pytest.mark.parametrize("by_number", [True, False], ids=["by its number", "by what it says"])
 def test_a_fleet_of_another_build_makes_at_most_one_handshake_a_second(
     fleet: Fleet, *, by_number: bool

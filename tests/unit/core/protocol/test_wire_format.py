@@ -4,7 +4,7 @@ A failure here means that the wire has changed. Raise PROTOCOL_VERSION (control 
 link) in the same commit, then write the new format down:
 `python -m tests.unit.core.protocol.test_wire_format`. What may
 change so that the last release is still understood is written in `echo2d/core/protocol/builds.py`; the last test here
-and `tests/e2e/test_other_builds.py` hold it.
+and `tests/nightly/runs/test_other_builds.py` hold it.
 """
 
 import dataclasses

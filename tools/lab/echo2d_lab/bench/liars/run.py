@@ -194,7 +194,7 @@ def measure_liars(
         steps=plan.steps,
         slots=SLOTS,
         rng_seed=plan.rng_seed,
-        task="echo2d.demo.two_turns:TwoTurnDigits" if plan.episodes else "sort_digits",
+        task="two_turn_digits" if plan.episodes else "sort_digits",
     )
     rows = {each.name: WorkerRow(each.name, each.lie or "") for each in (*honest, *liars)}
     with run.start() as coordinator:

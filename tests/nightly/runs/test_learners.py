@@ -11,7 +11,7 @@ import pytest
 from tests.support.polling import START_S, poll
 from tests.support.programs import Site
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.timeout(900)]
 
 
 def checkpoint_each_step(site: Site) -> None:

@@ -16,7 +16,7 @@ from echo2d_lab.standins.fake_learner import FakeLearner
 from tests.support.paths import REPO
 from tests.support.polling import START_S, poll
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.timeout(900)]
 SCRIPT = REPO / "examples" / "local_boxes.py"
 CONFIG = """
 [run]

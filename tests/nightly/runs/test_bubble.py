@@ -8,7 +8,6 @@ from echo2d_lab.bench.coordinator import bubble
 ENOUGH, TOO_FEW = 1.1, 0.7
 
 
-@pytest.mark.e2e
 @pytest.mark.alone
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("ratio", [ENOUGH, TOO_FEW])

@@ -13,7 +13,7 @@ import pytest
 from tests.support.polling import START_S, poll
 from tests.support.programs import Site, run
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.timeout(900)]
 LOOPBACK = "127.0.0.1"
 
 

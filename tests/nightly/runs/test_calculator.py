@@ -11,7 +11,7 @@ from examples.one_machine import CACHE, read_rows
 from examples.smollm2 import model_directory
 from tests.support.paths import REPO
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.timeout(900)]
 
 STEPS = 2
 QUESTIONS = 4

@@ -20,7 +20,7 @@ from echo2d.learner.model.scorer import answer_logprobs
 from echo2d.tasks.sort_digits import EOS, PAD, VOCABULARY
 from tests.support.programs import Site
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.timeout(900)]
 
 ANSWERS = 500
 PER_STEP = 32

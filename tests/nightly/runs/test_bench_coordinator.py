@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-pytestmark = [pytest.mark.e2e, pytest.mark.alone, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.alone, pytest.mark.timeout(900)]
 LOAD = ("--workers=50", "--rate=100", "--tokens=200", "--slots=4", "--seconds=3")
 
 

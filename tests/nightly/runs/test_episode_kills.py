@@ -17,7 +17,6 @@ from tests.support.paths import REPO
 from tests.support.witnessed_game import Witness
 
 
-@pytest.mark.e2e
 @pytest.mark.timeout(1500)
 def test_thirty_kills_change_no_episode(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest

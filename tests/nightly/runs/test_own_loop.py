@@ -8,7 +8,7 @@ from tests.support.paths import REPO
 from tests.support.polling import START_S, poll
 from tests.support.programs import Site
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.timeout(900)]
 
 EXAMPLE = REPO / "examples" / "own_loop.py"
 STEPS = 3

@@ -17,7 +17,7 @@ from echo2d.store.ledger import Ledger
 from tests.support.polling import START_S, poll
 from tests.support.programs import Site, run
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.timeout(900)]
 
 
 def test_a_link_port_in_use(site: Site) -> None:

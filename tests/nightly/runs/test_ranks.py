@@ -25,7 +25,7 @@ from tests.support.polling import poll
 from tests.support.ranks import LOSS_ERROR_MAX, RANKS, STEPS, alone, config_of, together
 from tests.support.scripted_coordinator import GROUP_SIZE, GROUPS
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.timeout(900)]
 
 NORM_ERROR_MAX = 1e-3  # relative
 # Ranks lay out their rows otherwise, and layers in bfloat16 round what they read in another order.

@@ -10,7 +10,7 @@ import pytest
 from tests.support.polling import START_S, poll
 from tests.support.programs import Site, run
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.timeout(900)]
 
 STEPS = 3
 ROWS = 200

@@ -15,7 +15,7 @@ from echo2d.this_build import THIS_BUILD
 from tests.support.builds import TODAY, BuildPrograms, Site, a_site, incompatible, released
 from tests.support.polling import poll
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.timeout(600)]
 
 NAMED_S = 30.0  # a worker of another build is named in the status after so long, at the latest
 

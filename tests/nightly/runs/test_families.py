@@ -19,7 +19,7 @@ from tests.support.model_shapes import saved
 from tests.support.polling import START_S, poll
 from tests.support.programs import Site
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.timeout(900)]
 
 STEPS, PER_STEP = 3, 32
 MIXTURES = ["qwen3 moe", "mixtral", "gpt-oss"]

@@ -6,7 +6,7 @@ import uvloop
 from echo2d_lab.bench.broadcast import relay_cost
 from echo2d_lab.bench.broadcast.relay_cost import measure, measure_threads
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.timeout(900)]
 
 FRAME_BYTES = 64 << 10
 

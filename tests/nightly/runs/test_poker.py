@@ -10,7 +10,7 @@ from examples.one_machine import read_rows
 from examples.poker.matches import read_matches
 from tests.support.paths import REPO
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.timeout(600)]
 
 
 def test_a_tiny_model_is_trained_on_hands_and_plays_matches(tmp_path: Path) -> None:

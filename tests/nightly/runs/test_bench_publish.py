@@ -12,7 +12,7 @@ from echo2d.demo.processes import children_of
 from echo2d.store.snapshots import build_manifest
 from echo2d_lab.bench.publish.run import PATIENCE_S, STAGES, PublishRun
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.timeout(900)]
 
 
 def bench(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -28,7 +28,7 @@ from tools.replay import main as replay
 WORKERS = 2
 FLOOR, SLOW_FLOOR = f"step_floor_s = {STEP_FLOOR_S}", "step_floor_s = 2.0"
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.timeout(600)]
 
 
 @pytest.fixture

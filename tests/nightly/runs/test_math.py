@@ -13,7 +13,7 @@ from examples.smollm2 import model_directory
 from tests.support.paths import REPO
 from tests.support.polling import poll
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.timeout(900)]
 
 STEPS = 3
 SETTINGS = (

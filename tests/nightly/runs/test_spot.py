@@ -12,7 +12,7 @@ from tests.support.learner import make_base, record, rows_of
 from tests.support.ranks import LOSS_ERROR_MAX, STEPS, alone, config_of, together
 from tests.support.recorded_learner import Recording
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.timeout(900)]
 
 NORM_ERROR_MAX = 1e-3  # relative
 STRUCK = 3  # the step that is left
