@@ -1,15 +1,15 @@
 """Columns: named numbers beside each token of an answer, such as the experts that a layer chose for it.
 
-An engine may write them. They travel with the tokens, through the hand-over of an unfinished answer
-and the ledger, and the learner gets them as arrays. Everything between carries them and interprets
-nothing. A column is whole or absent: a trajectory has a column if each engine that wrote some of its
-tokens wrote that column, with the same element and shape. Given tokens, which no engine wrote, have
-zeros there. Not here: what a column means, and who needs it.
+An engine may write them, and a run takes those that it names. They travel with the tokens, through
+the hand-over of an unfinished answer and the ledger, and the learner gets them as arrays. Everything
+between carries them and interprets nothing. A column is whole or absent: a trajectory has it if each
+engine that wrote some of its tokens wrote it, with the same element and shape. Given tokens, which no
+engine wrote, have zeros there. Not here: what a column means, and who needs it.
 """
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -92,6 +92,11 @@ def columns_fault(columns: Columns, tokens: int) -> str:
 
 def columns_bytes(columns: Columns) -> int:
     return sum([len(column.data) for column in columns])
+
+
+def wanted_columns(columns: Columns, names: Collection[str]) -> Columns:
+    """Those that the run takes. What nobody asked for must not fill memory and batches."""
+    return tuple([each for each in columns if each.name in names])
 
 
 def cut_columns(columns: Columns, start: int, end: int) -> Columns:

@@ -31,6 +31,7 @@ from echo2d.core.cluster.rules import RunRules, TaskRules
 from echo2d.core.cluster.statistics import Statistics
 from echo2d.core.cluster.versions import PublishedVersions, key_of
 from echo2d.core.protocol.answer_end import WHOLE_ENDS, OutputLimit
+from echo2d.core.protocol.columns import wanted_columns
 from echo2d.core.protocol.control_messages import (
     Finish,
     HeldLease,
@@ -406,9 +407,8 @@ class Groups:
         if fault:
             return self._bad_result(peer, group, message, fault, now)
         spans = authored(message.spans, peer.peer)
-        whole = base.plus(
-            message.tokens, message.logprobs, spans, shift=base.length, columns=message.columns
-        )
+        more = message.columns and wanted_columns(message.columns, self._rules.columns)
+        whole = base.plus(message.tokens, message.logprobs, spans, shift=base.length, columns=more)
         # It is well-formed, but a version that wrote it has been revoked or is too old by now, or it
         # goes on from what a convicted worker wrote.
         lies = self._audits is not None and self._by_convicted(whole)

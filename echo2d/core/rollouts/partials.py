@@ -23,6 +23,7 @@ from echo2d.core.cluster.membership import Peer
 from echo2d.core.cluster.rules import RunRules, TaskRules
 from echo2d.core.cluster.statistics import Statistics
 from echo2d.core.cluster.versions import PublishedVersions
+from echo2d.core.protocol.columns import wanted_columns
 from echo2d.core.protocol.control_messages import SampleDelta, VersionKey
 from echo2d.core.protocol.result_check import Believed, delta_fault, partial_fault
 from echo2d.core.protocol.trajectory import NOTHING, Partial, authored
@@ -75,7 +76,7 @@ class Partials:
                 delta, before, room=room, oldest=oldest, believed=self.believed(peer)
             )
             spans = authored(delta.spans, peer.peer)
-            more = delta.columns
+            more = delta.columns and wanted_columns(delta.columns, self._rules.columns)
             grown = (
                 None if fault else before.plus(delta.tokens, delta.logprobs, spans, columns=more)
             )

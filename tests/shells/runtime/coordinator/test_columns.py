@@ -90,6 +90,7 @@ def a_site(folder: Path) -> Site:
         "coordinator.port": port,
         "policy.trajectories_per_step": 2,
         "policy.staleness_max": 0,  # only the two groups of the first step begin
+        "policy.columns": ("experts", "half"),
         "sampling.max_new_tokens": TOKENS,
         "task.kind": "tests.support.attached_task:AttachedTask",
         "task.options": {},

@@ -39,14 +39,19 @@ ANSWER = (3, 7, 1)  # the last token ends it
 
 
 def playing(
-    *slots: int, context_max: int | None = None, **episode: Any
+    *slots: int, context_max: int | None = None, columns: tuple[str, ...] = (), **episode: Any
 ) -> tuple[World, list[FakePeer]]:
     """A run of one environment, and its workers."""
     task = TaskRules(
         max_new_tokens=8, stop_token_ids=(1,), episode=EpisodeRules(**{"tokens_max": 64, **episode})
     )
     world, workers = world_of(
-        *slots, tasks=(task,), trajectories_per_step=2, staleness_max=0, context_max=context_max
+        *slots,
+        tasks=(task,),
+        trajectories_per_step=2,
+        staleness_max=0,
+        context_max=context_max,
+        columns=columns,
     )
     world.drain()
     return world, workers
@@ -100,7 +105,7 @@ def test_an_episode_is_written_turn_by_turn() -> None:
 
 @pytest.mark.parametrize("without", [None, 2])
 def test_columns_go_on_over_turns_unless_one_lacks_them(without: int | None) -> None:
-    world, (worker,) = playing(2)
+    world, (worker,) = playing(2, columns=("experts", "half"))
     for turn in range(4):
         for key, sample in list(worker.open):
             said = worker.finish(key, sample, tokens=ANSWER)

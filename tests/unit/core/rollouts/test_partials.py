@@ -423,7 +423,7 @@ def test_what_somebody_goes_on_from_is_durable() -> None:
 
 def test_columns_are_joined_where_another_worker_goes_on() -> None:
     """In memory, after a crash, and in what tells a repeat from another result."""
-    world, one, two, key = two_workers()
+    world, one, two, key = two_workers(columns=("experts", "half"))
     for report in (one.wrote(key, 0, 7, 8), one.wrote(key, 0, 9, start=2)):
         (said,) = report.samples
         more = columns_of(unpack_tokens(said.tokens).tolist())
@@ -439,6 +439,20 @@ def test_columns_are_joined_where_another_worker_goes_on() -> None:
     assert stored.record.trajectories[0].columns == columns_of([7, 8, 9, 3, 4, 1])
     world.say(two, replace(ours, columns=columns_of([3, 4, 5])))
     assert world.state.status().results_refused == {"a different result was accepted before": 1}
+
+
+def test_columns_that_the_run_does_not_name_are_dropped_on_arrival() -> None:
+    world, one, _, key = two_workers(columns=("half",))
+    report = one.wrote(key, 0, 7, 8)
+    (said,) = report.samples
+    world.say(one, replace(report, samples=(replace(said, columns=columns_of([7, 8])),)))
+    (lease,) = world.state._groups.leases
+    partial = lease.outputs[0]
+    assert partial is not None
+    assert partial.columns == columns_of([7, 8])[1:]
+    result = one.finish(*one.open[0], tokens=(7, 8, 1))
+    world.say(one, replace(result, columns=columns_of([7, 8, 1])))
+    assert kept(world).columns == columns_of([7, 8, 1])[1:]
 
 
 def test_one_death_is_one_failure_of_each_sample() -> None:
