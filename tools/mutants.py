@@ -616,7 +616,7 @@ MUTANTS = (
     ),
     Mutant(
         "columns",
-        "a run is given columns that nobody asked for",
+        "a run takes columns that it does not name",
         "echo2d/core/rollouts/groups.py",
         "more = message.columns and wanted_columns(message.columns, self._rules.columns)",
         "more = message.columns",

@@ -167,7 +167,7 @@ class Ledger:
             self._db.executemany(ATTACH, [(digest_of(each), each) for each in contents])
 
     def attachment(self, digest: Digest) -> bytes | None:
-        """The content with this digest; None: nothing names it any more, or ever did."""
+        """The content with this digest; None: no group and no drawn prompt has it."""
         with ledger_faults(self._path):
             row = self._row("SELECT content FROM attachments WHERE digest = ?", digest)
         return None if row is None else row[0]

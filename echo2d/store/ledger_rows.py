@@ -446,7 +446,8 @@ _RAISE = (
 )
 
 
-# How many drawn prompts without a group have an attachment. `again` makes one of a group.
+# `drawn` counts the drawn prompts without a group that have an attachment. The prompt of a dropped group
+# that is used again becomes one.
 ATTACH = (
     "INSERT INTO attachments VALUES (?, ?, 1) ON CONFLICT (digest) DO UPDATE SET drawn = drawn + 1"
 )

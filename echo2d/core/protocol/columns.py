@@ -47,7 +47,7 @@ class Column(NamedTuple):
 
     @property
     def array(self) -> NDArray[Any]:
-        """[tokens, *shape], read-only. Of a column without a fault."""
+        """The numbers [tokens, *shape], read-only, of a column in which `columns_fault` finds nothing."""
         dtype = f"<{self.element[0]}{ELEMENT_BYTES[self.element]}"
         return np.frombuffer(self.data, dtype=dtype).reshape(-1, *self.shape)
 
@@ -95,12 +95,12 @@ def columns_bytes(columns: Columns) -> int:
 
 
 def wanted_columns(columns: Columns, names: Collection[str]) -> Columns:
-    """Those that the run takes. What nobody asked for must not fill memory and batches."""
+    """The columns that the run names. Others would fill the coordinator's memory and the batches."""
     return tuple([each for each in columns if each.name in names])
 
 
 def cut_columns(columns: Columns, start: int, end: int) -> Columns:
-    """Those of tokens [start, end)."""
+    """The columns of tokens [start, end)."""
     return tuple([
         each._replace(data=each.data[start * each.token_bytes : end * each.token_bytes])
         for each in columns

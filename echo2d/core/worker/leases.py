@@ -86,7 +86,7 @@ class _Output:
     def extend(self, event: SampleProgressed, spans: list[VersionSpan]) -> None:
         """Append new output; spans of one version that touch become one span."""
         if event.columns or self.parts:
-            # Without columns until now: none of them is whole.
+            # Tokens that came before the first columns have none.
             self.parts = self.parts or [(len(self.tokens), ())]
             self.parts.append((len(event.tokens), event.columns))
         self.tokens += event.tokens
