@@ -45,13 +45,13 @@ def chunk_threads() -> int:
 
 
 def in_threads(
-    work: Callable[[_Item], _Result], items: Iterable[_Item], *, threads: int | None = None
+    work: Callable[[_Item], _Result], items: Iterable[_Item]
 ) -> Generator[_Result, None, None]:
     """Yield `work(item)` of each item, in their order. A few results per thread wait to be taken.
 
-    threads: `chunk_threads()` if None. Raises what `work` raised, once the calls under way are over.
+    Raises what `work` raised, once the calls under way are over.
     """
-    count = threads or chunk_threads()
+    count = chunk_threads()
     with ThreadPoolExecutor(count, "echo2d-chunks") as pool:
         waiting = deque[Future[_Result]]()
         try:

@@ -34,7 +34,7 @@ from echo2d.client import (
     PeerFault,
     StoreFault,
 )
-from echo2d.config_tables import print_tables
+from echo2d.config.tables import print_tables
 from echo2d.learner.batch.prefetch import BatchPrefetch
 from echo2d.learner.config import LearnerConfig, Place, notifier, place
 from echo2d.learner.notice import NoticeWatch, asker

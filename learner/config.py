@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from echo2d.client import OperatorFault
-from echo2d.config_tables import Table, key, read_toml, table_of
+from echo2d.config.tables import Table, key, read_toml, table_of
 from echo2d.sd_notify import Notifier
 
 Mean = Literal["token", "sequence", "constant"]

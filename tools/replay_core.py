@@ -19,7 +19,8 @@ from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
-from echo2d.config import STALENESS_MAX, CoordinatorConfig
+from echo2d.config.coordinator import CoordinatorConfig
+from echo2d.config.limits import STALENESS_MAX
 from echo2d.core.base.ids import Digest, GroupId, RequestId, RunId, Version
 from echo2d.core.cluster.events import Persist
 from echo2d.core.cluster.rules import RunRules, TaskRules
@@ -353,7 +354,7 @@ def waiting_groups(evidence: Evidence, rules: Rules) -> dict[str, int]:
 
 def _progress(group: StoredGroup, size: int) -> str:
     trajectories = group.record.trajectories
-    if len(trajectories) < size:
+    if len(trajectories) + len(group.record.left_out) < size:
         return "waiting for results"
     return (
         "waiting for rewards"

@@ -13,7 +13,7 @@ from echo2d.errors import Fault, OperatorFault
 from echo2d.registry import ENGINES, one_of
 
 if TYPE_CHECKING:
-    from echo2d.config import CoordinatorConfig
+    from echo2d.config.coordinator import CoordinatorConfig
 
 
 @click.command()
@@ -66,8 +66,8 @@ def coordinate(
     and spreads every version that the learner publishes. Stop it with Ctrl-C or SIGTERM; started
     again with the same config, it continues the run.
     """
-    from echo2d.config import CoordinatorConfig
-    from echo2d.config import print_config as all_keys
+    from echo2d.config.all_keys import print_config as all_keys
+    from echo2d.config.coordinator import CoordinatorConfig
 
     if print_config:
         from echo2d.recipes.learner_table import learner_keys
@@ -122,7 +122,7 @@ def rented(config: Path, *, stop: bool, within: float, as_json: bool) -> None:
     """
     import asyncio
 
-    from echo2d.config import CoordinatorConfig
+    from echo2d.config.coordinator import CoordinatorConfig
     from echo2d.runtime.renting import renter
 
     loaded = CoordinatorConfig.load(config)
@@ -158,7 +158,7 @@ def _rented(config: "CoordinatorConfig") -> Mapping[str, Any]:
     sections={
         "What it joins, and as what": "token_file state_dir config base_model name usd_per_h",
         "Its engines": "engine engine_python engine_args engine_url engine_key_file refit_mode"
-        " engines slots tokens_per_s_max threads apply_in_place",
+        " engines slots tokens_per_s_max threads",
         "What it gives to other workers": "relay_only receive_only uplink_limit listen_host"
         " listen_port advertise no_tls",
     },
@@ -209,12 +209,6 @@ def _rented(config: "CoordinatorConfig") -> Mapping[str, Any]:
 )
 @click.option("--threads", type=int, help="CPU threads of all torch engines together.")
 @click.option(
-    "--apply-in-place",
-    is_flag=True,
-    default=None,
-    help="Write a delta over the version it is made from: one model on disk instead of two.",
-)
-@click.option(
     "--relay-only", is_flag=True, default=None, help="Pass versions on and generate nothing."
 )
 @click.option(
@@ -258,7 +252,7 @@ def join(
     and --state-dir are required, as flags or in the [worker] table of --config; `echo2d coordinate
     --print-config` shows its keys.
     """
-    from echo2d.config import WorkerConfig
+    from echo2d.config.worker import WorkerConfig
 
     loaded = WorkerConfig.load(
         config, {key: value for key, value in flags.items() if value is not None}

@@ -47,7 +47,7 @@ def doctor(
     """
     import asyncio
 
-    from echo2d.config import leads_a_run
+    from echo2d.config.coordinator import leads_a_run
     from echo2d.runtime.doctor.finding import exit_code
 
     given = {key: value for key, value in {"url": url, **flags}.items() if value is not None}
@@ -69,7 +69,7 @@ def doctor(
 
 
 def _of_the_learner_host(config: Path) -> Coroutine[Any, Any, list["HostFinding"]]:
-    from echo2d.config import CoordinatorConfig
+    from echo2d.config.coordinator import CoordinatorConfig
     from echo2d.runtime.doctor.learner_host import examine_learner_host
 
     return examine_learner_host(CoordinatorConfig.load(config))
@@ -78,7 +78,7 @@ def _of_the_learner_host(config: Path) -> Coroutine[Any, Any, list["HostFinding"
 def _of_the_box(
     config: Path | None, given: dict[str, Any], state_dir: Path | None, model_bytes: str | None
 ) -> Coroutine[Any, Any, list["HostFinding"]]:
-    from echo2d.config import WorkerConfig
+    from echo2d.config.worker import WorkerConfig
     from echo2d.quantities import parse_bytes
     from echo2d.runtime.doctor.box import Box, examine_box
 

@@ -162,12 +162,6 @@ class Engine(Protocol):
     def label(self) -> str | None:
         """The version being served; None: before the first refit, and after a doubtful one."""
 
-    @property
-    def reads_snapshots_later(self) -> bool:
-        """Whether files of a snapshot may be read or mapped when no `refit` runs, even after one
-        that failed. A worker of such an engine never writes a version over another.
-        """
-
     async def start(self) -> None:
         """Get ready for the first refit: start threads, processes or whatever the engine needs."""
 

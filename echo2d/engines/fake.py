@@ -129,11 +129,6 @@ class FakeEngine:
         self._free_at = 0.0
 
     @property
-    def reads_snapshots_later(self) -> bool:
-        """No: it keeps digests only."""
-        return False
-
-    @property
     def label(self) -> str | None:
         return self._label
 

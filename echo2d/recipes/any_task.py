@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from echo2d.config import CoordinatorConfig
+from echo2d.config.coordinator import CoordinatorConfig
 from echo2d.core.base.ids import RunId
 from echo2d.demo.tiny_model import make_tiny_model
 from echo2d.demo.two_turns import OPENING

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from echo2d.config_tables import print_tables
+from echo2d.config.tables import print_tables
 from echo2d.learner.config import LearnerConfig
 
 

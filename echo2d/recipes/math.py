@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from echo2d.config import CoordinatorConfig
+from echo2d.config.coordinator import CoordinatorConfig
 from echo2d.errors import OperatorFault
 from echo2d.recipes.learner_table import check_learner_table
 from echo2d.recipes.recipe_file import changed, filled, parsed

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from echo2d.config import is_local
+from echo2d.config.coordinator import is_local
 from echo2d.errors import OperatorFault
 from echo2d.net.security.urls import WILDCARDS, coordinator_url
 from echo2d.runtime.run_dir.access_table import AccessTable

@@ -17,7 +17,6 @@ from pathlib import Path
 
 from echo2d.core.base.canonical import require
 from echo2d.core.base.ids import Digest, FormId, SegmentId
-from echo2d.core.weights.delta_chain import DELTAS_KEPT_MAX, KeptDelta
 from echo2d.core.weights.encoder import Segment
 from echo2d.core.weights.encoding import (
     ChunkRecord,
@@ -26,6 +25,7 @@ from echo2d.core.weights.encoding import (
     SegmentTable,
     frame_layout,
 )
+from echo2d.core.weights.kept_deltas import DELTAS_KEPT_MAX, KeptDelta
 from echo2d.core.weights.manifest import Chunk, Manifest, chunk_layout, split_digests
 from echo2d.errors import IntegrityFault, StoreFault
 from echo2d.store.budget import DiskBudget

@@ -53,7 +53,6 @@ from echo2d.store.ledger_rows import (
     GROUPS,
     LEFT_OUT,
     LIMITS,
-    MIGRATIONS,
     NEWEST_EPOCH,
     NEWEST_FORM,
     PUBLISH_FLOOR,
@@ -356,21 +355,13 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
     connection.execute("PRAGMA foreign_keys = ON")
     if connection.execute("PRAGMA user_version").fetchone()[0] == 0:
         connection.executescript(f"BEGIN; {SCHEMA} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
-    while (found := connection.execute("PRAGMA user_version").fetchone()[0]) in MIGRATIONS:
-        change = f"BEGIN; {MIGRATIONS[found]} PRAGMA user_version = {found + 1}; COMMIT;"
-        connection.executescript(change)
     check_format(connection, path)
 
 
 def check_format(connection: sqlite3.Connection, path: Path) -> None:
-    """OperatorFault unless the ledger is of our format. Only a coordinator's start changes the format."""
+    """OperatorFault unless the ledger is of our format."""
     found = connection.execute("PRAGMA user_version").fetchone()[0]
     older = "finish the run with the echo2d that began it, or begin a new run from its newest model"
-    if found in MIGRATIONS:
-        older = (
-            f"start `echo2d coordinate` once, which brings it to format {SCHEMA_VERSION}; the echo2d "
-            "before cannot read it then"
-        )
     require_format(f"ledger {path}", found, SCHEMA_VERSION, older=older)
 
 

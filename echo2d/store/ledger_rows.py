@@ -128,14 +128,6 @@ CREATE TABLE evaluations (
 CREATE TABLE rates (peer TEXT PRIMARY KEY, bytes_per_s REAL NOT NULL, held_up INTEGER NOT NULL);
 """
 
-# From an older format to the next one.
-MIGRATIONS = {
-    13: """
-ALTER TABLE epochs ADD COLUMN steps INTEGER NOT NULL DEFAULT 0;
-CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
-""",
-}
-
 
 @dataclass(frozen=True, slots=True)
 class _Counter:

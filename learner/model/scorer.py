@@ -141,16 +141,6 @@ class AnswerScorer:
         return logits_v
 
 
-def answer_logprobs(
-    model: Any,
-    tokens_bt: NDArray[np.int64],
-    answer_bt: NDArray[np.bool_],
-    temperature: float | NDArray[np.float32],
-) -> Tensor:
-    """log p [n] of each answer token over the full vocabulary: float32, with gradient. Every answer has its row."""
-    return AnswerScorer(model, packing=False).score(tokens_bt, answer_bt, temperature).logprobs_n
-
-
 def _score(
     model: Any,
     tokens_bt: Tensor,

@@ -53,7 +53,7 @@ from echo2d.learner.saving.remote import DIGESTS, RemoteCheckpoints
 from echo2d.logs import say
 
 PROGRESS = "progress-{}.pt"  # with the rank
-FORMAT = "format"  # key in the progress file; without it, a checkpoint has format 1
+FORMAT = "format"  # key in the progress file
 CHECKPOINT_FORMAT = 1
 OWN = "own"  # key in the progress file: what only the same rank can use
 LINE_MAX = 200  # characters quoted of a torch error, which may list all tensors
@@ -361,7 +361,7 @@ def _progress(path: Path) -> list[dict[str, Any]]:
         for file in files or [path / PROGRESS.format(0)]
     ]
     for each in found:
-        _require_format(path, each.get(FORMAT, 1))
+        _require_format(path, each.get(FORMAT))
     return found
 
 

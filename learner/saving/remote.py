@@ -7,7 +7,7 @@
 It keeps true: a directory without digests.blake3 is no checkpoint, so a copy is whole or does not
 count, whatever ends the copying. A download is verified before it gets its name on the disk.
 
-A call that fails is tried again for about RETRIES_S in all. Credentials and endpoints are those of fsspec
+A call that fails is tried again for about 16 s in all (`PAUSES_S`). Credentials and endpoints are those of fsspec
 and of the library behind the URL, from their environment variables and files.
 """
 
@@ -29,7 +29,6 @@ DIGESTS = "digests.blake3"
 # Seconds before each further try: 16 s in all, in which a service that restarts or throttles answers
 # again. A learner that stops has not much longer.
 PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0)
-RETRIES_S = sum(PAUSES_S)
 # Errors that another try would not change.
 _LASTING = (
     FileNotFoundError,

@@ -11,6 +11,7 @@ import signal
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,7 @@ from echo2d.demo.run import CONFIG
 from echo2d.tasks.sort_digits import write_tokenizer
 from tests.support.engine_harness import load_model, save_random_model, score, tiny_config
 from tests.support.polling import START_S, poll
-from tests.support.programs import Site
+from tests.support.programs import Site, run
 
 pytestmark = [pytest.mark.timeout(900)]
 TOKENS = 480
@@ -56,6 +57,16 @@ def leases_of(site: Site, group: int) -> list[tuple[int, str, int]]:
         ).fetchall()
 
 
+def has_joined(coordinator: Coordinator, name: str) -> bool:
+    return any(row["name"] == name for row in coordinator.status()["workers"])
+
+
+def serves(coordinator: Coordinator, name: str, version: int) -> bool:
+    rows: dict[str, Any] = {row["name"]: row for row in coordinator.status()["workers"]}
+    serving = rows[name]["serving"]
+    return serving is not None and serving["version"] == version
+
+
 def snapshots_of(site: Site, count: int) -> list[Path]:
     folders = [site.directory / "snapshots" / str(number) for number in range(count)]
     for number, folder in enumerate(folders):
@@ -68,19 +79,23 @@ def test_another_worker_goes_on_where_a_killed_one_stopped(site: Site) -> None:
     coordinator = site.coordinate()
     folders = snapshots_of(site, 2)
     with Coordinator(site.url(), token_file=site.run_dir / "tokens" / "learner.token") as learner:
-        learner.open_session(0)
-        learner.publish(0, folders[0])
+        # It is there in time, and begins nothing: a sample waits for PARTIAL_WAIT_S, then it begins again.
+        site.join("heir", "--threads=1", "--slots=1", "--name=heir")
         dying = site.join(
             "dying", "--threads=1", "--slots=1", f"--tokens-per-s-max={DYING_TOKENS_PER_S}"
         )
+        poll(lambda: has_joined(learner, "heir"))
+        run("cordon", "heir", f"--run-dir={site.run_dir}")
+        learner.open_session(0)
+        learner.publish(0, folders[0])
         learner.commit(learner.take_batch(1), t_train_s=1.0)
         poll(lambda: learner.status()["groups"]["tokens_under_way"] > 0)
         os.kill(dying.pid, signal.SIGKILL)
         learner.publish(1, folders[1])
-        poll(
-            lambda: learner.status()["groups"]["leases"] == 0
-        )  # or the heir would begin another group meanwhile
-        site.join("heir", "--threads=1", "--slots=1")
+        # Or the heir would begin another group meanwhile.
+        poll(lambda: learner.status()["groups"]["leases"] == 0)
+        poll(lambda: serves(learner, "heir", 1))
+        run("uncordon", "heir", f"--run-dir={site.run_dir}")
         batch = learner.take_batch(2)
     ((trajectory,),) = [group.trajectories for group in batch.groups]
     old, new = trajectory.spans

@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from echo2d.cli import main, parts
 from tests.support.paths import REPO
 
-HELP_S_MAX = 0.3
+HELP_COST_MAX = 6.0  # of the CPU seconds in which Python starts; 4 when this was written
 
 
 def commands(
@@ -42,15 +42,14 @@ def children_s() -> float:
 
 
 def test_help_is_fast() -> None:
-    """The best of several, in CPU seconds: machines are shared, and it waits for nothing."""
-    times = []
+    """Compared with a Python that does nothing. The best of several counts, because machines are shared."""
+    times: dict[str, list[float]] = {"pass": [], "help": []}
     for _ in range(5):
-        before = children_s()
-        subprocess.run(
-            [sys.executable, "-m", "echo2d", "--help"], check=True, capture_output=True, cwd=REPO
-        )
-        times.append(children_s() - before)
-    assert min(times) < HELP_S_MAX, times
+        for name, arguments in (("pass", ["-c", "pass"]), ("help", ["-m", "echo2d", "--help"])):
+            before = children_s()
+            subprocess.run([sys.executable, *arguments], check=True, capture_output=True, cwd=REPO)
+            times[name].append(children_s() - before)
+    assert min(times["help"]) < HELP_COST_MAX * min(times["pass"]), times
 
 
 @pytest.mark.parametrize(("name", "command"), list(commands()))

@@ -14,7 +14,8 @@ from torch.distributed.launcher.api import LaunchConfig
 from torch.distributed.run import parse_args
 
 from echo2d import cli
-from echo2d.config import CoordinatorConfig, WorkerConfig
+from echo2d.config.coordinator import CoordinatorConfig
+from echo2d.config.worker import WorkerConfig
 from echo2d.learner.__main__ import _parse
 from echo2d.learner.config import LearnerConfig
 from echo2d.runtime.process.lifecycle import EXIT_S_MAX, STOP_S_MAX

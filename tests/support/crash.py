@@ -15,12 +15,13 @@ import sqlite3
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from echo2d.client import Coordinator
+from echo2d.config import CoordinatorConfig
 from echo2d.demo.chaos import KINDS, VictimKind, kill_process, start_again
 from echo2d.demo.processes import Program
 from echo2d.demo.results import read_rows
@@ -34,6 +35,7 @@ from tests.support.programs import Site
 STEPS = 8
 GROUPS = 4  # of each batch
 GROUP_SIZE = 8
+LATE_MAX = max(1, GROUP_SIZE // 8)  # samples that a group may be trained without (`group_patience`)
 STALENESS = 1  # as the site has it
 STEP_FLOOR_S = 0.2  # a step takes at least this long: there is time to kill something
 CHECKPOINT_EVERY = 3
@@ -51,6 +53,10 @@ CREATE TRIGGER told_sample AFTER INSERT ON samples BEGIN
     INSERT INTO story (what, a, b, c, d)
     VALUES ('kept', new.group_id, new.sample, new.lease || '.' || new.attempt || '.' || new.sample,
         new.trajectory); END;
+CREATE TRIGGER told_reward AFTER UPDATE OF reward ON samples WHEN new.reward IS NOT NULL BEGIN
+    INSERT INTO story (what, a, b, c) VALUES ('scored', new.group_id, new.sample, new.reward); END;
+CREATE TRIGGER told_left_out AFTER INSERT ON left_out BEGIN
+    INSERT INTO story (what, a, b) VALUES ('left out', new.group_id, new.sample); END;
 CREATE TRIGGER told_batch AFTER INSERT ON batches BEGIN
     INSERT INTO story (what, a, b, c) VALUES ('frozen', new.step, new.digest, new.groups); END;
 CREATE TRIGGER told_commit AFTER INSERT ON commits BEGIN
@@ -58,8 +64,7 @@ CREATE TRIGGER told_commit AFTER INSERT ON commits BEGIN
 CREATE TRIGGER told_revoked AFTER UPDATE OF revoked ON versions BEGIN
     INSERT INTO story (what, a, b) VALUES ('revoked', new.version, new.digest); END;
 CREATE TRIGGER told_end BEFORE DELETE ON groups BEGIN
-    INSERT INTO story (what, a, b, c) SELECT 'gone', old.group_id, count(reward), count(DISTINCT reward)
-    FROM samples WHERE group_id = old.group_id; END;
+    INSERT INTO story (what, a) VALUES ('gone', old.group_id); END;
 """
 
 
@@ -120,6 +125,10 @@ class CrashSite(Site):
     def rows(self) -> list[dict[str, Any]]:
         return read_rows(self.directory / "learner" / "metrics.jsonl")
 
+    @property
+    def patience(self) -> float:
+        return CoordinatorConfig.load(self.config).policy.group_patience
+
     def wait_until(self, condition: Callable[[], bool]) -> None:
         """A program that ends by itself meanwhile is a failure."""
         deadline = time.monotonic() + RUN_S_MAX
@@ -160,7 +169,7 @@ def run_with_crashes(site: CrashSite, *points: Point, workers: int) -> None:
         story = read_story(site.ledger)
         for before in filter(None, seen):
             assert story[: len(before)] == before, "what was written before a kill has changed"
-        balance(story, site.rows, site.tap.acknowledged)
+        balance(story, site.rows, site.tap.acknowledged, patience=site.patience)
 
 
 def strike(
@@ -215,22 +224,27 @@ def _unsettled(status: dict[str, Any], whole: int, workers: int) -> dict[str, tu
 
 
 def whole_groups(path: Path) -> int:
-    """Groups in the ledger that are scored to the last sample and in no batch."""
+    """Groups in the ledger of which each sample is scored or left out, and that are in no batch."""
     with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as ledger:
         (count,) = ledger.execute(
-            "SELECT count(*) FROM (SELECT 1 FROM samples WHERE group_id NOT IN (SELECT value FROM batches, "
-            "json_each(groups)) GROUP BY group_id HAVING count(reward) = ?)",
+            "SELECT count(*) FROM (SELECT group_id FROM (SELECT group_id, sample FROM samples "
+            "WHERE reward IS NOT NULL UNION SELECT group_id, sample FROM left_out) "
+            "WHERE group_id NOT IN (SELECT value FROM batches, json_each(groups)) "
+            "GROUP BY group_id HAVING count(*) = ?)",
             (GROUP_SIZE,),
         ).fetchone()
     return int(count)
 
 
-def balance(story: Story, rows: list[dict[str, Any]], acknowledged: set[str]) -> None:
+def balance(
+    story: Story, rows: list[dict[str, Any]], acknowledged: set[str], *, patience: float
+) -> None:
     """Everything that the two witnesses and the learner wrote down fits together."""
     nothing_is_lost(story, acknowledged)
     batches = batches_stay(story)
+    trained = samples_are_whole(story, GROUP_SIZE, late_max=LATE_MAX if patience else 0)
     steps_are_whole(story, batches)
-    learner_agrees(story, rows, batches)
+    learner_agrees(story, rows, batches, trained)
 
 
 def nothing_is_lost(story: Story, acknowledged: set[str]) -> None:
@@ -244,10 +258,12 @@ def nothing_is_lost(story: Story, acknowledged: set[str]) -> None:
         "a sample was kept twice"
     )
     wrote: dict[int, set[tuple[int, bytes]]] = defaultdict(set)
+    groups: dict[int, GroupRows] = defaultdict(GroupRows)
     revoked: set[tuple[int, bytes]] = set()
     batched: set[int] = set()
     newest = 0  # step whose batch is frozen
     for what, first, second, third, fourth in story:
+        groups[first].note(what, second, third)
         match what:
             case "kept":
                 wrote[first] |= {
@@ -258,9 +274,10 @@ def nothing_is_lost(story: Story, acknowledged: set[str]) -> None:
             case "frozen":
                 newest = max(newest, first)
                 batched |= set(json.loads(third))
-            case "gone" if first not in batched and second == GROUP_SIZE:
+            case "gone" if first not in batched and groups[first].is_whole(GROUP_SIZE):
                 too_old = newest - min(version for version, _ in wrote[first]) > STALENESS
-                assert third == 1 or wrote[first] & revoked or too_old, (
+                equal = len(set(groups[first].rewards.values())) == 1
+                assert equal or wrote[first] & revoked or too_old, (
                     f"group {first} was dropped for no reason"
                 )
 
@@ -281,8 +298,49 @@ def batches_stay(story: Story) -> dict[int, tuple[bytes, list[int]]]:
     return batches
 
 
+@dataclass(slots=True)
+class GroupRows:
+    """The rows of one group in the ledger so far, by sample. left_out: what the group declares."""
+
+    kept: set[int] = field(default_factory=set)
+    rewards: dict[int, float] = field(default_factory=dict)
+    left_out: set[int] = field(default_factory=set)
+
+    def note(self, what: str, sample: int, reward: float) -> None:
+        """An entry of the story that is about this group, or not about a group."""
+        match what:
+            case "kept":
+                self.kept.add(sample)
+            case "scored":
+                self.rewards[sample] = reward
+            case "left out":
+                self.left_out.add(sample)
+
+    def is_whole(self, size: int) -> bool:
+        """Whether each sample is scored or left out."""
+        return self.rewards.keys() | self.left_out == set(range(size))
+
+
+def samples_are_whole(story: Story, size: int, *, late_max: int) -> dict[int, set[int]]:
+    """When its batch freezes, a group has all samples with rewards, or declares which ones never came (I5).
+
+    late_max: samples that may be missing. Returns the samples that were trained, by group.
+    """
+    groups: dict[int, GroupRows] = defaultdict(GroupRows)
+    trained: dict[int, set[int]] = {}
+    for what, first, second, third, _ in story:
+        groups[first].note(what, second, third)
+        for group in json.loads(third) if what == "frozen" else ():
+            assert groups[group].is_whole(size), f"group {group} is not whole: {groups[group]}"
+            trained[group] = set(groups[group].rewards)
+    for group, rows in groups.items():
+        assert len(rows.left_out) <= late_max, f"group {group} lacks too many samples: {rows}"
+        assert not rows.left_out & rows.kept, f"group {group} lacks a result that was kept: {rows}"
+    return trained
+
+
 def steps_are_whole(story: Story, batches: Mapping[int, tuple[bytes, list[int]]]) -> None:
-    """Steps are committed in order without a gap, on whole groups, each in one step only."""
+    """Steps are committed in order without a gap, each group in one step only."""
     steps = list(range(1, STEPS + 1))
     resumed = {epoch: resume_step for what, epoch, resume_step, *_ in story if what == "epoch"}
     for epoch, resume_step in resumed.items():
@@ -295,21 +353,24 @@ def steps_are_whole(story: Story, batches: Mapping[int, tuple[bytes, list[int]]]
             f"epoch {epoch} has a gap"
         )
     assert {step for what, step, *_ in story if what == "committed"} == set(steps)
-    samples = Counter(group for what, group, *_ in story if what == "kept")
     trained = [group for step in steps for group in batches[step][1]]
     assert len(set(trained)) == len(trained) == STEPS * GROUPS, "a group was trained twice"
-    assert {samples[group] for group in trained} == {GROUP_SIZE}, "a group is not whole"
 
 
 def learner_agrees(
-    story: Story, rows: list[dict[str, Any]], batches: Mapping[int, tuple[bytes, list[int]]]
+    story: Story,
+    rows: list[dict[str, Any]],
+    batches: Mapping[int, tuple[bytes, list[int]]],
+    trained: Mapping[int, set[int]],
 ) -> None:
-    """Its own rows name the same batches, within the bound, and go on where its checkpoint was."""
+    """Its own rows name the same batches and as many samples, within the bound, and go on where its checkpoint was."""
     resumed = {epoch: resume_step for what, epoch, resume_step, *_ in story if what == "epoch"}
     assert {row["step"] for row in rows} == set(range(1, STEPS + 1))
     for row in rows:
-        assert bytes.fromhex(row["batch"]) == batches[row["step"]][0], (
-            "the learner trained on another batch"
+        digest, groups = batches[row["step"]]
+        assert bytes.fromhex(row["batch"]) == digest, "the learner trained on another batch"
+        assert sum(row["staleness"].values()) == sum(len(trained[group]) for group in groups), (
+            "the learner trained on other samples"
         )
         assert all(0 <= int(staleness) <= STALENESS for staleness in row["staleness"])
     for before, row in pairwise(rows):

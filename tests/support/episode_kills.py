@@ -27,7 +27,7 @@ from echo2d.net.security.auth import load_or_make_key
 from echo2d.runtime.run_dir.tokens import create_token
 from echo2d.store.ledger_rows import _unpack_partial, _unpack_trajectory
 from echo2d.tasks.sort_digits import EOS
-from tests.support.crash import CrashSite, Story, batches_stay, read_story
+from tests.support.crash import CrashSite, Story, batches_stay, read_story, samples_are_whole
 from tests.support.diary_agent import read_diary
 from tests.support.processes import is_running
 from tests.support.witnessed_game import TURNS, Execution, Witness
@@ -96,10 +96,6 @@ CREATE TRIGGER told_end_of_episode AFTER INSERT ON samples BEGIN
 CREATE TRIGGER told_forgotten AFTER DELETE ON turns
     WHEN EXISTS (SELECT 1 FROM groups WHERE group_id = old.group_id) BEGIN
     INSERT INTO story (what, a, b, c, d) VALUES ('forgotten', old.group_id, old.sample, old.turn, NOW); END;
-CREATE TRIGGER told_reward AFTER INSERT ON samples WHEN new.reward IS NOT NULL BEGIN
-    INSERT INTO story (what, a, b, c) VALUES ('scored', new.group_id, new.sample, new.reward); END;
-CREATE TRIGGER told_late_reward AFTER UPDATE OF reward ON samples WHEN new.reward IS NOT NULL BEGIN
-    INSERT INTO story (what, a, b, c) VALUES ('scored', new.group_id, new.sample, new.reward); END;
 """.replace("NOW", "((julianday('now') - 2440587.5) * 86400.0)")
 
 PROGRAM_NAMES: Mapping[Victim, str] = {
@@ -522,8 +518,7 @@ def groups_are_trained_once(books: Books) -> None:
     assert committed == set(range(1, max(committed) + 1)), "the steps have a gap"
     trained = [group for step in sorted(committed) for group in batches[step][1]]
     assert len(set(trained)) == len(trained), "a group was trained twice"
-    samples = Counter(group for what, group, *_ in books.story if what == "kept")
-    assert {samples[group] for group in trained} == {GROUP_SIZE}, "a group is not whole"
+    samples_are_whole(books.story, GROUP_SIZE, late_max=0)
     for step in committed:
         assert Counter(tasks[group] for group in batches[step][1]) == GROUPS
     assert {row["step"] for row in books.rows} >= committed

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from echo2d.config import CoordinatorConfig
+from echo2d.config.coordinator import CoordinatorConfig
 from echo2d.core.cluster.rules import RunRules
 from echo2d.core.coordinator.events import Recovered
 from echo2d.engines.fake import FakeEngine

@@ -18,9 +18,10 @@ from echo2d.tasks.served_environment import GIVEN_TOKENS_MAX
 
 ACTS = (
     "go on", "end", "nan", "raise", "unjudged", "kill once", "kill", "hang", "block", "deaf", "big",
-    "wide", "lock", "forget", "nothing", "messages", "tools", "text", "program", "wait", "who",
+    "wide", "lock", "forget", "nothing", "messages", "tools", "text", "program", "wait", "who", "meet",
 )  # fmt: skip
 ROWS = 1000
+MEETING = 64
 
 
 def act(name: str, *more: int) -> list[int]:
@@ -102,15 +103,24 @@ class Nasty(Environment):
 
 
 class NastyAsync(Nasty):
-    """The same, with many episodes beside each other; "wait" takes half a second."""
+    """The same, with many episodes beside each other; "wait" takes half a second.
+
+    "meet" ends when MEETING episodes of the process are in it.
+    """
 
     name = "nasty_async"
+    met, all_met = 0, asyncio.Event()
 
     async def step(self, answer: EnvironmentAnswer) -> Turn | End:  # type: ignore[override]
         name = ACTS[answer.tokens[0]]
         if name in ("hang", "wait"):
             await asyncio.sleep(600 if name == "hang" else 0.5)
             name = "go on"
+        if name == "meet":
+            NastyAsync.met += 1
+            if NastyAsync.met >= MEETING:
+                NastyAsync.all_met.set()
+            await NastyAsync.all_met.wait()
         return self._act(name, answer)
 
 

@@ -5,13 +5,12 @@ import dataclasses
 import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from echo2d.config import WorkerConfig
+from echo2d.config.worker import WorkerConfig
 from echo2d.core.base.ids import Digest, PeerId
 from echo2d.core.weights.encoding import FormFacts
 from echo2d.engines.base import Engine
@@ -85,9 +84,7 @@ async def a_worker(
     """
     config = dataclasses.replace(await config_of(double, folder), **options)
     token = await asyncio.to_thread(read_token_file, config.token_file)
-    state_dir = await asyncio.to_thread(
-        partial(StateDir, config.state_dir, config.disk_bytes_max, one_slot=config.apply_in_place)
-    )
+    state_dir = await asyncio.to_thread(StateDir, config.state_dir, config.disk_bytes_max)
     identity = Identity.of(config.url, token, await asyncio.to_thread(state_dir.key))
     await enrol(double.url, token, identity, rng=random.Random(1), patience_s=5.0)
     if not engines and not relay_only:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -71,15 +72,13 @@ class Site:
             f"learner-{steps}", "-m", "echo2d", "learn", "--config", str(self.config), *options
         )
 
-    def status(self) -> dict[str, object]:
-        facts: dict[str, object] = json.loads(run("status", f"--run-dir={self.run_dir}", "--json"))
+    def status(self) -> dict[str, Any]:
+        facts: dict[str, Any] = json.loads(run("status", f"--run-dir={self.run_dir}", "--json"))
         return facts
 
     def serving(self) -> int | None:
         """The version that the first worker serves."""
-        workers = self.status()["workers"]
-        assert isinstance(workers, list)
-        now = workers[0]["serving"]
+        now = self.status()["workers"][0]["serving"]
         return None if now is None else int(now["version"])
 
 

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from echo2d.client import (
     Batch,
@@ -26,7 +28,7 @@ from echo2d.client import (
     TrajectoryScore,
 )
 from echo2d.learner.model.load import load_model
-from echo2d.learner.model.scorer import answer_logprobs
+from echo2d.learner.model.scorer import AnswerScorer
 from echo2d.tasks.sort_digits import EOS, SortDigits, answer
 from tests.support.polling import HANG_S
 
@@ -209,3 +211,13 @@ def _trajectory(
         worker="worker",
         sample=sample,
     )
+
+
+def answer_logprobs(
+    model: Any,
+    tokens_bt: NDArray[np.int64],
+    answer_bt: NDArray[np.bool_],
+    temperature: float | NDArray[np.float32],
+) -> Tensor:
+    """log p [n] of each answer token over the full vocabulary: float32, with gradient. Every answer has its row."""
+    return AnswerScorer(model, packing=False).score(tokens_bt, answer_bt, temperature).logprobs_n

@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from echo2d.client import AsyncCoordinator
-from echo2d.config import CoordinatorConfig
+from echo2d.config.coordinator import CoordinatorConfig
 from echo2d.core.cluster.rules import RunRules
 from echo2d.core.cluster.step_history import StepSummary
 from echo2d.core.coordinator.events import (

@@ -33,18 +33,26 @@ class Echo(TextTask):
 
 
 class Judge(TextTask):
-    """Wait for somebody else, as a judge in another place; "never" and "block" take for ever."""
+    """Wait for somebody else, as a judge in another place; "never" and "block" take for ever.
+
+    beside: no reward is there before so many were asked for.
+    """
 
     name = "judge"
 
-    def __init__(self, wait_s: float = 0.5) -> None:
-        self._wait_s = wait_s
+    def __init__(self, beside: int = 0) -> None:
+        self._beside, self._asked = beside, 0
+        self._all_asked = asyncio.Event()
 
     def prompt(self, index: int) -> TextPrompt:
         return TextPrompt([{"role": "user", "content": "?"}])
 
     async def reward(self, prompt: TextPrompt, answer: Answer) -> float:
-        await asyncio.sleep(600 if answer.text == "never" else self._wait_s)
+        self._asked += 1
+        if self._asked >= self._beside:
+            self._all_asked.set()
+        await self._all_asked.wait()
+        await asyncio.sleep(600 if answer.text == "never" else 0)
         if answer.text == "block":
             time.sleep(600)  # noqa: ASYNC251 - it blocks on purpose
         if answer.text == "raise":

@@ -1,7 +1,6 @@
 """What tests of a worker need: roots, versions, leases, and the answers that its shell would give."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from echo2d.core.base.canonical import digest_of
 from echo2d.core.base.ids import (
@@ -60,13 +59,6 @@ def a_root(
     segments = (Digest(digest_of(b"segment")),)
     totals = FormTotals(1000, 2000, a_key(version).digest) if whole else None
     return Root(facts, SegmentId(0), segments, running_digest(segments), totals)
-
-
-def a_delta_root(version: int, *, base: int, seq: int | None = None) -> Root:
-    """The only root of a delta of one segment."""
-    root = a_root(version, seq=seq)
-    facts = replace(root.facts, kind="delta", base_digest=a_key(base).digest)
-    return replace(root, facts=facts)
 
 
 def a_snapshot(root: Root, path: str = "slot") -> SnapshotReady:

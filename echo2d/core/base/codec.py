@@ -274,7 +274,7 @@ class Codec:
     """The messages of one direction of one protocol, by tag. Tags are words, so that a capture can
     be read.
 
-    large: the tags whose messages may have up to `bytes_max`; others have up to `small_max`.
+    large: the tags whose messages may have up to `bytes_max`; others have up to SMALL_BYTES_MAX.
     """
 
     def __init__(
@@ -282,7 +282,6 @@ class Codec:
         messages: Mapping[str, type],
         *,
         bytes_max: int = MESSAGE_BYTES_MAX,
-        small_max: int = SMALL_BYTES_MAX,
         large: Collection[str] | None = None,
     ) -> None:
         self.messages = messages
@@ -292,7 +291,7 @@ class Codec:
         self._kinds = {
             tag: (
                 _record(cls, grows=True),
-                bytes_max if tag in large else min(small_max, bytes_max),
+                bytes_max if tag in large else min(SMALL_BYTES_MAX, bytes_max),
             )
             for tag, cls in messages.items()
         }

@@ -26,7 +26,7 @@ from echo2d.core.cluster.rules import RunRules
 from echo2d.core.cluster.statistics import Statistics
 from echo2d.core.cluster.versions import PublishedVersions, key_of
 from echo2d.core.protocol.control_messages import VersionKey
-from echo2d.core.weights.delta_chain import DELTAS_KEPT_MAX, KeptDelta
+from echo2d.core.weights.kept_deltas import DELTAS_KEPT_MAX, KeptDelta
 
 
 class CatchUps:

@@ -25,7 +25,7 @@ from echo2d.core.broadcast.transmission import Transmission
 from echo2d.core.cluster.events import VersionPublished
 from echo2d.core.cluster.membership import PEERS_MAX, Peer
 from echo2d.core.cluster.versions import PublishedVersions, key_of
-from echo2d.core.weights.delta_chain import KeptDelta, chain_bytes, shortest_chain
+from echo2d.core.weights.kept_deltas import KeptDelta, chain_bytes, shortest_chain
 
 # Each full form costs the seed an encoding and at most one copy of its uplink. Newcomers of one
 # version share it.

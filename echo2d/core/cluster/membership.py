@@ -88,7 +88,7 @@ class Peer:
     dialled_back_at: when it was dialled last. failures: leases failed since the last accepted
     result. trusted: the operator trusts its answers. held_back: it gets no leases, because the
     audit does not know yet what honest answers look like. slots_allowed: of its slots, so many may
-    be leased; None: all. scores: its engine can score answers of others. quantization, in_place,
+    be leased; None: all. scores: its engine can score answers of others. quantization,
     build: as in Hello. disk_free: as in Heartbeat.
     """
 
@@ -130,7 +130,6 @@ class Peer:
     slots_allowed: int | None = None
     scores: bool = False
     quantization: str = ""
-    in_place: bool = False
     disk_free: int | None = None
     build: Build = OURS
     failures: int = 0
@@ -448,7 +447,7 @@ def _take_hello(peer: Peer, hello: Hello, *, p2p: bool) -> None:
     peer.kind, peer.boot_id, peer.listen = hello.kind, hello.boot_id, hello.listen
     peer.receive_only = hello.receive_only or not (p2p or hello.kind == "seed")
     peer.uplink_limit = hello.uplink_limit or None
-    peer.scores, peer.in_place = hello.scores, hello.in_place
+    peer.scores = hello.scores
     peer.build = replace(hello.build, name=hello.build.shown)
     peer.quantization = printable(hello.quantization, QUANTIZATION_CHARS_MAX)
     peer.usd_per_h = (

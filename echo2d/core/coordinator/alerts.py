@@ -256,13 +256,12 @@ def _of_one(worker: WorkerStatus, status: Status) -> Iterator[Alert]:
 
 
 def _of_its_disk(worker: WorkerStatus, version_bytes: int) -> Iterator[Alert]:
-    needed = version_bytes if worker.in_place else 2 * version_bytes
+    needed = 2 * version_bytes  # two slots
     if worker.disk_free_bytes is not None and worker.disk_free_bytes < needed:
-        versions = "a version" if worker.in_place else "two versions"
         yield Alert(
             "worker_disk_low",
-            f"{worker.name} has {_size(worker.disk_free_bytes)} of disk left, and {versions} of this run "
-            f"may take {_size(needed)}: one that does not fit is not applied; make room there, or raise "
+            f"{worker.name} has {_size(worker.disk_free_bytes)} of disk left, and two versions of this "
+            f"run may take {_size(needed)}: one that does not fit is not applied; make room there, or raise "
             "worker.disk_bytes_max",
             worker.name,
             worker.id,

@@ -274,7 +274,6 @@ class _Workers:
             recomputed_tokens=peer.recomputed_tokens,
             recompute_s=peer.recompute_s,
             memory_ok=peer.memory_ok,
-            in_place=peer.in_place,
             disk_free_bytes=peer.disk_free,
             active=peer.active and peer.state == "joined" and not peer.retiring,
             leaving=peer.leaving,

@@ -4,7 +4,8 @@ Every end of a link says first which build it is, and our learner with every cal
 protocol number that it speaks, the oldest one that it still understands, and a name for people. Two
 builds understand each other if each speaks a number that the other still understands.
 
-What may change without a new `oldest`, so that builds of two releases go on talking:
+Until 0.1.0 is released, every change raises both numbers: only equal builds understand each other.
+After a release this may change without a new `oldest`, so that builds of two releases go on talking:
 
 - A message, or a record in one, gets new fields at its end, each with a default that means what an
   older build meant. Older builds ignore them (`core/base/codec.py`).
@@ -25,16 +26,14 @@ import msgpack
 
 from echo2d.core.base.codec import INT_MAX
 
-# The control link. Protocol 9 is the first release's, 0.1.0. With 10 came Hello.in_place and
-# Heartbeat.disk_free, with 11 the bytes that a peer has received and sent, in both, with 12 columns.
-PROTOCOL_VERSION = 12
-PROTOCOL_OLDEST = 9
+# The control link.
+PROTOCOL_VERSION = 13
+PROTOCOL_OLDEST = 13
 # The peer link. Peers meet only where the coordinator understands both, so this `oldest` is raised
 # together with that of the control link.
 LINK_PROTOCOL_VERSION = 4
 LINK_PROTOCOL_OLDEST = 4
-# The HTTP API of learners, with the format of batches. 1 is that of 0.1.0. With 2 came `steps` of a
-# session and /v1/learner/alive, with 3 the columns and attachments of batches.
+# The HTTP API of learners, with the format of batches.
 LEARNER_API_VERSION = 3
 LEARNER_API_OLDEST = 3
 # Our learners name their build in this header of every call. Other trainers need not.
@@ -85,8 +84,7 @@ def hello_head(data: bytes) -> HelloHead | None:
     """Read the beginning of a Hello without its other fields. None: these bytes begin no Hello.
 
     A Hello of any release is the msgpack array ["Hello", [protocol, oldest, build], run_id, kind,
-    name, ...], and more may follow anywhere but between these. Builds before the first release say
-    only a number instead of the inner array.
+    name, ...], and more may follow anywhere but between these.
     """
     unpacker = msgpack.Unpacker(
         max_buffer_size=HEAD_BYTES_MAX,
@@ -106,8 +104,6 @@ def hello_head(data: bytes) -> HelloHead | None:
     match build:
         case [int(protocol), int(oldest), str(words), *_]:
             found = Build(protocol, oldest, words)
-        case int(protocol):
-            found = Build(protocol, protocol)
         case _:
             return None
     right = _is_number(found.protocol) and _is_number(found.oldest)

@@ -46,8 +46,7 @@ from echo2d.core.protocol.builds import OURS, Build
 from echo2d.core.protocol.columns import Columns
 from echo2d.core.protocol.evidence import Evidence
 from echo2d.core.protocol.sampling import WHOLE, Sampling
-from echo2d.core.weights.delta_chain import KeptDelta
-from echo2d.core.weights.encoding import FormKind
+from echo2d.core.weights.kept_deltas import FormKind, KeptDelta
 
 PROGRESS_S = 2.0  # a worker reports on every lease at least this often
 
@@ -186,8 +185,7 @@ class Hello:
     other peers, whatever a plan says. usd_per_h: its price as its owner states it; a price in the
     run's config wins. dial_back_secret: the peer that answers at `listen` must prove that it knows
     this. scores: its engine can score answers that others wrote. quantization: what its engines
-    quantize weights to, such as "int8"; empty: they do not. in_place: it writes a delta over the
-    version that it is made from. received_bytes, sent_bytes: as in Heartbeat.
+    quantize weights to, such as "int8"; empty: they do not. received_bytes, sent_bytes: as in Heartbeat.
     """
 
     build: Build
@@ -208,7 +206,6 @@ class Hello:
     usd_per_h: float | None = None
     scores: bool = False
     quantization: str = ""
-    in_place: bool = False
     received_bytes: int = 0
     sent_bytes: int = 0
 

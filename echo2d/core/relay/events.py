@@ -13,10 +13,9 @@ sequence; a *repair stream* (FramesWanted, one per form and direction) carries s
 stream ends with StreamEnded from either end, or silently with its link: LinkDown comes after the
 last event of the link's streams.
 
-Flow control. Relay gives a link at most STREAM_FRAMES_MAX frames for each stripe that it carries,
-then waits for PeerReady. The runtime reports PeerReady when it was given frames and its send buffer
-has room again (at once, if the buffer never filled). After PeerReady none of the frames given so
-far counts any more.
+Flow control. Relay gives a link at most LINK_FRAMES_MAX unsent frames, then waits for PeerReady.
+The runtime reports PeerReady when it was given frames and its send buffer has room again (at once,
+if the buffer never filled). After PeerReady none of the frames given so far counts any more.
 """
 
 from dataclasses import dataclass

@@ -2,8 +2,7 @@
 
 A dataclass becomes an object with a key for each field, a mapping's keys become text, and a tuple
 becomes a list. The fields of `Status.process` lie beside those of `Status`, and `renting` is left
-out where nothing is rented. `attention` repeats the sentences of `alerts`, also in `renting`: echo2d
-0.1.0 reads and writes no `alerts`.
+out where nothing is rented.
 
 Readers and writers are built once from the annotations of `schema`.
 """
@@ -16,12 +15,10 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, Union
 
 from echo2d.core.status.schema import (
-    Alert,
     AlertKind,
     OwnStatus,
     ProcessStatus,
     Status,
-    TotalsStatus,
 )
 from echo2d.errors import PeerFault
 
@@ -34,14 +31,10 @@ def status_json(status: Status) -> dict[str, Any]:
     """The object that `GET /v1/status` answers."""
     found: dict[str, Any] = plain(dataclasses.replace(status, process=None))
     del found["process"]
-    found["attention"] = list(status.attention)
     if status.process is not None:
         found |= plain(status.process)
         if status.process.renting is None:
             del found["renting"]
-        else:
-            alerts = status.process.renting.alerts
-            found["renting"]["attention"] = [alert.sentence for alert in alerts]
     return found
 
 
@@ -51,19 +44,7 @@ def read_status(facts: Mapping[str, Any]) -> Status:
     another key is missing, or a key holds something else."""
     process = facts if "run_id" in facts else None
     found: Status = _STATUS({**facts, "process": process}, "")
-    return found if "totals" in facts else _of_the_first_release(found, facts)
-
-
-def _of_the_first_release(status: Status, facts: Mapping[str, Any]) -> Status:
-    """What is missing in a status of echo2d 0.1.0 and can be told from what is there."""
-    counts = status.trajectories
-    sentences = _SENTENCES(facts.get("attention", []), "attention")
-    return dataclasses.replace(
-        status,
-        # Its sentences have no kind.
-        alerts=tuple(_ALERT({"kind": "", "sentence": each}, "attention") for each in sentences),
-        totals=TotalsStatus(counts.trained, counts.dropped, status.versions_published),
-    )
+    return found
 
 
 def read_own_status(facts: Mapping[str, Any]) -> OwnStatus:
@@ -222,5 +203,3 @@ def _reader_for(hint: Any) -> _Read:
 
 _STATUS = _record(Status)
 _OWN_STATUS = _record(OwnStatus)
-_ALERT = _record(Alert)
-_SENTENCES = _list(_READERS[str])

@@ -127,8 +127,8 @@ class WorkerStatus(PeerStatus):
     coordinator started. standing: what the audit thinks of it; empty: nothing. verdict: why it is
     convicted. refit_pause_s, recomputed_tokens, recompute_s: of its last refit (`RefitDone`).
     learner_k (nats), learner_z: means over its trajectories that the learner scored
-    (`core/protocol/trajectory.py`, `TrajectoryScore`). in_place: it keeps one version on disk, not
-    two. disk_free_bytes: what new versions may take there (`Heartbeat`); None: not said.
+    (`core/protocol/trajectory.py`, `TrajectoryScore`). disk_free_bytes: what new versions may
+    take on its disk (`Heartbeat`); None: not said.
     """
 
     slots: int
@@ -164,7 +164,6 @@ class WorkerStatus(PeerStatus):
     verdict: str
     learner_k: float | None
     learner_z: float | None
-    in_place: bool = False
     disk_free_bytes: int | None = None
 
 

@@ -5,15 +5,13 @@ to any base. If a chunk of the chain needs no base, decoding from there on gives
 The places of a split chunk depend on its base's bytes, so it is no part of a chain; deltas are kept
 without such chunks (`delta.encode_twice`).
 
-Also here: which kept deltas lead from one snapshot to another. Not here: where they are kept
-(`store.deltas`).
+Not here: which deltas are kept, and which of them lead to a version (`kept_deltas`).
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 from echo2d.core.base.canonical import Buffer, digest_of, require
-from echo2d.core.base.ids import ChunkId, Digest
+from echo2d.core.base.ids import ChunkId
 from echo2d.core.weights.delta import (
     FULL_SHARE_MIN,
     ChunkMode,
@@ -23,40 +21,6 @@ from echo2d.core.weights.delta import (
     encode_delta,
 )
 from echo2d.core.weights.encoding import NO_BASE, SELF_CONTAINED, ChunkRecord
-
-# At half a percent of a version each. Over more versions than that, most of the weights have
-# changed.
-DELTAS_KEPT_MAX = 32
-
-
-@dataclass(frozen=True, slots=True)
-class KeptDelta:
-    """A delta that turns the snapshot `base` into the snapshot `made`."""
-
-    base: Digest
-    made: Digest
-    wire_bytes: int
-
-
-def shortest_chain(
-    deltas: Iterable[KeptDelta], base: Digest, made: Digest
-) -> tuple[KeptDelta, ...] | None:
-    """Return the chain of fewest bytes from one snapshot to the other, or None."""
-    found: dict[Digest, tuple[KeptDelta, ...]] = {base: ()}
-    known = list(deltas)
-    # Bellman-Ford: after n rounds all chains of up to n deltas are found.
-    for _ in known:
-        for delta in known:
-            if delta.base in found and delta.made != base:
-                chain, present = (*found[delta.base], delta), found.get(delta.made)
-                if present is None or chain_bytes(chain) < chain_bytes(present):
-                    found[delta.made] = chain
-    return found.get(made) or None
-
-
-def chain_bytes(chain: Iterable[KeptDelta]) -> int:
-    """The most that a delta composed of these can take, without tables."""
-    return sum(delta.wire_bytes for delta in chain)
 
 
 def compose_chunks(chain: Sequence[EncodedChunk], raw_len: int) -> EncodedChunk | None:

@@ -41,6 +41,7 @@ from echo2d.core.base.ids import (
     frame_id,
 )
 from echo2d.core.weights.delta import ChunkMode, decode_chunk, encode_twice
+from echo2d.core.weights.kept_deltas import FormKind
 from echo2d.core.weights.manifest import (
     CHUNK_BYTES,
     CHUNKS_MAX,
@@ -49,10 +50,6 @@ from echo2d.core.weights.manifest import (
     split_digests,
 )
 from echo2d.errors import IntegrityFault
-
-# A "delta" is made from a copy of the base, a "composed" form from kept deltas that lead from the
-# base to the version.
-FormKind = Literal["full", "delta", "composed"]
 
 SEGMENT_BYTES_MAX = 64 << 20  # signed as a whole; about a second of a 500 Mbit/s uplink
 SEGMENT_BYTES_MIN = 1 << 20  # no frame leaves before its segment is closed and signed

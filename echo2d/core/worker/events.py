@@ -114,7 +114,6 @@ class EngineRefitFailed:
 
     label: the version that all engines serve now; None if they serve none, or different ones.
     damaged: the slot does not hold the snapshot any more and was given up; no engine loaded it.
-    restored: the slot holds this version again, over which the failed one had been applied.
     """
 
     version: Version
@@ -122,7 +121,6 @@ class EngineRefitFailed:
     reason: str
     label: str | None
     damaged: bool = False
-    restored: VersionKey | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,13 +250,11 @@ class ApplyForm:
     """Write the form's chunks into the spare slot as they arrive, verify them, make it current.
 
     Only one form is applied at a time. stands: the digest of the form's snapshot, if that is in the
-    spare slot already: if it is intact, the slot only has to be made current. in_place: the form is a
-    delta of the version in the current slot, which no engine reads now: write over that.
+    spare slot already: if it is intact, the slot only has to be made current.
     """
 
     form: FormId
     stands: Digest | None = None
-    in_place: bool = False
 
 
 @dataclass(frozen=True, slots=True)

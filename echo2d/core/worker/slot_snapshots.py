@@ -1,10 +1,7 @@
 """Keeps which snapshots are in the two slots of a worker, and which of them a root has published.
 
-    in a slot --(an accepted root names its digest)--> published, with the root's publish_seq
-        +--(overwritten, lost, given up for one slot)--> gone
-
-In place, a snapshot is overwritten by the next one in the same slot. It is remembered, as the slot
-may be turned back to it until the next one is settled.
+in a slot --(an accepted root names its digest)--> published, with the root's publish_seq
+    +--(overwritten, lost)--> gone
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -26,8 +23,6 @@ class SlotSnapshots(Collection[VersionKey]):
     def __init__(self, standing: Iterable[Standing]) -> None:
         self._paths = {each.key: each.path for each in standing}
         self._published: dict[VersionKey, PublishSeq] = {}
-        # The version that was overwritten in place, and its publish if a root had named it.
-        self._replaced: tuple[VersionKey, PublishSeq | None] | None = None
 
     def __contains__(self, key: object) -> bool:
         return key in self._paths
@@ -65,7 +60,7 @@ class SlotSnapshots(Collection[VersionKey]):
         self._paths.pop(key, None)
         self._paths[key] = path
         keep_newest(self._paths, SLOTS)
-        self._prune()
+        self._published = {key: at for key, at in self._published.items() if key in self._paths}
 
     def lose(self, key: VersionKey) -> None:
         """This snapshot is overwritten or damaged."""
@@ -76,35 +71,6 @@ class SlotSnapshots(Collection[VersionKey]):
         """The spare slot is about to be written."""
         for key in list(self._paths)[:-1]:
             self.lose(key)
-
-    def replace(self, over: VersionKey | None, path: str) -> bool:
-        """The snapshot at `path` was written, perhaps over this one. False: over no other."""
-        self._replaced = None
-        if over is None or self._paths.get(over) != path:
-            return False
-        self._replaced = over, self._published.get(over)
-        self.lose(over)
-        return True
-
-    def restore(self, key: VersionKey, path: str) -> PublishSeq | None:
-        """The slot at `path` was turned back to this snapshot. Returns the publish that had named
-        it, if one had.
-        """
-        self._paths = {each: at for each, at in self._paths.items() if at != path}
-        self._paths[key] = path
-        self._prune()
-        # Before a restart another process may have replaced it: then no root has named it here.
-        replaced, self._replaced = self._replaced, None
-        return replaced[1] if replaced is not None and replaced[0] == key else None
-
-    def settle(self, key: VersionKey) -> None:
-        """This snapshot is served: its slot is not turned back any more, and the other is emptied."""
-        self._paths = {key: self._paths[key]}
-        self._replaced = None
-        self._prune()
-
-    def _prune(self) -> None:
-        self._published = {key: at for key, at in self._published.items() if key in self._paths}
 
     def check(self) -> None:
         assert len(self._paths) <= SLOTS

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import assert_never
 
-from echo2d.core.base.ids import FormId, PublishSeq, RunId, Version
+from echo2d.core.base.ids import FormId, PublishSeq, RunId
 from echo2d.core.protocol.builds import OURS
 from echo2d.core.protocol.control_messages import (
     Address,
@@ -101,7 +101,6 @@ class WorkerState:
     """See the module docstring.
 
     standing: versions that are verified in the slots at the start. slots: samples at a time.
-    in_place: apply deltas in the current slot.
     """
 
     def __init__(
@@ -112,7 +111,6 @@ class WorkerState:
         slots: int,
         publish_seq: PublishSeq,
         standing: Iterable[Standing],
-        in_place: bool = False,
     ) -> None:
         self._relay = relay
         self._leases = WorkerLeases(slots)
@@ -121,7 +119,6 @@ class WorkerState:
             engines=slots > 0,
             publish_seq=publish_seq,
             standing=standing,
-            in_place=in_place,
         )
         self._run_id, self._slots = run_id, slots
         self._up = False
@@ -141,11 +138,6 @@ class WorkerState:
     def running(self) -> int:
         """Samples that the engines run now."""
         return self._leases.running
-
-    @property
-    def kept(self) -> frozenset[Version]:
-        """Versions whose frames are needed here, however full the disk is."""
-        return self._versions.kept
 
     @property
     def serving(self) -> VersionKey | None:

@@ -16,13 +16,6 @@ version again. A snapshot is served only after a signed root that this process h
 digest. There are two slots. Applying overwrites the one that is not current, so its snapshot is
 lost, and no refit may be reading it (I3).
 
-In place, a delta overwrites the current slot instead. Then no refit runs during an apply, and no apply
-during a refit; a refit that fails turns the slot back, so its form stays until the version is served:
-
-    base --(apply)--> in the slot --(EngineRefitted)--> served
-      ^                   |
-      +-(EngineRefitFailed: restored)
-
 Not here: leases, frames, and the verification of signatures and bytes.
 """
 
@@ -112,8 +105,7 @@ class WorkerVersions:
     """The versions of one worker; see the module docstring.
 
     `standing`: the snapshots in the slots, oldest first; the last one is current. `engines`: False
-    for a relay peer, which applies and serves nothing. `in_place`: one slot is enough for deltas.
-    Methods return what to do.
+    for a relay peer, which applies and serves nothing. Methods return what to do.
     """
 
     def __init__(
@@ -123,11 +115,9 @@ class WorkerVersions:
         engines: bool,
         publish_seq: PublishSeq,
         standing: Iterable[Standing],
-        in_place: bool = False,
     ) -> None:
         self._run_id = run_id
         self._engines = engines
-        self._in_place = in_place
         self._publish_seq = publish_seq
         self._forms: dict[FormId, _Form] = {}
         self._snapshots = SlotSnapshots(standing)
@@ -138,11 +128,7 @@ class WorkerVersions:
         self._planned: dict[FormId, None] = {}
         # Stays set until ApplyForm is answered, even if the form is no longer wanted.
         self._applying: FormId | None = None
-        self._over: VersionKey | None = None  # the base that is overwritten; None: the spare slot
         self._cancelling = False
-        # A form that was applied in place and is not served yet.
-        self._unserved: FormId | None = None
-        self._forget_unserved = False  # once it is served
         self._refitting: VersionKey | None = None
         self._refit_path = ""  # the slot directory that the refit reads
         self._failures: dict[VersionKey, int] = {}
@@ -195,17 +181,6 @@ class WorkerVersions:
         if self._refitting is not None:
             return UnderWay("loading", self._refitting.version, None)
         return None
-
-    @property
-    def kept(self) -> frozenset[Version]:
-        """Versions whose frames are kept on a full disk: the one served, and one that was applied in
-        place and is not served yet.
-        """
-        serving = [] if self.serving is None else [self.serving.version]
-        unserved = [] if self._unserved is None else [self._forms.get(self._unserved)]
-        return frozenset(
-            [*serving, *(form.root.facts.version for form in unserved if form is not None)]
-        )
 
     def refuses(self, form: FormId) -> bool:
         """Whether the last root of this form was refused; its frames are then unwanted too."""
@@ -290,13 +265,12 @@ class WorkerVersions:
     def ready(self, event: SnapshotReady, *, now: float) -> list[VersionAction]:
         """The form's snapshot is in its slot, verified, and this slot is current."""
         key = VersionKey(event.version, event.digest)
-        done: list[VersionAction] = self._replace(event) if event.form == self._applying else []
         self._snapshots.put(key, event.path)
         self._apply_ended(event.form)
         form = self._forms.get(event.form)
         if form is not None:
             self._publish(key, form.seq)
-        return [_verified(event.form, key), *done, *self.choose(now=now)]
+        return [_verified(event.form, key), *self.choose(now=now)]
 
     def rejected(self, event: ApplyRejected, *, now: float) -> list[VersionAction]:
         """The form cannot become a snapshot here; its frames stay for other peers."""
@@ -315,13 +289,7 @@ class WorkerVersions:
         return [SendControl(ApplyFailed(form, reason)), *self.forgotten(form, now=now)]
 
     def forgotten(self, form: FormId, *, now: float) -> list[VersionAction]:
-        """The form is not needed here any more.
-
-        One that was applied in place stays until it is served: its slot may be turned back.
-        """
-        if form == self._unserved and form in self._forms:
-            self._forget_unserved = True
-            return self.choose(now=now)
+        """The form is not needed here any more."""
         dropped = self._forget(form) if form in self._forms else []
         return [*dropped, *self.choose(now=now)]
 
@@ -341,11 +309,10 @@ class WorkerVersions:
             )
         self._refitting = None
         self._failures.pop(key, None)
-        settled = self._settled(key)
         # The version may have been revoked while the engines loaded it.
         if key in self._revoked:
             self.serving = None
-            return [*settled, *self.choose(now=now)]
+            return self.choose(now=now)
         self._learn_label(key)
         self.serving = key
         self._served_seq = max(
@@ -360,28 +327,18 @@ class WorkerVersions:
             event.recomputed_tokens,
             event.recompute_s,
         )
-        return [SendControl(done), *settled, *self.choose(now=now)]
+        return [SendControl(done), *self.choose(now=now)]
 
     def refit_failed(self, event: EngineRefitFailed, *, now: float) -> list[VersionAction]:
-        """A refit failed: retry after a backoff; if its slot is damaged or was turned back, apply
-        the form again first.
-        """
+        """A refit failed: retry after a backoff; if its slot is damaged, apply the form again first."""
         key = VersionKey(event.version, event.digest)
         self._refitting = None
         # The same version may be in the other slot by now, and that copy is not the damaged one.
         if event.damaged and self._snapshots.path(key) == self._refit_path:
             self._snapshots.lose(key)
         failures = self._failures | {key: self._failures.get(key, 0) + 1}
-        if event.restored is not None:
-            seq = self._snapshots.restore(event.restored, self._refit_path)
-            if seq is not None:
-                self._publish(event.restored, seq)
-        # A version whose slot was turned back may come again, and its failures count on.
-        again = {form.key for form in self._forms.values()} if self._in_place else set()
         self._failures = {
-            each: count
-            for each, count in failures.items()
-            if each in self._snapshots or each in again
+            each: count for each, count in failures.items() if each in self._snapshots
         }
         self._retry_at = now + min(
             REFIT_RETRY_S_MAX, REFIT_RETRY_S * 2.0 ** min(failures[key] - 1, 10)
@@ -425,16 +382,12 @@ class WorkerVersions:
         """Choose what to refit to and what to apply next, if anything."""
         # The refit comes first: `_next_apply` must know whether one reads the spare slot.
         refit = self._next_refit(now)
-        return [*refit, *self._next_apply(now)]
+        return [*refit, *self._next_apply()]
 
     def wake_at(self) -> float | None:
         """When a failed refit is due again, in monotonic seconds; None if no refit waits."""
         target = self._target()
         waits = target is not None and target != self.serving and self._refitting is None
-        if self._over is not None and self._applying is not None:
-            # Then it starts when the apply has ended, unless that is to be cancelled for it.
-            form = self._forms.get(self._applying)
-            waits = waits and not self._cancelling and form is not None and not form.arrived
         return self._retry_at if waits and self._engines else None
 
     # --- inside ---
@@ -484,24 +437,17 @@ class WorkerVersions:
 
         return max(published, key=rank, default=None)
 
-    def _due(self, now: float) -> VersionKey | None:
-        """The version to refit to now, if there is one."""
+    def _next_refit(self, now: float) -> list[VersionAction]:
         target = self._target()
+        path = self._snapshots.path(target)
         if (
             not self._engines
             or self._refitting is not None
             or target is None
+            or path is None
             or target == self.serving
             or (self._failures.get(target, 0) and now < self._retry_at)
         ):
-            return None
-        return target
-
-    def _next_refit(self, now: float) -> list[VersionAction]:
-        target = self._due(now)
-        path = self._snapshots.path(target)
-        # Nothing may read a slot that is being overwritten.
-        if target is None or path is None or self._over is not None:
             return []
         self._refitting, self._refit_path = target, path
         self._learn_label(target)
@@ -517,16 +463,14 @@ class WorkerVersions:
                 next(each for each, old in self._labels.items() if old != self.serving)
             ]
 
-    def _next_apply(self, now: float) -> list[VersionAction]:
+    def _next_apply(self) -> list[VersionAction]:
         """Apply the most wanted form, once nothing else is applied and no refit reads the slot."""
         form = self._wanted_form() if self._engines else None
         if self._applying is not None:
             applying = self._forms.get(self._applying)
-            # In place it keeps the engines from loading what they need now.
-            delays = self._over is not None and self._due(now) is not None
             # A form whose frames have all arrived is worth finishing; any other one gives way.
             ends_soon = applying is not None and (
-                applying.arrived or (form in (None, self._applying) and not delays)
+                applying.arrived or form in (None, self._applying)
             )
             if ends_soon or self._cancelling:
                 return []
@@ -536,50 +480,16 @@ class WorkerVersions:
             return []
         key = self._forms[form].key
         stands = key.digest if key in self._snapshots and key is not None else None
-        in_place = stands is None and self._fits_current(form)
-        if in_place and self._refitting is not None:
-            return []
-        self._applying, self._over = form, self._snapshots.current if in_place else None
-        # Applying writes into the spare slot, so its snapshot can no longer be served. In place it
-        # does so, too, if the files turn out to be others than those of the base.
+        self._applying = form
+        # Applying writes into the spare slot, so its snapshot can no longer be served.
         self._snapshots.lose_spare()
-        return [ApplyForm(form, stands, in_place)]
-
-    def _fits_current(self, form: FormId) -> bool:
-        """Whether the form can be applied in place: it is a delta of the version in the current
-        slot.
-        """
-        base, current = self._forms[form].root.facts.base_digest, self._snapshots.current
-        return self._in_place and current is not None and current.digest == base
-
-    def _replace(self, event: SnapshotReady) -> list[VersionAction]:
-        """The form may have been written over another version, which is gone then."""
-        dropped = self._drop_unserved() if self._unserved != event.form else []
-        if self._snapshots.replace(self._over, event.path):
-            self._unserved = event.form
-        return dropped
-
-    def _settled(self, key: VersionKey) -> list[VersionAction]:
-        """All engines have loaded this version: its slot is not turned back any more, and in place
-        the other one is emptied.
-        """
-        if not self._in_place or key != self._snapshots.current:
-            return []
-        self._snapshots.settle(key)
-        return self._drop_unserved()
-
-    def _drop_unserved(self) -> list[VersionAction]:
-        """The form that was applied in place may be forgotten from now on."""
-        form, self._unserved = self._unserved, None
-        forget, self._forget_unserved = self._forget_unserved, False
-        return self._forget(form) if forget and form in self._forms and form is not None else []
+        return [ApplyForm(form, stands)]
 
     def _wanted_form(self) -> FormId | None:
         """The newest form to apply; None if there is none.
 
         It is planned, arrived or in the spare slot, newer than every published snapshot in a slot,
-        and neither rejected nor revoked. One that failed REFIT_TRIES_MAX times and was turned back is
-        applied again only if there is nothing else to serve.
+        and neither rejected nor revoked.
         """
         published = self._snapshots.published
         newest = max(published.values(), default=-1)
@@ -591,14 +501,8 @@ class WorkerVersions:
             if each.seq > newest
             and (each.key is None or each.key != self._snapshots.current)
             and each.key not in self._revoked
-            and not (published and self._gave_way(each.key))
         ]
         return max(wanted)[2] if wanted else None
-
-    def _gave_way(self, key: VersionKey | None) -> bool:
-        """Whether no engine could load this version, and its slot was turned back."""
-        often = key is not None and self._failures.get(key, 0) >= REFIT_TRIES_MAX
-        return often and self._in_place
 
     def _refit_reads_spare(self) -> bool:
         """Whether a refit reads the slot that applying would overwrite."""
@@ -608,16 +512,13 @@ class WorkerVersions:
 
     def _apply_ended(self, form: FormId) -> None:
         if self._applying == form:
-            self._applying, self._over, self._cancelling = None, None, False
+            self._applying, self._cancelling = None, False
 
     def _forget_old(self) -> list[VersionAction]:
-        """Evict the oldest forms above FORMS_MAX, but never the one that is being applied, or that
-        was applied in place and is not served.
-        """
+        """Evict the oldest forms above FORMS_MAX, but never the one that is being applied."""
         actions: list[VersionAction] = []
         while len(self._forms) > FORMS_MAX:
-            needed = self._applying, self._unserved
-            others = [form for form in self._forms if form not in needed]
+            others = [form for form in self._forms if form != self._applying]
             actions += self._forget(min(others, key=lambda form: self._forms[form].seq))
         return actions
 
@@ -631,14 +532,13 @@ class WorkerVersions:
         assert len(self._forms) <= FORMS_MAX
         self._snapshots.check()
         assert len(self._labels) <= LABELS_MAX
-        assert len(self._failures) <= 2 * SLOTS + FORMS_MAX
+        assert len(self._failures) <= 2 * SLOTS
         assert len(self._planned) <= FORMS_MAX
         assert len(self._refused) <= REFUSED_MAX
         assert not self._refused.keys() & self._forms.keys()
         assert self._applying is None or (
             len(self._snapshots) <= 1 and not self._refit_reads_spare()
         )
-        assert self._over is None or (self._applying is not None and self._refitting is None)
         assert self._applying in self._forms or self._applying is None or self._cancelling
         assert not self._snapshots.published.keys() & self._revoked.keys()
         assert not set(self._labels.values()) & self._revoked.keys()

@@ -118,13 +118,6 @@ class SglangEngine:
         return self._serving.label
 
     @property
-    def reads_snapshots_later(self) -> bool:
-        """Only a server that this engine starts reads nothing outside a refit: it is ended after any
-        doubt. One at a URL may still be loading, or be started again by its owner.
-        """
-        return self._serving.foreign
-
-    @property
     def server(self) -> SglangClient | None:
         """The client of the server in use; None before the first refit and after a loss."""
         return self._serving.server

@@ -90,11 +90,6 @@ class Serving:
         self._examining = asyncio.Lock()
 
     @property
-    def foreign(self) -> bool:
-        """Whether somebody else started the server, and may start it again."""
-        return isinstance(self._where, Running)
-
-    @property
     def quiet(self) -> bool:
         """Whether neither a refit nor a hold stops generation."""
         return self._quiet.is_set()

@@ -126,11 +126,6 @@ class TorchEngine:
         self._calls: set[Future[Any]] = set()
 
     @property
-    def reads_snapshots_later(self) -> bool:
-        """No: weights are copied while they are loaded (`policy.py`)."""
-        return False
-
-    @property
     def label(self) -> str | None:
         return None if self._decoder is None else self._decoder.label
 

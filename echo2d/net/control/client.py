@@ -5,8 +5,8 @@
       +--- permanently refused -----+--> OperatorFault: a retry with this credential is useless
       +--- refused for a while -----+--> away, for as long as the coordinator says
 
-The backoff starts anew only after a link that has lasted: a link that opens and breaks, such as one
-between two builds that misunderstand each other, is as bad as none.
+The backoff starts again at its shortest wait only after a link that has lasted: a link that opens
+and breaks, such as one between two builds that misunderstand each other, is as bad as none.
 One ControlLink belongs to one daemon. Not here: what messages mean.
 """
 
@@ -36,9 +36,12 @@ from echo2d.core.protocol.control_messages import (
     Welcome,
 )
 from echo2d.errors import IntegrityFault, OperatorFault, PeerFault
+from echo2d.net.backoff import BACKOFF_S_MAX, CONNECT_TIMEOUT_S, Backoff
 from echo2d.net.control.send_buffer import CLOSE_TIMEOUT_S, SendBuffer
 from echo2d.net.security.auth import (
     ANSWER,
+    CONTROL_LINK_PATH,
+    ENROL_PATH,
     NONCE_BYTES,
     NONCE_HEADER,
     PEER_HEADER,
@@ -54,11 +57,7 @@ from echo2d.net.security.tls import Tls, in_words, is_for_good, to_coordinator
 from echo2d.net.security.urls import coordinator_url
 from echo2d.this_build import THIS_BUILD
 
-CONNECT_TIMEOUT_S = 10.0
 PING_S = 30.0  # a coordinator that does not answer a WebSocket ping within half of this is gone
-BACKOFF_S_MIN = 0.25
-# Leases are kept for as long; a worker that returns later has lost them anyway.
-BACKOFF_S_MAX = 15.0
 # The longest that a coordinator can send a peer away for; a peer adds up to a tenth, at random.
 SENT_AWAY_S_MAX = 1800.0
 
@@ -110,22 +109,6 @@ class LinkOwner(Protocol):
     async def disconnected(self, reason: str) -> None: ...
 
 
-class Backoff:
-    """Exponential backoff: the limit doubles, and a wait is drawn from its upper half."""
-
-    def __init__(self, rng: random.Random) -> None:
-        self._rng = rng
-        self._failures = 0
-
-    def reset(self) -> None:
-        self._failures = 0
-
-    def next_s(self) -> float:
-        delay_s = min(BACKOFF_S_MAX, BACKOFF_S_MIN * 2.0 ** min(self._failures, 16))
-        self._failures += 1
-        return delay_s * self._rng.uniform(0.5, 1.0)
-
-
 class _Lost(Exception):  # noqa: N818 - a connection's ordinary end
     """The connection failed or was lost; another attempt may help.
 
@@ -172,7 +155,7 @@ async def _enrol_once(
     headers = {"Authorization": f"Bearer {token.secret}"}
     try:
         async with http.post(
-            f"{url}/v1/enrol", json=body, headers=headers, **to_coordinator(tls)
+            url + ENROL_PATH, json=body, headers=headers, **to_coordinator(tls)
         ) as response:
             if response.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
                 raise _Lost(f"HTTP {response.status}")
@@ -281,7 +264,7 @@ class ControlLink:
     ) -> aiohttp.ClientWebSocketResponse:
         headers = {PEER_HEADER: self._identity.peer, NONCE_HEADER: nonce.hex()}
         return await http.ws_connect(
-            f"{self._url}/v1/worker",
+            self._url + CONTROL_LINK_PATH,
             headers=headers,
             max_msg_size=MESSAGE_BYTES_MAX,
             heartbeat=PING_S,

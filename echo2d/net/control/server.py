@@ -26,7 +26,7 @@ from echo2d.core.base.ids import PeerId, SessionId
 from echo2d.core.cluster.events import PeerConnected, PeerDisconnected, PeerSaid
 from echo2d.core.coordinator.events import CoordinatorEvent
 from echo2d.core.protocol.addresses import IpNetwork, dialable
-from echo2d.core.protocol.builds import Build, HelloHead, hello_head, not_understood
+from echo2d.core.protocol.builds import HelloHead, hello_head, not_understood
 from echo2d.core.protocol.control_messages import (
     TO_COORDINATOR,
     TO_PEER,
@@ -106,8 +106,7 @@ class Sessions:
     """All open control links.
 
     emit: takes events, and waits while too many are queued. peer_networks: networks in which peers
-    may announce addresses, besides the address from which their control link comes. build: of this
-    coordinator.
+    may announce addresses, besides the address from which their control link comes.
     """
 
     def __init__(
@@ -117,9 +116,8 @@ class Sessions:
         known_peer: Callable[[PeerId], KnownPeer],
         emit: Callable[[CoordinatorEvent], Awaitable[None]],
         peer_networks: Sequence[IpNetwork] = (),
-        build: Build = THIS_BUILD,
     ) -> None:
-        self._run_key, self._build = run_key, build
+        self._run_key = run_key
         self._peer_networks = peer_networks
         self._known_peer = known_peer
         self._emit = emit
@@ -141,7 +139,7 @@ class Sessions:
     def send(self, message: ToPeer, *to: SessionId) -> None:
         """Queue it for these sessions; those that have gone are skipped."""
         if isinstance(message, Welcome):
-            message = replace(message, build=self._build)
+            message = replace(message, build=THIS_BUILD)
         data = TO_PEER.encode(message)
         for session in (self._open[each] for each in to if each in self._open):
             if isinstance(message, Refused):
@@ -213,7 +211,7 @@ class Sessions:
             )
         data = await _next_binary(socket)
         head = hello_head(data)
-        if head is not None and not self._build.speaks_with(head.build):
+        if head is not None and not THIS_BUILD.speaks_with(head.build):
             raise self._other_build(known, head)
         try:
             hello = TO_COORDINATOR.decode(data)
@@ -247,7 +245,7 @@ class Sessions:
     def _other_build(self, known: KnownPeer, head: HelloHead) -> _Refusal:
         who = "peer" if known.role in OWN_ROLES else known.role
         retry_s, is_news = self.other_builds.refuse(known.peer, known.token, head, time.monotonic())
-        text = not_understood(who, head.build, self._build)
+        text = not_understood(who, head.build, THIS_BUILD)
         return _Refusal(Refused("build", text, permanent=False, retry_s=retry_s), is_news=is_news)
 
     def _tell_fault(self, session: _Session, detail: str) -> None:

@@ -26,6 +26,12 @@ def malformed(detail: str) -> HttpRefusal:
     return HttpRefusal(HTTPStatus.BAD_REQUEST, "malformed", detail)
 
 
+def overloaded() -> HttpRefusal:
+    return HttpRefusal(
+        HTTPStatus.SERVICE_UNAVAILABLE, "busy", "the coordinator is overloaded; try again"
+    )
+
+
 def secret_of(request: web.Request) -> str:
     """The secret in the request's Authorization header. HttpRefusal: there is none."""
     scheme, _, secret = request.headers.get("Authorization", "").partition(" ")

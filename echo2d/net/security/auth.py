@@ -43,6 +43,8 @@ RUN_ID_CHARS = 16
 # A token file is about 1 KB, most of it the certificate.
 TOKEN_FILE_BYTES_MAX = 16 << 10
 
+ENROL_PATH = "/v1/enrol"
+CONTROL_LINK_PATH = "/v1/worker"
 PEER_HEADER = "X-Echo2d-Peer"
 NONCE_HEADER = "X-Echo2d-Nonce"
 

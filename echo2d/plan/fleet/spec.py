@@ -40,18 +40,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from echo2d.config_tables import Table, key, read_toml, table_of
+from echo2d.config.limits import PATIENCE_MAX, STALENESS_MAX, USD_MAX
+from echo2d.config.tables import Table, key, read_toml, table_of
 from echo2d.core.capacity.model import GAMMA
 from echo2d.core.cluster.membership import SLOTS_MAX
 from echo2d.errors import OperatorFault
 
 WORKERS_MAX = 4096  # of all fleets together: what a coordinator keeps rates of
-STALENESS_MAX = 64  # as a run's config allows
 HOURS_MAX = 24.0 * 365  # a year
 MBPS_MAX = 1e7  # 10 Tbit/s: as good as no limit
 RATE_MAX = 1e9  # trajectories an hour: a mistake
-USD_MAX = 1e6  # an hour, or 10^9 bytes: a mistake
-PATIENCE_MAX = 1000.0  # as a run's config allows
 NO_VARIANCE_MAX = 0.8  # a run throws away four of five at most (`core/rollouts/variance_filter`)
 SECONDS_MAX = 1e6  # a train step of 11 days is a mistake in the unit
 

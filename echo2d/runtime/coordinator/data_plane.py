@@ -19,7 +19,8 @@ from typing import Any
 
 from blake3 import blake3
 
-from echo2d.config import CoordinatorConfig, EvalTable, SamplingTable, TaskTable, task_environment
+from echo2d.config.coordinator import CoordinatorConfig
+from echo2d.config.tasks import EvalTable, SamplingTable, TaskTable
 from echo2d.core.cluster.rules import (
     EpisodeRules,
     EvalRules,
@@ -44,6 +45,7 @@ from echo2d.core.rollouts.events import (
     TaskProgress,
 )
 from echo2d.errors import OperatorFault
+from echo2d.process_environment import task_environment
 from echo2d.runtime.coordinator.agent_calls import AgentCalls
 from echo2d.runtime.coordinator.environment_calls import EnvironmentCalls
 from echo2d.runtime.coordinator.task_calls import OverlongPenalty, TaskCalls

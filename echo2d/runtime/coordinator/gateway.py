@@ -20,7 +20,7 @@ from typing import Any
 from aiohttp import web
 from blake3 import blake3
 
-from echo2d.config import GatewayTable
+from echo2d.config.coordinator import GatewayTable
 from echo2d.core.cluster.events import VersionPublished
 from echo2d.core.cluster.rules import RunRules
 from echo2d.core.coordinator.events import CoordinatorEvent, CoordinatorRecord

@@ -214,8 +214,8 @@ class CoordinatorProcess:
         self._learner_calls = 0
         # None where no boxes are rented.
         self.renting: Callable[[], RentingStatus] | None = None
-        # For owners of boxes, who may be many and ask often.
-        # For the owner of any worker, so that it takes a small share of the loop however cheap it is.
+        # The status that owners of boxes read. They may be many and ask often, so making it takes a
+        # small share of the loop, however cheap it is.
         self._seen = CostlyAnswer(self.look, cheap_s=0.0)
         self._published_paths: set[str] = set()
         self._last_version = last_version

@@ -25,13 +25,7 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from echo2d.config import (
-    CoordinatorConfig,
-    LinkTable,
-    PriceTable,
-    ServeTable,
-    notifier,
-)
+from echo2d.config.coordinator import CoordinatorConfig, LinkTable, PriceTable, ServeTable
 from echo2d.core.base.ids import RunId
 from echo2d.core.base.model_config import context_max, end_token_ids, vocab_size
 from echo2d.core.capacity.prices import NamedPrice, Price
@@ -41,11 +35,13 @@ from echo2d.core.coordinator.state import CoordinatorState
 from echo2d.core.protocol.answer_end import CONTEXT_SPARE
 from echo2d.core.protocol.seeds import seed_key
 from echo2d.errors import OperatorFault
-from echo2d.net.learner_api.page import read_page
-from echo2d.net.learner_api.routes import make_app, make_runner, make_site
+from echo2d.net.api.page import read_page
+from echo2d.net.api.routes import make_app
+from echo2d.net.http.serving import make_runner, make_site
 from echo2d.net.security.auth import Caller, Role, public_bytes
 from echo2d.net.security.tls import GIVEN_UP, Tls
 from echo2d.net.security.urls import WILDCARDS, is_loopback
+from echo2d.process_environment import notifier
 from echo2d.runtime.audit.audit_log import open_audit_log
 from echo2d.runtime.audit.supervisor import AuditHandover, supervise_auditor
 from echo2d.runtime.coordinator.data_plane import (

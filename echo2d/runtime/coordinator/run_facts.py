@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from echo2d.config import CoordinatorConfig
+from echo2d.config.coordinator import CoordinatorConfig
 from echo2d.core.cluster.rules import RunRules
 from echo2d.core.coordinator.events import RunFactsKept
 from echo2d.core.status.schema import NamedTask, RunFacts

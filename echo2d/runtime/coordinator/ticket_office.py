@@ -9,16 +9,17 @@ Not here: HTTP (`net/gateway/episode_routes.py`), what a ticket is (`net/securit
 import asyncio
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
+from itertools import pairwise
 from typing import Any
 
 from echo2d.core.base.bounded_dict import keep_newest
 from echo2d.core.cluster.rules import RunRules, TaskRules
-from echo2d.core.protocol.trajectory import StoredGroup
+from echo2d.core.protocol.trajectory import StoredGroup, unpack_tokens
+from echo2d.core.rollouts.events import StepEnvironment
 from echo2d.net.gateway.agents import AgentEnd, Taken, over
-from echo2d.net.gateway.episode_record import branches_of, difference
 from echo2d.net.gateway.errors import CallRefusal
 from echo2d.net.security.tickets import Ticket, make_ticket, read_ticket, ticket_key
 from echo2d.runtime.coordinator.agent_calls import AgentCalls, At
@@ -91,7 +92,7 @@ class Tickets:
         order = episode.order
         return {
             "turns": order.turn,
-            "branches": branches_of(order),
+            "branches": _branches_of(order),
             "branched": dict(episode.branches),
         }
 
@@ -102,7 +103,7 @@ class Tickets:
             return _again(before, end)
         _, episode = self._find(ticket)
         order = episode.order
-        differs = difference(order, end.trace) if end.trace else ""
+        differs = _difference(order, end.trace) if end.trace else ""
         reason = f"the agent saw another episode: {differs}" if differs else end.error
         reward = None if differs else end.reward
         if not order.turn and reward is not None:
@@ -194,3 +195,40 @@ def _again(before: _Ended, end: AgentEnd) -> Mapping[str, Any]:
         detail = "this episode has ended already, and otherwise"
         raise CallRefusal(HTTPStatus.CONFLICT, "ended", detail)
     return before.told
+
+
+def _branches_of(order: StepEnvironment) -> list[dict[str, Any]]:
+    """The branches of an episode: whole token ids, and which of them were written, by which version."""
+    output, prompt = order.output, unpack_tokens(order.prompt).tolist()
+    tokens = unpack_tokens(output.tokens).tolist()
+    found = []
+    for start, end in pairwise((0, *output.branches, output.length)):
+        shift = len(prompt) - start
+        spans = [span for span in output.spans if start <= span.start < end]
+        written: list[list[int]] = []
+        for span in spans:
+            if written and written[-1][1] == span.start + shift:
+                written[-1][1] = span.end + shift
+            else:
+                written.append([span.start + shift, span.end + shift])
+        versions = [[span.start + shift, span.end + shift, span.version] for span in spans]
+        ids = prompt + tokens[start:end]
+        found.append({"token_ids": ids, "written": written, "versions": versions})
+    return found
+
+
+def _difference(order: StepEnvironment, trace: Sequence[tuple[list[int], list[list[int]]]]) -> str:
+    """What an agent saw otherwise than the run has it; empty: nothing.
+
+    The run's record is what is trained on: an agent that saw another episode must not say what this
+    one is worth.
+    """
+    branches = _branches_of(order)
+    if len(trace) != len(branches):
+        return f"{len(trace)} branches, where the run has {len(branches)}"
+    for number, ((ids, written), branch) in enumerate(zip(trace, branches, strict=True)):
+        if ids != branch["token_ids"]:
+            return f"branch {number} has other tokens"
+        if written != branch["written"]:
+            return f"branch {number}: other tokens were written"
+    return ""

@@ -7,7 +7,7 @@ import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
-from echo2d.config import WorkerConfig
+from echo2d.config.worker import WorkerConfig
 from echo2d.errors import OperatorFault
 from echo2d.net.control.client import Identity
 from echo2d.net.security.auth import TokenFile, read_token_file

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import aiohttp
 from cryptography import x509
 
-from echo2d.net.security.auth import TokenFile
+from echo2d.net.security.auth import ENROL_PATH, TokenFile
 from echo2d.net.security.tls import Tls, in_words, is_for_good, to_coordinator
 from echo2d.runtime.doctor.finding import HostFinding, error, ok, warning
 
@@ -89,7 +89,7 @@ async def credential(
     """Whether the coordinator accepts the secret of this worker's token."""
     try:
         async with http.post(
-            f"{url}/v1/enrol",
+            url + ENROL_PATH,
             json={},
             headers={"Authorization": f"Bearer {token.secret}"},
             **to_coordinator(tls),

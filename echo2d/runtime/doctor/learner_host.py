@@ -8,7 +8,8 @@ from pathlib import Path
 
 import aiohttp
 
-from echo2d.config import CoordinatorConfig, LinkTable
+from echo2d.client.http import STATUS_PATH
+from echo2d.config.coordinator import CoordinatorConfig, LinkTable
 from echo2d.core.status.json_form import read_status
 from echo2d.core.status.schema import Status
 from echo2d.errors import OperatorFault, PeerFault, StoreFault
@@ -61,9 +62,7 @@ async def _running(config: CoordinatorConfig, url: str, token_file: Path) -> lis
             return found
         headers = {"Authorization": f"Bearer {token.secret}"}
         try:
-            async with http.get(
-                f"{url}/v1/status", headers=headers, **to_coordinator(tls)
-            ) as reply:
+            async with http.get(url + STATUS_PATH, headers=headers, **to_coordinator(tls)) as reply:
                 status = read_status(await reply.json())
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError, PeerFault) as fault:
             todo = "stop it and start it with this build"

@@ -13,7 +13,7 @@ import secrets
 import socket
 from dataclasses import dataclass, field
 
-from echo2d.config import WorkerConfig
+from echo2d.config.worker import WorkerConfig
 from echo2d.core.base.ids import PeerId
 from echo2d.core.protocol.builds import OURS
 from echo2d.core.protocol.control_messages import (

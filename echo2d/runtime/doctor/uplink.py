@@ -8,7 +8,7 @@ from http import HTTPStatus
 
 import aiohttp
 
-from echo2d.net.learner_api.uplink_trial import UPLINK_BYTES_MAX, UPLINK_S_MAX
+from echo2d.net.api.uplink_trial import UPLINK_BYTES_MAX, UPLINK_PATH, UPLINK_S_MAX
 from echo2d.net.security.auth import TokenFile
 from echo2d.net.security.tls import Tls, in_words, to_coordinator
 from echo2d.runtime.doctor.finding import HostFinding, ok, skipped, warning
@@ -27,7 +27,7 @@ async def uplink(
     """Send random bytes for SEND_S."""
     try:
         async with http.post(
-            f"{url}/v1/uplink",
+            url + UPLINK_PATH,
             data=_parts(),
             headers={"Authorization": f"Bearer {token.secret}"},
             timeout=aiohttp.ClientTimeout(total=ANSWER_S),

@@ -20,7 +20,7 @@ from typing import Any, Self
 import aiohttp
 
 from echo2d.errors import OperatorFault, PeerFault
-from echo2d.net.control.client import Backoff
+from echo2d.net.backoff import Backoff
 from echo2d.net.security.auth import TokenFile
 from echo2d.net.security.tls import Tls, in_words, is_for_good, to_coordinator
 from echo2d.net.security.urls import coordinator_url

@@ -38,7 +38,6 @@ from echo2d.core.weights.verifier import FormIndex
 from echo2d.errors import IntegrityFault, StoreFault
 from echo2d.logs import say
 from echo2d.runtime.peer.base_model import BaseModel
-from echo2d.runtime.peer.frame_cache import FrameCache
 from echo2d.runtime.peer.held_form import HeldForm
 from echo2d.runtime.peer.write_behind import Frames, WriteBehind
 from echo2d.store.frames import FramesDamaged, FrameStore
@@ -46,6 +45,7 @@ from echo2d.store.frames import FramesDamaged, FrameStore
 DROPPED_MAX = 64  # forms remembered as not wanted, so that their late frames are dropped at once
 LOST_FRAMES_MAX = 256  # of one form; a disk that damages more than a few keeps nothing
 LOST_WAIT_S = 2.0  # for a damaged frame to come again before those that wait for it ask elsewhere
+RECENT_BYTES_MAX = 32 << 20  # frames kept in memory; some seconds of a home uplink
 AT_ONCE_BYTES_MAX = 256 << 10  # hashed without another thread: 40 us, less than the change takes
 
 T = TypeVar("T")
@@ -56,7 +56,7 @@ log = logging.getLogger("echo2d.peer")
 class FrameHoldings:
     """`emit` takes relay events, `ask` SegmentsWanted, `fail` a form given up and the reason.
 
-    `kept`: versions whose frames do not make room for others. `base`: where chunks of a form
+    `serving`: the version whose frames do not make room for others. `base`: where chunks of a form
     may stand, too.
     """
 
@@ -67,11 +67,11 @@ class FrameHoldings:
         emit: Callable[[relay_events.RelayEvent], None],
         ask: Callable[[SegmentsWanted], None],
         fail: Callable[[FormId, str], None],
-        kept: Callable[[], Collection[Version]],
+        serving: Callable[[], Version | None],
         base: Callable[[FormId], BaseModel | None],
     ) -> None:
         self._store, self._emit, self._ask, self._fail = store, emit, ask, fail
-        self._kept, self._base = kept, base
+        self._serving, self._base = serving, base
         self._forms: dict[FormId, HeldForm] = {}
         # Frames that were on disk when the process started; None: not looked at yet.
         self._found: dict[FormId, frozenset[FrameId] | None] = {
@@ -82,7 +82,7 @@ class FrameHoldings:
         self._dropped: dict[FormId, None] = {}
         self._deleted = 0  # forms so far: what found the disk full may try again
         self._unwritten = WriteBehind(self._write)
-        self._recent = FrameCache()
+        self._recent = _RecentFrames()
         self._books = asyncio.Lock()  # roots, pages and forgetting are taken one after the other
         self._news = asyncio.Event()
 
@@ -381,9 +381,9 @@ class FrameHoldings:
                 await self.forget(victim)
 
     def _oldest_before(self, form: FormId) -> FormId | None:
-        mine, kept = self._known(form).index.facts, self._kept()
+        mine, serving = self._known(form).index.facts, self._serving()
         older = (facts for facts in self._store.forms() if facts.publish_seq < mine.publish_seq)
-        return next((facts.form for facts in older if facts.version not in kept), None)
+        return next((facts.form for facts in older if facts.version != serving), None)
 
     # --- frames that are needed
 
@@ -508,3 +508,28 @@ def _put(
             bad.add(frame)
     store.put_verified(form, good)
     return bad
+
+
+class _RecentFrames:
+    """The newest RECENT_BYTES_MAX bytes of verified frames, oldest evicted first: they are forwarded soon."""
+
+    def __init__(self) -> None:
+        self._frames: dict[tuple[FormId, FrameId], memoryview] = {}
+        self._bytes = 0
+
+    def get(self, form: FormId, frame: FrameId) -> memoryview | None:
+        return self._frames.get((form, frame))
+
+    def put(self, form: FormId, frame: FrameId, payload: memoryview) -> None:
+        if (form, frame) not in self._frames:
+            self._frames[form, frame] = payload
+            self._bytes += len(payload)
+        while self._bytes > RECENT_BYTES_MAX:
+            self._drop(next(iter(self._frames)))
+
+    def forget(self, form: FormId) -> None:
+        for key in [key for key in self._frames if key[0] == form]:
+            self._drop(key)
+
+    def _drop(self, key: tuple[FormId, FrameId]) -> None:
+        self._bytes -= len(self._frames.pop(key))

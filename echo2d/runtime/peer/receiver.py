@@ -10,7 +10,7 @@ which it was decided. Not here: decisions, signatures, encoding and decoding.
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol, assert_never
 
@@ -68,8 +68,8 @@ class PeerOwner(Protocol):
     def fail(self, form: FormId, reason: str) -> None:
         """The form was given up, because its frames cannot be kept here."""
 
-    def kept_versions(self) -> Collection[Version]:
-        """Versions whose frames stay when the disk is full."""
+    def serving_version(self) -> Version | None:
+        """What the engines serve: its frames stay when the disk is full."""
 
     def base_of(self, form: FormId) -> BaseModel | None:
         """Directories that may hold chunks of the form."""
@@ -113,7 +113,7 @@ class Receiver:
             emit=emit,
             ask=tell,
             fail=self.give_up,
-            kept=owner.kept_versions,
+            serving=owner.serving_version,
             base=owner.base_of,
         )
         self.links = PeerLinks(

@@ -2,8 +2,7 @@
 
     state_dir (0700) / lock   format   worker.key (0600)   accepted.json   frames/   slots/
 
-format holds the number of the form of all the others. A directory without it is from before it was
-written, and has format 1.
+format holds the number of the form of all the others.
 accepted.json holds the highest publish_seq of the run that this worker ever accepted, so that it
 still refuses roots below that number after a restart.
 """
@@ -17,7 +16,7 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from echo2d.config import DISK_BYTES_MAX
+from echo2d.config.limits import DISK_BYTES_MAX
 from echo2d.core.base.ids import PublishSeq, RunId
 from echo2d.core.protocol.control_messages import VersionKey
 from echo2d.core.worker.events import Standing
@@ -52,14 +51,12 @@ def open_frames(root: Path, budget: DiskBudget) -> FrameStore:
 class StateDir:
     """The state directory, locked until `close`. Blocking.
 
-    disk_bytes_max: of frames and slots together. one_slot: as in SlotStore.
+    disk_bytes_max: of frames and slots together.
     OperatorFault: the directory is not usable, or in use by another worker.
     """
 
-    def __init__(
-        self, path: Path, disk_bytes_max: int = DISK_BYTES_MAX, *, one_slot: bool = False
-    ) -> None:
-        self._path, self._one_slot = path, one_slot
+    def __init__(self, path: Path, disk_bytes_max: int = DISK_BYTES_MAX) -> None:
+        self._path = path
         self._budget = DiskBudget(disk_bytes_max)
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -141,7 +138,7 @@ class StateDir:
 
         A damaged current snapshot is given up.
         """
-        slots = SlotStore(self._path / "slots", self._budget, one_slot=self._one_slot)
+        slots = SlotStore(self._path / "slots", self._budget)
         current = slots.current()
         if current is None:
             return slots, ()

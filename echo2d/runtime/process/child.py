@@ -24,7 +24,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from echo2d.errors import Fault, OperatorFault
 from echo2d.logs import present, start_logging
-from echo2d.net.control.client import Backoff, Identity
+from echo2d.net.backoff import Backoff
+from echo2d.net.control.client import Identity
 from echo2d.net.security.auth import public_bytes
 from echo2d.net.security.tls import Tls
 from echo2d.runtime.process.lifecycle import outcome

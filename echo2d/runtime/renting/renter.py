@@ -21,7 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, assert_never, cast
 
-from echo2d.config import CoordinatorConfig
+from echo2d.config.coordinator import CoordinatorConfig
 from echo2d.core.base.ids import PeerId
 from echo2d.core.renting.autoscaler import Autoscaler
 from echo2d.core.renting.budget import Label, Rental

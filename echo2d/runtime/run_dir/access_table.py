@@ -49,7 +49,7 @@ OLD_SECRETS_MAX = 16
 USES_WRITTEN_S = 60.0
 # A machine that has been away for so long loses its place if its token has expired and others need it.
 AWAY_S = 7 * 86400.0
-# `PRAGMA user_version` of the table. 0, from before the first release, has the same tables.
+# `PRAGMA user_version` of the table; 0 in a file that was just made.
 ACCESS_FORMAT = 1
 SCHEMA = (
     """CREATE TABLE IF NOT EXISTS tokens (

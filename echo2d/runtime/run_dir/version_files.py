@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from echo2d.adapters import base_digest, pinned_base
-from echo2d.config import DISK_BYTES_MAX
+from echo2d.config.limits import DISK_BYTES_MAX
 from echo2d.core.base.bounded_dict import keep_newest
 from echo2d.core.base.canonical import digest_of
 from echo2d.core.base.ids import Digest, Epoch, Version

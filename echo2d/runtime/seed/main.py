@@ -299,9 +299,8 @@ class Seed:
         if self._orders.pop(form, None) is not None:
             self._say(form, EncodeFailed(form, reason))
 
-    def kept_versions(self) -> tuple[()]:
-        """Empty: a seed has no engine."""
-        return ()
+    def serving_version(self) -> None:
+        """None: a seed has no engine."""
 
     def base_of(self, form: FormId) -> BaseModel | None:
         """The snapshot from which frames damaged on disk are encoded again; None until encoded."""

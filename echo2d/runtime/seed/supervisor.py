@@ -3,7 +3,7 @@
 import random
 from dataclasses import dataclass
 
-from echo2d.config import DISK_BYTES_MAX
+from echo2d.config.limits import DISK_BYTES_MAX
 from echo2d.runtime.process.child import Handover, supervise
 
 SEED_MODULE = "echo2d.runtime.seed.main"

@@ -2,8 +2,7 @@
 
 A refit is done when every engine has loaded the snapshot. Engines that can read their memory back
 also report whether it matches the snapshot. The slot is verified before the first engine loads it,
-because it may have been written long ago and disks rot (I3). A slot whose version was written over
-another is turned back if the refit fails, before anything else is done with it.
+because it may have been written long ago and disks rot (I3).
 
 Engines are refitted one after the other: the rest go on generating, and host memory holds one copy
 of the weights at a time. If an engine fails, the refit stops there. The worker then serves the
@@ -12,34 +11,28 @@ An adapter is loaded together with the base model that it names, verified by `lo
 """
 
 import asyncio
-import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from echo2d.config import WorkerConfig, engine_environment
+from echo2d.config.worker import WorkerConfig
 from echo2d.core.base.ids import version_label
-from echo2d.core.protocol.control_messages import VersionKey
 from echo2d.core.worker.events import EngineRefitFailed, EngineRefitted, RefitEngines
 from echo2d.engines.base import Engine, EngineOptions
 from echo2d.engines.layout import file_tensor_digests
 from echo2d.errors import EngineFault, IntegrityFault, OperatorFault, StoreFault
 from echo2d.extras import install_command
+from echo2d.process_environment import engine_environment
 from echo2d.registry import ENGINES, load
 from echo2d.runtime.worker.lora_base import LoraBase
 from echo2d.runtime.worker.stop_strings import ServedTexts
 from echo2d.store.slots.slot_store import SlotStore
 from echo2d.texts.files import read_text_files
 
-MEMORY_DIFFERS = "the engines' memory is not the snapshot"
-
-log = logging.getLogger("echo2d.worker")
-
 
 def make_engines(config: WorkerConfig) -> list[Engine]:
     """The configured engines, not yet started; a relay-only peer has none.
 
-    OperatorFault: the Python package that this engine needs is not installed, or the engine cannot
-    live with apply_in_place.
+    OperatorFault: the Python package that this engine needs is not installed.
     """
     if config.relay_only:
         return []
@@ -49,13 +42,7 @@ def make_engines(config: WorkerConfig) -> list[Engine]:
         raise OperatorFault(
             f"the {config.engine} engine misses a package ({error}): {install_command(config.engine)}"
         ) from error
-    engines = list(make(engine_options(config)))
-    if config.apply_in_place and any(engine.reads_snapshots_later for engine in engines):
-        raise OperatorFault(
-            "worker.apply_in_place: servers at engine_url may read a version's files at any time; "
-            "set worker.engine_python, so that they are started here, or apply_in_place = false"
-        )
-    return engines
+    return list(make(engine_options(config)))
 
 
 def engine_options(config: WorkerConfig) -> EngineOptions:
@@ -93,46 +80,15 @@ class EngineRefits:
     async def refit(self, order: RefitEngines) -> EngineRefitted | EngineRefitFailed:
         """The outcome. pause_s and recompute_s are the longest of one engine."""
         try:
-            done = await self._refit(order, version_label(order.version, order.digest))
+            return await self._refit(order, version_label(order.version, order.digest))
         except (EngineFault, IntegrityFault, StoreFault) as fault:
             # Engines before the failed one may hold the new version, later ones the old one.
             labels = {engine.label for engine in self._engines}
             label = labels.pop() if len(labels) == 1 else None
             damaged = not isinstance(fault, EngineFault)
             return EngineRefitFailed(
-                order.version,
-                order.digest,
-                str(fault),
-                label,
-                damaged=damaged,
-                restored=await self._roll_back(Path(order.path)),
+                order.version, order.digest, str(fault), label, damaged=damaged
             )
-        if done.memory_ok is False and (restored := await self._roll_back(Path(order.path))):
-            return EngineRefitFailed(
-                order.version, order.digest, MEMORY_DIFFERS, None, restored=restored
-            )
-        if done.memory_ok is not False:
-            await self._settle(Path(order.path))
-        return done
-
-    async def _roll_back(self, snapshot: Path) -> VersionKey | None:
-        """The version that the slot holds again; None: nothing was undone."""
-        try:
-            old = await asyncio.to_thread(self._slots.roll_back, snapshot)
-        except StoreFault as fault:
-            log.warning("not rolled back: %s", fault)
-            return None
-        if old is None:
-            return None
-        log.info("rolled back version=%d path=%s", old.version, snapshot)
-        return VersionKey(old.version, old.manifest.digest)
-
-    async def _settle(self, snapshot: Path) -> None:
-        try:
-            await asyncio.to_thread(self._slots.settle, snapshot)
-        # What is left on the disk is deleted when the next version is served.
-        except StoreFault as fault:
-            log.warning("not settled: %s", fault)
 
     async def _refit(self, order: RefitEngines, label: str) -> EngineRefitted:
         snapshot, loop = Path(order.path), asyncio.get_running_loop()

@@ -20,11 +20,10 @@ import socket
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
-from functools import partial
 from typing import Any, Never
 from urllib.parse import urlsplit
 
-from echo2d.config import WorkerConfig, notifier
+from echo2d.config.worker import WorkerConfig
 from echo2d.core.base.ids import FormId, PublishSeq, Version
 from echo2d.core.cluster.membership import NAME_CHARS_MAX
 from echo2d.core.protocol.control_messages import (
@@ -75,6 +74,7 @@ from echo2d.net.control.client import Identity, enrol
 from echo2d.net.security.auth import TokenFile, read_token_file, verify_root
 from echo2d.net.security.tls import GIVEN_UP
 from echo2d.net.security.urls import coordinator_url, is_loopback
+from echo2d.process_environment import notifier
 from echo2d.runtime.audit.scoring import score_order
 from echo2d.runtime.peer.base_model import BaseModel
 from echo2d.runtime.peer.peer_process import PeerProcess
@@ -223,7 +223,6 @@ class Worker:
             slots=self._config.slots * len(self._engines),
             publish_seq=self._publish_seq,
             standing=standing,
-            in_place=self._config.apply_in_place,
         )
 
     async def _serve(self) -> Never:
@@ -346,7 +345,7 @@ class Worker:
     async def _apply(self, order: ApplyForm) -> None:
         clock = asyncio.get_running_loop().time
         began_at, form = clock(), order.form
-        done = await self._builder.apply(form, order.stands, in_place=order.in_place)
+        done = await self._builder.apply(form, order.stands)
         if isinstance(done, SnapshotReady):
             say(
                 log,
@@ -401,8 +400,9 @@ class Worker:
     def fail(self, form: FormId, reason: str) -> None:
         self._peer.put(ArrivalFailed(form, reason))
 
-    def kept_versions(self) -> frozenset[Version]:
-        return self._state.kept
+    def serving_version(self) -> Version | None:
+        serving = self._state.serving
+        return None if serving is None else serving.version
 
     def base_of(self, form: FormId) -> BaseModel | None:
         if self._state.stands_mostly(form):
@@ -430,7 +430,6 @@ class Worker:
             usd_per_h=self._config.usd_per_h or None,
             scores=self._scoring_engine() is not None,
             quantization=self._config.quantized_as if self._engines else "",
-            in_place=self._config.apply_in_place,
             received_bytes=self._receiver.received_bytes,
             sent_bytes=self._receiver.sent_bytes,
         )
@@ -491,9 +490,7 @@ async def run_worker(config: WorkerConfig, show: Show | None = None) -> int:
             f"worker.url: {config.token_file} names no coordinator; expected https://HOST:PORT"
         )
     _check_hosts(config)
-    state_dir = await asyncio.to_thread(
-        partial(StateDir, config.state_dir, config.disk_bytes_max, one_slot=config.apply_in_place)
-    )
+    state_dir = await asyncio.to_thread(StateDir, config.state_dir, config.disk_bytes_max)
     teller = ProgressTeller(show)
     try:
         async with teller.doing(

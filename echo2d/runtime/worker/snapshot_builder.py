@@ -3,9 +3,6 @@
 A chunk is decoded as soon as all its frames are here, while the rest of the form still arrives and
 the engines serve the current slot. The current slot is only read: chunks that did not change are
 copied from it, and it is the base of delta forms. Reading, decoding and writing happen in threads.
-
-In place, a delta is decoded over its base instead, and undone unless all of it gets there. No engine
-may read the slot meanwhile: `core/worker/versions.py` sees to that.
 """
 
 import asyncio
@@ -58,14 +55,14 @@ class SnapshotBuilder:
         self._holdings.ring()
 
     async def apply(
-        self, form: FormId, stands: Digest | None = None, *, in_place: bool = False
+        self, form: FormId, stands: Digest | None = None
     ) -> SnapshotReady | ApplyRejected | ApplyCancelled:
         """The outcome; the current slot has changed if it is SnapshotReady, and not otherwise.
 
-        stands, in_place: as in ApplyForm.
+        stands: as in ApplyForm.
         """
         try:
-            return await self._apply(form, stands, in_place=in_place)
+            return await self._apply(form, stands)
         except (IntegrityFault, StoreFault) as fault:
             # Once the form is dropped its files vanish, so a fault then tells nothing.
             if self._ends(form):
@@ -76,7 +73,7 @@ class SnapshotBuilder:
             self._cancelled = None
 
     async def _apply(
-        self, form: FormId, stands: Digest | None, *, in_place: bool
+        self, form: FormId, stands: Digest | None
     ) -> SnapshotReady | ApplyRejected | ApplyCancelled:
         known = await self._until(form, lambda _: True)
         if known is not None and stands is not None:
@@ -95,8 +92,7 @@ class SnapshotBuilder:
                 return ApplyRejected(
                     form, "the current slot is not the base of this delta", lacks_base=True
                 )
-            over = base if in_place and _fits(base, index) else None
-            writer = await self._holdings.with_room(form, lambda: self._begin(index, over))
+            writer = await self._holdings.with_room(form, partial(self._slots.begin, index.files))
             work = _Work(form, index, self._store, base, writer, self._scratch)
             self.written, self.chunks = 0, len(chunk_layout(index.files))
             try:
@@ -104,9 +100,6 @@ class SnapshotBuilder:
             except (IntegrityFault, StoreFault):
                 await asyncio.to_thread(writer.end)
                 raise
-
-    def _begin(self, index: FormIndex, over: CurrentSlot | None) -> SlotWriter:
-        return self._slots.begin(index.files) if over is None else self._slots.begin_in_place(over)
 
     async def _build(
         self, form: FormId, work: "_Work"
@@ -133,19 +126,15 @@ class SnapshotBuilder:
             while not (work.done or work.fault or self._ends(form)):
                 if batch := work.take(self._holdings):
                     await free.acquire()
-                    tasks.create_task(self._write(form, work, batch, free))
+                    tasks.create_task(self._write(work, batch, free))
                 else:
                     await self._holdings.changed()
 
     async def _write(
-        self, form: FormId, work: "_Work", batch: list[ChunkRecord], free: asyncio.Semaphore
+        self, work: "_Work", batch: list[ChunkRecord], free: asyncio.Semaphore
     ) -> None:
         try:
-            if work.writer.unsure:
-                # The log of what undoes the apply grows with it, and may need room.
-                await self._holdings.with_room(form, partial(work.write, batch))
-            else:
-                await asyncio.to_thread(work.write, batch)
+            await asyncio.to_thread(work.write, batch)
             self.written += len(batch)
         except FramesDamaged as fault:
             self._holdings.lose(fault)
@@ -178,15 +167,6 @@ class SnapshotBuilder:
 
 def _is_base(current: CurrentSlot | None, index: FormIndex) -> bool:
     return current is not None and current.manifest.digest == index.facts.base_digest
-
-
-def _fits(base: CurrentSlot | None, index: FormIndex) -> bool:
-    """Whether the form can be applied over its base: it is a delta whose files are as long."""
-    return (
-        base is not None
-        and index.facts.base_digest is not None
-        and base.manifest.files == index.files
-    )
 
 
 @dataclass(slots=True)
@@ -286,9 +266,7 @@ class _Work:
         """
         with self._scratch.one() as scratch:
             for record in records:
-                # A chunk that was written in place has lost its base.
-                if not self.writer.has_written(record.chunk, record.result):
-                    self._write(record, scratch)
+                self._write(record, scratch)
 
     def _write(self, record: ChunkRecord, scratch: memoryview) -> None:
         try:

@@ -12,6 +12,7 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
+from echo2d.core.base.canonical import require
 from echo2d.core.base.ids import Epoch, Version
 from echo2d.core.weights.manifest import Manifest
 from echo2d.errors import IntegrityFault
@@ -37,28 +38,12 @@ class CurrentSlot:
     def slot(self) -> str:
         return self.directory.parent.name
 
-    def encode(self) -> bytes:
-        """The text of current.json while this slot is current."""
-        digest = self.manifest.digest.hex()
-        facts = {"slot": self.slot, "epoch": self.epoch, "version": self.version, "digest": digest}
-        return json.dumps(facts).encode()
-
-    @staticmethod
-    def decode(text: bytes, root: Path, manifest: Manifest) -> "CurrentSlot":
-        """ValueError, KeyError, TypeError, IntegrityFault: the text is damaged, or belongs to
-        another manifest.
-        """
-        facts = json.loads(text)
-        if manifest.digest.hex() != facts["digest"]:
-            raise IntegrityFault("the slot's manifest is another version's")
-        model = root / SLOTS[SLOTS.index(facts["slot"])] / "model"
-        return CurrentSlot(
-            model, Epoch(int(facts["epoch"])), Version(int(facts["version"])), manifest
-        )
-
     def flip(self) -> None:
         """Make this slot the current one by one atomic rename."""
-        replace_file(self.directory.parent.parent / CURRENT, self.encode(), durable=False)
+        digest = self.manifest.digest.hex()
+        facts = {"slot": self.slot, "epoch": self.epoch, "version": self.version, "digest": digest}
+        path = self.directory.parent.parent / CURRENT
+        replace_file(path, json.dumps(facts).encode(), durable=False)
 
 
 def read_current(root: Path) -> CurrentSlot | None:
@@ -70,9 +55,16 @@ def read_current(root: Path) -> CurrentSlot | None:
         with store_faults("reading", path):
             if not path.exists():
                 return None
-            text = read_file(path)
-            manifest = read_manifest(root / SLOTS[SLOTS.index(json.loads(text)["slot"])] / "model")
-            return CurrentSlot.decode(text, root, manifest)
+            facts = json.loads(read_file(path))
+            model = root / SLOTS[SLOTS.index(facts["slot"])] / "model"
+            manifest = read_manifest(model)
+            require(
+                manifest.digest.hex() == facts["digest"],
+                "the slot's manifest is another version's",
+            )
+            return CurrentSlot(
+                model, Epoch(int(facts["epoch"])), Version(int(facts["version"])), manifest
+            )
     except (ValueError, KeyError, TypeError, IntegrityFault) as error:
         log.warning("current slot is damaged path=%s error=%s", path, error)
         return None

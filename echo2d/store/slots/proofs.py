@@ -50,9 +50,6 @@ class SlotProofs:
         """The slot holds this snapshot, whose chunks were hashed at these times."""
         self._proofs[directory] = _Proof(digest, _stamps(directory), proved_at)
 
-    def forget(self, directory: Path) -> None:
-        self._proofs.pop(directory, None)
-
     def holds(self, directory: Path, digest: Digest) -> bool:
         """Whether the slot holds this snapshot. Hashes the chunks that are not proved."""
         stamps, now = _stamps(directory), time.monotonic()

@@ -5,14 +5,14 @@ the scorer's options makes it. Names of `registry.SCORERS` are echo2d's own; "mo
 yours, and is the function itself.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from echo2d.errors import OperatorFault
 from echo2d.registry import SCORERS, load, one_of
-from echo2d.tasks.base import Answer, Reward
+from echo2d.tasks.base import Answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,6 @@ class Expected:
 
 
 Scorer = Callable[[Answer, Expected], Any]
-Scored = float | Reward | Awaitable[float | Reward]
 
 
 def load_scorer(name: str, options: Mapping[str, Any]) -> Scorer:

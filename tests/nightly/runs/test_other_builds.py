@@ -1,90 +1,92 @@
-"""Programs of two builds in one run: this checkout and the first release, as it was frozen.
+"""Programs of two builds in one run, which do not understand each other: one line of refusal, and a later retry.
 
-What both understand goes on, in both directions; what they do not is refused by name, and heals when
-one of them is upgraded. Programs, sockets and tokens are real; only the engine has no model.
+The other build is a copy of this checkout with another version and protocol number. Programs, sockets and
+tokens are real.
 """
 
-import time
-from collections.abc import Iterator
+import re
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from echo2d.core.protocol.builds import PROTOCOL_VERSION, to_install
+from echo2d.demo.processes import Program
 from echo2d.this_build import THIS_BUILD
-from tests.support.builds import TODAY, BuildPrograms, Site, a_site, incompatible, released
-from tests.support.polling import poll
+from tests.support.paths import REPO
+from tests.support.polling import START_S, poll
+from tests.support.programs import Site
 
 pytestmark = [pytest.mark.timeout(600)]
 
-NAMED_S = 30.0  # a worker of another build is named in the status after so long, at the latest
+OTHER_VERSION, OTHER_PROTOCOL = "0.9.0", PROTOCOL_VERSION + 1
+OURS = f"echo2d {THIS_BUILD.name} (control protocol {PROTOCOL_VERSION})"
+THEIRS = f"echo2d {OTHER_VERSION} (control protocol {OTHER_PROTOCOL})"
+
+Start = Callable[[Callable[[], Program]], Program]
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Iterator[Site]:
-    with a_site(tmp_path) as site:
-        yield site
+def other_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
+    """Starts a program of the other build, whose folder is first in the path of its children, too."""
+    place = tmp_path / OTHER_VERSION
+    ignored = shutil.ignore_patterns("__pycache__", "share")
+    shutil.copytree(REPO / "echo2d", place / "echo2d", ignore=ignored)
+    builds, init = (place / "echo2d" / each for each in ("core/protocol/builds.py", "__init__.py"))
+    numbers, count = re.subn(
+        r"^(PROTOCOL_(?:VERSION|OLDEST)) = .*$",
+        rf"\1 = {OTHER_PROTOCOL}",
+        builds.read_text(),
+        flags=re.MULTILINE,
+    )
+    assert count == 2
+    builds.write_text(numbers)
+    init.write_text(init.read_text().replace("0.1.0", OTHER_VERSION))
+
+    def start(begin: Callable[[], Program]) -> Program:
+        with monkeypatch.context() as there:
+            there.chdir(place)
+            there.setenv("PYTHONPATH", str(place))
+            return begin()
+
+    return start
 
 
-@pytest.fixture
-def old(tmp_path: Path) -> BuildPrograms:
-    return released(tmp_path)
-
-
-@pytest.mark.parametrize("upgraded", ["coordinator", "boxes and learner"])
-def test_this_build_and_the_last_release_train_together(
-    site: Site, old: BuildPrograms, upgraded: str
-) -> None:
-    """Weights pass between boxes of both builds: each chain has one after the other."""
-    here, there = (TODAY, old) if upgraded == "coordinator" else (old, TODAY)
-    site.coordinate(here)
-    for name, build in (("box-1", there), ("box-2", here), ("box-3", there)):
-        site.join(name, build, owner=here)
-    poll(lambda: len(site.status()["workers"]) == 3)
-    assert site.learn(there, steps=20).wait(120.0) == 0, site.log("learner")
-    facts = site.status()
-    assert facts["committed_step"] == 20
-    builds = {row["name"]: row["build"] for row in facts["workers"]}
-    names = {"today": THIS_BUILD.name, "0.1.0": "0.1.0"}
-    assert builds == {
-        "box-1": names[there.name], "box-2": names[here.name], "box-3": names[there.name],
-    }  # fmt: skip
-    assert facts["build"] == names[here.name]
-    assert all(row["accepted"] > 0 for row in facts["workers"])
-    assert facts["peer_faults"] == 0
-    assert facts["other_builds"] == []
+def refusal(program: Program) -> str:
+    """The line of its log that says why it was refused."""
+    words = "refused this peer"
+    poll(lambda: words in program.log.read_text())
+    return next(line for line in program.log.read_text().splitlines() if words in line)
 
 
 def test_a_worker_of_another_build_is_named_and_joins_once_it_is_upgraded(
-    site: Site, tmp_path: Path
+    site: Site, other_build: Start
 ) -> None:
-    later = incompatible(tmp_path, "0.9.0", 12)
-    site.coordinate(TODAY)
-    began = time.monotonic()
-    box = site.join("gpu-7", later, owner=TODAY)
-    line = site.says("gpu-7", "refused this peer")
+    site.coordinate()
+    site.url()
+    box = other_build(lambda: site.join("gpu-7", "--engine=fake"))
     assert (
-        "(build): this worker is echo2d 0.9.0 (control protocol 12); the coordinator is "
-        f"echo2d {THIS_BUILD.name} (control protocol {PROTOCOL_VERSION}): "
-        f"install {to_install(THIS_BUILD, on_a_box=True)}" in line
+        f"(build): this worker is {THEIRS}; the coordinator is {OURS}: "
+        f"install {to_install(THIS_BUILD, on_a_box=True)}" in refusal(box)
     )
-    poll(lambda: any("is of another build" in line for line in site.status()["attention"]))
-    assert time.monotonic() - began < NAMED_S
-    assert box.returncode is None, "it waits, and tries again"
-    assert site.stop("gpu-7") == 0
-    site.join("gpu-7", TODAY)
-    poll(lambda: [row["name"] for row in site.status()["workers"]] == ["gpu-7"])
+    poll(lambda: len(site.status()["other_builds"]) == 1)
+    (alert,) = (each for each in site.status()["alerts"] if each["kind"] == "peer_build")
+    assert "is of another build" in alert["sentence"]
+    assert box.returncode is None, "it does not wait until it may try again"
+    box.terminate()
+    assert box.wait(START_S) == 0
+    box.start()  # of this build
+    poll(lambda: len(site.status()["workers"]) == 1)
     assert site.status()["other_builds"] == []
 
 
-def test_this_worker_waits_for_a_coordinator_of_another_build(site: Site, tmp_path: Path) -> None:
-    """It is welcome as soon as the coordinator is what it understands."""
-    later = incompatible(tmp_path, "0.9.0", 12)
-    site.coordinate(later)
-    box = site.join("gpu-7", TODAY, owner=later)
-    line = site.says("gpu-7", "refused this peer")
-    assert f"this worker is echo2d {THIS_BUILD.name} (control protocol {PROTOCOL_VERSION})" in line
-    assert "install echo2d 0.9.0" in line
-    retry_s = float(line.rpartition("retry_s=")[2])
-    assert 100.0 < retry_s < 140.0
+def test_this_worker_waits_for_a_coordinator_of_another_build(
+    site: Site, other_build: Start
+) -> None:
+    other_build(site.coordinate)
+    box = site.join("gpu-7", "--engine=fake")
+    line = refusal(box)
+    assert f"this worker is {OURS}; the coordinator is {THEIRS}: install echo2d 0.9.0" in line
+    assert 100.0 < float(line.rpartition("retry_s=")[2]) < 140.0
     assert box.returncode is None

@@ -20,11 +20,11 @@ PROBE = (
     "test_nothing_is_generated_before_the_first_refit",
     "test_an_idle_engine_changes_version_and_weights",
     "test_digests_are_of_the_memory_not_of_the_files",
-    "test_every_sample_is_whole",
+    "test_every_sample_is_whole[1.0]",
     "test_greedy_is_deterministic",
     "test_versions_change_between_two_tokens",
     "test_abort_takes_an_exact_id",
-    "test_a_failed_refit_keeps_the_old_version",
+    "test_a_failed_refit_keeps_the_old_version[missing tensor]",
 )
 READY = REPO / ".cache" / "sglang" / "ready"
 
@@ -33,7 +33,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(Path(__file__).parent):
             item.add_marker(pytest.mark.timeout(1800))
-            if item.name.partition("[")[0] in PROBE and item.path.name == "test_contract.py":
+            if item.name in PROBE and item.path.name == "test_contract.py":
                 item.add_marker(pytest.mark.probe)
             if not READY.exists():
                 item.add_marker(

@@ -14,6 +14,9 @@ TRAIN_S = 1200.0
 
 
 def test_trl_trains_on_batches_of_the_coordinator(site: Site) -> None:
+    # TRL trains whole groups.
+    text = site.config.read_text()
+    site.config.write_text(text.replace("group_size = 8", "group_size = 8\ngroup_min = 8"))
     site.coordinate()
     site.join("box", "--threads=1")
     token = site.run_dir / "tokens" / "learner.token"

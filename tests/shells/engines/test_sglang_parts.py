@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from echo2d.config import WorkerConfig
+from echo2d.config.worker import WorkerConfig
 from echo2d.engines.server.admission import SampleAdmission, ServerLoad, next_limit
 from echo2d.engines.server.continuation import Continuation, Foreign, ReportedToken, StreamChunk
 from echo2d.engines.server.process import ServerProcess

@@ -85,10 +85,19 @@ def test_the_books_find_what_is_lost_doubled_or_changed() -> None:
     written, trained = SoakAnswers(), SoakBatches()
     written.accepted = {b"a": (1, 0), b"b": (1, 1), b"c": (2, 0), b"d": (3, 0), b"e": (4, 0)}
     trained.steps = {1: {(1, 0): b"a", (1, 1): b"other"}, 2: {(1, 0): b"a"}}
-    books = balance(written, trained, dropped={2}, stored={3})
+    books = balance(written, trained, dropped={2}, stored={1, 3})
     assert (books.accepted, books.dropped, books.stored) == (5, 1, 1)
     assert (books.lost, books.repeated, books.changed) == (((4, 0),), ((1, 0),), ((1, 1),))
     assert len(books.faults()) == 3
+
+
+def test_an_accepted_answer_without_which_its_group_was_trained_is_lost() -> None:
+    """Also while the ledger still has its group."""
+    written, trained = SoakAnswers(), SoakBatches()
+    written.accepted = {b"a": (1, 0), b"b": (1, 1)}
+    trained.steps = {1: {(1, 0): b"a"}}
+    books = balance(written, trained, dropped=set(), stored={1})
+    assert (books.stored, books.lost) == (0, ((1, 1),))
 
 
 def test_dropped_groups_are_read_from_a_json_log() -> None:

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from echo2d.cli import main
 from echo2d.cli.recipes import TASK_CHOICES
 from echo2d.cli.recipes import init as init_command
-from echo2d.config import CoordinatorConfig
+from echo2d.config.coordinator import CoordinatorConfig
 from echo2d.net.security.auth import read_token_file
 from echo2d.runtime.run_dir.tokens import list_tokens
 from learner.config import LearnerConfig

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from echo2d.cli import main
 from echo2d.cli.recipes import math as init_math
-from echo2d.config import CoordinatorConfig
+from echo2d.config.coordinator import CoordinatorConfig
 from echo2d.extras import install_command
 from echo2d.learner.config import LearnerConfig
 from tests.support.texts import write_text_model

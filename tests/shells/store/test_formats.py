@@ -11,8 +11,7 @@ from echo2d.errors import OperatorFault
 from echo2d.runtime.peer.state_dir import StateDir
 from echo2d.runtime.run_dir.access_table import AccessTable
 from echo2d.runtime.run_dir.run_directory import RunDirectory
-from echo2d.store.ledger import Ledger, read_results
-from echo2d.store.ledger_copy import copy_ledger
+from echo2d.store.ledger import Ledger
 from echo2d.store.rentals import RentalStore
 
 # What opens each file, and its name below the folder.
@@ -57,27 +56,6 @@ def test_a_newer_and_an_older_database_say_how_to_go_on(tmp_path: Path, name: st
     open_it(tmp_path)
 
 
-def test_a_ledger_that_a_start_brings_forward_says_so(tmp_path: Path) -> None:
-    """Whoever only reads it leaves it as it is."""
-    path = tmp_path / "ledger.sqlite"
-    Ledger.open(path).close()
-    number(path, 13)
-    advice = f"ledger {path} has format 13; .*: start `echo2d coordinate` once, which brings it to"
-    with pytest.raises(OperatorFault, match=advice):
-        read_results(path)
-    with pytest.raises(OperatorFault, match=advice):
-        copy_ledger(path, tmp_path / "copy.sqlite")
-    assert number(path) == 13
-
-
-def test_an_access_table_from_before_it_had_a_number_goes_on(tmp_path: Path) -> None:
-    run = RunDirectory(tmp_path)
-    AccessTable(run).create("box", "worker")
-    number(tmp_path / "access.sqlite", 0)
-    assert [token.name for token in AccessTable(run).tokens()] == ["box"]
-    assert number(tmp_path / "access.sqlite") == 1
-
-
 def test_a_state_directory_of_a_newer_build_is_not_touched(tmp_path: Path) -> None:
     StateDir(tmp_path).close()
     (tmp_path / "format").write_text("2\n")
@@ -87,13 +65,6 @@ def test_a_state_directory_of_a_newer_build_is_not_touched(tmp_path: Path) -> No
         assert str(newer.value).startswith(
             f"state directory {tmp_path} has format 2, of a newer echo2d; this one reads format 1"
         )
-
-
-def test_a_state_directory_without_a_format_has_the_first(tmp_path: Path) -> None:
-    StateDir(tmp_path).close()
-    (tmp_path / "format").unlink()
-    StateDir(tmp_path).close()
-    assert (tmp_path / "format").read_text() == "1\n"
 
 
 @pytest.mark.parametrize("text", ["", "one", "1.5"])

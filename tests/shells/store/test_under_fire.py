@@ -50,8 +50,7 @@ DELTA = build_form(
     CONTENTS[2],
     base=CONTENTS[1],
 )
-# The form, and whether it is applied in place.
-SECOND = {"full": (FORMS[2], False), "delta": (DELTA, False), "in_place": (DELTA, True)}
+SECOND = {"full": FORMS[2], "delta": DELTA}
 
 
 # --- a peer on it
@@ -64,9 +63,8 @@ class LacksBase(StoreFault):
 class Box:
     """What a worker does with its state directory, without links and engines."""
 
-    def __init__(self, path: Path, *, in_place: bool = False) -> None:
-        self.state_dir = StateDir(path, ROOM, one_slot=in_place)
-        self.in_place = in_place
+    def __init__(self, path: Path) -> None:
+        self.state_dir = StateDir(path, ROOM)
         self.holdings: FrameHoldings | None = None
         self.given_up: list[str] = []
 
@@ -78,7 +76,7 @@ class Box:
             emit=lambda _: None,
             ask=lambda _: None,
             fail=self._fail,
-            kept=lambda: (),
+            serving=lambda: None,
             base=lambda _: None,
         )
         self.applier = SnapshotBuilder(self.slots, self.store, self.holdings)
@@ -108,7 +106,7 @@ class Box:
             ]
             assert await self.holdings.put_frames(form.facts.form, frames) == set()
         try:
-            outcome = await self.applier.apply(form.facts.form, in_place=self.in_place)
+            outcome = await self.applier.apply(form.facts.form)
         except StoreFault as fault:
             raise AssertionError("a failed apply is an answer") from fault
         if isinstance(outcome, ApplyRejected):
@@ -131,11 +129,9 @@ class Box:
         await self.take(form)
 
 
-def run_into(
-    disk: FailingDisk, path: Path, runner: asyncio.Runner, form: BuiltForm, *, in_place: bool
-) -> None:
+def run_into(disk: FailingDisk, path: Path, runner: asyncio.Runner, form: BuiltForm) -> None:
     """Take version 2 so. After a StoreFault the old one stands; then, with the disk well again, it is taken."""
-    box = Box(path, in_place=in_place)
+    box = Box(path)
     try:
         with disk.mounted():
             runner.run(box.take(form))
@@ -195,9 +191,9 @@ def pristine(tmp_path: Path, runner: asyncio.Runner) -> Path:
 def calls_to_fail(
     pristine: Path, runner: asyncio.Runner, kinds: Collection[str], second: str
 ) -> list[int]:
-    counting, (form, in_place) = FailingDisk(), SECOND[second]
+    counting, form = FailingDisk(), SECOND[second]
     path = Path(shutil.copytree(pristine, pristine.with_name("counted")))
-    run_into(counting, path, runner, form, in_place=in_place)
+    run_into(counting, path, runner, form)
     assert len(counting.calls) > 80
     return [number for number, call in enumerate(counting.calls) if call in kinds]
 
@@ -207,11 +203,11 @@ def calls_to_fail(
 def test_a_disk_that_refuses_at_any_call_costs_nothing(
     pristine: Path, tmp_path: Path, runner: asyncio.Runner, name: str, second: str
 ) -> None:
-    (error, kinds), (form, in_place) = REFUSALS[name], SECOND[second]
+    (error, kinds), form = REFUSALS[name], SECOND[second]
     for number in calls_to_fail(pristine, runner, kinds, second):
         path = Path(shutil.copytree(pristine, tmp_path / str(number)))
         disk = FailingDisk(number, OSError(error, os.strerror(error)))
-        run_into(disk, path, runner, form, in_place=in_place)
+        run_into(disk, path, runner, form)
         assert disk.struck
         assert version_standing(path) == 2, f"call {number}, {disk.calls[number]}"
 
@@ -221,14 +217,14 @@ def test_a_disk_that_refuses_at_any_call_costs_nothing(
 def test_a_kill_at_any_call_leaves_the_old_or_the_new(
     pristine: Path, tmp_path: Path, runner: asyncio.Runner, torn: bool, second: str
 ) -> None:
-    found, (form, in_place) = [], SECOND[second]
+    found, form = [], SECOND[second]
     for number in calls_to_fail(pristine, runner, ["pwrite"] if torn else WRITES, second):
         path = Path(shutil.copytree(pristine, tmp_path / str(number)))
         disk = FailingDisk(number, Killed(), torn)
-        run_into(disk, path, runner, form, in_place=in_place)
+        run_into(disk, path, runner, form)
         assert disk.struck
         found.append(version_standing(path))
-        box = Box(path, in_place=in_place)
+        box = Box(path)
         box.open()
         assert [each.key.version for each in box.standing] == [found[-1]]
         assert box.state_dir.publish_seq(FORMS[2].facts.run_id) in (1, 2)

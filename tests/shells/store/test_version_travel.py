@@ -13,12 +13,12 @@ from echo2d.core.base.ids import ChunkId, Digest, Epoch, PublishSeq, RunId, Segm
 from echo2d.core.weights.encoder import FormBuilder, RootWriter
 from echo2d.core.weights.encoding import (
     FormFacts,
-    FormKind,
     FrameSpan,
     decode_record,
     encode_record,
     require_base,
 )
+from echo2d.core.weights.kept_deltas import FormKind
 from echo2d.core.weights.manifest import Manifest, chunk_layout
 from echo2d.core.weights.signed_index import Root
 from echo2d.core.weights.verifier import FormIndex

@@ -3,7 +3,6 @@
 import asyncio
 import dataclasses
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -92,33 +91,30 @@ async def test_rows_in_a_process(model: TextSettings) -> None:
 
 
 async def test_async_rewards_of_one_process_wait_beside_each_other(model: TextSettings) -> None:
-    """64 rewards of half a second in one process take less than a second."""
-    async with TaskPool(JUDGE, texts=model, timeout_s=TIMEOUT_S) as pool:
+    """Of 64 rewards in one process none is there before all were asked for."""
+    async with TaskPool(JUDGE, {"beside": 64}, texts=model, timeout_s=TIMEOUT_S) as pool:
         assert pool.concurrent
         assert pool.at_once == CONCURRENT_MAX == 64
         await pool.prompt(0)
-        began = time.monotonic()
         calls = [answer(0, "x" * (n % 5)) for n in range(64)]
         scores = [score async for score in pool.rewards(calls)]
-        took = time.monotonic() - began
     assert scores == [Score(float(n % 5)) for n in range(64)]
-    assert took < 1.0
 
 
 async def test_one_late_judge_delays_and_harms_nobody_else(model: TextSettings) -> None:
-    async with TaskPool(JUDGE, {"wait_s": 0.0}, texts=model, timeout_s=0.5) as pool:
+    async with TaskPool(JUDGE, texts=model, timeout_s=2.0) as pool:
         calls = [answer(0, text) for text in ("never", "a", "raise", "bb")]
         late, one, raised, two = [score async for score in pool.rewards(calls)]
         assert await pool.reward(answer(0, "ccc")) == Score(3.0)
-    assert late == TaskFailed("timeout", "no answer in 0.5 s")
+    assert late == TaskFailed("timeout", "no answer in 2 s")
     assert raised == TaskFailed("error", "ValueError: no")
     assert (one, two) == (Score(1.0), Score(2.0))
 
 
 async def test_a_judge_that_blocks_its_process_is_interrupted(model: TextSettings) -> None:
-    async with TaskPool(JUDGE, {"wait_s": 0.0}, texts=model, timeout_s=1.0) as pool:
+    async with TaskPool(JUDGE, texts=model, timeout_s=4.0) as pool:
         blocked, one = [score async for score in pool.rewards([answer(0, "block"), answer(0, "a")])]
-    assert blocked == TaskFailed("unjudged", "it blocked its process for 0.5 s")
+    assert blocked == TaskFailed("unjudged", "it blocked its process for 2 s")
     assert one == Score(1.0)
 
 
@@ -151,7 +147,7 @@ async def test_a_process_that_starts_again_with_other_rows_scores_nothing(
 
 async def test_an_answer_ends_for_its_task_before_its_stop_string(model: TextSettings) -> None:
     settings = dataclasses.replace(model, stops=("é", "zz"))
-    async with TaskPool(JUDGE, {"wait_s": 0.0}, texts=settings) as pool:
+    async with TaskPool(JUDGE, texts=settings) as pool:
 
         async def score(text: str, finish: Finish) -> Score | TaskFailed:
             tokens = bytes_tokenizer().encode(text, add_special_tokens=False).ids

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from tools import unread
 from tools.house_report import read_modules, report
 
 FILES = {
@@ -64,9 +63,3 @@ def test_an_import_cycle_is_found_and_counts_once_in_a_chain(checkout: Path) -> 
     figures = report(read_modules(checkout))
     assert figures["modules in import cycles: echo2d"] == 2
     assert figures["longest import chain: echo2d"] == 2
-
-
-def test_the_list_of_read_files_names_files_that_exist() -> None:
-    files = {str(path.relative_to(unread.REPO)) for path in unread.python_files()}
-    assert unread.listed(unread.LIST.read_text()) <= files
-    assert unread.listed("# a comment\n\n learner/train.py \n") == {"learner/train.py"}

@@ -128,6 +128,19 @@ def test_guessed_rules_are_those_of_the_run(
     assert "rules     guessed: 4 trajectories a step in groups of 2;" in capsys.readouterr().out
 
 
+def test_a_group_that_leaves_a_sample_out_is_complete_without_it(
+    sound: Path, damaged: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The ledger keeps the rows of samples that it leaves out."""
+    whole = facts(sound, capsys)["groups_in_no_batch"]
+    some = (
+        "INSERT INTO left_out SELECT group_id, max(sample) FROM samples WHERE reward IS NOT NULL AND "
+        "group_id NOT IN (SELECT value FROM batches, json_each(groups)) GROUP BY group_id HAVING count(*) = 2"
+    )
+    assert whole["complete"] > 0
+    assert facts(damaged(some), capsys)["groups_in_no_batch"] == whole
+
+
 def test_as_a_learner_would_find_it(sound: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = facts(sound, capsys, "--at", "2")
     assert (found["status"]["epoch"], found["status"]["committed_step"]) == (3, 2)

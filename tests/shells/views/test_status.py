@@ -161,9 +161,9 @@ def test_the_page_shows_what_the_terminal_shows() -> None:
     view = words_of((package / "views" / "status.py").read_text())
     page = words_of("".join(file.read_text() for file in (package / "web").glob("*.js")))
     keys = {path.rpartition(".")[2].removesuffix("[]") for path in pinned_keys()}
-    # It has the curve of the rewards from the run's history, alerts with their kinds, and of a
+    # It has the curve of the rewards from the run's history, and of a
     # `Glance` what changes all the time.
-    elsewhere = {"rewards", "attention", "payload_bytes", "buffered", "seed_usd_per_gb_up"}
+    elsewhere = {"rewards", "payload_bytes", "buffered", "seed_usd_per_gb_up"}
     assert (keys & view) - page <= elsewhere
     for state in ("standby", "leaving", "away", "joined", "suspected", "gone"):
         assert state in page

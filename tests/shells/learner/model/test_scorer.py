@@ -14,8 +14,9 @@ from echo2d.client import OperatorFault
 from echo2d.learner.batch.packing import MicroBatch, micro_batches
 from echo2d.learner.model.attention import NAME
 from echo2d.learner.model.load import load_model
-from echo2d.learner.model.scorer import AnswerScorer, answer_logprobs
+from echo2d.learner.model.scorer import AnswerScorer
 from tests.support.model_shapes import PROMPT, SHAPES, SMALL, answers, made
+from tests.support.scripted_coordinator import answer_logprobs
 
 
 def by_answer(micro: MicroBatch, values_n: Tensor) -> list[Tensor]:

@@ -15,9 +15,9 @@ from echo2d.learner.batch.packing import PackedAnswer
 from echo2d.learner.config import LearnerConfig
 from echo2d.learner.model.load import load_model
 from echo2d.learner.model.policy import Policy
-from echo2d.learner.model.scorer import answer_logprobs
 from echo2d.learner.model.trajectory_scores import ScoreSums, scores_of
 from echo2d.learner.ranks.ranks import Ranks
+from tests.support.scripted_coordinator import answer_logprobs
 
 TEMPERATURE = 0.4  # the hardly trained model is sure of something then
 PROMPT, LENGTH, ANSWERS = 3, 24, 64

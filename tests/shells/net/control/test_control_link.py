@@ -31,10 +31,10 @@ from echo2d.core.protocol.control_messages import (
     Welcome,
 )
 from echo2d.errors import OperatorFault
-from echo2d.net.control import client as control_client
+from echo2d.net import backoff
 from echo2d.net.control import send_buffer
 from echo2d.net.control import server as control_server
-from echo2d.net.control.client import Backoff, ControlLink, Identity
+from echo2d.net.control.client import ControlLink, Identity
 from echo2d.net.control.other_builds import RETRY_S_MIN
 from echo2d.net.control.protocol_faults import FAULTS_MAX
 from echo2d.net.control.server import Sessions
@@ -427,13 +427,6 @@ async def test_a_peer_that_is_upgraded_is_no_longer_named(server: Coordinator) -
     assert server.sessions.other_builds.here(time.monotonic()) == ()
 
 
-async def test_a_build_from_before_the_first_release_is_named(server: Coordinator) -> None:
-    async with raw_socket(server) as socket:
-        await socket.send_bytes(msgpack.packb(["Hello", 8, None, "worker", "gpu-7", "boot", 4]))
-        refused = TO_PEER.decode((await socket.receive()).data)
-    assert "echo2d of an unknown build (control protocol 8)" in refused.detail
-
-
 async def test_both_ends_say_which_build_they_are(server: Coordinator) -> None:
     owner = Owner(replace(HELLO, build=OURS))
     async with linked(server.url, owner):
@@ -449,7 +442,7 @@ async def test_a_link_that_opens_and_breaks_does_not_start_the_backoff_anew(
 ) -> None:
     """A coordinator that says what this build does not know is dialled ever more slowly."""
     caplog.set_level(logging.INFO, "echo2d.control")
-    monkeypatch.setattr(control_client, "BACKOFF_S_MIN", 1e-3)
+    monkeypatch.setattr(backoff, "BACKOFF_S_MIN", 1e-3)
     async with linked(server.url, Owner()):
         for _ in range(5):
             session = await server.welcome()
@@ -503,16 +496,6 @@ async def test_too_many_peers_are_told_to_come_later(
         http.ws_connect(f"{server.url}/v1/worker", headers=headers) as socket,
     ):
         assert TO_PEER.decode(await socket.receive_bytes()).reason == "busy"
-
-
-def test_backoff_grows_to_its_limit_and_resets() -> None:
-    backoff = Backoff(random.Random(3))
-    delays = [backoff.next_s() for _ in range(40)]
-    for n, delay in enumerate(delays):
-        full = min(control_client.BACKOFF_S_MAX, control_client.BACKOFF_S_MIN * 2.0 ** min(n, 16))
-        assert full / 2 <= delay <= full
-    backoff.reset()
-    assert backoff.next_s() <= control_client.BACKOFF_S_MIN
 
 
 def test_the_run_is_named_by_its_key() -> None:

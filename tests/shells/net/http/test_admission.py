@@ -24,7 +24,7 @@ from echo2d.net.http.admission import (
     ConnectionAdmission,
     admit,
 )
-from echo2d.net.learner_api.routes import make_runner, make_site
+from echo2d.net.http.serving import make_runner, make_site
 from echo2d.net.security.tls import COORDINATOR
 from echo2d.runtime.coordinator.main import core_machine
 from tests.support.control_link import Owner, enrolled

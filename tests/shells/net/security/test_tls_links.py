@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 
 from echo2d.client import AsyncCoordinator
-from echo2d.config import CoordinatorConfig
+from echo2d.config.coordinator import CoordinatorConfig
 from echo2d.core.base.ids import PeerId
 from echo2d.core.protocol.control_messages import (
     RefitDone,

@@ -223,7 +223,6 @@ async def test_a_box_of_another_build_is_named_at_once_until_it_is_upgraded(tmp_
         ]
         (told,) = [each for each in status["alerts"] if each["kind"] == "peer_build"]
         assert told["sentence"].startswith("gpu-7 is of another build: echo2d 0.9.1")
-        assert told["sentence"] in status["attention"]
         assert (status["build"], status["workers"]) == (THIS_BUILD.name, [])
         async with linked(opened, identity, "gpu-7"):
             status = await client.status()
@@ -255,5 +254,5 @@ async def test_a_box_that_sends_bombs_is_refused_and_named_and_others_go_on(tmp_
             assert (refused["token"], refused["token_peers"]) == ("bomber", 1)
             assert 0.0 < refused["refused_s"] <= REFUSED_S
             assert status["peer_faults"] == FAULTS_MAX
-            assert any(line.startswith("bomber (") for line in status["attention"])
+            assert any(each["sentence"].startswith("bomber (") for each in status["alerts"])
             assert honest.ended.empty()

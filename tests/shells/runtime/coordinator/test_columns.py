@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from echo2d.client import AsyncCoordinator, Attachment, PeerFault, Trajectory
-from echo2d.config import CoordinatorConfig
+from echo2d.config.coordinator import CoordinatorConfig
 from echo2d.core.base.canonical import digest_of
 from echo2d.core.cluster.rules import RunRules
 from echo2d.core.coordinator.events import Recovered
@@ -154,7 +154,7 @@ async def fetched(learner: AsyncCoordinator, trajectories: list[Trajectory]) -> 
         await learner.attachment(unknown)
     for hostile in ("..", "zz", "ab" * 33, "%2e%2e%2frun"):
         with pytest.raises(PeerFault, match=r"malformed: digest: expected 32 bytes in hex|http:"):
-            await learner._repeat("GET", f"/v1/attachments/{hostile}", None)
+            await learner._api.repeat("GET", f"/v1/attachments/{hostile}", None)
 
 
 async def gone(learner: AsyncCoordinator, attachment: Attachment) -> None:

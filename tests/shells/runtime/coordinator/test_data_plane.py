@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from echo2d.config import CoordinatorConfig
+from echo2d.config.coordinator import CoordinatorConfig
 from echo2d.core.base.ids import GroupId, RunId
 from echo2d.core.cluster.rules import EpisodeRules, Informative, RowFilter
 from echo2d.core.evaluation.open_evaluation import GROUP_FIRST

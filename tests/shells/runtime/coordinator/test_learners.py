@@ -7,9 +7,8 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from echo2d import client
-from echo2d.client import Fenced, PeerFault
-from echo2d.config import CoordinatorConfig
+from echo2d.client import Fenced, PeerFault, connection
+from echo2d.config.coordinator import CoordinatorConfig
 from echo2d.core.base.canonical import digest_of
 from echo2d.core.base.ids import PublishSeq
 from echo2d.core.cluster.events import (
@@ -64,7 +63,7 @@ async def test_a_learner_of_another_build_is_told_both_in_one_line(
 ) -> None:
     here = make_config(tmp_path)
     async with serving(here, core_machine) as opened:
-        monkeypatch.setattr(client, "OURS_AS_LEARNER_API", Build(12, 11))
+        monkeypatch.setattr(connection, "OURS_AS_LEARNER_API", Build(12, 11))
         async with learner(here.run.run_dir, opened) as coordinator:
             with pytest.raises(OperatorFault) as refused:
                 await coordinator.open_session(0)
@@ -196,7 +195,7 @@ async def test_a_learner_elsewhere_publishes_by_upload(
     run_dir: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("echo2d.client.is_loopback", lambda host: False)
+    monkeypatch.setattr("echo2d.client.async_coordinator.is_loopback", lambda host: False)
     script.on[PublishAsked] = published
     snapshot = await asyncio.to_thread(make_snapshot, tmp_path / "out" / "0")
     async with serving(config, script.make) as opened, learner(run_dir, opened) as client:
@@ -243,7 +242,9 @@ async def test_a_learner_publishes_to_the_real_core_across_a_restart(
 async def test_bytes_of_a_fenced_learner_are_not_taken(
     config: CoordinatorConfig, tmp_path: Path, run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("echo2d.client.is_loopback", lambda host: False)  # so that it uploads
+    monkeypatch.setattr(
+        "echo2d.client.async_coordinator.is_loopback", lambda host: False
+    )  # so that it uploads
     snapshot = await asyncio.to_thread(make_snapshot, tmp_path / "out" / "0")
     (snapshot / "big.txt").write_bytes(bytes(32 << 20))
     async with (
@@ -256,7 +257,7 @@ async def test_bytes_of_a_fenced_learner_are_not_taken(
         with pytest.raises(Fenced, match="epoch 2 is in force"):
             await old.publish(0, snapshot)
         assert names(run_dir / "uploads") == []
-        monkeypatch.setattr("echo2d.client.is_loopback", lambda host: True)
+        monkeypatch.setattr("echo2d.client.async_coordinator.is_loopback", lambda host: True)
         with pytest.raises(Fenced, match="epoch 2 is in force"):
             await old.publish(0, tmp_path / "nowhere")  # it is not even looked at
         assert (await new.publish(0, snapshot)).version == 0

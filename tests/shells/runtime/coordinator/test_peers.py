@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from echo2d.config import CoordinatorConfig
+from echo2d.config.coordinator import CoordinatorConfig
 from echo2d.core.audit.events import Convict
 from echo2d.core.base.ids import Epoch, PeerId, PublishSeq
 from echo2d.core.broadcast.events import SendRoot

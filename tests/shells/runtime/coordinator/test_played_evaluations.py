@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from echo2d.config import CoordinatorConfig
+from echo2d.config.coordinator import CoordinatorConfig
 from echo2d.core.base.ids import RunId
 from echo2d.core.coordinator.events import CoordinatorAction
 from echo2d.core.protocol.trajectory import RewardPart, unpack_tokens

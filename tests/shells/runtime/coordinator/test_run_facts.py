@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from echo2d.config import CoordinatorConfig
+from echo2d.config.coordinator import CoordinatorConfig
 from echo2d.core.status.schema import NamedTask
 from echo2d.errors import OperatorFault
 from echo2d.runtime.coordinator.run_facts import MODEL, go_on

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from echo2d.config import CoordinatorConfig, WorkerConfig
+from echo2d.config.coordinator import CoordinatorConfig
+from echo2d.config.worker import WorkerConfig
 from echo2d.core.base.ids import FormId, Generation, PlanId
 from echo2d.core.protocol.control_messages import Address, EdgePeer, PlanEdges
 from echo2d.net.security.auth import peer_id_of, public_bytes, read_token_file, write_token_file

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from echo2d.cli import main
-from echo2d.config import CoordinatorConfig
+from echo2d.config.coordinator import CoordinatorConfig
 from echo2d.core.coordinator.events import SessionAsked
 from echo2d.runtime.coordinator.main import core_machine
 from echo2d.runtime.doctor import host, learner_host

@@ -21,7 +21,7 @@ def holdings_in(store: FrameStore) -> FrameHoldings:
         emit=lambda _: None,
         ask=lambda _: None,
         fail=lambda *_: None,
-        kept=lambda: (),
+        serving=lambda: None,
         base=lambda _: None,
     )
 

@@ -34,7 +34,7 @@ class QueueOfOneLink:
             emit=self.events.append,
             ask=lambda _: None,
             fail=lambda *_: None,
-            kept=lambda: (),
+            serving=lambda: None,
             base=lambda _: None,
         )
         links = cast("PeerLinks", SimpleNamespace(pause=lambda _: None, resume=lambda _: None))

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from echo2d import client
 from echo2d.cli import main
 from echo2d.cli.keeping import _run_at
-from echo2d.config import CoordinatorConfig
+from echo2d.client import connection
+from echo2d.config.coordinator import CoordinatorConfig
 from echo2d.errors import OperatorFault
 from echo2d.net.security.auth import TokenFile, read_token_file, write_token_file
 from echo2d.runtime.coordinator.main import core_machine
@@ -35,7 +35,7 @@ async def test_what_takes_connections_and_gives_no_status_may_be_the_runs_coordi
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         monkeypatch.setattr(watch, "PATIENCE_S", 0.1)
-        monkeypatch.setattr(client, "ANSWER_S_MAX", 0.1)
+        monkeypatch.setattr(connection, "ANSWER_SILENCE_S_MAX", 0.1)
         with pytest.raises(
             OperatorFault, match=r"does not say which run it is of .* --not-running"
         ):

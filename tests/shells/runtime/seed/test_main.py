@@ -27,7 +27,8 @@ from echo2d.core.protocol.control_messages import (
     VersionVerified,
 )
 from echo2d.core.topology.token_bucket import BURST_S, HEADERS
-from echo2d.core.weights.encoding import FormFacts, FormKind
+from echo2d.core.weights.encoding import FormFacts
+from echo2d.core.weights.kept_deltas import FormKind
 from echo2d.net.security.auth import public_bytes
 from echo2d.runtime.seed.delta_bases import BaseCopy
 from echo2d.runtime.seed.encoder import Encoder

@@ -14,7 +14,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from echo2d.errors import OperatorFault
-from echo2d.net.control import client as control_client
+from echo2d.net import backoff
 from echo2d.net.security.auth import peer_id_of, public_bytes
 from echo2d.runtime.process import child as child_process
 from echo2d.runtime.run_dir.run_directory import RunDirectory
@@ -48,7 +48,7 @@ async def test_a_seed_gets_its_handover_and_is_restarted_and_ended(
     handover: SeedHandover, tmp_path: Path, seen: IO[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervisor, "SEED_MODULE", "tests.support.seed_stub")
-    monkeypatch.setattr(control_client, "BACKOFF_S_MIN", 0.01)
+    monkeypatch.setattr(backoff, "BACKOFF_S_MIN", 0.01)
     async with asyncio.TaskGroup() as tasks:
         supervising = tasks.create_task(supervise_seed(handover, rng=random.Random(1)))
         first = await next_seen(seen)

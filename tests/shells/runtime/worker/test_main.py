@@ -12,7 +12,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from echo2d.config import WorkerConfig
+from echo2d.config.worker import WorkerConfig
 from echo2d.core.protocol.control_messages import Goodbye, RefitDone, Refused
 from echo2d.errors import OperatorFault
 from echo2d.net.security.auth import read_token_file, write_token_file

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from echo2d.config import WorkerConfig
+from echo2d.config.worker import WorkerConfig
 from echo2d.core.base.ids import Digest, PeerId, version_label
 from echo2d.core.protocol.control_messages import (
     Heartbeat,

@@ -44,7 +44,7 @@ class Peer:
         self.events: asyncio.Queue[relay_events.RelayEvent] = asyncio.Queue()
         nobody: dict[str, Any] = {name: lambda *_: None for name in ("ask", "fail", "base")}
         self.holdings = FrameHoldings(
-            self.store, emit=self.events.put_nowait, kept=lambda: (), **nobody
+            self.store, emit=self.events.put_nowait, serving=lambda: None, **nobody
         )
         self.applier = SnapshotBuilder(SlotStore(path / "slots", budget), self.store, self.holdings)
 
@@ -222,32 +222,3 @@ async def test_a_frame_that_rotted_is_found_and_comes_again(peer: Peer, tmp_path
         assert not applying.done()
         await peer.put(FIRST, spans[1])
     assert isinstance(applying.result(), SnapshotReady)
-
-
-async def test_a_chunk_that_was_written_in_place_is_not_decoded_again(
-    peer: Peer, tmp_path: Path
-) -> None:
-    """Its base is gone by the time that the frames of another chunk of its batch have come again."""
-    near = {**NEAR, "b.json": b"in both versionz"}
-    delta = build_form(
-        replace(facts("delta", version=2, publish_seq=2), base_digest=FIRST.manifest.digest),
-        near,
-        base=OLD,
-    )
-    await peer.receive(FIRST)
-    first = await peer.applier.apply(FIRST.facts.form)
-    await peer.receive(delta)
-    last = [span for span, _ in delta.segments[0].frames(delta.facts.frame_bytes)][-1]
-    path = tmp_path / "frames" / delta.facts.form / "0000.frames"
-    await asyncio.to_thread(write_at, path, b"rot", last.offset_in_segment)
-    async with asyncio.TaskGroup() as tasks:
-        applying = tasks.create_task(peer.applier.apply(delta.facts.form, in_place=True))
-        while not isinstance(await peer.events.get(), relay_events.FramesLost):
-            pass
-        await peer.put(delta, last)
-    done = applying.result()
-    assert isinstance(first, SnapshotReady)
-    assert isinstance(done, SnapshotReady)
-    assert (done.version, done.path) == (2, first.path)
-    for name, data in near.items():
-        assert await asyncio.to_thread((Path(done.path) / name).read_bytes) == data

@@ -15,7 +15,7 @@ from echo2d.core.protocol.control_messages import (
     Heartbeat,
     VersionVerified,
 )
-from echo2d.core.weights.delta_chain import KeptDelta
+from echo2d.core.weights.kept_deltas import KeptDelta
 from tests.support.catch_up import bases, newcomer, orders, running, served, taken_order
 from tests.support.coordinator_world import (
     form_of,

@@ -60,11 +60,6 @@ def test_the_head_of_a_hello_of_any_later_build_is_read(hello: list[object]) -> 
     assert hello_head(msgpack.packb(hello)) == HelloHead(Build(12, 11, "0.9.1"), "worker", "gpu-7")
 
 
-def test_the_head_of_a_hello_from_before_the_first_release_is_read() -> None:
-    packed = msgpack.packb(["Hello", 8, None, "worker", "gpu-7", "boot", 4])
-    assert hello_head(packed) == HelloHead(Build(8, 8), "worker", "gpu-7")
-
-
 @pytest.mark.parametrize(
     "data",
     [

@@ -1,4 +1,4 @@
-"""Which deltas lead from one snapshot to another, and records of chunks composed of several."""
+"""Records of chunks that are composed of several deltas."""
 
 import random
 from itertools import pairwise
@@ -8,37 +8,13 @@ import pytest
 from echo2d.core.base.canonical import digest_of
 from echo2d.core.base.ids import ChunkId
 from echo2d.core.weights.delta import ChunkMode
-from echo2d.core.weights.delta_chain import KeptDelta, compose_record, shortest_chain
+from echo2d.core.weights.delta_chain import compose_record
 from echo2d.core.weights.encoding import NO_BASE, ChunkRecord, decode_record, encode_record
 from echo2d.errors import IntegrityFault
-from tests.support.coordinator_world import version_digest
 
 pytestmark = pytest.mark.usefixtures("codec")
 
 CHUNK = ChunkId(3)
-
-
-def delta(base: int, made: int, wire_bytes: int = 10) -> KeptDelta:
-    return KeptDelta(version_digest(base), version_digest(made), wire_bytes)
-
-
-@pytest.mark.parametrize(
-    ("kept", "made", "places"),
-    [
-        ([delta(1, 2)], 2, [0]),
-        ([delta(2, 3), delta(1, 2)], 3, [1, 0]),
-        ([delta(1, 2), delta(3, 4)], 4, None),  # a link is missing
-        ([delta(2, 1)], 2, None),  # they lead one way only
-        ([], 2, None),
-        ([delta(1, 2), delta(2, 3), delta(1, 3, 15)], 3, [2]),  # fewer bytes
-        ([delta(1, 2), delta(2, 3), delta(1, 3, 25)], 3, [0, 1]),
-        ([delta(1, 2), delta(2, 1), delta(2, 3)], 3, [0, 2]),  # a learner went back
-        ([delta(1, 2)], 1, None),  # it stands there already
-    ],
-)
-def test_the_shortest_chain(kept: list[KeptDelta], made: int, places: list[int] | None) -> None:
-    chain = shortest_chain(kept, version_digest(1), version_digest(made))
-    assert chain == (None if places is None else tuple(kept[place] for place in places))
 
 
 def versions(*words: int) -> list[bytes]:

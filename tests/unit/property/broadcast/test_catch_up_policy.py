@@ -9,7 +9,7 @@ from echo2d.core.broadcast.transmission import Transmission
 from echo2d.core.cluster.events import VersionPublished
 from echo2d.core.cluster.membership import Peer
 from echo2d.core.cluster.versions import PublishedVersions, key_of
-from echo2d.core.weights.delta_chain import KeptDelta, shortest_chain
+from echo2d.core.weights.kept_deltas import KeptDelta, shortest_chain
 from tests.support.coordinator_world import RULES, version_key
 
 PEERS = 6

@@ -2,7 +2,7 @@
 
 Beyond `check()`: one apply and one refit at a time; nothing is generated while nothing is served; nothing is said while
 the control link is down; a result names only versions whose RefitDone was produced before, and none that is revoked.
-With one slot, nothing is read while it is written over, and a refit is of the version that the slot really holds.
+A refit is of the version that its slot really holds.
 """
 
 from dataclasses import replace
@@ -65,8 +65,6 @@ VERSIONS = st.integers(0, 3)
 
 
 class WorkerMachine(RuleBasedStateMachine):
-    in_place = False
-
     def __init__(self) -> None:
         super().__init__()
         self.state = WorkerState(
@@ -75,12 +73,8 @@ class WorkerMachine(RuleBasedStateMachine):
             slots=SLOTS,
             publish_seq=PublishSeq(0),
             standing=(),
-            in_place=self.in_place,
         )
         self.slots: dict[str, VersionKey] = {}  # what each directory holds
-        self.current = ""  # one of these
-        self.undo: VersionKey | None = None  # what the current one can be turned back to
-        self.over = False  # the apply under way overwrites the current slot
         self.now = 0.0
         self.up = False
         self.seq = self.epoch = 1
@@ -106,11 +100,7 @@ class WorkerMachine(RuleBasedStateMachine):
         match action:
             case ApplyForm(form):
                 assert self.applying is None
-                self.applying, self.over = form, action.in_place
-                if self.over:
-                    assert self.refitting is None, "an engine reads what is written over"
-                    base = self.roots[form].facts.base_digest
-                    assert self.slots[self.current].digest == base
+                self.applying = form
             case CancelApply(form):
                 assert self.applying == form
                 assert not self.cancelling
@@ -119,7 +109,6 @@ class WorkerMachine(RuleBasedStateMachine):
                 assert self.refitting is None
                 key = VersionKey(action.version, action.digest)
                 assert key not in self.revoked
-                assert self.applying is None or not self.over
                 assert self.slots[action.path] == key
                 self.refitting = action
             case StartGeneration(lease):
@@ -177,10 +166,6 @@ class WorkerMachine(RuleBasedStateMachine):
         else:
             self.seq += 1
             root = a_root(version, seq=self.seq, epoch=self.epoch, whole=whole)
-            current = self.slots.get(self.current)
-            if self.in_place and current is not None and version != current.version:
-                facts = replace(root.facts, kind="delta", base_digest=current.digest)
-                root = replace(root, facts=facts)
         self.roots[root.form] = root
         key = a_key(root.facts.version)
         if root.totals is not None and root.facts.epoch >= self.revoked.get(key, root.facts.epoch):
@@ -249,26 +234,20 @@ class WorkerMachine(RuleBasedStateMachine):
             self.on(ApplyRejected(form, "disk full"))
         else:
             key = VersionKey(root.facts.version, root.totals.snapshot)
-            self.undo = self.slots[self.current] if self.over else None
-            self.current = self.current if self.over else f"{form} {self.seq}"
-            self.slots[self.current] = key
-            self.on(SnapshotReady(form, key.version, key.digest, self.current))
+            path = f"{form} {self.seq}"
+            self.slots[path] = key
+            self.on(SnapshotReady(form, key.version, key.digest, path))
 
     @rule(outcome=st.sampled_from(["done", "done", "kept", "damaged", "doubt", "memory"]))
     @precondition(lambda self: self.refitting is not None)
     def end_refit(self, outcome: str) -> None:
         assert self.refitting is not None
         order, self.refitting = self.refitting, None
-        restored = self.undo if order.path == self.current and outcome != "damaged" else None
         if outcome in ("done", "memory"):
             self.label = version_label(order.version, order.digest)
-        if outcome == "done" or (outcome == "memory" and restored is None):
-            self.undo = None if order.path == self.current else self.undo
             self.on(EngineRefitted(order.version, order.digest, 0.1, outcome == "done"))
         else:
             damaged = outcome == "damaged"
-            if restored is not None:
-                self.slots[self.current], self.undo = restored, None
             self.label = self.label if damaged or outcome == "kept" else None
             self.on(
                 EngineRefitFailed(
@@ -277,7 +256,6 @@ class WorkerMachine(RuleBasedStateMachine):
                     "engine died",
                     self.label,
                     damaged=damaged,
-                    restored=restored,
                 )
             )
 
@@ -356,11 +334,4 @@ class WorkerMachine(RuleBasedStateMachine):
         assert sum(map(len, self.generating.values())) == self.state.running
 
 
-class OneSlotMachine(WorkerMachine):
-    """Versions other than the current one are deltas of that."""
-
-    in_place = True
-
-
 TestWorkerMachine = WorkerMachine.TestCase
-TestOneSlotMachine = OneSlotMachine.TestCase

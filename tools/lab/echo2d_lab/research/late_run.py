@@ -17,7 +17,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from echo2d.client import AsyncCoordinator
-from echo2d.config import CoordinatorConfig
+from echo2d.config.coordinator import CoordinatorConfig
 from echo2d.core.cluster.events import Send
 from echo2d.core.coordinator.events import CoordinatorAction, CoordinatorEvent
 from echo2d.core.coordinator.state import CoordinatorState

@@ -1,6 +1,8 @@
 """Balances what workers were told against what was trained: no trajectory lost, none doubled.
 
 accepted (a scripted worker was told so) = trained + in a dropped group + stored, in no batch yet
+
+A group may be trained without a sample that it waited for too long, but never without an accepted one.
 """
 
 import json
@@ -42,6 +44,7 @@ def balance(
 ) -> Books:
     """dropped, stored: groups."""
     outputs = trained.outputs()
+    trained_groups = {group for group, _ in outputs}
     lost, changed, counts = [], [], {"dropped": 0, "stored": 0}
     for tokens, (group, sample) in written.accepted.items():
         found = outputs.get((group, sample))
@@ -51,7 +54,7 @@ def balance(
             changed.append((group, sample))
         elif group in dropped:
             counts["dropped"] += 1
-        elif group in stored:
+        elif group in stored and group not in trained_groups:
             counts["stored"] += 1
         else:
             lost.append((group, sample))

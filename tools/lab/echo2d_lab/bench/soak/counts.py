@@ -1,7 +1,7 @@
 """What a process holds: memory, threads and descriptors as the kernel counts them, and what Python holds.
 
-`ObservedProgram` asks a program from outside. The program itself runs under `observed`, and answers with
-a line in a file: no port, no signal, nothing that the product would have to offer.
+`CountQuestion` has both ends: the soak asks, and a thread in the program answers with a line in a file. So
+the product has no port, signal or route for it.
 """
 
 import asyncio

@@ -11,7 +11,6 @@ from echo2d_lab.standins.fake_learner import FakeLearner
 
 CHANGED = 0.01  # share of the 16-bit words that a version changes
 LENGTH_BYTES = 8  # of a safetensors header's length
-KEPT = 3  # versions on the learner's own disk
 
 
 @dataclass(slots=True)

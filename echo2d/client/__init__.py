@@ -1,0 +1,54 @@
+"""The public Python API of a run, for any trainer.
+
+    with Coordinator(url, token_file=path) as coordinator:
+        session = coordinator.open_session(resume_step=0)
+        coordinator.publish(0, directory)
+        for step in range(1, 101):
+            batch = coordinator.take_batch(step)
+            ...                                             # train
+            coordinator.commit(batch, t_train_s=seconds)
+            coordinator.publish(step, directory)
+
+To the trainer, a restart of the coordinator is only a pause: every call is retried with growing
+waits until the coordinator has been unreachable for `timeout_s`. `AsyncCoordinator` is the same for
+asyncio.
+
+A call raises Fenced when a newer learner has taken the run, NotResumable when the run cannot
+continue at the step asked for, PromptsOver when no batch will come any more, OperatorFault for a
+wrong credential or URL, PeerFault when the coordinator refuses (with its code and reason), and
+IntegrityFault when a batch's bytes do not have its digest.
+
+A trajectory may have *given* tokens, such as the result of a tool: no version wrote them, so they are
+context and have no share of the loss. `Trajectory.written` is the mask of all others:
+
+    loss = -(advantage * logprobs)[torch.from_numpy(trajectory.written)].sum()
+
+A published directory may hold a LoRA adapter as PEFT writes it, without its README.md. Call
+`pin_base` on it first: it records to which base model the adapter belongs.
+"""
+
+from echo2d.adapters import base_digest, base_pin, pin_base
+from echo2d.client.async_coordinator import AsyncCoordinator, Evaluation, Published, Session
+from echo2d.client.batches import Batch, Group, Span, Trajectory, read_batch
+from echo2d.client.coordinator import Coordinator
+from echo2d.client.faults import (
+    Fenced,
+    NotResumable,
+    PromptsOver,
+    TokenRefused,
+    Unanswered,
+    Unreachable,
+)
+from echo2d.client.snapshot_writer import SnapshotFile, write_snapshot
+from echo2d.core.protocol.sampling import Sampling
+from echo2d.core.protocol.trajectory import Attachment, TrajectoryScore
+from echo2d.core.weights.manifest import BASE_PIN
+from echo2d.errors import IntegrityFault, OperatorFault, PeerFault, StoreFault
+
+__all__ = [
+    "BASE_PIN", "AsyncCoordinator", "Attachment", "Batch", "Coordinator", "Evaluation", "Fenced", "Group",
+    "IntegrityFault", "NotResumable", "OperatorFault", "PeerFault", "PromptsOver", "Published",
+    "Sampling", "Session", "SnapshotFile", "Span", "StoreFault", "TokenRefused", "Trajectory", "TrajectoryScore",
+    "Unanswered", "Unreachable", "base_digest", "base_pin", "pin_base", "read_batch",
+    "write_snapshot",
+]  # fmt: skip

@@ -1,0 +1,321 @@
+"""The client for asyncio: a session, versions, batches, evaluations, the status."""
+
+import asyncio
+import base64
+import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from http import HTTPStatus
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import quote, urlsplit
+
+from echo2d.client.batches import Batch, read_batch
+from echo2d.client.connection import ApiConnection
+from echo2d.client.faults import Fenced, NoAnswer
+from echo2d.client.http import (
+    ALIVE_PATH,
+    ATTACHMENT_PATH,
+    BATCH_PATH,
+    BODY_BYTES_MAX,
+    CHECKPOINT_PATH,
+    COMMIT_PATH,
+    DIGEST_HEADER,
+    EVALUATIONS_PATH,
+    FILES_PATH,
+    OWN_STATUS_PATH,
+    REFUSE_PATH,
+    SAMPLES_PATH,
+    SCORE_MAX,
+    SCORES_MAX,
+    SESSION_PATH,
+    STALENESS_HEADER,
+    STATUS_PATH,
+    VERSIONS_PATH,
+    WORKER_ORDER_PATH,
+)
+from echo2d.core.base.canonical import digest_of
+from echo2d.core.protocol.sampling import Sampling
+from echo2d.core.protocol.trajectory import Attachment, TrajectoryScore
+from echo2d.errors import IntegrityFault, OperatorFault, PeerFault
+from echo2d.net.security.urls import is_loopback
+from echo2d.this_build import THIS_BUILD
+
+# A learner reports this often that it lives, from opening a session until it is closed.
+ALIVE_EVERY_S = 5.0
+# As base64 it fits into a request. The manifest of a version of more than about 190 GB does not, and
+# the coordinator hashes the files.
+MANIFEST_SENT_MAX = BODY_BYTES_MAX * 3 // 4 - (16 << 10)
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """The rules of a learner session.
+
+    publish_every: train steps per publish at first; each commit returns the current number.
+    group_min: a group may have fewer trajectories than group_size, but at least this many.
+    checkpoint: the last durable step. over_stale: "drop", or "mask": then a group may hold tokens that
+    are too old, which the learner must leave out of the loss. samplings: how each task's answers
+    are drawn; a group says so too. evaluations: the names of what versions are scored on.
+    """
+
+    epoch: int
+    run_id: str
+    staleness_max: int
+    publish_every: int
+    trajectories_per_step: int
+    group_size: int
+    group_min: int
+    checkpoint: int = 0
+    over_stale: str = "drop"
+    samplings: Mapping[str, Sampling] = field(default_factory=dict)
+    evaluations: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    version: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """What a version scored on held-out questions.
+
+    number: in the run, from 1. rows: the questions that it is about, of `of`. samples: answers to
+    each. mean: reward; se: its standard error; None where there is no such number. pass_at: share of
+    the questions that have a right answer among k. parts: means of named numbers. truncated: share
+    of the answers that were cut off. tokens: of an answer.
+    """
+
+    number: int
+    name: str
+    version: int
+    digest: str
+    rows: int
+    of: int
+    samples: int
+    mean: float | None
+    se: float | None
+    pass_at: Mapping[str, float]
+    parts: Mapping[str, float]
+    truncated: float | None
+    tokens: float | None
+    seconds: float
+
+
+class AsyncCoordinator:
+    """A connection to a coordinator, for asyncio.
+
+    url: https://HOST:PORT. token_file: with the role learner; `status` needs only the role viewer.
+    timeout_s: for how long a call retries an unreachable coordinator.
+    """
+
+    def __init__(self, url: str, *, token_file: Path, timeout_s: float = 60.0) -> None:
+        self._api = ApiConnection(url, token_file=token_file, timeout_s=timeout_s)
+        self._epoch = 0
+        self._telling: asyncio.Task[None] | None = None
+
+    async def open_session(
+        self, resume_step: int, *, learner: str = "", take_over: bool = False, steps: int = 0
+    ) -> Session:
+        """Begin a new epoch. From now on, calls of older sessions raise Fenced.
+
+        learner: the caller's identity, printable and the same after its restarts. steps: the step
+        after which it ends, for the status; 0: it does not know. OperatorFault: a learner of another
+        identity has the run; with `take_over` its session ends.
+
+        From now on a task reports to the coordinator that the learner lives.
+        """
+        asked: dict[str, Any] = {"resume_step": resume_step}
+        if learner:
+            asked["learner"] = learner
+        if take_over:
+            asked["take_over"] = True
+        if steps:
+            asked["steps"] = steps
+        body = await self._api.call("POST", SESSION_PATH, asked)
+        found = {name: body[name] for name in Session.__slots__ if name in body}
+        drawn = {task: Sampling(**each) for task, each in body.get("samplings", {}).items()}
+        session = Session(**{**found, "samplings": drawn})
+        self._epoch = session.epoch
+        if self._telling is None:
+            self._telling = asyncio.get_running_loop().create_task(self._tell_alive())
+        return session
+
+    async def publish(
+        self, version: int, directory: Path, manifest: bytes | None = None
+    ) -> Published:
+        """Publish a model or adapter directory as this version.
+
+        The coordinator reads the path itself when it is on this host; otherwise the files are
+        uploaded. When this returns, the directory may be deleted.
+
+        manifest: what `write_snapshot` returned for this directory. Without it the coordinator hashes
+        the files before it answers. With it the version spreads at once. It is revoked if the seed
+        finds other files, and if the run cannot go on without it, the run stops.
+        """
+        body: dict[str, Any] = {"version": version, "epoch": self._epoch}
+        if manifest is not None and len(manifest) <= MANIFEST_SENT_MAX:
+            body["manifest"] = base64.b64encode(manifest).decode()
+        if is_loopback(urlsplit(self._api.url).hostname or ""):
+            body["path"] = await asyncio.to_thread(lambda: str(directory.absolute()))
+        else:
+            body["upload"] = True
+        answer = await self._publish(version, directory, body)
+        return Published(version, answer["digest"])
+
+    async def take_batch(self, step: int) -> Batch:
+        """Wait for the batch of this step. Its bytes stay the same until it is refused."""
+        path = f"{BATCH_PATH.format(step=step)}?epoch={self._epoch}"
+        while True:
+            status, headers, body = await self._api.repeat("GET", path, None)
+            if status != HTTPStatus.NO_CONTENT:
+                batch = read_batch(self._epoch, headers.get(DIGEST_HEADER, ""), body)
+                told = headers.get(STALENESS_HEADER, "")
+                return replace(batch, staleness_max=int(told) if told.isdecimal() else None)
+
+    async def attachment(self, wanted: Attachment) -> bytes:
+        """The bytes of a trajectory's attachment, up to the checkpoint of its step. PeerFault: they are
+        gone. IntegrityFault: they do not have its digest.
+        """
+        path = ATTACHMENT_PATH.format(digest=wanted.digest.hex())
+        _, _, content = await self._api.repeat("GET", path, None)
+        if digest_of(content) != wanted.digest:
+            raise IntegrityFault(f"attachment {wanted.name!r}: its bytes have another digest")
+        return content
+
+    async def commit(
+        self, batch: Batch, *, t_train_s: float, scores: Sequence[TrajectoryScore] = ()
+    ) -> int:
+        """Report that the optimizer step was applied; returns the train steps per publish now.
+
+        scores: what the trainer's own forward pass says about trajectories of the batch, if it is
+        known; the coordinator shows it per worker. PeerFault: k or z is not a number. At most
+        SCORES_MAX are sent, and no number beyond SCORE_MAX.
+        """
+        body: dict[str, Any] = {
+            "batch_digest": batch.digest,
+            "epoch": batch.epoch,
+            "t_train_s": t_train_s,
+        }
+        if scores:
+            body["scores"] = [_score_row(score) for score in scores[:SCORES_MAX]]
+        answer = await self._api.call("POST", COMMIT_PATH.format(step=batch.step), body)
+        publish_every: int = answer["publish_every"]
+        return publish_every
+
+    async def refuse(self, batch: Batch, reasons: Mapping[int, str]) -> None:
+        """Have these groups replaced (id -> reason). Then take the batch again."""
+        body = {"groups": list(reasons), "reasons": list(reasons.values()), "epoch": batch.epoch}
+        await self._api.call("POST", REFUSE_PATH.format(step=batch.step), body)
+
+    async def checkpoint(self, step: int) -> None:
+        """Report that the learner's state up to this step is durable.
+
+        The coordinator may then delete the batches up to this step.
+        """
+        await self._api.call("POST", CHECKPOINT_PATH, {"step": step, "epoch": self._epoch})
+
+    async def evaluations(self, after: int = 0) -> list[Evaluation]:
+        """What was evaluated, oldest first: those whose number is above `after`."""
+        body = await self._api.call("GET", f"{EVALUATIONS_PATH}?after={after}", None)
+        return [Evaluation(**each) for each in body["evaluations"]]
+
+    async def evaluate(self, version: int, after: int = 0) -> tuple[list[Evaluation], list[str]]:
+        """Have the newest version evaluated, if it was not. Returns what `evaluations` does, and
+        the names of the evaluations that are still under way.
+        """
+        asked = {"version": version, "epoch": self._epoch, "after": after}
+        body = await self._api.call("POST", EVALUATIONS_PATH, asked)
+        return [Evaluation(**each) for each in body["evaluations"]], list(body["unfinished"])
+
+    async def samples(self, step: int | None = None) -> list[dict[str, Any]]:
+        """Groups that this step trained on, the worst and the best, as lines of `echo2d samples
+        --json`; None: the newest step. Long texts are cut off. A viewer needs samples.viewers.
+        """
+        asked = "" if step is None else f"?step={step}"
+        body = await self._api.call("GET", SAMPLES_PATH + asked, None)
+        return list(body["groups"])
+
+    async def status(self) -> dict[str, Any]:
+        return await self._api.call("GET", STATUS_PATH, None)
+
+    async def role(self) -> str:
+        """The role of the token file. OperatorFault: it cannot be read."""
+        return (await self._api.token()).role
+
+    async def own_status(self) -> dict[str, Any]:
+        """Facts about the boxes that enrolled with this worker's token."""
+        return await self._api.call("GET", OWN_STATUS_PATH, None)
+
+    async def order_worker(
+        self, worker: str, order: str, *, hand_over: bool = False
+    ) -> dict[str, Any]:
+        """Cordon, uncordon or drain the worker with this id. Needs the role operator.
+
+        hand_over: others go on at once with what a draining worker holds.
+        """
+        path = WORKER_ORDER_PATH.format(peer=quote(worker, safe=""), order=order)
+        return await self._api.call("POST", path, {"hand_over": True} if hand_over else {})
+
+    async def close(self) -> None:
+        if self._telling is not None:
+            self._telling.cancel()
+            await asyncio.gather(self._telling, return_exceptions=True)
+        await self._api.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def _tell_alive(self) -> None:
+        """Report to the coordinator, until cancelled, that the learner lives. Calls that fail are not
+        repeated: the learner's own calls say what is wrong.
+        """
+        while True:
+            body = {"epoch": self._epoch, "software": THIS_BUILD.name}
+            with contextlib.suppress(NoAnswer, PeerFault, OperatorFault):
+                await self._api.ask("POST", ALIVE_PATH, body)
+            await asyncio.sleep(ALIVE_EVERY_S)
+
+    async def _publish(
+        self, version: int, directory: Path, body: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Publish; if an upload's answer was lost, the retry is refused, and all is sent again."""
+        while True:
+            if "upload" in body:
+                await self._upload(version, directory)
+            losses = self._api.losses
+            try:
+                return await self._api.call("POST", VERSIONS_PATH, body)
+            except Fenced:
+                raise
+            except PeerFault:
+                if "upload" not in body or self._api.losses == losses:
+                    raise
+
+    async def _upload(self, version: int, directory: Path) -> None:
+        for file in await asyncio.to_thread(_files_in, directory):
+            name = file.relative_to(directory).as_posix()
+            path = f"{FILES_PATH.format(version=version)}/{name}?epoch={self._epoch}"
+            await self._api.repeat("PUT", path, file)
+
+
+def _score_row(score: TrajectoryScore) -> list[float]:
+    """As JSON has it: six digits are plenty, and keep the largest body below its limit."""
+    # NaN stays NaN, which the coordinator refuses.
+    k, z = (float(f"{max(min(each, SCORE_MAX), -SCORE_MAX):.6g}") for each in (score.k, score.z))
+    return [score.group, score.sample, k, z]
+
+
+def _files_in(directory: Path) -> list[Path]:
+    return sorted(path for path in directory.rglob("*") if path.is_file())

@@ -1,0 +1,131 @@
+"""Calls of the coordinator's HTTP API, each repeated until it is answered.
+
+Not here: what the calls are (`async_coordinator`), and what a refusal means (`faults`).
+"""
+
+import asyncio
+import logging
+import random
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from echo2d.client.faults import NoAnswer, Unreachable, json_object_of, refusal_of
+from echo2d.client.http import VERSIONS_PATH
+from echo2d.core.protocol.builds import (
+    BUILD_HEADER,
+    OURS_AS_LEARNER_API,
+    to_header,
+)
+from echo2d.errors import OperatorFault, PeerFault
+from echo2d.net.backoff import CONNECT_TIMEOUT_S, Backoff
+from echo2d.net.security.auth import TokenFile, read_token_file
+from echo2d.net.security.tls import Tls, in_words, is_for_good, to_coordinator
+from echo2d.net.security.urls import coordinator_url
+from echo2d.this_build import THIS_BUILD
+
+# Without a byte of the answer. The coordinator answers a request for a batch within LONG_POLL_S, with
+# or without a batch, and everything else at once.
+ANSWER_SILENCE_S_MAX = 120.0
+# The same for publishing: without a manifest the coordinator first hashes the version, for minutes if
+# it is large and the disk slow.
+PUBLISH_SILENCE_S_MAX = 3600.0
+UPLOAD_PART_BYTES = 1 << 20
+
+log = logging.getLogger("echo2d.client")
+
+
+class ApiConnection:
+    """A connection to a coordinator. timeout_s: a call retries an unreachable one for this long."""
+
+    def __init__(self, url: str, *, token_file: Path, timeout_s: float) -> None:
+        self.url = coordinator_url(url)
+        self.losses = 0  # requests that were retried
+        self._token_file = token_file
+        self._timeout_s = timeout_s
+        self._headers: dict[str, str] = {}
+        self._tls: Tls | None = None
+        self._answered = False
+        self._session: aiohttp.ClientSession | None = None
+
+    async def token(self) -> TokenFile:
+        """OperatorFault: the token file cannot be read."""
+        return await asyncio.to_thread(read_token_file, self._token_file)
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def call(self, method: str, path: str, body: Mapping[str, Any] | None) -> dict[str, Any]:
+        """Retry until there is an answer, which is a JSON object."""
+        _, _, answer = await self.repeat(method, path, body)
+        return json_object_of(answer)
+
+    async def repeat(
+        self, method: str, path: str, body: Mapping[str, Any] | Path | None
+    ) -> tuple[int, Mapping[str, str], bytes]:
+        """Retry until there is an answer. Every call of this API may be repeated."""
+        loop, backoff = asyncio.get_running_loop(), Backoff(random.Random())
+        deadline = loop.time() + self._timeout_s
+        while True:
+            try:
+                return await self.ask(method, path, body)
+            except NoAnswer as lost:
+                self.losses += 1
+                delay_s = backoff.next_s()
+                if loop.time() + delay_s > deadline:
+                    # A URL that never worked is probably wrong: that is the operator's mistake.
+                    fault = PeerFault if self._answered else Unreachable
+                    raise fault(f"cannot reach the coordinator at {self.url}: {lost}") from lost
+                log.info("unreachable url=%s reason=%s", self.url, lost)
+                await asyncio.sleep(delay_s)
+
+    async def ask(
+        self, method: str, path: str, body: Mapping[str, Any] | Path | None
+    ) -> tuple[int, Mapping[str, str], bytes]:
+        """Try once: the answer's status, headers and bytes. NoAnswer: another try may help.
+
+        body: what becomes JSON, or a file.
+        """
+        if not self._headers:
+            token = await self.token()
+            self._tls = Tls.of(self.url, token.authority, promised=token.url)
+            build = to_header(replace(OURS_AS_LEARNER_API, name=THIS_BUILD.name))
+            self._headers = {"Authorization": f"Bearer {token.secret}", BUILD_HEADER: build}
+        if self._session is None:
+            self._session = aiohttp.ClientSession(headers=self._headers)
+        content: dict[str, Any] = (
+            {"data": _parts(body)} if isinstance(body, Path) else {"json": body}
+        )
+        silence_s = (
+            PUBLISH_SILENCE_S_MAX if path.startswith(VERSIONS_PATH) else ANSWER_SILENCE_S_MAX
+        )
+        timeout = aiohttp.ClientTimeout(
+            total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=silence_s
+        )
+        try:
+            async with self._session.request(
+                method, self.url + path, timeout=timeout, **content, **to_coordinator(self._tls)
+            ) as response:
+                answer = await response.read()
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            if is_for_good(error) and not self._answered:
+                raise OperatorFault(f"{self.url}: {in_words(error)}") from error
+            raise NoAnswer(in_words(error)) from error
+        if response.status >= HTTPStatus.BAD_REQUEST:
+            raise refusal_of(response.status, answer)
+        self._answered = True
+        return response.status, response.headers, answer
+
+
+async def _parts(path: Path) -> AsyncIterator[bytes]:
+    file = await asyncio.to_thread(path.open, "rb")
+    try:
+        while part := await asyncio.to_thread(file.read, UPLOAD_PART_BYTES):
+            yield part
+    finally:
+        await asyncio.to_thread(file.close)

@@ -1,0 +1,554 @@
+"""The configuration of the coordinator: TOML tables and a few flags.
+
+Each process has one frozen config object, which is checked when it is read. Every key is declared
+once, with its default, unit and meaning; `all_keys` prints them. One file may serve all programs of a
+host: each program reads its own tables and ignores those of the others.
+"""
+
+import ipaddress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from echo2d.config.limits import (
+    DISK_BYTES_MAX,
+    NEW_TOKENS_MAX,
+    PATIENCE_MAX,
+    PORT_MAX,
+    STALENESS_MAX,
+    USD_MAX,
+    uplink_bytes_per_s,
+)
+from echo2d.config.renting import ProviderConfig, RentTable, read_providers
+from echo2d.config.tables import Table, key, read_toml, table_of
+from echo2d.config.tasks import EvalTable, SamplingTable, TaskTable
+from echo2d.errors import OperatorFault
+from echo2d.registry import SHAPES
+
+# Below it, logits / temperature overflow.
+TEMPERATURE_MIN = 0.001
+# A batch body of 1 GiB holds this many trajectories of 8k tokens.
+TRAJECTORIES_PER_STEP_MAX = 16384
+# A task with less would have a group in one step of hundreds.
+WEIGHT_SHARE_MIN = 0.001
+# Each of them has processes of its own.
+TASKS_MAX = 64
+EVALS_MAX = 64
+# Each worker's name is compared with every price.
+PRICES_MAX = 256
+
+OTHER_TABLES = frozenset({"learner", "worker", "provider"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunTable(Table):
+    TABLE: ClassVar[str] = "run"
+
+    run_dir: Path = key(
+        "directory of this run: its key, tokens, ledger and versions (created with mode 0700)"
+    )
+    snapshot_root: Path = key("the learner may publish only directories inside this one")
+    base_model: Path | None = key(
+        "model directory: gives the vocabulary size; LoRA adapters must belong to it", None
+    )
+    disk_bytes_max: int = key(
+        "bytes that versions and uploads may take here; frames may take as many again",
+        DISK_BYTES_MAX,
+        low=1,
+    )
+    name: str = key("name of this run, for people; empty: that of its directory", "")
+    keep_every: int = key(
+        "keep a version of every so many train steps for `echo2d export`, while there is room; 0: only"
+        " the last one and those with the best scores",
+        0,
+        low=0,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeTable(Table):
+    TABLE: ClassVar[str] = "coordinator"
+
+    host: str = key("address on which the API and the control links listen", "127.0.0.1")
+    port: int = key(
+        "TCP port of both; 0: any free port, written to coordinator.json in run_dir",
+        7700,
+        low=0,
+        high=PORT_MAX,
+    )
+    tls: Literal["auto", "on", "off"] = key(
+        "TLS on all connections; auto: on if host or link.host is not loopback", "auto"
+    )
+    names: tuple[str, ...] = key(
+        "host names under which browsers may ask, besides addresses, localhost and this machine's"
+        " own name",
+        (),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyTable(Table):
+    TABLE: ClassVar[str] = "policy"
+
+    staleness_max: int = key(
+        "S: the oldest data allowed in a gradient, in train steps", 3, low=0, high=STALENESS_MAX
+    )
+    publish_every: int | Literal["auto"] = key(
+        'kappa: train steps per publish, 1 to S + 1, or "auto"', "auto", low=1
+    )
+    trajectories_per_step: int = key(
+        "R: trajectories per train step", 64, low=1, high=TRAJECTORIES_PER_STEP_MAX
+    )
+    group_size: int = key(
+        "trajectories per prompt; divides trajectories_per_step", 8, low=1, high=1024
+    )
+    group_min: int = key(
+        "trajectories that a group must have if the rewards of others fail; 0: half of group_size",
+        0,
+        low=0,
+        high=1024,
+    )
+    over_stale: Literal["drop", "mask"] = key(
+        "groups with tokens older than S: drop them, or keep them and mask these tokens", "drop"
+    )
+    filter_zero_variance: bool = key("replace groups whose rewards are all equal", True)
+    move_stragglers: bool = key(
+        "answers that their group waits for go on at faster workers, with their tokens", True
+    )
+    group_patience: float = key(
+        "a group that lacks an eighth of its answers or one is trained without them once it has waited so many times"
+        " as long as the others took, or the last batch that can take it is filled; 0: until it is too old",
+        3.0,
+        low=0.0,
+        high=PATIENCE_MAX,
+    )
+    columns: tuple[str, ...] = key(
+        "numbers beside each token that the learner gets if engines write them, such as"
+        ' ["experts"] (docs/learner.md); others are dropped on arrival',
+        (),
+    )
+    quantized_workers: bool = key(
+        "let workers in whose engines compute with quantized weights; trust one of each kind if"
+        " [audit] is on (docs/audit.md)",
+        False,
+    )
+    order: Literal["oldest", "priority"] = key(
+        "which complete groups a step takes first; priority: those whose rewards differ most, of those"
+        " that can wait for another step",
+        "oldest",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplesTable(Table):
+    TABLE: ClassVar[str] = "samples"
+
+    bytes_max: int = key(
+        "bytes of prompts, answers and rewards kept as text in run_dir/samples.jsonl for"
+        " `echo2d samples`; 0: keep none",
+        64 << 20,
+        low=0,
+    )
+    viewers: bool = key("viewer tokens see prompts and answers too, on the page", False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DisseminationTable(Table):
+    TABLE: ClassVar[str] = "dissemination"
+
+    shape: str = key(
+        "how versions spread; auto: relay trees chosen by measured uplinks", "auto", choices=SHAPES
+    )
+    chains: int = key("number of chains (stripes) of the chain shape", 1, low=1, high=16)
+    mode: Literal["background", "exclusive"] = key(
+        "background: workers generate while they receive a version; exclusive: they stop for it"
+        " (as in ECHO-2)",
+        "background",
+    )
+    p2p: bool = key(
+        "workers pass versions on; false: this host sends each version to each worker (to compare)",
+        True,
+    )
+    delta: bool = key(
+        "send only the difference from a version that most workers have; false: always in full",
+        True,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActivationTable(Table):
+    TABLE: ClassVar[str] = "activation"
+
+    mode: Literal["all", "auto"] = key(
+        "all: every worker gets leases; auto: only the cheapest workers that keep the learner busy",
+        "all",
+    )
+    by_cost: bool = key(
+        "with auto, take the cheapest workers first; false: ignore prices (to compare)", True
+    )
+    gamma: float = key(
+        "with auto, provide this many times the throughput that the learner needs",
+        1.1,
+        low=1.0,
+        high=10.0,
+    )
+    learner_usd_per_h: float = key(
+        "usd per hour of the learner's host: what its waiting costs; 0: not known",
+        0.0,
+        low=0.0,
+        high=USD_MAX,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditTable(Table):
+    TABLE: ClassVar[str] = "audit"
+
+    enabled: bool = key(
+        "score workers' answers again, and quarantine workers whose answers are not the model's",
+        False,
+    )
+    trusted: tuple[str, ...] = key(
+        "tokens whose workers are trusted: what honest engines look like is learnt from them", ()
+    )
+    share: float = key(
+        "share of the answers of a worker in good standing that is scored",
+        0.05,
+        low=0.0,
+        high=1.0,
+    )
+    newcomer: int = key(
+        "so many answers of a new worker are scored before any of them is trained on",
+        20,
+        low=0,
+        high=1000,
+    )
+    wait_s: float = key(
+        "seconds that an answer waits for its verdict before another worker gets its prompt",
+        60.0,
+        above=0.0,
+        high=3600.0,
+    )
+    seeds: Literal["torch", "sglang", "none"] = key(
+        "how all engines of this run draw: torch; sglang with --enable-deterministic-inference; "
+        "none: not by the coordinator's seeds",
+        "torch",
+    )
+    logprobs: bool = key(
+        "a clean prefill gives the logprobs that engines report; false with quantized weights",
+        True,
+    )
+    in_place: bool = key(
+        "workers may refit in place (worker.refit_mode): answers in which one version follows "
+        "another get limits of their own",
+        False,
+    )
+    device: str = key("where the auditor runs: cpu, cuda, cuda:1", "cpu")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = key(
+        "what the auditor computes in; auto: float32 on the CPU, else bfloat16", "auto"
+    )
+    threads: int = key("CPU threads of the auditor; 0: torch decides", 1, low=0, high=1024)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PriceTable(Table):
+    """One [[price]]. The first one whose pattern fits a worker's name is that worker's price."""
+
+    TABLE: ClassVar[str] = "price"
+
+    workers: str = key('pattern of the worker names that cost this, such as "spot-*"')
+    usd_per_h: float = key("usd per hour of one worker", 0.0, low=0.0, high=USD_MAX)
+    usd_per_gb_down: float = key(
+        "usd per 10^9 bytes that the worker receives", 0.0, low=0.0, high=USD_MAX
+    )
+    usd_per_gb_up: float = key(
+        "usd per 10^9 bytes that the worker sends", 0.0, low=0.0, high=USD_MAX
+    )
+    availability: float = key(
+        "share of the time in which the worker is available", 1.0, above=0.0, high=1.0
+    )
+    trajectories_per_h: float = key(
+        "trajectories per hour expected of one worker until it is measured;"
+        " 0: as many as the other workers make",
+        0.0,
+        low=0.0,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkTable(Table):
+    TABLE: ClassVar[str] = "link"
+
+    host: str = key(
+        "address on which the seed listens for peers, and workers dial it; empty: coordinator.host",
+        "",
+    )
+    port: int | None = key(
+        "TCP port on which the seed listens for peers; 0: any free port; not given: coordinator.port"
+        " + 1, so 7701",
+        None,
+        low=0,
+        high=PORT_MAX,
+    )
+    uplink_limit: str = key(
+        "most that the seed sends to peers, all together, such as 50mbit; empty: no limit", ""
+    )
+    usd_per_gb_up: float = key(
+        "usd per 10^9 bytes that the seed sends; above 0, it sends a version as few times as there"
+        " is time for",
+        0.0,
+        low=0.0,
+        high=USD_MAX,
+    )
+    peer_networks: tuple[str, ...] = key(
+        "addresses or networks (10.8.0.0/16) that peers may announce, besides the address from"
+        " which their control link comes",
+        (),
+    )
+
+    @property
+    def uplink_bytes_per_s_max(self) -> int | None:
+        """`uplink_limit` in bytes/s; None: no limit. OperatorFault: below UPLINK_LIMIT_MIN."""
+        return uplink_bytes_per_s("link.uplink_limit", self.uplink_limit, "1mbit")
+
+    def beside(self, serve: ServeTable) -> "LinkTable":
+        """This table with the address that is not given: it is next to the coordinator's."""
+        port = self.port if self.port is not None else serve.port + 1 if serve.port else 0
+        return replace(self, host=self.host or serve.host, port=port)
+
+    @property
+    def networks(self) -> tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]:
+        """`peer_networks`, parsed. OperatorFault: one of them is not an address or a network."""
+        try:
+            return tuple(map(ipaddress.ip_network, self.peer_networks))
+        except ValueError as error:
+            raise OperatorFault(
+                f"link.peer_networks: expected addresses or networks; {error}"
+            ) from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayTable(Table):
+    TABLE: ClassVar[str] = "gateway"
+
+    enabled: bool = key(
+        "serve the policy as an OpenAI-compatible API to holders of a gateway token"
+        " (docs/gateway.md)",
+        False,
+    )
+    share: float = key(
+        "share of all slots that calls may hold at once; at least one slot",
+        0.1,
+        above=0.0,
+        high=1.0,
+    )
+    wait_s: float = key(
+        "seconds that a call may wait for a slot before it is refused", 60.0, above=0.0, high=3600.0
+    )
+    model: str = key("name of the model in the API", "policy")
+    max_new_tokens: int = key("most output tokens per choice", 4096, low=1, high=NEW_TOKENS_MAX)
+    chat_template: Path | None = key(
+        "jinja file to use instead of the snapshot's chat template", None
+    )
+    record_bytes_max: int = key(
+        "bytes of call records kept in run_dir/gateway.jsonl; 0: keep none", 256 << 20, low=0
+    )
+
+
+COORDINATOR_TABLES: tuple[type[Table], ...] = (
+    RunTable, ServeTable, PolicyTable, SamplingTable, SamplesTable, DisseminationTable,
+    ActivationTable, LinkTable, GatewayTable, AuditTable, RentTable,
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoordinatorConfig:
+    """The configuration of `echo2d coordinate`."""
+
+    run: RunTable
+    coordinator: ServeTable
+    policy: PolicyTable
+    sampling: SamplingTable
+    tasks: tuple[TaskTable, ...]
+    evals: tuple[EvalTable, ...]
+    samples: SamplesTable
+    dissemination: DisseminationTable
+    activation: ActivationTable
+    link: LinkTable
+    gateway: GatewayTable
+    audit: AuditTable
+    rent: RentTable
+    prices: tuple[PriceTable, ...] = ()
+    providers: tuple[ProviderConfig, ...] = ()
+
+    def __post_init__(self) -> None:
+        _ = self.link.networks, self.link.uplink_bytes_per_s_max  # raises if they are wrong
+        if is_local(self.link.host) and not is_local(self.coordinator.host):
+            raise OperatorFault(
+                f"link.host: with coordinator.host = {self.coordinator.host!r}, workers elsewhere would "
+                f"dial themselves at {self.link.host!r}; expected an address of this host that they "
+                "reach, or leave link.host out: coordinator.host is taken then"
+            )
+        policy = self.policy
+        kappa_max = policy.staleness_max + 1
+        if policy.publish_every != "auto" and policy.publish_every > kappa_max:
+            raise OperatorFault(
+                f"policy.publish_every: expected 1 to {kappa_max} (staleness_max + 1; more would "
+                f"deadlock); found {policy.publish_every}"
+            )
+        if policy.trajectories_per_step % policy.group_size:
+            raise OperatorFault(
+                "policy.group_size: expected a divisor of trajectories_per_step = "
+                f"{policy.trajectories_per_step}; found {policy.group_size}"
+            )
+        if policy.group_min > policy.group_size:
+            raise OperatorFault(
+                f"policy.group_min: expected at most group_size = {policy.group_size}; "
+                f"found {policy.group_min}"
+            )
+        self._check_tasks()
+        if policy.group_size == 1:
+            self._check_single()
+        if self.sampling.vocab_size == 0 and self.run.base_model is None:
+            raise OperatorFault(
+                "sampling.vocab_size: expected at least 1, or run.base_model to read it from; "
+                "found neither"
+            )
+
+    def _check_single(self) -> None:
+        """A group of one answer has nothing to compare it with."""
+        chosen = [("task.sampler", task.sampler) for task in self.tasks]
+        for name, value in [("policy.order", self.policy.order), *chosen]:
+            if value in ("priority", "informative", "pairs"):
+                raise OperatorFault(
+                    f"{name}: {value} compares the answers of a group; expected policy.group_size of "
+                    "at least 2; found 1"
+                )
+
+    def sampling_of(self, task: TaskTable, *, greedy: bool = False) -> SamplingTable:
+        """How this task's answers are drawn. OperatorFault: its own keys are wrong.
+
+        greedy: the temperature may be 0, because nothing is trained on the answers.
+        """
+        common = {each.name: getattr(self.sampling, each.name) for each in fields(SamplingTable)}
+        if "vocab_size" in task.sampling:
+            raise OperatorFault("task.sampling.vocab_size: all tasks have that of [sampling]")
+        found = SamplingTable.read({**common, **task.sampling})
+        if found.temperature < TEMPERATURE_MIN and not (greedy and found.temperature == 0):
+            raise OperatorFault(
+                f"sampling.temperature: expected at least {TEMPERATURE_MIN}, or 0.0 for [[eval]] "
+                f"alone; found {found.temperature}"
+            )
+        return found
+
+    def task_of(self, table: EvalTable, names: Sequence[str]) -> int:
+        """The number of the task that an [[eval]] is about. names: of the tasks, in order.
+
+        OperatorFault: there is no such task.
+        """
+        if not table.task:
+            return 0
+        if table.task not in names:
+            raise OperatorFault(
+                f"eval.task: expected one of {', '.join(names)}; found {table.task!r}"
+            )
+        return names.index(table.task)
+
+    def _check_tasks(self) -> None:
+        for task in self.tasks:
+            self.sampling_of(task)
+        for task in self.tasks:
+            if task.options.get("scorer") == "remote" and not task.network:
+                raise OperatorFault(
+                    "task.network: the scorer remote asks a judge elsewhere; expected true"
+                )
+        if self.samples.viewers and not self.samples.bytes_max:
+            raise OperatorFault(
+                "samples.viewers: there are no samples to see; expected samples.bytes_max above 0"
+            )
+        if self.evals and self.audit.enabled and not self.audit.trusted:
+            raise OperatorFault(
+                "audit.trusted: with [audit], trusted workers answer the questions of [[eval]]; "
+                "expected a token; found none"
+            )
+        if self.audit.enabled and self.audit.seeds == "sglang":
+            for task in self.tasks:
+                if self.sampling_of(task).min_p:
+                    raise OperatorFault(
+                        "sampling.min_p: SGLang with --enable-deterministic-inference, which "
+                        'audit.seeds = "sglang" needs, cannot draw with it; expected 0.0'
+                    )
+        total = sum(task.weight for task in self.tasks)
+        for task in self.tasks:
+            if task.weight < WEIGHT_SHARE_MIN * total:
+                raise OperatorFault(
+                    f"task.weight: expected at least {WEIGHT_SHARE_MIN:g} of the sum of all weights, "
+                    f"{total:g}; found {task.weight:g}"
+                )
+        exact = [task.groups_per_step for task in self.tasks]
+        groups = self.policy.trajectories_per_step // self.policy.group_size
+        if any(exact) and (not all(exact) or sum(exact) != groups):
+            raise OperatorFault(
+                f"task.groups_per_step: expected numbers of all tasks that add up to {groups} "
+                f"(trajectories_per_step / group_size); found {exact}"
+            )
+
+    @staticmethod
+    def load(path: Path, overrides: Mapping[str, Any] | None = None) -> "CoordinatorConfig":
+        """Read a TOML file. `overrides` (`{"coordinator.port": 0}`, in TOML types) win."""
+        return CoordinatorConfig.read(read_toml(path), overrides)
+
+    @staticmethod
+    def read(
+        document: Mapping[str, Any], overrides: Mapping[str, Any] | None = None
+    ) -> "CoordinatorConfig":
+        """Read a parsed TOML document."""
+        tables = {cls.TABLE: dict(table_of(document, cls.TABLE)) for cls in COORDINATOR_TABLES}
+        several = (TaskTable.TABLE, EvalTable.TABLE, PriceTable.TABLE)
+        for name in document:
+            if name not in tables and name not in OTHER_TABLES and name not in several:
+                expected = (*tables, *(f"[{each}]" for each in several), *sorted(OTHER_TABLES))
+                raise OperatorFault(f"[{name}]: unknown table; expected {', '.join(expected)}")
+        tasks = _rows(document, TaskTable.TABLE, TASKS_MAX) or [{}]
+        for dotted, value in (overrides or {}).items():
+            table, _, name = dotted.partition(".")
+            for row in tasks if table == TaskTable.TABLE else [tables[table]]:
+                row[name] = value
+        checked: dict[str, Any] = {
+            cls.TABLE: cls.read(tables[cls.TABLE]) for cls in COORDINATOR_TABLES
+        }
+        checked["link"] = checked["link"].beside(checked["coordinator"])
+        return CoordinatorConfig(
+            **checked,
+            tasks=tuple(map(TaskTable.read, tasks)),
+            evals=tuple(map(EvalTable.read, _rows(document, EvalTable.TABLE, EVALS_MAX))),
+            prices=tuple(map(PriceTable.read, _rows(document, PriceTable.TABLE, PRICES_MAX))),
+            providers=read_providers(document),
+        )
+
+
+def is_local(host: str) -> bool:
+    """Whether only this machine reaches this address or name; other names are not resolved."""
+    with suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return host == "localhost"
+
+
+def _rows(document: Mapping[str, Any], name: str, most: int) -> list[dict[str, Any]]:
+    """All [[name]] tables of a parsed file; a single task may stand in [task]."""
+    found = document.get(name, [])
+    rows = [found] if isinstance(found, dict) and name == TaskTable.TABLE else found
+    if (
+        not isinstance(rows, list)
+        or not all(isinstance(row, dict) for row in rows)
+        or len(rows) > most
+    ):
+        raise OperatorFault(f"[[{name}]]: expected at most {most} tables, in double brackets")
+    return [dict(row) for row in rows]
+
+
+def leads_a_run(path: Path) -> bool:
+    """Whether this TOML file is for a learner's host: it has a [run] table."""
+    return RunTable.TABLE in read_toml(path)

@@ -1,0 +1,243 @@
+"""The configuration of renting: the [rent] table, and a [[provider]] for each source of boxes.
+
+[[provider]]
+name = "aws"
+kind = "exec"
+start = ["/etc/echo2d/aws.sh", "start"]
+...
+[[provider.offer]]
+name = "g6"
+usd_per_h = 0.8
+trajectories_per_h = 300
+max = 8
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from echo2d.config.limits import USD_MAX
+from echo2d.config.tables import Table, key, print_tables, table_of
+from echo2d.errors import OperatorFault
+from echo2d.registry import PROVIDERS
+
+HOURS_MAX = 24.0 * 90
+SECONDS_MAX = 86400.0
+# A trajectory takes less time than this, and a draining box costs money.
+DRAIN_S_MAX = 3600.0
+# More trajectories per hour than this is a typing mistake.
+RATE_MAX = 1e9
+BOXES_MAX = 512  # of one offer at a time
+PROVIDERS_MAX = 16
+OFFERS_MAX = 64  # of all providers together
+# A provider's name becomes part of each box's label.
+NAME = re.compile(r"[a-z][a-z0-9]{0,15}")
+PATTERN = re.compile(r"[A-Za-z0-9._*?-]{1,64}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RentTable(Table):
+    TABLE: ClassVar[str] = "rent"
+
+    usd_per_h: float | None = key(
+        "most that all rented boxes together may cost per hour, in usd; --rent needs it",
+        None,
+        above=0.0,
+        high=USD_MAX,
+    )
+    usd_total: float | None = key(
+        "most that renting may cost in the whole run, in usd; --rent needs it",
+        None,
+        above=0.0,
+        high=USD_MAX,
+    )
+    url: str = key(
+        "URL at which rented boxes reach the coordinator, https://HOST:PORT; empty: the URL that"
+        " this host uses",
+        "",
+    )
+    life_h: float = key(
+        "hours that a box may live; it is told to end by itself after that",
+        24.0,
+        above=0.0,
+        high=HOURS_MAX,
+    )
+    idle_s: float = key(
+        "seconds without work after which a box is given back", 900.0, above=0.0, high=SECONDS_MAX
+    )
+    join_s: float = key(
+        "seconds within which a new box must serve a version, or one that stopped must serve again",
+        1800.0,
+        above=0.0,
+        high=SECONDS_MAX,
+    )
+    drain_s: float = key(
+        "seconds that the worker of a box to be given back has to finish what it holds",
+        120.0,
+        low=0.0,
+        high=DRAIN_S_MAX,
+    )
+    patience_s: float = key(
+        "seconds for which there must be too few workers before a box is started",
+        60.0,
+        low=0.0,
+        high=SECONDS_MAX,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProviderTable(Table):
+    TABLE: ClassVar[str] = "provider"
+
+    name: str = key("lower-case letters and digits; part of each box's label")
+    kind: str = key(
+        "; ".join(f"{name}: {kind.meaning}" for name, kind in PROVIDERS.items()), choices=PROVIDERS
+    )
+    start: tuple[str, ...] = key("command that starts the box ECHO2D_LABEL (docs/renting.md)", ())
+    stop: tuple[str, ...] = key("command that stops the box ECHO2D_LABEL", ())
+    list: tuple[str, ...] = key(
+        'command that prints {"label": ..., "id": ...} for every box, one per line', ()
+    )
+    options: dict[str, Any] = key(
+        "settings that only this kind has; exec and static take none", dict
+    )
+    timeout_s: float = key("seconds that a command may take", 300.0, above=0.0, high=3600.0)
+    settle_s: float = key(
+        "seconds after a command until lists show what it did", 120.0, low=0.0, high=3600.0
+    )
+    list_every_s: float = key("seconds between two lists", 60.0, above=0.0, high=3600.0)
+    billed_by_s: float = key(
+        "billing period in seconds: each one begun is paid in full",
+        60.0,
+        above=0.0,
+        high=SECONDS_MAX,
+    )
+    grace_s: float = key(
+        "most seconds billed beside a box's life, while it starts and stops",
+        900.0,
+        low=0.0,
+        high=SECONDS_MAX,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfferTable(Table):
+    """A kind of box that a provider offers.
+
+    For a provider that does not rent, it is the price of the workers whose name matches.
+    """
+
+    TABLE: ClassVar[str] = "provider.offer"
+
+    name: str = key("lower-case letters and digits; with static, a pattern of worker names: lab-*")
+    usd_per_h: float = key(
+        "usd per hour of one box, with its disk and address", low=0.0, high=USD_MAX
+    )
+    trajectories_per_h: float = key(
+        "trajectories per hour expected of one box until it is measured; with static, 0 means:"
+        " as many as the other workers make",
+        low=0.0,
+        high=RATE_MAX,
+    )
+    max: int = key("most boxes at a time", 1, low=1, high=BOXES_MAX)
+    availability: float = key(
+        "share of the time in which a box is available", 1.0, above=0.0, high=1.0
+    )
+    usd_per_gb_down: float = key(
+        "usd per 10^9 bytes that a box receives", 0.0, low=0.0, high=USD_MAX
+    )
+    usd_per_gb_up: float = key("usd per 10^9 bytes that a box sends", 0.0, low=0.0, high=USD_MAX)
+
+
+@dataclass(frozen=True, slots=True)
+class ProviderConfig:
+    """One [[provider]] with its [[provider.offer]]s."""
+
+    table: ProviderTable
+    offers: tuple[OfferTable, ...]
+
+    @property
+    def rents(self) -> bool:
+        """Whether the provider starts boxes that cost money. Otherwise boxes join by themselves."""
+        return PROVIDERS[self.table.kind].rents
+
+    def __post_init__(self) -> None:
+        table, kind = self.table, PROVIDERS[self.table.kind]
+        commands = {"start": table.start, "stop": table.stop, "list": table.list}
+        for name, command in commands.items():
+            if kind.commands != bool(command):
+                expected = "a command" if kind.commands else f"nothing for kind {table.kind!r}"
+                raise OperatorFault(f"provider.{name}: expected {expected}; found {list(command)}")
+        if table.options and not kind.options:
+            raise OperatorFault(
+                f"provider.options: kind {table.kind!r} has no settings of its own; "
+                f"found {', '.join(table.options)}"
+            )
+        _require_name("provider.name", table.name, NAME)
+        names = [offer.name for offer in self.offers]
+        for offer in self.offers:
+            _require_name("provider.offer.name", offer.name, NAME if self.rents else PATTERN)
+            if self.rents and not (offer.usd_per_h > 0 and offer.trajectories_per_h > 0):
+                raise OperatorFault(
+                    "provider.offer: expected usd_per_h and trajectories_per_h above 0 of "
+                    f"{table.name}/{offer.name}"
+                )
+        if not names or len(set(names)) < len(names):
+            raise OperatorFault(
+                f"provider.offer: expected at least one offer, with different names; found {names}"
+            )
+
+
+def _require_name(where: str, name: str, rule: re.Pattern[str]) -> None:
+    if rule.fullmatch(name) is None:
+        raise OperatorFault(f"{where}: expected {rule.pattern}; found {name!r}")
+
+
+def read_providers(document: Mapping[str, Any]) -> tuple[ProviderConfig, ...]:
+    """All providers of a parsed file. OperatorFault: a key, name or number is not allowed."""
+    providers = tuple(map(_provider, _rows(document, "provider")))
+    names = [provider.table.name for provider in providers]
+    if len(set(names)) < len(names):
+        raise OperatorFault(
+            f"provider.name: expected a different name for each provider; found {names}"
+        )
+    if (
+        len(providers) > PROVIDERS_MAX
+        or sum(len(provider.offers) for provider in providers) > OFFERS_MAX
+    ):
+        raise OperatorFault(
+            f"[[provider]]: expected at most {PROVIDERS_MAX} providers, "
+            f"with {OFFERS_MAX} offers in all; "
+            f"found {len(providers)} with {sum(len(each.offers) for each in providers)}"
+        )
+    return providers
+
+
+def _provider(row: Mapping[str, Any]) -> ProviderConfig:
+    keys = {name: value for name, value in row.items() if name != "offer"}
+    return ProviderConfig(
+        ProviderTable.read(keys), tuple(map(OfferTable.read, _rows(row, "offer")))
+    )
+
+
+def _rows(document: Mapping[str, Any], name: str) -> "list[Mapping[str, Any]]":
+    rows = document.get(name, [])
+    if not isinstance(rows, list):
+        raise OperatorFault(
+            f"[[{name}]]: expected tables with double brackets; found {type(rows).__name__}"
+        )
+    return [table_of({name: row}, name) for row in rows]
+
+
+def print_providers() -> str:
+    """The keys of [[provider]] and [[provider.offer]], commented out.
+
+    As live tables they would declare a provider.
+    """
+    lines = print_tables(ProviderTable, OfferTable).splitlines()
+    return "".join(f"# {_doubled(line)}\n" if line else "\n" for line in lines)
+
+
+def _doubled(line: str) -> str:
+    return f"[{line}]" if line.startswith("[") else line

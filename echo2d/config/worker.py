@@ -1,0 +1,165 @@
+"""The configuration of a worker: the [worker] table, and a few flags."""
+
+import ipaddress
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from echo2d.config.limits import DISK_BYTES_MAX, PORT_MAX, USD_MAX, uplink_bytes_per_s
+from echo2d.config.tables import Table, key, read_toml, table_of
+from echo2d.errors import OperatorFault
+from echo2d.registry import ENGINES
+
+ENGINES_MAX = 16  # GPUs of the largest boxes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerConfig(Table):
+    """The configuration of `echo2d join`: the [worker] table, which flags override."""
+
+    TABLE: ClassVar[str] = "worker"
+
+    url: str = key(
+        "URL of the coordinator, https://HOST:PORT; http:// means no TLS; empty: that of the token file",
+        "",
+    )
+    token_file: Path = key("token file, made by `echo2d token create NAME --role worker`")
+    state_dir: Path = key("directory in which this worker keeps its key, frames and snapshots")
+    disk_bytes_max: int = key(
+        "bytes that frames and snapshots may take; the oldest frames are evicted first",
+        DISK_BYTES_MAX,
+        low=1,
+    )
+    base_model: Path | None = key(
+        "model directory on this box: its data are not fetched again; adapters need it", None
+    )
+    name: str = key("name shown by `echo2d status`; empty: the host's name", "")
+    engine: str = key("the inference engine", "torch", choices=ENGINES)
+    engine_python: Path | None = key(
+        "python of the environment in which SGLang is installed; its servers are started with it",
+        None,
+    )
+    engine_args: str = key(
+        "flags for the SGLang servers that are started, written as on a command line", ""
+    )
+    engine_url: str = key(
+        "URLs of running SGLang servers, one per engine, separated by commas;"
+        " empty: servers are started here",
+        "",
+    )
+    engine_key_file: Path | None = key(
+        "file with the API key of the servers at engine_url, and their admin key on a second line",
+        None,
+    )
+    refit_mode: Literal["retract", "abort", "in_place"] = key(
+        "how SGLang pauses for a new version (docs/sglang.md)", "retract"
+    )
+    quantization: Literal["none", "int8"] = key(
+        "int8: the torch engine multiplies in int8 on a CPU (docs/deploy.md); the run must allow it"
+        " (policy.quantized_workers)",
+        "none",
+    )
+    engines: int = key(
+        "number of engines, one per GPU; they share one download", 1, low=1, high=ENGINES_MAX
+    )
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = key(
+        "weights of the torch engine; auto: float32 on the CPU, bfloat16 on a GPU", "auto"
+    )
+    device: str = key(
+        "device of the torch engines: auto, cpu, cuda or cuda:N; several engines on cuda take"
+        " cuda:0, cuda:1 and so on",
+        "auto",
+    )
+    slots: int = key("samples that each engine runs at once", 16, low=1, high=4096)
+    tokens_per_s_max: float = key(
+        "most tokens per second, all engines together; 0: no limit", 0.0, low=0.0
+    )
+    threads: int = key(
+        "CPU threads of all torch engines together; 0: torch decides", 0, low=0, high=1024
+    )
+    relay_only: bool = key("pass versions on and generate nothing", False)
+    receive_only: bool = key("receive versions and pass none on to other workers", False)
+    usd_per_h: float = key(
+        "usd per hour of this worker, unless the run's config has a price for it",
+        0.0,
+        low=0.0,
+        high=USD_MAX,
+    )
+    uplink_limit: str = key(
+        "most that is sent to other workers, all together, such as 50mbit; empty: no limit", ""
+    )
+    listen_host: str = key("address on which this worker listens for peers", "127.0.0.1")
+    listen_port: int = key(
+        "TCP port on which it listens for peers; 0: any free port", 0, low=0, high=PORT_MAX
+    )
+    advertise: str = key(
+        "HOST:PORT at which other peers reach this worker, the host as an IP address"
+        " (:PORT alone: its public address); empty: where it listens",
+        "",
+    )
+    no_tls: bool = key(
+        "allow addresses beyond loopback without TLS, when the URL is http://", False
+    )
+    metrics_port: int = key(
+        "TCP port on 127.0.0.1 that serves Prometheus metrics; 0: none", 0, low=0, high=PORT_MAX
+    )
+
+    def __post_init__(self) -> None:
+        Table.__post_init__(self)
+        if self.relay_only and self.receive_only:
+            raise OperatorFault(
+                "worker.receive_only: relay_only and receive_only cannot be combined: "
+                "the peer would do nothing"
+            )
+        if self.quantization != "none" and self.engine != "torch":
+            raise OperatorFault(
+                "worker.quantization: it is of the torch engine; SGLang takes --quantization in "
+                "worker.engine_args"
+            )
+        _ = self.uplink_bytes_per_s_max, self.announced  # raises if they are wrong
+
+    @property
+    def uplink_bytes_per_s_max(self) -> int | None:
+        """`uplink_limit` in bytes/s; None: no limit. OperatorFault: below UPLINK_LIMIT_MIN."""
+        return uplink_bytes_per_s(
+            "worker.uplink_limit", self.uplink_limit, "1mbit, or receive_only"
+        )
+
+    @property
+    def quantized_as(self) -> str:
+        """What the engines quantize weights to, such as "int8"; empty: they do not.
+
+        Of SGLang servers that this worker starts, their flag says it.
+        """
+        if self.engine == "torch":
+            return "" if self.quantization == "none" else self.quantization
+        _, _, rest = self.engine_args.replace("=", " ").partition("--quantization ")
+        return next(iter(rest.split()), "")
+
+    @property
+    def announced(self) -> tuple[str, int] | None:
+        """Host and port of `advertise`; None: peers reach this worker where it listens.
+
+        Host 0.0.0.0 stands for the worker's public address, which the coordinator fills in.
+        """
+        if not self.advertise:
+            return None
+        host, _, port = self.advertise.rpartition(":")
+        with suppress(ValueError):
+            # Nothing binds this address: it is sent to the coordinator.
+            found = ipaddress.ip_address(host.strip("[]") or "0.0.0.0")  # noqa: S104
+            if 0 < int(port) <= PORT_MAX:
+                return str(found), int(port)
+        raise OperatorFault(
+            "worker.advertise: expected HOST:PORT with an IP address in numbers, or :PORT; "
+            f"found {self.advertise!r}"
+        )
+
+    @staticmethod
+    def load(path: Path | None, overrides: Mapping[str, Any] | None = None) -> "WorkerConfig":
+        """Read the file's [worker] table. `overrides` (`{"url": ...}`, in TOML types) win."""
+        document = read_toml(path) if path is not None else {}
+        values = table_of(document, WorkerConfig.TABLE)
+        return WorkerConfig.read({**values, **(overrides or {})})

@@ -1,0 +1,83 @@
+"""Serves an application: limits on connections, and an answer to what is not HTTP.
+
+Not here: the limits (`admission`) and TLS (`tls_accept`).
+"""
+
+import logging
+from typing import Any
+
+from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.web_request import BaseRequest
+from aiohttp.web_urldispatcher import MatchInfoError
+
+from echo2d.net.http.admission import DOOR
+from echo2d.net.http.tls_accept import TlsSite
+from echo2d.net.security.tls import Tls
+
+# For idle connections of authenticated callers. Our clients close theirs after 15 s.
+KEEPALIVE_S = 75.0
+# After a refusal the rest of the request is still read for this long: else the caller's sending fails
+# before it sees the answer.
+LINGERING_S = 1.0
+
+
+def _callers_mistakes(record: logging.LogRecord) -> bool:
+    """A log filter: malformed HTTP is the caller's mistake, so log one line without the stack."""
+    error = record.exc_info[1] if record.exc_info else None
+    if isinstance(error, HttpProcessingError):
+        record.levelno, record.levelname = logging.INFO, "INFO"
+        # The lines after the first are bytes of the request.
+        record.msg, record.args = "not HTTP: %s", (error.message.partition("\n")[0],)
+        record.exc_info = record.exc_text = None
+    return True
+
+
+def _guard_errors(app: web.Application, server: web.Server) -> None:
+    """Also answer what is not HTTP as the application would: aiohttp routes it nowhere."""
+    make, nowhere = server.request_factory, MatchInfoError(web.HTTPBadRequest())
+    nowhere.add_app(app)
+
+    def request_factory(*arguments: Any) -> BaseRequest:
+        request = make(*arguments)
+        if isinstance(request, web.Request):
+            # Replaced as soon as the application finds the route.
+            request._match_info = nowhere  # noqa: SLF001
+        return request
+
+    server.request_factory = request_factory
+
+
+class _Runner(web.AppRunner):
+    """Limits connections as soon as there is a server."""
+
+    async def setup(self) -> None:
+        await super().setup()
+        assert self.server is not None
+        self.app[DOOR].watch(self.server)
+        _guard_errors(self.app, self.server)
+
+
+def make_runner(app: web.Application, *, shutdown_timeout_s: float) -> web.AppRunner:
+    """A runner that serves the application.
+
+    It limits connections of unknown callers, decompresses nothing, and cancels a handler when its
+    caller hangs up. Malformed HTTP is answered with 400 and logged as one line.
+    """
+    logging.getLogger("aiohttp.server").addFilter(_callers_mistakes)
+    return _Runner(
+        app,
+        access_log=None,
+        keepalive_timeout=KEEPALIVE_S,
+        auto_decompress=False,
+        handler_cancellation=True,
+        lingering_time=LINGERING_S,
+        shutdown_timeout=shutdown_timeout_s,
+    )
+
+
+def make_site(runner: web.AppRunner, host: str, port: int, tls: Tls | None) -> web.BaseSite:
+    """Where the runner listens once it is started. OSError from `start`: it cannot."""
+    if tls is None:
+        return web.TCPSite(runner, host, port)
+    return TlsSite(runner, host, port, tls.listener)

@@ -1,0 +1,241 @@
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from echo2d.config.all_keys import print_config
+from echo2d.config.coordinator import CoordinatorConfig
+from echo2d.config.worker import WorkerConfig
+from echo2d.errors import OperatorFault
+
+MINIMAL: dict[str, Any] = {
+    "run": {"run_dir": "run", "snapshot_root": "out"},
+    "sampling": {"vocab_size": 20},
+    "task": {"kind": "sort_digits"},
+}
+
+
+def with_key(table: str, name: str, value: Any) -> dict[str, Any]:
+    return {**MINIMAL, table: {**MINIMAL.get(table, {}), name: value}}
+
+
+def test_defaults_and_paths() -> None:
+    config = CoordinatorConfig.read(MINIMAL)
+    assert config.run.run_dir == Path("run")
+    assert config.coordinator.host == "127.0.0.1"
+    assert config.policy.publish_every == "auto"
+    assert config.tasks[0].options == {}
+
+
+def test_the_seed_listens_beside_the_coordinator_unless_the_config_says_otherwise() -> None:
+    def link(**serve: Any) -> tuple[str, int | None]:
+        found = CoordinatorConfig.read({**MINIMAL, "coordinator": serve}).link
+        return found.host, found.port
+
+    assert link() == ("127.0.0.1", 7701)
+    assert link(host="10.77.0.1") == ("10.77.0.1", 7701)
+    assert link(host="10.77.0.1", port=9000) == ("10.77.0.1", 9001)
+    assert link(port=0) == ("127.0.0.1", 0)
+    given = {"host": "10.0.0.9", "port": 5}
+    config = CoordinatorConfig.read({**MINIMAL, "link": given, "coordinator": {"host": "10.0.0.1"}})
+    assert (config.link.host, config.link.port) == ("10.0.0.9", 5)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1"])
+def test_workers_elsewhere_are_not_sent_to_their_own_loopback(host: str) -> None:
+    tables = {"coordinator": {"host": "10.77.0.1"}, "link": {"host": host}}
+    with pytest.raises(OperatorFault, match=r"^link.host: .* or leave link.host out"):
+        CoordinatorConfig.read({**MINIMAL, **tables})
+    CoordinatorConfig.read({**MINIMAL, **tables, "coordinator": {"host": "127.0.0.1"}})
+
+
+def test_other_programs_tables_are_ignored() -> None:
+    assert CoordinatorConfig.read(
+        {**MINIMAL, "learner": {"lr": 1}, "worker": {"x": 1}}
+    ) == CoordinatorConfig.read(MINIMAL)
+
+
+@pytest.mark.parametrize(
+    ("table", "name", "value", "words"),
+    [
+        (
+            "policy",
+            "staleness_maximum",
+            2,
+            ["policy.staleness_maximum", "unknown key", "staleness_max"],
+        ),
+        ("policy", "staleness_max", "two", ["policy.staleness_max", "an integer", "'two'"]),
+        ("policy", "staleness_max", True, ["policy.staleness_max", "True"]),
+        ("policy", "staleness_max", -1, ["at least 0", "-1"]),
+        ("policy", "publish_every", "often", ["policy.publish_every", '"auto"', "'often'"]),
+        ("policy", "publish_every", 0, ["policy.publish_every", "0"]),
+        ("policy", "publish_every", 5, ["policy.publish_every", "1 to 4", "5"]),
+        ("policy", "group_size", 7, ["policy.group_size", "divisor", "7"]),
+        ("policy", "order", "newest", ["policy.order", '"oldest" or "priority"', "'newest'"]),
+        ("task", "sampler", "hard", ["task.sampler", '"informative" or "pairs"', "'hard'"]),
+        ("task", "explore", -0.1, ["task.explore", "at least 0", "-0.1"]),
+        ("policy", "over_stale", "keep", ["policy.over_stale", '"drop" or "mask"', "'keep'"]),
+        ("sampling", "temperature", 0.0, ["sampling.temperature", "at least 0.001", "[[eval]]"]),
+        ("sampling", "temperature", float("nan"), ["sampling.temperature", "nan"]),
+        ("sampling", "vocab_size", 0, ["sampling.vocab_size", "run.base_model"]),
+        ("coordinator", "port", 70000, ["coordinator.port", "at most 65535", "70000"]),
+        ("coordinator", "tls", True, ["coordinator.tls", '"auto" or "on" or "off"', "True"]),
+        ("task", "options", 3, ["task.options", "a table", "3"]),
+        ("link", "peer_networks", "10.0.0.0/8", ["link.peer_networks", "[text, ...]"]),
+        ("link", "peer_networks", ("10.0.0.1/8",), ["link.peer_networks", "10.0.0.1/8"]),
+        ("link", "uplink_limit", "500kbit", ["link.uplink_limit", "1mbit", "'500kbit'"]),
+        ("link", "uplink_limit", "fast", ["link.uplink_limit", "100mbit", "'fast'"]),
+        ("link", "usd_per_gb_up", -1.0, ["link.usd_per_gb_up", "0"]),
+        ("run", "run_dir", 3, ["run.run_dir", "a path", "3"]),
+        ("polcy", "x", 1, ["[polcy]", "unknown table", "policy"]),
+    ],
+)
+def test_wrong_keys_are_named(table: str, name: str, value: Any, words: list[str]) -> None:
+    with pytest.raises(OperatorFault) as caught:
+        CoordinatorConfig.read(with_key(table, name, value))
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("table", "name", "value"),
+    [
+        ("task", "sampler", "pairs"),
+        ("task", "sampler", "informative"),
+        ("policy", "order", "priority"),
+    ],
+)
+def test_what_compares_answers_needs_two_of_a_group(table: str, name: str, value: str) -> None:
+    document = with_key(table, name, value)
+    document["policy"] = {**document.get("policy", {}), "group_size": 2}
+    CoordinatorConfig.read(document)
+    document["policy"] = {**document["policy"], "group_size": 1}
+    expected = (
+        f"{table}.{name}: {value} compares the answers of a group; expected policy.group_size of at "
+        "least 2; found 1"
+    )
+    with pytest.raises(OperatorFault, match=expected):
+        CoordinatorConfig.read(document)
+
+
+def test_a_missing_key_is_named() -> None:
+    with pytest.raises(OperatorFault, match=r"run\.run_dir: expected a path; found nothing"):
+        CoordinatorConfig.read({})
+    with pytest.raises(OperatorFault, match=r"\[\[task\]\]: expected at most 64 tables"):
+        CoordinatorConfig.read({**MINIMAL, "task": 3})
+
+
+def test_overrides_win_over_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(
+        '[run]\nrun_dir = "a"\nsnapshot_root = "b"\n[task]\nkind = "t"\n[sampling]\nvocab_size = 9\n'
+    )
+    config = CoordinatorConfig.load(file, {"coordinator.port": 0, "run.run_dir": "elsewhere"})
+    assert (config.coordinator.port, config.run.run_dir) == (0, Path("elsewhere"))
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(OperatorFault, match=r"cannot read .*none\.toml"):
+        CoordinatorConfig.load(tmp_path / "none.toml")
+    (tmp_path / "bad.toml").write_text("= 3")
+    with pytest.raises(OperatorFault, match=r"bad\.toml is not TOML"):
+        CoordinatorConfig.load(tmp_path / "bad.toml")
+
+
+def test_worker_reads_its_table_and_flags(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(
+        '[run]\nrun_dir = "a"\n[worker]\nurl = "http://h:1"\ntoken_file = "t"\nslots = 4\n'
+    )
+    config = WorkerConfig.load(file, {"state_dir": "s", "slots": 8})
+    assert (config.url, config.token_file, config.slots) == ("http://h:1", Path("t"), 8)
+    with pytest.raises(OperatorFault, match=r"worker\.token_file"):
+        WorkerConfig.load(None, {})
+
+
+WORKER = {"url": "http://h:1", "token_file": "t", "state_dir": "s"}
+
+
+def test_what_an_owner_gives_of_the_uplink_and_where_a_worker_can_be_dialled() -> None:
+    plain = WorkerConfig.read(WORKER)
+    assert (plain.uplink_bytes_per_s_max, plain.announced) == (None, None)
+    limited = WorkerConfig.read(
+        {**WORKER, "uplink_limit": "50mbit", "advertise": "203.0.113.9:7701"}
+    )
+    assert (limited.uplink_bytes_per_s_max, limited.announced) == (6_250_000, ("203.0.113.9", 7701))
+    assert WorkerConfig.read({**WORKER, "advertise": ":7701"}).announced == ("0.0.0.0", 7701)
+    assert WorkerConfig.read({**WORKER, "advertise": "[fd00::5]:7701"}).announced == (
+        "fd00::5",
+        7701,
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"uplink_limit": "50"}, "a rate such as 100mbit; found '50'"),
+        ({"uplink_limit": "500kbit"}, "at least 1mbit, or receive_only; found '500kbit'"),
+        (
+            {"receive_only": True, "relay_only": True},
+            "relay_only and receive_only cannot be combined",
+        ),
+        ({"engine": "sglang", "quantization": "int8"}, "SGLang takes --quantization"),
+        ({"quantization": "int4"}, "worker.quantization"),
+        *(
+            ({"advertise": said}, "expected HOST:PORT with an IP address in numbers")
+            for said in ("203.0.113.9", "box:7701", ":", ":0", ":70000", "x", "fd00::5:7701x")
+        ),
+    ],
+)
+def test_what_an_owner_cannot_mean(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(OperatorFault, match=re.escape(words)):
+        WorkerConfig.read({**WORKER, **change})
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({}, ""),
+        ({"quantization": "int8"}, "int8"),
+        ({"engine": "sglang", "engine_args": "--tp 2"}, ""),
+        ({"engine": "sglang", "engine_args": "--tp 2 --quantization fp8"}, "fp8"),
+        ({"engine": "sglang", "engine_args": "--quantization=w8a8_int8 --tp 2"}, "w8a8_int8"),
+    ],
+)
+def test_a_worker_says_how_its_weights_are_quantized(keys: dict[str, Any], said: str) -> None:
+    assert WorkerConfig.read({**WORKER, **keys}).quantized_as == said
+    assert not CoordinatorConfig.read(MINIMAL).policy.quantized_workers, "a run refuses them"
+
+
+def test_networks_that_peers_may_announce() -> None:
+    config = CoordinatorConfig.read(
+        with_key("link", "peer_networks", ["10.8.0.0/16", "203.0.113.7", "fd00::/8"])
+    )
+    assert [str(network) for network in config.link.networks] == [
+        "10.8.0.0/16",
+        "203.0.113.7/32",
+        "fd00::/8",
+    ]
+
+
+def test_prices_are_of_workers_by_name() -> None:
+    rows = [{"workers": "spot-*", "usd_per_h": 0.3}, {"workers": "*", "trajectories_per_h": 60}]
+    config = CoordinatorConfig.read({**MINIMAL, "price": rows})
+    assert [(row.workers, row.usd_per_h, row.trajectories_per_h) for row in config.prices] == [
+        ("spot-*", 0.3, 0.0),
+        ("*", 0.0, 60),
+    ]
+    for wrong, words in (
+        ({"workers": "*"}, "double brackets"),
+        ([{"usd_per_h": 1.0}], "price.workers: expected text"),
+    ):
+        with pytest.raises(OperatorFault, match=words):
+            CoordinatorConfig.read({**MINIMAL, "price": wrong})
+
+
+def test_printed_config_is_toml_with_every_default() -> None:
+    document = tomllib.loads(print_config())
+    assert CoordinatorConfig.read({**document, **MINIMAL}) == CoordinatorConfig.read(MINIMAL)
+    assert "# run_dir =" in print_config()
+    assert document["worker"]["slots"] == 16

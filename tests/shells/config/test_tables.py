@@ -1,0 +1,106 @@
+"""Tables read from TOML: what is wrong is said with its name, what was expected and what was found."""
+
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import pytest
+
+from echo2d.config.tables import Table, key, print_tables, read_toml, table_of
+from echo2d.errors import OperatorFault
+from echo2d.learner.config import LearnerConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Example(Table):
+    TABLE: ClassVar[str] = "example"
+
+    home: Path = key("where")
+    cache: Path | None = key("where else", None)
+    kind: Literal["star", "chain"] = key("how", "star")
+    ratio: float = key("share", 0.5, above=0.0, high=1.0)
+    betas: tuple[float, float] = key("of AdamW", (0.9, 0.95), low=0.0, high=0.999)
+    options: dict[str, Any] = key("anything", dict)
+    engine: str = key("which", "fast", choices={"fast": 1, "exact": 2})
+
+
+def test_a_table_is_read_into_its_types() -> None:
+    table = Example.read(
+        {"home": "/x", "cache": "/y", "ratio": 1, "betas": [0.1, 0.2], "options": {"a": 1}}
+    )
+    assert table == Example(
+        home=Path("/x"), cache=Path("/y"), ratio=1, betas=(0.1, 0.2), options={"a": 1}
+    )
+
+
+@pytest.mark.parametrize(
+    ("values", "line"),
+    [
+        ({}, "example.home: expected a path; found nothing"),
+        ({"home": 3}, "example.home: expected a path; found 3"),
+        (
+            {"home": "/x", "kind": "ring"},
+            'example.kind: expected "star" or "chain"; found \'ring\'',
+        ),
+        (
+            {"home": "/x", "ratio": 0},
+            "example.ratio: expected a number, more than 0.0, at most 1.0; found 0",
+        ),
+        (
+            {"home": "/x", "ratio": True},
+            "example.ratio: expected a number, more than 0.0, at most 1.0; found True",
+        ),
+        (
+            {"home": "/x", "betas": [0.9, 1.5]},
+            "example.betas: expected [a number, a number], at least 0.0, at most 0.999; found (0.9, 1.5)",
+        ),
+        (
+            {"home": "/x", "betas": [0.9]},
+            "example.betas: expected [a number, a number], at least 0.0, at most 0.999; ",
+        ),
+        (
+            {"hom": "/x"},
+            "example.hom: unknown key; expected one of home, cache, kind, ratio, betas, options, engine",
+        ),
+        (
+            {"home": "/x", "engine": "loud"},
+            'example.engine: expected "fast" or "exact"; found \'loud\'',
+        ),
+    ],
+)
+def test_what_is_wrong_is_said(values: dict[str, Any], line: str) -> None:
+    with pytest.raises(OperatorFault) as fault:
+        Example.read(values)
+    assert str(fault.value).startswith(line)
+
+
+def test_files_and_tables_that_are_none(tmp_path: Path) -> None:
+    with pytest.raises(OperatorFault, match="cannot read"):
+        read_toml(tmp_path / "missing.toml")
+    (tmp_path / "bad.toml").write_text("= 3")
+    with pytest.raises(OperatorFault, match="is not TOML"):
+        read_toml(tmp_path / "bad.toml")
+    assert table_of({}, "example") == {}
+    with pytest.raises(OperatorFault, match="example: expected a table; found 3"):
+        table_of({"example": 3}, "example")
+
+
+@pytest.mark.parametrize("table", [Example, LearnerConfig])
+def test_what_is_printed_can_be_read(table: type[Table]) -> None:
+    printed = tomllib.loads(print_tables(table))[table.TABLE]
+    required = dict.fromkeys(
+        ("url", "token_file", "model", "snapshot_root", "out_dir", "home"), "/x"
+    )
+    known = {
+        name: value
+        for name, value in {**required, "steps": 1}.items()
+        if name in table.__dataclass_fields__
+    }
+    table.read({**printed, **known})
+
+
+def test_the_choices_are_printed() -> None:
+    lines = print_tables(Example).splitlines()
+    assert '# how ("star" or "chain")' in lines
+    assert '# which ("fast" or "exact")' in lines
