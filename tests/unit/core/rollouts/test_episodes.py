@@ -39,7 +39,7 @@ ANSWER = (3, 7, 1)  # the last token ends it
 
 
 def playing(
-    *slots: int, context_max: int | None = None, columns: tuple[str, ...] = (), **episode: Any
+    *slots: int, context_max: int | None = None, columns: Any = (), **episode: Any
 ) -> tuple[World, list[FakePeer]]:
     """A run of one environment, and its workers."""
     task = TaskRules(
