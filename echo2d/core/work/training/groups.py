@@ -588,6 +588,7 @@ class Groups(TaskWork[PendingOfGroup]):
             whole.spans,
             finish,
             source=group.prompt.source,
+            columns=whole.columns,
         )
         key = HeldLease(message.lease, message.attempt)
         lease = group.running.get(key)
