@@ -570,6 +570,38 @@ MUTANTS = (
         "if took_s > self._cheap_s else",
         ("tests/shells/net/http/test_costly_answer.py",),
     ),
+    Mutant(
+        "columns",
+        "what another worker goes on from has its columns shifted by the given tokens",
+        "echo2d/core/protocol/trajectory.py",
+        "before = self.columns if self.spans else blank_columns(columns, self.length)",
+        "before = self.columns or columns",
+        ("tests/unit/core/protocol/test_columns.py",),
+    ),
+    Mutant(
+        "columns",
+        "a column that one of the workers did not write is taken as whole",
+        "echo2d/core/protocol/columns.py",
+        "if len(alike) == len(parts) and size",
+        "if size",
+        ("tests/unit/core/protocol/test_columns.py",),
+    ),
+    Mutant(
+        "columns",
+        "a run takes columns that it does not name",
+        "echo2d/core/work/results.py",
+        "columns = message.columns and wanted_columns(message.columns, rules.columns)",
+        "columns = message.columns",
+        ("tests/unit/core/work/training/test_partials.py",),
+    ),
+    Mutant(
+        "attachments",
+        "the attachment of a prompt that is used again goes with its group",
+        "echo2d/store/ledger_rows.py",
+        "(_DRAWN_AGAIN, (record.group,))",
+        "(keep, (record.group,))",
+        ("tests/shells/store/test_ledger.py",),
+    ),
 )
 
 

@@ -41,12 +41,12 @@ from echo2d.client.faults import (
 )
 from echo2d.client.snapshot_writer import SnapshotFile, write_snapshot
 from echo2d.core.protocol.sampling import Sampling
-from echo2d.core.protocol.trajectory import TrajectoryScore
+from echo2d.core.protocol.trajectory import Attachment, TrajectoryScore
 from echo2d.core.weights.manifest import BASE_PIN
 from echo2d.errors import IntegrityFault, OperatorFault, PeerFault, StoreFault
 
 __all__ = [
-    "BASE_PIN", "AsyncCoordinator", "Batch", "Coordinator", "Evaluation", "Fenced", "Group",
+    "BASE_PIN", "AsyncCoordinator", "Attachment", "Batch", "Coordinator", "Evaluation", "Fenced", "Group",
     "IntegrityFault", "NotResumable", "OperatorFault", "PeerFault", "PromptsOver", "Published",
     "Sampling", "Session", "SnapshotFile", "Span", "StoreFault", "TokenRefused", "Trajectory", "TrajectoryScore",
     "Unanswered", "Unreachable", "base_digest", "base_pin", "pin_base", "read_batch",

@@ -16,6 +16,7 @@ from echo2d.client.connection import ApiConnection
 from echo2d.client.faults import Fenced, NoAnswer
 from echo2d.client.http import (
     ALIVE_PATH,
+    ATTACHMENT_PATH,
     BATCH_PATH,
     BODY_BYTES_MAX,
     CHECKPOINT_PATH,
@@ -34,9 +35,10 @@ from echo2d.client.http import (
     VERSIONS_PATH,
     WORKER_ORDER_PATH,
 )
+from echo2d.core.base.canonical import digest_of
 from echo2d.core.protocol.sampling import Sampling
-from echo2d.core.protocol.trajectory import TrajectoryScore
-from echo2d.errors import OperatorFault, PeerFault
+from echo2d.core.protocol.trajectory import Attachment, TrajectoryScore
+from echo2d.errors import IntegrityFault, OperatorFault, PeerFault
 from echo2d.net.security.urls import is_loopback
 from echo2d.this_build import THIS_BUILD
 
@@ -173,6 +175,16 @@ class AsyncCoordinator:
                 batch = read_batch(self._epoch, headers.get(DIGEST_HEADER, ""), body)
                 told = headers.get(STALENESS_HEADER, "")
                 return replace(batch, staleness_max=int(told) if told.isdecimal() else None)
+
+    async def attachment(self, wanted: Attachment) -> bytes:
+        """The bytes of a trajectory's attachment, up to the checkpoint of its step. PeerFault: they are
+        gone. IntegrityFault: they do not have its digest.
+        """
+        path = ATTACHMENT_PATH.format(digest=wanted.digest.hex())
+        _, _, content = await self._api.repeat("GET", path, None)
+        if digest_of(content) != wanted.digest:
+            raise IntegrityFault(f"attachment {wanted.name!r}: its bytes have another digest")
+        return content
 
     async def commit(
         self, batch: Batch, *, t_train_s: float, scores: Sequence[TrajectoryScore] = ()

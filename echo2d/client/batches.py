@@ -3,19 +3,22 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from echo2d.core.protocol.columns import columns_fault
 from echo2d.core.protocol.sampling import WHOLE, Sampling
 from echo2d.core.protocol.trajectory import (
+    Attachment,
     TrajectoryRecord,
     batch_digest,
     unpack_batch,
     unpack_logprobs,
     unpack_tokens,
 )
-from echo2d.errors import IntegrityFault
+from echo2d.errors import IntegrityFault, PeerFault
 
 # A branch's trajectory has a number of its own: above every sample's, which are fewer than this.
 BRANCH_SAMPLES = 1 << 16
@@ -45,7 +48,10 @@ class Trajectory:
     "length" at the most tokens that it may have, "context" where the model's context was full.
     reward_parts: named numbers that the reward was made of. given: [start, end) of output tokens that
     no version wrote; spans cover all others, and their logprobs are 0. turns: how often the policy
-    wrote. task, row: where its prompt comes from. episode, branch: as in `Group.episodes`.
+    wrote. task, row: where its prompt comes from. episode, branch: as in `Group.episodes`. columns: by
+    name, numbers of each token [n, ...], read-only, that every engine which wrote for it has written, such
+    as experts; of given tokens they are 0. attachments: what belongs to its prompt, such as pictures; see
+    `Coordinator.attachment`.
     """
 
     tokens: NDArray[np.int32]
@@ -62,6 +68,8 @@ class Trajectory:
     episode: int = 0
     branch: int = 0
     sample: int = 0
+    columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    attachments: tuple[Attachment, ...] = ()
 
     @property
     def written(self) -> NDArray[np.bool_]:
@@ -135,7 +143,10 @@ def read_batch(epoch: int, digest: str, body: bytes) -> Batch:
 
 
 def _branches(kept: TrajectoryRecord) -> list[Trajectory]:
-    """The trajectories of one sample: its branches, mostly one."""
+    """The trajectories of one sample: its branches, mostly one. PeerFault: its columns do not fit it."""
+    if fault := columns_fault(kept.columns, kept.length):
+        raise PeerFault(fault)
+    columns = {column.name: column.array for column in kept.columns}
     tokens, logprobs = unpack_tokens(kept.tokens), unpack_logprobs(kept.logprobs)
     edges = (0, *kept.branches, kept.length)
     found = []
@@ -166,6 +177,8 @@ def _branches(kept: TrajectoryRecord) -> list[Trajectory]:
                 kept.sample,
                 branch,
                 kept.sample + branch * BRANCH_SAMPLES,
+                {name: array[start:end] for name, array in columns.items()},
+                kept.source.attachments,
             )
         )
     return found

@@ -12,7 +12,7 @@ from typing import Any, Self, TypeVar
 from echo2d.client.async_coordinator import AsyncCoordinator, Evaluation, Published, Session
 from echo2d.client.batches import Batch
 from echo2d.client.faults import Unanswered
-from echo2d.core.protocol.trajectory import TrajectoryScore
+from echo2d.core.protocol.trajectory import Attachment, TrajectoryScore
 from echo2d.net.security.auth import read_token_file
 
 # A coordinator that is there answers a call within this time.
@@ -61,6 +61,9 @@ class Coordinator:
         self, batch: Batch, *, t_train_s: float, scores: Sequence[TrajectoryScore] = ()
     ) -> int:
         return self._wait(self._inner.commit(batch, t_train_s=t_train_s, scores=scores))
+
+    def attachment(self, wanted: Attachment) -> bytes:
+        return self._wait(self._inner.attachment(wanted))
 
     def refuse(self, batch: Batch, reasons: Mapping[int, str]) -> None:
         self._wait(self._inner.refuse(batch, reasons))

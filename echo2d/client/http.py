@@ -12,6 +12,7 @@ FILES_PATH = "/v1/versions/{version}/files"  # behind it: a file's path in the s
 BATCH_PATH = "/v1/batches/{step}"
 COMMIT_PATH = "/v1/batches/{step}/commit"
 REFUSE_PATH = "/v1/batches/{step}/refuse"
+ATTACHMENT_PATH = "/v1/attachments/{digest}"
 EVALUATIONS_PATH = "/v1/evaluations"
 SAMPLES_PATH = "/v1/samples"
 WORKER_ORDER_PATH = "/v1/workers/{peer}/{order}"

@@ -124,6 +124,11 @@ class PolicyTable(Table):
         low=0.0,
         high=PATIENCE_MAX,
     )
+    columns: tuple[str, ...] = key(
+        "numbers beside each token that the learner gets if engines write them, such as"
+        ' ["experts"] (docs/learner.md); others are dropped on arrival',
+        (),
+    )
     quantized_workers: bool = key(
         "let workers in whose engines compute with quantized weights; trust one of each kind if"
         " [audit] is on (docs/audit.md)",

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol, runtime_checkable
 
+from echo2d.core.protocol.columns import Column
 from echo2d.core.protocol.control_messages import AnswerToScore, Finish, SeedReplay
 from echo2d.core.protocol.evidence import Evidence
 from echo2d.core.protocol.sampling import WHOLE, Sampling
@@ -66,7 +67,7 @@ class SampleOutput:
     Every sample ends with one delta whose `finish` is not None; that one may be empty.
 
     logprobs: natural log of the sampling distribution (temperature applied, full vocabulary),
-    float32 accuracy.
+    float32 accuracy. columns: of exactly these tokens, if the engine writes any (`core/protocol/columns`).
     """
 
     sample: int
@@ -74,6 +75,7 @@ class SampleOutput:
     logprobs: Sequence[float]
     spans: Sequence[EngineSpan]
     finish: FinishReason | None = None
+    columns: Sequence[Column] = ()
 
 
 @dataclass(frozen=True, slots=True)

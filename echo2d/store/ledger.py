@@ -9,9 +9,9 @@ synchronous=FULL).
     backfill   moves committed pages from the write-ahead log into the database, from any thread,
                so that no commit has to do it
 
-Deleted are: a dropped group with its samples and leases; the batches, commits and frozen groups of
-steps that the learner made durable (`CheckpointKept`). Publishing a revoked version again makes it
-live again.
+Deleted are: a dropped group with its samples, leases, and attachments that no other prompt has; the
+batches, commits and frozen groups of steps that the learner made durable (`CheckpointKept`).
+Publishing a revoked version again makes it live again.
 
 Blocking functions: one thread owns a Ledger from `open` to `close`. A lock on `<name>.lock` keeps
 other processes out.
@@ -29,20 +29,24 @@ from types import TracebackType
 from typing import IO, Any, Self
 from urllib.parse import quote
 
-from echo2d.core.base.ids import Epoch, GroupId, PublishSeq
+from echo2d.core.base.canonical import digest_of
+from echo2d.core.base.ids import Digest, Epoch, GroupId, PublishSeq
 from echo2d.core.cluster.events import VersionPublished
 from echo2d.core.coordinator.events import CoordinatorRecord, EpochOpened, Recovered
-from echo2d.core.protocol.trajectory import StoredGroup, TrajectoryRecord
+from echo2d.core.protocol.trajectory import Attachment, StoredGroup, TrajectoryRecord
 from echo2d.core.work.evaluation.events import Evaluated
 from echo2d.errors import OperatorFault, PeerFault, StoreFault
 from echo2d.store.formats import require_format
 from echo2d.store.ledger_rows import (
     ANSWERED,
+    ATTACH,
+    ATTACHED,
     COMMITTED,
     COUNTERS,
     EPOCH_FLOOR,
     EVALUATED,
     FACTS,
+    FORGET_DRAWN,
     FROZEN,
     GIVEN,
     GIVEN_BACK,
@@ -156,6 +160,17 @@ class Ledger:
                 for statement, values in statements(record):
                     self._db.execute(statement, values)
 
+    def attach(self, contents: Sequence[bytes]) -> None:
+        """Keep the contents of a drawn prompt's attachments, each once by its digest."""
+        with self._transaction():
+            self._db.executemany(ATTACH, [(digest_of(each), each) for each in contents])
+
+    def attachment(self, digest: Digest) -> bytes | None:
+        """The content with this digest; None: no group and no drawn prompt has it."""
+        with ledger_faults(self._path):
+            row = self._row("SELECT content FROM attachments WHERE digest = ?", digest)
+        return None if row is None else row[0]
+
     def trim(self) -> bool:
         """Delete some of the groups that a checkpoint made superfluous. Returns whether there are
         more.
@@ -182,6 +197,10 @@ class Ledger:
             self._all(FROZEN)
             while self.trim():
                 pass
+            # Prompts that have no group yet are drawn again.
+            with self._transaction():
+                for statement in FORGET_DRAWN:
+                    self._db.execute(statement)
             newest = next(self._read(NEWEST_EPOCH), EpochOpened(Epoch(0), 0))
             return Recovered(
                 # A restored run skips what the run it was copied from may have used.
@@ -229,8 +248,8 @@ class Ledger:
                     self._db.execute("ROLLBACK")
                 raise
 
-    def _row(self, query: str) -> tuple[Any, ...] | None:
-        row: tuple[Any, ...] | None = self._db.execute(query).fetchone()
+    def _row(self, query: str, *values: Any) -> tuple[Any, ...] | None:
+        row: tuple[Any, ...] | None = self._db.execute(query, values).fetchone()
         return row
 
     def _all(self, query: Query[Read]) -> tuple[Read, ...]:
@@ -243,6 +262,9 @@ class Ledger:
         samples: dict[GroupId, list[TrajectoryRecord]] = {}
         for group, trajectory in self._read(TRAJECTORIES):
             samples.setdefault(group, []).append(trajectory)
+        attached: dict[GroupId, list[Attachment]] = {}
+        for number, attachment in self._read(ATTACHED):
+            attached.setdefault(number, []).append(attachment)
         left_out: dict[GroupId, list[int]] = {}
         for each in self._read(LEFT_OUT):
             left_out.setdefault(each.group, []).append(each.sample)
@@ -251,6 +273,7 @@ class Ledger:
                 group,
                 samples.get(group.record.group, ()),
                 tuple(left_out.get(group.record.group, ())),
+                tuple(attached.get(group.record.group, ())),
             )
             for group in self._read(GROUPS)
         )
@@ -351,7 +374,10 @@ def _text(raw: bytes) -> str | bytes:
 
 
 def _with(
-    stored: StoredGroup, trajectories: Sequence[TrajectoryRecord], left_out: tuple[int, ...]
+    stored: StoredGroup,
+    trajectories: Sequence[TrajectoryRecord],
+    left_out: tuple[int, ...],
+    attached: tuple[Attachment, ...],
 ) -> StoredGroup:
     record = replace(stored.record, trajectories=tuple(trajectories), left_out=left_out)
-    return replace(stored, record=record)
+    return replace(stored, record=record, source=replace(stored.source, attachments=attached))

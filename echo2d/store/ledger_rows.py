@@ -23,9 +23,11 @@ from echo2d.core.coordinator.events import (
     RunFactsKept,
     TotalsKept,
 )
+from echo2d.core.protocol.columns import columns_fault
 from echo2d.core.protocol.evidence import TOLERANCES
 from echo2d.core.protocol.trajectory import (
     GROUP_BYTES_MAX,
+    Attachment,
     Partial,
     StoredGroup,
     TrajectoryRecord,
@@ -59,7 +61,7 @@ from echo2d.errors import PeerFault
 # Counters that `mark_restored` sets: epochs and publish numbers up to these are used.
 EPOCH_FLOOR: Final = "epoch_floor"
 PUBLISH_FLOOR: Final = "publish_floor"
-SCHEMA_VERSION = 14
+SCHEMA_VERSION = 15
 SCHEMA = """
 CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE epochs (
@@ -75,6 +77,16 @@ CREATE TABLE groups (
     group_id INTEGER PRIMARY KEY, cursor INTEGER NOT NULL, prompt BLOB NOT NULL,
     task TEXT NOT NULL, source_row TEXT NOT NULL, sampling TEXT NOT NULL,
     tags TEXT NOT NULL);
+CREATE TABLE attachments (digest BLOB PRIMARY KEY, content BLOB NOT NULL, drawn INTEGER NOT NULL);
+CREATE TABLE attached (
+    group_id INTEGER NOT NULL REFERENCES groups ON DELETE CASCADE, name TEXT NOT NULL,
+    digest BLOB NOT NULL REFERENCES attachments, size INTEGER NOT NULL,
+    PRIMARY KEY (group_id, name)) WITHOUT ROWID;
+CREATE INDEX attached_digests ON attached (digest);
+CREATE TRIGGER forget_attachment AFTER DELETE ON attached BEGIN
+    DELETE FROM attachments WHERE digest = OLD.digest AND drawn <= 0
+    AND NOT EXISTS (SELECT 1 FROM attached WHERE digest = OLD.digest);
+END;
 CREATE TABLE leases (
     group_id INTEGER NOT NULL REFERENCES groups ON DELETE CASCADE, lease INTEGER NOT NULL,
     attempt INTEGER NOT NULL,
@@ -145,6 +157,7 @@ class Query(Generic[Read]):
 
 _unpack_trajectory = unpacker(TrajectoryRecord, bytes_max=GROUP_BYTES_MAX)
 _unpack_partial = unpacker(Partial, bytes_max=GROUP_BYTES_MAX)
+_NO_PARTIAL = [b"", b"", [], [], [], []]
 
 
 # --- rows -> records
@@ -154,6 +167,7 @@ _checked_score = plain_reader(SampleRewarded)
 _checked_lease = plain_reader(LeaseGiven)
 _checked_answer = plain_reader(AcceptedResult)
 _checked_turn = plain_reader(TurnKept)
+_checked_attachment = plain_reader(Attachment)
 _checked_batch = plain_reader(BatchFrozen)
 _checked_epoch = plain_reader(EpochOpened)
 _checked_limits = plain_reader(LimitsLearnt)
@@ -169,7 +183,7 @@ def _group(row: _Row) -> StoredGroup:
         [
             [group, prompt, [], [], json.loads(sampling), json.loads(tags)],
             cursor,
-            [task, source_row],
+            [task, source_row, []],
         ]
     )
     if fault := stored.record.sampling.fault:
@@ -202,7 +216,7 @@ def _lease(row: _Row) -> LeaseGiven:
             worker,
             json.loads(samples),
             [version, digest],
-            [b"", b"", [], [], []],
+            _NO_PARTIAL,
         ]
     )
     if packed is None:
@@ -213,17 +227,19 @@ def _lease(row: _Row) -> LeaseGiven:
 
 
 def _require_whole(kept: TrajectoryRecord | Partial) -> None:
-    """PeerFault: tokens and logprobs differ in number, or spans are missing."""
+    """PeerFault: tokens, logprobs and columns differ in number, or spans are missing."""
     same = len(unpack_tokens(kept.tokens)) == len(unpack_logprobs(kept.logprobs))
     # Of a partial, nothing may be written yet.
     whole = kept.spans or (isinstance(kept, Partial) and (kept.given or not kept.tokens))
     if not same or not whole:
         raise PeerFault("its tokens, logprobs and spans do not fit together")
+    if fault := columns_fault(kept.columns, kept.length):
+        raise PeerFault(fault)
 
 
 def _turn(row: _Row) -> RecoveredTurn:
     *facts, packed, finish, fingerprint, tokens, state, anew, state_before = row
-    kept: TurnKept = _checked_turn([*facts, [b"", b"", [], [], []], finish, fingerprint])
+    kept: TurnKept = _checked_turn([*facts, _NO_PARTIAL, finish, fingerprint])
     partial: Partial = _unpack_partial(packed)
     _require_whole(partial)
     kept = replace(kept, partial=partial)
@@ -232,6 +248,12 @@ def _turn(row: _Row) -> RecoveredTurn:
         unpack_tokens(tokens)
         answered = TurnAnswered(kept.group, kept.sample, kept.turn, tokens, state, bool(anew))
     return RecoveredTurn(kept, answered, state_before)
+
+
+def _attached(row: _Row) -> tuple[GroupId, Attachment]:
+    group, *facts = row
+    found: Attachment = _checked_attachment(facts)
+    return group, found
 
 
 def _answer(row: _Row) -> AcceptedResult:
@@ -270,7 +292,7 @@ def _rate(row: _Row) -> PeerRate:
 
 def _row_judged(row: _Row) -> RowJudged:
     task, source_row, *facts = row
-    judged: RowJudged = _checked_row([[task, source_row], *facts])
+    judged: RowJudged = _checked_row([[task, source_row, []], *facts])
     if not 0 <= judged.volatility < math.inf:
         raise PeerFault(f"volatility: expected at least 0; found {judged.volatility}")
     return judged
@@ -333,6 +355,11 @@ LEFT_OUT: Query[SampleLeftOut] = Query(
     "left_out",
     "SELECT group_id, sample FROM left_out ORDER BY group_id, sample",
     plain_reader(SampleLeftOut),
+)
+ATTACHED: Query[tuple[GroupId, Attachment]] = Query(
+    "attached",
+    "SELECT group_id, name, digest, size FROM attached ORDER BY group_id, name",
+    _attached,
 )
 GIVEN: Query[LeaseGiven] = Query(
     "leases",
@@ -408,6 +435,23 @@ _FORGET_TURNS = "DELETE FROM turns WHERE group_id = ? AND sample = ?"
 _RAISE = (
     "INSERT INTO counters VALUES (?, ?) "
     "ON CONFLICT (name) DO UPDATE SET value = max(value, excluded.value)"
+)
+
+
+# `drawn` counts the drawn prompts without a group that have an attachment. The prompt of a dropped group
+# that is used again becomes one.
+ATTACH = (
+    "INSERT INTO attachments VALUES (?, ?, 1) ON CONFLICT (digest) DO UPDATE SET drawn = drawn + 1"
+)
+_DRAWN_AGAIN = (
+    "UPDATE attachments SET drawn = drawn + (SELECT count(*) FROM attached "
+    "WHERE group_id = ?1 AND attached.digest = attachments.digest) "
+    "WHERE digest IN (SELECT digest FROM attached WHERE group_id = ?1)"
+)
+# After a restart no prompt is drawn.
+FORGET_DRAWN = (
+    "UPDATE attachments SET drawn = 0 WHERE drawn",
+    "DELETE FROM attachments WHERE digest NOT IN (SELECT digest FROM attached)",
 )
 
 
@@ -497,6 +541,14 @@ def _prompt_taken(record: PromptTaken) -> list[Statement]:
             (record.source.task, record.cursor),
         ),
         (_RAISE, ("group", record.group + 1)),
+        *[
+            statement
+            for each in record.source.attachments
+            for statement in (
+                ("INSERT INTO attached VALUES (?, ?, ?, ?)", (record.group, *each)),
+                ("UPDATE attachments SET drawn = drawn - 1 WHERE digest = ?", (each.digest,)),
+            )
+        ],
     ]
 
 
@@ -571,7 +623,7 @@ def _version_evaluated(record: Evaluated) -> list[Statement]:
 def _group_dropped(record: GroupDropped) -> list[Statement]:
     keep = "INSERT OR IGNORE INTO given_back SELECT task, cursor FROM groups WHERE group_id = ?"
     return [
-        *([(keep, (record.group,))] if record.again else []),
+        *([(keep, (record.group,)), (_DRAWN_AGAIN, (record.group,))] if record.again else []),
         ("DELETE FROM groups WHERE group_id = ?", (record.group,)),
     ]
 

@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 Split = Literal["train", "heldout"]
 
 PARTS_MAX = 32  # named numbers of one reward
-NAME_CHARS_MAX = 64  # of a reward's part, a tag or a row's key
+NAME_CHARS_MAX = 64  # of a reward's part, a tag, an attachment or a row's key
+ATTACHMENTS_MAX = 16  # of one prompt
+# Of one prompt, together: with 131,072 tokens they fit into one answer of a task's process, 1 MiB.
+ATTACHMENTS_BYTES_MAX = 480 << 10
 
 
 class NoMorePrompts(Exception):  # noqa: N818 - an outcome
@@ -37,13 +40,15 @@ class Prompt:
 
     secret: what the reward needs, such as the reference answer. It never leaves the task's
     processes: workers see only the tokens. tags: facts that reach the metrics. row: a name of the
-    prompt that stays the same over runs, if it has one.
+    prompt that stays the same over runs, if it has one. attachments: bytes by name, such as pictures;
+    they reach the learner.
     """
 
     tokens: Sequence[int]
     secret: Any = None
     tags: Mapping[str, str] = field(default_factory=dict)
     row: str = ""
+    attachments: Mapping[str, bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +59,7 @@ class TextPrompt:
     secret: Any = None
     tags: Mapping[str, str] = field(default_factory=dict)
     row: str = ""
+    attachments: Mapping[str, bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

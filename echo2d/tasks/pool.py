@@ -24,6 +24,7 @@ from typing import Any, Self
 
 from echo2d.core.protocol.control_messages import Finish
 from echo2d.errors import OperatorFault
+from echo2d.tasks.base import ATTACHMENTS_MAX
 from echo2d.tasks.pool_child import MESSAGE_BYTES_MAX, pack
 from echo2d.tasks.process import TaskFailed, TaskProcess
 from echo2d.tasks.served_task import TURN_TEXTS
@@ -42,12 +43,14 @@ CONCURRENT_MAX = 64
 class TaskPrompt:
     """A prompt as the task's process made it.
 
-    tokens: packed int32. tags: facts that reach the metrics. row: its name, if it has one.
+    tokens: packed int32. tags: facts that reach the metrics. row: its name, if it has one. attachments:
+    contents by name.
     """
 
     tokens: bytes
     tags: Mapping[str, str] = field(default_factory=dict)
     row: str = ""
+    attachments: Mapping[str, bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,10 +244,13 @@ class TaskPool:
         match reply:
             case TaskFailed():
                 return reply
-            case [bytes(tokens), dict(tags), str(row)] if len(tokens) % 4 == 0 and all(
-                type(each) is str for pair in tags.items() for each in pair
+            case [bytes(tokens), dict(tags), str(row), dict(attached)] if (
+                len(tokens) % 4 == 0
+                and all(type(each) is str for pair in tags.items() for each in pair)
+                and len(attached) <= ATTACHMENTS_MAX
+                and all(type(k) is str and type(v) is bytes for k, v in attached.items())
             ):
-                return TaskPrompt(tokens, tags, row)
+                return TaskPrompt(tokens, tags, row, attached)
         return TaskFailed("error", "a malformed prompt")
 
     async def reward(self, call: ScoreCall) -> Score | TaskFailed:

@@ -4,7 +4,8 @@ Both speak over one socket, with a header and msgpack. The child answers request
 order, under their numbers; a task with `async def reward` answers as its rewards end:
 
     ["start", task, options, limits, uid, texts]  ->  ["ok", introduction]     once, before others
-    ["prompt", index]                             ->  ["ok", [tokens, tags, row]] or ["end", ""]
+    ["prompt", index]                             ->  ["ok", [tokens, tags, row, attachments]]
+                                                      or ["end", ""]
     ["reward", index, output, finish]             ->  ["ok", [value, parts]] or ["unjudged", reason]
 
 or ["error", reason], ["timeout", reason] or ["broken", reason]: an error after which this process

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 from echo2d.core.base.bounded_dict import keep_newest
 from echo2d.errors import OperatorFault
 from echo2d.tasks.base import (
+    ATTACHMENTS_BYTES_MAX,
+    ATTACHMENTS_MAX,
     NAME_CHARS_MAX,
     PARTS_MAX,
     Answer,
@@ -128,14 +130,15 @@ class ServedTask:
         ]
 
     def prompt(self, index: int) -> list[Any]:
-        """[tokens, tags, row]. NoMorePrompts: the prompts have ended."""
+        """[tokens, tags, row, attachments]. NoMorePrompts: the prompts have ended."""
         prompt = self._prompt(index)
         tokens = (
             self._texts.tokens(prompt)
             if self._texts is not None and isinstance(prompt, TextPrompt)
             else prompt.tokens  # type: ignore[union-attr] # of a task of tokens
         )
-        return [packed_tokens(tokens), checked_tags(prompt.tags), short_name(prompt.row)]
+        attached = checked_attachments(prompt.attachments)
+        return [packed_tokens(tokens), checked_tags(prompt.tags), short_name(prompt.row), attached]
 
     def reward(self, index: int, output: bytes, finish: "Finish") -> list[Any]:
         """[value, parts]. Unjudged: nobody can say."""
@@ -174,6 +177,18 @@ def checked_tags(tags: Mapping[str, str]) -> dict[str, str]:
     if len(tags) > TAGS_MAX:
         raise ValueError(f"{len(tags)} tags; at most {TAGS_MAX} are allowed")
     return {short_name(key): str(value)[:NAME_CHARS_MAX] for key, value in tags.items()}
+
+
+def checked_attachments(attachments: Mapping[str, bytes]) -> dict[str, bytes]:
+    """ValueError: there are too many, or they are too large."""
+    found = {short_name(name): bytes(content) for name, content in attachments.items()}
+    size = sum(map(len, found.values()))
+    if len(found) > ATTACHMENTS_MAX or size > ATTACHMENTS_BYTES_MAX:
+        raise ValueError(
+            f"attachments of a prompt: expected at most {ATTACHMENTS_MAX} of together {ATTACHMENTS_BYTES_MAX} "
+            f"bytes, found {len(found)} of {size}; make them smaller"
+        )
+    return found
 
 
 def short_name(text: object) -> str:

@@ -158,7 +158,7 @@ class RunRules:
     keep_every: of the versions in each span of so many, the first one's copy stays; 0: none.
     move_stragglers: samples that a group waits for go on at faster workers. group_patience: a group waits so many
     times as long for its last samples as for the others (`rollouts.patience`); 0: until it is too old.
-    quantized: workers may compute with quantized weights.
+    quantized: workers may compute with quantized weights. columns: the names of those that are taken.
     gateway, audit: None: it is off. seed_key: what the seeds of samples are made with, told to nobody.
     """
 
@@ -195,6 +195,7 @@ class RunRules:
     move_stragglers: bool = True
     group_patience: float = 0.0
     quantized: bool = False
+    columns: tuple[str, ...] = ()
     seed_key: bytes = field(default=bytes(KEY_BYTES), repr=False)
 
     @property

@@ -27,15 +27,15 @@ import msgpack
 from echo2d.core.base.codec import INT_MAX
 
 # The control link.
-PROTOCOL_VERSION = 12
-PROTOCOL_OLDEST = 12
+PROTOCOL_VERSION = 13
+PROTOCOL_OLDEST = 13
 # The peer link. Peers meet only where the coordinator understands both, so this `oldest` is raised
 # together with that of the control link.
 LINK_PROTOCOL_VERSION = 4
 LINK_PROTOCOL_OLDEST = 4
 # The HTTP API of learners, with the format of batches.
-LEARNER_API_VERSION = 2
-LEARNER_API_OLDEST = 2
+LEARNER_API_VERSION = 3
+LEARNER_API_OLDEST = 3
 # Our learners name their build in this header of every call. Other trainers need not.
 BUILD_HEADER = "X-Echo2d-Build"
 # The longest name of a build: a version, and a commit.

@@ -43,6 +43,7 @@ from echo2d.core.base.ids import (
     Version,
 )
 from echo2d.core.protocol.builds import OURS, Build
+from echo2d.core.protocol.columns import Columns
 from echo2d.core.protocol.evidence import Evidence
 from echo2d.core.protocol.sampling import WHOLE, Sampling
 from echo2d.core.weights.kept_deltas import FormKind, KeptDelta
@@ -99,12 +100,13 @@ class HeldLease(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SampleDelta:
-    """Output tokens of one sample since the last progress message, with logprobs and spans."""
+    """Output tokens of one sample since the last progress message, with logprobs, spans and columns."""
 
     sample: int
     tokens: bytes
     logprobs: bytes
     spans: tuple[VersionSpan, ...]
+    columns: Columns = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -427,6 +429,7 @@ class SampleFinished:
     logprobs: bytes
     spans: tuple[VersionSpan, ...]
     finish: Finish
+    columns: Columns = ()
 
 
 @dataclass(frozen=True, slots=True)

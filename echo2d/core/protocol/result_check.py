@@ -5,6 +5,7 @@
     end       as an engine ends an answer (`answer_end`), and as the message says
     spans     cover [0, len) without gaps; their versions never decrease, and each is published, not
               revoked, and acknowledged by this worker
+    columns   within their limits, with the numbers of each token (`columns`)
 
 A result that continues a partial is checked together with it, because both are one trajectory. In
 progress messages only positions and versions are checked at once; the rest is checked when another
@@ -17,6 +18,7 @@ import numpy as np
 
 from echo2d.core.base.ids import Version
 from echo2d.core.protocol.answer_end import OutputLimit, end_fault
+from echo2d.core.protocol.columns import columns_fault
 from echo2d.core.protocol.control_messages import (
     SampleDelta,
     SampleFinished,
@@ -53,7 +55,7 @@ def result_fault(
     if fault:
         return fault
     tokens = unpack_tokens(result.tokens).tolist()
-    return end_fault(
+    fault = end_fault(
         tokens,
         result.finish,
         before=base.length,
@@ -61,6 +63,7 @@ def result_fault(
         stop_token_ids=stop_token_ids,
         stop_strings=stop_strings,
     ) or span_fault(result.spans, 0, len(tokens), base.version_last, believed)
+    return columns_fault(result.columns, len(tokens)) if result.columns and not fault else fault
 
 
 def delta_fault(
@@ -71,12 +74,14 @@ def delta_fault(
 
     room: most tokens of both together.
     """
-    start, count = before.length, len(delta.tokens) // 4
+    start, count = len(before.tokens) // 4, len(delta.tokens) // 4
     if len(delta.tokens) != len(delta.logprobs) or len(delta.tokens) % 4:
         return "tokens and logprobs that do not fit together"
     if start + count > room:
         return f"{start + count} tokens; at most {room} are allowed"
-    return span_fault(delta.spans, start, start + count, max(oldest, before.version_last), believed)
+    oldest = max(oldest, before.version_last)
+    fault = span_fault(delta.spans, start, start + count, oldest, believed)
+    return columns_fault(delta.columns, count) if delta.columns and not fault else fault
 
 
 def partial_fault(partial: Partial, *, vocab_size: int, stop_token_ids: Collection[int]) -> str:

@@ -8,7 +8,7 @@ their digest.
 
 import math
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import NamedTuple
 
 import msgpack
@@ -18,13 +18,15 @@ from numpy.typing import NDArray
 from echo2d.core.base.canonical import digest_of
 from echo2d.core.base.codec import pack, unpacker
 from echo2d.core.base.ids import Digest, GroupId, PeerId, Version
+from echo2d.core.protocol.columns import Columns, blank_columns, cut_columns, join_columns
 from echo2d.core.protocol.control_messages import Finish, VersionKey, VersionSpan
 from echo2d.core.protocol.sampling import WHOLE, Sampling
 from echo2d.errors import PeerFault
 
 # The first byte of a batch. 1, without that byte, knew neither how answers ended nor their authors;
-# 2 had no groups without some of their samples; 3 did not say how they were drawn; 4 had no branches.
-BATCH_FORMAT = 5
+# 2 had no groups without some of their samples; 3 did not say how they were drawn; 4 had no branches;
+# 5 had neither columns nor attachments.
+BATCH_FORMAT = 6
 _BATCH_HEAD = bytes([BATCH_FORMAT])
 BATCH_BYTES_MAX = 1 << 30  # 16k trajectories of 8k tokens at 8 B a token
 GROUP_BYTES_MAX = 256 << 20  # a quarter of a batch: more than any group of sane size
@@ -87,12 +89,25 @@ class RewardPart:
     value: float
 
 
+class Attachment(NamedTuple):
+    """Bytes that belong to a prompt, such as a picture: known by their digest, and kept once beside all
+    records that name them. name: of its place in the prompt.
+    """
+
+    name: str
+    digest: Digest
+    size: int
+
+
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a prompt comes from: the name of its task, and the key of its row there."""
+    """Where a prompt comes from: the name of its task, the key of its row there, and what is attached
+    to that row.
+    """
 
     task: str = ""
     row: str = ""
+    attachments: tuple[Attachment, ...] = ()
 
 
 NO_SOURCE = Source()
@@ -112,7 +127,7 @@ class TrajectoryRecord:
 
     tokens: the output, int32. logprobs: float32. spans: who wrote which of the tokens; they cover
     all of them but `given`. reward: NaN until it is scored. turns: how often a policy wrote.
-    branches: as in Partial.
+    branches: as in Partial. columns: of all tokens, see `columns`.
     """
 
     sample: int
@@ -126,6 +141,7 @@ class TrajectoryRecord:
     turns: int = 1
     source: Source = NO_SOURCE
     branches: tuple[int, ...] = ()
+    columns: Columns = ()
 
     @property
     def length(self) -> int:
@@ -174,6 +190,7 @@ class TrajectoryRecord:
             self.turns,
             self.source,
             self.branches,
+            self.columns,
         )
 
 
@@ -201,6 +218,7 @@ class Partial:
 
     branches: where an agent began a context anew: the tokens from there on follow the prompt, and nothing
     between the two. Each branch begins with given tokens.
+    columns: of all tokens. A later attempt may lose them, so they do not tell two partials apart.
     """
 
     tokens: bytes = b""
@@ -208,6 +226,7 @@ class Partial:
     spans: tuple[AuthoredSpan, ...] = ()
     given: tuple[GivenTokens, ...] = ()
     branches: tuple[int, ...] = ()
+    columns: Columns = field(default=(), compare=False)
 
     @property
     def length(self) -> int:
@@ -253,7 +272,13 @@ class Partial:
         return shares
 
     def plus(
-        self, tokens: bytes, logprobs: bytes, spans: Iterable[AuthoredSpan], *, shift: int = 0
+        self,
+        tokens: bytes,
+        logprobs: bytes,
+        spans: Iterable[AuthoredSpan],
+        *,
+        shift: int = 0,
+        columns: Columns = (),
     ) -> "Partial":
         """This partial followed by more tokens.
 
@@ -265,17 +290,26 @@ class Partial:
             if joined and joined[-1].end == start and joined[-1].continues(span):
                 start = joined.pop().start
             joined.append(AuthoredSpan(start, span.end + shift, *span[2:]))
+        if columns or self.columns:
+            # Only an engine can lack a column, not what was given before it began.
+            before = self.columns if self.spans else blank_columns(columns, self.length)
+            columns = join_columns([(self.length, before), (len(tokens) // 4, columns)])
         tokens, logprobs = self.tokens + tokens, self.logprobs + logprobs
-        return Partial(tokens, logprobs, tuple(joined), self.given, self.branches)
+        return Partial(tokens, logprobs, tuple(joined), self.given, self.branches, columns)
 
     def with_given(self, tokens: bytes, *, anew: bool = False) -> "Partial":
         """This partial followed by tokens that an environment gave. anew: they begin a branch."""
         if not tokens:
             return self
-        given = GivenTokens(self.length, self.length + len(tokens) // 4)
+        count = len(tokens) // 4
+        given = GivenTokens(self.length, self.length + count)
         logprobs = self.logprobs + bytes(len(tokens))  # 0.0 each
         branches = (*self.branches, self.length) if anew and self.tokens else self.branches
-        return Partial(self.tokens + tokens, logprobs, self.spans, (*self.given, given), branches)
+        blank = blank_columns(self.columns, count)
+        columns = join_columns([(self.length, self.columns), (count, blank)])
+        return Partial(
+            self.tokens + tokens, logprobs, self.spans, (*self.given, given), branches, columns
+        )
 
     def first(self, length: int) -> "Partial":
         """The first `length` tokens, or all if there are fewer."""
@@ -285,7 +319,8 @@ class Partial:
         given = [GivenTokens(g.start, min(g.end, length)) for g in self.given if g.start < length]
         tokens, logprobs = self.tokens[: 4 * length], self.logprobs[: 4 * length]
         branches = tuple([start for start in self.branches if start < length])
-        return Partial(tokens, logprobs, tuple(spans), tuple(given), branches)
+        columns = cut_columns(self.columns, 0, length)
+        return Partial(tokens, logprobs, tuple(spans), tuple(given), branches, columns)
 
 
 NOTHING = Partial()

@@ -22,12 +22,16 @@ from echo2d.core.protocol.trajectory import (
 
 @dataclass(frozen=True, slots=True)
 class PromptDrawn:
-    """Prompt number `cursor` of the task `source.task` (answers DrawPrompt)."""
+    """Prompt number `cursor` of the task `source.task` (answers DrawPrompt).
+
+    contents: of the source's attachments. The shell keeps them, and the core never sees them.
+    """
 
     cursor: int
     tokens: bytes
     source: Source = NO_SOURCE
     tags: tuple[PromptTag, ...] = ()
+    contents: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

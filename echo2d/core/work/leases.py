@@ -18,6 +18,7 @@ from echo2d.core.base.deadline_queue import DeadlineQueue
 from echo2d.core.base.ids import TAG_SHIFT, GroupId, LeaseId, PeerId
 from echo2d.core.cluster.events import Send
 from echo2d.core.cluster.membership import Peer
+from echo2d.core.protocol.columns import columns_bytes
 from echo2d.core.protocol.control_messages import (
     HeldLease,
     LeaseCancelled,
@@ -39,7 +40,7 @@ REFIT_S = 300.0
 KIND_SHIFT = 60
 # The kind of what the learner trains on: the slots that other kinds hold are not there for it.
 TRAINING = 0
-# Tokens and logprobs of unfinished samples: 32 million tokens, as 1,000 workers may have.
+# Of unfinished samples: 32 million tokens without columns, as 1,000 workers may have.
 GATHERED_BYTES_MAX = 256 << 20
 
 
@@ -146,7 +147,8 @@ class LeaseTable:
     @property
     def tokens_under_way(self) -> int:
         """Tokens of unfinished samples that workers have reported."""
-        return self._gathered_bytes // 8
+        running = self._running.values()
+        return sum([len(o.tokens) // 4 for lease in running for o in lease.outputs.values() if o])
 
     @property
     def samples(self) -> int:
@@ -343,4 +345,7 @@ def answer(peer: Peer | None, message: SampleFinished | TurnKept, refusal: str =
 
 
 def _size(output: Partial | None) -> int:
-    return 0 if output is None else len(output.tokens) + len(output.logprobs)
+    if output is None:
+        return 0
+    size = len(output.tokens) + len(output.logprobs)
+    return size + columns_bytes(output.columns) if output.columns else size

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from echo2d.core.base.ids import PeerId
 from echo2d.core.cluster.rules import RunRules, TaskRules
 from echo2d.core.protocol.answer_end import WHOLE_ENDS, OutputLimit
+from echo2d.core.protocol.columns import wanted_columns
 from echo2d.core.protocol.control_messages import Finish, SampleFinished
 from echo2d.core.protocol.result_check import Believed, result_fault
 from echo2d.core.protocol.trajectory import Partial, authored
@@ -50,5 +51,6 @@ def written_by(
     if fault:
         return fault
     spans = authored(message.spans, author)
-    whole = base.plus(message.tokens, message.logprobs, spans, shift=base.length)
+    columns = message.columns and wanted_columns(message.columns, rules.columns)
+    whole = base.plus(message.tokens, message.logprobs, spans, shift=base.length, columns=columns)
     return Written(whole, message.finish if message.finish in WHOLE_ENDS else limit.finish)

@@ -7,6 +7,7 @@ An event says what happened, an action what to do. Events and actions of the rel
 from dataclasses import dataclass
 
 from echo2d.core.base.ids import Digest, FormId, LeaseId, PublishSeq, Version
+from echo2d.core.protocol.columns import Columns
 from echo2d.core.protocol.control_messages import (
     Finish,
     LeaseGranted,
@@ -135,7 +136,7 @@ class LabelSpan:
 class SampleProgressed:
     """An engine made these output tokens, which `spans` cover exactly.
 
-    finish: why the sample's output ends with them; None if it goes on.
+    finish: why the sample's output ends with them; None if it goes on. columns: of these tokens.
     """
 
     lease: LeaseId
@@ -145,6 +146,7 @@ class SampleProgressed:
     logprobs: tuple[float, ...]
     spans: tuple[LabelSpan, ...]
     finish: Finish | None
+    columns: Columns = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,14 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from echo2d.core.base.bounded_dict import keep_newest
+from echo2d.core.protocol.columns import (
+    TOKEN_BYTES,
+    Columns,
+    columns_bytes,
+    columns_fault,
+    cut_columns,
+    join_columns,
+)
 from echo2d.core.protocol.control_messages import (
     PROGRESS_S,
     Finish,
@@ -65,16 +73,22 @@ HOLD_S_MAX = 3600.0
 class _Output:
     """One sample's output so far.
 
-    sent: how many tokens this connection's progress messages have carried already.
+    sent: how many tokens this connection's progress messages have carried already. parts: the columns,
+    each with the number of its tokens; joined when they are asked for, not for every few tokens.
     """
 
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     spans: list[VersionSpan] = field(default_factory=list)
     sent: int = 0
+    parts: list[tuple[int, Columns]] = field(default_factory=list)
 
     def extend(self, event: SampleProgressed, spans: list[VersionSpan]) -> None:
         """Append new output; spans of one version that touch become one span."""
+        if event.columns or self.parts:
+            # Tokens that came before the first columns have none.
+            self.parts = self.parts or [(len(self.tokens), ())]
+            self.parts.append((len(event.tokens), event.columns))
         self.tokens += event.tokens
         self.logprobs += event.logprobs
         for span in spans:
@@ -83,6 +97,12 @@ class _Output:
                 self.spans[-1] = VersionSpan(last.start, span.end, span.version, span.digest)
             else:
                 self.spans.append(span)
+
+    def columns(self) -> Columns:
+        """The columns that are whole so far."""
+        joined = join_columns(self.parts)
+        self.parts = [(len(self.tokens), joined)] if self.parts else []
+        return joined
 
     def confirmed(self, versions: Collection[VersionKey]) -> int:
         """How many tokens, counted from the first, these versions wrote without a gap."""
@@ -99,7 +119,10 @@ class _Output:
             if start < s.end <= end
         )
         tokens, logprobs = self.tokens[start:end], self.logprobs[start:end]
-        return SampleDelta(sample, pack_tokens(tokens), pack_logprobs(logprobs), tuple(spans))
+        columns = cut_columns(self.columns(), start, end)
+        return SampleDelta(
+            sample, pack_tokens(tokens), pack_logprobs(logprobs), tuple(spans), columns
+        )
 
 
 @dataclass(slots=True)
@@ -363,19 +386,22 @@ class WorkerLeases:
     def _progress(self, held: _Held) -> Iterator[LeaseProgress]:
         """All unsent confirmed output of one lease; the last message may be empty.
 
-        A message holds at most TOKENS_MAX tokens, so that its size stays bounded.
+        A message holds one sample's tokens, or at most the bytes of TOKENS_MAX tokens without columns, so
+        that its size stays bounded.
         """
         deltas: list[SampleDelta] = []
-        room = TOKENS_MAX
+        room = TOKENS_MAX * TOKEN_BYTES
         for sample, output in held.outputs.items():
             end = output.confirmed(self._confirmed)
-            fresh = end - output.sent
-            if deltas and fresh > room:
+            if end <= output.sent:
+                continue
+            delta = output.take_unsent(sample, end)
+            size = len(delta.tokens) + len(delta.logprobs) + columns_bytes(delta.columns)
+            if deltas and size > room:
                 yield LeaseProgress(held.grant.lease, held.grant.attempt, tuple(deltas))
-                deltas, room = [], TOKENS_MAX
-            if fresh > 0:
-                deltas.append(output.take_unsent(sample, end))
-                room -= fresh
+                deltas, room = [], TOKENS_MAX * TOKEN_BYTES
+            deltas.append(delta)
+            room -= size
         yield LeaseProgress(held.grant.lease, held.grant.attempt, tuple(deltas))
 
     def _alive(self, now: float) -> list[LeaseAction]:
@@ -410,6 +436,7 @@ class WorkerLeases:
             logprobs,
             tuple(output.spans),
             finish,
+            output.columns(),
         )
         self._results[held.key, sample] = result
         if held.grant.hold_s:
@@ -452,6 +479,7 @@ def _check_output(output: _Output, grant: LeaseGranted) -> None:
     ends = [0, *(span.end for span in output.spans)]
     assert ends[-1] == len(output.tokens)
     assert ends[:-1] == [span.start for span in output.spans]
+    assert not output.parts or sum(count for count, _ in output.parts) == len(output.tokens)
     versions = [span.version for span in output.spans]
     assert versions == sorted(versions)
     assert all(version >= grant.oldest for version in versions)
@@ -514,4 +542,6 @@ def _output_fault(
         if span.start != end or span.end <= span.start:
             return f"a span [{span.start}, {span.end}) after token {end}"
         end, newest = span.end, key.version
-    return "" if end == length else f"spans up to {end} for {length} tokens"
+    if end != length:
+        return f"spans up to {end} for {length} tokens"
+    return columns_fault(event.columns, len(event.tokens))

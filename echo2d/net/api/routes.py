@@ -20,6 +20,7 @@ The core takes every decision; this module only turns requests into events, and 
                                         scores: [[group, sample, k, z], ...] may be added, see
                                         `TrajectoryScore` in core/protocol/trajectory.py
     POST /v1/batches/{n}/refuse         {groups, reasons, epoch} -> {}
+    GET  /v1/attachments/{digest}       -> the bytes with this digest (hex), which a trajectory names
     POST /v1/learner/checkpoint         {step, epoch} -> {}
     GET  /v1/evaluations                ?after=N -> {evaluations, unfinished}: those with a higher
                                         number
@@ -45,10 +46,9 @@ The core takes every decision; this module only turns requests into events, and 
     the gateway's, if it is enabled     see net/gateway/routes.py; its errors have OpenAI's shape
 
 Every error is {"error": a short code, "detail": one line}, with status 400 (malformed or refused),
-401 / 403 (caller unknown / not allowed), 409 (the run's state forbids it, or the learner is of
-another build), 413 (too large), 415
-(encoded body), 503 (busy, try again) or 507 (disk). Unknown fields are refused. Request bodies are
-never decompressed.
+401 / 403 (caller unknown / not allowed), 404 (no such attachment), 409 (the run's state forbids it, or
+the learner is of another build), 413 (too large), 415 (encoded body), 503 (busy, try again) or 507
+(disk). Unknown fields are refused. Request bodies are never decompressed.
 """
 
 import io
@@ -62,6 +62,7 @@ from aiohttp import web
 
 from echo2d.client.http import (
     ALIVE_PATH,
+    ATTACHMENT_PATH,
     BATCH_PATH,
     BODY_BYTES_MAX,
     CHECKPOINT_PATH,
@@ -210,6 +211,9 @@ class ApiBackend(Health, Protocol):
         """What the owner of the token with this name may know. Cheap, however often it is asked."""
 
     def metrics(self) -> bytes: ...
+
+    async def attachment(self, digest: Digest) -> bytes | None:
+        """The content of an attachment; None: no group that is kept names it."""
 
     async def wheel(self) -> tuple[str, bytes]:
         """Its file name and its bytes. OperatorFault: there is none."""
@@ -380,6 +384,17 @@ class Api:
         epoch, groups = Epoch(integer(body["epoch"], "epoch")), refused_groups(body)
         return await self._ask(lambda number: RefuseAsked(number, epoch, step, groups))
 
+    async def attachment(self, request: web.Request) -> web.Response:
+        digest = Digest(from_hex(request.match_info["digest"], "digest", DIGEST_BYTES))
+        content = await self._backend.attachment(digest)
+        if content is None:
+            detail = (
+                f"attachment {digest.hex()[:16]}: no group that is kept names it; "
+                "fetch attachments before the checkpoint of their step"
+            )
+            raise HttpRefusal(HTTPStatus.NOT_FOUND, "attachment", detail)
+        return web.Response(body=content, content_type="application/octet-stream")
+
     async def checkpoint(self, request: web.Request) -> web.Response:
         body = await fields(request, {"step", "epoch"})
         epoch, step = Epoch(integer(body["epoch"], "epoch")), integer(body["step"], "step")
@@ -539,6 +554,7 @@ def make_app(
     app.router.add_get(BATCH_PATH, api.allow(LEARNER, api.take_batch))
     app.router.add_post(COMMIT_PATH, api.allow(LEARNER, api.commit))
     app.router.add_post(REFUSE_PATH, api.allow(LEARNER, api.refuse))
+    app.router.add_get(ATTACHMENT_PATH, api.allow(LEARNER, api.attachment))
     app.router.add_get(EVALUATIONS_PATH, api.allow(READERS, api.evaluations))
     app.router.add_post(EVALUATIONS_PATH, api.allow(LEARNER, api.evaluate))
     sees = LEARNER | VIEWER if backend.viewers_see_samples else LEARNER

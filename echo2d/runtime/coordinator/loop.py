@@ -69,6 +69,7 @@ from echo2d.core.work.events import (
     BatchCommitted,
     DrawPrompt,
     ForgetEpisode,
+    PromptDrawn,
     ScoreSample,
     StepEnvironment,
 )
@@ -410,7 +411,12 @@ class CoordinatorProcess:
         )
 
     async def _draw(self, action: DrawPrompt) -> None:
-        await self._mailbox.put(await self._data_plane.draw(action))
+        event = await self._data_plane.draw(action)
+        if isinstance(event, PromptDrawn) and event.contents:
+            # They are durable before a record names them.
+            await self._ledger.attach(event.contents)
+            event = replace(event, contents=())
+        await self._mailbox.put(event)
 
     async def _tell(self, work: Awaitable[CoordinatorEvent]) -> None:
         await self._mailbox.put(await work)
@@ -655,6 +661,10 @@ class CoordinatorProcess:
         self._metrics.events_waiting.set(len(self._mailbox))
         self._metrics.tokens_expire(self._access.expiries(now_s=time.time()))
         return self._metrics.render(self.look())
+
+    async def attachment(self, digest: Digest) -> bytes | None:
+        await self._serving.wait()
+        return await self._ledger.attachment(digest)
 
     async def wheel(self) -> tuple[str, bytes]:
         return await self._wheel.get()

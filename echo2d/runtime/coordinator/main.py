@@ -303,7 +303,8 @@ def make_rules(
         if config.gateway.enabled
         else None,
         audit=_audit_rules(config) if config.audit.enabled else None,
-        quantized=config.policy.quantized_workers,
+        quantized=policy.quantized_workers,
+        columns=policy.columns,
     )
 
 

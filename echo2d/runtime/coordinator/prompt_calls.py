@@ -5,7 +5,8 @@ import logging
 from dataclasses import dataclass
 from typing import Protocol
 
-from echo2d.core.protocol.trajectory import PromptTag, Source, unpack_tokens
+from echo2d.core.base.canonical import digest_of
+from echo2d.core.protocol.trajectory import Attachment, PromptTag, Source, unpack_tokens
 from echo2d.core.work.events import DrawPrompt, PromptDrawn, PromptFailed, PromptsEnded
 from echo2d.tasks.pool import TaskPrompt
 from echo2d.tasks.process import TaskFailed
@@ -55,7 +56,14 @@ class PromptCalls:
             await asyncio.sleep(delay_s)
             delay_s = min(RETRY_S_MAX, 2 * delay_s)
         tags = tuple(PromptTag(name, value) for name, value in sorted(found.tags.items()))
-        return PromptDrawn(action.cursor, found.tokens, Source(self.name, found.row), tags)
+        attached = sorted(found.attachments.items())
+        source = Source(
+            self.name,
+            found.row,
+            tuple(Attachment(name, digest_of(each), len(each)) for name, each in attached),
+        )
+        contents = tuple(content for _, content in attached)
+        return PromptDrawn(action.cursor, found.tokens, source, tags, contents)
 
     async def _prompt(self, cursor: int) -> TaskPrompt | TaskFailed:
         """The prompt at a cursor. A prompt that is empty, too long or out of vocabulary fails."""

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
+from echo2d.core.base.ids import Digest
 from echo2d.core.coordinator.events import CoordinatorRecord, Recovered
 from echo2d.store.ledger import Ledger, backfill
 
@@ -37,6 +38,19 @@ class LedgerThread:
         ledger = self._ledger
         await self._do(lambda: ledger.append(records))
         self._grown = True
+
+    async def attach(self, contents: Sequence[bytes]) -> None:
+        """See `Ledger.attach`."""
+        assert self._ledger is not None
+        ledger = self._ledger
+        await self._do(lambda: ledger.attach(contents))
+        self._grown = True
+
+    async def attachment(self, digest: Digest) -> bytes | None:
+        """See `Ledger.attachment`."""
+        assert self._ledger is not None
+        ledger = self._ledger
+        return await self._do(lambda: ledger.attachment(digest))
 
     async def keep_small(self) -> None:
         """Do `make_small` again and again, until cancelled."""

@@ -184,7 +184,14 @@ class LeaseRunner:
         )
         self._emit(
             SampleProgressed(
-                lease.lease, lease.attempt, sample, tokens, logprobs, spans, delta.finish
+                lease.lease,
+                lease.attempt,
+                sample,
+                tokens,
+                logprobs,
+                spans,
+                delta.finish,
+                tuple(delta.columns),
             )
         )
 

@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from echo2d.core.protocol.columns import cut_columns
 from echo2d.core.protocol.control_messages import LeaseGranted
 from echo2d.core.protocol.trajectory import unpack_tokens
 from echo2d.engines.base import EngineSpan, SampleOutput
@@ -62,6 +63,7 @@ class StopWatch:
             logprobs=output.logprobs[: piece.tokens],
             spans=_first(output.spans, piece.tokens),
             finish="stop_string",
+            columns=cut_columns(tuple(output.columns), 0, piece.tokens),
         )
 
 

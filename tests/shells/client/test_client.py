@@ -15,6 +15,7 @@ from aiohttp import web
 
 from echo2d.client import (
     AsyncCoordinator,
+    Attachment,
     Batch,
     Coordinator,
     Fenced,
@@ -24,6 +25,7 @@ from echo2d.client import (
     Published,
     Session,
     Span,
+    Trajectory,
     TrajectoryScore,
     Unanswered,
     async_coordinator,
@@ -38,6 +40,7 @@ from echo2d.client.http import (
     SCORES_MAX,
     STALENESS_HEADER,
 )
+from echo2d.core.base.canonical import digest_of
 from echo2d.core.base.codec import INT_MAX
 from echo2d.core.base.ids import Digest, GroupId, PeerId, Version
 from echo2d.core.protocol.trajectory import (
@@ -45,6 +48,7 @@ from echo2d.core.protocol.trajectory import (
     BatchBody,
     GivenTokens,
     GroupRecord,
+    Source,
     TrajectoryRecord,
     batch_digest,
     pack_batch,
@@ -53,6 +57,7 @@ from echo2d.core.protocol.trajectory import (
 )
 from echo2d.net.security.auth import TokenFile, write_token_file
 from echo2d.this_build import THIS_BUILD
+from tests.support.column_engine import columns_of, experts_of
 
 SPAN = AuthoredSpan(0, 2, Version(3), Digest(b"d" * 32), PeerId("w"))
 TRAJECTORY = TrajectoryRecord(
@@ -253,6 +258,47 @@ def test_a_trajectory_says_which_tokens_were_written_and_a_group_which_episodes_
         for each in group.trajectories:
             assert [each.written[span.start : span.end].all() for span in each.spans]
             assert sum(span.end - span.start for span in each.spans) == each.written.sum()
+
+
+def read_one(record: TrajectoryRecord) -> tuple[Trajectory, ...]:
+    body = pack_batch(BatchBody.of(4, (GroupRecord(GroupId(9), pack_tokens([7]), (record,)),)))
+    (group,) = read_batch(1, batch_digest(body).hex(), body).groups
+    return group.trajectories
+
+
+def test_a_trajectory_has_the_columns_of_its_branch() -> None:
+    branches = dataclasses.replace(
+        TRAJECTORY,
+        tokens=pack_tokens([5, 6, 7, 8]),
+        logprobs=pack_logprobs([-0.5, 0.0, 0.0, -0.25]),
+        spans=(SPAN, SPAN._replace(start=3, end=4)),
+        given=(GivenTokens(2, 3),),
+        branches=(2,),
+        columns=columns_of([5, 6, 7, 8]),
+    )
+    first, second = read_one(branches)
+    assert np.array_equal(first.columns["experts"], experts_of([5, 6]))
+    assert second.columns["half"].tolist() == [3.5, 4.0]
+    assert read_one(TRAJECTORY)[0].columns == {}
+
+
+def test_columns_that_do_not_fit_their_tokens_are_refused() -> None:
+    with pytest.raises(PeerFault, match="column experts: expected 24 bytes for 2 tokens, found 12"):
+        read_one(dataclasses.replace(TRAJECTORY, columns=columns_of([5])))
+
+
+async def test_an_attachment_is_fetched_by_its_digest(
+    server: Server, coordinator: AsyncCoordinator
+) -> None:
+    wanted = Attachment("picture", digest_of(b"content"), 7)
+    record = dataclasses.replace(TRAJECTORY, source=Source("t", "r", (wanted,)))
+    (found,) = read_one(record)[0].attachments
+    assert found == wanted
+    server.script = [web.Response(body=b"content"), web.Response(body=b"other")]
+    assert await coordinator.attachment(found) == b"content"
+    assert server.heard[0][:2] == ("GET", f"/v1/attachments/{wanted.digest.hex()}")
+    with pytest.raises(IntegrityFault, match="'picture': its bytes have another digest"):
+        await coordinator.attachment(found)
 
 
 async def test_a_batch_of_other_bytes_is_refused(

@@ -1,12 +1,14 @@
 import asyncio
 import math
 import sqlite3
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from echo2d.core.audit.events import LimitsLearnt
+from echo2d.core.base.canonical import digest_of
 from echo2d.core.base.ids import Digest, Epoch, GroupId, LeaseId, PeerId, PublishSeq, Version
 from echo2d.core.broadcast.events import FormChosen, RatesMeasured
 from echo2d.core.cluster.events import VersionPublished, VersionRevoked
@@ -18,6 +20,7 @@ from echo2d.core.coordinator.events import (
 )
 from echo2d.core.protocol.control_messages import HeldLease, VersionKey
 from echo2d.core.protocol.trajectory import (
+    Attachment,
     AuthoredSpan,
     GivenTokens,
     Partial,
@@ -47,6 +50,7 @@ from echo2d.errors import OperatorFault, StoreFault
 from echo2d.runtime.run_dir import ledger_thread
 from echo2d.runtime.run_dir.ledger_thread import LedgerThread
 from echo2d.store.ledger import TRIM_GROUPS_MAX, Ledger
+from tests.support.column_engine import columns_of
 
 TABLES = ("groups", "samples", "batches")
 A, B = Digest(b"a" * 32), Digest(b"b" * 32)
@@ -339,3 +343,91 @@ def test_another_format_is_refused(path: Path) -> None:
     connection.close()
     with pytest.raises(OperatorFault, match="format 99"):
         Ledger.open(path)
+
+
+CONTENT = b"a picture"
+PICTURE = Attachment("picture", digest_of(CONTENT), len(CONTENT))
+
+
+def with_picture(number: int) -> PromptTaken:
+    return replace(group(number), source=Source("math", "r", (PICTURE,)))
+
+
+def contents(path: Path) -> int:
+    with closing(sqlite3.connect(path)) as connection:
+        (count,) = connection.execute("SELECT count(*) FROM attachments").fetchone()
+        return int(count)
+
+
+def test_columns_and_attachments_come_back(path: Path) -> None:
+    source = Source("math", "r", (PICTURE,))
+    kept = sample(4, 0, tokens=pack_tokens([7]))
+    kept = replace(
+        kept, trajectory=replace(kept.trajectory, columns=columns_of([7]), source=source)
+    )
+    with Ledger.open(path) as ledger:
+        ledger.attach([CONTENT])
+        ledger.append([with_picture(4), kept])
+    (stored,) = reopened(path).groups
+    assert stored.source == source
+    assert stored.record.trajectories == (kept.trajectory,)
+    with Ledger.open(path) as ledger:
+        ledger.recover()
+        assert ledger.attachment(PICTURE.digest) == CONTENT
+        assert ledger.attachment(A) is None
+
+
+def test_an_attachment_lives_as_long_as_something_has_it(path: Path) -> None:
+    with Ledger.open(path) as ledger:
+        for number in (1, 2):
+            ledger.attach([CONTENT])
+            ledger.append([with_picture(number)])
+        assert contents(path) == 1, "it is kept once"
+        ledger.append([GroupDropped(GroupId(1), "stale")])
+        assert ledger.attachment(PICTURE.digest) == CONTENT
+        ledger.append([GroupDropped(GroupId(2), "stale")])
+        assert ledger.attachment(PICTURE.digest) is None
+
+
+def test_an_attachment_stays_for_a_prompt_without_a_group(path: Path) -> None:
+    """One that is drawn, or whose group was dropped for no fault of the prompt."""
+    with Ledger.open(path) as ledger:
+        ledger.attach([CONTENT])
+        ledger.append([with_picture(1)])
+        ledger.attach([CONTENT])
+        ledger.append([GroupDropped(GroupId(1), "stale")])
+        assert ledger.attachment(PICTURE.digest) == CONTENT
+        ledger.append([with_picture(2)])
+        ledger.append([GroupDropped(GroupId(2), "stale", again=True)])
+        assert ledger.attachment(PICTURE.digest) == CONTENT
+        ledger.append([with_picture(3), GroupDropped(GroupId(3), "stale")])
+        assert ledger.attachment(PICTURE.digest) is None
+        ledger.attach([CONTENT])
+    # After a restart it is drawn again.
+    assert contents(path) == 1
+    reopened(path)
+    assert contents(path) == 0
+
+
+def test_attachments_go_with_the_groups_of_a_checkpoint(path: Path) -> None:
+    with Ledger.open(path) as ledger:
+        ledger.attach([CONTENT])
+        ledger.append([
+            with_picture(1), BatchFrozen(1, A, (GroupId(1),), 0), CheckpointKept(1, Epoch(1)),
+        ])  # fmt: skip
+        assert ledger.attachment(PICTURE.digest) == CONTENT
+        while ledger.trim():
+            pass
+        assert ledger.attachment(PICTURE.digest) is None
+
+
+def test_a_record_names_only_attachments_that_are_kept(path: Path) -> None:
+    with Ledger.open(path) as ledger, pytest.raises(StoreFault, match="FOREIGN KEY"):
+        ledger.append([with_picture(1)])
+
+
+def test_columns_that_do_not_fit_their_tokens_are_damage(path: Path) -> None:
+    kept = sample(4, 0)
+    kept = replace(kept, trajectory=replace(kept.trajectory, columns=columns_of([7, 8])))
+    with pytest.raises(OperatorFault, match="column experts: expected 12 bytes for 1 tokens"):
+        reopened(path, group(4), kept)

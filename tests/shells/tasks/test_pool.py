@@ -12,6 +12,8 @@ import uvloop
 
 from echo2d.core.protocol.trajectory import pack_tokens
 from echo2d.errors import OperatorFault
+from echo2d.runtime.coordinator.prompt_calls import PROMPT_TOKENS_MAX
+from echo2d.tasks.base import ATTACHMENTS_BYTES_MAX
 from echo2d.tasks.pool import (
     PIPELINED_MAX,
     TASK_UIDS,
@@ -25,6 +27,7 @@ from echo2d.tasks.pool import (
 from echo2d.tasks.pool_child import MESSAGE_BYTES_MAX
 from echo2d.tasks.process import TaskFailed
 from echo2d.tasks.sort_digits import SortDigits, answer
+from tests.support.attached_task import SHARED
 from tests.support.nasty_task import index_of
 from tests.support.polling import HANG_S
 from tests.support.processes import is_running
@@ -57,6 +60,29 @@ async def nasty(directory: Path) -> AsyncIterator[TaskPool]:
         NASTY, {"directory": str(directory)}, timeout_s=TIMEOUT_S, limits=limits
     ) as pool:
         yield pool
+
+
+async def test_attachments_come_with_their_prompt() -> None:
+    async with TaskPool("tests.support.attached_task:AttachedTask") as pool:
+        prompt = await pool.prompt(7)
+        assert isinstance(prompt, TaskPrompt)
+        assert prompt.attachments == {"picture": b"bytes of 7", "legend": SHARED}
+
+
+@pytest.mark.parametrize(("count", "size"), [(17, 1), (1, (480 << 10) + 1)])
+async def test_too_many_or_too_large_attachments_are_an_error(count: int, size: int) -> None:
+    options = {"count": count, "size": size}
+    async with TaskPool("tests.support.attached_task:LadenTask", options) as pool:
+        failed = await pool.prompt(0)
+        assert isinstance(failed, TaskFailed)
+        assert "attachments of a prompt: expected at most 16 of together 491520" in failed.reason
+        assert f"found {count} of {count * size}; make them smaller" in failed.reason
+
+
+async def test_the_largest_prompt_fits_into_an_answer_of_its_process() -> None:
+    options = {"count": 16, "size": ATTACHMENTS_BYTES_MAX // 16, "tokens": PROMPT_TOKENS_MAX}
+    async with TaskPool("tests.support.attached_task:LadenTask", options) as pool:
+        assert isinstance(await pool.prompt(0), TaskPrompt)
 
 
 async def test_a_task_by_name_and_its_prompts_and_rewards() -> None:

@@ -147,6 +147,7 @@ class ResultJudge:
             whole.spans,
             finish,
             source=group.prompt.source,
+            columns=whole.columns,
         )
         key = HeldLease(message.lease, message.attempt)
         lease = group.running.get(key)

@@ -109,6 +109,7 @@ class OpenEpisodes:
             turns=turn.turn,
             source=group.prompt.source,
             branches=partial.branches,
+            columns=partial.columns,
         )
 
     def begin_anew(self, group: OpenGroup, sample: int, *, now: float) -> list[RolloutAction]:

@@ -24,6 +24,7 @@ from echo2d.core.cluster.membership import Peer
 from echo2d.core.cluster.rules import RunRules, TaskRules
 from echo2d.core.cluster.statistics import Statistics
 from echo2d.core.cluster.versions import PublishedVersions
+from echo2d.core.protocol.columns import wanted_columns
 from echo2d.core.protocol.control_messages import SampleDelta, VersionKey
 from echo2d.core.protocol.result_check import Believed, delta_fault, partial_fault
 from echo2d.core.protocol.trajectory import NOTHING, AuthoredSpan, Partial, authored
@@ -76,7 +77,10 @@ class Partials:
                 delta, before, room=lease.room, oldest=oldest, believed=self.believed(peer)
             )
             spans = authored(delta.spans, peer.peer)
-            grown = None if fault else before.plus(delta.tokens, delta.logprobs, spans)
+            more = delta.columns and wanted_columns(delta.columns, self._rules.columns)
+            grown = (
+                None if fault else before.plus(delta.tokens, delta.logprobs, spans, columns=more)
+            )
             self._leases.gather(lease, delta.sample, grown)
             if fault:
                 notes.append(self._statistics.fault("progress", f"{peer.name}: {fault}"))
@@ -101,7 +105,13 @@ class Partials:
                 notes.append(self._statistics.fault("progress", f"from {lease.worker}: {fault}"))
                 output = NOTHING
             partial = self._usable(
-                base.plus(output.tokens, output.logprobs, output.spans, shift=base.length),
+                base.plus(
+                    output.tokens,
+                    output.logprobs,
+                    output.spans,
+                    shift=base.length,
+                    columns=output.columns,
+                ),
                 limit.tokens - 1,
             )
             grew = partial.length > base.length

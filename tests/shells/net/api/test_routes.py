@@ -83,6 +83,9 @@ class Backend:
         assert proof == enrol_proof(KEY, secret)
         return PeerId(public_key.hex()[:8]), "a certificate"
 
+    async def attachment(self, digest: Digest) -> bytes | None:
+        return None
+
     async def ask(
         self, make: Callable[[RequestId], CoordinatorEvent], *, timeout_s: float
     ) -> Reply | None:

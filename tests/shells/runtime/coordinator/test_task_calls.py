@@ -2,8 +2,9 @@ from collections.abc import AsyncIterator, Callable, Sequence
 
 import pytest
 
+from echo2d.core.base.canonical import digest_of
 from echo2d.core.base.ids import GroupId
-from echo2d.core.protocol.trajectory import PromptTag, RewardPart, Source, pack_tokens
+from echo2d.core.protocol.trajectory import Attachment, PromptTag, RewardPart, Source, pack_tokens
 from echo2d.core.work.events import (
     DrawPrompt,
     PromptDrawn,
@@ -189,6 +190,19 @@ async def test_the_facts_of_a_prompt_reach_the_metrics(pool: Pool) -> None:
     drawn = await calls(pool).draw(DrawPrompt(7))
     assert isinstance(drawn, PromptDrawn)
     assert drawn.tags == (PromptTag("kind", "sum"), PromptTag("level", "3"))
+
+
+async def test_attachments_are_named_by_their_digests(pool: Pool) -> None:
+    attached = {"b": b"second", "a": b"first"}
+    pool.make = lambda index: TaskPrompt(pack_tokens([1]), {}, "r", attached)
+    drawn = await calls(pool).draw(DrawPrompt(7))
+    assert isinstance(drawn, PromptDrawn)
+    first, second = (
+        Attachment("a", digest_of(b"first"), 5),
+        Attachment("b", digest_of(b"second"), 6),
+    )
+    assert drawn.source.attachments == (first, second)
+    assert drawn.contents == (b"first", b"second")
 
 
 async def test_a_question_whose_process_dies_again_and_again_is_given_up(pool: Pool) -> None:

@@ -14,6 +14,7 @@ from echo2d.engines.fake import FakeEngine
 from echo2d.errors import EngineFault
 from echo2d.runtime.worker.generation import LeaseRunner
 from echo2d.runtime.worker.stop_strings import ServedTexts
+from tests.support.column_engine import columns_of
 from tests.support.polling import HANG_S
 from tests.support.texts import bytes_tokenizer
 from tests.support.worker import a_lease
@@ -47,7 +48,8 @@ class Speaker(FakeEngine):
                 spans = [EngineSpan(start, end, LABELS[start >= len(tokens) // 2])]
                 last = end == len(tokens)
                 finish = self.finish if last else None
-                yield SampleOutput(0, part, [-0.5] * len(part), spans, finish)
+                logprobs = [-0.5] * len(part)
+                yield SampleOutput(0, part, logprobs, spans, finish, columns_of(part))
                 await asyncio.sleep(0)
         finally:
             self.told.append(told)
@@ -92,6 +94,7 @@ def whole(events: list[SampleProgressed], sample: int) -> tuple[str, str | None]
     for event in mine:
         assert len(event.tokens) == len(event.logprobs)
         assert sum(span.end - span.start for span in event.spans) == len(event.tokens)
+        assert event.columns == columns_of(event.tokens)
     return TOKENIZER.decode(tokens), mine[-1].finish
 
 

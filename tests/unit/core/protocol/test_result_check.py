@@ -16,6 +16,7 @@ from echo2d.core.protocol.control_messages import (
 from echo2d.core.protocol.result_check import result_fault
 from echo2d.core.protocol.trajectory import pack_logprobs, pack_tokens
 from echo2d_lab.standins.memory_run import FakePeer
+from tests.support.column_engine import columns_of
 from tests.support.coordinator_world import World, version_digest, version_key
 from tests.support.rollouts import world_of
 
@@ -55,6 +56,10 @@ def test_a_good_one() -> None:
     ("wrong", "says"),
     [
         (replace(GOOD, tokens=pack_tokens([0, 5, 32])), "vocabulary"),
+        (
+            replace(GOOD, columns=columns_of([0, 5])),
+            "column experts: expected 36 bytes for 3 tokens",
+        ),
         (replace(GOOD, tokens=pack_tokens([0, -1, 3])), "vocabulary"),
         (replace(GOOD, tokens=b"", logprobs=b"", spans=()), "0 tokens"),
         (replace(GOOD, tokens=pack_tokens([1] * 5), logprobs=pack_logprobs([0.0] * 5)), "5 tokens"),

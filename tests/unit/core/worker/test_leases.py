@@ -6,9 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from echo2d.core.base.codec import MESSAGE_BYTES_MAX
 from echo2d.core.base.ids import Digest, Epoch, LeaseId, PeerId, PublishSeq, RunId, Version
+from echo2d.core.protocol.columns import Column
 from echo2d.core.protocol.control_messages import (
     PROGRESS_S,
+    TO_COORDINATOR,
     Finish,
     HeldLease,
     LeaseFailed,
@@ -31,6 +34,7 @@ from echo2d.core.worker.events import (
     StartGeneration,
 )
 from echo2d.core.worker.leases import ENGINE_STALL_S, LEASES_MAX, RESULTS_MAX, WorkerLeases
+from tests.support.column_engine import columns_of
 from tests.support.worker import a_lease
 
 SLOTS = 4
@@ -359,3 +363,63 @@ def test_everything_is_bounded(leases: WorkerLeases) -> None:
     [failed] = sent(leases.granted(a_lease(RESULTS_MAX), V1, now=0.0), LeaseFailed)
     assert isinstance(failed, LeaseFailed)
     assert failed.reason == "too many unanswered results"
+
+
+def with_columns(event: SampleProgressed) -> SampleProgressed:
+    return replace(event, columns=columns_of(event.tokens))
+
+
+def test_progress_and_results_carry_the_columns_of_their_tokens(leases: WorkerLeases) -> None:
+    leases.granted(a_lease(samples=(0,)), V1, now=0.0)
+    leases.progressed(with_columns(output(3)), LABELS, now=0.0)
+    (first,) = sent(leases.report(now=PROGRESS_S), LeaseProgress)
+    leases.progressed(with_columns(output(2, start=3)), LABELS, now=0.0)
+    leases.progressed(with_columns(output(1, start=5)), LABELS, now=0.0)
+    (second,) = sent(leases.report(now=2 * PROGRESS_S), LeaseProgress)
+    assert isinstance(first, LeaseProgress)
+    assert isinstance(second, LeaseProgress)
+    assert [each.samples[0].columns for each in (first, second)] == [
+        columns_of([0, 1, 2]),
+        columns_of([3, 4, 5]),
+    ]
+    leases.welcomed(welcome(key()), now=9.0)
+    (again,) = sent(leases.report(now=9.0), LeaseProgress)
+    assert isinstance(again, LeaseProgress)
+    assert again.samples[0].columns == columns_of(range(6))
+    actions = leases.progressed(with_columns(output(4, start=6, finish="length")), LABELS, now=0.0)
+    (result,) = sent(actions, SampleFinished)
+    assert isinstance(result, SampleFinished)
+    assert result.columns == columns_of(range(10))
+
+
+@pytest.mark.parametrize("without", [0, 1])
+def test_a_column_that_a_part_of_an_answer_lacks_is_absent(
+    leases: WorkerLeases, without: int
+) -> None:
+    leases.granted(a_lease(samples=(0,)), V1, now=0.0)
+    parts = [output(3), output(7, start=3, finish="length")]
+    parts = [part if at == without else with_columns(part) for at, part in enumerate(parts)]
+    actions = [action for part in parts for action in leases.progressed(part, LABELS, now=0.0)]
+    (result,) = sent(actions, SampleFinished)
+    assert isinstance(result, SampleFinished)
+    assert result.columns == ()
+
+
+def test_columns_that_do_not_fit_their_tokens_fail_the_lease(leases: WorkerLeases) -> None:
+    leases.granted(a_lease(samples=(0,)), V1, now=0.0)
+    actions = leases.progressed(replace(output(3), columns=columns_of([1])), LABELS, now=0.0)
+    (failed,) = sent(actions, LeaseFailed)
+    assert isinstance(failed, LeaseFailed)
+    assert "column experts: expected 36 bytes for 3 tokens, found 12" in failed.reason
+
+
+def test_wide_columns_are_reported_in_several_messages(leases: WorkerLeases) -> None:
+    """Each message stays within what a control message may have."""
+    tokens = 2500
+    leases.granted(a_lease(tokens=tokens + 1), V1, now=0.0)
+    wide = (Column("wide", "u8", (1024,), bytes(1024 * tokens)),)
+    for sample in (0, 1):
+        leases.progressed(replace(output(tokens, sample=sample), columns=wide), LABELS, now=0.0)
+    found = sent(leases.report(now=PROGRESS_S), LeaseProgress)
+    assert len(found) == 2
+    assert all(len(TO_COORDINATOR.encode(each)) < MESSAGE_BYTES_MAX for each in found)

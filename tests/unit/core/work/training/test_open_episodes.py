@@ -31,6 +31,7 @@ from echo2d.core.work.events import (
 )
 from echo2d_lab.faults.environment import given_after, turns_of
 from echo2d_lab.standins.memory_run import FakePeer
+from tests.support.column_engine import columns_of
 from tests.support.coordinator_world import World, publish_step
 from tests.support.rollouts import SILENCE_S, answers, dropped, grants, world_of
 
@@ -38,14 +39,19 @@ ANSWER = (3, 7, 1)  # the last token ends it
 
 
 def playing(
-    *slots: int, context_max: int | None = None, **episode: Any
+    *slots: int, context_max: int | None = None, columns: Any = (), **episode: Any
 ) -> tuple[World, list[FakePeer]]:
     """A run of one environment, and its workers."""
     task = TaskRules(
         max_new_tokens=8, stop_token_ids=(1,), episode=EpisodeRules(**{"tokens_max": 64, **episode})
     )
     world, workers = world_of(
-        *slots, tasks=(task,), trajectories_per_step=2, staleness_max=0, context_max=context_max
+        *slots,
+        tasks=(task,),
+        trajectories_per_step=2,
+        staleness_max=0,
+        context_max=context_max,
+        columns=columns,
     )
     world.drain()
     return world, workers
@@ -95,6 +101,28 @@ def test_an_episode_is_written_turn_by_turn() -> None:
     assert [each.reward for each in kept(world)] == [0.0, 1.0]
     assert world.state.status().groups.buffered == 1
     assert not any(many.logprobs[4 * each.start : 4 * each.end].strip(b"\0") for each in many.given)
+
+
+@pytest.mark.parametrize("without", [None, 2])
+def test_columns_go_on_over_turns_unless_one_lacks_them(without: int | None) -> None:
+    world, (worker,) = playing(2, columns=("experts", "half"))
+    for turn in range(4):
+        for key, sample in list(worker.open):
+            said = worker.finish(key, sample, tokens=ANSWER)
+            more = () if turn == without else columns_of(ANSWER)
+            world.say(worker, replace(said, columns=more))
+        world.drain()
+    one, many = kept(world)
+    assert one.columns == columns_of(ANSWER)
+    assert many.turns == 4
+    given = [0] * 3
+    expected = columns_of([*ANSWER, *given, *ANSWER, *given, *ANSWER, *given, *ANSWER])
+    blank = [at for each in many.given for at in range(each.start, each.end)]
+    assert len(many.columns) == (2 if without is None else 0)
+    for found, wanted in zip(many.columns, expected, strict=False):
+        numbers = wanted.array.copy()
+        numbers[blank] = 0
+        assert found.array.tolist() == numbers.tolist()
 
 
 def test_between_two_turns_a_sample_has_no_slot() -> None:

@@ -41,6 +41,7 @@ from echo2d.core.work.training.partials import FRUITLESS_MAX, PARTIAL_WAIT_S, Pa
 from echo2d.core.work.training.prompts import DrawnPrompt
 from echo2d.core.work.training.staleness import Staleness
 from echo2d_lab.standins.memory_run import FakePeer
+from tests.support.column_engine import columns_of
 from tests.support.coordinator_world import World, rules, version_digest
 from tests.support.rollouts import dropped, grants, world_of
 
@@ -251,6 +252,7 @@ BAD = {
     "no logarithm": replace(delta(5), logprobs=pack_logprobs([float("nan")])),
     "a probability over one": replace(delta(5), logprobs=pack_logprobs([0.5])),
     "a stop token": delta(1),
+    "columns of other tokens": replace(delta(5), columns=columns_of([5, 6])),
 }
 
 
@@ -417,6 +419,40 @@ def test_what_somebody_goes_on_from_is_durable() -> None:
     (stored,) = [group for group in world.ledger.groups.values() if group.record.trajectories]
     assert tokens_of(stored.record.trajectories[0].tokens) == [7, 8, 3, 4, 1]
     assert result.tokens == pack_tokens([3, 4, 1])
+
+
+def test_columns_are_joined_where_another_worker_goes_on() -> None:
+    """In memory, after a crash, and in what tells a repeat from another result."""
+    world, one, two, key = two_workers(columns=("experts", "half"))
+    for report in (one.wrote(key, 0, 7, 8), one.wrote(key, 0, 9, start=2)):
+        (said,) = report.samples
+        more = columns_of(unpack_tokens(said.tokens).tolist())
+        world.say(one, replace(report, samples=(replace(said, columns=more),)))
+    assert world.state.status().groups.tokens_under_way == 3
+    world.say(one, Goodbye("SIGTERM"))
+    place = two.open[0]
+    ours = replace(two.finish(*place), columns=columns_of([3, 4, 1]))
+    two.unanswered[place] = ours
+    world.crash()
+    world.drain()
+    (stored,) = [group for group in world.ledger.groups.values() if group.record.trajectories]
+    assert stored.record.trajectories[0].columns == columns_of([7, 8, 9, 3, 4, 1])
+    world.say(two, replace(ours, columns=columns_of([3, 4, 5])))
+    assert world.state.status().results_refused == {"a different result was accepted before": 1}
+
+
+def test_columns_that_the_run_does_not_name_are_dropped_on_arrival() -> None:
+    world, one, _, key = two_workers(columns=("half",))
+    report = one.wrote(key, 0, 7, 8)
+    (said,) = report.samples
+    world.say(one, replace(report, samples=(replace(said, columns=columns_of([7, 8])),)))
+    (lease,) = world.state._scheduler.leases
+    partial = lease.outputs[0]
+    assert partial is not None
+    assert partial.columns == columns_of([7, 8])[1:]
+    result = one.finish(*one.open[0], tokens=(7, 8, 1))
+    world.say(one, replace(result, columns=columns_of([7, 8, 1])))
+    assert kept(world).columns == columns_of([7, 8, 1])[1:]
 
 
 def test_one_death_is_one_failure_of_each_sample() -> None:
