@@ -245,7 +245,7 @@ MUTANTS = (
     Mutant(
         "I5",
         "a group is complete before its last result",
-        "echo2d/core/work/training/endings.py",
+        "echo2d/core/work/training/judge.py",
         "return self.complete(group) if group.is_whole and not group.unscored() else []",
         "return self.complete(group) if not group.unscored() else []",
         (FAULTS,),
@@ -253,7 +253,7 @@ MUTANTS = (
     Mutant(
         "I5, rewards",
         "a reward that failed counts as zero",
-        "echo2d/core/work/training/endings.py",
+        "echo2d/core/work/training/judge.py",
         "if event.reward is None or not math.isfinite(event.reward):",
         "if event.reward is not None and not math.isfinite(event.reward):",
         (FAULTS,),
@@ -261,7 +261,7 @@ MUTANTS = (
     Mutant(
         "I5, pairs",
         "all of twice as many samples are trained on",
-        "echo2d/core/work/training/endings.py",
+        "echo2d/core/work/training/judge.py",
         "most_contrasting(rewards, self._rules.group_size)",
         "most_contrasting(rewards, self._rules.drawn(group.task))",
         (f"{FAULTS}::test_the_run_survives_pairs_informative_rows_and_priorities",),

@@ -5,8 +5,8 @@
                         +-- lease ended ---+                +------------+--> group dropped
 
 This is the front: it hears of leases, prompts, versions, workers and time, and hands each to the part that decides.
-`group_work` knows which samples wait, `judge` what a result is worth, `endings` what becomes of a group, `recovery`
-what goes on after a restart, and `group_table` where each sample is. A sample whose lease ended with tokens goes on
+`group_work` knows which samples wait, `judge` what a result is worth and what becomes of a group, `recovery` what goes
+on after a restart, and `group_table` where each sample is. A sample whose lease ended with tokens goes on
 from them, alone (`partials`). Samples of an environment have several turns, and wait for it between two of them
 (`open_episodes`). What a revoked version or a convicted worker wrote is taken back here.
 Kept true: every sample is waiting, in one running lease, parked, kept, or left out.
@@ -23,16 +23,8 @@ from echo2d.core.cluster.membership import Membership, Peer
 from echo2d.core.cluster.rules import RunRules
 from echo2d.core.cluster.statistics import Statistics
 from echo2d.core.cluster.versions import PublishedVersions
-from echo2d.core.protocol.control_messages import (
-    HeldLease,
-    SampleDelta,
-    SampleFinished,
-    VersionKey,
-)
-from echo2d.core.protocol.trajectory import (
-    AuthoredSpan,
-    StoredGroup,
-)
+from echo2d.core.protocol.control_messages import HeldLease, SampleDelta, SampleFinished, VersionKey
+from echo2d.core.protocol.trajectory import AuthoredSpan, StoredGroup
 from echo2d.core.work.episodes import ParkedEpisode
 from echo2d.core.work.events import (
     DrawPrompt,
@@ -48,13 +40,11 @@ from echo2d.core.work.events import (
 from echo2d.core.work.kind import Cause, TaskWork
 from echo2d.core.work.leases import TRAINING, Lease
 from echo2d.core.work.scheduler import LeaseScheduler
-from echo2d.core.work.training.endings import LEASE_FAILURES_MAX, GroupEndings
 from echo2d.core.work.training.group_table import BetweenTurns, GroupTable, OpenGroup
 from echo2d.core.work.training.group_work import GroupWork, PendingOfGroup
-from echo2d.core.work.training.judge import ResultJudge
+from echo2d.core.work.training.judge import LEASE_FAILURES_MAX, GroupJudge
 from echo2d.core.work.training.open_episodes import OpenEpisodes
 from echo2d.core.work.training.partials import Partials
-from echo2d.core.work.training.patience import Patience
 from echo2d.core.work.training.prompts import DrawnPrompt, Prompts, prompt_fault
 from echo2d.core.work.training.recovery import Recovery
 from echo2d.core.work.training.sampler import Sampler
@@ -140,10 +130,12 @@ class Groups(TaskWork[PendingOfGroup]):
             versions=versions,
             statistics=statistics,
         )
-        self._endings = GroupEndings(
+        self._judge = GroupJudge(
             rules,
+            recovered.answered,
             groups=self._groups,
             prompts=self._prompts,
+            partials=self._partials,
             episodes=self._episodes,
             stragglers=self.stragglers,
             staleness=staleness,
@@ -151,26 +143,13 @@ class Groups(TaskWork[PendingOfGroup]):
             scheduler=scheduler,
             audits=audits,
         )
-        self._patience = Patience(rules, self._groups, self._endings.is_last_step)
-        self._judge = ResultJudge(
-            rules,
-            recovered.answered,
-            groups=self._groups,
-            partials=self._partials,
-            episodes=self._episodes,
-            endings=self._endings,
-            stragglers=self.stragglers,
-            patience=self._patience,
-            statistics=statistics,
-            scheduler=scheduler,
-            audits=audits,
-        )
+        self._patience = self._judge.patience
         self._recovery = Recovery(
             rules,
             groups=self._groups,
             partials=self._partials,
             episodes=self._episodes,
-            endings=self._endings,
+            judge=self._judge,
             versions=versions,
             staleness=staleness,
             audits=audits,
@@ -222,7 +201,7 @@ class Groups(TaskWork[PendingOfGroup]):
 
     # --- samples to workers
 
-    def priority(self, *, now: float) -> int:  # noqa: ARG002 - training's never changes
+    def priority(self, *, now: float) -> int:
         return 0
 
     def pending(self, *, now: float) -> Iterator[PendingOfGroup]:
@@ -276,7 +255,7 @@ class Groups(TaskWork[PendingOfGroup]):
         return []
 
     def scored(self, event: SampleScored) -> list[RolloutAction]:
-        return self._endings.scored(event)
+        return self._judge.scored(event)
 
     # --- environments
 
@@ -290,19 +269,14 @@ class Groups(TaskWork[PendingOfGroup]):
         return self._episodes.go_on(self._groups[event.group], asked, event, now=now)
 
     def end_episode(
-        self,
-        asked: ParkedEpisode,
-        event: EpisodeEnded,
-        *,
-        cut_off: bool = False,  # noqa: ARG002 - its last turn says so
-        now: float,
+        self, asked: ParkedEpisode, event: EpisodeEnded, *, cut_off: bool = False, now: float
     ) -> list[RolloutAction]:
         return self._judge.end_episode(asked, event, now=now)
 
     # --- the audit
 
     def judged(self, verdict: SampleVerdict) -> list[RolloutAction]:
-        return self._endings.judged(verdict)
+        return self._judge.judged(verdict)
 
     def convicted(self, worker: PeerId, *, now: float) -> list[RolloutAction]:
         """Forget what this worker wrote, except in full batches. Its leases have ended."""
@@ -316,46 +290,29 @@ class Groups(TaskWork[PendingOfGroup]):
         for stored in self._staleness.withdraw(
             lambda group: any(theirs(each.spans) for each in group.trajectories)
         ):
-            actions += self._endings.discard(stored, "convicted", again=True)
+            actions += self._judge.discard(stored, "convicted", again=True)
         for group in self._groups:
             for sample in [at for at, each in group.partials.items() if theirs(each.partial.spans)]:
                 group.lose_partial(sample)
             actions += self._forget_turns(group, theirs, now)
             for sample in [at for at, kept in group.kept.items() if theirs(kept.spans)]:
-                actions += self._endings.give_back(group, sample, [worker])
+                actions += self._judge.give_back(group, sample, [worker])
         return actions
 
     # --- workers
 
     def progressed(
-        self,
-        peer: Peer,
-        lease: Lease,
-        deltas: Sequence[SampleDelta],
-        *,
-        now: float,  # noqa: ARG002 - as of every kind
+        self, peer: Peer, lease: Lease, deltas: Sequence[SampleDelta], *, now: float
     ) -> list[Note]:
         """What a sample has by now, another worker may go on from."""
         return self._partials.gather(peer, lease, deltas)
 
     def finished(
-        self,
-        peer: Peer,
-        lease: Lease | None,  # noqa: ARG002 - a result of an attempt that is over counts, too
-        message: SampleFinished,
-        *,
-        now: float,
+        self, peer: Peer, lease: Lease | None, message: SampleFinished, *, now: float
     ) -> Sequence[RolloutAction] | None:
         return self._judge.finished(peer, message, now=now)
 
-    def lost(
-        self,
-        lease: Lease,
-        cause: Cause,
-        reason: str,  # noqa: ARG002 - what workers say is noted already
-        *,
-        now: float,
-    ) -> list[RolloutAction]:
+    def lost(self, lease: Lease, cause: Cause, reason: str, *, now: float) -> list[RolloutAction]:
         """The attempt is over: its open samples wait for the next one."""
         return self._ended(lease, now, failures=int(cause != "drained"))
 
@@ -372,10 +329,10 @@ class Groups(TaskWork[PendingOfGroup]):
         self, stored: StoredGroup, reason: str, detail: str = "", *, again: bool = False
     ) -> list[RolloutAction]:
         """Drop a complete group. again: its prompt is not to blame, and is used once more."""
-        return self._endings.discard(stored, reason, detail, again=again)
+        return self._judge.discard(stored, reason, detail, again=again)
 
     def deadlines(self, *, now: float) -> list[RolloutAction]:
-        return self._endings.deadlines(now=now)
+        return self._judge.deadlines(now=now)
 
     def revoke(self, keys: Collection[VersionKey], *, now: float) -> list[RolloutAction]:
         """Cancel the leases and drop the groups that these versions have written tokens for."""
@@ -388,7 +345,7 @@ class Groups(TaskWork[PendingOfGroup]):
                 actions += self._stop(lease, now)
         for group in self._groups:
             if group.stored().record.uses(keys):
-                actions += self._endings.drop(group, "revoked", "", again=True)
+                actions += self._judge.drop(group, "revoked", "", again=True)
             else:
                 actions += self._forget_turns(
                     group, lambda spans: any(span.key in keys for span in spans), now
@@ -399,7 +356,7 @@ class Groups(TaskWork[PendingOfGroup]):
         """When something has waited for long enough."""
         times = (
             self._patient_until,
-            self._endings.wake_at(),
+            self._judge.wake_at(),
             self.stragglers.wake_at(),
             self._patience.wake_at(),
         )
@@ -407,9 +364,9 @@ class Groups(TaskWork[PendingOfGroup]):
 
     def age(self, *, now: float) -> list[RolloutAction]:
         """Drop the groups and partials that have become useless; samples that came too late are left out."""
-        actions = self._endings.age()
+        actions = self._judge.age()
         for group in self._patience.over(now=now):
-            actions += self._endings.leave_out_late(group)
+            actions += self._judge.leave_out_late(group)
         with_partials = [group for group in self._groups.waiting() if group.partials]
         self._patient_until = self._partials.forget(with_partials, now=now)
         return actions
@@ -419,7 +376,7 @@ class Groups(TaskWork[PendingOfGroup]):
         if not self._staleness.may_freeze(asked_step):
             return []
         last = self._patience.last_call()
-        return [action for group in last for action in self._endings.leave_out_late(group)]
+        return [action for group in last for action in self._judge.leave_out_late(group)]
 
     def late_moves(self, *, now: float) -> list[Move]:
         """Which samples that a group waits for are to go on at faster workers, for `move`."""
@@ -445,10 +402,10 @@ class Groups(TaskWork[PendingOfGroup]):
         for stored in self._staleness.withdraw(
             lambda group: self._is_held_out(group.trajectories[0].source.row)
         ):
-            actions += self._endings.discard(stored, "heldout")
+            actions += self._judge.discard(stored, "heldout")
         for group in self._groups:
             if self._is_held_out(group.prompt.source.row):
-                actions += self._endings.drop(group, "heldout", "an evaluation asks its question")
+                actions += self._judge.drop(group, "heldout", "an evaluation asks its question")
         return actions
 
     def offer_episodes(self) -> list[RolloutAction]:
@@ -496,7 +453,7 @@ class Groups(TaskWork[PendingOfGroup]):
         group = self._groups.ended(lease)
         group.failures.update(dict.fromkeys(lease.samples, failures))
         if max(group.failures.values()) > LEASE_FAILURES_MAX:
-            return self._endings.drop(group, "lease", "its leases failed")
+            return self._judge.drop(group, "lease", "its leases failed")
         return [*self._partials.left(group, lease, now=now)]
 
     def check(self) -> None:
@@ -505,7 +462,6 @@ class Groups(TaskWork[PendingOfGroup]):
             prompts.sampler.check()
         self._groups.check()
         self._judge.check()
-        self._endings.check()
         for group in self._groups:
             assert group.group not in self._staleness.held()
             assert group.task.episode is not None or not (group.parked or group.episodes)

@@ -5,7 +5,7 @@
 
 Leases are durable: a worker that comes back keeps what can still count.
 Kept true: nothing is asked of a worker that another attempt has taken over.
-Not here: how groups go on from there (`judge`, `endings`), the books (`group_table`).
+Not here: how groups go on from there (`judge`), the books (`group_table`).
 """
 
 from collections import defaultdict
@@ -16,13 +16,8 @@ from echo2d.core.base.ids import GroupId
 from echo2d.core.cluster.membership import Peer
 from echo2d.core.cluster.rules import RunRules
 from echo2d.core.cluster.versions import PublishedVersions
-from echo2d.core.protocol.control_messages import (
-    HeldLease,
-)
-from echo2d.core.protocol.trajectory import (
-    StoredGroup,
-    TrajectoryRecord,
-)
+from echo2d.core.protocol.control_messages import HeldLease
+from echo2d.core.protocol.trajectory import StoredGroup, TrajectoryRecord
 from echo2d.core.work.events import (
     LeaseGiven,
     RecoveredRollouts,
@@ -30,8 +25,8 @@ from echo2d.core.work.events import (
     RolloutAction,
     ScoreSample,
 )
-from echo2d.core.work.training.endings import GroupEndings
 from echo2d.core.work.training.group_table import GroupTable, OpenGroup
+from echo2d.core.work.training.judge import GroupJudge
 from echo2d.core.work.training.open_episodes import OpenEpisodes
 from echo2d.core.work.training.partials import Partials
 from echo2d.core.work.training.prompts import prompt_of
@@ -48,7 +43,7 @@ class Recovery:
         groups: GroupTable,
         partials: Partials,
         episodes: OpenEpisodes,
-        endings: GroupEndings,
+        judge: GroupJudge,
         versions: PublishedVersions,
         staleness: Staleness,
         audits: Audits | None,
@@ -57,7 +52,7 @@ class Recovery:
         self._groups = groups
         self._partials = partials
         self._episodes = episodes
-        self._endings = endings
+        self._judge = judge
         self._versions = versions
         self._staleness = staleness
         self._audits = audits
@@ -87,13 +82,13 @@ class Recovery:
     ) -> list[RolloutAction]:
         task = self._rules.task(stored.source.task)
         if task is None:
-            return self._endings.discard(stored, "rules", "the run has no such task any more")
+            return self._judge.discard(stored, "rules", "the run has no such task any more")
         record, size = stored.record, self._rules.drawn(task)
         kept = {trajectory.sample: trajectory for trajectory in record.trajectories}
         if any(sample >= size for sample in (*kept, *record.left_out)):
-            return self._endings.discard(stored, "rules", "the group size has changed")
+            return self._judge.discard(stored, "rules", "the group size has changed")
         if record.left_out and size - len(record.left_out) < self._rules.group_min:
-            return self._endings.discard(stored, "rules", "too few samples are left")
+            return self._judge.discard(stored, "rules", "too few samples are left")
         group = OpenGroup(
             record.group,
             prompt_of(stored),
@@ -103,11 +98,11 @@ class Recovery:
             left_out=set(record.left_out),
         )
         if turns and task.episode is None:
-            return self._endings.discard(stored, "rules", "its task is no environment any more")
+            return self._judge.discard(stored, "rules", "its task is no environment any more")
         self._episodes.recover(group, turns, now=now)
         unscored = group.unscored()
         if (group.lacking or unscored) and record.sampling != task.sampling:
-            return self._endings.discard(stored, "rules", "its task is sampled otherwise now")
+            return self._judge.discard(stored, "rules", "its task is sampled otherwise now")
         if self._audits is not None:
             # What was judged before a restart is not known any more.
             for each in kept.values():
@@ -125,11 +120,11 @@ class Recovery:
         if len(kept) > self._rules.group_size:
             # It waited for a verdict only, and there is no audit now.
             self._groups.add(group)
-            return self._endings.complete(group)
+            return self._judge.complete(group)
         return (
             []
             if self._staleness.admit(stored)
-            else self._endings.discard(stored, "stale", again=True)
+            else self._judge.discard(stored, "stale", again=True)
         )
 
     def revive(self, peer: Peer, key: HeldLease, *, now: float) -> bool:
