@@ -565,10 +565,10 @@ MUTANTS = (
     Mutant(
         "columns",
         "a run takes columns that it does not name",
-        "echo2d/core/rollouts/groups.py",
-        "more = message.columns and wanted_columns(message.columns, self._rules.columns)",
-        "more = message.columns",
-        ("tests/unit/core/rollouts/test_partials.py",),
+        "echo2d/core/work/results.py",
+        "columns = message.columns and wanted_columns(message.columns, rules.columns)",
+        "columns = message.columns",
+        ("tests/unit/core/work/training/test_partials.py",),
     ),
     Mutant(
         "attachments",
