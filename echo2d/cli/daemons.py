@@ -89,8 +89,8 @@ def coordinate(
 def rented(config: Path, *, stop: bool, as_json: bool) -> None:
     """Show which boxes a run has rented and what it has spent, or stop them all.
 
-    The figures come from the run's own records; which worker a box has, and for how long that has been
-    idle, from the coordinator if it runs. Exit code 1: after --stop, some boxes may still be
+    The figures come from the run's own records. A running coordinator adds which worker each box
+    has, and how long that has been idle. Exit code 1: after --stop, some boxes may still be
     running.
     """
     import asyncio

@@ -123,25 +123,27 @@ def _fleet(
 @click.option(
     "--peers",
     type=click.IntRange(1, 10_000),
-    help="Number of peers besides the seed; overrides the file. Broadcasts only.",
+    help="Broadcasts only: number of peers besides the seed; overrides the file.",
 )
 @click.option(
     "--bytes",
     "size",
-    help="Size of the version, such as 80MB or 1GiB; overrides the file. Broadcasts only.",
+    help="Broadcasts only: size of the version, such as 80MB or 1GiB; overrides the file.",
 )
 @set_option("Fleets only: another value in the file: TABLE.KEY=VALUE, such as simulate.hours=24")
 @click.option(
     "--no-p2p",
     is_flag=True,
-    help="The learner's host sends every version to every worker itself. Fleets only.",
+    help="Fleets only: assume that the learner's host sends every version to every worker itself.",
 )
 @click.option(
     "--no-cost",
     is_flag=True,
-    help="Workers are taken in random order, whatever they cost. Fleets only.",
+    help="Fleets only: assume that workers are taken in random order, whatever they cost.",
 )
-@click.option("--no-delta", is_flag=True, help="Versions are sent in full. Fleets only.")
+@click.option(
+    "--no-delta", is_flag=True, help="Fleets only: assume that versions are sent in full."
+)
 @json_option("Print one JSON object instead of sentences.")
 def simulate(
     scenario: Path,

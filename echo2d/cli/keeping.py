@@ -93,7 +93,7 @@ def backup(
 @click.option(
     "--not-running",
     is_flag=True,
-    help="The run that was backed up does not run: do not ask the coordinator at its address.",
+    help="The run that was backed up does not run any more: do not ask at its coordinator's address.",
 )
 @json_option("Print one JSON object.")
 def restore(
@@ -118,9 +118,11 @@ def restore(
 @keep.command()
 @click.argument("directory", metavar="[DIR]", type=DIRECTORY, required=False)
 @run_dir_option
-@click.option("--version", type=click.IntRange(0), help="This version.")
-@click.option("--best", metavar="EVAL", help="The version with the best score in this [[eval]].")
-@click.option("--last", is_flag=True, help="The last version.")
+@click.option("--version", type=click.IntRange(0), help="Export this version.")
+@click.option(
+    "--best", metavar="EVAL", help="Export the version with the best score in this [[eval]]."
+)
+@click.option("--last", is_flag=True, help="Export the last version.")
 @json_option("Print JSON: the exported version, or each that is there.")
 def export(
     directory: Path | None,

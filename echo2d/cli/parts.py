@@ -107,7 +107,7 @@ def log_options(command: Callable[..., None]) -> Callable[..., None]:
         type=click.Choice(["debug", "info", "warning"]),
         default="info",
         show_default=True,
-        help="Least severity that is logged; debug logs every sample.",
+        help="Log messages of at least this severity; debug logs every sample.",
     )
     as_json = click.option("--log-json", is_flag=True, help="Log one JSON object per line.")
     file = click.option(

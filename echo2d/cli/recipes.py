@@ -65,7 +65,7 @@ KIND_QUESTION = "Which one: package.module:Class, or a name of `echo2d init --li
     help='With questions: the column with the question, or a text such as "{question} Think first."',
 )
 @click.option("--answer", help="With questions: the column with the expected answer.")
-@click.option("--scorer", help="With questions: who judges an answer, such as math or exact.")
+@click.option("--scorer", help="With questions: how an answer is judged, such as math or exact.")
 @click.option("--max-new-tokens", type=click.IntRange(1, 131072), help="Most tokens of an answer.")
 @click.option("--host", help="This host's address, at which the boxes reach it.")
 @click.option(

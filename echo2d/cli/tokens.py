@@ -33,8 +33,8 @@ def token() -> None:
 @run_dir_option
 @click.option(
     "--url",
-    help="URL at which the holder reaches the coordinator: https://HOST:PORT. Default: where the"
-    " coordinator listens that runs now.",
+    help="URL at which the holder reaches the coordinator: https://HOST:PORT. Default: the"
+    " address of the coordinator that runs now.",
 )
 @click.option("--out", type=FILE, help="Token file to write. Default: NAME.token.")
 @click.option(
@@ -150,8 +150,8 @@ def token_change(
     """Let the credential NAME expire later or earlier, or give it a new secret.
 
     Machines that have joined stay members when the secret changes, also when they are started again
-    with the old file. The old secret enrols no new machine, and does nothing for any other role. To
-    end the machines too, use `echo2d token revoke` or `echo2d token revoke --delete`.
+    with the old file. With the old secret no new machine can join, and holders with another role are
+    refused. To end the machines too, use `echo2d token revoke` or `echo2d token revoke --delete`.
     """
     from echo2d.runtime.run_dir.tokens import extend_token, rotate_token
 

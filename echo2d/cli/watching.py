@@ -173,7 +173,8 @@ def samples(
     type=click.Choice(["sort_digits", "two_turn_digits", "agents"]),
     default="sort_digits",
     show_default=True,
-    help="What is trained: a task of one answer, an environment of two turns, or the same with tickets.",
+    help="What is trained: a task of one answer, an environment of two turns, or the same "
+    "environment, played by a program outside (agents).",
 )
 @click.option(
     "--chaos",

@@ -24,7 +24,9 @@ def _options(command: Callable[..., None]) -> Callable[..., None]:
     """Adds the arguments that the three commands share."""
     decorators = (
         click.argument("workers", nargs=-1, metavar="WORKER..."),
-        click.option("--all", "everyone", is_flag=True, help="All workers that are connected."),
+        click.option(
+            "--all", "everyone", is_flag=True, help="Choose all workers that are connected."
+        ),
         click.option(
             "--run-dir", type=DIRECTORY, help="Run directory of a coordinator on this host."
         ),

@@ -85,7 +85,7 @@ def test_another_worker_goes_on_where_a_killed_one_stopped(site: Site) -> None:
             "dying", "--threads=1", "--slots=1", f"--set=tokens_per_s_max={DYING_TOKENS_PER_S}"
         )
         poll(lambda: has_joined(learner, "heir"))
-        run("cordon", "heir", f"--run-dir={site.run_dir}")
+        run("worker", "cordon", "heir", f"--run-dir={site.run_dir}")
         learner.open_session(0)
         learner.publish(0, folders[0])
         learner.commit(learner.take_batch(1), t_train_s=1.0)
@@ -95,7 +95,7 @@ def test_another_worker_goes_on_where_a_killed_one_stopped(site: Site) -> None:
         # Or the heir would begin another group meanwhile.
         poll(lambda: learner.status()["groups"]["leases"] == 0)
         poll(lambda: serves(learner, "heir", 1))
-        run("uncordon", "heir", f"--run-dir={site.run_dir}")
+        run("worker", "uncordon", "heir", f"--run-dir={site.run_dir}")
         batch = learner.take_batch(2)
     ((trajectory,),) = [group.trajectories for group in batch.groups]
     old, new = trajectory.spans

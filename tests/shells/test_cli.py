@@ -193,6 +193,13 @@ def test_status_needs_to_know_whom_to_ask() -> None:
     assert (code, output.count("\n")) == (2, 1)
 
 
+def test_scores_are_shown_alone() -> None:
+    for other in ("--watch", "--worker=box"):
+        code, output = run("status", "--run-dir=nowhere", "--scores", other)
+        assert (code, output.count("\n")) == (2, 1)
+        assert "--scores goes with neither" in output
+
+
 def test_no_sentence_of_the_help_is_cut() -> None:
     for words in ([], ["token"], ["bench"], ["worker"], ["keep"]):
         shown = CliRunner().invoke(main, [*words, "--help"], terminal_width=80).output

@@ -18,19 +18,14 @@ def test_every_entry_can_be_loaded(entry: str) -> None:
 @pytest.mark.parametrize(
     ("command", "names"),
     [
-        (("simulate",), SHAPES),
         (("bench", "broadcast"), SHAPES),
         (("bench", "coordinator"), SHAPES),
+        (("join",), ENGINES),
     ],
 )
 def test_help_lists_the_names(command: tuple[str, ...], names: dict[str, object]) -> None:
     shown = CliRunner().invoke(main, [*command, "--help"]).output
     assert f"[{'|'.join(names)}]" in shown
-
-
-def test_help_of_join_lists_the_engines() -> None:
-    shown = " ".join(CliRunner().invoke(main, ["join", "--help"]).output.split())
-    assert one_of(ENGINES) in shown
 
 
 def test_names_in_a_sentence() -> None:

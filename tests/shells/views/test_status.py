@@ -246,6 +246,21 @@ def test_a_thousand_workers_fit_a_small_terminal() -> None:
     assert "and 951 more" in text
 
 
+def test_a_filter_shows_workers_by_name_id_or_state() -> None:
+    facts = facts_of(trained())
+    worker = facts["workers"][0]
+    long_gone = {**worker, "name": "box-8", "state": "gone", "silent_s": 9e9}
+    away = {**worker, "name": "box-9", "id": "f" * 32, "alive": False}
+    facts["workers"] += [long_gone, away]
+    for words in ("box-9", "f" * 8, "away"):
+        text = seen(facts, only=words)
+        assert "● box-9 " in text
+        assert "● a " not in text
+        assert "gone" not in text
+    assert "● a " in seen(facts, only="")
+    assert "and 1 gone" in seen(facts, only="box")
+
+
 def test_units() -> None:
     assert [age(s) for s in (-1.0, 119.0, 120.0, 7200.0, 3e5)] == [
         "0 s",
