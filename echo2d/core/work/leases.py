@@ -48,17 +48,17 @@ GATHERED_BYTES_MAX = 256 << 20
 class Lease:
     """One running attempt, as it was `given`.
 
-    samples: those still open. room: the most tokens that each may have beyond the base. since: when the
-    attempt began or was resumed; one that goes on from
-    tokens, when the first of its attempts began. wrote_at: when it last
-    made a token. longest: the most
-    tokens that were reported of a sample beyond the base.
+    samples: those still open. kind: the number of its kind of work. room: the most tokens that each sample
+    may have beyond the base. since: when the attempt began or was resumed; one that goes on from tokens, when
+    the first of its attempts began. wrote_at: when it last made a token. longest: the most tokens that were
+    reported of a sample beyond the base.
     outputs: what open samples have so far beyond the base; None: not known any more.
     """
 
     key: HeldLease
     given: LeaseGiven
     samples: set[int]
+    kind: int
     room: int
     since: float
     wrote_at: float
@@ -85,11 +85,6 @@ class Lease:
     @property
     def worker(self) -> PeerId:
         return self.given.worker
-
-    @property
-    def kind(self) -> int:
-        """The number of its kind of work."""
-        return self.given.group >> KIND_SHIFT
 
     @property
     def ends_at(self) -> float:
@@ -206,7 +201,8 @@ class LeaseTable:
         self, given: LeaseGiven, samples: Iterable[int], room: int, now: float, since: float
     ) -> Lease:
         silent_at = now + self._silence_s
-        lease = Lease(given.key, given, set(samples), room, since, now, silent_at, now + STUCK_S)
+        kind, stuck_at = given.group >> KIND_SHIFT, now + STUCK_S
+        lease = Lease(given.key, given, set(samples), kind, room, since, now, silent_at, stuck_at)
         self._running[lease.key] = lease
         self._by_worker.setdefault(lease.worker, {})[lease.key] = lease
         self._ends.set(lease.key)
@@ -284,7 +280,7 @@ class LeaseTable:
         self._load[worker] = load = self._load.get(worker, 0) + samples
         if not load:
             del self._load[worker]
-        if lease.given.group >> KIND_SHIFT != TRAINING:
+        if lease.kind != TRAINING:
             self._reserved[worker] += samples
             if not self._reserved[worker]:
                 del self._reserved[worker]

@@ -147,7 +147,7 @@ class LeaseScheduler:
         # A worker that must refit first cannot make tokens; its lease is not stuck.
         refits = self._exclusive and self._must_refit(peer)
         self.leases.renew(lease, tokens=lease.grows(message.samples), refits=refits, now=now)
-        kind = self._kinds[lease.given.group >> KIND_SHIFT]
+        kind = self._kinds[lease.kind]
         return [*kind.progressed(peer, lease, message.samples, now=now)]
 
     def finished(self, peer: Peer, message: SampleFinished, *, now: float) -> list[Any]:

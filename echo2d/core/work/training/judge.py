@@ -39,7 +39,7 @@ from echo2d.core.work.events import (
     SampleScored,
     ScoreSample,
 )
-from echo2d.core.work.leases import answer
+from echo2d.core.work.leases import Lease, answer
 from echo2d.core.work.results import Written, written_by
 from echo2d.core.work.scheduler import LeaseScheduler
 from echo2d.core.work.training.accepted_results import AcceptedResults
@@ -102,14 +102,14 @@ class GroupJudge:
     # --- results
 
     def finished(
-        self, peer: Peer, message: SampleFinished, *, now: float
+        self, peer: Peer, lease: Lease | None, message: SampleFinished, *, now: float
     ) -> Sequence[RolloutAction] | None:
         """Judge a result and answer it. None: it is of no group."""
         repeat = self._accepted.is_repeat(peer, message)
         if repeat is not None:
             text = "" if repeat else "a different result was accepted before"
             return self._scheduler.refuse(peer, message, text) if text else answer(peer, message)
-        key = HeldLease(message.lease, message.attempt)
+        key = HeldLease(message.lease, message.attempt) if lease is None else lease.key
         group = self._groups.owner(peer.peer, key, message.sample)
         if group is None or not self._groups.fits_rules(group, group.given[key]):
             return None
@@ -132,7 +132,7 @@ class GroupJudge:
         if not self._partials.good(written.whole):
             return self._scheduler.refuse(peer, message, "the lease is over")
         accept = self._accept if group.task.episode is None else self._end_turn
-        return accept(peer, group, message, written, now)
+        return accept(peer, group, key, message, written, now)
 
     def end_episode(
         self, asked: ParkedEpisode, event: EpisodeEnded, *, now: float
@@ -148,7 +148,13 @@ class GroupJudge:
         return self._keep_episode(group, asked, event, now)
 
     def _accept(
-        self, peer: Peer, group: OpenGroup, message: SampleFinished, written: Written, now: float
+        self,
+        peer: Peer,
+        group: OpenGroup,
+        key: HeldLease,
+        message: SampleFinished,
+        written: Written,
+        now: float,
     ) -> list[RolloutAction]:
         """Keep a good result."""
         whole, finish = written
@@ -161,7 +167,6 @@ class GroupJudge:
             source=group.prompt.source,
             columns=whole.columns,
         )
-        key = HeldLease(message.lease, message.attempt)
         lease = group.running.get(key)
         self._measure(whole, peer.peer, None if lease is None else lease.since, now)
         ended = self._groups.keep(group, record)
@@ -200,11 +205,16 @@ class GroupJudge:
         ]
 
     def _end_turn(
-        self, peer: Peer, group: OpenGroup, message: SampleFinished, written: Written, now: float
+        self,
+        peer: Peer,
+        group: OpenGroup,
+        key: HeldLease,
+        message: SampleFinished,
+        written: Written,
+        now: float,
     ) -> list[RolloutAction]:
         """A turn of an episode is over: it is durable, and the environment is told of it."""
-        key, sample = HeldLease(message.lease, message.attempt), message.sample
-        lease = group.running.get(key)
+        sample, lease = message.sample, group.running.get(key)
         parked = end_turn(
             peer,
             group.group,
