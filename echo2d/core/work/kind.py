@@ -89,12 +89,7 @@ class KindOfWork(ABC, Generic[Pending]):
     # --- workers' reports
 
     def progressed(
-        self,
-        peer: Peer,  # noqa: ARG002
-        lease: Lease,  # noqa: ARG002
-        deltas: Sequence[SampleDelta],  # noqa: ARG002 - not every kind looks at unfinished samples
-        *,
-        now: float,  # noqa: ARG002
+        self, peer: Peer, lease: Lease, deltas: Sequence[SampleDelta], *, now: float
     ) -> Actions:
         """A worker has reported unfinished samples of a lease; the lease has been renewed."""
         return []
@@ -113,17 +108,17 @@ class KindOfWork(ABC, Generic[Pending]):
     def lost(self, lease: Lease, cause: Cause, reason: str, *, now: float) -> Actions:
         """A lease is over, and its open samples belong to no worker. reason: for people."""
 
-    def blames(self, lease: Lease, cause: Cause) -> bool:  # noqa: ARG002 - most kinds always do
+    def blames(self, lease: Lease, cause: Cause) -> bool:
         """Whether a worker that failed this lease, or was silent, rests for a while."""
         return True
 
-    def revive(self, peer: Peer, key: HeldLease, *, now: float) -> bool:  # noqa: ARG002 - few kinds can
+    def revive(self, peer: Peer, key: HeldLease, *, now: float) -> bool:
         """A worker has come back with a lease that does not run: whether it runs again."""
         return False
 
     # --- time
 
-    def deadlines(self, *, now: float) -> Actions:  # noqa: ARG002 - leases have theirs in the scheduler
+    def deadlines(self, *, now: float) -> Actions:
         """What waits for too long apart from leases."""
         return []
 

@@ -19,16 +19,8 @@ from echo2d.core.cluster.membership import Membership, Peer
 from echo2d.core.cluster.rules import GatewayRules, RunRules
 from echo2d.core.cluster.statistics import Statistics
 from echo2d.core.cluster.versions import PublishedVersions
-from echo2d.core.protocol.control_messages import (
-    Finish,
-    SampleDelta,
-    SampleFinished,
-)
-from echo2d.core.protocol.trajectory import (
-    NOTHING,
-    Partial,
-    version_spans,
-)
+from echo2d.core.protocol.control_messages import Finish, SampleDelta, SampleFinished
+from echo2d.core.protocol.trajectory import NOTHING, Partial, version_spans
 from echo2d.core.status.schema import GatewayStatus
 from echo2d.core.work.calls.call_choice import CallChoice
 from echo2d.core.work.calls.call_work import CALLS, CallWork, PendingChoice
@@ -73,11 +65,7 @@ class GatewayCalls(KindOfWork[PendingChoice]):
         self._statistics = statistics
         self._queue = CallQueue()
         self._work = CallWork(
-            rules,
-            mine.share,
-            queue=self._queue,
-            versions=versions,
-            scheduler=scheduler,
+            rules, mine.share, queue=self._queue, versions=versions, scheduler=scheduler
         )
         self._scheduler = scheduler
         scheduler.add(self)
@@ -192,7 +180,7 @@ class GatewayCalls(KindOfWork[PendingChoice]):
         """
         return self._go_on(lease, reason, now, failures=int(cause in ("failed", "silent")))
 
-    def blames(self, lease: Lease, cause: Cause) -> bool:  # noqa: ARG002
+    def blames(self, lease: Lease, cause: Cause) -> bool:
         """What a caller asks for may be at fault."""
         return False
 

@@ -29,11 +29,7 @@ from echo2d.core.cluster.rules import EvalRules, RunRules
 from echo2d.core.cluster.statistics import Statistics
 from echo2d.core.cluster.versions import PublishedVersions, key_of
 from echo2d.core.protocol.answer_end import WHOLE_ENDS
-from echo2d.core.protocol.control_messages import (
-    LeaseGranted,
-    SampleFinished,
-    VersionKey,
-)
+from echo2d.core.protocol.control_messages import LeaseGranted, SampleFinished, VersionKey
 from echo2d.core.protocol.seeds import sample_seeds
 from echo2d.core.protocol.trajectory import NOTHING
 from echo2d.core.work.episodes import ParkedEpisode, end_turn
@@ -227,11 +223,7 @@ class Evaluations(TaskWork[PendingAnswers]):
         return None if found is None else found.parked_episode(group, sample)
 
     def go_on(
-        self,
-        asked: ParkedEpisode,
-        event: EnvironmentStepped,
-        *,
-        now: float,  # noqa: ARG002 - as of every kind
+        self, asked: ParkedEpisode, event: EnvironmentStepped, *, now: float
     ) -> list[EvaluationAction]:
         found = self._of(event.group)
         assert found is not None
@@ -239,12 +231,7 @@ class Evaluations(TaskWork[PendingAnswers]):
         return []
 
     def end_episode(
-        self,
-        asked: ParkedEpisode,
-        event: EpisodeEnded,
-        *,
-        cut_off: bool = False,
-        now: float,  # noqa: ARG002 - as of every kind
+        self, asked: ParkedEpisode, event: EpisodeEnded, *, cut_off: bool = False, now: float
     ) -> list[EvaluationAction]:
         """An episode is whole, with its reward."""
         found, turn = self._of(event.group), asked.parked.turn
@@ -258,7 +245,7 @@ class Evaluations(TaskWork[PendingAnswers]):
 
     # --- for the scheduler
 
-    def priority(self, *, now: float) -> int:  # noqa: ARG002 - always before the run
+    def priority(self, *, now: float) -> int:
         return -2
 
     def pending(self, *, now: float) -> Iterator[PendingAnswers]:
@@ -282,12 +269,7 @@ class Evaluations(TaskWork[PendingAnswers]):
                     break
 
     def grant(
-        self,
-        pending: PendingAnswers,
-        worker: Peer,
-        samples: Sequence[int],
-        *,
-        now: float,
+        self, pending: PendingAnswers, worker: Peer, samples: Sequence[int], *, now: float
     ) -> list[Send]:
         evaluation, question = pending.evaluation, pending.question
         assert worker.session is not None
@@ -384,12 +366,7 @@ class Evaluations(TaskWork[PendingAnswers]):
         ]
 
     def lost(
-        self,
-        lease: Lease,
-        cause: Cause,
-        reason: str,  # noqa: ARG002 - what workers say is noted already
-        *,
-        now: float,
+        self, lease: Lease, cause: Cause, reason: str, *, now: float
     ) -> list[EvaluationAction]:
         """The lease is over: its open answers wait again."""
         evaluation = self._of(lease.given.group)

@@ -143,6 +143,11 @@ class OpenGroup:
         """The turns of samples that wait for an agent outside to begin."""
         return [parked for parked in self.parked.values() if not parked.turn.turn]
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether each sample is kept or left out."""
+        return not (self.waiting or self.running or self.parked)
+
     def room(self, base: Partial) -> int:
         """The tokens that a turn may still have which goes on from this base."""
         return self.task.max_new_tokens - base.length + base.turn_start
@@ -258,6 +263,10 @@ class GroupTable:
         ):
             return None
         return given
+
+    def fits_rules(self, group: OpenGroup, given: LeaseGiven) -> bool:
+        """Whether an attempt fits the rules: it may be from before a restart with other rules."""
+        return max(given.samples) < self._drawn(group.task) and group.room(given.base) > 0
 
     def add(self, group: OpenGroup) -> None:
         self._groups[group.group] = group
@@ -455,8 +464,7 @@ class GroupTable:
     def _note(self, group: OpenGroup) -> None:
         """The waiting or the kept samples of this group have changed."""
         (self._waiting.add if group.waiting else self._waiting.discard)(group.group)
-        whole = not (group.waiting or group.running or group.parked)
-        (self._whole.add if whole else self._whole.discard)(group.group)
+        (self._whole.add if group.is_whole else self._whole.discard)(group.group)
 
     def check(self) -> None:
         running: dict[HeldLease, Lease] = {}

@@ -17,6 +17,7 @@ Not here: where samples wait (`group_table`), and which worker gets them (`sched
 import math
 from collections.abc import Iterable, Sequence
 
+from echo2d.core.audit.audits import Audits
 from echo2d.core.base.ids import PeerId
 from echo2d.core.cluster.events import Note
 from echo2d.core.cluster.membership import Peer
@@ -26,7 +27,7 @@ from echo2d.core.cluster.versions import PublishedVersions
 from echo2d.core.protocol.columns import wanted_columns
 from echo2d.core.protocol.control_messages import SampleDelta, VersionKey
 from echo2d.core.protocol.result_check import Believed, delta_fault, partial_fault
-from echo2d.core.protocol.trajectory import NOTHING, Partial, authored
+from echo2d.core.protocol.trajectory import NOTHING, AuthoredSpan, Partial, authored
 from echo2d.core.work.leases import Lease, LeaseTable
 from echo2d.core.work.training.group_table import OpenGroup, Waiting
 from echo2d.core.work.training.staleness import Staleness
@@ -48,12 +49,14 @@ class Partials:
         versions: PublishedVersions,
         staleness: Staleness,
         statistics: Statistics,
+        audits: Audits | None = None,
     ) -> None:
         self._rules = rules
         self._leases = leases
         self._versions = versions
         self._staleness = staleness
         self._statistics = statistics
+        self._audits = audits
 
     def believed(self, peer: Peer) -> Believed:
         """A test for versions: whether one may have written what this peer reports."""
@@ -148,12 +151,17 @@ class Partials:
         """Whether its tokens may still become part of a batch."""
         oldest = partial.version_min
         stale = oldest is not None and self._staleness.outdated(oldest, None)
-        return not stale and all(self._live(span.key) for span in partial.spans)
+        return not stale and all(self._may_stay(span) for span in partial.spans)
 
     # --- inside
 
     def _live(self, version: VersionKey) -> bool:
         return self._versions.live(version) is not None
+
+    def _may_stay(self, span: AuthoredSpan) -> bool:
+        """Its version is not revoked, and its author not convicted."""
+        honest = self._audits is None or not self._audits.any_convicted((span.author,))
+        return honest and self._live(span.key)
 
     def _fault(self, output: Partial, task: TaskRules) -> str:
         stops = task.stop_token_ids

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from echo2d.core.base.ids import Version
-from echo2d.core.protocol.trajectory import NO_SOURCE, PromptTag, Source, unpack_tokens
+from echo2d.core.protocol.trajectory import NO_SOURCE, PromptTag, Source, StoredGroup, unpack_tokens
 from echo2d.core.work.events import DrawPrompt
 from echo2d.core.work.training.sampler import Sampler
 from echo2d.errors import PeerFault
@@ -143,3 +143,9 @@ class Prompts:
         assert not self._asked & self._ready.keys()
         assert len(self._asked) + len(self._ready) <= AHEAD_MAX
         assert all(cursor < self._next_cursor for cursor in (*self._asked, *self._ready))
+
+
+def prompt_of(stored: StoredGroup) -> DrawnPrompt:
+    """The prompt that a stored group was made of."""
+    record = stored.record
+    return DrawnPrompt(stored.cursor, record.prompt, stored.source, record.tags)

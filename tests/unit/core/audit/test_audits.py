@@ -22,7 +22,7 @@ from echo2d.core.protocol.evidence import Evidence
 from echo2d.core.protocol.sampling import Sampling
 from echo2d.core.protocol.trajectory import AuthoredSpan, TrajectoryRecord, TrajectoryScore
 from echo2d.core.work.events import SampleReturned
-from echo2d.core.work.training.groups import RETURNED_WAIT_S
+from echo2d.core.work.training.judge import RETURNED_WAIT_S
 from tests.support.audited_world import (
     INT8_K,
     LEARNT,

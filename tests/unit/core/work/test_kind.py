@@ -15,6 +15,7 @@ from echo2d.core.protocol.control_messages import (
     Goodbye,
     Heartbeat,
     HeldLease,
+    LeaseCancelled,
     LeaseFailed,
     LeaseGranted,
     LeaseProgress,
@@ -215,6 +216,17 @@ def test_a_worker_that_comes_back_goes_on_with_a_lease_of_any_kind() -> None:
     world.handle(PeerDisconnected(one.session, "gone"))
     world.connect(one.name)
     assert (key in one.leases, sessions.lost_by) == (True, [])
+
+
+def test_a_worker_has_no_say_about_a_lease_of_another_one() -> None:
+    world, sessions, one, other = session_world()
+    key = key_of_session(one)
+    world.say(other, LeaseProgress(*key, ()))
+    assert other.inbox[-1] == LeaseCancelled(*key)
+    world.say(other, LeaseFailed(*key, "it is slow"))
+    world.say(other, SampleFinished(*key, 0, b"", b"", (), "stop"))
+    assert answers(other)[-1] == (False, "the lease is over")
+    assert (sessions.lost_by, sessions.written) == ([], {})
 
 
 def test_a_version_that_no_worker_serves_is_waited_for() -> None:

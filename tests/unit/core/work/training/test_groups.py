@@ -1,115 +1,29 @@
-"""Groups: results, retries, scoring; each through the whole machine, as a worker sees it."""
-
-from dataclasses import replace
+"""Groups as a kind of work: leases and prompts; each through the whole machine, as a worker sees it."""
 
 import pytest
 
-from echo2d.core.base.ids import GroupId, LeaseId
-from echo2d.core.cluster.events import Note, Persist, StopRun
-from echo2d.core.cluster.membership import REST_S_MAX
-from echo2d.core.cluster.rules import AuditRules
+from echo2d.core.base.ids import LeaseId
+from echo2d.core.cluster.events import Note, StopRun
 from echo2d.core.protocol.control_messages import (
     Goodbye,
     Heartbeat,
     HeldLease,
     LeaseCancelled,
     LeaseFailed,
-    LeaseGranted,
     LeaseProgress,
-    VersionSpan,
     Welcome,
 )
-from echo2d.core.protocol.trajectory import RewardPart, pack_tokens
+from echo2d.core.protocol.trajectory import pack_tokens
 from echo2d.core.work.events import (
-    LeaseGiven,
     PromptDrawn,
     PromptFailed,
-    SampleKept,
-    SampleScored,
-    ScoreSample,
 )
-from echo2d.core.work.training.groups import BAD_RESULTS_MAX, LEASE_FAILURES_MAX
+from echo2d.core.work.training.judge import LEASE_FAILURES_MAX
 from echo2d.core.work.training.prompts import SKIPPED_MAX
-from echo2d_lab.standins.memory_run import FakePeer
-from tests.support.audited_world import LEARNT
 from tests.support.coordinator_world import (
     World,
-    publish_step,
-    rules,
-    train,
-    version_key,
-    with_room,
 )
-from tests.support.rollouts import SILENCE_S, answers, dropped, grants, world_of
-
-
-def test_a_result_is_kept_answered_and_scored() -> None:
-    world, (worker,) = world_of(2)
-    key, sample = worker.open[0]
-    actions = world.say(worker, worker.finish(key, sample))
-    kept = next(
-        a.record for a in actions if isinstance(a, Persist) and isinstance(a.record, SampleKept)
-    )
-    assert (kept.lease, kept.trajectory.worker) == (key.lease, worker.peer)
-    assert answers(worker) == [(True, "")]
-    assert any(isinstance(action, ScoreSample) for action in actions)
-    assert world.state.status().tokens_accepted == 3
-
-
-def test_results_for_leases_that_are_not_ones_own() -> None:
-    world, (one, two) = world_of(2, 2)
-    result = one.finish(*one.open[0])
-    world.say(one, result)
-    world.say(two, result)
-    world.say(two, one.finish(*one.open[0]))
-    world.say(two, replace(result, lease=LeaseId(7)))
-    reasons = ["a different result was accepted before", "the lease is over", "no such lease"]
-    assert answers(two) == [(False, reason) for reason in reasons]
-    assert "no such lease" in world.state.status().faults[-1].text
-
-
-def test_a_bad_result_is_refused_and_its_sample_leased_again() -> None:
-    world, (worker,) = world_of(2)
-    key, sample = worker.open[0]
-    world.say(worker, worker.finish(key, sample, tokens=(99,)))
-    assert answers(worker)[0][0] is False
-    world.pass_time(1.0)  # it rests
-    again = [grant for grant in grants(worker) if grant.group == grants(worker)[0].group][-1]
-    assert again.samples == (sample,)
-
-
-def test_a_span_names_only_what_its_worker_said_it_serves() -> None:
-    world, (worker, _) = world_of(2, 2, staleness_max=1, trajectories_per_step=2)
-    result = worker.finish(*worker.open[0])
-    publish_step(world, 1)
-    version, digest = version_key(1).version, version_key(1).digest
-    world.say(worker, replace(result, spans=(VersionSpan(0, 3, version, digest),)))
-    assert answers(worker)[-1] == (
-        False,
-        "version 1 is not published, revoked, or not acknowledged by this worker",
-    )
-
-
-def test_with_mask_the_last_result_tells_that_a_group_is_too_old() -> None:
-    """Until it is whole it might still get a token that counts; then it makes room at once."""
-    world, (slow, _) = world_of(2, 2, staleness_max=1, over_stale="mask", trajectories_per_step=2)
-    first, last = slow.open
-    world.say(slow, slow.finish(*first))
-    late = slow.finish(*last)
-    publish_step(world, 1)
-    publish_step(world, 2)
-    world.say(slow, late)
-    assert dropped(world) == ["stale"]
-
-
-def test_too_many_bad_results_end_the_group() -> None:
-    world, (worker,) = world_of(1, group_size=1, trajectories_per_step=1)
-    for _ in range(BAD_RESULTS_MAX):
-        world.say(worker, worker.finish(*worker.open[0], tokens=(99,)))
-        reasons = dropped(world)
-        world.pass_time(REST_S_MAX)
-        world.connect(worker.name, slots=1)
-    assert reasons[0].startswith("result:")
+from tests.support.rollouts import SILENCE_S, dropped, grants, world_of
 
 
 def test_silence_gives_the_open_samples_to_somebody_else() -> None:
@@ -122,21 +36,6 @@ def test_silence_gives_the_open_samples_to_somebody_else() -> None:
     after = grants(two)[-1]
     assert (after.lease, after.attempt, after.samples) == (before.lease, 1, (1,))
     assert any(isinstance(m, LeaseCancelled) for m in two.inbox)  # of the lease it never had
-
-
-def test_a_late_result_of_an_earlier_attempt_still_counts() -> None:
-    world, (one, two) = world_of(2, 2, staleness_max=0, trajectories_per_step=2)
-    key, _ = one.open[0]
-    late = [one.finish(key, sample) for sample in (0, 1)]
-    world.say(one, LeaseFailed(key.lease, key.attempt, "engine fault"))
-    assert grants(two)[-1].attempt == 1
-    for result in late:
-        world.say(one, result)
-    assert answers(one) == [(True, ""), (True, "")]
-    assert two.leases == {}  # cancelled: nothing is left to do
-    world.say(two, LeaseProgress(key.lease, 1, ()))
-    world.drain()
-    assert world.state.status().groups.buffered == 1
 
 
 def test_failed_leases_end_the_group_and_a_failing_worker_rests() -> None:
@@ -172,58 +71,6 @@ def test_a_goodbye_frees_the_work_at_once() -> None:
     assert [grant.attempt for grant in grants(other)] == [1]
 
 
-def scored(world: World) -> SampleScored:
-    """The reward that comes next."""
-    event = next(each for each in world.pending if isinstance(each, SampleScored))
-    world.pending.remove(event)
-    return event
-
-
-def test_a_failed_reward_ends_its_group_and_is_said() -> None:
-    world, (worker,) = world_of(2)
-    world.reward = lambda cursor, sample: None
-    world.say(worker, worker.finish(*worker.open[0]))
-    actions = world.handle(scored(world))
-    assert dropped(world) == ["reward: crashed"]
-    assert any(isinstance(action, Note) and action.kind == "reward" for action in actions)
-    assert any(isinstance(a, Persist) and isinstance(a.record, LeaseGiven) for a in actions), (
-        "its other slot is used again"
-    )
-
-
-def test_a_group_goes_on_without_a_sample_whose_reward_failed() -> None:
-    """Also over a restart; another result for that sample is refused, and a repeat of it is known."""
-    world, (worker,) = world_of(3, group_size=3, group_min=2, trajectories_per_step=3)
-    world.reward = lambda cursor, sample: None if sample == 0 else float(sample)
-    [(key, *_), *_] = worker.open
-    first = worker.finish(key, 0)
-    world.say(worker, first)
-    world.handle(scored(world))
-    assert dropped(world) == []
-    world.crash()
-    world.say(worker, first)
-    assert answers(worker)[-1] == (True, "")
-    world.say(worker, replace(first, finish="length"))
-    assert answers(worker)[-1] == (False, "a different result was accepted before")
-    world.say(worker, worker.finish(key, 1))
-    world.say(worker, worker.finish(key, 2))
-    world.drain()
-    stored = world.ledger.groups[GroupId(0)]
-    assert [each.sample for each in stored.record.trajectories] == [1, 2]
-    assert stored.record.left_out == (0,)
-    assert world.state.status().groups.buffered == 1
-
-
-def test_a_group_that_would_be_too_small_is_dropped() -> None:
-    world, (worker,) = world_of(3, group_size=3, group_min=2, trajectories_per_step=3)
-    world.reward = lambda cursor, sample: None
-    [(key, *_), *_] = worker.open
-    for sample in range(2):
-        world.say(worker, worker.finish(key, sample))
-        world.handle(scored(world))
-    assert dropped(world) == ["reward: crashed"]
-
-
 def test_a_prompt_that_cannot_be_made_is_left_out() -> None:
     """Another one takes its place, and the run stops only if many in a row cannot be made."""
     world, _ = world_of(2)
@@ -234,35 +81,6 @@ def test_a_prompt_that_cannot_be_made_is_left_out() -> None:
     for _ in range(SKIPPED_MAX):
         world.handle(PromptFailed(cursor, "x"))
     assert "neither could many before it" in str(world.stopped)
-
-
-def test_a_group_with_one_sample_left_teaches_nothing() -> None:
-    world, (worker,) = world_of(2, group_min=1)
-    world.reward = lambda cursor, sample: None if sample else 1.0
-    [(key, *_), *_] = worker.open
-    for sample in range(2):
-        world.say(worker, worker.finish(key, sample))
-        world.drain()
-    assert world.state.status().groups_dropped == {"filtered": 1}
-
-
-def test_a_reward_with_a_reason_counts_and_is_said() -> None:
-    world, (worker,) = world_of(2)
-    world.say(worker, worker.finish(*worker.open[0]))
-    world.pending.clear()
-    parts = (RewardPart("form", 0.5),)
-    actions = world.handle(SampleScored(GroupId(0), 0, 0.0, "unjudged: too hard", parts))
-    assert any(isinstance(each, Note) and each.kind == "unjudged" for each in actions)
-    [kept] = world.ledger.groups[GroupId(0)].record.trajectories
-    assert (kept.reward, kept.reward_parts) == (0.0, parts)
-
-
-def test_a_reward_that_is_no_number_is_a_failed_one() -> None:
-    world, (worker,) = world_of(2)
-    world.say(worker, worker.finish(*worker.open[0]))
-    world.pending.clear()
-    world.handle(SampleScored(GroupId(0), 0, float("inf"), ""))
-    assert len(dropped(world)) == 1
 
 
 def test_prompts_beyond_the_vocabulary_stop_the_run() -> None:
@@ -279,44 +97,6 @@ def test_malformed_prompts_stop_the_run(tokens: bytes) -> None:
     assert world.stopped is not None
 
 
-def test_a_restart_scores_and_leases_what_is_open() -> None:
-    world, (worker,) = world_of(2)
-    key, _ = worker.open[0]
-    world.say(worker, worker.finish(key, 0))
-    group = grants(worker)[0].group
-    world.crash()
-    assert key in worker.leases  # it goes on
-    scoring = [event for event in world.pending if isinstance(event, SampleScored)]
-    assert [(event.group, event.sample) for event in scoring] == [(group, 0)]
-    assert [grant.group for grant in grants(worker)].count(group) == 1
-    world.say(worker, worker.finish(key, 1))
-    assert answers(worker)[-1] == (True, "")
-
-
-def test_a_changed_group_size_drops_what_does_not_fit() -> None:
-    world, (worker,) = world_of(2)
-    world.say(worker, worker.finish(worker.open[0][0], 1))
-    world.rules = rules(group_size=1)
-    world.crash()
-    assert world.state.status().groups_dropped == {"rules": 1}
-
-
-def test_a_worker_may_call_the_end_of_the_context_a_length() -> None:
-    """Leases allow no more tokens than fit, so no engine has to know the model's context."""
-    world, (worker,) = world_of(1, group_size=1, trajectories_per_step=1, context_max=6)
-    [lease] = [m for m in worker.inbox if isinstance(m, LeaseGranted)][-1:]
-    room = 6 - len(lease.prompt) // 4
-    assert lease.max_new_tokens == room
-    world.say(worker, worker.finish(*worker.open[0], tokens=[7] * room, finish="length"))
-    assert _kept(world) == ("context", room)
-
-
-def test_where_the_coordinator_does_not_know_the_context_workers_are_believed() -> None:
-    world, (worker,) = world_of(1, group_size=1, trajectories_per_step=1)
-    world.say(worker, worker.finish(*worker.open[0], tokens=[7, 7], finish="context"))
-    assert _kept(world) == ("context", 2)
-
-
 def test_a_prompt_that_fills_the_context_is_left_out() -> None:
     world, _ = world_of(1, group_size=1, trajectories_per_step=1, context_max=6)
     groups = world.state._groups
@@ -327,117 +107,3 @@ def test_a_prompt_that_fills_the_context_is_left_out() -> None:
         groups.prompt_drawn(PromptDrawn(10_000, pack_tokens([3] * 6)))
     [stop] = groups.prompt_drawn(PromptDrawn(10_000, pack_tokens([3] * 6)))
     assert isinstance(stop, StopRun)
-
-
-def _kept(world: World) -> tuple[str, int]:
-    """How the last accepted answer ended, and its length."""
-    (kept,) = [
-        action.record.trajectory
-        for action in world.actions
-        if isinstance(action, Persist) and isinstance(action.record, SampleKept)
-    ]
-    return kept.finish, kept.length
-
-
-def test_a_result_that_fitted_the_rules_before_a_restart_is_no_fault() -> None:
-    world, (worker,) = world_of(1, group_size=1, trajectories_per_step=1)
-    result = worker.finish(*worker.open[0], tokens=[7] * 8, finish="length")
-    world.rules = with_room(world.rules, 16)
-    world.crash()
-    world.say(worker, result)
-    assert not answers(worker)[-1][0]
-    status = world.state.status()
-    assert [fault for fault in status.faults if fault.kind == "result"] == []
-    assert dropped(world) == []
-
-
-def paired(*slots: int, **changes: object) -> tuple[World, list[FakePeer]]:
-    """Groups of two, of which four samples are drawn."""
-    tasks = tuple(replace(task, pairs=True) for task in rules().tasks)
-    return world_of(*slots, tasks=tasks, **changes)
-
-
-def test_of_twice_as_many_samples_those_that_contrast_most_are_kept() -> None:
-    """Also over a restart. The others have been paid for: they count as wasted, and against no worker."""
-    world, (worker,) = paired(4)
-    world.reward = lambda cursor, sample: (0.5, 0.0, 0.5, 1.0)[sample]
-    [(key, *_), *_] = worker.open
-    for sample in range(3):
-        world.say(worker, worker.finish(key, sample))
-    world.drain()
-    assert world.state.status().groups.buffered == 0
-    last = worker.finish(key, 3)
-    world.say(worker, last)
-    world.crash()
-    world.drain()
-    stored = world.ledger.groups[GroupId(0)]
-    assert [each.sample for each in stored.record.trajectories] == [1, 3]
-    assert stored.record.left_out == (0, 2)
-    status = world.state.status()
-    assert (status.groups.buffered, status.trajectories.dropped) == (1, 2)
-    assert status.groups_dropped == {}
-    assert status.wasted_tokens.keys() == {"pairs"}
-    world.crash()
-    world.drain()
-    assert world.state.status().groups.buffered == 1
-    world.say(worker, last)
-    assert answers(worker)[-1] == (True, "")
-
-
-def test_a_step_of_pairs_is_as_large_as_any_other() -> None:
-    world, _ = paired(8, 4)
-    world.reward = lambda cursor, sample: float(sample == 3)
-    train(world, 4)
-    for batch in world.trained.values():
-        assert batch.trajectories == world.rules.trajectories_per_step
-        rewards = [each.reward for group in batch.groups for each in group.trajectories]
-        assert sum(rewards) == len(rewards) / 2
-
-
-def test_pairs_whose_rewards_are_all_equal_are_filtered_whole() -> None:
-    world, (worker,) = paired(4)
-    world.reward = lambda cursor, sample: 1.0
-    [(key, *_), *_] = worker.open
-    for sample in range(4):
-        world.say(worker, worker.finish(key, sample))
-    world.drain()
-    status = world.state.status()
-    assert (status.groups_dropped, status.trajectories.dropped) == ({"filtered": 1}, 4)
-
-
-def test_rewards_that_fail_cost_pairs_nothing_as_long_as_others_are_left() -> None:
-    world, (worker,) = paired(4)
-    world.reward = lambda cursor, sample: None if sample < 2 else float(sample)
-    [(key, *_), *_] = worker.open
-    for sample in range(4):
-        world.say(worker, worker.finish(key, sample))
-    world.drain()
-    stored = world.ledger.groups[GroupId(0)]
-    assert [each.sample for each in stored.record.trajectories] == [2, 3]
-    assert world.state.status().groups.buffered == 1
-
-
-def test_other_rules_after_a_restart_drop_the_groups_that_were_drawn_otherwise() -> None:
-    world, (worker,) = paired(4)
-    [(key, *_), *_] = worker.open
-    world.say(worker, worker.finish(key, 3))
-    world.rules = rules()
-    world.crash()
-    assert world.state.status().groups_dropped == {"rules": 1}
-
-
-def test_pairs_that_waited_for_an_audit_are_chosen_when_it_is_off() -> None:
-    world, (worker,) = paired(4)
-    [(key, *_), *_] = worker.open
-    world.ledger.limits["torch"] = LEARNT
-    world.rules = replace(world.rules, audit=AuditRules())
-    world.crash()
-    for sample in range(4):
-        world.say(worker, worker.finish(key, sample))
-    world.drain()
-    assert world.state.status().groups.buffered == 0
-    world.rules = replace(world.rules, audit=None)
-    world.crash()
-    world.drain()
-    assert world.ledger.groups[GroupId(0)].record.left_out == (2, 3)
-    assert world.state.status().groups.buffered == 1

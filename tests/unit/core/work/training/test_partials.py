@@ -496,5 +496,5 @@ def test_what_is_dropped_counts_by_all_that_was_written_for_it() -> None:
     group = world.state._groups._groups.owner(new.peer, key, 0)
     assert group is not None
     assert group.lengths() == [2]
-    world.state._groups._drop(group, "stale", "")
+    world.state._groups._judge.drop(group, "stale", "")
     assert world.state.status().answer_tokens["stale"] == 2.0

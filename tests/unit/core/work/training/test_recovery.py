@@ -22,9 +22,18 @@ from echo2d.core.protocol.control_messages import (
     Welcome,
 )
 from echo2d.core.protocol.trajectory import unpack_tokens
+from echo2d.core.work.events import (
+    SampleScored,
+)
 from echo2d.core.work.leases import STUCK_S
 from echo2d_lab.standins.memory_run import FakePeer
-from tests.support.coordinator_world import World, publish_step, version_key, with_room
+from tests.support.coordinator_world import (
+    World,
+    publish_step,
+    rules,
+    version_key,
+    with_room,
+)
 from tests.support.rollouts import SILENCE_S, answers, dropped, grants, world_of
 
 ONE_STEP = {"staleness_max": 0, "trajectories_per_step": 2}
@@ -393,3 +402,25 @@ def test_a_smaller_group_size_ends_leases_of_samples_that_are_no_more() -> None:
         world.say(worker, result)
     assert [accepted for accepted, _ in answers(worker)] == [False, False]
     assert all(grant.samples == (0,) for grant in grants(worker)[1:])
+
+
+def test_a_restart_scores_and_leases_what_is_open() -> None:
+    world, (worker,) = world_of(2)
+    key, _ = worker.open[0]
+    world.say(worker, worker.finish(key, 0))
+    group = grants(worker)[0].group
+    world.crash()
+    assert key in worker.leases  # it goes on
+    scoring = [event for event in world.pending if isinstance(event, SampleScored)]
+    assert [(event.group, event.sample) for event in scoring] == [(group, 0)]
+    assert [grant.group for grant in grants(worker)].count(group) == 1
+    world.say(worker, worker.finish(key, 1))
+    assert answers(worker)[-1] == (True, "")
+
+
+def test_a_changed_group_size_drops_what_does_not_fit() -> None:
+    world, (worker,) = world_of(2)
+    world.say(worker, worker.finish(worker.open[0][0], 1))
+    world.rules = rules(group_size=1)
+    world.crash()
+    assert world.state.status().groups_dropped == {"rules": 1}

@@ -1,0 +1,514 @@
+"""Judges results, rewards and groups: what a worker's result is worth, and what becomes of its group.
+
+    a result --a repeat?--> answered as before
+             --of a group, well-formed, of versions that may count?--> kept, or a turn of an episode is over
+             --otherwise--> refused; the third malformed one drops its group
+
+    kept --rewards--> all scored: buffered, or dropped if it teaches nothing or is too old
+      +--its reward fails, or it comes too late--> left out, as long as `group_min` others stay
+      +--the audit does not believe it-----------> returned: another worker writes it
+
+The first good result of a sample counts. A group is dropped whole (I5), with everything that it has.
+Kept true: a result or a turn is durable before its worker, a task or an environment hears of it.
+Not here: repeated results (`accepted_results`), the form of a result (`work.results`), which samples wait
+(`group_work`), the buffer and its gates (`staleness`).
+"""
+
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from echo2d.core.audit.audits import Audits
+from echo2d.core.audit.waiting_samples import SampleVerdict
+from echo2d.core.base.ids import GroupId, PeerId, Version
+from echo2d.core.cluster.events import Note, Persist
+from echo2d.core.cluster.membership import Peer
+from echo2d.core.cluster.rules import RunRules
+from echo2d.core.cluster.statistics import Statistics
+from echo2d.core.protocol.control_messages import HeldLease, SampleFinished
+from echo2d.core.protocol.trajectory import Partial, StoredGroup, TrajectoryRecord
+from echo2d.core.work.episodes import ParkedEpisode, end_turn
+from echo2d.core.work.events import (
+    AcceptedResult,
+    EpisodeEnded,
+    GroupDropped,
+    RolloutAction,
+    SampleKept,
+    SampleLeftOut,
+    SampleReturned,
+    SampleRewarded,
+    SampleScored,
+    ScoreSample,
+)
+from echo2d.core.work.leases import answer
+from echo2d.core.work.results import Written, written_by
+from echo2d.core.work.scheduler import LeaseScheduler
+from echo2d.core.work.training.accepted_results import AcceptedResults
+from echo2d.core.work.training.contrast import VarianceFilter, most_contrasting, no_variance, spread
+from echo2d.core.work.training.group_table import GroupTable, OpenGroup
+from echo2d.core.work.training.open_episodes import OpenEpisodes
+from echo2d.core.work.training.partials import Partials
+from echo2d.core.work.training.patience import Patience
+from echo2d.core.work.training.prompts import Prompts, prompt_of
+from echo2d.core.work.training.staleness import Staleness
+from echo2d.core.work.training.stragglers import Stragglers
+
+# Leases of one sample that failed or fell silent, before its group is dropped for good.
+LEASE_FAILURES_MAX = 8
+# Malformed results of one group, before it is dropped for good.
+BAD_RESULTS_MAX = 3
+# A sample that went back from one worker waits this long for another one; then its group begins again.
+RETURNED_WAIT_S = 60.0
+# Why groups are dropped that were not worth training on. Other reasons say nothing against workers.
+WORTHLESS = ("filtered", "refused")
+
+
+class GroupJudge:
+    """See the module docstring. `now` is monotonic seconds. answered: results accepted before a restart."""
+
+    def __init__(
+        self,
+        rules: RunRules,
+        answered: Iterable[AcceptedResult],
+        *,
+        groups: GroupTable,
+        prompts: Mapping[str, Prompts],
+        partials: Partials,
+        episodes: OpenEpisodes,
+        stragglers: Stragglers,
+        staleness: Staleness,
+        statistics: Statistics,
+        scheduler: LeaseScheduler,
+        audits: Audits | None,
+    ) -> None:
+        self._rules = rules
+        self._accepted = AcceptedResults(answered)
+        self._groups = groups
+        self._prompts = prompts
+        self._partials = partials
+        self._episodes = episodes
+        self._stragglers = stragglers
+        self._staleness = staleness
+        self._statistics = statistics
+        self._scheduler = scheduler
+        self._leases = scheduler.leases
+        self._audits = audits
+        self.patience = Patience(rules, groups, self.is_last_step)
+        self._variance_filter = VarianceFilter(rules)
+        # Groups with older versions than this have been dropped.
+        self._aged_to: Version | None = None
+        # By group with returned samples: when it is dropped if one of them still waits.
+        self._returned: dict[GroupId, float] = {}
+
+    # --- results
+
+    def finished(
+        self, peer: Peer, message: SampleFinished, *, now: float
+    ) -> Sequence[RolloutAction] | None:
+        """Judge a result and answer it. None: it is of no group."""
+        repeat = self._accepted.is_repeat(peer, message)
+        if repeat is not None:
+            text = "" if repeat else "a different result was accepted before"
+            return self._scheduler.refuse(peer, message, text) if text else answer(peer, message)
+        key = HeldLease(message.lease, message.attempt)
+        group = self._groups.owner(peer.peer, key, message.sample)
+        if group is None or not self._groups.fits_rules(group, group.given[key]):
+            return None
+        base = group.given[key].base
+        if group.is_answered(message.sample, base):
+            return self._scheduler.refuse(peer, message, "another attempt was first")
+        written = written_by(
+            peer.peer,
+            message,
+            base,
+            rules=self._rules,
+            task=group.task,
+            prompt=group.prompt.tokens,
+            believed=self._partials.believed(peer),
+        )
+        if isinstance(written, str):
+            return self._bad_result(peer, group, message, written, now)
+        # It is well-formed, but a version that wrote it has been revoked or is too old by now, or it
+        # goes on from what a convicted worker wrote.
+        if not self._partials.good(written.whole):
+            return self._scheduler.refuse(peer, message, "the lease is over")
+        accept = self._accept if group.task.episode is None else self._end_turn
+        return accept(peer, group, message, written, now)
+
+    def end_episode(
+        self, asked: ParkedEpisode, event: EpisodeEnded, *, now: float
+    ) -> list[RolloutAction]:
+        """The environment has ended an episode, or failed: the sample is kept, and scored or left out."""
+        group = self._groups[event.group]
+        if event.again or not event.turn:
+            group.failures[event.sample] += 1
+            note = self._statistics.fault("episode", event.reason, event.group)
+            if group.failures[event.sample] > LEASE_FAILURES_MAX:
+                return [note, *self.drop(group, "lease", "its agents are gone")]
+            return [note, *self._episodes.begin_anew(group, event.sample, now=now)]
+        return self._keep_episode(group, asked, event, now)
+
+    def _accept(
+        self, peer: Peer, group: OpenGroup, message: SampleFinished, written: Written, now: float
+    ) -> list[RolloutAction]:
+        """Keep a good result."""
+        whole, finish = written
+        record = TrajectoryRecord(
+            message.sample,
+            whole.tokens,
+            whole.logprobs,
+            whole.spans,
+            finish,
+            source=group.prompt.source,
+            columns=whole.columns,
+        )
+        key = HeldLease(message.lease, message.attempt)
+        lease = group.running.get(key)
+        self._measure(whole, peer.peer, None if lease is None else lease.since, now)
+        ended = self._groups.keep(group, record)
+        is_last = group.is_whole
+        if not is_last:
+            self._stragglers.kept(group)
+            self.patience.kept(group, now=now)
+        if key in group.running:
+            self._leases.renew(group.running[key], tokens=True, now=now)
+        peer.succeeded()
+        self._statistics.tokens_accepted += whole.length
+        fingerprint = self._accepted.add(peer, message)
+        if self._audits is not None:
+            self._audits.delivered(
+                group.group, group.prompt.tokens, record, sampling=group.task.sampling, now=now
+            )
+        actions: list[RolloutAction] = [
+            Persist(SampleKept(group.group, message.lease, message.attempt, record, fingerprint)),
+            *answer(peer, message),
+            *(self._scheduler.cancel(ended) if ended is not None and ended.key != key else []),
+        ]
+        # With over_stale "mask" the newest version counts, and only the last result tells it.
+        if is_last and self.is_outdated(group):
+            return [*actions, *self.drop(group, "stale", "", again=True)]
+        return [
+            *actions,
+            # Not `_score`: this is for every sample of a run.
+            ScoreSample(
+                group.group,
+                message.sample,
+                group.prompt.cursor,
+                whole.tokens,
+                record.finish,
+                group.task.name,
+            ),
+        ]
+
+    def _end_turn(
+        self, peer: Peer, group: OpenGroup, message: SampleFinished, written: Written, now: float
+    ) -> list[RolloutAction]:
+        """A turn of an episode is over: it is durable, and the environment is told of it."""
+        key, sample = HeldLease(message.lease, message.attempt), message.sample
+        lease = group.running.get(key)
+        parked = end_turn(
+            peer,
+            group.group,
+            message,
+            written,
+            group.episodes.get(sample),
+            fingerprint=self._accepted.add(peer, message),
+            since=now if lease is None else lease.since,
+            now=now,
+        )
+        ended = self._groups.park(group, parked)
+        if key in group.running:
+            self._leases.renew(group.running[key], tokens=True, now=now)
+        peer.succeeded()
+        self._statistics.tokens_accepted += len(message.tokens) // 4
+        return [
+            Persist(parked.turn),
+            *answer(peer, message),
+            *(self._scheduler.cancel(ended) if ended is not None and ended.key != key else []),
+            *self._episodes.tell(group, sample),
+        ]
+
+    def _keep_episode(
+        self, group: OpenGroup, asked: ParkedEpisode, event: EpisodeEnded, now: float
+    ) -> list[RolloutAction]:
+        """Keep an episode with its reward."""
+        parked, turn = asked.parked, asked.parked.turn
+        record = self._episodes.record(group, parked)
+        self._episodes.measure(asked, now=now)
+        self._measure(turn.partial, parked.worker, parked.since, now)
+        self._groups.keep(group, record)
+        if self._audits is not None:
+            self._audits.delivered(
+                group.group, group.prompt.tokens, record, sampling=group.task.sampling, now=now
+            )
+        if group.lacking:
+            self._stragglers.kept(group)
+            self.patience.kept(group, now=now)
+        kept = SampleKept(group.group, turn.lease, turn.attempt, record, turn.fingerprint)
+        actions: list[RolloutAction] = [Persist(kept)]
+        stale = group.is_whole and self.is_outdated(group)
+        if stale:
+            actions += self.drop(group, "stale", "", again=True)
+        else:
+            scored = SampleScored(
+                event.group, event.sample, event.reward, event.reason, event.parts
+            )
+            actions += self.scored(scored)
+        if group.task.episode is not None and group.task.episode.outside:
+            # Its agent waits for this.
+            actions.append(self._episodes.forget(group, event.sample, ended=not stale))
+        return actions
+
+    def _measure(self, whole: Partial, worker: PeerId, since: float | None, now: float) -> None:
+        """A trajectory is whole. worker: the last one that wrote for it."""
+        measurements = self._statistics.measurements
+        if len(whole.spans) == 1:
+            measurements.accepted(worker, since, now=now)
+        else:
+            for author, share in whole.shares().items():
+                own = since if author == worker else None
+                measurements.accepted(author, own, share, now=now)
+
+    def _bad_result(
+        self, peer: Peer, group: OpenGroup, message: SampleFinished, fault: str, now: float
+    ) -> list[RolloutAction]:
+        """Refuse a malformed result: its sample waits for another lease unless one has it already.
+
+        After BAD_RESULTS_MAX of them the group is dropped. A lease from before a restart may have
+        had other limits, so its result is no fault.
+        """
+        resumed = self._leases.resumed(message.lease)
+        if not resumed:
+            group.bad_results += 1
+            peer.rest(now)
+        actions: list[RolloutAction] = [
+            *self._scheduler.refuse(peer, message, fault, fault=not resumed)
+        ]
+        self._groups.put_back(group, HeldLease(message.lease, message.attempt), message.sample)
+        if group.bad_results >= BAD_RESULTS_MAX:
+            actions += self.drop(group, "result", fault)
+        return actions
+
+    # --- rewards, and what becomes of groups
+
+    def scored(self, event: SampleScored) -> list[RolloutAction]:
+        """A reward has come, or failed. The last one completes its group.
+
+        No reward is better than a wrong one: a sample whose reward failed is left out.
+        """
+        group = self._groups.get(event.group)
+        kept = None if group is None else group.kept.get(event.sample)
+        # The group may have been dropped while the reward was computed.
+        if group is None or kept is None or not math.isnan(kept.reward):
+            return []
+        if event.reward is None or not math.isfinite(event.reward):
+            return self._leave_out(group, event)
+        group.kept[event.sample] = kept.scored(event.reward, event.parts)
+        actions: list[RolloutAction] = [
+            Persist(SampleRewarded(event.group, event.sample, event.reward, event.parts))
+        ]
+        if event.reason:
+            actions.append(self._statistics.fault("unjudged", event.reason, event.group))
+        if event.sample in group.unwanted:
+            return [*actions, *self._return(group, event.sample)]
+        return [*actions, *self.complete_if_scored(group)]
+
+    def judged(self, verdict: SampleVerdict) -> list[RolloutAction]:
+        """A sample need not wait any more: its group may be complete, or the sample goes back."""
+        group = self._groups.get(verdict.group)
+        if group is None or verdict.sample not in group.kept:
+            return []
+        if not verdict.good:
+            return self.give_back(group, verdict.sample, verdict.blamed)
+        return self.complete_if_scored(group)
+
+    def deadlines(self, *, now: float) -> list[RolloutAction]:
+        """Drop the groups whose returned samples have waited for too long."""
+        actions: list[RolloutAction] = []
+        while self._returned and next(iter(self._returned.values())) <= now:
+            number = next(iter(self._returned))
+            del self._returned[number]
+            group = self._groups.get(number)
+            if group is not None and group.waiting.intersection(group.returned):
+                actions += self.drop(group, "returned", "nobody else can write it", again=True)
+        return actions
+
+    def wake_at(self) -> float | None:
+        """When the next returned sample has waited for too long: all wait equally long, so the first is due first."""
+        return next(iter(self._returned.values())) if self._returned else None
+
+    def age(self) -> list[RolloutAction]:
+        """If the open batch has advanced, drop the groups that it cannot take any more.
+
+        Groups that complete later are judged then.
+        """
+        self._variance_filter.opened(self._staleness.open_step)
+        if self._staleness.oldest == self._aged_to:
+            return []
+        self._aged_to = self._staleness.oldest
+        actions: list[RolloutAction] = []
+        for stored in self._staleness.age():
+            actions += self.discard(stored, "stale", again=True)
+        for group in self._groups:
+            if self.is_outdated(group):
+                actions += self.drop(group, "stale", "", again=True)
+        return actions
+
+    def is_outdated(self, group: OpenGroup) -> bool:
+        """Whether a group is too old, by the versions that have written or are writing for it."""
+        oldest = [
+            *[each.version_min for each in group.kept.values()],
+            *[lease.given.oldest for lease in group.running.values()],
+        ]
+        for partial in group.earlier() if group.parked or group.episodes else ():
+            # Of an agent's first call nothing is written yet.
+            oldest += [] if partial.version_min is None else [partial.version_min]
+        newest = _newest(group) if group.is_whole else None
+        return bool(oldest) and self._staleness.outdated(min(oldest), newest)
+
+    def is_last_step(self, group: OpenGroup) -> bool:
+        """Whether the open step is the last one that can take what a group has."""
+        oldest = min([each.version_min for each in group.kept.values()])
+        return self._staleness.is_last_step(oldest, _newest(group))
+
+    def _leave_out(self, group: OpenGroup, event: SampleScored) -> list[RolloutAction]:
+        """A reward failed: the group goes on without the sample, if enough others are left."""
+        sample = event.sample
+        note = self._statistics.fault(
+            "reward", f"sample {sample} of group {event.group}: {event.reason}", event.group
+        )
+        if sample in group.unwanted:
+            return [note, *self._return(group, sample)]
+        if self._rules.drawn(group.task) - len(group.left_out) <= self._rules.group_min:
+            return [note, *self.drop(group, "reward", event.reason)]
+        if self._audits is not None:
+            self._audits.waiting.withdraw(group.group, sample)
+        self._groups.leave_out(group, sample)
+        actions: list[RolloutAction] = [note, Persist(SampleLeftOut(group.group, sample))]
+        # With over_stale "mask" its newest version may have gone with the sample.
+        if group.is_whole and self.is_outdated(group):
+            return [*actions, *self.drop(group, "stale", "", again=True)]
+        return [*actions, *self.complete_if_scored(group)]
+
+    def leave_out_late(self, group: OpenGroup) -> list[RolloutAction]:
+        """The group goes on without the samples that it still waits for."""
+        late = group.lacks()
+        self._statistics.wasted("late", len(late), group.unfinished_lengths())
+        actions: list[RolloutAction] = []
+        for sample in late:
+            ended = self._groups.leave_out(group, sample)
+            actions.append(Persist(SampleLeftOut(group.group, sample)))
+            actions += [] if ended is None else self._scheduler.cancel(ended)
+            actions += self._forget_all(group, [sample])
+        return [*actions, *self.complete_if_scored(group)]
+
+    def complete_if_scored(self, group: OpenGroup) -> list[RolloutAction]:
+        return self.complete(group) if group.is_whole and not group.unscored() else []
+
+    def complete(self, group: OpenGroup) -> list[RolloutAction]:
+        """All samples are scored: buffer the group, unless its rewards are equal or it is old."""
+        if self._audits is not None and group.group in self._audits.waiting:
+            return []
+        self._stragglers.complete(group)
+        stored = group.stored()
+        self._statistics.qualities.scored(stored.record.trajectories)
+        actions: list[RolloutAction] = []
+        sampler = self._prompts[group.task.name].sampler
+        rewards = {each.sample: each.reward for each in group.kept.values()}
+        if sampler.filters and len(rewards) > 1:
+            judged = sampler.judged(
+                stored.source,
+                equal=no_variance(stored.record),
+                spread=spread([*rewards.values()]),
+                version=stored.record.version_max,
+            )
+            actions += [] if judged is None else [Persist(judged)]
+        if self._variance_filter.concerns(stored.record):
+            if self._variance_filter.filter():
+                return [*actions, *self.drop(group, "filtered", "all rewards are the same")]
+            text = "too many groups without variance; this one is taken"
+            step = self._staleness.open_step
+            actions.append(Note("variance", f"step {step}: {text}", group.group))
+        if surplus := rewards.keys() - most_contrasting(rewards, self._rules.group_size):
+            actions += self._leave_out_surplus(group, surplus)
+            stored = group.stored()
+        if not self._staleness.admit(stored):
+            return [*actions, *self.drop(group, "stale", "", again=True)]
+        self._groups.remove(group)
+        return [*actions, Note("buffered", f"version_min={stored.record.version_min}", group.group)]
+
+    def _leave_out_surplus(self, group: OpenGroup, surplus: Collection[int]) -> list[RolloutAction]:
+        """More samples were drawn than are trained on. They have cost as much as the others."""
+        unused = [group.kept[sample] for sample in sorted(surplus)]
+        self._statistics.wasted("pairs", len(unused), [each.written for each in unused])
+        self._statistics.judged(unused, trained=False)
+        for each in unused:
+            self._groups.leave_out(group, each.sample)
+        return [Persist(SampleLeftOut(group.group, each.sample)) for each in unused]
+
+    def drop(
+        self, group: OpenGroup, reason: str, detail: str, *, again: bool = False
+    ) -> list[RolloutAction]:
+        lengths = group.lengths()
+        if self._audits is not None:
+            self._audits.waiting.forget(group.group)
+        actions: list[RolloutAction] = []
+        for lease in self._groups.remove(group):
+            actions += self._scheduler.stop(lease)
+        actions += self._forget_all(group, {*group.parked, *group.episodes})
+        return [*actions, *self._discard(group.stored(), reason, detail, lengths, again=again)]
+
+    def discard(
+        self, stored: StoredGroup, reason: str, detail: str = "", *, again: bool = False
+    ) -> list[RolloutAction]:
+        """Drop a complete group. again: its prompt is not to blame, and is used once more."""
+        lengths = [trajectory.written for trajectory in stored.record.trajectories]
+        return self._discard(stored, reason, detail, lengths, again=again)
+
+    def _discard(
+        self, stored: StoredGroup, reason: str, detail: str, lengths: Sequence[int], *, again: bool
+    ) -> list[RolloutAction]:
+        """lengths: in tokens, of all samples of the group, also of those not in `stored`."""
+        if again and (prompts := self._prompts.get(stored.source.task)) is not None:
+            prompts.give_back(prompt_of(stored))
+        self._statistics.dropped(reason, len(stored.record.trajectories), lengths)
+        if reason in WORTHLESS:
+            self._statistics.judged(stored.record.trajectories, trained=False)
+        said = f"{reason}: {detail}" if detail else reason
+        return [Persist(GroupDropped(stored.record.group, said, again))]
+
+    def give_back(
+        self, group: OpenGroup, sample: int, blamed: Iterable[PeerId]
+    ) -> list[RolloutAction]:
+        """A kept sample is not wanted; once it is scored, any worker but these may write it."""
+        if self._audits is not None:
+            self._audits.waiting.withdraw(group.group, sample)
+        group.returned.setdefault(sample, set()).update(blamed)
+        if math.isnan(group.kept[sample].reward):
+            # Its reward must have come before another answer waits for one.
+            group.unwanted.add(sample)
+            return []
+        return self._return(group, sample)
+
+    def _return(self, group: OpenGroup, sample: int) -> list[RolloutAction]:
+        now = self._statistics.now
+        self._groups.give_back(group, sample, now=now)
+        self._returned.setdefault(group.group, now + RETURNED_WAIT_S)
+        return [Persist(SampleReturned(group.group, sample)), *self._episodes.offer(group, sample)]
+
+    def _forget_all(self, group: OpenGroup, samples: Iterable[int]) -> list[RolloutAction]:
+        """These episodes do not go on."""
+        if group.task.episode is None:
+            return []
+        return [self._episodes.forget(group, sample) for sample in sorted(samples)]
+
+    def check(self) -> None:
+        self._accepted.check()
+        for group in self._groups:
+            assert group.bad_results < BAD_RESULTS_MAX
+            assert all(failures <= LEASE_FAILURES_MAX for failures in group.failures.values())
+            assert not self.is_outdated(group)
+            assert not (group.waiting & group.returned.keys()) or group.group in self._returned
+
+
+def _newest(group: OpenGroup) -> Version:
+    return max([each.version_max for each in group.kept.values()])

@@ -1,0 +1,155 @@
+"""Goes on after a restart, of the coordinator or of a link: with groups, with episodes, and with leases.
+
+    the ledger's groups --complete--> buffered
+                        --otherwise--> open again: its newest attempts run, rewards and environments are asked again
+
+Leases are durable: a worker that comes back keeps what can still count.
+Kept true: nothing is asked of a worker that another attempt has taken over.
+Not here: how groups go on from there (`judge`), the books (`group_table`).
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from echo2d.core.audit.audits import Audits
+from echo2d.core.base.ids import GroupId
+from echo2d.core.cluster.membership import Peer
+from echo2d.core.cluster.rules import RunRules
+from echo2d.core.cluster.versions import PublishedVersions
+from echo2d.core.protocol.control_messages import HeldLease
+from echo2d.core.protocol.trajectory import StoredGroup, TrajectoryRecord
+from echo2d.core.work.events import (
+    LeaseGiven,
+    RecoveredRollouts,
+    RecoveredTurn,
+    RolloutAction,
+    ScoreSample,
+)
+from echo2d.core.work.training.group_table import GroupTable, OpenGroup
+from echo2d.core.work.training.judge import GroupJudge
+from echo2d.core.work.training.open_episodes import OpenEpisodes
+from echo2d.core.work.training.partials import Partials
+from echo2d.core.work.training.prompts import prompt_of
+from echo2d.core.work.training.staleness import Staleness
+
+
+class Recovery:
+    """See the module docstring. `now` is monotonic seconds."""
+
+    def __init__(
+        self,
+        rules: RunRules,
+        *,
+        groups: GroupTable,
+        partials: Partials,
+        episodes: OpenEpisodes,
+        judge: GroupJudge,
+        versions: PublishedVersions,
+        staleness: Staleness,
+        audits: Audits | None,
+    ) -> None:
+        self._rules = rules
+        self._groups = groups
+        self._partials = partials
+        self._episodes = episodes
+        self._judge = judge
+        self._versions = versions
+        self._staleness = staleness
+        self._audits = audits
+
+    def recover(self, recovered: RecoveredRollouts, *, now: float) -> list[RolloutAction]:
+        """After a restart: buffer complete groups that are in no batch, and continue the others."""
+        actions: list[RolloutAction] = []
+        given: dict[GroupId, list[LeaseGiven]] = defaultdict(list)
+        for attempt in recovered.given:
+            given[attempt.group].append(attempt)
+        turns: dict[GroupId, list[RecoveredTurn]] = defaultdict(list)
+        for turn in recovered.turns:
+            turns[turn.kept.group].append(turn)
+        held = self._staleness.held()
+        for stored in recovered.groups:
+            if stored.record.group not in held:
+                number = stored.record.group
+                actions += self._recover_group(stored, given[number], turns[number], now)
+        return actions
+
+    def _recover_group(
+        self,
+        stored: StoredGroup,
+        given: Sequence[LeaseGiven],
+        turns: Sequence[RecoveredTurn],
+        now: float,
+    ) -> list[RolloutAction]:
+        task = self._rules.task(stored.source.task)
+        if task is None:
+            return self._judge.discard(stored, "rules", "the run has no such task any more")
+        record, size = stored.record, self._rules.drawn(task)
+        kept = {trajectory.sample: trajectory for trajectory in record.trajectories}
+        if any(sample >= size for sample in (*kept, *record.left_out)):
+            return self._judge.discard(stored, "rules", "the group size has changed")
+        if record.left_out and size - len(record.left_out) < self._rules.group_min:
+            return self._judge.discard(stored, "rules", "too few samples are left")
+        group = OpenGroup(
+            record.group,
+            prompt_of(stored),
+            task,
+            set(range(size)) - set(kept) - set(record.left_out),
+            kept,
+            left_out=set(record.left_out),
+        )
+        if turns and task.episode is None:
+            return self._judge.discard(stored, "rules", "its task is no environment any more")
+        self._episodes.recover(group, turns, now=now)
+        unscored = group.unscored()
+        if (group.lacking or unscored) and record.sampling != task.sampling:
+            return self._judge.discard(stored, "rules", "its task is sampled otherwise now")
+        if self._audits is not None:
+            # What was judged before a restart is not known any more.
+            for each in kept.values():
+                self._audits.delivered(
+                    group.group, record.prompt, each, sampling=record.sampling, now=now
+                )
+        waits = self._audits is not None and group.group in self._audits.waiting
+        if group.lacking or unscored or waits:
+            self._groups.add(group)
+            actions = self._episodes.tell_again(group, now=now)
+            self._groups.recover(
+                group, given, lambda attempt: self._may_count(group, attempt), now=now
+            )
+            return [*actions, *(_score(group, each) for each in unscored)]
+        if len(kept) > self._rules.group_size:
+            # It waited for a verdict only, and there is no audit now.
+            self._groups.add(group)
+            return self._judge.complete(group)
+        return (
+            []
+            if self._staleness.admit(stored)
+            else self._judge.discard(stored, "stale", again=True)
+        )
+
+    def revive(self, peer: Peer, key: HeldLease, *, now: float) -> bool:
+        """A worker has come back with an ended lease: it runs again with the samples that no other lease has now.
+
+        If there are none, it is still kept for results that may be the first of their samples.
+        """
+        given = self._groups.wanted(peer.peer, key)
+        group = None if given is None else self._groups.get(given.group)
+        if given is None or group is None or not self._may_count(group, given):
+            return False
+        self._groups.revive(given, now=now)
+        return True
+
+    def _may_count(self, group: OpenGroup, given: LeaseGiven) -> bool:
+        """Whether tokens of this attempt may still become part of a batch."""
+        return (
+            self._groups.fits_rules(group, given)
+            and self._versions.live(given.served) is not None
+            and self._partials.good(given.base)
+            and not self._staleness.outdated(given.oldest, None)
+        )
+
+
+def _score(group: OpenGroup, kept: TrajectoryRecord) -> ScoreSample:
+    return ScoreSample(
+        group.group, kept.sample, group.prompt.cursor, kept.tokens, kept.finish, group.task.name
+    )
