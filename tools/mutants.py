@@ -107,8 +107,8 @@ MUTANTS = (
         "I1, handed over",
         "somebody goes on from what a revoked version wrote",
         "echo2d/core/work/training/partials.py",
-        "return not stale and all(self._may_stay(span) for span in partial.spans)",
-        "return not stale",
+        "if stale or not all(self._live(span.key) for span in partial.spans):",
+        "if stale:",
         ("tests/unit/core/work/training/test_partials.py",),
     ),
     Mutant(

@@ -64,6 +64,7 @@ class Lease:
     wrote_at: float
     silent_at: float
     stuck_at: float
+    kind: int  # the number of its kind of work
     outputs: dict[int, Partial | None] = field(default_factory=dict)
     longest: dict[int, int] = field(default_factory=dict)
 
@@ -85,11 +86,6 @@ class Lease:
     @property
     def worker(self) -> PeerId:
         return self.given.worker
-
-    @property
-    def kind(self) -> int:
-        """The number of its kind of work."""
-        return self.given.group >> KIND_SHIFT
 
     @property
     def ends_at(self) -> float:
@@ -206,11 +202,14 @@ class LeaseTable:
         self, given: LeaseGiven, samples: Iterable[int], room: int, now: float, since: float
     ) -> Lease:
         silent_at = now + self._silence_s
-        lease = Lease(given.key, given, set(samples), room, since, now, silent_at, now + STUCK_S)
+        kind = given.group >> KIND_SHIFT
+        lease = Lease(
+            given.key, given, set(samples), room, since, now, silent_at, now + STUCK_S, kind
+        )
         self._running[lease.key] = lease
         self._by_worker.setdefault(lease.worker, {})[lease.key] = lease
         self._ends.set(lease.key)
-        self._count[lease.kind] += 1
+        self._count[kind] += 1
         self._carry(lease, len(lease.samples))
         return lease
 
@@ -284,7 +283,7 @@ class LeaseTable:
         self._load[worker] = load = self._load.get(worker, 0) + samples
         if not load:
             del self._load[worker]
-        if lease.given.group >> KIND_SHIFT != TRAINING:
+        if lease.kind != TRAINING:
             self._reserved[worker] += samples
             if not self._reserved[worker]:
                 del self._reserved[worker]

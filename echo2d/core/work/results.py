@@ -11,7 +11,7 @@ from echo2d.core.protocol.answer_end import WHOLE_ENDS, OutputLimit
 from echo2d.core.protocol.columns import wanted_columns
 from echo2d.core.protocol.control_messages import Finish, SampleFinished
 from echo2d.core.protocol.result_check import Believed, result_fault
-from echo2d.core.protocol.trajectory import Partial, authored
+from echo2d.core.protocol.trajectory import NOTHING, Partial, authored
 
 
 class Written(NamedTuple):
@@ -35,7 +35,8 @@ def written_by(
 
     base: what the attempt went on from. believed: which versions the worker may have written with.
     """
-    limit = rules.limit(task, prompt, base.turn_start, base.branch_start)
+    start, branch = (0, 0) if base is NOTHING else (base.turn_start, base.branch_start)
+    limit = rules.limit(task, prompt, start, branch)
     if message.finish == "context" and rules.context_max is None:
         # Only the worker knows this model's context.
         limit = OutputLimit(base.length + len(message.tokens) // 4, "context")

@@ -150,7 +150,8 @@ class OpenGroup:
 
     def room(self, base: Partial) -> int:
         """The tokens that a turn may still have which goes on from this base."""
-        return self.task.max_new_tokens - base.length + base.turn_start
+        beyond = 0 if base is NOTHING else base.length - base.turn_start
+        return self.task.max_new_tokens - beyond
 
     def is_answered(self, sample: int, base: Partial) -> bool:
         """Whether the sample has its result, for an attempt that went on from this base: of the same turn, or a later
@@ -266,7 +267,8 @@ class GroupTable:
 
     def fits_rules(self, group: OpenGroup, given: LeaseGiven) -> bool:
         """Whether an attempt fits the rules: it may be from before a restart with other rules."""
-        return max(given.samples) < self._drawn(group.task) and group.room(given.base) > 0
+        has_room = given.base is NOTHING or group.room(given.base) > 0
+        return has_room and max(given.samples) < self._drawn(group.task)
 
     def add(self, group: OpenGroup) -> None:
         self._groups[group.group] = group
@@ -464,7 +466,8 @@ class GroupTable:
     def _note(self, group: OpenGroup) -> None:
         """The waiting or the kept samples of this group have changed."""
         (self._waiting.add if group.waiting else self._waiting.discard)(group.group)
-        (self._whole.add if group.is_whole else self._whole.discard)(group.group)
+        lacks = group.waiting or group.running or group.parked
+        (self._whole.discard if lacks else self._whole.add)(group.group)
 
     def check(self) -> None:
         running: dict[HeldLease, Lease] = {}

@@ -310,7 +310,7 @@ class Groups(TaskWork[PendingOfGroup]):
     def finished(
         self, peer: Peer, lease: Lease | None, message: SampleFinished, *, now: float
     ) -> Sequence[RolloutAction] | None:
-        return self._judge.finished(peer, message, now=now)
+        return self._judge.finished(peer, lease, message, now=now)
 
     def lost(self, lease: Lease, cause: Cause, reason: str, *, now: float) -> list[RolloutAction]:
         """The attempt is over: its open samples wait for the next one."""

@@ -39,7 +39,7 @@ from echo2d.core.work.events import (
     SampleScored,
     ScoreSample,
 )
-from echo2d.core.work.leases import answer
+from echo2d.core.work.leases import Lease, answer
 from echo2d.core.work.results import Written, written_by
 from echo2d.core.work.scheduler import LeaseScheduler
 from echo2d.core.work.training.accepted_results import AcceptedResults
@@ -102,14 +102,14 @@ class GroupJudge:
     # --- results
 
     def finished(
-        self, peer: Peer, message: SampleFinished, *, now: float
+        self, peer: Peer, lease: Lease | None, message: SampleFinished, *, now: float
     ) -> Sequence[RolloutAction] | None:
         """Judge a result and answer it. None: it is of no group."""
         repeat = self._accepted.is_repeat(peer, message)
         if repeat is not None:
             text = "" if repeat else "a different result was accepted before"
             return self._scheduler.refuse(peer, message, text) if text else answer(peer, message)
-        key = HeldLease(message.lease, message.attempt)
+        key = HeldLease(message.lease, message.attempt) if lease is None else lease.key
         group = self._groups.owner(peer.peer, key, message.sample)
         if group is None or not self._groups.fits_rules(group, group.given[key]):
             return None

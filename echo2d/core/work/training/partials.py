@@ -27,7 +27,7 @@ from echo2d.core.cluster.versions import PublishedVersions
 from echo2d.core.protocol.columns import wanted_columns
 from echo2d.core.protocol.control_messages import SampleDelta, VersionKey
 from echo2d.core.protocol.result_check import Believed, delta_fault, partial_fault
-from echo2d.core.protocol.trajectory import NOTHING, AuthoredSpan, Partial, authored
+from echo2d.core.protocol.trajectory import NOTHING, Partial, authored
 from echo2d.core.work.leases import Lease, LeaseTable
 from echo2d.core.work.training.group_table import OpenGroup, Waiting
 from echo2d.core.work.training.staleness import Staleness
@@ -151,17 +151,15 @@ class Partials:
         """Whether its tokens may still become part of a batch."""
         oldest = partial.version_min
         stale = oldest is not None and self._staleness.outdated(oldest, None)
-        return not stale and all(self._may_stay(span) for span in partial.spans)
+        if stale or not all(self._live(span.key) for span in partial.spans):
+            return False
+        audits = self._audits
+        return audits is None or not audits.any_convicted([span.author for span in partial.spans])
 
     # --- inside
 
     def _live(self, version: VersionKey) -> bool:
         return self._versions.live(version) is not None
-
-    def _may_stay(self, span: AuthoredSpan) -> bool:
-        """Its version is not revoked, and its author not convicted."""
-        honest = self._audits is None or not self._audits.any_convicted((span.author,))
-        return honest and self._live(span.key)
 
     def _fault(self, output: Partial, task: TaskRules) -> str:
         stops = task.stop_token_ids
