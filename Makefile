@@ -87,10 +87,10 @@ nightly-kills: $(READY)
 	$(BIN)/pytest tests/e2e -m "nightly and not alone" $(TWO) $(ARGS)
 
 nightly-rates: $(READY)
-	$(BIN)/pytest tests/nightly/runs tests/e2e -m "alone and not soak" $(ARGS)
+	$(BIN)/pytest tests/nightly/runs tests/shells/runtime -m "alone and not soak" $(ARGS)
 
 nightly-slow: $(READY)
-	$(BIN)/pytest tests/unit tests/shells --ignore=tests/shells/sim/test_faults.py -m "nightly and not soak" $(TWO) $(ARGS)
+	$(BIN)/pytest tests/unit tests/shells --ignore=tests/shells/sim/test_faults.py -m "nightly and not alone and not soak" $(TWO) $(ARGS)
 	$(BIN)/pytest tests/nightly/research $(TWO) $(ARGS)
 
 nightly-faults: $(READY)

@@ -25,12 +25,17 @@ StatusText = Callable[[], str]
 
 
 class Notifier:
-    """Sends notifications. environment: of this process, as its config has read it."""
+    """Sends notifications. environment: of this process, as its config has read it. clock: monotonic seconds."""
 
-    def __init__(self, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        environment: Mapping[str, str] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         variables = environment or {}
         self._address = _address(variables.get("NOTIFY_SOCKET", ""))
         self._every_s = min(STATUS_S, WATCHDOG_SHARE * _watchdog_s(variables))
+        self._clock = clock
         self._due_at = 0.0
         self._over = False
 
@@ -41,13 +46,13 @@ class Notifier:
         """
         if not self._address or self._over:
             return timeout_s
-        left_s = max(0.0, self._due_at - time.monotonic())
+        left_s = max(0.0, self._due_at - self._clock())
         return left_s if timeout_s is None else min(timeout_s, left_s)
 
     def turned(self, words: StatusText) -> None:
         """The loop has gone round. The first call says that the process has started."""
-        if self._address and not self._over and time.monotonic() >= self._due_at:
-            self._due_at = time.monotonic() + self._every_s
+        if self._address and not self._over and self._clock() >= self._due_at:
+            self._due_at = self._clock() + self._every_s
             self._tell("READY=1", "WATCHDOG=1", _status(words()))
 
     def starting(self, words: str) -> None:

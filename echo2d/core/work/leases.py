@@ -48,22 +48,23 @@ GATHERED_BYTES_MAX = 256 << 20
 class Lease:
     """One running attempt, as it was `given`.
 
-    samples: those still open. kind: the number of its kind of work. room: the most tokens that each sample
-    may have beyond the base. since: when the attempt began or was resumed; one that goes on from tokens, when
-    the first of its attempts began. wrote_at: when it last made a token. longest: the most tokens that were
-    reported of a sample beyond the base.
+    samples: those still open. room: the most tokens that each may have beyond the base. since: when the
+    attempt began or was resumed; one that goes on from
+    tokens, when the first of its attempts began. wrote_at: when it last
+    made a token. longest: the most
+    tokens that were reported of a sample beyond the base.
     outputs: what open samples have so far beyond the base; None: not known any more.
     """
 
     key: HeldLease
     given: LeaseGiven
     samples: set[int]
-    kind: int
     room: int
     since: float
     wrote_at: float
     silent_at: float
     stuck_at: float
+    kind: int  # the number of its kind of work
     outputs: dict[int, Partial | None] = field(default_factory=dict)
     longest: dict[int, int] = field(default_factory=dict)
 
@@ -201,12 +202,14 @@ class LeaseTable:
         self, given: LeaseGiven, samples: Iterable[int], room: int, now: float, since: float
     ) -> Lease:
         silent_at = now + self._silence_s
-        kind, stuck_at = given.group >> KIND_SHIFT, now + STUCK_S
-        lease = Lease(given.key, given, set(samples), kind, room, since, now, silent_at, stuck_at)
+        kind = given.group >> KIND_SHIFT
+        lease = Lease(
+            given.key, given, set(samples), room, since, now, silent_at, now + STUCK_S, kind
+        )
         self._running[lease.key] = lease
         self._by_worker.setdefault(lease.worker, {})[lease.key] = lease
         self._ends.set(lease.key)
-        self._count[lease.kind] += 1
+        self._count[kind] += 1
         self._carry(lease, len(lease.samples))
         return lease
 

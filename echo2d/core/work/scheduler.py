@@ -116,8 +116,9 @@ class LeaseScheduler:
         actions: list[Any] = []
         if not self._ranking.free:
             return actions
-        for kind in sorted(self._kinds.values(), key=lambda kind: kind.priority(now=now)):
-            actions += self._fill(kind, now)
+        order = sorted([(kind.priority(now=now), number) for number, kind in self._kinds.items()])
+        for _, number in order:
+            actions += self._fill(self._kinds[number], now)
         return actions
 
     def refresh(self, *, now: float) -> None:

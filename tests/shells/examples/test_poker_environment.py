@@ -1,7 +1,6 @@
 """Poker: chips are conserved, a hand is replayed from its row and seed, and groups share prompts."""
 
 import random
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -20,7 +19,6 @@ from examples.environments.poker.opponents import OPPONENTS
 from examples.environments.poker.table import CALL, DECK, FOLD, PokerDecision, PokerTable
 
 HANDS = 250
-HANDS_PER_S_MIN = 50  # of one core
 TURNS_MAX = 40  # of one hand; a raise at least doubles the last one or ends the stacks
 
 
@@ -65,9 +63,8 @@ def spoken(rng: random.Random) -> Iterator[EnvironmentAnswer]:
 
 
 def play(opponent: str, hands: int) -> None:
-    """Fast enough, chips are conserved, and the reward is what the stacks say, after every one of these hands."""
+    """Chips are conserved, and the reward is what the stacks say, after every one of these hands."""
     rng = random.Random(f"{opponent} {hands}")
-    began = time.process_time()
     for alphabet, answers in (("tokens", drawn(rng)), ("text", spoken(rng))):
         poker = Poker(opponent, stack=50, alphabet=alphabet, rng_seed=3)
         for row in range(hands // 2):
@@ -80,7 +77,6 @@ def play(opponent: str, hands: int) -> None:
             assert end.reward.parts["won"] == won
             assert end.reward.value == won - poker._illegal
             assert abs(won) <= 50
-    assert hands / (time.process_time() - began) > HANDS_PER_S_MIN
 
 
 @pytest.mark.parametrize("opponent", list(OPPONENTS))

@@ -150,8 +150,8 @@ class OpenGroup:
 
     def room(self, base: Partial) -> int:
         """The tokens that a turn may still have which goes on from this base."""
-        written = 0 if base is NOTHING else base.length - base.turn_start
-        return self.task.max_new_tokens - written
+        beyond = 0 if base is NOTHING else base.length - base.turn_start
+        return self.task.max_new_tokens - beyond
 
     def is_answered(self, sample: int, base: Partial) -> bool:
         """Whether the sample has its result, for an attempt that went on from this base: of the same turn, or a later
@@ -309,7 +309,7 @@ class GroupTable:
             served,
             samples,
             base,
-            room=group.task.max_new_tokens if waiting is None else group.room(base),
+            room=group.room(base),
             since=now if waiting is None else waiting.since,
             now=now,
         )
@@ -466,9 +466,8 @@ class GroupTable:
     def _note(self, group: OpenGroup) -> None:
         """The waiting or the kept samples of this group have changed."""
         (self._waiting.add if group.waiting else self._waiting.discard)(group.group)
-        # `is_whole`, written out: this is asked several times for each trajectory.
-        whole = not (group.waiting or group.running or group.parked)
-        (self._whole.add if whole else self._whole.discard)(group.group)
+        lacks = group.waiting or group.running or group.parked
+        (self._whole.discard if lacks else self._whole.add)(group.group)
 
     def check(self) -> None:
         running: dict[HeldLease, Lease] = {}

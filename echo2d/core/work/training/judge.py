@@ -132,7 +132,7 @@ class GroupJudge:
         if not self._partials.good(written.whole):
             return self._scheduler.refuse(peer, message, "the lease is over")
         accept = self._accept if group.task.episode is None else self._end_turn
-        return accept(peer, group, key, message, written, now)
+        return accept(peer, group, message, written, now)
 
     def end_episode(
         self, asked: ParkedEpisode, event: EpisodeEnded, *, now: float
@@ -148,13 +148,7 @@ class GroupJudge:
         return self._keep_episode(group, asked, event, now)
 
     def _accept(
-        self,
-        peer: Peer,
-        group: OpenGroup,
-        key: HeldLease,
-        message: SampleFinished,
-        written: Written,
-        now: float,
+        self, peer: Peer, group: OpenGroup, message: SampleFinished, written: Written, now: float
     ) -> list[RolloutAction]:
         """Keep a good result."""
         whole, finish = written
@@ -167,6 +161,7 @@ class GroupJudge:
             source=group.prompt.source,
             columns=whole.columns,
         )
+        key = HeldLease(message.lease, message.attempt)
         lease = group.running.get(key)
         self._measure(whole, peer.peer, None if lease is None else lease.since, now)
         ended = self._groups.keep(group, record)
@@ -205,16 +200,11 @@ class GroupJudge:
         ]
 
     def _end_turn(
-        self,
-        peer: Peer,
-        group: OpenGroup,
-        key: HeldLease,
-        message: SampleFinished,
-        written: Written,
-        now: float,
+        self, peer: Peer, group: OpenGroup, message: SampleFinished, written: Written, now: float
     ) -> list[RolloutAction]:
         """A turn of an episode is over: it is durable, and the environment is told of it."""
-        sample, lease = message.sample, group.running.get(key)
+        key, sample = HeldLease(message.lease, message.attempt), message.sample
+        lease = group.running.get(key)
         parked = end_turn(
             peer,
             group.group,

@@ -148,15 +148,13 @@ class Partials:
         return None if first == math.inf else first
 
     def good(self, partial: Partial) -> bool:
-        """Whether its tokens may still become part of a batch: none is too old, of a revoked version, or a convicted
-        worker's.
-        """
+        """Whether its tokens may still become part of a batch."""
         oldest = partial.version_min
         stale = oldest is not None and self._staleness.outdated(oldest, None)
         if stale or not all(self._live(span.key) for span in partial.spans):
             return False
-        authors = (span.author for span in partial.spans)
-        return self._audits is None or not self._audits.any_convicted(authors)
+        audits = self._audits
+        return audits is None or not audits.any_convicted([span.author for span in partial.spans])
 
     # --- inside
 

@@ -26,6 +26,8 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(activation_loop, "REVIEW_S_MIN", 0.1)
 
 
+@pytest.mark.nightly
+@pytest.mark.alone
 @pytest.mark.usefixtures("often")
 async def test_those_that_are_too_many_stand_by_and_step_in(tmp_path: Path) -> None:
     async with (
@@ -185,6 +187,8 @@ SLOW_TASK: dict[str, Any] = {
 SLOW_WORKER: dict[str, Any] = {"policy.trajectories_per_step": 8, "policy.staleness_max": 64}
 
 
+@pytest.mark.nightly
+@pytest.mark.alone
 @pytest.mark.parametrize(
     ("kind", "t_train_s", "pace", "refit_s", "changes"),
     [
