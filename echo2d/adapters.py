@@ -18,7 +18,7 @@ from echo2d.core.weights.manifest import ADAPTER_CONFIG, BASE_PIN
 from echo2d.errors import OperatorFault
 
 # In memory at a time.
-READ_BYTES = 8 << 20
+_READ_BYTES = 8 << 20
 # A digest and its key, with generous white space.
 PIN_BYTES_MAX = 256
 
@@ -99,6 +99,6 @@ def pinned_base(directory: Path) -> str | None:
 def _content_digest(path: Path) -> str:
     digest = blake3()
     with path.open("rb") as file:
-        while part := file.read(READ_BYTES):
+        while part := file.read(_READ_BYTES):
             digest.update(part)
     return digest.hexdigest()

@@ -26,12 +26,12 @@ from echo2d.client import OperatorFault
 # A notice comes 30 s before the end at the latest, and the clouds advise to ask every 5 s or more often.
 NOTICE_POLL_S = 2.0
 # The address is on the machine's own host, which answers within milliseconds or is not there.
-ANSWER_S_MAX = 2.0
+_ANSWER_S_MAX = 2.0
 # A notice is a few hundred bytes, a list of scheduled events some thousand.
-ANSWER_BYTES_MAX = 1 << 20
+_ANSWER_BYTES_MAX = 1 << 20
 # A reason is cut to this length.
-REASON_CHARS_MAX = 200
-FILE = "file:"
+_REASON_CHARS_MAX = 200
+_FILE = "file:"
 
 AskForNotice = Callable[[], str]
 
@@ -114,8 +114,8 @@ def asker(source: str, *, base: str | None = None) -> AskForNotice:
     if source in CLOUDS:
         cloud = CLOUDS[source]
         return lambda: cloud.ask(base or cloud.base)
-    if source.startswith(FILE) and source != FILE:
-        path = Path(source.removeprefix(FILE))
+    if source.startswith(_FILE) and source != _FILE:
+        path = Path(source.removeprefix(_FILE))
         return lambda: _of_file(path)
     module, _, name = source.partition(":")
     if not (module and name):
@@ -179,13 +179,13 @@ def _of_hook(hook: Callable[[], object]) -> str:
 
 
 def _line(text: str) -> str:
-    return " ".join(text.split())[:REASON_CHARS_MAX]
+    return " ".join(text.split())[:_REASON_CHARS_MAX]
 
 
 def _answer(url: str, headers: Mapping[str, str], *, method: str = "GET") -> str:
     """The text of an answer, asked without a proxy: the address is on this machine's host."""
     request = urllib.request.Request(url, headers=dict(headers), method=method)  # noqa: S310 - http alone
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with opener.open(request, timeout=ANSWER_S_MAX) as answer:
-        text: str = answer.read(ANSWER_BYTES_MAX).decode()
+    with opener.open(request, timeout=_ANSWER_S_MAX) as answer:
+        text: str = answer.read(_ANSWER_BYTES_MAX).decode()
     return text

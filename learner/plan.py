@@ -30,9 +30,9 @@ GIB = 2**30
 PLANNED_SHARE = 0.9
 # Training may wait for the copies of checkpoints for this share of a step.
 CHECKPOINT_SHARE = 0.03
-PROBE_BYTES = 256 << 20
+_PROBE_BYTES = 256 << 20
 # Rows between which the longest one is looked for. A model may say that it reads fewer tokens than that.
-TOKENS_MIN, TOKENS_MAX = 256, 1 << 20
+TOKENS_MIN, _TOKENS_MAX = 256, 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,14 +170,14 @@ def as_json(found: MemoryPlan) -> str:
 def _read_max(config: LearnerConfig) -> int:
     """The tokens that the model can read."""
     known = AutoConfig.from_pretrained(config.model).get_text_config()
-    return min(TOKENS_MAX, getattr(known, "max_position_embeddings", 0) or TOKENS_MAX)
+    return min(_TOKENS_MAX, getattr(known, "max_position_embeddings", 0) or _TOKENS_MAX)
 
 
 def _seconds(directory: Path, copied: int, written: int) -> tuple[float, float, float]:
     """How long it takes to copy so many bytes, how long a core works to write and digest as many, and how long it
-    takes until `written` bytes are on the disk; by a copy and a synced file of PROBE_BYTES.
+    takes until `written` bytes are on the disk; by a copy and a synced file of _PROBE_BYTES.
     """
-    source, copy = (torch.ones(PROBE_BYTES, dtype=torch.uint8) for _ in range(2))
+    source, copy = (torch.ones(_PROBE_BYTES, dtype=torch.uint8) for _ in range(2))
     begun = time.monotonic()
     # A learner copies into the same memory each time, too.
     copy.copy_(source)
@@ -194,7 +194,7 @@ def _seconds(directory: Path, copied: int, written: int) -> tuple[float, float, 
         probe.unlink(missing_ok=True)
     write_s, work_s = time.monotonic() - begun, time.thread_time() - worked
     return (
-        copy_s * copied / PROBE_BYTES,
-        work_s * copied / PROBE_BYTES,
-        write_s * written / PROBE_BYTES,
+        copy_s * copied / _PROBE_BYTES,
+        work_s * copied / _PROBE_BYTES,
+        write_s * written / _PROBE_BYTES,
     )

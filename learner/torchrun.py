@@ -26,11 +26,11 @@ OPERATOR_FAULT = 2  # exit code
 CHECK_S = 1.0
 # torchrun polls its processes ten times a second, and waits a minute for an answer of its store.
 CHECKS_MAX = 60
-TASKS = Path("/proc/self/task")
+_TASKS = Path("/proc/self/task")
 
 
 def main(arguments: list[str] | None = None) -> int:
-    if TASKS.exists():
+    if _TASKS.exists():
         threading.Thread(target=_end_if_stuck, name="stuck", daemon=True).start()
     try:
         torchrun(arguments)
@@ -70,7 +70,9 @@ def _code_of(codes: Sequence[int | None]) -> int:
 
 def _unreaped_children() -> Iterator[int | None]:
     """Yield each child's exit code without reaping it: None if it runs, -N if signal N ended it."""
-    for pid in [pid for task in TASKS.iterdir() for pid in (task / "children").read_text().split()]:
+    for pid in [
+        pid for task in _TASKS.iterdir() for pid in (task / "children").read_text().split()
+    ]:
         found = os.waitid(os.P_PID, int(pid), os.WEXITED | os.WNOHANG | os.WNOWAIT)
         yield (
             None

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from echo2d.config.tables import Table
 
 # How often a long command says how far it is, where there is no terminal.
-LINE_S = 10.0
+_LINE_S = 10.0
 FILE = click.Path(path_type=Path, dir_okay=False)
 DIRECTORY = click.Path(path_type=Path, file_okay=False)
 
@@ -167,7 +167,7 @@ def serve(
 
 @contextmanager
 def progress_bar(what: str, *, size: int = 0) -> Iterator[Callable[[float], None]]:
-    """A bar on a terminal, and elsewhere a line on stderr every LINE_S: is told the share that is done.
+    """A bar on a terminal, and elsewhere a line on stderr every _LINE_S: is told the share that is done.
 
     size: bytes that are copied; with it, both say how fast.
     """
@@ -187,7 +187,7 @@ def progress_bar(what: str, *, size: int = 0) -> Iterator[Callable[[float], None
     def tell(share: float) -> None:
         nonlocal told_at
         now = time.monotonic()
-        if now - told_at >= LINE_S:
+        if now - told_at >= _LINE_S:
             told_at, took_s = now, now - began_at
             left = f", {took_s / share - took_s:.0f} s to go" if share else ""
             fast = f", {rate(share)}" if size else ""

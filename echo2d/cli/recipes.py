@@ -29,7 +29,7 @@ TASK_CHOICES = {
     "environment": "an environment of several turns",
     "agents": "programs outside that use the policy as an OpenAI API",
 }
-TINY = "tiny"
+_TINY = "tiny"
 MODEL_QUESTION = "Directory of the model to train, or tiny?"
 KIND_QUESTION = "Which one: package.module:Class, or a name of `echo2d init --list-tasks`?"
 
@@ -156,7 +156,7 @@ def _set_up(given: dict[str, Any], *, asks: bool) -> "tuple[WrittenRun, Preview 
         raise OperatorFault(f"--task: expected {', '.join(TASK_CHOICES)}; found {task!r}")
     kind = decide("kind", KIND_QUESTION, None) if task in ("class", "environment") else ""
     model = None if task == "tiny" else Path(decide("base_model", MODEL_QUESTION, None))
-    if model == Path(TINY):
+    if model == Path(_TINY):
         model = None
     if task == "questions":
         if model is None:

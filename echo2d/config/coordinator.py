@@ -28,7 +28,7 @@ from echo2d.errors import OperatorFault
 from echo2d.registry import SHAPES
 
 # Below it, logits / temperature overflow.
-TEMPERATURE_MIN = 0.001
+_TEMPERATURE_MIN = 0.001
 # A batch body of 1 GiB holds this many trajectories of 8k tokens.
 TRAJECTORIES_PER_STEP_MAX = 16384
 # A task with less would have a group in one step of hundreds.
@@ -436,9 +436,9 @@ class CoordinatorConfig:
         if "vocab_size" in task.sampling:
             raise OperatorFault("task.sampling.vocab_size: all tasks have that of [sampling]")
         found = SamplingTable.read({**common, **task.sampling})
-        if found.temperature < TEMPERATURE_MIN and not (greedy and found.temperature == 0):
+        if found.temperature < _TEMPERATURE_MIN and not (greedy and found.temperature == 0):
             raise OperatorFault(
-                f"sampling.temperature: expected at least {TEMPERATURE_MIN}, or 0.0 for [[eval]] "
+                f"sampling.temperature: expected at least {_TEMPERATURE_MIN}, or 0.0 for [[eval]] "
                 f"alone; found {found.temperature}"
             )
         return found

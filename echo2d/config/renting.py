@@ -22,17 +22,17 @@ from echo2d.config.tables import Table, key, print_tables, table_of
 from echo2d.errors import OperatorFault
 from echo2d.registry import PROVIDERS
 
-HOURS_MAX = 24.0 * 90
-SECONDS_MAX = 86400.0
+_HOURS_MAX = 24.0 * 90
+_SECONDS_MAX = 86400.0
 # A trajectory takes less time than this, and a draining box costs money.
 DRAIN_S_MAX = 3600.0
 # More trajectories per hour than this is a typing mistake.
-RATE_MAX = 1e9
-BOXES_MAX = 512  # of one offer at a time
+_RATE_MAX = 1e9
+_BOXES_MAX = 512  # of one offer at a time
 PROVIDERS_MAX = 16
 OFFERS_MAX = 64  # of all providers together
 # A provider's name becomes part of each box's label.
-NAME = re.compile(r"[a-z][a-z0-9]{0,15}")
+_NAME = re.compile(r"[a-z][a-z0-9]{0,15}")
 PATTERN = re.compile(r"[A-Za-z0-9._*?-]{1,64}")
 
 
@@ -61,16 +61,16 @@ class RentTable(Table):
         "hours that a box may live; it is told to end by itself after that",
         24.0,
         above=0.0,
-        high=HOURS_MAX,
+        high=_HOURS_MAX,
     )
     idle_s: float = key(
-        "seconds without work after which a box is given back", 900.0, above=0.0, high=SECONDS_MAX
+        "seconds without work after which a box is given back", 900.0, above=0.0, high=_SECONDS_MAX
     )
     join_s: float = key(
         "seconds within which a new box must serve a version, or one that stopped must serve again",
         1800.0,
         above=0.0,
-        high=SECONDS_MAX,
+        high=_SECONDS_MAX,
     )
     drain_s: float = key(
         "seconds that the worker of a box to be given back has to finish what it holds",
@@ -82,7 +82,7 @@ class RentTable(Table):
         "seconds for which there must be too few workers before a box is started",
         60.0,
         low=0.0,
-        high=SECONDS_MAX,
+        high=_SECONDS_MAX,
     )
 
 
@@ -111,13 +111,13 @@ class ProviderTable(Table):
         "billing period in seconds: each one begun is paid in full",
         60.0,
         above=0.0,
-        high=SECONDS_MAX,
+        high=_SECONDS_MAX,
     )
     grace_s: float = key(
         "most seconds billed beside a box's life, while it starts and stops",
         900.0,
         low=0.0,
-        high=SECONDS_MAX,
+        high=_SECONDS_MAX,
     )
 
 
@@ -138,9 +138,9 @@ class OfferTable(Table):
         "trajectories per hour expected of one box until it is measured; with static, 0 means:"
         " as many as the other workers make",
         low=0.0,
-        high=RATE_MAX,
+        high=_RATE_MAX,
     )
-    max: int = key("most boxes at a time", 1, low=1, high=BOXES_MAX)
+    max: int = key("most boxes at a time", 1, low=1, high=_BOXES_MAX)
     availability: float = key(
         "share of the time in which a box is available", 1.0, above=0.0, high=1.0
     )
@@ -174,10 +174,10 @@ class ProviderConfig:
                 f"provider.options: kind {table.kind!r} has no settings of its own; "
                 f"found {', '.join(table.options)}"
             )
-        _require_name("provider.name", table.name, NAME)
+        _require_name("provider.name", table.name, _NAME)
         names = [offer.name for offer in self.offers]
         for offer in self.offers:
-            _require_name("provider.offer.name", offer.name, NAME if self.rents else PATTERN)
+            _require_name("provider.offer.name", offer.name, _NAME if self.rents else PATTERN)
             if self.rents and not (offer.usd_per_h > 0 and offer.trajectories_per_h > 0):
                 raise OperatorFault(
                     "provider.offer: expected usd_per_h and trajectories_per_h above 0 of "

@@ -22,7 +22,7 @@ from echo2d.demo.results import Kill, read_rows
 from echo2d.runtime.seed.supervisor import SEED_MODULE
 
 VictimKind = Literal["learner", "coordinator", "worker", "seed", "task process"]
-KINDS: tuple[VictimKind, ...] = get_args(VictimKind)
+VICTIM_KINDS: tuple[VictimKind, ...] = get_args(VictimKind)
 # Started by the demo. The coordinator starts the others.
 PROGRAM_KINDS = ("learner", "coordinator", "worker")
 RECOVERED: Mapping[str, str] = {
@@ -57,7 +57,7 @@ def plan_kills(steps: int, workers: int, rng_seed: int) -> list[PlannedKill]:
     once.
     """
     rng = random.Random(rng_seed)
-    kinds = list(KINDS)
+    kinds = list(VICTIM_KINDS)
     kinds += ["worker"] * (steps // STEPS_PER_WORKER_KILL - 1)
     kinds += ["task process"] * (steps // STEPS_PER_TASK_KILL - 1)
     rng.shuffle(kinds)

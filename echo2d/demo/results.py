@@ -9,9 +9,9 @@ from typing import Any
 
 from echo2d.core.capacity.estimators import quantile
 
-GAIN_MIN = 0.15  # held-out greedy accuracy, last version minus version 0
+_GAIN_MIN = 0.15  # held-out greedy accuracy, last version minus version 0
 STALE_SHARE_MIN = 0.10  # of trained trajectories with staleness >= 1, which proves the overlap
-GAIN_MIN_CHAOS = 0.10  # GAIN_MIN for runs in which processes were killed
+GAIN_MIN_CHAOS = 0.10  # _GAIN_MIN for runs in which processes were killed
 SEED_COPIES_MAX = 1.5  # a chain sends each byte from the seed about once
 
 
@@ -104,7 +104,7 @@ class DemoResult:
         stale = sum(
             count for staleness, count in self.staleness_histogram.items() if staleness >= 1
         )
-        gain_min = GAIN_MIN_CHAOS if self.kills else GAIN_MIN
+        gain_min = GAIN_MIN_CHAOS if self.kills else _GAIN_MIN
         stuck = [kill.name for kill in self.kills if kill.recovery_s is None]
         late = [
             worker.id

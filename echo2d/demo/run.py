@@ -44,12 +44,14 @@ STEPS = 80
 SLOTS = 96  # samples that one engine generates at once: three workers hold a little over a batch
 START_S = 60.0  # to start a program: importing torch on a busy machine
 SETTLE_S = 60.0  # for the last version to reach every worker
-POLL_S = 0.25
+_POLL_S = 0.25
 CACHE = Path.home() / ".cache" / "echo2d"
-STOPPED = 130  # exit code after Ctrl-C, as in a shell
+_STOPPED = 130  # exit code after Ctrl-C, as in a shell
 
 DemoTask = Literal["sort_digits", "two_turn_digits", "agents"]
-KINDS = {"two_turn_digits": "echo2d.demo.two_turns:TwoTurnDigits"}  # where no task has this name
+DEMO_KINDS = {
+    "two_turn_digits": "echo2d.demo.two_turns:TwoTurnDigits"
+}  # where no task has this name
 MEASURES: Mapping[DemoTask, Callable[..., float]] = {
     "sort_digits": greedy_accuracy,
     "two_turn_digits": second_turn_accuracy,
@@ -85,13 +87,13 @@ delta = {delta}
 """
 
 # Where agents outside play: the options of their task, and a table.
-AGENTS = f"{{ opening = [{OPENING}], stop_token_ids = [{EOS}] }}"
-GATEWAY = """
+_AGENTS = f"{{ opening = [{OPENING}], stop_token_ids = [{EOS}] }}"
+_GATEWAY = """
 [gateway]
 enabled = true
 """
 
-LEARNER = """
+DEMO_LEARNER = """
 [learner]
 url = "{url}"
 token_file = "{run}/coordinator/tokens/learner.token"
@@ -152,7 +154,7 @@ def run_demo(demo: Demo) -> int:
         result = _run(demo, run, view)
     except KeyboardInterrupt:
         view.say(f"stopped; logs are in {run / 'logs'}")
-        return STOPPED
+        return _STOPPED
     if demo.as_json:
         print(json.dumps(result.as_dict()))
     else:
@@ -216,17 +218,17 @@ def _start_coordinator(demo: Demo, run: Path, model: Path, programs: Programs) -
         "staleness": demo.staleness,
         "kappa": demo.kappa,
         "seed": demo.seed,
-        "task": KINDS.get(demo.task, demo.task),
+        "task": DEMO_KINDS.get(demo.task, demo.task),
     }
     config = run / "run.toml"
     text = CONFIG.format(**facts, delta=json.dumps(demo.delta))
     if demo.task == "agents":
-        text = text.replace(f"{{ rng_seed = {demo.seed} }}", AGENTS) + GATEWAY
+        text = text.replace(f"{{ rng_seed = {demo.seed} }}", _AGENTS) + _GATEWAY
     config.write_text(text)
     programs.start("coordinator", "-m", "echo2d", "coordinate", "--config", str(config))
     announced = json.loads(wait_for(run / "coordinator" / "coordinator.json", programs, START_S))
     url = str(announced["url"])
-    learner = LEARNER.format(**facts, steps=demo.steps, url=url)
+    learner = DEMO_LEARNER.format(**facts, steps=demo.steps, url=url)
     # A coordinator that is started again is found where it was.
     ports = f"port = {announced['port']}\n\n[link]\nport = 0"
     config.write_text(config.read_text().replace("port = 0", ports) + learner)
@@ -271,7 +273,7 @@ def _watch(
             if done:
                 return facts
             chaos.look(facts)
-            time.sleep(POLL_S)
+            time.sleep(_POLL_S)
 
 
 def _settled(
@@ -284,7 +286,7 @@ def _settled(
     while not (_all_serve(facts, demo) and chaos.quiet) and time.monotonic() < deadline:
         programs.check()
         chaos.look(facts)
-        time.sleep(POLL_S)
+        time.sleep(_POLL_S)
         facts = coordinator.status()
     return facts
 

@@ -33,7 +33,7 @@ from echo2d.tasks.sort_digits import (
 if TYPE_CHECKING:
     import torch
 
-FORMAT = (
+_FORMAT = (
     1  # raise it when code changes what a recipe gives: cached models of the old one are left aside
 )
 STOP_CHECK_STEPS = 2
@@ -98,7 +98,7 @@ def greedy_accuracy(directory: Path, prompts: Sequence[Prompt]) -> float:
 
 
 def _key(recipe: TinyRecipe) -> str:
-    described = json.dumps([FORMAT, dataclasses.asdict(recipe)], sort_keys=True)
+    described = json.dumps([_FORMAT, dataclasses.asdict(recipe)], sort_keys=True)
     return hashlib.blake2b(described.encode(), digest_size=8).hexdigest()
 
 

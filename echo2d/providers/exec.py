@@ -33,15 +33,15 @@ from echo2d.errors import ProviderFault
 from echo2d.providers.base import BoxOrder, ProviderOptions
 
 # Of stdout and of stderr each: enough for a list of all boxes of a large account.
-OUTPUT_BYTES_MAX = 4 << 20
+_OUTPUT_BYTES_MAX = 4 << 20
 LINES_MAX = 20_000  # of a list: as many boxes as a run can have
-REASON_CHARS_MAX = 300
+_REASON_CHARS_MAX = 300
 # A process that the command left running may keep its output open; read only this much longer.
 DRAIN_S = 1.0
 # `timeout` kills the command this long after its time, if this process has not done so.
 WATCHDOG_S = 5.0
-READ_BYTES = 1 << 16
-POLL_S = 0.02  # commands take seconds
+_READ_BYTES = 1 << 16
+_POLL_S = 0.02  # commands take seconds
 # Every cloud accepts this as a name or a tag.
 LABEL = re.compile(r"[a-z][a-z0-9-]{0,62}")
 ID = re.compile(r"[\x21-\x7e]{1,256}")
@@ -128,7 +128,7 @@ async def run_command(
             stderr=asyncio.subprocess.PIPE,
             env=dict(environment),
             start_new_session=True,
-            limit=READ_BYTES,
+            limit=_READ_BYTES,
         )
     except OSError as error:
         raise ProviderFault(
@@ -159,18 +159,18 @@ async def _output(process: asyncio.subprocess.Process) -> str:
         await asyncio.wait(tasks, timeout=DRAIN_S)
         for task in tasks:
             task.cancel()
-    if max(len(printed), len(complained)) > OUTPUT_BYTES_MAX:
-        raise ProviderFault(f"it printed more than {OUTPUT_BYTES_MAX} bytes")
+    if max(len(printed), len(complained)) > _OUTPUT_BYTES_MAX:
+        raise ProviderFault(f"it printed more than {_OUTPUT_BYTES_MAX} bytes")
     if code != 0:
-        words = " ".join(complained[-4 * REASON_CHARS_MAX :].decode(errors="replace").split())
-        raise ProviderFault(f"it ended with {code}: {words[-REASON_CHARS_MAX:]}")
+        words = " ".join(complained[-4 * _REASON_CHARS_MAX :].decode(errors="replace").split())
+        raise ProviderFault(f"it ended with {code}: {words[-_REASON_CHARS_MAX:]}")
     return printed.decode(errors="replace")
 
 
 async def _ended(process: asyncio.subprocess.Process) -> int:
     """Wait for its exit code, but not (as `process.wait()`) for the end of its output."""
     while process.returncode is None:  # noqa: ASYNC110 - there is no event for it
-        await asyncio.sleep(POLL_S)
+        await asyncio.sleep(_POLL_S)
     return process.returncode
 
 
@@ -178,9 +178,9 @@ async def _read(
     stream: asyncio.StreamReader, into: bytearray, process: asyncio.subprocess.Process
 ) -> None:
     """Read the stream to its end; kill the process if it prints too much."""
-    while data := await stream.read(READ_BYTES):
+    while data := await stream.read(_READ_BYTES):
         into += data
-        if len(into) > OUTPUT_BYTES_MAX:
+        if len(into) > _OUTPUT_BYTES_MAX:
             _kill(process)
             return
 

@@ -39,10 +39,10 @@ from echo2d.tasks.sort_digits import EOS, SortDigits
 
 AnyTask = Literal["tiny", "class", "environment", "agents"]
 
-CACHE = Path.home() / ".cache" / "echo2d"
+_CACHE = Path.home() / ".cache" / "echo2d"
 TINY_MODEL = "model"  # its copy in the folder
 # In 80 steps most answers become right.
-TINY = ("sampling.max_new_tokens=12", "learner.steps=80", "learner.lr=2e-4", "learner.threads=1")
+_TINY = ("sampling.max_new_tokens=12", "learner.steps=80", "learner.lr=2e-4", "learner.threads=1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ def write_task_run(job: TaskJob) -> WrittenRun:
 
 def _tiny_model() -> Path:
     try:
-        return make_tiny_model(CACHE)
+        return make_tiny_model(_CACHE)
     except ImportError as error:
         raise OperatorFault(
             f"the tiny model is made with torch and transformers, and there is no {error.name}: "
@@ -107,7 +107,7 @@ def _config(job: TaskJob, model: Path) -> tuple[CoordinatorConfig, str, str]:
 
 
 def _presets(job: TaskJob) -> list[str]:
-    tiny = list(TINY) if job.base_model is None else []
+    tiny = list(_TINY) if job.base_model is None else []
     if job.task != "agents":
         return tiny
     # The tiny model has no chat template, of which the first token would begin each call.

@@ -29,7 +29,7 @@ QUESTIONS = ("question", "problem", "prompt", "input", "query", "instruction")
 ANSWERS = ("answer", "final_answer", "target", "output", "label", "solution")
 # GSM8K writes the steps first, then this and the number.
 BEFORE_ANSWER = "####"
-HELD_OUT = 0.05
+_HELD_OUT = 0.05
 JUDGE_S = 60.0  # for a judge elsewhere
 MEASURED = 200  # prompts that are tokenized to know how long they are
 
@@ -117,7 +117,7 @@ def _values(job: MathJob) -> dict[str, Any]:
         "prompt": job.prompt,
         "answer": job.answer,
         "answer_after": BEFORE_ANSWER if BEFORE_ANSWER in str(first.get(job.answer)) else "",
-        "held_out": HELD_OUT if asked is None else 0.0,
+        "held_out": _HELD_OUT if asked is None else 0.0,
         "asked": {} if asked is None else {"files": asked, "split": "train"},
         "url": "",
         "token_file": str(folder / RUN_DIR / "tokens" / "learner.token"),

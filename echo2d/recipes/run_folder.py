@@ -20,7 +20,7 @@ from echo2d.runtime.run_dir.tokens import create_token, own_token
 CONFIG_FILE = "run.toml"
 RUN_DIR = "coordinator"
 SNAPSHOTS = "snapshots"
-BOXES_MAX = 1000  # twice the largest fleet; more tokens are made by `echo2d token create`
+_BOXES_MAX = 1000  # twice the largest fleet; more tokens are made by `echo2d token create`
 EXPIRES = "30d"  # a box that has joined by then stays
 
 
@@ -32,8 +32,8 @@ class Boxes:
     one_token: bool = False
 
     def __post_init__(self) -> None:
-        if not 1 <= self.count <= BOXES_MAX:
-            raise OperatorFault(f"--boxes: expected 1 to {BOXES_MAX}; found {self.count}")
+        if not 1 <= self.count <= _BOXES_MAX:
+            raise OperatorFault(f"--boxes: expected 1 to {_BOXES_MAX}; found {self.count}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -388,7 +388,7 @@ ANSWERED: Query[AcceptedResult] = Query(
 RATES: Query[PeerRate] = Query(
     "rates", "SELECT peer, bytes_per_s, held_up FROM rates ORDER BY rowid", _rate
 )
-TASKS: Query[TaskProgress] = Query(
+TASK_CURSORS: Query[TaskProgress] = Query(
     "tasks",
     "SELECT task, next_cursor, data, texts FROM tasks ORDER BY task",
     plain_reader(TaskProgress),

@@ -19,8 +19,8 @@ from echo2d.core.renting.budget import Moment, Rental
 from echo2d.errors import OperatorFault, StoreFault
 from echo2d.store.formats import require_format
 
-SCHEMA_VERSION = 2
-SCHEMA = """
+_SCHEMA_VERSION = 2
+_SCHEMA = """
 CREATE TABLE rentals (
     label TEXT PRIMARY KEY, provider TEXT NOT NULL, offer TEXT NOT NULL, usd_per_h REAL NOT NULL,
     billed_by_s REAL NOT NULL, sent_at REAL NOT NULL, life_s REAL NOT NULL, grace_s REAL NOT NULL,
@@ -50,14 +50,14 @@ class RentalStore:
             found = self._db.execute("PRAGMA user_version").fetchone()[0]
             if found == 0:
                 self._db.executescript(
-                    f"BEGIN; {SCHEMA} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;"
+                    f"BEGIN; {_SCHEMA} PRAGMA user_version = {_SCHEMA_VERSION}; COMMIT;"
                 )
         except sqlite3.Error as error:
             raise OperatorFault(f"cannot open {path}: {error}") from error
         require_format(
             str(path),
-            found or SCHEMA_VERSION,
-            SCHEMA_VERSION,
+            found or _SCHEMA_VERSION,
+            _SCHEMA_VERSION,
             older="give all boxes back with the echo2d that rented them (`echo2d rented --stop`), then "
             "move the file away",
         )

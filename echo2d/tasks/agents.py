@@ -12,7 +12,7 @@ from typing import NoReturn
 from echo2d.tasks.environment import Environment, EnvironmentAnswer, Turn
 
 # An agent that neither calls nor ends its episode for so long is given up.
-SILENCE_S = 600.0
+AGENT_SILENCE_S = 600.0
 
 
 class Agents(Environment):
@@ -31,7 +31,7 @@ class Agents(Environment):
         rows: int = 0,
         opening: Sequence[int] = (),
         stop_token_ids: Sequence[int] = (),
-        silence_s: float = SILENCE_S,
+        silence_s: float = AGENT_SILENCE_S,
     ) -> None:
         if rows < 0 or not 0 < silence_s <= 86400:
             raise ValueError("expected rows from 0 on, and silence_s above 0 and at most a day")

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 Split = Literal["train", "heldout"]
 
-PARTS_MAX = 32  # named numbers of one reward
-NAME_CHARS_MAX = 64  # of a reward's part, a tag, an attachment or a row's key
+REWARD_PARTS_MAX = 32  # named numbers of one reward
+TASK_NAME_CHARS_MAX = 64  # of a reward's part, a tag, an attachment or a row's key
 ATTACHMENTS_MAX = 16  # of one prompt
 # Of one prompt, together: with 131,072 tokens they fit into one answer of a task's process, 1 MiB.
 ATTACHMENTS_BYTES_MAX = 480 << 10
@@ -79,7 +79,7 @@ class Answer:
 class Reward:
     """What an answer is worth: a finite number, and named numbers that it is made of.
 
-    At most PARTS_MAX parts; they reach the metrics.
+    At most REWARD_PARTS_MAX parts; they reach the metrics.
     """
 
     value: float

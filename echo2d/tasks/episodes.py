@@ -26,7 +26,7 @@ from echo2d.tasks.pool_child import pack
 from echo2d.tasks.process import TaskFailed, TaskProcess
 from echo2d.tasks.served_environment import OPEN_EPISODES_MAX
 
-RETRIES = 2  # of a call whose process died
+EPISODE_RETRIES = 2  # of a call whose process died
 # Distinct reasons that are logged. A task may put a number into every one.
 REASONS_LOGGED_MAX = 16
 
@@ -171,7 +171,7 @@ class Episodes:
     async def _ask(self, episode: int, packed: bytes, *, lives_on: bool) -> tuple[Any, bool]:
         seat = self._seat_of.get(episode) or min(self._seats, key=lambda each: len(each.episodes))
         reply: Any = None
-        for attempt in range(RETRIES + 1):
+        for attempt in range(EPISODE_RETRIES + 1):
             self._sit(episode, seat)
             async with seat.calls:
                 if self._pool.closed:

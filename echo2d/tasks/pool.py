@@ -25,7 +25,7 @@ from typing import Any, Self
 from echo2d.core.protocol.control_messages import Finish
 from echo2d.errors import OperatorFault
 from echo2d.tasks.base import ATTACHMENTS_MAX
-from echo2d.tasks.pool_child import MESSAGE_BYTES_MAX, pack
+from echo2d.tasks.pool_child import TASK_MESSAGE_BYTES_MAX, pack
 from echo2d.tasks.process import TaskFailed, TaskProcess
 from echo2d.tasks.served_task import TURN_TEXTS
 
@@ -274,14 +274,14 @@ class TaskPool:
         while done < len(requests):
             packed = _pack_next(requests[done:])
             if isinstance(packed, TaskFailed) or self._closed:
-                yield packed if isinstance(packed, TaskFailed) else CLOSED
+                yield packed if isinstance(packed, TaskFailed) else _CLOSED
                 done += 1
                 continue
             # A process may answer only the first requests, if one of them cost its life. The loop
             # sends the rest again.
             async with self._process() as process, aclosing(process.ask(packed)) as replies:
                 async for reply in replies:
-                    yield CLOSED if self._closed else reply
+                    yield _CLOSED if self._closed else reply
                     done += 1
 
     async def _call_beside_others(self, request: object) -> Any:
@@ -289,7 +289,7 @@ class TaskPool:
         if isinstance(packed, TaskFailed):
             return packed
         async with self._process() as process:
-            return CLOSED if self._closed else await process.ask_beside_others(packed[0])
+            return _CLOSED if self._closed else await process.ask_beside_others(packed[0])
 
     @asynccontextmanager
     async def _process(self) -> AsyncIterator[TaskProcess]:
@@ -300,7 +300,7 @@ class TaskPool:
             self._idle.put_nowait(process)
 
 
-CLOSED = TaskFailed("error", "the pool is closed")
+_CLOSED = TaskFailed("error", "the pool is closed")
 
 
 def _are_tokens(values: list[Any]) -> bool:
@@ -334,7 +334,7 @@ def _pack_next(requests: Sequence[object]) -> list[bytes] | TaskFailed:
         except ValueError as error:
             return packed or TaskFailed("error", str(error))
         size += len(message)
-        if packed and size > MESSAGE_BYTES_MAX:
+        if packed and size > TASK_MESSAGE_BYTES_MAX:
             break
         packed.append(message)
     return packed

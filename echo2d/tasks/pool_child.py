@@ -67,8 +67,8 @@ from echo2d.texts.continuation import NoContinuation
 if TYPE_CHECKING:
     from echo2d.tasks.served_environment import ServedEnvironment
 
-MESSAGE_BYTES_MAX = 1 << 20  # a prompt and an answer of 100,000 tokens each fit
-REASON_CHARS_MAX = 500  # enough for the text of an exception; it ends up in logs
+TASK_MESSAGE_BYTES_MAX = 1 << 20  # a prompt and an answer of 100,000 tokens each fit
+TASK_REASON_CHARS_MAX = 500  # enough for the text of an exception; it ends up in logs
 # The length of the body, and the number of the request that the message is or answers.
 HEADER = struct.Struct(">II")
 NUMBER_MAX = (1 << 32) - 1
@@ -298,7 +298,7 @@ class OutOfTime(BaseException):
 
 def _failed(error: BaseException, call: str) -> TaskReply:
     """call: the name of the request."""
-    of_episode, reason = call in ("reset", "step"), str(error)[:REASON_CHARS_MAX]
+    of_episode, reason = call in ("reset", "step"), str(error)[:TASK_REASON_CHARS_MAX]
     match error:
         case NoMorePrompts() if call in ("prompt", "reset"):
             return "end", reason
@@ -309,12 +309,12 @@ def _failed(error: BaseException, call: str) -> TaskReply:
         case OutOfTime() if of_episode:
             return "timeout", reason
         case NoContinuation() if of_episode:
-            return "no_continuation", f"{error.reason}: {error.detail}"[:REASON_CHARS_MAX]
+            return "no_continuation", f"{error.reason}: {error.detail}"[:TASK_REASON_CHARS_MAX]
         case EpisodeLost() if of_episode:
             return "died", reason
         case OperatorFault():
             return "error", reason
-    return "error", f"{type(error).__name__}: {error}"[:REASON_CHARS_MAX]
+    return "error", f"{type(error).__name__}: {error}"[:TASK_REASON_CHARS_MAX]
 
 
 async def serve_concurrently(link: socket.socket, server: TaskServer) -> None:
@@ -338,11 +338,13 @@ async def serve_concurrently(link: socket.socket, server: TaskServer) -> None:
 def pack(message: object) -> bytes:
     """Encode the body of one message.
 
-    ValueError: it is longer than MESSAGE_BYTES_MAX. TypeError: it holds other than plain values.
+    ValueError: it is longer than TASK_MESSAGE_BYTES_MAX. TypeError: it holds other than plain values.
     """
     body: bytes = msgpack.packb(message)
-    if len(body) > MESSAGE_BYTES_MAX:
-        raise ValueError(f"a message of {len(body)} bytes is over the limit of {MESSAGE_BYTES_MAX}")
+    if len(body) > TASK_MESSAGE_BYTES_MAX:
+        raise ValueError(
+            f"a message of {len(body)} bytes is over the limit of {TASK_MESSAGE_BYTES_MAX}"
+        )
     return body
 
 
@@ -350,7 +352,7 @@ def _packed(reply: TaskReply) -> bytes:
     try:
         return pack(reply)
     except (TypeError, ValueError, OverflowError) as error:
-        return pack(("error", f"{type(error).__name__}: {error}"[:REASON_CHARS_MAX]))
+        return pack(("error", f"{type(error).__name__}: {error}"[:TASK_REASON_CHARS_MAX]))
 
 
 def _called(make: Callable[..., Any], options: dict[str, Any]) -> Any:

@@ -24,17 +24,22 @@ from typing import Any, Literal, cast, get_args
 
 import msgpack
 
-from echo2d.tasks.pool_child import HEADER, MESSAGE_BYTES_MAX, NUMBER_MAX, REASON_CHARS_MAX
+from echo2d.tasks.pool_child import (
+    HEADER,
+    NUMBER_MAX,
+    TASK_MESSAGE_BYTES_MAX,
+    TASK_REASON_CHARS_MAX,
+)
 
 OUTPUT_BYTES_MAX = 1 << 20  # stdout and stderr of one call; all of it is dropped
 # The guard has this long to end everything. Then it is killed itself.
-KILL_S = 5.0
+_KILL_S = 5.0
 START_TIMEOUT_S = 600.0  # the task's module may import a lot, and index many rows
 # A call that is not over in time is interrupted by the process itself, which then goes on. One that
 # cannot be interrupted costs the process its life, so much later.
 GRACE_S = 1.0
 # `-I` ignores the user's settings and paths, so the child gets this interpreter's module path.
-BOOT = (
+_BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from echo2d.tasks.pool_child import main; main(int(sys.argv[2]))"
 )
@@ -49,7 +54,7 @@ class TaskFailed:
     kind "error": the task raised something, or answered nonsense. "unjudged": nobody can say what
     the answer is worth. "end": there are no more prompts. "timeout": it did not end in time. "died":
     the process ended. "no_continuation": the texts of an episode cannot go on, and the
-    reason begins with a word for a counter. reason: at most REASON_CHARS_MAX characters, mostly the
+    reason begins with a word for a counter. reason: at most TASK_REASON_CHARS_MAX characters, mostly the
     child's own words.
     """
 
@@ -209,7 +214,7 @@ class TaskLink(asyncio.Protocol):
         self._buffer += data
         while self.fault is None and len(self._buffer) >= HEADER.size:
             length, number = HEADER.unpack_from(self._buffer)
-            if length > MESSAGE_BYTES_MAX or number not in self._waiting:
+            if length > TASK_MESSAGE_BYTES_MAX or number not in self._waiting:
                 text = f"a message of {length} bytes to request {number}"
                 self._break(f"the task process answered nonsense: {text}")
             elif len(self._buffer) < HEADER.size + length:
@@ -234,7 +239,7 @@ class TaskLink(asyncio.Protocol):
             waiting.set_result((status, value))
 
     def _break(self, why: str) -> None:
-        self.fault = self.fault or why[:REASON_CHARS_MAX]
+        self.fault = self.fault or why[:TASK_REASON_CHARS_MAX]
         waiting, self._waiting = self._waiting, {}
         for each in waiting.values():
             if not each.done():
@@ -269,12 +274,12 @@ class Child(asyncio.SubprocessProtocol):
             return value, True
         reason = value if isinstance(value, str) else "an error without a reason"
         sound = status in get_args(FailureKind)
-        return TaskFailed(status if sound else "error", reason[:REASON_CHARS_MAX]), sound
+        return TaskFailed(status if sound else "error", reason[:TASK_REASON_CHARS_MAX]), sound
 
     async def close(self) -> None:
         self._kill()
         try:
-            async with asyncio.timeout(KILL_S):
+            async with asyncio.timeout(_KILL_S):
                 await self._gone.wait()
         except TimeoutError:
             # A process of the task hangs in a system call, where it cannot be killed now.
@@ -320,7 +325,7 @@ async def _spawn(environment: Mapping[str, str]) -> Child:
         try:
             _, child = await loop.subprocess_exec(
                 lambda: Child(link),
-                *(sys.executable, "-I", "-c", BOOT, json.dumps(paths), str(theirs.fileno())),
+                *(sys.executable, "-I", "-c", _BOOT, json.dumps(paths), str(theirs.fileno())),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,

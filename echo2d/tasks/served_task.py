@@ -18,8 +18,8 @@ from echo2d.errors import OperatorFault
 from echo2d.tasks.base import (
     ATTACHMENTS_BYTES_MAX,
     ATTACHMENTS_MAX,
-    NAME_CHARS_MAX,
-    PARTS_MAX,
+    REWARD_PARTS_MAX,
+    TASK_NAME_CHARS_MAX,
     Answer,
     Prompt,
     Reward,
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 PROMPTS_KEPT = 1024
 # The learner refuses larger ones: their squares would not be finite in float32.
-REWARD_MAX = 1e15
+_REWARD_MAX = 1e15
 TAGS_MAX = 16  # facts of one prompt
 TURN_TEXTS = "echo2d.tasks.turn_texts:make_turn_texts"  # of environments in text
 NEEDS_MODEL = "a task in text needs a model with tokenizer.json and a chat template"
@@ -176,7 +176,7 @@ def checked_tags(tags: Mapping[str, str]) -> dict[str, str]:
     """ValueError: there are too many, or a name is too long."""
     if len(tags) > TAGS_MAX:
         raise ValueError(f"{len(tags)} tags; at most {TAGS_MAX} are allowed")
-    return {short_name(key): str(value)[:NAME_CHARS_MAX] for key, value in tags.items()}
+    return {short_name(key): str(value)[:TASK_NAME_CHARS_MAX] for key, value in tags.items()}
 
 
 def checked_attachments(attachments: Mapping[str, bytes]) -> dict[str, bytes]:
@@ -192,8 +192,10 @@ def checked_attachments(attachments: Mapping[str, bytes]) -> dict[str, bytes]:
 
 
 def short_name(text: object) -> str:
-    if len(name := str(text)) > NAME_CHARS_MAX:
-        raise ValueError(f"{name[:NAME_CHARS_MAX]!r}...: at most {NAME_CHARS_MAX} characters")
+    if len(name := str(text)) > TASK_NAME_CHARS_MAX:
+        raise ValueError(
+            f"{name[:TASK_NAME_CHARS_MAX]!r}...: at most {TASK_NAME_CHARS_MAX} characters"
+        )
     return name
 
 
@@ -204,10 +206,10 @@ def checked_reward(found: Any) -> list[Any]:
     reward = found if isinstance(found, Reward) else Reward(found)
     parts = {short_name(name): float(value) for name, value in reward.parts.items()}
     value = float(reward.value)
-    if len(parts) > PARTS_MAX:
-        raise ValueError(f"{len(parts)} parts; at most {PARTS_MAX} are allowed")
+    if len(parts) > REWARD_PARTS_MAX:
+        raise ValueError(f"{len(parts)} parts; at most {REWARD_PARTS_MAX} are allowed")
     for number in (value, *parts.values()):
         # NaN fails this comparison too.
-        if not abs(number) <= REWARD_MAX:
-            raise ValueError(f"the reward is {number}; expected at most {REWARD_MAX:g} either way")
+        if not abs(number) <= _REWARD_MAX:
+            raise ValueError(f"the reward is {number}; expected at most {_REWARD_MAX:g} either way")
     return [value, parts]

@@ -21,7 +21,7 @@ VOCABULARY = ("<pad>", "<eos>", "=", *"0123456789", "+", ">", "<", "#")
 PAD, EOS = 0, 1
 DIGIT_ZERO = VOCABULARY.index("0")
 ASK = VOCABULARY.index(">")
-UNKNOWN = "#"  # what the tokenizer makes of characters outside the alphabet
+_UNKNOWN = "#"  # what the tokenizer makes of characters outside the alphabet
 
 HELD_OUT_PROMPTS = 200
 # Four digits make 10,000 prompts, of which the held-out ones are a small share.
@@ -96,7 +96,7 @@ def write_tokenizer(directory: Path) -> None:
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
     vocabulary = {token: index for index, token in enumerate(VOCABULARY)}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=_UNKNOWN))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
     tokenizer.decoder = decoders.Fuse()
     tokenizer.add_special_tokens([VOCABULARY[PAD], VOCABULARY[EOS]])

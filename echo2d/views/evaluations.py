@@ -8,14 +8,14 @@ from rich.table import Table
 from echo2d.client import AsyncCoordinator, Evaluation
 from echo2d.views.status import bar, plain_console, scored_words
 
-ANSWER_S = 10.0
+_ANSWER_S = 10.0
 BAR_CHARS = 20
 
 
 async def ask_evaluations(find: Callable[[], tuple[str, Path]]) -> list[Evaluation]:
     """All evaluations of a run. OperatorFault: no coordinator answers, or it refuses the token."""
     url, token_file = find()
-    async with AsyncCoordinator(url, token_file=token_file, timeout_s=ANSWER_S) as client:
+    async with AsyncCoordinator(url, token_file=token_file, timeout_s=_ANSWER_S) as client:
         return await client.evaluations()
 
 

@@ -20,11 +20,11 @@ PATIENCE_S = 60.0
 # to have ended.
 BACK_S = 60.0
 # Between two looks at workers that drain.
-LOOK_S = 1.0
+_LOOK_S = 1.0
 # The shortest beginning of an id that is taken for one.
-ID_CHARS_MIN = 4
+_ID_CHARS_MIN = 4
 ID_CHARS = 32
-NAMES_MAX = 12  # in an error
+_NAMES_MAX = 12  # in an error
 
 
 async def give_orders(
@@ -89,7 +89,7 @@ async def drain_and_wait(
                     {"id": worker, "name": chosen[worker], "outcome": outcome}
                     for worker, outcome in outcomes.items()
                 ]
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(_LOOK_S)
 
 
 def _progress(peer: PeerStatus | None) -> tuple[str, str]:
@@ -137,17 +137,17 @@ def _choose(status: Status, names: Sequence[str], *, everyone: bool) -> dict[str
 
 def _find(peers: Sequence[PeerStatus], name: str) -> tuple[str, str]:
     found = [peer for peer in peers if peer.name == name]
-    if not found and len(name) >= ID_CHARS_MIN:
+    if not found and len(name) >= _ID_CHARS_MIN:
         found = [peer for peer in peers if peer.id.startswith(name)]
     # Boxes often take the names of others that are gone.
     here = [peer for peer in found if peer.state != "gone"] or found
     if len(here) == 1:
         return here[0].id, here[0].name
     if here:
-        ids = ", ".join(peer.id[:12] for peer in here[:NAMES_MAX])
+        ids = ", ".join(peer.id[:12] for peer in here[:_NAMES_MAX])
         raise OperatorFault(f"{len(here)} workers are named {name}; name one by its id: {ids}")
     if len(name) == ID_CHARS:
         # The coordinator knows workers that are not connected by their ids alone.
         return name, name
-    there = ", ".join(peer.name for peer in peers[:NAMES_MAX]) or "none"
+    there = ", ".join(peer.name for peer in peers[:_NAMES_MAX]) or "none"
     raise OperatorFault(f"no worker is named {name}, and no id begins so; there are: {there}")

@@ -16,7 +16,7 @@ from echo2d.core.status.json_form import read_own_status
 from echo2d.core.status.schema import OwnPeerStatus, OwnStatus
 from echo2d.views.status import COLOURS, bar, per_h, plain_console, size, state_word
 
-COLUMNS = (
+_COLUMNS = (
     "box",
     "state",
     "serves",
@@ -30,7 +30,7 @@ COLUMNS = (
     "usd/h",
     "usd",
 )
-WORDS = {"box", "state"}
+_WORDS = {"box", "state"}
 
 
 def is_own(facts: Mapping[str, Any]) -> bool:
@@ -87,8 +87,8 @@ def _sentences(peer: OwnPeerStatus) -> list[str]:
 
 def _table(status: OwnStatus) -> Table:
     table = Table(box=SIMPLE_HEAD, show_edge=False, header_style="dim", padding=(0, 1, 0, 0))
-    for name in COLUMNS:
-        table.add_column(name, justify="left" if name in WORDS else "right", no_wrap=True)
+    for name in _COLUMNS:
+        table.add_column(name, justify="left" if name in _WORDS else "right", no_wrap=True)
     spreading = status.spreading_version
     table.add_column("" if spreading is None else f"gets v{spreading}", no_wrap=True)
     for peer in status.peers:

@@ -347,7 +347,7 @@ def workers_table(
     progress = {peer.id: peer for peer in broadcast.peers} if broadcast else {}
     table = Table(box=SIMPLE_HEAD, show_edge=False, header_style="dim", padding=(0, 1, 0, 0))
     for name in columns:
-        table.add_column(name, justify="left" if name in WORDS else "right", no_wrap=True)
+        table.add_column(name, justify="left" if name in _WORDS else "right", no_wrap=True)
     table.add_column(f"gets v{broadcast.version}" if broadcast else "broadcast", no_wrap=True)
     for worker in workers[:rows]:
         cells = worker_cells(worker)
@@ -364,7 +364,7 @@ def workers_table(
     return table
 
 
-COLUMNS = (
+_COLUMNS = (
     "worker",
     "state",
     "build",
@@ -383,7 +383,7 @@ COLUMNS = (
     "refit",
     "heard",
 )
-WORDS = {"worker", "state", "build", "audit"}
+_WORDS = {"worker", "state", "build", "audit"}
 OF_ANSWERS = ("used", "reward", "tokens")
 
 
@@ -395,7 +395,7 @@ def columns_of(status: Status, *, wide: bool) -> list[str]:
     builds = {worker.build for worker in status.workers if worker.state != "gone"}
     builds |= set() if status.process is None else {status.process.build}
     hidden |= {"build"} if len(builds) == 1 else set()
-    return [name for name in COLUMNS if name not in hidden]
+    return [name for name in _COLUMNS if name not in hidden]
 
 
 def trouble(worker: WorkerStatus) -> tuple[bool, bool, int, str]:

@@ -25,7 +25,7 @@ from echo2d.views.status import WIDE_COLUMNS, TokenRate, age, plain_console, sta
 # How long to wait for one answer: a person waits at the terminal.
 ANSWER_S = 5.0
 # How much longer a single status waits, since the coordinator may just be starting.
-PATIENCE_S = 5.0
+WATCH_PATIENCE_S = 5.0
 
 # Finds the URL and the token file of the coordinator. OperatorFault: none runs.
 Find = Callable[[], tuple[str, Path]]
@@ -167,7 +167,7 @@ class Screen:
 
 async def status_once(find: Find) -> dict[str, Any]:
     """One answer, as JSON. OperatorFault: there is none."""
-    async with Asker(find, patience_s=PATIENCE_S) as asker:
+    async with Asker(find, patience_s=WATCH_PATIENCE_S) as asker:
         return await asker.status()
 
 

@@ -32,7 +32,7 @@ from echo2d.client import Batch, Group, Trajectory
 from echo2d.learner.batch.checks import CUT_OFF, BatchRules
 from echo2d.learner.objective.hooks import Advantages
 
-PAD = 0  # any token id: attention is causal, so padding on the right is never seen
+_PAD = 0  # any token id: attention is causal, so padding on the right is never seen
 Item = TypeVar("Item")
 # A rank has at least so many bundles, if answers are that short: fewer could not be dealt evenly.
 BUNDLES_MIN = 8
@@ -123,7 +123,7 @@ class MicroBatch:
 
 
 _NOTHING = MicroBatch(
-    np.full((1, 2), PAD, dtype=np.int64),
+    np.full((1, 2), _PAD, dtype=np.int64),
     np.zeros(1, dtype=np.int64),
     np.zeros((1, 2), dtype=np.bool_),
     None,
@@ -371,7 +371,7 @@ def _in_a_row(bundles: Sequence[_Bundle]) -> MicroBatch:
 
 def _in_rows(answers: Sequence[PackedAnswer]) -> MicroBatch:
     shape = (len(answers), len(answers[0].tokens))
-    tokens_bt = np.full(shape, PAD, dtype=np.int64)
+    tokens_bt = np.full(shape, _PAD, dtype=np.int64)
     answer_bt = np.zeros(shape, dtype=np.bool_)
     for row, answer in enumerate(answers):
         tokens_bt[row, : len(answer.tokens)] = answer.tokens

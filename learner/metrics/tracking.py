@@ -6,7 +6,7 @@ if configured.
 
 A full metrics.jsonl becomes metrics.1.jsonl, and a new one is begun.
 Tracking never stops or delays training. A failure (full disk, no network, broken package) is logged
-and that row is left out there. The learner waits for boards only when it closes, for CLOSE_S. A
+and that row is left out there. The learner waits for boards only when it closes, for _CLOSE_S. A
 missing package is an OperatorFault at the start. A step that is trained again after a crash has two
 rows, of which the last counts.
 """
@@ -28,11 +28,11 @@ from echo2d.client import OperatorFault
 from echo2d.extras import install_command
 
 # Failures in a row before a board is given up: a full disk may recover, a broken package will not.
-FAILURES_MAX = 5
+TRACKER_FAILURES_MAX = 5
 QUEUE_MAX = 1024  # rows waiting for a board: minutes of a fast run, days of a slow one
 # Of metrics.jsonl, and of the one before it: a hundred thousand train steps each.
 METRICS_BYTES_MAX = 256 << 20
-CLOSE_S = 20.0  # at the end of a run, for the rows still waiting
+_CLOSE_S = 20.0  # at the end of a run, for the rows still waiting
 
 Row = tuple[int, Mapping[str, float], "SampleTable"]
 # One row for each sample; SAMPLE_COLUMNS names its cells.
@@ -103,14 +103,14 @@ class _BoardThread:
 
     def close(self) -> None:
         self.put(None)
-        self._thread.join(CLOSE_S)
+        self._thread.join(_CLOSE_S)
         if self._thread.is_alive():
             log.warning("left behind tracker=%s waiting=%d", self._name, self._rows.qsize())
 
     def _work(self) -> None:
         board: Board | None = None
         failures = 0
-        while failures < FAILURES_MAX:
+        while failures < TRACKER_FAILURES_MAX:
             row = self._rows.get()
             try:
                 if row is None:
@@ -124,7 +124,7 @@ class _BoardThread:
                 log.warning("cannot track tracker=%s reason=%s", self._name, reason)
                 if row is None:
                     return None
-        return log.warning("gave up tracker=%s failures=%d", self._name, FAILURES_MAX)
+        return log.warning("gave up tracker=%s failures=%d", self._name, TRACKER_FAILURES_MAX)
 
 
 def makers(names: Sequence[str], out_dir: Path) -> dict[str, Callable[[], Board]]:

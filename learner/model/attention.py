@@ -31,7 +31,7 @@ from echo2d.learner.batch.packing import Pieces
 
 NAME = "echo2d_pieces"
 # Pieces go together if the shortest has this share of the longest one's tokens, or lacks so few.
-ALIKE = 0.8
+_ALIKE = 0.8
 ALIKE_TOKENS = 8
 # Queries in a block: more make fewer calls, fewer compute fewer pairs that nobody reads.
 QUERIES = 256
@@ -217,7 +217,7 @@ def _alike(items: Sequence[Any], *, key: Callable[[Any], int]) -> list[list[Any]
     found: list[list[Any]] = []
     for item in sorted(items, key=key, reverse=True):
         longest = key(found[-1][0]) if found else 0
-        if found and key(item) >= min(ALIKE * longest, longest - ALIKE_TOKENS):
+        if found and key(item) >= min(_ALIKE * longest, longest - ALIKE_TOKENS):
             found[-1].append(item)
         else:
             found.append([item])

@@ -12,7 +12,7 @@ from typing import Any
 
 from echo2d.learner.batch.packing import MicroBatch
 
-TRAIN = 3  # forward once, backward twice as much
+_TRAIN = 3  # forward once, backward twice as much
 
 # Dense bfloat16 operations per second, by a part of the device's name; from the vendors' data sheets.
 PEAKS = {
@@ -58,7 +58,7 @@ class ModelSize:
         tokens = sum(each.tokens_bt.size for each in micro)
         answers = sum(each.tokens for each in micro)
         forward = 2.0 * (self.layer_weights * tokens + self.head_weights * answers)
-        return TRAIN * (forward + 4.0 * self.channels * sum(map(_pairs, micro)))
+        return _TRAIN * (forward + 4.0 * self.channels * sum(map(_pairs, micro)))
 
 
 def peak_of(device_name: str) -> float | None:

@@ -66,14 +66,14 @@ def footprint(config: LearnerConfig, ranks: int, tokens: int, *, on_gpu: bool) -
     # Compiled layers need real tensors.
     config = dataclasses.replace(config.explicit(cuda=on_gpu), compile=False)
     imagined = ImaginedRanks(ranks)
-    blocks = dict(logprobs.BLOCK_BYTES)
+    blocks = dict(logprobs.LOGIT_BLOCK_BYTES)
     if on_gpu:
-        logprobs.BLOCK_BYTES.clear()
+        logprobs.LOGIT_BLOCK_BYTES.clear()
     try:
         with FakeTensorMode(allow_non_fake_inputs=True), LiveBytes() as live:
             return _train(config, imagined, tokens, live)
     finally:
-        logprobs.BLOCK_BYTES.update(blocks)
+        logprobs.LOGIT_BLOCK_BYTES.update(blocks)
 
 
 def _train(config: LearnerConfig, ranks: Ranks, tokens: int, live: LiveBytes) -> Footprint:

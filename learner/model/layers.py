@@ -27,7 +27,7 @@ from echo2d.learner.ranks.ranks import layers_of
 # Kernels by name, in whichever library they are.
 ATTENTION = ("scaled_dot_product", "flash_att", "varlen_att")
 PRODUCTS = {"mm", "addmm", "bmm", "_grouped_mm"}
-OF_EXPERTS = {"bmm", "_grouped_mm"}
+_OF_EXPERTS = {"bmm", "_grouped_mm"}
 
 
 def prepare_layers(model: Any, config: LearnerConfig, device: torch.device) -> None:
@@ -76,7 +76,7 @@ def _how(model: Any, what: str) -> dict[str, Any]:
     if what == "selective":
         # A result that is kept must not be changed, and a bias of experts is added to the product itself.
         biased = any(getattr(module, "has_bias", False) for module in model.modules())
-        how["context_fn"] = partial(_contexts, PRODUCTS - OF_EXPERTS if biased else PRODUCTS)
+        how["context_fn"] = partial(_contexts, PRODUCTS - _OF_EXPERTS if biased else PRODUCTS)
     return how
 
 

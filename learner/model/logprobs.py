@@ -26,7 +26,7 @@ from torch import Tensor
 
 # Bytes of a block's logits, by device: they stay in a CPU's cache. Elsewhere wide blocks make few kernels, and the
 # hidden states' gradient, to which each block adds, is read and written less often.
-BLOCK_BYTES = {"cpu": 4 << 20}
+LOGIT_BLOCK_BYTES = {"cpu": 4 << 20}
 BLOCK_BYTES_ELSEWHERE = 256 << 20
 # Narrower blocks make matrix products slow, and so does a number of columns that is no multiple of it: on an H200
 # they took twice as long. 16,384 tokens then need 16 MB.
@@ -177,7 +177,7 @@ class _Head:
     def blocks(self) -> Iterator[LogitBlock]:
         device = self.hidden_nh.device.type
         tokens, vocabulary = len(self.hidden_nh), len(self.weight_vh)
-        columns = BLOCK_BYTES.get(device, BLOCK_BYTES_ELSEWHERE) // (4 * max(1, tokens))
+        columns = LOGIT_BLOCK_BYTES.get(device, BLOCK_BYTES_ELSEWHERE) // (4 * max(1, tokens))
         columns = min(vocabulary, max(COLUMNS_MIN, columns // COLUMNS_MIN * COLUMNS_MIN))
         hidden_nh = self.hidden_nh.to(self.weight_vh.dtype)
         for start in range(0, vocabulary, columns):

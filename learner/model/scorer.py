@@ -28,7 +28,7 @@ from echo2d.learner.model.logprobs import LogitTail, TokenScores, token_scores
 
 METHOD = "score_tokens"  # of the model; FSDP2 must know it, to gather the head before it is called
 # Layers that `attention` can do.
-KINDS = {"full_attention", "sliding_attention"}
+_KINDS = {"full_attention", "sliding_attention"}
 # How far logits may be off, relative to the largest: layers of 16 bits round coarsely.
 CLOSE, CLOSE_IN_16_BITS = 1e-4, 3e-2
 ALONE = [3, 1, 2]  # tokens whose last logits must be the same wherever they stand
@@ -109,7 +109,7 @@ class AnswerScorer:
         model = self.model
         config = model.config.get_text_config()
         own = model.config._attn_implementation  # noqa: SLF001 - transformers has no other way to ask
-        if not set(getattr(config, "layer_types", None) or ["full_attention"]) <= KINDS:
+        if not set(getattr(config, "layer_types", None) or ["full_attention"]) <= _KINDS:
             return False
         register()
         alone = self._last_logits([ALONE])

@@ -36,7 +36,7 @@ from echo2d.learner.config import LearnerConfig, Place
 from echo2d.learner.ranks.watchdog import FIRST_FAILURE, RankWatchdog
 
 # Between two messages: rank 0 may upload a version for an hour, see `echo2d.client`.
-WAIT_S_MAX = 7200.0
+_WAIT_S_MAX = 7200.0
 # Between the first and the last rank to reach a collective. Before the first one each rank has
 # loaded the model.
 COLLECTIVE_S_MAX = 1800.0
@@ -127,7 +127,7 @@ class Ranks:
     """
 
     def __init__(
-        self, rank: int = 0, size: int = 1, *, device: str = "cpu", wait_s: float = WAIT_S_MAX
+        self, rank: int = 0, size: int = 1, *, device: str = "cpu", wait_s: float = _WAIT_S_MAX
     ) -> None:
         self.rank = rank
         self.size = size
@@ -242,7 +242,7 @@ class Rendezvous:
             world_size=place.size,
             timeout=timedelta(seconds=COLLECTIVE_S_MAX),
         )
-        return Ranks(place.rank, place.size, device=device, wait_s=WAIT_S_MAX + config.patience_s)
+        return Ranks(place.rank, place.size, device=device, wait_s=_WAIT_S_MAX + config.patience_s)
 
     def leave(self) -> None:
         """End in order. The groups are destroyed, for their threads would abort a process that

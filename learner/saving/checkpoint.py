@@ -53,10 +53,10 @@ from echo2d.learner.saving.remote import DIGESTS, RemoteCheckpoints
 from echo2d.logs import say
 
 PROGRESS = "progress-{}.pt"  # with the rank
-FORMAT = "format"  # key in the progress file
+_FORMAT = "format"  # key in the progress file
 CHECKPOINT_FORMAT = 1
 OWN = "own"  # key in the progress file: what only the same rank can use
-LINE_MAX = 200  # characters quoted of a torch error, which may list all tensors
+_LINE_MAX = 200  # characters quoted of a torch error, which may list all tensors
 _NAME = re.compile(r"step-(\d+)-epoch-(\d+)")
 _UNREADABLE = (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError)
 
@@ -137,7 +137,7 @@ class Checkpoints:
         self._began_at = time.monotonic()
         copy = self._stager.stage(state)
         pool = ThreadPoolExecutor(1, "checkpoint")
-        facts = {**progress, FORMAT: CHECKPOINT_FORMAT, "step": step, OWN: own}
+        facts = {**progress, _FORMAT: CHECKPOINT_FORMAT, "step": step, OWN: own}
         self._saving = pool.submit(self._save, step, epoch, copy, facts)
         # Does not wait here, but the interpreter waits for the pool's thread before it exits.
         pool.shutdown(wait=False)
@@ -361,7 +361,7 @@ def _progress(path: Path) -> list[dict[str, Any]]:
         for file in files or [path / PROGRESS.format(0)]
     ]
     for each in found:
-        _require_format(path, each.get(FORMAT))
+        _require_format(path, each.get(_FORMAT))
     return found
 
 
@@ -389,7 +389,7 @@ def _load(path: Path, state: dict[str, Any], channel: Channel) -> None:
         )
         line = " ".join(str(cause).split())
         raise OperatorFault(
-            f"the checkpoint {path} does not fit learner.model: {line[:LINE_MAX]}"
+            f"the checkpoint {path} does not fit learner.model: {line[:_LINE_MAX]}"
         ) from error
 
 

@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.filesystem import FileSystem
 # processor's cache when they are digested.
 BUFFER_BYTES = 4 << 20
 # The size of a direct write must be a multiple of the disk's block; no disk has larger blocks than this.
-BLOCK_BYTES = 4096
+DIRECT_BLOCK_BYTES = 4096
 SHARDS = ".distcp"  # ends the names of the files with tensors
 
 
@@ -87,7 +87,7 @@ class DirectFile(io.RawIOBase):
     def _write_out(self) -> None:
         size, self._filled = self._filled, 0  # what fails is not written again by `close`
         self._digest.update(self._view[:size])
-        whole, done = -(-size // BLOCK_BYTES) * BLOCK_BYTES, 0
+        whole, done = -(-size // DIRECT_BLOCK_BYTES) * DIRECT_BLOCK_BYTES, 0
         while done < whole:
             done += self._write_some(self._view[done:whole])
         self._written += size

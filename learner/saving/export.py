@@ -41,7 +41,7 @@ LAST = "last"
 # The files of a layer take the matrices of its experts in turn from two weights.
 WEIGHTS_KEPT = 2
 # How often the log says how far it is, where there is no terminal for a bar.
-LINE_S = 10.0
+_LINE_S = 10.0
 
 log = logging.getLogger("echo2d.learner")
 
@@ -113,7 +113,7 @@ def export(
                 data = tensor_of(name).contiguous().reshape(-1).view(torch.uint8)
                 yield data
                 bar.advance(task, data.numel())
-                if bar.disable and time.monotonic() - told_at >= LINE_S:
+                if bar.disable and time.monotonic() - told_at >= _LINE_S:
                     told_at = time.monotonic()
                     done = bar.tasks[task].completed
                     say(log, logging.INFO, "exporting", f"{done / 1e9:.1f}/{total / 1e9:.1f} GB")

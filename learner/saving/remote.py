@@ -38,7 +38,7 @@ _LASTING = (
     TypeError,
     ValueError,
 )
-LINE_MAX = 200  # characters quoted of an error, which may hold a whole answer of the service
+_LINE_MAX = 200  # characters quoted of an error, which may hold a whole answer of the service
 
 _T = TypeVar("_T")
 
@@ -192,4 +192,4 @@ class RemoteCheckpoints:
 
 
 def _line(error: BaseException) -> str:
-    return (" ".join(str(error).split()) or type(error).__name__)[:LINE_MAX]
+    return (" ".join(str(error).split()) or type(error).__name__)[:_LINE_MAX]

@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from echo2d.learner.saving.checkpoint import plain_errors, silence_single_process_warning
 from echo2d.learner.saving.files import store_faults
 
-MODEL = "model."  # begins the names of the model's weights in a checkpoint
+_MODEL = "model."  # begins the names of the model's weights in a checkpoint
 
 
 class SavedWeights:
@@ -24,9 +24,9 @@ class SavedWeights:
     def __init__(self, directory: Path) -> None:
         self._directory, self._reader = directory, _Reader(directory)
         self.shapes = {
-            name.removeprefix(MODEL): tuple(facts.size)
+            name.removeprefix(_MODEL): tuple(facts.size)
             for name, facts in self._reader.read_metadata().state_dict_metadata.items()
-            if name.startswith(MODEL) and isinstance(facts, TensorStorageMetadata)
+            if name.startswith(_MODEL) and isinstance(facts, TensorStorageMetadata)
         }
 
     def read(self, name: str, dtype: torch.dtype) -> Tensor:
@@ -35,7 +35,7 @@ class SavedWeights:
         weight = torch.empty(self.shapes[name], dtype=dtype)
         with store_faults("cannot read the checkpoint", self._directory), plain_errors():
             # torch copies each rank's shard into the weight, which rounds.
-            load({MODEL + name: weight}, storage_reader=self._reader, no_dist=True)
+            load({_MODEL + name: weight}, storage_reader=self._reader, no_dist=True)
         return weight
 
 

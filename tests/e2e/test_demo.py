@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from echo2d.demo.chaos import KINDS
+from echo2d.demo.chaos import VICTIM_KINDS
 from echo2d.demo.results import read_metrics
 
 pytestmark = [pytest.mark.timeout(900)]
@@ -58,7 +58,7 @@ def test_a_demo_plays_an_environment_of_two_turns(tmp_path: Path) -> None:
     done = subprocess.run(arguments, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
-    assert {kill["kind"] for kill in result["kills"]} == set(KINDS)
+    assert {kill["kind"] for kill in result["kills"]} == set(VICTIM_KINDS)
     assert (result["steps"], result["batches_changed"]) == (steps, 0)
     rows = read_metrics(run / "learner" / "metrics.jsonl")
     assert {(row["turns"], row["given_tokens"]) for row in rows} == {(2.0, 10.0)}
@@ -88,7 +88,7 @@ def test_a_demo_survives_chaos(tmp_path: Path) -> None:
     done = subprocess.run(arguments, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
-    assert {kill["kind"] for kill in result["kills"]} == set(KINDS)
+    assert {kill["kind"] for kill in result["kills"]} == set(VICTIM_KINDS)
     assert all(kill["recovery_s"] > 0 for kill in result["kills"])
     assert all_but_late(sum(result["staleness_histogram"].values()), steps)
     assert result["batches_changed"] == 0

@@ -64,7 +64,7 @@ def test_without_a_terminal_a_long_command_says_how_far_it_is(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for interval_s, lines in ((0.0, 2), (10.0, 0)):
-        monkeypatch.setattr(parts, "LINE_S", interval_s)
+        monkeypatch.setattr(parts, "_LINE_S", interval_s)
         with parts.progress_bar("exporting version 3") as tell:
             tell(0.25)
             tell(1.0)

@@ -5,7 +5,7 @@ from typing import Any
 
 from echo2d.core.audit.audits import Audits
 from echo2d.core.audit.events import AuditTold, Convict, LimitsLearnt
-from echo2d.core.audit.scoring_queue import PATIENCE_S
+from echo2d.core.audit.scoring_queue import SCORING_PATIENCE_S
 from echo2d.core.base.ids import PeerId
 from echo2d.core.cluster.rules import AuditRules, EpisodeRules
 from echo2d.core.coordinator.events import CoordinatorAction, CoordinatorEvent
@@ -152,7 +152,7 @@ def started(*names: str, auditor: bool = True, **changes: Any) -> AuditedWorld:
 def train_on(world: AuditedWorld, steps: int) -> None:
     done = world.state.status().committed_step
     for step in range(done + 1, done + steps + 1):
-        world.now += 2 * PATIENCE_S
+        world.now += 2 * SCORING_PATIENCE_S
         publish_step(world, step)
 
 

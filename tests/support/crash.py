@@ -22,10 +22,10 @@ from typing import Any
 
 from echo2d.client import Coordinator
 from echo2d.config.coordinator import CoordinatorConfig
-from echo2d.demo.chaos import KINDS, VictimKind, kill_process, start_again
+from echo2d.demo.chaos import VICTIM_KINDS, VictimKind, kill_process, start_again
 from echo2d.demo.processes import Program
 from echo2d.demo.results import read_rows
-from echo2d.demo.run import LEARNER
+from echo2d.demo.run import DEMO_LEARNER
 from echo2d.store.ledger import Ledger
 from echo2d.store.ledger_rows import _unpack_trajectory
 from tests.support.connection_tap import Tap
@@ -102,13 +102,13 @@ class Point:
         step = rng.randrange(STEPS - 1)
         delay_s = rng.uniform(0.0, STEP_FLOOR_S if step else START_UP_S)
         again_s = [rng.uniform(0.0, START_UP_S)] if rng.random() < AGAIN else []
-        return Point(KINDS[rng_seed % len(KINDS)], step, (delay_s, *again_s))
+        return Point(VICTIM_KINDS[rng_seed % len(VICTIM_KINDS)], step, (delay_s, *again_s))
 
 
 class CrashSite(Site):
     """A site whose programs reach the coordinator through a tap."""
 
-    learner_table = LEARNER.replace(
+    learner_table = DEMO_LEARNER.replace(
         "checkpoint_every = 15", f"checkpoint_every = {CHECKPOINT_EVERY}"
     ) + (f"step_floor_s = {STEP_FLOOR_S}\n")
     tap: Tap

@@ -7,7 +7,7 @@ from echo2d.core.base.ids import FormId, Generation, PeerId, PlanId, RunId, Stri
 from echo2d.core.protocol.peer_handshake import NONCE_BYTES, SECRET_BYTES
 from echo2d.core.protocol.peer_link import PeerLink
 from echo2d.core.protocol.peer_messages import LinkEvent, LinkOpened
-from echo2d.net.security.sealing import KEY_BYTES, Seal
+from echo2d.net.security.sealing import SEALING_KEY_BYTES, Seal
 
 RUN = RunId("run-1")
 ALICE, BOB, CAROL = (
@@ -64,7 +64,7 @@ def joined(*, sealed: bool = False) -> tuple[PeerLink, PeerLink]:
     """Alice, who dialled, and Bob, with their link open."""
     alice, bob = an_end(ALICE, BOB, dials=True, nonce=1), an_end(BOB, ALICE, dials=False, nonce=2)
     if sealed:
-        one, other = b"1" * KEY_BYTES, b"2" * KEY_BYTES
+        one, other = b"1" * SEALING_KEY_BYTES, b"2" * SEALING_KEY_BYTES
         alice.seal(Seal(one, other))
         bob.seal(Seal(other, one))
     assert feed(bob, alice.start()) == []

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from echo2d.demo.processes import Program, Programs, wait_for
-from echo2d.demo.run import CONFIG, LEARNER
+from echo2d.demo.run import CONFIG, DEMO_LEARNER
 from echo2d.demo.tiny_model import make_tiny_model
 from tests.support.control_link import worker_token
 from tests.support.polling import START_S
@@ -22,7 +22,7 @@ from tests.support.polling import START_S
 class Site:
     """A learner host and its boxes, all on this machine, with every file below `directory`."""
 
-    learner_table = LEARNER
+    learner_table = DEMO_LEARNER
 
     def __init__(self, directory: Path, model: Path, programs: Programs) -> None:
         self.directory = directory

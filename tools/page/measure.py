@@ -9,7 +9,7 @@ everything is drawn. Then it stays open, and its questions are counted.
 
 loop: the kernel counts the CPU of the coordinator's first thread, on which its loop runs, while PAGES
 pages ask as that one does, and while none does, in turns. The status that they share is made
-anew so often that it takes SHARE_MAX of the loop's time, however many there are; the rest is divided
+anew so often that it takes PAGE_SHARE_MAX of the loop's time, however many there are; the rest is divided
 by PAGES.
 """
 
@@ -29,7 +29,7 @@ from typing import Any
 import aiohttp
 from playwright.sync_api import sync_playwright
 
-from echo2d.runtime.coordinator.live_page import SHARE_MAX
+from echo2d.runtime.coordinator.live_page import PAGE_SHARE_MAX
 
 LOADS = 15
 OPEN_S = 20.0
@@ -145,7 +145,7 @@ def main() -> None:
                 f"loop: {without / TURN_S:.1%} of a core with no page, "
                 f"{with_them / TURN_S:.1%} with {PAGES}"
             )
-        shared = 60 * SHARE_MAX
+        shared = 60 * PAGE_SHARE_MAX
         own = (median(costs) - shared) / PAGES
         print(
             f"a minute of one page: {1000 * shared:.0f} ms for the status, "

@@ -62,7 +62,7 @@ BEFORE = "convicted before the coordinator was started"
 PLAIN, MIXED = AnswerClass(), AnswerClass(mixed=True)
 # The class of a worker that has not said hello since a restart. It has no limits, so its answers are
 # not judged before the worker says hello.
-UNKNOWN = "?"
+_UNKNOWN = "?"
 WorkerStanding = Literal["", "trusted", "new", "clear", "flagged", "convicted", "suspected"]
 
 
@@ -201,7 +201,7 @@ class Audits:
         self._unjudged = [item for item in self._unjudged if item.worker != peer.peer]
         actions: list[AuditAction] = []
         for item in theirs:
-            if item.kind.quantization == UNKNOWN:
+            if item.kind.quantization == _UNKNOWN:
                 item.kind = item.kind._replace(quantization=peer.quantization)
             if peer.trusted:
                 self.waiting.settle(item.waiting, item.worker, good=True)
@@ -282,7 +282,7 @@ class Audits:
     def _quantization(self, worker: PeerId) -> str:
         peer = self._members.get(worker)
         if peer is None:
-            return UNKNOWN if self._run.quantized else ""
+            return _UNKNOWN if self._run.quantized else ""
         return peer.quantization
 
     def _of(self, kind: AnswerClass) -> Baseline:
@@ -299,7 +299,7 @@ class Audits:
 
     def _teaches(self, author: PeerId, kind: AnswerClass) -> bool:
         """Whether limits are learnt from this author's answers of this class."""
-        known = kind.quantization != UNKNOWN
+        known = kind.quantization != _UNKNOWN
         return known and self._rules.trusts and self._trusts(author) and self._limits(kind) is None
 
     def _still_to_learn(self, kind: AnswerClass) -> int:

@@ -30,7 +30,7 @@ ORDER_S = 10.0
 TOKEN_S = 0.01
 SCORERS_MAX = 1024
 # A scorer that failed gets no order for so long.
-REST_S = 5.0
+SCORER_REST_S = 5.0
 # Snapshot copies that are kept because answers may name their versions.
 COPIES_MAX = 6
 
@@ -125,7 +125,7 @@ class Scorers:
         if taken is None:
             return False
         self._loaded.pop(peer.peer, None)
-        self._rests[peer.peer] = now + REST_S
+        self._rests[peer.peer] = now + SCORER_REST_S
         self._put_back(taken)
         return True
 

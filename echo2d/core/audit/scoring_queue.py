@@ -6,10 +6,10 @@
 
 An auditor has one resident copy of the model, so loading a version is what costs. An order takes
 answers of one version: what is urgent first, and what is loaded before anything else. The newest
-version is loaded for answers that are not urgent once one has waited for PATIENCE_S; an older one at
+version is loaded for answers that are not urgent once one has waited for SCORING_PATIENCE_S; an older one at
 once, because its copy will go. Every FAIR_TURN-th order is for what is not urgent, so that workers on
 trial cannot keep all others from being audited.
-Kept true: at most VERSIONS_MAX versions and BYTES_MAX bytes wait.
+Kept true: at most SCORED_VERSIONS_MAX versions and BYTES_MAX bytes wait.
 Not here: whose answers are audited (`audits`), and where a version's copy is (`cluster/versions`).
 """
 
@@ -24,12 +24,12 @@ from echo2d.core.protocol.control_messages import AnswerToScore, VersionKey
 from echo2d.core.protocol.evidence import Evidence
 
 # Their copies stay on the learner host's disk while something waits for them.
-VERSIONS_MAX = 6
+SCORED_VERSIONS_MAX = 6
 BYTES_MAX = 128 << 20
 # One order: a second or a few of an auditor's work, and well below the limit of a message.
 ANSWERS_MAX = 64
 ORDER_BYTES_MAX = 512 << 10
-PATIENCE_S = 10.0
+SCORING_PATIENCE_S = 10.0
 FAIR_TURN = 4
 # Orders that an answer may be part of; after that something is wrong with it.
 TRIES_MAX = 3
@@ -104,7 +104,7 @@ class ScoringQueue:
         self._parts.setdefault(part.key, []).append(part)
         self._urgent[part.key] += part.item.urgent
         self._bytes += part.bytes
-        if len(self._parts) <= VERSIONS_MAX:
+        if len(self._parts) <= SCORED_VERSIONS_MAX:
             return []
         return self.lose(min(self._parts, key=lambda key: (self._urgent[key] > 0, key)))
 
@@ -159,7 +159,7 @@ class ScoringQueue:
     @staticmethod
     def _due_at(key: VersionKey, parts: list[AnswerPart], newest: VersionKey | None) -> float:
         # The first one of a version has waited longest, but for those that were put again.
-        return parts[0].since + (PATIENCE_S if key == newest else 0.0)
+        return parts[0].since + (SCORING_PATIENCE_S if key == newest else 0.0)
 
     def _keep(self, key: VersionKey, kept: list[AnswerPart]) -> None:
         """These are left of a version's parts."""
@@ -190,7 +190,7 @@ class ScoringQueue:
         return order
 
     def check(self) -> None:
-        assert len(self._parts) <= VERSIONS_MAX
+        assert len(self._parts) <= SCORED_VERSIONS_MAX
         assert all(self._parts.values())
         assert self._urgent == {
             key: sum(part.item.urgent for part in parts) for key, parts in self._parts.items()

@@ -10,7 +10,9 @@ import heapq
 from collections.abc import Callable, Hashable, Iterable
 from typing import Generic, TypeVar
 
-SLACK = 64  # outdated heap entries allowed beyond the number of current ones, before a sweep
+STALE_ENTRIES = (
+    64  # outdated heap entries allowed beyond the number of current ones, before a sweep
+)
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -60,7 +62,7 @@ class DeadlineQueue(Generic[Key]):
         self._sweep()
 
     def _sweep(self) -> None:
-        if len(self._heap) > SLACK + 2 * len(self._entries):
+        if len(self._heap) > STALE_ENTRIES + 2 * len(self._entries):
             self._heap = sorted(self._entries.values())
 
     def check(self, keys: Iterable[Key]) -> None:
@@ -70,7 +72,7 @@ class DeadlineQueue(Generic[Key]):
             assert due is None or self._entries[key][0] <= due, (
                 "a deadline moved earlier without a call of `set`"
             )
-        assert len(self._heap) <= SLACK + 2 * len(self._entries)
+        assert len(self._heap) <= STALE_ENTRIES + 2 * len(self._entries)
         held = set(map(id, self._heap))
         assert all(id(entry) in held for entry in self._entries.values())
         assert all(self._heap[(at - 1) // 2] <= self._heap[at] for at in range(1, len(self._heap)))

@@ -4,7 +4,7 @@
                              +--- lost, or leaving ---> replaced at once
 
 A review, once a publish period, compares mu_pool, the measured throughput of the active workers,
-with mu_min. A finding must repeat in PATIENCE reviews in a row, so that noise moves no worker:
+with mu_min. A finding must repeat in ACTIVATION_PATIENCE reviews in a row, so that noise moves no worker:
 
     mu_pool < mu_min                                 activate the cheapest, up to gamma * mu_min
     the learner waits all the same                   the same with a larger mu_min (`target_raise`)
@@ -30,10 +30,10 @@ from dataclasses import dataclass, field
 
 from echo2d.core.capacity.model import GAMMA
 from echo2d.core.capacity.target_raise import TargetRaise
-from echo2d.core.capacity.worker_cost import SLACK, WorkerOffer, by_rho, choose, in_order
+from echo2d.core.capacity.worker_cost import COST_SLACK, WorkerOffer, by_rho, choose, in_order
 
 # Reviews in a row that must find the same.
-PATIENCE = 3
+ACTIVATION_PATIENCE = 3
 # Of mu_min, above the target: the worker that goes must not be missed when mu_min rises a little.
 SURPLUS = 0.1
 # Times mu_min: what has to stay after a calm time, however large gamma is.
@@ -41,7 +41,7 @@ CALM_MARGIN = 1.02
 NOT_MEASURED = "what the learner needs is not measured yet: all work"
 TOO_LITTLE = "too few work"
 STILL_WAITS = "the learner waits, although they make what it was to need"
-LOST = "one was lost, or is about to be"
+_LOST = "one was lost, or is about to be"
 IF_TRUE = "cheaper, if they make what is expected of them"
 # Of the cost: a smaller saving does not pay for the warm-up of other workers.
 SAVING = 0.1
@@ -141,7 +141,7 @@ class Activation:
             return Decision()
         self._apply(decision, now)
         self._made = self._pool(here)
-        if self._made >= self._goal(rules, needed) * (1 - SLACK):
+        if self._made >= self._goal(rules, needed) * (1 - COST_SLACK):
             self._urgent, self._wanted = False, math.inf
         return decision
 
@@ -185,7 +185,7 @@ class Activation:
         if not chosen.enough:
             # All of them, also workers of which nothing is known: `choose` leaves those out.
             more = tuple(idle)
-        why = NOT_MEASURED if gap == math.inf else LOST if self._wanted < math.inf else why
+        why = NOT_MEASURED if gap == math.inf else _LOST if self._wanted < math.inf else why
         changed = bool(more or leaving)
         return Decision(tuple(offer.name for offer in more), leaving, why if changed else "")
 
@@ -215,13 +215,13 @@ class Activation:
             self.raised.undo()
         if now < self._changed_at + rules.cool_down_s:
             return Decision()
-        if streaks.short >= PATIENCE:
+        if streaks.short >= ACTIVATION_PATIENCE:
             self._urgent = True
             return self._counted(self._refill(rules, here, mu_min))
-        if cheaper is not None and streaks.dear >= PATIENCE:
+        if cheaper is not None and streaks.dear >= ACTIVATION_PATIENCE:
             return self._counted(cheaper)
         goes = calm and spare is not None and here[spare].usd_per_h > 0
-        if spare is not None and (goes or streaks.surplus >= PATIENCE):
+        if spare is not None and (goes or streaks.surplus >= ACTIVATION_PATIENCE):
             return self._counted(Decision((), (spare,), "more than enough without it"))
         return Decision()
 

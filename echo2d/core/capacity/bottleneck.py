@@ -22,7 +22,7 @@ BUSY = 0.02
 MOSTLY = 0.5
 
 BottleneckKind = Literal["unknown", "learner", "reward", "dissemination", "rollout"]
-KINDS: tuple[BottleneckKind, ...] = get_args(BottleneckKind)
+BOTTLENECK_KINDS: tuple[BottleneckKind, ...] = get_args(BottleneckKind)
 
 
 @dataclass(frozen=True, slots=True)

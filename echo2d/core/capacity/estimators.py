@@ -25,7 +25,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from statistics import fmean, median
 
-MEMORY = 8  # a new sample moves a `Smoothed` by one eighth of its distance
+_MEMORY = 8  # a new sample moves a `Smoothed` by one eighth of its distance
 AGREEING = 4  # far-off samples in a row that are a change, and no outliers
 OUTLIER = 3.0  # usual deviations: a sample counts as no further off than this
 TAIL_SAMPLES = 32  # the 95th percentile of so many is the second largest
@@ -83,8 +83,8 @@ class Smoothed:
             self._restart()
             return
         bounded = max(-reach, min(reach, off[-1]))
-        self.value += bounded / MEMORY
-        self.deviation += (abs(bounded) - self.deviation) / MEMORY
+        self.value += bounded / _MEMORY
+        self.deviation += (abs(bounded) - self.deviation) / _MEMORY
 
     def _restart(self) -> None:
         self.value = middle = median(self._newest)
@@ -97,7 +97,7 @@ class Smoothed:
             return None
         # A moving average with weight 1/n varies like a mean of 2n - 1 samples. The factor of 1.25
         # turns the mean absolute deviation of a normal distribution into a standard deviation.
-        independent = min(self.samples, 2 * MEMORY - 1)
+        independent = min(self.samples, 2 * _MEMORY - 1)
         sd = 1.25 * self.deviation / math.sqrt(independent) if self.samples > 1 else math.inf
         return Estimate(self.value, sd, self.samples)
 

@@ -39,7 +39,7 @@ MEMORY_PERIODS = 3.0
 MEMORY_S_MIN = 60.0
 # Pauses remembered of a worker: more than fall into one trajectory.
 STILLS_MAX = 16
-WORKERS_MAX = 2048  # whose work is remembered: as many as there are peers
+_WORKERS_MAX = 2048  # whose work is remembered: as many as there are peers
 # After so many trajectories a worker's rate shows how answers change, and no longer its prior.
 EXPERIENCED = 4 * PRIOR_TRAJECTORIES
 # Broadcasts of which is remembered how late they were.
@@ -114,7 +114,7 @@ class Measurements:
         work = self._work.get(worker)
         if work is None:
             work = self._work[worker] = _Work(slots, now)
-            keep_newest(self._work, WORKERS_MAX)
+            keep_newest(self._work, _WORKERS_MAX)
         work.until(now)
         work.slots, work.holds = slots, samples
 
@@ -266,7 +266,7 @@ class Measurements:
 
     def check(self) -> None:
         self.yields.check()
-        assert len(self._work) <= WORKERS_MAX
+        assert len(self._work) <= _WORKERS_MAX
         assert 0 < self._drift < math.inf
         assert all(
             work.holds >= 0 <= work.accepted and work.slot_s >= 0 for work in self._work.values()

@@ -26,7 +26,7 @@ class Price:
         return None if self.trajectories_per_h is None else self.trajectories_per_h / 3600.0
 
 
-FREE = Price()
+_FREE = Price()
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,4 +42,4 @@ def price_of(named: Sequence[NamedPrice], name: str, said_usd_per_h: float | Non
     found = next((each.price for each in named if fnmatchcase(name, each.workers)), None)
     if found is not None:
         return found
-    return Price(usd_per_h=said_usd_per_h) if said_usd_per_h else FREE
+    return Price(usd_per_h=said_usd_per_h) if said_usd_per_h else _FREE

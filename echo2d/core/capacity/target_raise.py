@@ -3,8 +3,8 @@
 mu_min is a prediction; where it is too low, only the bubble shows it. Once a publish period:
 
     the learner waited for rollouts for more than BUBBLE_MAX of it,
-    PATIENCE periods in a row, and mu_pool was what was wanted     raise: mu_pool was not enough
-    it waited for less than CALM_BUBBLE, CALM_PERIODS in a row     lower by STEP, down to mu_min; then `calm`:
+    RAISE_PATIENCE periods in a row, and mu_pool was what was wanted     raise: mu_pool was not enough
+    it waited for less than CALM_BUBBLE, CALM_PERIODS in a row     lower by RAISE_STEP, down to mu_min; then `calm`:
                                                                    a worker may go that mu_min does not need
 
 A period in which the workers made less than was wanted says nothing of the prediction, so that the raise
@@ -17,9 +17,9 @@ from dataclasses import dataclass
 # A share of the learner's time.
 BUBBLE_MAX, CALM_BUBBLE = 0.01, 0.002
 # Periods in a row.
-PATIENCE, CALM_PERIODS = 3, 8
+RAISE_PATIENCE, CALM_PERIODS = 3, 8
 # By how much of mu_min the raise falls after a calm time.
-STEP = 0.02
+RAISE_STEP = 0.02
 # A larger raise would pay for something that more workers do not mend.
 RAISE_MAX = 2.0
 
@@ -48,10 +48,10 @@ class TargetRaise:
         self._calm = self._calm + 1 if bubble <= CALM_BUBBLE else 0
         self.calm = self._calm == CALM_PERIODS and self.factor == 1.0
         if self._calm == CALM_PERIODS:
-            self.factor, self._calm = max(1.0, self.factor - STEP), 0
-        if len(self._bubbles) < PATIENCE:
+            self.factor, self._calm = max(1.0, self.factor - RAISE_STEP), 0
+        if len(self._bubbles) < RAISE_PATIENCE:
             return False
-        self.bubble, self._bubbles = sum(self._bubbles) / PATIENCE, ()
+        self.bubble, self._bubbles = sum(self._bubbles) / RAISE_PATIENCE, ()
         # A learner that waits for a tenth of its time needs a ninth more.
         raised = min(RAISE_MAX, has / (1.0 - min(0.5, self.bubble)))
         self._before, self.factor = self.factor, max(self.factor, raised)
@@ -63,5 +63,5 @@ class TargetRaise:
 
     def check(self) -> None:
         assert 1.0 <= self.factor <= RAISE_MAX
-        assert len(self._bubbles) < PATIENCE
+        assert len(self._bubbles) < RAISE_PATIENCE
         assert self._calm < CALM_PERIODS

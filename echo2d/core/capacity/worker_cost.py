@@ -22,7 +22,7 @@ EXACT_MAX = 40  # offers; above it the trimmed greedy set is the answer
 # Sets kept at a time. Real prices need far fewer. More would take seconds, and come up only where
 # all sets cost about the same; sets of nearly equal mu then count as one.
 FRONTIER_MAX = 4096
-SLACK = 1e-9  # a share of the target, because sums of floats are inexact
+COST_SLACK = 1e-9  # a share of the target, because sums of floats are inexact
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ def choose(offers: Sequence[WorkerOffer], target: float) -> WorkerSet:
     ranked = by_rho(offers)
     if target <= 0:
         return WorkerSet((), enough=True, exact=True, bound_usd_per_h=0.0)
-    if sum([offer.counts for offer in ranked]) < target * (1 - SLACK):
+    if sum([offer.counts for offer in ranked]) < target * (1 - COST_SLACK):
         every = tuple(ranked)
         return WorkerSet(
             every, enough=False, exact=True, bound_usd_per_h=sum(offer.usd_per_h for offer in every)
@@ -127,7 +127,7 @@ def in_order(offers: Sequence[WorkerOffer], target: float) -> Iterator[WorkerOff
     """Yield offers in the given order until the target is met."""
     mu = 0.0
     for offer in offers:
-        if mu >= target * (1 - SLACK):
+        if mu >= target * (1 - COST_SLACK):
             return
         mu += offer.counts
         yield offer
@@ -141,10 +141,10 @@ def _trimmed(
     `taken` meets the target and needs its last worker for that.
     """
     chosen = {offer.name for offer in taken[:-1]}
-    gap = target * (1 - SLACK) - sum([offer.counts for offer in taken[:-1]])
+    gap = target * (1 - COST_SLACK) - sum([offer.counts for offer in taken[:-1]])
     closing = [offer for offer in ranked if offer.name not in chosen and offer.counts >= gap]
     taken = [*taken[:-1], min(closing, key=lambda offer: (offer.usd_per_h, -offer.counts))]
-    spare = sum([offer.counts for offer in taken]) - target * (1 - SLACK)
+    spare = sum([offer.counts for offer in taken]) - target * (1 - COST_SLACK)
     # Drop workers that are not needed any more, the dearest first.
     for offer in sorted(taken, key=lambda offer: -offer.usd_per_h):
         if offer.counts <= spare:
@@ -173,7 +173,7 @@ class _Fractions:
 
     def usd_per_h(self, first: int, mu: float) -> float:
         """The least cost of so much mu, with offers from `first` on; infinite if they make less."""
-        last = bisect_left(self.mu, self.mu[first] + mu * (1 - SLACK), lo=first)
+        last = bisect_left(self.mu, self.mu[first] + mu * (1 - COST_SLACK), lo=first)
         if last >= len(self.mu):
             return float("inf")
         if last == first:
@@ -189,7 +189,7 @@ def _best(
     ranked: Sequence[WorkerOffer], target: float, greedy: Sequence[WorkerOffer]
 ) -> tuple[list[WorkerOffer], bool]:
     """The best set, and whether it is certainly the best (no sets were merged on the way)."""
-    fractions, enough, exact = _Fractions.of(ranked), target * (1 - SLACK), True
+    fractions, enough, exact = _Fractions.of(ranked), target * (1 - COST_SLACK), True
     best_usd, best = sum(offer.usd_per_h for offer in greedy), 0
     frontier: list[_Set] = [(0.0, 0.0, 0)]
     for index, offer in enumerate(ranked):

@@ -20,8 +20,8 @@ from echo2d.core.base.ids import PeerId
 from echo2d.core.capacity.estimators import Share
 
 PRIOR = 50.0  # trajectories at the pool's share, before a worker's own record counts as much
-MEMORY = 512.0  # judged trajectories after which a worker's record has lost all but 1/e
-WORKERS_MAX = 2048  # whose record is kept: as many as there are peers
+YIELD_MEMORY = 512.0  # judged trajectories after which a worker's record has lost all but 1/e
+YIELD_WORKERS_MAX = 2048  # whose record is kept: as many as there are peers
 
 
 @dataclass(slots=True)
@@ -49,13 +49,13 @@ class Yields:
         """Trajectories were trained on, or thrown away. workers: who made each."""
         for worker, count in Counter(workers).items():
             record = self._records.pop(worker, None) or _Record()
-            keep = math.exp(-count / MEMORY)
+            keep = math.exp(-count / YIELD_MEMORY)
             record.trained = record.trained * keep + count * trained
             record.expected = record.expected * keep + count * self._used
             self._records[worker] = record
             self.pool.add(count * trained, count * (not trained))
         self._used = 1.0 - self.pool.estimate.value
-        keep_newest(self._records, WORKERS_MAX)
+        keep_newest(self._records, YIELD_WORKERS_MAX)
 
     def of(self, worker: PeerId) -> float:
         """The worker's yield, in (0, 1]."""
@@ -66,5 +66,5 @@ class Yields:
         return min(1.0, self._used * (record.trained + prior) / (record.expected + prior))
 
     def check(self) -> None:
-        assert len(self._records) <= WORKERS_MAX
+        assert len(self._records) <= YIELD_WORKERS_MAX
         assert all(each.trained >= 0 <= each.expected for each in self._records.values())

@@ -4,7 +4,7 @@
     (unknown, gone) -----> joined  ---------------------------> suspected
                              |  <--------------------------------- |
                              |       any message, or a hello       |
-                             +--> gone <----- GONE_S of silence ---+
+                             +--> gone <----- PEER_GONE_S of silence ---+
                          goodbye, revoked
 
 A peer without a session is not alive; it becomes suspected only when its silence has lasted. A peer
@@ -41,7 +41,7 @@ from echo2d.core.protocol.peer_handshake import SECRET_BYTES
 # After so many missed heartbeats a peer is suspected: one may be lost by accident, three are not.
 HEARTBEATS_MISSED_MAX = 3
 # A peer that is silent for so long is gone. Its leases have gone elsewhere long before.
-GONE_S = 60.0
+PEER_GONE_S = 60.0
 # A fleet of 2,000 workers and what else is there. When there are more, peers that are gone are
 # forgotten.
 PEERS_MAX = 2048
@@ -49,7 +49,7 @@ PEERS_MAX = 2048
 FLIPS_MAX = 3
 FLIP_WINDOW_S = 60.0
 # As long as a host's name may be.
-NAME_CHARS_MAX = 64
+PEER_NAME_CHARS_MAX = 64
 # Of the name of a quantization.
 QUANTIZATION_CHARS_MAX = 32
 # Slots of one worker; more is a mistake in its configuration.
@@ -57,9 +57,9 @@ SLOTS_MAX = 4096
 # Versions of which a worker may still be sending tokens; in practice two or three.
 ACKNOWLEDGED_MAX = 64
 # USD per hour of one worker; more is a mistake.
-USD_MAX = 1e6
-# A worker that failed a lease gets no other one for REST_S, doubling with each failure in a row.
-REST_S = 1.0
+_USD_MAX = 1e6
+# A worker that failed a lease gets no other one for WORKER_REST_S, doubling with each failure in a row.
+WORKER_REST_S = 1.0
 REST_S_MAX = 30.0
 # Forms that one hello may name; a peer keeps the frames of four.
 FORMS_MAX = 64
@@ -169,7 +169,7 @@ class Peer:
         Leases that fail while it rests are not counted again: they have the same cause.
         """
         self.failures += now >= self.rest_until
-        rest_s = min(REST_S_MAX, REST_S * 2.0 ** min(max(0, self.failures - 1), 10))
+        rest_s = min(REST_S_MAX, WORKER_REST_S * 2.0 ** min(max(0, self.failures - 1), 10))
         self.rest_until = max(self.rest_until, now + max(at_least_s, rest_s))
 
     def succeeded(self) -> None:
@@ -333,7 +333,7 @@ class Membership:
                 peer.state = "suspected"
                 self.changed.add(peer.peer)
                 suspected.append(peer)
-            if peer.state == "suspected" and now >= peer.heard_at + GONE_S:
+            if peer.state == "suspected" and now >= peer.heard_at + PEER_GONE_S:
                 actions += self.left(peer)
         return suspected, actions
 
@@ -348,7 +348,7 @@ class Membership:
         peer = self._peers.get(key)
         if peer is None or peer.state == "gone":
             return None
-        return peer.heard_at + (self._silence_s if peer.state == "joined" else GONE_S)
+        return peer.heard_at + (self._silence_s if peer.state == "joined" else PEER_GONE_S)
 
     def _join(self, event: PeerConnected, now: float) -> tuple[Joined | None, list[ClusterAction]]:
         old = self._peers.get(event.peer)
@@ -412,7 +412,7 @@ class Membership:
             assert peer.session is None or self._sessions[peer.session] == key
             assert len(peer.acknowledged) <= ACKNOWLEDGED_MAX
             assert 0 <= peer.slots <= SLOTS_MAX
-            assert len(peer.name) <= NAME_CHARS_MAX
+            assert len(peer.name) <= PEER_NAME_CHARS_MAX
             assert len(peer.forms) <= FORMS_MAX
             assert peer.state != "gone" or (peer.session, peer.serving) == (None, None)
             assert peer.state != "gone" or not peer.acknowledged
@@ -443,7 +443,7 @@ def _take_hello(peer: Peer, hello: Hello, *, p2p: bool) -> None:
         peer.failures, peer.rest_until, peer.leaving, peer.draining = 0, 0.0, False, False
     if peer.listen != hello.listen:
         peer.reachable = None
-    peer.name = printable(hello.name, NAME_CHARS_MAX)
+    peer.name = printable(hello.name, PEER_NAME_CHARS_MAX)
     peer.kind, peer.boot_id, peer.listen = hello.kind, hello.boot_id, hello.listen
     peer.receive_only = hello.receive_only or not (p2p or hello.kind == "seed")
     peer.uplink_limit = hello.uplink_limit or None
@@ -451,7 +451,7 @@ def _take_hello(peer: Peer, hello: Hello, *, p2p: bool) -> None:
     peer.build = replace(hello.build, name=hello.build.shown)
     peer.quantization = printable(hello.quantization, QUANTIZATION_CHARS_MAX)
     peer.usd_per_h = (
-        None if hello.usd_per_h is None or not 0 <= hello.usd_per_h <= USD_MAX else hello.usd_per_h
+        None if hello.usd_per_h is None or not 0 <= hello.usd_per_h <= _USD_MAX else hello.usd_per_h
     )
     peer.dial_back_secret = hello.dial_back_secret[:SECRET_BYTES]
     peer.slots = min(hello.slots, SLOTS_MAX) if hello.kind == "worker" else 0

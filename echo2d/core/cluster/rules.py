@@ -10,7 +10,7 @@ from echo2d.core.capacity.prices import NamedPrice
 from echo2d.core.protocol.answer_end import OutputLimit, output_limit
 from echo2d.core.protocol.control_messages import SeedReplay
 from echo2d.core.protocol.sampling import WHOLE, Sampling
-from echo2d.core.protocol.seeds import KEY_BYTES
+from echo2d.core.protocol.seeds import SEED_KEY_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +196,7 @@ class RunRules:
     group_patience: float = 0.0
     quantized: bool = False
     columns: tuple[str, ...] = ()
-    seed_key: bytes = field(default=bytes(KEY_BYTES), repr=False)
+    seed_key: bytes = field(default=bytes(SEED_KEY_BYTES), repr=False)
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:

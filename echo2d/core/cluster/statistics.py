@@ -19,7 +19,7 @@ from echo2d.core.protocol.trajectory import StoredGroup, TrajectoryRecord
 # Measurements kept of each kind: more steps than any p95 here needs.
 RECENT_MAX = 256
 # The newest different faults; older ones are in the log.
-FAULTS_MAX = 32
+FAULTS_SHOWN_MAX = 32
 # Versions whose bytes and seed_copies are kept.
 VERSIONS_MEASURED_MAX = 64
 # The pace of a run is that of so many steps.
@@ -124,7 +124,7 @@ class Statistics:
         line = printable(text, FAULT_CHARS_MAX)
         before = self.faults.pop((kind, line), None)
         self.faults[kind, line] = FaultSeen(self.now, 1 if before is None else before.times + 1)
-        keep_newest(self.faults, FAULTS_MAX)
+        keep_newest(self.faults, FAULTS_SHOWN_MAX)
         self.fault_counts[kind] += 1
         return Note(kind, line, group)
 
@@ -338,5 +338,5 @@ class Statistics:
     def check(self) -> None:
         self.step_history.check()
         assert max(len(self.seed_copies), len(self.version_bytes)) <= VERSIONS_MEASURED_MAX
-        assert len(self.faults) <= FAULTS_MAX
+        assert len(self.faults) <= FAULTS_SHOWN_MAX
         assert sum(self.staleness.values()) == self.trajectories_trained

@@ -1,6 +1,6 @@
 """What each train step was like, in one record a step: the curves of the dashboard are made of them.
 
-The newest STEPS_MAX are kept. The process around the core writes them to a log, because they are
+The newest RECENT_STEPS_MAX are kept. The process around the core writes them to a log, because they are
 not durable here.
 """
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from echo2d.core.protocol.trajectory import TrajectoryRecord
 
 # Steps that can be committed before the process has asked for their summaries: a few.
-STEPS_MAX = 256
+RECENT_STEPS_MAX = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,7 @@ class StepHistory:
     """See the module docstring."""
 
     def __init__(self) -> None:
-        self._steps: deque[StepSummary] = deque(maxlen=STEPS_MAX)
+        self._steps: deque[StepSummary] = deque(maxlen=RECENT_STEPS_MAX)
         self._before: RunTotals | None = None
 
     def session_opened(self) -> None:
@@ -95,4 +95,4 @@ class StepHistory:
         return next((each for each in reversed(self._steps) if each.step == step), None)
 
     def check(self) -> None:
-        assert len(self._steps) <= STEPS_MAX
+        assert len(self._steps) <= RECENT_STEPS_MAX

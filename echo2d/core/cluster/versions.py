@@ -27,7 +27,7 @@ from echo2d.core.cluster.events import (
 from echo2d.core.protocol.control_messages import VersionKey
 
 # Versions that are remembered; tokens of older ones are far beyond any staleness bound.
-VERSIONS_MAX = 4096
+PUBLISHED_VERSIONS_MAX = 4096
 # The newest versions whose copies are kept if there is room: a worker three behind gets a delta.
 BASES_MAX = 4
 
@@ -267,8 +267,8 @@ class PublishedVersions:
         return version // self._keep_every if self._keep_every else 0
 
     def _forget(self) -> None:
-        """Forget the oldest versions beyond VERSIONS_MAX, but none that has a copy."""
-        old = list(islice(self._live.items(), max(0, len(self._live) - VERSIONS_MAX)))
+        """Forget the oldest versions beyond PUBLISHED_VERSIONS_MAX, but none that has a copy."""
+        old = list(islice(self._live.items(), max(0, len(self._live) - PUBLISHED_VERSIONS_MAX)))
         for key, record in old:
             if record.path not in self._copies:
                 del self._live[key]
@@ -293,6 +293,6 @@ class PublishedVersions:
         assert not sequence or sequence[-1] <= self.publish_seq
         assert all(key == key_of(record) for key, record in self._live.items())
         assert len({key.version for key in self._live}) == len(self._live)
-        assert len(self._live) <= VERSIONS_MAX + len(self._copies)
+        assert len(self._live) <= PUBLISHED_VERSIONS_MAX + len(self._copies)
         assert all(record.path in self._copies for record in self._results.values())
         assert all(self._live.get(key_of(each)) is each for each in self._results.values())

@@ -14,8 +14,8 @@ from echo2d.core.base.bounded_dict import keep_newest
 from echo2d.core.base.ids import PeerId
 from echo2d.core.protocol.trajectory import TrajectoryRecord, TrajectoryScore
 
-MEMORY = 512  # trajectories after which an old one has lost all but 1/e
-WORKERS_MAX = 2048
+QUALITY_MEMORY = 512  # trajectories after which an old one has lost all but 1/e
+QUALITY_WORKERS_MAX = 2048
 # One trajectory counts as no further off than this, in the mean of z: where the model is nearly
 # certain of every token, the rounding of an honest engine can make z as large as it likes.
 LEARNER_Z_MAX = 10.0
@@ -68,7 +68,7 @@ class WorkerQualities:
         for worker, reward, tokens in whole:
             found = self._of.get(worker) or self._of.setdefault(worker, WorkerQuality())
             found.scored += 1
-            share = 1 / min(found.scored, MEMORY)
+            share = 1 / min(found.scored, QUALITY_MEMORY)
             found.reward += share * (reward - found.reward)
             found.tokens += share * (tokens - found.tokens)
             others = len(whole) - len(of[worker])
@@ -76,8 +76,8 @@ class WorkerQualities:
                 above = reward - (total - sum(of[worker])) / others
                 found.compared += 1
                 before = found.above or 0.0
-                found.above = before + (above - before) / min(found.compared, MEMORY)
-        keep_newest(self._of, WORKERS_MAX)
+                found.above = before + (above - before) / min(found.compared, QUALITY_MEMORY)
+        keep_newest(self._of, QUALITY_WORKERS_MAX)
 
     def scored_by_learner(self, scored: Iterable[tuple[TrajectoryRecord, TrajectoryScore]]) -> None:
         """The learner trained on these for the first time, and scored them.
@@ -90,9 +90,9 @@ class WorkerQualities:
                 continue
             found = self._of.get(worker) or self._of.setdefault(worker, WorkerQuality())
             found.learned += 1
-            share = 1 / min(found.learned, MEMORY)
+            share = 1 / min(found.learned, QUALITY_MEMORY)
             z = min(LEARNER_Z_MAX, max(-LEARNER_Z_MAX, score.z))
             k_before, z_before = found.learner_k or 0.0, found.learner_z or 0.0
             found.learner_k = k_before + share * (score.k - k_before)
             found.learner_z = z_before + share * (z - z_before)
-        keep_newest(self._of, WORKERS_MAX)
+        keep_newest(self._of, QUALITY_WORKERS_MAX)

@@ -46,7 +46,7 @@ SOON_S = 0.1
 # A review that comes so late was delayed because the whole process stood still.
 LATE_S = 1.0
 # In one log line; the rest is counted.
-NAMES_MAX = 8
+_NAMES_MAX = 8
 # Times the usual refit pause, or the usual time to compute KV caches again, that is believed: the
 # time a worker claims to have lost makes its measured rate higher.
 PAUSES_MAX = 3.0
@@ -287,8 +287,8 @@ class ActivationLoop:
         )
 
     def _names(self, peers: tuple[str, ...]) -> str:
-        known = [self.members.get(PeerId(peer)) for peer in peers[:NAMES_MAX]]
-        more = f" and {len(peers) - NAMES_MAX} more" if len(peers) > NAMES_MAX else ""
+        known = [self.members.get(PeerId(peer)) for peer in peers[:_NAMES_MAX]]
+        more = f" and {len(peers) - _NAMES_MAX} more" if len(peers) > _NAMES_MAX else ""
         return " ".join(peer.name for peer in known if peer is not None) + more
 
 

@@ -5,7 +5,7 @@ It reads a `Status` and decides nothing. There are no alerts when all is well.
 
 from collections.abc import Iterable, Iterator
 
-from echo2d.core.cluster.membership import GONE_S
+from echo2d.core.cluster.membership import PEER_GONE_S
 from echo2d.core.status.schema import (
     Alert,
     AlertKind,
@@ -204,7 +204,7 @@ def _silent(worker: WorkerStatus, status: Status) -> bool:
 
 def _consequence(worker: WorkerStatus) -> str:
     if worker.leases_end_s is None:
-        return f"it has no leases, and is given up at {GONE_S:.0f} s"
+        return f"it has no leases, and is given up at {PEER_GONE_S:.0f} s"
     theirs = "its lease goes" if worker.leases == 1 else f"its {worker.leases} leases go"
     return f"{theirs} to others in {max(0.0, worker.leases_end_s):.0f} s"
 

@@ -22,8 +22,8 @@ from echo2d.core.capacity.prices import Price
 from echo2d.core.cluster.membership import PEERS_MAX
 from echo2d.core.status.schema import CostsStatus
 
-HOUR_S = 3600.0
-GB = 1e9
+_HOUR_S = 3600.0
+_GB = 1e9
 # Bytes/s that a peer may say it has moved, each way: 100 Gbit/s.
 RATE_MAX = 12.5e9
 FREE = Price()
@@ -57,7 +57,7 @@ class Bill:
     told_at: float = 0.0
 
     def at(self, now: float) -> float:
-        return self.usd + self.usd_per_h * (now - self.since) / HOUR_S
+        return self.usd + self.usd_per_h * (now - self.since) / _HOUR_S
 
 
 NO_BILL = Bill()
@@ -102,7 +102,7 @@ class Costs:
         received = max(0, min(told.received - bill.told.received, most))
         sent = max(0, min(told.sent - bill.told.sent, most))
         bill.traffic = Traffic(bill.traffic.received + received, bill.traffic.sent + sent)
-        bill.usd += (received * bill.price.usd_per_gb_down + sent * bill.price.usd_per_gb_up) / GB
+        bill.usd += (received * bill.price.usd_per_gb_down + sent * bill.price.usd_per_gb_up) / _GB
         bill.told, bill.told_at = told, now
 
     def gone(self, peer: PeerId, *, now: float) -> None:

@@ -24,7 +24,7 @@ VERSIONS_ROOM = 3
 DAY_S = 86400.0
 # Builds that have a sentence of their own, and names in it.
 BUILDS_MAX = 3
-NAMES_MAX = 3
+_NAMES_MAX = 3
 
 
 def process_alerts(status: Status, process: ProcessStatus) -> Iterator[Alert]:
@@ -122,8 +122,8 @@ def _of_other_builds(peers: Sequence[OtherBuildStatus], total: int, ours: Build)
     largest = sorted(by_build.items(), key=lambda item: -len(item[1]))[:BUILDS_MAX]
     told = sum(len(names) for _, names in largest)
     for (build, protocol), names in largest:
-        more = len(names) - NAMES_MAX
-        who = ", ".join(names[:NAMES_MAX]) + (f" and {more} more" if more > 0 else "")
+        more = len(names) - _NAMES_MAX
+        who = ", ".join(names[:_NAMES_MAX]) + (f" and {more} more" if more > 0 else "")
         sentence = (
             f"{who} {'is' if len(names) == 1 else 'are'} of another build: "
             f"{called(Build(protocol, protocol, build))}, which this coordinator, {called(ours)}, "

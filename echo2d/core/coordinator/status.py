@@ -51,7 +51,7 @@ from echo2d.core.work.training.group_table import BetweenTurns
 from echo2d.core.work.training.groups import Groups
 from echo2d.core.work.training.staleness import Staleness
 
-GB = 1e9
+_GB = 1e9
 # Of a worker without a scored trajectory.
 NO_QUALITY = WorkerQuality()
 # What was measured says nothing about now.
@@ -81,7 +81,7 @@ def make_status(
 ) -> Status:
     """The run at one moment; `now` is monotonic seconds."""
     workers = _Workers(versions, scheduler.leases, activation_loop, costs, audits, now)
-    usd_per_byte = rules.seed_usd_per_gb_up / GB
+    usd_per_byte = rules.seed_usd_per_gb_up / _GB
     status = Status(
         epoch=calls.epoch,
         learner=calls.learner(now),

@@ -50,7 +50,7 @@ from echo2d.core.protocol.peer_messages import (
     FRAME,
     HANDSHAKE_BYTES_MAX,
     HEADER_BYTES,
-    REASON_CHARS_MAX,
+    PEER_REASON_CHARS_MAX,
     TAG_BYTES,
     TYPE_OF,
     FrameReceived,
@@ -425,7 +425,7 @@ class PeerLink:
     def end(self, reason: str) -> bytes:
         """Ends the link, also after a PeerFault."""
         self._end()
-        return self._unit(LinkEnded(reason[:REASON_CHARS_MAX]))
+        return self._unit(LinkEnded(reason[:PEER_REASON_CHARS_MAX]))
 
     def _on_stream_ended(self, ended: StreamEnded) -> StreamEnded | None:
         stream = self._streams_of(ended.stream).pop(ended.stream, None)

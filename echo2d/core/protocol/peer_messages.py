@@ -14,9 +14,9 @@ WITHOUT_PAYLOAD, and only it, makes the length 0: on a stripe because the receiv
 holds this frame, on a repair stream because the sender does not hold it.
 
 Every other type is one message, a record of this module as `codec.pack` writes it: a msgpack array
-of its fields in order, which may grow as `builds` says, 1 to MESSAGE_BYTES_MAX bytes, before the link is open at most
-HANDSHAKE_BYTES_MAX. The other header fields are 0. Messages are in the past tense, because each is,
-unchanged, an event of the end that receives it.
+of its fields in order, which may grow as `builds` says: 1 to PEER_MESSAGE_BYTES_MAX bytes, and at most
+HANDSHAKE_BYTES_MAX before the link is open. The other header fields are 0. Messages are in the past tense, because
+each is, unchanged, an event of the end that receives it.
 
 On a sealed link the payload, also one of 0 bytes, is encrypted, and a tag of TAG_BYTES follows it, which
 `length` does not count. The tag covers the header, too.
@@ -44,10 +44,10 @@ from echo2d.errors import PeerFault
 
 HEADER_BYTES = 16
 TAG_BYTES = 16  # behind the payload of a sealed unit
-MESSAGE_BYTES_MAX = 64 << 10  # room for FRAMES_MAX runs of one frame
+PEER_MESSAGE_BYTES_MAX = 64 << 10  # room for FRAMES_MAX runs of one frame
 HANDSHAKE_BYTES_MAX = 1 << 10  # what a stranger may make us keep
 FRAMES_MAX = 4096  # that one message names, also by runs; a longer list becomes several messages
-REASON_CHARS_MAX = 200  # a reason is one line for a person
+PEER_REASON_CHARS_MAX = 200  # a reason is one line for a person
 WORD_MAX = (1 << 32) - 1
 
 FRAME = 9
@@ -218,14 +218,15 @@ _TYPES: dict[int, type] = {
 }
 TYPE_OF = {cls: number for number, cls in _TYPES.items()}
 _UNPACK: dict[int, Callable[[memoryview], Any]] = {
-    number: unpacker(cls, bytes_max=MESSAGE_BYTES_MAX, grows=True) for number, cls in _TYPES.items()
+    number: unpacker(cls, bytes_max=PEER_MESSAGE_BYTES_MAX, grows=True)
+    for number, cls in _TYPES.items()
 }
 
 
 def encode(message: LinkMessage) -> bytes:
     """The whole unit: header and payload."""
     payload = pack(message)
-    assert len(payload) <= MESSAGE_BYTES_MAX
+    assert len(payload) <= PEER_MESSAGE_BYTES_MAX
     return _HEADER.pack(TYPE_OF[type(message)], 0, 0, 0, 0, len(payload)) + payload
 
 
@@ -307,8 +308,10 @@ def _check_message(header: Header) -> None:
         raise PeerFault(f"unknown message type {header.type}")
     if header.flags or header.stream or header.frame or header.sequence:
         raise PeerFault("a message whose header is not that of a message")
-    if not 0 < header.length <= MESSAGE_BYTES_MAX:
-        raise PeerFault(f"a message of {header.length} bytes; allowed are 1 to {MESSAGE_BYTES_MAX}")
+    if not 0 < header.length <= PEER_MESSAGE_BYTES_MAX:
+        raise PeerFault(
+            f"a message of {header.length} bytes; allowed are 1 to {PEER_MESSAGE_BYTES_MAX}"
+        )
 
 
 def _is_run(run: FrameRun) -> bool:

@@ -17,7 +17,7 @@ from echo2d.core.base.ids import GroupId
 
 SEED_BITS = 63  # what a message carries as an integer
 SGLANG_SEED_MASK = 0x7FFFFFFF  # SGLang 0.5.19 takes 31 bits of a seed
-KEY_BYTES = 32
+SEED_KEY_BYTES = 32
 
 _BLOCK = 64  # numbers that are computed at once: one alone takes as long as fifty
 # The constants of splitmix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators",
@@ -29,7 +29,9 @@ _S30, _S27, _S31, _S11 = (np.uint64(bits) for bits in (30, 27, 31, 11))
 
 def seed_key(run_key: bytes) -> bytes:
     """The key of a run's seeds, from the run's private key (`bytes`), which it does not tell."""
-    return blake3(run_key, derive_key_context="echo2d 2026-11 seeds of samples").digest(KEY_BYTES)
+    return blake3(run_key, derive_key_context="echo2d 2026-11 seeds of samples").digest(
+        SEED_KEY_BYTES
+    )
 
 
 def sample_seeds(key: bytes, group: GroupId, samples: Iterable[int]) -> tuple[int, ...]:

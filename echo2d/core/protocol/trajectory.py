@@ -28,7 +28,7 @@ from echo2d.errors import PeerFault
 # 5 had neither columns nor attachments.
 BATCH_FORMAT = 6
 _BATCH_HEAD = bytes([BATCH_FORMAT])
-BATCH_BYTES_MAX = 1 << 30  # 16k trajectories of 8k tokens at 8 B a token
+_BATCH_BYTES_MAX = 1 << 30  # 16k trajectories of 8k tokens at 8 B a token
 GROUP_BYTES_MAX = 256 << 20  # a quarter of a batch: more than any group of sane size
 
 Tokens = NDArray[np.int32]
@@ -382,7 +382,7 @@ class BatchBody:
         return BatchBody(step, sum(len(group.trajectories) for group in groups), tuple(groups))
 
 
-_unpack_batch = unpacker(BatchBody, bytes_max=BATCH_BYTES_MAX)
+_unpack_batch = unpacker(BatchBody, bytes_max=_BATCH_BYTES_MAX)
 
 
 def unpack_batch(body: bytes) -> BatchBody:

@@ -1,7 +1,7 @@
 """What the disk says of one form at one peer: frames found, frames lost, the end of the search.
 
     found --> no peer needs to send it              lost --> asked for again; children wait for it
-    lost at the root of a plan, and not back within GONE_S --> FrameGone
+    lost at the root of a plan, and not back within CHILD_GONE_S --> FrameGone
 
 Not here: which peers are asked for missing frames (`frame_repair`), and reading the disk (the
 runtime).
@@ -25,7 +25,7 @@ from echo2d.core.relay.streams import Links, follow_all, say_have
 from echo2d.core.relay.stripes import FormState
 
 # A frame lost at the root is back by then if any peer has it: time to ask three in turn.
-GONE_S = 15.0
+CHILD_GONE_S = 15.0
 
 Finding = TableHeld | FramesFound | FramesLost | FormSearched | FormComplete
 
@@ -77,6 +77,6 @@ def _lost(state: FormState, frames: Iterable[FrameId], now: float) -> None:
     """Notes the loss. Parents get time anew, because they had sent these frames."""
     for frame in frames:
         state.transfer.lose(frame)
-    state.gone_at = now + GONE_S
+    state.gone_at = now + CHILD_GONE_S
     for stripe in state.stripes.values():
         stripe.last_at = stripe.last_at if stripe.parent is None else now

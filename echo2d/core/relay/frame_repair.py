@@ -16,7 +16,7 @@ from itertools import islice
 from echo2d.core.base.ids import FormId, FrameId, PeerId
 from echo2d.core.protocol.peer_messages import FramesCancelled, FramesHeld, FramesWanted
 from echo2d.core.relay.events import RelayAction, SendFrame, Tell
-from echo2d.core.relay.stripes import FIRST_TABLE, FORMS_MAX, FormState, LinkState
+from echo2d.core.relay.stripes import FIRST_TABLE, STRIPED_FORMS_MAX, FormState, LinkState
 from echo2d.errors import PeerFault
 
 # Asked of one peer at a time: covers the round trip, and is soon given back when it dies.
@@ -35,9 +35,9 @@ SCAN_FRAMES_MAX = 4096
 # A frame is asked of another peer after this long: 16 frames of 256 KiB at 8 Mbit/s take as much.
 REPAIR_S = 5.0
 # Others take over a part from a peer that sent nothing for this long: above most round trips.
-LATE_S = 0.2
+FRAME_LATE_S = 0.2
 # A peer that did not have a frame, or was late, is not asked for this long.
-QUIET_S = 1.0
+SOURCE_QUIET_S = 1.0
 
 
 def needs_repair(state: FormState) -> bool:
@@ -103,7 +103,7 @@ def _steal(
         late = [
             link.peer
             for link in links
-            if transfer.asked_until(link.peer) <= now + REPAIR_S - LATE_S
+            if transfer.asked_until(link.peer) <= now + REPAIR_S - FRAME_LATE_S
         ]
         loaded = max(late, key=lambda peer: len(transfer.asked_of(peer)), default=idle.peer)
         owed = transfer.asked_of(loaded)
@@ -137,7 +137,7 @@ def give_back_overdue(
         state.transfer.give_back(frame, peer)
         late.setdefault(peer, []).append(frame)
     for peer, frames in late.items():
-        links[peer].quiet_until = now + QUIET_S
+        links[peer].quiet_until = now + SOURCE_QUIET_S
         out.append(Tell(peer, FramesCancelled(state.form, tuple(frames))))
 
 
@@ -156,7 +156,7 @@ def note_held(link: LinkState, held: FramesHeld) -> None:
     form, frames = held.form, held.frames()
     if len(link.has.get(form, ())) + len(frames) > HELD_FRAMES_MAX:
         raise PeerFault(f"says it holds more than {HELD_FRAMES_MAX} frames of a form")
-    if form not in link.has and len(link.has) >= FORMS_MAX:
+    if form not in link.has and len(link.has) >= STRIPED_FORMS_MAX:
         del link.has[next(iter(link.has))]
     link.has.setdefault(form, set()).update(frames)
 

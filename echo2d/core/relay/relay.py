@@ -39,7 +39,7 @@ from echo2d.core.protocol.peer_messages import (
 )
 from echo2d.core.relay.busy_meter import BusyMeter
 from echo2d.core.relay.disk_frames import (
-    GONE_S,
+    CHILD_GONE_S,
     Finding,
     give_up_gone,
     searched,
@@ -73,8 +73,8 @@ from echo2d.core.relay.events import (
     Tell,
 )
 from echo2d.core.relay.frame_repair import (
-    QUIET_S,
     REPAIR_S,
+    SOURCE_QUIET_S,
     ask_for_missing,
     cancel,
     give_back_overdue,
@@ -95,8 +95,8 @@ from echo2d.core.relay.streams import (
     what_is_wrong,
 )
 from echo2d.core.relay.stripes import (
-    FORMS_MAX,
     LINK_FRAMES_MAX,
+    STRIPED_FORMS_MAX,
     ChildStream,
     FormState,
     LinkState,
@@ -246,7 +246,7 @@ class Relay:
         Makes it if there is none, and forgets the oldest if there are too many.
         """
         if form not in self._forms:
-            if len(self._forms) >= FORMS_MAX:
+            if len(self._forms) >= STRIPED_FORMS_MAX:
                 self._forget(next(iter(self._forms)))
             by_table = self._has_base or form in self._by_table
             searched = not by_table and form not in self._unsearched
@@ -465,7 +465,7 @@ class Relay:
         state.transfer.extend(event.peer, now + REPAIR_S)
         state.fetched_at = now
         state.transfer.hold(event.frame)
-        state.gone_at = now + GONE_S
+        state.gone_at = now + CHILD_GONE_S
         self._serve_again(state)
         self._note_arrival(state, now)
         ask_for_missing(state, self._links, now, self._out)
@@ -477,7 +477,7 @@ class Relay:
 
         Drops it as a source, asks another peer.
         """
-        link.quiet_until = now + QUIET_S
+        link.quiet_until = now + SOURCE_QUIET_S
         if state is not None and link.peer in state.sources:
             self._drop_sources(state, {link.peer}, now)
         if state is not None and state.transfer.give_back(frame, link.peer):
@@ -536,7 +536,7 @@ class Relay:
 
     def check(self) -> None:
         """Asserts what holds between events."""
-        assert len(self._forms) <= FORMS_MAX
+        assert len(self._forms) <= STRIPED_FORMS_MAX
         assert set(self._expected) == {
             peer for state in self._forms.values() for peer in state.peers
         }

@@ -41,7 +41,7 @@ from echo2d.errors import PeerFault
 
 FIRST_TABLE = frame_id(SegmentId(0), 0)
 # At the seed one form spreads, older ones drain, and three are for peers that lack its base.
-FORMS_MAX = 8
+STRIPED_FORMS_MAX = 8
 # Frames given to one link and not yet sent: one is being sent while the next one is chosen.
 LINK_FRAMES_MAX = 2
 # The time between frames that is expected of a new stream. Start-up takes long in a chain.

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from echo2d.core.renting.boxes import RentedBox, RentedBoxes
-from echo2d.core.renting.budget import HOUR_S, SLACK, Label, Rental, RentOffer, Terms, life_s
+from echo2d.core.renting.budget import BUDGET_SLACK, HOUR_S, Label, Rental, RentOffer, Terms, life_s
 from echo2d.core.renting.events import (
     Listed,
     NeedMeasured,
@@ -205,8 +205,8 @@ class Autoscaler:
         Boxes that are doomed already count first.
         """
         budget, notes = self._rules.budget, list[RentAction]()
-        over_usd = self._rented.committed_usd(now) - budget.usd_total * (1 + SLACK)
-        over_rate = self._rented.usd_per_h - budget.usd_per_h * (1 + SLACK)
+        over_usd = self._rented.committed_usd(now) - budget.usd_total * (1 + BUDGET_SLACK)
+        over_rate = self._rented.usd_per_h - budget.usd_per_h * (1 + BUDGET_SLACK)
         to_doom = sorted(
             self._rented.boxes.values(), key=lambda box: (not box.doomed, -self._rho(box))
         )

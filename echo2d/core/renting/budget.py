@@ -37,7 +37,7 @@ GOLDEN = 0.6180339887498949
 # A clock may be corrected by so much while the machine restarts.
 CLOCK_STEP_S = 60.0
 # Relative rounding error of sums of floats.
-SLACK = 1e-9
+BUDGET_SLACK = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ class Rental:
 
 
 def _cost_usd(usd_per_h: float, duration_s: float, billed_by_s: float) -> float:
-    units = math.ceil(duration_s / billed_by_s * (1 - SLACK))
+    units = math.ceil(duration_s / billed_by_s * (1 - BUDGET_SLACK))
     return usd_per_h * units * billed_by_s / HOUR_S
 
 
@@ -151,7 +151,7 @@ def life_s(
     """
     room = budget.usd_per_h - usd_per_h
     left_usd = budget.usd_total - committed_usd
-    if offer.usd_per_h > room * (1 + SLACK) or left_usd <= 0:
+    if offer.usd_per_h > room * (1 + BUDGET_SLACK) or left_usd <= 0:
         return None
     paid_s = left_usd / max(room, offer.usd_per_h) * HOUR_S
     paid_s = math.floor(paid_s / terms.billed_by_s) * terms.billed_by_s

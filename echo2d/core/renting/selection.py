@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from echo2d.core.capacity.worker_cost import WorkerOffer, by_rho, choose
-from echo2d.core.renting.budget import HOUR_S, SLACK, RentOffer
+from echo2d.core.renting.budget import BUDGET_SLACK, HOUR_S, RentOffer
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ def choose_boxes(
     can = [_as_offer(name, offer, gb_per_h) for name, offer in boxes.items()]
     choice = choose(can, missing_mu)
     ranked = [boxes[offer.name] for offer in by_rho(choice.offers)]
-    if sum(offer.usd_per_h for offer in ranked) <= usd_per_h * (1 + SLACK):
+    if sum(offer.usd_per_h for offer in ranked) <= usd_per_h * (1 + BUDGET_SLACK):
         return Wanted(tuple(ranked), choice.enough)
     return Wanted(
         tuple(_that_fit([boxes[offer.name] for offer in by_rho(can)], usd_per_h)), enough=False
@@ -55,14 +55,17 @@ def _most(offer: RentOffer, count: int, missing_mu: float, usd_per_h: float) -> 
     if offer.mu <= 0:
         return 0
     return max(
-        0, math.ceil(min(count, missing_mu / offer.mu, usd_per_h * (1 + SLACK) // offer.usd_per_h))
+        0,
+        math.ceil(
+            min(count, missing_mu / offer.mu, usd_per_h * (1 + BUDGET_SLACK) // offer.usd_per_h)
+        ),
     )
 
 
 def _that_fit(ranked: Sequence[RentOffer], usd_per_h: float) -> list[RentOffer]:
     taken: list[RentOffer] = []
     for offer in ranked:
-        if offer.usd_per_h <= usd_per_h * (1 + SLACK):
+        if offer.usd_per_h <= usd_per_h * (1 + BUDGET_SLACK):
             taken.append(offer)
             usd_per_h -= offer.usd_per_h
     return taken

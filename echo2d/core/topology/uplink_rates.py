@@ -38,7 +38,7 @@ JUMP_MAX = 4.0
 # Bytes/s. No real link is slower, and a receiver's report must not make the planner divide by zero.
 UPLINK_MIN = 1.0
 # Peers with a rate, connected or not; the one whose last sample is oldest is evicted.
-PEERS_MAX = 4096
+_PEERS_MAX = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,13 +146,13 @@ class Rates:
         return PeerRate(sender, max(UPLINK_MIN, rate), held_up)
 
     def _bound(self) -> None:
-        """Evict peers above PEERS_MAX, and find the usual rate: the median of all peers."""
-        keep_newest(self._uplinks, PEERS_MAX)
+        """Evict peers above _PEERS_MAX, and find the usual rate: the median of all peers."""
+        keep_newest(self._uplinks, _PEERS_MAX)
         self._usual = median([one.bytes_per_s for one in self._uplinks.values()] or [UPLINK_MIN])
 
     def check(self) -> None:
         """Assert the limits, and that every link is in the plan."""
-        assert len(self._uplinks) <= PEERS_MAX
+        assert len(self._uplinks) <= _PEERS_MAX
         assert all(one.bytes_per_s >= UPLINK_MIN for one in self._uplinks.values())
         shares = {} if self._plan is None else self._plan.shares
         assert all(

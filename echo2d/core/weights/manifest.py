@@ -24,16 +24,18 @@ from echo2d.errors import IntegrityFault
 
 CHUNK_BYTES = 8 << 20
 # The largest public models have about 200 shards. The list of files must fit into one table.
-FILES_MAX = 1024
+SNAPSHOT_FILES_MAX = 1024
 PATH_PART_CHARS_MAX = 128  # half of what file systems allow: room for suffixes of temporary files
 # A segment of 64 MiB closes above 56 MiB, and at most SMALL_SEGMENTS_MAX come before the first of
 # them. So any form of such a snapshot fits into SEGMENTS_MAX.
 SMALL_SEGMENTS_MAX = 64
 SNAPSHOT_BYTES_MAX = (SEGMENTS_MAX - SMALL_SEGMENTS_MAX) * (56 << 20)
 # The header and the data section of each file may end in a short chunk.
-CHUNKS_MAX = SNAPSHOT_BYTES_MAX // CHUNK_BYTES + 2 * FILES_MAX
-MANIFEST_BYTES_MAX = CHUNKS_MAX * DIGEST_BYTES + FILES_MAX * (2 * PATH_PART_CHARS_MAX + 32)
-SUFFIXES = (".safetensors", ".json", ".txt", ".model", ".jinja")
+CHUNKS_MAX = SNAPSHOT_BYTES_MAX // CHUNK_BYTES + 2 * SNAPSHOT_FILES_MAX
+_MANIFEST_BYTES_MAX = CHUNKS_MAX * DIGEST_BYTES + SNAPSHOT_FILES_MAX * (
+    2 * PATH_PART_CHARS_MAX + 32
+)
+_SUFFIXES = (".safetensors", ".json", ".txt", ".model", ".jinja")
 # The names that Hugging Face PEFT uses.
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = ("adapter_config.json", "adapter_model.safetensors")
 BASE_PIN = "base.json"  # says which base model an adapter belongs to
@@ -76,8 +78,10 @@ def check_path(path: str) -> None:
     plain = all(len(part) <= PATH_PART_CHARS_MAX and _PATH_PART.fullmatch(part) for part in parts)
     if len(parts) > 2 or not plain:
         raise IntegrityFault(f"forbidden file name {path[:300]!r}")
-    if not path.endswith(SUFFIXES):
-        raise IntegrityFault(f"forbidden file {path!r}: a snapshot holds only {' '.join(SUFFIXES)}")
+    if not path.endswith(_SUFFIXES):
+        raise IntegrityFault(
+            f"forbidden file {path!r}: a snapshot holds only {' '.join(_SUFFIXES)}"
+        )
 
 
 def _check_size(file: FileEntry) -> None:
@@ -94,8 +98,8 @@ def check_files(files: Sequence[FileEntry]) -> None:
     """Check that names are allowed, sorted and unique, that no file is also a folder, and that
     sizes are in range.
     """
-    if len(files) > FILES_MAX:
-        raise IntegrityFault(f"{len(files)} files; at most {FILES_MAX} are allowed")
+    if len(files) > SNAPSHOT_FILES_MAX:
+        raise IntegrityFault(f"{len(files)} files; at most {SNAPSHOT_FILES_MAX} are allowed")
     for file in files:
         check_path(file.path)
         _check_size(file)
@@ -133,7 +137,7 @@ class _Record:
     chunk_digests: bytes
 
 
-_unpack = canonical_unpacker(_Record, bytes_max=MANIFEST_BYTES_MAX)
+_unpack = canonical_unpacker(_Record, bytes_max=_MANIFEST_BYTES_MAX)
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,13 +57,13 @@ PROGRESS_S_MIN = 0.05
 # A running lease that gets no token for this long is given back (I6). A refit restarts the clock.
 ENGINE_STALL_S = 120.0
 # Or twice the slots. The coordinator grants about as many samples as there are slots.
-LEASES_MAX = 256
+WORKER_LEASES_MAX = 256
 # Unanswered results: several steps' worth from one worker while the coordinator is away.
 RESULTS_MAX = 1024
 CONFIRMED_MAX = 64  # versions; results name the last two or three
-SAMPLES_MAX = 1024  # samples of one lease; a group is rarely over 64
+_SAMPLES_MAX = 1024  # samples of one lease; a group is rarely over 64
 # Prompt or output of one sample: 8 bytes a token, so every message stays under 4 MiB.
-TOKENS_MAX = 1 << 18
+_TOKENS_MAX = 1 << 18
 STOP_STRINGS_MAX = 64
 # For so long at most a lease may keep a newer version waiting.
 HOLD_S_MAX = 3600.0
@@ -356,7 +356,7 @@ class WorkerLeases:
 
     def _full(self) -> str:
         """Why no further lease fits; empty if one does."""
-        if len(self._held) >= max(LEASES_MAX, 2 * self._slots):
+        if len(self._held) >= max(WORKER_LEASES_MAX, 2 * self._slots):
             return "too many leases"
         return "too many unanswered results" if len(self._results) >= RESULTS_MAX else ""
 
@@ -386,11 +386,11 @@ class WorkerLeases:
     def _progress(self, held: _Held) -> Iterator[LeaseProgress]:
         """All unsent confirmed output of one lease; the last message may be empty.
 
-        A message holds one sample's tokens, or at most the bytes of TOKENS_MAX tokens without columns, so
+        A message holds one sample's tokens, or at most the bytes of _TOKENS_MAX tokens without columns, so
         that its size stays bounded.
         """
         deltas: list[SampleDelta] = []
-        room = TOKENS_MAX * TOKEN_BYTES
+        room = _TOKENS_MAX * TOKEN_BYTES
         for sample, output in held.outputs.items():
             end = output.confirmed(self._confirmed)
             if end <= output.sent:
@@ -399,7 +399,7 @@ class WorkerLeases:
             size = len(delta.tokens) + len(delta.logprobs) + columns_bytes(delta.columns)
             if deltas and size > room:
                 yield LeaseProgress(held.grant.lease, held.grant.attempt, tuple(deltas))
-                deltas, room = [], TOKENS_MAX * TOKEN_BYTES
+                deltas, room = [], _TOKENS_MAX * TOKEN_BYTES
             deltas.append(delta)
             room -= size
         yield LeaseProgress(held.grant.lease, held.grant.attempt, tuple(deltas))
@@ -456,12 +456,12 @@ class WorkerLeases:
         return all(span.key in self._confirmed for span in result.spans)
 
     def check(self) -> None:
-        assert len(self._held) <= max(LEASES_MAX, 2 * self._slots)
+        assert len(self._held) <= max(WORKER_LEASES_MAX, 2 * self._slots)
         assert len(self._confirmed) <= CONFIRMED_MAX
-        assert len(self._hold_s) <= RESULTS_MAX + LEASES_MAX * SAMPLES_MAX
-        assert len(self._waiting) <= RESULTS_MAX + LEASES_MAX * SAMPLES_MAX
+        assert len(self._hold_s) <= RESULTS_MAX + WORKER_LEASES_MAX * _SAMPLES_MAX
+        assert len(self._waiting) <= RESULTS_MAX + WORKER_LEASES_MAX * _SAMPLES_MAX
         assert not self._waiting or self._alive_at is not None
-        assert len(self._results) < RESULTS_MAX + LEASES_MAX * SAMPLES_MAX
+        assert len(self._results) < RESULTS_MAX + WORKER_LEASES_MAX * _SAMPLES_MAX
         started = [held for held in self._held.values() if held.started]
         assert self.running <= self._slots or len(started) == 1
         for key, held in self._held.items():
@@ -503,18 +503,18 @@ def _unusable(grant: LeaseGranted, serving: VersionKey | None) -> str:
         return "malformed lease: hold_s"
     if grant.hold_s and serving.version > grant.oldest:
         return f"version {serving.version} is served, {grant.oldest} alone may write"
-    if not 0 < len(grant.samples) <= SAMPLES_MAX or len(set(grant.samples)) != len(grant.samples):
+    if not 0 < len(grant.samples) <= _SAMPLES_MAX or len(set(grant.samples)) != len(grant.samples):
         return "malformed lease: samples"
-    if not grant.prompt or len(grant.prompt) % 4 or len(grant.prompt) > 4 * TOKENS_MAX:
+    if not grant.prompt or len(grant.prompt) % 4 or len(grant.prompt) > 4 * _TOKENS_MAX:
         return "malformed lease: prompt"
     if (
         len(grant.rng_seeds) not in (0, len(grant.samples))
         or not 0 <= grant.written < len(grant.prompt) // 4
         # Tokens of another branch are not in the prompt.
-        or not 0 <= grant.earlier <= TOKENS_MAX
+        or not 0 <= grant.earlier <= _TOKENS_MAX
     ):
         return "malformed lease: seeds, or tokens written before"
-    if not 0 < grant.max_new_tokens <= TOKENS_MAX:
+    if not 0 < grant.max_new_tokens <= _TOKENS_MAX:
         return "malformed lease: max_new_tokens"
     if len(grant.stop_strings) > STOP_STRINGS_MAX or not all(grant.stop_strings):
         return "malformed lease: stop_strings"

@@ -13,7 +13,7 @@ from echo2d.core.base.ids import Version
 
 # How fast bytes come is measured over this time: stripes come in bursts of some seconds.
 RATE_S = 20.0
-SAMPLES_MAX = 256
+_SAMPLES_MAX = 256
 # A line in the log is due so often. A worker that serves is not waited for: one that takes a minute
 # for each version would fill its log otherwise.
 LINE_S = 10.0
@@ -69,7 +69,7 @@ class ProgressMeter:
         self._began_at = 0.0
         self._told_at = 0.0
         self._stage = Stage("")
-        self._samples: deque[tuple[float, int]] = deque(maxlen=SAMPLES_MAX)
+        self._samples: deque[tuple[float, int]] = deque(maxlen=_SAMPLES_MAX)
 
     def update(self, stage: Stage, now: float) -> Progress:
         """The stage is this one now."""

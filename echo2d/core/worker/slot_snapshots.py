@@ -11,7 +11,7 @@ from echo2d.core.base.ids import PublishSeq
 from echo2d.core.protocol.control_messages import VersionKey
 from echo2d.core.worker.events import Standing
 
-SLOTS = 2  # current and spare
+SNAPSHOT_SLOTS = 2  # current and spare
 
 
 class SlotSnapshots(Collection[VersionKey]):
@@ -59,7 +59,7 @@ class SlotSnapshots(Collection[VersionKey]):
         # The last entry is the current one, so a key that was here moves to the end.
         self._paths.pop(key, None)
         self._paths[key] = path
-        keep_newest(self._paths, SLOTS)
+        keep_newest(self._paths, SNAPSHOT_SLOTS)
         self._published = {key: at for key, at in self._published.items() if key in self._paths}
 
     def lose(self, key: VersionKey) -> None:
@@ -73,5 +73,5 @@ class SlotSnapshots(Collection[VersionKey]):
             self.lose(key)
 
     def check(self) -> None:
-        assert len(self._paths) <= SLOTS
+        assert len(self._paths) <= SNAPSHOT_SLOTS
         assert self._published.keys() <= self._paths.keys()

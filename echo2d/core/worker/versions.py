@@ -49,10 +49,10 @@ from echo2d.core.worker.events import (
     VersionAction,
     WorkerNote,
 )
-from echo2d.core.worker.slot_snapshots import SLOTS, SlotSnapshots
+from echo2d.core.worker.slot_snapshots import SNAPSHOT_SLOTS, SlotSnapshots
 
 # The form that spreads, the one that waits, and the last two for peers that still fetch them.
-FORMS_MAX = 4
+WORKER_FORMS_MAX = 4
 # Versions whose tokens may still be on their way from an engine; really two or three.
 LABELS_MAX = 64
 # Forms remembered as refused. The coordinator sends one at a time, so this is plenty.
@@ -246,7 +246,7 @@ class WorkerVersions:
         """This peer has a place in a plan for the form; a rejected form is tried again."""
         self._planned.pop(form, None)
         self._planned[form] = None
-        keep_newest(self._planned, FORMS_MAX)
+        keep_newest(self._planned, WORKER_FORMS_MAX)
         if form in self._forms:
             self._forms[form].rejected = False
         return self.choose(now=now)
@@ -515,9 +515,9 @@ class WorkerVersions:
             self._applying, self._cancelling = None, False
 
     def _forget_old(self) -> list[VersionAction]:
-        """Evict the oldest forms above FORMS_MAX, but never the one that is being applied."""
+        """Evict the oldest forms above WORKER_FORMS_MAX, but never the one that is being applied."""
         actions: list[VersionAction] = []
-        while len(self._forms) > FORMS_MAX:
+        while len(self._forms) > WORKER_FORMS_MAX:
             others = [form for form in self._forms if form != self._applying]
             actions += self._forget(min(others, key=lambda form: self._forms[form].seq))
         return actions
@@ -529,11 +529,11 @@ class WorkerVersions:
         return [DropForm(form)]
 
     def check(self) -> None:
-        assert len(self._forms) <= FORMS_MAX
+        assert len(self._forms) <= WORKER_FORMS_MAX
         self._snapshots.check()
         assert len(self._labels) <= LABELS_MAX
-        assert len(self._failures) <= 2 * SLOTS
-        assert len(self._planned) <= FORMS_MAX
+        assert len(self._failures) <= 2 * SNAPSHOT_SLOTS
+        assert len(self._planned) <= WORKER_FORMS_MAX
         assert len(self._refused) <= REFUSED_MAX
         assert not self._refused.keys() & self._forms.keys()
         assert self._applying is None or (

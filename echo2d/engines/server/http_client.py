@@ -16,11 +16,11 @@ from echo2d.errors import EngineFault
 
 # For a call that waits for nothing; a busy scheduler answers between two batches.
 CALL_S_MAX = 30.0
-CONNECT_S_MAX = 10.0  # the server is on this machine
+_CONNECT_S_MAX = 10.0  # the server is on this machine
 # Between two chunks of a request; a worker gives a lease back after 120 s without a token.
 STREAM_S_MAX = 100.0
 # The longest answer. Checksums of thousands of tensors take less than a megabyte.
-BODY_BYTES_MAX = 64 << 20
+_BODY_BYTES_MAX = 64 << 20
 # Of one event of a stream; a cumulative stream repeats all tokens, 40 bytes each.
 CHUNK_BYTES_MAX = 64 << 20
 _EVENT_END = b"\n\n"
@@ -41,7 +41,7 @@ class ServerClient:
 
     def __init__(self, url: str, *, api_key: str = "", admin_key: str = "") -> None:
         self.url = url.rstrip("/")
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S_MAX)
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S_MAX)
         self._work = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0),
             headers=_bearer(api_key),
@@ -63,7 +63,7 @@ class ServerClient:
             raise Lost(f"{self.NAME} {path}: its server was given up")
         try:
             silence = aiohttp.ClientTimeout(
-                total=None, sock_connect=CONNECT_S_MAX, sock_read=STREAM_S_MAX
+                total=None, sock_connect=_CONNECT_S_MAX, sock_read=STREAM_S_MAX
             )
             async with self._work.post(self.url + path, json=body, timeout=silence) as response:
                 if response.status != 200:
@@ -117,12 +117,12 @@ class ServerClient:
                 asyncio.timeout(timeout_s),
                 session.request(method, self.url + path, json=body) as response,
             ):
-                answer = await response.content.read(BODY_BYTES_MAX)
+                answer = await response.content.read(_BODY_BYTES_MAX)
                 while not response.content.at_eof():
-                    more = await response.content.read(BODY_BYTES_MAX)
-                    if len(answer) + len(more) > BODY_BYTES_MAX:
+                    more = await response.content.read(_BODY_BYTES_MAX)
+                    if len(answer) + len(more) > _BODY_BYTES_MAX:
                         raise ServerRefused(
-                            f"{self.NAME} {path}: an answer of more than {BODY_BYTES_MAX} bytes"
+                            f"{self.NAME} {path}: an answer of more than {_BODY_BYTES_MAX} bytes"
                         )
                     answer += more
                 return response.status, _decoded(answer)

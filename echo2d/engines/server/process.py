@@ -16,8 +16,8 @@ from typing import ClassVar, Protocol
 
 from echo2d.errors import EngineFault
 
-HOST = "127.0.0.1"
-STOP_S_MAX = 4.5  # the guard gives the server 3 s before it kills it
+_HOST = "127.0.0.1"
+_STOP_S_MAX = 4.5  # the guard gives the server 3 s before it kills it
 LOG_TAIL_BYTES = 4096
 
 
@@ -75,7 +75,7 @@ class ServerProcess:
 
     async def _start(self, model: Path, label: str) -> None:
         port = _free_port()
-        self.url = f"http://{HOST}:{port}"
+        self.url = f"http://{_HOST}:{port}"
         try:
             await asyncio.to_thread(self._write_keys)
             self._guard = await asyncio.create_subprocess_exec(
@@ -110,7 +110,7 @@ class ServerProcess:
         assert self._guard.stdin is not None
         self._guard.stdin.close()
         try:
-            async with asyncio.timeout(STOP_S_MAX):
+            async with asyncio.timeout(_STOP_S_MAX):
                 await self._guard.wait()
         except TimeoutError:
             # The server dies with its guard: it asked the kernel for that signal.
@@ -135,7 +135,7 @@ class ServerProcess:
         self._keys.write_text(self._launch.keys_text(self.api_key, self.admin_key))
 
     def _told(self, model: Path, label: str, port: int) -> Mapping[str, object]:
-        argv = self._launch.command(model, label, host=HOST, port=port, keys=self._keys)
+        argv = self._launch.command(model, label, host=_HOST, port=port, keys=self._keys)
         given = {
             name: value
             for name, value in self._launch.environment.items()
@@ -153,6 +153,6 @@ class ServerProcess:
 def _free_port() -> int:
     """A port that was free a moment ago. A server that finds it taken ends and is started again."""
     with socket.socket() as found:
-        found.bind((HOST, 0))
+        found.bind((_HOST, 0))
         port: int = found.getsockname()[1]
         return port

@@ -18,11 +18,11 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-STOP_S = 3.0  # for the server to end by itself; it holds nothing worth waiting for
+_STOP_S = 3.0  # for the server to end by itself; it holds nothing worth waiting for
 # The server's main process may be gone while its children keep the pipe open, so look now and then.
-LOOK_S = 0.2
-LOG_BYTES_MAX = 16 << 20  # of one file; the previous file is kept
-PR_SET_PDEATHSIG = 1
+_LOOK_S = 0.2
+SERVER_LOG_BYTES_MAX = 16 << 20  # of one file; the previous file is kept
+_PR_SET_PDEATHSIG = 1
 
 
 class Log:
@@ -46,10 +46,10 @@ class Log:
                 for secret in self._secrets:
                     line = line.replace(secret, b"***")
                 self._file.write(line + b"\n")
-            if self._file.tell() > LOG_BYTES_MAX:
+            if self._file.tell() > SERVER_LOG_BYTES_MAX:
                 self._file.close()
                 self._open()
-        if len(self._rest) > LOG_BYTES_MAX:
+        if len(self._rest) > SERVER_LOG_BYTES_MAX:
             self._rest = b""
 
     def close(self) -> None:
@@ -98,7 +98,7 @@ def _start(argv: Sequence[str], environment: dict[str, str]) -> subprocess.Popen
 def _obey() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _watch(server: subprocess.Popen[bytes], log: Log) -> None:
@@ -108,7 +108,7 @@ def _watch(server: subprocess.Popen[bytes], log: Log) -> None:
         selector.register(sys.stdin, selectors.EVENT_READ)
         selector.register(server.stdout, selectors.EVENT_READ)
         while True:
-            ready = {key.fd for key, _ in selector.select(LOOK_S)}
+            ready = {key.fd for key, _ in selector.select(_LOOK_S)}
             if server.stdout.fileno() in ready:
                 received = os.read(server.stdout.fileno(), 1 << 16)
                 log.write(received)
@@ -122,7 +122,7 @@ def _watch(server: subprocess.Popen[bytes], log: Log) -> None:
 
 def _end(server: subprocess.Popen[bytes]) -> None:
     """End the server's process group, its main process first."""
-    deadline = time.monotonic() + STOP_S
+    deadline = time.monotonic() + _STOP_S
     with contextlib.suppress(ProcessLookupError):
         server.terminate()
     with contextlib.suppress(subprocess.TimeoutExpired):

@@ -26,7 +26,7 @@ from echo2d.engines.server.http_client import Lost
 from echo2d.engines.server.recompute import RecomputeMeter
 from echo2d.errors import EngineFault
 
-LOOK_S = 1.0  # between two looks at the server's load
+_LOOK_S = 1.0  # between two looks at the server's load
 # Requests in a row without a token for one sample: then something else aborts our requests.
 PIECES_FRUITLESS_MAX = 64
 # A request that lived through a refit is cut after between half of this and all of it: what a
@@ -239,9 +239,9 @@ class SamplingLoop:
                 self._room.give_up(entered.set)
 
     async def _look(self) -> None:
-        """Ask the server for its load, at most once every LOOK_S."""
+        """Ask the server for its load, at most once every _LOOK_S."""
         server, now = self._serving.server, asyncio.get_running_loop().time()
-        if server is None or now < self._looked_at + LOOK_S or not self._serving.quiet:
+        if server is None or now < self._looked_at + _LOOK_S or not self._serving.quiet:
             return
         self._looked_at = now
         with suppress(EngineFault):

@@ -15,7 +15,7 @@ from echo2d.errors import OperatorFault
 STREAM_INTERVAL = 8
 
 # Flags that only echo2d sets, without the leading dashes.
-OURS = {
+_OURS = {
     "host", "port", "api-key", "admin-api-key", "model-path", "model", "config", "weight-version",
     "trust-remote-code", "load-format", "skip-tokenizer-init", "incremental-streaming-output",
 }  # fmt: skip
@@ -85,5 +85,5 @@ def require_arguments(arguments: Sequence[str]) -> None:
     """OperatorFault: the operator set a flag that echo2d sets."""
     for argument in arguments:
         name = argument.partition("=")[0].removeprefix("--").replace("_", "-")
-        if argument.startswith("--") and name in OURS:
+        if argument.startswith("--") and name in _OURS:
             raise OperatorFault(f"worker.engine_args: --{name} is set by echo2d")

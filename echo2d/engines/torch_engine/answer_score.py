@@ -16,7 +16,7 @@ from echo2d.errors import EngineFault, PeerFault
 
 # Of one forward pass: logits, 256 MB in float32, and tokens with their padding.
 LOGITS_MAX = 64 << 20
-TOKENS_MAX = 16384
+_TOKENS_MAX = 16384
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ def _packed(answers: Iterable[CheckedAnswer], vocab_size: int) -> Iterator[list[
     for each in answers:
         rows, longest = len(together) + 1, each.length
         kept = longest - min(len(one.asked.prompt) for one in (*together, each)) + 1
-        too_many = rows * kept * vocab_size > LOGITS_MAX or rows * longest > TOKENS_MAX
+        too_many = rows * kept * vocab_size > LOGITS_MAX or rows * longest > _TOKENS_MAX
         if together and too_many:
             yield together
             together = []

@@ -23,7 +23,7 @@ from echo2d.engines.torch_engine.policy import InferencePolicy
 # Padded tokens of one prefill pass. It bounds the activations: 200 MB at hidden size 4096.
 PREFILL_TOKENS_MAX = 8192
 # Bytes of the prefills that are kept for later samples: of a model of 8 B parameters 2,000 tokens.
-KEPT_BYTES_MAX = 256 << 20
+_KEPT_BYTES_MAX = 256 << 20
 
 Context = Sequence[int]
 
@@ -68,7 +68,7 @@ class DecodeBatch:
         contexts: Sequence[Context],
         repeats: Sequence[int],
         *,
-        kept_bytes: int = KEPT_BYTES_MAX,
+        kept_bytes: int = _KEPT_BYTES_MAX,
     ) -> None:
         """Append repeats[i] rows for contexts[i], whose KV cache is computed once: not at all if it is
         one of the last that were. kept_bytes: of these and earlier contexts' prefills.

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from echo2d.errors import EngineFault
 
-LEVELS = 127  # on either side of 0
+_LEVELS = 127  # on either side of 0
 # Products of two int8 numbers, of which int32 holds the sum.
-IN_FEATURES_MAX = (1 << 31) // LEVELS**2
+IN_FEATURES_MAX = (1 << 31) // _LEVELS**2
 
 Int8Layers = dict[str, list["Int8Linear"]]
 
@@ -63,7 +63,7 @@ class Int8Linear(nn.Linear):
 def quantized(rows: Tensor) -> tuple[Tensor, Tensor]:
     """The int8 numbers [n, m] and the float32 scales [n] whose product is nearest to these rows."""
     rows = rows.to(torch.float32)
-    scales = rows.abs().amax(dim=1).div_(LEVELS)
+    scales = rows.abs().amax(dim=1).div_(_LEVELS)
     # A row of zeros has any scale.
     scales.clamp_min_(torch.finfo(torch.float32).tiny)
     return (rows / scales[:, None]).round_().to(torch.int8), scales

@@ -16,9 +16,9 @@ from aiohttp import web
 from echo2d.net.http.json_fields import Handler
 
 # The content security policy of an answer that is no page: it may load, embed or send nothing.
-NOTHING = "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+NOTHING_ELSE = "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 POLICY = (
-    f"{NOTHING}; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    f"{NOTHING_ELSE}; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "require-trusted-types-for 'script'; trusted-types 'none'"
 )
 INDEX = "index.html"

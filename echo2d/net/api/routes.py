@@ -118,7 +118,7 @@ from echo2d.net.api.bodies import (
     scores_of,
     software_name,
 )
-from echo2d.net.api.page import NOTHING, serve_page
+from echo2d.net.api.page import NOTHING_ELSE, serve_page
 from echo2d.net.api.uplink_trial import UPLINK_PATH, UplinkTrials
 from echo2d.net.api.wheel import WheelDownloads
 from echo2d.net.gateway.errors import error_response
@@ -140,12 +140,19 @@ from echo2d.net.http.json_fields import (
     seconds,
     secret_of,
 )
-from echo2d.net.security.auth import CONTROL_LINK_PATH, ENROL_PATH, KEY_BYTES, Caller, Denied, Role
+from echo2d.net.security.auth import (
+    CONTROL_LINK_PATH,
+    ENROL_PATH,
+    PEER_KEY_BYTES,
+    Caller,
+    Denied,
+    Role,
+)
 from echo2d.this_build import THIS_BUILD
 
 ENROL_BYTES_MAX = 1 << 10  # of a caller without a token: a key and a proof in hex
 # A coordinator that needs longer is overloaded, and the caller should try again.
-ANSWER_S_MAX = 60.0
+_ANSWER_S_MAX = 60.0
 THIS_LEARNER_API = replace(OURS_AS_LEARNER_API, name=THIS_BUILD.name)
 
 LEARNER: frozenset[Role] = frozenset({"learner"})
@@ -308,8 +315,8 @@ class Api:
             raise malformed(f"expected a body of at most {ENROL_BYTES_MAX} bytes, with its length")
         body = await fields(request, {"key", "proof"})
         key, proof = (
-            from_hex(body["key"], "key", KEY_BYTES),
-            from_hex(body["proof"], "proof", 2 * KEY_BYTES),
+            from_hex(body["key"], "key", PEER_KEY_BYTES),
+            from_hex(body["proof"], "proof", 2 * PEER_KEY_BYTES),
         )
         peer, certificate = await self._backend.enrol(secret, key, proof)
         return web.json_response(
@@ -433,7 +440,7 @@ class Api:
                 raise malformed("expected the id of a worker")
             return _answer(
                 await self._backend.order_worker(
-                    peer, order, hand_over=hand_over, timeout_s=ANSWER_S_MAX
+                    peer, order, hand_over=hand_over, timeout_s=_ANSWER_S_MAX
                 )
             )
 
@@ -479,7 +486,7 @@ class Api:
         HttpRefusal: a newer learner has taken over the run, or the coordinator is overloaded.
         """
         reply = await self._backend.ask(
-            lambda number: EpochAsked(number, epoch), timeout_s=ANSWER_S_MAX
+            lambda number: EpochAsked(number, epoch), timeout_s=_ANSWER_S_MAX
         )
         if reply is None:
             raise overloaded()
@@ -488,7 +495,7 @@ class Api:
             raise HttpRefusal(reply.status, reply.body["error"], reply.body["detail"])
 
     async def _ask(self, make: Callable[[RequestId], CoordinatorEvent]) -> web.Response:
-        return _answer(await self._backend.ask(make, timeout_s=ANSWER_S_MAX))
+        return _answer(await self._backend.ask(make, timeout_s=_ANSWER_S_MAX))
 
 
 def _epoch(request: web.Request) -> Epoch:
@@ -516,7 +523,7 @@ def _answer(reply: Reply | None) -> web.Response:
 # A signal of aiohttp is a coroutine.
 async def _guard(request: web.Request, response: web.StreamResponse) -> None:  # noqa: ARG001
     """Add to every answer what browsers should know, and remove the versions of libraries."""
-    response.headers.setdefault("Content-Security-Policy", NOTHING)
+    response.headers.setdefault("Content-Security-Policy", NOTHING_ELSE)
     response.headers["X-Content-Type-Options"] = "nosniff"
     response.headers.pop("Server", None)
 

@@ -23,7 +23,7 @@ UPLINK_BYTES_MAX = 32 << 20
 UPLINK_S_MAX = 15.0
 # A token's boxes take their turns, so that the event loop has other things to do.
 UPLINK_EVERY_S = 20.0
-TOKENS_MAX = 10_000
+TRIAL_TOKENS_MAX = 10_000
 
 
 class UplinkTrials:
@@ -46,7 +46,7 @@ class UplinkTrials:
         self._busy = True
         self._again_at.pop(token, None)
         self._again_at[token] = now + UPLINK_EVERY_S
-        keep_newest(self._again_at, TOKENS_MAX)
+        keep_newest(self._again_at, TRIAL_TOKENS_MAX)
         try:
             counted, seconds = await self._read(request)
         finally:

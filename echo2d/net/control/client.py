@@ -40,9 +40,9 @@ from echo2d.net.backoff import BACKOFF_S_MAX, CONNECT_TIMEOUT_S, Backoff
 from echo2d.net.control.send_buffer import CLOSE_TIMEOUT_S, SendBuffer
 from echo2d.net.security.auth import (
     ANSWER,
+    AUTH_NONCE_BYTES,
     CONTROL_LINK_PATH,
     ENROL_PATH,
-    NONCE_BYTES,
     NONCE_HEADER,
     PEER_HEADER,
     Challenge,
@@ -233,7 +233,7 @@ class ControlLink:
 
     async def _once(self, http: aiohttp.ClientSession) -> NoReturn:
         """One connection, which always ends in _Lost or OperatorFault."""
-        nonce, loop = secrets.token_bytes(NONCE_BYTES), asyncio.get_running_loop()
+        nonce, loop = secrets.token_bytes(AUTH_NONCE_BYTES), asyncio.get_running_loop()
         try:
             async with await self._dial(http, nonce) as socket:
                 async with asyncio.timeout(CONNECT_TIMEOUT_S):

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from echo2d.core.base.bounded_dict import keep_newest
 from echo2d.core.base.ids import PeerId
-from echo2d.core.cluster.membership import NAME_CHARS_MAX
+from echo2d.core.cluster.membership import PEER_NAME_CHARS_MAX
 from echo2d.core.cluster.statistics import printable
 from echo2d.core.protocol.builds import Build, HelloHead
 
@@ -31,7 +31,7 @@ RETRY_S_MAX = 1800.0
 FAULT_RETRY_S_MIN = 15.0
 # A peer adds up to a tenth to its wait, and its machine may be slow to start.
 HERE_S = RETRY_S_MAX / 10 + 60.0
-PEERS_MAX = 10_000  # as many as a run enrols
+_PEERS_MAX = 10_000  # as many as a run enrols
 
 
 class ComeAgain:
@@ -50,7 +50,7 @@ class ComeAgain:
                 max(now + at_least_s, self._free_at(token, now, at_least_s)), now + RETRY_S_MAX
             )
         self._at[peer] = at, token
-        keep_newest(self._at, PEERS_MAX)
+        keep_newest(self._at, _PEERS_MAX)
         return at - now
 
     def _free_at(self, token: str, now: float, at_least_s: float) -> float:
@@ -66,7 +66,7 @@ class ComeAgain:
         return min(end, now + at_least_s + SPACING_S * others)
 
     def check(self) -> None:
-        assert len(self._at) <= PEERS_MAX
+        assert len(self._at) <= _PEERS_MAX
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +94,9 @@ class OtherBuilds:
         known = self._peers.pop(peer, None)
         build = Build(head.build.protocol, head.build.oldest, head.build.shown)
         self._peers[peer] = OtherBuild(
-            peer, printable(head.name, NAME_CHARS_MAX), build, now + retry_s
+            peer, printable(head.name, PEER_NAME_CHARS_MAX), build, now + retry_s
         )
-        keep_newest(self._peers, PEERS_MAX)
+        keep_newest(self._peers, _PEERS_MAX)
         return retry_s, known is None
 
     def understood(self, peer: PeerId) -> None:
@@ -111,5 +111,5 @@ class OtherBuilds:
         return tuple(self._peers.values())
 
     def check(self) -> None:
-        assert len(self._peers) <= PEERS_MAX
+        assert len(self._peers) <= _PEERS_MAX
         self._come_again.check()

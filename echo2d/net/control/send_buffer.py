@@ -9,7 +9,7 @@ from echo2d.core.base.codec import MESSAGE_BYTES_MAX
 # Room for leases of all slots of a big worker at once; an end that lags further is too slow.
 QUEUE_BYTES_MAX = 16 * MESSAGE_BYTES_MAX
 # So much is sent under one timer: most messages cost far less than a timer.
-BATCH_BYTES_MAX = 64 << 10
+_BATCH_BYTES_MAX = 64 << 10
 SEND_TIMEOUT_S = 20.0  # one message or batch, when the other end does not read
 CLOSE_TIMEOUT_S = 5.0
 
@@ -64,7 +64,7 @@ class SendBuffer:
     async def _next_batch(self) -> list[bytes]:
         """Messages that wait, at least one; none: it is finished."""
         batch: list[bytes] = []
-        room = BATCH_BYTES_MAX
+        room = _BATCH_BYTES_MAX
         while room > 0 and not (batch and self._queue.empty()):
             data = await self._queue.get()
             if data is None:

@@ -39,13 +39,13 @@ from echo2d.core.protocol.control_messages import (
 )
 from echo2d.errors import PeerFault
 from echo2d.net.control.other_builds import FAULT_RETRY_S_MIN, ComeAgain, OtherBuilds
-from echo2d.net.control.protocol_faults import FAULTS_MAX, ProtocolFaults
+from echo2d.net.control.protocol_faults import PROTOCOL_FAULTS_MAX, ProtocolFaults
 from echo2d.net.control.send_buffer import CLOSE_TIMEOUT_S, SendBuffer
 from echo2d.net.http.admission import admit
 from echo2d.net.security.auth import (
     ANSWER,
+    AUTH_NONCE_BYTES,
     CHALLENGE,
-    NONCE_BYTES,
     NONCE_HEADER,
     OWN_ROLES,
     PEER_HEADER,
@@ -65,8 +65,8 @@ SILENCE_GRAIN = 0.1  # a session may be given up sooner by this share of SILENCE
 # What a peer without access is told, by the word of the denial; others have a wrong credential.
 DENIALS: Mapping[str, RefusalReason] = {"revoked": "revoked", "convicted": "convicted"}
 SLOW = "slow: it does not read what it is sent"
-CLOSED = "closed"
-LOST = "the connection was lost"
+_CLOSED = "closed"
+_LOST = "the connection was lost"
 # Of what a peer says when it leaves, in the log.
 GOODBYE_CHARS_MAX = 200
 
@@ -204,7 +204,7 @@ class Sessions:
         if refused_s := self.faults.refused_s(known.peer, time.monotonic()):
             raise _refusal(
                 "protocol",
-                f"this peer broke the protocol {FAULTS_MAX} times; "
+                f"this peer broke the protocol {PROTOCOL_FAULTS_MAX} times; "
                 f"it is refused for {refused_s:.0f} s more",
                 permanent=False,
                 retry_s=refused_s,
@@ -270,8 +270,8 @@ class Sessions:
             client_nonce = bytes.fromhex(request.headers.get(NONCE_HEADER, ""))
         except ValueError:
             client_nonce = b""
-        if len(client_nonce) != NONCE_BYTES:
-            raise PeerFault(f"{NONCE_HEADER} is {NONCE_BYTES} bytes in hex")
+        if len(client_nonce) != AUTH_NONCE_BYTES:
+            raise PeerFault(f"{NONCE_HEADER} is {AUTH_NONCE_BYTES} bytes in hex")
         asked = challenge(self._run_key, client_nonce, known.peer)
         await socket.send_bytes(CHALLENGE.encode(asked))
         given = ANSWER.decode(await _next_binary(socket))
@@ -305,7 +305,7 @@ class Sessions:
         self, socket: web.WebSocketResponse, number: SessionId, session: _Session
     ) -> None:
         """Until either side closes. PeerDisconnected does not wait for the peer to take note."""
-        reason = CLOSED
+        reason = _CLOSED
         try:
             async with asyncio.timeout(SILENCE_S_MAX) as silence:
                 while (data := await _next(socket)) is not None:
@@ -328,7 +328,7 @@ class Sessions:
                 session.known.peer,
                 session.name,
                 number,
-                session.why or (LOST if _is_lost(socket, reason) else reason),
+                session.why or (_LOST if _is_lost(socket, reason) else reason),
             )
             await self._emit(PeerDisconnected(number, reason))
 
@@ -348,7 +348,7 @@ async def _send(send_buffer: SendBuffer, request: web.Request) -> None:
 
 def _is_lost(socket: web.WebSocketResponse, reason: str) -> bool:
     """Whether the link ended without a word of the peer, as if it was killed or its network failed."""
-    return reason == CLOSED and socket.close_code in (None, WSCloseCode.ABNORMAL_CLOSURE)
+    return reason == _CLOSED and socket.close_code in (None, WSCloseCode.ABNORMAL_CLOSURE)
 
 
 def _heard(silence: asyncio.Timeout) -> None:

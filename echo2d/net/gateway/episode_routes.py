@@ -20,8 +20,8 @@ from echo2d.net.http.admission import admit
 from echo2d.net.http.json_fields import fields, malformed, seconds, text
 
 WAIT_S_MAX = 30.0
-PARTS_MAX = 32
-NAME_CHARS_MAX = 64
+EPISODE_PARTS_MAX = 32
+PART_NAME_CHARS_MAX = 64
 ERROR_CHARS_MAX = 500
 TRACE_BRANCHES_MAX = 256
 
@@ -71,10 +71,10 @@ def _end(body: Mapping[str, Any]) -> AgentEnd:
             "expected a reward, or an error if nobody can say what the episode is worth"
         )
     parts = body.get("parts") or {}
-    if not isinstance(parts, dict) or len(parts) > PARTS_MAX:
-        raise malformed(f"parts: expected at most {PARTS_MAX} names with numbers")
+    if not isinstance(parts, dict) or len(parts) > EPISODE_PARTS_MAX:
+        raise malformed(f"parts: expected at most {EPISODE_PARTS_MAX} names with numbers")
     named = [
-        RewardPart(text(name, "parts")[:NAME_CHARS_MAX], _number(value, "parts"))
+        RewardPart(text(name, "parts")[:PART_NAME_CHARS_MAX], _number(value, "parts"))
         for name, value in parts.items()
     ]
     given = None if reward is None else _number(reward, "reward")

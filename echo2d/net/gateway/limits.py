@@ -15,7 +15,7 @@ from typing import TypeVar
 from echo2d.net.gateway.errors import CallRefusal
 
 # Half as many again as choices may be open. Each holds a body of up to 1 MiB and its answer.
-REQUESTS_MAX = 768
+GATEWAY_REQUESTS_MAX = 768
 # So that one caller cannot shut the others out.
 REQUESTS_OF_CALLER_MAX = 384
 # Templates and tokenizers run in threads that compete with the coordinator's loop.
@@ -41,8 +41,8 @@ class OpenRequests:
         """Count one more request. CallRefusal: there are too many."""
         if self._open[caller] >= REQUESTS_OF_CALLER_MAX:
             raise busy(f"{REQUESTS_OF_CALLER_MAX} requests of yours are open")
-        if self._open.total() >= REQUESTS_MAX:
-            raise busy(f"{REQUESTS_MAX} requests are open")
+        if self._open.total() >= GATEWAY_REQUESTS_MAX:
+            raise busy(f"{GATEWAY_REQUESTS_MAX} requests are open")
         self._open[caller] += 1
         try:
             yield

@@ -62,16 +62,16 @@ from echo2d.texts.tool_calls import THINK, AnswerTurn, call_form, read_answer
 PATHS = frozenset(
     {"/v1/models", "/v1/chat/completions", "/v1/completions", "/inference/v1/generate"}
 )
-EPISODES = "/v1/episodes"
-GATEWAY: frozenset[Role] = frozenset({"gateway"})
+_EPISODES = "/v1/episodes"
+_GATEWAY: frozenset[Role] = frozenset({"gateway"})
 AGENT: frozenset[Role] = frozenset({"agent"})
 MIN_VERSION_HEADER = "X-Echo2d-Min-Version"
 EXACT_VERSION_HEADER = "X-Echo2d-Version-Exact"
-SESSION_HEADER = "X-Session-ID"
+_SESSION_HEADER = "X-Session-ID"
 # For the whole body to arrive; it has 1 MiB at most.
 BODY_S_MAX = 30.0
 # The same as for a task's prompts: 512 KiB in a lease.
-PROMPT_TOKENS_MAX = 1 << 17
+_PROMPT_TOKENS_MAX = 1 << 17
 # The limit for all choices of a call together: a response of some 10 MB with logprobs.
 CALL_TOKENS_MAX = 1 << 17
 # OpenAI's default length of a completion.
@@ -81,7 +81,7 @@ PREFIX_TOKENS = 64
 TEMPLATE_OPTIONS_MAX = 32
 # Fields of vLLM about text, which have no effect here: `generate` answers with token ids.
 OF_ITS_TEXT = frozenset({"detokenize", "output_kind", "spaces_between_special_tokens"})
-OF_EXPERTS = frozenset({"routed_experts_prompt_start"})
+_OF_EXPERTS = frozenset({"routed_experts_prompt_start"})
 # Tokens at the end of a prompt among which is the word that opens the reasoning, if it does so.
 OPENING_TOKENS = 16
 
@@ -167,7 +167,7 @@ class Endpoints:
             options["tools"] = tools
         texts = await self._backend.texts()
         prompt = await self._tokenized(
-            lambda: encode_prompt(texts, messages, options, tokens_max=PROMPT_TOKENS_MAX)
+            lambda: encode_prompt(texts, messages, options, tokens_max=_PROMPT_TOKENS_MAX)
         )
         if not prompt:
             raise unusable("messages", "the chat template makes no tokens of them")
@@ -223,10 +223,10 @@ class Endpoints:
             raise unusable(
                 "logprobs", "engines report the sampled token's only: expected 1, 0 or null"
             )
-        known_here = OF_ITS_TEXT | OF_EXPERTS
+        known_here = OF_ITS_TEXT | _OF_EXPERTS
         ask = replace(read_ask(given, known_here, logprobs=logprobs is not None), stream=False)
         check_routed_experts(given)
-        prompt = pack_tokens(read_tokens(body.get("token_ids"), "token_ids", PROMPT_TOKENS_MAX))
+        prompt = pack_tokens(read_tokens(body.get("token_ids"), "token_ids", _PROMPT_TOKENS_MAX))
         spelling = Spelling(
             "generate",
             "",
@@ -255,14 +255,14 @@ class Endpoints:
         if isinstance(given, str):
             text = checked_text(given, "prompt")
             prompt = await self._tokenized(
-                lambda: texts.encode(text, special=True, tokens_max=PROMPT_TOKENS_MAX)
+                lambda: texts.encode(text, special=True, tokens_max=_PROMPT_TOKENS_MAX)
             )
             if not prompt:
                 raise unusable("prompt", "is empty")
             return prompt
         if isinstance(given, list) and given and not isinstance(given[0], int):
             raise unusable("prompt", "one prompt per call", "unsupported_value")
-        return pack_tokens(read_tokens(given, "prompt", PROMPT_TOKENS_MAX))
+        return pack_tokens(read_tokens(given, "prompt", _PROMPT_TOKENS_MAX))
 
     async def _tokenized(self, work: Callable[[], Sequence[int]]) -> bytes:
         """Do this tokenizer's work; returns its tokens. CallRefusal: the text cannot be used."""
@@ -277,7 +277,7 @@ class Endpoints:
         The caller's name is part of the hash, so that callers never share a session.
         """
         named = (
-            request.headers.get(SESSION_HEADER) or body.get("prompt_cache_key") or body.get("user")
+            request.headers.get(_SESSION_HEADER) or body.get("prompt_cache_key") or body.get("user")
         )
         said = [self._backend.caller(request).name, "named" if named else "prefix", named or prefix]
         return blake3(json.dumps(said, default=str).encode()).hexdigest()[:32]
@@ -352,8 +352,8 @@ class Endpoints:
             )
         asked = question.prompt_tokens
         left = most if context is None else min(most, context - asked)
-        if asked > PROMPT_TOKENS_MAX or left < (wanted or 1):
-            limit = PROMPT_TOKENS_MAX if context is None else context
+        if asked > _PROMPT_TOKENS_MAX or left < (wanted or 1):
+            limit = _PROMPT_TOKENS_MAX if context is None else context
             detail = (
                 f"this model's maximum context length is {limit} tokens; "
                 f"{asked} and {wanted or 1} are too many"
@@ -398,7 +398,7 @@ def _template_options(given: Any) -> dict[str, Any]:
 
 def is_gateway_path(path: str) -> bool:
     """Whether its errors have the form that OpenAI's clients read."""
-    return path in PATHS or path.startswith(EPISODES)
+    return path in PATHS or path.startswith(_EPISODES)
 
 
 def mount(
@@ -411,7 +411,7 @@ def mount(
 
     def allow_calls(handler: Handler) -> Handler:
         """Callers of role gateway, and agents that show a ticket."""
-        for_callers = allow(GATEWAY, handler)
+        for_callers = allow(_GATEWAY, handler)
 
         async def checked(request: web.Request) -> web.StreamResponse:
             if ticket_of(request) is None:
@@ -422,10 +422,10 @@ def mount(
 
         return checked
 
-    app.router.add_post(EPISODES, allow(AGENT, episodes.take))
+    app.router.add_post(_EPISODES, allow(AGENT, episodes.take))
     # The ticket in the path is the credential.
-    app.router.add_get(f"{EPISODES}/{{ticket}}", episodes.record)
-    app.router.add_post(f"{EPISODES}/{{ticket}}/end", episodes.end)
+    app.router.add_get(f"{_EPISODES}/{{ticket}}", episodes.record)
+    app.router.add_post(f"{_EPISODES}/{{ticket}}/end", episodes.end)
     app.router.add_get("/v1/models", allow_calls(endpoints.models))
     for path, handler in {
         "/v1/chat/completions": endpoints.chat,

@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
-STRANGERS_MAX = 4096  # 15 KiB each, half a header included
+HTTP_STRANGERS_MAX = 4096  # 15 KiB each, half a header included
 # All workers of a run (PEERS_MAX) may return at once from behind one NAT.
-STRANGERS_PER_ADDRESS_MAX = 2048
+HTTP_STRANGERS_PER_ADDRESS_MAX = 2048
 # For the TLS handshake, the first header and all that follows; HELLO_TIMEOUT_S and a busy start fit
 # into it.
 STRANGER_S_MAX = 30.0
@@ -57,7 +57,7 @@ class ConnectionAdmission:
 
     def __init__(self, limits: StrangerLimits | None = None) -> None:
         self._limits = limits or StrangerLimits(
-            STRANGERS_MAX, STRANGERS_PER_ADDRESS_MAX, STRANGER_S_MAX
+            HTTP_STRANGERS_MAX, HTTP_STRANGERS_PER_ADDRESS_MAX, STRANGER_S_MAX
         )
         self._strangers: dict[object, _Stranger] = {}  # oldest first
         self._of: dict[str, dict[object, None]] = {}  # the same by address

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 CHEAP_S = 0.005  # of CPU time: the run has some hundred workers at most
-SHARE_MAX = 0.02  # of the loop's time, for one kind of answer
+ANSWER_SHARE_MAX = 0.02  # of the loop's time, for one kind of answer
 
 T = TypeVar("T")
 
@@ -43,5 +43,5 @@ class CostlyAnswer(Generic[T]):
             began = self._cpu()
             self._last = self._make()
             took_s = self._cpu() - began
-            self._lasts_until = now if took_s < self._cheap_s else now + took_s / SHARE_MAX
+            self._lasts_until = now if took_s < self._cheap_s else now + took_s / ANSWER_SHARE_MAX
         return self._last

@@ -11,7 +11,7 @@ from echo2d.core.base.codec import INT_MAX
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-SECONDS_MAX = 1e9  # thirty years; neither infinite nor NaN
+_SECONDS_MAX = 1e9  # thirty years; neither infinite nor NaN
 
 
 class HttpRefusal(Exception):  # noqa: N818 - an answer, not an error
@@ -64,7 +64,7 @@ def text(value: Any, name: str) -> str:
 
 
 def seconds(value: Any, name: str) -> float:
-    if type(value) not in (int, float) or not 0 <= value <= SECONDS_MAX:
+    if type(value) not in (int, float) or not 0 <= value <= _SECONDS_MAX:
         raise malformed(f"{name}: expected a number of seconds")
     return float(value)
 

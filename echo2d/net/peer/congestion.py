@@ -11,7 +11,7 @@ selected anew only before a version's first frame.
 import socket
 
 # After this long without a frame, everything that was in flight has arrived.
-QUIET_S = 0.5
+LINK_QUIET_S = 0.5
 BBR, RENO = b"bbr", b"reno"
 
 
@@ -42,5 +42,5 @@ class Congestion:
         """Note that a frame is sent now; selects bbr anew if it is time to."""
         quiet_s, self._sent_at = now - self._sent_at, now
         # Selecting the current algorithm changes nothing, so switch to another one in between.
-        if quiet_s > QUIET_S and self._has_bbr and _select(self._socket, RENO):
+        if quiet_s > LINK_QUIET_S and self._has_bbr and _select(self._socket, RENO):
             _select(self._socket, BBR)

@@ -33,11 +33,11 @@ WAKE_BYTES_MAX = 64 << 10
 # receive window, which starts small.
 WARM_BYTES = 1 << 20
 # A connection is dead after so long without an acknowledgement, a probe's answer or an open window.
-SILENCE_S = 15
+LINK_SILENCE_S = 15
 # Between the kernel's probes of an idle connection.
 PROBE_S = 5
 # For the reason of the end to get out before the connection is cut.
-CLOSE_S = 1.0
+_CLOSE_S = 1.0
 
 
 class ConnectionOwner(Protocol):
@@ -215,11 +215,11 @@ class PeerConnection(asyncio.BufferedProtocol):
         self.settled.set()
         if self.transport is not None:
             self.transport.close()
-            self.loop.call_later(CLOSE_S, self.transport.abort)
+            self.loop.call_later(_CLOSE_S, self.transport.abort)
         self._owner.ended(self, reason)
 
     def pause(self) -> None:
-        """Read nothing until `resume`; after SILENCE_S the other end's kernel gives up."""
+        """Read nothing until `resume`; after LINK_SILENCE_S the other end's kernel gives up."""
         assert self.transport is not None
         self.transport.pause_reading()
 
@@ -233,10 +233,10 @@ def _tune(sock: socket.socket) -> None:
     for level, option, value in (
         (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
         (socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, KERNEL_UNSENT_BYTES),
-        (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENCE_S * 1000),
+        (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, LINK_SILENCE_S * 1000),
         (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
         (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, PROBE_S),
         (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, PROBE_S),
-        (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, SILENCE_S // PROBE_S - 1),
+        (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, LINK_SILENCE_S // PROBE_S - 1),
     ):
         sock.setsockopt(level, option, value)

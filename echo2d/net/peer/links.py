@@ -47,8 +47,8 @@ from echo2d.net.security.tls import Tls, belongs_to, in_words
 HANDSHAKE_S = 10.0
 # Accepted connections that have not proved who they are, TLS handshakes included. One more evicts
 # the oldest, of its own address first.
-STRANGERS_MAX = 128
-STRANGERS_PER_ADDRESS_MAX = 64
+LINK_STRANGERS_MAX = 128
+LINK_STRANGERS_PER_ADDRESS_MAX = 64
 # Any dial that began before the link opened has ended by then.
 SETTLED_S = 2 * HANDSHAKE_S
 REPLACED = "another link of these two peers stays"
@@ -78,7 +78,7 @@ class PeerLinks:
         self._secrets: dict[PeerId, bytes] = {}
         self._connections: set[PeerConnection] = set()
         self._admission = ConnectionAdmission(
-            StrangerLimits(STRANGERS_MAX, STRANGERS_PER_ADDRESS_MAX, HANDSHAKE_S)
+            StrangerLimits(LINK_STRANGERS_MAX, LINK_STRANGERS_PER_ADDRESS_MAX, HANDSHAKE_S)
         )
         self._live: dict[PeerId, PeerConnection] = {}
         self._uplink = UplinkLimit(uplink_limit, self._infos, self._allowed)

@@ -13,7 +13,7 @@ from echo2d.core.topology.uplink_pace import LONG, LOOK_S, Sent, UplinkPace
 from echo2d.net.peer.tcp_info import TcpInfo
 
 # The loop's clock ticks in milliseconds: with a shorter wait it would turn all the time.
-TICK_S = 0.001
+_TICK_S = 0.001
 # A connection with fewer packets in flight says little of the queue.
 IN_FLIGHT_MIN = 4
 
@@ -53,7 +53,7 @@ class UplinkLimit:
             return True
         self._waiting[peer] = None
         if self._timer is None:
-            self._timer = self._loop.call_later(wait_s + TICK_S / 2, self._next)
+            self._timer = self._loop.call_later(wait_s + _TICK_S / 2, self._next)
         return False
 
     def _next(self) -> None:

@@ -37,8 +37,8 @@ Role = Literal["worker", "learner", "gateway", "agent", "viewer", "operator", "s
 OWN_ROLES = ("seed", "auditor")
 TokenRole = Literal["worker", "learner", "gateway", "agent", "viewer", "operator"]
 
-KEY_BYTES = 32
-NONCE_BYTES = 32
+PEER_KEY_BYTES = 32
+AUTH_NONCE_BYTES = 32
 RUN_ID_CHARS = 16
 # A token file is about 1 KB, most of it the certificate.
 TOKEN_FILE_BYTES_MAX = 16 << 10
@@ -179,7 +179,7 @@ def read_token_file(path: Path) -> TokenFile:
         right = all(
             type(value) is str for value in asdict(token).values()
         ) and token.role in get_args(TokenRole)
-        right = right and len(bytes.fromhex(token.run_key)) == KEY_BYTES
+        right = right and len(bytes.fromhex(token.run_key)) == PEER_KEY_BYTES
     except OSError as error:
         raise OperatorFault(f"cannot read token file {path}: {error.strerror}") from error
     except (ValueError, TypeError, RecursionError) as error:
@@ -250,7 +250,7 @@ def _answer_text(client_nonce: bytes, nonce: bytes, run_key: bytes) -> bytes:
 
 
 def challenge(run_key: Ed25519PrivateKey, client_nonce: bytes, peer: PeerId) -> Challenge:
-    nonce = secrets.token_bytes(NONCE_BYTES)
+    nonce = secrets.token_bytes(AUTH_NONCE_BYTES)
     return Challenge(nonce, run_key.sign(_challenge_text(client_nonce, nonce, peer)))
 
 
@@ -259,7 +259,7 @@ def answer(
 ) -> ChallengeAnswer:
     """The answer to a challenge. IntegrityFault: the challenger does not hold the run's key."""
     text = _challenge_text(client_nonce, asked.nonce, peer_id_of(public_bytes(key)))
-    if len(asked.nonce) != NONCE_BYTES or not verifies(run_key, asked.signature, text):
+    if len(asked.nonce) != AUTH_NONCE_BYTES or not verifies(run_key, asked.signature, text):
         raise IntegrityFault("the coordinator does not hold the key of this run")
     return ChallengeAnswer(key.sign(_answer_text(client_nonce, asked.nonce, run_key)))
 

@@ -26,7 +26,7 @@ from echo2d.errors import PeerFault
 
 # Both ends say this first. It changes with what follows the handshake.
 MAGIC = b"echo2d sealed link 1"
-KEY_BYTES = 32
+SEALING_KEY_BYTES = 32
 # A TLS record, and what is read of the socket at once.
 HANDSHAKE_READ_BYTES = 16 << 10
 # 2^34 blocks of 16 bytes at the most: the chance to tell a unit from noise stays below 2^-60
@@ -37,7 +37,7 @@ _NONCE = struct.Struct("<4xQ")
 
 
 class Seal:
-    """One end's two keys: for what it sends, and for what it receives. KEY_BYTES each."""
+    """One end's two keys: for what it sends, and for what it receives. SEALING_KEY_BYTES each."""
 
     def __init__(self, sending: bytes, receiving: bytes) -> None:
         self._sending, self._receiving = _Direction(sending), _Direction(receiving)
@@ -64,7 +64,7 @@ class _Direction:
         """The cipher and the nonce of the next unit."""
         if self._units == UNITS_PER_KEY:
             key = blake3(self._key, derive_key_context="echo2d 2026 next key of a link")
-            self._key, self._units = key.digest(KEY_BYTES), 0
+            self._key, self._units = key.digest(SEALING_KEY_BYTES), 0
             self._aes = AESGCM(self._key)
         self._units += 1
         return self._aes, _NONCE.pack(self._units)
@@ -82,7 +82,7 @@ class KeyExchange:
         self._tls = context.wrap_bio(
             self._in, self._out, server_side=expected is None, server_hostname=expected
         )
-        self._mine = secrets.token_bytes(KEY_BYTES)
+        self._mine = secrets.token_bytes(SEALING_KEY_BYTES)
         self._told = False
         self._theirs = b""
         self.seal: Seal | None = None
@@ -113,8 +113,8 @@ class KeyExchange:
             self._tls.do_handshake()
             self._tls.write(MAGIC + self._mine)
             self._told = True
-        while len(self._theirs) < len(MAGIC) + KEY_BYTES:
-            more = self._tls.read(len(MAGIC) + KEY_BYTES - len(self._theirs))
+        while len(self._theirs) < len(MAGIC) + SEALING_KEY_BYTES:
+            more = self._tls.read(len(MAGIC) + SEALING_KEY_BYTES - len(self._theirs))
             if not more:
                 raise PeerFault("it ended the handshake")
             self._theirs += more

@@ -18,9 +18,9 @@ from blake3 import blake3
 from echo2d.core.base.ids import GroupId
 
 TICKET_PREFIX = "ep_"
-NONCE_BYTES = 12
+_NONCE_BYTES = 12
 _MAC_BYTES = 16
-_HEAD = struct.Struct(f"<QH{NONCE_BYTES}s")
+_HEAD = struct.Struct(f"<QH{_NONCE_BYTES}s")
 _CHARS = len(TICKET_PREFIX) + -(-(_HEAD.size + _MAC_BYTES) * 8 // 6)
 
 
@@ -44,7 +44,7 @@ def ticket_key(seed_key: bytes) -> bytes:
 
 def make_ticket(key: bytes, group: GroupId, sample: int) -> tuple[str, Ticket]:
     """A new ticket for this sample, as text and as what it says."""
-    ticket = Ticket(group, sample, secrets.token_bytes(NONCE_BYTES))
+    ticket = Ticket(group, sample, secrets.token_bytes(_NONCE_BYTES))
     head = _HEAD.pack(*ticket.at, ticket.nonce)
     return _text(head + _mac(key, head)), ticket
 

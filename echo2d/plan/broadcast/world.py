@@ -48,7 +48,7 @@ from echo2d.plan.kernel.network import FORM, TIME_EPSILON_S, Node, SimNetwork
 from echo2d.plan.kernel.scenario import PeerCrash, Scenario
 from echo2d.plan.kernel.virtual_clock import Clock
 
-CHECK_EVERY = 1000  # events between two checks of a relay
+_CHECK_EVERY = 1000  # events between two checks of a relay
 CHECK_EVERY_LONG = 100_000  # in runs of minutes: a check looks at every frame
 TELL_EVERY = 10_000  # events between two words on how far it is
 DECIDE_S = 0.6  # the coordinator waits so long for more reports of broken edges
@@ -112,7 +112,7 @@ class World:
     """
 
     def __init__(
-        self, scenario: Scenario, *, check_every: int = CHECK_EVERY, rates: Rates | None = None
+        self, scenario: Scenario, *, check_every: int = _CHECK_EVERY, rates: Rates | None = None
     ) -> None:
         self._scenario = scenario
         self._check_every = check_every

@@ -46,19 +46,19 @@ from echo2d.core.capacity.model import GAMMA
 from echo2d.core.cluster.membership import SLOTS_MAX
 from echo2d.errors import OperatorFault
 
-WORKERS_MAX = 4096  # of all fleets together: what a coordinator keeps rates of
-HOURS_MAX = 24.0 * 365  # a year
+_WORKERS_MAX = 4096  # of all fleets together: what a coordinator keeps rates of
+_HOURS_MAX = 24.0 * 365  # a year
 MBPS_MAX = 1e7  # 10 Tbit/s: as good as no limit
-RATE_MAX = 1e9  # trajectories an hour: a mistake
+_RATE_MAX = 1e9  # trajectories an hour: a mistake
 NO_VARIANCE_MAX = 0.8  # a run throws away four of five at most (`core/work/training/contrast`)
-SECONDS_MAX = 1e6  # a train step of 11 days is a mistake in the unit
+_SECONDS_MAX = 1e6  # a train step of 11 days is a mistake in the unit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnerTable(Table):
     TABLE: ClassVar[str] = "learner"
 
-    t_train_s: float = key("seconds of a train step, net of waiting", above=0.0, high=SECONDS_MAX)
+    t_train_s: float = key("seconds of a train step, net of waiting", above=0.0, high=_SECONDS_MAX)
     trajectories_per_step: int = key("R", low=1, high=1 << 20)
     staleness_max: int = key("S, in train steps", low=0, high=STALENESS_MAX)
     publish_every: int | Literal["auto"] = key('kappa, in train steps, or "auto"', "auto", low=1)
@@ -75,14 +75,14 @@ class LearnerTable(Table):
         "hours that its host stays on average before it is taken away; 0: for ever", 0.0, low=0.0
     )
     notice_s: float = key(
-        "seconds before that it is told so; 0: not at all", 0.0, low=0.0, high=SECONDS_MAX
+        "seconds before that it is told so; 0: not at all", 0.0, low=0.0, high=_SECONDS_MAX
     )
     restart_s: float = key(
-        "seconds until it trains again on another host", 0.0, low=0.0, high=SECONDS_MAX
+        "seconds until it trains again on another host", 0.0, low=0.0, high=_SECONDS_MAX
     )
     checkpoint_every: int = key("train steps", 1, low=1, high=1 << 20)
     checkpoint_s: float = key(
-        "seconds for which a checkpoint holds up training", 0.0, low=0.0, high=SECONDS_MAX
+        "seconds for which a checkpoint holds up training", 0.0, low=0.0, high=_SECONDS_MAX
     )
 
 
@@ -107,9 +107,9 @@ class WorkersTable(Table):
     TABLE: ClassVar[str] = "fleet"
 
     name: str = key("of this kind of worker")
-    count: int = key("workers of this kind", 1, low=1, high=WORKERS_MAX)
+    count: int = key("workers of this kind", 1, low=1, high=_WORKERS_MAX)
     trajectories_per_h: float = key(
-        "accepted trajectories per hour of one worker", low=0.0, high=RATE_MAX
+        "accepted trajectories per hour of one worker", low=0.0, high=_RATE_MAX
     )
     slots: int = key(
         "samples that one generates at once; 0: as many as make its trajectories at t_gen_s each",
@@ -133,7 +133,7 @@ class WorkersTable(Table):
         "seconds before it leaves that it says so; 0: it falls silent",
         0.0,
         low=0.0,
-        high=SECONDS_MAX,
+        high=_SECONDS_MAX,
     )
     speed_sigma: float = key("spread of their speeds (of the logarithm)", 0.0, low=0.0, high=2.0)
     price_sigma: float = key(
@@ -150,16 +150,16 @@ class FleetPolicyTable(Table):
         "whether workers stop for a broadcast", "background"
     )
     pause_s: float = key(
-        "seconds of a refit in which nothing is generated", 0.0, low=0.0, high=SECONDS_MAX
+        "seconds of a refit in which nothing is generated", 0.0, low=0.0, high=_SECONDS_MAX
     )
     recompute_s: float = key(
         "seconds in which KV caches are computed again after a refit",
         0.0,
         low=0.0,
-        high=SECONDS_MAX,
+        high=_SECONDS_MAX,
     )
     t_gen_s: float = key(
-        "seconds that a trajectory takes, lease to result", 0.0, low=0.0, high=SECONDS_MAX
+        "seconds that a trajectory takes, lease to result", 0.0, low=0.0, high=_SECONDS_MAX
     )
     move_stragglers: bool = key(
         "samples that their group waits for go on at faster workers, with their tokens", True
@@ -180,7 +180,7 @@ class FleetPolicyTable(Table):
         "seconds from a publish until all serve it, as measured; 0: predicted",
         0.0,
         low=0.0,
-        high=SECONDS_MAX,
+        high=_SECONDS_MAX,
     )
     still_share: float = key(
         "share of T_bcast for which a worker stops, if exclusive", 1.0, low=0.0, high=1.0
@@ -193,7 +193,7 @@ class CentralizedTable(Table):
 
     TABLE: ClassVar[str] = "centralized"
 
-    step_s: float = key("seconds of a train step, rollouts included", above=0.0, high=SECONDS_MAX)
+    step_s: float = key("seconds of a train step, rollouts included", above=0.0, high=_SECONDS_MAX)
     usd_per_h: float = key("of all machines, learner included", low=0.0, high=USD_MAX)
     learner_usd_per_h: float | None = key(
         "of the learner's machines among them; not said: as much as here",
@@ -205,7 +205,7 @@ class CentralizedTable(Table):
         "seconds of a step if the same machines generate and train by turns",
         None,
         above=0.0,
-        high=SECONDS_MAX,
+        high=_SECONDS_MAX,
     )
 
     @property
@@ -225,7 +225,7 @@ class SimulateTable(Table):
 
     TABLE: ClassVar[str] = "simulate"
 
-    hours: float = key("of virtual time", 24.0, above=0.0, high=HOURS_MAX)
+    hours: float = key("of virtual time", 24.0, above=0.0, high=_HOURS_MAX)
     group_size: int = key(
         "trajectories per prompt; divides trajectories_per_step", 8, low=1, high=1024
     )
@@ -243,7 +243,7 @@ class SimulateTable(Table):
         "mean seconds between two turns, in which an episode holds no slot",
         0.0,
         low=0.0,
-        high=SECONDS_MAX,
+        high=_SECONDS_MAX,
     )
     tool_sigma: float = key("long tail of these (of the logarithm)", 1.0, low=0.0, high=2.0)
     train_sigma: float = key("spread of train steps (of the logarithm)", 0.05, low=0.0, high=1.0)
@@ -277,8 +277,8 @@ class FleetSpec:
             raise OperatorFault("[[fleet]]: expected at least one")
         if len(set(names)) < len(names):
             raise OperatorFault(f"fleet.name: expected different ones; found {', '.join(names)}")
-        if sum(kind.count for kind in self.workers) > WORKERS_MAX:
-            raise OperatorFault(f"fleet.count: expected at most {WORKERS_MAX} workers in all")
+        if sum(kind.count for kind in self.workers) > _WORKERS_MAX:
+            raise OperatorFault(f"fleet.count: expected at most {_WORKERS_MAX} workers in all")
 
     def slots(self, kind: WorkersTable) -> int:
         """Of one worker: as many as make what it makes, at t_gen_s each, if the file does not say."""

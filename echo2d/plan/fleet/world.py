@@ -58,7 +58,7 @@ from echo2d.plan.fleet.learner import FleetLearner
 from echo2d.plan.fleet.spec import FleetSpec, WorkersTable
 from echo2d.plan.fleet.tools import FleetTools, ToolAnswer
 from echo2d.plan.fleet.versions import FleetVersions
-from echo2d.plan.fleet.worker import STOP, TOKENS_MAX, FleetSample, FleetWorker
+from echo2d.plan.fleet.worker import PLANNED_TOKENS_MAX, STOP, FleetSample, FleetWorker
 from echo2d.plan.kernel.virtual_clock import Clock
 
 ADVANCE_SHARE = 0.01  # of a sample's time, between two grants: for half of that a slot stays empty on average ...
@@ -69,7 +69,7 @@ WARM_STEPS = 2  # times S + 1: steps before the bubble counts
 GROUP_QUANTILES = {"p50": 0.5, "p95": 0.95}
 NOTED = (PromptTaken, GroupDropped, LeaseGiven)
 WORKS_MAX = 1 << 17  # samples whose length is remembered
-CHECK_EVERY = 2000  # grants between two checks of the machines
+_CHECK_EVERY = 2000  # grants between two checks of the machines
 _PROMPT = pack_tokens([2])
 
 
@@ -88,9 +88,9 @@ class FleetWorld:
         self._clock = Clock()
         kappa = learner.publish_every if isinstance(learner.publish_every, int) else None
         self._turns = self._simulate.turns
-        self.tools = FleetTools(self._simulate, self._chance, TOKENS_MAX)
+        self.tools = FleetTools(self._simulate, self._chance, PLANNED_TOKENS_MAX)
         task = TaskRules(
-            max_new_tokens=TOKENS_MAX, stop_token_ids=(STOP,), episode=self.tools.rules
+            max_new_tokens=PLANNED_TOKENS_MAX, stop_token_ids=(STOP,), episode=self.tools.rules
         )
         self._rules = RunRules(
             RunId("fleet"), learner.staleness_max, kappa, learner.trajectories_per_step, self._simulate.group_size,
@@ -166,7 +166,7 @@ class FleetWorld:
         self.spreading.publish(0)
         limit = self._simulate.hours * 3600.0
         while self._clock.step(limit):
-            if self._advances % CHECK_EVERY == 0:
+            if self._advances % _CHECK_EVERY == 0:
                 progress(self._clock.now / limit)
         self._clock.now = limit
         self._advance()
@@ -336,7 +336,7 @@ class FleetWorld:
         if self._grant():  # prompts have come at once
             self._grant()
         self.learner.train()
-        if self._advances % CHECK_EVERY == 0:
+        if self._advances % _CHECK_EVERY == 0:
             self._check()
 
     def _grant(self) -> bool:

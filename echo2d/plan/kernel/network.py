@@ -37,7 +37,7 @@ from echo2d.plan.kernel.scenario import TABLE_ROW_BYTES, PeerSpec
 from echo2d.plan.kernel.virtual_clock import Clock
 
 FORM = FormId("f" * 32)
-HEADER_BYTES = 16
+_HEADER_BYTES = 16
 MESSAGE_BYTES = 64  # about what a small message takes
 ITEM_BYTES = 4  # and each frame it names
 PACKET_BYTES = 1448
@@ -155,7 +155,7 @@ class SimNetwork:
         way = node.ways.get(action.peer)
         if way is None or way.dead:
             return
-        size = HEADER_BYTES
+        size = _HEADER_BYTES
         if not action.header_only:
             size += self._frame_bytes(action.frame)
             node.sent_bytes += size

@@ -10,7 +10,7 @@ from echo2d.runtime.run_dir.access_table import AccessTable
 from echo2d.runtime.run_dir.run_directory import existing_run
 
 # Of an id, to name a worker by its beginning.
-ID_CHARS_MIN = 4
+_ID_CHARS_MIN = 4
 
 
 def read_reports(run_dir: Path, worker: str | None) -> list[WorkerReport]:
@@ -40,7 +40,7 @@ def pardon(run_dir: Path, worker: str) -> PeerId:
     table = AccessTable(existing_run(run_dir))
     names = {peer: report.name for peer, report in summed_up(read_audit_log(run_dir)).items()}
     convicted = sorted(table.convicted())
-    long_enough = len(worker) >= ID_CHARS_MIN
+    long_enough = len(worker) >= _ID_CHARS_MIN
     found = [
         peer
         for peer in convicted

@@ -1,7 +1,7 @@
 """A script that makes a fresh machine a worker: it installs echo2d, keeps the token and joins.
 
     onstart      joins in the foreground, for a container without systemd (Vast, RunPod)
-    systemd      installs and starts the service echo2d-join@NAME
+    systemd      installs and starts the service echo2d-join@_NAME
     cloud-init   the same, as user data
 
 The script holds the token's secret.
@@ -26,7 +26,7 @@ SGLANG = "sglang>=0.5.19"
 SGLANG_PYTHON = "/opt/sglang/bin/python"
 END_OF_FILE = "END_OF_FILE_OF_ECHO2D"
 # Names a unit's instance and files on the box.
-NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ def token_of_box(path: Path) -> TokenFile:
 
 def box_script(job: BoxJob, start: BoxStart) -> str:
     """The text of the script. OperatorFault: it cannot be written."""
-    if NAME.fullmatch(job.token.name) is None:
+    if _NAME.fullmatch(job.token.name) is None:
         raise OperatorFault(
             f"the token's name becomes a file's: expected letters, digits, '_', '.' and '-'; "
             f"found {job.token.name!r}"

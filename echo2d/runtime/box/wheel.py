@@ -19,9 +19,9 @@ from echo2d.this_build import BUILD_FILE, THIS_BUILD
 
 PACKAGE = Path(__file__).parents[2]
 # A box needs none of the shared files. In a checkout they lie where people keep files of their own.
-LEFT_OUT = {"__pycache__", "share", "learner"}
+_LEFT_OUT = {"__pycache__", "share", "learner"}
 # What the package is made of. People keep other files beside it: tokens, settings, copies.
-SUFFIXES = {
+_SUFFIXES = {
     ".c",
     ".css",
     ".h",
@@ -106,11 +106,11 @@ def _files(folder: Path, prefix: str = "") -> list[tuple[str, Path]]:
     found: list[tuple[str, Path]] = []
     for path in sorted(folder.iterdir()):
         name = prefix + path.name
-        if path.name in LEFT_OUT or path.name.startswith(".") or path.is_symlink():
+        if path.name in _LEFT_OUT or path.name.startswith(".") or path.is_symlink():
             continue
         if path.is_dir():
             found += _files(path, f"{name}/")
-        elif path.suffix in SUFFIXES:
+        elif path.suffix in _SUFFIXES:
             found.append((name, path))
     return found
 

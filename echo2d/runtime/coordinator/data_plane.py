@@ -49,19 +49,19 @@ from echo2d.process_environment import task_environment
 from echo2d.runtime.coordinator.agent_calls import AgentCalls
 from echo2d.runtime.coordinator.environment_calls import EnvironmentCalls
 from echo2d.runtime.coordinator.task_calls import OverlongPenalty, TaskCalls
-from echo2d.tasks.agents import SILENCE_S
+from echo2d.tasks.agents import AGENT_SILENCE_S
 from echo2d.tasks.episodes import Episodes
 from echo2d.tasks.pool import Limits, TaskPool, TextSettings
 from echo2d.tasks.process import TaskFailed
 from echo2d.texts.files import text_digest
 
 # What makes the held-out questions of a task of ours; a task of the operator's names its own options.
-HELD_OUT: Mapping[str, Mapping[str, object]] = {
+_HELD_OUT: Mapping[str, Mapping[str, object]] = {
     "rows": {"split": "heldout", "epochs": 1},
     "gym": {"split": "heldout"},
     "sort_digits": {"split": "heldout"},
 }
-AGENTS = "agents"
+_AGENTS = "agents"
 # Options that decide nothing about the prompts. The data of `files` are in the task's own digest.
 MAY_CHANGE = frozenset({
     "files", "epochs", "scorer", "scorer_options", "answer", "answer_after", "silence_s",
@@ -152,7 +152,7 @@ async def open_tasks(stack: AsyncExitStack, config: CoordinatorConfig) -> list[O
             raise OperatorFault(f"task.name: two tasks are called {name!r}; name one of them")
         if pool.about.environment:
             _check_environment(config, name, table)
-        if table.kind == AGENTS:
+        if table.kind == _AGENTS:
             await _check_opening(name, pool)
         found[name] = OpenTask(name, table, pool, texts if pool.about.in_text else b"")
     return list(found.values())
@@ -160,7 +160,7 @@ async def open_tasks(stack: AsyncExitStack, config: CoordinatorConfig) -> list[O
 
 def _check_environment(config: CoordinatorConfig, name: str, table: TaskTable) -> None:
     """OperatorFault: the run has what episodes do not work with."""
-    if table.kind == AGENTS and not config.gateway.enabled:
+    if table.kind == _AGENTS and not config.gateway.enabled:
         raise OperatorFault(
             f"gateway.enabled: agents outside play task {name!r} through the gateway; expected true"
         )
@@ -202,11 +202,11 @@ async def open_evals(
     for table in config.evals:
         of = tasks[config.task_of(table, names)]
         kind = of.table.kind
-        if kind == AGENTS:
+        if kind == _AGENTS:
             raise OperatorFault(
                 f"eval.task: agents outside play task {of.name!r}; expected another task"
             )
-        options = {**of.table.options, **HELD_OUT.get(kind, {}), **table.options}
+        options = {**of.table.options, **_HELD_OUT.get(kind, {}), **table.options}
         if options == of.table.options:
             raise OperatorFault(
                 f"eval.options: task {of.name!r} would be asked the questions that it is trained "
@@ -280,7 +280,7 @@ def task_rules(
     table, sampling = task.table, config.sampling_of(task.table, greedy=greedy)
     episode = None
     if task.pool.about.environment:
-        episode = EpisodeRules(table.turns_max, table.episode_tokens, table.kind == AGENTS)
+        episode = EpisodeRules(table.turns_max, table.episode_tokens, table.kind == _AGENTS)
     return TaskRules(
         name=task.name,
         weight=_weight(config, table),
@@ -323,7 +323,7 @@ def data_plane(tasks: Iterable[OpenTask], evals: Iterable[OpenEval], rules: RunR
     answered = {}
     for task in (*tasks, *(each.asks for each in evals)):
         limit = limits.get(task.name)
-        if task.table.kind == AGENTS:
+        if task.table.kind == _AGENTS:
             environments[task.name] = _agents(task, rules, offered)
         elif task.pool.about.environment:
             environments[task.name] = EnvironmentCalls(
@@ -345,7 +345,7 @@ def _agents(task: OpenTask, rules: RunRules, offered: asyncio.Event) -> AgentCal
         Episodes(task.pool),
         of_task,
         rules,
-        silence_s=options.get("silence_s", SILENCE_S),
+        silence_s=options.get("silence_s", AGENT_SILENCE_S),
         rows=options.get("rows", 0),
         in_text=task.pool.about.in_text,
         offered=offered,

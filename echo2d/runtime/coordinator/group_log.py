@@ -34,7 +34,7 @@ from echo2d.core.work.events import (
 from echo2d.logs import STORY, say
 
 # Leases whose group is remembered, to name the group of a refused result.
-LEASES_MAX = 1 << 16
+LOGGED_LEASES_MAX = 1 << 16
 DIGEST_CHARS = 12
 
 group_log = logging.getLogger(STORY)
@@ -67,7 +67,7 @@ class GroupLog:
         match message:
             case LeaseGranted(lease, attempt, group, samples=samples):
                 self._groups[lease] = group
-                keep_newest(self._groups, LEASES_MAX)
+                keep_newest(self._groups, LOGGED_LEASES_MAX)
                 facts: dict[str, Any] = {
                     "worker": self._worker(session),
                     "samples": ",".join(map(str, samples)),

@@ -5,7 +5,7 @@
 `role` is the caller's. `now` is a `Glance`, made anew for each answer. `tree` is sent when it is
 another one than the caller names. `status` is most of the run's `Status`; its workers are a table of
 columns and rows. Making it takes tens of microseconds a worker, so it is made anew only so often
-that it takes SHARE_MAX of the loop's time, but every STATUS_AGE_S_MAX, and sent to a caller only once
+that it takes PAGE_SHARE_MAX of the loop's time, but every STATUS_AGE_S_MAX, and sent to a caller only once
 (`seen`). With a few workers it is made for each answer.
 """
 
@@ -24,7 +24,7 @@ from echo2d.core.status.schema import Status, VersionStatus, WorkerStatus
 from echo2d.net.security.auth import Role
 
 # 60 ms a minute.
-SHARE_MAX = 0.001
+PAGE_SHARE_MAX = 0.001
 # Alerts are part of it: with a thousand workers it takes 0.2 % instead.
 STATUS_AGE_S_MAX = 20.0
 # Trees that are kept as bytes: a few callers look at different stripes.
@@ -93,7 +93,7 @@ class LivePage:
         before_s, self._took_s = self._took_s, self._cpu() - began
         # The first one takes long, and any may on a busy machine: of two, the cheaper one counts.
         cost_s = min(before_s, self._took_s)
-        self._lasts_until = now + min(cost_s / SHARE_MAX, STATUS_AGE_S_MAX)
+        self._lasts_until = now + min(cost_s / PAGE_SHARE_MAX, STATUS_AGE_S_MAX)
 
     def _tree(self, plan: str, stripe: int) -> bytes:
         # Callers may name any number; beyond the last one they are all the first tree.

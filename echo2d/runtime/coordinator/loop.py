@@ -107,14 +107,14 @@ ACCESS_RELOAD_S = 1.0
 EXPIRY_TOLD_S = 7 * 86400.0
 # If the loop sees a deadline this late, the whole process stood still. Heartbeats then wait unread
 # in its sockets, and the loop reads them before the core suspects a worker.
-LATE_S = 1.0
+LOOP_LATE_S = 1.0
 # Rounds of the event loop for reading them: one reads the sockets, one makes events, and the others
 # wait for room in the mailbox.
 LATE_ROUNDS = 4
 # Turns after a stop: enough for a full mailbox. The bound is needed as events may keep coming.
 LAST_TURNS_MAX = EVENTS_MAX // EVENTS_PER_TURN_MAX
 # A turn waits for the ledger's disk. One that takes longer than this is stuck, and so is the run.
-STUCK_S = 30.0
+_STUCK_S = 30.0
 # If no version follows for this long, the last one is made to survive a power failure.
 SYNC_LAST_S = 60.0
 # A stop waits no longer than this for the last version: STOP_S_MAX in `process/lifecycle.py` is 30 s.
@@ -314,7 +314,7 @@ class CoordinatorProcess:
         timeout_s = None if wake_at is None else max(0.0, wake_at - time.monotonic())
         events = await self._mailbox.take(timeout_s=self._service.wait_s(timeout_s))
         if wake_at is not None and time.monotonic() >= wake_at:
-            for _ in range(LATE_ROUNDS if time.monotonic() > wake_at + LATE_S else 0):
+            for _ in range(LATE_ROUNDS if time.monotonic() > wake_at + LOOP_LATE_S else 0):
                 await asyncio.sleep(0)
                 events += self._mailbox.waiting(EVENTS_MAX)
             events.append(DeadlinePassed())
@@ -479,7 +479,7 @@ class CoordinatorProcess:
 
     def unhealthy(self) -> str:
         began_at, now = self._turn_began_at, time.monotonic()
-        if began_at is None or now - began_at < STUCK_S:
+        if began_at is None or now - began_at < _STUCK_S:
             return ""
         return f"the loop has waited {now - began_at:.0f} s for the disk of its ledger"
 

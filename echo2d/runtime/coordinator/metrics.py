@@ -14,7 +14,7 @@ from prometheus_client import Gauge, Histogram
 from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 
-from echo2d.core.capacity.bottleneck import KINDS
+from echo2d.core.capacity.bottleneck import BOTTLENECK_KINDS
 from echo2d.core.capacity.estimators import quantile
 from echo2d.core.cluster.statistics import RECENT_MAX
 from echo2d.core.status.schema import (
@@ -120,7 +120,7 @@ def _rented_boxes(status: Status) -> Samples:
 
 
 def _bottleneck(status: Status) -> Samples:
-    return [((kind,), kind == status.provision.bottleneck.kind) for kind in KINDS]
+    return [((kind,), kind == status.provision.bottleneck.kind) for kind in BOTTLENECK_KINDS]
 
 
 def _audit(
@@ -200,7 +200,7 @@ def _tool_seconds(status: Status) -> Samples:
     ]
 
 
-FAMILIES: tuple[Family[Status], ...] = (
+_FAMILIES: tuple[Family[Status], ...] = (
     gauge("echo2d_epoch", "Learner session in force; 0: none yet", lambda status: status.epoch),
     gauge(
         "echo2d_open_step",
@@ -629,7 +629,7 @@ class CoordinatorMetrics(LoopMetrics[Status]):
     """See the module docstring. ledger: the path of the ledger's file."""
 
     def __init__(self, *, ledger: Path) -> None:
-        super().__init__(FAMILIES, _staleness)
+        super().__init__(_FAMILIES, _staleness)
         registry, self._ledger = self.registry, ledger
         self.events_waiting = Gauge(
             "echo2d_events_waiting", "Events that wait for the core", registry=registry

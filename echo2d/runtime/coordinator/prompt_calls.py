@@ -12,8 +12,8 @@ from echo2d.tasks.pool import TaskPrompt
 from echo2d.tasks.process import TaskFailed
 
 PROMPT_TOKENS_MAX = 1 << 17  # 512 KiB in a lease
-RETRY_S_MIN = 0.1
-RETRY_S_MAX = 30.0
+_RETRY_S_MIN = 0.1
+_RETRY_S_MAX = 30.0
 RETRIES = 2  # of a prompt that is in error
 
 log = logging.getLogger("echo2d.task")
@@ -43,7 +43,7 @@ class PromptCalls:
         A prompt that is in error is tried RETRIES times more, and then given up. A run without
         prompts stands still, but the coordinator keeps serving.
         """
-        delay_s, errors = RETRY_S_MIN, 0
+        delay_s, errors = _RETRY_S_MIN, 0
         while isinstance(found := await self._prompt(action.cursor), TaskFailed):
             if found.kind == "end":
                 return PromptsEnded(action.cursor, self.name)
@@ -54,7 +54,7 @@ class PromptCalls:
                 "prompt failed cursor=%d kind=%s reason=%s", action.cursor, found.kind, found.reason
             )
             await asyncio.sleep(delay_s)
-            delay_s = min(RETRY_S_MAX, 2 * delay_s)
+            delay_s = min(_RETRY_S_MAX, 2 * delay_s)
         tags = tuple(PromptTag(name, value) for name, value in sorted(found.tags.items()))
         attached = sorted(found.attachments.items())
         source = Source(

@@ -4,7 +4,7 @@
 
     BatchCommitted --durable--> a row --a thread--> one line of the log; a start reads them back
 
-At most STEPS_MAX rows are in memory. When they are full, every second one is left out, so that the
+At most HISTORY_STEPS_MAX rows are in memory. When they are full, every second one is left out, so that the
 whole run stays visible and its newest part is the most detailed. A step that is trained anew, after
 a resume, takes away what came after it. Nothing is decided by any of it.
 """
@@ -22,13 +22,13 @@ from echo2d.core.cluster.step_history import StepSummary
 from echo2d.errors import Fault, StoreFault
 from echo2d.store.json_log import JsonLog, read_json_log
 
-LOG_NAME = "history"
+HISTORY_LOG = "history"
 # About 300 bytes a step: those of 50,000 steps.
-LOG_BYTES_MAX = 16 << 20
+HISTORY_BYTES_MAX = 16 << 20
 # A page asks for all of them once, and then for the newest.
-STEPS_MAX = 2048
+HISTORY_STEPS_MAX = 2048
 # Rows that wait for the disk.
-WAITING_MAX = 1024
+_WAITING_MAX = 1024
 # When the step was committed, in seconds of the Unix clock, stands in front.
 COLUMNS = ("at", *(field.name for field in dataclasses.fields(StepSummary)))
 _COLUMNS = json.dumps(COLUMNS).encode()
@@ -44,16 +44,16 @@ class RunHistory:
 
     def __init__(self, directory: Path, clock: Callable[[], float] = time.time) -> None:
         self._directory, self._clock = directory, clock
-        self._files = JsonLog(directory, LOG_NAME, LOG_BYTES_MAX)
+        self._files = JsonLog(directory, HISTORY_LOG, HISTORY_BYTES_MAX)
         # The step of a row, and its JSON.
         self._rows: list[tuple[int, bytes]] = []
         self._rewound = 0
-        self._waiting: asyncio.Queue[StepRow] = asyncio.Queue(WAITING_MAX)
+        self._waiting: asyncio.Queue[StepRow] = asyncio.Queue(_WAITING_MAX)
 
     def recover(self) -> None:
         """Read back what the log has. Blocking; a log that cannot be read costs only the curves."""
         try:
-            for line in read_json_log(self._directory, LOG_NAME):
+            for line in read_json_log(self._directory, HISTORY_LOG):
                 row = _row(line)
                 if row is not None:
                     self._add(line["step"], row)
@@ -67,7 +67,7 @@ class RunHistory:
         try:
             self._waiting.put_nowait(row)
         except asyncio.QueueFull:
-            log.warning("a step is missing in %s.jsonl: the disk is too slow", LOG_NAME)
+            log.warning("a step is missing in %s.jsonl: the disk is too slow", HISTORY_LOG)
 
     def of(self, since: int) -> bytes:
         """JSON of the rows of steps after `since`; `rewound` says how often steps were trained anew."""
@@ -90,7 +90,7 @@ class RunHistory:
             self._rewound += 1
             while self._rows and self._rows[-1][0] >= step:
                 self._rows.pop()
-        if len(self._rows) == STEPS_MAX:
+        if len(self._rows) == HISTORY_STEPS_MAX:
             self._rows = self._rows[::2]
         self._rows.append((step, json.dumps(row, separators=(",", ":")).encode()))
 

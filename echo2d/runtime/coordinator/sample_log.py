@@ -37,9 +37,9 @@ from echo2d.store.json_log import JsonLog, read_json_log
 from echo2d.texts.files import read_text_files
 from echo2d.texts.model_texts import ModelTexts
 
-LOG_NAME = "samples"
+SAMPLE_LOG = "samples"
 # Groups that wait for the disk: those of a few large batches. Beyond, the newest are left out.
-WAITING_MAX = 4096
+_WAITING_MAX = 4096
 
 log = logging.getLogger("echo2d.samples")
 
@@ -68,7 +68,7 @@ class SampleLog:
         self.shown = ShownSamples()
         self._open = {each.record.group: _of_stored(each) for each in groups}
         self._waiting: asyncio.Queue[tuple[_LoggedGroup, int | None, str]] = asyncio.Queue(
-            WAITING_MAX
+            _WAITING_MAX
         )
 
     def tell(self, record: CoordinatorRecord) -> None:
@@ -160,7 +160,7 @@ def open_sample_log(
     """
     files = {} if model is None else read_text_files(model)
     texts = ModelTexts(files) if "tokenizer.json" in files else None
-    return SampleLog(JsonLog(run_dir, LOG_NAME, bytes_max), groups, texts)
+    return SampleLog(JsonLog(run_dir, SAMPLE_LOG, bytes_max), groups, texts)
 
 
 def read_samples(
@@ -174,7 +174,7 @@ def read_samples(
     existing_run(run_dir)
     found = [
         line
-        for line in read_json_log(run_dir, LOG_NAME)
+        for line in read_json_log(run_dir, SAMPLE_LOG)
         if (step is None or line["step"] == step) and (not filtered or line["dropped"])
     ]
     if worst:

@@ -13,7 +13,7 @@ STEPS_KEPT = 32
 # So many groups of a step, and samples of a group, with the lowest rewards and with the highest.
 ENDS_SHOWN = 4
 CHARS_MAX = 2000  # of a prompt or an answer
-TOKENS_MAX = 400  # where there is no tokenizer
+SHOWN_TOKENS_MAX = 400  # where there is no tokenizer
 
 Line = Mapping[str, Any]
 
@@ -73,4 +73,4 @@ def _ends(found: Sequence[Line], reward: Callable[[Line], float]) -> list[Line]:
 def _cut(words: str | list[int]) -> str | list[int]:
     if isinstance(words, str):
         return words if len(words) <= CHARS_MAX else words[:CHARS_MAX] + "..."
-    return words[:TOKENS_MAX]
+    return words[:SHOWN_TOKENS_MAX]

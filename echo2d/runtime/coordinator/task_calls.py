@@ -8,7 +8,7 @@ turn into TaskFailed ends the coordinator.
     a number            that reward
     nobody can say      0, with the reason: the answer is to blame
     raised something    as `task.on_error` says
-    its process died    asked again; after RETRIES a failure: the machinery is to blame
+    its process died    asked again; after TASK_RETRIES a failure: the machinery is to blame
 """
 
 import asyncio
@@ -23,8 +23,8 @@ from echo2d.runtime.coordinator.prompt_calls import PromptCalls
 from echo2d.tasks.pool import Score, ScoreCall, TaskPrompt
 from echo2d.tasks.process import TaskFailed
 
-RETRY_S_MIN = 0.1
-RETRIES = 2
+_RETRY_S_MIN = 0.1
+TASK_RETRIES = 2
 
 OnError = Literal["zero", "drop_sample", "retry"]
 
@@ -90,20 +90,20 @@ class TaskCalls:
     async def score(self, actions: Sequence[ScoreSample]) -> AsyncIterator[SampleScored]:
         """Score samples as their rewards come; after a failure a reward is None, with a reason."""
         waiting = list(actions)
-        for attempt in range(RETRIES + 1):
+        for attempt in range(TASK_RETRIES + 1):
             again: list[ScoreSample] = []
             calls = [ScoreCall(each.cursor, each.tokens, each.finish) for each in waiting]
             asked = iter(waiting)
             async for result in self._pool.rewards(calls):
                 action = next(asked)
-                if attempt < RETRIES and self._may_pass(result):
+                if attempt < TASK_RETRIES and self._may_pass(result):
                     again.append(action)
                 else:
                     yield self._scored(action, result)
             if not again:
                 return
             waiting = again
-            await asyncio.sleep(RETRY_S_MIN * 2**attempt)
+            await asyncio.sleep(_RETRY_S_MIN * 2**attempt)
 
     # --- inside
 

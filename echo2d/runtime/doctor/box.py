@@ -22,7 +22,7 @@ from echo2d.runtime.peer.state_dir import StateDir
 from echo2d.store.slots.current_slot import read_current
 
 # Of a version's bytes: two slots, and the frames of one in full (docs/deploy.md).
-VERSIONS_ON_DISK = 2.68
+_VERSIONS_ON_DISK = 2.68
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ def _disk(box: Box, folder: Path) -> list[HostFinding]:
         size = sum(file.size for file in current.manifest.files)
     if size is None and box.config.base_model is not None:
         size = host.bytes_in(box.config.base_model)
-    needed = None if size is None else math.ceil(VERSIONS_ON_DISK * size) - host.bytes_in(folder)
+    needed = None if size is None else math.ceil(_VERSIONS_ON_DISK * size) - host.bytes_in(folder)
     return host.disk(
         "disk", folder, needed_bytes=needed, needed_for="two versions and their frames"
     )

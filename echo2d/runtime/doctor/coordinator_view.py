@@ -19,7 +19,7 @@ from echo2d.net.security.auth import ENROL_PATH, TokenFile
 from echo2d.net.security.tls import Tls, in_words, is_for_good, to_coordinator
 from echo2d.runtime.doctor.finding import HostFinding, error, ok, warning
 
-ANSWER_S_MAX = 10.0
+_ANSWER_S_MAX = 10.0
 # Nothing fails because of a wrong clock, but logs of several hosts cannot be read side by side.
 CLOCK_S_MAX = 5.0
 # A Date header has whole seconds, rounded down.
@@ -27,7 +27,7 @@ DATE_S = 1.0
 
 
 def open_session() -> aiohttp.ClientSession:
-    return aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=ANSWER_S_MAX))
+    return aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_ANSWER_S_MAX))
 
 
 async def coordinator(http: aiohttp.ClientSession, url: str, tls: Tls | None) -> list[HostFinding]:
@@ -122,7 +122,7 @@ def authority(pem: str) -> HostFinding:
 async def port_open(host: str, port: int) -> str:
     """Why nothing answers at this TCP port; empty: something does."""
     try:
-        async with asyncio.timeout(ANSWER_S_MAX):
+        async with asyncio.timeout(_ANSWER_S_MAX):
             _, writer = await asyncio.open_connection(host, port)
         writer.transport.abort()
     except OSError as fault:

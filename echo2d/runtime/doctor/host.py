@@ -19,11 +19,11 @@ from echo2d.errors import EngineFault
 from echo2d.extras import install_command
 from echo2d.net.peer.congestion import kernel_has_bbr
 from echo2d.runtime.doctor.finding import HostFinding, error, ok, skipped, warning
-from echo2d.runtime.process.lifecycle import FILES_MAX
+from echo2d.runtime.process.lifecycle import OPEN_FILES_MAX
 from echo2d.store.disk import write_all
 
 # A probe file of this size is written and synced. On the slowest disk it takes seconds.
-PROBE_BYTES = 64 << 20
+_PROBE_BYTES = 64 << 20
 # A version of a small model needs less, but no worker runs with less than this for its own files.
 FREE_BYTES_MIN = 16 << 20
 # A disk that writes slower than a 1 Gbit/s link delivers is what a worker waits for.
@@ -60,7 +60,7 @@ def disk(
         found = found.parent
     try:
         free = shutil.disk_usage(found).free
-        bytes_per_s = _write_speed(found, min(PROBE_BYTES, free // 4))
+        bytes_per_s = _write_speed(found, min(_PROBE_BYTES, free // 4))
     except OSError as fault:
         return [
             error(
@@ -187,11 +187,11 @@ def limits() -> list[HostFinding]:
 
 def _files() -> HostFinding:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard != resource.RLIM_INFINITY and hard < FILES_MAX:
+    if hard != resource.RLIM_INFINITY and hard < OPEN_FILES_MAX:
         return warning(
             "files",
-            f"{hard} files may be open at once; {FILES_MAX} are enough for any fleet",
-            f"raise the hard limit: ulimit -Hn {FILES_MAX}, or LimitNOFILE of the unit",
+            f"{hard} files may be open at once; {OPEN_FILES_MAX} are enough for any fleet",
+            f"raise the hard limit: ulimit -Hn {OPEN_FILES_MAX}, or LimitNOFILE of the unit",
         )
     return ok("files", f"{'any number' if hard < 0 else hard} may be open at once")
 

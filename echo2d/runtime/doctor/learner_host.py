@@ -22,11 +22,11 @@ from echo2d.runtime.run_dir.run_directory import find_coordinator
 from echo2d.runtime.run_dir.tokens import list_tokens
 
 # The copies of one version while the next is written.
-VERSIONS_ON_DISK = 2
+_VERSIONS_ON_DISK = 2
 EXPIRY_S_MIN = 7 * 86400.0
 # The learner calls every few seconds; a long train step may take minutes.
 LEARNER_SILENT_S_MAX = 600.0
-NAMES_MAX = 8
+_NAMES_MAX = 8
 
 
 async def examine_learner_host(config: CoordinatorConfig) -> list[HostFinding]:
@@ -107,8 +107,8 @@ def _of_the_run(status: Status) -> Iterator[HostFinding]:
 
 
 def _names(names: list[str]) -> str:
-    more = f" and {len(names) - NAMES_MAX} more" if len(names) > NAMES_MAX else ""
-    return ", ".join(names[:NAMES_MAX]) + more
+    more = f" and {len(names) - _NAMES_MAX} more" if len(names) > _NAMES_MAX else ""
+    return ", ".join(names[:_NAMES_MAX]) + more
 
 
 # --- a coordinator that does not run
@@ -163,7 +163,7 @@ def _tokens(run_dir: Path) -> list[HostFinding]:
 def _disks(config: CoordinatorConfig) -> list[HostFinding]:
     run = config.run
     size = _version_bytes(config)
-    needed = None if size is None else math.ceil(VERSIONS_ON_DISK * size)
+    needed = None if size is None else math.ceil(_VERSIONS_ON_DISK * size)
     found = host.disk("run dir", run.run_dir, needed_bytes=needed, needed_for="two versions")
     if not run.snapshot_root.is_dir():
         text = f"run.snapshot_root: {run.snapshot_root} is not there yet; the learner makes it"

@@ -38,11 +38,11 @@ TRIAL_S_MAX = 15.0
 # After the dial has ended, a plan is waited for so long.
 PLAN_S_MAX = 2.0
 # A source is dialled again and again for so long: it may not have its part of the plan yet.
-DIAL_S_MAX = 5.0
+_DIAL_S_MAX = 5.0
 DIAL_AGAIN_S = 0.25
-GOODBYE_S = 2.0
+_GOODBYE_S = 2.0
 # Sources that are dialled: the seed, and others of a wide plan.
-SOURCES_MAX = 4
+_SOURCES_MAX = 4
 
 
 @dataclass(slots=True)
@@ -140,7 +140,7 @@ async def _joined(trial: _Trial, links: PeerLinks, rng: random.Random) -> list[H
         finally:
             control.send(Goodbye("the doctor leaves"))
             control.leave()
-            await asyncio.wait({running}, timeout=GOODBYE_S)
+            await asyncio.wait({running}, timeout=_GOODBYE_S)
             running.cancel()
 
 
@@ -171,7 +171,7 @@ async def sources(plan: PlanEdges | None, links: PeerLinks) -> list[HostFinding]
         return [skipped("sources", "no version is there yet, so no port of a seed could be tried")]
     found = []
     dials = [peer for peer in plan.peers if peer.dial and peer.address is not None]
-    for peer in dials[:SOURCES_MAX]:
+    for peer in dials[:_SOURCES_MAX]:
         assert peer.address is not None
         at = f"{peer.address.host}:{peer.address.port}"
         links.expect(peer.peer, peer.secret)
@@ -186,7 +186,7 @@ async def sources(plan: PlanEdges | None, links: PeerLinks) -> list[HostFinding]
 
 async def _dial(links: PeerLinks, peer: PeerId, address: Address) -> str:
     """Why this peer cannot be dialled; empty: it can. The plan may reach the two ends in any order."""
-    deadline = asyncio.get_running_loop().time() + DIAL_S_MAX
+    deadline = asyncio.get_running_loop().time() + _DIAL_S_MAX
     while True:
         try:
             await links.dial(peer, address.host, address.port)

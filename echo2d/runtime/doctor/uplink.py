@@ -15,8 +15,8 @@ from echo2d.runtime.doctor.finding import HostFinding, ok, skipped, warning
 from echo2d.runtime.doctor.host import size_words
 
 SEND_S = 4.0
-PART_BYTES = 1 << 16
-ANSWER_S = UPLINK_S_MAX + 15.0
+_PART_BYTES = 1 << 16
+_ANSWER_S = UPLINK_S_MAX + 15.0
 # From so slow an uplink others get little; its answers are a few KB each, and fit.
 SLOW_BYTES_PER_S = 250_000
 
@@ -30,7 +30,7 @@ async def uplink(
             url + UPLINK_PATH,
             data=_parts(),
             headers={"Authorization": f"Bearer {token.secret}"},
-            timeout=aiohttp.ClientTimeout(total=ANSWER_S),
+            timeout=aiohttp.ClientTimeout(total=_ANSWER_S),
             **to_coordinator(tls),
         ) as response:
             reply = await response.json(content_type=None)
@@ -59,8 +59,8 @@ def _finding(count: float, seconds: float) -> HostFinding:
 
 
 async def _parts() -> AsyncIterator[bytes]:
-    ends_at, sent, part = time.monotonic() + SEND_S, 0, os.urandom(PART_BYTES)
-    while sent + PART_BYTES <= UPLINK_BYTES_MAX and time.monotonic() < ends_at:
+    ends_at, sent, part = time.monotonic() + SEND_S, 0, os.urandom(_PART_BYTES)
+    while sent + _PART_BYTES <= UPLINK_BYTES_MAX and time.monotonic() < ends_at:
         yield part
         sent += len(part)
         await asyncio.sleep(0)

@@ -26,7 +26,7 @@ from echo2d.net.security.tls import Tls, in_words, is_for_good, to_coordinator
 from echo2d.net.security.urls import coordinator_url
 
 # A host that does not answer by then is away.
-CONNECT_S_MAX = 10.0
+_CONNECT_S_MAX = 10.0
 # What a gateway may ask to wait. A longer wait would only hide that it is back.
 RETRY_AFTER_S_MAX = 60.0
 COME_BACK = frozenset({HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.TOO_MANY_REQUESTS})
@@ -81,7 +81,7 @@ class GatewayLink:
         self._session = aiohttp.ClientSession(
             headers={"Authorization": f"Bearer {self._secret}"},
             connector=aiohttp.TCPConnector(limit=0),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S_MAX),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S_MAX),
         )
         return self
 

@@ -20,10 +20,10 @@ from echo2d.runtime.envs.gateway_link import GatewayLink
 from echo2d.runtime.envs.ticket_endpoint import SilentEpisode, TicketEndpoint
 from echo2d.runtime.envs.tickets import EpisodeOutcome, PlayerTicket, ask_ticket, end_episode
 
-PROGRESS_S = 10.0
+_PROGRESS_S = 10.0
 # For the last words about one episode, when the program ends.
 LAST_S_MAX = 5.0
-STOPPED = "the program that played it was stopped"
+_STOPPED = "the program that played it was stopped"
 
 log = logging.getLogger("echo2d.envs")
 
@@ -102,7 +102,7 @@ class EpisodeWorkers:
     async def _report(self) -> None:
         shown = PlayedTotals()
         while True:
-            await asyncio.sleep(PROGRESS_S)
+            await asyncio.sleep(_PROGRESS_S)
             if self._totals != shown:
                 shown = PlayedTotals(**asdict(self._totals))
                 self._show(shown)
@@ -110,7 +110,7 @@ class EpisodeWorkers:
     async def _work(self) -> None:
         while True:
             ticket = await ask_ticket(self._link, self._task)
-            played = EpisodeOutcome.failed(STOPPED)
+            played = EpisodeOutcome.failed(_STOPPED)
             try:
                 played = await self._play(ticket)
                 await self._end(ticket, played, patience_s=ticket.silence_s)

@@ -21,11 +21,11 @@ from echo2d.net.gateway.agents import TICKET_HEADER
 from echo2d.runtime.envs.gateway_link import GatewayAnswer, GatewayAway, GatewayLink
 from echo2d.runtime.envs.tickets import PlayerTicket
 
-SESSION_HEADER = "X-Session-ID"
+_SESSION_HEADER = "X-Session-ID"
 GENERATE = "/inference/v1/generate"
 MODELS = "/v1/models"
 # More than the gateway takes, so that the gateway is the one to refuse.
-BODY_BYTES_MAX = 16 << 20
+_BODY_BYTES_MAX = 16 << 20
 MODELS_S_MAX = 60.0
 
 
@@ -88,7 +88,7 @@ class TicketEndpoint:
     def __init__(self, link: GatewayLink) -> None:
         self._link = link
         self._sessions: dict[str, PlayingEpisode] = {}
-        app = web.Application(client_max_size=BODY_BYTES_MAX)
+        app = web.Application(client_max_size=_BODY_BYTES_MAX)
         app.router.add_post(GENERATE, self._generate)
         app.router.add_get(MODELS, self._models)
         # A caller that hangs up ends its call at the gateway, too: nobody would see the answer.
@@ -115,7 +115,7 @@ class TicketEndpoint:
         return PlayingEpisode(ticket, self._sessions)
 
     async def _generate(self, request: web.Request) -> web.Response:
-        session = request.headers.get(SESSION_HEADER, "")
+        session = request.headers.get(_SESSION_HEADER, "")
         episode = self._sessions.get(request.headers.get(TICKET_HEADER, session))
         if episode is None:
             return _refusal(
@@ -124,7 +124,7 @@ class TicketEndpoint:
                 "user simulator or a judge, needs a client of its own",
             )
         ticket, body = episode.ticket, await request.read()
-        headers = {TICKET_HEADER: ticket.ticket, SESSION_HEADER: session or ticket.ticket}
+        headers = {TICKET_HEADER: ticket.ticket, _SESSION_HEADER: session or ticket.ticket}
         with episode.calling():
             try:
                 answer = await self._link.ask(

@@ -15,10 +15,14 @@ from http import HTTPStatus
 from typing import Any
 
 from echo2d.errors import OperatorFault, PeerFault
-from echo2d.net.gateway.episode_routes import ERROR_CHARS_MAX, NAME_CHARS_MAX, PARTS_MAX
+from echo2d.net.gateway.episode_routes import (
+    EPISODE_PARTS_MAX,
+    ERROR_CHARS_MAX,
+    PART_NAME_CHARS_MAX,
+)
 from echo2d.runtime.envs.gateway_link import GatewayLink
 
-EPISODES = "/v1/episodes"
+_EPISODES = "/v1/episodes"
 # The longest that the gateway keeps a question open.
 WAIT_S = 20.0
 
@@ -90,13 +94,13 @@ class EpisodeOutcome:
         if not math.isfinite(self.reward):
             return {"error": f"the reward is {self.reward}, which is no finite number"}
         named = {
-            name[:NAME_CHARS_MAX]: value
+            name[:PART_NAME_CHARS_MAX]: value
             for name, value in self.parts.items()
             if math.isfinite(value)
         }
         return {
             "reward": self.reward,
-            "parts": dict(list(named.items())[:PARTS_MAX]),
+            "parts": dict(list(named.items())[:EPISODE_PARTS_MAX]),
             "trace": [
                 {
                     "token_ids": list(each.token_ids),
@@ -118,7 +122,7 @@ class EndedEpisode:
 async def ask_ticket(link: GatewayLink, task: str | None) -> PlayerTicket:
     """The next ticket, as soon as the run wants an episode. OperatorFault: it will never give one."""
     body = json.dumps({**({"task": task} if task else {}), "wait_s": WAIT_S}).encode()
-    answer = await link.ask("POST", EPISODES, body, patience_s=None)
+    answer = await link.ask("POST", _EPISODES, body, patience_s=None)
     if answer.status == HTTPStatus.OK:
         return PlayerTicket.read(answer.fields())
     if answer.status == HTTPStatus.NOT_FOUND:
@@ -136,7 +140,7 @@ async def end_episode(
 ) -> EndedEpisode:
     """Tell the gateway how the episode ended. GatewayAway: it could not be told."""
     answer = await link.ask(
-        "POST", f"{EPISODES}/{ticket.ticket}/end", json.dumps(end).encode(), patience_s=patience_s
+        "POST", f"{_EPISODES}/{ticket.ticket}/end", json.dumps(end).encode(), patience_s=patience_s
     )
     if answer.status == HTTPStatus.OK:
         return EndedEpisode(refused=str(answer.fields().get("differs") or ""))

@@ -28,7 +28,7 @@ from echo2d.runtime.envs.playing import EpisodePlayer
 from echo2d.runtime.envs.tickets import EpisodeOutcome, PlayerTicket, TraceBranch
 
 # Its name in calls, which the gateway ignores: it serves one model.
-MODEL = "policy"
+_MODEL = "policy"
 # Where the rubrics of classic verifiers log.
 RUBRICS = "verifiers.legacy.rubrics"
 
@@ -128,7 +128,7 @@ class TasksetPlayer:
         from verifiers.v1.types import SamplingConfig
 
         sampling = SamplingConfig(temperature=ticket.temperature, max_tokens=ticket.max_tokens)
-        context = ModelContext(model=MODEL, client=self._client, sampling=sampling)
+        context = ModelContext(model=_MODEL, client=self._client, sampling=sampling)
 
         def begun(trace: Any) -> None:
             if _is_trained(trace):
@@ -257,7 +257,7 @@ class ClassicPlayer:
         output = await self._env.run_rollout(
             dict(self._rows[ticket.row % len(self._rows)]),
             self._client,
-            MODEL,
+            _MODEL,
             {
                 "temperature": ticket.temperature,
                 "max_tokens": ticket.max_tokens,

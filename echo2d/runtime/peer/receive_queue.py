@@ -24,7 +24,7 @@ from echo2d.runtime.peer.frame_holdings import FrameHoldings
 WAITING_BYTES_MAX = (
     4 << 20
 )  # of payload not yet verified; then the link is not read until half of it has gone
-BATCH_BYTES_MAX = (
+_BATCH_BYTES_MAX = (
     2 << 20
 )  # verified and stored in one go: a thread change costs as much as hashing 256 KiB
 # A frame that cannot be verified after this time is dropped: others wait behind it.
@@ -167,7 +167,7 @@ class ReceiveQueue:
             if (
                 is_table(event.frame)
                 or not self._holdings.knows(form, event.frame)
-                or size >= BATCH_BYTES_MAX
+                or size >= _BATCH_BYTES_MAX
             ):
                 break
             batch.append(event)

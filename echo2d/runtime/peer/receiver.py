@@ -44,10 +44,10 @@ from echo2d.runtime.peer.send_queue import SendQueue
 from echo2d.store.frames import FrameStore
 
 # Rates that are older are of no use to a planner.
-REPORT_S = 1.0
+_REPORT_S = 1.0
 DIAL_S_MIN = 0.1
 # A peer that comes back is reached within this time.
-DIAL_S_MAX = 5.0
+_DIAL_S_MAX = 5.0
 
 log = logging.getLogger("echo2d.peer")
 
@@ -143,7 +143,7 @@ class Receiver:
             self._tasks.create_task(self.holdings.write_behind())
             try:
                 while True:
-                    await asyncio.sleep(REPORT_S)
+                    await asyncio.sleep(_REPORT_S)
                     self._report()
             finally:
                 await self.links.close("shutting down")
@@ -292,7 +292,7 @@ class Receiver:
                     await lost.wait()
             except PeerFault as fault:
                 log.info("dial failed peer=%s reason=%s", edge.peer, fault)
-                delay_s = min(2 * delay_s, DIAL_S_MAX)
+                delay_s = min(2 * delay_s, _DIAL_S_MAX)
             await asyncio.sleep(delay_s)
 
     # --- forms that go

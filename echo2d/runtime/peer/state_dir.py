@@ -20,14 +20,14 @@ from echo2d.config.limits import DISK_BYTES_MAX
 from echo2d.core.base.ids import PublishSeq, RunId
 from echo2d.core.protocol.control_messages import VersionKey
 from echo2d.core.worker.events import Standing
-from echo2d.core.worker.versions import FORMS_MAX
+from echo2d.core.worker.versions import WORKER_FORMS_MAX
 from echo2d.errors import IntegrityFault, OperatorFault
 from echo2d.net.security.auth import load_or_make_key
 from echo2d.store.budget import DiskBudget
 from echo2d.store.disk import replace_file, store_faults
 from echo2d.store.formats import require_format
 from echo2d.store.frames import FrameStore
-from echo2d.store.slots.current_slot import SLOTS
+from echo2d.store.slots.current_slot import SLOT_NAMES
 from echo2d.store.slots.slot_store import SlotStore
 
 STATE_FORMAT = 1
@@ -38,12 +38,12 @@ log = logging.getLogger("echo2d.worker")
 def open_frames(root: Path, budget: DiskBudget) -> FrameStore:
     """Open a peer's frame store and forget its older forms, which no plan will ask for again.
 
-    It keeps the newest FORMS_MAX forms, or fewer if they exceed the budget, but always the newest.
+    It keeps the newest WORKER_FORMS_MAX forms, or fewer if they exceed the budget, but always the newest.
     """
     store = FrameStore(root, budget)
     forms = store.forms()
     for position, facts in enumerate(forms[:-1]):
-        if budget.exceeded or position < len(forms) - FORMS_MAX:
+        if budget.exceeded or position < len(forms) - WORKER_FORMS_MAX:
             store.forget(facts.form)
     return store
 
@@ -99,7 +99,7 @@ class StateDir:
         except OSError:
             return None
         taken = self._budget.taken
-        current, spare = sorted((taken.get(f"slot {slot}", 0) for slot in SLOTS), reverse=True)
+        current, spare = sorted((taken.get(f"slot {slot}", 0) for slot in SLOT_NAMES), reverse=True)
         # The frames of the version being served stay, and may be as many bytes as its files.
         older_frames = max(0, taken.get("frames", 0) - current)
         return min(free, self._budget.left) + spare + older_frames

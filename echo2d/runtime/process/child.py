@@ -32,10 +32,10 @@ from echo2d.runtime.process.lifecycle import outcome
 from echo2d.runtime.run_dir.run_directory import RunDirectory
 
 # A child that has not ended this long after SIGTERM is killed.
-STOP_S = 5.0
+_STOP_S = 5.0
 # The exit code of an operator's mistake, which a restart does not mend.
 MISTAKE = 2
-PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG = 1
 
 log = logging.getLogger("echo2d.coordinator")
 
@@ -90,7 +90,7 @@ class Handover:
 
         OperatorFault: stdin holds no handover, or the parent has ended already.
         """
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         try:
             handover = cls(**json.loads(stdin.readline()))
         except (ValueError, TypeError) as error:
@@ -154,7 +154,7 @@ async def supervise(
         if mistakes_end and code == MISTAKE and words:
             raise OperatorFault(words)
         # A child that lived for a while had started properly: begin again with the shortest delay.
-        if loop.time() - started_at > STOP_S:
+        if loop.time() - started_at > _STOP_S:
             backoff.reset()
         delay_s = backoff.next_s()
         log.warning("child ended module=%s code=%d restart_s=%.2f %s", module, code, delay_s, words)
@@ -188,7 +188,7 @@ async def _run_once(module: str, handover: Handover) -> tuple[int, str]:
 async def _end(process: asyncio.subprocess.Process) -> None:
     process.terminate()
     try:
-        async with asyncio.timeout(STOP_S):
+        async with asyncio.timeout(_STOP_S):
             await process.wait()
     except TimeoutError:
         process.kill()

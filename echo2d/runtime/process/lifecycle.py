@@ -7,7 +7,7 @@
                                           | STOP_S_MAX passed --> gone, exit code 1
 
 After the program has returned, its threads have EXIT_S_MAX: a thread that hangs in a disk or a
-driver does not keep the process alive. The limit of open files is raised to FILES_MAX where the
+driver does not keep the process alive. The limit of open files is raised to OPEN_FILES_MAX where the
 system allows it, because a shell's usual 1024 are too few for all peers. Not here: what a daemon
 does to end in order.
 """
@@ -33,7 +33,7 @@ STOP_S_MAX = 30.0
 # No useful work is left by then. TimeoutStopSec of the systemd units is longer than both together.
 EXIT_S_MAX = 5.0
 # The same as in the systemd units.
-FILES_MAX = 1 << 16
+OPEN_FILES_MAX = 1 << 16
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 # A full collection after 40 million more objects allocated than freed; Python's default is 70,000.
 # The second generation has 50,000 of them at most, which stops the loop for some 50 ms.
@@ -59,10 +59,10 @@ def run_daemon(program: Callable[[], Coroutine[Any, Any, int]]) -> int:
 
 
 def _raise_files() -> None:
-    """Raise the soft limit of open files to FILES_MAX, or to the hard limit if that is lower."""
+    """Raise the soft limit of open files to OPEN_FILES_MAX, or to the hard limit if that is lower."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < min(FILES_MAX, hard):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (min(FILES_MAX, hard), hard))
+    if soft < min(OPEN_FILES_MAX, hard):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(OPEN_FILES_MAX, hard), hard))
 
 
 def collect_rarely() -> None:

@@ -12,7 +12,7 @@ from echo2d.core.base.ids import RequestId
 from echo2d.core.coordinator.events import CoordinatorEvent, Reply, RequestGone
 
 # One learner has two or three calls open at a time.
-REQUESTS_MAX = 256
+PENDING_REQUESTS_MAX = 256
 
 
 class PendingRequests:
@@ -35,8 +35,8 @@ class PendingRequests:
         number = RequestId(next(self._ids))
         if self._closed:
             return _stopping(number)
-        if len(self._waiting) >= REQUESTS_MAX:
-            return _unavailable(number, "busy", f"{REQUESTS_MAX} calls are waiting already")
+        if len(self._waiting) >= PENDING_REQUESTS_MAX:
+            return _unavailable(number, "busy", f"{PENDING_REQUESTS_MAX} calls are waiting already")
         answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._waiting[number] = answer
         try:

@@ -26,7 +26,7 @@ from prometheus_client.metrics_core import Metric
 from echo2d.this_build import THIS_BUILD
 
 # Between two measurements of how late the event loop wakes.
-TICK_S = 1.0
+_TICK_S = 1.0
 # Between two measurements of the process and the disk, in ticks.
 KERNEL_TICKS = 5
 DELAY_BUCKETS_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
@@ -139,8 +139,8 @@ class LoopMetrics(Generic[StatusT]):
         while True:
             await asyncio.to_thread(self._measure, path)
             for _ in range(KERNEL_TICKS):
-                due = clock() + TICK_S
-                await asyncio.sleep(TICK_S)
+                due = clock() + _TICK_S
+                await asyncio.sleep(_TICK_S)
                 self._delay_s.observe(max(0.0, clock() - due))
 
     def _measure(self, path: Path) -> None:

@@ -63,7 +63,7 @@ from echo2d.store.rentals import RentalStore
 
 RENTALS_FILE = "rentals.sqlite"  # in the run directory
 # Between two looks at the run's status.
-TICK_S = 1.0
+_TICK_S = 1.0
 # The rent clock is made durable at least so often.
 CLOCK_KEPT_S = 30.0
 # The need while everything is given back: no learner, no workers.
@@ -142,7 +142,7 @@ class Renter:
             while not until():
                 events: list[RentEvent] = [look()]
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(TICK_S):
+                    async with asyncio.timeout(_TICK_S):
                         events.append(await self._ended.get())
                 while not self._ended.empty():
                     events.append(self._ended.get_nowait())

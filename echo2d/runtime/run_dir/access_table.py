@@ -40,7 +40,7 @@ from echo2d.store.formats import require_format
 # A token's name becomes a file name.
 NAME_RULE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 # The whole table is read every second.
-TOKENS_MAX = 10_000
+ACCESS_TOKENS_MAX = 10_000
 # Enrolled peers, for the same reason; twenty times the largest fleet.
 ENROLLED_MAX = 10_000
 # Old secrets of one token with which its own peers may still come back, the newest ones.
@@ -51,7 +51,7 @@ USES_WRITTEN_S = 60.0
 AWAY_S = 7 * 86400.0
 # `PRAGMA user_version` of the table; 0 in a file that was just made.
 ACCESS_FORMAT = 1
-SCHEMA = (
+_SCHEMA = (
     """CREATE TABLE IF NOT EXISTS tokens (
     name TEXT PRIMARY KEY, role TEXT NOT NULL, secret_hash BLOB NOT NULL UNIQUE,
     max_workers INTEGER, expires_at REAL, revoked INTEGER NOT NULL DEFAULT 0)""",
@@ -156,7 +156,7 @@ class AccessTable:
                     ACCESS_FORMAT,
                     older="go on with the echo2d that wrote it",
                 )
-                for statement in SCHEMA:
+                for statement in _SCHEMA:
                     database.execute(statement)
                 database.execute(f"PRAGMA user_version = {ACCESS_FORMAT}")
             self._path.chmod(0o600)
@@ -190,9 +190,9 @@ class AccessTable:
             valid = "SELECT 1 FROM tokens WHERE name = ? AND NOT revoked"
             if not database.execute(valid, (name,)).fetchone():
                 _forget(database, name)
-            if database.execute("SELECT count(*) FROM tokens").fetchone()[0] >= TOKENS_MAX:
+            if database.execute("SELECT count(*) FROM tokens").fetchone()[0] >= ACCESS_TOKENS_MAX:
                 raise OperatorFault(
-                    f"expected fewer than {TOKENS_MAX} tokens in this run; it has that many already: "
+                    f"expected fewer than {ACCESS_TOKENS_MAX} tokens in this run; it has that many already: "
                     "delete some with `echo2d token revoke NAME --delete`"
                 )
             row = (name, role, secret_hash(secret), max_workers, expires_at)

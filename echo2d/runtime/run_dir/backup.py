@@ -28,7 +28,7 @@ from pathlib import Path
 
 from echo2d.errors import OperatorFault, StoreFault
 from echo2d.runtime.run_dir.backup_files import (
-    LEARNER,
+    BACKUP_PARTS,
     RUN,
     BackupFacts,
     BackupFile,
@@ -55,7 +55,7 @@ CHECKPOINTS = "checkpoints"
 CHECKPOINT_DIGESTS = "digests.blake3"
 DATABASES = ("access.sqlite", "rentals.sqlite")
 # Below these, a file of the same name and size has the same bytes.
-LASTING = (f"{RUN}/versions/", f"{LEARNER}/{CHECKPOINTS}/")
+LASTING = (f"{RUN}/versions/", f"{BACKUP_PARTS}/{CHECKPOINTS}/")
 
 
 def back_up(
@@ -158,7 +158,7 @@ class _Backup:
         )
 
     def _copy(self, versions: Sequence[Path], pins: Sequence[Path], stack: ExitStack) -> None:
-        run, learner = self._aside / RUN, self._aside / LEARNER
+        run, learner = self._aside / RUN, self._aside / BACKUP_PARTS
         for log in _open_logs(self._run_dir, stack):
             self._keep_log(log, run / log.name)
         for path in (*_plain(self._run_dir), *sorted((self._run_dir / "tokens").glob("*.token"))):
@@ -183,7 +183,7 @@ class _Backup:
             return [], []
         folder = self._learner_dir / CHECKPOINTS
         found = [path for path in folder.glob("step-*") if (path / CHECKPOINT_DIGESTS).exists()]
-        pins = self._pin(found, self._aside / LEARNER / CHECKPOINTS, self._learner_dir, stack)
+        pins = self._pin(found, self._aside / BACKUP_PARTS / CHECKPOINTS, self._learner_dir, stack)
         return pins, [_step(pin.name) for pin in pins]
 
     def _pin(

@@ -21,16 +21,16 @@ from blake3 import blake3
 from echo2d.errors import IntegrityFault, OperatorFault
 from echo2d.store.disk import allocate, opened, read_at, replace_file, store_faults, sync
 
-FORMAT = 1
-MANIFEST = "manifest.json"
-RUN, LEARNER = "run", "learner"
+_FORMAT = 1
+BACKUP_MANIFEST = "manifest.json"
+RUN, BACKUP_PARTS = "run", "learner"
 # Read, hashed and written at a time.
-PART_BYTES = 4 << 20
+_PART_BYTES = 4 << 20
 # After so many bytes the file is synced, so that the ledger's commits never wait for a long queue of
 # writes of ours.
 SYNC_BYTES = 32 << 20
 # Of a manifest: a hundred thousand files.
-MANIFEST_BYTES_MAX = 64 << 20
+_MANIFEST_BYTES_MAX = 64 << 20
 
 ToldBytes = Callable[[int], None]  # gets the number of bytes that are done
 
@@ -64,22 +64,22 @@ class BackupFacts:
 
 
 def write_manifest(folder: Path, facts: BackupFacts) -> None:
-    data = json.dumps({"format": FORMAT, **asdict(facts)}, indent=1).encode()
-    replace_file(folder / MANIFEST, data, durable=True)
-    (folder / MANIFEST).chmod(0o600)
+    data = json.dumps({"format": _FORMAT, **asdict(facts)}, indent=1).encode()
+    replace_file(folder / BACKUP_MANIFEST, data, durable=True)
+    (folder / BACKUP_MANIFEST).chmod(0o600)
 
 
 def read_manifest(folder: Path) -> BackupFacts:
     """OperatorFault: this is no backup, or one of another format."""
-    path = folder / MANIFEST
+    path = folder / BACKUP_MANIFEST
     if not path.is_file():
-        raise OperatorFault(f"{folder} is not a backup: it has no {MANIFEST}")
+        raise OperatorFault(f"{folder} is not a backup: it has no {BACKUP_MANIFEST}")
     try:
         with store_faults("reading", path):
-            found: dict[str, Any] = json.loads(read_at(path, MANIFEST_BYTES_MAX, 0))
-        if found.pop("format") != FORMAT:
+            found: dict[str, Any] = json.loads(read_at(path, _MANIFEST_BYTES_MAX, 0))
+        if found.pop("format") != _FORMAT:
             raise OperatorFault(
-                f"{folder} is a backup of another echo2d; this one reads format {FORMAT}"
+                f"{folder} is a backup of another echo2d; this one reads format {_FORMAT}"
             )
         files = tuple(BackupFile(**each) for each in found.pop("files"))
         for file in files:
@@ -176,14 +176,14 @@ class CopyProgress:
 def _parts(source: Path | int, size: int | None) -> Iterator[bytes]:
     left = float("inf") if size is None else size
     with nullcontext(source) if isinstance(source, int) else opened(source, os.O_RDONLY) as fd:
-        while left > 0 and (part := os.read(fd, int(min(PART_BYTES, left)))):
+        while left > 0 and (part := os.read(fd, int(min(_PART_BYTES, left)))):
             left -= len(part)
             yield part
 
 
 def _check(file: BackupFile) -> None:
     parts = file.path.split("/")
-    if parts[0] not in (RUN, LEARNER) or any(part in ("", ".", "..") for part in parts):
+    if parts[0] not in (RUN, BACKUP_PARTS) or any(part in ("", ".", "..") for part in parts):
         raise IntegrityFault(f"{file.path!r} does not belong into a backup")
     if type(file.size) is not int or file.size < 0 or type(file.digest) is not str:
         raise IntegrityFault(f"{file.path!r} has no size and digest")

@@ -19,7 +19,7 @@ from pathlib import Path
 from echo2d.errors import OperatorFault
 from echo2d.net.security.auth import read_token_file
 from echo2d.runtime.run_dir.backup_files import (
-    LEARNER,
+    BACKUP_PARTS,
     RUN,
     BackupFacts,
     CopyProgress,
@@ -52,8 +52,8 @@ def restore(
     facts = read_manifest(backup)
     targets = {RUN: run_dir.absolute()}
     if learner_dir is not None:
-        targets[LEARNER] = learner_dir.absolute()
-    elif any(file.path.startswith(f"{LEARNER}/") for file in facts.files):
+        targets[BACKUP_PARTS] = learner_dir.absolute()
+    elif any(file.path.startswith(f"{BACKUP_PARTS}/") for file in facts.files):
         raise OperatorFault(
             "this backup has the learner's checkpoints: name the restored run's learner.out_dir with "
             "--learner-dir"

@@ -17,7 +17,7 @@ from pathlib import Path
 from echo2d.store.disk import read_file, replace_file, store_faults, sync
 from echo2d.store.snapshots import scan_snapshot, sync_snapshot
 
-BOOT = ".boot"
+_BOOT = ".boot"
 # Linux draws it anew at each start.
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -32,16 +32,16 @@ class SyncedCopies:
         """Those of these copies that a power failure may have damaged. Other copies are forgotten."""
         self._marks.mkdir(mode=0o700, exist_ok=True)
         for mark in self._marks.iterdir():
-            if mark.name != BOOT and mark.name not in names:
+            if mark.name != _BOOT and mark.name not in names:
                 mark.unlink()
-        boot, now = self._marks / BOOT, _boot_id()
+        boot, now = self._marks / _BOOT, _boot_id()
         if now and boot.exists() and read_file(boot) == now:
             return []
         return [name for name in names if not self.has(name)]
 
     def none_is_damaged(self) -> None:
         """All copies are whole, and stay so while the machine is up."""
-        replace_file(self._marks / BOOT, _boot_id(), durable=False)
+        replace_file(self._marks / _BOOT, _boot_id(), durable=False)
 
     def has(self, name: str) -> bool:
         return (self._marks / name).exists()

@@ -25,7 +25,7 @@ from urllib.parse import urlsplit
 
 from echo2d.config.worker import WorkerConfig
 from echo2d.core.base.ids import FormId, PublishSeq, Version
-from echo2d.core.cluster.membership import NAME_CHARS_MAX
+from echo2d.core.cluster.membership import PEER_NAME_CHARS_MAX
 from echo2d.core.protocol.control_messages import (
     Address,
     Heartbeat,
@@ -89,7 +89,7 @@ from echo2d.runtime.worker.stop_strings import ServedTexts
 from echo2d.sd_notify import Notifier
 
 # For the last messages: handed-over work is a few MB, and 20 Mbit/s is a common uplink.
-GOODBYE_S = 10.0
+_GOODBYE_S = 10.0
 # An engine that has not closed by then is left running.
 ENGINES_CLOSE_S = 5.0
 # A disk is measured so often, for heartbeats.
@@ -241,7 +241,7 @@ class Worker:
         await self._turns()
         self._control.leave()
         with suppress(TimeoutError):
-            async with asyncio.timeout(GOODBYE_S):
+            async with asyncio.timeout(_GOODBYE_S):
                 await self._disconnected.wait()
         raise _Stopped
 
@@ -417,7 +417,7 @@ class Worker:
         announced = self._config.announced
         hello = self._state.hello(
             kind="worker" if self._engines else "relay",
-            name=(self._config.name or socket.gethostname())[:NAME_CHARS_MAX],
+            name=(self._config.name or socket.gethostname())[:PEER_NAME_CHARS_MAX],
             boot_id=self._peer.boot_id,
             listen=self._peer.address if announced is None else Address(*announced),
             forms=self._receiver.holdings.whole_forms(),

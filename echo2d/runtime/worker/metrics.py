@@ -21,9 +21,9 @@ from echo2d.errors import OperatorFault
 from echo2d.net.http.health import Health, add_health_routes
 from echo2d.runtime.process.prometheus import PAUSE_BUCKETS_S, Family, LoopMetrics, number
 
-HOST = "127.0.0.1"
+_HOST = "127.0.0.1"
 
-FAMILIES = (
+_FAMILIES = (
     Family("echo2d_connected", "1 while connected to the coordinator", number("connected")),
     Family(
         "echo2d_serving_version",
@@ -45,7 +45,7 @@ class WorkerMetrics(LoopMetrics[Mapping[str, Any]]):
     """Counts the events of the worker's loop; `FAMILIES` are read from its status."""
 
     def __init__(self) -> None:
-        super().__init__(FAMILIES)
+        super().__init__(_FAMILIES)
         registry = self.registry
         self._tokens = Counter("echo2d_tokens_generated", "By the engines", registry=registry)
         self._failed = Counter(
@@ -114,10 +114,10 @@ async def serve_metrics(
     await runner.setup()
     try:
         try:
-            await web.TCPSite(runner, HOST, port).start()
+            await web.TCPSite(runner, _HOST, port).start()
         except OSError as error:
             raise OperatorFault(
-                f"metrics_port: cannot listen on {HOST}:{port}: {error.strerror}"
+                f"metrics_port: cannot listen on {_HOST}:{port}: {error.strerror}"
             ) from error
         await asyncio.Event().wait()
     finally:

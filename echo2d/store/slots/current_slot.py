@@ -18,9 +18,9 @@ from echo2d.core.weights.manifest import Manifest
 from echo2d.errors import IntegrityFault
 from echo2d.store.disk import read_file, replace_file, store_faults
 
-SLOTS = ("a", "b")
+SLOT_NAMES = ("a", "b")
 CURRENT = "current.json"
-MANIFEST = "manifest"
+SLOT_MANIFEST = "manifest"
 
 log = logging.getLogger("echo2d.store")
 
@@ -56,7 +56,7 @@ def read_current(root: Path) -> CurrentSlot | None:
             if not path.exists():
                 return None
             facts = json.loads(read_file(path))
-            model = root / SLOTS[SLOTS.index(facts["slot"])] / "model"
+            model = root / SLOT_NAMES[SLOT_NAMES.index(facts["slot"])] / "model"
             manifest = read_manifest(model)
             require(
                 manifest.digest.hex() == facts["digest"],
@@ -74,7 +74,7 @@ def read_manifest(model: Path) -> Manifest:
     """The manifest of the slot with these model files. IntegrityFault: it has none, or files of
     other names or sizes.
     """
-    path = model.parent / MANIFEST
+    path = model.parent / SLOT_MANIFEST
     if not path.exists():
         raise IntegrityFault("the slot has no manifest")
     manifest = Manifest.decode(read_file(path))

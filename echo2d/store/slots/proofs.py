@@ -17,7 +17,7 @@ from echo2d.core.base.ids import ChunkId, Digest
 from echo2d.core.weights.manifest import Manifest
 from echo2d.errors import IntegrityFault, StoreFault
 from echo2d.store.disk import store_faults
-from echo2d.store.slots.current_slot import MANIFEST, model_files, read_manifest
+from echo2d.store.slots.current_slot import SLOT_MANIFEST, model_files, read_manifest
 from echo2d.store.snapshots import damaged_chunks
 
 # After longer than this, a chunk may have left the page cache and be read from a disk that has
@@ -78,7 +78,8 @@ def _stamps(directory: Path) -> _Stamps:
     """The stamps of a slot's manifest and files; empty if they cannot be read."""
     try:
         found = [
-            path.stat() for path in (directory.parent / MANIFEST, *sorted(model_files(directory)))
+            path.stat()
+            for path in (directory.parent / SLOT_MANIFEST, *sorted(model_files(directory)))
         ]
     except OSError:
         return ()

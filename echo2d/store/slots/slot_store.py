@@ -22,8 +22,8 @@ from echo2d.store.budget import DiskBudget
 from echo2d.store.disk import allocate, read_file, store_faults
 from echo2d.store.slots.current_slot import (
     CURRENT,
-    MANIFEST,
-    SLOTS,
+    SLOT_MANIFEST,
+    SLOT_NAMES,
     CurrentSlot,
     model_files,
     read_current,
@@ -44,7 +44,7 @@ class SlotStore:
         self._lock = threading.Lock()
         with store_faults("opening the slots", root):
             root.mkdir(parents=True, exist_ok=True)
-            for slot in SLOTS:
+            for slot in SLOT_NAMES:
                 files = model_files(root / slot / "model")
                 budget.note(f"slot {slot}", sum(path.stat().st_size for path in files))
 
@@ -56,7 +56,7 @@ class SlotStore:
 
     def directories(self) -> tuple[Path, ...]:
         """The model directories of both slots, whatever their state."""
-        return tuple(self._root / slot / "model" for slot in SLOTS)
+        return tuple(self._root / slot / "model" for slot in SLOT_NAMES)
 
     def begin(self, files: Sequence[FileEntry]) -> SlotWriter:
         """Begin to write a version into the spare slot, with the space for all files reserved.
@@ -101,9 +101,11 @@ class SlotStore:
         with self._lock, store_faults("taking a slot again in", self._root):
             current = self.current()
             spare = self._spare(current)
-            if not (spare / MANIFEST).exists() or not self._proofs.holds(spare / "model", digest):
+            if not (spare / SLOT_MANIFEST).exists() or not self._proofs.holds(
+                spare / "model", digest
+            ):
                 return None
-            manifest = Manifest.decode(read_file(spare / MANIFEST))
+            manifest = Manifest.decode(read_file(spare / SLOT_MANIFEST))
             again = CurrentSlot(spare / "model", epoch, version, manifest)
             again.flip()
             self._before = current
@@ -114,7 +116,9 @@ class SlotStore:
             self._writer.end()
 
     def _spare(self, current: CurrentSlot | None) -> Path:
-        return self._root / (SLOTS[0] if current is None or current.slot == SLOTS[1] else SLOTS[1])
+        return self._root / (
+            SLOT_NAMES[0] if current is None or current.slot == SLOT_NAMES[1] else SLOT_NAMES[1]
+        )
 
     def _give_up(self, directory: Path) -> None:
         current, before = self.current(), self._before
@@ -123,7 +127,7 @@ class SlotStore:
                 before.flip()
             else:
                 (self._root / CURRENT).unlink()
-        (directory.parent / MANIFEST).unlink(missing_ok=True)
+        (directory.parent / SLOT_MANIFEST).unlink(missing_ok=True)
         self._before = None
 
 
@@ -132,7 +136,7 @@ def _prepare(slot: Path, files: Sequence[FileEntry]) -> None:
 
     The slot's manifest is deleted first, because it no longer describes the slot.
     """
-    (slot / MANIFEST).unlink(missing_ok=True)
+    (slot / SLOT_MANIFEST).unlink(missing_ok=True)
     model = slot / "model"
     there = {path.relative_to(model).as_posix() for path in model_files(model)}
     if there - {file.path for file in files}:

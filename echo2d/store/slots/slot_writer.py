@@ -13,7 +13,7 @@ from echo2d.core.base.ids import ChunkId, Digest, Epoch, Version
 from echo2d.core.weights.manifest import FileEntry, Manifest, chunk_layout
 from echo2d.errors import IntegrityFault, StoreFault
 from echo2d.store.disk import replace_file, store_faults, write_at
-from echo2d.store.slots.current_slot import MANIFEST, CurrentSlot
+from echo2d.store.slots.current_slot import SLOT_MANIFEST, CurrentSlot
 from echo2d.store.slots.proofs import SlotProofs
 from echo2d.store.snapshots import read_chunk
 
@@ -69,7 +69,7 @@ class SlotWriter:
             if manifest.files != self._files or found != manifest.chunk_digests:
                 raise IntegrityFault("the chunks in the slot are not those of the manifest")
             self._ended = True
-            replace_file(self._slot / MANIFEST, manifest.encode(), durable=False)
+            replace_file(self._slot / SLOT_MANIFEST, manifest.encode(), durable=False)
             self._proofs.add(self._model, manifest.digest, [at for _, at in standing])
             current = CurrentSlot(self._model, epoch, version, manifest)
             current.flip()

@@ -192,7 +192,7 @@ class ArrowRows:
 
 
 # The ending of a file's name says what it is.
-KINDS: Mapping[str, Callable[[Path], RowFile]] = {
+_KINDS: Mapping[str, Callable[[Path], RowFile]] = {
     ".jsonl": JsonRows,
     ".ndjson": JsonRows,
     ".csv": CsvRows,
@@ -231,11 +231,11 @@ def _found(pattern: str) -> list[Path]:
 
 
 def _open(path: Path) -> RowFile:
-    if path.suffix not in KINDS:
+    if path.suffix not in _KINDS:
         raise OperatorFault(
-            f"rows: {path}: expected a file that ends in {', '.join(KINDS)}; found {path.suffix!r}"
+            f"rows: {path}: expected a file that ends in {', '.join(_KINDS)}; found {path.suffix!r}"
         )
-    return KINDS[path.suffix](path)
+    return _KINDS[path.suffix](path)
 
 
 def _digest(path: Path) -> bytes:

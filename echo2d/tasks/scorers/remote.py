@@ -22,7 +22,7 @@ from echo2d.tasks.base import Answer, Reward
 from echo2d.tasks.scorers.base import Expected, Scorer
 
 REPLY_BYTES_MAX = 1 << 16
-WAIT_S_MIN, WAIT_S_MAX = 0.25, 30.0  # between two tries
+_WAIT_S_MIN, _WAIT_S_MAX = 0.25, 30.0  # between two tries
 NEVER = frozenset({501, 505})  # of a server's faults; the others pass
 PASSING = frozenset({408, 425, 429})  # of the refusals
 
@@ -75,7 +75,7 @@ class _Judge:
 
     async def ask(self, question: Mapping[str, Any]) -> Reward:
         """JudgeError: it refused, said something else, or stayed away for all tries."""
-        body, wait_s = json.dumps(question, default=str), WAIT_S_MIN
+        body, wait_s = json.dumps(question, default=str), _WAIT_S_MIN
         headers = {**self._headers, "Content-Type": "application/json"}
         # The task's own time limit holds for all tries together.
         timeout = aiohttp.ClientTimeout(total=None)
@@ -89,7 +89,7 @@ class _Judge:
                     return self._reward(reply)
                 if left == 0 or not _passes(status):
                     raise JudgeError(f"{self._name} said {status or 'nothing'}")
-                await asyncio.sleep(min(WAIT_S_MAX, max(wait_s, after_s)))
+                await asyncio.sleep(min(_WAIT_S_MAX, max(wait_s, after_s)))
                 wait_s *= 2
         raise AssertionError
 

@@ -276,7 +276,7 @@ def test_flags_that_are_ours(flag: str) -> None:
 
 
 def test_a_log_has_no_secrets_and_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("echo2d.engines.server.process_guard.LOG_BYTES_MAX", 100)
+    monkeypatch.setattr("echo2d.engines.server.process_guard.SERVER_LOG_BYTES_MAX", 100)
     path = tmp_path / "server.log"
     log = Log(path, ["hidden"])
     log.write(b"api_key='hid")

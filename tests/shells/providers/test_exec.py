@@ -98,7 +98,7 @@ async def test_what_it_leaves_running_keeps_nobody_waiting(tmp_path: Path) -> No
 
 
 async def test_so_much_output_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exec_module, "OUTPUT_BYTES_MAX", 1000)
+    monkeypatch.setattr(exec_module, "_OUTPUT_BYTES_MAX", 1000)
     with pytest.raises(ProviderFault, match="more than 1000 bytes"):
         await run_command(shell("head -c 300000 /dev/zero"), PATH, timeout_s=HANG_S)
 

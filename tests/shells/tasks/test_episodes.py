@@ -16,7 +16,7 @@ from echo2d.core.protocol.control_messages import Finish
 from echo2d.core.protocol.trajectory import pack_tokens, unpack_tokens
 from echo2d.errors import OperatorFault
 from echo2d.tasks.environment import STATE_BYTES_MAX
-from echo2d.tasks.episodes import RETRIES, EpisodeEnd, Episodes, EpisodeTurn, StepCall
+from echo2d.tasks.episodes import EPISODE_RETRIES, EpisodeEnd, Episodes, EpisodeTurn, StepCall
 from echo2d.tasks.pool import Score, TaskPool, TextSettings
 from echo2d.tasks.process import TaskFailed, TaskProcess
 from echo2d.tasks.served_environment import CONTENT_CHARS_MAX, GIVEN_TOKENS_MAX
@@ -211,7 +211,7 @@ async def test_a_step_that_always_kills_its_process_ends_its_episode_only(
         await other.reset(9)
         assert await player.step(act("kill")) == TaskFailed("died", "the task process died")
         assert await other.given(act("go on", 5)) == [5]
-    assert notes(directory).count("3 kill 0") == RETRIES + 1
+    assert notes(directory).count("3 kill 0") == EPISODE_RETRIES + 1
 
 
 async def test_who_was_beside_a_killer_goes_on(directory: Path) -> None:

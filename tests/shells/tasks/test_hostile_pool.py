@@ -12,7 +12,7 @@ import pytest
 from echo2d.core.protocol.trajectory import pack_tokens
 from echo2d.errors import OperatorFault
 from echo2d.tasks.pool import Score, ScoreCall, TaskPool
-from echo2d.tasks.pool_child import HEADER, MESSAGE_BYTES_MAX, REASON_CHARS_MAX, pack
+from echo2d.tasks.pool_child import HEADER, TASK_MESSAGE_BYTES_MAX, TASK_REASON_CHARS_MAX, pack
 from echo2d.tasks.process import Child, TaskFailed, TaskLink, TaskProcess
 from tests.support.fuzz import (
     INTERESTING_FLOATS,
@@ -73,11 +73,11 @@ async def test_any_bytes_for_an_answer(fuzz: Fuzz) -> None:
         sound += usable
         assert isinstance(value, KINDS)
         if isinstance(value, TaskFailed):
-            assert len(value.reason) <= REASON_CHARS_MAX
+            assert len(value.reason) <= TASK_REASON_CHARS_MAX
     assert 0 < sound < len(fuzz.share(0.02))
 
 
-@pytest.mark.parametrize("length", [MESSAGE_BYTES_MAX + 1, (1 << 32) - 1])
+@pytest.mark.parametrize("length", [TASK_MESSAGE_BYTES_MAX + 1, (1 << 32) - 1])
 async def test_a_long_answer_is_not_read(length: int) -> None:
     value, usable = await heard(HEADER.pack(length, 0) + b"x" * 1000)
     assert (type(value), usable) == (TaskFailed, False)

@@ -24,7 +24,7 @@ from echo2d.tasks.pool import (
     TaskPool,
     TaskPrompt,
 )
-from echo2d.tasks.pool_child import MESSAGE_BYTES_MAX
+from echo2d.tasks.pool_child import TASK_MESSAGE_BYTES_MAX
 from echo2d.tasks.process import TaskFailed
 from echo2d.tasks.sort_digits import SortDigits, answer
 from tests.support.attached_task import SHARED
@@ -178,12 +178,12 @@ async def test_printing_a_little_in_every_call_is_fine(nasty: TaskPool, director
 
 async def test_a_prompt_that_crashes_or_is_too_long_fails_alone(nasty: TaskPool) -> None:
     assert isinstance(await nasty.prompt(-1), TaskFailed)
-    assert isinstance(await nasty.prompt(MESSAGE_BYTES_MAX + 1), TaskFailed)
+    assert isinstance(await nasty.prompt(TASK_MESSAGE_BYTES_MAX + 1), TaskFailed)
     assert await nasty.prompt(2) == TaskPrompt(pack_tokens([0, 1]), {"index": "2"})
 
 
 async def test_an_output_too_long_to_send_fails_alone(nasty: TaskPool) -> None:
-    first, second = await rewards(nasty, [ask("fine", MESSAGE_BYTES_MAX), ask("fine")])
+    first, second = await rewards(nasty, [ask("fine", TASK_MESSAGE_BYTES_MAX), ask("fine")])
     assert isinstance(first, TaskFailed)
     assert second == Score(1.0)
 
@@ -191,8 +191,8 @@ async def test_an_output_too_long_to_send_fails_alone(nasty: TaskPool) -> None:
 async def test_more_calls_than_are_sent_at_once(nasty: TaskPool) -> None:
     calls = [ask("fine", n) for n in range(3 * PIPELINED_MAX)]
     assert await rewards(nasty, calls) == [Score(float(n)) for n in range(3 * PIPELINED_MAX)]
-    wide = [ask("fine", MESSAGE_BYTES_MAX // 12)] * 5
-    assert await rewards(nasty, wide) == [Score(float(MESSAGE_BYTES_MAX // 12))] * 5
+    wide = [ask("fine", TASK_MESSAGE_BYTES_MAX // 12)] * 5
+    assert await rewards(nasty, wide) == [Score(float(TASK_MESSAGE_BYTES_MAX // 12))] * 5
 
 
 async def test_a_cancelled_call_leaves_the_pool_usable(nasty: TaskPool) -> None:

@@ -31,7 +31,7 @@ KEYS = [Ed25519PrivateKey.from_private_bytes(bytes([n]) * 32) for n in range(3)]
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     """A status is made for each call, also on a machine on which it takes long."""
-    monkeypatch.setattr(costly_answer, "SHARE_MAX", 1e9)
+    monkeypatch.setattr(costly_answer, "ANSWER_SHARE_MAX", 1e9)
 
 
 def machine(rules: RunRules, recovered: Recovered) -> CoordinatorState:
@@ -89,7 +89,7 @@ async def test_a_drain_waits_until_its_worker_has_ended(
     config: CoordinatorConfig,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(orders, "LOOK_S", 0.001)
+    monkeypatch.setattr(orders, "_LOOK_S", 0.001)
     told, heard = list[str](), asyncio.Event()
 
     def tell(line: str) -> None:
@@ -118,7 +118,7 @@ async def test_a_drain_that_another_calls_off_ends_the_waiting(
     config: CoordinatorConfig,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(orders, "LOOK_S", 0.001)
+    monkeypatch.setattr(orders, "_LOOK_S", 0.001)
     told, heard = list[str](), asyncio.Event()
 
     def tell(line: str) -> None:

@@ -66,7 +66,7 @@ async def test_a_restart_is_a_pause(tmp_path: Path, capsys: pytest.CaptureFixtur
 async def test_nobody_there_at_first_is_the_operators_mistake(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("echo2d.views.watch.PATIENCE_S", 0.0)
+    monkeypatch.setattr("echo2d.views.watch.WATCH_PATIENCE_S", 0.0)
     with pytest.raises(OperatorFault, match="no coordinator runs in"):
         await status_once(partial(find_coordinator, tmp_path))
     config = make_config(tmp_path)

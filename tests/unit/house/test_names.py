@@ -1,4 +1,7 @@
-"""One name, one thing: a public class or type alias of echo2d and learner has a name that no other one has."""
+"""One name, one thing: a public class, type alias or constant of echo2d and learner has a name that no other one has.
+
+What only its own module uses is private (`_NAME`), and may be called as in another module.
+"""
 
 import ast
 from collections.abc import Iterator
@@ -8,7 +11,7 @@ from tests.support.paths import REPO
 
 
 def public_names(source: str) -> Iterator[str]:
-    """The classes and the CamelCase aliases that a module defines at its top level."""
+    """The classes, the aliases and the constants that a module defines at its top level."""
     for node in ast.parse(source).body:
         if isinstance(node, ast.ClassDef):
             name = node.name
@@ -18,7 +21,8 @@ def public_names(source: str) -> Iterator[str]:
             name = node.target.id
         else:
             continue
-        if name[0].isupper() and not name.isupper():
+        # A single letter is the variable of a generic type.
+        if name[0].isupper() and len(name) > 1:
             yield name
 
 
@@ -46,7 +50,7 @@ def test_a_planted_second_name_is_found() -> None:
     found = duplicates(
         {
             **sources(),
-            "planted.py": "class Membership:\n    pass\n\nVersionKey = tuple[int, bytes]\n",
+            "planted.py": "class Membership:\n    pass\n\nVersionKey = tuple[int, bytes]\nSTUCK_S = 1.0\n",
         }
     )
-    assert set(found) == {"Membership", "VersionKey"}
+    assert set(found) == {"Membership", "VersionKey", "STUCK_S"}

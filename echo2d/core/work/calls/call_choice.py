@@ -15,7 +15,7 @@ from echo2d.core.work.calls.events import CallAsked, CallId
 from echo2d.core.work.leases import Lease
 
 # A worker that leaves gives its leases back a moment before it says goodbye.
-AVOID_S = 1.0
+CALL_AVOID_S = 1.0
 
 ChoiceKey = tuple[CallId, int]
 
@@ -25,7 +25,7 @@ class CallChoice:
     """A choice of a call.
 
     told: what its caller has. since: when it began to wait. lease: None while it waits.
-    avoid: the worker that failed it last, and does not get it for AVOID_S.
+    avoid: the worker that failed it last, and does not get it for CALL_AVOID_S.
     """
 
     call: CallAsked
@@ -82,7 +82,7 @@ class CallChoice:
         )
 
     def avoids(self, worker: PeerId, now: float) -> bool:
-        return worker == self.avoid and now < self.since + AVOID_S
+        return worker == self.avoid and now < self.since + CALL_AVOID_S
 
     def grown(
         self,

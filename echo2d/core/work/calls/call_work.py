@@ -2,9 +2,9 @@
 
     waiting (CallQueue) --lease--> running --> written, unwanted, or its lease is over
 
-The run goes first until a call has waited for PATIENCE_S. Calls never hold more than their share of
+The run goes first until a call has waited for CALL_PATIENCE_S. Calls never hold more than their share of
 the slots, which is one slot at least. When they have given back all slots, the run goes first again
-for PATIENCE_S: however few slots there are, run and calls take turns. Choices of one call that have
+for CALL_PATIENCE_S: however few slots there are, run and calls take turns. Choices of one call that have
 no tokens share a lease, because they have one prompt. Calls of a session go to one worker while it
 has a free slot. When no choice can be placed, none is tried again before something has changed.
 Not here: which worker has free slots (`rollouts.scheduler`), which caller is next (`fair_queue`),
@@ -32,11 +32,11 @@ from echo2d.core.work.leases import Lease, group_of
 from echo2d.core.work.scheduler import LeaseScheduler
 
 # Sessions whose worker is remembered.
-SESSIONS_MAX = 4096
+_SESSIONS_MAX = 4096
 # Prompts of one worker's running calls: a quarter of what may wait on its link before it is slow.
 PROMPT_BYTES_MAX = 16 << 20
 # A call that has waited for so long goes before the run, so that a busy run does not starve calls.
-PATIENCE_S = 5.0
+CALL_PATIENCE_S = 5.0
 # Tokens reach a reader about five times a second.
 REPORT_S = 0.2
 # The number of this kind of work.
@@ -108,7 +108,7 @@ class CallWork:
     def priority(self, *, now: float) -> int:
         """Before the run once a call has waited for long, after it otherwise."""
         first = self._queue.oldest
-        patient = first is None or now < max(first.since + PATIENCE_S, self._run_first_until)
+        patient = first is None or now < max(first.since + CALL_PATIENCE_S, self._run_first_until)
         return 1 if patient else -1
 
     def pending(self, *, now: float) -> Iterator[PendingChoice]:
@@ -166,7 +166,7 @@ class CallWork:
         self._hold(running, len(choices))
         self._sessions.pop(call.session, None)
         self._sessions[call.session] = worker.peer
-        keep_newest(self._sessions, SESSIONS_MAX)
+        keep_newest(self._sessions, _SESSIONS_MAX)
         self.handed_over += bool(first.told.length)
         self._prompt_bytes[worker.peer] += running.prompt_bytes
         return [Send(worker.session, self._grant_message(first, lease))]
@@ -236,7 +236,7 @@ class CallWork:
         if not self._prompt_bytes[lease.worker]:
             del self._prompt_bytes[lease.worker]
         if not self._held:
-            self._run_first_until = now + PATIENCE_S
+            self._run_first_until = now + CALL_PATIENCE_S
         return choices
 
     def _end_unwanted(self, running: _CallLease, now: float) -> list[Send]:
@@ -255,7 +255,7 @@ class CallWork:
         leases = [lease for lease in self._scheduler.leases if lease.kind == CALLS]
         assert {lease.key for lease in leases} == set(self._running)
         assert self._held == sum(len(lease.samples) for lease in leases)
-        assert len(self._sessions) <= SESSIONS_MAX
+        assert len(self._sessions) <= _SESSIONS_MAX
         prompt_bytes: Counter[PeerId] = Counter()
         for key, running in self._running.items():
             assert running.wanted

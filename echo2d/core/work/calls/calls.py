@@ -41,7 +41,7 @@ from echo2d.core.work.leases import Lease, answer
 from echo2d.core.work.scheduler import LeaseScheduler
 
 # Failed leases of one choice; after that something is wrong with what it asks for.
-FAILURES_MAX = 3
+CALL_FAILURES_MAX = 3
 
 
 class GatewayCalls(KindOfWork[PendingChoice]):
@@ -273,9 +273,9 @@ class GatewayCalls(KindOfWork[PendingChoice]):
         # Another choice may have ended the call just now.
         if choice.call.call not in self._open:
             return []
-        if choice.failures >= FAILURES_MAX:
+        if choice.failures >= CALL_FAILURES_MAX:
             return self._give_up(
-                choice.call.call, "failed", f"{FAILURES_MAX} workers failed: {reason}", now
+                choice.call.call, "failed", f"{CALL_FAILURES_MAX} workers failed: {reason}", now
             )
         return (
             []
@@ -340,7 +340,7 @@ class GatewayCalls(KindOfWork[PendingChoice]):
         self._open.check()
         assert len(self._queue) + self._work.running == len(list(self._open))
         for choice in self._open:
-            assert choice.failures < FAILURES_MAX
+            assert choice.failures < CALL_FAILURES_MAX
             base = NOTHING if choice.lease is None else choice.lease.given.base
             assert choice.told.first(base.length) == base
             assert choice.room > 0 or (choice.lease is not None and choice.room == 0)

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from echo2d.core.work.calls.call_choice import AVOID_S, CallChoice, ChoiceKey
+from echo2d.core.work.calls.call_choice import CALL_AVOID_S, CallChoice, ChoiceKey
 
 _Line = dict[ChoiceKey, CallChoice]
 
@@ -118,9 +118,11 @@ class CallQueue:
     def late(self, wait_s: float, *, now: float) -> list[CallChoice]:
         """The choices that have waited for `wait_s`.
 
-        Also, choices that have avoided a worker for AVOID_S cease to do so.
+        Also, choices that have avoided a worker for CALL_AVOID_S cease to do so.
         """
-        while (first := next(iter(self._avoiding.values()), None)) and now >= first.since + AVOID_S:
+        while (
+            first := next(iter(self._avoiding.values()), None)
+        ) and now >= first.since + CALL_AVOID_S:
             del self._avoiding[first.key]
             self.changes += 1
         found: list[CallChoice] = []
@@ -134,7 +136,7 @@ class CallQueue:
         """When `late` has something to do next."""
         avoiding = next(iter(self._avoiding.values()), None)
         ends = [None if self.oldest is None else self.oldest.since + wait_s]
-        ends += [None if avoiding is None else avoiding.since + AVOID_S]
+        ends += [None if avoiding is None else avoiding.since + CALL_AVOID_S]
         return min((at for at in ends if at is not None), default=None)
 
     def _leave_turn(self, caller: str) -> None:

@@ -57,7 +57,7 @@ from echo2d.core.work.scheduler import LeaseScheduler
 OPEN_MAX = 4
 # A worker that failed a lease gets none of this evaluation for so long: it loads a newer version, or
 # is broken, and another one should try.
-AVOID_S = 10.0
+EVALUATION_AVOID_S = 10.0
 # Evaluations that are remembered; the ledger keeps all.
 KNOWN_MAX = 1 << 14
 
@@ -515,7 +515,7 @@ class Evaluations(TaskWork[PendingAnswers]):
 
     def _avoid(self, evaluation: OpenEvaluation, lease: Lease, now: float) -> None:
         """The worker did not write it: others may, and for a while it gets nothing of this."""
-        evaluation.avoid(lease.worker, now + AVOID_S)
+        evaluation.avoid(lease.worker, now + EVALUATION_AVOID_S)
         evaluation.ended(lease)
 
     def _tell(self, evaluation: OpenEvaluation, now: float) -> list[EvaluationAction]:

@@ -26,7 +26,7 @@ from echo2d.core.work.leases import Lease, group_of
 # The number of this kind of work. The seeds of answers are made of its groups: another number would change them.
 EVALUATION = 2
 # Leases of one answer that may end without it.
-FAILURES_MAX = 8
+ANSWER_FAILURES_MAX = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +151,7 @@ class OpenEvaluation:
         for sample in lease.samples:
             asked = Asked(cursor, sample)
             self._failures[asked] += 1
-            if self._failures[asked] > FAILURES_MAX:
+            if self._failures[asked] > ANSWER_FAILURES_MAX:
                 self._given_up.add(asked)
                 if self._episodes.pop(asked, None) is not None:
                     self._dropped.append(asked)

@@ -11,7 +11,7 @@ from echo2d.core.protocol.trajectory import NO_SOURCE, Source
 from echo2d.core.work.events import DrawPrompt
 
 # Questions that are asked for at once; drawing one takes a task process milliseconds.
-AHEAD_MAX = 64
+QUESTIONS_AHEAD_MAX = 64
 # A data set beyond that is cut: its tokens stay in memory.
 ROWS_MAX = 1 << 16
 
@@ -41,9 +41,9 @@ class Questions:
         return self._next >= self._most and not self._asked
 
     def ask(self) -> list[DrawPrompt]:
-        """Ask for more, until AHEAD_MAX are asked for."""
+        """Ask for more, until QUESTIONS_AHEAD_MAX are asked for."""
         actions = []
-        while len(self._asked) < AHEAD_MAX and self._next < self._most:
+        while len(self._asked) < QUESTIONS_AHEAD_MAX and self._next < self._most:
             self._asked.add(self._next)
             actions.append(DrawPrompt(self._next, self._name))
             self._next += 1
@@ -64,6 +64,6 @@ class Questions:
         self._asked = {asked for asked in self._asked if asked < cursor}
 
     def check(self) -> None:
-        assert len(self._asked) <= AHEAD_MAX
+        assert len(self._asked) <= QUESTIONS_AHEAD_MAX
         assert not self._asked & self.all.keys()
         assert all(cursor < self._next for cursor in (*self._asked, *self.all))

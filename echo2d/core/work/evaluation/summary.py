@@ -8,7 +8,7 @@ from echo2d.core.protocol.trajectory import RewardPart
 from echo2d.core.work.evaluation.events import Evaluated, PassAt
 
 # Named numbers that are kept; answers may have different ones.
-PARTS_MAX = 32
+SUMMARY_PARTS_MAX = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,4 +101,4 @@ def _mean_parts(parts: Sequence[Sequence[RewardPart]]) -> tuple[RewardPart, ...]
         for part in each:
             values.setdefault(part.name, []).append(part.value)
     means: Mapping[str, float] = {name: sum(found) / len(found) for name, found in values.items()}
-    return tuple(RewardPart(name, means[name]) for name in sorted(means)[:PARTS_MAX])
+    return tuple(RewardPart(name, means[name]) for name in sorted(means)[:SUMMARY_PARTS_MAX])

@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 
 from echo2d.core.base.bounded_dict import keep_newest
 
-MEMORY = 512.0  # answers, after which an older one has lost all but 1/e of its weight
+_MEMORY = 512.0  # answers, after which an older one has lost all but 1/e of its weight
 SHARE_FIRST = 0.5  # of the variance, the prompt's, before groups have told
 VARIANCE_MIN = 0.01  # answers that were all of one length may still differ by a tenth
-ROWS_MAX = 1 << 16
+_ROWS_MAX = 1 << 16
 
 
 @dataclass(slots=True)
@@ -49,9 +49,9 @@ class AnswerLengths:
         if not self.answers:
             self.mean, self.log_mean = sum(lengths) / count, middle
         self.answers += count
-        step = min(1.0, count / min(float(self.answers), MEMORY))
+        step = min(1.0, count / min(float(self.answers), _MEMORY))
         # The first groups hardly tell how much groups differ.
-        slow = count / min(self.answers + MEMORY / 4, MEMORY + count)
+        slow = count / min(self.answers + _MEMORY / 4, _MEMORY + count)
         spread = sum([(each - self.log_mean) ** 2 for each in logs]) / count
         self.variance += slow * (spread - self.variance)
         if count > 1:
@@ -61,7 +61,7 @@ class AnswerLengths:
         self.log_mean += step * (middle - self.log_mean)
         if row:
             self.rows[row] = count, middle
-            keep_newest(self.rows, ROWS_MAX)
+            keep_newest(self.rows, _ROWS_MAX)
 
     def left(self, written: int, row: str = "", siblings: Sequence[int] = ()) -> float:
         """The tokens that an answer needs beyond those `written`, in the mean; its siblings have these lengths."""

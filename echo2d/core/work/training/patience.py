@@ -18,7 +18,7 @@ from echo2d.core.work.training.group_table import GroupTable, OpenGroup
 MISSING_SHARE = 1 / 8  # of a group's samples, at most; or one
 # The rewards of fewer samples say nothing about each other.
 KEPT_MIN = 2
-WAIT_S_MIN = 1.0  # until a group is looked at again that waits for a slot
+_WAIT_S_MIN = 1.0  # until a group is looked at again that waits for a slot
 
 
 class Patience:
@@ -57,7 +57,7 @@ class Patience:
             group = self._groups.get(number)
             if now >= due and group is not None and not _all_leased(group):
                 # It waits for a slot, not for an answer.
-                self._due[number] = now + max(WAIT_S_MIN, now - group.begun)
+                self._due[number] = now + max(_WAIT_S_MIN, now - group.begun)
         return self._take(lambda _, due: now >= due)
 
     def last_call(self) -> list[OpenGroup]:

@@ -22,7 +22,7 @@ from echo2d.core.work.training.sampler import Sampler
 from echo2d.errors import PeerFault
 
 # Prompts that are asked for or ready; drawing one takes a task process milliseconds.
-AHEAD_MAX = 64
+PROMPTS_AHEAD_MAX = 64
 # Prompts given back; more than S + 2 steps ever hold.
 AGAIN_MAX = 4096
 # Prompts in a row that are too long for the model: then the task does not fit it.
@@ -79,7 +79,9 @@ class Prompts:
     def ask(self, count: int) -> list[DrawPrompt]:
         """Ask for prompts until `count` of them are asked for, ready or given back."""
         actions = []
-        while len(self._asked) + len(self._ready) + len(self._again) < min(count, AHEAD_MAX):
+        while len(self._asked) + len(self._ready) + len(self._again) < min(
+            count, PROMPTS_AHEAD_MAX
+        ):
             if self._redraw:
                 cursor = self._redraw.popleft()
             elif self._end is None:
@@ -141,7 +143,7 @@ class Prompts:
 
     def check(self) -> None:
         assert not self._asked & self._ready.keys()
-        assert len(self._asked) + len(self._ready) <= AHEAD_MAX
+        assert len(self._asked) + len(self._ready) <= PROMPTS_AHEAD_MAX
         assert all(cursor < self._next_cursor for cursor in (*self._asked, *self._ready))
 
 

@@ -31,7 +31,7 @@ from echo2d.core.protocol.trajectory import Source
 from echo2d.core.work.events import RowJudged
 
 # Rows that are remembered; of a longer data set the oldest are forgotten, and asked again.
-ROWS_MAX = 1 << 20
+_ROWS_MAX = 1 << 20
 # Prompts in a row that are passed over, however many rows may be passed over.
 PASSED_MAX = 4096
 
@@ -121,7 +121,7 @@ class Sampler:
         self._rows[row.source.row] = row
         self._volatility += Fraction(row.volatility)
         self.retired += self._is_retired(row)
-        while len(self._rows) > ROWS_MAX:
+        while len(self._rows) > _ROWS_MAX:
             self._forget(next(iter(self._rows)))
 
     def _forget(self, row: str) -> None:
@@ -131,7 +131,7 @@ class Sampler:
             self.retired -= self._is_retired(known)
 
     def check(self) -> None:
-        assert len(self._rows) <= ROWS_MAX
+        assert len(self._rows) <= _ROWS_MAX
         assert all(row.groups > 0 and self._keeps(row) for row in self._rows.values())
         assert self._volatility == sum(Fraction(row.volatility) for row in self._rows.values())
         assert self.retired == sum(map(self._is_retired, self._rows.values()))

@@ -27,9 +27,9 @@ from echo2d.core.work.training.answer_lengths import AnswerLengths
 from echo2d.core.work.training.group_table import GroupTable, OpenGroup
 
 # A group waits for its last samples: for this share of them, and at least one.
-LAST_SHARE = 0.5
+_LAST_SHARE = 0.5
 # A sample moves only if it ends so much sooner, over what it would take where it is ...
-GAIN_MIN = 0.25
+_GAIN_MIN = 0.25
 # ... and by so many seconds: what its worker has not reported yet is written again, and its prompt read again.
 GAIN_S_MIN = 4.0
 # A sample moves at most so often.
@@ -40,7 +40,7 @@ JUDGED_S_MIN = 1.0
 # So many groups are judged, those first that have waited longest.
 GROUPS_MAX = 1024
 # So many workers with free slots are looked at, and for each of them so many samples, the latest first.
-WORKERS_MAX = 32
+_WORKERS_MAX = 32
 LOOKED_AT = 32
 
 
@@ -75,7 +75,7 @@ class Stragglers:
     ) -> None:
         # Groups that lack as many samples, or fewer, are looked at; by task.
         self._lacks_max = {
-            task.name: max(1, int(rules.drawn(task) * LAST_SHARE))
+            task.name: max(1, int(rules.drawn(task) * _LAST_SHARE))
             if rules.group_size > 1 and rules.move_stragglers
             else 0
             for task in rules.tasks
@@ -131,7 +131,7 @@ class Stragglers:
 
     def moves(self, free: Iterable[FreeSlots]) -> list[Move]:
         """Which leases end now, and where their samples go on. free: the workers that have free slots."""
-        some = islice(free, WORKERS_MAX)
+        some = islice(free, _WORKERS_MAX)
         faster = [(self._speeds.get(each.worker, 0.0), each) for each in some]
         found: list[Move] = []
         for speed, each in sorted(faster, key=lambda pair: -pair[0]):
@@ -177,7 +177,7 @@ class Stragglers:
         room, version = free.free, self._version(self._members.get(free.worker))
         for late in self._late[:LOOKED_AT]:
             gain = 1.0 - late.speed / speed
-            if gain < GAIN_MIN or gain * late.left_s < GAIN_S_MIN:
+            if gain < _GAIN_MIN or gain * late.left_s < GAIN_S_MIN:
                 continue
             lease = self._leases.get(late.lease)
             if lease is None or len(lease.samples) > room:
@@ -216,7 +216,7 @@ class Stragglers:
             worker: math.exp(mean + (each - mean) * real / (real + off))
             for worker, each, off in known
         }
-        self._fast = (1.0 - GAIN_MIN) * max(self._speeds.values())
+        self._fast = (1.0 - _GAIN_MIN) * max(self._speeds.values())
 
     def _version(self, peer: Peer | None) -> int:
         record = None if peer is None else self._versions.live(peer.serving)

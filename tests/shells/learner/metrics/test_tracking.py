@@ -16,8 +16,8 @@ import pytest
 from echo2d.client import OperatorFault
 from echo2d.learner.metrics import tracking
 from echo2d.learner.metrics.tracking import (
-    FAILURES_MAX,
     QUEUE_MAX,
+    TRACKER_FAILURES_MAX,
     SampleTable,
     Tracking,
     makers,
@@ -114,15 +114,15 @@ def test_samples_reach_the_boards_as_a_table_and_not_the_file(tmp_path: Path) ->
 
 
 def test_what_fails_now_and_then_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    board = Shown(failures=FAILURES_MAX - 1)
+    board = Shown(failures=TRACKER_FAILURES_MAX - 1)
     tracker = Tracking(tmp_path, {"board": lambda: board})
-    for step in range(FAILURES_MAX):
+    for step in range(TRACKER_FAILURES_MAX):
         tracker.record({**ROW, "step": step})
     tracker.close()
-    assert [step for step, _ in board.rows] == [FAILURES_MAX - 1]
+    assert [step for step, _ in board.rows] == [TRACKER_FAILURES_MAX - 1]
     assert (
         caplog.text.count("cannot track tracker=board reason=ConnectionError no network")
-        == FAILURES_MAX - 1
+        == TRACKER_FAILURES_MAX - 1
     )
 
 
@@ -134,18 +134,18 @@ def test_what_always_fails_is_given_up_and_the_others_are_not(
 
     good = Shown()
     tracker = Tracking(tmp_path, {"broken": broken, "good": lambda: good})
-    for step in range(2 * FAILURES_MAX):
+    for step in range(2 * TRACKER_FAILURES_MAX):
         tracker.record({**ROW, "step": step})
     tracker.close()
-    assert len(good.rows) == len(rows(tmp_path)) == 2 * FAILURES_MAX
-    assert caplog.text.count("RuntimeError not logged in") == FAILURES_MAX
-    assert f"gave up tracker=broken failures={FAILURES_MAX}" in caplog.text
+    assert len(good.rows) == len(rows(tmp_path)) == 2 * TRACKER_FAILURES_MAX
+    assert caplog.text.count("RuntimeError not logged in") == TRACKER_FAILURES_MAX
+    assert f"gave up tracker=broken failures={TRACKER_FAILURES_MAX}" in caplog.text
 
 
 def test_nobody_waits_for_a_board_that_hangs(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tracking, "CLOSE_S", 0.01)
+    monkeypatch.setattr(tracking, "_CLOSE_S", 0.01)
     go_on = threading.Event()
 
     class Hangs(Shown):
@@ -209,7 +209,7 @@ def test_a_missing_package_is_told_at_the_start(
 
 
 def test_tensorboard_reads_what_was_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tracking, "CLOSE_S", 50.0)  # torch is imported meanwhile
+    monkeypatch.setattr(tracking, "_CLOSE_S", 50.0)  # torch is imported meanwhile
     reader: Any = importlib.import_module("tensorboard.backend.event_processing.event_accumulator")
     tracker = Tracking(tmp_path, makers(["tensorboard"], tmp_path))
     for step in (1, 2):

@@ -83,7 +83,7 @@ def test_scores_and_gradients_are_those_of_the_whole_vocabulary(
     monkeypatch: pytest.MonkeyPatch, tail: LogitTail, bias: bool, columns: int
 ) -> None:
     monkeypatch.setattr(logprobs, "COLUMNS_MIN", columns)
-    monkeypatch.setitem(logprobs.BLOCK_BYTES, "cpu", 1)
+    monkeypatch.setitem(logprobs.LOGIT_BLOCK_BYTES, "cpu", 1)
     mine, slopes = gradients(token_scores, bias=bias, tail=tail)
     theirs, expected = gradients(plain, bias=bias, tail=tail)
     for found, right in zip(mine, theirs, strict=True):

@@ -10,14 +10,14 @@ from blake3 import blake3
 
 from echo2d.client import StoreFault
 from echo2d.learner.saving import direct
-from echo2d.learner.saving.direct import BLOCK_BYTES, DirectFile, DirectFileSystem
+from echo2d.learner.saving.direct import DIRECT_BLOCK_BYTES, DirectFile, DirectFileSystem
 from echo2d.learner.saving.files import store_faults
 from tests.support.full_disk import files_up_to
 
 
 @pytest.fixture(autouse=True)
 def small_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(direct, "BUFFER_BYTES", 2 * BLOCK_BYTES)
+    monkeypatch.setattr(direct, "BUFFER_BYTES", 2 * DIRECT_BLOCK_BYTES)
 
 
 def written(path: Path, parts: list[bytes]) -> str:
@@ -37,10 +37,10 @@ def written(path: Path, parts: list[bytes]) -> str:
     [
         [],
         [1],
-        [BLOCK_BYTES],
-        [2 * BLOCK_BYTES],
-        [3, 2 * BLOCK_BYTES, 5],
-        [7 * BLOCK_BYTES + 11, 1],
+        [DIRECT_BLOCK_BYTES],
+        [2 * DIRECT_BLOCK_BYTES],
+        [3, 2 * DIRECT_BLOCK_BYTES, 5],
+        [7 * DIRECT_BLOCK_BYTES + 11, 1],
         [100] * 500,
     ],
 )
@@ -73,20 +73,20 @@ def test_a_file_system_without_direct_writes(
 
     monkeypatch.setattr(os, "open", open_otherwise)
     monkeypatch.setattr(os, "write", write_otherwise)
-    data = os.urandom(5 * BLOCK_BYTES + 1)
+    data = os.urandom(5 * DIRECT_BLOCK_BYTES + 1)
     assert written(tmp_path / "file", [data]) == blake3(data).hexdigest()
     assert (tmp_path / "file").read_bytes() == data
     assert calls == [refused]
 
 
-@pytest.mark.parametrize("room", [0, BLOCK_BYTES, 3 * BLOCK_BYTES])
+@pytest.mark.parametrize("room", [0, DIRECT_BLOCK_BYTES, 3 * DIRECT_BLOCK_BYTES])
 def test_a_full_disk_is_told(tmp_path: Path, room: int) -> None:
     with (
         files_up_to(room),
         pytest.raises(StoreFault, match="File too large"),
         store_faults("cannot write", tmp_path / "file"),
     ):
-        written(tmp_path / "file", [os.urandom(5 * BLOCK_BYTES)])
+        written(tmp_path / "file", [os.urandom(5 * DIRECT_BLOCK_BYTES)])
 
 
 def test_a_name_is_used_once(tmp_path: Path) -> None:

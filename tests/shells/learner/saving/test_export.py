@@ -91,7 +91,7 @@ def test_without_a_terminal_the_log_says_how_far_it_is(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(exporting, "LINE_S", 0.0)
+    monkeypatch.setattr(exporting, "_LINE_S", 0.0)
     assert run(trained, "last", tmp_path / "export") == 0
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) > 1

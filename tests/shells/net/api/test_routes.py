@@ -481,7 +481,7 @@ async def test_the_cores_refusals_are_passed_on(call: Client, backend: Backend) 
 async def test_an_unanswered_call_is_told_to_come_back(
     call: Client, backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(api_routes, "ANSWER_S_MAX", 0.01)
+    monkeypatch.setattr(api_routes, "_ANSWER_S_MAX", 0.01)
     backend.reply = None
     status, answer = await call("POST", "/v1/learner/session", json={"resume_step": 0})
     assert (status, answer["error"]) == (503, "busy")

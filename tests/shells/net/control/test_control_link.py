@@ -36,7 +36,7 @@ from echo2d.net.control import send_buffer
 from echo2d.net.control import server as control_server
 from echo2d.net.control.client import ControlLink, Identity
 from echo2d.net.control.other_builds import RETRY_S_MIN
-from echo2d.net.control.protocol_faults import FAULTS_MAX
+from echo2d.net.control.protocol_faults import PROTOCOL_FAULTS_MAX
 from echo2d.net.control.server import Sessions
 from echo2d.net.security.auth import (
     ANSWER,
@@ -365,7 +365,7 @@ async def test_what_breaks_the_protocol_is_said_counted_and_closed(
 async def test_a_peer_that_breaks_the_protocol_again_and_again_is_refused_by_its_key(
     server: Coordinator,
 ) -> None:
-    for _ in range(FAULTS_MAX):
+    for _ in range(PROTOCOL_FAULTS_MAX):
         async with raw_socket(server) as socket:
             await socket.send_bytes(TO_COORDINATOR.encode(HELLO))
             await server.events.get()
@@ -376,7 +376,7 @@ async def test_a_peer_that_breaks_the_protocol_again_and_again_is_refused_by_its
         refused = TO_PEER.decode((await socket.receive()).data)
     assert isinstance(refused, Refused)
     assert (refused.reason, refused.permanent) == ("protocol", False)
-    assert f"broke the protocol {FAULTS_MAX} times" in refused.detail
+    assert f"broke the protocol {PROTOCOL_FAULTS_MAX} times" in refused.detail
     [peer] = server.sessions.faults.refused(time.monotonic())
     assert peer.peer == IDENTITY.peer
     assert server.sessions.faults.refused_s(PeerId("another"), time.monotonic()) == 0.0

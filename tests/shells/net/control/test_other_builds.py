@@ -98,7 +98,7 @@ def test_peers_are_forgotten_when_they_are_upgraded_or_stay_away() -> None:
 
 
 def test_no_more_peers_are_kept_than_a_run_enrols(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(other_builds, "PEERS_MAX", 5)
+    monkeypatch.setattr(other_builds, "_PEERS_MAX", 5)
     builds = OtherBuilds(ComeAgain())
     for number in range(20):
         builds.refuse(PeerId(f"p{number}"), "box", HEAD, float(number))

@@ -18,7 +18,7 @@ from tests.support.polling import HANG_S
 
 def test_open_requests_are_limited_for_each_and_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "REQUESTS_OF_CALLER_MAX", 3)
-    monkeypatch.setattr(limits, "REQUESTS_MAX", 5)
+    monkeypatch.setattr(limits, "GATEWAY_REQUESTS_MAX", 5)
     requests = OpenRequests()
     with ExitStack() as stack:
         for _ in range(3):

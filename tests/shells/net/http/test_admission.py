@@ -18,9 +18,9 @@ from echo2d.net.http import admission as door_module
 from echo2d.net.http import tls_accept
 from echo2d.net.http.admission import (
     DOOR,
+    HTTP_STRANGERS_MAX,
+    HTTP_STRANGERS_PER_ADDRESS_MAX,
     STRANGER_S_MAX,
-    STRANGERS_MAX,
-    STRANGERS_PER_ADDRESS_MAX,
     ConnectionAdmission,
     admit,
 )
@@ -113,12 +113,12 @@ async def guarded(
 
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(door_module, "STRANGERS_PER_ADDRESS_MAX", FEW)
-    monkeypatch.setattr(door_module, "STRANGERS_MAX", 2 * FEW)
+    monkeypatch.setattr(door_module, "HTTP_STRANGERS_PER_ADDRESS_MAX", FEW)
+    monkeypatch.setattr(door_module, "HTTP_STRANGERS_MAX", 2 * FEW)
 
 
 def test_a_whole_fleet_may_come_back_at_once_from_one_address() -> None:
-    assert PEERS_MAX <= STRANGERS_PER_ADDRESS_MAX < STRANGERS_MAX
+    assert PEERS_MAX <= HTTP_STRANGERS_PER_ADDRESS_MAX < HTTP_STRANGERS_MAX
     assert STRANGER_S_MAX > HELLO_TIMEOUT_S
 
 

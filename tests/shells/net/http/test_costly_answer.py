@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from echo2d.net.http.costly_answer import CHEAP_S, SHARE_MAX, CostlyAnswer
+from echo2d.net.http.costly_answer import ANSWER_SHARE_MAX, CHEAP_S, CostlyAnswer
 
 
 @dataclass
@@ -42,7 +42,7 @@ def test_a_costly_answer_takes_its_share_of_the_time_however_often_it_is_asked_f
     for tick in range(1000):
         work.now = 0.1 * tick
         got.add(asked.get())
-    assert work.cpu == pytest.approx(100 * SHARE_MAX, rel=0.06)
+    assert work.cpu == pytest.approx(100 * ANSWER_SHARE_MAX, rel=0.06)
     assert len(got) == work.made
 
 
@@ -52,12 +52,12 @@ def test_what_is_asked_for_by_many_takes_its_share_however_cheap_it_is() -> None
     for tick in range(10_000):
         work.now = 0.001 * tick
         asked.get()
-    assert work.cpu == pytest.approx(10 * SHARE_MAX, rel=0.1)
+    assert work.cpu == pytest.approx(10 * ANSWER_SHARE_MAX, rel=0.1)
 
 
 def test_an_answer_that_has_become_cheap_is_made_anew_again() -> None:
     work = Work(2 * CHEAP_S)
     asked = answer(work)
     assert [asked.get(), asked.get()] == [b"1", b"1"]
-    work.cost_s, work.now = 0.0, 2 * CHEAP_S / SHARE_MAX
+    work.cost_s, work.now = 0.0, 2 * CHEAP_S / ANSWER_SHARE_MAX
     assert [asked.get(), asked.get()] == [b"2", b"3"]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from echo2d.net.peer.congestion import QUIET_S, Congestion
+from echo2d.net.peer.congestion import LINK_QUIET_S, Congestion
 
 AVAILABLE = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
 pytestmark = pytest.mark.skipif(
@@ -45,7 +45,7 @@ def test_the_first_frame_after_a_rest_begins_with_a_new_bbr(sock: Recording) -> 
     congestion = Congestion(sock)
     send(congestion, 0, 5)
     assert sock.given == [b"bbr", b"reno", b"bbr"]
-    send(congestion, 5 + QUIET_S, 7)
+    send(congestion, 5 + LINK_QUIET_S, 7)
     assert sock.given == [b"bbr"] + [b"reno", b"bbr"] * 2
     assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).startswith(b"bbr")
 

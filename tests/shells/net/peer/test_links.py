@@ -25,7 +25,7 @@ from echo2d.errors import PeerFault
 from echo2d.net.peer import connection as peer_connection
 from echo2d.net.peer import links as peer_links
 from echo2d.net.peer.connection import PeerConnection
-from echo2d.net.peer.links import REPLACED, STRANGERS_PER_ADDRESS_MAX
+from echo2d.net.peer.links import LINK_STRANGERS_PER_ADDRESS_MAX, REPLACED
 from tests.support.live_links import (
     ALICE,
     BOB,
@@ -220,12 +220,13 @@ async def test_of_too_many_strangers_the_oldest_goes() -> None:
     alice, bob = Peer(ALICE, BOB), Peer(BOB, ALICE)
     async with listening(alice):
         strangers = [
-            await asyncio.open_connection(*alice.address) for _ in range(STRANGERS_PER_ADDRESS_MAX)
+            await asyncio.open_connection(*alice.address)
+            for _ in range(LINK_STRANGERS_PER_ADDRESS_MAX)
         ]
         await bob.links.dial(ALICE, *alice.address)
         await within(at_end(strangers[0][0]))
-        assert len(alice.links._connections) <= STRANGERS_PER_ADDRESS_MAX + 1
-        assert len(alice.links._admission) <= STRANGERS_PER_ADDRESS_MAX
+        assert len(alice.links._connections) <= LINK_STRANGERS_PER_ADDRESS_MAX + 1
+        assert len(alice.links._admission) <= LINK_STRANGERS_PER_ADDRESS_MAX
         for _, writer in strangers:
             writer.close()
         await bob.links.close("enough")
@@ -334,7 +335,7 @@ async def test_the_kernel_is_told_how_long_silence_may_last() -> None:
         assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
         assert (
             sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
-            == peer_connection.SILENCE_S * 1000
+            == peer_connection.LINK_SILENCE_S * 1000
         )
 
 

@@ -14,7 +14,7 @@ RUN, OTHER_RUN, PEER, OTHER_PEER = (
     Ed25519PrivateKey.from_private_bytes(bytes([n]) * 32) for n in range(4)
 )
 RUN_KEY, PEER_KEY = auth.public_bytes(RUN), auth.public_bytes(PEER)
-NONCE = b"n" * auth.NONCE_BYTES
+NONCE = b"n" * auth.AUTH_NONCE_BYTES
 TOKEN = TokenFile("box", "worker", "s3cret", RUN_KEY.hex(), "http://127.0.0.1:1")
 
 

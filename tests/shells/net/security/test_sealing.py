@@ -7,14 +7,14 @@ import pytest
 from echo2d.core.protocol.peer_messages import TAG_BYTES
 from echo2d.errors import PeerFault
 from echo2d.net.security import sealing
-from echo2d.net.security.sealing import KEY_BYTES, MAGIC, KeyExchange, Seal
+from echo2d.net.security.sealing import MAGIC, SEALING_KEY_BYTES, KeyExchange, Seal
 from tests.support.tls_peers import ALICE, ALICE_TLS, BOB_TLS
 
 HEADER, PAYLOAD = b"header of a unit", b"weights " * 100
 
 
 def two_seals() -> tuple[Seal, Seal]:
-    one, other = b"1" * KEY_BYTES, b"2" * KEY_BYTES
+    one, other = b"1" * SEALING_KEY_BYTES, b"2" * SEALING_KEY_BYTES
     return Seal(one, other), Seal(other, one)
 
 

@@ -28,7 +28,7 @@ from echo2d.core.protocol.control_messages import (
 )
 from echo2d.core.protocol.trajectory import pack_logprobs, pack_tokens, unpack_tokens
 from echo2d.net.control.client import ControlLink, Identity
-from echo2d.net.control.protocol_faults import FAULTS_MAX, REFUSED_S
+from echo2d.net.control.protocol_faults import PROTOCOL_FAULTS_MAX, REFUSED_S
 from echo2d.runtime.coordinator.main import Opened, core_machine
 from echo2d.tasks.sort_digits import answer
 from echo2d.this_build import THIS_BUILD
@@ -241,7 +241,7 @@ async def test_a_box_that_sends_bombs_is_refused_and_named_and_others_go_on(tmp_
             joined(opened, run_dir, "honest") as honest,
         ):
             identity = await enrolled(run_dir, opened.url, "bomber")
-            for _ in range(FAULTS_MAX):
+            for _ in range(PROTOCOL_FAULTS_MAX):
                 # A new link does not wait for as long as it was told to.
                 async with linked(opened, identity, "bomber") as bomber:
                     link = bomber.link._send_buffer
@@ -253,6 +253,6 @@ async def test_a_box_that_sends_bombs_is_refused_and_named_and_others_go_on(tmp_
             assert refused["name"] == "bomber"
             assert (refused["token"], refused["token_peers"]) == ("bomber", 1)
             assert 0.0 < refused["refused_s"] <= REFUSED_S
-            assert status["peer_faults"] == FAULTS_MAX
+            assert status["peer_faults"] == PROTOCOL_FAULTS_MAX
             assert any(each["sentence"].startswith("bomber (") for each in status["alerts"])
             assert honest.ended.empty()

@@ -91,7 +91,7 @@ def test_a_refused_result_names_the_group_of_its_lease(lines: Callable[[str], li
 def test_what_is_remembered_is_bounded(
     monkeypatch: pytest.MonkeyPatch, lines: Callable[[str], list[str]]
 ) -> None:
-    monkeypatch.setattr("echo2d.runtime.coordinator.group_log.LEASES_MAX", 2)
+    monkeypatch.setattr("echo2d.runtime.coordinator.group_log.LOGGED_LEASES_MAX", 2)
     world = running()
     train(world, 3)
     assert len(world.story._groups) == 2

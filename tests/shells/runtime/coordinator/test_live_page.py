@@ -8,7 +8,7 @@ import pytest
 from echo2d.core.coordinator.glance import TreeView
 from echo2d.core.status.schema import Status
 from echo2d.runtime.coordinator.live_page import (
-    SHARE_MAX,
+    PAGE_SHARE_MAX,
     STATUS_AGE_S_MAX,
     WORKER_COLUMNS,
     LivePage,
@@ -68,7 +68,7 @@ def test_a_costly_status_takes_no_more_than_its_share() -> None:
         site.now = float(at)
         answers.append(site.ask())
     # The first one does not count.
-    assert site.cpu <= 60 * SHARE_MAX + 2 * site.cost
+    assert site.cpu <= 60 * PAGE_SHARE_MAX + 2 * site.cost
     assert max(each["status_age_s"] for each in answers) == 10.0, "and a page says how old it is"
 
 

@@ -115,7 +115,7 @@ async def test_what_is_answered_is_durable(
 async def test_a_disk_that_does_not_answer_is_told_to_probes(
     config: CoordinatorConfig, script: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(coordinator_loop, "STUCK_S", 0.0)
+    monkeypatch.setattr(coordinator_loop, "_STUCK_S", 0.0)
     script.on[SessionAsked] = lambda event: [
         Persist(EpochOpened(Epoch(3), 7)),
         Reply(event.request, 200, {}),
@@ -212,7 +212,7 @@ def test_a_late_deadline_lets_in_first_what_waits_in_sockets(
                     b"x"
                 )  # in the socket, and unread, when the loop finds that its deadline has long passed
                 script.wake, script.on[DeadlinePassed] = (
-                    time.monotonic() - 2 * coordinator_loop.LATE_S,
+                    time.monotonic() - 2 * coordinator_loop.LOOP_LATE_S,
                     passed,
                 )
                 mailbox.wake()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from echo2d.core.cluster.step_history import StepSummary
-from echo2d.runtime.coordinator.run_history import COLUMNS, STEPS_MAX, RunHistory
+from echo2d.runtime.coordinator.run_history import COLUMNS, HISTORY_STEPS_MAX, RunHistory
 from tests.support.polling import poll
 
 
@@ -43,11 +43,11 @@ def test_a_step_that_is_trained_anew_takes_away_what_came_after_it(tmp_path: Pat
 
 def test_a_long_run_stays_visible_and_bounded(tmp_path: Path) -> None:
     history = RunHistory(tmp_path)
-    for step in range(5 * STEPS_MAX):
+    for step in range(5 * HISTORY_STEPS_MAX):
         history.tell(summary(step))
     found = steps(history, -1)
-    assert STEPS_MAX // 2 <= len(found) <= STEPS_MAX
-    assert (found[0], found[-1]) == (0, 5 * STEPS_MAX - 1)
+    assert HISTORY_STEPS_MAX // 2 <= len(found) <= HISTORY_STEPS_MAX
+    assert (found[0], found[-1]) == (0, 5 * HISTORY_STEPS_MAX - 1)
     assert found == sorted(found)
     assert found[-1] - found[-2] == 1, "the newest part is whole"
 

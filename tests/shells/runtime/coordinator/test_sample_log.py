@@ -27,7 +27,7 @@ from echo2d.core.work.events import (
     SampleReturned,
     SampleRewarded,
 )
-from echo2d.runtime.coordinator.sample_log import LOG_NAME, open_sample_log
+from echo2d.runtime.coordinator.sample_log import SAMPLE_LOG, open_sample_log
 from echo2d.store.json_log import read_json_log
 from tests.support.polling import HANG_S
 from tests.support.texts import bytes_tokenizer, write_text_model
@@ -51,7 +51,7 @@ def kept(group: GroupId, sample: int, text: str) -> SampleKept:
 
 
 def read(run_dir: Path) -> list[dict[str, Any]]:
-    return list(read_json_log(run_dir, LOG_NAME))
+    return list(read_json_log(run_dir, SAMPLE_LOG))
 
 
 async def logged(

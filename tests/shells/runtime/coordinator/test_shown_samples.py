@@ -5,8 +5,8 @@ from typing import Any
 from echo2d.runtime.coordinator.shown_samples import (
     CHARS_MAX,
     ENDS_SHOWN,
+    SHOWN_TOKENS_MAX,
     STEPS_KEPT,
-    TOKENS_MAX,
     ShownSamples,
 )
 
@@ -43,7 +43,7 @@ def test_token_ids_are_shortened_as_well() -> None:
     shown = ShownSamples()
     shown.add([line(1, 1, 0.0, answer=list(range(9999)))])
     (group,) = shown.of(1)["groups"]
-    assert group["samples"][0]["answer"] == list(range(TOKENS_MAX))
+    assert group["samples"][0]["answer"] == list(range(SHOWN_TOKENS_MAX))
 
 
 def test_the_newest_step_is_shown_and_old_ones_are_forgotten() -> None:

@@ -13,7 +13,7 @@ from echo2d.core.work.events import (
     ScoreSample,
 )
 from echo2d.runtime.coordinator import task_calls
-from echo2d.runtime.coordinator.task_calls import RETRIES, OnError, OverlongPenalty, TaskCalls
+from echo2d.runtime.coordinator.task_calls import TASK_RETRIES, OnError, OverlongPenalty, TaskCalls
 from echo2d.tasks.pool import Score, ScoreCall, TaskPrompt
 from echo2d.tasks.process import TaskFailed
 
@@ -51,7 +51,7 @@ class Pool:
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(task_calls, "RETRY_S_MIN", 0.0)
+    monkeypatch.setattr(task_calls, "_RETRY_S_MIN", 0.0)
 
 
 @pytest.fixture
@@ -116,14 +116,14 @@ async def test_what_may_pass_is_tried_again(
 ) -> None:
     """Only the sample that failed; in the end it has no reward, for nobody judged its answer."""
     made = calls(pool, on_error)
-    pool.failures = [failed] * RETRIES
+    pool.failures = [failed] * TASK_RETRIES
     right = SampleScored(GroupId(1), 0, 9.0, "")
     other = SampleScored(GroupId(1), 1, 9.0, "")
     assert sorted(await scores(made, sample(0), sample(1)), key=lambda each: each.sample) == [
         right,
         other,
     ]
-    pool.failures = [failed] * (RETRIES + 1)
+    pool.failures = [failed] * (TASK_RETRIES + 1)
     assert await scores(made, sample(0)) == [
         SampleScored(GroupId(1), 0, None, f"{failed.kind}: {failed.reason}")
     ]
@@ -144,9 +144,9 @@ async def test_a_failed_prompt_is_tried_again(pool: Pool) -> None:
 
 async def test_a_prompt_that_stays_in_error_is_given_up(pool: Pool) -> None:
     """One broken row of a file must not hold a place among the prompts for ever."""
-    pool.failures = [RAISED] * (RETRIES + 1)
+    pool.failures = [RAISED] * (TASK_RETRIES + 1)
     assert await calls(pool).draw(DrawPrompt(7)) == PromptFailed(7, RAISED.reason, "sums")
-    pool.failures = [DIED] * (RETRIES + 3)
+    pool.failures = [DIED] * (TASK_RETRIES + 3)
     assert isinstance(await calls(pool).draw(DrawPrompt(8)), PromptDrawn)
 
 

@@ -31,11 +31,11 @@ __all__ = ["config"]
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """A small probe, whose speed says nothing; and nobody waits for a plan where no seed is."""
-    monkeypatch.setattr(host, "PROBE_BYTES", 1 << 16)
+    monkeypatch.setattr(host, "_PROBE_BYTES", 1 << 16)
     monkeypatch.setattr(host, "DISK_BYTES_PER_S_MIN", 0.0)
     monkeypatch.setattr(uplink, "SEND_S", 0.1)
     monkeypatch.setattr(trial_join, "PLAN_S_MAX", 0.01)
-    monkeypatch.setattr(trial_join, "DIAL_S_MAX", 0.0)
+    monkeypatch.setattr(trial_join, "_DIAL_S_MAX", 0.0)
     monkeypatch.setattr(trial_join, "DIAL_AGAIN_S", 0.01)
 
 

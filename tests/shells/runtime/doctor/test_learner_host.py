@@ -27,7 +27,7 @@ __all__ = ["config"]
 
 @pytest.fixture(autouse=True)
 def small_probe(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "PROBE_BYTES", 1 << 16)
+    monkeypatch.setattr(host, "_PROBE_BYTES", 1 << 16)
 
 
 async def examined(config: CoordinatorConfig) -> dict[str, HostFinding]:

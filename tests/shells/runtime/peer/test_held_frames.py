@@ -187,7 +187,7 @@ async def test_a_frame_that_is_gone_for_good_ends_its_form_and_not_the_run(
     double: CoordinatorDouble, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, folder: bool
 ) -> None:
     """The seed says so, says it again if it is told to encode the form again, and the next version spreads."""
-    monkeypatch.setattr(disk_frames, "GONE_S", 0.5)
+    monkeypatch.setattr(disk_frames, "CHILD_GONE_S", 0.5)
     monkeypatch.setattr(holdings_module, "LOST_WAIT_S", 0.1)
     async with a_seed(double) as seed, a_worker(double, tmp_path / "one") as one:
         names = await double.peers(2)
@@ -220,7 +220,7 @@ async def test_a_frame_that_is_gone_for_good_ends_its_form_and_not_the_run(
 async def test_a_form_that_lost_everything_is_encoded_again_for_those_that_wait(
     double: CoordinatorDouble, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(disk_frames, "GONE_S", 0.5)
+    monkeypatch.setattr(disk_frames, "CHILD_GONE_S", 0.5)
     monkeypatch.setattr(holdings_module, "LOST_WAIT_S", 0.1)
     async with a_seed(double) as seed:
         names = await double.peers(1)

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from echo2d.runtime.process.lifecycle import FILES_MAX
+from echo2d.runtime.process.lifecycle import OPEN_FILES_MAX
 from tests.support.polling import HANG_S
 
 BOUND_S = 0.5  # in place of STOP_S_MAX and EXIT_S_MAX
@@ -67,7 +67,7 @@ def test_it_may_have_as_many_files_open_as_the_system_allows() -> None:
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
-    assert done.stdout.split("\n")[1] == f"{min(FILES_MAX, hard)} {hard}"
+    assert done.stdout.split("\n")[1] == f"{min(OPEN_FILES_MAX, hard)} {hard}"
 
 
 @pytest.mark.parametrize(

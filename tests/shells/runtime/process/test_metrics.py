@@ -256,7 +256,7 @@ def test_what_a_worker_counts() -> None:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics_module, "TICK_S", 0.001)
+    monkeypatch.setattr(metrics_module, "_TICK_S", 0.001)
     monkeypatch.setattr(metrics_module, "KERNEL_TICKS", 1)
 
 

@@ -62,7 +62,7 @@ async def test_a_cancelled_call_is_reported_gone(
 async def test_calls_are_bounded(
     calls: PendingRequests, events: asyncio.Queue[CoordinatorEvent], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pending_requests, "REQUESTS_MAX", 0)
+    monkeypatch.setattr(pending_requests, "PENDING_REQUESTS_MAX", 0)
     reply = await calls.ask(ask, timeout_s=None)
     assert reply is not None
     assert (reply.status, events.empty()) == (503, True)

@@ -137,7 +137,7 @@ class Site:
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
     monkeypatch.setenv("BOXES", str(tmp_path / "boxes"))
-    monkeypatch.setattr(renter, "TICK_S", 0.05)
+    monkeypatch.setattr(renter, "_TICK_S", 0.05)
     return Site(tmp_path)
 
 

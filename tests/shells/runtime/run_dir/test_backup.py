@@ -18,7 +18,7 @@ from echo2d.errors import IntegrityFault, OperatorFault, StoreFault
 from echo2d.runtime.run_dir import backup as backups
 from echo2d.runtime.run_dir.access_table import AccessTable
 from echo2d.runtime.run_dir.backup import LOCK, PINS, back_up, forget_killed_backups
-from echo2d.runtime.run_dir.backup_files import MANIFEST, BackupFacts, read_manifest, verify
+from echo2d.runtime.run_dir.backup_files import BACKUP_MANIFEST, BackupFacts, read_manifest, verify
 from echo2d.runtime.run_dir.restore import how_to_go_on, restore
 from echo2d.runtime.run_dir.run_directory import LEDGER_FILE, RunDirectory
 from echo2d.store import ledger_copy
@@ -113,7 +113,7 @@ def test_a_backup_has_what_a_run_needs_and_is_private(run: Run) -> None:
     assert names == {
         str(path.relative_to(target))
         for path in target.rglob("*")
-        if path.is_file() and path.name != MANIFEST
+        if path.is_file() and path.name != BACKUP_MANIFEST
     }
     assert (facts.step, facts.checkpoint, facts.run_id) == (4, 4, run.run.run_id)
     assert target.stat().st_mode & 0o777 == 0o700
@@ -332,19 +332,19 @@ def test_damage_is_found(run: Run) -> None:
 
 @pytest.mark.parametrize("text", ["", "[]", '{"format": 1}', '{"format": 1, "files": 3}'])
 def test_a_damaged_manifest_is_named(tmp_path: Path, text: str) -> None:
-    (tmp_path / MANIFEST).write_text(text)
+    (tmp_path / BACKUP_MANIFEST).write_text(text)
     with pytest.raises(OperatorFault, match="is damaged"):
         read_manifest(tmp_path)
 
 
 def test_a_manifest_names_no_file_outside(run: Run) -> None:
     target, _ = run.back_up()
-    text = (target / MANIFEST).read_text()
+    text = (target / BACKUP_MANIFEST).read_text()
     for path in ("run/../../evil", "/evil", "other/file", "run//x"):
-        (target / MANIFEST).write_text(text.replace("run/run.key", path))
+        (target / BACKUP_MANIFEST).write_text(text.replace("run/run.key", path))
         with pytest.raises(OperatorFault, match="is damaged"):
             restore(target, run.folder / "new", run.folder / "new-out", tell, nobody_at)
-    (target / MANIFEST).write_text(text.replace('"format": 1', '"format": 2'))
+    (target / BACKUP_MANIFEST).write_text(text.replace('"format": 1', '"format": 2'))
     with pytest.raises(OperatorFault, match="of another echo2d; this one reads format 1"):
         read_manifest(target)
 

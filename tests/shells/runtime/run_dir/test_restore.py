@@ -34,7 +34,7 @@ async def test_what_takes_connections_and_gives_no_status_may_be_the_runs_coordi
     # Connections wait in its queue, and are never answered.
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        monkeypatch.setattr(watch, "PATIENCE_S", 0.1)
+        monkeypatch.setattr(watch, "WATCH_PATIENCE_S", 0.1)
         monkeypatch.setattr(connection, "ANSWER_SILENCE_S_MAX", 0.1)
         with pytest.raises(
             OperatorFault, match=r"does not say which run it is of .* --not-running"

@@ -60,7 +60,7 @@ async def test_a_seed_gets_its_handover_and_is_restarted_and_ended(
 
 
 def test_a_seed_started_by_hand_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(child_process, "PR_SET_PDEATHSIG", -1)
+    monkeypatch.setattr(child_process, "_PR_SET_PDEATHSIG", -1)
     for line in (b"", b"{}", b"[]", b"what"):
         with pytest.raises(OperatorFault, match="not by hand"):
             SeedHandover.receive(io.BytesIO(line))
@@ -69,7 +69,7 @@ def test_a_seed_started_by_hand_says_so(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_seed_whose_parent_has_gone_ends(
     handover: SeedHandover, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(child_process, "PR_SET_PDEATHSIG", -1)
+    monkeypatch.setattr(child_process, "_PR_SET_PDEATHSIG", -1)
     orphan = replace(handover, parent_pid=os.getpid())
     with pytest.raises(OperatorFault, match="coordinator has ended"):
         SeedHandover.receive(io.BytesIO(json.dumps(asdict(orphan)).encode()))

@@ -39,8 +39,8 @@ class JudgeServer:
 
 @pytest.fixture
 async def judge(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[JudgeServer]:
-    monkeypatch.setattr(scorer, "WAIT_S_MIN", 0.001)
-    monkeypatch.setattr(scorer, "WAIT_S_MAX", 0.01)
+    monkeypatch.setattr(scorer, "_WAIT_S_MIN", 0.001)
+    monkeypatch.setattr(scorer, "_WAIT_S_MAX", 0.01)
     server, app = JudgeServer(), web.Application()
     app.router.add_post("/judge", server.answer)
     runner = web.AppRunner(app)

@@ -43,7 +43,7 @@ def goes(world: AuditedWorld) -> None:
 def fails(world: AuditedWorld) -> None:
     (order,) = messages(world.peers["auditor"], ScoreAnswers)
     world.say(world.peers["auditor"], ScoringFailed(order.order, "out of memory"))
-    world.pass_time(scorers.REST_S)
+    world.pass_time(scorers.SCORER_REST_S)
 
 
 @pytest.mark.parametrize("lost", [goes, fails])
@@ -107,7 +107,7 @@ def test_an_answer_that_cannot_be_scored_does_not_take_others_with_it() -> None:
     auditor = world.peers["auditor"]
     orders = messages(auditor, ScoreAnswers)
     world.say(auditor, ScoringFailed(orders[-1].order, "no memory"))
-    world.pass_time(scorers.REST_S)
+    world.pass_time(scorers.SCORER_REST_S)
     world.pending.clear()
     for _ in range(8):
         orders.append(messages(auditor, ScoreAnswers)[-1])
@@ -115,7 +115,7 @@ def test_an_answer_that_cannot_be_scored_does_not_take_others_with_it() -> None:
             break
         assert len(orders[-1].answers) == 1
         world.say(auditor, ScoringFailed(orders[-1].order, "no memory"))
-        world.pass_time(scorers.REST_S)
+        world.pass_time(scorers.SCORER_REST_S)
         world.pending.clear()
     assert world.audits.skipped >= 1
     assert world.audits.scorers.pending == 0

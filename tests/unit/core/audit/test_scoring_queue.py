@@ -6,9 +6,9 @@ from echo2d.core.audit import scoring_queue
 from echo2d.core.audit.scoring_queue import (
     ANSWERS_MAX,
     FAIR_TURN,
-    PATIENCE_S,
+    SCORED_VERSIONS_MAX,
+    SCORING_PATIENCE_S,
     TRIES_MAX,
-    VERSIONS_MAX,
     AnswerPart,
     AuditItem,
     ScoringQueue,
@@ -65,9 +65,9 @@ def test_urgent_answers_come_first_then_what_is_loaded_then_the_oldest() -> None
 
 def test_the_newest_version_is_loaded_for_what_is_not_urgent_after_a_while() -> None:
     queue = queue_of(part(5, at=10.0))
-    assert take(queue, loaded=4, newest=5, now=10.0 + PATIENCE_S - 0.1) == []
-    assert queue.due_at(version_key(5)) == 10.0 + PATIENCE_S
-    assert take(queue, loaded=4, newest=5, now=10.0 + PATIENCE_S) == [5]
+    assert take(queue, loaded=4, newest=5, now=10.0 + SCORING_PATIENCE_S - 0.1) == []
+    assert queue.due_at(version_key(5)) == 10.0 + SCORING_PATIENCE_S
+    assert take(queue, loaded=4, newest=5, now=10.0 + SCORING_PATIENCE_S) == [5]
     assert take(queue_of(part(5, at=10.0)), loaded=5, newest=5, now=10.0) == [5]
 
 
@@ -114,8 +114,8 @@ def test_a_version_that_cannot_be_scored_here_is_left() -> None:
 
 
 def test_the_oldest_version_goes_when_there_are_too_many() -> None:
-    queue = queue_of(*(part(number) for number in range(VERSIONS_MAX)))
-    lost = queue.put(part(VERSIONS_MAX))
+    queue = queue_of(*(part(number) for number in range(SCORED_VERSIONS_MAX)))
+    lost = queue.put(part(SCORED_VERSIONS_MAX))
     assert [each.key.version for each in lost] == [0]
     queue.check()
     assert [each.key.version for each in queue.lose(version_key(1))] == [1]

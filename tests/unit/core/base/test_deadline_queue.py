@@ -2,7 +2,7 @@
 
 import random
 
-from echo2d.core.base.deadline_queue import SLACK, DeadlineQueue
+from echo2d.core.base.deadline_queue import STALE_ENTRIES, DeadlineQueue
 
 
 class Book:
@@ -53,7 +53,7 @@ def test_it_agrees_with_looking_at_all() -> None:
 
 def test_deadlines_that_move_to_and_fro_take_no_room() -> None:
     book = Book()
-    for number in range(10 * SLACK):
+    for number in range(10 * STALE_ENTRIES):
         book.put("a", 1000.0 - number)
-    assert len(book.deadlines._heap) <= SLACK + 2
+    assert len(book.deadlines._heap) <= STALE_ENTRIES + 2
     book.check()

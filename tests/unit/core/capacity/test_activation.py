@@ -5,7 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from echo2d.core.capacity.activation import PATIENCE, Activation, ActivationRules, Decision
+from echo2d.core.capacity.activation import (
+    ACTIVATION_PATIENCE,
+    Activation,
+    ActivationRules,
+    Decision,
+)
 from echo2d.core.capacity.worker_cost import WorkerOffer
 
 RULES = ActivationRules(review_s=10.0, cool_down_s=20.0)
@@ -52,7 +57,7 @@ def test_a_loss_is_made_good_up_to_what_there_was() -> None:
     activation = settled(fleet(9), 4.0)
     lost = activation.decide(RULES, fleet(9)[1:], 6.0, now=1.0)
     assert (len(lost.activate), len(activation.active)) == (1, 5)
-    for review in range(1, PATIENCE):
+    for review in range(1, ACTIVATION_PATIENCE):
         assert activation.decide(RULES, fleet(9)[1:], 6.0, now=50.0 + 10 * review) == Decision()
         assert (
             len(
@@ -69,7 +74,7 @@ def test_a_loss_is_made_good_up_to_what_there_was() -> None:
 def test_a_dear_set_is_left_although_somebody_is_lost_again_and_again() -> None:
     dear, cheap = fleet(9, 2.0, name="dear"), fleet(5, 1.0)
     activation = settled(dear, 4.0)
-    for review in range(1, PATIENCE):
+    for review in range(1, ACTIVATION_PATIENCE):
         assert activation.decide(RULES, [*dear, *cheap], 4.0, now=30.0 * review) == Decision()
         dear = dear[1:]
         assert (
@@ -88,7 +93,7 @@ def test_one_that_will_be_taken_away_drains_and_is_replaced() -> None:
 
 def test_a_shortage_has_to_last() -> None:
     activation = settled(fleet(9), 4.0)
-    for review in range(1, PATIENCE):
+    for review in range(1, ACTIVATION_PATIENCE):
         assert activation.decide(RULES, fleet(9), 6.0, now=50.0 + 10 * review) == Decision()
     assert len(activation.decide(RULES, fleet(9), 6.0, now=100.0).activate) == 2
     assert activation.changes == 1
@@ -100,10 +105,10 @@ def test_more_than_enough_goes_one_by_one_dearest_first() -> None:
     rules = replace(RULES, cool_down_s=0.0)
     decisions = [
         activation.decide(rules, offers, 6.1, now=10.0 * review)
-        for review in range(1, 1 + PATIENCE)
+        for review in range(1, 1 + ACTIVATION_PATIENCE)
     ]
     assert decisions[-1].deactivate == ("dear3",)
-    assert decisions[:-1] == [Decision()] * (PATIENCE - 1)
+    assert decisions[:-1] == [Decision()] * (ACTIVATION_PATIENCE - 1)
 
 
 def test_a_much_cheaper_set_takes_over_and_a_little_cheaper_one_does_not() -> None:
@@ -113,7 +118,7 @@ def test_a_much_cheaper_set_takes_over_and_a_little_cheaper_one_does_not() -> No
         assert (
             activation.decide(RULES, [*dear, *fleet(5, 1.85)], 4.0, now=10.0 * review) == Decision()
         )
-    for review in range(20, 20 + PATIENCE):
+    for review in range(20, 20 + ACTIVATION_PATIENCE):
         decision = activation.decide(RULES, [*dear, *fleet(5, 1.0)], 4.0, now=10.0 * review)
     assert (len(decision.activate), len(decision.deactivate)) == (5, 5)
 
@@ -132,7 +137,7 @@ def test_nothing_changes_during_the_cool_down_or_for_who_is_held() -> None:
     ] == [Decision()] * 98
     later = [
         activation.decide(held, fleet(9), 2.0, now=1000.0 + 10 * review)
-        for review in range(PATIENCE)
+        for review in range(ACTIVATION_PATIENCE)
     ]
     assert later[-1].deactivate
 
@@ -145,13 +150,13 @@ def test_all_work_where_nothing_is_enough() -> None:
 def test_a_moment_in_which_nothing_is_enough_moves_nobody() -> None:
     activation = settled(fleet(9), 4.0)
     for review in range(1, 31):
-        mu_min = None if review % PATIENCE else 4.0
+        mu_min = None if review % ACTIVATION_PATIENCE else 4.0
         assert activation.decide(RULES, fleet(9), mu_min, now=10.0 * review) == Decision()
     lasting = [
         activation.decide(RULES, fleet(9), None, now=1000.0 + 10.0 * review)
-        for review in range(PATIENCE)
+        for review in range(ACTIVATION_PATIENCE)
     ]
-    assert [len(decision.activate) for decision in lasting] == [0] * (PATIENCE - 1) + [4]
+    assert [len(decision.activate) for decision in lasting] == [0] * (ACTIVATION_PATIENCE - 1) + [4]
 
 
 def test_where_all_that_is_known_is_too_little_the_unknown_work_too() -> None:
@@ -249,7 +254,7 @@ def test_a_loss_while_nothing_seems_enough_is_a_loss() -> None:
 def test_who_comes_while_reviews_have_found_too_little_works_at_once() -> None:
     """A box that was rented for it is paid for from the start."""
     activation = settled(fleet(5), 4.0)
-    for review in range(1, PATIENCE + 3):
+    for review in range(1, ACTIVATION_PATIENCE + 3):
         assert activation.decide(RULES, fleet(5), 6.0, now=20.0 + 10.0 * review) == Decision()
     assert len(activation.decide(RULES, fleet(9), 6.0, now=75.1).activate) == 2
     assert activation.decide(RULES, fleet(9), 8.0, now=75.2) == Decision()

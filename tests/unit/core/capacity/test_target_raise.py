@@ -8,9 +8,9 @@ import pytest
 from echo2d.core.capacity.activation import Activation, ActivationRules
 from echo2d.core.capacity.target_raise import (
     CALM_PERIODS,
-    PATIENCE,
     RAISE_MAX,
-    STEP,
+    RAISE_PATIENCE,
+    RAISE_STEP,
     TargetRaise,
 )
 from echo2d.core.capacity.worker_cost import WorkerOffer
@@ -59,7 +59,7 @@ class Loop:
 def test_a_prediction_that_is_too_low_is_made_good() -> None:
     """The pool is a tenth above what was predicted, and the learner waits for 9 % of its time."""
     loop = Loop(workers=60, mu_min=20.0, needs=24.2)
-    for _ in range(2 + PATIENCE):
+    for _ in range(2 + RAISE_PATIENCE):
         loop.period()
     assert loop.active >= 24.2
     assert loop.bubble == 0.0
@@ -137,14 +137,16 @@ def test_a_lost_half_is_replaced_within_three_periods() -> None:
 def test_one_long_wait_is_no_reason_and_calm_lowers_again() -> None:
     target = TargetRaise()
     assert not any(target.look(bubble, 1.1) for bubble in (0.5, 0.5, 0.0, 0.5, 0.5, 0.0))
-    assert [target.look(0.1, 1.1) for _ in range(PATIENCE)] == [False] * (PATIENCE - 1) + [True]
+    assert [target.look(0.1, 1.1) for _ in range(RAISE_PATIENCE)] == [False] * (
+        RAISE_PATIENCE - 1
+    ) + [True]
     assert target.factor == pytest.approx(1.1 / 0.9)
     for _ in range(CALM_PERIODS):
         assert not target.look(0.0, 1.3)
-    assert target.factor == pytest.approx(1.1 / 0.9 - STEP)
+    assert target.factor == pytest.approx(1.1 / 0.9 - RAISE_STEP)
 
 
 def test_what_is_too_little_anyway_is_not_held_against_the_prediction() -> None:
     target = TargetRaise()
-    assert not any(target.look(0.5, 0.9) for _ in range(10 * PATIENCE))
+    assert not any(target.look(0.5, 0.9) for _ in range(10 * RAISE_PATIENCE))
     assert target.factor == 1.0

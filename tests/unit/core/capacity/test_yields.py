@@ -4,7 +4,7 @@ import pytest
 
 from echo2d.core.base.ids import PeerId
 from echo2d.core.capacity.measurements import Measurements
-from echo2d.core.capacity.yields import MEMORY, PRIOR, WORKERS_MAX, Yields
+from echo2d.core.capacity.yields import PRIOR, YIELD_MEMORY, YIELD_WORKERS_MAX, Yields
 
 GOOD, BAD, NEW = PeerId("good"), PeerId("bad"), PeerId("new")
 
@@ -38,13 +38,13 @@ def test_a_few_trajectories_do_not_decide() -> None:
 def test_a_worker_that_was_mended_is_believed_again() -> None:
     yields = Yields()
     yields.judged([BAD] * 2000, trained=False)
-    yields.judged([BAD] * int(3 * MEMORY), trained=True)
+    yields.judged([BAD] * int(3 * YIELD_MEMORY), trained=True)
     assert yields.of(BAD) > 0.85
 
 
 def test_only_so_many_workers_are_remembered() -> None:
     yields = Yields()
-    yields.judged([PeerId(str(number)) for number in range(2 * WORKERS_MAX)], trained=True)
+    yields.judged([PeerId(str(number)) for number in range(2 * YIELD_WORKERS_MAX)], trained=True)
     yields.check()
 
 

@@ -10,12 +10,12 @@ from echo2d.core.cluster.events import CloseSession, PeerConnected, Send
 from echo2d.core.cluster.membership import (
     ACKNOWLEDGED_MAX,
     FLIP_WINDOW_S,
-    GONE_S,
     HEARTBEATS_MISSED_MAX,
+    PEER_GONE_S,
     PEERS_MAX,
-    REST_S,
     REST_S_MAX,
     SLOTS_MAX,
+    WORKER_REST_S,
     Joined,
     Membership,
 )
@@ -107,7 +107,7 @@ def test_silence_suspects_a_word_redeems_long_silence_ends() -> None:
     peer, returned = club.members.heard(SessionId(1), now=SILENCE_S + 1)
     assert returned
     assert club.members.workers() == [peer]
-    suspected, actions = club.members.deadlines(now=SILENCE_S + 1 + GONE_S)
+    suspected, actions = club.members.deadlines(now=SILENCE_S + 1 + PEER_GONE_S)
     assert len(suspected) == 1
     assert actions == [CloseSession(SessionId(1))]
     assert club.members.wake_at() is None
@@ -197,17 +197,17 @@ def test_failures_mean_rest_and_successes_end_it() -> None:
     assert joined is not None
     peer = joined.peer
     peer.rest(10.0)
-    assert peer.rest_until == 10.0 + REST_S
+    assert peer.rest_until == 10.0 + WORKER_REST_S
     for _ in range(20):
         peer.rest(10.0)
-    assert peer.rest_until == 10.0 + REST_S  # all of one accident
+    assert peer.rest_until == 10.0 + WORKER_REST_S  # all of one accident
     for _ in range(20):
         begins = peer.rest_until
         peer.rest(begins)
     assert peer.rest_until == begins + REST_S_MAX
     peer.succeeded()
     peer.rest(200.0 + begins)
-    assert peer.rest_until == 200.0 + begins + REST_S
+    assert peer.rest_until == 200.0 + begins + WORKER_REST_S
 
 
 def test_acknowledged_versions_are_bounded() -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from echo2d.core.capacity.estimators import quantile
 from echo2d.core.cluster.statistics import (
-    FAULTS_MAX,
+    FAULTS_SHOWN_MAX,
     VERSIONS_MEASURED_MAX,
     Statistics,
 )
@@ -39,7 +39,7 @@ def test_faults_and_versions_are_bounded() -> None:
         statistics.fault("lease", f"worker {number}\nis gone")
         statistics.seed_sent(number, 1.0)
     statistics.check()
-    assert len(statistics.faults) == FAULTS_MAX
+    assert len(statistics.faults) == FAULTS_SHOWN_MAX
     assert next(reversed(statistics.faults)) == (
         "lease",
         f"worker {2 * VERSIONS_MEASURED_MAX - 1} is gone",

@@ -1,6 +1,6 @@
 """The summaries of train steps that the curves are made of."""
 
-from echo2d.core.cluster.step_history import STEPS_MAX, RunTotals, StepHistory, StepSummary
+from echo2d.core.cluster.step_history import RECENT_STEPS_MAX, RunTotals, StepHistory, StepSummary
 from tests.support.coordinator_world import World, train
 
 
@@ -57,11 +57,11 @@ def test_nothing_is_said_about_the_time_before_a_session() -> None:
 
 def test_it_is_bounded_and_the_newest_of_a_step_counts() -> None:
     history = StepHistory()
-    for step in range(2 * STEPS_MAX):
+    for step in range(2 * RECENT_STEPS_MAX):
         history.trained(step, [], 1.0, RunTotals(float(step), 0, 0, 0), None)
         history.check()
     assert history.of(0) is None
-    history.trained(2 * STEPS_MAX - 1, [], 7.0, RunTotals(9e9, 0, 0, 0), None)
-    newest = history.of(2 * STEPS_MAX - 1)
+    history.trained(2 * RECENT_STEPS_MAX - 1, [], 7.0, RunTotals(9e9, 0, 0, 0), None)
+    newest = history.of(2 * RECENT_STEPS_MAX - 1)
     assert newest is not None
     assert newest.t_train_s == 7.0

@@ -4,7 +4,7 @@ import pytest
 
 from echo2d.core.base.ids import Epoch, PublishSeq, RequestId, Version
 from echo2d.core.cluster.events import DeleteVersion, Note, PublishAsked, SyncVersion
-from echo2d.core.cluster.versions import VERSIONS_MAX, PublishedVersions, PublishRefusal
+from echo2d.core.cluster.versions import PUBLISHED_VERSIONS_MAX, PublishedVersions, PublishRefusal
 from tests.support.coordinator_world import version_digest, version_key
 
 
@@ -165,7 +165,7 @@ def test_results_go_where_the_disk_has_no_room_and_it_is_said() -> None:
 def test_many_versions_are_forgotten_but_not_those_with_copies(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("echo2d.core.cluster.versions.VERSIONS_MAX", 50)
+    monkeypatch.setattr("echo2d.core.cluster.versions.PUBLISHED_VERSIONS_MAX", 50)
     versions = keeping(*(asked(version) for version in range(90)), keep_every=1)
     versions.surplus([], bases=0, bytes_max=10 * asked(0).full_bytes)
     versions.check()
@@ -184,7 +184,7 @@ def test_a_revoked_result_goes_and_its_span_gets_another() -> None:
 
 def test_a_restart_finds_the_results_whose_copies_are_there() -> None:
     versions = PublishedVersions((), PublishSeq(0))
-    records = [versions.publish(asked(version)) for version in range(VERSIONS_MAX + 30)]
+    records = [versions.publish(asked(version)) for version in range(PUBLISHED_VERSIONS_MAX + 30)]
     paths = {record.path for record in records if record.version not in {0, 20, 21, 30}}
     recovered = PublishedVersions(
         records, PublishSeq(len(records)), lost={r.path for r in records} - paths, keep_every=10

@@ -5,8 +5,8 @@ import pytest
 from echo2d.core.base.ids import PeerId, Version
 from echo2d.core.cluster.worker_quality import (
     LEARNER_Z_MAX,
-    MEMORY,
-    WORKERS_MAX,
+    QUALITY_MEMORY,
+    QUALITY_WORKERS_MAX,
     WorkerQualities,
     WorkerQuality,
 )
@@ -47,15 +47,17 @@ def test_workers_that_share_prompts_are_compared() -> None:
 def test_old_answers_fade() -> None:
     qualities = WorkerQualities()
     qualities.scored([answer(GOOD, 0.0)] * 5000)
-    qualities.scored([answer(GOOD, 1.0)] * (3 * MEMORY))
+    qualities.scored([answer(GOOD, 1.0)] * (3 * QUALITY_MEMORY))
     assert quality(qualities, GOOD).reward > 0.9
 
 
 def test_only_so_many_workers_are_remembered() -> None:
     qualities = WorkerQualities()
-    qualities.scored([answer(PeerId(str(number)), 1.0) for number in range(2 * WORKERS_MAX)])
+    qualities.scored(
+        [answer(PeerId(str(number)), 1.0) for number in range(2 * QUALITY_WORKERS_MAX)]
+    )
     assert qualities.of(PeerId("0")) is None
-    assert qualities.of(PeerId(str(2 * WORKERS_MAX - 1))) is not None
+    assert qualities.of(PeerId(str(2 * QUALITY_WORKERS_MAX - 1))) is not None
 
 
 def score(k: float, z: float) -> TrajectoryScore:
@@ -92,7 +94,7 @@ def test_what_the_learner_found_fades_and_one_trajectory_cannot_outweigh_all() -
     qualities = WorkerQualities()
     qualities.scored_by_learner([(answer(GOOD, 0.0), score(0.0, 0.0))] * 5000)
     qualities.scored_by_learner([(answer(GOOD, 0.0), score(1.0, 1e6))])
-    assert quality(qualities, GOOD).learner_z == pytest.approx(LEARNER_Z_MAX / MEMORY)
-    qualities.scored_by_learner([(answer(GOOD, 0.0), score(1.0, -1e6))] * (3 * MEMORY))
+    assert quality(qualities, GOOD).learner_z == pytest.approx(LEARNER_Z_MAX / QUALITY_MEMORY)
+    qualities.scored_by_learner([(answer(GOOD, 0.0), score(1.0, -1e6))] * (3 * QUALITY_MEMORY))
     assert quality(qualities, GOOD).learner_k == pytest.approx(1.0, abs=0.1)
     assert quality(qualities, GOOD).learner_z == pytest.approx(-LEARNER_Z_MAX, rel=0.1)

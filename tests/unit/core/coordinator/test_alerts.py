@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from echo2d.core.base.ids import Version
-from echo2d.core.cluster.membership import GONE_S
+from echo2d.core.cluster.membership import PEER_GONE_S
 from echo2d.core.coordinator.alerts import (
     BROADCASTS_MIN,
     FLAT_STEPS,
@@ -69,9 +69,9 @@ def test_a_silent_worker_and_when_its_leases_go_to_others() -> None:
     world.pass_time(1.0)
     beat(world, "b", "seed")
     assert said(world) == [
-        f"a silent for 16 s: it has no leases, and is given up at {GONE_S:.0f} s"
+        f"a silent for 16 s: it has no leases, and is given up at {PEER_GONE_S:.0f} s"
     ]
-    for _ in range(int(GONE_S) // 4):
+    for _ in range(int(PEER_GONE_S) // 4):
         world.pass_time(4.0)
         beat(world, "b", "seed")
     assert said(world) == [], "it is gone"

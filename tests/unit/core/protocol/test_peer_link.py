@@ -5,7 +5,7 @@ import pytest
 from echo2d.core.base.ids import FrameId
 from echo2d.core.protocol.peer_link import AHEAD_BYTES_MAX, STREAMS_MAX, PeerLink
 from echo2d.core.protocol.peer_messages import (
-    REASON_CHARS_MAX,
+    PEER_REASON_CHARS_MAX,
     STREAM_MAX,
     FrameReceived,
     FrameRun,
@@ -229,7 +229,7 @@ def test_no_end_opens_more_streams_than_allowed() -> None:
 
 def test_the_end_of_a_link_is_told_with_its_reason() -> None:
     alice, bob = with_stripe()
-    assert feed(bob, alice.end("x" * 1000)) == [LinkEnded("x" * REASON_CHARS_MAX)]
+    assert feed(bob, alice.end("x" * 1000)) == [LinkEnded("x" * PEER_REASON_CHARS_MAX)]
     assert alice.ended
     assert bob.ended
     assert not alice.serves(2)

@@ -10,7 +10,7 @@ from echo2d.core.protocol.peer_messages import (
     FRAME,
     FRAMES_MAX,
     HEADER_BYTES,
-    MESSAGE_BYTES_MAX,
+    PEER_MESSAGE_BYTES_MAX,
     TYPE_OF,
     WITHOUT_PAYLOAD,
     WORD_MAX,
@@ -80,7 +80,7 @@ def test_the_header_is_sixteen_little_endian_bytes() -> None:
         Header(FRAME, 2, 1, 0, 0, 0),
         Header(FRAME, 0, 1, 0, 0, FRAME_BYTES_MAX + 1),
         Header(3, 0, 0, 0, 0, 0),
-        Header(3, 0, 0, 0, 0, MESSAGE_BYTES_MAX + 1),
+        Header(3, 0, 0, 0, 0, PEER_MESSAGE_BYTES_MAX + 1),
         Header(3, 1, 0, 0, 0, 1),
         Header(3, 0, 1, 0, 0, 1),
         Header(3, 0, 0, 1, 0, 1),
@@ -138,4 +138,4 @@ def test_long_lists_are_cut_and_neighbours_joined() -> None:
 def test_the_longest_lists_fit_into_a_message() -> None:
     apart = tuple(FrameId(WORD_MAX - 2 * number) for number in range(FRAMES_MAX))
     for message in (FramesHeld(FORM, runs_of(apart)), FramesWanted(1, FORM, apart)):
-        assert len(encode(message)) <= MESSAGE_BYTES_MAX
+        assert len(encode(message)) <= PEER_MESSAGE_BYTES_MAX

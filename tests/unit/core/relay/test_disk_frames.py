@@ -2,7 +2,7 @@
 
 from echo2d.core.base.ids import FrameId, PeerId
 from echo2d.core.protocol.peer_messages import FramesWanted, StreamEnded
-from echo2d.core.relay.disk_frames import GONE_S
+from echo2d.core.relay.disk_frames import CHILD_GONE_S
 from echo2d.core.relay.events import (
     DONE,
     FrameGone,
@@ -116,18 +116,18 @@ def test_a_root_asks_the_children_that_were_sent_what_it_lost_one_after_the_othe
     assert first == [(LEFT, FRAMES[:1])]
     assert wanted_of(root(RepairRefused(LEFT, FORM, FRAMES[0]))) == [(RIGHT, FRAMES[:1])]
     root(RepairVerified(RIGHT, FORM, FRAMES[0]))
-    assert FrameGone(FORM, FRAMES[0]) not in root(RelayDeadlinePassed(), after=2 * GONE_S)
+    assert FrameGone(FORM, FRAMES[0]) not in root(RelayDeadlinePassed(), after=2 * CHILD_GONE_S)
 
 
 def test_a_root_says_once_that_what_it_lost_is_gone(root: Peer) -> None:
     root(FramesLost(FORM, FRAMES[1:3]))
-    assert FrameGone(FORM, FRAMES[1]) not in root(RelayDeadlinePassed(), after=GONE_S - 0.5)
+    assert FrameGone(FORM, FRAMES[1]) not in root(RelayDeadlinePassed(), after=CHILD_GONE_S - 0.5)
     assert FrameGone(FORM, FRAMES[1]) in root(RelayDeadlinePassed(), after=0.5)
-    assert FrameGone(FORM, FRAMES[1]) not in root(RelayDeadlinePassed(), after=GONE_S)
+    assert FrameGone(FORM, FRAMES[1]) not in root(RelayDeadlinePassed(), after=CHILD_GONE_S)
 
 
 def test_whoever_is_not_the_root_waits_for_what_it_lost(follower: Peer) -> None:
     follower.comes(UP, 2, 0, TABLE)
     follower.comes(UP, 2, 1, FRAMES[0])
     follower(FramesLost(FORM, FRAMES[:1]))
-    assert FrameGone(FORM, FRAMES[0]) not in follower(RelayDeadlinePassed(), after=2 * GONE_S)
+    assert FrameGone(FORM, FRAMES[0]) not in follower(RelayDeadlinePassed(), after=2 * CHILD_GONE_S)

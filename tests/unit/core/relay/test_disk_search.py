@@ -16,7 +16,7 @@ from echo2d.core.relay.events import (
     TableHeld,
     Tell,
 )
-from echo2d.core.relay.frame_repair import QUIET_S
+from echo2d.core.relay.frame_repair import SOURCE_QUIET_S
 from echo2d.core.relay.relay import SEARCH_S, Relay
 from echo2d.core.relay.streams import LINK_S
 from tests.support.relay_peer import (
@@ -87,11 +87,11 @@ def test_a_table_that_does_not_come_ends_the_search(based: Peer) -> None:
     based.plan((UP, ()))
     based(LinkUp(UP))
     assert based(RepairRefused(UP, FORM, TABLE)) == []
-    assert based(RelayDeadlinePassed(), after=QUIET_S) == [
+    assert based(RelayDeadlinePassed(), after=SOURCE_QUIET_S) == [
         Tell(UP, FramesWanted(2, FORM, (TABLE,)))
     ]
     assert based(RepairRefused(UP, FORM, TABLE)) == []
-    actions = based(RelayDeadlinePassed(), after=SEARCH_S - QUIET_S)
+    actions = based(RelayDeadlinePassed(), after=SEARCH_S - SOURCE_QUIET_S)
     assert told(StreamOpened, actions)
     assert not any(isinstance(action, ReportEdgeBroken) for action in actions)
 

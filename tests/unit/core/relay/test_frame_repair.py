@@ -25,9 +25,9 @@ from echo2d.core.relay.events import (
     Tell,
 )
 from echo2d.core.relay.frame_repair import (
-    LATE_S,
-    QUIET_S,
+    FRAME_LATE_S,
     REPAIR_S,
+    SOURCE_QUIET_S,
     WANT_FRAMES_MAX,
     WANTED_FRAMES_MAX,
 )
@@ -89,8 +89,8 @@ def test_a_frame_that_came_by_the_stripe_is_cancelled(bereft: Peer) -> None:
 
 def test_a_peer_that_does_not_hold_it_is_left_in_peace_for_a_while(bereft: Peer) -> None:
     assert bereft(RepairRefused(RIGHT, FORM, FRAMES[0])) == []
-    assert bereft(RelayDeadlinePassed(), after=QUIET_S / 2) == []
-    assert bereft(RelayDeadlinePassed(), after=QUIET_S / 2) == [
+    assert bereft(RelayDeadlinePassed(), after=SOURCE_QUIET_S / 2) == []
+    assert bereft(RelayDeadlinePassed(), after=SOURCE_QUIET_S / 2) == [
         Tell(RIGHT, FramesWanted(3, FORM, FRAMES[:1]))
     ]
 
@@ -180,7 +180,7 @@ def test_what_is_on_disk_is_not_fetched(peer: Peer) -> None:
 def test_the_end_game_steals_from_the_most_loaded_source(newcomer: Peer) -> None:
     """LEFT was asked for everything and sends nothing: RIGHT takes over what LEFT would send last."""
     assert newcomer(LinkUp(RIGHT)) == []
-    later = newcomer(RelayDeadlinePassed(), after=LATE_S)
+    later = newcomer(RelayDeadlinePassed(), after=FRAME_LATE_S)
     half = FRAMES[len(FRAMES) // 2 :]
     assert later == [
         Tell(LEFT, FramesCancelled(FORM, half)),

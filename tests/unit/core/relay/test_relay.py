@@ -15,7 +15,7 @@ from echo2d.core.relay.events import (
     Tell,
 )
 from echo2d.core.relay.relay import ASKS_MAX
-from echo2d.core.relay.stripes import FORMS_MAX
+from echo2d.core.relay.stripes import STRIPED_FORMS_MAX
 from tests.support.relay_peer import (
     FORM,
     FRAMES,
@@ -98,7 +98,7 @@ def test_streams_that_wait_for_a_plan_are_bounded(peer: Peer) -> None:
 
 
 def test_the_oldest_form_makes_room(follower: Peer) -> None:
-    for number in range(FORMS_MAX - 1):
+    for number in range(STRIPED_FORMS_MAX - 1):
         follower.plan((UP, ()), form=FormId(f"{number:032x}"))
     actions = follower.plan((UP, ()), form=FormId("e" * 32))
     assert Tell(UP, StreamEnded(2, "form forgotten")) in actions

@@ -209,7 +209,7 @@ def test_a_lower_bound_counts_as_the_usual_rate() -> None:
 def test_the_number_of_peers_is_bounded_and_the_oldest_sample_goes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "PEERS_MAX", 2)
+    monkeypatch.setattr(module, "_PEERS_MAX", 2)
     rates = known((S, 10.0), (B, 10.0), (C, 10.0))
     rates.check()
     version(rates, A, {B: 10.0})

@@ -9,8 +9,8 @@ from echo2d.core.base.ids import Digest
 from echo2d.core.weights.manifest import (
     CHUNK_BYTES,
     CHUNKS_MAX,
-    FILES_MAX,
     SNAPSHOT_BYTES_MAX,
+    SNAPSHOT_FILES_MAX,
     Chunk,
     FileEntry,
     Manifest,
@@ -74,7 +74,7 @@ def test_forbidden_names(path: str) -> None:
         (FileEntry("a.safetensors", 10, 11),),
         (FileEntry("a.safetensors", 1 << 30, HEADER_BYTES_MAX + 9),),
         (FileEntry("a.json", 1, 0), FileEntry("a.json/b.json", 1, 0)),
-        tuple(FileEntry(f"{index:05d}.json", 1, 0) for index in range(FILES_MAX + 1)),
+        tuple(FileEntry(f"{index:05d}.json", 1, 0) for index in range(SNAPSHOT_FILES_MAX + 1)),
     ],
 )
 def test_impossible_files(files: tuple[FileEntry, ...]) -> None:
@@ -98,9 +98,10 @@ def test_a_long_header_is_cut_too() -> None:
 
 def test_the_worst_snapshot_stays_within_the_chunk_limit() -> None:
     worst = [
-        FileEntry(f"{index:05d}.safetensors", CHUNK_BYTES + 9, 8) for index in range(FILES_MAX)
+        FileEntry(f"{index:05d}.safetensors", CHUNK_BYTES + 9, 8)
+        for index in range(SNAPSHOT_FILES_MAX)
     ]
-    assert len(chunk_layout(worst)) == 3 * FILES_MAX <= CHUNKS_MAX
+    assert len(chunk_layout(worst)) == 3 * SNAPSHOT_FILES_MAX <= CHUNKS_MAX
     largest = [FileEntry("a.safetensors", SNAPSHOT_BYTES_MAX, 8)]
     assert len(chunk_layout(largest)) <= CHUNKS_MAX
 

@@ -33,7 +33,7 @@ from echo2d.core.worker.events import (
     SendControl,
     StartGeneration,
 )
-from echo2d.core.worker.leases import ENGINE_STALL_S, LEASES_MAX, RESULTS_MAX, WorkerLeases
+from echo2d.core.worker.leases import ENGINE_STALL_S, RESULTS_MAX, WORKER_LEASES_MAX, WorkerLeases
 from tests.support.column_engine import columns_of
 from tests.support.worker import a_lease
 
@@ -351,12 +351,12 @@ def test_late_events_of_ended_leases_are_ignored(leases: WorkerLeases) -> None:
 
 
 def test_everything_is_bounded(leases: WorkerLeases) -> None:
-    for number in range(LEASES_MAX):
+    for number in range(WORKER_LEASES_MAX):
         leases.granted(a_lease(number), V1, now=0.0)
-    [failed] = sent(leases.granted(a_lease(LEASES_MAX), V1, now=0.0), LeaseFailed)
+    [failed] = sent(leases.granted(a_lease(WORKER_LEASES_MAX), V1, now=0.0), LeaseFailed)
     assert isinstance(failed, LeaseFailed)
     assert failed.reason == "too many leases"
-    assert len(leases.give_back("stop")) == LEASES_MAX + SLOTS // 2
+    assert len(leases.give_back("stop")) == WORKER_LEASES_MAX + SLOTS // 2
     for number in range(RESULTS_MAX):
         leases.granted(a_lease(number, samples=(0,)), V1, now=0.0)
         leases.progressed(output(1, lease=number, finish="stop"), LABELS, now=0.0)

@@ -26,10 +26,10 @@ from echo2d.core.worker.events import (
     WorkerNote,
 )
 from echo2d.core.worker.versions import (
-    FORMS_MAX,
     REFIT_RETRY_S,
     REFIT_RETRY_S_MAX,
     REFIT_TRIES_MAX,
+    WORKER_FORMS_MAX,
     UnderWay,
     WorkerVersions,
 )
@@ -255,9 +255,9 @@ def test_a_form_that_cannot_be_kept_is_given_up(versions: WorkerVersions) -> Non
 
 
 def test_only_the_newest_forms_are_kept(versions: WorkerVersions) -> None:
-    for version in range(FORMS_MAX):
+    for version in range(WORKER_FORMS_MAX):
         versions.announced(a_root(version), now=0.0)
-    assert DropForm(a_root(0).form) in versions.announced(a_root(FORMS_MAX), now=0.0)
+    assert DropForm(a_root(0).form) in versions.announced(a_root(WORKER_FORMS_MAX), now=0.0)
 
 
 def test_a_failed_refit_is_tried_again_a_few_times(versions: WorkerVersions) -> None:

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from echo2d.core.capacity.activation import Activation, ActivationRules
-from echo2d.core.capacity.worker_cost import SLACK, WorkerOffer
+from echo2d.core.capacity.worker_cost import COST_SLACK, WorkerOffer
 
 NAMES = st.lists(st.integers(0, 11), unique=True, max_size=12)
 ROUND = st.tuples(NAMES, NAMES, st.one_of(st.none(), st.floats(0.1, 12.0)), st.floats(0.0, 30.0))
@@ -47,4 +47,4 @@ def test_losses_are_made_good_and_nobody_moves_too_soon(
             pool = sum(made[name] for name in activation.active)
             target = rules.gamma * mu_min if mu_min is not None else float("inf")
             wanted = min(target, sum(made[name] for name in since))
-            assert pool >= wanted * (1 - 2 * SLACK) or activation.active.keys() == able.keys()
+            assert pool >= wanted * (1 - 2 * COST_SLACK) or activation.active.keys() == able.keys()

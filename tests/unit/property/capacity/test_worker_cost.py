@@ -5,7 +5,7 @@ from itertools import combinations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from echo2d.core.capacity.worker_cost import EXACT_MAX, SLACK, WorkerOffer, choose
+from echo2d.core.capacity.worker_cost import COST_SLACK, EXACT_MAX, WorkerOffer, choose
 
 MU = st.one_of(st.integers(1, 8).map(float), st.floats(0.01, 10.0))
 USD = st.one_of(st.integers(0, 8).map(float), st.floats(0.0, 10.0))
@@ -25,14 +25,14 @@ def test_nothing_is_cheaper(candidates: list[WorkerOffer], share: float) -> None
         taken for size in range(len(candidates) + 1) for taken in combinations(candidates, size)
     ]
     enough = [
-        taken for taken in sets if sum(offer.counts for offer in taken) >= target * (1 - SLACK)
+        taken for taken in sets if sum(offer.counts for offer in taken) >= target * (1 - COST_SLACK)
     ]
     assert best.enough == bool(enough)
     if enough:
         cheapest = min(sum(offer.usd_per_h for offer in taken) for taken in enough)
         assert abs(best.usd_per_h - cheapest) <= 1e-9 * max(1.0, cheapest)
         assert best.exact
-        assert best.mu >= target * (1 - 2 * SLACK)
+        assert best.mu >= target * (1 - 2 * COST_SLACK)
         assert best.bound_usd_per_h <= cheapest * (1 + 1e-6) + 1e-9
 
 
@@ -42,7 +42,7 @@ def test_at_most_one_worker_over_the_bound(candidates: list[WorkerOffer], share:
     target = share * sum(offer.counts for offer in candidates)
     best = choose(candidates, target)
     assert best.enough
-    assert best.mu >= target * (1 - 2 * SLACK)
+    assert best.mu >= target * (1 - 2 * COST_SLACK)
     assert (
         best.usd_per_h <= best.bound_usd_per_h + max(offer.usd_per_h for offer in candidates) + 1e-6
     )

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from echo2d.core.base.ids import FormId, PeerId, PlanId
 from echo2d.core.protocol.control_messages import Address
-from echo2d.core.topology.few_copies import STEP, plan_within, seed_copies
+from echo2d.core.topology.few_copies import COPIES_STEP, plan_within, seed_copies
 from echo2d.core.topology.plan import STAR, Job, PeerFacts
 from echo2d.core.topology.planner import plan_at_most, plan_auto
 
@@ -42,11 +42,11 @@ def test_no_plan_with_fewer_copies_is_fast_enough(
         assert plan == fastest
         return
     assert plan.predicted_s <= within_s
-    assert sent <= max(most, 1.0) + STEP
+    assert sent <= max(most, 1.0) + COPIES_STEP
     if sent > 1 + 1e-9:
-        # The bound that was found is at most STEP above what the plan sends, or the fastest plan's.
-        fewer = plan_at_most(PlanId(1), JOB, seed, peers, max(1.0, sent - 2 * STEP))
-        assert fewer is None or fewer.predicted_s > within_s or most - sent < STEP
+        # The bound that was found is at most COPIES_STEP above what the plan sends, or the fastest plan's.
+        fewer = plan_at_most(PlanId(1), JOB, seed, peers, max(1.0, sent - 2 * COPIES_STEP))
+        assert fewer is None or fewer.predicted_s > within_s or most - sent < COPIES_STEP
 
 
 @settings(max_examples=60, deadline=None)

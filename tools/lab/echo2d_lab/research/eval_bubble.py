@@ -18,7 +18,7 @@ from statistics import median
 from typing import Any
 
 from echo2d.demo.processes import Programs, wait_for
-from echo2d.demo.run import CACHE, CONFIG, LEARNER
+from echo2d.demo.run import CACHE, CONFIG, DEMO_LEARNER
 from echo2d.demo.tiny_model import TinyRecipe, make_tiny_model
 from echo2d.demo.worker_program import start_worker
 from echo2d.recipes.recipe_file import changed
@@ -50,7 +50,7 @@ def played(run: Path, model: Path, steps: int, *, evaluates: bool) -> Rows:
         programs.start("coordinator", "-m", "echo2d", "coordinate", "--config", str(config))
         announced = wait_for(run / "coordinator" / "coordinator.json", programs, START_S)
         url = str(json.loads(announced)["url"])
-        learner_table = LEARNER.format(**facts, steps=steps, url=url)
+        learner_table = DEMO_LEARNER.format(**facts, steps=steps, url=url)
         config.write_text(text + changed(learner_table, PACE))
         for number in range(WORKERS):
             limits = (f"--slots={SLOTS}", "--threads=1")

@@ -11,7 +11,7 @@ from echo2d.core.base.ids import (
 )
 from echo2d.core.protocol.control_messages import SampleDelta, VersionSpan
 from echo2d.core.protocol.trajectory import Partial
-from echo2d.core.work.calls.call_choice import AVOID_S, CallChoice
+from echo2d.core.work.calls.call_choice import CALL_AVOID_S, CallChoice
 from tests.support.gateway import call, gateway_world, key_of, of_calls
 
 WORKER = PeerId("b" * 32)
@@ -77,6 +77,6 @@ def test_a_version_that_is_too_new_for_its_caller_may_not_write_it(leased: CallC
 
 def test_it_avoids_who_failed_it_for_a_moment() -> None:
     choice = CallChoice(call(1), 0, since=10.0, avoid=WORKER)
-    assert choice.avoids(WORKER, 10.0 + AVOID_S / 2)
-    assert not choice.avoids(WORKER, 10.0 + AVOID_S)
+    assert choice.avoids(WORKER, 10.0 + CALL_AVOID_S / 2)
+    assert not choice.avoids(WORKER, 10.0 + CALL_AVOID_S)
     assert not choice.avoids(PeerId("c" * 32), 10.0)

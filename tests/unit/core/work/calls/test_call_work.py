@@ -13,7 +13,7 @@ from echo2d.core.cluster.events import PeerSaid
 from echo2d.core.coordinator.events import CoordinatorEvent, DeadlinePassed
 from echo2d.core.coordinator.state import CoordinatorState
 from echo2d.core.protocol.control_messages import Heartbeat
-from echo2d.core.work.calls.call_work import PATIENCE_S
+from echo2d.core.work.calls.call_work import CALL_PATIENCE_S
 from echo2d_lab.standins.memory_run import FakePeer
 from tests.support.coordinator_world import World
 from tests.support.gateway import call, gateway_world, key_of, of_calls
@@ -61,14 +61,14 @@ def test_a_call_of_many_choices_leaves_slots_to_others() -> None:
     world.handle(call(3, caller="c"))
     world.connect("more", slots=7)
     more = world.peers["more"]
-    world.now += PATIENCE_S
+    world.now += CALL_PATIENCE_S
     more.serving = worker.serving
     world.connect("more", slots=7)
     assert sorted(len(lease.samples) for lease in of_calls(more)) in ([1, 1, 5], [1, 1, 2, 3])
 
 
 def test_run_and_calls_take_turns_at_a_single_slot() -> None:
-    """Both always want it; calls wait for PATIENCE_S, and so does the run."""
+    """Both always want it; calls wait for CALL_PATIENCE_S, and so does the run."""
     world, (worker,) = gateway_world(1, trajectories_per_step=64)
     for number in range(40):
         world.handle(call(number, caller=f"caller {number % 5}"))

@@ -22,9 +22,9 @@ from echo2d.core.protocol.sampling import Sampling
 from echo2d.core.protocol.trajectory import pack_tokens, unpack_tokens
 from echo2d.core.status.schema import GatewayStatus
 from echo2d.core.work.calls import call_work
-from echo2d.core.work.calls.call_choice import AVOID_S
-from echo2d.core.work.calls.call_work import CALLS, PATIENCE_S, REPORT_S
-from echo2d.core.work.calls.calls import FAILURES_MAX
+from echo2d.core.work.calls.call_choice import CALL_AVOID_S
+from echo2d.core.work.calls.call_work import CALL_PATIENCE_S, CALLS, REPORT_S
+from echo2d.core.work.calls.calls import CALL_FAILURES_MAX
 from echo2d.core.work.calls.events import (
     CallAsked,
     CallGone,
@@ -108,7 +108,7 @@ def test_who_has_waited_for_long_goes_before_the_run() -> None:
         world.say(worker, worker.finish(*worker.open[0]))
         world.drain()
     assert of_calls(worker) == []
-    world.now += PATIENCE_S
+    world.now += CALL_PATIENCE_S
     world.say(worker, worker.finish(*worker.open[0]))
     assert len(of_calls(worker)) == 1
     world.drain()
@@ -121,7 +121,7 @@ def test_what_a_call_holds_is_not_there_for_the_run() -> None:
         2, share=0.5, group_size=4, trajectories_per_step=4, staleness_max=8
     )
     world.handle(call(1))
-    world.now += PATIENCE_S
+    world.now += CALL_PATIENCE_S
     while not of_calls(worker):
         world.say(worker, worker.finish(*worker.open[0]))
         world.drain()
@@ -166,7 +166,7 @@ def test_a_worker_that_leaves_does_not_get_back_what_it_gives_back() -> None:
     world.handle(call(1))
     world.say(worker, LeaseFailed(of_calls(worker)[0].lease, 0, "stopping"))
     assert len(of_calls(worker)) == 1
-    world.pass_time(AVOID_S)
+    world.pass_time(CALL_AVOID_S)
     assert len(of_calls(worker)) == 2
 
 
@@ -210,12 +210,12 @@ def test_what_a_worker_forgot_goes_to_somebody_else() -> None:
 def test_bad_output_is_nobodys(tokens: tuple[int, ...]) -> None:
     world, (worker,) = gateway_world(2)
     world.handle(call(1))
-    for _ in range(FAILURES_MAX):
+    for _ in range(CALL_FAILURES_MAX):
         assert told(world) == []
         world.say(worker, worker.finish(key_of(of_calls(worker)[-1]), 0, tokens=tokens))
         assert not answers(worker)[-1][0]
         ended = refused(world)
-        world.pass_time(AVOID_S)
+        world.pass_time(CALL_AVOID_S)
     assert ended == [("failed", 0)]
     assert world.state.status().gateway.ended == {"failed": 1}
 
@@ -400,13 +400,13 @@ def test_a_slot_is_free_when_its_sample_is_written_wanted_or_not() -> None:
 def test_one_bad_sample_ends_the_lease_and_the_others_are_not_to_blame() -> None:
     world, peers = gateway_world(2, 2)
     world.handle(call(1, choices=2))
-    for _ in range(FAILURES_MAX):
+    for _ in range(CALL_FAILURES_MAX):
         assert refused(world) == []
         worker, lease = next((peer, key) for peer in peers for key in peer.leases if 0 in peer.leases[key].samples
                              and kind_of(peer.leases[key].group) == CALLS)  # fmt: skip
         world.say(worker, worker.finish(lease, 0, tokens=(99,)))
         ended = refused(world)
-        world.pass_time(AVOID_S)
+        world.pass_time(CALL_AVOID_S)
     assert ended == [("failed", 0)]
 
 
@@ -418,7 +418,7 @@ def test_a_report_with_two_bad_choices_ends_their_lease_once() -> None:
     one, two = worker.wrote(key, 0, 99), worker.wrote(key, 1, 99)
     world.say(worker, LeaseProgress(*key, (*one.samples, *two.samples)))
     assert key not in worker.leases
-    world.pass_time(AVOID_S)
+    world.pass_time(CALL_AVOID_S)
     assert of_calls(worker)[-1].lease != lease.lease
 
 

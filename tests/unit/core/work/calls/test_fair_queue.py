@@ -2,7 +2,7 @@
 
 from echo2d.core.base.ids import PeerId
 from echo2d.core.protocol.trajectory import Partial
-from echo2d.core.work.calls.call_choice import AVOID_S, CallChoice
+from echo2d.core.work.calls.call_choice import CALL_AVOID_S, CallChoice
 from echo2d.core.work.calls.fair_queue import CallQueue
 from tests.support.gateway import call
 
@@ -63,8 +63,8 @@ def test_who_waits_too_long_is_late_and_who_avoids_somebody_does_so_for_a_moment
     choice.avoid = BOB
     queue.put(choice, now=2.0)
     before = queue.changes
-    assert queue.wake_at(5.0) == 2.0 + AVOID_S
-    assert queue.late(5.0, now=2.0 + AVOID_S) == []
+    assert queue.wake_at(5.0) == 2.0 + CALL_AVOID_S
+    assert queue.late(5.0, now=2.0 + CALL_AVOID_S) == []
     assert (queue.changes, queue.wake_at(5.0)) == (before + 1, 7.0)
     assert queue.late(5.0, now=7.0) == [choice]
     queue.check()

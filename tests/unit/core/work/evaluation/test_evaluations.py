@@ -19,10 +19,10 @@ from echo2d.core.protocol.control_messages import (
     VersionSpan,
 )
 from echo2d.core.protocol.sampling import Sampling
-from echo2d.core.work.evaluation.evaluations import AVOID_S
+from echo2d.core.work.evaluation.evaluations import EVALUATION_AVOID_S
 from echo2d.core.work.evaluation.events import Evaluated, PassAt
 from echo2d.core.work.evaluation.json_form import evaluated_json
-from echo2d.core.work.evaluation.open_evaluation import EVALUATION, FAILURES_MAX
+from echo2d.core.work.evaluation.open_evaluation import ANSWER_FAILURES_MAX, EVALUATION
 from echo2d.core.work.evaluation.questions import ROWS_MAX
 from echo2d.core.work.events import (
     EnvironmentStepped,
@@ -170,7 +170,7 @@ def test_an_answer_of_which_another_version_wrote_a_part_does_not_count() -> Non
     actions = world.say(worker, replace(mixed, spans=spans))
     assert [each.kind for each in actions if isinstance(each, Note)] == ["result"]
     worker.forget(key)
-    world.pass_time(AVOID_S + 1.0)
+    world.pass_time(EVALUATION_AVOID_S + 1.0)
     world.connect("w0")
     world.work()
     assert [(each.version, each.rows) for each in evaluated(world)] == [(0, 3), (2, 3)]
@@ -619,7 +619,7 @@ def test_an_episode_that_nobody_can_go_on_with_is_given_up(
     world.drain()
     [order] = stage.orders
     write_all_but(world, order.group, order.sample)
-    for _ in range(FAILURES_MAX + 1):
+    for _ in range(ANSWER_FAILURES_MAX + 1):
         assert not stage.forgotten
         [key] = worker.leases
         worker.forget(key)

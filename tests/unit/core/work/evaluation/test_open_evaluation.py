@@ -6,7 +6,11 @@ from echo2d.core.base.ids import GroupId, PeerId, Version
 from echo2d.core.cluster.rules import EvalRules, TaskRules
 from echo2d.core.protocol.trajectory import NOTHING, AuthoredSpan, GivenTokens, pack_tokens
 from echo2d.core.work.episodes import Parked
-from echo2d.core.work.evaluation.open_evaluation import EVALUATION, FAILURES_MAX, OpenEvaluation
+from echo2d.core.work.evaluation.open_evaluation import (
+    ANSWER_FAILURES_MAX,
+    EVALUATION,
+    OpenEvaluation,
+)
 from echo2d.core.work.evaluation.questions import ROWS_MAX, EvalQuestion
 from echo2d.core.work.evaluation.summary import ScoredSample
 from echo2d.core.work.events import EnvironmentStepped, EpisodeEnded, TurnKept
@@ -78,7 +82,7 @@ def test_an_answer_goes_its_way() -> None:
 
 def test_what_a_lease_did_not_write_waits_again_a_few_times() -> None:
     desk = Desk()
-    for _ in range(FAILURES_MAX):
+    for _ in range(ANSWER_FAILURES_MAX):
         lease = desk.lease(4, 0, 1)
         desk.open.ended(lease)
         desk.open.check()
@@ -201,7 +205,7 @@ def test_an_episode_that_failed_too_often_is_dropped() -> None:
     group = lease.given.group
     table.end_turn(lease, 0)
     table.answer(group, 0, turn=1)
-    for _ in range(FAILURES_MAX + 1):
+    for _ in range(ANSWER_FAILURES_MAX + 1):
         assert not table.open.take_dropped()
         table.open.ended(table.lease_next(group, 0))
         table.open.check()

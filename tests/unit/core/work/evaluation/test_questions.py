@@ -1,7 +1,7 @@
 """Questions are drawn once, a few at a time, until there are enough or no more."""
 
 from echo2d.core.cluster.rules import EvalRules, TaskRules
-from echo2d.core.work.evaluation.questions import AHEAD_MAX, EvalQuestion, Questions
+from echo2d.core.work.evaluation.questions import QUESTIONS_AHEAD_MAX, EvalQuestion, Questions
 from echo2d.core.work.events import DrawPrompt
 
 
@@ -25,8 +25,8 @@ def test_so_many_as_were_asked_for() -> None:
 
 def test_without_a_number_all_that_there_are() -> None:
     made = questions(0)
-    assert len(made.ask()) == AHEAD_MAX
-    for cursor in range(AHEAD_MAX):
+    assert len(made.ask()) == QUESTIONS_AHEAD_MAX
+    for cursor in range(QUESTIONS_AHEAD_MAX):
         if cursor < 5:
             made.drawn(EvalQuestion(cursor, b""))
         else:
@@ -38,8 +38,8 @@ def test_without_a_number_all_that_there_are() -> None:
 
 
 def test_many_questions_are_asked_for_in_turns() -> None:
-    made = questions(AHEAD_MAX + 2)
+    made = questions(QUESTIONS_AHEAD_MAX + 2)
     made.ask()
     made.drawn(EvalQuestion(0, b""))
-    assert made.ask() == [DrawPrompt(AHEAD_MAX, "held")]
+    assert made.ask() == [DrawPrompt(QUESTIONS_AHEAD_MAX, "held")]
     assert not made.complete

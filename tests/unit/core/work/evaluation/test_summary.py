@@ -8,7 +8,12 @@ import pytest
 from echo2d.core.base.ids import Digest, Version
 from echo2d.core.protocol.trajectory import RewardPart
 from echo2d.core.work.evaluation.events import Evaluated, PassAt
-from echo2d.core.work.evaluation.summary import PARTS_MAX, ScoredSample, best_by_name, summed_up
+from echo2d.core.work.evaluation.summary import (
+    SUMMARY_PARTS_MAX,
+    ScoredSample,
+    best_by_name,
+    summed_up,
+)
 
 
 def row(*rewards: float, tokens: int = 4, truncated: bool = False) -> list[ScoredSample]:
@@ -79,4 +84,4 @@ def test_extreme_rewards_have_no_error_and_many_parts_are_cut() -> None:
     assert not math.isfinite(found.se)
     names = [RewardPart(f"part {number:03}", 1.0) for number in range(100)]
     many = [[ScoredSample(1.0, (name,), 1, truncated=False)] for name in names]
-    assert len(summed_up(many, 1, solved_at=1.0).parts) == PARTS_MAX
+    assert len(summed_up(many, 1, solved_at=1.0).parts) == SUMMARY_PARTS_MAX

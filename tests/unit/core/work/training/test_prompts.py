@@ -1,7 +1,7 @@
 """Prompts are drawn ahead, taken by cursor, and used again when their group aged out."""
 
 from echo2d.core.work.events import DrawPrompt
-from echo2d.core.work.training.prompts import AHEAD_MAX, DrawnPrompt, Prompts
+from echo2d.core.work.training.prompts import PROMPTS_AHEAD_MAX, DrawnPrompt, Prompts
 from echo2d.core.work.training.sampler import Sampler
 
 
@@ -56,5 +56,5 @@ def test_the_prompts_are_not_over_before_those_given_back_have_come() -> None:
 
 def test_never_more_than_the_limit() -> None:
     prompts = Prompts(0, Sampler(None))
-    assert len(prompts.ask(10 * AHEAD_MAX)) == AHEAD_MAX
+    assert len(prompts.ask(10 * PROMPTS_AHEAD_MAX)) == PROMPTS_AHEAD_MAX
     prompts.check()

@@ -86,7 +86,7 @@ def test_not_too_many_prompts_in_a_row_are_passed_over(monkeypatch: pytest.Monke
 
 
 def test_the_oldest_rows_are_forgotten_beyond_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "ROWS_MAX", 2)
+    monkeypatch.setattr(module, "_ROWS_MAX", 2)
     sampler = Sampler(RowFilter(1, 10))
     for row in "abc":
         judge(sampler, row, 0, equal=True)

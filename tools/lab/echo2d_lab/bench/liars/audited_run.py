@@ -7,7 +7,7 @@ from pathlib import Path
 
 from echo2d.client import Coordinator
 from echo2d.demo.processes import Program, Programs, wait_for
-from echo2d.demo.run import CACHE, CONFIG, KINDS, LEARNER, DemoTask
+from echo2d.demo.run import CACHE, CONFIG, DEMO_KINDS, DEMO_LEARNER, DemoTask
 from echo2d.demo.tiny_model import TinyRecipe, make_tiny_model
 from echo2d.engines.base import Quantization
 from echo2d.errors import Fault
@@ -122,7 +122,7 @@ class AuditedRun:
             "kappa": KAPPA,
             "seed": self._rng_seed,
         }
-        text = CONFIG.format(**facts, delta="true", task=KINDS.get(self._task, self._task))
+        text = CONFIG.format(**facts, delta="true", task=DEMO_KINDS.get(self._task, self._task))
         if any(worker.quantization != "none" for worker in self._workers):
             text = text.replace("[policy]", "[policy]\nquantized_workers = true")
         if self._audit is not None:
@@ -139,7 +139,7 @@ class AuditedRun:
             self.folder / "coordinator" / "coordinator.json", self._programs, START_S
         )
         url = str(json.loads(written)["url"])
-        config.write_text(text + LEARNER.format(**facts, steps=self._steps, url=url))
+        config.write_text(text + DEMO_LEARNER.format(**facts, steps=self._steps, url=url))
         return url
 
     def _join(self, worker: RunWorker, url: str) -> None:

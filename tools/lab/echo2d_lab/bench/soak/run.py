@@ -29,7 +29,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from echo2d.client import AsyncCoordinator
-from echo2d.core.cluster.membership import GONE_S
+from echo2d.core.cluster.membership import PEER_GONE_S
 from echo2d.core.protocol.builds import OURS
 from echo2d.demo.chaos import find_process, kill_process
 from echo2d.demo.processes import Program, Programs, wait_for
@@ -317,7 +317,7 @@ class Soak:
         away_s, cut = self._rng.uniform(*AWAY_S), self._rng.random() < CUT
         self._happened["cut" if cut else "leave"] += 1
         if cut:
-            self._book.expect("worker_silent", seat.name, for_s=away_s + GONE_S)
+            self._book.expect("worker_silent", seat.name, for_s=away_s + PEER_GONE_S)
         await seat.leave(cut=cut)
         await asyncio.sleep(away_s)
         if seat.here:
@@ -358,7 +358,7 @@ class Soak:
         if name in self._away:
             return
         self._away.add(name)
-        self._book.expect("worker_silent", name, for_s=DOWN_S + GONE_S, within_s=WITHIN_S)
+        self._book.expect("worker_silent", name, for_s=DOWN_S + PEER_GONE_S, within_s=WITHIN_S)
         self._programs[name].kill()
         await asyncio.sleep(DOWN_S)
         self._expect_a_worker(name)
@@ -370,7 +370,7 @@ class Soak:
         if name in self._away:
             return
         self._away.add(name)
-        self._book.expect("worker_silent", name, for_s=FROZEN_S + GONE_S, within_s=WITHIN_S)
+        self._book.expect("worker_silent", name, for_s=FROZEN_S + PEER_GONE_S, within_s=WITHIN_S)
         os.kill(self._programs[name].pid, signal.SIGSTOP)
         await asyncio.sleep(FROZEN_S)
         os.kill(self._programs[name].pid, signal.SIGCONT)
@@ -404,7 +404,7 @@ class Soak:
         if any(not seat.here or seat.closed for seat in seats):
             return
         for seat in seats:
-            self._book.expect("worker_silent", seat.name, for_s=GONE_S)
+            self._book.expect("worker_silent", seat.name, for_s=PEER_GONE_S)
         run = self._folder / "coordinator"
         await asyncio.to_thread(revoke_token, run, self._pair_tokens[pair])
         async with asyncio.timeout(WITHIN_S):
@@ -447,7 +447,7 @@ class Soak:
         name = f"bomber-{self._happened['bomb']}"
         self._book.expect("peer_refused", name, for_s=REFUSED_S, within_s=WITHIN_S)
         for kind in ("worker_silent", "worker_no_version"):
-            self._book.expect(kind, name, for_s=BOMBS_S + GONE_S)
+            self._book.expect(kind, name, for_s=BOMBS_S + PEER_GONE_S)
         bomber = Bomber(name)
         token = await asyncio.to_thread(read_token_file, self._folder / "fleet.token")
         async with asyncio.TaskGroup() as tasks:
@@ -469,7 +469,7 @@ class Soak:
     def _expect_a_start(self) -> None:
         """A coordinator starts: its workers, its learner and its seed come back one by one."""
         for kind in ("worker_silent", "worker_no_version", "worker_stale"):
-            self._book.expect(kind, for_s=GONE_S + WITHIN_S)
+            self._book.expect(kind, for_s=PEER_GONE_S + WITHIN_S)
         for kind in ("seed_away", "no_workers", "no_learner", "learner_silent"):
             self._book.expect(kind, for_s=START_S)
 
