@@ -486,8 +486,8 @@ MUTANTS = (
         "I8",
         "a worker takes leases without end",
         "echo2d/core/worker/leases.py",
-        "max(LEASES_MAX, 2 * self._slots):\n            return",
-        "1000 * LEASES_MAX:\n            return",
+        "max(WORKER_LEASES_MAX, 2 * self._slots):\n            return",
+        "1000 * WORKER_LEASES_MAX:\n            return",
         ("tests/unit/core/worker/test_leases.py",),
     ),
     Mutant(

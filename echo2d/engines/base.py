@@ -9,8 +9,9 @@ token.
 A version is a whole model, or a LoRA adapter together with its base model. The label names either;
 an engine that serves adapters by name uses it as the adapter's name.
 
-To add an engine, write a factory (`EngineOptions` -> list of engines), add it to
-`registry.ENGINES`, and run the contract suite in `tests/support/engine_contract.py` over it.
+To add an engine, write a factory (`EngineOptions` -> list of engines) and add it to `registry.ENGINES`, or name it in
+an entry point of your own distribution. Then write a harness in `tests/support/engine_harness.py`, and run the contract
+suite in `tests/support/engine_contract.py` over it.
 """
 
 from collections.abc import AsyncIterator, Mapping, Sequence

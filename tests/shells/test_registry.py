@@ -1,5 +1,10 @@
 """What an operator can choose by name exists, and every place that shows the names shows all of them."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 from click.testing import CliRunner
 
@@ -31,3 +36,23 @@ def test_help_lists_the_names(command: tuple[str, ...], names: dict[str, object]
 def test_names_in_a_sentence() -> None:
     assert one_of({"a": 1}) == '"a"'
     assert one_of({"a": 1, "b": 2, "c": 3}) == '"a", "b" or "c"'
+
+
+def test_an_entry_point_adds_a_name_and_replaces_none(tmp_path: Path) -> None:
+    """A distribution of a stranger, as pip leaves it beside echo2d."""
+    about = tmp_path / "parrot-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: parrot\nVersion: 1.0\n")
+    points = "[echo2d.engines]\nparrot = parrot:make\ntorch = parrot:make\n"
+    (about / "entry_points.txt").write_text(points)
+    (tmp_path / "parrot.py").write_text("def make(options):\n    return []\n")
+    program = "from echo2d.registry import ENGINES, load; print(ENGINES['torch'], load(ENGINES['parrot']))"
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    shown = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert shown.startswith(f"{ENGINES['torch']} <function make at ")

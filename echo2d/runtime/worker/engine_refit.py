@@ -22,7 +22,7 @@ from echo2d.engines.layout import file_tensor_digests
 from echo2d.errors import EngineFault, IntegrityFault, OperatorFault, StoreFault
 from echo2d.extras import install_command
 from echo2d.process_environment import engine_environment
-from echo2d.registry import ENGINES, load
+from echo2d.registry import ENGINES, installed, load
 from echo2d.runtime.worker.lora_base import LoraBase
 from echo2d.runtime.worker.stop_strings import ServedTexts
 from echo2d.store.slots.slot_store import SlotStore
@@ -38,9 +38,13 @@ def make_engines(config: WorkerConfig) -> list[Engine]:
         return []
     try:
         make = load(ENGINES[config.engine])
-    except ImportError as error:
+    except (ImportError, AttributeError) as error:
+        if config.engine in installed("engines"):
+            advice = "install the distribution that adds this engine again"
+        else:
+            advice = install_command(config.engine)
         raise OperatorFault(
-            f"the {config.engine} engine misses a package ({error}): {install_command(config.engine)}"
+            f"the {config.engine} engine misses a package ({error}): {advice}"
         ) from error
     return list(make(engine_options(config)))
 

@@ -41,10 +41,5 @@ def regex(*, pattern: str) -> Scorer:
 
 
 def choice(*, letters: str = "ABCDE") -> Scorer:
-    """The last single letter of `letters` in the answer is the expected one: "The answer is (B)."""
-    single = regex(pattern=rf"(?<![A-Za-z])([{re.escape(letters)}])(?![A-Za-z])")
-
-    def score(answer: Answer, expected: Expected) -> float:
-        return float(single(answer, expected))
-
-    return score
+    """The last single letter of `letters` in the answer is the expected one, as in "The answer is (B)"."""
+    return regex(pattern=rf"(?<![A-Za-z])([{re.escape(letters)}])(?![A-Za-z])")
