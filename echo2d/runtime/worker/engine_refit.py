@@ -39,10 +39,8 @@ def make_engines(config: WorkerConfig) -> list[Engine]:
     try:
         make = load(ENGINES[config.engine])
     except (ImportError, AttributeError) as error:
-        if config.engine in installed("engines"):
-            advice = "install the distribution that adds this engine again"
-        else:
-            advice = install_command(config.engine)
+        foreign, again = config.engine in installed("engines"), "install its distribution again"
+        advice = again if foreign else install_command(config.engine)
         raise OperatorFault(
             f"the {config.engine} engine misses a package ({error}): {advice}"
         ) from error
