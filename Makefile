@@ -39,7 +39,7 @@ unit: $(READY)
 
 # At every commit. The real runs come first, because they take longest.
 test: $(READY)
-	@echo "make test: about 12 minutes on two cores"
+	@echo "make test: about 7 minutes on two idle cores, 13 on busy ones"
 	$(BIN)/pytest tests/e2e tests/unit tests/shells $(TWO) $(ARGS)
 
 # Parts of the night: each takes at most 20 minutes. docs/testing.md says which one a change needs.
