@@ -135,7 +135,7 @@ check: $(READY)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	rm -rf .cache/typed && mkdir -p .cache/typed/echo2d
-	ln -s $(CURDIR)/echo2d/* $(CURDIR)/learner .cache/typed/echo2d/
+	ln -sfn $(CURDIR)/echo2d/* $(CURDIR)/learner .cache/typed/echo2d/
 	$(BIN)/mypy
 	$(BIN)/pytest tests/unit/house/test_architecture.py -p no:cacheprovider
 

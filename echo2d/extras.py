@@ -16,7 +16,7 @@ PICTURES = (".png", ".svg", ".pdf")
 
 
 def install_command(extra: str) -> str:
-    """A shell command. `extra` is one of those in pyproject.toml."""
+    """A shell command. `extra` is one of those in pyproject.toml; engines that need one are called as theirs."""
     return shlex.join([*_installer(), *_requirements(extra)])
 
 

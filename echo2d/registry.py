@@ -5,7 +5,7 @@ config's checks, `--print-config`, `--help` and the programs read these tables.
 
 Another distribution adds commands, engines, providers and tasks by entry points of the groups
 `echo2d.commands`, `echo2d.engines`, `echo2d.providers` and `echo2d.tasks`. It cannot replace one that is
-listed here.
+listed here. A scorer of another distribution needs none: its name is "package.module:function".
 
 An entry is the text "module:attribute": reading the names imports nothing, and `load` imports the
 one that is needed.
