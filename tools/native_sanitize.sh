@@ -14,13 +14,14 @@ fi
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 # A copy, so that the extension in use stays as it is.
-git ls-files --cached --others --exclude-standard echo2d learner tests setup.py pyproject.toml README.md LICENSE |
+git ls-files --cached --others --exclude-standard echo2d learner tests tools/lab setup.py pyproject.toml README.md LICENSE |
   tar --create --files-from=- | tar --extract --directory="$folder"
 cd "$folder"
+ln -s ../learner echo2d/learner  # nothing is installed here, and the tests refuse another checkout's learner
 flags="-g -O1 -Werror -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all"
 CFLAGS=$flags LDFLAGS=-fsanitize=address,undefined "$python" setup.py --quiet build_ext --inplace
 [ -e echo2d/native/_words.abi3.so ] || { echo "native-sanitize: the extension was not built"; exit 1; }
-export LD_PRELOAD ASAN_OPTIONS=detect_leaks=0:abort_on_error=1 PYTHONMALLOC=malloc PYTHONPATH=$folder
+export LD_PRELOAD ASAN_OPTIONS=detect_leaks=0:abort_on_error=1 PYTHONMALLOC=malloc PYTHONPATH=$folder:$folder/tools/lab
 LD_PRELOAD=$("$compiler" -print-file-name=libasan.so):$("$compiler" -print-file-name=libubsan.so)
 "$python" -m pytest -p no:cacheprovider --capture=sys tests/shells/native tests/unit/core/weights/test_delta_split.py \
   tests/unit/core/weights/test_delta_words.py tests/unit/property/weights/test_codecs.py "$@"

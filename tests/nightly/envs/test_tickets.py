@@ -37,7 +37,7 @@ from tests.support.verifiers_site import (
     write_chat_model,
 )
 
-PACKAGES = REPO / "tests" / "envs" / "packages"
+PACKAGES = Path(__file__).parent / "packages"
 TURNS = 4
 ROWS = 12
 AT_ONCE = 12

@@ -1,7 +1,7 @@
 """What composed deltas save: `python -m echo2d_lab.research.late_joiners runs/rl/1e-6 runs/rl/1e-5`.
 
 A real coordinator, its seed and workers (processes, on loopback) spread the versions of real runs
-(`tools/research/rl_updates.py`). Workers are killed and come back some versions later, some with an empty
+(`rl_updates.py`). Workers are killed and come back some versions later, some with an empty
 disk; `--rng-seeds` draw who, when and for how long. Each schedule is run three times. A worker
 that cannot use the delta that spreads takes
 

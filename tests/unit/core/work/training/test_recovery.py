@@ -1,6 +1,6 @@
 """Links that break and processes that come back: a test for each promise (docs/design/exactly_once.md).
 
-Through the whole machine, as a worker sees it. What the worker does of its own: `tests/core/worker/test_leases.py`.
+Through the whole machine, as a worker sees it. What the worker does itself: `tests/unit/core/worker/test_leases.py`.
 """
 
 from dataclasses import replace
