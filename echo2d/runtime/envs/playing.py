@@ -136,7 +136,6 @@ class EpisodeWorkers:
         self, ticket: PlayerTicket, played: EpisodeOutcome, *, patience_s: float
     ) -> None:
         body = played.body()
-        error = str(body.get("error", ""))
         try:
             ended = await end_episode(self._link, ticket, body, patience_s=patience_s)
         except PeerFault as fault:
@@ -149,8 +148,8 @@ class EpisodeWorkers:
         elif ended.refused:
             log.warning("refused task=%s row=%d: %s", ticket.task, ticket.row, ended.refused)
             self._totals.refused += 1
-        elif error:
-            log.warning("failed task=%s row=%d: %s", ticket.task, ticket.row, error)
+        elif "error" in body:
+            log.warning("failed task=%s row=%d: %s", ticket.task, ticket.row, body["error"])
             self._totals.errors += 1
         else:
             self._totals.episodes += 1

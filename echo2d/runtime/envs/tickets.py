@@ -20,7 +20,7 @@ from echo2d.net.gateway.episode_routes import (
     ERROR_CHARS_MAX,
     PART_NAME_CHARS_MAX,
 )
-from echo2d.runtime.envs.gateway_link import GatewayLink
+from echo2d.runtime.envs.gateway_link import COME_BACK, GatewayAway, GatewayLink
 
 _EPISODES = "/v1/episodes"
 # The longest that the gateway keeps a question open.
@@ -138,7 +138,9 @@ async def ask_ticket(link: GatewayLink, task: str | None) -> PlayerTicket:
 async def end_episode(
     link: GatewayLink, ticket: PlayerTicket, end: Mapping[str, Any], *, patience_s: float
 ) -> EndedEpisode:
-    """Tell the gateway how the episode ended. GatewayAway: it could not be told."""
+    """Tell the gateway how the episode ended. GatewayAway: it could not be told, or has just started and does
+    not know the episode yet.
+    """
     answer = await link.ask(
         "POST", f"{_EPISODES}/{ticket.ticket}/end", json.dumps(end).encode(), patience_s=patience_s
     )
@@ -146,4 +148,6 @@ async def end_episode(
         return EndedEpisode(refused=str(answer.fields().get("differs") or ""))
     if answer.status in {HTTPStatus.GONE, HTTPStatus.NOT_FOUND}:
         return EndedEpisode(dropped=True)
+    if answer.status in COME_BACK:
+        raise GatewayAway(answer.reason())
     return EndedEpisode(refused=answer.reason())

@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from echo2d.errors import OperatorFault
+from echo2d.runtime.envs import playing
 from echo2d.runtime.envs.gateway_link import GatewayLink
 from echo2d.runtime.envs.playing import EpisodeWorkers, PlayedTotals
 from echo2d.runtime.envs.ticket_endpoint import TicketEndpoint
@@ -94,13 +95,15 @@ async def test_a_reward_that_is_no_number_is_an_error() -> None:
     ("answer", "field"),
     [
         ((410, {"error": {"message": "expired"}}), "dropped"),
+        ((503, {"error": {"message": "not known yet"}}), "dropped"),
         ((409, {"error": {"message": "another end"}}), "refused"),
         ((200, {"ended": True, "differs": "branch 0: token 3"}), "refused"),
     ],
 )
 async def test_an_end_that_does_not_count_is_counted_apart(
-    answer: tuple[int, dict[str, object]], field: str
+    answer: tuple[int, dict[str, object]], field: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(playing, "LAST_S_MAX", 0.3)
     async with TicketGateway(end_answer=answer).serving() as gateway:
         gateway.add(1)
         totals = await played(gateway, rewarded, lambda: len(gateway.ends) == 1)
