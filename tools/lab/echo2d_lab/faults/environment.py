@@ -6,6 +6,7 @@ begins with its first call, and some of its later calls begin a branch. Those of
 durable: they begin anew with another coordinator process.
 """
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 from echo2d.core.base.ids import GroupId
@@ -45,11 +46,13 @@ class ModelEnvironment:
     """See the module docstring.
 
     acknowledged: by group and sample, the turns whose answers are durable. scored: the same of evaluations, as long as
-    the coordinator process lives: the turns that were answered in episodes that go on.
+    the coordinator process lives: the turns that were answered in episodes that go on. begun_anew: how often this
+    coordinator process forgot an episode.
     """
 
     acknowledged: dict[tuple[GroupId, int], int] = field(default_factory=dict)
     scored: dict[tuple[GroupId, int], int] = field(default_factory=dict)
+    begun_anew: Counter[tuple[GroupId, int]] = field(default_factory=Counter)
 
     def heard(self, record: CoordinatorRecord) -> None:
         """This is durable now."""
@@ -58,12 +61,14 @@ class ModelEnvironment:
                 self.acknowledged[group, sample] = turn
             case EpisodeForgotten(group, sample) | SampleReturned(group, sample):
                 self.acknowledged.pop((group, sample), None)
+                self.begun_anew[group, sample] += 1
             case _:
                 pass
 
     def restarted(self) -> None:
         """Another coordinator process begins."""
         self.scored.clear()
+        self.begun_anew.clear()
 
     def forget(self, order: ForgetEpisode) -> None:
         self.scored.pop((order.group, order.sample), None)
@@ -74,6 +79,9 @@ class ModelEnvironment:
         """reward: of an episode that ends here; None: the environment fails."""
         at = order.group, order.sample
         of_evaluation = kind_of(order.group) != TRAINING
+        if not of_evaluation and order.begun < self.begun_anew[at]:
+            # It was forgotten in the same turn of the coordinator: nobody reads the answer.
+            return EpisodeEnded(*at, order.begun, order.turn, reward, "forgotten")
         given = order.output.given
         outside = not order.turn or bool(given and given[0].start == 0)
         before_first = -1 if outside else 0
