@@ -93,7 +93,7 @@ MUTANTS = (
         "echo2d/core/work/training/partials.py",
         "version in peer.acknowledged and ",
         "",
-        ("tests/unit/core/work/training/test_groups.py",),
+        ("tests/unit/core/work/training/test_judge.py",),
     ),
     Mutant(
         "I2, handed over",
