@@ -26,6 +26,7 @@ FOUND = {
     60034: "memory that is not the snapshot counted as served when the next refit was refused",
     1330: "a group was buffered with a good verdict, while the bad one of another sample was under way",
     1001: "answers of a trusted worker from before a restart waited for limits that only it could teach",
+    201077: "a returned sample was leased when it had waited for long enough, and then waited without end",
     4593: "an episode was forgotten in the turn that asked its environment, and the witness called that an old turn",
     3985: "what a worker came to serve between its hello and the welcome was never told",
 }

@@ -280,13 +280,10 @@ class GroupJudge:
         if not resumed:
             group.bad_results += 1
             peer.rest(now)
-        actions: list[RolloutAction] = [
-            *self._scheduler.refuse(peer, message, fault, fault=not resumed)
-        ]
+        refused = self._scheduler.refuse(peer, message, fault, fault=not resumed)
         self._groups.put_back(group, HeldLease(message.lease, message.attempt), message.sample)
-        if group.bad_results >= BAD_RESULTS_MAX:
-            actions += self.drop(group, "result", fault)
-        return actions
+        is_hopeless = group.bad_results >= BAD_RESULTS_MAX
+        return [*refused, *(self.drop(group, "result", fault) if is_hopeless else ())]
 
     # --- rewards, and what becomes of groups
 
@@ -324,12 +321,13 @@ class GroupJudge:
     def deadlines(self, *, now: float) -> list[RolloutAction]:
         """Drop the groups whose returned samples have waited for too long."""
         actions: list[RolloutAction] = []
-        while self._returned and next(iter(self._returned.values())) <= now:
-            number = next(iter(self._returned))
+        for number in [each for each, due in self._returned.items() if due <= now]:
             del self._returned[number]
             group = self._groups.get(number)
             if group is not None and group.waiting.intersection(group.returned):
                 actions += self.drop(group, "returned", "nobody else can write it", again=True)
+            elif group is not None and not group.returned.keys() <= group.kept.keys():
+                self._returned[number] = now + RETURNED_WAIT_S  # its lease may be lost
         return actions
 
     def wake_at(self) -> float | None:

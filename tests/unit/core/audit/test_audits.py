@@ -15,7 +15,9 @@ from echo2d.core.coordinator.state import PLAN_SECRET_BYTES, CoordinatorState
 from echo2d.core.protocol.control_messages import (
     AnswersScored,
     AnswerToScore,
+    Goodbye,
     Heartbeat,
+    HeldLease,
     Refused,
 )
 from echo2d.core.protocol.evidence import Evidence
@@ -491,6 +493,40 @@ def test_a_sample_that_nobody_else_can_write_begins_anew_with_its_group() -> Non
         world.work()
     assert group not in world.ledger.groups
     train_on(world, 1)
+
+
+def test_a_sample_that_was_returned_waits_no_longer_for_having_been_leased() -> None:
+    world = started("liar", "mine", newcomer=3)
+    liar, mine = world.peers["liar"], world.peers["mine"]
+    key, sample = liar.open[0]
+    group = liar.leases[key].group
+    world.say(liar, liar.finish(key, sample, tokens=LIE))
+    world.drain()
+    assert world.returned == [SampleReturned(group, sample)]
+    for _ in range(2):
+        world.say(mine, mine.finish(*mine.open[0]))
+    world.drain()
+
+    def theirs() -> list[tuple[HeldLease, int]]:
+        return [
+            each for each in mine.open if (mine.leases[each[0]].group, each[1]) == (group, sample)
+        ]
+
+    def wait() -> None:
+        for _ in range(int(RETURNED_WAIT_S)):
+            world.pass_time(1.01)
+            for peer in (liar, world.peers["auditor"]):
+                world.say(peer, Heartbeat(0))
+            for held, number in theirs():
+                world.say(mine, mine.wrote(held, number))
+            world.drain()
+
+    assert theirs(), "the other worker writes it"
+    wait()
+    assert group in world.ledger.groups
+    world.say(mine, Goodbye("its box is gone"))
+    wait()
+    assert group not in world.ledger.groups
 
 
 def test_what_goes_on_from_a_convicted_worker_is_not_accepted() -> None:
