@@ -103,7 +103,8 @@ def test_running_episodes_survive_a_coordinator_that_is_killed(
         run.coordinator = site.coordinate("coordinator-again")
         learner.learn(6 * AT_ONCE)
     assert totals["refused"] == 0
-    assert totals["dropped"] <= AT_ONCE
+    # Those that ran when it was stopped, and those that had made no turn when the coordinator was killed.
+    assert totals["dropped"] <= 2 * AT_ONCE
     assert totals["episodes"] >= 6 * AT_ONCE
 
 
