@@ -31,10 +31,6 @@ from echo2d.tasks.served_task import TURN_TEXTS
 
 # Calls sent at once to a process. Their replies fit into a socket buffer, so it never blocks on us.
 PIPELINED_MAX = 64
-# User ids of the pool's processes, in turn, where we are root. systemd leaves this range unused.
-TASK_UIDS = range(65520, 65534)
-
-
 # Calls of a concurrent process that are under way at once.
 CONCURRENT_MAX = 64
 
@@ -129,7 +125,7 @@ class TaskPool:
     task: a name in `registry.TASKS`, or "module:Class" of a module that this interpreter can
     import. options: keyword arguments of the class, plain values. timeout_s: of one call. texts:
     for a task in text. environment: its environment variables. uid: the user that runs the task;
-    None: where we are root, one of TASK_UIDS for each process, else our own user.
+    None: where we are root, a `BorrowedUser` for each process, else our own user.
     """
 
     def __init__(
@@ -144,17 +140,21 @@ class TaskPool:
         environment: Mapping[str, str] | None = None,
         uid: int | None = None,
     ) -> None:
-        uids: Sequence[int | None] = [uid] if uid is not None or os.geteuid() != 0 else TASK_UIDS
         bounds = {**dataclasses.asdict(limits or Limits()), "timeout_s": timeout_s}
         start = ["start", task, dict(options or {}), bounds]
         model = None if texts is None else dataclasses.asdict(texts)
 
-        def make(number: int) -> TaskProcess:
-            request = pack([*start, uids[number % len(uids)], model])
-            return TaskProcess(request, timeout_s=timeout_s, environment=environment)
+        def request(user: int | None) -> bytes:
+            return pack([*start, uid if user is None else user, model])
+
+        def make() -> TaskProcess:
+            borrows = uid is None and os.geteuid() == 0
+            return TaskProcess(
+                request, borrows=borrows, timeout_s=timeout_s, environment=environment
+            )
 
         self._make = make
-        self._processes = [make(number) for number in range(processes)]
+        self._processes = [make() for _ in range(processes)]
         self._spares: list[TaskProcess] = []
         # Last in, first out: a light load keeps few processes busy, and the others never start.
         self._idle: asyncio.LifoQueue[TaskProcess] = asyncio.LifoQueue()
@@ -184,7 +184,7 @@ class TaskPool:
 
     def spare(self) -> TaskProcess:
         """One process more, which no prompt or reward is asked of. `close` ends it, too."""
-        made = self._make(len(self._processes) + len(self._spares))
+        made = self._make()
         made.introduction = self._processes[0].introduction
         self._spares.append(made)
         return made

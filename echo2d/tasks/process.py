@@ -16,7 +16,7 @@ import json
 import signal
 import socket
 import sys
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,12 +24,14 @@ from typing import Any, Literal, cast, get_args
 
 import msgpack
 
+from echo2d.errors import OperatorFault
 from echo2d.tasks.pool_child import (
     HEADER,
     NUMBER_MAX,
     TASK_MESSAGE_BYTES_MAX,
     TASK_REASON_CHARS_MAX,
 )
+from echo2d.tasks.user_ids import BorrowedUser
 
 OUTPUT_BYTES_MAX = 1 << 20  # stdout and stderr of one call; all of it is dropped
 # The guard has this long to end everything. Then it is killed itself.
@@ -65,19 +67,21 @@ class TaskFailed:
 class TaskProcess:
     """See the module docstring.
 
-    introduction: what the process must say at every start; None: anything. start_request: the first
-    request to every fresh process, which names its task. timeout_s: for one request. environment:
-    all of its environment variables.
+    introduction: what the process must say at every start; None: anything. start_request: makes the first
+    request to every fresh process, which names its task and its user id; borrows: one that it borrows while it runs.
+    timeout_s: for one request. environment: all of its environment variables.
     """
 
     def __init__(
         self,
-        start_request: bytes,
+        start_request: Callable[[int | None], bytes],
         *,
+        borrows: bool,
         timeout_s: float,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        self._start_request = start_request
+        self._start_request, self._borrows = start_request, borrows
+        self._user: BorrowedUser | None = None
         self._timeout_s = timeout_s
         self._environment = dict(environment or {})
         self.introduction: Any = None
@@ -123,10 +127,13 @@ class TaskProcess:
     async def start(self) -> Any:
         """Start the process while none runs; return the reply to `start_request` or TaskFailed."""
         try:
+            self._user = await asyncio.to_thread(BorrowedUser.borrow) if self._borrows else None
             self._child = await _spawn(self._environment)
-        except OSError as error:
+        except (OSError, OperatorFault) as error:
+            await self.kill()
             return TaskFailed("died", f"cannot start a task process: {error}")
-        async with aclosing(self._converse([self._start_request], START_TIMEOUT_S)) as replies:
+        request = self._start_request(None if self._user is None else self._user.uid)
+        async with aclosing(self._converse([request], START_TIMEOUT_S)) as replies:
             introduction = await anext(replies)
         if isinstance(introduction, TaskFailed):
             await self.kill()
@@ -149,8 +156,13 @@ class TaskProcess:
     async def kill(self) -> None:
         """End the process, if any, and all that it started; wait until its guard is gone."""
         child, self._child = self._child, None
-        if child is not None:
-            await child.close()
+        user, self._user = self._user, None
+        try:
+            if child is not None:
+                await child.close()
+        finally:
+            if user is not None:
+                user.give_back()
 
     async def _converse(
         self, requests: Sequence[bytes], timeout_s: float

@@ -7,6 +7,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from echo2d.tasks.base import Prompt
 WAYS = (
     "tell", "read the key", "list the run directory", "read the coordinator's environment",
     "read the coordinator's memory", "read the coordinator's descriptors",
-    "signal the coordinator", "signal the guard", "become root", "become another user",
+    "signal the coordinator", "signal the guard", "signal the others", "become root", "become another user",
     "write into the working directory", "write into the run directory",
     "write into the installation", "use more memory", "write longer files", "open more files",
     "start more processes", "open many files", "mount", "call the coordinator", "spin on",
@@ -54,6 +55,7 @@ class EscapingTask:
             ),
             "signal the coordinator": lambda: os.kill(self._coordinator, 0),
             "signal the guard": lambda: os.kill(os.getppid(), 0),
+            "signal the others": self._signal_others,
             "become root": lambda: os.setuid(0),
             "become another user": lambda: os.setuid(1),
             "write into the working directory": lambda: Path("escaped").write_text("x"),
@@ -106,8 +108,21 @@ class EscapingTask:
         self._leave()
         os._exit(1)
 
+    def _signal_others(self) -> None:
+        """End every process that we may signal, but not our own."""
+        ours = {os.getpid(), os.getppid()}
+        found = [int(each.name) for each in Path("/proc").iterdir() if each.name.isdecimal()]
+        ended = 0
+        for pid in set(found) - ours:
+            with suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+                ended += 1
+        if not ended:
+            raise PermissionError("nobody could be ended")
+
     def _tell(self) -> None:
         facts = {
+            "pid": os.getpid(),
             "uid": os.getuid(),
             "groups": os.getgroups(),
             "umask": os.umask(0o077),

@@ -17,7 +17,6 @@ from echo2d.core.protocol.trajectory import pack_tokens
 from echo2d.errors import OperatorFault
 from echo2d.runtime.run_dir.run_directory import RunDirectory
 from echo2d.tasks.pool import (
-    TASK_UIDS,
     Limits,
     Score,
     ScoreCall,
@@ -26,6 +25,7 @@ from echo2d.tasks.pool import (
     TextSettings,
 )
 from echo2d.tasks.process import TaskFailed
+from echo2d.tasks.user_ids import TASK_UIDS
 from tests.support.escaping_task import WAYS
 from tests.support.processes import is_running
 from tests.support.texts import write_text_model
@@ -142,7 +142,8 @@ async def test_what_a_task_is_born_with(pool: TaskPool, notes: Path) -> None:
     assert facts["status"]["NoNewPrivs"] == "1"
     assert int(facts["status"]["CapEff"], 16) == int(facts["status"]["CapPrm"], 16) == 0
     if os.geteuid() == 0:
-        assert (facts["uid"], facts["groups"]) == (TASK_UIDS[0], [])
+        assert facts["uid"] in TASK_UIDS
+        assert facts["groups"] == []
 
 
 @as_root
@@ -160,9 +161,23 @@ async def test_two_processes_of_a_pool_are_two_users(notes: Path, tmp_path: Path
     options = {"notes": str(notes), "run_dir": str(tmp_path), "coordinator": os.getpid(), "port": 1}
     async with TaskPool(ESCAPING, options, processes=2, timeout_s=TIMEOUT_S, limits=LIMITS) as pool:
         await asyncio.gather(tries(pool, "tell"), tries(pool, "tell"))
-    assert {path.name for path in notes.parent.iterdir()} == {
-        f"facts-{uid}" for uid in TASK_UIDS[:2]
-    }
+    told_by = {path.name.removeprefix("facts-") for path in notes.parent.iterdir()}
+    assert len(told_by & set(map(str, TASK_UIDS))) == len(told_by) == 2
+
+
+@as_root
+async def test_a_task_cannot_end_the_processes_of_another_pool(
+    pool: TaskPool, notes: Path, tmp_path: Path
+) -> None:
+    options = {"notes": str(notes), "run_dir": str(tmp_path), "coordinator": os.getpid(), "port": 1}
+    async with TaskPool(ESCAPING, options, timeout_s=TIMEOUT_S, limits=LIMITS) as other:
+        assert await tries(other, "tell") == Score(0.0)
+        before = told(notes)["pid"]
+        outcome = await tries(pool, "signal the others")
+        assert isinstance(outcome, TaskFailed)
+        assert "nobody could be ended" in outcome.reason
+        assert await tries(other, "tell") == Score(0.0)
+        assert told(notes)["pid"] == before
 
 
 @as_root
@@ -221,7 +236,7 @@ async def test_a_file_for_its_owner_only_is_named_at_the_start(tmp_path: Path) -
     rows.write_text("prompt,answer\n1+1,2\n")
     rows.chmod(0o600)
     with pytest.raises(
-        OperatorFault, match=r"user 65520.* cannot read .*rows.csv: make it"
+        OperatorFault, match=r"user [0-9]+.* cannot read .*rows.csv: make it"
     ) as told:
         await TaskPool("rows", {"files": str(rows)}, texts=TextSettings(str(tmp_path))).start()
     assert "\n" not in str(told.value)

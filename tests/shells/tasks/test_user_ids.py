@@ -1,0 +1,80 @@
+"""User ids that task processes borrow: never two at a time, free again when their holder has ended."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from echo2d.errors import OperatorFault
+from echo2d.tasks import user_ids
+from echo2d.tasks.user_ids import BorrowedUser
+
+HOLDER = """
+import sys
+from pathlib import Path
+from echo2d.tasks import user_ids
+user_ids.LOCKS = Path(sys.argv[1])
+user_ids.TASK_UIDS = (65520, 65521)
+held = user_ids.BorrowedUser.borrow()
+print(held.uid, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture(autouse=True)
+def _two_ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(user_ids, "LOCKS", tmp_path / "locks")
+    monkeypatch.setattr(user_ids, "TASK_UIDS", (65520, 65521))
+
+
+def borrowed() -> int:
+    """The next id, which is given back at once."""
+    user = BorrowedUser.borrow()
+    user.give_back()
+    return user.uid
+
+
+def test_nobody_gets_the_id_of_another_one_until_it_is_given_back() -> None:
+    one, two = BorrowedUser.borrow(), BorrowedUser.borrow()
+    assert {one.uid, two.uid} == {65520, 65521}
+    with pytest.raises(OperatorFault, match="all user ids for task processes of this host"):
+        BorrowedUser.borrow()
+    one.give_back()
+    again = BorrowedUser.borrow()
+    assert again.uid == one.uid
+    for each in (again, two):
+        each.give_back()
+
+
+def test_the_id_of_a_program_that_was_killed_is_free_again(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", HOLDER, str(tmp_path / "locks")]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as holder:
+        assert holder.stdout is not None
+        assert int(holder.stdout.readline()) == 65520
+        assert borrowed() == 65521
+        holder.kill()
+    assert borrowed() == 65520
+
+
+def test_a_place_where_no_lock_can_be_kept_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(user_ids, "LOCKS", tmp_path / "file" / "locks")
+    with pytest.raises(OperatorFault, match="cannot be used: Not a directory"):
+        BorrowedUser.borrow()
+
+
+def test_ids_that_a_container_does_not_have_are_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "map").write_text("         0     100000      65521\n")
+    monkeypatch.setattr(user_ids, "_UID_MAP", tmp_path / "map")
+    only = BorrowedUser.borrow()
+    assert only.uid == 65520
+    with pytest.raises(OperatorFault, match="in use"):
+        BorrowedUser.borrow()
+    only.give_back()
