@@ -43,7 +43,15 @@ def played(run: Path, model: Path, steps: int, *, evaluates: bool) -> Rows:
     """The learner's metrics of one run."""
     (run / "snapshots").mkdir(parents=True)
     config = run / "run.toml"
-    facts = {"run": run, "model": model, "seed": 0, "staleness": 2, "kappa": 1, "delta": "true"}
+    facts = {
+        "run": run,
+        "model": model,
+        "seed": 0,
+        "staleness": 2,
+        "kappa": 1,
+        "delta": "true",
+        "task": "sort_digits",
+    }
     text = changed(CONFIG.format(**facts), POLICY) + (EVAL if evaluates else "")
     config.write_text(text)
     with Programs(run / "logs") as programs:
