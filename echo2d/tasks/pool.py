@@ -16,7 +16,6 @@ child's side of the socket (`pool_child`).
 import asyncio
 import dataclasses
 import math
-import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
@@ -124,8 +123,7 @@ class TaskPool:
 
     task: a name in `registry.TASKS`, or "module:Class" of a module that this interpreter can
     import. options: keyword arguments of the class, plain values. timeout_s: of one call. texts:
-    for a task in text. environment: its environment variables. uid: the user that runs the task;
-    None: where we are root, a `BorrowedUser` for each process, else our own user.
+    for a task in text. environment: its environment variables.
     """
 
     def __init__(
@@ -138,20 +136,16 @@ class TaskPool:
         limits: Limits | None = None,
         texts: TextSettings | None = None,
         environment: Mapping[str, str] | None = None,
-        uid: int | None = None,
     ) -> None:
         bounds = {**dataclasses.asdict(limits or Limits()), "timeout_s": timeout_s}
         start = ["start", task, dict(options or {}), bounds]
         model = None if texts is None else dataclasses.asdict(texts)
 
-        def request(user: int | None) -> bytes:
-            return pack([*start, uid if user is None else user, model])
+        def request(uid: int | None) -> bytes:
+            return pack([*start, uid, model])
 
         def make() -> TaskProcess:
-            borrows = uid is None and os.geteuid() == 0
-            return TaskProcess(
-                request, borrows=borrows, timeout_s=timeout_s, environment=environment
-            )
+            return TaskProcess(request, timeout_s=timeout_s, environment=environment)
 
         self._make = make
         self._processes = [make() for _ in range(processes)]

@@ -13,6 +13,7 @@ asked fails.
 
 import asyncio
 import json
+import os
 import signal
 import socket
 import sys
@@ -67,20 +68,19 @@ class TaskFailed:
 class TaskProcess:
     """See the module docstring.
 
-    introduction: what the process must say at every start; None: anything. start_request: makes the first
-    request to every fresh process, which names its task and its user id; borrows: one that it borrows while it runs.
-    timeout_s: for one request. environment: all of its environment variables.
+    introduction: what the process must say at every start; None: anything. start_request: makes the first request to
+    every fresh process, which names its task and its user id: a `BorrowedUser` where we are root, else None, our own
+    user. timeout_s: for one request. environment: all of its environment variables.
     """
 
     def __init__(
         self,
         start_request: Callable[[int | None], bytes],
         *,
-        borrows: bool,
         timeout_s: float,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        self._start_request, self._borrows = start_request, borrows
+        self._start_request = start_request
         self._user: BorrowedUser | None = None
         self._timeout_s = timeout_s
         self._environment = dict(environment or {})
@@ -127,7 +127,8 @@ class TaskProcess:
     async def start(self) -> Any:
         """Start the process while none runs; return the reply to `start_request` or TaskFailed."""
         try:
-            self._user = await asyncio.to_thread(BorrowedUser.borrow) if self._borrows else None
+            if os.geteuid() == 0:
+                self._user = await asyncio.to_thread(BorrowedUser.borrow)
             self._child = await _spawn(self._environment)
         except (OSError, OperatorFault) as error:
             await self.kill()

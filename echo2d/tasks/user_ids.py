@@ -22,7 +22,7 @@ _UID_MAP = Path("/proc/self/uid_map")
 
 
 class BorrowedUser:
-    """A user id that is ours until `give_back`, or until nobody knows of it any more."""
+    """A user id of one task process. `give_back` frees it, and so does the end of this program."""
 
     def __init__(self, uid: int, lock: BinaryIO) -> None:
         self.uid, self._lock = uid, lock

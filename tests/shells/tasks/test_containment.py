@@ -166,7 +166,7 @@ async def test_two_processes_of_a_pool_are_two_users(notes: Path, tmp_path: Path
 
 
 @as_root
-async def test_a_task_cannot_end_the_processes_of_another_pool(
+async def test_a_task_cannot_signal_the_processes_of_another_pool(
     pool: TaskPool, notes: Path, tmp_path: Path
 ) -> None:
     options = {"notes": str(notes), "run_dir": str(tmp_path), "coordinator": os.getpid(), "port": 1}
@@ -175,7 +175,7 @@ async def test_a_task_cannot_end_the_processes_of_another_pool(
         before = told(notes)["pid"]
         outcome = await tries(pool, "signal the others")
         assert isinstance(outcome, TaskFailed)
-        assert "nobody could be ended" in outcome.reason
+        assert "no other process may be signalled" in outcome.reason
         assert await tries(other, "tell") == Score(0.0)
         assert told(notes)["pid"] == before
 

@@ -12,7 +12,7 @@ from tools.house_report import Module, offered, read_modules, surface
 
 # A commit that raises a limit does nothing else, and says why.
 BUDGET = {
-    "code lines: echo2d": 53_776,
+    "code lines: echo2d": 53_772,
     "code lines: learner": 5_487,
     "commands": 24,
     "commands: offered by click": 24,

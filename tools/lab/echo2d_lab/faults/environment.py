@@ -80,7 +80,7 @@ class ModelEnvironment:
         at = order.group, order.sample
         of_evaluation = kind_of(order.group) != TRAINING
         if not of_evaluation and order.begun < self.begun_anew[at]:
-            # It was forgotten in the same turn of the coordinator: nobody reads the answer.
+            # The coordinator forgot this episode in the turn in which it asked, and ignores the answer.
             return EpisodeEnded(*at, order.begun, order.turn, reward, "forgotten")
         given = order.output.given
         outside = not order.turn or bool(given and given[0].start == 0)
