@@ -40,6 +40,7 @@ from echo2d.core.work.events import (
     AcceptedResult,
     BatchCommitted,
     BatchFrozen,
+    DeliveriesMeasured,
     EpisodeForgotten,
     GroupDropped,
     LeaseGiven,
@@ -55,13 +56,14 @@ from echo2d.core.work.events import (
     TaskProgress,
     TurnAnswered,
     TurnKept,
+    WorkerDelivery,
 )
 from echo2d.errors import PeerFault
 
 # Counters that `mark_restored` sets: epochs and publish numbers up to these are used.
 EPOCH_FLOOR: Final = "epoch_floor"
 PUBLISH_FLOOR: Final = "publish_floor"
-SCHEMA_VERSION = 15
+SCHEMA_VERSION = 16
 SCHEMA = """
 CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE epochs (
@@ -125,6 +127,8 @@ CREATE TABLE limits (
 CREATE TABLE evaluations (
     number INTEGER PRIMARY KEY, name TEXT NOT NULL, version INTEGER NOT NULL, digest BLOB NOT NULL,
     found BLOB NOT NULL);
+CREATE TABLE deliveries (
+    worker TEXT PRIMARY KEY, allowed INTEGER NOT NULL, tokens_per_s REAL NOT NULL, speed REAL NOT NULL);
 CREATE TABLE rates (peer TEXT PRIMARY KEY, bytes_per_s REAL NOT NULL, held_up INTEGER NOT NULL);
 """
 
@@ -388,6 +392,11 @@ ANSWERED: Query[AcceptedResult] = Query(
 RATES: Query[PeerRate] = Query(
     "rates", "SELECT peer, bytes_per_s, held_up FROM rates ORDER BY rowid", _rate
 )
+DELIVERIES: Query[WorkerDelivery] = Query(
+    "deliveries",
+    "SELECT worker, allowed, tokens_per_s, speed FROM deliveries ORDER BY rowid",
+    plain_reader(WorkerDelivery),
+)
 TASK_CURSORS: Query[TaskProgress] = Query(
     "tasks",
     "SELECT task, next_cursor, data, texts FROM tasks ORDER BY task",
@@ -642,6 +651,11 @@ def _checkpoint_kept(record: CheckpointKept) -> list[Statement]:
     return [(_RAISE, ("checkpoint", record.step))]
 
 
+def _deliveries_measured(record: DeliveriesMeasured) -> list[Statement]:
+    change = "INSERT OR REPLACE INTO deliveries VALUES (?, ?, ?, ?)"
+    return [(change, (w.worker, w.allowed, w.tokens_per_s, w.speed)) for w in record.workers]
+
+
 def _rates_measured(record: RatesMeasured) -> list[Statement]:
     change = "INSERT OR REPLACE INTO rates VALUES (?, ?, ?)"  # the newest gets the highest rowid
     return [(change, (rate.peer, rate.bytes_per_s, rate.held_up)) for rate in record.rates]
@@ -670,6 +684,7 @@ _STATEMENTS: dict[type, Callable[[Any], list[Statement]]] = {
     BatchCommitted: _batch_committed,
     CheckpointKept: _checkpoint_kept,
     RatesMeasured: _rates_measured,
+    DeliveriesMeasured: _deliveries_measured,
     LimitsLearnt: _limits_learnt,
     Evaluated: _version_evaluated,
 }

@@ -410,6 +410,12 @@ def trouble(worker: WorkerStatus) -> tuple[bool, bool, int, str]:
     )
 
 
+def running_word(worker: WorkerStatus) -> str:
+    """Samples that run, the slots that may be used, and those that are offered if these are more."""
+    offered = f" of {worker.slots}" if worker.usable < worker.slots else ""
+    return f"{worker.running}/{worker.usable}{offered}"
+
+
 def worker_cells(worker: WorkerStatus) -> dict[str, Text]:
     serving, lag, state = worker.serving, worker.lag, worker.state
     dialled = ", not dialable" if worker.reachable is False else ""
@@ -420,7 +426,7 @@ def worker_cells(worker: WorkerStatus) -> dict[str, Text]:
         "build": Text(worker.build),
         "serves": Text("-" if serving is None else f"v{serving.version}"),
         "lag": Text("-" if lag is None else str(lag)),
-        "running": Text(f"{worker.running}/{worker.slots}"),
+        "running": Text(running_word(worker)),
         "leases": Text(str(worker.leases)),
         "accepted": Text(f"{worker.accepted:,}"),
         "per h": _makes(worker),

@@ -28,6 +28,9 @@ function reward({reward: mean, reward_above: above}) {
   return number(mean, 2) + (above === null ? "" : ` (${above < 0 ? "" : "+"}${number(above, 2)})`);
 }
 
+// The slots that it may use, and those that it offers if these are more.
+const slotsOf = worker => worker.usable < worker.slots ? `${worker.usable} of ${worker.slots}` : String(worker.slots);
+
 const makes = worker => worker.mu === null || worker.state === "gone" ? NONE : `${worker.mu_sd === null ? "~" : ""}${perHour(worker.mu)}`;
 
 // title, what it shows, what it is sorted by, whether it is a number, when it is shown.
@@ -36,7 +39,7 @@ const COLUMNS = [
   ["state", null, worker => Object.keys(STATES).indexOf(worker.shown), false],
   ["serves", worker => worker.serving === null ? NONE : `v${worker.serving}`, worker => worker.serving ?? -1, true],
   ["lag", worker => String(worker.lag ?? NONE), worker => worker.lag ?? Infinity, true],
-  ["running", worker => `${worker.running} / ${worker.slots}`, worker => worker.running, true],
+  ["running", worker => `${worker.running} / ${slotsOf(worker)}`, worker => worker.running, true],
   ["leases", worker => String(worker.leases), worker => worker.leases, true],
   ["accepted", worker => count(worker.accepted), worker => worker.accepted, true],
   ["per hour", makes, worker => worker.mu ?? -1, true],
@@ -222,7 +225,7 @@ export class Workers {
       said.length ? [made("h3", {}, "Alerts"), made("ul", {}, said.map(sentence => made("li", {}, sentence)))] : null,
       ...part("Now", [
         ["state", worker.shown + (worker.quarantined ? ", quarantined" : "")], ["heard", `${long(worker.silent_s)} ago`],
-        ["running", `${worker.running} of ${worker.slots} slots`], ["leases", worker.leases ? `${worker.leases}, ${worker.leased} samples` : "none"],
+        ["running", `${worker.running} of ${slotsOf(worker)} slots`], ["leases", worker.leases ? `${worker.leases}, ${worker.leased} samples` : "none"],
         ["leases end, if it stays silent", worker.leases_end_s === null ? null : `in ${long(Math.max(0, worker.leases_end_s))}`],
         ["other peers can dial it", worker.reachable === null ? "not tested yet" : worker.reachable ? "yes" : "no"],
         ["echo2d", worker.build ?? null],

@@ -33,6 +33,7 @@ from echo2d.core.protocol.control_messages import (
     TO_PEER,
     Heartbeat,
     HeldLease,
+    LeaseCancelled,
     LeaseGranted,
     LeaseProgress,
     RefitDone,
@@ -51,15 +52,17 @@ from echo2d_lab.standins.memory_run import FakePeer, MemoryRun
 GENERATE_S = 20.0  # a sample, 25 % more or less
 APPLY_S = 2.0
 TOKENS = 1000
+STOP = (1).to_bytes(4, "little")
 LOGPROB = b"\0\0\0\xbf"  # -0.5 as float32
 
 
 @dataclass(slots=True)
 class _Sample:
-    """A sample that is being generated. told: tokens that the coordinator knows."""
+    """A sample that is being generated. tokens: in all. told: of these, what the coordinator knows."""
 
     began: float
     takes_s: float
+    tokens: int
     served: VersionKey
     told: int = 0
 
@@ -144,23 +147,28 @@ class TimedFleet(MemoryRun):
         self._after(PROGRESS_S, self._beat, peer)
 
     def _delta(self, number: int, sample: _Sample) -> SampleDelta:
-        start, sample.told = sample.told, int(TOKENS * (self.now - sample.began) / sample.takes_s)
+        so_far = int(sample.tokens * (self.now - sample.began) / sample.takes_s)
+        start, sample.told = sample.told, min(so_far, sample.tokens - 1)
         span = VersionSpan(start, sample.told, sample.served.version, sample.served.digest)
         new = sample.told - start
         return SampleDelta(number, bytes(4 * new), LOGPROB * new, (span,) if new else ())
 
     def _receive(self, peer: FakePeer, message: ToPeer) -> None:
         match message:
-            case LeaseGranted(lease, attempt, samples=samples):
+            case LeaseGranted(lease, attempt, samples=samples, max_new_tokens=most):
                 assert peer.serving is not None
                 key = HeldLease(lease, attempt)
                 running = self._running.setdefault(peer.session, {}).setdefault(key, {})
                 for sample in samples:
                     takes_s = GENERATE_S * self._rng.uniform(0.75, 1.25)
-                    # The first samples are under way already, so that they do not end all at once.
-                    began = self.now - (self.now < GENERATE_S) * self._rng.random() * takes_s
-                    running[sample] = _Sample(began, takes_s, peer.serving)
-                    self._after(began + takes_s - self.now, self._finish, peer, key, sample)
+                    # The first samples are shorter, so that they do not end all at once.
+                    share = self._rng.uniform(0.05, 1.0) if self.now < GENERATE_S else 1.0
+                    running[sample] = _Sample(
+                        self.now, share * takes_s, int(share * min(most, TOKENS)), peer.serving
+                    )
+                    self._after(share * takes_s, self._finish, peer, key, sample)
+            case LeaseCancelled(lease, attempt):
+                self._running[peer.session].pop(HeldLease(lease, attempt), None)
             case SampleAnswered(accepted=accepted, reason=reason):
                 assert accepted, reason
                 self.accepted += 1
@@ -168,11 +176,14 @@ class TimedFleet(MemoryRun):
                 super()._receive(peer, message)
 
     def _finish(self, peer: FakePeer, key: HeldLease, sample: int) -> None:
-        served = self._running[peer.session][key].pop(sample).served
-        spans = (VersionSpan(0, TOKENS, served.version, served.digest),)
-        tokens, logprobs = bytes(4 * TOKENS), LOGPROB * TOKENS
+        written = self._running[peer.session].get(key, {}).pop(sample, None)
+        if written is None:
+            return
+        served, count = written.served, written.tokens
+        spans = (VersionSpan(0, count, served.version, served.digest),)
+        tokens, logprobs = bytes(4 * (count - 1)) + STOP, LOGPROB * count
         self.say(
-            peer, SampleFinished(key.lease, key.attempt, sample, tokens, logprobs, spans, "length")
+            peer, SampleFinished(key.lease, key.attempt, sample, tokens, logprobs, spans, "stop")
         )
 
     def _root(self, peer: FakePeer, root: Root) -> None:

@@ -4,6 +4,9 @@ from typing import Any
 
 
 def keep_newest(entries: dict[Any, Any], most: int) -> None:
-    """Delete the entries that were inserted first until at most `most` are left."""
+    """Delete the entries that were inserted first until at most `most` are left.
+
+    A dictionary of many thousand entries is an OrderedDict: a dict looks for its first entry behind all deleted ones.
+    """
     while len(entries) > most:
         del entries[next(iter(entries))]

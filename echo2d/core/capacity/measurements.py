@@ -116,6 +116,8 @@ class Measurements:
             work = self._work[worker] = _Work(slots, now)
             keep_newest(self._work, _WORKERS_MAX)
         work.until(now)
+        if slots != work.slots and slots and work.slots and work.rate is not None:
+            work.rate.follow(slots / work.slots)
         work.slots, work.holds = slots, samples
 
     def accepted(
@@ -213,6 +215,10 @@ class Measurements:
         """The worker's mu_i in trajectories/s as of the last `settle`; None: it has no rate yet."""
         work = self._work.get(worker)
         return None if work is None or work.rate is None else self._now(work)
+
+    def slots(self, worker: PeerId) -> int:
+        """The slots that its rate is of."""
+        return self._work[worker].slots if worker in self._work else 0
 
     def mu(self, worker: PeerId, slots: int, said: float | None) -> float:
         """The worker's mu_i in trajectories/s, or a guess for a newcomer.

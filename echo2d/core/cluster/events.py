@@ -28,7 +28,7 @@ class PeerConnected:
     """A peer with a valid credential opened a session and said hello.
 
     trusted: its token is one that the operator trusts. cordoned: an operator has taken it out of
-    service.
+    service. token: the name of its access token; empty: one of the run's own processes.
     """
 
     session: SessionId
@@ -36,6 +36,7 @@ class PeerConnected:
     hello: Hello
     trusted: bool = False
     cordoned: bool = False
+    token: str = ""
 
 
 @dataclass(frozen=True, slots=True)

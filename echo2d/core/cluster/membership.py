@@ -86,10 +86,11 @@ class Peer:
     recomputed_tokens, recompute_s: of its last refit, see RefitDone. usd_per_h: as its owner says.
     dial_back_at: when it is dialled next; None: it is being dialled, or there is nothing to dial.
     dialled_back_at: when it was dialled last. failures: leases failed since the last accepted
-    result. trusted: the operator trusts its answers. held_back: it gets no leases, because the
-    audit does not know yet what honest answers look like. slots_allowed: of its slots, so many may
-    be leased; None: all. scores: its engine can score answers of others. quantization,
-    build: as in Hello. disk_free: as in Heartbeat.
+    result. token: the name of its access token. trusted: the operator trusts its answers.
+    held_back: it gets no leases, because the audit does not know yet what honest answers look like.
+    slots_allowed: of its slots, so many may be leased before its answers are audited; None: all.
+    scores: its engine can score answers of others. quantization, build: as in Hello. disk_free: as
+    in Heartbeat.
     """
 
     peer: PeerId
@@ -125,6 +126,7 @@ class Peer:
     dialled_back_at: float | None = None
     memory_ok: bool | None = None
     quarantined: bool = False
+    token: str = ""
     trusted: bool = False
     held_back: bool = False
     slots_allowed: int | None = None
@@ -371,7 +373,7 @@ class Membership:
         peer = _peer(event, now) if old is None else old
         peer.quarantined = event.peer in self._quarantine
         _take_hello(peer, event.hello, p2p=self._p2p)
-        peer.trusted, peer.cordoned = event.trusted, event.cordoned
+        peer.trusted, peer.cordoned, peer.token = event.trusted, event.cordoned, event.token
         peer.draining = peer.draining and peer.cordoned
         peer.session, peer.state, peer.heard_at = event.session, "joined", now
         self.changed.add(event.peer)

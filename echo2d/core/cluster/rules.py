@@ -211,6 +211,16 @@ class RunRules:
         """How many samples are drawn for a group of this task."""
         return 2 * self.group_size if task.pairs else self.group_size
 
+    @property
+    def drawn_max(self) -> int:
+        """The most samples that a group of any task has."""
+        return max([self.drawn(task) for task in self.tasks], default=self.group_size)
+
+    @property
+    def window(self) -> int:
+        """The samples that may be under way: those of S + 1 steps (docs/design/staleness.md)."""
+        return self.groups_per_step * self.drawn_max * (self.staleness_max + 1)
+
     def task(self, name: str) -> TaskRules | None:
         """The task of this name; None: the run has none."""
         return next((task for task in self.tasks if task.name == name), None)

@@ -93,10 +93,11 @@ class ActivationLoop:
         """A worker came, began to serve, was lost, or announced that it leaves."""
         self._changed = True
 
-    def refitted(self, peer: Peer, done: RefitDone, *, now: float) -> None:
+    def refitted(self, peer: Peer, done: RefitDone, *, now: float) -> float:
         """The worker's engines stood still to load a version, and compute KV caches again.
 
-        Neither can have taken longer than the time since they loaded the version before.
+        Neither can have taken longer than the time since they loaded the version before. Returns the seconds
+        that do not count against it.
         """
         measurements = self.statistics.measurements
         most_s = math.inf if peer.refitted_at is None else now - peer.refitted_at
@@ -112,6 +113,7 @@ class ActivationLoop:
         measurements.stood_still(peer.peer, still_s, now=now)
         lost_s = _believed(recompute_s or 0.0, measurements.recompute.estimate)
         measurements.forgive(peer.peer, lost_s, now=now)
+        return still_s + lost_s
 
     def advance(self, *, now: float) -> list[CoordinatorAction]:
         """Review if one is due. Call it after every event, before leases are granted."""

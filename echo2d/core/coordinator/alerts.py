@@ -22,6 +22,10 @@ AUDITS_MIN = 100
 SKIPPED_SHARE_MAX = 0.1
 # Nats between the learner's logprobs and a worker's, mean; staleness and rounding make hundredths.
 LEARNER_K_MAX = 1.0
+# A worker is named at which a sample takes so many times as long as usual, or that delivers so many times less than
+# others on average and offers so many times more slots than it may use.
+SLOWER_MIN = 8.0
+NAMES_MAX = 3
 # A worker that misses so many heartbeats is mentioned; after one more it is suspected.
 HEARTBEATS_LATE = 2
 # A learner tells every few seconds that it lives (`client.ALIVE_EVERY_S`).
@@ -241,6 +245,8 @@ def _of_one(worker: WorkerStatus, status: Status) -> Iterator[Alert]:
             f"looks like a liar: {worker.flagged} of {worker.audited} audited answers are wrong; "
             "nothing follows, because no worker is trusted",
         )
+    if worker.tokens_per_s is not None and (slowness := _slowness(worker, status)):
+        yield about("worker_slow", slowness)
     if serving is None and status.newest_version is not None:
         yield about("worker_no_version", "serves no version yet")
     if serving is not None and lag is not None and lag > status.staleness_max:
@@ -253,6 +259,26 @@ def _of_one(worker: WorkerStatus, status: Status) -> Iterator[Alert]:
             "worker_memory",
             "has weights in its engine's memory that are not those of its version",
         )
+
+
+def _slowness(worker: WorkerStatus, status: Status) -> str:
+    """Empty: a sample takes about as long there as usual, or it delivers about as much as others."""
+    rate = worker.tokens_per_s or 0.0
+    rates = [
+        each.tokens_per_s for each in status.workers if each.tokens_per_s and each is not worker
+    ]
+    others = sum(rates) / len(rates) if rates else 0.0
+    takes_long = rate == 0.0 or (worker.slower or 0.0) >= SLOWER_MIN
+    offers_much = SLOWER_MIN * worker.usable <= worker.slots and SLOWER_MIN * rate <= others
+    if not others or not (takes_long or offers_much):
+        return ""
+    idle = [each.name for each in status.workers if each.active and each.alive and not each.leased]
+    waits = f"; without work: {', '.join(idle[:NAMES_MAX])}" if idle else ""
+    more = f" and {len(idle) - NAMES_MAX} more" if len(idle) > NAMES_MAX else ""
+    return (
+        f"holds {worker.leased} samples and delivers {rate:.1f} tokens/s, others {others:.0f} on average: "
+        f"it may use {worker.usable} of the {worker.slots} slots that it offers{waits}{more}"
+    )
 
 
 def _of_its_disk(worker: WorkerStatus, version_bytes: int) -> Iterator[Alert]:

@@ -96,6 +96,7 @@ from echo2d.core.protocol.control_messages import (
 from echo2d.core.status.schema import Status
 from echo2d.core.work.calls.calls import GatewayCalls
 from echo2d.core.work.calls.events import CallAsked, CallGone, ChoiceGrew, ChoiceStopped
+from echo2d.core.work.deliveries import Deliveries
 from echo2d.core.work.evaluation.evaluations import Evaluations
 from echo2d.core.work.events import (
     EnvironmentStepped,
@@ -157,6 +158,7 @@ class CoordinatorState:
             members=self._members,
             versions=self._versions,
             statistics=self._statistics,
+            deliveries=Deliveries(rules.window, rules.drawn_max, recovered.deliveries, now=now),
         )
         self._audits = (
             None
@@ -582,7 +584,8 @@ class CoordinatorState:
         if before is None:
             self._activation_loop.changed()
         elif before != peer.serving:
-            self._activation_loop.refitted(peer, message, now=now)
+            still_s = self._activation_loop.refitted(peer, message, now=now)
+            self._scheduler.deliveries.stood_still(peer.peer, still_s)
         peer.refitted_at = now
         self._publishing.served(peer, now=now)
         return self._gateway.refitted(now=now)

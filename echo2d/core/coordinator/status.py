@@ -45,7 +45,7 @@ from echo2d.core.status.schema import (
 from echo2d.core.work.calls.calls import GatewayCalls
 from echo2d.core.work.evaluation.evaluations import Evaluations
 from echo2d.core.work.evaluation.json_form import evaluated_json
-from echo2d.core.work.leases import TRAINING, LeaseTable
+from echo2d.core.work.leases import TRAINING
 from echo2d.core.work.scheduler import LeaseScheduler
 from echo2d.core.work.training.group_table import BetweenTurns
 from echo2d.core.work.training.groups import Groups
@@ -80,7 +80,7 @@ def make_status(
     audits: Audits | None,
 ) -> Status:
     """The run at one moment; `now` is monotonic seconds."""
-    workers = _Workers(versions, scheduler.leases, activation_loop, costs, audits, now)
+    workers = _Workers(versions, scheduler, activation_loop, costs, audits, now)
     usd_per_byte = rules.seed_usd_per_gb_up / _GB
     status = Status(
         epoch=calls.epoch,
@@ -230,7 +230,7 @@ class _Workers:
     def __init__(
         self,
         versions: PublishedVersions,
-        leases: LeaseTable,
+        scheduler: LeaseScheduler,
         activation_loop: ActivationLoop,
         costs: Costs,
         audits: Audits | None,
@@ -241,7 +241,7 @@ class _Workers:
         self._activation_loop = activation_loop
         self._statistics = activation_loop.statistics
         self._now = now
-        self._leases = leases
+        self._leases, self._deliveries = scheduler.leases, scheduler.deliveries
         self._version = cache(_version)  # most workers serve the same few versions
 
     def status(self, peer: Peer) -> WorkerStatus:
@@ -266,6 +266,9 @@ class _Workers:
             build=peer.build.name,
             protocol=peer.build.protocol,
             slots=peer.slots,
+            usable=min(peer.slots, self._deliveries.bounds(peer.peer)[0]),
+            tokens_per_s=self._deliveries.rate(peer.peer),
+            slower=self._deliveries.slower(peer.peer),
             running=peer.running,
             leases=len(leases),
             leases_end_s=min([lease.silent_at - now for lease in leases], default=None),

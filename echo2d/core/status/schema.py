@@ -49,6 +49,7 @@ AlertKind = Literal[
     "worker_quarantined",
     "worker_logprobs",
     "worker_suspected",
+    "worker_slow",
     "worker_no_version",
     "worker_stale",
     "worker_memory",
@@ -117,6 +118,9 @@ class PeerStatus:
 class WorkerStatus(PeerStatus):
     """A worker: what it runs, what it serves, what it makes and what it costs.
 
+    slots: as it offers. usable: of these, as many as it may use, because of what it delivers. tokens_per_s:
+    that it delivered lately while it held something; None: not known yet. slower: how many times as
+    long as usual a sample takes there; None: it delivered nothing, or nothing is known.
     leases: it holds. leased: samples in them. leases_end_s: until the first of them goes to another
     worker, if this one stays silent. lag: in versions. active: it gets leases. mu: trajectories/s
     that it makes while its slots are leased, without those that are thrown away; an expectation
@@ -132,6 +136,9 @@ class WorkerStatus(PeerStatus):
     """
 
     slots: int
+    usable: int
+    tokens_per_s: float | None
+    slower: float | None
     running: int
     leases: int
     leases_end_s: float | None

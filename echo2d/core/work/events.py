@@ -311,8 +311,26 @@ class BatchCommitted:
     t_train_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class WorkerDelivery:
+    """What a worker may hold, and why (`deliveries`): tokens/s that it delivers, and of one sample."""
+
+    worker: PeerId
+    allowed: int
+    tokens_per_s: float
+    speed: float
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveriesMeasured:
+    """They replace what was known of these workers."""
+
+    workers: tuple[WorkerDelivery, ...]
+
+
 RolloutRecord = (
     TaskBegun
+    | DeliveriesMeasured
     | PromptTaken
     | LeaseGiven
     | SampleKept
@@ -377,6 +395,7 @@ class RecoveredRollouts:
     tasks: tuple[TaskProgress, ...] = ()
     rows: tuple[RowJudged, ...] = ()
     given_back: tuple[PromptGivenBack, ...] = ()
+    deliveries: tuple[WorkerDelivery, ...] = ()
 
     def next_cursor(self, task: str) -> int:
         """The number of this task's next prompt."""

@@ -36,9 +36,9 @@ from echo2d.core.work.leases import Lease
 Actions = Sequence[Any]
 
 # Why a lease is over before all its samples are answered. failed: its worker gave it back. silent: its worker was, or
-# made no token. forgotten: its worker came back without it. left: its worker is gone. drained: its worker is taken
-# out of service, which says nothing against worker or samples.
-Cause = Literal["failed", "silent", "forgotten", "left", "drained"]
+# made no token. late: it ends sooner elsewhere. forgotten: its worker came back without it. left: its worker is gone.
+# drained: its worker is taken out of service. late and drained say nothing against the samples.
+Cause = Literal["failed", "silent", "late", "forgotten", "left", "drained"]
 
 
 @dataclass(frozen=True, slots=True)

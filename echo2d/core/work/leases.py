@@ -50,7 +50,7 @@ class Lease:
 
     samples: those still open. room: the most tokens that each may have beyond the base. since: when the
     attempt began or was resumed; one that goes on from
-    tokens, when the first of its attempts began. wrote_at: when it last
+    tokens, when the first of its attempts began. begun: when this one did. wrote_at: when it last
     made a token. longest: the most
     tokens that were reported of a sample beyond the base.
     outputs: what open samples have so far beyond the base; None: not known any more.
@@ -61,6 +61,7 @@ class Lease:
     samples: set[int]
     room: int
     since: float
+    begun: float
     wrote_at: float
     silent_at: float
     stuck_at: float
@@ -68,19 +69,19 @@ class Lease:
     outputs: dict[int, Partial | None] = field(default_factory=dict)
     longest: dict[int, int] = field(default_factory=dict)
 
-    def grows(self, deltas: Iterable[SampleDelta]) -> bool:
-        """Whether a sample has more tokens now than were ever reported of it.
+    def grows(self, deltas: Iterable[SampleDelta]) -> int:
+        """How many tokens more its samples have now than were ever reported of them.
 
         Tokens that are told again are no news: otherwise a worker could hold a lease for as long as it likes.
         """
-        grown = False
+        grown = 0
         for delta in deltas:
             end = delta.spans[-1].end if delta.spans else 0
             whole = end and len(delta.tokens) == 4 * (end - delta.spans[0].start)
             longest = self.longest.get(delta.sample, 0)
             if whole and delta.sample in self.samples and longest < end <= self.room:
                 self.longest[delta.sample] = end
-                grown = True
+                grown += end - longest
         return grown
 
     @property
@@ -204,7 +205,7 @@ class LeaseTable:
         silent_at = now + self._silence_s
         kind = given.group >> KIND_SHIFT
         lease = Lease(
-            given.key, given, set(samples), room, since, now, silent_at, now + STUCK_S, kind
+            given.key, given, set(samples), room, since, now, now, silent_at, now + STUCK_S, kind
         )
         self._running[lease.key] = lease
         self._by_worker.setdefault(lease.worker, {})[lease.key] = lease

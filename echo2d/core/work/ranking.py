@@ -1,8 +1,9 @@
-"""An index of the workers' free slots: who serves which version, and who has the most free slots.
+"""An index of the workers' free slots: who serves which version, who is fast, and who has the most free slots.
 
-    alive worker --serves a version, no rest--> ranked within its version: most free slots first
+    alive worker --serves a version, no rest--> ranked within its version: the fastest first, then most free slots
                  +-- serves nothing, or rests --> counted in `slots` only
 
+Slow workers come last, whatever they serve.
 The index is updated worker by worker, so that placing one sample does not look at all workers. The
 caller reports every worker that may have changed (`refresh`).
 Not here: which version a sample needs, and which sample comes next (`scheduler`).
@@ -18,6 +19,7 @@ from echo2d.core.base.ids import PeerId, Version
 from echo2d.core.cluster.events import VersionPublished
 from echo2d.core.cluster.membership import Peer
 from echo2d.core.protocol.control_messages import VersionKey
+from echo2d.core.work.deliveries import RANK_MAX, RANK_MIN, RANK_SLOW, UNBOUND, Bounds
 
 Live = Callable[[VersionKey], VersionPublished | None]
 
@@ -36,65 +38,85 @@ class _Row(NamedTuple):
     serving: VersionKey | None
     slots: int
     rest_until: float
+    rank: int
     free: int
+
+
+_RANKS = RANK_MAX - RANK_MIN + 1
+
+# A worker with a free slot: its rank, its free slots with a minus, its id, its slots.
+_Ranked = tuple[int, int, PeerId, int]
 
 
 @dataclass(slots=True)
 class WorkersByVersion:
     """The workers that serve one version and do not rest.
 
-    ranked: (-free, worker, slots) of each worker with a free slot, sorted.
+    ranked: (rank, -free, worker, slots) of each worker with a free slot, sorted. slots, free: the sums by rank, from
+    RANK_MIN on.
     """
 
-    ranked: list[tuple[int, PeerId, int]] = field(default_factory=list)
+    ranked: list[_Ranked] = field(default_factory=list)
     workers: int = 0
-    slots: int = 0
-    free: int = 0
+    slots: list[int] = field(default_factory=lambda: [0] * _RANKS)
+    free: list[int] = field(default_factory=lambda: [0] * _RANKS)
 
     def put(self, worker: PeerId, row: _Row) -> None:
         self.workers += 1
-        self.slots += row.slots
-        self.move(worker, 0, row.free, row.slots)
+        self.slots[row.rank - RANK_MIN] += row.slots
+        self.move(worker, 0, row)
 
     def take(self, worker: PeerId, row: _Row) -> None:
         self.workers -= 1
-        self.slots -= row.slots
-        self.move(worker, row.free, 0, row.slots)
+        self.slots[row.rank - RANK_MIN] -= row.slots
+        self.move(worker, row.free, row._replace(free=0))
 
-    def move(self, worker: PeerId, before: int, after: int, slots: int) -> None:
-        """The number of the worker's free slots changes from `before` to `after`."""
-        self.free += after - before
+    def move(self, worker: PeerId, before: int, row: _Row) -> None:
+        """The number of the worker's free slots was `before`."""
+        after, rank, slots = row.free, row.rank, row.slots
+        self.free[rank - RANK_MIN] += after - before
         if before:
-            del self.ranked[bisect_left(self.ranked, (-before, worker, slots))]
+            del self.ranked[bisect_left(self.ranked, (rank, -before, worker, slots))]
         if after:
-            insort(self.ranked, (-after, worker, slots))
+            insort(self.ranked, (rank, -after, worker, slots))
+
+    def first_of_each_rank(self) -> Iterator[_Ranked]:
+        """Of each rank the worker with most free slots."""
+        at, ranked = 0, self.ranked
+        while at < len(ranked):
+            yield ranked[at]
+            at = bisect_left(ranked, (ranked[at][0] + 1,), at)
 
 
 class WorkerChoice:
-    """The workers that may write a sample, best first: the newest version, then most free slots.
+    """The workers that may write a sample, best first: those that are not slow, of these the newest version, then the
+    fastest, then most free slots.
 
-    slots, free: the sums over all of these workers, when the choice was made.
+    slots, free: the sums over all of these workers, when the choice was made. slowest: the last rank that counts.
     """
 
-    def __init__(self, versions: list[WorkersByVersion]) -> None:
-        self._versions = versions
-        self.slots = sum(workers.slots for workers in versions)
-        self.free = sum(workers.free for workers in versions)
+    def __init__(self, versions: list[WorkersByVersion], *, slowest: int = RANK_MAX) -> None:
+        self._versions, self._slowest = versions, slowest
+        end = slowest - RANK_MIN + 1
+        self.slots = sum([sum(workers.slots[:end]) for workers in versions])
+        self.free = sum([sum(workers.free[:end]) for workers in versions])
 
     def __iter__(self) -> Iterator[FreeSlots]:
         """The workers with a free slot."""
-        for workers in self._versions:
-            for free, worker, slots in workers.ranked:
+        for ranked, begin, end in self._parts():
+            for at in range(begin, end):
+                _, free, worker, slots = ranked[at]
                 yield FreeSlots(worker, slots, -free)
 
     def place(self, samples: Sequence[int]) -> list[tuple[PeerId, tuple[int, ...]]]:
         """Deal out as many samples as there are free slots: (worker, its samples), best worker first.
 
-        One worker gets them all if one has enough free slots, because it computes their prompt once.
+        One worker gets them all if one that is not slow has enough free slots, because it computes their prompt once.
         """
         for workers in self._versions:
-            if workers.ranked and -workers.ranked[0][0] >= len(samples):
-                return [(workers.ranked[0][1], tuple(samples))]
+            for rank, free, worker, _ in workers.first_of_each_rank():
+                if rank < min(RANK_SLOW, self._slowest + 1) and -free >= len(samples):
+                    return [(worker, tuple(samples))]
         placed, start = [], 0
         for each in self:
             if start >= len(samples):
@@ -102,6 +124,16 @@ class WorkerChoice:
             placed.append((each.worker, tuple(samples[start : start + each.free])))
             start += each.free
         return placed
+
+    def _parts(self) -> Iterator[tuple[list[_Ranked], int, int]]:
+        """The parts of the rankings, in their order."""
+        begins = [0] * len(self._versions)
+        for rank in (RANK_SLOW, RANK_MAX + 1):
+            end = min(rank, self._slowest + 1)
+            ends = [bisect_left(each.ranked, (end,)) for each in self._versions]
+            for workers, begin, cut in zip(self._versions, begins, ends, strict=True):
+                yield workers.ranked, begin, cut
+            begins = ends
 
 
 class WorkerRanking:
@@ -119,12 +151,20 @@ class WorkerRanking:
         # Grows whenever anything about a worker changes.
         self.changes = 0
 
-    def refresh(self, worker: PeerId, peer: Peer | None, load: int, reserved: int = 0) -> None:
+    def refresh(
+        self,
+        worker: PeerId,
+        peer: Peer | None,
+        load: int,
+        reserved: int = 0,
+        bounds: Bounds = UNBOUND,
+    ) -> None:
         """Take note of a worker as it is now; None: it is forgotten.
 
-        load: samples that it holds. reserved: slots that count as absent.
+        load: samples that it holds. reserved: slots that count as absent. bounds: samples of all kinds that
+        it may hold, and its rank: those with the smallest one come first.
         """
-        before, after = self._rows.get(worker), _row(peer, load, reserved)
+        before, after = self._rows.get(worker), _row(peer, load, reserved, bounds)
         if before == after:
             return
         self.changes += 1
@@ -153,10 +193,12 @@ class WorkerRanking:
         """When the next rest is over."""
         return self._rests.earliest()
 
-    def choose(self, oldest: Version, live: Live, newest: Version | None = None) -> WorkerChoice:
+    def choose(
+        self, oldest: Version, live: Live, newest: Version | None = None, slowest: int = RANK_MAX
+    ) -> WorkerChoice:
         """The workers that serve version `oldest` or a newer one, but none newer than `newest`.
 
-        live: looks up a version's record.
+        live: looks up a version's record. slowest: the last rank that counts.
         """
         records = [(live(key), workers) for key, workers in self._versions.items()]
         usable = [
@@ -164,7 +206,8 @@ class WorkerRanking:
             for record, workers in records
             if record and record.version >= oldest and (newest is None or record.version <= newest)
         ]
-        return WorkerChoice([workers for _, workers in sorted(usable, key=lambda pair: -pair[0])])
+        found = [workers for _, workers in sorted(usable, key=lambda pair: -pair[0])]
+        return WorkerChoice(found, slowest=slowest)
 
     # --- inside
 
@@ -173,7 +216,7 @@ class WorkerRanking:
         if before[:-1] != after[:-1] or after.serving is None or worker in self._resting:
             return False
         self._rows[worker] = after
-        self._versions[after.serving].move(worker, before.free, after.free, after.slots)
+        self._versions[after.serving].move(worker, before.free, after)
         self.free += after.free - before.free
         return True
 
@@ -202,28 +245,26 @@ class WorkerRanking:
             self.free += row.free
 
     def check(
-        self,
-        peers: Iterable[Peer],
-        load: Callable[[PeerId], int],
-        reserved: Callable[[PeerId], int] = lambda _: 0,
+        self, workers: Iterable[PeerId], refresh: Callable[["WorkerRanking", PeerId], None]
     ) -> None:
-        """The index equals one that is built anew: every change was reported."""
+        """The index equals one that is built anew: every change was reported. refresh: as the caller does it."""
         fresh = WorkerRanking()
         fresh.rested(now=self._now)
-        for peer in peers:
-            fresh.refresh(peer.peer, peer, load(peer.peer), reserved(peer.peer))
+        for worker in workers:
+            refresh(fresh, worker)
         assert (fresh._rows, fresh._versions) == (self._rows, self._versions)
         assert (fresh._resting, fresh.slots, fresh.free) == (self._resting, self.slots, self.free)
         self._rests.check(self._resting)
 
 
-def _row(peer: Peer | None, load: int, reserved: int) -> _Row | None:
+def _row(peer: Peer | None, load: int, reserved: int, bounds: Bounds) -> _Row | None:
     if peer is None or peer.kind != "worker" or not peer.alive:
         return None
     # `Peer.retiring`, written out: this is asked several times for each trajectory.
     if not peer.active or peer.leaving or peer.cordoned or peer.held_back:
         return None
-    slots = max(0, peer.slots - reserved)
+    allowed, rank = bounds
+    slots = max(0, min(allowed, peer.slots) - reserved)
     if peer.slots_allowed is not None:
         slots = min(slots, peer.slots_allowed)
-    return _Row(peer.serving, slots, peer.rest_until, slots - load if slots > load else 0)
+    return _Row(peer.serving, slots, peer.rest_until, rank, slots - load if slots > load else 0)

@@ -6,27 +6,30 @@ lease until it is over.
                           +---------- ask again until no slot is free -------+
 
     running --progress--> renewed          --a result--> finished: its kind judges it
-            --given back, silent, forgotten by its worker, its worker gone--> lost: its kind has the samples again
+            --given back, silent, late, forgotten by its worker, its worker gone--> lost: its kind has the
+                                                                                       samples again
 
 A kind of work (`kind`) decides which of its samples wait and in which order (admission), when it goes before
 other kinds (priority), and from which version on a worker may write a sample. The scheduler finds
-the worker: the newest version first, then most free slots. A kind never holds up another one,
-except by its priority. Slots that other kinds hold are not there for training.
+the worker: the newest version first, then the fastest, then most free slots. A worker holds no more than follows
+from what it delivers (`deliveries`), and what is late there goes on elsewhere while slots there are free. A kind never
+holds up another one, except by its priority. Slots that other kinds hold are not there for training.
 
 What comes next, checked on paper. A session of an outside trainer that demands an exact version: a kind whose
 `pending` has oldest = newest (evaluations do that today) and whose `lost` says what is lost with the version. Several
 branches of an episode at once: each is a sample of its group with a base of its own, so a group parks and goes on
 sample by sample as it does now. Calls of a run without a task: calls are a kind without a task already
 (`KindOfWork`, not `TaskWork`), and a run with this kind alone registers no other.
-Not here: what the kinds are, the index of free slots (`ranking`).
+Not here: what the kinds are, the index of free slots (`ranking`), how many samples a worker may hold (`deliveries`).
 """
 
+import math
 from collections.abc import Collection
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
 from echo2d.core.base.ids import GroupId, PeerId, Version
-from echo2d.core.cluster.events import Note, Send
+from echo2d.core.cluster.events import Note, Persist, Send, VersionPublished
 from echo2d.core.cluster.membership import Membership, Peer
 from echo2d.core.cluster.rules import RunRules
 from echo2d.core.cluster.statistics import Statistics
@@ -38,9 +41,17 @@ from echo2d.core.protocol.control_messages import (
     LeaseProgress,
     SampleFinished,
 )
+from echo2d.core.work.deliveries import GAIN_S_MIN, RANK_MAX, Deliveries
+from echo2d.core.work.events import DeliveriesMeasured
 from echo2d.core.work.kind import Cause, KindOfWork, PendingSamples, TaskWork
 from echo2d.core.work.leases import KIND_SHIFT, Lease, LeaseTable, answer, send_to
 from echo2d.core.work.ranking import WorkerChoice, WorkerRanking
+
+# Workers that are as fast as usual are short of work if one served the newest version and had a free slot not longer
+# ago than this, or than two answers take; or if a version was published not longer ago, which some have yet to take.
+LATELY_S = 10.0
+# So many workers with free slots are looked at.
+_LOOKED_AT = 64
 
 
 class LeaseScheduler:
@@ -54,6 +65,7 @@ class LeaseScheduler:
         members: Membership,
         versions: PublishedVersions,
         statistics: Statistics,
+        deliveries: Deliveries | None = None,
     ) -> None:
         self.leases = LeaseTable(tag, rules.lease_silence_s)
         self._exclusive = rules.mode == "exclusive"
@@ -61,7 +73,15 @@ class LeaseScheduler:
         self._versions = versions
         self._statistics = statistics
         self._ranking = WorkerRanking()
+        self.deliveries = deliveries or Deliveries(rules.window, rules.drawn_max)
         self._kinds: dict[int, KindOfWork[Any]] = {}
+        self._newest: VersionPublished | None = None
+        self._before: VersionPublished | None = None
+        self._newest_at = 0.0
+        # When a worker that is as fast as usual was last seen to serve the newest version and to have a free slot.
+        self._idle_at = -math.inf
+        # Deliveries were reviewed since the last `fill`.
+        self._reviewed = False
 
     def add(self, kind: KindOfWork[Any]) -> None:
         """Serve this kind of work, too."""
@@ -114,29 +134,55 @@ class LeaseScheduler:
         """Grant what can be granted, kind by kind."""
         self.refresh(now=now)
         actions: list[Any] = []
+        reviewed, self._reviewed = self._reviewed, False
+        if reviewed and (kept := self.deliveries.to_keep(now=now)):
+            actions.append(Persist(DeliveriesMeasured(kept)))
+        newest = self._versions.newest
+        if newest is not self._newest:
+            self._before, self._newest, self._newest_at = self._newest, newest, now
         if not self._ranking.free:
             return actions
         order = sorted([(kind.priority(now=now), number) for number, kind in self._kinds.items()])
         for _, number in order:
             actions += self._fill(self._kinds[number], now)
+        if reviewed and self._ranking.free and (late := self._hand_on(now)):
+            actions += [*late, *self.fill(now=now)]
+        if newest is not None and self._usual_workers(newest.version).free:
+            self._idle_at = now
         return actions
 
     def refresh(self, *, now: float) -> None:
         """Take note of the workers and loads that have changed."""
         self._ranking.rested(now=now)
-        leases = self.leases
-        workers = self._members.changed | leases.changed
-        if not workers:
-            return
-        for worker in workers:
-            peer, reserved = self._members.get(worker), leases.reserved(worker)
-            load = leases.load(worker) - reserved
-            self._ranking.refresh(worker, peer, load, reserved)
-            if peer is not None and peer.kind == "worker":
-                measurements = self._statistics.measurements
-                measurements.holds(worker, peer.slots, load, now=self._statistics.now)
-        self._members.changed.clear()
+        members, leases, deliveries = self._members, self.leases, self.deliveries
+        measurements, at = self._statistics.measurements, self._statistics.now
+        workers: Collection[PeerId] = members.changed | leases.changed
+        while True:
+            for worker in workers:
+                peer, load, reserved = (
+                    members.get(worker),
+                    leases.load(worker),
+                    leases.reserved(worker),
+                )
+                if peer is None or peer.state != "joined" or peer.session is None:
+                    # What it holds meanwhile is not its fault.
+                    bounds = deliveries.holds(worker, "", 0, 0, now=now)
+                else:
+                    bounds = deliveries.holds(worker, peer.token, peer.slots, load, now=now)
+                self._ranking.refresh(worker, peer, load - reserved, reserved, bounds)
+                if peer is not None and peer.kind == "worker":
+                    usable = min(peer.slots, bounds[0])
+                    measurements.holds(worker, usable, load - reserved, now=at)
+            if now < deliveries.review_at:
+                break
+            workers, self._reviewed = deliveries.review(now=now), True
+        members.changed.clear()
         leases.changed.clear()
+
+    def _rank(self, ranking: WorkerRanking, worker: PeerId) -> None:
+        reserved = self.leases.reserved(worker)
+        load, bounds = self.leases.load(worker) - reserved, self.deliveries.bounds(worker)
+        ranking.refresh(worker, self._members.get(worker), load, reserved, bounds)
 
     # --- the life of a lease
 
@@ -147,13 +193,20 @@ class LeaseScheduler:
             return [*send_to(peer, LeaseCancelled(message.lease, message.attempt))]
         # A worker that must refit first cannot make tokens; its lease is not stuck.
         refits = self._exclusive and self._must_refit(peer)
-        self.leases.renew(lease, tokens=lease.grows(message.samples), refits=refits, now=now)
+        tokens = lease.grows(message.samples)
+        if tokens:
+            self.deliveries.wrote(peer.peer, tokens)
+        self.leases.renew(lease, tokens=tokens > 0, refits=refits, now=now)
         kind = self._kinds[lease.kind]
         return [*kind.progressed(peer, lease, message.samples, now=now)]
 
     def finished(self, peer: Peer, message: SampleFinished, *, now: float) -> list[Any]:
         """A result: its kind judges it. A kind may know a result of a lease that is over."""
         lease = self.leases.held(peer, message)
+        if lease is not None and message.sample in lease.samples:
+            tokens = min(len(message.tokens) // 4, lease.room)
+            self.deliveries.wrote(peer.peer, max(0, tokens - lease.longest.get(message.sample, 0)))
+            self.deliveries.answered(tokens)
         kinds = self._kinds.values() if lease is None else (self._kinds[lease.kind],)
         for kind in kinds:
             judged = kind.finished(peer, lease, message, now=now)
@@ -254,16 +307,22 @@ class LeaseScheduler:
     def _fill(self, kind: KindOfWork[Any], now: float) -> list[Any]:
         actions: list[Any] = []
         waiting = kind.pending(now=now)
-        # Many samples may wait for one version: remember from which version on no slot is free.
-        no_slot_from: Version | None = None
+        # Many samples may wait for one version: remember from which version on no slot is free, and at which ranks.
+        none_from: tuple[Version, int] | None = None
+        ahead = 0  # samples that wait for a free slot
         while self._ranking.free and (pending := next(waiting, None)) is not None:
-            if no_slot_from is not None and pending.oldest >= no_slot_from:
+            slowest = self._slowest(pending, ahead, now)
+            if none_from is not None and pending.oldest >= none_from[0] and slowest <= none_from[1]:
+                ahead += len(pending.samples)
                 continue
             if pending.there_alone and self._waits_there(pending):
                 continue
-            workers = self._ranking.choose(pending.oldest, self._versions.live, pending.newest)
+            workers = self._ranking.choose(
+                pending.oldest, self._versions.live, pending.newest, slowest
+            )
             if not workers.free:
-                no_slot_from = pending.oldest if pending.newest is None else no_slot_from
+                ahead += len(pending.samples)
+                none_from = (pending.oldest, slowest) if pending.newest is None else none_from
                 continue
             placed = self._place(pending, workers)
             for worker, samples in placed:
@@ -273,6 +332,26 @@ class LeaseScheduler:
             if placed:
                 self.refresh(now=now)
         return actions
+
+    def _slowest(self, pending: PendingSamples, ahead: int, now: float) -> int:
+        """The last rank of speed at which a sample ends sooner than if it waits, behind so many others.
+
+        Those who take k times as long are worth it if k - 1 times as many samples wait as the usual ones have slots
+        (Lin and Kumar 1984, the slow server problem). While the usual ones are never short of work, this does not
+        count: what is wanted then is throughput.
+        """
+        if pending.suits is not None:
+            return RANK_MAX
+        new = now < self._newest_at + LATELY_S
+        taking = self._before.version if new and self._before is not None else pending.oldest
+        usual = self._usual_workers(min(taking, pending.oldest))
+        idle = now < self._idle_at + max(LATELY_S, 2.0 * self.deliveries.answer_s)
+        if not usual.slots or not (idle or (new and usual.free)):
+            return RANK_MAX
+        return int(math.log2(1.0 + ahead / usual.slots))
+
+    def _usual_workers(self, oldest: Version) -> WorkerChoice:
+        return self._ranking.choose(oldest, self._versions.live, slowest=0)
 
     def _place(
         self, pending: PendingSamples, workers: WorkerChoice
@@ -287,6 +366,34 @@ class LeaseScheduler:
             if pending.suits is None or pending.suits(worker):
                 return [(worker, tuple(pending.samples))]
         return []
+
+    def _hand_on(self, now: float) -> list[Any]:
+        """Slots are free and nothing waits: what slow workers hold goes on there, if it ends sooner so."""
+        actions: list[Any] = []
+        for worker in self.deliveries.slow():
+            peer = self._members.get(worker)
+            record = None if peer is None else self._versions.live(peer.serving)
+            oldest = Version(0) if record is None else record.version
+            choice = self._ranking.choose(oldest, self._versions.live)
+            free = sum(
+                each.free
+                for each in islice(choice, _LOOKED_AT)
+                if not self.deliveries.is_slow(each.worker)
+            )
+            for lease in self.leases.of_worker(worker):
+                if len(lease.samples) > free or not self._is_late(lease, now):
+                    continue
+                free -= len(lease.samples)
+                if not lease.longest:
+                    actions += self._blame(lease, peer, "late", "nothing was written", now)
+                actions += self.cancel(lease)
+                actions += self._lose(lease, "late", "it is late there", now)
+        return actions
+
+    def _is_late(self, lease: Lease, now: float) -> bool:
+        written = min([lease.longest.get(sample, 0) for sample in lease.samples])
+        gain_s = self.deliveries.gain_s(lease.worker, written, lease.idle_s(now))
+        return now - lease.begun >= GAIN_S_MIN <= gain_s
 
     def _waits_there(self, pending: PendingSamples) -> bool:
         """Whether it waits for one worker, which is full. Very many turns of episodes may wait so at every event."""
@@ -334,7 +441,5 @@ class LeaseScheduler:
         for kind in self._kinds.values():
             kind.check()
 
-        def load(worker: PeerId) -> int:
-            return self.leases.load(worker) - self.leases.reserved(worker)
-
-        self._ranking.check(self._members, load, self.leases.reserved)
+        self.deliveries.check()
+        self._ranking.check([peer.peer for peer in self._members], self._rank)

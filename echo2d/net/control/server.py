@@ -293,7 +293,7 @@ class Sessions:
         )
         try:
             await self._emit(
-                PeerConnected(number, known.peer, hello, known.trusted, known.cordoned)
+                PeerConnected(number, known.peer, hello, known.trusted, known.cordoned, known.token)
             )
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(_send(session.send_buffer, request))

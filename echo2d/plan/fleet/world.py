@@ -54,6 +54,7 @@ from echo2d.core.work.training.staleness import PREFETCH_STEPS, Staleness
 from echo2d.core.work.training.stragglers import JUDGED_SHARE
 from echo2d.errors import OperatorFault
 from echo2d.plan.fleet.forecast import Ablation
+from echo2d.plan.fleet.known_deliveries import KnownDeliveries
 from echo2d.plan.fleet.learner import FleetLearner
 from echo2d.plan.fleet.spec import FleetSpec, WorkersTable
 from echo2d.plan.fleet.tools import FleetTools, ToolAnswer
@@ -104,12 +105,15 @@ class FleetWorld:
         self.members = Membership(self._rules.run_id, FOREVER_S)
         self.versions = PublishedVersions((), PublishSeq(0))
         self.staleness = Staleness(self._rules, nothing)
+        self.boxes: dict[PeerId, FleetWorker] = {}
+        self._deliveries = KnownDeliveries(self.boxes, self._rules.window)
         self._scheduler = LeaseScheduler(
             self._rules,
             tag=1,
             members=self.members,
             versions=self.versions,
             statistics=self.statistics,
+            deliveries=self._deliveries,
         )
         self.groups = Groups(
             self._rules, nothing, members=self.members, versions=self.versions, staleness=self.staleness,
@@ -124,7 +128,6 @@ class FleetWorld:
             self.measurements,
             Assumptions(learner.t_train_s, 0.0, policy.pause_s, policy.t_gen_s, policy.recompute_s),
         )  # fmt: skip
-        self.boxes: dict[PeerId, FleetWorker] = {}
         self.spreading = FleetVersions(
             fleet, self._ablation, self._clock, self.boxes, members=self.members, versions=self.versions,
             statistics=self.statistics, capacity_planner=self.capacity_planner, served=self._served,
@@ -179,7 +182,7 @@ class FleetWorld:
 
     def lose(self, box: FleetWorker) -> None:
         """It falls silent, for ever."""
-        box.here = False
+        box.here, self._deliveries.review_at = False, 0.0
         self._clock.after(SILENCE_S, self._given_up, box)
 
     @property
@@ -220,7 +223,7 @@ class FleetWorld:
         box = FleetWorker(name, kind, peer, speed, _price(kind) if price is None else price)
         if before is not None:
             box.usd = before.usd
-        self.boxes[peer_id] = box
+        self.boxes[peer_id], self._deliveries.review_at = box, 0.0
         if kind.stay_h:
             stay_s = self._chance.expovariate(1.0 / (kind.stay_h * 3600.0))
             self._clock.after(max(0.0, stay_s - kind.notice_s), self._leaves, box)

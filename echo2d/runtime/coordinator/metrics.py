@@ -497,6 +497,16 @@ _FAMILIES: tuple[Family[Status], ...] = (
     ),
     _of_worker("slots", "Samples its engines run at once", lambda worker: worker.slots),
     _of_worker(
+        "slots_usable",
+        "Of its slots, those it may use, because of what it delivers",
+        lambda worker: worker.usable,
+    ),
+    _of_worker(
+        "tokens_per_second",
+        "Tokens it delivered lately while it held something",
+        lambda worker: worker.tokens_per_s,
+    ),
+    _of_worker(
         "running_samples",
         "Samples now in its engines, as its last heartbeat said",
         lambda worker: worker.running,

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import pytest
 
 from echo2d.core.cluster.rules import AuditRules, EpisodeRules, Informative
-from echo2d_lab.faults.fault_schedule import LEARNT, RunFault, Schedule
+from echo2d_lab.faults.fault_schedule import LEARNT, RunFault, Schedule, with_hoarders
 from echo2d_lab.faults.world import RunOutcome, RunStuckError, SimulatedRun
 
 FOUND = {
@@ -74,6 +74,35 @@ def test_the_run_survives_pairs_informative_rows_and_priorities(rng_seed: int) -
     order: Literal["oldest", "priority"] = "priority" if rng_seed % 3 != 2 else "oldest"
     rules = replace(schedule.rules, tasks=(first, *others), order=order)
     SimulatedRun(replace(schedule, rules=rules)).run()
+
+
+@pytest.mark.parametrize("rng_seed", seeds(range(9000, 9200), quick=12))
+def test_the_run_survives_workers_that_offer_much_and_deliver_little(rng_seed: int) -> None:
+    SimulatedRun(with_hoarders(Schedule.draw(rng_seed))).run()
+
+
+@pytest.mark.parametrize("rng_seed", seeds(range(9200, 9300), quick=8))
+def test_they_take_a_tenth_from_the_others_at_most(rng_seed: int) -> None:
+    """I6: without faults the others train nearly as many steps as they would alone."""
+    drawn = Schedule.draw(rng_seed)
+    good = replace(drawn.workers[0], slots=6, token_s=0.1, faulty=0.0)
+    task = replace(drawn.rules.tasks[0], max_new_tokens=24, row_filter=None, episode=None)
+    rules = replace(drawn.rules, tasks=(task,), evals=(), filter_zero_variance=False, audit=None)
+    alone = replace(
+        drawn, rules=rules, workers=(good, good), faults=(), refusals=0.0, heal_s=30.0, train_s=0.3
+    )
+    steps = [steps_in(each, 60.0, 360.0) for each in (alone, with_hoarders(alone))]
+    assert steps[1] >= 0.9 * steps[0], steps
+
+
+def steps_in(schedule: Schedule, begin: float, end: float) -> int:
+    """Those between two times, of which the first is half a minute after the last worker came, or changed."""
+    found = []
+    for until in (begin, end):
+        run = SimulatedRun(schedule)
+        run.play(until)
+        found.append(run.judge.newest_step)
+    return found[1] - found[0]
 
 
 def with_liars(schedule: Schedule) -> Schedule:

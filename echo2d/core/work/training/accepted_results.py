@@ -5,6 +5,7 @@ its group is finished; of the newest ANSWERED_MAX accepted results none is forgo
 Not here: which result is accepted (`groups`).
 """
 
+from collections import OrderedDict
 from collections.abc import Iterable
 
 from blake3 import blake3
@@ -25,10 +26,10 @@ class AcceptedResults:
     """See the module docstring. recovered: those from before a restart, the oldest first."""
 
     def __init__(self, recovered: Iterable[AcceptedResult]) -> None:
-        self._fingerprints = {
-            (each.key.lease << _BITS | each.key.attempt) << _BITS | each.sample: each.fingerprint
+        self._fingerprints = OrderedDict(
+            ((each.key.lease << _BITS | each.key.attempt) << _BITS | each.sample, each.fingerprint)
             for each in recovered
-        }
+        )
         keep_newest(self._fingerprints, ANSWERED_MAX)
 
     def is_repeat(self, peer: Peer, message: SampleFinished) -> bool | None:

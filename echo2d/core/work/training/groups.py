@@ -314,7 +314,7 @@ class Groups(TaskWork[PendingOfGroup]):
 
     def lost(self, lease: Lease, cause: Cause, reason: str, *, now: float) -> list[RolloutAction]:
         """The attempt is over: its open samples wait for the next one."""
-        return self._ended(lease, now, failures=int(cause != "drained"))
+        return self._ended(lease, now, failures=int(cause not in ("late", "drained")))
 
     def revive(self, peer: Peer, key: HeldLease, *, now: float) -> bool:
         return self._recovery.revive(peer, key, now=now)

@@ -21,6 +21,7 @@ from echo2d.core.cluster.rules import RunRules
 from echo2d.core.cluster.statistics import Statistics
 from echo2d.core.cluster.versions import PublishedVersions
 from echo2d.core.protocol.control_messages import HeldLease
+from echo2d.core.work.deliveries import GAIN_S_MIN
 from echo2d.core.work.leases import Lease, LeaseTable
 from echo2d.core.work.ranking import FreeSlots
 from echo2d.core.work.training.answer_lengths import AnswerLengths
@@ -28,10 +29,8 @@ from echo2d.core.work.training.group_table import GroupTable, OpenGroup
 
 # A group waits for its last samples: for this share of them, and at least one.
 _LAST_SHARE = 0.5
-# A sample moves only if it ends so much sooner, over what it would take where it is ...
+# A sample moves only if it ends so much sooner, over what it would take where it is, and by GAIN_S_MIN seconds.
 _GAIN_MIN = 0.25
-# ... and by so many seconds: what its worker has not reported yet is written again, and its prompt read again.
-GAIN_S_MIN = 4.0
 # A sample moves at most so often.
 MOVES_MAX = 4
 # All late samples are judged again after this share of a sample's usual time, but not more often than every second.
@@ -201,11 +200,11 @@ class Stragglers:
         """
         known: list[tuple[PeerId, float, float]] = []
         for peer in self._members:
-            works = peer.active and peer.slots and peer.alive
-            if works and (rate := self._measurements.rate(peer.peer)) is not None:
+            slots = self._measurements.slots(peer.peer) if peer.active and peer.alive else 0
+            if slots and (rate := self._measurements.rate(peer.peer)) is not None:
                 # Its error takes a group for one result; here the samples of a group come one by one.
                 off = (rate.sd / rate.value) ** 2 / self._size
-                known.append((peer.peer, math.log(rate.value / peer.slots), off))
+                known.append((peer.peer, math.log(rate.value / slots), off))
         if not known:
             return
         logs = [each for _, each, _ in known]

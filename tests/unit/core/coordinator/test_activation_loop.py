@@ -12,7 +12,7 @@ from echo2d.core.capacity.estimators import WorkerRate
 from echo2d.core.capacity.measurements import Measurements
 from echo2d.core.capacity.prices import NamedPrice, Price
 from echo2d.core.cluster.events import Note, PeerDisconnected, RemovalPlanned
-from echo2d.core.cluster.membership import HEARTBEATS_MISSED_MAX
+from echo2d.core.cluster.membership import HEARTBEATS_MISSED_MAX, SLOTS_MAX
 from echo2d.core.coordinator.activation_loop import SOON_S
 from echo2d.core.protocol.control_messages import (
     Goodbye,
@@ -31,6 +31,20 @@ AUTO = replace(
 T_TRAIN_S, T_BCAST_S = 10.0, 1.0
 
 
+def give_all_slots(world: World) -> None:
+    """These workers write nothing: what follows from that is another test's."""
+    deliveries = world.state._scheduler.deliveries
+
+    def review(*, now: float) -> set[PeerId]:
+        deliveries.review_at = now + 1e6
+        for work in deliveries._workers.values():
+            work.allowed, work.rank = SLOTS_MAX, 0
+        return set(deliveries._workers)
+
+    deliveries.review = review  # type: ignore[method-assign]
+    deliveries.review_at = world.now
+
+
 def settled(names: str = "abc", mode: Literal["all", "auto"] = "auto") -> World:
     """T_train and T_bcast are known; each worker makes more than is needed."""
     world = World(replace(AUTO, activation=mode))
@@ -43,6 +57,7 @@ def settled(names: str = "abc", mode: Literal["all", "auto"] = "auto") -> World:
     for _ in range(8):
         measurements.t_train.add(T_TRAIN_S)
         measurements.t_bcast.add(T_BCAST_S)
+    give_all_slots(world)
     for work in measurements._work.values():
         work.rate = WorkerRate(1.0, 2, T_TRAIN_S, made=1e4, leased_s=1e4)
     for name in names:

@@ -242,3 +242,25 @@ def test_a_refusal_of_the_learner_is_an_alert_for_a_while() -> None:
         "the learner refuses groups, and their work is lost: step 71: too old"
     )
     assert list(alerts(replace(status, faults=(replace(refusal, age_s=500.0),)))) == []
+
+
+def test_a_worker_that_offers_much_and_delivers_little_is_named() -> None:
+    world = running()
+    status = world.state.status(now=world.now)
+    fast, other = status.workers
+    fast = replace(fast, tokens_per_s=900.0, slower=1.0, leased=0)
+
+    def named(**facts: float) -> list[str]:
+        workers = (fast, replace(other, **facts))
+        found = alerts(replace(status, workers=workers))
+        return [each.sentence for each in found if each.kind == "worker_slow"]
+
+    assert named(tokens_per_s=30.0, slower=1.5, usable=2, slots=1024, leased=1) == [
+        "b holds 1 samples and delivers 30.0 tokens/s, others 900 on average: it may use 2 of the 1024 slots that it "
+        "offers; without work: a"
+    ]
+    assert named(tokens_per_s=30.0, slower=9.0, usable=2, slots=2)
+    assert named(tokens_per_s=0.0, slots=4, usable=1)
+    assert not named(tokens_per_s=30.0, slower=2.0, usable=2, slots=2), "a small box"
+    assert not named(tokens_per_s=450.0, slower=1.0, usable=8, slots=512), "a newcomer"
+    assert not named(slots=512, usable=8), "it has done nothing yet"

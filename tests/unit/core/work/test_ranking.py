@@ -13,6 +13,7 @@ from echo2d.core.work.ranking import (
     WorkerChoice,
     WorkerRanking,
     WorkersByVersion,
+    _Row,
 )
 from tests.support.coordinator_world import version_key
 
@@ -38,19 +39,24 @@ class Fleet:
         self.ranking = WorkerRanking()
         self.peers: dict[PeerId, Peer] = {}
         self.load: dict[PeerId, int] = {}
+        self.bounds: dict[PeerId, tuple[int, int]] = {}
         self.now = 0.0
 
-    def put(self, peer: Peer, load: int = 0) -> None:
+    def put(self, peer: Peer, load: int = 0, *, allowed: int = 4, rank: int = 0) -> None:
         self.peers[peer.peer], self.load[peer.peer] = peer, load
-        self.ranking.refresh(peer.peer, peer, load)
+        self.bounds[peer.peer] = allowed, rank
+        self.refresh(self.ranking, peer.peer)
+
+    def refresh(self, ranking: WorkerRanking, worker: PeerId) -> None:
+        ranking.refresh(worker, self.peers[worker], self.load[worker], 0, self.bounds[worker])
 
     def choose(self, oldest: int) -> WorkerChoice:
         self.ranking.rested(now=self.now)
-        self.ranking.check(self.peers.values(), lambda peer: self.load[peer])
+        self.ranking.check(self.peers, self.refresh)
         return self.ranking.choose(Version(oldest), VERSIONS.get)
 
     def sorted_rooms(self, oldest: int) -> list[FreeSlots]:
-        """As the rule says it: newest publish first, then most room."""
+        """As the rule says it: newest publish first, then the fastest, then most room."""
         ranked = []
         for peer in self.peers.values():
             record = None if peer.serving is None else VERSIONS.get(peer.serving)
@@ -60,9 +66,11 @@ class Fleet:
                 and record.version >= oldest
                 and self.now >= peer.rest_until
             ):
-                free = max(0, peer.slots - self.load[peer.peer])
-                ranked.append((-record.publish_seq, -free, peer.peer, peer.slots))
-        return [FreeSlots(name, slots, -free) for _, free, name, slots in sorted(ranked)]
+                allowed, rank = self.bounds[peer.peer]
+                slots = min(peer.slots, allowed)
+                free = max(0, slots - self.load[peer.peer])
+                ranked.append((-record.publish_seq, rank, -free, peer.peer, slots))
+        return [FreeSlots(name, slots, -free) for *_, free, name, slots in sorted(ranked)]
 
 
 def test_the_newest_publish_and_the_most_room_come_first() -> None:
@@ -72,6 +80,19 @@ def test_the_newest_publish_and_the_most_room_come_first() -> None:
     assert [room.worker for room in fleet.choose(0)] == ["c", "b", "a", "d"]
     assert [room.worker for room in fleet.choose(1)] == ["a", "d"]
     assert (fleet.choose(0).free, fleet.choose(0).slots, fleet.ranking.slots) == (12, 20, 20)
+
+
+def test_the_fastest_come_first_and_a_slow_one_gets_what_is_left() -> None:
+    fleet = Fleet()
+    for name, load, allowed, rank in (("slow", 0, 4, 2), ("fast", 2, 4, -1), ("bound", 0, 1, 0)):
+        fleet.put(worker(name, serving=version_key(0)), load, allowed=allowed, rank=rank)
+    assert [(room.worker, room.free) for room in fleet.choose(0)] == [
+        ("fast", 2),
+        ("bound", 1),
+        ("slow", 4),
+    ]
+    assert fleet.choose(0).place(range(3)) == [("fast", (0, 1)), ("bound", (2,))]
+    assert fleet.choose(0).place(range(2)) == [("fast", (0, 1))]
 
 
 def test_who_rests_is_ranked_again_in_time() -> None:
@@ -96,7 +117,7 @@ def test_it_agrees_with_sorting_all_workers() -> None:
         peer.state = rng.choice(("joined", "joined", "suspected"))
         if rng.random() < 0.2:
             peer.rest(fleet.now)
-        fleet.put(peer, rng.randrange(6))
+        fleet.put(peer, rng.randrange(6), allowed=rng.randrange(6), rank=rng.randrange(-1, 2))
         oldest, samples = rng.randrange(3), range(rng.randrange(1, 12))
         choice, rooms = fleet.choose(oldest), fleet.sorted_rooms(oldest)
         assert list(choice) == [room for room in rooms if room.free]
@@ -108,11 +129,16 @@ def test_it_agrees_with_sorting_all_workers() -> None:
         assert placed == list(samples[: choice.free])
 
 
+def version_of(worker: PeerId, slots: int, free: int) -> WorkersByVersion:
+    workers = WorkersByVersion()
+    workers.put(worker, _Row(None, slots, 0.0, 0, free))
+    return workers
+
+
 def choice_of(sizes: list[tuple[int, int]]) -> WorkerChoice:
     """Workers with these slots and free slots; the first one serves the newest version, and so on."""
     versions = [
-        WorkersByVersion([(-free, PeerId(f"w{index}"), slots)] if free else [], 1, slots, free)
-        for index, (slots, free) in enumerate(sizes)
+        version_of(PeerId(f"w{index}"), slots, free) for index, (slots, free) in enumerate(sizes)
     ]
     return WorkerChoice(versions)
 

@@ -3,27 +3,41 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+import pytest
+
 from echo2d.core.base.ids import Epoch, PeerId, PublishSeq, SessionId, Version
 from echo2d.core.cluster.events import PeerConnected, Send, VersionPublished
 from echo2d.core.cluster.membership import Membership, Peer
 from echo2d.core.cluster.statistics import Statistics
 from echo2d.core.cluster.versions import PublishedVersions
-from echo2d.core.protocol.control_messages import SampleFinished
+from echo2d.core.protocol.control_messages import (
+    PROGRESS_S,
+    LeaseProgress,
+    SampleDelta,
+    SampleFinished,
+    VersionSpan,
+)
 from echo2d.core.work.kind import Cause, KindOfWork, PendingSamples
 from echo2d.core.work.leases import Lease, group_of
-from echo2d.core.work.scheduler import LeaseScheduler
+from echo2d.core.work.scheduler import LATELY_S, LeaseScheduler
 from tests.support.coordinator_world import RULES, version_key
 from tests.support.hello import HELLO
 
 
 class Queue(KindOfWork[PendingSamples]):
-    """A kind of work that waits in a list; granted: (worker, samples) in their order. lost: causes, in their order."""
+    """A kind of work that waits in a list; granted: (worker, samples) in their order. lost: (worker, cause). room: in
+    tokens.
+    """
 
-    def __init__(self, number: int, *waiting: PendingSamples, priority: int = 0) -> None:
+    def __init__(
+        self, number: int, *waiting: PendingSamples, priority: int = 0, room: int = 8
+    ) -> None:
         self.number = number
         self.scheduler: LeaseScheduler
         self.waiting, self._priority = list(waiting), priority
         self.granted: list[tuple[str, tuple[int, ...]]] = []
+        self.lost_by: list[tuple[str, str]] = []
+        self._room = room
 
     def priority(self, *, now: float) -> int:
         return self._priority
@@ -37,7 +51,7 @@ class Queue(KindOfWork[PendingSamples]):
         assert worker.serving is not None
         group = group_of(self.number, 0)
         self.scheduler.leases.start(
-            None, group, worker.peer, worker.serving, samples, room=8, now=now
+            None, group, worker.peer, worker.serving, samples, room=self._room, now=now
         )
         self.granted.append((worker.name, tuple(samples)))
         if pending in self.waiting:
@@ -50,10 +64,16 @@ class Queue(KindOfWork[PendingSamples]):
         return None
 
     def lost(self, lease: Lease, cause: Cause, reason: str, *, now: float) -> list[Send]:
+        self.lost_by.append((str(lease.worker), cause))
         return []
 
     def check(self) -> None:
         assert len(self.granted) >= self.scheduler.leases.count(self.number)
+
+
+def record_of(number: int) -> VersionPublished:
+    digest = version_key(number).digest
+    return VersionPublished(PublishSeq(number + 1), Epoch(1), Version(number), digest, "p", 1)
 
 
 class Fleet:
@@ -61,34 +81,32 @@ class Fleet:
 
     def __init__(self, workers: dict[str, tuple[int, int]], *kinds: Queue) -> None:
         self.members = Membership(RULES.run_id, RULES.heartbeat_s)
-        published = [
-            VersionPublished(
-                PublishSeq(number + 1),
-                Epoch(1),
-                Version(number),
-                version_key(number).digest,
-                "p",
-                1,
-            )
-            for number in range(3)
-        ]
+        published = [record_of(number) for number in range(3)]
+        self.versions = PublishedVersions(published, PublishSeq(3))
         self.scheduler = LeaseScheduler(
             RULES,
             tag=1,
             members=self.members,
-            versions=PublishedVersions(published, PublishSeq(3)),
+            versions=self.versions,
             statistics=Statistics(),
         )
         for kind in kinds:
             kind.scheduler = self.scheduler
             self.scheduler.add(kind)
-        for number, (name, (slots, version)) in enumerate(workers.items()):
-            hello = replace(
-                HELLO, run_id=None, name=name, slots=slots, serving=version_key(version)
-            )
-            event = PeerConnected(SessionId(number), PeerId(name), hello)
-            joined, _ = self.members.connected(event, now=0.0)
-            assert joined is not None
+        for name, (slots, version) in workers.items():
+            self.add(name, slots, version)
+
+    def add(self, name: str, slots: int, version: int = 0) -> None:
+        hello = replace(HELLO, run_id=None, name=name, slots=slots, serving=version_key(version))
+        number = SessionId(len(list(self.members)))
+        joined, _ = self.members.connected(PeerConnected(number, PeerId(name), hello), now=0.0)
+        assert joined is not None
+
+    def serve(self, name: str, version: int) -> None:
+        peer = self.members.get(PeerId(name))
+        assert peer is not None
+        peer.serves(version_key(version))
+        self.members.changed.add(peer.peer)
 
     def fill(self) -> None:
         self.scheduler.fill(now=0.0)
@@ -149,3 +167,63 @@ def test_slots_that_another_kind_holds_are_not_there_for_the_run() -> None:
     fleet.fill()
     assert (other.granted, fleet.scheduler.slots) == ([("a", (0,))], 2)
     assert [samples for _, samples in run.granted] == [(0, 1)], "the others wait for the next slots"
+
+
+class Timed(Fleet):
+    """Two fast workers and a slow one, which write what a test says in each PROGRESS_S."""
+
+    def __init__(self, run: Queue, **slots: int) -> None:
+        super().__init__({name: (count, 0) for name, count in slots.items()}, run)
+        self.run, self.now = run, 0.0
+
+    def play(self, seconds: float, **tokens: int) -> None:
+        """tokens: of each lease, in each PROGRESS_S."""
+        for _ in range(round(seconds / PROGRESS_S)):
+            self.now += PROGRESS_S
+            for lease in list(self.scheduler.leases):
+                peer = self.members.get(lease.worker)
+                assert peer is not None
+                written = max([0, *lease.longest.values()])
+                new = tokens.get(peer.name, 0)
+                span = VersionSpan(0, written + new, *version_key(0))
+                delta = SampleDelta(0, bytes(4 * (written + new)), b"", (span,))
+                deltas = (delta,) if new and written + new <= lease.room else ()
+                message = LeaseProgress(lease.key.lease, lease.key.attempt, deltas)
+                self.scheduler.progressed(peer, message, now=self.now)
+            self.scheduler.fill(now=self.now)
+            self.scheduler.check()
+
+
+def test_what_a_slow_worker_holds_goes_on_elsewhere_once_slots_there_are_free() -> None:
+    run = Queue(0, *[one(preferred=name) for name in ("slow", "a", "b")], room=1000)
+    fleet = Timed(run, a=1, b=1, slow=64)
+    fleet.fill()
+    assert sorted(name for name, _ in run.granted) == ["a", "b", "slow"]
+    fleet.play(20.0, a=20, b=20, slow=1)
+    assert run.lost_by == [], "no other slot is free"
+    fleet.add("c", 2)
+    fleet.play(10.0, a=20, b=20, slow=1)
+    assert run.lost_by == [("slow", "late")]
+
+
+@pytest.mark.parametrize("slow", [8, 20])
+def test_a_worker_that_is_not_much_slower_keeps_what_it_holds(slow: int) -> None:
+    run = Queue(0, *[one(preferred=name) for name in ("slow", "a", "b")], room=1000)
+    fleet = Timed(run, a=2, b=2, slow=2)
+    fleet.play(40.0, a=20, b=20, slow=slow)
+    assert run.lost_by == []
+
+
+def test_a_slow_worker_waits_for_fast_ones_that_do_not_serve_a_new_version_yet() -> None:
+    run = Queue(0, one(preferred="slow"), one(preferred="a"), room=1000)
+    fleet = Timed(run, a=2, slow=64)
+    fleet.play(20.0, a=20, slow=1)
+    fleet.serve("a", 2)
+    fleet.versions._take(record_of(3))
+    fleet.serve("slow", 3)
+    run.waiting.append(one(oldest=3))
+    fleet.scheduler.fill(now=fleet.now)
+    assert len(run.granted) == 2
+    fleet.now += LATELY_S
+    fleet.scheduler.fill(now=fleet.now)
+    assert run.granted[2] == ("slow", (0,)), "the fast one does not come"

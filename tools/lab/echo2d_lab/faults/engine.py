@@ -42,12 +42,14 @@ class Pace:
     """How well an engine works.
 
     token_s: seconds per token and sample. faulty: share of refits that fail; a quarter of it is the
-    share of pieces of output that fail. hung: it makes no progress.
+    share of pieces of output that fail. hung: it makes no progress. together: token_s is for all its samples
+    together, however many run.
     """
 
     token_s: float
     faulty: float = 0.0
     hung: bool = False
+    together: bool = False
 
 
 class SimEngine:
@@ -92,7 +94,8 @@ class SimEngine:
 
     def _write_later(self, lease: LeaseGranted, sample: int, at: int, end: int) -> None:
         count = min(end - at, self._random.randint(2, 6))
-        delay_s = count * self._pace.token_s * self._random.uniform(0.7, 1.3)
+        running = sum(map(len, self._running.values())) if self._pace.together else 1
+        delay_s = running * count * self._pace.token_s * self._random.uniform(0.7, 1.3)
         self._process.later(delay_s, self._write, lease, sample, at, at + count, end)
 
     def _write(self, lease: LeaseGranted, sample: int, start: int, stop: int, end: int) -> None:

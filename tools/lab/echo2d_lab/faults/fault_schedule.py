@@ -47,7 +47,10 @@ FaultKind = Literal[
     "rewards_fail",
     "kill_auditor",
 ]
-Badness = Literal["", "lies", "hangs", "dead", "slow"]
+# hoards: it offers many slots, and its engine makes no more tokens for that. fades: its rate falls by FADE at last.
+Badness = Literal["", "lies", "hangs", "dead", "slow", "hoards", "fades"]
+FADE = 100.0
+HOARDED = 512  # slots
 
 # A newcomer for ever: none of its answers may be trained on before its verdict.
 NEVER_CLEAR = 1 << 30
@@ -142,6 +145,25 @@ class Schedule:
             refusals=rng.choice([0.0, 0.0, 0.2]),
             learnt=learnt,
         )
+
+
+def with_hoarders(schedule: Schedule) -> Schedule:
+    """The same with one to three more workers that offer many slots, and deliver little, late or nothing."""
+    chance = random.Random(schedule.rng_seed ^ 0x0A2D)
+    kinds: list[Badness] = ["hoards", "hangs", "fades", "slow"]
+    more = tuple(
+        WorkerSpec(
+            HOARDED,
+            chance.uniform(0.001, 0.05),
+            schedule.workers[0].token_s * chance.choice([0.5, 1.0, 2.0]),
+            lies=0.0,
+            faulty=0.0,
+            joins_at_s=chance.choice([0.0, chance.uniform(0.0, 30.0)]),
+            bad=chance.choice(kinds),
+        )
+        for _ in range(chance.randint(1, 3))
+    )
+    return replace(schedule, workers=(*schedule.workers, *more))
 
 
 def _rules(rng: random.Random, max_new_tokens: int) -> RunRules:

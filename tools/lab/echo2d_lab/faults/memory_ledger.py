@@ -27,6 +27,7 @@ from echo2d.core.work.events import (
     AcceptedResult,
     BatchCommitted,
     BatchFrozen,
+    DeliveriesMeasured,
     EpisodeForgotten,
     GroupDropped,
     LeaseGiven,
@@ -42,6 +43,7 @@ from echo2d.core.work.events import (
     TaskProgress,
     TurnAnswered,
     TurnKept,
+    WorkerDelivery,
 )
 
 
@@ -67,6 +69,7 @@ class MemoryLedger:
         self.frozen: dict[int, BatchFrozen] = {}
         self.committed: dict[int, BatchCommitted] = {}
         self.rates: dict[PeerId, PeerRate] = {}
+        self.deliveries: dict[PeerId, WorkerDelivery] = {}
         self.form: FormChosen | None = None
         self.limits: dict[str, LimitsLearnt] = {}
 
@@ -196,6 +199,10 @@ class MemoryLedger:
             case FormChosen(seq):
                 assert seq in self.published
                 self.form = record
+            case DeliveriesMeasured(workers):
+                for worker in workers:
+                    self.deliveries.pop(worker.worker, None)
+                    self.deliveries[worker.worker] = worker
             case RatesMeasured(rates):
                 for rate in rates:
                     self.rates.pop(rate.peer, None)
@@ -245,6 +252,7 @@ class MemoryLedger:
             answered=(*self.answered_turns.values(), *self.answered.values()),
             turns=tuple(self._open_turns()),
             rates=tuple(self.rates.values()),
+            deliveries=tuple(self.deliveries.values()),
             form=self.form,
             limits=tuple(self.limits.values()),
         )

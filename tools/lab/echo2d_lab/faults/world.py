@@ -24,7 +24,7 @@ from echo2d_lab.faults.control_links import Control
 from echo2d_lab.faults.coordinator import SimCoordinator
 from echo2d_lab.faults.engine import Pace
 from echo2d_lab.faults.environment import TURNS
-from echo2d_lab.faults.fault_schedule import RunFault, Schedule, WorkerSpec
+from echo2d_lab.faults.fault_schedule import FADE, RunFault, Schedule, WorkerSpec
 from echo2d_lab.faults.invariants import InvariantChecker
 from echo2d_lab.faults.learner import BASE, Checkpoint, SimLearner
 from echo2d_lab.faults.peer_links import SimPeerLinks
@@ -116,7 +116,17 @@ class SimulatedRun:
             )
             raise
 
-    def _run(self) -> RunOutcome:
+    def play(self, seconds: float) -> None:
+        """So much time, healed after `heal_s`, whatever comes of it."""
+        self._begin()
+        while self._clock.step(min(seconds, self._schedule.heal_s)):
+            pass
+        self._heal()
+        while self._clock.step(seconds):
+            pass
+        self._check_all()
+
+    def _begin(self) -> None:
         schedule = self._schedule
         self._start_coordinator()
         self._learner.start()
@@ -124,6 +134,10 @@ class SimulatedRun:
             self._clock.after(spec.joins_at_s, self._start_worker, worker)
         for fault in schedule.faults:
             self._clock.at(fault.at_s, self._strike, fault)
+
+    def _run(self) -> RunOutcome:
+        schedule = self._schedule
+        self._begin()
         while self._clock.step(schedule.heal_s):
             pass
         self._heal()
@@ -168,7 +182,7 @@ class SimulatedRun:
             run_id=self._schedule.rules.run_id,
             slots=spec.slots,
             latency_s=spec.latency_s,
-            pace=Pace(spec.token_s, spec.faulty),
+            pace=Pace(spec.token_s, spec.faulty, together=spec.bad == "hoards"),
             noted=self._noted,
             granted=self._leases,
             stopped=self._restart_worker,
@@ -326,6 +340,8 @@ class SimulatedRun:
     def _heal_worker(self, worker: SimWorker, spec: WorkerSpec) -> None:
         worker.pace.faulty, worker.pace.hung = 0.0, spec.bad == "hangs"
         worker.lies = spec.lies if spec.bad == "lies" else 0.0
+        if spec.bad == "fades":
+            worker.pace.token_s *= FADE
         if spec.bad == "dead":
             self._gone.add(worker.number)
             self._control.vanish(worker)

@@ -3,6 +3,7 @@
 import pytest
 
 from echo2d.core.base.ids import GroupId
+from echo2d.core.cluster.rules import TaskRules
 from echo2d.core.protocol.control_messages import Heartbeat, LeaseCancelled
 from echo2d.core.protocol.trajectory import unpack_batch
 from echo2d_lab.standins.memory_run import FakePeer
@@ -11,11 +12,19 @@ from tests.support.rollouts import answers, grants, world_of
 
 TOOK_S = 10.0  # the other answers of the group
 PATIENCE = 3.0
+TOKEN_S = 3.0
+TASKS = (TaskRules(max_new_tokens=64, stop_token_ids=(1,)),)
 
 
 def three_of_four(**changes: object) -> tuple[World, FakePeer, FakePeer]:
     """A group of four, of which one worker has written three, and the other one has not ended the last."""
-    rules = {"group_size": 4, "group_min": 2, "trajectories_per_step": 4, "staleness_max": 0}
+    rules = {
+        "group_size": 4,
+        "group_min": 2,
+        "trajectories_per_step": 4,
+        "staleness_max": 0,
+        "tasks": TASKS,
+    }
     world, (one, two) = world_of(3, 1, **{**rules, "group_patience": PATIENCE, **changes})
     wait(world, TOOK_S)
     end_all(world, one)
@@ -29,13 +38,14 @@ def end_all(world: World, peer: FakePeer) -> None:
 
 
 def wait(world: World, seconds: float) -> None:
-    """The time passes, and everybody is heard."""
+    """The time passes, and everybody is heard and writes on."""
     for _ in range(int(seconds)):
         world.pass_time(1.0)
+        tokens = [3] * int(world.now / TOKEN_S)
         for peer in world.peers.values():
             world.say(peer, Heartbeat(0))
             for key, sample in peer.open:
-                world.say(peer, peer.wrote(key, sample))
+                world.say(peer, peer.wrote(key, sample, *tokens))
 
 
 def test_a_group_goes_on_without_the_sample_that_it_waited_for_too_long() -> None:
@@ -93,7 +103,7 @@ def test_it_waits_for_it(changes: dict[str, float]) -> None:
 
 def test_two_of_four_are_too_many_to_go_on_without() -> None:
     world, (one, two) = world_of(
-        2, 2, group_size=4, group_min=2, trajectories_per_step=4, staleness_max=0, group_patience=PATIENCE
+        2, 2, group_size=4, group_min=2, trajectories_per_step=4, staleness_max=0, group_patience=PATIENCE, tasks=TASKS
     )  # fmt: skip
     wait(world, TOOK_S)
     end_all(world, one)

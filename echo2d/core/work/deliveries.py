@@ -1,0 +1,374 @@
+"""What each worker delivers, and how many samples it may therefore hold.
+
+    new tokens, reported or in a result --> tokens/s while it holds something --> its share of the pool's
+                                                                                       |
+        allowed = window x share, of the slots that it offers <------------------------+
+
+The window is the number of samples that may be under way (docs/design/staleness.md). By Little's law a worker that
+holds its share of it ends them before they are too old, and one that holds more does not. So slots are an offer, and
+tokens decide. While the window has room, a worker that is about as fast as usual may hold more and more.
+
+A newcomer begins with one group, or with its fair share of the window while nobody has delivered anything; newcomers
+of one token share that. It grows whenever it is loaded and delivers, and shrinks when it is loaded and does not. A
+worker whose share is less than one sample keeps one on trial, but all such workers of a token no more than a group.
+Not here: which worker gets a sample (`ranking`), what a slow one has to give back (`scheduler`).
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from echo2d.core.base.ids import PeerId
+from echo2d.core.cluster.membership import SLOTS_MAX
+from echo2d.core.protocol.control_messages import PROGRESS_S
+from echo2d.core.work.events import WorkerDelivery
+
+# A sample takes so many times as long as usual at a slow worker.
+SLOW_TIMES = 3.0
+# A worker that is as fast as usual may hold so many times as many samples as it holds.
+GROWTH = 1.5
+# Seconds of work after which what was delivered has lost all but 1/e of its weight.
+MEMORY_S = 5.0 * PROGRESS_S
+# A worker that has held samples for so long and delivered nothing is no newcomer any more.
+TRIAL_S = 4.0 * PROGRESS_S
+# A slow worker that has held nothing for so long gets one sample, which tells whether it is slow still.
+TRY_AGAIN_S = 120.0
+# What somebody delivers is known after so many seconds of work: reports come every PROGRESS_S.
+_KNOWN_S = 2.0 * PROGRESS_S
+_REVIEW_S = PROGRESS_S
+# In one review the usual speed falls to this share of itself at most: by half in three quarters of a minute.
+_FALL = 0.97
+_GROUP_MIN = 8  # samples that the first newcomer of a token may hold, however small the groups are
+KEEP_S = 30.0
+_NEWCOMERS = (
+    4  # once the pool works, newcomers share the window's part of their token divided by this
+)
+_ANSWERS = 128  # answers of which the mean length is that of the newest
+_WORKERS_MAX = 2048  # whose work is remembered: as many as there are peers
+# What is late goes on elsewhere if it ends so many seconds sooner: what its worker has not reported yet is written
+# again, and its prompt read again.
+GAIN_S_MIN = PROGRESS_S
+# Ranks of speed, a factor of two each: 0 is usual, more is slower.
+RANK_MIN, RANK_MAX = -2, 6
+RANK_SLOW = 2  # from here on a worker comes after all others, whatever version it serves
+
+
+# The samples that a worker may hold, and its rank.
+Bounds = tuple[int, int]
+UNBOUND: Bounds = (SLOTS_MAX, 0)
+
+
+@dataclass(slots=True)
+class _Work:
+    """tokens delivered, seconds in which samples were held, and sample-seconds; `fresh` ones since the last review."""
+
+    tokens: float = 0.0
+    busy_s: float = 0.0
+    held_s: float = 0.0
+    fresh_tokens: int = 0
+    holds: int = 0
+    at: float = 0.0
+
+    def until(self, now: float) -> None:
+        """`holds` was constant since `at`."""
+        if self.holds and now > self.at:
+            keep = math.exp((self.at - now) / MEMORY_S)
+            spent_s = MEMORY_S * (1.0 - keep)
+            self.tokens *= keep
+            self.busy_s = self.busy_s * keep + spent_s
+            self.held_s = self.held_s * keep + self.holds * spent_s
+        self.at = now
+
+    def take_in(self, now: float) -> None:
+        self.until(now)
+        self.tokens += self.fresh_tokens
+        self.fresh_tokens = 0
+
+    @property
+    def rate(self) -> float:
+        """tokens/s while it holds something."""
+        return self.tokens / self.busy_s if self.busy_s else 0.0
+
+    @property
+    def speed(self) -> float:
+        """tokens/s of one sample."""
+        return self.tokens / self.held_s if self.held_s else 0.0
+
+
+@dataclass(slots=True)
+class _Worker(_Work):
+    """token: the name of the access token that it joined with. slots: as it offers them; 0: it is not here.
+    allowed: the samples that it may hold. capacity: tokens/s when it last had enough to do. tried_s: for how long it
+    has held something in all. delivered: whether it ever wrote a token.
+    """
+
+    token: str = ""
+    slots: int = 0
+    allowed: int = 0
+    capacity: float = 0.0
+    rank: int = 0
+    tried_s: float = 0.0
+    delivered: bool = False
+    wrote_at: float = 0.0
+    idle_since: float = 0.0
+
+    def weight(self, now: float) -> float:
+        """Its tokens, which count less and less while others write and it does not."""
+        return self.tokens * math.exp((self.wrote_at - now) / MEMORY_S)
+
+    @property
+    def is_new(self) -> bool:
+        return self.slots > 0 and not self.delivered and self.tried_s < TRIAL_S
+
+    @property
+    def is_known(self) -> bool:
+        return not self.is_new and self.busy_s >= _KNOWN_S
+
+    @property
+    def rate_if_loaded(self) -> float:
+        """tokens/s when it holds half of what it may, or more; no sample gets faster by that."""
+        most = min(self.allowed, self.slots)
+        if 2.0 * self.load >= most:
+            return self.load * self.speed
+        return min(max(self.capacity, self.rate), most * self.speed)
+
+    @property
+    def load(self) -> float:
+        """The samples that it holds now, or held lately on average."""
+        return max(self.holds, self.held_s / self.busy_s if self.busy_s else 0.0)
+
+
+class Deliveries:
+    """See the module docstring. `now` is monotonic seconds.
+
+    window: samples that may be under way. group: samples that a worker may hold to begin with.
+    """
+
+    def __init__(
+        self, window: int, group: int, kept: Iterable[WorkerDelivery] = (), *, now: float = 0.0
+    ) -> None:
+        self._window, self._group = window, max(_GROUP_MIN, group)
+        self._workers: dict[PeerId, _Worker] = {}
+        # When `review` is due.
+        self.review_at = now
+        # tokens/s of one sample at the worker that wrote the median token.
+        self._usual = 0.0
+        # Tokens of an answer, on average.
+        self._answer = 0.0
+        self._kept: dict[PeerId, WorkerDelivery] = {}
+        self._keep_at = now + KEEP_S
+        for each in kept:
+            self._remember(each, now)
+
+    def bounds(self, worker: PeerId) -> Bounds:
+        """How many samples it may hold, also of those that it does not offer, and how slow it is: 0 is usual,
+        1 takes twice as long for a sample.
+        """
+        work = self._workers.get(worker)
+        return (self._group, 0) if work is None else (work.allowed, work.rank)
+
+    def rate(self, worker: PeerId) -> float | None:
+        """The tokens/s that it has delivered lately while it held something; None: it or the others are not known."""
+        work = self._workers.get(worker)
+        return work.rate if work is not None and work.is_known and self._usual else None
+
+    def slower(self, worker: PeerId) -> float | None:
+        """How many times as long as usual a sample takes there; None: it delivers nothing, or nothing is known."""
+        work = self._workers.get(worker)
+        known = work is not None and work.is_known and work.speed and self._usual
+        return self._usual / work.speed if work is not None and known else None
+
+    @property
+    def answer_s(self) -> float:
+        """Seconds of an answer, on average, at a worker that is as fast as usual; 0: not known."""
+        return self._answer / self._usual if self._usual else 0.0
+
+    def is_slow(self, worker: PeerId) -> bool:
+        """Whether a sample takes SLOW_TIMES times as long there as usual, or longer."""
+        work = self._workers.get(worker)
+        return work is not None and work.is_known and SLOW_TIMES * work.speed < self._usual
+
+    def slow(self) -> list[PeerId]:
+        """The slow workers that hold something, the slowest first."""
+        found = [(work.speed, each) for each, work in self._workers.items() if work.holds]
+        return [each for _, each in sorted(found) if self.is_slow(each)]
+
+    def gain_s(self, worker: PeerId, written: int, idle_s: float) -> float:
+        """By how many seconds a sample ends sooner elsewhere. written: its tokens. idle_s: since the last one."""
+        speed = self._workers[worker].speed
+        if idle_s >= TRIAL_S or not speed:
+            return math.inf
+        # How much longer the long answers are is not known: in proportion to what they are by now.
+        left = max(self._answer - written, (self._answer + written) / 4)
+        return left / speed - left / self._usual
+
+    # --- what happens
+
+    def holds(self, worker: PeerId, token: str, slots: int, samples: int, *, now: float) -> Bounds:
+        """It holds this many samples from now on. Call this at every change. Returns its bounds."""
+        work = self._workers.get(worker)
+        if work is None:
+            work = self._workers[worker] = _Worker(at=now)
+        if samples != work.holds:
+            if work.holds:
+                work.tried_s += now - work.at
+            work.until(now)
+            work.holds, work.idle_since = samples, now
+        if (slots > 0) != (work.slots > 0):
+            self.review_at = now
+        work.slots, work.token = slots, token
+        return work.allowed, work.rank
+
+    def wrote(self, worker: PeerId, tokens: int) -> None:
+        """It has delivered this many new tokens."""
+        work = self._workers.get(worker)
+        if work is not None:
+            work.fresh_tokens += tokens
+
+    def answered(self, tokens: int) -> None:
+        """An answer has ended with this many tokens."""
+        self._answer += (tokens - self._answer) * (1 / _ANSWERS if self._answer else 1.0)
+
+    def stood_still(self, worker: PeerId, seconds: float) -> None:
+        """The worker's engines have just stood still for so many seconds, to take a version."""
+        work = self._workers.get(worker)
+        keep = math.exp(-seconds / MEMORY_S)
+        still_s = MEMORY_S * (1.0 - keep)
+        if work is not None and work.busy_s > still_s:
+            work.tokens /= keep
+            work.busy_s = (work.busy_s - still_s) / keep
+            work.held_s = max(0.0, work.held_s - work.holds * still_s) / keep
+
+    def review(self, *, now: float) -> set[PeerId]:
+        """Every PROGRESS_S, what each may hold; returns the workers for which that has changed."""
+        self.review_at = now + _REVIEW_S
+        self._forget()
+        before = {each: (work.allowed, work.rank) for each, work in self._workers.items()}
+        for work in self._workers.values():
+            if work.holds:
+                work.tried_s += now - work.at
+            if work.fresh_tokens:
+                work.delivered, work.wrote_at = True, now
+            work.take_in(now)
+        speed = usual_speed([(work.speed, work.weight(now)) for work in self._workers.values()])
+        # Who hangs, or trickles, while all others wait for it does not set the measure for itself.
+        self._usual = max(speed, _FALL * self._usual)
+        known = [work for work in self._workers.values() if work.is_known]
+        for work in known:
+            work.capacity = work.rate_if_loaded
+        capacity = sum([work.capacity for work in known if work.slots])
+        for work in known:
+            self._judge(work, capacity)
+            if work.rank >= RANK_SLOW and not work.holds and now >= work.idle_since + TRY_AGAIN_S:
+                work.rank, work.allowed = RANK_SLOW - 1, 1
+        self._admit_newcomers(capacity)
+        self._keep_on_trial()
+        return {
+            each
+            for each, work in self._workers.items()
+            if before[each] != (work.allowed, work.rank)
+        }
+
+    def to_keep(self, *, now: float) -> tuple[WorkerDelivery, ...]:
+        """What a restart should know: every KEEP_S, of the workers that may hold another number now."""
+        if now < self._keep_at:
+            return ()
+        self._keep_at = now + KEEP_S
+        changed = tuple(
+            WorkerDelivery(each, work.allowed, work.rate, work.speed)
+            for each, work in self._workers.items()
+            if work.is_known
+            and (each not in self._kept or self._kept[each].allowed != work.allowed)
+        )
+        self._kept |= {each.worker: each for each in changed}
+        return changed
+
+    # --- inside
+
+    def _remember(self, kept: WorkerDelivery, now: float) -> None:
+        """What was known before a restart weighs as much as a few seconds of work."""
+        tokens = kept.tokens_per_s * _KNOWN_S
+        self._workers[kept.worker] = _Worker(
+            tokens,
+            _KNOWN_S,
+            tokens / kept.speed if kept.speed else _KNOWN_S * max(1, kept.allowed),
+            at=now,
+            allowed=kept.allowed,
+            tried_s=TRIAL_S,
+            delivered=tokens > 0,
+            wrote_at=now,
+        )
+        self._kept[kept.worker] = kept
+
+    def _judge(self, work: _Worker, capacity: float) -> None:
+        """What a worker may hold whose rate is known. capacity: tokens/s of all who are here."""
+        if not self._usual:
+            return
+        slower = math.log2(self._usual / work.speed) if work.speed else RANK_MAX
+        work.rank = max(RANK_MIN, min(RANK_MAX, round(slower)))
+        most = work.capacity * max(
+            self._window / capacity if capacity else 0.0, GROWTH / self._usual
+        )
+        if most > work.allowed or work.tried_s >= TRIAL_S:
+            work.allowed = math.ceil(min(SLOTS_MAX, most))
+
+    def _admit_newcomers(self, capacity: float) -> None:
+        """Newcomers of one token share its part of the window, a group each while there is any left.
+
+        capacity: as in `_judge`; 0: nobody has delivered anything yet.
+        """
+        new: dict[str, list[_Worker]] = defaultdict(list)
+        for work in self._workers.values():
+            if work.is_new:
+                new[work.token].append(work)
+        if not new:
+            return
+        here = [work for work in self._workers.values() if work.slots]
+        if len(here) == 1:
+            here[0].allowed = SLOTS_MAX  # there is nobody to do without it
+            return
+        tokens = len({work.token for work in here})
+        part = max(self._window, self._group * len(here)) // tokens
+        if capacity:
+            part //= _NEWCOMERS
+        for works in new.values():
+            left = max(self._group, part)
+            each = max(self._group, left // len(works))
+            for work in works:
+                work.allowed = max(1, min(each, left))
+                left -= work.allowed
+
+    def _keep_on_trial(self) -> None:
+        """Those whose share is less than a sample, but not all of a token's."""
+        idle: dict[str, list[_Worker]] = defaultdict(list)
+        for work in self._workers.values():
+            if work.is_known and work.allowed < 1:
+                idle[work.token].append(work)
+        for works in idle.values():
+            for work in sorted(works, key=lambda each: -each.rate)[: self._group]:
+                work.allowed = 1
+
+    def _forget(self) -> None:
+        """The oldest of those that hold nothing."""
+        more = len(self._workers) - _WORKERS_MAX
+        if more > 0:
+            for each in [each for each, work in self._workers.items() if not work.holds][:more]:
+                del self._workers[each]
+
+    def check(self) -> None:
+        assert all(work.holds >= 0 <= work.allowed for work in self._workers.values())
+
+
+def usual_speed(delivered: Iterable[tuple[float, float]]) -> float:
+    """Of pairs of speed and tokens: the speed at which the median token was written; 0: there is none.
+
+    Who writes few tokens has no say, however many samples it holds.
+    """
+    known = sorted([each for each in delivered if each[1]])
+    half = sum([tokens for _, tokens in known]) / 2.0
+    for speed, tokens in known:
+        half -= tokens
+        if half <= 0.0:
+            return speed
+    return 0.0

@@ -1,0 +1,61 @@
+"""Deliveries of a simulated fleet: what each box delivers is known as soon as it is here.
+
+A run measures it in a few seconds, from messages that a simulated fleet does not send.
+"""
+
+import math
+from collections.abc import Mapping
+
+from echo2d.core.base.ids import PeerId
+from echo2d.core.cluster.membership import SLOTS_MAX
+from echo2d.core.work.deliveries import (
+    GROWTH,
+    RANK_MAX,
+    RANK_MIN,
+    UNBOUND,
+    Bounds,
+    Deliveries,
+    usual_speed,
+)
+from echo2d.plan.fleet.worker import FleetWorker
+
+
+class KnownDeliveries(Deliveries):
+    """Samples a second take the place of tokens. Set `review_at` to 0 when boxes have come or gone."""
+
+    def __init__(self, boxes: Mapping[PeerId, FleetWorker], window: int) -> None:
+        super().__init__(window, 1)
+        self._boxes = boxes
+        self._bounds: dict[PeerId, Bounds] = {}
+
+    def bounds(self, worker: PeerId) -> Bounds:
+        return self._bounds.get(worker, UNBOUND)
+
+    def slow(self) -> list[PeerId]:
+        return []
+
+    def holds(self, worker: PeerId, *_: object, **__: object) -> Bounds:
+        """Nothing is measured."""
+        return self._bounds.get(worker, UNBOUND)
+
+    def review(self, **_: object) -> set[PeerId]:
+        """What each may hold, by what its kind makes."""
+        self.review_at = math.inf
+        before, self._bounds = self._bounds, {}
+        here = [
+            (each, box.peer.slots, 1.0 / box.sample_s)
+            for each, box in self._boxes.items()
+            if box.here
+        ]
+        rates = [slots * speed for _, slots, speed in here]
+        usual, pool = (
+            usual_speed([(speed, rate) for rate, (*_, speed) in zip(rates, here, strict=True)]),
+            sum(rates),
+        )
+        for each, slots, speed in here if usual else ():
+            most = slots * speed * max(self._window / pool, GROWTH / usual)
+            slower = math.log2(usual / speed) if speed else RANK_MAX
+            rank = max(RANK_MIN, min(RANK_MAX, round(slower)))
+            self._bounds[each] = int(max(1.0, min(SLOTS_MAX, most))), rank
+        both = before.keys() | self._bounds.keys()
+        return {each for each in both if before.get(each) != self._bounds.get(each)}

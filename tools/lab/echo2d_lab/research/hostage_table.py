@@ -1,0 +1,154 @@
+"""What slow boxes with many slots cost the others, in real runs: steps/s with these boxes cordoned and in use, in turn.
+
+    python -m echo2d_lab.research.hostage_table [--pairs 5] [--seconds 30]
+
+Coordinator, two workers of 48 slots with the torch engine, and the learner are processes of this machine, with the
+demo's tiny model; S = 2, R = 64. Every second measurement has the boxes in use, and counts against the mean of its two
+neighbours, because a run gets slower with its age.
+A box makes its tokens/s in all, however many slots it offers.
+"""
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from echo2d.demo.processes import Programs, wait_for
+from echo2d.demo.run import CACHE, CONFIG, DEMO_LEARNER
+from echo2d.demo.tiny_model import TinyRecipe, make_tiny_model
+from echo2d.demo.worker_program import start_worker
+from echo2d.recipes.recipe_file import changed
+from echo2d.runtime.run_dir.tokens import create_token
+
+SLOTS = 48
+# How many boxes, and of each the slots and the tokens/s that it makes in all.
+BOXES = {
+    "an honest box of 1,024 slots": (1, 1024, 30.0),
+    "an honest box of 64 slots": (1, 64, 30.0),
+    "a liar of 4,096 slots, 1 token/s": (1, 4096, 1.0),
+    "ten keys of one token, 4,096 slots and 1 token/s each": (10, 4096, 1.0),
+}
+START_S, SETTLED_S = 120.0, 20.0
+POLICY = ("policy.trajectories_per_step=64",)
+PACE = ("learner.checkpoint_every=250",)
+
+
+class Run:
+    """The run's programs, and what its operator asks and orders."""
+
+    def __init__(self, folder: Path, model: Path, programs: Programs) -> None:
+        self._folder, self._programs = folder, programs
+        (folder / "snapshots").mkdir(parents=True)
+        config = folder / "run.toml"
+        facts = {
+            "run": folder,
+            "model": model,
+            "seed": 0,
+            "staleness": 2,
+            "kappa": 1,
+            "delta": "true",
+            "task": "sort_digits",
+        }
+        text = changed(CONFIG.format(**facts), POLICY)
+        config.write_text(text)
+        programs.start("coordinator", "-m", "echo2d", "coordinate", "--config", str(config))
+        announced = wait_for(folder / "coordinator" / "coordinator.json", programs, START_S)
+        self._url = str(json.loads(announced)["url"])
+        learner_table = DEMO_LEARNER.format(**facts, steps=1_000_000, url=self._url)
+        config.write_text(text + changed(learner_table, PACE))
+        for name in ("a", "b"):
+            self.join(name, SLOTS)
+        programs.start("learner", "-m", "echo2d", "learn", "--config", str(config))
+
+    def join(self, name: str, slots: int, *flags: str) -> None:
+        limits = (f"--slots={slots}", "--threads=1", *flags)
+        start_worker(self._programs, name, self._folder, self._url, *limits)
+
+    def asked(self, *words: str) -> str:
+        command = [
+            sys.executable,
+            "-m",
+            "echo2d",
+            *words,
+            f"--run-dir={self._folder / 'coordinator'}",
+        ]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+    def status(self) -> dict[str, Any]:
+        return dict(json.loads(self.asked("status", "--json")))
+
+    def join_slow(self, count: int, slots: int, tokens_per_s: float) -> list[str]:
+        """Boxes of one token; returns their names."""
+        names = [f"slow-{number}" for number in range(count)]
+        token = self._folder / "slow.token"
+        create_token(
+            self._folder / "coordinator",
+            "slow",
+            role="worker",
+            url=self._url,
+            out=token,
+            max_workers=count,
+            expires="7d",
+        )
+        for name in names:
+            shutil.copy(token, self._folder / f"{name}.token")
+            self.join(name, slots, "--set", f"tokens_per_s_max={tokens_per_s}")
+        return names
+
+    def measured(self, order: str, names: list[str], seconds: float) -> float:
+        """steps/s of about so many seconds, SETTLED_S after this order for these boxes."""
+        for name in names:
+            self.asked("worker", order, name)
+        time.sleep(SETTLED_S)
+        at, steps = [], []
+        for wait_s in (0.0, seconds):
+            time.sleep(wait_s)
+            steps.append(self.status()["committed_step"])
+            at.append(time.monotonic())
+        return float((steps[1] - steps[0]) / (at[1] - at[0]))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=30.0)
+    chosen = parser.parse_args()
+    model = make_tiny_model(CACHE, TinyRecipe(rng_seed=0))
+    for title, box in BOXES.items():
+        with tempfile.TemporaryDirectory() as folder, Programs(Path(folder) / "logs") as programs:
+            run = Run(Path(folder) / "run", model, programs)
+            slow = run.join_slow(*box)
+            while sum(each["serving"] is not None for each in run.status()["workers"]) < 2 + len(
+                slow
+            ):
+                programs.check()
+                time.sleep(1.0)
+            ratios = []
+            before = run.measured("cordon", slow, chosen.seconds)
+            for _ in range(chosen.pairs):
+                beside = run.measured("uncordon", slow, chosen.seconds)
+                alerts = run.status()["alerts"]
+                named = [each["sentence"] for each in alerts if each["subject"] in slow]
+                after = run.measured("cordon", slow, chosen.seconds)
+                ratios.append(2 * beside / (before + after))
+                print(
+                    f"{title}: {before:.2f} and {after:.2f} steps/s alone, {beside:.2f} between; {named}",
+                    flush=True,
+                )
+                before = after
+            low, high = min(ratios), max(ratios)
+            print(
+                f"{title}: {median(ratios):.2f} of the control ({low:.2f} to {high:.2f})",
+                flush=True,
+            )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
