@@ -2,8 +2,9 @@
 synchronous=FULL).
 
     append     writes the records of one turn of the coordinator in one transaction
-    recover    reads everything back after a restart; every row is checked, and a damaged one is an
-               OperatorFault, because resuming from it would break a promise
+    recover    reads everything back after a restart; every page and row is checked (`row_sums`), and a damaged
+               one is an OperatorFault, because resuming from it would break a promise; what is only measured is
+               forgotten instead
     trim       deletes a few of the groups that a checkpoint made superfluous, because deleting
                them all at once would delay commits; `recover` deletes the rest
     backfill   moves committed pages from the write-ahead log into the database, from any thread,
@@ -19,6 +20,7 @@ Not here: the tables, and how records become rows and rows records (`ledger_rows
 """
 
 import fcntl
+import logging
 import os
 import sqlite3
 from collections.abc import Iterator, Sequence
@@ -54,10 +56,13 @@ from echo2d.store.ledger_rows import (
     GROUPS,
     LEFT_OUT,
     LIMITS,
+    MEANING,
+    MEASURED,
     NEWEST_EPOCH,
     NEWEST_FORM,
     PUBLISH_FLOOR,
     PUBLISHED,
+    RAISE,
     RATES,
     ROWS,
     SCHEMA,
@@ -69,6 +74,9 @@ from echo2d.store.ledger_rows import (
     Read,
     statements,
 )
+from echo2d.store.row_sums import Damage, TurnNumber, register
+
+log = logging.getLogger("echo2d.store")
 
 TRIM = """
 DELETE FROM groups WHERE group_id IN (
@@ -95,6 +103,8 @@ KEYS = frozenset(
         "source_row",
     }
 )
+GO_ON = "restore the run directory from a backup, or begin a new run in another one"
+TURNS_MAX = 1 << 62
 TRIM_GROUPS_MAX = 16  # per call of `trim`, which commits wait for: a few milliseconds
 
 
@@ -114,6 +124,9 @@ class Ledger:
         self._path = path
         self._db = connection
         self._lock = lock
+        self._turn_file = TurnNumber(path)
+        # Of the newest transaction.
+        self._turn = self._read_turn()
 
     @staticmethod
     def open(path: Path) -> "Ledger":
@@ -139,6 +152,7 @@ class Ledger:
 
     def close(self) -> None:
         self._db.close()
+        self._turn_file.close()
         self._lock.close()
 
     def __enter__(self) -> Self:
@@ -190,8 +204,9 @@ class Ledger:
         backfill(self._path)
 
     def recover(self) -> Recovered:
-        """Read everything that is durable of this run. OperatorFault: a row is damaged."""
+        """Read everything that is durable of this run. OperatorFault: a row is damaged, or transactions are missing."""
         with ledger_faults(self._path):
+            self._check()
             counters = {each.name: each.value for each in self._read(COUNTERS)}
             # Checks these rows before `trim`, which deletes what the counters and frozen batches
             # say.
@@ -242,13 +257,47 @@ class Ledger:
         """Run the block as one transaction."""
         with ledger_faults(self._path):
             self._db.execute("BEGIN IMMEDIATE")
+            before = self._db.total_changes
             try:
                 yield
+                changed = self._db.total_changes > before
+                if changed:
+                    self._db.execute(RAISE, ("turn", self._turn + 1))
                 self._db.execute("COMMIT")
             except BaseException:
                 if self._db.in_transaction:
                     self._db.execute("ROLLBACK")
                 raise
+            if changed:
+                self._turn += 1
+                self._turn_file.write(self._turn)
+
+    def _check(self) -> None:
+        """OperatorFault: the file is not as it was written. What is only measured is forgotten."""
+        forgotten = []
+        for each in SCHEMA.damage(self._db):
+            if each.table not in MEASURED:
+                raise _refusal(self._path, each)
+            log.warning("ledger %s: %s; what was measured there is forgotten", self._path, each)
+            forgotten.append(each)
+        missing = self._turn_file.read() - self._turn
+        if missing > 0:
+            raise OperatorFault(
+                f"ledger {self._path} has lost its newest {missing} transactions: it is an older copy, or the -wal "
+                f"file beside it is damaged or missing; {GO_ON}, or remove {self._turn_file.path.name} there to go on "
+                "as if they had never been"
+            )
+        for each in forgotten:
+            with self._transaction():
+                self._db.execute(*each.delete())
+
+    def _read_turn(self) -> int:
+        """What cannot be read or cannot be is for `recover` to tell."""
+        try:
+            (turn,) = self._row("SELECT value FROM counters WHERE name = 'turn'") or (0,)
+        except sqlite3.Error:
+            return 0
+        return turn if isinstance(turn, int) and 0 <= turn < TURNS_MAX else 0
 
     def _row(self, query: str, *values: Any) -> tuple[Any, ...] | None:
         row: tuple[Any, ...] | None = self._db.execute(query, values).fetchone()
@@ -294,10 +343,18 @@ def read_results(path: Path) -> tuple[tuple[VersionPublished, ...], tuple[Evalua
         check_format(connection, path)
         # In one transaction, so that both are of one moment.
         connection.execute("BEGIN")
+        for table in (PUBLISHED.table, EVALUATED.table):
+            for each in SCHEMA.damaged_rows(connection, table):
+                raise _refusal(path, each)
         return (
             tuple(_read(connection, path, PUBLISHED)),
             tuple(_read(connection, path, EVALUATED)),
         )
+
+
+def _refusal(path: Path, found: Damage) -> OperatorFault:
+    means = f": {MEANING[found.table]}" if found.table else ""
+    return OperatorFault(f"ledger {path} is damaged: {found}{means}; {GO_ON}")
 
 
 def connect_to_read(path: Path) -> sqlite3.Connection:
@@ -322,8 +379,7 @@ def _read(connection: sqlite3.Connection, path: Path, query: Query[Read]) -> Ite
             named = ((name, value) for (name, *_), value in zip(rows.description, row, strict=True))
             key = " ".join(f"{name}={value!r:.40}" for name, value in named if name in KEYS)
             raise OperatorFault(
-                f"ledger {path}: row {key} of {query.table} is damaged: {error}; "
-                "restore the run directory from a copy, or begin a new run in another one"
+                f"ledger {path}: row {key} of {query.table} is damaged: {error}; {GO_ON}"
             ) from error
 
 
@@ -341,7 +397,7 @@ def _connect(path: Path) -> sqlite3.Connection:
     connection.text_factory = _text
     try:
         _prepare(connection, path)
-    except sqlite3.Error as error:
+    except (sqlite3.Error, UnicodeDecodeError) as error:
         connection.close()
         raise OperatorFault(f"cannot open ledger {path}: {error}") from error
     except OperatorFault:
@@ -355,8 +411,11 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
     connection.execute("PRAGMA synchronous = FULL")
     connection.execute("PRAGMA wal_autocheckpoint = 0")
     connection.execute("PRAGMA foreign_keys = ON")
+    register(connection)
     if connection.execute("PRAGMA user_version").fetchone()[0] == 0:
-        connection.executescript(f"BEGIN; {SCHEMA} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
+        connection.executescript(
+            f"BEGIN; {SCHEMA.script} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;"
+        )
     check_format(connection, path)
 
 

@@ -17,7 +17,8 @@ from pathlib import Path
 from echo2d.errors import OperatorFault
 from echo2d.store.disk import allocate, sync
 from echo2d.store.ledger import check_format, connect_to_read, ledger_faults
-from echo2d.store.ledger_rows import EPOCH_FLOOR, PUBLISH_FLOOR
+from echo2d.store.ledger_rows import EPOCH_FLOOR, PUBLISH_FLOOR, RAISE
+from echo2d.store.row_sums import register
 
 # More sessions and publishes than a run makes between a backup and its loss.
 SKIPPED = 1 << 20
@@ -69,6 +70,7 @@ def mark_restored(path: Path, *, age_s: float) -> None:
     """
     with ledger_faults(path), closing(sqlite3.connect(path, isolation_level=None)) as connection:
         check_format(connection, path)
+        register(connection)
         connection.execute("BEGIN IMMEDIATE")
         for floor, table, column in (
             (EPOCH_FLOOR, "epochs", "epoch"),
@@ -79,7 +81,7 @@ def mark_restored(path: Path, *, age_s: float) -> None:
             known = connection.execute("SELECT value FROM counters WHERE name = ?", (floor,))
             (before,) = known.fetchone() or (0,)
             value = max(used or 0, before) + SKIPPED + max(0, int(age_s))
-            connection.execute("INSERT OR REPLACE INTO counters VALUES (?, ?)", (floor, value))
+            connection.execute(RAISE, (floor, value))
         connection.execute("COMMIT")
     sync(path)
 

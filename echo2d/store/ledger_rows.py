@@ -59,12 +59,14 @@ from echo2d.core.work.events import (
     WorkerDelivery,
 )
 from echo2d.errors import PeerFault
+from echo2d.store.row_sums import SummedSchema
 
 # Counters that `mark_restored` sets: epochs and publish numbers up to these are used.
 EPOCH_FLOOR: Final = "epoch_floor"
 PUBLISH_FLOOR: Final = "publish_floor"
-SCHEMA_VERSION = 16
-SCHEMA = """
+SCHEMA_VERSION = 17
+SCHEMA = SummedSchema(
+    """
 CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE epochs (
     epoch INTEGER PRIMARY KEY, resume_step INTEGER NOT NULL, learner TEXT NOT NULL,
@@ -130,17 +132,48 @@ CREATE TABLE evaluations (
 CREATE TABLE deliveries (
     worker TEXT PRIMARY KEY, allowed INTEGER NOT NULL, tokens_per_s REAL NOT NULL, speed REAL NOT NULL);
 CREATE TABLE rates (peer TEXT PRIMARY KEY, bytes_per_s REAL NOT NULL, held_up INTEGER NOT NULL);
-"""
+""",
+    # Set to 0 at each start.
+    unsummed={"attachments.drawn"},
+)
 
 
 @dataclass(frozen=True, slots=True)
 class _Counter:
     """A counter that never goes back, whatever rows have been deleted."""
 
-    name: Literal["group", "checkpoint", "trained", "dropped", "epoch_floor", "publish_floor"]
+    name: Literal[
+        "group", "checkpoint", "trained", "dropped", "turn", "epoch_floor", "publish_floor"
+    ]
     value: int
 
 
+# What a damaged row of a table means for the run.
+MEANING: Final = {
+    **dict.fromkeys(
+        (
+            "groups",
+            "leases",
+            "samples",
+            "left_out",
+            "turns",
+            "attachments",
+            "attached",
+            "tasks",
+            "given_back",
+        ),
+        "an answer that is not trained yet, or the order of prompts, would be read differently",
+    ),
+    **dict.fromkeys(
+        ("counters", "epochs", "batches", "commits"),
+        "it would not be known which steps are trained",
+    ),
+    "versions": "it would not be known which versions are published",
+    "facts": "what the run was begun with would be read differently",
+    "evaluations": "the results of an evaluation would be read differently",
+}
+# Tables of what is measured while a run goes on: a damaged row is forgotten.
+MEASURED: Final = ("deliveries", "forms", "limits", "rates", "rows")
 EVALUATED_BYTES_MAX = 64 << 10
 
 _Row = tuple[Any, ...]
@@ -436,21 +469,24 @@ COMMITTED: Query[BatchCommitted] = Query(
 
 Statement = tuple[str, tuple[Any, ...]]
 # The rows stay, so that repeats of the results are recognised. The state of the turn before the first number is needed.
+_STATE_BEFORE = "CASE WHEN turn = ?1 - 1 THEN state END"
 _FORGET_CONTENT = (
-    "UPDATE turns SET partial = NULL, tokens = NULL, state = CASE WHEN turn = ? - 1 THEN state END "
-    "WHERE group_id = ? AND sample = ? AND turn < ?"
+    f"UPDATE turns SET partial = NULL, tokens = NULL, state = {_STATE_BEFORE}, "
+    f"sum = {SCHEMA.sum_of('turns', partial='NULL', tokens='NULL', state=_STATE_BEFORE)} "
+    "WHERE group_id = ?2 AND sample = ?3 AND turn < ?4"
 )
 _FORGET_TURNS = "DELETE FROM turns WHERE group_id = ? AND sample = ?"
-_RAISE = (
-    "INSERT INTO counters VALUES (?, ?) "
-    "ON CONFLICT (name) DO UPDATE SET value = max(value, excluded.value)"
+RAISE = (
+    f"{SCHEMA.insert('counters')} ON CONFLICT (name) DO UPDATE SET value = max(value, excluded.value), "
+    f"sum = {SCHEMA.sum_of('counters', value='max(value, excluded.value)')}"
 )
 
 
 # `drawn` counts the drawn prompts without a group that have an attachment. The prompt of a dropped group
 # that is used again becomes one.
 ATTACH = (
-    "INSERT INTO attachments VALUES (?, ?, 1) ON CONFLICT (digest) DO UPDATE SET drawn = drawn + 1"
+    f"INSERT INTO attachments VALUES (?1, ?2, 1, {SCHEMA.sum_of('attachments', digest='?1', content='?2')}) "
+    "ON CONFLICT (digest) DO UPDATE SET drawn = drawn + 1"
 )
 _DRAWN_AGAIN = (
     "UPDATE attachments SET drawn = drawn + (SELECT count(*) FROM attached "
@@ -464,13 +500,14 @@ FORGET_DRAWN = (
 )
 
 
+_NEXT_CURSOR = "max(next_cursor, excluded.next_cursor)"
 _RAISE_CURSOR = (
-    "INSERT INTO tasks VALUES (?, ?, x'', x'') "
-    "ON CONFLICT (task) DO UPDATE SET next_cursor = max(next_cursor, excluded.next_cursor)"
+    f"{SCHEMA.insert('tasks')} ON CONFLICT (task) DO UPDATE SET next_cursor = {_NEXT_CURSOR}, "
+    f"sum = {SCHEMA.sum_of('tasks', next_cursor=_NEXT_CURSOR)}"
 )
 _BEGIN_TASK = (
-    "INSERT INTO tasks VALUES (?, 0, ?, ?) "
-    "ON CONFLICT (task) DO UPDATE SET data = excluded.data, texts = excluded.texts"
+    f"{SCHEMA.insert('tasks')} ON CONFLICT (task) DO UPDATE SET data = excluded.data, texts = excluded.texts, "
+    f"sum = {SCHEMA.sum_of('tasks', data='excluded.data', texts='excluded.texts')}"
 )
 
 
@@ -480,15 +517,15 @@ def _reward(reward: float) -> float | None:
 
 def _epoch_opened(record: EpochOpened) -> list[Statement]:
     row = (record.epoch, record.resume_step, record.learner, record.steps)
-    return [("INSERT INTO epochs VALUES (?, ?, ?, ?)", row)]
+    return [(SCHEMA.insert("epochs"), row)]
 
 
 def _run_facts_kept(record: RunFactsKept) -> list[Statement]:
-    return [("INSERT OR REPLACE INTO facts VALUES (?, ?)", each) for each in record.facts]
+    return [(SCHEMA.insert("facts", "INSERT OR REPLACE"), each) for each in record.facts]
 
 
 def _totals_kept(record: TotalsKept) -> list[Statement]:
-    return [(_RAISE, ("trained", record.trained)), (_RAISE, ("dropped", record.dropped))]
+    return [(RAISE, ("trained", record.trained)), (RAISE, ("dropped", record.dropped))]
 
 
 def _version_published(record: VersionPublished) -> list[Statement]:
@@ -499,14 +536,18 @@ def _version_published(record: VersionPublished) -> list[Statement]:
         record.digest,
         record.path,
         record.full_bytes,
+        0,
     )
-    return [("INSERT INTO versions VALUES (?, ?, ?, ?, ?, ?, 0)", row)]
+    return [(SCHEMA.insert("versions"), row)]
 
 
 def _version_revoked(record: VersionRevoked) -> list[Statement]:
     return [
         (
-            "UPDATE versions SET revoked = 1 WHERE version = ? AND digest = ?",
+            (
+                f"UPDATE versions SET revoked = 1, sum = {SCHEMA.sum_of('versions', revoked='1')} "
+                "WHERE version = ? AND digest = ?"
+            ),
             (record.version, record.digest),
         )
     ]
@@ -514,11 +555,11 @@ def _version_revoked(record: VersionRevoked) -> list[Statement]:
 
 def _form_chosen(record: FormChosen) -> list[Statement]:
     row = (record.publish_seq, record.base, record.frame_bytes)
-    return [("INSERT OR REPLACE INTO forms VALUES (?, ?, ?)", row)]
+    return [(SCHEMA.insert("forms", "INSERT OR REPLACE"), row)]
 
 
 def _task_begun(record: TaskBegun) -> list[Statement]:
-    return [(_BEGIN_TASK, (record.task, record.data, record.texts))]
+    return [(_BEGIN_TASK, (record.task, 0, record.data, record.texts))]
 
 
 def _row_is_judged(record: RowJudged) -> list[Statement]:
@@ -527,13 +568,13 @@ def _row_is_judged(record: RowJudged) -> list[Statement]:
         return [("DELETE FROM rows WHERE task = ? AND source_row = ?", key)]
     # Replaced, it gets the highest rowid: the order in which rows were judged.
     facts = (record.groups, record.equal, record.volatility, record.version)
-    return [("INSERT OR REPLACE INTO rows VALUES (?, ?, ?, ?, ?, ?)", (*key, *facts))]
+    return [(SCHEMA.insert("rows", "INSERT OR REPLACE"), (*key, *facts))]
 
 
 def _prompt_taken(record: PromptTaken) -> list[Statement]:
     return [
         (
-            "INSERT INTO groups VALUES (?, ?, ?, ?, ?, ?, ?)",
+            SCHEMA.insert("groups"),
             (
                 record.group,
                 record.cursor,
@@ -544,17 +585,17 @@ def _prompt_taken(record: PromptTaken) -> list[Statement]:
                 json.dumps([astuple(tag) for tag in record.tags]),
             ),
         ),
-        (_RAISE_CURSOR, (record.source.task, record.cursor + 1)),
+        (_RAISE_CURSOR, (record.source.task, record.cursor + 1, b"", b"")),
         (
             "DELETE FROM given_back WHERE task = ? AND cursor = ?",
             (record.source.task, record.cursor),
         ),
-        (_RAISE, ("group", record.group + 1)),
+        (RAISE, ("group", record.group + 1)),
         *[
             statement
             for each in record.source.attachments
             for statement in (
-                ("INSERT INTO attached VALUES (?, ?, ?, ?)", (record.group, *each)),
+                (SCHEMA.insert("attached"), (record.group, *each)),
                 ("UPDATE attachments SET drawn = drawn - 1 WHERE digest = ?", (each.digest,)),
             )
         ],
@@ -566,7 +607,7 @@ def _lease_given(record: LeaseGiven) -> list[Statement]:
     row = (record.group, record.lease, record.attempt, record.worker, json.dumps(record.samples))
     return [
         (
-            "INSERT INTO leases VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            SCHEMA.insert("leases"),
             (*row, served.version, served.digest, base),
         )
     ]
@@ -575,8 +616,7 @@ def _lease_given(record: LeaseGiven) -> list[Statement]:
 def _sample_kept(record: SampleKept) -> list[Statement]:
     kept = record.trajectory
     row = (record.group, kept.sample, record.lease, record.attempt, record.fingerprint)
-    insert = "INSERT INTO samples VALUES (?, ?, ?, ?, ?, ?, ?, NULL)"
-    insert_it = (insert, (*row, pack(kept), _reward(kept.reward)))
+    insert_it = (SCHEMA.insert("samples"), (*row, pack(kept), _reward(kept.reward), None))
     if not kept.given:
         return [insert_it]
     return [insert_it, (_FORGET_CONTENT, (0, record.group, kept.sample, kept.turns + 1))]
@@ -588,12 +628,16 @@ def _turn_kept(record: TurnKept) -> list[Statement]:
     content = (pack(record.partial), record.finish, record.fingerprint)
     return [
         (_FORGET_CONTENT, (turn, group, sample, turn)),
-        ("INSERT INTO turns VALUES (?, ?, ?, ?, ?, ?, ?, ?, NULL, NULL, NULL)", (*row, *content)),
+        (SCHEMA.insert("turns"), (*row, *content, None, None, None)),
     ]
 
 
 def _turn_answered(record: TurnAnswered) -> list[Statement]:
-    change = "UPDATE turns SET tokens = ?, state = ?, anew = ? WHERE group_id = ? AND sample = ? AND turn = ?"
+    change = (
+        "UPDATE turns SET tokens = ?1, state = ?2, anew = ?3, "
+        f"sum = {SCHEMA.sum_of('turns', tokens='?1', state='?2', anew='?3')} "
+        "WHERE group_id = ?4 AND sample = ?5 AND turn = ?6"
+    )
     facts = (record.tokens, record.state, record.anew)
     return [(change, (*facts, record.group, record.sample, record.turn))]
 
@@ -603,7 +647,10 @@ def _episode_forgotten(record: EpisodeForgotten) -> list[Statement]:
 
 
 def _sample_rewarded(record: SampleRewarded) -> list[Statement]:
-    change = "UPDATE samples SET reward = ?, parts = ? WHERE group_id = ? AND sample = ?"
+    change = (
+        f"UPDATE samples SET reward = ?1, parts = ?2, sum = {SCHEMA.sum_of('samples', reward='?1', parts='?2')} "
+        "WHERE group_id = ?3 AND sample = ?4"
+    )
     parts = json.dumps([astuple(part) for part in record.parts]) if record.parts else None
     return [(change, (_reward(record.reward), parts, record.group, record.sample))]
 
@@ -616,21 +663,24 @@ def _sample_returned(record: SampleReturned) -> list[Statement]:
 
 def _sample_left_out(record: SampleLeftOut) -> list[Statement]:
     # If it has a row of `samples`, that stays, so that repeats of the result are recognised.
-    return [("INSERT INTO left_out VALUES (?, ?)", (record.group, record.sample))]
+    return [(SCHEMA.insert("left_out"), (record.group, record.sample))]
 
 
 def _limits_learnt(record: LimitsLearnt) -> list[Statement]:
     row = (record.engine_class, record.k, record.misses, record.tolerance)
-    return [("INSERT OR REPLACE INTO limits VALUES (?, ?, ?, ?)", row)]
+    return [(SCHEMA.insert("limits", "INSERT OR REPLACE"), row)]
 
 
 def _version_evaluated(record: Evaluated) -> list[Statement]:
     row = (record.number, record.name, record.version, record.digest, pack(record))
-    return [("INSERT INTO evaluations VALUES (?, ?, ?, ?, ?)", row)]
+    return [(SCHEMA.insert("evaluations"), row)]
 
 
 def _group_dropped(record: GroupDropped) -> list[Statement]:
-    keep = "INSERT OR IGNORE INTO given_back SELECT task, cursor FROM groups WHERE group_id = ?"
+    keep = (
+        f"INSERT OR IGNORE INTO given_back SELECT task, cursor, {SCHEMA.sum_of('given_back')} "
+        "FROM groups WHERE group_id = ?"
+    )
     return [
         *([(keep, (record.group,)), (_DRAWN_AGAIN, (record.group,))] if record.again else []),
         ("DELETE FROM groups WHERE group_id = ?", (record.group,)),
@@ -639,25 +689,25 @@ def _group_dropped(record: GroupDropped) -> list[Statement]:
 
 def _batch_frozen(record: BatchFrozen) -> list[Statement]:
     row = (record.step, record.digest, json.dumps(record.groups), record.refusals)
-    return [("INSERT OR REPLACE INTO batches VALUES (?, ?, ?, ?)", row)]
+    return [(SCHEMA.insert("batches", "INSERT OR REPLACE"), row)]
 
 
 def _batch_committed(record: BatchCommitted) -> list[Statement]:
     row = (record.step, record.epoch, record.digest, record.t_train_s)
-    return [("INSERT OR REPLACE INTO commits VALUES (?, ?, ?, ?)", row)]
+    return [(SCHEMA.insert("commits", "INSERT OR REPLACE"), row)]
 
 
 def _checkpoint_kept(record: CheckpointKept) -> list[Statement]:
-    return [(_RAISE, ("checkpoint", record.step))]
+    return [(RAISE, ("checkpoint", record.step))]
 
 
 def _deliveries_measured(record: DeliveriesMeasured) -> list[Statement]:
-    change = "INSERT OR REPLACE INTO deliveries VALUES (?, ?, ?, ?)"
+    change = SCHEMA.insert("deliveries", "INSERT OR REPLACE")
     return [(change, (w.worker, w.allowed, w.tokens_per_s, w.speed)) for w in record.workers]
 
 
 def _rates_measured(record: RatesMeasured) -> list[Statement]:
-    change = "INSERT OR REPLACE INTO rates VALUES (?, ?, ?)"  # the newest gets the highest rowid
+    change = SCHEMA.insert("rates", "INSERT OR REPLACE")  # the newest gets the highest rowid
     return [(change, (rate.peer, rate.bytes_per_s, rate.held_up)) for rate in record.rates]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from echo2d.core.base.ids import Digest, FormId, GroupId, RunId, Version
 from echo2d.core.cluster.events import DeleteVersion, DialBack
-from echo2d.core.cluster.rules import RunRules, TaskRules
+from echo2d.core.cluster.rules import EvalRules, RowFilter, RunRules, TaskRules
 from echo2d.core.coordinator.events import (
     CheckpointAsked,
     CommitAsked,
@@ -302,3 +302,19 @@ def messages(peer: FakePeer, kind: type) -> list[Any]:
 def form_of(world: World) -> FormId:
     order: EncodeVersion = messages(world.peers["seed"], EncodeVersion)[-1]
     return order.form
+
+
+class Kept(World):
+    """A world whose records are kept in order."""
+
+    def __init__(self) -> None:
+        self.records: list[CoordinatorRecord] = []
+        task = replace(RULES.tasks[0], row_filter=RowFilter())
+        evals = (EvalRules(TaskRules("held", max_new_tokens=8, stop_token_ids=(1,)), rows=2),)
+        super().__init__(replace(RULES, tasks=(task,), evals=evals))
+        self.rows = lambda cursor: f"row {cursor}"
+        self.reward = lambda cursor, sample: float(cursor == 5 or sample % 2)
+
+    def _persist(self, record: CoordinatorRecord) -> None:
+        super()._persist(record)
+        self.records.append(record)

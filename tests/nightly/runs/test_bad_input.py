@@ -3,10 +3,8 @@
 import os
 import shutil
 import socket
-import sqlite3
 import threading
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -14,6 +12,7 @@ import pytest
 from echo2d.client import Coordinator, Fenced, PeerFault
 from echo2d.demo.tiny_model import make_tiny_model
 from echo2d.store.ledger import Ledger
+from tests.support.ledger_rows import change_rows
 from tests.support.polling import START_S, poll
 from tests.support.programs import Site, run
 
@@ -33,9 +32,7 @@ def test_a_damaged_row_of_the_ledger(site: Site) -> None:
     site.run_dir.mkdir(mode=0o700)
     ledger = site.run_dir / "ledger.sqlite"
     Ledger.open(ledger).close()
-    with closing(sqlite3.connect(ledger)) as database:
-        database.execute("INSERT INTO batches VALUES (7, zeroblob(32), 'x', 0)")
-        database.commit()
+    change_rows(ledger, "INSERT INTO batches VALUES (7, zeroblob(32), 'x', 0, NULL)")
     coordinator = site.coordinate()
     assert coordinator.wait(START_S) == 2
     assert coordinator.tail().startswith(

@@ -51,6 +51,7 @@ from echo2d.runtime.run_dir import ledger_thread
 from echo2d.runtime.run_dir.ledger_thread import LedgerThread
 from echo2d.store.ledger import TRIM_GROUPS_MAX, Ledger
 from tests.support.column_engine import columns_of
+from tests.support.ledger_rows import change_rows
 
 TABLES = ("groups", "samples", "batches")
 A, B = Digest(b"a" * 32), Digest(b"b" * 32)
@@ -241,8 +242,7 @@ def test_the_limits_of_an_audit_come_back_by_engine_class(path: Path) -> None:
 @pytest.mark.parametrize("column", ["k", "misses", "tolerance"])
 def test_limits_that_cannot_be_are_refused(path: Path, column: str) -> None:
     reopened(path, LimitsLearnt("torch", 0.1, 0.002, 1))
-    with sqlite3.connect(path) as database:
-        database.execute(f"UPDATE limits SET {column} = 7")
+    change_rows(path, f"UPDATE limits SET {column} = 7")
     with Ledger.open(path) as ledger, pytest.raises(OperatorFault, match="expected limits"):
         ledger.recover()
 

@@ -1,6 +1,7 @@
 """What is wrong with a run, said to a person."""
 
 from dataclasses import replace
+from typing import Any
 
 from echo2d.core.base.ids import Version
 from echo2d.core.cluster.membership import PEER_GONE_S
@@ -250,14 +251,16 @@ def test_a_worker_that_offers_much_and_delivers_little_is_named() -> None:
     fast, other = status.workers
     fast = replace(fast, tokens_per_s=900.0, slower=1.0, leased=0)
 
-    def named(**facts: float) -> list[str]:
+    def named(**facts: Any) -> list[str]:
         workers = (fast, replace(other, **facts))
         found = alerts(replace(status, workers=workers))
         return [each.sentence for each in found if each.kind == "worker_slow"]
 
     assert named(tokens_per_s=30.0, slower=1.5, usable=2, slots=1024, leased=1) == [
-        "b holds 1 samples and delivers 30.0 tokens/s, others 900 on average: it may use 2 of the 1024 slots that it "
-        "offers; without work: a"
+        (
+            "b holds 1 samples and delivers 30.0 tokens/s, others 900 on average: it may use 2 of the "
+            "1024 slots that it offers; without work: a"
+        )
     ]
     assert named(tokens_per_s=30.0, slower=9.0, usable=2, slots=2)
     assert named(tokens_per_s=0.0, slots=4, usable=1)
