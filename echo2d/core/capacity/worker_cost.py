@@ -15,7 +15,7 @@ docs/design/capacity.md has the reasons and an example.
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 
 EXACT_MAX = 40  # offers; above it the trimmed greedy set is the answer
@@ -38,11 +38,11 @@ class WorkerOffer:
     usd_per_h: float
     availability: float = 1.0
     guessed: bool = False
+    # Trajectories/s on average, absences included.
+    counts: float = field(init=False, repr=False, compare=False)
 
-    @property
-    def counts(self) -> float:
-        """Trajectories/s on average, absences included."""
-        return self.mu * self.availability
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "counts", self.mu * self.availability)
 
     @property
     def present(self) -> "WorkerOffer":

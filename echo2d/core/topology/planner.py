@@ -629,7 +629,11 @@ class _Places:
         self.parents: dict[PeerId, PeerId] = {}
 
     def put(self, facts: PeerFacts) -> None:
-        parent = next((one for one in self._open if linkable(one, facts)), None)
+        parent = None
+        for one in self._open:
+            if linkable(one, facts):
+                parent = one
+                break
         self.parents[facts.peer] = self._seed.peer if parent is None else parent.peer
         if parent is not None:
             self._quota[parent.peer] -= 1

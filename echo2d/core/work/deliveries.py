@@ -220,15 +220,13 @@ class Deliveries:
         work.slots, work.token = slots, token
         return work.allowed, work.rank
 
-    def wrote(self, worker: PeerId, tokens: int) -> None:
-        """It has delivered this many new tokens."""
+    def wrote(self, worker: PeerId, tokens: int, *, answer: int = 0) -> None:
+        """It has delivered this many new tokens. answer: the tokens of an answer that has ended with them."""
+        if answer:
+            self._answer += (answer - self._answer) * (1 / _ANSWERS if self._answer else 1.0)
         work = self._workers.get(worker)
         if work is not None:
             work.fresh_tokens += tokens
-
-    def answered(self, tokens: int) -> None:
-        """An answer has ended with this many tokens."""
-        self._answer += (tokens - self._answer) * (1 / _ANSWERS if self._answer else 1.0)
 
     def stood_still(self, worker: PeerId, seconds: float) -> None:
         """The worker's engines have just stood still for so many seconds, to take a version."""

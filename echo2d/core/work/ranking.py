@@ -64,16 +64,16 @@ class WorkersByVersion:
     def put(self, worker: PeerId, row: _Row) -> None:
         self.workers += 1
         self.slots[row.rank - RANK_MIN] += row.slots
-        self.move(worker, 0, row)
+        self.move(worker, row, 0, row.free)
 
     def take(self, worker: PeerId, row: _Row) -> None:
         self.workers -= 1
         self.slots[row.rank - RANK_MIN] -= row.slots
-        self.move(worker, row.free, row._replace(free=0))
+        self.move(worker, row, row.free, 0)
 
-    def move(self, worker: PeerId, before: int, row: _Row) -> None:
-        """The number of the worker's free slots was `before`."""
-        after, rank, slots = row.free, row.rank, row.slots
+    def move(self, worker: PeerId, row: _Row, before: int, after: int) -> None:
+        """The worker had `before` free slots, and has `after`."""
+        rank, slots = row.rank, row.slots
         self.free[rank - RANK_MIN] += after - before
         if before:
             del self.ranked[bisect_left(self.ranked, (rank, -before, worker, slots))]
@@ -216,7 +216,7 @@ class WorkerRanking:
         if before[:-1] != after[:-1] or after.serving is None or worker in self._resting:
             return False
         self._rows[worker] = after
-        self._versions[after.serving].move(worker, before.free, after)
+        self._versions[after.serving].move(worker, after, before.free, after.free)
         self.free += after.free - before.free
         return True
 
@@ -241,7 +241,10 @@ class WorkerRanking:
 
     def _rank(self, worker: PeerId, row: _Row) -> None:
         if row.serving is not None:
-            self._versions.setdefault(row.serving, WorkersByVersion()).put(worker, row)
+            workers = self._versions.get(row.serving)
+            if workers is None:
+                workers = self._versions[row.serving] = WorkersByVersion()
+            workers.put(worker, row)
             self.free += row.free
 
     def check(

@@ -50,6 +50,8 @@ from echo2d.core.work.ranking import WorkerChoice, WorkerRanking
 # Workers that are as fast as usual are short of work if one served the newest version and had a free slot not longer
 # ago than this, or than two answers take; or if a version was published not longer ago, which some have yet to take.
 LATELY_S = 10.0
+# Whether they have one is looked at so often.
+_SEEN_S = 1.0
 # So many workers with free slots are looked at.
 _LOOKED_AT = 64
 
@@ -147,7 +149,11 @@ class LeaseScheduler:
             actions += self._fill(self._kinds[number], now)
         if reviewed and self._ranking.free and (late := self._hand_on(now)):
             actions += [*late, *self.fill(now=now)]
-        if newest is not None and self._usual_workers(newest.version).free:
+        if (
+            newest is not None
+            and now >= self._idle_at + _SEEN_S
+            and self._usual_workers(newest.version).free
+        ):
             self._idle_at = now
         return actions
 
@@ -205,8 +211,8 @@ class LeaseScheduler:
         lease = self.leases.held(peer, message)
         if lease is not None and message.sample in lease.samples:
             tokens = min(len(message.tokens) // 4, lease.room)
-            self.deliveries.wrote(peer.peer, max(0, tokens - lease.longest.get(message.sample, 0)))
-            self.deliveries.answered(tokens)
+            new = max(0, tokens - lease.longest.get(message.sample, 0))
+            self.deliveries.wrote(peer.peer, new, answer=tokens)
         kinds = self._kinds.values() if lease is None else (self._kinds[lease.kind],)
         for kind in kinds:
             judged = kind.finished(peer, lease, message, now=now)
@@ -310,8 +316,15 @@ class LeaseScheduler:
         # Many samples may wait for one version: remember from which version on no slot is free, and at which ranks.
         none_from: tuple[Version, int] | None = None
         ahead = 0  # samples that wait for a free slot
+        usual_slots: int | None = None
         while self._ranking.free and (pending := next(waiting, None)) is not None:
-            slowest = self._slowest(pending, ahead, now)
+            if usual_slots is None:
+                usual_slots = self._slots_worth_waiting_for(pending.oldest, now)
+            # Those who take k times as long are worth it if k - 1 times as many samples wait as the usual ones have
+            # slots (Lin and Kumar 1984, the slow server problem).
+            slowest = RANK_MAX
+            if usual_slots and pending.suits is None:
+                slowest = int(math.log2(1.0 + ahead / usual_slots))
             if none_from is not None and pending.oldest >= none_from[0] and slowest <= none_from[1]:
                 ahead += len(pending.samples)
                 continue
@@ -333,22 +346,19 @@ class LeaseScheduler:
                 self.refresh(now=now)
         return actions
 
-    def _slowest(self, pending: PendingSamples, ahead: int, now: float) -> int:
-        """The last rank of speed at which a sample ends sooner than if it waits, behind so many others.
+    def _slots_worth_waiting_for(self, oldest: Version, now: float) -> int:
+        """Those of workers that are as fast as usual, while they are short of work at times; 0: they never are.
 
-        Those who take k times as long are worth it if k - 1 times as many samples wait as the usual ones have slots
-        (Lin and Kumar 1984, the slow server problem). While the usual ones are never short of work, this does not
-        count: what is wanted then is throughput.
+        Then what is wanted is throughput, and whoever has a free slot gets a sample.
         """
-        if pending.suits is not None:
-            return RANK_MAX
         new = now < self._newest_at + LATELY_S
-        taking = self._before.version if new and self._before is not None else pending.oldest
-        usual = self._usual_workers(min(taking, pending.oldest))
         idle = now < self._idle_at + max(LATELY_S, 2.0 * self.deliveries.answer_s)
-        if not usual.slots or not (idle or (new and usual.free)):
-            return RANK_MAX
-        return int(math.log2(1.0 + ahead / usual.slots))
+        if not (idle or new):
+            return 0
+        if new and self._before is not None:
+            oldest = min(oldest, self._before.version)
+        usual = self._usual_workers(oldest)
+        return usual.slots if idle or usual.free else 0
 
     def _usual_workers(self, oldest: Version) -> WorkerChoice:
         return self._ranking.choose(oldest, self._versions.live, slowest=0)

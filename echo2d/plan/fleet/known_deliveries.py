@@ -27,6 +27,8 @@ class KnownDeliveries(Deliveries):
         super().__init__(window, 1)
         self._boxes = boxes
         self._bounds: dict[PeerId, Bounds] = {}
+        # Of each box, samples/s of one slot.
+        self._speeds: dict[PeerId, float] = {}
 
     def bounds(self, worker: PeerId) -> Bounds:
         return self._bounds.get(worker, UNBOUND)
@@ -42,8 +44,11 @@ class KnownDeliveries(Deliveries):
         """What each may hold, by what its kind makes."""
         self.review_at = math.inf
         before, self._bounds = self._bounds, {}
+        for each, box in self._boxes.items():
+            if each not in self._speeds:
+                self._speeds[each] = 1.0 / box.sample_s
         here = [
-            (each, box.peer.slots, 1.0 / box.sample_s)
+            (each, box.peer.slots, self._speeds[each])
             for each, box in self._boxes.items()
             if box.here
         ]
